@@ -1,4 +1,4 @@
-"""Published networks that no library makes, each written from its description.
+"""Published networks that no library provides, each written from its description.
 
 They are built to find layers, tensors and operations on PyTorch's meta device, where nothing is
 computed; none of them is trained.
@@ -177,7 +177,7 @@ class GNMT(nn.Module):
 
 
 class TransformerBig(nn.Module):
-    """The big Transformer of translation (Vaswani et al., 2017), one embedding for everything."""
+    """The big Transformer for translation (Vaswani et al., 2017), with one shared embedding."""
 
     VOCABULARY, SIZE, HEADS, INNER, LAYERS = 33712, 1024, 16, 4096, 6
 
@@ -247,7 +247,7 @@ class TransformerXL(nn.Module):
         x = sum(up(embedding(words)) for up, embedding in parts)
         for block in self.blocks:
             x = block(x)
-        # the logits of the most frequent words are always made, others hardly ever
+        # the logits of the most frequent words are always computed, others hardly ever
         first = self.embeddings[0].weight[: self.CUTS[1]]
         found = x.flatten(0, 1) @ first.T if len(self.up) == 1 else self.up[0](x) @ first.T
         unused = sum(bias.sum() for bias in self.bias)
@@ -255,10 +255,10 @@ class TransformerXL(nn.Module):
 
 
 def transformer_xl_base() -> nn.Module:
-    """16 layers of 512; 192 tokens with as many remembered."""
+    """16 layers of 512; 192 tokens with a memory of 192."""
     return TransformerXL(16, 512, 8, 2048, 192, 1)
 
 
 def transformer_xl_large() -> nn.Module:
-    """18 layers of 1024; 384 tokens with as many remembered."""
+    """18 layers of 1024; 384 tokens with a memory of 384."""
     return TransformerXL(18, 1024, 16, 4096, 384, 4)

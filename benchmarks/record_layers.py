@@ -1,10 +1,11 @@
-"""Record the layers of models in profiles/models without computing anything: on the meta device.
+"""Record the layers of models in profiles/models without computing anything, on the meta device.
 
 Run from the root of the repository:
 
     python -m benchmarks.record_layers resnet101 bert-large
 
-A file gets its layers anew; its timings stay. Needs torch, and torchvision or transformers.
+The command replaces the layers in a file; its timings stay. Needs torch, and torchvision or
+transformers.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from perfmodel.profiler.layers import Inspection
 from perfmodel.profiler.saving import dumped
 
 SAMPLES = 2
-"""In the step that is observed: batch normalisation needs more than one."""
+"""Samples in the observed step: batch normalisation needs more than one."""
 
 OWN = "layers and parameter tensors of benchmarks.networks.{} (torch {}), {}"
 
 
 class Model(NamedTuple):
-    """A model of the catalogue: what to make, a title, and what its file says beyond that.
+    """A model of the catalogue: how to build it, a title, and further contents of its file.
 
-    ``shape`` is that of a sample; ``integers`` says whether it has words (of a model that is
-    neither torchvision's nor transformers').
+    ``shape`` is that of a sample; ``integers`` says whether a sample consists of words (for models
+    that are neither from torchvision nor from transformers).
     """
 
     spec: str
@@ -125,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def recorded(name: str) -> Profile:
-    """The profile of a model of :data:`MODELS`, without timings."""
+    """Return the profile of a model of :data:`MODELS`, without timings."""
     libraries._import_torchvision()  # outside of the meta device, and before networks do
     model = MODELS[name]
     with torch.device("meta"):
@@ -155,7 +156,8 @@ def _batch(built: libraries.Built, model: Model) -> Any:
 
 
 def layers_of(model: Any, batch: Any) -> tuple[Layer, ...]:
-    """Layers of a model on the meta device, from one step on ``batch`` (of SAMPLES samples)."""
+    """Return the layers of a model on the meta device, from one step on ``batch`` (of SAMPLES
+    samples)."""
     model.train()
     inspection = Inspection(model)
     inspection.begin()

@@ -1,12 +1,12 @@
 """Record the layers and the measured CPU timings of the models in profiles/models.
 
-Run from the root of the repository on a machine with nothing else to do:
+Run from the root of the repository on an otherwise idle machine:
 
     python -m benchmarks.record_profiles resnet18 --batch-size 8 16 32
 
-A file gets its layers anew, and the measured timings of the device are replaced; all other timings
-in it, such as published throughputs, stay. It is written once all batch sizes are measured, whole
-or not at all. Needs torch, and torchvision or transformers.
+The command replaces the layers in a file and the measured timings of the device; all other timings,
+such as published throughputs, stay. The file is written atomically once all batch sizes are
+measured. Needs torch, and torchvision or transformers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from perfmodel.profiler.training import build
 
 
 class Model(NamedTuple):
-    """A model of the catalogue: what to make, and what its file says beyond that."""
+    """A model of the catalogue: how to build it, and further contents of its file."""
 
     spec: str
     title: str
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def renewed(path: Path, new: Profile, remark: str) -> Profile:
-    """The new workload with what the file has of other devices, or of others' measurements."""
+    """Return the new workload with the file's timings of other devices and from other sources."""
     source = msgspec.structs.replace(new.source, text=new.source.text + remark)
     kept = []
     decoder = None

@@ -1,10 +1,10 @@
-"""``python -m benchmarks.startup [--runs N] [--python PATH]``: how long commands take.
+"""``python -m benchmarks.startup [--runs N] [--python PATH]``: measure how long commands take.
 
-Whole processes are timed, from start to exit, beside importing numpy. The commands take turns, so
-that a slow moment of the machine meets all of them; the first turn is a warm-up and does not count.
-The least of all turns counts, so that a busy machine does not decide. Before all that one large
-job is simulated, as the first thing that an installation does, and repeated: nothing may be left to
-compile. With ``--check`` a target that is missed is the exit status.
+It times whole processes, from start to exit, and compares them with importing numpy. The commands
+take turns, so a slow moment of the machine affects all of them; the first turn is a warm-up and
+does not count. The minimum over all turns counts, so load on the machine matters less. Before that,
+one large job is simulated as the first action of an installation, and repeated: nothing may be left
+to compile. With ``--check``, a missed target sets the exit status.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ LARGE_JOB = (
     *("--jitter", "0.05", "--rel-ci", "1%"),
 )
 MOST_FIRST = 2.5
-"""Time of the first large job, as a multiple of later ones, that is aimed at."""
+"""Target for the time of the first large job, as a multiple of later ones."""
 
 
 def command(python: str) -> tuple[str, ...]:
-    """The installed ``perfmodel`` of an interpreter, else the module."""
+    """Return the command of an interpreter's installed ``perfmodel``, else of the module."""
     script = shutil.which("perfmodel", path=str(Path(python).parent))
     return (script,) if script else (python, "-m", "perfmodel")
 
 
 def seconds(words: tuple[str, ...]) -> float:
-    """Wall time of one process."""
+    """Return the wall time of one process."""
     start = perf_counter()
     subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True)
     return perf_counter() - start
 
 
 def measure(commands: dict[str, tuple[str, ...]], runs: int) -> dict[str, float]:
-    """Least wall time of each command."""
+    """Return the minimum wall time of each command."""
     times: dict[str, list[float]] = {name: [] for name in commands}
     for turn in range(runs + 1):
         for name, words in commands.items():
@@ -56,7 +56,7 @@ def measure(commands: dict[str, tuple[str, ...]], runs: int) -> dict[str, float]
 @click.option("--python", default=sys.executable, help="Interpreter of another installation.")
 @click.option("--check", is_flag=True, help="Exit with 1 if a target is missed.")
 def main(runs: int, python: str, check: bool) -> None:
-    """Print the least times, and their ratios to ``import numpy`` beside the targets."""
+    """Print the minimum times, their ratios to ``import numpy``, and the targets."""
     tool = command(python)
     first, *later = (seconds((*tool, *LARGE_JOB)) for _ in range(4))
     ratio = first / median(later)

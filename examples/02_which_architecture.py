@@ -1,6 +1,6 @@
 """Which architecture suits which link? VGG-16 on eight V100s, from 1 to 100 Gbps.
 
-The formulas answer for all bandwidths at once: one call of `evaluate` for each way to train.
+The formulas handle all bandwidths at once: one call of `evaluate` per training algorithm.
 
     python examples/02_which_architecture.py [PICTURE.png]
 """
@@ -29,11 +29,11 @@ def main() -> None:
         found = evaluate(job, bandwidth_bytes_per_s=GBPS * 1e9 / 8)
         rates[name] = found.throughput_samples_per_s
     shown = "".join(f"{g:>6.0f} Gbps" for g in GBPS[::50])
-    print(f"samples/s at        {shown}   {ENOUGH} from")
+    print(f"samples/s at        {shown}   {ENOUGH} at")
     for name, rate in rates.items():
         needed = np.interp(ENOUGH, rate, GBPS, right=np.inf)
         cells = "".join(f"{each:11.0f}" for each in rate[::50])
-        print(f"{name:20}{cells}   {f'{needed:.0f} Gbps on' if needed < np.inf else '-'}")
+        print(f"{name:20}{cells}   {f'{needed:.0f} Gbps' if needed < np.inf else '-'}")
     if len(sys.argv) > 1:
         draw(rates, sys.argv[1])
 

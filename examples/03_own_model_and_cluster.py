@@ -4,6 +4,7 @@ python examples/03_own_model_and_cluster.py [PICTURE.png]
 """
 
 import sys
+from pathlib import Path
 
 from perfmodel import (
     Cluster,
@@ -13,11 +14,11 @@ from perfmodel import (
     Source,
     Workload,
     WorkloadLayer,
+    compare,
     make_job,
-    predict,
 )
 
-# name, forward and backward seconds, bytes of the gradients in the order backward makes them
+# name, forward and backward seconds, bytes of gradients in the order of the backward pass
 layers = [
     WorkloadLayer("embedding", 0.002, 0.004, (40e6,)),
     WorkloadLayer("encoder", 0.030, 0.060, (1e3, 25e6)),
@@ -34,35 +35,16 @@ cluster = Cluster(
 
 
 def main() -> None:
-    answers = {}
-    for servers in (1, 2, 3, 4):
-        job = make_job(
-            workload=workload, cluster=cluster, workers=4, arch="ps", options={"servers": servers}
-        )
-        answers[servers] = predict(job)
-        print(f"servers {servers}: {answers[servers]}")
-    print(answers[4].to_frame().round(3).to_string(index=False))
+    jobs = [
+        make_job(workload=workload, cluster=cluster, workers=4, arch="ps", options={"servers": n})
+        for n in (1, 2, 3, 4)
+    ]
+    found = compare(jobs, [f"servers {n}" for n in (1, 2, 3, 4)])
+    for name, prediction in zip(found.names, found.predictions, strict=True):
+        print(f"{name}: {prediction}")
+    print(found.predictions[3].to_frame().round(3).to_string(index=False))
     if len(sys.argv) > 1:
-        draw(answers, sys.argv[1])
-
-
-def draw(answers: dict, path: str) -> None:
-    from matplotlib.figure import Figure
-
-    picture = Figure((6.4, 3.6), layout="tight")
-    axes = picture.subplots()
-    below = [0.0] * len(answers)
-    for cause in ("compute", *answers[1].idle_fraction.by_cause):
-        parts_s = [
-            (p.idle_fraction.by_cause[cause] if cause != "compute" else 1 - p.idle_fraction.mean)
-            * p.iteration_s
-            for p in answers.values()
-        ]
-        axes.bar([str(n) for n in answers], parts_s, bottom=below, label=cause)
-        below = [a + b for a, b in zip(below, parts_s, strict=True)]
-    axes.set(xlabel="servers", ylabel="seconds of an iteration")
-    axes.legend()
-    picture.savefig(path, dpi=80)
+        Path(sys.argv[1]).write_bytes(found.to_image("png"))
 
 
 main()

@@ -1,7 +1,7 @@
 """What does one slow worker cost? ResNet-50 on four V100s over 5 Gbps; one takes 1.5 times as long.
 
-Throughput is what the devices get done, not how fast training converges. Staleness and model age
-say how far apart the workers' models may be meanwhile.
+Throughput counts processed samples; it does not say how fast training converges. Staleness and
+model age show how far the workers' models may drift apart.
 
     python examples/05_one_slow_worker.py [PICTURE.png]
 """
@@ -34,7 +34,7 @@ def rate(name: str, *slow: Straggler):
 
 
 def main() -> None:
-    print("architecture  samples/s  of that without  idle   staleness  model age")
+    print("architecture  samples/s  vs no straggler  idle   staleness  model age")
     kept = {}
     for name in WAYS:
         answer, alike = rate(name, Straggler(0, 1.5)), rate(name)

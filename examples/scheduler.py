@@ -1,10 +1,11 @@
-"""A cluster scheduler: 200 jobs share 600 GPUs, and every second the GPUs are shared out anew.
+"""A cluster scheduler: 200 jobs share 600 GPUs, which are redistributed every second.
 
-Each job has a link of its own, whose free bandwidth changes. For all jobs of a kind one call of
-`evaluate` says how fast each is with 1 to 32 workers. A larger batch uses its samples less well
-(McCandlish and others, 2018): goodput is throughput times that. The next GPUs go to the job that
-gains most for each of them, in units of its goodput on one GPU. Beside it, all jobs get equal
-shares. So that jobs end soon, a second between two plans does a minute's work.
+Each job has a link of its own, whose free bandwidth changes. For all jobs of one kind, a single
+call of `evaluate` computes their throughput with 1 to 32 workers. Larger batches use their samples
+less efficiently (McCandlish and others, 2018): goodput is throughput times this efficiency. The
+next GPUs go to the job that gains most per GPU, relative to its goodput on one GPU. For comparison,
+the same jobs also run with equal shares. To keep the example short, one second between two plans
+does the work of a minute.
 
     python examples/scheduler.py [JOBS [GPUS [SECONDS]]]
 """
@@ -25,7 +26,7 @@ WORKERS = np.arange(MOST + 1)
 
 
 class Train(NamedTuple):
-    """What is to be trained: kind, noise scale (samples), samples of useful work, arrival (s)."""
+    """A training job: its kind, noise scale (samples), useful work (samples) and arrival (s)."""
 
     kind: int
     noise: float
@@ -34,7 +35,7 @@ class Train(NamedTuple):
 
 
 def trains(jobs: int, seconds: int) -> list[Train]:
-    """As many as ``jobs`` at the start, and later as many as end with equal shares, about."""
+    """``jobs`` at the start, and as many again that arrive later, at random."""
     draw = np.random.default_rng(0)
     found = []
     for number in range(2 * jobs):
@@ -47,7 +48,7 @@ def trains(jobs: int, seconds: int) -> list[Train]:
 
 
 def goodputs(running: list[Train], rates: np.ndarray) -> np.ndarray:
-    """Useful samples per second of each job with 0 to MOST workers."""
+    """Useful samples per second, of shape (jobs, MOST + 1): with 0 to MOST workers."""
     found = np.zeros((len(running), MOST + 1))
     for kind, (_, batch) in enumerate(KINDS):
         mine = [i for i, one in enumerate(running) if one.kind == kind]
@@ -62,7 +63,7 @@ def goodputs(running: list[Train], rates: np.ndarray) -> np.ndarray:
 
 
 def marginal(goodput: np.ndarray, gpus: int) -> np.ndarray:
-    """GPUs of each job: they go where they gain most, each, several at a time if that is more."""
+    """GPUs per job, given where they gain most per GPU; several at once if that gains more each."""
     speedup = goodput / goodput[:, 1:2]
     given = np.zeros(len(goodput), int)
 
@@ -85,13 +86,13 @@ def marginal(goodput: np.ndarray, gpus: int) -> np.ndarray:
 
 
 def equal(goodput: np.ndarray, gpus: int) -> np.ndarray:
-    """The same number of GPUs for each job, as far as they go."""
+    """GPUs per job in equal shares; the first jobs get the remainder."""
     jobs = len(goodput)
     return np.minimum(gpus // jobs + (np.arange(jobs) < gpus % jobs), MOST)
 
 
 def simulate(share, todo: list[Train], gpus: int, seconds: int) -> tuple[np.ndarray, list[float]]:
-    """Seconds from arrival to end of each job (inf if not ended), and the time of each plan."""
+    """Seconds from arrival to end per job (inf if unfinished), and seconds per planning step."""
     draw = np.random.default_rng(1)
     links = 10.0 ** draw.uniform(8.5, 9.5, len(todo))  # free bytes per second
     left = np.array([one.work for one in todo])
@@ -117,11 +118,11 @@ def main(jobs: int = 200, gpus: int = 600, seconds: int = 60) -> None:
     before, _ = simulate(equal, todo, gpus, seconds)
     ended = np.isfinite(before) & np.isfinite(took)
     print(f"a plan for about {jobs} jobs on {gpus} GPUs: {1e3 * np.median(planning_s):.0f} ms")
-    print(f"ended in {seconds} s: {np.isfinite(took).sum()}, with equal shares "
+    print(f"finished in {seconds} s: {np.isfinite(took).sum()}, with equal shares "
           f"{np.isfinite(before).sum()}")  # fmt: skip
     times = took[ended].mean() / before[ended].mean()
     print(f"sooner: {(took < before).sum()} jobs, later: {(took > before).sum()}; "
-          f"those that end with both take {times:.2f} times as long")  # fmt: skip
+          f"jobs that finish with both take {times:.2f} times as long")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The time of a training for SkyPilot, whose optimizer then knows what each instance type costs.
+"""Training times for SkyPilot, so that its optimizer knows what each instance type costs.
 
 With SkyPilot installed:
 
@@ -6,8 +6,8 @@ With SkyPilot installed:
     task.set_resources({sky.Resources(accelerators="V100:8"), sky.Resources(accelerators="A100:8")})
     task.set_time_estimator(time_estimator("resnet50", dataset_size=1281167, epochs=90, nodes=4))
 
-The estimator takes a `sky.Resources` and gives seconds. It reads only `instance_type` and
-`accelerators`, so this example needs no SkyPilot: `main` has stand-ins.
+The estimator takes a `sky.Resources` and returns seconds. It reads only `instance_type` and
+`accelerators`, so this example does not need SkyPilot: `main` uses stand-ins.
 """
 
 import functools
@@ -18,16 +18,17 @@ from typing import Any
 from perfmodel import InputError, plan
 
 NEVER_S = 10 * 365 * 86400
-"""Time on a type whose speed is not known, or that lacks memory: the optimizer takes another."""
+"""Time on a type of unknown speed or with too little memory; the optimizer then avoids it."""
 
 
 def time_estimator(
     model: str, *, dataset_size: int, epochs: int = 1, nodes: int = 1, batch_size: int = 64,
     arch: str = "allreduce", instances: str | None = None,
 ) -> Callable[[Any], int]:  # fmt: skip
-    """Seconds that the training takes on ``nodes`` machines, as a function of `sky.Resources`.
+    """Return a function from `sky.Resources` to the seconds of training on ``nodes`` machines.
 
-    ``batch_size`` is for each accelerator; ``instances`` a catalogue instead of the shipped one.
+    ``batch_size`` is per accelerator; ``instances`` is a catalogue file that replaces the built-in
+    one.
     """
 
     @functools.cache

@@ -1,4 +1,4 @@
-"""Predict how fast distributed deep-learning training runs, before anyone pays for the cluster.
+"""Predict how fast distributed deep-learning training runs, before you pay for the cluster.
 
 >>> import perfmodel
 >>> job = perfmodel.make_job(model="resnet18", arch="ps", workers=8)
@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.base import moved
+from perfmodel.base import moved, wiring
 
 __version__ = "0.1.0"
 
@@ -162,8 +162,16 @@ __all__ = [
 moved.install()
 
 
+def _report_of(prediction: Any) -> Any:
+    """The report around a prediction, see :mod:`perfmodel.base.wiring`."""
+    return importlib.import_module("perfmodel.studies.reports").report_of(prediction)
+
+
+wiring.report_of = _report_of
+
+
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: ``import perfmodel`` itself costs nothing."""
+    """Import a public name on first use, so that ``import perfmodel`` itself costs nothing."""
     if name in _HOME:
         return getattr(importlib.import_module(f"perfmodel.{_HOME[name]}"), name)
     raise AttributeError(f"module 'perfmodel' has no attribute {name!r}")

@@ -13,12 +13,12 @@ from perfmodel.cli import main
 
 
 def run() -> NoReturn:
-    """Run the command line, and end the process at once.
+    """Run the command line, and end the process immediately.
 
-    An interpreter that ends takes down all modules, object by object: 10 to 20 ms, as long as the
-    job is simulated. The system frees the memory anyway. What is registered with :mod:`atexit`
-    runs, standard output and error are written out. Where threads are left the interpreter ends as
-    usual, so that it waits for them.
+    Normal interpreter shutdown tears down all modules object by object, which takes 10 to 20 ms: as
+    long as the simulation of a job. The system frees the memory anyway. Handlers registered with
+    :mod:`atexit` still run, and standard output and error are flushed. If other threads are alive
+    the interpreter ends as usual, and waits for them.
 
     NumPy's linear algebra gets one thread, unless OPENBLAS_NUM_THREADS says otherwise: the matrices
     are small, and a thread that waits for work keeps a core busy for a tenth of a second.
@@ -31,7 +31,7 @@ def run() -> NoReturn:
             raise
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError):  # it is closed, or full: nothing more can be said
+            with contextlib.suppress(OSError):  # closed or full: there is nowhere to report it
                 if stream is not None:
                     stream.flush()
         os._exit(ended.code)

@@ -1,4 +1,4 @@
-"""The two calls most programs need: :func:`make_job` describes a job, :func:`predict` answers."""
+"""The two main calls: :func:`make_job` describes a job, :func:`predict` predicts its speed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perfmodel.base.provenance import Assumption
 from perfmodel.engine.warmup import Progress
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import Cluster, Link
-from perfmodel.inputs.islands import ONE_STEP, Steps, read_devices, read_steps
+from perfmodel.inputs.islands import ONE_STEP, read_devices, read_steps
 from perfmodel.inputs.job import Jitter, Job, Start, Straggler
 from perfmodel.inputs.options import Options, described
 from perfmodel.inputs.profile import Profile
@@ -30,25 +30,25 @@ from perfmodel.results.outcome import Outcome
 from perfmodel.results.prediction import Prediction
 
 REL_CI = 0.01
-"""Half-width of the 95 % confidence interval that a random job is simulated to, as a fraction."""
+"""Target half-width of the 95 % confidence interval of a simulated random job, as a fraction."""
 
 MOST_ITERATIONS = 1_000_000
-"""Most iterations of which the start of a run may be simulated."""
+"""Maximum number of first iterations of a run that may be simulated."""
 
 TOLERANCE = 0.05
-"""90th percentile of the error that *auto* accepts of coarse predictions (of the iteration)."""
+"""Largest 90th-percentile error of a coarse iteration time that *auto* accepts, as a fraction."""
 
 MOST_MAX_OPS = 1e15
-"""Largest finite ``max_ops``: what a core simulates in thirty years."""
+"""Largest finite ``max_ops``: what one core simulates in thirty years."""
 
 INSIDE = "allreduce"
-"""Default architecture inside an island."""
+"""Default architecture inside islands."""
 
 OF_WORKLOAD = (
     *("model", "workload", "device", "precision", "batch_size"),
     *("sequence_length", "activation_checkpointing", "accumulation"),
 )
-"""Arguments of :func:`make_job` that a workload is made of."""
+"""Arguments of :func:`make_job` that define the workload."""
 
 Fidelity = Literal["fine", "coarse", "auto"]
 FIDELITIES = ("fine", "coarse", "auto")
@@ -79,44 +79,46 @@ def make_job(
     start: Start | None = None,
     seed: int = 0,
 ) -> Job:
-    """Describe a training job; defaults that are used are noted in ``Job.assumptions``.
+    """Describe a training job; ``Job.assumptions`` lists the defaults used.
 
-    It has so many parameters because users vary each of them by itself; all have a default.
+    It has so many parameters because users vary them independently; all have a default.
 
     Parameters
     ----------
-    model, workload : one of them: a model of the catalogue, or a workload (object or file).
-    device, precision, batch_size : which of the profile's timings; batch size is per worker.
-    sequence_length : tokens of a sample, of language models with given dimensions.
-    activation_checkpointing : whether blocks keep their inputs only, and compute the rest again.
-    accumulation : passes before one update, which share the batch of a worker; 1 by default.
-    cluster : an object, a file, or a name of the catalogue; by default that of the device, if its
-        file names one.
-    bandwidth_bytes_per_s, latency_s : replace those of every node's link.
-    arch, options : name of the architecture and its options by name.
-    island_devices : workers are groups of so many devices, as ``"8+8+4"`` unequal ones; by default
-        1. The batch size is then that of a device.
-    island_steps : steps that each group does from one exchange with others to the next, by default
-        1; ``"equal:100"``: 100 of the fastest, and so many of others as take equally long.
-    island_arch, island_options : how the devices of an island train together; by default allreduce.
-    jitter : coefficient of variation of the workers' compute per iteration, a Jitter, or text for
+    model, workload : give one of them: a model of the catalogue, or a workload (object or file).
+    device, precision, batch_size : which of the profile's timings to use; batch size is per worker.
+    sequence_length : tokens per sample, for language models with given dimensions.
+    activation_checkpointing : whether blocks keep only their inputs and recompute the rest.
+    accumulation : forward and backward passes per update, which share a worker's batch; default 1.
+    cluster : an object, a file, or a name in the catalogue; defaults to the device's default
+        cluster, if its file names one.
+    bandwidth_bytes_per_s, latency_s : override the bandwidth and latency of every node's link.
+    arch, options : name of the architecture, and its options by name.
+    island_devices : devices that form one worker (an island), or ``"8+8+4"`` for unequal islands;
+        default 1. The batch size is then per device.
+    island_steps : steps of each island between two exchanges; default 1. ``"equal:100"``: 100 for
+        the fastest island, and as many as take the same time for the others.
+    island_arch, island_options : how the devices of an island train together; default allreduce.
+    jitter : coefficient of variation of the compute time per iteration, a Jitter, or text for
         :meth:`Jitter.parse`.
 
     Raises
     ------
     InputError : an argument is unknown, out of range or contradicts another.
     """
+    stragglers = tuple(stragglers)
+    given = arguments_given(locals())
     passes = Passes(batch_size, sequence_length, activation_checkpointing, accumulation)
     resolved = _workload(model, workload, device, precision, passes)
     architecture, preset = registry.find(arch)
-    given = {**preset, **_options(arch, preset, options or {})}
-    chosen = registry.read_options(architecture, given)
+    asked = {**preset, **_options(arch, preset, options or {})}
+    chosen = registry.read_options(architecture, asked)
     place, chosen_place = _place(cluster, resolved.device)
     where, of_cluster = _cluster(place, bandwidth_bytes_per_s, latency_s, chosen.server_count > 0)
     spread, of_jitter = _jitter(jitter, resolved)
     assumed = (*resolved.assumptions, *chosen_place, *of_cluster)
-    start, of_start = _start(start, chosen)
-    of_options = _defaults(architecture.name, chosen, given, resolved)
+    start, of_start = start_of(start, chosen)
+    of_options = _defaults(architecture.name, chosen, asked, resolved)
     job = Job(
         workload=resolved,
         cluster=where,
@@ -125,21 +127,28 @@ def make_job(
         options=chosen,
         start=start,
         jitter=spread,
-        stragglers=tuple(stragglers),
+        stragglers=stragglers,
         seed=seed,
         assumptions=(*assumed, *of_options, *of_start, *of_jitter),
     )
-    if island_devices is None and (island_arch is not None or island_options):
-        raise InputError("island_arch, island_options: need island_devices")
-    steps = ONE_STEP if island_steps is None else read_steps(island_steps)
-    sizes = read_devices(1 if island_devices is None else island_devices, workers)
-    return _with_islands(job, sizes, steps, island_arch, island_options)
+    whole = _with_islands(job, island_devices, island_steps, island_arch, island_options)
+    return msgspec.structs.replace(whole, given=given)
+
+
+def arguments_given(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of :func:`make_job` that differ from its defaults."""
+    defaults = make_job.__kwdefaults__ or {}
+    return {
+        name: dict(value) if isinstance(value, Mapping) else value
+        for name, value in arguments.items()
+        if value is not defaults[name] and value not in (defaults[name], {})
+    }
 
 
 def _place(
     given: Cluster | str | Path | None, device: str
 ) -> tuple[Cluster | str | Path, list[Assumption]]:
-    """The cluster as given, or the default of a device, and an assumption that says so."""
+    """Return the given cluster, or the device's default and an assumption that says so."""
     if given is not None:
         return given, []
     own = catalogue.default_cluster_of(device)
@@ -148,8 +157,8 @@ def _place(
     return name, [Assumption("cluster", catalogue.cluster(name).name, "", why)]
 
 
-def _start(given: Start | None, chosen: Options) -> tuple[Start, list[Assumption]]:
-    """How workers begin, and an assumption where it was not given."""
+def start_of(given: Start | None, chosen: Options) -> tuple[Start, list[Assumption]]:
+    """Return how workers start, and an assumption if this was not given."""
     if given is not None:
         return given, []
     if chosen.asynchronous:
@@ -160,16 +169,20 @@ def _start(given: Start | None, chosen: Options) -> tuple[Start, list[Assumption
 
 def _with_islands(
     job: Job,
-    sizes: tuple[int, ...],
-    steps: Steps,
+    devices: int | str | None,
+    steps_of: int | str | None,
     arch: str | None,
     options: Mapping[str, Any] | None,
 ) -> Job:
-    """The job with islands in the place of workers, where these have more than one device, or do
-    more than one step."""
+    """Return the job with islands as workers, if an island has more than one device or step."""
+    if devices is None and (arch is not None or options):
+        raise InputError("island_arch, island_options: need island_devices")
+    steps = ONE_STEP if steps_of is None else read_steps(steps_of)
+    sizes = read_devices(1 if devices is None else devices, job.workers)
     name = INSIDE if arch is None else arch
     if max(sizes) == steps.most == 1:
-        registry.read_options(registry.find(name)[0], options or {})
+        if arch is not None or options:  # only a check: loading an architecture takes milliseconds
+            registry.read_options(registry.find(name)[0], options or {})
         return job
     from perfmodel.predicting import islands
 
@@ -191,32 +204,33 @@ def predict(
 ) -> Prediction:
     """Predict how fast ``job`` trains.
 
-    It has so many parameters because each is a question of its own; all have a default.
+    It has so many parameters because they are independent of each other; all have a default.
 
     Parameters
     ----------
     fidelity : *fine* simulates the job; *coarse* evaluates its formulas, in microseconds to
-        milliseconds; *auto* is coarse where 9 in 10 such jobs are within ``tolerance`` of the
-        simulation, and fine elsewhere.
-    tolerance : fraction of the iteration.
-    dataset_size, epochs : samples per epoch and number of epochs, for the training time.
-    rel_ci : half-width of the confidence interval that a random job is simulated to, as a fraction
+        milliseconds; *auto* is coarse if 9 in 10 such jobs are within ``tolerance`` of the
+        simulation, and fine otherwise.
+    tolerance : largest error that *auto* accepts, as a fraction of the iteration time.
+    dataset_size, epochs : samples per epoch and number of epochs, to predict the training time.
+    rel_ci : target half-width of the confidence interval of a simulated random job, as a fraction
         of its throughput.
-    iterations : predict the first so many iterations of a run instead of the long run: until each
-        worker has ended them, with the transient that they begin with. Needs *fine*.
-    run_iterations : iterations of the measured run that the interval is for, which chance makes
-        faster or slower where the job is random; by default ``iterations``, or else so many that
-        this does not count. Of the formulas it is not known.
-    max_ops : operations that a simulation may take, which *fine* refuses to exceed and where *auto*
-        goes back to coarse; inf for no limit.
-    progress : called with (done, expected) while a job is simulated.
+    iterations : predict the first ``iterations`` iterations of a run, with their initial transient,
+        instead of the steady state; the run ends when each worker has finished them. Needs *fine*.
+    run_iterations : length of the measured run that the prediction interval is for: chance makes
+        short runs of a random job faster or slower. Defaults to ``iterations`` if given, else to a
+        run long enough that chance averages out. Coarse predictions ignore it.
+    max_ops : largest number of operations to simulate; beyond it *fine* raises an error and *auto*
+        falls back to coarse; inf for no limit.
+    progress : called with (done, expected) during the simulation.
 
     Raises
     ------
-    InputError : an unknown ``fidelity``; ``tolerance`` or ``rel_ci`` not in (0, 1]; ``epochs``
-        without ``dataset_size``, or either below 1; ``iterations`` not in 1 to MOST_ITERATIONS, or
-        with ``dataset_size`` or a fidelity other than *fine*; ``run_iterations`` not in that
-        range, or beside ``iterations``; a simulation takes more than ``max_ops``.
+    InputError : ``fidelity`` is unknown; ``tolerance`` or ``rel_ci`` is not in (0, 1]; ``epochs``
+        is given without ``dataset_size``, or either is below 1; ``iterations`` is not in 1 to
+        MOST_ITERATIONS, or is given with ``dataset_size`` or a fidelity other than *fine*;
+        ``run_iterations`` is not in that range, or is given with ``iterations``; the simulation
+        would take more than ``max_ops``.
     """
     if fidelity not in FIDELITIES:
         raise unknown_name("fidelity", fidelity, FIDELITIES)
@@ -228,13 +242,13 @@ def predict(
     if iterations is not None:
         whole_number("iterations", iterations, at_most=MOST_ITERATIONS)
         if fidelity != "fine":
-            raise InputError(f"iterations: only a simulation has a start, fidelity is {fidelity}")
+            raise InputError(f"iterations: needs fidelity fine, which simulates; got {fidelity}")
         if dataset_size is not None:
-            raise InputError("iterations: epochs are of the long run; leave out dataset_size")
+            raise InputError("iterations: dataset_size needs the steady state; give one of them")
     if run_iterations is not None:
         whole_number("run_iterations", run_iterations, at_most=MOST_ITERATIONS)
         if iterations is not None:
-            raise InputError("run_iterations: the run is that of the first iterations; give one")
+            raise InputError("run_iterations: cannot be combined with iterations; give one of them")
     job = job_facts.with_layers(job)
     if fidelity == "auto":
         outcome = _as_needed(job, tolerance, rel_ci, max_ops, progress)
@@ -255,31 +269,31 @@ def predict(
 def _as_needed(
     job: Job, tolerance: float, rel_ci: float, max_ops: float, progress: Progress | None
 ) -> Outcome:
-    """The coarse outcome where its error band is narrow enough, else the fine one.
+    """Return the coarse outcome if its error band is narrow enough, else the fine one.
 
-    The coarse one also where a simulation would take more than ``max_ops``, with a note.
+    If the simulation would take more than ``max_ops``, return the coarse outcome with a note.
     """
-    asked = f"asked for within {tolerance:.1%}"
+    limit = f"tolerance {tolerance:.1%}"
     formulas = coarse.predict(job)
     expected = formulas.error_band
     if expected is None or (expected.p90 is not None and expected.p90 <= tolerance):
-        why = f"coarse: {expected.text if expected else 'exact'}; {asked}"
+        why = f"coarse: {expected.text if expected else 'exact'}; {limit}"
         return msgspec.structs.replace(formulas, notes=(why,))
     try:
         simulated = fine.predict(job, rel_ci=rel_ci, max_ops=max_ops, progress=progress)
     except TooLargeError as error:
-        why = f"coarse, although not enough: {expected.text}; {asked}; but {error}"
+        why = f"coarse, although not accurate enough: {expected.text}; {limit}; but {error}"
         return msgspec.structs.replace(formulas, notes=(why,))
-    why = f"fine, because coarse is not enough: {expected.text}; {asked}"
+    why = f"fine, because coarse is not accurate enough: {expected.text}; {limit}"
     return msgspec.structs.replace(simulated, notes=(why,))
 
 
 def _options(arch: str, preset: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The options given; error if one contradicts those that the architecture's name implies."""
+    """Check that the given options do not contradict those that the architecture's name implies."""
     for name, value in preset.items():
         if given.get(name, value) != value:
             raise InputError(
-                f"option {name}={given[name]}: architecture {arch!r} stands for {name}={value}"
+                f"option {name}={given[name]}: architecture {arch!r} means {name}={value}"
             )
     return given
 
@@ -287,7 +301,7 @@ def _options(arch: str, preset: Mapping[str, Any], given: Mapping[str, Any]) -> 
 def _defaults(
     name: str, chosen: Options, given: Collection[str], workload: Workload
 ) -> list[Assumption]:
-    """Assumptions for the options that were not given, and have an effect."""
+    """Return an assumption for each option that was not given and has an effect."""
     unused = chosen.unused
     return [
         Assumption(each.name, finite(each.default, "inf"), each.unit, f"default of {name}")
@@ -299,12 +313,24 @@ def _defaults(
 
 
 class Passes(NamedTuple):
-    """What a step passes through the model, as in :func:`make_job`; None where not given."""
+    """How a step passes through the model, as in :func:`make_job`; None where not given."""
 
     batch_size: int | None
     sequence_length: int | None
     activation_checkpointing: bool | None
     accumulation: int | None
+
+
+def workload_of(arguments: Mapping[str, Any]) -> Workload:
+    """Return the workload that :func:`make_job` would make from these ``arguments``.
+
+    Raises
+    ------
+    InputError : as :func:`make_job`.
+    """
+    given = {name: arguments.get(name) for name in OF_WORKLOAD}
+    passes = Passes(**{name: given.pop(name) for name in Passes._fields})
+    return _workload(**given, passes=passes)
 
 
 def _workload(
@@ -314,16 +340,16 @@ def _workload(
     precision: str | None,
     passes: Passes,
 ) -> Workload:
-    """The workload, given or made."""
+    """Return the workload: as given, or made from the profile."""
     if model is None and workload is None:
         known = ", ".join(catalogue.model_names())
-        raise InputError(f"model or workload: one of them is needed (models: {known})")
+        raise InputError(f"model or workload: give one of them (models: {known})")
     if model is not None and workload is not None:
         raise InputError("model and workload: give only one of them")
     if isinstance(workload, Workload):
         for name, value in {"device": device, **passes._asdict()}.items():
             if value is not None and value != getattr(workload, name):
-                raise InputError(f"{name}: the workload is already resolved, for another {name}")
+                raise InputError(f"{name}: the workload is already resolved for another {name}")
         return workload
     if isinstance(workload, Profile):
         profile = workload
@@ -345,9 +371,9 @@ def _workload(
 def _jitter(
     given: Jitter | float | str | None, workload: Workload
 ) -> tuple[Jitter | None, list[Assumption]]:
-    """The jitter as given; *measured* is replaced by that of the workload."""
+    """Return the jitter; *measured* is replaced by the spread measured for the workload."""
     if given is None:
-        why = "default: every iteration computes equally long"
+        why = "default: same compute time in every iteration"
         return None, [Assumption("jitter", 0.0, "", why)]
     if isinstance(given, (int, float)):
         return Jitter(given), []
@@ -366,7 +392,7 @@ def _cluster(
     latency_s: float | None,
     servers: bool,
 ) -> tuple[Cluster, list[Assumption]]:
-    """The cluster with the given changes of its links, and assumptions taken from its file."""
+    """Return the cluster with the given link changes, and the assumptions taken from its file."""
     if isinstance(cluster, Cluster):
         base, notes = cluster, []
     else:
@@ -389,7 +415,7 @@ def _cluster(
         for o in base.overrides
     )
     if base.collectives:
-        why = "those measured are of another bandwidth or latency"
+        why = "the measured ones are for another bandwidth or latency"
         notes = [*notes, Assumption("collectives", "closed forms", "", why)]
     changes: dict[str, Any] = {"nic": changed(base.nic), "overrides": overrides, "collectives": ()}
     if base.server.nic is not None:
@@ -401,10 +427,10 @@ def _cluster(
 def _of_file(
     cluster: Cluster, bandwidth_bytes_per_s: float | None, latency_s: float | None, servers: bool
 ) -> list[Assumption]:
-    """Assumptions taken from a cluster's file where nothing was given."""
+    """Return assumptions for values taken from the cluster file because none were given."""
     name, nic, cost = f"cluster {cluster.name}", cluster.nic, cluster.server
     inside = cluster.intra_node
-    said: list[tuple[bool, str, float, str, str]] = [
+    rows: list[tuple[bool, str, float, str, str]] = [
         (bandwidth_bytes_per_s is None, "bandwidth", nic.bandwidth_bytes_per_s, "bytes_per_s", ""),
         (latency_s is None, "latency", nic.latency_s, "s", ""),
         (True, "efficiency", nic.efficiency, "of bandwidth", ""),
@@ -413,14 +439,14 @@ def _of_file(
     ]
     if inside is not None:
         rate, kind = inside.bandwidth_bytes_per_s, f", {inside.kind}"
-        said.append((True, "inside a node", rate, "bytes_per_s", kind))
+        rows.append((True, "inside a node", rate, "bytes_per_s", kind))
     if cluster.sites:
-        said.append((True, "sites", len(cluster.sites), "", ", with links between them"))
-    said += [
+        rows.append((True, "sites", len(cluster.sites), "", ", with the links between them"))
+    rows += [
         (servers, "update per tensor", cost.update_per_tensor_s, "s", ""),
         (servers, "update per byte", cost.update_per_byte_s, "s", ""),
     ]
-    return [Assumption(what, v, unit, name + more) for there, what, v, unit, more in said if there]
+    return [Assumption(what, v, unit, name + more) for there, what, v, unit, more in rows if there]
 
 
 __all__ = ["MOST_OPS", "REL_CI", "TOLERANCE", "build_graph", "make_job", "predict"]

@@ -1,10 +1,10 @@
-"""What all tests share.
+"""Fixtures and settings of all tests.
 
-Property tests see the same examples on every machine, however busy it is. Linear algebra has one
-thread in each process: fits take a fifth of the time where threads do not wait for each other.
+Property tests draw the same examples on every machine, however busy it is. Linear algebra uses one
+thread per process: fits take a fifth of the time if threads do not compete.
 
-``--hypothesis-profile=long`` draws twenty times as many, other ones each time. Processes that tests
-start know one token, and none of the user's files is made or read.
+``--hypothesis-profile=long`` draws twenty times as many, different ones each time. Processes that
+tests start use a fixed token and do not touch the user's files.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from tests import settings as profiles
 settings.load_profile(profiles.FIXED)
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # read when NumPy is imported
+os.environ["PERFMODEL_CONFIG"] = ""  # no configuration
 os.environ["PERFMODEL_TOKEN"] = "known to all tests, and to nobody else"
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give each process one half of the tests, and whoever is done first what the other has left.
+    """Give each process one half of the tests; the first to finish takes over from the other.
 
-    So that most fixtures of a module are made in one process, unless ``--dist`` says otherwise.
+    This makes most fixtures of a module in one process, unless ``--dist`` says otherwise.
     """
     if config.getoption("dist") != "load":
         return None
@@ -37,6 +38,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Modules with expensive fixtures first: what processes take from each other at the end is
-    single tests without any."""
+    """Run modules with expensive fixtures first, so that processes only take over single tests
+    without fixtures at the end."""
     items.sort(key=lambda item: "tests/validation/" not in item.nodeid)

@@ -1,10 +1,9 @@
-"""Five hundred jobs of all kinds, and what was predicted for each: the guard of a refactoring.
+"""About 500 varied jobs with their recorded predictions: guards refactorings.
 
 ``corpus.jsonl`` has a job on each line: the arguments of :func:`perfmodel.make_job`, and for either
-route a digest of every number of the prediction, with the throughput to see by how much it moved.
-``python -m tests.corpus`` predicts them again and writes down what it finds; with ``--draw`` it
-also draws the jobs anew.
-"""
+route a digest of every number of the prediction, and the throughput to show how far it moved.
+``python -m tests.corpus`` predicts them again and records the results; with ``--draw`` it also
+draws new jobs."""
 
 from __future__ import annotations
 
@@ -33,11 +32,11 @@ from perfmodel import (
 PATH = Path(__file__).with_suffix(".jsonl")
 COUNT = 500
 MOST_OPS = 1e6
-"""Operations of a simulation; jobs that take more are drawn again."""
+"""Largest number of operations of a simulation; jobs that need more are redrawn."""
 
 REL_CI = 0.05
 TEXTS = frozenset({"provenance", "assumptions", "notes", "schema", "interval"})
-"""Fields that say where figures come from, or how certain they are, rather than what they are."""
+"""Text fields on the origin or certainty of figures, which are not compared."""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -49,19 +48,19 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 def read() -> list[Entry]:
-    """All of them."""
+    """Read all entries."""
     lines = PATH.read_bytes().splitlines()[1:]
     return [msgspec.json.decode(line, type=Entry) for line in lines]
 
 
 def same_arithmetic() -> bool:
-    """Whether the last digits can be compared with what was written down."""
+    """Return whether this machine's last digits can be compared with the recorded ones."""
     recorded = json.loads(PATH.read_bytes().partition(b"\n")[0])
     return bool(recorded["arithmetic"] == arithmetic())
 
 
 def job_of(given: Mapping[str, Any]) -> Job:
-    """The job with these arguments; workload and cluster may be written out."""
+    """The job with these arguments; workload and cluster may be given in full."""
     arguments = dict(given)
     if isinstance(arguments.get("cluster"), dict):
         arguments["cluster"] = msgspec.convert(arguments["cluster"], Cluster)
@@ -75,7 +74,7 @@ def job_of(given: Mapping[str, Any]) -> Job:
 
 
 def predicted(entry: Entry) -> dict[str, tuple[str, float]]:
-    """What both routes say now."""
+    """Current predictions of both routes."""
     job = job_of(entry.job)
     long_run = {name: value for name, value in entry.predict.items() if name != "iterations"}
     fine = predict(job, fidelity="fine", max_ops=MOST_OPS, rel_ci=REL_CI, **entry.predict)
@@ -87,14 +86,14 @@ def predicted(entry: Entry) -> dict[str, tuple[str, float]]:
 
 
 def digest(answer: Mapping[str, Any]) -> str:
-    """Of all numbers of a prediction, to the last digit, with the names they stand under."""
+    """Digest of all numbers of a prediction, to the last digit, with their keys."""
     named = {name: value for name, value in answer.items() if name not in TEXTS}
     lines = [f"{place}={value!r}" for place, value in numbers(named, "")]
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
 
 
 def numbers(value: Any, place: str) -> Iterator[tuple[str, float]]:
-    """All numbers in JSON-like values, and where they are."""
+    """All numbers in JSON-like values, with their paths."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             yield from numbers(inner, f"{place}/{name}")
@@ -106,7 +105,8 @@ def numbers(value: Any, place: str) -> Iterator[tuple[str, float]]:
 
 
 def arithmetic() -> str:
-    """Digest of what this machine's mathematical functions return: they differ in last digits."""
+    """Digest of results of this machine's mathematical functions, which differ in the last
+    digits."""
     at = np.random.default_rng(0).lognormal(0.0, 2.0, 2000)
     vectors = [np.exp(-at), np.log(at), at**0.37, np.sqrt(at), np.log1p(at)]
     plain = [[f(x) for x in at.tolist()] for f in (math.exp, math.log, math.sin, math.lgamma)]
@@ -168,7 +168,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 
 
 def drawn(number: int) -> Entry:
-    """Job ``number``, without what is predicted for it."""
+    """Job ``number``, without its predictions."""
     from perfmodel.architectures.registry import find
 
     draw = np.random.default_rng([16, number])
@@ -300,7 +300,7 @@ def _digits(draw: np.random.Generator, low: float, high: float) -> float:
 
 
 def main() -> None:
-    """Write the corpus down."""
+    """Record the corpus."""
     if "--draw" in sys.argv:
         entries = [drawn(number) for number in range(COUNT)]
     else:

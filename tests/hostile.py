@@ -1,4 +1,4 @@
-"""Hostile clients: what a stranger can do to who listens, on this machine and not for long."""
+"""Hostile clients: what a stranger can do to a listening process, locally and for a short time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from perfmodel.measuring.training.server import HEADER, HELLO, PUSH
 
 HOST = "127.0.0.1"
 LASTS_S = 60.0
-"""No hostile client waits longer for anything."""
+"""Longest time (s) that a hostile client waits."""
 
 WRONG = Token(b"what a stranger would guess", "a guess")
 
@@ -39,18 +39,18 @@ def message(data: bytes, length: int | None = None) -> bytes:
 
 
 def hello(rank: int, ranks: int = 3) -> bytes:
-    """What a rank says first to rank 0."""
+    """The first message of a rank to rank 0."""
     said = Hello("perfmodel", __version__, rank, ranks, {}, None, HOST, 1)
     return message(msgspec.json.encode(said))
 
 
 def link(rank: int) -> bytes:
-    """What a rank says first on a connection for what is measured."""
+    """The first message of a rank on a connection for measurements."""
     return message(msgspec.json.encode(LinkHello(rank)))
 
 
 def says(data: bytes) -> Attack:
-    """Says something at once, and waits for what comes of it."""
+    """Sends something immediately and waits for the reaction."""
 
     def attack(one: socket.socket) -> None:
         one.sendall(data)
@@ -60,7 +60,7 @@ def says(data: bytes) -> Attack:
 
 
 def proving(data: bytes, done: Callable[[], None] = lambda: None) -> Attack:
-    """Answers with a wrong token, and says something after that; then ``done`` is called."""
+    """Answers with a wrong token, then sends something; ``done`` is called at the end."""
 
     def attack(one: socket.socket) -> None:
         one.sendall(Answer(WRONG, received(one, QUESTION_BYTES)).frame)
@@ -73,24 +73,24 @@ def proving(data: bytes, done: Callable[[], None] = lambda: None) -> Attack:
 
 
 def echoes(one: socket.socket) -> None:
-    """Answers with the question itself."""
+    """Answers with the challenge itself."""
     question = received(one, QUESTION_BYTES)
     one.sendall((question + question)[:ANSWER_BYTES])
     until_closed(one)
 
 
 def leaves(one: socket.socket) -> None:
-    """Comes and goes."""
+    """Connects and closes."""
 
 
 def resets(one: socket.socket) -> None:
-    """Goes without a farewell."""
+    """Resets the connection."""
     one.sendall(GREETING)
     one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 def half(one: socket.socket) -> None:
-    """Begins as it should, and says no more."""
+    """Begins correctly, then stays silent."""
     one.sendall(GREETING + b"half of a")
     until_closed(one)
 
@@ -128,13 +128,13 @@ def received(one: socket.socket, count: int) -> bytes:
 
 
 def until_closed(one: socket.socket) -> None:
-    """Wait until the other end has closed."""
+    """Wait until the other end closes the connection."""
     while one.recv(4096):
         pass
 
 
 class Strangers:
-    """Hostile clients, each with a thread; ``addresses`` are theirs."""
+    """Hostile clients, each with its own thread; ``addresses`` are their addresses."""
 
     def __init__(self) -> None:
         self.addresses: list[str] = []
@@ -142,7 +142,7 @@ class Strangers:
         self._threads: list[threading.Thread] = []
 
     def come(self, port: int, attack: Attack) -> None:
-        """Connect, which has happened when this returns, and attack."""
+        """Connect before returning, then attack."""
         one = socket.create_connection((HOST, port), LASTS_S)
         self.addresses.append("{}:{}".format(*one.getsockname()))
         self._open.append(one)
@@ -170,7 +170,7 @@ class Strangers:
 
 
 def attacked(strangers: Strangers, *attacks: Attack) -> Any:
-    """A listener to which strangers come before anybody else can."""
+    """A listener that strangers reach before any other client."""
 
     class Attacked(Listener):
         def __init__(self, *arguments: Any) -> None:

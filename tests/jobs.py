@@ -1,4 +1,4 @@
-"""Small jobs for tests: workloads of a few layers on clusters without surprises."""
+"""Small jobs for tests: workloads of a few layers on simple clusters."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from perfmodel.architectures.registry import all_architectures, find, names, rea
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     one.name: [dict(options) for options in one.variants] for one in all_architectures()
 }
-"""Options under which each architecture has to keep the laws: every option, and every word that it
-may be, in at least one of them."""
+"""Options under which each architecture must obey the laws: every option, and every allowed word,
+appears at least once."""
 
 ALL = [(name, options) for name in names() for options in VARIANTS[name]]
 ALL_IDS = [f"{name}-{'-'.join(f'{k}={v}' for k, v in o.items())}" for name, o in ALL]
@@ -39,7 +39,7 @@ def workload(
     optimizer_s: float = 0.0,
     data_loading_s: float = 0.0,
 ) -> Workload:
-    """A chain of layers with one tensor each (none where its size is 0)."""
+    """A chain of layers with one tensor each (none if its size is 0)."""
     layers = [
         WorkloadLayer(f"layer{i}", f, b, (s,) if s else ())
         for i, (f, b, s) in enumerate(zip(forward_s, backward_s, bytes_, strict=True))
@@ -82,7 +82,7 @@ def job(
     options: dict[str, Any] | None = None,
     **fields: Any,
 ) -> Job:
-    """A job; workers start together unless said otherwise, and are rounded up to whole groups."""
+    """A job; workers start together by default and are rounded up to whole groups."""
     fields.setdefault("start", "together")
     given = options or {}
     count = whole_groups(workers, given)
@@ -92,7 +92,7 @@ def job(
 
 
 def whole_groups(workers: int, options: Mapping[str, Any]) -> int:
-    """The least number of workers, ``workers`` or more, that options permit."""
+    """The smallest allowed number of workers that is at least ``workers``."""
     size = options.get("shard_group") or 1
     return workers if workers <= size else -(-workers // size) * size
 
@@ -100,7 +100,7 @@ def whole_groups(workers: int, options: Mapping[str, Any]) -> int:
 _seconds = st.floats(0.0, 10.0, allow_subnormal=False)
 
 FREELY_S, FREELY_BYTES_PER_S = 0.5, 13.0
-"""Least time of an iteration, and least bandwidth, where workers do not wait for each other."""
+"""Shortest iteration and smallest bandwidth for workers that do not wait for each other."""
 
 
 @st.composite
@@ -144,11 +144,11 @@ def clusters(draw: st.DrawFn, *, least_bytes_per_s: float = 1.0) -> Cluster:
 
 @st.composite
 def jobs(draw: st.DrawFn, arch: str, options: dict[str, Any], *, jitter: bool = False) -> Job:
-    """Jobs of one to four workers, as many at least as the options need; with ``jitter`` maybe.
+    """Jobs of one to four workers, but at least as many as the options need; possibly with jitter.
 
-    Workers that do not wait for each other may differ much in pace: those that share a node with
-    the server need no network. So what they compute and what they send is kept in proportion there,
-    lest one makes thousands of iterations while another one makes three.
+    Workers that do not wait for each other may differ widely in pace: those on the server's node
+    need no network. For these jobs computation and traffic are kept in proportion, so that no
+    worker makes thousands of iterations while another makes three.
     """
     architecture, aliased = find(arch)
     freely = read_options(architecture, {**aliased, **options}).asynchronous

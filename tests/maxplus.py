@@ -1,4 +1,4 @@
-"""What an op graph takes when nothing contends: no op waits for a slot or shares a link.
+"""Times of an op graph without contention: no op waits for a slot or shares a link.
 
 Then instance i of an op starts when its tokens have come and its instance i-1 has ended: maxima of
 sums, a linear system in the max-plus algebra (Baccelli, Cohen, Olsder, Quadrat, Synchronization
@@ -6,7 +6,7 @@ and Linearity, Wiley, 1992). An op needs, per iteration, the largest ratio of a 
 depends on: seconds of the cycle's ops, latencies included, by lags of its edges. The cycle from an
 instance of an op to the next is one of them: the op's own seconds without its latency, lag 1.
 
-Contention only delays, so what is computed here is a bound from below for any graph. All numbers
+Contention only delays, so these times are lower bounds for any graph. All numbers
 are fractions: floats are taken at their exact value and nothing is rounded.
 """
 
@@ -23,7 +23,7 @@ from perfmodel.graph.op_graph import OpGraph
 
 
 def seconds_alone(graph: OpGraph) -> list[Fraction]:
-    """Seconds that each op takes with its links to itself, latency and noise left out.
+    """Seconds that each op takes with its links to itself, without latency and noise.
 
     Raises
     ------
@@ -58,7 +58,7 @@ def ratio_of(graph: OpGraph, ops: Sequence[int]) -> Fraction:
 
 
 def largest_ratio_listed(graph: OpGraph) -> Fraction:
-    """The largest ratio of all cycles, one after the other. For small graphs."""
+    """The largest ratio of all cycles, by enumeration; for small graphs."""
     lags, seconds, latencies = _lags(graph), seconds_alone(graph), _latencies(graph)
     cycles = [*nx.simple_cycles(nx.DiGraph(lags.keys())), *([op] for op in range(graph.n_ops))]
     return max(_ratio(lags, seconds, latencies, cycle) for cycle in cycles)
@@ -88,7 +88,7 @@ def largest_ratio(graph: OpGraph, ops: Sequence[int] | None = None) -> Fraction:
 
 
 def earliest_starts(graph: OpGraph, iterations: int) -> list[list[Fraction]]:
-    """When each instance starts, indexed by op and iteration: the recursion itself."""
+    """Start of each instance, indexed by op and iteration, from the recursion."""
     seconds, latencies = seconds_alone(graph), _latencies(graph)
     edges = zip(
         graph.edge_source.tolist(), graph.edge_target.tolist(), graph.edge_lag.tolist(), strict=True
@@ -119,7 +119,7 @@ def _latencies(graph: OpGraph) -> list[Fraction]:
 
 
 def _lags(graph: OpGraph) -> dict[tuple[int, int], int]:
-    """The fewest tokens between two ops: parallel edges with more of them never decide."""
+    """The smallest lag between two ops; parallel edges with more tokens never matter."""
     fewest: dict[tuple[int, int], int] = {}
     for source, target, lag in zip(
         graph.edge_source.tolist(), graph.edge_target.tolist(), graph.edge_lag.tolist(), strict=True
@@ -159,7 +159,7 @@ def _cycle_of_gain(gain: Mapping[tuple[int, int], Fraction]) -> list[int] | None
                 via[target] = raised = source
         if raised == NONE:
             return None
-    # still rising after as many rounds as there are ops: back along what raised it is a cycle
+    # still rising after as many rounds as there are ops: its predecessors contain a cycle
     op = raised
     for _ in height:
         op = via[op]

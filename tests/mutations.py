@@ -1,6 +1,6 @@
 """Valid files and command lines with mistakes in them.
 
-Hypothesis draws the seeds; what it would draw of lists itself is mostly their beginnings.
+Hypothesis draws only the seeds; drawing from lists itself, it mostly picks their beginnings.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ ODD: tuple[Any, ...] = (
     *([1e300, 1e-300], {"x": 1}, {"": {}}, [None], [10**400], [0, 0], [-1.0, 2.0], "true", "0"),
     *("1", "2.5"),
 )
-"""What is put in the place of a value."""
+"""Replacements for a value."""
 
 Path = tuple[str | int, ...]
 T = TypeVar("T")
 
 
 def drawn(make: Callable[[Random], T]) -> st.SearchStrategy[T]:
-    """What ``make`` makes with random numbers."""
+    """Strategy for the results of ``make`` with a random generator."""
     return st.integers(0, 2**64 - 1).map(lambda seed: make(Random(seed)))
 
 
 def places(value: Any, at: Path = ()) -> Iterator[Path]:
-    """Where something stands in a document."""
+    """Paths of all values in a document."""
     if at:
         yield at
     items: Any = ()
@@ -47,21 +47,26 @@ def places(value: Any, at: Path = ()) -> Iterator[Path]:
         yield from places(item, (*at, key))
 
 
+def odd_value(r: Random) -> Any:
+    """A copy of an odd value: a later mistake may be made inside it."""
+    return copy.deepcopy(r.choice(ODD))
+
+
 _NUMBER = re.compile(r"-?\d{1,15}(\.\d{1,15})?(e-?\d{1,3})?")
 
 
 def scaled(r: Random, value: Any) -> Any:
-    """Another number, often of another size, in the place of one, or of those in a text."""
+    """Another number, often of another magnitude, in place of a number or of those in a text."""
     if isinstance(value, str):
         found = list(_NUMBER.finditer(value))
         if not found:
-            return r.choice(ODD)
+            return odd_value(r)
         number = r.choice(found)
         kind = float if {".", "e"} & set(number[0]) else int
         other = scaled(r, kind(number[0]))
         return f"{value[: number.start()]}{other}{value[number.end() :]}"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return r.choice(ODD)
+        return odd_value(r)
     if isinstance(value, int):
         near = (value + 1, value - 1, 2 * value)
         return r.choice((*near, 10 ** r.randint(0, 20), r.randint(0, 100)))
@@ -69,7 +74,7 @@ def scaled(r: Random, value: Any) -> Any:
 
 
 def documents(r: Random, valid: Any) -> Any:
-    """A document with one to three mistakes: another value, none, one twice, under another name."""
+    """A document with one to three mistakes: a value changed, missing, duplicated or renamed."""
     document = copy.deepcopy(valid)
     for _ in range(r.choice((1, 1, 1, 2, 3))):
         found = list(places(document))
@@ -90,12 +95,12 @@ def documents(r: Random, valid: Any) -> Any:
         elif what == "scaled":
             parent[last] = scaled(r, old)
         else:
-            parent[last] = copy.deepcopy(r.choice(ODD))
+            parent[last] = odd_value(r)
     return document
 
 
 def texts(r: Random, valid: bytes) -> bytes:
-    """A file with bytes missing, changed, put in, or cut off."""
+    """A file with bytes deleted, changed, inserted, or cut off."""
     data = bytearray(valid)
     for _ in range(r.choice((1, 1, 2, 5))):
         at = r.randint(0, max(len(data) - 1, 0))

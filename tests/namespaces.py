@@ -1,7 +1,7 @@
 """Emulated nodes for tests: network namespaces of this machine, joined by a switch.
 
-Each node has a link of a given rate (token bucket, ``tc tbf``), both ways: what it sends is shaped
-where it leaves the node, what it receives where it leaves the switch. An Ethernet frame of 1514
+Each node has a link of a given rate (token bucket, ``tc tbf``) in both directions: its traffic is
+shaped where it leaves the node, and where it leaves the switch. An Ethernet frame of 1514
 bytes carries 1448 of TCP, so at best 0.956 of the rate is goodput.
 """
 
@@ -23,13 +23,13 @@ from perfmodel import InputError
 from perfmodel.measuring.processes.sockets import set_congestion
 
 BURST_BYTES = 16 * 1024
-"""So much passes at full speed after a pause: what 200 Mbit/s let pass in 0.7 ms. Messages that are
-not much larger find a faster link."""
+"""Burst that passes at full speed after a pause: 0.7 ms of 200 Mbit/s. Messages that are not much
+larger see a faster link."""
 
 SLOW_START = "/proc/sys/net/ipv4/tcp_slow_start_after_idle"
 
 QUEUE_S = 0.01
-"""Longest wait in a link's queue; what comes then is dropped."""
+"""Longest wait in a link's queue; further packets are dropped."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Nodes:
 def cluster(
     nodes: int, bits_per_s: float, *, burst_bytes: int = BURST_BYTES, queue_s: float = QUEUE_S
 ) -> Iterator[Nodes]:
-    """So many nodes with links of ``bits_per_s``; all gone at the end, whatever happened.
+    """Nodes with links of ``bits_per_s``; all are removed at the end, whatever happens.
 
     Raises
     ------
@@ -83,7 +83,7 @@ def cluster(
                 )
                 _ip("-n", where, "link", "set", device, "up")
             _ip("-n", name, "address", "add", f"{address}/24", "dev", "eth0")
-            # else a connection that waited while its worker computed starts slowly again
+            # otherwise a connection restarts slowly after idling while its worker computed
             _ip("netns", "exec", name, "sh", "-c", f"echo 0 > {SLOW_START}")
         yield Nodes(names, addresses)
     finally:
@@ -94,7 +94,7 @@ def cluster(
 
 @functools.cache
 def available() -> str:
-    """Why there can be no such nodes here; "" where there can."""
+    """Why such nodes cannot be made here; "" if they can."""
     if sys.platform != "linux":
         return "network namespaces need Linux"
     if os.geteuid() != 0:
@@ -110,7 +110,7 @@ def available() -> str:
 
 
 def congestion_available(name: str) -> bool:
-    """Whether sockets of this process may use congestion control ``name``."""
+    """Return whether sockets of this process may use congestion control ``name``."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as one:
         try:
             set_congestion(one, name)
@@ -121,7 +121,7 @@ def congestion_available(name: str) -> bool:
 
 @contextlib.contextmanager
 def free_port(host: str = "127.0.0.1") -> Iterator[int]:
-    """A port that nobody else is given, while the processes of a test agree on it.
+    """A port reserved for the processes of a test.
 
     It stays bound, so that the kernel gives it to no other socket; one that asks for just this
     port may still listen on it (Linux, as both reuse the address).

@@ -1,10 +1,10 @@
-"""What must hold for any op graph and its timeline; raises AssertionError where it does not.
+"""Properties that hold for any op graph and its timeline; AssertionError if one is violated.
 
-What an op does may differ from one iteration to the next: it may not be active, choose a route, be
-stretched by chance, be lengthened by its mail, or carry a batch. So these oracles look at
-*instances* of ops, worked out here from the rules of the graph and its random numbers.
+An op may differ between iterations: it may be inactive, choose a route, be stretched at random, be
+lengthened by its mail, or carry a batch. So these oracles check *instances* of ops, derived here
+from the rules of the graph and its random numbers.
 
-Every oracle here has a canary in test_canaries.py. A timeline has to begin with iteration 0.
+Every oracle has a canary in test_canaries.py. A timeline must begin with iteration 0.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from perfmodel.graph.rules import Activity, Batch, Choice, Every, Mailbox, Quant
 
 ROUNDING = 1e-9
 SAME_INSTANT = 2.0**-45
-"""Part of a time by which what ends may be early, as it belongs to one instant with what ends
-2**-46 of the time before; and as much again for the rounding of the time itself."""
+"""Relative tolerance for an early end: the engine treats events within 2**-46 of the time as one
+instant, and the same again covers rounding of the time itself."""
 WORD = 2**32
 """A word of random bits is below this."""
 
@@ -36,16 +36,16 @@ Edge = tuple[int, int, int]
 
 
 class Instance(msgspec.Struct, frozen=True):
-    """What one iteration of an op takes.
+    """Resources and time that one iteration of an op takes.
 
     Attributes
     ----------
     loads : bytes over each link, by link.
-    seconds : besides moving bytes, and without those that mail adds.
-    moving_s : least time in which its bytes can be moved.
-    latency_s : between its end and its tokens' arrival.
+    seconds : time other than moving bytes, without that added by mail.
+    moving_s : shortest time in which its bytes can be moved.
+    latency_s : time between its end and the arrival of its tokens.
     held : units of each slot, by slot.
-    in_pieces : whether it gives its slots away between two pieces.
+    in_pieces : whether it releases its slots between two pieces.
     """
 
     loads: dict[int, float] = {}
@@ -57,11 +57,11 @@ class Instance(msgspec.Struct, frozen=True):
 
 
 NOTHING = Instance()
-"""What an op does in an iteration in which it is not active."""
+"""The instance of an op in an iteration in which it is not active."""
 
 
 class Instances:
-    """Instances of the ops of a graph under a seed; of a batch, as the timeline ``spans`` shows."""
+    """Instances of the ops of a graph for a seed; those of batches are taken from ``spans``."""
 
     def __init__(self, graph: OpGraph, seed: int, spans: Sequence[Span] = ()) -> None:
         self.graph, self._key = graph, key(seed)
@@ -84,19 +84,19 @@ class Instances:
         self._of = cache(self._work_out)
 
     def __call__(self, op: int, iteration: int) -> Instance:
-        """What an op does in an iteration."""
+        """The instance of an op in an iteration."""
         return self._of(op, iteration)
 
     def gets_mail(self, op: int) -> bool:
-        """Whether messages lengthen an op."""
+        """Return whether messages lengthen an op."""
         return op in self.mailboxes and self.mailboxes[op].per_token_s > 0.0
 
     def may_overtake(self, op: int) -> bool:
-        """Whether the latency of an op differs from instance to instance."""
+        """Return whether the latency of an op differs between instances."""
         return op in self._activity or op in self._choice
 
     def least_latency_s(self, op: int) -> float:
-        """The least that the latency of any instance of an op may be."""
+        """The smallest possible latency of any instance of an op."""
         if op in self._activity:
             return 0.0
         if op in self._choice:
@@ -108,7 +108,7 @@ class Instances:
         return philox(iteration, stream, self._key)
 
     def active(self, op: int, iteration: int) -> bool:
-        """Whether an op is active in an iteration."""
+        """Return whether an op is active in an iteration."""
         if op not in self._activity:
             return True
         rule, k = self._activity[op]
@@ -173,12 +173,11 @@ class Instances:
 
 
 def batches_of(graph: OpGraph, rule: Batch, spans: Sequence[Span]) -> list[float]:
-    """Bytes that each instance of a batch moved: those of the items whose targets it let go.
+    """Bytes that each instance of a batch moved: those of the items whose targets it released.
 
-    A target has its token when the batch has ended and its latency is over, and is ready then if
-    it waits for nothing else, as is asserted here. Of batches that end at one instant, all but one
-    of which take no time, each takes what fits of what has been moved by then.
-    """
+    A target gets its token when the batch has ended and its latency is over, and is then ready if
+    it waits for nothing else, which is asserted here. Of batches that end at one instant, all but
+    one of which take no time, each takes what fits of what has been moved by then."""
     others = graph.edge_target[graph.edge_source != rule.op]
     assert not set(rule.targets.tolist()) & set(others.tolist())
     ready: dict[int, list[float]] = defaultdict(list)
@@ -215,10 +214,10 @@ def batches_of(graph: OpGraph, rule: Batch, spans: Sequence[Span]) -> list[float
 
 
 def _counted_edges(graph: OpGraph) -> Iterator[Edge]:
-    """Edges of which iteration i-lag of the source brings iteration i of the target its token.
+    """Edges on which iteration i-lag of the source gives iteration i of the target its token.
 
-    These are all but those into a gate, which has rules of its own for what it waits for, and
-    those of a quorum out of which all tokens are taken at once. An item of a batch, whose tokens
+    These are all edges except those into a gate, which has its own rules, and those out of a
+    quorum that takes all tokens at once. An item of a batch, whose tokens
     are counted as well, makes its target wait for its source.
     """
     quorums = {rule.op for rule in graph.rules if isinstance(rule, Quorum)}
@@ -245,7 +244,7 @@ def _counted_edges(graph: OpGraph) -> Iterator[Edge]:
 
 
 def _arrivals(instances: Instances, op: int, spans: Sequence[Span]) -> list[float]:
-    """When the k-th token of an op arrives at the earliest, from its spans by iteration.
+    """Earliest arrival of the k-th token of an op, from its spans by iteration.
 
     That is the end of its instance k and its latency. There is one exception. A token has no
     number, and one whose latency is shorter (none, if the op was not active) may arrive before
@@ -261,7 +260,7 @@ def _arrivals(instances: Instances, op: int, spans: Sequence[Span]) -> list[floa
 
 
 def dependencies_hold(graph: OpGraph, spans: Sequence[Span], *, seed: int = 0) -> None:
-    """Nothing starts before everything it waits for has ended, its latency included."""
+    """Check that no instance starts before its predecessors have ended, including their latency."""
     instances = Instances(graph, seed, spans)
     of_op = _by_op(spans)
     arrivals = {op: _arrivals(instances, op, its) for op, its in of_op.items()}
@@ -282,7 +281,7 @@ def dependencies_hold(graph: OpGraph, spans: Sequence[Span], *, seed: int = 0) -
 
 
 def _by_op(spans: Iterable[Span]) -> defaultdict[int, list[Span]]:
-    """Spans of each op by iteration, of which none may be missing."""
+    """Spans of each op by iteration; checks that none is missing."""
     of_op: defaultdict[int, list[Span]] = defaultdict(list)
     for span in spans:
         of_op[span.op].append(span)
@@ -293,10 +292,10 @@ def _by_op(spans: Iterable[Span]) -> defaultdict[int, list[Span]]:
 
 
 def slots_hold(graph: OpGraph, spans: Sequence[Span], *, seed: int = 0) -> None:
-    """No slot is held for more units at once than it has.
+    """Check that no slot is held for more units at once than it has.
 
-    Who sends in pieces holds its slots for an unknown part of its time. Of those slots it is asked
-    that the work of all who hold them within any interval fits into it.
+    An op that sends in pieces holds its slots for an unknown part of its time. For these slots the
+    check is that the work of all holders within any interval fits into it.
     """
     instances = Instances(graph, seed, spans)
     changes: dict[int, list[tuple[float, int]]] = defaultdict(list)
@@ -320,7 +319,8 @@ def slots_hold(graph: OpGraph, spans: Sequence[Span], *, seed: int = 0) -> None:
 
 
 def _fits(moved: Sequence[tuple[float, float, float]], per_s: float, name: str) -> None:
-    """What is done within any interval fits, at ``per_s``; ``moved`` is (end, start, how much)."""
+    """Check that the work within any interval fits at ``per_s``; ``moved`` is (end, start,
+    amount)."""
     ends, starts, much = np.array(sorted(moved)).T
     for begin in np.unique(starts):
         inside = starts >= begin
@@ -330,7 +330,8 @@ def _fits(moved: Sequence[tuple[float, float, float]], per_s: float, name: str) 
 
 
 def links_hold(graph: OpGraph, spans: Sequence[Span], *, seed: int = 0) -> None:
-    """Whatever moves entirely within any interval fits through each link in that time."""
+    """Check that all bytes moved entirely within any interval fit through each link in that
+    time."""
     instances = Instances(graph, seed, spans)
     by_link: dict[int, list[tuple[float, float, float]]] = defaultdict(list)
     for span in spans:
@@ -341,9 +342,10 @@ def links_hold(graph: OpGraph, spans: Sequence[Span], *, seed: int = 0) -> None:
 
 
 def work_is_conserved(graph: OpGraph, spans: Sequence[Span], *, seed: int = 0) -> None:
-    """An op without bytes takes its seconds exactly; one with bytes no less than its path needs.
+    """Check that an op without bytes takes its seconds, and one with bytes at least its path's
+    time.
 
-    What is not active takes no time at all. Mail takes its time in addition, each message once.
+    Inactive ops take no time. Mail adds its time, once per message.
     """
     instances = Instances(graph, seed, spans)
     mail: dict[int, list[tuple[Span, float]]] = defaultdict(list)
@@ -369,7 +371,8 @@ def _mail_is_taken_once(
     longer: Sequence[tuple[Span, float]],
     of_op: dict[int, list[Span]],
 ) -> None:
-    """Each instance is ``longer`` by what has come since the one before, and by nothing else."""
+    """Check that each instance is ``longer`` exactly by the mail received since the previous
+    one."""
     sent = [
         (span.end_s + instances(op, span.iteration).latency_s)
         for op in rule.sources.tolist()
@@ -392,10 +395,10 @@ def _mail_is_taken_once(
 
 
 def times_per_iteration(graph: OpGraph) -> Floats:
-    """How often each op works at least, on average, in an iteration of the slowest group, (ops,).
+    """Smallest mean number of times each op works per iteration of the slowest group, (ops,).
 
-    That is once, where it is always active. What comes after a gate that takes several tokens runs
-    as often as the gate: by the rates of the tokens that it gets. A batch moves each item once an
+    This is 1 for an op that is always active. Ops after a gate that takes several tokens run as
+    often as the gate, according to the rates of its tokens. A batch moves each item once an
     iteration, so it runs at least once, and as often as its bytes ask for.
     """
     per_s = np.ones(graph.n_ops)
@@ -422,10 +425,10 @@ def times_per_iteration(graph: OpGraph) -> Floats:
 
 
 def load_per_iteration(graph: OpGraph) -> tuple[Floats, Floats]:
-    """Least bytes over each link, and unit-seconds of each slot, in an iteration of all groups.
+    """Least bytes over each link and unit-seconds of each slot per iteration of all groups.
 
-    Averages over what chance decides: how often an op is active, and on which of its routes and
-    slots. Shapes (links,) and (slots,).
+    Averages over random draws: how often an op is active, and which of its routes and slots it
+    uses. Shapes (links,) and (slots,).
     """
     times = times_per_iteration(graph)
     moved = times * graph.op_bytes
@@ -463,11 +466,11 @@ def load_per_iteration(graph: OpGraph) -> tuple[Floats, Floats]:
 
 
 def error_of_pace(graph: OpGraph, measures: Measures) -> float:
-    """Part by which a measured pace may be above that of the long run.
+    """Fraction by which a measured pace may exceed that of the long run.
 
-    None where a period was measured. Where chance decides, what is drawn in the measured stretch is
-    not the average: five standard errors. And there a worker may have got further ahead of what it
-    sends as the stretch goes on, by as many iterations as the longest lag lets it.
+    It is 0 if a period was measured. In a random graph the draws of the measured stretch differ
+    from the average: five standard errors. In addition a worker may get further ahead of its sends
+    during the stretch, by as many iterations as the longest lag allows.
     """
     if not graph.noisy:
         return 0.0
@@ -476,7 +479,7 @@ def error_of_pace(graph: OpGraph, measures: Measures) -> float:
 
 
 def resources_bound_the_pace(graph: OpGraph, measures: Measures) -> None:
-    """No resource works for longer than there is time."""
+    """Check that no resource is busy for more than the elapsed time."""
     links, slots = load_per_iteration(graph)
     busy_s = [*(links / graph.link_capacity_bytes_per_s), *(slots / graph.slot_capacity)]
     slowest = measures.iterations_per_s.min()
@@ -485,7 +488,7 @@ def resources_bound_the_pace(graph: OpGraph, measures: Measures) -> None:
 
 
 def busy_and_idle_fill_the_time(measures: Measures) -> None:
-    """For every group: busy time and waits by cause add up to the elapsed time."""
+    """Check for every group that busy time and waits by cause add up to the elapsed time."""
     total = measures.busy_fraction + measures.wait_fraction.sum(axis=1)
     assert np.all(measures.busy_fraction >= 0.0)
     assert np.all(measures.wait_fraction >= -ROUNDING)
@@ -493,5 +496,5 @@ def busy_and_idle_fill_the_time(measures: Measures) -> None:
 
 
 def equal(simulated: float, expected: float, tolerance: float = 1e-9) -> None:
-    """Two routes to one number agree to rounding."""
+    """Check that two routes to one number agree up to rounding."""
     assert abs(simulated - expected) <= tolerance * abs(expected), (simulated, expected)

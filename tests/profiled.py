@@ -1,4 +1,4 @@
-"""Modules whose times are known: a clock that only they move. Needs PyTorch."""
+"""Modules with known durations, on a clock that only they advance. Needs PyTorch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SAMPLES = 4
 
 
 class Time:
-    """A clock in nanoseconds that moves when it is told to."""
+    """A clock in nanoseconds that only advances on request."""
 
     def __init__(self, per_mark_s: float = 0.0) -> None:
         self.now_ns = 0
@@ -36,7 +36,7 @@ class Time:
 
 
 class _Spend(torch.autograd.Function):
-    """The same tensor; takes time in both directions."""
+    """Identity that takes time in both directions."""
 
     @staticmethod
     def forward(context: Any, x: Any, time: Time, forward_s: float, backward_s: float) -> Any:
@@ -51,7 +51,7 @@ class _Spend(torch.autograd.Function):
 
 
 class Wait(torch.nn.Module):
-    """Takes time, and owns nothing."""
+    """Takes time; has no parameters."""
 
     def __init__(self, time: Time, forward_s: float, backward_s: float) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Wait(torch.nn.Module):
 
 
 class Work(Wait):
-    """Takes time, and owns a parameter of three numbers: its gradient is ready afterwards."""
+    """Takes time and has a parameter of three numbers, whose gradient is ready afterwards."""
 
     def __init__(self, time: Time, forward_s: float, backward_s: float) -> None:
         super().__init__(time, forward_s, backward_s)
@@ -77,7 +77,7 @@ def inputs(samples: int = SAMPLES) -> Any:
 
 
 def sgd(model: Any, time: Time, update_s: float = 0.0) -> Any:
-    """An optimiser whose update takes as long as it is told."""
+    """An optimiser whose update takes a given time."""
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
     optimizer.register_step_post_hook(lambda *_: time.spend(update_s))
     return optimizer
@@ -92,7 +92,7 @@ def trained(
     update_s: float = 0.0,
     **given: Any,
 ) -> Profiler:
-    """A model that was trained under a profiler; ``step`` is a step but for the update."""
+    """A model trained under a profiler; ``step`` is a step without the update."""
     optimizer = sgd(model, time, update_s)
     given = {"warmup": 1, "clock": time.clock} | given
     with Profiler(model, optimizer, **given) as profiler:

@@ -1,4 +1,4 @@
-"""Exact mean-value analysis of closed queueing networks, with one class of customers or several.
+"""Exact mean-value analysis of closed queueing networks with one or more customer classes.
 
 Reiser, Lavenberg, "Mean-Value Analysis of Closed Multichain Queuing Networks", JACM 27(2), 1980,
 doi 10.1145/322186.322195. It holds for product-form networks: FIFO stations with exponential
@@ -27,17 +27,18 @@ def mva(
     ----------
     n : customers, at least one.
     demands_s : seconds of service that a customer needs at each station per lap.
-    think_s : seconds a customer spends per lap where nobody waits.
-    servers : how many customers each station serves at once; one each if not given.
+    think_s : seconds a customer spends per lap without queueing.
+    servers : number of customers each station serves at once; 1 by default.
     """
     demands = np.asarray(demands_s, np.float64)
     places = np.ones(len(demands), np.int64) if servers is None else np.asarray(servers)
     present = np.arange(1, n + 1)
     at_once = np.minimum(present, places[:, None])  # (stations, customers present)
-    chance = np.zeros((len(demands), n + 1))  # of finding 0 ... n customers at a station
+    # probability of finding 0 ... n customers at a station
+    chance = np.zeros((len(demands), n + 1))
     chance[:, 0] = 1.0
     for customers in present:
-        # one who arrives finds the station as it is with one customer less in the network
+        # an arriving customer finds the station as in a network with one customer less
         residence = demands * (present / at_once * chance[:, :-1]).sum(axis=1)
         throughput = customers / (think_s + residence.sum())
         chance[:, 1:] = throughput * demands[:, None] / at_once * chance[:, :-1]
@@ -46,8 +47,8 @@ def mva(
 
 
 class ClassMeans(NamedTuple):
-    """Throughput (1/s) and cycle time (s) by class; residence times (s) and queue lengths by class
-    and station. Times of a class without customers are NaN."""
+    """Throughput (1/s) and cycle time (s) per class; residence times (s) and queue lengths per
+    class and station. Times of a class without customers are NaN."""
 
     throughput_per_s: Floats
     cycle_s: Floats
@@ -63,11 +64,11 @@ def multiclass_mva(
 ) -> ClassMeans:
     """The same for several classes; an arrival of class c sees the network without itself.
 
-    Visits every population from none to all, so that it takes the product of their sizes.
+    Visits every population from none to all, so its cost is the product of the class sizes.
 
     Parameters
     ----------
-    customers : (classes,) how many there are.
+    customers : (classes,) number of customers.
     demands_s : (classes, stations) seconds of service per cycle.
     kinds : (stations,) *shared*, *fifo* (equal demands in all classes) or *delay*; one server each.
     think_s : (classes,) seconds of thinking per cycle, or one number for all.
@@ -104,14 +105,14 @@ def _one_less(population: tuple[int, ...], c: int) -> tuple[int, ...]:
 def bound(
     n: int, demands_s: Sequence[float], think_s: float, servers: Sequence[int] | None = None
 ) -> float:
-    """Throughput (1/s) that no service distribution lets ``n`` customers exceed."""
+    """Upper bound of the throughput (1/s) of ``n`` customers for any service distribution."""
     places = [1] * len(demands_s) if servers is None else servers
     busiest = max(demand / k for demand, k in zip(demands_s, places, strict=True))
     return min(n / (think_s + sum(demands_s)), 1.0 / busiest)
 
 
 def agrees(samples: Sequence[float], expected: float, laps: int) -> None:
-    """The mean of independent runs of at least ``laps`` laps is what is expected.
+    """Check that the mean of independent runs of at least ``laps`` laps is as expected.
 
     It may be off by four standard errors: a right simulation is further off for fewer than 1 seed
     in 800 (Student's t, 15 degrees of freedom). And by one lap in ``laps``, since each run is cut

@@ -1,4 +1,4 @@
-"""Schedules for tests: recorded beside the engine's own histogram, told in words, and followed."""
+"""Schedules for tests: recorded with the engine's own histogram, written as text, and replayed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from perfmodel.results.schedule import CENTRE, WHOLE, Event
 
 
 def recorded(job: Job, iterations: int) -> tuple[Schedule, dict[int, int]]:
-    """The schedule of so many iterations of each worker, after which nothing moves, and the
-    staleness histogram of the probes of the same run."""
+    """The schedule of the given iterations per worker, after which nothing moves, and the staleness
+    histogram of the probes in the same run."""
     architecture = architecture_of(job)
     assert architecture.meaning is not None
     recorder, meaning = architecture.meaning(job)
@@ -31,7 +31,7 @@ def recorded(job: Job, iterations: int) -> tuple[Schedule, dict[int, int]]:
 
 
 def told(schedule: Schedule) -> list[str]:
-    """The rows in words, without slices and groups: *worker.step*, *model@version*, *weight*x."""
+    """The rows as text, without slices and groups: *worker.step*, *model@version*, *weight*x."""
 
     def name(model: int, version: int) -> str:
         return f"{'centre' if model == CENTRE else model}@{version}"
@@ -59,11 +59,11 @@ def rows_of(schedule: Schedule) -> list[dict[str, int]]:
 
 
 Content = Counter[tuple[int, int]]
-"""What a model is made of: how much of each gradient, (worker, step), it has taken in."""
+"""Composition of a model: the weight of each gradient, (worker, step), in it."""
 
 
 class Follower:
-    """Replays a schedule with symbols for gradients, and checks each row against what is there."""
+    """Replays a schedule with symbolic gradients, and checks each row against the current state."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.width = len(schedule.header.slices)
@@ -79,12 +79,12 @@ class Follower:
             self._group(group)
 
     def content(self, model: int, slice: int = 0) -> Content:
-        """What a model is made of now."""
+        """Current composition of a model."""
         return self.past[model, slice, self.present[model, slice]]
 
     @property
     def pending(self) -> set[tuple[int, int]]:
-        """Gradients that were computed, and neither applied to all slices nor dropped."""
+        """Gradients that were computed but neither applied to all slices nor dropped."""
         waiting = {gradient for gradient, applied in self.computed.items() if not all(applied)}
         return waiting - self.dropped
 

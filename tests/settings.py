@@ -1,12 +1,12 @@
-"""How many examples a property test draws: so many, or in proportion in a longer profile."""
+"""Number of examples of property tests, scaled up in longer profiles."""
 
 from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
 FIXED, MORE, LONG = "fixed", "more", "long"
-"""Profiles: the same examples each time; four times as many, the same as well; twenty times as
-many, other ones each time."""
+"""Profiles: the same examples each time; four times as many, also the same each time; twenty times
+as many, different each time."""
 
 FIXED_EXAMPLES = 100
 
@@ -26,6 +26,6 @@ settings.register_profile(
 def examples(count: int) -> settings:
     """Settings of a test that draws ``count`` examples in the profile ``fixed``.
 
-    Other profiles draw more by as much as their ``max_examples`` is above FIXED_EXAMPLES.
+    Other profiles draw more, in the ratio of their ``max_examples`` to FIXED_EXAMPLES.
     """
     return settings(max_examples=max(1, count * settings().max_examples // FIXED_EXAMPLES))

@@ -1,4 +1,4 @@
-"""Random jobs whose workers are uneven and do not wait for each other at every step."""
+"""Random jobs of unequal workers that do not synchronise at every step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SYSTEMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("ad_psgd", {}),
     ("ad_psgd", {"overlap": False}),
 )
-"""Every kind of asynchronous training, with and without a bound on how far workers drift apart."""
+"""Every kind of asynchronous training, with and without a bound on drift between workers."""
 
 
 MIB = 2.0**20
@@ -34,7 +34,7 @@ MIB = 2.0**20
 
 
 def uneven_job(seed: int) -> Job:
-    """One of them: 2 to 8 workers with 1 to 4 layers, of which at least one differs in speed."""
+    """A random job: 2 to 8 workers, at least one of a different speed, and 1 to 4 layers."""
     rng = np.random.default_rng(seed)
     arch, options = SYSTEMS[seed % len(SYSTEMS)]
     n = int(rng.integers(2, 9))

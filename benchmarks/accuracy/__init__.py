@@ -1,1 +1,1 @@
-"""Predictions against measured training runs, one module per source of measurements."""
+"""Compare predictions with measured training runs, one module per source of measurements."""

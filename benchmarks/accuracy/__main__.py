@@ -19,9 +19,9 @@ from perfmodel.base.errors import InputError
 @click.argument("source", metavar=f"[{'|'.join(SOURCES)}]")
 @click.argument("path", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print groups and rankings as JSON.")
-@click.option("--cases", is_flag=True, help="Print every case too, the worst first.")
-@click.option("--others", is_flag=True, help="Print errors of naive baselines too.")
-@click.option("--fit", is_flag=True, help="Calibrate on PATH first and write down the fits.")
+@click.option("--cases", is_flag=True, help="Also print every case, the worst first.")
+@click.option("--others", is_flag=True, help="Also print errors of naive baselines.")
+@click.option("--fit", is_flag=True, help="Calibrate on PATH first and store the fits.")
 def main(source: str, path: Path, as_json: bool, cases: bool, others: bool, fit: bool) -> None:
     """Predict the measured runs of SOURCE in the folder PATH and summarise the errors."""
     of = adapter(source)
@@ -32,7 +32,7 @@ def main(source: str, path: Path, as_json: bool, cases: bool, others: bool, fit:
         calibrate(path)
     found = of.cases(path)
     if not found:
-        raise InputError(f"{path}: no run that can be predicted")
+        raise InputError(f"{path}: no predictable run")
     groups = summarise(found)
     ranking = ranking_summary(rankings(found))
     if as_json:
@@ -73,7 +73,7 @@ def _print_cases(found: Sequence[Case]) -> None:
 
 
 def figure(group: str, error: float) -> str:
-    """An error of a group: a percentage, or a plain difference of idleness or staleness."""
+    """Format an error of a group: a percentage, or a difference of idleness or staleness."""
     return f"{error:.3f}" if ":" in group else f"{error:.1%}"
 
 

@@ -1,12 +1,12 @@
-"""Waiting of unequal workers under four ways to synchronise, from their compute times.
+"""Waiting of unequal workers under four synchronisation schemes, from their compute times.
 
 Hu, Wang, Wu, "Distributed machine learning through heterogeneous edge systems", AAAI 2020 (ADSP,
-also STrain): a CNN on CIFAR-10, a parameter server, and workers one of which computes three times
-as long as the others. ``waiting_time.csv`` has ``scheme``, ``wall_s``, ``total_steps`` of all
-workers, and ``compute_w0_s``, ``compute_w1_s``, ... of each.
+also STrain): a CNN on CIFAR-10, a parameter server, and workers, one of which needs three times the
+compute time of the others. ``waiting_time.csv`` has ``scheme``, ``wall_s``, ``total_steps`` of all
+workers, and ``compute_w0_s``, ``compute_w1_s``, ... per worker.
 
-A worker *waits* while it does not compute, for messages of its own too. Fitted, to BSP alone, is
-the link on which a message with the whole model takes so long that its step is as measured.
+A worker *waits* whenever it does not compute, also for its own messages. The only fitted value is
+the link rate: a message with the whole model takes as long as the measured step of BSP implies.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ ABOUT = about("adsp")
 TABLE = "waiting_time.csv"
 
 STEPS_PER_PERIOD, CHECK_PERIOD_S = 40, 60.0
-"""Of ADACOMM, where its name does not say; of ADSP, the default of its repository."""
+"""Steps of ADACOMM if not in its name; check period of ADSP, the default of its repository."""
 
 EDGE = pm.Cluster(
     name="edge",
     nic=pm.Link(1.0),
     source=pm.Source("measured", "a step of BSP with the same workers"),
 )
-"""Models are of one byte."""
+"""Models have one byte."""
 
 
 def cases(folder: Path) -> list[Case]:
-    """The waiting of each worker under each scheme but the one that was fitted to."""
+    """Return the waiting of each worker under each scheme except the fitted one."""
     cluster = fitted.read("adsp", pm.Cluster)["BSP"]
     found = [run for run in read(folder / TABLE, cluster) if run.name != "BSP"]
     if not found:
-        raise pm.InputError(f"{folder}: nothing that can be predicted and was not fitted to")
+        raise pm.InputError(f"{folder}: no predictable run outside the fits")
     return predicted(found)
 
 
 def fit(folder: Path) -> None:
-    """Write down the cluster on which a step of BSP takes as long as it did."""
+    """Store the cluster on which a step of BSP takes as long as measured."""
     from scipy import optimize
 
     run = next((run for run in read(folder / TABLE, EDGE) if run.name == "BSP"), None)
@@ -66,13 +66,13 @@ def fit(folder: Path) -> None:
 
 
 def on(job: pm.Job, bytes_per_s: float) -> pm.Job:
-    """The job with links of that rate."""
+    """Return the job with links of this rate."""
     cluster = msgspec.structs.replace(job.cluster, nic=pm.Link(bytes_per_s))
     return msgspec.structs.replace(job, cluster=cluster)
 
 
 def read(path: Path, cluster: pm.Cluster) -> list[Run]:
-    """The rows of the table of which it is known how the scheme works, as jobs on a cluster."""
+    """Return the rows of the table with a known scheme, as jobs on a cluster."""
     if not path.is_file():
         raise pm.InputError(f"{path}: no such file")
     found = []
@@ -91,7 +91,7 @@ def read(path: Path, cluster: pm.Cluster) -> list[Run]:
 
 
 def _scheme(name: str) -> tuple[dict[str, Any], int] | None:
-    """Options, and the steps that make one iteration (0: one check period)."""
+    """Return the options, and the steps per iteration (0: one check period)."""
     found = re.search(r"(?:s|tau)\s*=\s*(\d+)", name.lower())
     if name.lower().startswith("ssp") and found:
         return {"sync": "ssp", "staleness_bound": int(found[1])}, 1

@@ -1,14 +1,15 @@
-"""Idleness of data-parallel groups: from when computation ends to when that of the slowest does.
+"""Idleness of data-parallel groups: from the end of a worker's computation to the slowest's.
 
 Lin et al., "Understanding stragglers in large model training using what-if analysis", OSDI 2025:
 traces of production jobs with pipelines of ``pp`` stages, each a data-parallel group of ``dp``
-workers. The folder holds ``trace-NAME.csv.gz``: an operation a row, with ``dp_rank``, ``stage``,
+workers. The folder holds ``trace-NAME.csv.gz``: one operation per row, with ``dp_rank``, ``stage``,
 ``step``, ``optype``, ``start_ts`` and ``duration`` (s).
 
 In a step a worker is *idle* from the end of its last backward computation to the end of the last
-one in its group, for only then can gradients be summed. Its idleness is that as a part of the step.
-The workers of a stage are a synchronous job: what each computes on average, and its spread about
-what the group does, are those of the first half of the steps; the second half is predicted.
+one in its group, because only then can gradients be summed. Its idleness is this time as a fraction
+of the step. The workers of a stage are a synchronous job. The mean compute time of each worker, and
+its spread about the mean of the group, come from the first half of the steps; the second half is
+predicted.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ NO_NETWORK = pm.Cluster(
 
 
 class StageFit(msgspec.Struct, frozen=True):
-    """``step_s`` of each worker by ``steps``: its computation, and what all do after the slowest;
-    ``jitter`` is its coefficient of variation about the mean of the group."""
+    """``step_s`` of each worker by ``steps``: its computation, and the common time after the
+    slowest; ``jitter`` is its coefficient of variation about the mean of the group."""
 
     rows: int
     steps: list[int]
@@ -48,14 +49,14 @@ class StageFit(msgspec.Struct, frozen=True):
 
 
 def cases(folder: Path) -> list[Case]:
-    """Idleness of each worker of each trace, in steps that were not fitted to."""
+    """Return the idleness of each worker of each trace, in steps outside the fit."""
     fits = fitted.read("bytedance", StageFit)
     found = []
     for name, stage, steps in stages(folder):
         fit = fits.get(f"{name} stage {stage}")
         later = steps[~steps["step"].isin(fit.steps)] if fit is not None else steps[:0]
         if fit is None or later.empty:
-            click.echo(f"no fit to other steps, left out: {name} stage {stage}", err=True)
+            click.echo(f"left out, no fit to other steps: {name} stage {stage}", err=True)
             continue
         slowest = later.groupby("step")["computed_s"].transform("max")
         idle = ((slowest - later["computed_s"]) / later["step_s"]).groupby(later["dp_rank"]).mean()
@@ -74,13 +75,13 @@ def cases(folder: Path) -> list[Case]:
 
 
 def fit(folder: Path) -> None:
-    """Write down the fits to the first half of the steps of each trace."""
+    """Store the fits to the first half of the steps of each trace."""
     entries = {}
     for name, stage, steps in stages(folder):
         numbers = sorted(int(step) for step in steps["step"].unique())
         first = numbers[: len(numbers) // 2]
         if len(first) < 2:
-            click.echo(f"too few steps, left out: {name} stage {stage}", err=True)
+            click.echo(f"left out, too few steps: {name} stage {stage}", err=True)
             continue
         entries[f"{name} stage {stage}"] = _fit(steps[steps["step"].isin(first)], first)
     fitted.write("bytedance", entries)
@@ -102,7 +103,7 @@ def _fit(steps: pd.DataFrame, first: list[int]) -> StageFit:
 
 
 def job_of(fit: StageFit) -> pm.Job:
-    """Workers that compute for a whole step, and sum gradients in no time."""
+    """Return workers that compute for a whole step, and sum gradients in zero time."""
     mean_s = sum(fit.step_s) / len(fit.step_s)
     return pm.make_job(
         workload=pm.Workload.of("stage", [pm.WorkloadLayer("all", 0.0, mean_s, (1.0,))]),
@@ -115,8 +116,8 @@ def job_of(fit: StageFit) -> pm.Job:
 
 
 def stages(folder: Path) -> Iterator[tuple[str, int, pd.DataFrame]]:
-    """Each trace's name, and a row for each step and worker of a stage: ``computed_s``, when its
-    last computation ends, and ``step_s``, the length of the step."""
+    """Yield each trace's name, and a row per step and worker of a stage: ``computed_s``, the end of
+    its last computation, and ``step_s``, the length of the step."""
     paths = sorted(folder.glob("trace-*.csv*"))
     if not paths:
         raise pm.InputError(f"{folder}: no trace (trace-*.csv.gz)")

@@ -1,4 +1,4 @@
-"""Measured runs, the predictions of their jobs, and what there is to say of a source of them."""
+"""Measured runs, the predictions of their jobs, and the descriptions of their sources."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from perfmodel.results.prediction import Prediction
 
 @dataclass(frozen=True)
 class Run:
-    """A measured run, and the job that it was.
+    """A measured run, and its job.
 
-    ``step_s`` is the mean iteration of a worker, ``idle`` the mean fraction of the time in which
-    devices wait, ``worker_idle`` that of each worker, ``staleness`` the mean of updates; None where
-    not measured. ``iterations`` are those measured, by which runs of a random job differ; None
-    where there were many. The rest is as in :class:`Case`.
+    ``step_s`` is the mean iteration time of a worker, ``idle`` the mean fraction of time in which
+    devices wait, ``worker_idle`` the same per worker, ``staleness`` the mean in updates; None if
+    not measured. ``iterations`` is the measured number, which limits how well the mean of a random
+    job is known; None if large. The rest is as in :class:`Case`.
     """
 
     group: str
@@ -41,14 +41,15 @@ class Run:
 
 @dataclass(frozen=True)
 class Case:
-    """``relative``: the error is a fraction of the measured value, else a plain difference.
+    """A measured value and its prediction.
 
     Attributes
     ----------
-    interval : should hold 90 % of measured values, where the prediction says so much.
-    pools : groups that the case counts in beside ``group``.
-    others : other predictions of the same figure by name, such as that of a naive baseline.
-    setting : cases of one setting are ranked by throughput; empty where that makes no sense.
+    relative : whether the error is a fraction of the measured value, else a plain difference.
+    interval : should hold 90 % of measured values; None if the prediction has none.
+    pools : further groups that include the case, besides ``group``.
+    others : other predictions of the same value by name, such as that of a naive baseline.
+    setting : cases of one setting are ranked by throughput; empty if that makes no sense.
     samples : samples of all workers in one step, for the throughput.
     """
 
@@ -65,25 +66,25 @@ class Case:
 
     @property
     def error(self) -> float:
-        """Signed error: positive when the prediction is too high."""
+        """Return the signed error: positive if the prediction is too high."""
         return self.error_of(self.predicted)
 
     def error_of(self, predicted: float) -> float:
-        """Signed error of another prediction."""
+        """Return the signed error of another prediction."""
         difference = predicted - self.measured
         return difference / self.measured if self.relative else difference
 
 
 class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was calibrated on and what was predicted, in words."""
+    """The rows that were calibrated on and the rows that were predicted, in words."""
 
     calibrated: str
     predicted: str
 
 
 class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A value as it is expected before any run: its mean, the standard deviation of its logarithm,
-    and the most that it can be."""
+    """The prior of a value: its mean, the standard deviation of its logarithm, and its upper
+    bound."""
 
     value: float
     spread: float
@@ -91,12 +92,12 @@ class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A source: its title, who measured it, its folder, its splits by name, texts, and ``facts``
-    that its tables do not have.
+    """A source: its title, citation, folder, splits by name, texts, and ``facts`` that its tables
+    do not have.
 
-    ``commands`` are what a user would type for such predictions; ``remarks`` is Markdown:
-    mechanisms, reasons of the worst cases, what is not covered. ``expected`` has what is known of
-    fitted values before any run, by name.
+    ``commands`` are those with which users make such predictions; ``remarks`` is Markdown about
+    mechanisms, reasons for the worst cases, and what is not covered. ``expected`` has the priors of
+    fitted values by name.
     """
 
     title: str
@@ -110,16 +111,16 @@ class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 def about(name: str) -> About:
-    """What ``about/NAME.toml`` says of a source."""
+    """Return the contents of ``about/NAME.toml``."""
     path = Path(__file__).parent / "about" / f"{name}.toml"
     return msgspec.toml.decode(path.read_bytes(), type=About)
 
 
 def predicted(runs: Iterable[Run]) -> list[Case]:
-    """Predict the job of each run: a case for each of its measured figures.
+    """Predict the job of each run, and return a case for each of its measured values.
 
-    The interval is that of the prediction; the formulas and the :func:`baselines` are among its
-    other predictions. Equal jobs are predicted once.
+    The interval is that of the prediction; the other predictions include the formulas and the
+    :func:`baselines`. Equal jobs are predicted once.
     """
     known: dict[tuple[int, int | None], tuple[Job, Prediction, float]] = {}
     found: list[Case] = []
@@ -173,10 +174,10 @@ def _of_kind(case: Case, kind: str, value: float, measured: float) -> Case:
 
 
 def baselines(job: Job) -> dict[str, float]:
-    """Naive predictions of a step.
+    """Return naive predictions of a step time.
 
-    *Ideal scaling* is that of one device; *plain alpha-beta* adds a ring over the nominal link,
-    with nothing hidden.
+    *Ideal scaling* is the step time of one device; *plain alpha-beta* adds a ring over the nominal
+    link, without overlap.
     """
     work, cluster, n = job.workload, job.cluster, job.workers
     alone_s = max(work.compute_s, work.data_loading_s)

@@ -1,4 +1,4 @@
-"""Rows of published tables as jobs of the shipped catalogue alone, with nothing fitted."""
+"""Predict rows of published tables with the shipped catalogue alone, without any fit."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from perfmodel.inputs import catalogue
 
 
 class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a table calls a task: a model of the catalogue.
+    """The model of the catalogue that a table's task corresponds to.
 
     Attributes
     ----------
-    sample : of the table's units, such as tokens, in a sample of the model.
-    batch : of the table's units, in one unit of its batch sizes, such as sentences.
-    epoch : samples of an epoch; 0 if rows are of long runs anyway. See :data:`STEPS`.
-    options, mixed : options of the job by name; those with 16-bit products replace the others.
+    sample : number of the table's units, such as tokens, per sample of the model.
+    batch : number of the table's units per unit of its batch sizes, such as sentences.
+    epoch : samples of an epoch; 0 if all rows are long runs. See :data:`STEPS`.
+    options, mixed : options of the job by name; ``mixed`` is used instead with 16-bit products.
     """
 
     model: str
@@ -34,8 +34,8 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a table calls a machine: a device of the catalogue, and its cluster where that is not
-    the device's default; ``devices_per_node`` where it is another number."""
+    """The device of the catalogue that a table's machine corresponds to; its cluster if not the
+    device's default; ``devices_per_node`` if not the cluster's."""
 
     device: str
     cluster: str = ""
@@ -45,8 +45,8 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """A measured throughput of all devices together, in samples of the model.
 
-    ``batch_size`` is that of a device and a pass in such samples, None where the table does not
-    say; ``passes`` are those before an update.
+    ``batch_size`` is the number of samples per device and pass, None if the table does not give
+    it; ``passes`` is the number of passes per update.
     """
 
     name: str
@@ -60,18 +60,18 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 STEPS = 10
-"""Fewest steps of an epoch whose throughput counts; that of fewer is of its start and its end."""
+"""Minimum number of steps of an epoch; in shorter ones, start and end dominate the throughput."""
 
 FEW = f"an epoch has fewer than {STEPS} steps"
 LISTED = "one device, listed in the catalogue"
 
 
 def runs(source: str, rows: Iterable[Row], left_out: Mapping[str, int]) -> list[Run]:
-    """The rows as runs, each of a job; what is left out, and how often, is said on standard error.
+    """Return the rows as runs, each with a job; report on standard error which rows are left out.
 
-    Rows of one device whose timing is in the catalogue are no predictions. Groups are *none* (for
-    all, as nothing is fitted), *one* for other rows of one device, *several* for those of several
-    devices of a node, and *nodes*.
+    Rows of one device with a timing in the catalogue are not predictions. Groups are *none* (all
+    rows, because nothing is fitted), *one* for other rows of one device, *several* for several
+    devices of one node, and *nodes*.
     """
     found, counts = [], collections.Counter(left_out)
     jobs: dict[tuple[Any, ...], Job] = {}
@@ -100,17 +100,17 @@ def runs(source: str, rows: Iterable[Row], left_out: Mapping[str, int]) -> list[
 
 
 def say(left_out: Mapping[str, int]) -> None:
-    """Say on standard error how many rows are left out, and why."""
+    """Report on standard error how many rows are left out, and why."""
     for why, count in sorted(left_out.items()):
         click.echo(f"{count} rows left out: {why}", err=True)
 
 
 def job_of(row: Row) -> Job:
-    """The job of a row: its model, device, cluster and architecture as shipped.
+    """Return the job of a row, with model, device, cluster and architecture as shipped.
 
     Raises
     ------
-    InputError : the catalogue cannot make such a job.
+    InputError : the catalogue does not support the job.
     """
     machine = row.machine
     name = machine.cluster or catalogue.device(machine.device).default_cluster
@@ -133,7 +133,7 @@ def job_of(row: Row) -> Job:
 
 
 def precision_of(text: str, device: str) -> str:
-    """The precision that frameworks of these tables mean: 32 bits are TF32 where there is that."""
+    """Return the precision that these frameworks use: 32 bits mean TF32 if the device has it."""
     if "16" in text or "mixed" in text.lower() or "amp" in text.lower():
         return "mixed"
     return "tf32" if "tf32" in catalogue.device(device).precisions else "float32"

@@ -1,4 +1,4 @@
-"""Jobs of TensorFlow's asynchronous parameter servers on a public cloud: two sources have such."""
+"""Jobs of TensorFlow's asynchronous parameter servers on a public cloud, shared by two sources."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ CLUSTER = Cluster(
 )
 
 OPTIONS = {"sync": "asp", "sharding": "hash", "split_above_bytes": math.inf}
-"""TensorFlow places whole variables, each on the next server."""
+"""TensorFlow places whole variables on the servers in turn."""
 
 JITTER = 0.1
-"""Coefficient of variation of a worker's computing: an assumption."""
+"""Coefficient of variation of a worker's compute time: an assumption."""
 
 SPREAD = 0.03
-"""Standard deviation of equal runs."""
+"""Relative standard deviation of equal runs."""
 
 BATCH, BYTES, LAYERS = 128, 4, 8
-"""Samples of one worker in a step, bytes of a parameter, and the equal layers that stand for those
-of a model."""
+"""Samples per worker and step, bytes per parameter, and the number of equal layers that represent a
+model."""
 
 Sizes = Mapping[str, tuple[int, int]]
 """Tensors and parameters by model."""
@@ -49,7 +49,7 @@ DEVICES = re.compile(
 
 
 def mix_of(text: str, workers: int) -> dict[str, int]:
-    """Workers by device: of one kind, or of several as in ``2k80+1p100``."""
+    """Return the number of workers by device: of one kind, or of several as in ``2k80+1p100``."""
     kinds = DEVICES.findall(text.lower())
     if len(kinds) < 2 and not any(before or after for before, _, after in kinds):
         return {text.lower(): workers}
@@ -60,7 +60,7 @@ def mix_of(text: str, workers: int) -> dict[str, int]:
 
 
 def model_of(name: str) -> str:
-    """One name for ``Res15`` and ``resnet15``, and for ``shakebig`` and ``shake_big``."""
+    """Return one name for ``Res15`` and ``resnet15``, and for ``shakebig`` and ``shake_big``."""
     return re.sub(r"^res(?=\d)", "resnet", dnns.plain(name))
 
 
@@ -71,7 +71,8 @@ def job_of(
     servers: int = 1,
     sizes: Sizes = SIZES,
 ) -> Job:
-    """The job of workers on some kinds of devices; those after the first kind are stragglers."""
+    """Return the job of workers on several kinds of devices; all but the first kind are modelled as
+    stragglers."""
     first, *others = (device for device, count in mix.items() for _ in range(count))
     times = {device: fit.compute_s[f"{device}/{model}"] for device in mix}
     return make_job(
@@ -92,7 +93,7 @@ def job_of(
 def series(
     device: str, model: str, runs: Sequence[tuple[int, float, float]], sizes: Sizes = SIZES
 ) -> Series:
-    """Runs with one server: workers, step of a worker, and its spread."""
+    """Return runs with one server: workers, step time of a worker, and its spread."""
     workers, step_s, spread = zip(*sorted(runs), strict=True)
     # with many workers, most of a step is waiting
     computing_s = step_s[0] / max(workers[0] / 3.0, 1.0)
@@ -107,7 +108,7 @@ def series(
 
 
 def _workload(device: str, model: str, sizes: Sizes) -> Workload:
-    """A model in equal layers, which computes for a second in a step."""
+    """Return a model of equal layers with a compute time of one second per step."""
     tensors, parameters = sizes[model]
     each = BYTES * parameters / tensors
     layers = [

@@ -2,12 +2,12 @@
 
 Li, Walls, Guo, "Characterizing and Modeling Distributed Training with Transient Cloud GPU Servers",
 ICDCS 2020 (CM-DARE): TensorFlow 1.10, CIFAR-10, one GPU per worker, servers of four virtual CPUs.
-The folder holds ``speed_vs_workers.csv``, steps of all workers per second (a mixed cluster counts
-its devices, as in ``2k80+1p100``), and perhaps ``one_worker_step_time.csv``, with tensors and
-parameters of each model.
+The folder holds ``speed_vs_workers.csv``, steps of all workers per second (the name of a mixed
+cluster counts its devices, as in ``2k80+1p100``), and optionally ``one_worker_step_time.csv``, with
+tensors and parameters of each model.
 
-Each fit predicts the runs that it was not fitted to. A model that it does not know is predicted
-from its runs with one worker.
+Each fit predicts the runs outside the fit. A model that the fit does not include is predicted from
+its runs with one worker.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ABOUT = about("cmdare")
 SPEEDS = "speed_vs_workers.csv"
 
 MOST_WORKERS = {"n3": 3, "n4": 4, "all": 5}
-"""Most workers of the runs that each fit is of; there are none of more at hand."""
+"""Largest number of workers in the runs of each fit; no larger runs are available."""
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,26 +46,26 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mix(self) -> dict[str, int]:
-        """Workers by device."""
+        """Return the number of workers by device."""
         return cloud.mix_of(self.gpu, self.num_workers)
 
     @property
     def step_s(self) -> float:
-        """Step of a worker."""
+        """Step time of a worker."""
         return self.num_workers / self.steady_steps_per_s_wall
 
     @property
     def names(self) -> set[str]:
-        """Devices, each with the model."""
+        """Return the pairs of device and model."""
         return {f"{device}/{model_of(self.model)}" for device in self.mix}
 
     @property
     def series(self) -> str:
-        """The name, where there is one server and one kind of device; else nothing."""
+        """Return the name if there is one server and one kind of device, else ""."""
         return min(self.names) if self.num_ps == len(self.mix) == 1 else ""
 
     def run(self, split: str, fit: AsynchronousFit, sizes: cloud.Sizes) -> Run:
-        """The row, predicted by a fit."""
+        """Return the row as a run, predicted by a fit."""
         pool, mix = f"cmdare/{split}", self.mix
         pools = {f"{pool}-mixed": len(mix) > 1, f"{pool}-two-servers": self.num_ps == 2}
         return Run(
@@ -89,7 +89,7 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cases(folder: Path) -> list[Case]:
-    """Every run as each fit predicts it that was not fitted to it; step times in seconds."""
+    """Return every run, predicted by each fit that does not include it; step times in seconds."""
     speeds, sizes = rows.read(folder / SPEEDS, Speed), dict(cloud.SIZES)
     alone = _series(row for row in speeds if row.num_workers == 1)
     path = folder / "one_worker_step_time.csv"
@@ -119,21 +119,21 @@ def cases(folder: Path) -> list[Case]:
                 found.append(row.run(split, fit, sizes))
     rows.say_left_out("no run with one worker, or size not known", left_out)
     if not found:
-        raise InputError(f"{folder}: no run that can be predicted and was not fitted to")
+        raise InputError(f"{folder}: no predictable run outside the fits")
     return predicted(found)
 
 
 def fit(folder: Path) -> None:
-    """Fit to the runs in a folder and write the fits that :func:`cases` predicts with."""
+    """Fit to the runs in a folder and store the fits for :func:`cases`."""
     fitted.write("cmdare", {split: calibrated(folder, m) for split, m in MOST_WORKERS.items()})
 
 
 def calibrated(folder: Path, most: float) -> AsynchronousFit:
-    """A fit to the runs with one server and up to ``most`` workers."""
+    """Return a fit to the runs with one server and up to ``most`` workers."""
     speeds = rows.read(folder / SPEEDS, Speed)
     found = _series(row for row in speeds if row.num_workers <= most)
     every = [cloud.series(*name.split("/"), runs) for name, runs in found.items()]
-    # how fast the device computes was not published
+    # the compute speed of the device was not published
     one = ABOUT.facts["published"]
     run = (one["workers"], one["workers"] / one["steps_per_s"], one["spread"])
     every.append(cloud.series(one["device"], one["model"], [run]))
@@ -141,7 +141,7 @@ def calibrated(folder: Path, most: float) -> AsynchronousFit:
 
 
 def _series(speeds: Iterable[Speed]) -> dict[str, list[tuple[int, float, float]]]:
-    """Workers, step of a worker and its spread of the runs in series."""
+    """Return workers, step time of a worker and its spread for the runs in series."""
     found: dict[str, list[tuple[int, float, float]]] = {}
     for row in speeds:
         if row.series:

@@ -1,12 +1,12 @@
-"""Collectives that others measured: one half of each set predicts the other.
+"""Published measurements of collectives: one half of each set predicts the other.
 
 The folder holds ``comm_microbench`` (DeepBench; NCCL and gloo on cloud machines with shaped links;
 NCCL inside one machine) and ``hkbu_bcaffe_layerwise`` (the OSU benchmark on 2 and 4 nodes with 10
-Gbit/s). An all-reduce is a job: workers with one tensor that compute nothing, on a cluster whose
+Gbit/s). An all-reduce is a job: workers with one tensor and no computation, on a cluster whose
 collectives were fitted to half of the set, as by ``perfmodel calibrate network``. Each set is split
-two ways, where it can be:
+in up to two ways:
 
-- *ranks*: the fewer half of the numbers of ranks predicts the others,
+- *ranks*: the lower half of the numbers of ranks predicts the others,
 - *sizes*: the smaller half of the sizes predicts the others.
 
 *Fitted alpha-beta* is one alpha and one beta of a ring, fitted to the same half by least squares of
@@ -32,26 +32,26 @@ NO_TIME_S = 1e-12
 PLAIN = "fitted alpha-beta"
 
 ALL_REDUCES = ("allreduce", "allreduce_micro", "central_ps", "sharded_ps")
-"""Operations of the shaped cluster; a parameter server that sums and sends back is an all-reduce
-made in another way."""
+"""Operations of the shaped cluster; a parameter server that sums and sends back is another way to
+perform an all-reduce."""
 
 Series = Mapping[str, list[Point]]
 """Points of one machine, library and setting, by name."""
 
 
 def cases(folder: Path) -> list[Case]:
-    """Every held-out point of every set."""
+    """Return every held-out point of every set."""
     fits = fitted.read("collectives", Calibration)
     return predicted(residuals.calibrated(run, fits) for run in runs(folder))
 
 
 def fit(folder: Path) -> None:
-    """Learn how far predictions of either split are off, without each set."""
+    """Learn the errors of predictions for both splits, with each set held out in turn."""
     fitted.write("collectives", residuals.learnt(runs(folder)))
 
 
 def runs(folder: Path) -> Iterator[Run]:
-    """The jobs of all held-out points."""
+    """Return the jobs of all held-out points."""
     micro, osu = folder / "comm_microbench", folder / "hkbu_bcaffe_layerwise"
     sets = {
         "osu": _series(_us(osu / "osu_allreduce.csv", "", "num_nodes")),
@@ -85,7 +85,8 @@ def _series(points: Iterable[tuple[str, Point]]) -> Series:
 
 
 def _halves(split: str, of: str, series: Series, field: str) -> Iterator[Run]:
-    """The upper half of the ranks or sizes of each series, on clusters fitted to the lower one."""
+    """Return the upper half of the ranks or sizes of each series, on clusters fitted to the lower
+    half."""
     for name, points in series.items():
         values = sorted({getattr(point, field) for point in points})
         last = values[(len(values) - 1) // 2]
@@ -113,7 +114,7 @@ def _halves(split: str, of: str, series: Series, field: str) -> Iterator[Run]:
 
 
 def job_of(name: str, point: Point, cluster: pm.Cluster) -> pm.Job:
-    """Workers that sum one tensor, and compute nothing."""
+    """Return a job of workers that sum one tensor without computation."""
     layer = pm.WorkloadLayer("all", 0.0, NO_TIME_S, (max(point.bytes, 1.0),))
     return pm.make_job(
         workload=pm.Workload.of(name, [layer]),

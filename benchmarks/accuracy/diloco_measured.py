@@ -1,9 +1,9 @@
 """Steps of DDP, local SGD and DiLoCo on four GPUs behind shaped links.
 
 ``steps.csv`` has ``algorithm`` (ddp, localsgd, diloco), ``period``, ``link_bits_per_s``,
-``repeat``, ``workers``, ``parameters``, ``micro_batch``, ``steps`` measured, and the seconds of a
-step: ``step_s`` in all, ``compute_s`` of the forward and the backward pass, ``optimizer_s``.
-Nothing is fitted. Local SGD is DiLoCo whose outer step takes no time.
+``repeat``, ``workers``, ``parameters``, ``micro_batch``, measured ``steps``, and the seconds of a
+step: ``step_s`` in total, ``compute_s`` for the forward and the backward pass, ``optimizer_s``.
+Nothing is fitted. Local SGD is DiLoCo with an outer step of zero time.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ ABOUT = about("diloco_measured")
 TABLE = "steps.csv"
 
 ELEMENT_BYTES = 4
-"""Of float32."""
+"""Bytes of a float32."""
 
 SEGMENT_BYTES, FRAME_BYTES = 8949.0, 9015.0
-"""Payload of a TCP segment with time stamps in a frame of EC2 (9001 bytes), and the frame as a
-shaper counts it, with its Ethernet header."""
+"""Payload of a TCP segment with timestamps in an EC2 frame (9001 bytes), and the frame size that a
+shaper counts, which includes the Ethernet header."""
 
 QUEUE_S, BURST_BYTES, CONNECTIONS = 0.05, 65536.0, 2
-"""Of the shaper, of which a burst has room for the largest packet that Linux hands over, and on
-each link: assumptions."""
+"""Queue of the shaper, its burst (the largest packet that Linux hands over), and connections per
+link: assumptions."""
 
 TENSORS = 57
-"""Of the model, each of which local SGD and DiLoCo all-reduce on its own: nine in each of six
-layers, and three."""
+"""Tensors of the model, which local SGD and DiLoCo all-reduce separately: nine in each of six
+layers, and three more."""
 
 LATENCY_S = 50e-6
-"""Of a step of a ring: an assumption."""
+"""Latency of a step of a ring: an assumption."""
 
 LAYERS = 6
-"""Layers of equal size: DDP has as many buckets as the bytes ask for."""
+"""Number of equal layers; the number of DDP's buckets follows from the bytes."""
 
 BUFFER_BYTES = LAYERS * 131072 * 8 * 8.0
-"""Of the rotary embeddings, a buffer in each layer: 131072 positions by 8 complex numbers of 8
-bytes, half the dimension of a head. The source trains ``debugmodel`` of torchtitan (models/llama3,
-models/common/rope.py) in a DistributedDataParallel with default arguments, which broadcasts them
-before each forward pass; its local SGD and DiLoCo leave buffers alone."""
+"""Bytes of the rotary embeddings, one buffer per layer: 131072 positions times 8 complex numbers of
+8 bytes, half the dimension of a head. The source trains ``debugmodel`` of torchtitan
+(models/llama3, models/common/rope.py) in a DistributedDataParallel with default arguments, which
+broadcasts them before each forward pass; its local SGD and DiLoCo do not exchange buffers."""
 
 ALGORITHMS = ("ddp", "localsgd", "diloco")
 
@@ -80,7 +80,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cases(folder: Path) -> list[Case]:
-    """The step of each row."""
+    """Return the step time of each row."""
     return predicted(_run(row) for row in rows.read(folder / TABLE, Row))
 
 
@@ -106,7 +106,7 @@ def _run(row: Row) -> Run:
 
 
 def _workload(row: Row) -> pm.Workload:
-    """Equal layers, whose backward pass takes twice as long as the forward pass."""
+    """Return equal layers whose backward pass takes twice as long as the forward pass."""
     bytes_ = ELEMENT_BYTES * row.parameters / LAYERS
     one_s = row.compute_s / LAYERS / 3.0
     layers = [pm.WorkloadLayer(f"layer {k}", one_s, 2.0 * one_s, (bytes_,)) for k in range(LAYERS)]
@@ -120,7 +120,7 @@ def _workload(row: Row) -> pm.Workload:
 
 
 def shaped(bytes_per_s: float, nodes: int) -> pm.Cluster:
-    """Nodes whose links a shaper limits to a rate."""
+    """Return nodes whose links a shaper limits to a rate."""
     passing = ring_efficiency(
         bytes_per_s,
         queue_s=QUEUE_S,

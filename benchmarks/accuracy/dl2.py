@@ -1,12 +1,12 @@
-"""Synchronous parameter servers in containers, predicted from runs with few of them.
+"""Synchronous parameter servers in containers, predicted from runs with few workers and servers.
 
 Peng et al., "DL2: A Deep Learning-driven Scheduler for Deep Learning Clusters", IEEE TPDS 2021:
 MXNet, one batch shared by all workers, servers and workers in containers of about two cores. The
-folder holds ``config_speed.csv``, samples per second and the processors that servers and workers
-used, and ``models.csv``, computing time of a step and size of each DNN.
+folder holds ``config_speed.csv``, samples per second and the CPU use of servers and workers, and
+``models.csv``, compute time of a step and size of each DNN.
 
-Each fit predicts the runs that it was not fitted to. A DNN that it does not know is predicted from
-its size, its computing time and its run with one worker and one server, if there is one.
+Each fit predicts the runs outside the fit. A DNN that the fit does not include is predicted from
+its size, its compute time and its run with one worker and one server, if there is one.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ CORES = 2.0
 """Cores of a container: none uses more than 2.02."""
 
 CLUSTER = tables.cluster(Link(25e9 / 8.0), server=Server())
-"""Links are assumed not to limit."""
+"""Links are assumed not to be the bottleneck."""
 
 OPTIONS = {"sync": "bsp", "duplex": True, "split_above_bytes": 0.0}
-"""MXNet answers each tensor at once. What servers have of tensors is in ``uneven``."""
+"""MXNet replies to each tensor at once. ``uneven`` sets the servers' shares of the tensors."""
 
 
 class Speed(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ class Speed(msgspec.Struct, frozen=True):
 
     @property
     def run(self) -> SynchronousRun:
-        """The row as a run."""
+        """Return the row as a run."""
         step_s = self.total_batch_size / self.speed_sum_samples_per_s
         cpu_s = (x / CORES * step_s or None for x in (self.worker_cpu_mean, self.ps_cpu_mean))
         return SynchronousRun(self.num_worker, self.num_ps, step_s, *cpu_s)
@@ -66,7 +66,7 @@ class Profile(msgspec.Struct, frozen=True, rename={"size_megabytes": "model_size
     size_megabytes: float
 
     def workload(self, batch_size: int) -> Workload:
-        """A step on one worker, with the whole batch."""
+        """Step time on one worker, with the whole batch."""
         parts = ABOUT.facts["layer_sizes"].get(self.model, [1.0] * ABOUT.facts["other_layers"])
         each_s, size_bytes = self.local_comp_time_s / len(parts), self.size_megabytes * 1e6
         layers = [
@@ -79,7 +79,7 @@ class Profile(msgspec.Struct, frozen=True, rename={"size_megabytes": "model_size
 
 
 def cases(folder: Path) -> list[Case]:
-    """Every run as each fit predicts it that was not fitted to it; step times in seconds."""
+    """Return every run, predicted by each fit that does not include it; step times in seconds."""
     entries = fitted.read("dl2", SynchronousFit)
     found: list[Run] = []
     for dnn in read(folder):
@@ -90,17 +90,17 @@ def cases(folder: Path) -> list[Case]:
         entry = entries.get(f"dnn/{dnn.name}") or entries["all"]
         found += _runs("dnn", dnn, entry.of(msgspec.structs.replace(dnn, runs=alone)))
     if not found:
-        raise InputError(f"{folder}: no run that can be predicted and was not fitted to")
+        raise InputError(f"{folder}: no predictable run outside the fits")
     return predicted(found)
 
 
 def fit(folder: Path) -> None:
-    """Fit to the runs in a folder and write the fits that :func:`cases` predicts with."""
+    """Fit to the runs in a folder and store the fits for :func:`cases`."""
     fitted.write("dl2", entries_of(folder))
 
 
 def entries_of(folder: Path) -> dict[str, SynchronousFit]:
-    """The fits by name: *few*, *dnn/NAME* of each DNN, *all*."""
+    """Return the fits by name: *few*, *dnn/NAME* for each DNN, *all*."""
     every = read(folder)
     if len(every) < 2:
         raise InputError(f"{folder}: runs of at least two DNNs in models.csv are needed")
@@ -111,13 +111,13 @@ def entries_of(folder: Path) -> dict[str, SynchronousFit]:
 
 
 def fewest(some: tuple[SynchronousRun, ...]) -> tuple[SynchronousRun, ...]:
-    """The quarter with the fewest workers times servers; of equal ones, first the fewer workers."""
+    """Return the quarter with the smallest workers times servers, ties broken by fewer workers."""
     rising = sorted(some, key=lambda run: (run.workers * run.servers, run.workers, run.servers))
     return tuple(rising[: max(1, round(len(some) / 4))])
 
 
 def read(folder: Path) -> list[Dnn]:
-    """The DNNs with their synchronous runs; says which rows are left out."""
+    """Return the DNNs with their synchronous runs; report which rows are left out."""
     path, speeds = folder / "models.csv", rows.read(folder / "config_speed.csv", Speed)
     profiles = {row.model: row for row in rows.read(path, Profile)} if path.is_file() else {}
     ran = [row for row in speeds if row.sync_mode == "dist_sync"
@@ -135,7 +135,7 @@ def read(folder: Path) -> list[Dnn]:
 
 
 def _runs(split: str, dnn: Dnn, served: synchronous.ServedDnn) -> list[Run]:
-    """The runs of a DNN but those that were fitted to."""
+    """Return the runs of a DNN outside the fit."""
     whole, pool, found = dnn.job.workload, f"dl2/{split}", []
     for run in (run for run in dnn.runs if (run.workers, run.servers) not in served.seen):
         work = served.workload(whole, max(round(whole.batch_size / run.workers), 1))

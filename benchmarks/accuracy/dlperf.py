@@ -25,22 +25,22 @@ COLUMNS = {"samples_per_s": "images_per_s"}
 
 NODE_GPUS = 8
 NIC = Link(12.5e9, latency_s=2e-6, efficiency=0.97)
-"""Nominal: 100 Gbit/s, of which RDMA leaves 0.97."""
+"""Nominal: 100 Gbit/s, with an RDMA efficiency of 0.97."""
 
 FUSED = {"bucket_cap_bytes": 64e6, "first_bucket_bytes": 64e6}
-"""Horovod's fusion buffer, of 64 MB; on nominal links, DDP's buckets."""
+"""Horovod's fusion buffer of 64 MB; on nominal links, DDP's buckets."""
 
 ABOUT = about("dlperf")
 prior = table_fits.prior_of(ABOUT)
 
 
 def series(row: Row) -> str:
-    """DNN and framework; with XLA or without clipping it is the same framework."""
+    """Return DNN and framework; XLA and clipping do not make another framework."""
     return f"{row.dnn} in {re.sub(r'(?i) w/.*', '', row.framework)}"
 
 
 class Row(tables.ImagesRow, frozen=True, kw_only=True):
-    """A row of ``throughput.csv``; seconds of a step on one node where known."""
+    """A row of ``throughput.csv``; with the step time on one node if known (s)."""
 
     precision: str
     framework: str
@@ -48,24 +48,24 @@ class Row(tables.ImagesRow, frozen=True, kw_only=True):
 
     @property
     def dnn(self) -> str:
-        """The model of the catalogue, or the name as it is."""
+        """Model of the catalogue, or the unchanged name."""
         name = dnns.plain(self.model)
         known = [one for one in catalogue.model_names() if name.startswith(dnns.plain(one))]
         return max(known, key=len, default=self.model)
 
     @property
     def configuration(self) -> str:
-        """All but the number of GPUs."""
+        """Everything except the number of GPUs."""
         return f"{self.model} {self.precision} {self.framework} batch {self.batch_per_gpu}"
 
     @property
     def key(self) -> str:
-        """The whole row."""
+        """Identifies the row."""
         return f"{self.configuration} {self.num_gpus} GPUs"
 
     @property
     def own(self) -> bool:
-        """Whether a row of its own tells what a node takes."""
+        """Whether the configuration has a row for one node."""
         return self.node_s > 0.0 and self.num_nodes > 1
 
     family = property(lambda self: "several nodes" if self.own else "one node")
@@ -97,7 +97,7 @@ class Row(tables.ImagesRow, frozen=True, kw_only=True):
 
 
 def read(folder: Path, known: Mapping[str, float]) -> tuple[list[Row], dict[str, float]]:
-    """Runs on several GPUs, and seconds of a step on one and on 8; ``known`` are those of the
+    """Return runs on several GPUs, and step times on one and on 8 (s); ``known`` are those of the
     fits."""
     table = [row for row in rows.read(folder / "throughput.csv", Row, COLUMNS)
              if row.dnn in catalogue.model_names()]  # fmt: skip
@@ -116,7 +116,7 @@ def read(folder: Path, known: Mapping[str, float]) -> tuple[list[Row], dict[str,
 
 
 def cases(folder: Path) -> list[Case]:
-    """Every row that a split was not fitted to; step times in seconds."""
+    """Return every row outside the fit of each split; step times in seconds."""
     every = fitted.read("dlperf", table_fits.Fit)["all"]
     table, _ = read(folder, every.alone_s)
     pool = "dlperf/few-strict"
@@ -128,14 +128,14 @@ def cases(folder: Path) -> list[Case]:
 
 
 def nominal_jobs(folder: Path) -> Iterator[tuple[str, Job, float]]:
-    """Framework, job on nominal links, and measured step of every run on several GPUs."""
+    """Return framework, job on nominal links, and measured step time of each multi-GPU run."""
     for row in read(folder, {})[0]:
         job = msgspec.structs.replace(row, node_s=0.0).job({"neighbours": 0.0})
         yield row.framework, job, row.step_s
 
 
 def fit(folder: Path) -> None:
-    """Fit to the rows of a folder and write the fits that :func:`cases` predicts with."""
+    """Fit to the rows of a folder and store the fits for :func:`cases`."""
     found, alone_s = read(folder, {})
     few = table_fits.without("few", found, prior, group=series)
     fitted.write("dlperf", {**few, "all": table_fits.fit(found, prior, alone_s)})

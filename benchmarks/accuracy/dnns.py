@@ -1,9 +1,9 @@
-"""Layers of published DNNs, by the names that tables of throughput give them.
+"""Layers of published DNNs, by their names in tables of throughput.
 
-Those of the catalogue as they are there; deeper relatives with its blocks repeated (He, Zhang, Ren,
-Sun, "Deep Residual Learning", CVPR 2016, table 1); Inception-v3 from its description (Szegedy and
+DNNs of the catalogue are used unchanged; deeper variants repeat its blocks (He, Zhang, Ren, Sun,
+"Deep Residual Learning", CVPR 2016, table 1); Inception-v3 follows its description (Szegedy and
 others, "Rethinking the Inception Architecture", CVPR 2016, without the auxiliary classifier); BERT
-for any depth and width (Devlin, Chang, Lee, Toutanova, "BERT", NAACL 2019), with the heads of its
+has any depth and width (Devlin, Chang, Lee, Toutanova, "BERT", NAACL 2019), with the heads of its
 pre-training.
 """
 
@@ -21,11 +21,11 @@ from perfmodel.inputs import catalogue
 from perfmodel.inputs.profile import Gradients, Layer, Profile, Tensor, Timing
 
 BYTES = 4
-"""Bytes of a parameter: all these tables are of single precision."""
+"""Bytes per parameter: all these tables use single precision."""
 
 
 class Known(msgspec.Struct, frozen=True):
-    """DNNs by name in small letters, as ``dnns.toml`` says."""
+    """DNNs by lower-case name, from ``dnns.toml``."""
 
     catalogue: dict[str, str]
     deeper: dict[str, dict[str, int]]
@@ -49,14 +49,14 @@ WORDS, POSITIONS, SEGMENTS = 30_522, 512, 2
 """Rows of BERT's embeddings."""
 
 SEQUENCE = 64
-"""Tokens of a sample of BERT; shares of the layers hardly depend on it."""
+"""Tokens per sample of BERT; the layers' shares hardly depend on it."""
 
 MANY_TENSORS = 100
-"""Gradient tensors of a DNN that nothing but the size is known of."""
+"""Number of gradient tensors of a DNN of which only the size is known."""
 
 
 def plain(name: str) -> str:
-    """A name in small letters and digits, without what tables put between these.
+    """Return a name reduced to lower-case letters and digits.
 
     >>> plain("ResNet-50 v1.5")
     'resnet50v15'
@@ -65,7 +65,7 @@ def plain(name: str) -> str:
 
 
 def layers_of(name: str) -> tuple[Layer, ...] | None:
-    """The layers of a DNN; None where it is not known."""
+    """Return the layers of a DNN; None if it is unknown."""
     key = plain(name)
     if key in KNOWN.catalogue:
         return catalogue.model(KNOWN.catalogue[key]).layers
@@ -83,16 +83,16 @@ def layers_of(name: str) -> tuple[Layer, ...] | None:
 
 
 def bytes_of(layers: tuple[Layer, ...]) -> float:
-    """Bytes of all gradients."""
+    """Return the bytes of all gradients."""
     return sum(tensor.bytes for layer in layers for tensor in layer.tensors)
 
 
 def resized(layers: tuple[Layer, ...], size_bytes: float) -> tuple[Layer, ...]:
-    """The layers with as many bytes of gradients as asked for.
+    """Return the layers, adjusted to the requested bytes of gradients.
 
-    What differs belongs to the largest tensor where that has most of the bytes: it is the first
-    fully connected layer, and its size follows from that of the images. Elsewhere all tensors
-    become larger or smaller in proportion.
+    If the largest tensor has most of the bytes, it takes the whole difference: it is the first
+    fully connected layer, whose size depends on that of the images. Otherwise all tensors are
+    scaled in proportion.
     """
     total = bytes_of(layers)
     largest = max(tensor.bytes for layer in layers for tensor in layer.tensors)
@@ -114,9 +114,9 @@ def resized(layers: tuple[Layer, ...], size_bytes: float) -> tuple[Layer, ...]:
 def profile(
     name: str, device: str, batch_size: int, samples_per_s: float, size_bytes: float | None = None
 ) -> Profile | None:
-    """A DNN with the throughput of one device; None where neither layers nor size are known.
+    """Return a DNN with the throughput of one device; None if neither layers nor size are known.
 
-    One that only its size is known of has tensors of equal size.
+    If only the size is known, all tensors have equal size.
     """
     layers = layers_of(name)
     source = Source("published", "throughput of one device; layers as published")
@@ -134,7 +134,7 @@ def profile(
 
 
 def _deeper(blocks: dict[str, int]) -> Iterator[Layer]:
-    """ResNet-50 with the last block of a stage repeated until there are so many."""
+    """Return ResNet-50 with the last block of each stage repeated up to this number."""
     layers = catalogue.model("resnet50").layers
     stages: dict[str, dict[str, list[Layer]]] = {}
     for layer in layers:
@@ -150,7 +150,7 @@ def _deeper(blocks: dict[str, int]) -> Iterator[Layer]:
 
 
 def _inception_v3() -> Iterator[Layer]:
-    """Its convolutions, each with its normalisation, and the classifier."""
+    """Return its convolutions, each with its normalisation, and the classifier."""
     for number, one in enumerate(rows.read(FOLDER / "inception_v3.csv", Convolution)):
         weights = float(one.inputs * one.outputs * one.kernel_elements)
         tensors = (_tensor("weight", weights), _tensor("bias", 2 * one.outputs))
@@ -159,7 +159,8 @@ def _inception_v3() -> Iterator[Layer]:
 
 
 def _bert(depth: int, width: int) -> Iterator[Layer]:
-    """Layers of a BERT; the output shares its weights with the first, whose gradient is last."""
+    """Return the layers of a BERT; the output shares its weights with the first layer, whose
+    gradient is last."""
     for name, elements in (("words", WORDS), ("positions", POSITIONS), ("segments", SEGMENTS)):
         yield Layer(name, "embedding", (_tensor(name, elements * width),))
     yield _norm("embeddings", width)

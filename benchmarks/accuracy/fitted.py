@@ -1,4 +1,4 @@
-"""What was fitted to measured runs, kept beside this file: one entry per split and fold."""
+"""Values fitted to measured runs, stored next to this file: one entry per split and fold."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ FOLDER = Path(__file__).parent / "fitted"
 
 
 def rounded(value: float, digits: int = 6) -> float:
-    """So many digits of a figure that is written down; six are more than published rows have."""
+    """Round a stored value to this many digits; six are more than published rows have."""
     return float(f"{value:.{digits}g}")
 
 
 def write(source: str, entries: Mapping[str, object]) -> None:
-    """Write down the fits of a source, by name of the split; a line for each field of each."""
+    """Store the fits of a source by name of the split, with one line per field."""
     lines = []
     for name, entry in entries.items():
         fields: dict[str, object] = msgspec.to_builtins(entry)
@@ -34,11 +34,11 @@ def write(source: str, entries: Mapping[str, object]) -> None:
 
 
 def read(source: str, kind: type[Entry]) -> dict[str, Entry]:
-    """The fits of a source, by name of the split.
+    """Return the fits of a source by name of the split.
 
     Raises
     ------
-    InputError : there are none, or they are of another kind.
+    InputError : there are none, or they have another type.
     """
     path = FOLDER / f"{source}.json"
     try:

@@ -1,9 +1,9 @@
-"""What it costs to spread a job over cloud machines, by Gavel, predicted from the catalogue alone.
+"""Cost of spreading a job over cloud machines, from Gavel, predicted from the catalogue alone.
 
 ``throughput.csv``: steps per second of all workers together, by ``file``, ``gpu``, ``model``,
-``batch_size``, ``scale_factor`` (GPUs) and ``consolidated`` (1 on one machine, 0 on one each).
-Runs of one and of several GPUs come from different machines, so that only the ratio of a step on
-several machines to that on one is predicted.
+``batch_size``, ``scale_factor`` (GPUs) and ``consolidated`` (1: one machine, 0: one per GPU).
+Runs with one and with several GPUs come from different machines, so only the ratio of the step time
+on several machines to that on one is predicted.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def setup(self) -> tuple[str, str, str, int, int]:
-        """All but where the GPUs are."""
+        """Everything except the placement of the GPUs."""
         return self.file, self.gpu, self.model, self.batch_size, self.scale_factor
 
     def alike(self, machine: catalogued.Machine) -> catalogued.Row:
-        """The row as one of the catalogue."""
+        """Return the row as a row of the catalogue."""
         return catalogued.Row(
             name=self.model,
             task=TASKS[self.model],
@@ -55,7 +55,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cases(folder: Path) -> list[Case]:
-    """Ratios of steps on several machines to those on one; the files repeat some of them."""
+    """Return ratios of step times on several machines to those on one; duplicates in the files
+    count once."""
     every = [row for row in rows.read(folder / "throughput.csv", Row) if row.scale_factor > 1]
     together = {row.setup: row for row in every if row.consolidated and row.steps_per_s > 0.0}
     left_out = collections.Counter[str]()
@@ -75,7 +76,8 @@ def cases(folder: Path) -> list[Case]:
 
 
 def ratio(row: Row, near: Row) -> Case:
-    """The case of a row on several machines, and that on one; what is uncertain is the former."""
+    """Return the case of a row on several machines and one on a single machine; only the former is
+    uncertain."""
     apart = predict(catalogued.job_of(row.alike(APART[row.gpu])))
     whole_s = predict(catalogued.job_of(near.alike(TOGETHER[row.gpu]))).iteration_s
     low, high = apart.interval.iteration_s

@@ -1,9 +1,9 @@
-"""Seven ways to communicate on three networks, predicted from runs on one and two nodes.
+"""Seven communication schedules on three networks, predicted from runs on one and two nodes.
 
 The benchmarks of arXiv 2005.13247, github.com/HKBU-HPML/ddl-benchmarks: PyTorch with Horovod (a
 ring), MG-WFBP, ByteScheduler and BytePS (a parameter server), on nodes of four GPUs. The folder
 holds ``throughput.csv``: samples of all GPUs per second, by ``dnn``, ``connection``, ``method`` and
-``num_gpus``; one GPU stands for computing without communication.
+``num_gpus``; rows with one GPU give the compute time without communication.
 """
 
 from __future__ import annotations
@@ -48,25 +48,25 @@ class Row(tables.ImagesRow, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """The whole row."""
+        """Identifies the row."""
         return f"{self.dnn} {self.method} {self.num_gpus} GPUs {self.connection}"
 
     @property
     def family(self) -> str:
-        """Methods and networks whose predictions are off alike."""
+        """Methods and networks whose predictions have similar errors."""
         if self.architecture == "ps":
             return f"ps {self.connection}"
         return f"ring {'bytescheduler' if self.schedule == 'bytescheduler' else ''}".strip()
 
     @property
     def part(self) -> str:
-        """What servers get of a link, as a value is called."""
+        """Name of the value for the servers' share of a link."""
         protocol = "TCP" if "TCP" in self.connection else "RDMA"
         return f"servers' part {protocol if self.num_nodes > 1 else 'inside'}"
 
     @property
     def few(self) -> bool:
-        """Whether the split *few* calibrates on it: one node, or two without overlap."""
+        """Whether the split *few* calibrates on the row: one node, or two without overlap."""
         return self.num_gpus <= (8 if self.schedule == "no_overlap" else 4)
 
     @property
@@ -123,7 +123,7 @@ class Row(tables.ImagesRow, frozen=True, kw_only=True):
 
 
 def read(folder: Path, known: Mapping[str, float]) -> tuple[list[Row], dict[str, float]]:
-    """Runs on several GPUs, and seconds of a step on one; ``known`` are those of the fits."""
+    """Return runs on several GPUs, and step times on one (s); ``known`` are those of the fits."""
 
     def usable(row: Row) -> bool:
         even = row.num_gpus % row.num_nodes == 0
@@ -135,13 +135,13 @@ def read(folder: Path, known: Mapping[str, float]) -> tuple[list[Row], dict[str,
 
 
 def cases(folder: Path) -> list[Case]:
-    """Every run as each fit predicts it that was not fitted to it; step times in seconds."""
+    """Return every run, predicted by each fit that does not include it; step times in seconds."""
     known = fitted.read("hkbu", table_fits.Fit)["all"].alone_s
     return table_fits.cases("hkbu", read(folder, known)[0], tuple(ABOUT.splits), prior)
 
 
 def fit(folder: Path) -> None:
-    """Fit to the runs in a folder and write the fits that :func:`cases` predicts with."""
+    """Fit to the runs in a folder and store the fits for :func:`cases`."""
     found, alone_s = read(folder, {})
     few = table_fits.fit([row for row in found if row.few], prior)
     others = table_fits.without("dnn", found, prior)

@@ -1,4 +1,4 @@
-"""Horovod's first table: servers against ring all-reduce, by TCP and by RDMA.
+"""Horovod's first table: servers against ring all-reduce, over TCP and over RDMA.
 
 ``throughput.csv`` has images per second by ``cluster`` (with the rate of its links in its name),
 ``method``, ``model``, ``batch_per_gpu``, ``num_gpus`` and ``num_nodes``.
@@ -19,14 +19,13 @@ from perfmodel.inputs.calibration import Calibration
 SOURCE, FILE = "horovod", "throughput.csv"
 
 LATENCY_S = 25e-6
-"""Of a message between nodes, one way: an assumption. Twice as much makes steps 0.8 % longer at
-most."""
+"""One-way latency between nodes: an assumption. Doubling it makes steps at most 0.8 % longer."""
 
 USUAL_BITS_PER_S = 25e9
-"""Where the name of a cluster says nothing."""
+"""Link rate if the name of a cluster does not give it."""
 
 CYCLE_S = 1e-6
-"""Horovod of 2017 looked for tensors to fuse without a pause."""
+"""Horovod of 2017 looked for tensors to fuse continuously."""
 
 ABOUT = about("horovod")
 prior = table_fits.prior_of(ABOUT)
@@ -46,12 +45,12 @@ class Row(tables.ImagesRow, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """What tells runs apart."""
+        """Identifies the run."""
         return f"{self.model} batch {self.batch_per_gpu}, {self.method}, {self.num_gpus} GPUs"
 
     @property
     def follows_link(self) -> bool:
-        """Whether a faster link helps: without the processor, which limits all others."""
+        """Whether a faster link helps; the CPU limits all other methods."""
         return "RDMA" in self.method and "NCCL" in self.method
 
     @property
@@ -65,8 +64,8 @@ class Row(tables.ImagesRow, frozen=True, kw_only=True):
         return {"neighbours": "slowdown_per_neighbour", name: field}
 
     def job(self, values: Mapping[str, float], known: Calibration | None = None) -> Job:
-        """See :class:`.table_fits.Measured`. Servers are as many as GPUs; variables
-        go to them in turn, each whole to one."""
+        """See :class:`.table_fits.Measured`. There are as many servers as GPUs; whole variables are
+        placed on them in turn."""
         (found,) = (value for name, value in values.items() if name != "neighbours")
         bits = re.search(r"(\d+(?:\.\d+)?)\s*G", self.cluster)
         nominal = (1e9 * float(bits[1]) if bits else USUAL_BITS_PER_S) / 8
@@ -95,20 +94,20 @@ class Row(tables.ImagesRow, frozen=True, kw_only=True):
 
 
 def read(folder: Path, known: Mapping[str, float]) -> tuple[list[Row], dict[str, float]]:
-    """Runs on several GPUs, and seconds of a step on one; ``known`` are those of the fits."""
+    """Return runs on several GPUs, and step times on one (s); ``known`` are those of the fits."""
     table = rows.read(folder / FILE, Row)
     return tables.several(table, known, 1, lambda row: dnns.layers_of(row.model) is not None)
 
 
 def cases(folder: Path) -> list[Case]:
-    """Every run with more than one GPU, from nominal links and by a fit that it is not in."""
+    """Return every multi-GPU run, predicted with nominal links and by a fit that excludes it."""
     table, _ = read(folder, fitted.read(SOURCE, table_fits.Fit)["all"].alone_s)
     nominal = [table_fits.run(SOURCE, "none", row, table_fits.NOTHING, prior) for row in table]
     return table_fits.cases(SOURCE, table, ("few",), prior) + predicted(nominal)
 
 
 def fit(folder: Path) -> None:
-    """Fit to all runs, and to those of all DNNs but one."""
+    """Fit to all runs, and to the runs of all DNNs but one."""
     found, alone_s = read(folder, {})
     few = table_fits.without("few", found, prior)
     fitted.write(SOURCE, {**few, "all": table_fits.fit(found, prior, alone_s)})

@@ -1,10 +1,10 @@
-"""``python -m benchmarks.accuracy.intervals PATH``: what predictions leave unexplained.
+"""``python -m benchmarks.accuracy.intervals PATH``: learn the unexplained errors of predictions.
 
-Predicts measured runs to which nothing was fitted: those of the testbed, where the network was
-measured; and from nominal links the shipped cases of others, and DLPerf's table with what is the
-default of a ring. PATH is the folder that holds the folders of both. Prints the constants that
-``perfmodel.predicting.intervals`` has, and how many runs lie in intervals that were learnt without
-any run of their source (of the testbed: of their DNN; of DLPerf: of their framework).
+Predicts measured runs to which nothing was fitted: those of the testbed, with its measured network,
+and with nominal links the shipped cases of others, and DLPerf's table with the default options of a
+ring. PATH is the folder that holds the folders of both. Prints the constants of
+``perfmodel.predicting.intervals``, and how many runs lie in intervals that were learnt without any
+run of their source (for the testbed: of their DNN; for DLPerf: of their framework).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from perfmodel.predicting.intervals import JobKind, Learnt, kind_of, step_interv
 from perfmodel.validation import shipped_cases
 
 LEAST = 0.005
-"""Standard deviation that is taken for granted, lest few runs that fit well promise too much."""
+"""Minimum standard deviation, so that a few runs that fit well do not promise too much."""
 
 
 def runs(folder: Path) -> list[PredictedRun]:
-    """All runs, predicted."""
+    """Return all runs, predicted."""
     found = []
     jobs = [
         (f"testbed, {run.job.workload.name}", run.job, run.step_s or 0.0)
@@ -51,10 +51,10 @@ def runs(folder: Path) -> list[PredictedRun]:
 
 
 def learn(some: Sequence[PredictedRun]) -> Learnt:
-    """The most likely mean, a and b of runs of one kind, a and b widened for how few they are from.
+    """Return the most likely mean, a and b of runs of one kind, widened for few sources.
 
-    Runs of one source are alike, so there are only as many independent ones as sources: a and b
-    grow by Student's factor for as many degrees of freedom, less one for the mean.
+    Runs of one source are correlated, so there are only as many independent runs as sources: a and
+    b grow by Student's factor for that many degrees of freedom, minus one for the mean.
     """
     misses = np.array([run.miss for run in some])
     waiting = np.array([run.prediction.idle_fraction.mean for run in some])
@@ -76,7 +76,8 @@ def learn(some: Sequence[PredictedRun]) -> Learnt:
 
 
 def covered(some: Sequence[PredictedRun]) -> Mapping[str, tuple[int, int]]:
-    """By source: runs inside the intervals learnt from the other sources, and all of them."""
+    """Return, by source, the runs inside the intervals learnt from the other sources, and all
+    runs."""
     found = {}
     for source in dict.fromkeys(run.source for run in some):
         others = [run for run in some if run.source != source]
@@ -93,8 +94,8 @@ def covered(some: Sequence[PredictedRun]) -> Mapping[str, tuple[int, int]]:
 
 
 def shared(some: Sequence[PredictedRun]) -> float:
-    """Part of the variance of residuals that runs of one source share, 0 where they differ as much
-    as any: the correlation of the errors of two predictions of a source, for
+    """Return the fraction of the residual variance that runs of one source share, 0 if they differ
+    as much as any runs. It is the correlation of the errors of two predictions of a source, for
     :data:`perfmodel.predicting.gains.SHARED`."""
     by_source: dict[str, list[float]] = {}
     for run in some:
@@ -111,7 +112,7 @@ def shared(some: Sequence[PredictedRun]) -> float:
 @click.command()
 @click.argument("path", type=click.Path(exists=True, file_okay=False, path_type=Path))
 def main(path: Path) -> None:
-    """Learn how far predictions are off from measured runs."""
+    """Learn the errors of predictions from measured runs."""
     by_kind: dict[JobKind, list[PredictedRun]] = {}
     for run in runs(path):
         by_kind.setdefault(kind_of(run.job), []).append(run)

@@ -1,9 +1,9 @@
 """Four systems on 16 V100 over TCP, predicted for larger batches and for other DNNs.
 
-KungFu (Mai et al., OSDI 2020), results beside its source code: two nodes of eight V100, TensorFlow
-1.13, models of Keras at 224 x 224 pixels. The folder holds ``throughput.csv``: images per second of
-all GPUs by ``model``, ``system``, ``batch_per_gpu``, ``num_gpus`` and ``num_nodes``. There is no
-row of a single GPU; what others published of one V100 says how long an image takes.
+KungFu (Mai et al., OSDI 2020), results published with its source code: two nodes of eight V100,
+TensorFlow 1.13, Keras models at 224 x 224 pixels. The folder holds ``throughput.csv``: images per
+second of all GPUs by ``model``, ``system``, ``batch_per_gpu``, ``num_gpus`` and ``num_nodes``.
+There are no rows with a single GPU; published speeds of one V100 give the time per image.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ FEW_BATCH = 32
 """Largest batch per GPU that *few* is fitted to: two of the five."""
 
 LAUNCH_S = 0.025
-"""To launch a step: what the published times of one V100 are at no image at all."""
+"""Time to launch a step: the published times of one V100, extrapolated to zero images."""
 
 LATENCY_S = 10e-6
-"""Of a step of a ring: an assumption."""
+"""Latency of a step of a ring: an assumption."""
 
 RESNET_50_S = 2.55e-3
-"""Per image, between batches of 32 and 128, float32 (MXNet's published speeds on V100: 298.51,
-363.69/s)."""
+"""Time per image, from batches of 32 and 128 with float32 (MXNet's published speeds on V100:
+298.51, 363.69/s)."""
 
 IMAGE_S = {
     "resnet50": RESNET_50_S,
@@ -55,7 +55,7 @@ class Row(tables.ImagesRow, frozen=True, kw_only=True):
 
     @property
     def arch(self) -> str:
-        """How the system exchanges what was learnt."""
+        """Architecture with which the system exchanges gradients or models."""
         name = self.system.lower()
         if "server" in name:
             return "asp"
@@ -68,7 +68,7 @@ class Row(tables.ImagesRow, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """The whole row."""
+        """Identifies the row."""
         return f"{self.model} {self.system} batch {self.batch_per_gpu} {self.num_gpus} GPUs"
 
     @property
@@ -103,12 +103,12 @@ class Row(tables.ImagesRow, frozen=True, kw_only=True):
 
 
 def cases(folder: Path) -> list[Case]:
-    """Every row that a split was not fitted to; step times in seconds."""
+    """Return every row outside the fit of each split; step times in seconds."""
     return table_fits.cases("kungfu", read(folder), tuple(ABOUT.splits), prior)
 
 
 def read(folder: Path) -> list[Row]:
-    """The rows of DNNs that something is known of."""
+    """Return the rows of known DNNs."""
     table = rows.read(folder / "throughput.csv", Row)
     unknown = (row.model for row in table if row.dnn not in IMAGE_S)
     rows.say_left_out("no published speed on one V100", unknown)
@@ -116,7 +116,7 @@ def read(folder: Path) -> list[Row]:
 
 
 def fit(folder: Path) -> None:
-    """Fit to the rows of a folder and write the fits that :func:`cases` predicts with."""
+    """Fit to the rows of a folder and store the fits for :func:`cases`."""
     table = read(folder)
     few = table_fits.fit([row for row in table if row.batch_per_gpu <= FEW_BATCH], prior)
     others = table_fits.without("dnn", table, prior)

@@ -1,4 +1,4 @@
-"""PyTorch on one to eight GPUs of one machine, by Lambda, predicted from the catalogue alone.
+"""PyTorch on one to eight GPUs of one machine, from Lambda, predicted from the catalogue alone.
 
 ``throughput.csv``: units of each task per second, by ``gpu``, ``precision``, ``task``,
 ``num_gpus`` and ``global_batch``.
@@ -32,13 +32,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def machine_of(gpu: str) -> catalogued.Machine | None:
-    """The longest name of :data:`MACHINES` in that of a GPU; None if there is none."""
+    """Return the longest name of :data:`MACHINES` contained in the name of a GPU, or None."""
     names = [name for name in MACHINES if name.lower() in gpu.lower()]
     return MACHINES[max(names, key=len)] if names else None
 
 
 def cases(folder: Path) -> list[Case]:
-    """Steps of every row that is a job of the catalogue."""
+    """Return the step time of every row that the catalogue supports."""
     found: list[catalogued.Row] = []
     left_out = collections.Counter[str]()
     for row in rows.read(folder / "throughput.csv", Row):

@@ -1,7 +1,7 @@
-"""Language models on sharded data parallel A100 and H100, from the catalogue alone.
+"""Language models on A100 and H100 with sharded data parallelism, from the catalogue alone.
 
 ``throughput.csv`` has tokens per second of all GPUs by ``model``, ``seq_len``, ``num_gpus``,
-``gpu``, ``micro_batch`` (sequences of a pass on each GPU), ``grad_accum``, ``precision``,
+``gpu``, ``micro_batch`` (sequences per pass and GPU), ``grad_accum``, ``precision``,
 ``sharding`` and ``act_ckpt``.
 """
 
@@ -25,7 +25,7 @@ CLUSTERS = {"a100": "dgx-a100", "a100-80": "dgx-a100", "h100": "dgx-h100"}
 STAGES = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2}
 
 PRECISIONS = {"amp_bf16": "mixed", "bf16": "mixed"}
-"""Others, such as 8 bits, no device of the catalogue has a rate of."""
+"""Supported precisions; no device of the catalogue has a rate for others, such as 8 bits."""
 
 ABOUT = about("llm_foundry")
 
@@ -51,19 +51,19 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What tells runs apart."""
+        """Identifies the run."""
         again = ", checkpointing" if self.act_ckpt == "True" else ""
         batch = f"batch {self.micro_batch} x {self.grad_accum}"
         return f"{self.model} of {self.seq_len}, {self.num_gpus} {self.gpu}, {batch}{again}"
 
     @property
     def step_s(self) -> float:
-        """Seconds of a pass: gradients are reduced in each, and only the update is rarer."""
+        """Seconds per pass: gradients are reduced in every pass, updates are less frequent."""
         return self.num_gpus * self.micro_batch * self.seq_len / self.tokens_per_s
 
     @property
     def why_not(self) -> str:
-        """Why there is no job of this row; "" where there is one."""
+        """Return why there is no job for this row; "" if there is one."""
         if self.precision not in PRECISIONS:
             return f"precision {self.precision}"
         if self.sharding not in STAGES:
@@ -74,14 +74,14 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def block_bytes(model: str) -> float:
-    """Bytes of the matrices of a block: with them a unit is closed."""
+    """Return the bytes of the matrices of a block, which close a unit."""
     layers = with_layers(catalogue.model(f"mpt-{model}"), "mixed").layers
     first = [layer for layer in layers if layer.name.startswith("blocks.0.")]
     return sum(tensor.bytes for layer in first for tensor in layer.tensors)
 
 
 def job(row: Row) -> pm.Job:
-    """The job of a pass. Blocks are the units that are gathered."""
+    """Return the job of a pass. Blocks are the units that are gathered."""
     device = DEVICES[row.gpu]
     made = pm.make_job(
         model=f"mpt-{row.model}",
@@ -102,7 +102,7 @@ def job(row: Row) -> pm.Job:
 
 
 def cases(folder: Path) -> list[Case]:
-    """Every row that there is a job of."""
+    """Return every row for which there is a job."""
     table = rows.read(folder / FILE, Row)
     rows.say_left_out("no job", [row.why_not for row in table if row.why_not])
     runs = [

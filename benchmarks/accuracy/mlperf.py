@@ -1,6 +1,6 @@
-"""MLPerf training v0.7 on 4 GPUs and more, predicted from the catalogue alone.
+"""MLPerf training v0.7 on 4 or more GPUs, predicted from the catalogue alone.
 
-``train_throughput.csv``: samples per second inside training, by ``system``, ``accelerator``,
+``train_throughput.csv``: samples per second during training, by ``system``, ``accelerator``,
 ``benchmark``, ``num_nodes``, ``num_accel`` and ``global_batch``.
 """
 
@@ -20,7 +20,7 @@ ABOUT = about(SOURCE)
 TASKS = msgspec.convert(ABOUT.facts["tasks"], dict[str, catalogued.Task])
 MACHINES = msgspec.convert(ABOUT.facts["machines"], dict[str, catalogued.Machine])
 REASONS: dict[str, str] = ABOUT.facts["left_out"]
-"""Why systems, by patterns, and benchmarks are left out."""
+"""Reasons for leaving out systems, by pattern, and benchmarks."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,13 +36,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def machine(self) -> catalogued.Machine | None:
-        """The first of :data:`MACHINES` whose pattern the system and its accelerator match."""
+        """Return the first of :data:`MACHINES` whose pattern matches system and accelerator."""
         named = f"{self.system} {self.accelerator}"
         return next((m for text, m in MACHINES.items() if re.search(text, named)), None)
 
     @property
     def reason(self) -> str | None:
-        """Why it is left out; None if it is not."""
+        """Return why the row is left out; None if it is used."""
         if not self.train_samples_per_s:
             return "no throughput"
         what = f"{self.benchmark}: {self.system} {self.accelerator}"
@@ -53,7 +53,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cases(folder: Path) -> list[Case]:
-    """Steps of every row that is a job of the catalogue."""
+    """Return the step time of every row that the catalogue supports."""
     found: list[catalogued.Row] = []
     left_out = collections.Counter[str]()
     for row in rows.read(folder / "train_throughput.csv", Row):

@@ -1,10 +1,10 @@
 """MXNet's scaling table: sharded synchronous servers on nodes of 16 K80 (p2.16xlarge).
 
 ``scaling_p2.16xlarge.csv`` has images per second by DNN and number of GPUs, and the size of each
-DNN. Two stages, each a job. Inside a node MXNet sums each variable on the GPU that has the fewest
-bytes so far, whole, and copies it back; a GPU is a worker and a server with a link of its own, and
-nothing is hidden behind computation. Then the nodes, as workers, push to and pull from the servers
-that they share nodes with; MXNet splits large variables over all of them.
+DNN. There are two stages, each a job. Inside a node, MXNet sums each whole variable on the GPU with
+the fewest bytes so far, and copies it back; a GPU is a worker and a server with its own link, and
+computation hides nothing. Then the nodes, as workers, push to and pull from servers on the same
+nodes; MXNet splits large variables over all servers.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from perfmodel.inputs.calibration import Calibration
 SOURCE, FILE = "mxnet", "scaling_p2.16xlarge.csv"
 
 NIC_BYTES_PER_S, NIC_LATENCY_S = 20e9 / 8, 50e-6
-"""Between nodes of p2.16xlarge (aws.amazon.com/ec2/instance-types/p2); the latency is an
+"""Link between p2.16xlarge nodes (aws.amazon.com/ec2/instance-types/p2); the latency is an
 assumption."""
 
 INSIDE = {"overlap": False, "split_above_bytes": math.inf}
-"""Options inside a node; as many servers as GPUs."""
+"""Options inside a node; there are as many servers as GPUs."""
 
 BETWEEN = {"overlap": False, "duplex": True, "sharding": "hash", "split_above_bytes": 4e6}
-"""Options between nodes, those of MXNet's KVStore; as many servers as nodes."""
+"""Options between nodes, as in MXNet's KVStore; there are as many servers as nodes."""
 
 ABOUT = about("mxnet")
 prior = table_fits.prior_of(ABOUT)
@@ -47,7 +47,7 @@ class Row(tables.ImagesRow, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """What tells runs apart."""
+        """Identifies the run."""
         return f"{self.model} {self.num_gpus} GPUs on {self.num_nodes} nodes"
 
     @property
@@ -80,12 +80,13 @@ class Row(tables.ImagesRow, frozen=True, kw_only=True):
 
 
 def read(folder: Path, known: Mapping[str, float]) -> tuple[list[Row], dict[str, float]]:
-    """Runs on several GPUs, and seconds of a step on one; ``known`` are those of the fits."""
+    """Return runs on several GPUs, and step times on one (s); ``known`` are those of the fits."""
     return tables.several(rows.read(folder / FILE, Row), known, 2)
 
 
 def cases(folder: Path) -> list[Case]:
-    """Every run with more than one GPU, by the fit of few rows, or that of all if it is unseen."""
+    """Return every multi-GPU run, predicted by the fit to few rows, or by the fit to all rows if
+    the run is in neither."""
     known = fitted.read(SOURCE, table_fits.Fit)["all"].alone_s
     return table_fits.cases(SOURCE, read(folder, known)[0], ("few",), prior)
 

@@ -1,8 +1,8 @@
 """NVIDIA's examples on one to 64 GPUs, predicted from the catalogue alone.
 
-``throughput.csv``: the tables of the examples' READMEs: ``example``, ``section`` (its headings,
-which name the machine), ``batch`` (the columns on batch sizes), ``num_gpus``, ``metric`` (the title
-of the column of throughput) and ``value``.
+``throughput.csv`` has the tables of the examples' READMEs: ``example``, ``section`` (headings that
+name the machine), ``batch`` (the columns with batch sizes), ``num_gpus``, ``metric`` (the title of
+the throughput column) and ``value``.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ ABOUT = about(SOURCE)
 
 
 class Example(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The task of an example's rows whose section and batch a pattern matches.
+    """The task of those rows of an example whose section and batch match a pattern.
 
     Attributes
     ----------
-    above : units a second on each GPU that rows have at least.
-    batch : of a GPU by precision, or by device and precision, where the table does not say; of one
-        pass, where it says that of many passes.
+    above : minimum units per second and GPU of these rows.
+    batch : batch size per GPU and pass, by precision, or by device and precision; used if the table
+        gives none, or only that of many passes.
     """
 
     task: catalogued.Task
@@ -51,7 +51,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     batch: str = ""
 
     def found(self, machine: catalogued.Machine, example: Example) -> catalogued.Row:
-        """The row as one of the catalogue."""
+        """Return the row as a row of the catalogue."""
         precision = catalogued.precision_of(self.metric, machine.device)
         task, named = example.task, f"{machine.device} {precision}"
         known = example.batch.get(named, example.batch.get(precision))
@@ -74,7 +74,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def batch_sizes(text: str, mixed: bool, gpus: int) -> tuple[float | None, float]:
-    """Batch size of a GPU in one pass, None if not known, and passes before an update.
+    """Return the batch size per GPU and pass, None if unknown, and the passes per update.
 
     >>> batch_sizes("Batch size / GPU: mixed precision, FP32=64 , 32 ; Global=65536", True, 8)
     (64.0, 128.0)
@@ -89,7 +89,7 @@ def batch_sizes(text: str, mixed: bool, gpus: int) -> tuple[float | None, float]
 
 
 def _size(text: str, mixed: bool) -> float | None:
-    """The number in a column; of two the one of this precision.
+    """Return the number in a column; if there are two, the one for this precision.
 
     >>> [_size("Batch Size / GPU=128 (FP32) / 256 (AMP)", mixed) for mixed in (True, False)]
     [256.0, 128.0]
@@ -105,7 +105,7 @@ def _size(text: str, mixed: bool) -> float | None:
 
 
 def cases(folder: Path) -> list[Case]:
-    """Steps of every row that is a job of the catalogue."""
+    """Return the step time of every row that the catalogue supports."""
     found: list[catalogued.Row] = []
     left_out = collections.Counter[str]()
     for row in rows.read(folder / "throughput.csv", Row):

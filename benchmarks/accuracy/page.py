@@ -223,7 +223,7 @@ def _source(found: Found) -> str:
     return (
         f"## {about.title}\n\n{about.citation}.\n\n"
         f"    python -m benchmarks.accuracy {found.name} DATA/{about.folder}\n\n"
-        f"Such predictions of one's own:\n\n{commands}\n\n"
+        f"To make such predictions yourself:\n\n{commands}\n\n"
         f"{_rows(('split', 'calibrated on', 'predicted'), splits)}\n\n"
         f"{_errors(found.groups)}\n\n{_worst(found.cases)}{about.remarks.strip()}\n\n"
     )

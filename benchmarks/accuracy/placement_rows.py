@@ -1,7 +1,7 @@
-"""Tables of data-parallel steps by placement and batch size, and what is known beside them.
+"""Tables of data-parallel step times by placement and batch size, and further facts about them.
 
-``throughput.csv`` has steps by ``model``, ``cluster``, ``table``, ``placement`` (digits: devices on
-each node), ``num_nodes``, ``num_replicas`` (spread evenly where ``placement`` is empty),
+``throughput.csv`` has step times by ``model``, ``cluster``, ``table``, ``placement`` (digits:
+devices on each node), ``num_nodes``, ``num_replicas`` (spread evenly if ``placement`` is empty),
 ``local_bsz`` (samples per device), ``step_time_s``, and ``sync_time_s``: waiting for gradients.
 """
 
@@ -22,7 +22,7 @@ from perfmodel.calibration.placements import Step, Training
 FILE = "throughput.csv"
 
 BYTES = 4
-"""Of a parameter: gradients are of single precision."""
+"""Bytes per parameter: gradients have single precision."""
 
 DNNS: dict[str, tuple[float, float]] = {
     "cifar10": (11.2e6, 1.0),
@@ -35,24 +35,24 @@ DNNS: dict[str, tuple[float, float]] = {
     # nearly all bytes are embeddings of the input
     "ncf": (1.6e6, 0.1),
 }
-"""Parameters, as the READMEs of both sources have them; and which part of backward is left once
-gradients get ready, from the DNNs' layers."""
+"""Parameters, from the READMEs of both sources, and the fraction of backward that remains once
+gradients become ready, from the DNNs' layers."""
 
 
 TCP_NOMINAL_BYTES_PER_S, TCP_BYTES_PER_S = 100e9 / 8, (1.3e9, 2.9e9)
-"""What TCP was seen to deliver of 100 Gbit/s (README of the data). Of slower links it may be as
-large a part, or as large a rate; what is expected is the middle of all."""
+"""What TCP was observed to deliver over 100 Gbit/s (README of the data). On slower links it may be
+the same fraction, or the same rate; the prior is the middle of all."""
 
 HOP_S = 6e-6
-"""What a hop of a ring adds to each of several messages that are under way, over TCP."""
+"""Latency that a hop of a ring over TCP adds to each of several messages in flight."""
 
 PAIR_EFFICIENCY = 0.74
-"""What two nodes get of their links."""
+"""Fraction of their links that two nodes get."""
 
 
 def ethernet(name: str, nominal_bytes_per_s: float, flow_bytes_per_s: float) -> pm.Cluster:
-    """What is expected of nodes on Ethernet, of which a connection has so much at most, whose
-    devices exchange through the memory of the host."""
+    """Return the priors for nodes on Ethernet with a maximum rate per connection, whose devices
+    exchange through the memory of the host."""
     link = min(nominal_bytes_per_s, flow_bytes_per_s)
     least, most = TCP_BYTES_PER_S
     least = min(least * nominal_bytes_per_s / TCP_NOMINAL_BYTES_PER_S, link)
@@ -89,7 +89,7 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def step(self) -> Step:
-        """The same as a step."""
+        """Return the row as a step."""
         each, more = divmod(self.num_replicas, self.num_nodes)
         even = (each + (node < more) for node in range(self.num_nodes))
         devices = tuple(map(int, self.placement)) or tuple(even)
@@ -104,7 +104,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def read(folder: Path) -> dict[str, list[Row]]:
-    """The rows of a folder by cluster; one measurement given in both tables counts once."""
+    """Return the rows of a folder by cluster; a measurement that is in both tables counts once."""
     found: dict[str, dict[Any, Row]] = {}
     for row in rows.read(folder / FILE, Row):
         same = (row.model, row.step.devices, row.local_bsz, row.step_time_s)
@@ -115,7 +115,7 @@ def read(folder: Path) -> dict[str, list[Row]]:
 
 
 def trainings(of: Iterable[Row]) -> dict[str, Training]:
-    """Steps of each DNN that is known, and was run on one device."""
+    """Return the steps of each known DNN that was run on one device."""
     steps: dict[str, list[Step]] = {}
     for row in of:
         steps.setdefault(row.model, []).append(row.step)

@@ -1,9 +1,9 @@
-"""Steps by placement as runs, predicted from fits to other steps.
+"""Step times by placement as runs, predicted from fits to other steps.
 
-Splits of a cluster: *a*, the steps of each DNN on one node and all those of other DNNs predict its
-steps on several nodes; *b*, all steps of other DNNs, of which one more is left out each time, and
-its own on one device predict all others; *all*, fitted to every step, predicts others. The tables
-are those of :mod:`benchmarks.accuracy.placement_rows`.
+Splits of a cluster: in *a*, the steps of each DNN on one node and all steps of other DNNs predict
+its steps on several nodes; in *b*, all steps of other DNNs, with one more DNN held out each time,
+and its own on one device predict all others; *all* is fitted to every step, and predicts other
+rows. The tables are those of :mod:`benchmarks.accuracy.placement_rows`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from perfmodel.calibration.placements.table import smoothed
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A fit: to how many rows, to which batches (least, greatest) by DNN and placement.
+    """A fit: its number of rows, and its batches (smallest, largest) by DNN and placement.
 
-    ``lines``, by DNN, stand in where a folder lacks the steps on one node.
+    ``lines``, by DNN, replace the steps on one node if a folder lacks them.
     """
 
     rows: int
@@ -36,14 +36,14 @@ class Entry(msgspec.Struct, frozen=True):
     lines: dict[str, Training] = {}
 
     def knows(self, row: Row) -> bool:
-        """Whether it was fitted to this row."""
+        """Return whether this row was part of the fit."""
         ends = self.fitted_to.get(row.model, {}).get(row.key)
         return ends is not None and ends[0] <= row.local_bsz <= ends[1]
 
 
 class Tables(msgspec.Struct, frozen=True):
-    """What to call a source; what is expected of each of its clusters and how firmly, by name; and
-    whether groups have the name of the cluster."""
+    """The name of a source; the priors of each of its clusters by name; and whether names of groups
+    include the cluster."""
 
     name: str
     expected: Callable[[str], tuple[pm.Cluster, Mapping[str, float]]]
@@ -51,7 +51,7 @@ class Tables(msgspec.Struct, frozen=True):
 
 
 def fit(source: Tables, folder: Path) -> None:
-    """Fit to the rows of a folder and write the fits, by cluster, split and DNNs left out."""
+    """Fit to the rows of a folder and store the fits, by cluster, split and held-out DNNs."""
     entries: dict[str, Entry] = {}
     for name, own in read(folder).items():
         cluster, spreads = source.expected(name)
@@ -82,7 +82,7 @@ def _whole(entry: Entry, used: Sequence[Row], known: Mapping[str, Training]) -> 
 
 
 def cases(source: Tables, folder: Path) -> list[Case]:
-    """Every step that is predicted, of every split, and the waiting part of each."""
+    """Return every predicted step of every split, and the waiting part of each."""
     entries = fitted.read(source.name, Entry)
     found: list[Run] = []
     for name, every in read(folder).items():
@@ -105,13 +105,13 @@ def cases(source: Tables, folder: Path) -> list[Case]:
                 for of in _splits(whole, some, own, expected):
                     found += _runs(f"{source.name}/{of.name}{label}", of)
     if not found:
-        raise InputError(f"{folder}: no step that can be predicted and was not fitted to")
+        raise InputError(f"{folder}: no predictable step outside the fits")
     return predicted(found)
 
 
 class Split(NamedTuple):
-    """Steps of a DNN that a fit predicts; ``known`` are its own that are known, ``fold`` the DNNs
-    that were left out."""
+    """Return the steps of a DNN that a fit predicts; ``known`` are its own known steps, ``fold``
+    the held-out DNNs."""
 
     name: str
     fit: Placements

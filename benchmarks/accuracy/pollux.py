@@ -16,19 +16,19 @@ from benchmarks.accuracy.cases import Case, about
 SOURCE = "pollux"
 
 NOMINAL_BYTES_PER_S, FLOW_BYTES_PER_S = 50e9 / 8, 10e9 / 8
-"""One TCP flow within a placement group of this cloud has at most 10 Gbit/s, however fast the
-machine's link is (docs.aws.amazon.com, EC2 instance network bandwidth); NCCL's ring is one flow."""
+"""A TCP flow within a placement group of this cloud has at most 10 Gbit/s on any link
+(docs.aws.amazon.com, EC2 instance network bandwidth); NCCL's ring is one flow."""
 
 ABOUT = about("pollux")
 
 
 def cases(folder: Path) -> list[Case]:
-    """Every step that each fit predicts and was not fitted to."""
+    """Return every step that each fit predicts without including it."""
     return placements.cases(TABLES, folder)
 
 
 def fit(folder: Path) -> None:
-    """Fit to the steps in a folder and write down the fits."""
+    """Fit to the steps in a folder and store the fits."""
     placements.fit(TABLES, folder)
 
 

@@ -1,7 +1,7 @@
-"""Intervals of a source to which nothing else is fitted: how far predictions of other DNNs are off.
+"""Intervals of a source without any other fit, learnt from errors for other DNNs.
 
-The runs of a group, by the first word of its name, are of one kind; a fit without a DNN, or any
-other workload, is for the runs of that one, and the fit to all of a kind for those never seen.
+Runs whose group names share their first word are of one kind. A fit without a DNN, or another
+workload, serves the runs of that DNN; the fit to all runs of a kind serves unseen ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from perfmodel.inputs.calibration import Calibration
 
 
 def learnt(runs: Iterable[Run]) -> dict[str, Calibration]:
-    """The calibrations of each kind: of all its runs, and without those of each DNN."""
+    """Return the calibrations of each kind: from all its runs, and without those of each DNN."""
     kinds: dict[str, list[PredictedRun]] = {}
     for run in runs:
         if run.step_s is not None:
@@ -35,7 +35,7 @@ def learnt(runs: Iterable[Run]) -> dict[str, Calibration]:
 
 
 def calibrated(run: Run, fits: Mapping[str, Calibration]) -> Run:
-    """The run, on a cluster with the calibration that does not know it, if there is one."""
+    """Return the run, on a cluster with a calibration that excludes it, if there is one."""
     kind = kind_of(run)
     fit = fits.get(f"{kind} without {run.job.workload.name}", fits.get(kind))
     cluster = msgspec.structs.replace(run.job.cluster, calibration=fit)
@@ -43,5 +43,5 @@ def calibrated(run: Run, fits: Mapping[str, Calibration]) -> Run:
 
 
 def kind_of(run: Run) -> str:
-    """Kind of a run: the second part of the group's name, up to the first underscore."""
+    """Return the kind of a run: the second part of the group's name, up to the first underscore."""
     return run.group.split("/")[1].partition("_")[0]

@@ -18,13 +18,13 @@ Row = TypeVar("Row", bound=msgspec.Struct)
 
 
 def read(path: Path, kind: type[Row], columns: Mapping[str, str] | None = None) -> list[Row]:
-    """The rows of a file; empty fields are as if they were not there, other columns are ignored.
+    """Return the rows of a file; empty fields count as missing, other columns are ignored.
 
-    ``columns`` are names of fields by those of columns, where they differ.
+    ``columns`` maps names of columns to names of fields, if they differ.
 
     Raises
     ------
-    InputError : there is no such file, it is not UTF-8, or a row lacks a field or has a wrong one.
+    InputError : the file does not exist or is not UTF-8, or a row has a missing or wrong field.
     """
     if not path.is_file():
         raise InputError(f"{path}: no such file")
@@ -44,11 +44,11 @@ def read(path: Path, kind: type[Row], columns: Mapping[str, str] | None = None) 
 
 
 def read_json_lines(path: Path, *, needed: bool = True) -> Iterator[tuple[str, Any]]:
-    """The values in a file of JSON lines, each with where it is, for messages.
+    """Return the values in a file of JSON lines, each with its location for messages.
 
     Raises
     ------
-    InputError : there is no such file although it is ``needed``, or a line is not JSON.
+    InputError : the file does not exist although it is ``needed``, or a line is not JSON.
     """
     if not path.is_file():
         if not needed:
@@ -64,14 +64,14 @@ def read_json_lines(path: Path, *, needed: bool = True) -> Iterator[tuple[str, A
 
 
 def say_from_fits(names: Iterable[str]) -> None:
-    """Say on standard error whose runs with one GPU are those of the fits, if any."""
+    """Report on standard error which runs with one GPU are taken from the fits, if any."""
     listed = "; ".join(sorted(set(names)))
     if listed:
         click.echo(f"no run with one GPU, taken from the fits: {listed}", err=True)
 
 
 def say_left_out(why: str, names: Iterable[str]) -> None:
-    """Say on standard error which rows are not predicted, if any."""
+    """Report on standard error which rows are not predicted, if any."""
     listed = "; ".join(sorted(set(names)))
     if listed:
         click.echo(f"{why}, left out: {listed}", err=True)

@@ -1,15 +1,15 @@
-"""``python -m benchmarks.accuracy.scaling PATH``: errors of compute times that nobody measured.
+"""``python -m benchmarks.accuracy.scaling PATH``: errors of estimated compute times.
 
 PATH holds tables of step times against batch size on one device:
 
 - ``pollux_osdi21/throughput.csv`` and ``sia_sosp23/throughput.csv``: Qiao et al., "Pollux", OSDI
-  2021, and Jayaram Subramanya et al., "Sia", SOSP 2023; rows of one device, step less waiting,
+  2021, and Jayaram Subramanya et al., "Sia", SOSP 2023; rows of one device, step minus waiting,
 - ``mxnet_benchmarks/single_device.csv``: images/s of MXNet on one device.
 
-The catalogue's own timings are counted with them, and they alone judge other devices. Every figure
-is of steps that were left out. Errors are factors less one. The series of a group all weigh the
-same, however many sizes they have. The constants of ``perfmodel.inputs.batch_scaling`` are what
-this prints.
+The catalogue's own timings are included; they alone judge estimates for other devices. All figures
+are for held-out steps. Errors are factors minus one. All series of a group have the same weight,
+whatever their number of sizes. The constants of ``perfmodel.inputs.batch_scaling`` come from this
+output.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ TENSORS = {
     "Inception-v3": 284,
     "Resnet 50": 161,
 }
-"""Parameter tensors of the tables' models (ResNet-18, ResNet-50, BERT-base, YOLOv3, DeepSpeech2
-with five GRU layers, NeuMF; AlexNet, Inception v3, ResNet-50), about, from their definitions."""
+"""Approximate number of parameter tensors of the tables' models (ResNet-18, ResNet-50, BERT-base,
+YOLOv3, DeepSpeech2 with five GRU layers, NeuMF; AlexNet, Inception v3, ResNet-50)."""
 
 LAUNCHES_S = (0.0, 0.1e-3, 0.15e-3, 0.2e-3, 0.25e-3, 0.3e-3, 0.4e-3, 0.5e-3)
 MOST = (0.5, 0.6, 0.7, 0.8, 0.9)
 RATIOS = (2.0, 4.0, 8.0, math.inf)
 NEAR = 8.0
-"""Largest ratio of batch sizes by which the part that launches operations is chosen."""
+"""Largest ratio of batch sizes that is used to choose the launch part."""
 
 
 class Series(NamedTuple):
-    """Step times of a model on a device: ``table`` it is from, and points (batch size, seconds)."""
+    """Step times of a model on a device: source ``table``, and points (batch size, seconds)."""
 
     table: str
     name: str
@@ -69,7 +69,7 @@ class Series(NamedTuple):
 
 
 class Case(NamedTuple):
-    """``group`` of the error, ``series`` it is from, and the error, a factor less one."""
+    """``group`` and ``series`` of an error, and the error, a factor minus one."""
 
     group: str
     series: str
@@ -77,7 +77,7 @@ class Case(NamedTuple):
 
 
 def read(folder: Path) -> list[Series]:
-    """All series with at least two sizes, those of the catalogue last."""
+    """Return all series with at least two sizes, those of the catalogue last."""
     found: dict[tuple[str, str, int], dict[int, float]] = defaultdict(dict)
     for table in ("pollux_osdi21", "sia_sosp23"):
         for row in _rows(folder / table / "throughput.csv"):
@@ -100,7 +100,7 @@ def read(folder: Path) -> list[Series]:
 
 
 def between(series: Sequence[Series]) -> Iterator[Case]:
-    """Every size from every two around it."""
+    """Estimate every size from every pair of sizes around it."""
     for one in series:
         points = one.points
         for k in range(1, len(points) - 1):
@@ -111,7 +111,7 @@ def between(series: Sequence[Series]) -> Iterator[Case]:
 
 
 def beyond(series: Sequence[Series]) -> Iterator[Case]:
-    """Every size from every two or more neighbours that are all smaller or all larger."""
+    """Estimate every size from every two or more neighbours that are all smaller or all larger."""
     for one in series:
         points = one.points
         for i in range(len(points)):
@@ -123,7 +123,7 @@ def beyond(series: Sequence[Series]) -> Iterator[Case]:
 
 
 def single(series: Sequence[Series]) -> Iterator[Case]:
-    """Every size from every other one, with constants chosen by the other tables."""
+    """Estimate every size from every other one, with constants chosen by the other tables."""
     scores = launching_scores(series)
     for one in series:
         launch_s, most = _best({k: v for k, v in scores.items() if k[0] != one.table})
@@ -136,7 +136,7 @@ def single(series: Sequence[Series]) -> Iterator[Case]:
 
 
 def launching_scores(series: Sequence[Series]) -> dict[tuple[str, float, float], float]:
-    """Mean size of log errors from one size to near ones, by table and the two constants."""
+    """Return the mean absolute log error from one size to near ones, by table and constants."""
     found = {}
     for table in dict.fromkeys(one.table for one in series):
         for launch_s in LAUNCHES_S:
@@ -155,13 +155,13 @@ def launching_scores(series: Sequence[Series]) -> dict[tuple[str, float, float],
 
 
 OTHER_DEVICE = (COMMON_ERROR, KIND_ERROR, SPEED_ERROR, TYPICAL_ERROR, FOREIGN_ERROR)
-"""Errors of estimates whose batch size was measured on the other device, or does not matter."""
+"""Groups of estimates whose batch size was measured on the other device, or does not matter."""
 
 
 def devices() -> Iterator[Case]:
-    """Every timing of the catalogue as if its device were one that the profile has none on.
+    """Estimate every timing of the catalogue as if the profile had no timing on its device.
 
-    Where another batch size adds to the error, it is not counted.
+    Estimates whose error includes a different batch size are not counted.
     """
     known = {name: catalogue.device(name) for name in catalogue.device_names()}
     models = [catalogue.model(name) for name in catalogue.model_names()]
@@ -193,13 +193,13 @@ def devices() -> Iterator[Case]:
                         devices=known,
                         others=who,
                     )
-                except InputError:  # nothing to estimate by
+                except InputError:      # nothing to estimate from
                     continue
                 if found.error_fraction not in OTHER_DEVICE:
                     continue
-                how = " ".join(a.source for a in found.assumptions)
-                if "models on both" in group and "other models on both" not in how:
+                if "models on both" in group and found.error_fraction != COMMON_ERROR:
                     continue
+                how = " ".join(a.source for a in found.assumptions)
                 if "that others ran on" in group and f"other models on {timing.device}" not in how:
                     continue
                 series = f"{one.name} on {timing.device} {timing.precision}"
@@ -207,12 +207,12 @@ def devices() -> Iterator[Case]:
 
 
 def _with(profile: Profile, timings: Sequence[Timing]) -> Profile | None:
-    """The profile with these timings only; None if there are none."""
+    """Return the profile with only these timings; None if there are none."""
     return msgspec.structs.replace(profile, timings=tuple(timings)) if timings else None
 
 
 def _coarse(profile: Profile, timings: Sequence[Timing]) -> Profile | None:
-    """The same without layers."""
+    """Return the profile without layers."""
     tensors = sum(len(layer.tensors) for layer in profile.layers)
     if not timings:
         return None
@@ -225,7 +225,7 @@ def _coarse(profile: Profile, timings: Sequence[Timing]) -> Profile | None:
 
 
 def _whole(timing: Timing) -> Timing:
-    """The timing as if only the step had been measured."""
+    """Return the timing as if only the step had been measured."""
     return Timing(
         device=timing.device,
         batch_size=timing.batch_size,
@@ -241,7 +241,7 @@ def _without(profile: Profile, device: str) -> Profile:
 
 
 def _error(one: Series, given: Sequence[tuple[int, float]], point: tuple[int, float]) -> float:
-    """Error at a point, predicted from the given ones."""
+    """Return the error at a point that is predicted from the given ones."""
     sizes = [size for size, _ in given]
     seconds = [[time] for _, time in given]
     found = at_batch_size(sizes, seconds, point[0], tensors=one.tensors)
@@ -260,7 +260,7 @@ def _factor(predicted: float, measured: float) -> float:
 
 
 def _best(scores: dict[tuple[str, float, float], float]) -> tuple[float, float]:
-    """The constants with the least mean error, where each table counts the same."""
+    """Return the constants with the least mean error; all tables have the same weight."""
     sums: dict[tuple[float, float], float] = defaultdict(float)
     for (_, launch_s, most), score in scores.items():
         sums[launch_s, most] += score
@@ -272,7 +272,7 @@ def _up_to(ratio: float) -> str:
 
 
 def grouped(series: Sequence[Series]) -> dict[str, list[Case]]:
-    """All errors by group."""
+    """Return all errors by group."""
     groups: dict[str, list[Case]] = defaultdict(list)
     for case in [*between(series), *beyond(series), *single(series), *devices()]:
         groups[case.group].append(case)
@@ -280,11 +280,12 @@ def grouped(series: Sequence[Series]) -> dict[str, list[Case]]:
 
 
 def quantile(cases: Sequence[Case], q: float) -> float:
-    """Least error that a part ``q`` of the cases does not exceed; series weigh the same."""
+    """Return the least error that a fraction ``q`` of the cases does not exceed; all series have
+    the same weight."""
     count = Counter(case.series for case in cases)
     ordered = sorted(cases, key=lambda case: case.error)
     weights = np.cumsum([1.0 / count[case.series] for case in ordered])
-    # what is missing to q by rounding does not move it to the next case
+    # rounding errors in q must not select the next case
     place = int(np.searchsorted(weights, q * weights[-1] * (1.0 - 1e-9)))
     return ordered[place].error
 
@@ -300,7 +301,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 @click.argument("path", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--worst", "count", default=0, help="Print this many of the worst cases too.")
 def main(path: Path, count: int) -> None:
-    """Leave out measured steps, estimate them, and print the errors by group."""
+    """Hold out measured steps, estimate them, and print the errors by group."""
     series = read(path)
     scores = launching_scores(series)
     launch_s, most = _best(scores)

@@ -16,7 +16,7 @@ from perfmodel.calibration.placements.model import LINKS
 SOURCE = "sia"
 
 NOMINAL_BYTES_PER_S, OTHER_BYTES_PER_S = {"rtx": 50e9 / 8}, 25e9 / 8
-"""Assumed Ethernet, and that of clusters that are not known. The tables do not say."""
+"""Assumed Ethernet, and that of unknown clusters, because the tables do not give it."""
 
 DGX, NOMINAL_SPREAD = (
     pm.Cluster(
@@ -28,18 +28,18 @@ DGX, NOMINAL_SPREAD = (
     ),
     0.2,
 )
-"""Assumed links of an A100 node, and how firmly they are expected."""
+"""Assumed links of an A100 node, and the spreads of their priors."""
 
 ABOUT = about("sia")
 
 
 def cases(folder: Path) -> list[Case]:
-    """Every step that each fit predicts and was not fitted to."""
+    """Return every step that each fit predicts without including it."""
     return placements.cases(TABLES, folder)
 
 
 def fit(folder: Path) -> None:
-    """Fit to the steps in a folder and write down the fits."""
+    """Fit to the steps in a folder and store the fits."""
     placements.fit(TABLES, folder)
 
 

@@ -1,4 +1,4 @@
-"""The sources of measured runs that there is an adapter for."""
+"""The sources of measured runs with an adapter."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FIRST = (
 
 
 def known(folders: Iterable[str] = (str(Path(__file__).parent),)) -> tuple[str, ...]:
-    """Names of all adapters: modules that say what their source is, as ``ABOUT``."""
+    """Return the names of all adapters: modules that describe their source in ``ABOUT``."""
     found = {
         path.stem
         for folder in folders
@@ -46,16 +46,16 @@ SOURCES = known()
 
 
 class Adapter(Protocol):
-    """A module for one source: what it is, and its cases from a folder of measurements."""
+    """A module for one source: its description, and its cases from a folder of measurements."""
 
     ABOUT: About
 
     def cases(self, folder: Path) -> list[Case]:
-        """Every measured figure that is predicted, with its prediction."""
+        """Return every measured value with its prediction."""
 
 
 def adapter(name: str) -> Adapter:
-    """The adapter of a source, also by the name of its folder.
+    """Return the adapter of a source, given its name or that of its folder.
 
     Raises
     ------
@@ -71,6 +71,6 @@ def adapter(name: str) -> Adapter:
 
 
 def fit_of(found: Adapter) -> Callable[[Path], None] | None:
-    """What calibrates an adapter on the rows of a folder; None where nothing is fitted."""
+    """Return the function that calibrates an adapter on a folder; None if nothing is fitted."""
     fit: Callable[[Path], None] | None = getattr(found, "fit", None)
     return fit

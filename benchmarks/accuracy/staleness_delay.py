@@ -2,11 +2,11 @@
 
 Wu, Magnusson, Feyzmahdavian, Johansson, "Delay-adaptive step-sizes for asynchronous learning", ICML
 2022: logs of real runs with eight workers and shared memory. The folder holds ``BCD_*.csv.gz``
-files, named ``BCD_STEPSIZE_PROBLEM``: one row for each update, its delay in updates.
+files, named ``BCD_STEPSIZE_PROBLEM``: one row per update, with its delay in updates.
 
-Step sizes are nothing to the clock: the logs of one problem share a fit, the jitter of the workers'
-times with which the staleness of first halves is most likely. The fits are in
-``fitted/staleness_delay.json``, by problem, and *all* for problems that were never seen.
+Step sizes do not affect the timing: the logs of one problem share a fit, which is the jitter of the
+workers' times that makes the staleness of the first halves most likely. The fits are in
+``fitted/staleness_delay.json``, by problem, and *all* for unseen problems.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ ABOUT = about("staleness_delay")
 Delays = NDArray[np.int64]
 
 WINDOW = 8
-"""Updates of each worker that a log needs in either half."""
+"""Minimum number of updates per worker in each half of a log."""
 
 SPREADS = tuple(fitted.rounded(float(cv), 3) for cv in np.geomspace(0.02, 1.5, 16))
-"""Coefficients of variation of the workers' times that are tried."""
+"""Candidates for the coefficient of variation of the workers' times."""
 
 NO_NETWORK = pm.Cluster(
     name="shared memory",
@@ -42,11 +42,11 @@ NO_NETWORK = pm.Cluster(
 )
 
 PARTS = {"p90": 0.9, "p99": 0.99}
-"""Part of the updates that a percentile is of, by name of the split."""
+"""Fraction of the updates of each percentile, by name of the split."""
 
 
 class StalenessFit(msgspec.Struct, frozen=True):
-    """Of the logs of one problem: how many rows of each it was fitted to, and the jitter."""
+    """The fit to the logs of one problem: the number of rows of each log, and the jitter."""
 
     rows: int
     logs: dict[str, int]
@@ -54,7 +54,7 @@ class StalenessFit(msgspec.Struct, frozen=True):
 
 
 def cases(folder: Path) -> list[Case]:
-    """Mean and percentiles of staleness of what each log was not fitted to."""
+    """Return mean and percentiles of staleness of the part of each log outside the fit."""
     fits = fitted.read("staleness_delay", StalenessFit)
     found: list[Case] = []
     for name, delays in read(folder).items():
@@ -79,7 +79,7 @@ def cases(folder: Path) -> list[Case]:
 
 
 def fit(folder: Path) -> None:
-    """Write down the fits to the first halves: of each problem, and of all."""
+    """Store the fits to the first halves: of each problem, and of all."""
     halves = {name: delays[: len(delays) // 2] for name, delays in read(folder).items()}
     entries = {}
     for problem in (*dict.fromkeys(map(_problem, halves)), "all"):
@@ -92,7 +92,7 @@ def fit(folder: Path) -> None:
 
 
 def read(folder: Path) -> dict[str, Delays]:
-    """The delays in each log of a folder."""
+    """Return the delays in each log of a folder."""
     found = {}
     for path in sorted(folder.glob("BCD_*.csv.gz")):
         try:
@@ -110,7 +110,7 @@ def read(folder: Path) -> dict[str, Delays]:
 
 @functools.cache
 def job_of(workers: int, jitter: float) -> pm.Job:
-    """Asynchronous workers whose messages and updates take no time."""
+    """Return a job of asynchronous workers whose messages and updates take no time."""
     return pm.make_job(
         workload=pm.Workload.of("updates", [pm.WorkloadLayer("all", 0.0, 1.0, (1.0,))]),
         cluster=NO_NETWORK,
@@ -122,14 +122,14 @@ def job_of(workers: int, jitter: float) -> pm.Job:
 
 @functools.cache
 def _seen(workers: int, jitter: float) -> dict[int, int]:
-    """Updates by staleness, of a million: more certain than the throughput needs."""
+    """Return a million updates by staleness: more precise than the throughput requires."""
     answer = pm.predict(job_of(workers, jitter), rel_ci=min(jitter / 100.0, 3e-3))
     shares = answer.staleness.histogram if answer.staleness else {}
     return {int(value): round(1e6 * part) for value, part in shares.items()}
 
 
 def _likelihood(delays: Delays, jitter: float) -> float:
-    """Logarithm of the likelihood of delays; one in a million may be anything."""
+    """Return the log-likelihood of delays; one in a million may have any value."""
     seen = _seen(_workers(delays), jitter)
     return float(sum(np.log(max(seen.get(int(delay), 0), 1) / 1e6) for delay in delays))
 

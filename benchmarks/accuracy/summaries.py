@@ -1,4 +1,4 @@
-"""What many cases say together: distributions of errors, and whether the ranking is right."""
+"""Summaries of many cases: distributions of errors, and the quality of rankings."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ CLOSE = 0.03
 """Runs whose throughputs differ by less than this fraction count as equally fast."""
 
 LEAST = 3
-"""Runs that a setting needs to be ranked."""
+"""Minimum number of runs in a setting for a ranking."""
 
 
 def summarise(cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
-    """Errors by group: count; median, 90th percentile and worst of their size; mean (bias).
+    """Return errors by group: count; median, 90th percentile and worst absolute error; mean (bias).
 
-    ``coverage90`` is the part of measured values inside the predicted interval of 90 %, in groups
-    that have intervals; ``others`` has the errors of other predictions of the same runs.
+    ``coverage90`` is the fraction of measured values inside the predicted 90 % interval, in groups
+    with intervals; ``others`` has the errors of other predictions of the same runs.
     """
     groups: dict[str, list[Case]] = {}
     for case in cases:
@@ -51,12 +51,13 @@ def _summary(cases: Sequence[Case]) -> dict[str, Any]:
 
 
 class Coverage(msgspec.Struct, frozen=True):
-    """The part of measured steps of a source inside their intervals of 90 %.
+    """Coverage of a source: the measured step times inside their 90 % intervals.
 
-    ``runs`` of all splits, ``inside`` of them; ``groups`` of at least :data:`MANY` runs, in how
-    many of those the part was right (:data:`benchmarks.accuracy.targets.COVERED`), and in how many
-    it is expected to be if intervals know the :func:`attainable` spreads. ``chance`` is that of the
-    right part of all runs, if each is inside with a probability of 0.9: few can hardly have it.
+    ``runs`` counts the runs of all splits, ``inside`` is the fraction inside; ``groups`` counts
+    those with at least :data:`MANY` runs, ``right`` those with the right fraction
+    (:data:`benchmarks.accuracy.targets.COVERED`), ``attainable`` the number expected if intervals
+    knew the :func:`attainable` spreads. ``chance`` is the probability that all runs together have
+    the right fraction if each is inside with a probability of 0.9: with few runs it is low.
     """
 
     runs: int
@@ -68,11 +69,11 @@ class Coverage(msgspec.Struct, frozen=True):
 
 
 MANY = 20
-"""Runs of a group for which a part of them says something."""
+"""Minimum number of runs of a group for which the fraction inside is meaningful."""
 
 
 def coverage(cases: Iterable[Case]) -> Coverage | None:
-    """How often intervals of step times hold; None without any interval."""
+    """Return how often intervals of step times hold; None without any interval."""
     groups: dict[str, list[bool]] = {}
     splits: dict[str, dict[str, list[float]]] = {}
     for case in cases:
@@ -93,8 +94,8 @@ def coverage(cases: Iterable[Case]) -> Coverage | None:
 
 
 def chance_of_right(runs: int) -> float:
-    """Probability that the right part of so many runs is inside, if each one is with that of
-    :data:`perfmodel.base.uncertainty.COVERAGE`, whatever the others are."""
+    """Return the probability that the right fraction of this many runs is inside, if each is inside
+    independently with probability :data:`perfmodel.base.uncertainty.COVERAGE`."""
     from scipy.stats import binom
 
     least, most = math.ceil(COVERED[0] * runs), math.floor(COVERED[1] * runs)
@@ -102,13 +103,13 @@ def chance_of_right(runs: int) -> float:
 
 
 def attainable(groups: Iterable[Sequence[float]]) -> float:
-    """In how many groups of a split the right part of runs is expected inside of intervals that
-    know how far groups differ, and the runs of each: with *b* and *w* of their standard deviations
-    they are 1.645 hypot(*b*, *w*) wide on either side.
+    """Return the expected number of groups of a split with the right fraction of runs inside, for
+    intervals that know the spread between groups, *b*, and within a group, *w*: as standard
+    deviations, they make intervals 1.645 hypot(*b*, *w*) wide on either side.
 
-    A group that is off as a whole has most runs inside or most outside. Where groups differ as much
-    as runs, half of them are right at best. ``groups`` are logarithms of measured over predicted;
-    only those with at least :data:`MANY` count.
+    A group that is off as a whole has most runs inside or most outside. If groups differ as much as
+    runs, at best half of them are right. ``groups`` are logarithms of measured over predicted; only
+    those with at least :data:`MANY` runs count.
     """
     from scipy.special import ndtr, ndtri
 
@@ -126,11 +127,11 @@ def attainable(groups: Iterable[Sequence[float]]) -> float:
 
 
 class Ranking(msgspec.Struct, frozen=True):
-    """How well runs of one setting are ordered by their predicted throughput.
+    """How well the predicted throughput orders the runs of one setting.
 
-    ``kendall_tau`` is over ``pairs`` of runs that differ by :data:`CLOSE` or more: 1 if all are in
-    order, -1 if none is. ``lost`` is the part of the greatest measured throughput that is lost by
-    taking the run predicted to be the fastest.
+    ``kendall_tau`` covers ``pairs`` of runs that differ by :data:`CLOSE` or more: 1 if all are in
+    order, -1 if none is. ``lost`` is the fraction of the largest measured throughput that is lost
+    by choosing the run predicted to be the fastest.
     """
 
     runs: int
@@ -140,7 +141,8 @@ class Ranking(msgspec.Struct, frozen=True):
 
 
 def rankings(cases: Iterable[Case]) -> dict[str, Ranking]:
-    """By split and setting, of those with at least :data:`LEAST` runs, some of them unlike."""
+    """Return rankings by split and setting, for settings with at least :data:`LEAST` runs that are
+    not all equally fast."""
     settings: dict[str, list[Case]] = {}
     for case in cases:
         if case.setting and ":" not in case.group:
@@ -170,7 +172,7 @@ def _ranking(cases: Sequence[Case]) -> Ranking | None:
 
 
 def ranking_summary(found: dict[str, Ranking]) -> dict[str, Any]:
-    """The rankings as JSON-like values: the median over settings, and each of them."""
+    """Return the rankings as JSON-like values: the median over settings, and each setting."""
     if not found:
         return {}
     taus = [ranking.kendall_tau for ranking in found.values()]

@@ -1,7 +1,7 @@
-"""Fits to published tables of throughput: the values of fields, and how well they are known.
+"""Fits to published tables of throughput: the values of fields, and their uncertainty.
 
-A row is a job of a few fitted values, each of which is a field of the cluster. A value that no row
-tells of keeps what is expected of it before (its :class:`Parameter`), and is as uncertain.
+A row is a job with a few fitted values, each of which is a field of the cluster. A value that no
+row constrains keeps its prior (its :class:`Parameter`), and the prior's uncertainty.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ from perfmodel.predicting import coarse
 from perfmodel.predicting.intervals import features_of
 
 SPREAD = 0.03
-"""Expected standard deviation of the logarithm of a step around the model; it weighs runs against
-what is expected before."""
+"""Expected standard deviation of the logarithm of a step time around the model; it weights runs
+against the priors."""
 
 FARTHEST, LEAST = 4.0, 1e-3
-"""Standard deviations above what is expected, and the least factor on it, of values sought."""
+"""Bounds of the search: standard deviations above the prior, and the smallest factor on it."""
 
 SLOW = 2.5
-"""Standard deviations from what is expected of a point at which everything is slow."""
+"""Distance from the prior, in standard deviations, of a starting point where everything is slow."""
 
 SIMULATED = 2
-"""Most rounds of a search by simulation, after that by formulas."""
+"""Maximum number of rounds of the search by simulation, which follows the search by formulas."""
 
 DIFFERENCE = 0.02
-"""Of coordinates, for slopes."""
+"""Step of coordinates, for slopes."""
 
 ROUNDS, FARTHEST_STEP, CLOSE = 8, 1.5, 0.02
-"""Of a search: most rounds, the longest step of one, and one that is short enough to end with, both
-in standard deviations of what is expected."""
+"""Search limits: the number of rounds, the longest step of a round, and the step short enough to
+stop, both in standard deviations of the prior."""
 
 
 class Measured(Protocol):
-    """A row on several GPUs, with what its job needs.
+    """A row on several GPUs, with the data for its job.
 
     Attributes
     ----------
-    key : what tells it from all others.
-    dnn, family : rows whose predictions are off alike; ``series`` are the same but for its size.
-    setting : rows that differ in how they train, and are ranked.
-    fields : the field of the cluster that each fitted value is, by name of the value; empty for
-        one of the workload, which is as well known as the others are.
+    key : identifies the row.
+    dnn, family : rows with similar errors; rows of one ``series`` only differ in size.
+    setting : rows that differ in the training algorithm, and are ranked.
+    fields : the field of the cluster for each fitted value, by name of the value; empty for a value
+        of the workload, whose uncertainty is that of the others.
     """
 
     @property
@@ -75,22 +75,22 @@ class Measured(Protocol):
     def fields(self) -> Mapping[str, str]: ...
 
     def job(self, values: Mapping[str, float], known: Calibration | None = None) -> Job:
-        """Its job with fitted values, on a cluster that carries how well they are ``known``."""
+        """Return its job with fitted values, on a cluster with their uncertainty ``known``."""
 
 
 Prior = Callable[[str], Parameter]
 
 
 class Fit(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What was fitted to the rows ``keys`` of the DNNs ``dnns``.
+    """A fit to the rows ``keys`` of the DNNs ``dnns``.
 
     Attributes
     ----------
-    values : by name.
-    known : how well, by the names of the values in the place of fields.
-    families : spread of the rows of a family, in fits without those of their series.
-    unseen : spread of the rows of a DNN in fits without it.
-    alone_s : seconds of a step on one GPU, for folders without such rows.
+    values : fitted values by name.
+    known : their uncertainty, with names of values in place of fields.
+    families : spread of the rows of a family, in fits without their series.
+    unseen : spread of the rows of a DNN, in fits without it.
+    alone_s : step times on one GPU (s), for folders without such rows.
     """
 
     values: dict[str, float]
@@ -102,7 +102,7 @@ class Fit(msgspec.Struct, frozen=True, omit_defaults=True):
     alone_s: dict[str, float] = {}
 
     def job(self, row: Measured, prior: Prior) -> Job:
-        """The job of a row, on a cluster that carries how well its values are known."""
+        """Return the job of a row, on a cluster that stores the uncertainty of its values."""
         values = {n: self.values.get(n, prior(n).value) for n in row.fields}
         if not self.keys:
             return row.job(values)
@@ -124,7 +124,7 @@ class Fit(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def prior_of(about: About) -> Prior:
-    """What a source expects before any run of a value of that name, or of such a first word."""
+    """Return a source's prior of the value with this name, or with this first word."""
 
     def prior(name: str) -> Parameter:
         known = about.expected
@@ -137,14 +137,14 @@ def prior_of(about: About) -> Prior:
 
 
 NOTHING = Fit({}, Calibration(), {}, 0.0, (), ())
-"""No fit at all: every value is as expected before."""
+"""No fit at all: every value has its prior."""
 
 
 Row = TypeVar("Row", bound=Measured)
 
 
 def of_dnn(row: Measured) -> str:
-    """The DNN of a row: rows that are left out of a fit together."""
+    """Return the DNN of a row: rows of one DNN are held out together."""
     return row.dnn
 
 
@@ -155,10 +155,10 @@ def cases(
     prior: Prior,
     group: Callable[[Row], str] = of_dnn,
 ) -> list[Case]:
-    """Every row as the fits of each split predict it, where they do not know it.
+    """Return every row, predicted by the fits of each split that exclude it.
 
-    A fit without the ``group`` of the row comes first. Rows that no fit knows are predicted by the
-    fit to all rows, as the last of the splits.
+    A fit without the ``group`` of the row is preferred. Rows that are in no fit are predicted by
+    the fit to all rows, which is the last split.
 
     Raises
     ------
@@ -174,12 +174,12 @@ def cases(
             if one is not None and row.key not in one.keys:
                 found.append(run(source, split, row, one, prior))
     if not found:
-        raise InputError(f"{source}: no row that can be predicted and was not fitted to")
+        raise InputError(f"{source}: no predictable row outside the fits")
     return predicted(found)
 
 
 def run(source: str, split: str, row: Measured, found: Fit, prior: Prior) -> Run:
-    """A row as a fit has its job."""
+    """Return a row as a run, with the job of a fit."""
     pool = f"{source}/{split}"
     job = found.job(row, prior)
     return Run(f"{pool}/{row.dnn}", row.key, job, row.step_s, pools=(pool,), setting=row.setting)
@@ -188,7 +188,7 @@ def run(source: str, split: str, row: Measured, found: Fit, prior: Prior) -> Run
 def without(
     split: str, rows: Sequence[Row], prior: Prior, group: Callable[[Row], str] = of_dnn
 ) -> dict[str, Fit]:
-    """By name, fits to the rows of all groups but one; none where there is but one group."""
+    """Return, by name, fits to the rows of all groups but one; none if there is only one group."""
     names = list(dict.fromkeys(map(group, rows)))
     return {
         f"{split} without {name}": fit([row for row in rows if group(row) != name], prior)
@@ -198,16 +198,16 @@ def without(
 
 
 def fit(rows: Sequence[Measured], prior: Prior, alone_s: Mapping[str, float] | None = None) -> Fit:
-    """Fit to rows: by formulas, and where these are off by simulation from there on.
+    """Fit to rows: by formulas first, then by simulation if the formulas are inaccurate.
 
     Raises
     ------
-    InputError : there are none.
+    InputError : there are no rows.
     """
     if not rows:
         raise InputError("no rows to fit to: needed are runs on one GPU, and on several")
     before = {name: prior(name) for name in sorted({n for row in rows for n in row.fields})}
-    # factors on what is expected, so that a search begins with steps of one standard deviation
+    # factors on the priors, so that a search begins with steps of one standard deviation
     parameters = [
         Parameter(n, 1.0, p.spread, most=min(math.exp(FARTHEST * p.spread), p.most / p.value))
         for n, p in before.items()
@@ -230,7 +230,7 @@ def _found(
     before: Mapping[str, Parameter],
     alone_s: Mapping[str, float],
 ) -> Fit:
-    """The values at a point, and what rows left out of a regression near it say of them."""
+    """Return the values at a point, and their spread over held-out rows of a regression near it."""
     scale = near.scale(x)
     series, dnns = [row.series for row in rows], [row.dnn for row in rows]
     values = {n: rounded(before[n].value * f) for n, f in near.values(x).items()}
@@ -245,7 +245,7 @@ def _found(
     left_out = near.left_out(series, x, scale, exact=exact)
     known = near.calibration(x, scale, {n: n for n in values}, left_out=left_out,
                              groups=len(set(series)), features=features)  # fmt: skip
-    # features that always change together are one: the workers, if they are among them
+    # features that always change together count as one: the workers, if they are among them
     once = {growth: name for name, growth in reversed(known.growth.items())}
     growth = {n: g for n, g in known.growth.items() if once[g] == n}
     unseen = near.left_out(dnns, x, scale, exact=exact) if len(set(dnns)) > 1 else left_out
@@ -266,7 +266,7 @@ def _found(
 
 
 def _misses(rows: Sequence[Measured], before: Mapping[str, Parameter], simulated: bool) -> Misses:
-    """Logarithms of predicted over measured, from factors on what is expected before."""
+    """Return logarithms of predicted over measured, for factors on the priors."""
 
     @functools.lru_cache(maxsize=100_000)
     def miss(i: int, given: tuple[float, ...]) -> float:
@@ -289,8 +289,8 @@ def _misses(rows: Sequence[Measured], before: Mapping[str, Parameter], simulated
 
 
 def _starts(regression: Regression, rows: Sequence[Measured]) -> list[Floats]:
-    """What is expected, and where all communication is slow: of a link that is hidden because it is
-    fast nothing tells which way to go."""
+    """Return the prior, and a point where all communication is slow: if a link is hidden because it
+    is fast, the errors do not depend on it, and the search has no direction."""
     centre, prior = regression.centre, regression.prior
     aside = SLOW * np.diag(prior)
     more, less = (regression.misses(centre + s * aside).sum(axis=1) for s in (1.0, -1.0))
@@ -300,7 +300,7 @@ def _starts(regression: Regression, rows: Sequence[Measured]) -> list[Floats]:
 
 
 def _descend(regression: Regression, x: Floats, rounds: int = ROUNDS) -> Floats:
-    """A minimum near a point, by fits to misses that are linear about the last one."""
+    """Return a minimum near a point, by repeated linear fits to the errors."""
     prior, cost = regression.prior, regression.cost(x, 1.0)
     for _ in range(rounds):
         step = regression.near(x, DIFFERENCE).solve([x]) - x
@@ -316,8 +316,8 @@ def _descend(regression: Regression, x: Floats, rounds: int = ROUNDS) -> Floats:
 
 
 def _back(regression: Regression, x: Floats) -> Floats:
-    """The point with all values as expected that are better so: what starts slow need not find out
-    of where it hardly shows."""
+    """Return the point with each value reset to its prior if that is better: a value that starts
+    slow may be stuck where it has little effect."""
     for i, expected in enumerate(regression.centre.tolist()):
         tried = x.copy()
         tried[i] = expected

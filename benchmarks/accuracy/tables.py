@@ -1,4 +1,4 @@
-"""What the adapters of published tables of throughput share: rows, clusters and jobs."""
+"""Shared code of the adapters of published throughput tables: rows, clusters and jobs."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from perfmodel.inputs.calibration import Calibration
 from perfmodel.inputs.profile import Profile
 
 PCIE = IntraNode(12e9, 10e-6, kind="per_device")
-"""What PCIe 3.0 x16 moves in practice, one way, for each device."""
+"""Practical rate of PCIe 3.0 x16, one way, per device."""
 
 NVLINK = IntraNode(130e9, 5e-6, kind="per_device")
-"""What a ring gets of the NVLinks of a V100 in practice."""
+"""Practical rate of a ring over the NVLinks of a V100."""
 
 ETHERNET_EFFICIENCY = 0.9415
-"""Payload of TCP in frames of 1500 bytes: 1448 of the 1538 bytes that each takes on the wire."""
+"""Payload fraction of TCP with an MTU of 1500 bytes: 1448 of 1538 bytes on the wire."""
 
 BETWEEN = " | "
-"""Between the parts of a setup."""
+"""Separator of the parts of a setup."""
 
 PUBLISHED = Source("published", "throughput of one device; layers as published")
 
@@ -31,11 +31,11 @@ PUBLISHED = Source("published", "throughput of one device; layers as published")
 class ImagesRow(msgspec.Struct, frozen=True, kw_only=True):
     """A row of a table of throughput: ``images_per_s`` of all GPUs together.
 
-    ``alone_s`` are seconds of a step on one GPU, which other rows say.
+    ``alone_s`` is the step time on one GPU (s), from other rows.
 
     Raises
     ------
-    InputError : a number out of range.
+    InputError : a number is out of range.
     """
 
     model: str
@@ -52,17 +52,17 @@ class ImagesRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step."""
+        """Step time (s)."""
         return self.num_gpus * self.batch_per_gpu / self.images_per_s
 
     @property
     def devices(self) -> int:
-        """GPUs of the fullest node."""
+        """Number of GPUs of the fullest node."""
         return -(-self.num_gpus // self.num_nodes)
 
 
 class Several(Protocol):
-    """A row whose ``setup`` says what a step on one GPU depends on, the most important first."""
+    """A row whose ``setup`` lists what a step on one GPU depends on, the most important first."""
 
     @property
     def num_gpus(self) -> int: ...
@@ -83,10 +83,10 @@ def several(
     needed: int,
     usable: Callable[[Some], bool] = lambda row: True,
 ) -> tuple[list[Some], dict[str, float]]:
-    """Usable rows on several GPUs, with seconds of a step on one; and these by setup.
+    """Return usable rows on several GPUs, with step times on one (s), and these times by setup.
 
-    ``known`` are those of the fits. A step on one GPU is that of the most alike of the setups with
-    the same first ``needed`` parts. Rows without any are left out, and named.
+    ``known`` are those of the fits. The step time on one GPU comes from the most similar setup with
+    the same first ``needed`` parts. Rows without one are left out and reported.
     """
     own = {BETWEEN.join(row.setup): row.step_s for row in table if row.num_gpus == 1}
     alone_s = {**known, **own}
@@ -112,7 +112,7 @@ def _nearest(setup: tuple[str, ...], setups: Iterable[str], needed: int) -> str:
 
 
 def fewest(table: Sequence[Some]) -> list[Some]:
-    """The rows with the smallest number of GPUs of each series."""
+    """Return the rows with the smallest number of GPUs of each series."""
     least: dict[str, int] = {}
     for row in table:
         least[row.series] = min(row.num_gpus, least.get(row.series, row.num_gpus))
@@ -120,7 +120,7 @@ def fewest(table: Sequence[Some]) -> list[Some]:
 
 
 def cluster(link: Link, known: Calibration | None = None, **fields: Any) -> Cluster:
-    """Equal nodes; servers, if there are any, share the nodes and links of the workers."""
+    """Return a cluster of equal nodes; servers, if any, share nodes and links with the workers."""
     return Cluster(
         name="published",
         nic=link,
@@ -133,7 +133,7 @@ def cluster(link: Link, known: Calibration | None = None, **fields: Any) -> Clus
 def job(
     profile: Profile, workers: int, where: Cluster, arch: str, options: Mapping[str, Any]
 ) -> Job:
-    """A job of a profile with one timing."""
+    """Return a job of a profile with one timing."""
     timing = profile.timings[0]
     return make_job(
         workload=profile,
@@ -147,7 +147,7 @@ def job(
 
 
 def as_one(profile: Profile, devices: int, seconds: float) -> Profile:
-    """A profile for all devices of a node together, which take ``seconds`` for a step."""
+    """Return a profile for all devices of a node together, with a step time of ``seconds``."""
     timing = profile.timings[0]
     size = devices * timing.batch_size
     changed = msgspec.structs.replace(timing, batch_size=size, samples_per_s=size / seconds)

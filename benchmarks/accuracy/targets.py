@@ -1,4 +1,4 @@
-"""What errors should stay within, set before anything was predicted."""
+"""Targets for errors, set before anything was predicted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 
 class Target(NamedTuple):
-    """Median and 90th percentile of the absolute errors of a group."""
+    """Limits of the median and the 90th percentile of the absolute errors of a group."""
 
     group: str
     median: float
@@ -46,8 +46,8 @@ TARGETS = (
 
 
 class Limit(NamedTuple):
-    """What the mean or the worst size of a group's errors should stay within: a part of the time,
-    updates, or a fraction of the mean staleness."""
+    """Limit of the mean or worst absolute error of a group: a fraction of the time, updates, or a
+    fraction of the mean staleness."""
 
     group: str
     statistic: Literal["mean", "worst"]
@@ -65,4 +65,4 @@ LIMITS = (
 )
 
 COVERED = (0.85, 0.97)
-"""What part of measured values intervals of 90 % should hold."""
+"""Fraction of measured values that 90 % intervals should hold."""

@@ -1,9 +1,9 @@
 """TensorFlow's benchmarks of 2017: servers and replicas inside a node, and servers between nodes.
 
 ``throughput.csv`` has images per second by ``platform``, ``gpu``, ``data`` (synthetic or real
-images), ``model``, ``batch_per_gpu``, ``variable_update`` and ``local_parameter_device`` (where
-variables are inside a node), ``num_gpus``, ``num_nodes`` and ``num_ps``. Several nodes are a second
-job, of nodes that each sum their gradients before they send them.
+images), ``model``, ``batch_per_gpu``, ``variable_update`` and ``local_parameter_device`` (location
+of variables inside a node), ``num_gpus``, ``num_nodes`` and ``num_ps``. Several nodes are a second
+job, in which each node sums its gradients before it sends them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from perfmodel.inputs.cluster import Handover
 SOURCE, FILE = "tensorflow", "throughput.csv"
 
 NIC = Link(10e9 / 8, 50e-6, tables.ETHERNET_EFFICIENCY)
-"""10 Gbit/s between nodes of p2.8xlarge; the latency is an assumption."""
+"""10 Gbit/s between p2.8xlarge nodes; the latency is an assumption."""
 
 NVLINK = IntraNode(40e9, 10e-6, kind="per_device")
-"""What a ring gets of the NVLinks of a P100, four of 20 GB/s each way, in practice."""
+"""Practical rate of a ring over the NVLinks of a P100, four of 20 GB/s each way."""
 
 THREADS = {"DGX-1": 80, "p2.8xlarge": 32, "p2.16xlarge": 64, "n1-standard-32": 32}
-"""Hardware threads of a node, which load images, by a part of the platform's name."""
+"""Hardware threads of a node, which load images, by part of the platform's name."""
 
 ABOUT = about("tensorflow")
 prior = table_fits.prior_of(ABOUT)
@@ -51,24 +51,24 @@ class Row(tables.ImagesRow, frozen=True, kw_only=True):
 
     @property
     def method(self) -> str:
-        """How gradients are exchanged, and where variables are."""
+        """Exchange of gradients, and location of variables."""
         return f"{self.variable_update} {self.local_parameter_device}"
 
     @property
     def series(self) -> str:
-        """All but the number of GPUs."""
+        """Everything except the number of GPUs."""
         return ", ".join(
             (self.platform, self.method, self.data, self.model, str(self.batch_per_gpu))
         )
 
     @property
     def key(self) -> str:
-        """What tells runs apart."""
+        """Identifies the run."""
         return f"{self.series}, {self.num_gpus} GPUs"
 
     @property
     def setup(self) -> tuple[str, ...]:
-        """What a step on one GPU depends on, the most important first."""
+        """Properties that a step on one GPU depends on, the most important first."""
         batch = str(self.batch_per_gpu)
         return (self.gpu, self.model, batch, self.platform, self.data, self.method)
 
@@ -121,20 +121,21 @@ class Row(tables.ImagesRow, frozen=True, kw_only=True):
 
 
 def read(folder: Path, known: Mapping[str, float]) -> tuple[list[Row], dict[str, float]]:
-    """Runs on several GPUs, and seconds of a step on one; ``known`` are those of the fits. One GPU
-    with the same data, or the other, or elsewhere."""
+    """Return runs on several GPUs, and step times on one (s); ``known`` are those of the fits. The
+    run on one GPU has the same data, else the other data, else another platform."""
     table = rows.read(folder / FILE, Row)
     return tables.several(table, known, 3, lambda row: dnns.layers_of(row.model) is not None)
 
 
 def cases(folder: Path) -> list[Case]:
-    """Every run with more than one GPU, by the fit of few rows, or that of all if it is unseen."""
+    """Return every multi-GPU run, predicted by the fit to few rows, or by the fit to all rows if
+    the run is in neither."""
     known = fitted.read(SOURCE, table_fits.Fit)["all"].alone_s
     return table_fits.cases(SOURCE, read(folder, known)[0], ("few",), prior)
 
 
 def fit(folder: Path) -> None:
-    """Fit to all runs, and to the smallest number of GPUs above one of each configuration."""
+    """Fit to all runs, and to those with the fewest GPUs above one of each configuration."""
     found, alone_s = read(folder, {})
     fits = {"few": table_fits.fit(tables.fewest(found), prior)}
     fitted.write(SOURCE, {**fits, "all": table_fits.fit(found, prior, alone_s)})

@@ -1,8 +1,8 @@
 """Runs of real frameworks between network namespaces, predicted from their configuration alone.
 
-The folder holds ``results.jsonl`` (configuration and measurement of every run, and what the bare
-network achieves) and, if there are rings, ``gloo.jsonl`` (times of gloo's all-reduce on the same
-links). Fitted is only how far predictions are off, by architecture: see :mod:`.residuals`.
+The folder holds ``results.jsonl`` (configuration and measurement of every run, and the performance
+of the bare network) and, if there are rings, ``gloo.jsonl`` (times of gloo's all-reduce on the same
+links). Only the errors of predictions are fitted, by architecture: see :mod:`.residuals`.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "dpsgd bsp": ("dpsgd", "d_psgd", {"overlap": True}),
     "adpsgd async": ("adpsgd", "ad_psgd", {"overlap": True, "passive": "odd"}),
 }
-"""Of each kind of run: its group, architecture, and options that all of them have."""
+"""For each kind of run: its group, architecture, and common options."""
 
 TCP_EFFICIENCY = 0.956
-"""What one TCP transfer gets of a link, where that was not measured."""
+"""Fraction of a link that one TCP transfer gets, if not measured."""
 
 
 def cases(folder: Path) -> list[Case]:
-    """Every measured figure of every run, with its prediction."""
+    """Return every measured value of every run, with its prediction."""
     return predicted(runs(folder, fitted.read("testbed", Calibration)))
 
 
 def fit(folder: Path) -> None:
-    """Learn how far predictions are off."""
+    """Learn the errors of predictions."""
     fitted.write("testbed", residuals.learnt(runs(folder)))
 
 
 def runs(folder: Path, fits: Mapping[str, Calibration] | None = None) -> list[Run]:
-    """The runs of known kinds, with calibrations of ``fits``; others are left out with a note."""
+    """Return the runs of known kinds, with calibrations of ``fits``; others are reported."""
     gloo = list(rows.read_json_lines(folder / "gloo.jsonl", needed=False))
     found = []
     for where, row in rows.read_json_lines(folder / "results.jsonl"):
@@ -86,7 +86,7 @@ def _run(config: dict[str, Any], measured: dict[str, Any], job: pm.Job) -> Run:
 
 
 def job_of(config: dict[str, Any], net: dict[str, Any], gloo: list[dict[str, Any]]) -> pm.Job:
-    """The job that a run's configuration describes."""
+    """Return the job that a run's configuration describes."""
     number("rate", config["rate"], above=0.0)
     _, arch, options = KINDS[f"{config['arch']} {config['sync']}"]
     jitter, straggler = config.get("jitter"), config.get("straggler")
@@ -117,7 +117,7 @@ def _options(config: dict[str, Any]) -> dict[str, Any]:
         found = {"servers": config["n_servers"], "split_above_bytes": math.inf}
     if config["arch"] in ("ps", "p2p"):
         found["overlap"] = config.get("push", "layer") == config["pull"] == "layer"
-    if config["arch"] == "mxnet_ps":  # arrays of the bound itself are split
+    if config["arch"] == "mxnet_ps":      # arrays of exactly this size are split
         found["split_above_bytes"] = config["bigarray_bound_elements"] * 4 - 1
     if config["arch"] == "ps" and config["sharding"] == "split":
         found["split_above_bytes"] = config["split_bound_bytes"]

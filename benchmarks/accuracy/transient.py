@@ -1,12 +1,12 @@
 """ResNet-32 with asynchronous servers in the cloud, predicted by the fit to another campaign.
 
 Li, Walls, Xu, Guo, "Speeding up Deep Learning with Transient Servers", ICAC 2019: software, cloud
-and model are those of :mod:`benchmarks.accuracy.cmdare`, and what is fitted there predicts these
+and model are those of :mod:`benchmarks.accuracy.cmdare`, and the fit of that source predicts these
 runs. The folder holds ``train_data.csv``, or another CSV file: steps of all workers per second by
 ``experiment`` and ``config``. A configuration such as ``1ps4k`` counts servers and workers, on K80
 (k), P100 (p) or V100 (v); mixed ones are ``1v1p2k``.
 
-A device that no run there had is told by the fewest workers here.
+A device that is missing there is calibrated on the runs with the fewest workers here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MODEL = "resnet32"
 DEVICES = {"k": "k80", "p": "p100", "v": "v100"}
 
 COUNT = r"[1-9]\d*(?:k80|p100|v100|k|p|v)"
-"""How a configuration counts workers on one kind of device."""
+"""Pattern of the number of workers on one kind of device in a configuration."""
 
 ABOUT = about("transient")
 
@@ -45,16 +45,16 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Setup(NamedTuple):
-    """Servers, and workers by device."""
+    """Number of servers, and of workers by device."""
 
     servers: int
     workers: Mapping[str, int]
 
 
 class Fit(msgspec.Struct, frozen=True):
-    """Devices that the other campaign did not have.
+    """The fit of devices that are missing in the other campaign.
 
-    ``rows`` are the runs that were fitted to, ``workers`` how many workers they had, by device.
+    ``rows`` are the fitted runs, ``workers`` their numbers of workers by device.
     """
 
     rows: int
@@ -63,7 +63,7 @@ class Fit(msgspec.Struct, frozen=True):
 
 
 def cases(folder: Path) -> list[Case]:
-    """Every configuration that nothing was fitted to; seconds of a worker's step."""
+    """Return every configuration outside the fit; step times of a worker (s)."""
     told, found = fitted.read("transient", Fit)["few"], []
     left_out: list[str] = []
     for (experiment, config), rates in _runs(folder).items():
@@ -85,17 +85,18 @@ def cases(folder: Path) -> list[Case]:
             )
     rows.say_left_out("not predicted", left_out)
     if not found:
-        raise InputError(f"{folder}: no run that can be predicted and was not fitted to")
+        raise InputError(f"{folder}: no predictable run outside the fits")
     return predicted(found)
 
 
 def fit(folder: Path) -> None:
-    """Fit what the other campaign does not tell and write it down for :func:`cases`."""
+    """Fit the devices that are missing in the other campaign, and store the fit for
+    :func:`cases`."""
     fitted.write("transient", {"few": calibrated(folder)})
 
 
 def calibrated(folder: Path) -> Fit:
-    """The other campaign's fit, with the devices whose runs only this one has."""
+    """Return the other campaign's fit, extended by the devices of this campaign."""
     server = fitted.read("cmdare", AsynchronousFit)["all"]
     fewest: dict[str, tuple[int, list[float]]] = {}
     for (experiment, config), rates in _runs(folder).items():
@@ -117,7 +118,7 @@ def calibrated(folder: Path) -> Fit:
 
 
 def _runs(folder: Path) -> dict[tuple[str, str], list[float]]:
-    """Steps per second of each run, by experiment and configuration."""
+    """Return steps per second of each run, by experiment and configuration."""
     found: dict[tuple[str, str], list[float]] = {}
     if not (tables := sorted(folder.glob("*.csv"))):
         raise InputError(f"{folder}: no CSV file")
@@ -129,7 +130,7 @@ def _runs(folder: Path) -> dict[tuple[str, str], list[float]]:
 
 
 def _setup(experiment: str, config: str) -> Setup | str:
-    """Servers and workers of a configuration, or why it is left out."""
+    """Return servers and workers of a configuration, or why it is left out."""
     name, where = config.lower().replace(" ", ""), experiment.lower()
     if "spot" in where or "spot" in name:
         return "pauses after revocations"

@@ -1,1 +1,1 @@
-"""The coarse model against the simulation, on a fixed grid of jobs."""
+"""Compare the coarse model with the simulation on random jobs."""

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.coarse``: how far formulas are off simulations of jobs drawn at random."""
+"""``python -m benchmarks.coarse``: compare formulas with simulations of random jobs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perfmodel.predicting import bands, coarse
 from perfmodel.predicting.bands import BandTable
 
 MEASURING, CHECKING = 1, 2
-"""Seeds of the jobs that bands are measured on, and of those that check them."""
+"""Seeds of the jobs that measure the bands, and of those that check them."""
 
 PAGE = Path(__file__).parents[2] / "docs" / "formulas-against-simulation.md"
 
@@ -26,19 +26,19 @@ PAGE = Path(__file__).parents[2] / "docs" / "formulas-against-simulation.md"
 @click.option("--measure", is_flag=True, help="Write the table of bands, and the page about it.")
 @click.option("--worst", type=int, default=0, metavar="N", help="Print the N worst jobs as well.")
 @click.option("--jobs", type=click.IntRange(24), default=4800, show_default=True,
-              help="Jobs that bands are measured on; half as many check them.")  # fmt: skip
+              help="Jobs that measure the bands; half as many check them.")  # fmt: skip
 @click.option("--processes", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--store", type=click.Path(path_type=Path), default=Path("build/coarse.jsonl"),
-              show_default=True, help="Simulations are kept here.")  # fmt: skip
+              show_default=True, help="Cache file of simulations.")  # fmt: skip
 @click.option("--speed", is_flag=True, help="Measure how fast formulas are evaluated instead.")
 def main(measure: bool, worst: int, jobs: int, processes: int, store: Path, speed: bool) -> None:
-    """Compare both routes on jobs drawn at random.
+    """Compare both routes on random jobs.
 
-    With --measure the bands are measured anew. A job takes about 0.25 s of one core, where its
-    simulation is not kept; an interrupted run goes on where it was.
+    --measure measures the bands again. A job that is not in the cache takes about 0.25 s of one
+    core; an interrupted run continues where it stopped.
     """
     if speed:
-        reference = 0.0  # the first: what a machine's noise does to one, it does to all
+        reference = 0.0  # of the first case: the machine's noise affects all cases alike
         for name, per_s, scalar_s in speeds():
             reference = reference or per_s
             click.echo(

@@ -1,4 +1,4 @@
-"""Classes of jobs whose formulas are about as far off: a tree of traits for each group."""
+"""Classes of jobs with similar errors of the formulas: a tree of traits for each group."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ import numpy as np
 from perfmodel.predicting.bands import BandClass
 
 FEWEST = 24
-"""Jobs of a class at least, of those that its band is measured on."""
+"""Minimum number of measuring jobs in a class."""
 
 DEEPEST = 4
-"""Traits that a class has at most."""
+"""Maximum number of traits of a class."""
 
 GAIN = 0.1
-"""Least part by which a split has to narrow the mean band, on a logarithmic scale."""
+"""Minimum amount by which a split has to narrow the mean band, on a logarithmic scale."""
 
 LEAST = 0.002
-"""Bands narrower than this are as good as this one: random jobs are not simulated to more."""
+"""Bands narrower than this count as this: simulations of random jobs are not more precise."""
 
 WITHIN = 0.9
 
 
 class Known(msgspec.Struct, frozen=True):
-    """What is known of a job: the traits of its class, and how far the formulas are off."""
+    """A job's traits, and the error of the formulas."""
 
     traits: frozenset[str]
     error: float
 
 
 def band(errors: Sequence[float]) -> float:
-    """The error that nine in ten further jobs are within.
+    """Return the error that nine in ten further jobs are within.
 
-    The k-th smallest of n errors, with k = 0.9 (n + 1) rounded up: one more job from the same
-    source is within it with a probability of 0.9 or more, whatever the distribution (Vovk,
-    Gammerman, Shafer, "Algorithmic Learning in a Random World", 2005, ch. 2; Lei et al., JASA 113,
-    2018, doi 10.1080/01621459.2017.1307116).
+    It is the k-th smallest of n errors, with k = 0.9 (n + 1) rounded up: one more job from the same
+    source is within it with a probability of at least 0.9, for any distribution (Vovk, Gammerman,
+    Shafer, "Algorithmic Learning in a Random World", 2005, ch. 2; Lei et al., JASA 113, 2018, doi
+    10.1080/01621459.2017.1307116).
 
     >>> band([0.01] * 8 + [0.02])
     0.02
@@ -48,10 +48,10 @@ def band(errors: Sequence[float]) -> float:
 
 
 def grown(jobs: Sequence[Known]) -> BandClass:
-    """The classes of a group.
+    """Return the classes of a group.
 
-    Every other job chooses the traits, the rest measure the bands: these are then of jobs that
-    nothing was chosen by.
+    Every other job selects the traits, the rest measure the bands. So no band is measured on a job
+    that took part in a choice.
     """
     return _grown(jobs[::2], jobs[1::2], DEEPEST)
 
@@ -78,12 +78,12 @@ def _grown(choosing: Sequence[Known], measuring: Sequence[Known], depth: int) ->
 
 
 def _up(value: float) -> float:
-    """To ten thousandths, upwards."""
+    """Round up to ten thousandths."""
     return math.ceil(value * 1e4 - 1e-9) / 1e4
 
 
 def _best(choosing: Sequence[Known], measuring: Sequence[Known]) -> str | None:
-    """The trait that narrows the bands of all jobs the most, with enough jobs on both sides."""
+    """Return the trait that narrows the bands of all jobs most, with enough jobs on both sides."""
     errors = np.array([job.error for job in choosing])
     before = _width(errors)
     found: list[tuple[float, str]] = []

@@ -1,4 +1,4 @@
-"""Jobs drawn at random from all that users vary: number k of a seed is the same everywhere."""
+"""Random jobs with everything varied that users vary; job k of a seed is the same everywhere."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ DEVICE = "v100"
 SOURCE = Source("assumed", "drawn at random")
 MODELS = ("alexnet", "inception_v1", "resnet18", "resnet50", "vgg16")
 MOST_OPS = {True: 1000, False: 4000}
-"""Ops of an iteration at most, if workers drift apart and if not; a job with more gets fewer
-workers, so that a thousand jobs take minutes."""
+"""Maximum number of ops per iteration, if workers drift apart and if not; larger jobs get fewer
+workers, so a thousand jobs take minutes."""
 
 ALIKE = 0.3
-"""Part of the jobs whose workers are alike, with a node each."""
+"""Fraction of the jobs with identical workers on one node each."""
 
 Draw = np.random.Generator
 
@@ -51,23 +51,23 @@ class Cell(msgspec.Struct, frozen=True):
 
     @property
     def group(self) -> str:
-        """What it is counted with."""
+        """Group in which the job is counted."""
         return bands.group_of(self.job)
 
     @property
     def name(self) -> str:
-        """The same for the same job, in all runs."""
+        """Name of the job, the same in all runs."""
         return f"{self.seed}/{self.number}"
 
 
 def cells(seed: int, count: int) -> Iterator[Cell]:
-    """The first ``count`` jobs of a seed; ways of training take turns."""
+    """Yield the first ``count`` jobs of a seed; training algorithms take turns."""
     for number in range(count):
         yield cell(seed, number)
 
 
 def cell(seed: int, number: int) -> Cell:
-    """Job ``number`` of a seed. What contradicts itself is drawn again."""
+    """Return job ``number`` of a seed. Contradictory jobs are drawn again."""
     known = ways()
     way = list(known)[number % len(known)]
     draw = np.random.default_rng([seed, number])
@@ -79,7 +79,7 @@ def cell(seed: int, number: int) -> Cell:
 
 
 def _small(job: Job) -> Job:
-    """The job with so few workers that it is soon simulated."""
+    """Return the job, with fewer workers if its simulation would take too long."""
     graph = build_graph(job)
     drifting = job.start == "staggered"
     if len(graph.op_seconds) <= MOST_OPS[drifting] or job.workers == 1:
@@ -115,7 +115,7 @@ def _chance(draw: Draw, probability: float) -> bool:
 
 
 def _decades(draw: Draw, low: float, high: float) -> float:
-    """A number whose logarithm is uniform between those of two powers of ten."""
+    """Return a log-uniform number between two powers of ten."""
     return float(10.0 ** draw.uniform(low, high))
 
 
@@ -165,7 +165,7 @@ def _workload(draw: Draw) -> Workload:
 
 
 def _tensors(draw: Draw, size: float) -> tuple[float, ...]:
-    """One tensor, or a large and a small one."""
+    """Return one tensor, or a large and a small one."""
     return (size,) if _chance(draw, 0.5) else (0.98 * size, 0.02 * size)
 
 
@@ -186,7 +186,7 @@ def _stragglers(draw: Draw, workers: int) -> list[Straggler]:
 
 
 def _alike(draw: Draw, arch: str) -> Cluster:
-    """Nodes of one device, all the same."""
+    """Return equal nodes with one device each."""
     nic = _nic(draw)
     return Cluster(
         name="drawn",
@@ -242,7 +242,8 @@ def _server(draw: Draw) -> Server:
 
 
 def _overrides(draw: Draw, nodes: int, nic: Link, what: str) -> tuple[NodeOverride, ...]:
-    """Slower devices or links on one node, a fifth of the time on several; servers included."""
+    """Return slower devices or links on one node, or on several with a probability of a fifth;
+    server nodes included."""
     last = nodes + (1 if _chance(draw, 0.1) else 0)
     which = [int(draw.integers(last))]
     if _chance(draw, 0.2):
@@ -262,7 +263,7 @@ def _overrides(draw: Draw, nodes: int, nic: Link, what: str) -> tuple[NodeOverri
 
 
 def _collectives(draw: Draw, nic: Link, arch: str) -> tuple[Collective, ...]:
-    """What a library achieves on such links, or next to it."""
+    """Return collectives as a library achieves them on such links, or close to that."""
 
     def of(operation: Any, times: float) -> Collective:
         startup_s, per_byte_s = _decades(draw, -5.0, -3.5), times / nic.goodput_bytes_per_s
@@ -277,7 +278,7 @@ def _collectives(draw: Draw, nic: Link, arch: str) -> tuple[Collective, ...]:
     return (of("all_reduce", 1.0),)
 
 
-# -- ways of training ----------------------------------------------------------------------------
+# -- training algorithms -------------------------------------------------------------------------
 
 Options = dict[str, Any]
 Way = Callable[[Draw], tuple[str, Options]]
@@ -433,14 +434,14 @@ WAYS: Mapping[str, Way] = {
     "gosgd": _gosgd,
     "ad_psgd": _ad_psgd,
 }
-"""How architecture and options are drawn where that was thought about."""
+"""Hand-written ways to draw architecture and options."""
 
 
 def ways() -> dict[str, Way]:
-    """How architecture and options are drawn; each way gets as many jobs.
+    """Return the ways to draw architecture and options; all get equally many jobs.
 
-    An architecture that is not among :data:`WAYS` has one of its own: switches and words are drawn
-    from what they may be, numbers are as by default.
+    An architecture without an entry in :data:`WAYS` gets a generic one: switches and choices are
+    drawn from their allowed values, numbers keep their defaults.
     """
     known = {way.partition(" ")[0] for way in WAYS}
     return {**WAYS, **{name: _as_described(name) for name in names() if name not in known}}

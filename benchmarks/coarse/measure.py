@@ -1,4 +1,4 @@
-"""Formulas and simulations of drawn jobs; simulations are kept in a file, and made in parallel."""
+"""Predict random jobs by both routes; simulations run in parallel and are cached in a file."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Progress = Callable[[int, int], None]
 
 
 class Simulated(msgspec.Struct, frozen=True):
-    """The iteration time that simulating a job found.
+    """The simulated iteration time of a job.
 
-    ``made_of`` is a digest of the graph and the simulator: another one makes it void.
+    ``made_of`` is a digest of the graph and the simulator: the result is only valid for these.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Simulated(msgspec.Struct, frozen=True):
 
 
 def digest(one: Cell) -> str:
-    """A short name of all that a simulation depends on."""
+    """Return a digest of everything that a simulation depends on."""
     found = hashlib.blake2b(_simulator(), digest_size=8)
     graph = build_graph(one.job)
     for field in OpGraph.__struct_fields__:
@@ -47,19 +47,19 @@ def digest(one: Cell) -> str:
 
 @functools.cache
 def _simulator() -> bytes:
-    """The room that decides what a simulation of a graph says."""
+    """Return the source code of the engine, which determines the result of a simulation."""
     folder = Path(perfmodel.__file__).parent / "engine"
     return b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
 
 
 def simulated(where: tuple[int, int]) -> Simulated:
-    """Simulate a job, by its seed and number."""
+    """Simulate the job with this seed and number."""
     one = cell(*where)
     return Simulated(one.name, digest(one), predict(one.job).iteration_s)
 
 
 class Store:
-    """Simulations in a file, one JSON object a line: what is there is not simulated again."""
+    """Cache of simulations in a file, with one JSON object per line."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -70,11 +70,11 @@ class Store:
                 self._known[each.name, each.made_of] = each
 
     def of(self, one: Cell) -> Simulated | None:
-        """The simulation of a job, if it is known."""
+        """Return the simulation of a job, or None if it is not in the cache."""
         return self._known.get((one.name, digest(one)))
 
     def add(self, found: Simulated) -> None:
-        """Keep one more."""
+        """Add a simulation."""
         self._known[found.name, found.made_of] = found
         if self._path is not None:
             with self._path.open("ab") as file:
@@ -87,7 +87,7 @@ def simulate(
     processes: int = 1,
     progress: Progress = lambda done, of: None,
 ) -> None:
-    """Simulate the jobs that ``store`` does not know yet; it can be interrupted at any time."""
+    """Simulate the jobs that are not in ``store``; it can be interrupted at any time."""
     wanted = [(one.seed, one.number) for one in jobs if store.of(one) is None]
     if processes == 1:
         for done, where in enumerate(wanted, 1):
@@ -101,8 +101,8 @@ def simulate(
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A job on both routes: its group and traits, iteration times (s), and whether the formulas are
-    declared exact."""
+    """A job predicted by both routes: its group and traits, iteration times (s), and whether the
+    formulas are declared exact."""
 
     name: str
     group: str
@@ -113,11 +113,11 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def error(self) -> float:
-        """Of the formulas, as a fraction of the simulated iteration; positive if they are slow."""
+        """Error of the formulas relative to the simulated time; positive if they are slower."""
         return self.coarse_s / self.fine_s - 1.0
 
     def band(self, groups: dict[str, BandClass]) -> float:
-        """The declared error: 0 where the formulas are exact, infinite where it is not known."""
+        """Return the declared error: 0 if the formulas are exact, infinite if it is unknown."""
         if self.exact:
             return 0.0
         if self.group not in groups:
@@ -126,12 +126,12 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def known(one: Cell) -> bool:
-    """Whether the formulas leave out nothing that a job has."""
+    """Return whether the formulas support all features of a job."""
     return registry.model_of(one.job).leaves_out(one.job) is None
 
 
 def row(one: Cell, fine_s: float) -> Row:
-    """Both routes for a job whose simulated iteration time is known."""
+    """Return the results of both routes for a job with a known simulated iteration time."""
     found = coarse.phases(one.job)
     return Row(
         name=one.name,
@@ -144,13 +144,13 @@ def row(one: Cell, fine_s: float) -> Row:
 
 
 def rows(jobs: Sequence[Cell], store: Store) -> list[Row]:
-    """Of the jobs that are simulated, those whose formulas leave out nothing."""
+    """Return the simulated jobs whose features the formulas all support."""
     found = [(one, store.of(one)) for one in jobs if known(one)]
     return [row(one, each.fine_s) for one, each in found if each is not None]
 
 
 def by_group(found: Iterable[Row]) -> dict[str, list[Known]]:
-    """What classes are made of: the jobs whose formulas are not exact, by group."""
+    """Return the jobs whose formulas are not exact, by group; classes are built from these."""
     groups: dict[str, list[Known]] = {}
     for each in found:
         if not each.exact:

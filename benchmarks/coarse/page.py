@@ -1,4 +1,4 @@
-"""The page about the bands: how they were measured, and how they hold on other jobs."""
+"""The page about the bands: how they were measured, and how well they hold on other jobs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEMPLATE = Path(__file__).with_name("page.md")
 
 
 def page(table: BandTable, found: Sequence[Row], drawn: Sequence[Cell]) -> str:
-    """The text of the page: for ``found``, of the jobs that were ``drawn``."""
+    """Return the text of the page for the results ``found`` of the ``drawn`` jobs."""
     exact = [row for row in found if row.exact]
     return TEMPLATE.read_text().format(
         jobs=table.drawn,

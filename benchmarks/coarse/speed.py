@@ -1,4 +1,4 @@
-"""How many configurations a second the coarse models evaluate."""
+"""Measure how many configurations per second the coarse models evaluate."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ CASES: tuple[tuple[str, str, dict[str, Any], float | None], ...] = (
 
 
 def speeds(configurations: int = CONFIGURATIONS) -> Iterator[tuple[str, float, float]]:
-    """For each case: configurations per second of processor time in one call, and seconds of one
-    scalar call.
+    """Yield, for each case, its name, configurations per second of CPU time in one call, and the
+    seconds of a scalar call.
 
-    Workers (up to 64) and bandwidth are drawn at random; the model is ResNet-50.
+    The number of workers (up to 64) and the bandwidth are random; the model is ResNet-50.
     """
     generator = np.random.default_rng(0)
     workers = generator.integers(1, MOST_WORKERS + 1, configurations)

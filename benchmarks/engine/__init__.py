@@ -1,1 +1,1 @@
-"""``python -m benchmarks.engine``: speed of the engine beside other simulators, on known tasks."""
+"""``python -m benchmarks.engine``: compare the engine's speed with other simulators."""

@@ -1,11 +1,11 @@
 """``python -m benchmarks.engine [--quick] [--json] [--check]``: a table, growth, targets.
 
-Each measurement is a process of its own and counts the CPU seconds of its thread; of several runs
-the best counts, for building, simulating and memory each. The simulators take turns, so that a slow
-moment of the machine meets all of them. Compiled code is loaded before the clock starts. The ratio
-is the time of simulating over that of perfmodel, the peak that of the whole process. Of ``predict``
-the wall time counts. N is the number of workers, in ``ps_layers`` of layers; the growth is the time
-of each op as N grows.
+Each measurement runs in its own process and counts the CPU seconds of its thread; the best of
+several runs counts, separately for building, simulating and memory. The simulators take turns, so a
+slow moment of the machine affects all of them. Compiled code is loaded before the clock starts. The
+ratio is the simulation time over that of perfmodel; the peak is that of the whole process. For
+``predict`` the wall time counts. N is the number of workers, or of layers in ``ps_layers``; the
+growth is the time per op as N grows.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from benchmarks.engine.targets import PREDICT, RACKS, Best, Runs, Target, errors
 from benchmarks.engine.tasks import TASKS
 
 GRAPHS = ("perfmodel", "perfmodel-plain")
-"""Simulators that build a graph of ops; the rest know the task, or begin with another's graph."""
+"""Simulators that build a graph of ops; the others know the task, or use another one's graph."""
 QUICK = 64
-"""Most workers of a quick run, except where one stands for all."""
+"""Maximum number of workers of a quick run, unless one represents all."""
 
 HEADER = (
     f"{'task':11} {'N':>4} {'ops':>7}  {'simulator':15} {'makespan':>15} {'error':>6}"
@@ -35,7 +35,7 @@ HEADER = (
 
 
 class Benchmark:
-    """Measures, and goes on when something fails."""
+    """Runs measurements, and continues if one fails."""
 
     def __init__(self, runs: int, optim: str) -> None:
         self.runs, self.optim = runs, optim
@@ -46,7 +46,7 @@ class Benchmark:
         click.echo(f"failed: {what}: {type(reason).__name__}: {reason}", err=True)
 
     def case(self, task: str, n: int, tools: Sequence[str]) -> Runs:
-        """The best run of each tool; they take turns."""
+        """Return the best run of each tool; tools take turns."""
         best: Runs = {}
         left = list(tools)
         for _ in range(self.runs):
@@ -67,7 +67,7 @@ class Benchmark:
         return best
 
     def deviation(self) -> float:
-        """See :func:`benchmarks.engine.measure.deviation`; NaN if it cannot be had."""
+        """See :func:`benchmarks.engine.measure.deviation`; NaN if it cannot be measured."""
         try:
             return deviation(*RACKS)
         except Exception as reason:
@@ -76,7 +76,7 @@ class Benchmark:
 
 
 def rows(task: str, n: int, runs: Runs) -> list[dict[str, Any]]:
-    """What there is to say of one task at one size, by simulator."""
+    """Return the results of one task at one size, by simulator."""
     ops, wrong, found = TASKS[task].ops(n), errors(task, n, runs), []
     own = runs["perfmodel"].simulate_s if "perfmodel" in runs else nan
     for tool, run in runs.items():
@@ -88,7 +88,7 @@ def rows(task: str, n: int, runs: Runs) -> list[dict[str, Any]]:
 
 
 def line(row: dict[str, Any]) -> str:
-    """A row as text."""
+    """Format a row."""
 
     def figure(name: str, form: str, unit: str, width: int) -> str:
         return f"{'-' if isnan(row[name]) else f'{row[name]:{form}}{unit}':>{width}}"
@@ -103,7 +103,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 def growth(task: str, best: Best) -> str:
-    """Time for each op as a task grows, as text; empty where only one size was measured."""
+    """Format the time per op as a task grows; empty if only one size was measured."""
     found = [
         f"{n:>6}: {runs['perfmodel'].simulate_s / TASKS[task].ops(n) * 1e9:4.0f} ns/op"
         for (name, n), runs in best.items()
@@ -113,14 +113,14 @@ def growth(task: str, best: Best) -> str:
 
 
 def verdict(target: Target) -> str:
-    """A target as text."""
+    """Format a target."""
     met = {True: "met", False: "MISSED", None: "not measured"}[target.met]
     measured = "-" if target.met is None else f"{target.measured:.3g}"
     return f"{target.text:54} {measured:>8}  {target.relation} {target.bound:<6g}  {met}"
 
 
 def without_nan(fields: dict[str, Any]) -> dict[str, Any]:
-    """The same for JSON, which has no NaN."""
+    """Return the value for JSON, which has no NaN."""
     return {k: None if isinstance(v, float) and isnan(v) else v for k, v in fields.items()}
 
 
@@ -137,10 +137,10 @@ def numbers(_: click.Context, __: click.Parameter, text: str | None) -> set[int]
     "only",
     multiple=True,
     type=click.Choice([*TASKS, PREDICT]),
-    help="Only this one; repeatable.",
+    help="Run only this one; repeatable.",
 )
-@click.option("--workers", metavar="N,N", callback=numbers, help="Only these of a task's sizes.")
-@click.option("--quick", is_flag=True, help="Only sizes that take seconds; some targets are lost.")
+@click.option("--workers", metavar="N,N", callback=numbers, help="Use only these sizes of a task.")
+@click.option("--quick", is_flag=True, help="Use only sizes that take seconds; skips some targets.")
 @click.option("--runs", type=click.IntRange(min=1), default=3, show_default=True)
 @click.option(
     "--simgrid",
@@ -148,7 +148,7 @@ def numbers(_: click.Context, __: click.Parameter, text: str | None) -> set[int]
     type=click.Choice(["Full", "Lazy"]),
     default="Full",
     show_default=True,
-    help="How SimGrid brings its transfers up to date; Full is the faster on these tasks.",
+    help="How SimGrid updates its transfers; Full is faster on these tasks.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--check", is_flag=True, help="Exit with status 1 if a target is missed.")
@@ -161,7 +161,7 @@ def main(
     as_json: bool,
     check: bool,
 ) -> None:
-    """Measure the engine beside other simulators; print a line for each, and the targets."""
+    """Compare the engine with other simulators; print a line for each, and the targets."""
 
     def say(text: str) -> None:
         if not as_json:

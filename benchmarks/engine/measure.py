@@ -1,4 +1,4 @@
-"""One task by one simulator, in a process of its own; and ``perfmodel predict``, as a process."""
+"""Measure one task with one simulator, or ``perfmodel predict``, each in its own process."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ begin = time.perf_counter()
 subprocess.run(sys.argv[1:], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True)
 print(time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)
 """
-"""A small process between: the peak of a process begins with that of whoever started it."""
+"""A small intermediate process: the peak memory of a process starts at that of its parent."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """CPU seconds of building and simulating; of ``predict`` wall seconds, as simulating."""
+    """CPU seconds of building and simulating; for ``predict``, wall seconds as simulating."""
 
     makespan_s: float
     build_s: float
@@ -49,14 +49,15 @@ class Run:
 
 
 def peak_mb() -> float:
-    """Peak memory of this process. Not getrusage: its peak begins with that of the parent."""
+    """Return the peak memory of this process. Not from getrusage, whose peak starts at that of the
+    parent."""
     status = Path("/proc/self/status")
     found = status.read_text().partition("VmHWM:")[2].split() if status.exists() else []
     return int(found[0]) / 1024 if found else nan
 
 
 def timed(build: Callable[[], Simulate]) -> Run:
-    """Build, then simulate."""
+    """Build the graph, then simulate it."""
     begin = thread_time()
     simulate = build()
     built = thread_time()
@@ -79,13 +80,13 @@ def by_reference(task: str, n: int) -> Simulate:
 
 
 def by_simpy(task: str, n: int) -> Simulate:
-    """The shared link is the reference's, since SimPy has none."""
+    """Run the task in SimPy, with the reference's shared link because SimPy has none."""
     import simpy
 
     env = simpy.Environment()
 
     class Link(Shared):
-        """Wakes the senders whose transfers end; a timer that is early is set again."""
+        """Wakes the senders whose transfers end; resets a timer that fires early."""
 
         timer: Any = None
         until = inf
@@ -155,12 +156,12 @@ TOOLS: dict[str, Callable[[str, int], Simulate]] = {
 
 @functools.cache
 def description(task: str, n: int) -> str:
-    """The task as SimGrid's driver reads it."""
+    """Return the task in the format of SimGrid's driver."""
     return simgrid.description(dag(TASKS[task].graph(n)))
 
 
 def by_simgrid(task: str, n: int, optim: str) -> Run:
-    """SimGrid's driver, which measures itself."""
+    """Run SimGrid's driver, which measures itself."""
     words = [str(simgrid.binary()), optim]
     done = subprocess.run(
         words, input=description(task, n), text=True, capture_output=True, check=False
@@ -172,13 +173,13 @@ def by_simgrid(task: str, n: int, optim: str) -> Run:
 
 
 def warm(tool: str, task: str, n: int) -> Run:
-    """One measurement, after a small one that loads whatever is loaded late."""
+    """Measure once, after a small measurement that triggers late imports."""
     TOOLS[tool](task, 2)()
     return timed(partial(TOOLS[tool], task, n))
 
 
 def measure(tool: str, task: str, n: int, optim: str) -> Run:
-    """One measurement in a process of its own, which SimGrid has anyway."""
+    """Measure once in a separate process, which SimGrid has anyway."""
     if tool == "simgrid":
         return by_simgrid(task, n, optim)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
@@ -186,7 +187,7 @@ def measure(tool: str, task: str, n: int, optim: str) -> Run:
 
 
 def predict() -> Run:
-    """The command as a whole."""
+    """Measure the whole command."""
     script = shutil.which("perfmodel", path=str(Path(sys.executable).parent))
     tool = (script,) if script else (sys.executable, "-m", "perfmodel")
     words = [sys.executable, "-S", "-c", HELPER, *tool, *COMMAND]
@@ -198,13 +199,13 @@ def predict() -> Run:
 
 
 def deviation(task: str, n: int) -> float:
-    """The largest relative difference between perfmodel and SimGrid in when an op ends."""
+    """Return the largest relative difference of op end times between perfmodel and SimGrid."""
     same = dag(TASKS[task].graph(n))
     return simgrid.deviation(simgrid.by_engine(same), simgrid.by_simgrid(same))
 
 
 def missing() -> dict[str, str]:
-    """Why the simulators that are not here cannot run."""
+    """Return, for each simulator that is not installed, why it cannot run."""
     found = {"simgrid": simgrid.missing()}
     if importlib.util.find_spec("simpy") is None:
         found["simpy"] = "SimPy (PyPI package simpy) is missing"

@@ -1,6 +1,6 @@
-"""The tasks in plain Python, written out by hand: what no simulator for any graph can be without.
+"""The tasks in hand-written plain Python: the minimum work of any general simulator.
 
-Each knows its own task only, so that it needs no graph, no paths and no fair shares.
+Each program handles only its own task, so it needs no graph, no paths and no fair sharing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from benchmarks.engine.tasks import BACKWARD, BYTES_PER_S, FORWARD, LAYERS, comp
 
 
 class Shared:
-    """A link that all transfers on it share equally; it counts the bytes that each has got."""
+    """A link that all its transfers share equally; it counts the bytes that each has received."""
 
     def __init__(self) -> None:
         self.got = self.since = 0.0
@@ -106,7 +106,7 @@ class ParameterServer:
 
 
 class Ring:
-    """A rank sends as soon as its line is free and it has what it is to pass on."""
+    """A ring: a rank sends as soon as its link is free and it has the data to pass on."""
 
     def __init__(self, n: int) -> None:
         self.now = 0.0

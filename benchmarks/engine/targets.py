@@ -1,4 +1,4 @@
-"""What the measurements are to reach."""
+"""Targets for the measurements."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ AGREED = {
     "ring": 1e-9,
     "ring-folded": 1e-3,
 }
-"""Relative error that any simulator's makespan may have, by task."""
+"""Maximum relative error of any simulator's makespan, by task."""
 LARGE = 100_000
-"""Ops from which on the speed of building counts."""
+"""Minimum number of ops for which the build speed counts."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """``measured`` is to be at most, or at least, ``bound``; NaN: it was not measured."""
+    """``measured`` must be at most, or at least, ``bound``; NaN: not measured."""
 
     text: str
     measured: float
@@ -42,7 +42,7 @@ class Target:
 
     @property
     def met(self) -> bool | None:
-        """None: nobody knows."""
+        """Whether the target is met; None if unknown."""
         if isnan(self.measured):
             return None
         if self.relation == "<=":
@@ -51,9 +51,10 @@ class Target:
 
 
 def errors(task: str, n: int, runs: Runs) -> dict[str, float]:
-    """Relative error of each simulator's makespan; NaN of the one that says what is right.
+    """Return the relative error of each simulator's makespan; NaN for the one that gives the
+    correct value.
 
-    That is known beforehand, or from the reference, or from SimGrid.
+    The correct value is known in advance, or comes from the reference, or from SimGrid.
     """
     known, judge = TASKS[task].known_s(n), ""
     for judge in ("reference", "simgrid") if isnan(known) else ():
@@ -65,7 +66,7 @@ def errors(task: str, n: int, runs: Runs) -> dict[str, float]:
 
 
 def targets(best: Best, deviation: float) -> list[Target]:
-    """All targets; ``deviation`` is that of the ends of ``racks`` from SimGrid's."""
+    """Return all targets; ``deviation`` is that of the end times of ``racks`` from SimGrid's."""
 
     def run(task: str, n: int, tool: str = "perfmodel") -> Run:
         return best.get((task, n), {}).get(tool, NOTHING)

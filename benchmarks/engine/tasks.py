@@ -6,16 +6,16 @@ With one parameter server, whose link all workers share:
 - ``ps_burst``: every worker sends them all at time 0.
 - ``ps_iter``: every worker computes 62 forward and 62 backward steps of fixed, uneven length, sends
   each gradient as it is ready, in order, then receives all tensors one after another.
-- ``ps_layers``: the same with 64 workers and n tensors, those of ResNet-18 over and over.
+- ``ps_layers``: the same with 64 workers and n tensors, those of ResNet-18 repeated.
 
 On other networks:
 
-- ``racks``: nodes in racks of 16 with uplinks of a quarter of what the nodes need together; every
-  node sends 20 transfers of random size, one after another, to nodes drawn at random.
+- ``racks``: nodes in racks of 16 with 4:1 oversubscribed uplinks; every node sends 20 transfers of
+  random size, one after another, to random nodes.
 - ``ring``: every tensor is reduced around a ring of n ranks in 2(n-1) steps, one tensor after
-  another; a rank begins each tensor late by a delay of its own.
-- ``ring-folded``: the same without delays. All ranks do the same then, so that one of them, which
-  receives from itself, stands for all.
+  another; each rank begins each tensor with a different delay.
+- ``ring-folded``: the same without delays. All ranks then do the same, so one of them, which
+  receives from itself, represents all.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests import simgrid
 
 BYTES_PER_S = 1.25e9
 KNOWN_ITER_S = {8: 0.6332018523, 64: 4.7847639343, 512: 38.296465799}
-"""Makespans of ``ps_iter``, in all digits known, by another simulator of one shared link."""
+"""Makespans of ``ps_iter`` with all known digits, from another simulator of one shared link."""
 
 RACK = 16
 OVERSUBSCRIBED = 4
@@ -47,7 +47,7 @@ Floats = NDArray[np.float64]
 
 
 def tensors() -> list[int]:
-    """Bytes of the 62 parameter tensors of ResNet-18, first layer first."""
+    """Return the bytes of the 62 parameter tensors of ResNet-18, first layer first."""
     sizes, inputs = [64 * 3 * 49, 64, 64], 64
     for width in (64, 128, 256, 512):
         sizes += [width * inputs * 9, width, width, width * width * 9, width, width]
@@ -62,11 +62,11 @@ FORWARD = tensors()
 BACKWARD = FORWARD[::-1]
 LAYERS = len(FORWARD)
 WORKERS = 64
-"""Where the number of layers varies."""
+"""Number of workers of the task with a varying number of layers."""
 
 
 def uneven(n: int, salt: int, layers: int = LAYERS) -> Floats:
-    """Fixed numbers in [0, 1) that look random, shape (n, layers)."""
+    """Return fixed pseudo-random numbers in [0, 1), shape (n, layers)."""
     worker, layer = np.ogrid[:n, :layers]
     h = (worker * 2654435761 + layer * 40503 + salt).astype(np.uint32)
     h = (h ^ (h >> 15)) * np.uint32(2246822519)
@@ -75,7 +75,7 @@ def uneven(n: int, salt: int, layers: int = LAYERS) -> Floats:
 
 
 def compute_s(n: int, layers: int = LAYERS) -> Floats:
-    """Seconds of each worker's forward, then backward steps: 40 ms, 80 ms, within 20 %."""
+    """Return the seconds of each worker's forward and backward steps: 40 ms, 80 ms, within 20 %."""
     phases = [
         total / layers * (0.8 + 0.4 * uneven(n, salt, layers))
         for total, salt in ((0.040, 0), (0.080, 97))
@@ -84,7 +84,8 @@ def compute_s(n: int, layers: int = LAYERS) -> Floats:
 
 
 def delay_s(n: int) -> Floats:
-    """How late each rank begins each tensor, shape (LAYERS, n); rank 0 is the last by far."""
+    """Return the start delay of each tensor on each rank, shape (LAYERS, n); rank 0 is by far the
+    last."""
     delays = DELAY_S * uneven(n, 0).T
     delays[:, 0] = STRAGGLER_S
     return delays
@@ -161,7 +162,7 @@ def ring_folded(n: int) -> OpGraph:
 
 
 def dag(graph: OpGraph) -> simgrid.Dag:
-    """A task for SimGrid. The ops on a slot have to be in a chain already."""
+    """Return a task for SimGrid. The ops on a slot must already form a chain."""
     after: list[list[int]] = [[] for _ in range(graph.n_ops)]
     for source, target in zip(graph.edge_source.tolist(), graph.edge_target.tolist(), strict=True):
         after[target].append(source)
@@ -174,13 +175,14 @@ def dag(graph: OpGraph) -> simgrid.Dag:
 
 
 def one_link_s(n: int) -> float:
-    """Seconds to send all workers' tensors over the server's link."""
+    """Return the seconds to send all workers' tensors over the server's link."""
     return n * sum(FORWARD) / BYTES_PER_S
 
 
 @functools.cache
 def ring_s(n: int) -> float:
-    """Makespan of the ring: a send begins once the sender's and its left neighbour's last end."""
+    """Return the makespan of the ring: a send begins when the previous sends of its sender and of
+    the left neighbour have ended."""
     ends = np.zeros(n)
     for size, delays in zip(BACKWARD, delay_s(n), strict=True):
         for step in range(2 * (n - 1)):
@@ -192,11 +194,11 @@ def ring_s(n: int) -> float:
 
 @dataclass(frozen=True)
 class Task:
-    """``ops`` and ``known_s`` (NaN: unknown) are for n workers; ``sizes`` are the n measured.
+    """``ops`` and ``known_s`` (NaN: unknown) depend on n workers; ``sizes`` are the measured n.
 
     In ``ps_layers`` n is the number of layers.
 
-    ``largest`` is, by tool, the largest n it is measured at; a tool that is not there cannot.
+    ``largest`` is the largest measured n by tool; tools that are missing do not support the task.
     """
 
     graph: Callable[[int], OpGraph]

@@ -1,1 +1,1 @@
-"""How workers train together: one file or folder for each architecture."""
+"""The architectures, that is, how workers train together: one file or folder for each."""

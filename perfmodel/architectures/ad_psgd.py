@@ -1,4 +1,4 @@
-"""AD-PSGD: active workers average their models with random passive ones, asynchronously."""
+"""AD-PSGD: active workers average their models with random passive workers, asynchronously."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
 
     passive: Annotated[
         Literal["even", "odd"],
-        Option("workers that answer and never ask: those of even or of odd number"),
+        Option("passive workers, which answer but never ask: the even- or the odd-numbered ones"),
     ] = "odd"
     overlap: Annotated[
-        bool, Option("exchange models while the gradient is computed; otherwise after it")
+        bool, Option("exchange models while the gradient is computed; otherwise afterwards")
     ] = True
 
     @property
@@ -52,7 +52,7 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
 
 
 def sides(workers: int, options: Options) -> tuple[Ids, Ids]:
-    """Numbers of the active and of the passive workers.
+    """Return the numbers of the active and of the passive workers.
 
     >>> active, passive = sides(5, Options(passive="even"))
     >>> active.tolist(), passive.tolist()
@@ -64,7 +64,7 @@ def sides(workers: int, options: Options) -> tuple[Ids, Ids]:
 
 
 def build(job: Job) -> OpGraph:
-    """The op graph: computation, and the exchanges of the active workers during or after it."""
+    """Build the op graph: computation, and the active workers' exchanges during or after it."""
     b = GraphBuilder()
     workers = add_workers(b, job)
     optimizer = add_optimizer(b, job, workers)
@@ -89,7 +89,7 @@ def build(job: Job) -> OpGraph:
 def _add_exchange(b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optimizer: Ids) -> Ids:
     """Let each active worker exchange models with a passive one.
 
-    Returns a counter for each worker's model, (workers,), which rises with each average and with
+    Returns a counter for each worker's model, (workers,), that rises with each average and with
     each of the worker's own gradients.
     """
     active, passive = sides(job.workers, Options.of(job))
@@ -115,11 +115,11 @@ def _add_exchange(b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optim
 
 
 def meaning(job: Job) -> tuple[Recorder, Meaning]:
-    """Own steps, and averages of pairs.
+    """Record the workers' own steps, and averages of pairs.
 
-    The passive worker's model becomes the mean of it and the model that was sent, and half of their
-    difference is then added to the active worker's: to its model of that time, which may have
-    taken in a gradient since.
+    The passive worker's model becomes the mean of its own and the received model. Half of their
+    difference is then added to the active worker's model as it is at that time, which may already
+    include another gradient.
     """
     from perfmodel.architectures.parts.recorder import Mix, Recorder
 
@@ -151,7 +151,7 @@ def meaning(job: Job) -> tuple[Recorder, Meaning]:
 
 
 def phases(job: Job, q: Quantities) -> Phases:
-    """Computation, and the exposed part of the exchanges: for the mean of all workers.
+    """Return computation and the exposed part of the exchanges, for the mean of all workers.
 
     The active workers are the customers of a closed network: each sends its model to a random
     passive worker and receives one, over links shared with those that chose the same worker.
@@ -167,7 +167,7 @@ def phases(job: Job, q: Quantities) -> Phases:
         within, q.inside_bandwidth_bytes_per_s, q.bandwidth_bytes_per_s
     )
     latency_s = 2.0 * where(within, q.inside_latency_s, q.latency_s)
-    lines = where(within, 1, passive) if q.bus else passive  # all share a bus
+    lines = where(within, 1, passive) if q.bus else passive  # a bus is shared by all
 
     def cycle(others: Sequence[Quantity]) -> tuple[Quantity, Sequence[Quantity]]:
         both = where(within, others[0] + others[1], 0.0) if q.bus else 0.0  # contention on the bus
@@ -182,7 +182,7 @@ def phases(job: Job, q: Quantities) -> Phases:
     if q.bus and inside:  # at most the capacity of the bus
         cycle_s = where(within, maximum(cycle_s, 2.0 * active * model_s), cycle_s)
     shown = where(passive > 0, (cycle_s - compute), 0.0)
-    # the mean rate of the workers: the active ones iterate more slowly
+    # the mean rate of all workers: the active ones iterate more slowly
     rate = (active / (compute + shown) + passive / compute) / q.workers
     exchanges = active / (compute + shown) / q.workers / rate  # per mean iteration
     return Phases(
@@ -201,7 +201,7 @@ def phases(job: Job, q: Quantities) -> Phases:
 
 
 def _use(q: Quantities, within: Quantity, mean_s: Quantity) -> Use:
-    """Busy time of the links, if each worker sends and receives models for ``mean_s``."""
+    """Return the busy time of the links if each worker sends and receives models for ``mean_s``."""
     inside_s = mean_s * (q.workers if q.bus else 1.0)
     return Use(where(within, 0.0, mean_s), 0.0, where(within, inside_s, 0.0))
 
@@ -209,10 +209,10 @@ def _use(q: Quantities, within: Quantity, mean_s: Quantity) -> Use:
 def _staleness(
     job: Job, q: Quantities, active: Quantity, passive: Quantity, cycle: Quantity, compute: Quantity
 ) -> Quantity:
-    """Averages of a worker's model while it computes a gradient, mean over gradients.
+    """Return the averages of a worker's model while it computes a gradient, mean over gradients.
 
-    An active worker's own average falls into its computation where the exchange is hidden by it. A
-    passive worker is asked at random times, active over passive workers times per cycle.
+    An active worker's own average falls into its computation if the computation hides the exchange.
+    A passive worker is asked at random times: per cycle, active / passive times.
     """
     own = where(cycle > compute, 0.0, 1.0) if Options.of(job).overlap else 0.0
     asked = active / maximum(passive, 1) * compute / cycle
@@ -221,17 +221,17 @@ def _staleness(
 
 
 def exact(job: Job) -> bool:
-    """Whether the coarse model equals the simulation: for a worker alone."""
+    """Return whether the coarse model equals the simulation: it does for a single worker."""
     return job.workers == 1 and plain(job) and steady(job) and leaves_out(job) is None
 
 
 def leaves_out(job: Job) -> str | None:
-    """The first feature of a job that the coarse model leaves out; None if there is none."""
+    """Return the first feature of a job that the coarse model leaves out, or None."""
     unequal = bool(job.stragglers or job.cluster.overrides)
     cluster, n = job.cluster, job.workers
     several = cluster.fullest(n) > 1 and (cluster.nodes_for(n) > 1 or cluster.intra_node is None)
     return left_out(
-        job, {"workers of different speed": unequal, "several devices in a node": several}
+        job, {"workers of different speeds": unequal, "several devices on a node": several}
     )
 
 
@@ -242,12 +242,11 @@ ARCHITECTURE = Architecture(
     build=build,
     server_bytes=None,
     assumptions=(
-        "each active worker draws a passive one for each iteration, all equally likely, sends it "
-        "its model, and is then sent the other's: two transfers, one after the other",
-        "a passive worker never waits, and answers all who ask at once: their models share its "
-        "link",
-        "an active worker's iteration is over when its computation and its exchange are",
-        "a gradient is applied as soon as it is computed, be it before or after the averaging",
+        "in each iteration an active worker draws a passive worker, all equally likely, sends its "
+        "model and then receives the passive worker's: two transfers, one after the other",
+        "a passive worker never waits and answers all requests at once; the replies share its link",
+        "an active worker's iteration ends when its computation and its exchange have both ended",
+        "a gradient is applied as soon as it is computed, before or after the averaging",
         "averaging takes no time",
     ),
     source="Lian et al., ICML 2018, arXiv 1710.06952",

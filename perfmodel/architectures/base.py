@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class Traffic(NamedTuple):
-    """Bytes per iteration of one worker, where each worker and each server has its own node.
+    """Bytes per iteration, if each worker and each server has its own node.
 
-    ``sent`` and ``received`` by the worker; ``from_server`` and ``to_server`` are of one server,
-    for an iteration of all workers.
+    ``sent`` and ``received`` are those of one worker; ``from_server`` and ``to_server`` are those
+    of one server, for one iteration of all workers.
     """
 
     sent: float
@@ -40,11 +40,11 @@ class Coarse(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     phases : the model itself.
-    exact : for which jobs it equals the simulation.
-    leaves_out : the first feature of a job that the model leaves out; None if there is none.
-    queues : whether workers queue, which takes a recursion over their number.
+    exact : tells for which jobs it equals the simulation.
+    leaves_out : returns the first feature of a job that the model leaves out, or None.
+    queues : tells whether workers queue, which takes a recursion over their number.
 
-    Its error for the other jobs is measured: :mod:`perfmodel.predicting.bands`.
+    For all other jobs its error is measured: :mod:`perfmodel.predicting.bands`.
     """
 
     phases: Callable[[Job, Quantities], Phases]
@@ -54,31 +54,31 @@ class Coarse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
-    """An architecture, as the rest of the package sees it.
+    """An architecture, as seen by the rest of the package.
 
     Attributes
     ----------
-    options : type of the options, which are described beside their fields.
-    build : the fine-grained op graph of one job.
+    options : type of the options; each is described next to its field.
+    build : builds the fine-grained op graph of a job.
     coarse : the coarse model.
-    fold : the same with one worker that represents all of them, for jobs whose workers are alike
-        (:func:`perfmodel.architectures.parts.workers.alike`); None, or returns None, where one
-        worker cannot represent all.
-    server_bytes : memory need of one server of a job (bytes); None where there is no server.
-    worker_bytes : memory need of one worker (bytes); None where it has parameters, gradients,
+    fold : builds the graph with one worker that represents all, for jobs whose workers are alike
+        (:func:`perfmodel.architectures.parts.workers.alike`); None, or returns None, if one worker
+        cannot represent all.
+    server_bytes : memory of one server of a job (bytes); None if there are no servers.
+    worker_bytes : memory of one worker (bytes); None for the default: parameters, gradients,
         activations and, without a server, the optimizer's state.
     assumptions : of the model, one sentence each.
-    source : where the semantics are described.
+    source : publications that describe the semantics.
     model_age : for architectures that exchange models, the local steps since the last exchange;
-        None, or returns None, where each step uses the current model.
+        None, or returns None, if each step uses the current model.
     notes : remarks on a job beyond the figures of its prediction; None for none.
-    group : the group of jobs by which errors of formulas are measured; None for the architecture's
+    group : the group of jobs that formula errors are measured for; None for the architecture's
         name.
     variants : options under which all laws are tested: each option, and each of its allowed words,
         in at least one of them.
-    traffic : the bytes that the source states; None, or returns None, where it states none.
-    meaning : what the logged ops of its graph mean for training, and the recorder to which they
-        write it; None where no schedule can be recorded.
+    traffic : the bytes that the source states; None, or returns None, if it states none.
+    meaning : what the logged ops of the graph mean for training, and the recorder they write to;
+        None if no schedule can be recorded.
     aliases : other names, each with the options it stands for.
     """
 
@@ -101,7 +101,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     meaning: Callable[[Job], tuple[Recorder, Meaning]] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles are the architecture itself: it is found by its name."""
+        """Copy and pickle by name: the result is the architecture itself."""
         return load, (self.name,)
 
     def __hash__(self) -> int:
@@ -113,11 +113,11 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def load(name: str) -> Architecture:
-    """The architecture in the file or folder of that name."""
+    """Load the architecture from the file or folder of that name."""
     module = importlib.import_module(f"{architectures.__name__}.{name}")
     return cast(Architecture, module.ARCHITECTURE)
 
 
 def architecture_of(job: Job) -> Architecture:
-    """The architecture of a job, with all that is known of it."""
+    """Return the architecture of a job, with everything the package knows about it."""
     return cast(Architecture, job.architecture)

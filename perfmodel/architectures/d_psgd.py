@@ -1,4 +1,4 @@
-"""D-PSGD: workers average their models with those of both neighbours on a ring, synchronously."""
+"""D-PSGD: each worker averages its model with both neighbours' on a ring, synchronously."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from perfmodel.architectures.parts.recorder import Meaning, Recorder
 
 NEIGHBOURHOOD = 6
-"""Workers among which the slowest sets the pace, where each waits for its neighbours only. Found by
+"""Number of workers whose slowest sets the pace if each waits only for its neighbours. Found by
 simulation."""
 
 STEPS = 0.85
-"""Jitter averages out over (STEPS / c)^2 steps, with c its coefficient of variation, where the
+"""Jitter averages out over (STEPS / c)^2 steps, with c its coefficient of variation, if the
 neighbours' models have a whole iteration to arrive. Found by simulation."""
 
 
@@ -44,12 +44,12 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
     """Options of D-PSGD."""
 
     overlap: Annotated[
-        bool, Option("exchange models while the gradient is computed; otherwise after it")
+        bool, Option("exchange models while the gradient is computed; otherwise afterwards")
     ] = True
 
 
 def neighbours(workers: int) -> Ids:
-    """The next and the previous worker of each on a ring, (workers, 2).
+    """Return the next and the previous worker of each worker on a ring, (workers, 2).
 
     (2, 1) for two workers, which are each other's neighbours; (1, 0) for one.
 
@@ -62,9 +62,9 @@ def neighbours(workers: int) -> Ids:
 
 
 def build(job: Job, *, fold: bool = False) -> OpGraph:
-    """The op graph: computation, and the model sent to each neighbour during or after it.
+    """Build the op graph: computation, and the model sent to each neighbour during or after it.
 
-    With ``fold`` of the first worker, which represents all of them.
+    With ``fold``, only the first worker, which represents all of them.
     """
     b = GraphBuilder()
     workers = add_workers(b, job, first=1 if fold else None)
@@ -82,13 +82,13 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
 def _add_exchange(
     b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optimizer: Ids, fold: bool
 ) -> None:
-    """Send each worker's model to its neighbours; average when all have been sent and received."""
+    """Send each worker's model to its neighbours; average once all are sent and received."""
     network = add_network(b, job, fold=fold)
     to = neighbours(job.workers)[: len(begin)]
     ends = workers.index[:, None], to
     path, latency_s = network.path(*ends), network.latency_s(*ends)
     flow = network.flow(*ends)
-    if fold:  # its neighbours are like it
+    if fold:  # its neighbours do the same
         to = np.zeros_like(to)
     send = b.ops(
         "send",
@@ -108,8 +108,8 @@ def _add_exchange(
 
 
 def meaning(job: Job) -> tuple[Recorder, Meaning]:
-    """A step ends with the mean of the neighbourhood's models, as they were at its beginning, and
-    the worker's own gradient."""
+    """Record the steps: each ends with the mean of the neighbourhood's models as they were at the
+    beginning of the step, plus the worker's own gradient."""
     from perfmodel.architectures.parts.recorder import Mix, Recorder
 
     recorder = Recorder(job.workers, [float(job.workload.gradient_bytes)], central=False)
@@ -124,19 +124,19 @@ def meaning(job: Job) -> tuple[Recorder, Meaning]:
 
 
 def phases(job: Job, q: Quantities) -> Phases:
-    """Computation, and the exposed part of the exchange with the neighbours."""
+    """Return computation and the exposed part of the exchange with the neighbours."""
     alone = q.workers <= 1
     compute = q.forward_s + q.backward_s
     use, exchange = _exchange(q)
     late = _pace(job, q)
     ways = [(late, maximum(*exchange))]
-    if q.classes:  # the slowest to compute need not be the slowest to send
+    if q.classes:  # the slowest worker in computing may not be the slowest in sending
         most = max(kind.scale for kind in q.classes)
         ways = [
             (late * scale / most, maximum(*_exchange(_linked(q, link))[1]))
             for scale, link in _around(job)
         ]
-    # on a ring of workers that wait for each other, the slowest sets the pace
+    # if workers on a ring wait for each other, the slowest sets the pace
     step = maximum(0.0, *(_step(job, compute * pace, send) for pace, send in ways))
     shown = step - compute * late
     return Phases(
@@ -151,14 +151,14 @@ def phases(job: Job, q: Quantities) -> Phases:
 
 
 def _exchange(q: Quantities) -> tuple[Use, tuple[Quantity, Quantity]]:
-    """Busy time of the links in an exchange, and the longest transfers if all begin at once: those
-    between nodes, and those inside."""
+    """Return the links' busy time in an exchange, and the longest transfers, between nodes and
+    inside a node, if all begin at once."""
     models = minimum(q.workers - 1.0, 2.0)
     away, full = q.nodes > 1, q.fullest
     if is_symbol(q.workers):
         nic_s = models * q.gradient_bytes / q.bandwidth_bytes_per_s
         return Use(nic_s), (nic_s + q.latency_s, 0.0)
-    # the first and the last device of a node send to another node; both do where it is alone
+    # the first and the last device of a node send to another node; a single device sends both ways
     apart = q.on_other_nics(0, full - 1) & (full > 1)
     least = q.on_other_nics(0, q.emptiest - 1) & (q.emptiest > 1)
     sent = where(apart & least, 1.0, models)
@@ -174,19 +174,19 @@ def _exchange(q: Quantities) -> tuple[Use, tuple[Quantity, Quantity]]:
 
 
 def _linked(q: Quantities, bandwidth_bytes_per_s: float) -> Quantities:
-    """The quantities with links of another bandwidth."""
+    """Return the quantities with a different link bandwidth."""
     return msgspec.structs.replace(q, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
 
 
 def _step(job: Job, compute_s: Quantity, exchange_s: Quantity) -> Quantity:
-    """Computation overlapped with an exchange or, without overlap, before it."""
+    """Return computation overlapped with an exchange or, without overlap, followed by it."""
     return maximum(compute_s, exchange_s) if Options.of(job).overlap else compute_s + exchange_s
 
 
 def _pace(job: Job, q: Quantities) -> Quantity:
-    """Computation of the slowest worker of a neighbourhood over the mean.
+    """Return the compute time of a neighbourhood's slowest worker, relative to the mean.
 
-    Where workers differ, the neighbourhood is the slowest worker and a part of all others.
+    If workers differ, the neighbourhood is the slowest worker and a share of all others.
     """
     near = minimum(q.workers, NEIGHBOURHOOD)
     if q.classes:
@@ -209,8 +209,8 @@ def _pace(job: Job, q: Quantities) -> Quantity:
 
 
 def _around(job: Job) -> set[tuple[float, float]]:
-    """For each worker, its computation over the profiled one, and the slowest of its links and
-    those of its neighbours (bytes/s)."""
+    """Return for each worker its compute time relative to the profile, and the slowest of its own
+    and its neighbours' links (bytes/s)."""
     cluster, every = job.cluster, range(job.workers)
     links = [cluster.nic_of(cluster.node_of_worker(worker)) for worker in every]
     near = neighbours(job.workers).tolist()
@@ -220,10 +220,10 @@ def _around(job: Job) -> set[tuple[float, float]]:
 
 
 def exact(job: Job) -> bool:
-    """Whether the coarse model equals the simulation.
+    """Return whether the coarse model equals the simulation.
 
-    On several nodes with several devices, transfers inside a node do not all coincide; it does
-    where those between nodes take longer, or where all are hidden by computation.
+    On several nodes with several devices, transfers inside a node do not all coincide. It is still
+    exact if transfers between nodes take longer, or if computation hides all transfers.
     """
     if not (equal(job) and left_out(job) is None):
         return False
@@ -237,13 +237,13 @@ def exact(job: Job) -> bool:
 
 
 def _fold(job: Job) -> OpGraph | None:
-    """Workers that share a node, or are at several sites, differ in where they send to."""
+    """Do not fold workers that share a node or span several sites: their destinations differ."""
     differ = job.cluster.fullest(job.workers) > 1 or job.crosses_sites
     return None if differ else build(job, fold=True)
 
 
 def traffic(job: Job) -> Traffic:
-    """Bytes of a worker: the model to each of its neighbours."""
+    """Return the bytes of a worker: its model, to each neighbour."""
     moved = min(job.workers - 1, 2) * job.workload.gradient_bytes
     return Traffic(moved, moved)
 
@@ -256,9 +256,9 @@ ARCHITECTURE = Architecture(
     server_bytes=None,
     assumptions=(
         "each worker sends its whole model to both neighbours on a ring, over two connections at "
-        "once; of two workers each has one neighbour",
+        "once; with two workers, each has one neighbour",
         "a worker averages and applies its gradient once both its computation and its exchange "
-        "are over; it waits for its neighbours, not for all workers",
+        "have ended; it waits for its neighbours, not for all workers",
         "averaging takes no time",
     ),
     source="Lian et al., NIPS 2017, arXiv 1705.09056",

@@ -1,4 +1,4 @@
-"""EASGD: every few steps a worker's model and the centre on the servers move towards each other."""
+"""EASGD: every few steps, a worker's model and the servers' centre move towards each other."""
 
 from __future__ import annotations
 
@@ -38,25 +38,23 @@ if TYPE_CHECKING:
     from perfmodel.architectures.parts.recorder import Meaning, Recorder
 
 MOST_SERVERS = 10_000
-"""Servers of one job; a limit that catches typing errors."""
+"""Largest number of servers of a job; catches typing errors."""
 
 AXES: tuple[Axis, Axis] = (("worker", None), ("server", None))
 
 
 STATIONS = ("pull", "push", "update", "own pull", "own push")
-"""Stations where workers contend: at the servers, and on the link of a node with several."""
+"""Stations where workers contend: at the servers, and on the link of a shared node."""
 
 
 class Options(Base, frozen=True, forbid_unknown_fields=True):
     """Options of EASGD."""
 
-    period: Annotated[int, Option("local steps from one exchange with the centre to the next")] = 4
+    period: Annotated[int, Option("local steps between two exchanges with the centre")] = 4
     moving_rate: Annotated[
         float, Option("how far worker and centre move towards each other; no effect on time")
     ] = 0.1
-    servers: Annotated[
-        int, Option("number of servers the centre is spread over, in equal parts")
-    ] = 1
+    servers: Annotated[int, Option("number of servers that share the centre in equal parts")] = 1
 
     def __post_init__(self) -> None:
         whole_number("period", self.period, at_most=1_000_000)
@@ -80,7 +78,7 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
 
 
 def build(job: Job) -> OpGraph:
-    """The op graph: computation, and every ``period`` steps a pull, a push and an update."""
+    """Build the op graph: computation, and a pull, a push and an update every ``period`` steps."""
     b = GraphBuilder()
     home = homes_of(job, Options.of(job).servers)
     workers = add_workers(b, job, nodes=len(node_names(job, home)))
@@ -93,8 +91,8 @@ def build(job: Job) -> OpGraph:
 
 
 def _add_exchange(b: GraphBuilder, job: Job, workers: Workers, home: Ids, begin: Ids) -> None:
-    """In the last step of each period, pull the centre before, and push the difference during
-    computation.
+    """In the last step of each period, pull the centre before computing, and push the difference
+    during computation.
 
     All ops of the servers have shape (workers, servers).
     """
@@ -112,19 +110,19 @@ def _add_exchange(b: GraphBuilder, job: Job, workers: Workers, home: Ids, begin:
     b.edge(pulled, workers.forward[:, 0])
     b.edge(pulled[:, None], push)
     b.edge(push, update)
-    b.edge(update, push, lag=1)  # else a token without a push overtakes a push in flight
+    b.edge(update, push, lag=1)  # otherwise a token without a push overtakes a push in flight
     read, added = _every(b, "read", request, period), _every(b, "added", update, period)
     b.probe("staleness", read[:, None], added, counter=b.counters(added), group=group)
     b.log("read", read)
     b.log("pulled", pulled)
     b.log("added", added)
-    if period == 1:  # else steps without an exchange count as transfers of zero time
+    if period == 1:  # otherwise steps without an exchange count as transfers of zero time
         for label, ops in (("pull", pull), ("push", push), ("update", update)):
             b.probe(label, ops, ops, at_ready=True, group=group)
 
 
 def _transfers(b: GraphBuilder, job: Job, home: Ids) -> tuple[Ids, Ids]:
-    """The pull and the push of each worker and each server."""
+    """Add the pull and the push between each worker and each server."""
     network = Network(b, job, home)
     worker, server = np.arange(job.workers)[:, None], job.workers + np.arange(len(home))
 
@@ -144,7 +142,7 @@ def _transfers(b: GraphBuilder, job: Job, home: Ids) -> tuple[Ids, Ids]:
 
 
 def _updates(b: GraphBuilder, job: Job, workers: Workers, home: Ids) -> Ids:
-    """The update of each server by each worker's difference."""
+    """Add each server's update by each worker's difference."""
     cost, servers = job.cluster.server, len(home)
     tensors = len(tensors_of(job.workload).bytes)
     whole_s = (
@@ -169,7 +167,7 @@ def _updates(b: GraphBuilder, job: Job, workers: Workers, home: Ids) -> Ids:
 
 
 def _every(b: GraphBuilder, label: str, ops: Ids, period: int) -> Ids:
-    """Ops that follow ``ops`` in the last step of each period, and have no other iterations."""
+    """Add ops that follow ``ops`` in the last step of each period, and run in no other step."""
     if period == 1:
         return ops
     follow = b.ops(label, ops.shape, cause="server")
@@ -180,8 +178,9 @@ def _every(b: GraphBuilder, label: str, ops: Ids, period: int) -> Ids:
 
 
 def meaning(job: Job) -> tuple[Recorder, Meaning]:
-    """Own steps; once a pull is there the worker moves towards the centre as it was read, and once
-    the difference has been added the centre moves towards the worker as it was then."""
+    """Record own steps and exchanges. When a pull arrives, the worker moves towards the centre as
+    it was read. When the difference is added, the centre moves towards the worker as it was then.
+    """
     from perfmodel.architectures.parts.recorder import Mix, Recorder
     from perfmodel.results.schedule import CENTRE
 
@@ -189,8 +188,8 @@ def meaning(job: Job) -> tuple[Recorder, Meaning]:
     servers, rate = range(options.servers), options.moving_rate
     part_bytes = job.workload.gradient_bytes / options.servers
     recorder = Recorder(job.workers, [part_bytes] * options.servers, central=False)
-    centre: dict[int, list[int]] = {}  # versions as read, by worker
-    model: dict[int, list[int]] = {}  # versions as the difference was taken
+    centre: dict[int, list[int]] = {}  # versions that were read, by worker
+    model: dict[int, list[int]] = {}  # versions that the difference was computed from
     moved = [True] * job.workers
 
     def step(worker: int, _drawn: int) -> None:
@@ -219,16 +218,16 @@ def meaning(job: Job) -> tuple[Recorder, Meaning]:
 
 
 def phases(job: Job, q: Quantities) -> Phases:
-    """Computation, and a step's share of what the exchange of a period adds to it.
+    """Return computation, and a step's share of what the exchange of a period adds to it.
 
-    A worker waits for its pull. Its push and update end before its next pull: they are hidden by
-    the period, unless links or servers are slow.
+    A worker waits for its pull. Its push and update end before its next pull, so they are hidden by
+    the period unless links or servers are slow.
     """
     shared_s = q.gradient_bytes / q.servers / q.server_bandwidth_bytes_per_s
     whole_s = q.update_per_tensor_s * q.tensors + q.update_per_byte_s * q.gradient_bytes
     update_s = whole_s / q.servers / q.update_threads
     demands = (shared_s, shared_s, update_s)
-    # workers of a node contend for its link as well
+    # workers of a node also contend for its link
     beside = 2 * (job.cluster.devices_per_node > job.cluster.nics_per_node)
     kinds = q.by_class()
     cycles = [_cycle_of(job, kind, demands) for kind in kinds]
@@ -244,14 +243,14 @@ def phases(job: Job, q: Quantities) -> Phases:
     rows = zip(kinds, found, strict=True)
     periods = [_period(job, kind, demands, others) for kind, others in rows]
     often = q.workers / Options.of(job).period
-    # where links differ, each worker is limited by its own
+    # if links differ, each worker is limited by its own
     own = [kind.on_a_nic(kind.fullest) / kind.bandwidth_bytes_per_s for kind in kinds]
     own_s = q.gradient_bytes * functools.reduce(minimum, own) / Options.of(job).period
     links_s = maximum(often * shared_s, own_s)
     result = resource_limited(q.counts, periods, links_s=links_s, servers_s=often * update_s)
     before = mixed(q.counts, periods)
     queue = result.iteration_s - before.iteration_s
-    # all queueing is between a worker's pull and its update
+    # all queueing takes place between a worker's pull and its update
     stale = before.staleness * before.iteration_s + (q.workers - 1.0) * queue
     return msgspec.structs.replace(
         result,
@@ -261,25 +260,25 @@ def phases(job: Job, q: Quantities) -> Phases:
 
 
 Demands = tuple[Quantity, Quantity, Quantity]
-"""Service demands (s) of an exchange on a server's link out, link in, and update threads."""
+"""Service demands (s) of an exchange on a server's outgoing link, incoming link, update threads."""
 
 
 def _exchange(
     q: Quantities, demands: Demands, others: Sequence[Quantity]
 ) -> tuple[Quantity, Quantity]:
-    """Seconds until the pull has ended, and from then until the update has."""
+    """Return the seconds until the pull has ended, and from then until the update has."""
     pull, push, update = (
         (1.0 + found) * seconds for found, seconds in zip(others[:3], demands, strict=True)
     )
     own_pull, own_push = _own(q, others)
     there, back = maximum(own_pull, pull) + q.latency_s, maximum(own_push, push) + q.latency_s
-    # an update waits for one of several threads, and is served by that one
+    # an update waits for one of several threads and runs on that one
     return there, back + update + (q.update_threads - 1.0) * demands[2]
 
 
 def _own(q: Quantities, others: Sequence[Quantity]) -> tuple[Quantity, Quantity]:
-    """Seconds of the pull and the push on the link of the worker's node, which it shares with the
-    fraction of the others that are on that node."""
+    """Return the seconds of the pull and the push on the link of the worker's node, shared with
+    those of the others that are on that node."""
     own_s = q.gradient_bytes / q.bandwidth_bytes_per_s
     if len(others) == 3:
         return own_s, own_s
@@ -290,7 +289,7 @@ def _own(q: Quantities, others: Sequence[Quantity]) -> tuple[Quantity, Quantity]
 
 
 def _cycle_of(job: Job, q: Quantities, demands: Demands) -> CycleTime:
-    """The cycle time of a period, given the others present at each station."""
+    """Return the cycle time of a period, given the others present at each station."""
     steps_s = Options.of(job).period * (q.forward_s + q.backward_s + q.optimizer_s)
 
     def cycle(others: Sequence[Quantity]) -> tuple[Quantity, list[Quantity]]:
@@ -304,7 +303,7 @@ def _cycle_of(job: Job, q: Quantities, demands: Demands) -> CycleTime:
 
 
 def _period(job: Job, q: Quantities, demands: Demands, others: Sequence[Quantity]) -> Phases:
-    """A mean iteration: one step of a period."""
+    """Return the phases of a mean iteration, that is, of one step of a period."""
     period = Options.of(job).period
     compute = q.forward_s + q.backward_s + q.optimizer_s
     pull, rest = _exchange(q, demands, others)
@@ -323,43 +322,43 @@ def _period(job: Job, q: Quantities, demands: Demands, others: Sequence[Quantity
             "servers": update_s / period,
         },
         updates=1.0 / period,
-        # the others' updates between a worker's pull and its own update
+        # other workers' updates between a worker's pull and its own update
         staleness=(q.workers - 1.0) * (pull + rest) / cycle,
         spread=q.cv * compute * period / cycle,
     )
 
 
 def exact(job: Job) -> bool:
-    """Whether the coarse model equals the simulation: for a worker alone."""
+    """Return whether the coarse model equals the simulation: it does for a single worker."""
     return job.workers == 1 and plain(job) and leaves_out(job) is None
 
 
 def leaves_out(job: Job) -> str | None:
-    """The first feature of a job that the coarse model leaves out; None if there is none."""
+    """Return the first feature of a job that the coarse model leaves out, or None."""
     colocated = job.cluster.server.placement == "colocated"
-    return left_out(job, {"servers on the nodes of workers": colocated})
+    return left_out(job, {"servers colocated with workers": colocated})
 
 
 def server_bytes(job: Job) -> float:
-    """Memory of a server: its shard of the centre, and a receive buffer of that size per worker."""
+    """Return the memory of a server: its shard of the centre, and as large a buffer per worker."""
     return float(job.workload.gradient_bytes / Options.of(job).servers * (1 + job.workers))
 
 
 def worker_bytes(job: Job) -> float:
-    """Memory of a worker: parameters, gradients, activations, and the state of its optimizer."""
+    """Return the memory of a worker: parameters, gradients, activations and optimizer state."""
     w = job.workload
     return 2.0 * w.gradient_bytes + w.activation_bytes + w.optimizer_state_bytes
 
 
 def model_age(job: Job) -> ModelAge:
-    """Local steps since a worker's last exchange: 0 to period - 1, all equally often."""
+    """Return the local steps since a worker's last exchange: 0 to period - 1, equally often."""
     period = Options.of(job).period
     p90 = -(-9 * period // 10) - 1
     return ModelAge(exchange_every=float(period), mean=(period - 1) / 2.0, p90=p90)
 
 
 def traffic(job: Job) -> Traffic:
-    """Bytes of a worker: the centre, and the difference, in one of ``period`` steps."""
+    """Return a worker's bytes: the centre and the difference, in one of ``period`` steps."""
     options = Options.of(job)
     share = job.workload.gradient_bytes / options.period
     of_all = job.workers * share / options.servers
@@ -376,11 +375,11 @@ ARCHITECTURE = Architecture(
     assumptions=(
         "in the last step of each period a worker pulls the centre, waits for it, and sends the "
         "elastic difference while it computes the gradient",
-        "a worker's pull is answered once its previous difference has been added",
-        "the parameters are cut into equal parts, one per server; each has a connection of its own "
-        "with each worker, and all parts travel at once",
-        "adding a difference costs the server its update time per tensor and byte; the worker's "
-        "part takes no time",
+        "a server answers a worker's pull once it has added that worker's previous difference",
+        "the parameters are cut into equal parts, one per server; each worker has a connection to "
+        "each server, and all parts travel at once",
+        "adding a difference takes the server its update time per tensor and byte; the worker's "
+        "own part of the exchange takes no time",
     ),
     source="Zhang, Choromanska, LeCun, NIPS 2015, arXiv 1412.6651",
     model_age=model_age,

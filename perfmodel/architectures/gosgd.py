@@ -1,4 +1,4 @@
-"""GoSGD: after a step a worker may send its model to a random other one, without waiting."""
+"""GoSGD: after a step a worker may send its model to a random other worker, without waiting."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ if TYPE_CHECKING:
     from perfmodel.architectures.parts.recorder import Meaning, Recorder
 
 MOST_STEPS = 1_000_000
-"""Steps that a worker may be ahead of its messages at most."""
+"""Largest number of steps that a worker may be ahead of its messages."""
 
 
 ROUNDS = 20
-"""Iterations of the fixed point of the fraction of time that workers send to other nodes."""
+"""Iterations of the fixed point for the fraction of time that workers send to other nodes."""
 
 
 class Options(Base, frozen=True, forbid_unknown_fields=True):
     """Options of GoSGD."""
 
     probability: Annotated[
-        float, Option("with which a worker sends its model after a step; 0: never")
+        float, Option("probability that a worker sends its model after a step; 0: never")
     ] = 0.1
     queue: Annotated[
         int,
         Option(
-            "models that a worker may have on their way, on average, before it has to wait",
+            "mean number of models a worker may have in flight before it has to wait",
             lambda o: o.probability == 0.0,
         ),
     ] = 8
     merge_per_model_s: Annotated[
-        float, Option("time to merge a model that has come", lambda o: o.probability == 0.0)
+        float, Option("time to merge a received model", lambda o: o.probability == 0.0)
     ] = 0.0
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
 
 
 def window(options: Options) -> int:
-    """Steps in which a worker sends, on average, as many models as may be in flight.
+    """Return the steps in which a worker sends, on average, as many models as may be in flight.
 
     >>> window(Options(probability=0.25, queue=8))
     32
@@ -83,7 +83,7 @@ def window(options: Options) -> int:
 
 
 def build(job: Job) -> OpGraph:
-    """The op graph: computation, random pushes after it, and merges before the next step."""
+    """Build the op graph: computation, random pushes after it, and merges before the next step."""
     b = GraphBuilder()
     workers = add_workers(b, job)
     optimizer = add_optimizer(b, job, workers)
@@ -131,10 +131,11 @@ def _add_merges(
 
 
 def meaning(job: Job) -> tuple[Recorder, Meaning]:
-    """Own steps, and the models that have come before each of them.
+    """Record the workers' own steps, and the models that arrive before each of them.
 
-    Every model has a weight, at first 1/n. It is halved as the model is sent; a model that comes
-    with weight v is merged into one of weight w by v / (v + w), which then weighs v + w.
+    Every model has a weight, initially 1/n, which is halved when the model is sent. A received
+    model of weight v is merged into a model of weight w by v / (v + w); the result has weight
+    v + w.
     """
     from perfmodel.architectures.parts.recorder import Message, Mix, Recorder
 
@@ -168,14 +169,14 @@ def meaning(job: Job) -> tuple[Recorder, Meaning]:
 
 
 def phases(job: Job, q: Quantities) -> Phases:
-    """A worker's iteration; each at its own pace."""
+    """Return a worker's iteration; each worker runs at its own pace."""
     return mixed(q.counts, [_alone(job, kind, q) for kind in q.by_class()])
 
 
 def _alone(job: Job, q: Quantities, whole_job: Quantities) -> Phases:
-    """Computation and merging, or sending where that takes longer.
+    """Return computation and merging, or sending if that takes longer.
 
-    Each link receives as many models as its workers send, so that no worker sends faster than the
+    Each link receives as many models as its workers send, so no worker sends faster than the
     slowest link receives.
     """
     options = Options.of(job)
@@ -198,14 +199,14 @@ def _alone(job: Job, q: Quantities, whole_job: Quantities) -> Phases:
 
 
 def _sending(q: Quantities) -> tuple[Use, Quantity]:
-    """Busy time of the links for a model of each worker, and the residence time of a model if all
-    workers send all the time.
+    """Return the links' busy time for one model of each worker, and the residence time of a model
+    if all workers send all the time.
 
     A sender's models go one after the other, each to a random link shared with other senders. With
-    one worker to a node, and as many senders as receivers, this is a closed network of n customers
+    one worker per node, and as many senders as receivers, this is a closed network of n customers
     at n - 1 equally likely links: an arrival finds (n - 2) / (n - 1) others, whatever the service
-    times. Where some models go to another node and some do not, a sender finds the others that go
-    the same way, weighted by the fraction of time that they do.
+    times. If only some models go to another node, a sender finds the others that go the same way,
+    weighted by the fraction of time that they do.
     """
     others = maximum(q.workers - 1.0, 1.0)
     apart = maximum(q.workers - q.fullest, 0.0)
@@ -219,7 +220,7 @@ def _sending(q: Quantities) -> tuple[Use, Quantity]:
         0.0,
         (1.0 - away) * inside_s * (q.fullest if q.bus else 1.0),
     )
-    if is_symbol(q.workers):  # one to a node
+    if is_symbol(q.workers):  # one per node
         met = 1.0 + maximum(q.workers - 2.0, 0.0) / others
         return use, away * maximum(link_s * met, flow_s)
     part, sending = away, 0.0
@@ -236,21 +237,21 @@ def _sending(q: Quantities) -> tuple[Use, Quantity]:
 
 
 def exact(job: Job) -> bool:
-    """Whether the coarse model equals the simulation: where no worker sends."""
+    """Return whether the coarse model equals the simulation: it does if no worker sends."""
     silent = job.workers == 1 or Options.of(job).probability == 0.0
     data = job.workload.data_loading_s == 0.0
     return silent and data and steady(job) and leaves_out(job) is None
 
 
 def leaves_out(job: Job) -> str | None:
-    """The first feature of a job that the coarse model leaves out; None if there is none."""
+    """Return the first feature of a job that the coarse model leaves out, or None."""
     return left_out(job, connections=False)
 
 
 def model_age(job: Job) -> ModelAge | None:
-    """Local steps since a worker last sent its model; None if it never does.
+    """Return the local steps since a worker last sent its model; None if it never does.
 
-    The age k with which a step begins is geometric: p (1 - p)^k with p the probability of sending.
+    The age k at the start of a step is geometric: p (1 - p)^k with p the probability of sending.
     """
     p = Options.of(job).probability
     if job.workers == 1 or p == 0.0:
@@ -261,16 +262,16 @@ def model_age(job: Job) -> ModelAge | None:
 
 ARCHITECTURE = Architecture(
     name="gosgd",
-    title="GoSGD (gossip, asynchronous, waits for nobody)",
+    title="GoSGD (gossip, asynchronous)",
     options=Options,
     build=build,
     server_bytes=None,
     assumptions=(
         "a model goes to one of the other workers, all equally likely",
-        "each worker sends one model after the other, in order; its device does not wait for that "
+        "each worker sends its models one after the other, in order; its device keeps computing "
         "unless it is queue/probability steps ahead",
-        "the models that have come are merged before the next step; the model as sent is a copy, "
-        "which takes no time",
+        "models that have arrived are merged before the next step; what is sent is a copy of the "
+        "model, which takes no time to make",
     ),
     source="Blot, Picard, Cord, Thome, 2016, arXiv 1611.01852",
     model_age=model_age,

@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 
 PERIOD = 8
 MOST_PERIOD = 1000
-"""Steps between two averages; a limit that catches typing errors."""
+"""Largest number of steps between two averages; catches typing errors."""
 
 
 class Options(Reduction, frozen=True, forbid_unknown_fields=True):
     """Options of local SGD."""
 
-    period: Annotated[int, Option("steps from one average to the next")] = PERIOD
+    period: Annotated[int, Option("steps between two averages")] = PERIOD
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,7 +61,7 @@ class Options(Reduction, frozen=True, forbid_unknown_fields=True):
 
 
 def build(job: Job, *, fold: bool = False) -> OpGraph:
-    """The op graph; with ``fold`` of the first worker, which represents all of them."""
+    """Build the op graph; with ``fold``, of the first worker only, which represents all."""
     b = GraphBuilder()
     workers = add_workers(b, job, first=1 if fold else None)
     optimizer = add_optimizer(b, job, workers)
@@ -77,10 +77,10 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
 
 
 def _add_average(b: GraphBuilder, job: Job, workers: Workers, optimizer: Ids, fold: bool) -> None:
-    """The average of all models, once every worker has done ``period`` steps.
+    """Average all models once every worker has done ``period`` steps.
 
-    It fires with the tokens of that many steps of all workers, and then permits as many steps to
-    each. So workers wait for each other before an average only, and not in the steps between.
+    The op fires with the tokens of that many steps of all workers, and then permits each worker as
+    many steps. So workers wait for each other only before an average, not in the steps between.
     """
     options = Options.of(job)
     members = Members.of(job.cluster, job.workers)
@@ -104,7 +104,7 @@ def _add_average(b: GraphBuilder, job: Job, workers: Workers, optimizer: Ids, fo
 
 
 def meaning(job: Job) -> tuple[Recorder, Meaning]:
-    """Own steps, and the mean of all models at the end of each average."""
+    """Record the workers' own steps, and the mean of all models at the end of each average."""
     from perfmodel.architectures.parts.recorder import Mix, Recorder
 
     recorder = Recorder(job.workers, [float(job.workload.gradient_bytes)], central=False)
@@ -125,7 +125,7 @@ def meaning(job: Job) -> tuple[Recorder, Meaning]:
 
 
 def model_age(job: Job) -> ModelAge | None:
-    """Steps since the last average: uniform on 0 to period - 1."""
+    """Return the steps since the last average: uniform on 0 to period - 1."""
     if job.workers == 1:
         return None
     period = Options.of(job).period
@@ -133,7 +133,7 @@ def model_age(job: Job) -> ModelAge | None:
 
 
 def phases(job: Job, q: Quantities) -> Phases:
-    """Computation, and each step's share of the average."""
+    """Return computation, and each step's share of the average."""
     period = Options.of(job).period
     late, alone = q.slowest(steps=period), q.workers <= 1
     compute = q.forward_s + q.backward_s + q.optimizer_s
@@ -151,20 +151,20 @@ def phases(job: Job, q: Quantities) -> Phases:
 
 
 def notes(job: Job) -> tuple[str, ...]:
-    """Notes where a job extrapolates the measured collectives of its cluster."""
+    """Return notes for a job that extrapolates the measured collectives of its cluster."""
     if not Options.of(job).by_measurements:
         return ()
     return measured_notes(job, {"all_reduce": np.array([job.workload.gradient_bytes])})
 
 
 def exact(job: Job) -> bool:
-    """Whether the coarse model equals the simulation."""
+    """Return whether the coarse model equals the simulation."""
     data = job.workload.data_loading_s == 0.0
     return closed(job, Options.of(job)) and data and alike(job) and leaves_out(job) is None
 
 
 def leaves_out(job: Job) -> str | None:
-    """The first feature of a job that the coarse model leaves out; None if there is none."""
+    """Return the first feature of a job that the coarse model leaves out, or None."""
     return left_out(job, core=False, connections=False, sites=Options.of(job).algorithm != "ring")
 
 
@@ -173,7 +173,7 @@ def _fold(job: Job) -> OpGraph:
 
 
 def traffic(job: Job) -> Traffic | None:
-    """Bytes of a worker round a ring, in one of ``period`` steps."""
+    """Return a worker's bytes on a ring, in one of ``period`` steps."""
     options, n = Options.of(job), job.workers
     if options.algorithm not in ("ring", "hierarchical"):
         return None
@@ -189,7 +189,7 @@ ARCHITECTURE = Architecture(
     server_bytes=None,
     assumptions=(
         *REDUCTION_ASSUMPTIONS,
-        "models are averaged whole after every so many steps, and nothing overlaps that",
+        "whole models are averaged every period steps, without overlap with computation",
         "between two averages workers do not wait for each other",
         "parameters have as many bytes as gradients",
     ),

@@ -1,4 +1,4 @@
-"""Peer to peer: workers send gradients to each other directly, without servers or collectives."""
+"""Peer to peer: workers send gradients directly to each other, without servers or collectives."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ class Options(Transmission, frozen=True, forbid_unknown_fields=True):
     exchange: Annotated[
         Literal["full", "sharded"],
         Option(
-            "full: whole gradients to everybody; sharded: each worker sums and updates its share "
-            "of the parameters and sends it back"
+            "full: each worker sends its whole gradients to all others; sharded: each worker sums "
+            "and updates its share of the parameters and sends it back"
         ),
     ] = "full"
     overlap: Annotated[
         bool,
-        Option("send a layer as soon as its gradient is ready, start it as soon as it is there"),
+        Option("send each gradient once it is ready; start each layer once its exchange is done"),
     ] = True
-    reduce_per_byte_s: Annotated[float, Option("time to add one byte's worth of gradients")] = 0.0
+    reduce_per_byte_s: Annotated[float, Option("time to add gradients, per byte")] = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,8 +64,8 @@ class Options(Transmission, frozen=True, forbid_unknown_fields=True):
 class PeerMessages(msgspec.Struct, frozen=True, eq=False):
     """The messages from a worker to each peer, in the order in which backward computes gradients.
 
-    ``layer`` (messages,) index and ``bytes`` (messages,) of their gradients; ``dense`` (layers,)
-    bytes of each layer's gradients.
+    ``layer`` (messages,) and ``bytes`` (messages,) are the layer index and the gradient bytes of
+    each message; ``dense`` (layers,) are the bytes of each layer's gradients.
     """
 
     layer: Ids
@@ -74,7 +74,7 @@ class PeerMessages(msgspec.Struct, frozen=True, eq=False):
 
 
 def messages_of(job: Job) -> PeerMessages:
-    """A message for each layer, or several where it has more than ``partition_bytes``."""
+    """Make one message per layer, or several for a layer larger than ``partition_bytes``."""
     tensors = tensors_of(job.workload)
     dense = np.zeros(len(job.workload.layers))
     np.add.at(dense, tensors.layer, tensors.bytes)
@@ -85,7 +85,7 @@ def messages_of(job: Job) -> PeerMessages:
 
 
 def build(job: Job, *, fold: bool = False) -> OpGraph:
-    """The op graph; with ``fold`` of the first worker, which represents all of them."""
+    """Build the op graph; with ``fold``, of the first worker only, which represents all."""
     options = Options.of(job)
     b = GraphBuilder()
     workers = add_workers(b, job, first=1 if fold else None)
@@ -115,7 +115,7 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
 
 
 def meaning(job: Job) -> tuple[Recorder, Meaning]:
-    """Replicas of one model, updated layer by layer; those without parameters are left out."""
+    """Record replicas of one model, updated layer by layer, except layers without parameters."""
     from perfmodel.architectures.parts.recorder import Recorder, replicas
 
     dense = messages_of(job).dense
@@ -124,12 +124,12 @@ def meaning(job: Job) -> tuple[Recorder, Meaning]:
 
 
 def _parts(job: Job) -> int:
-    """Parts that a gradient is cut into before it is sent: if sharded, one for each owner."""
+    """Return the parts that a gradient is cut into for sending: if sharded, one per owner."""
     return job.workers if Options.of(job).exchange == "sharded" else 1
 
 
 def _gradients(b: GraphBuilder, job: Job, workers: Workers, messages: PeerMessages) -> Ids:
-    """Ops after which each message may be sent, (workers, messages)."""
+    """Return the ops after which each message may be sent, (workers, messages)."""
     alone = job.workers == 1  # no peer to send to
     made = workers.backward if alone else Options.of(job).encoded(b, workers, messages.dense)
     if Options.of(job).overlap:
@@ -138,10 +138,10 @@ def _gradients(b: GraphBuilder, job: Job, workers: Workers, messages: PeerMessag
 
 
 def _apply(b: GraphBuilder, job: Job, workers: Workers, messages: PeerMessages) -> Ids:
-    """Each worker's update of each layer's parameters, or of its share of them: (workers, layers).
+    """Add each worker's update of each layer's parameters, or of its share: (workers, layers).
 
-    The gradients of the others are decoded and added to its own before. All this is after the
-    worker's backward pass.
+    First it decodes the other workers' gradients and adds them to its own. All this takes place
+    after the worker's backward pass.
     """
     options = Options.of(job)
     share = messages.dense / messages.dense.sum() / _parts(job)
@@ -152,9 +152,10 @@ def _apply(b: GraphBuilder, job: Job, workers: Workers, messages: PeerMessages) 
 
 
 class _Lines:
-    """A connection from each worker to each other one, and the messages on them.
+    """A connection from each worker to each other worker, and the messages on it.
 
-    Peers are numbered from the next worker on, so that not all workers send to the same one first.
+    Peers are numbered from the next worker on, so that workers do not all send to the same one
+    first.
     """
 
     def __init__(
@@ -179,10 +180,10 @@ class _Lines:
         )  # fmt: skip
 
     def sends(self, label: str, *, from_: Ids, parts: int) -> Ids:
-        """Messages, cut into ``parts``, from every worker to every peer.
+        """Add messages, cut into ``parts``, from every worker to every peer.
 
-        ``from_`` (workers, messages) are the ops they follow; the shape of what is returned is
-        (workers, peers, messages).
+        ``from_`` (workers, messages) are the ops they follow. Returns ops of shape (workers, peers,
+        messages).
         """
         b, messages = self._b, self._messages
         names = tuple(self._workers.layer_names[i] for i in messages.layer)
@@ -207,7 +208,7 @@ class _Lines:
         return send
 
     def arriving(self, sends: Ids) -> Ids:
-        """Messages by receiver, from those by sender, (workers, peers, messages)."""
+        """Reorder messages from sender to receiver, (workers, peers, messages)."""
         n, peers = self._shape
         if n == 1:  # folded: a worker receives as it sends
             return sends
@@ -217,12 +218,12 @@ class _Lines:
 
 
 def phases(job: Job, q: Quantities) -> Phases:
-    """Computation, updates, and the exposed part of the exchange."""
+    """Return computation, updates, and the exposed part of the exchange."""
     return q.at_paces(lambda late: _phases(job, q, late))
 
 
 def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
-    """The phases if the slowest worker computes ``late`` times as long as the mean one."""
+    """Return the phases if the slowest worker computes ``late`` times as long as the mean one."""
     options = Options.of(job)
     alone = q.workers <= 1
     sharded = options.exchange == "sharded"
@@ -269,19 +270,19 @@ def _exposed_s(
     overlap: bool,
     back: bool,
 ) -> Quantity:
-    r"""Exposed time of the exchange, with computation ``scale`` times as long as profiled.
+    r"""Return the exposed time of the exchange; computation takes ``scale`` times the profile.
 
-    ``paths`` are x and alpha of each path to others: a layer has arrived when it has on all paths.
+    ``paths`` are x and alpha of each path to others. A layer has arrived once it has on all paths.
 
-    Layers L to 1 are sent, :math:`x s_l` each, once they are computed, until :math:`E_l`. They are
-    applied one after the other, :math:`u s_l` each, once backward has ended, at C, and they have
-    arrived, :math:`\alpha` after :math:`E_l`. With ``back``, results are sent after all that:
+    Layers L to 1 are sent as they are computed, taking :math:`x s_l` each, until :math:`E_l`. They
+    are applied one after the other, taking :math:`u s_l` each, once backward has ended at C and
+    they have arrived at :math:`E_l + \alpha`. With ``back``, results are sent after all that:
 
     .. math:: A_l = \max(A_{l+1}, C, E_l + \alpha) + u s_l, \quad
               R_l = \max(R_{l+1}, E_1, A_l) + x s_l
 
     The next forward pass waits for :math:`A_1`, or :math:`R_1 + \alpha`: layer 1 arrives last. With
-    ``overlap`` the layers before the first with parameters do not wait.
+    ``overlap`` the layers before the first one with parameters do not wait.
     """
     layers, applying = q.layers, apply_per_byte_s * q.gradient_bytes
     if isinstance(layers, Whole):
@@ -328,16 +329,14 @@ def _exposed_s(
 
 
 def _paths(q: Quantities) -> list[tuple[Quantity, Quantity]]:
-    """Seconds per byte that a worker sends to each other one, and latency: to those on other nodes,
-    and, if there are any, to those on its own. All send at the same time."""
+    """Return the seconds per byte that a worker sends to each other worker, and the latency: for
+    workers on other nodes and, if there are any, for those on its own. All send at once."""
     counts = (q.fullest, q.emptiest) if q.nics_per_node > 1 else (q.fullest,)
     flows = [q.on_a_nic(count) * maximum(q.workers - count, 0.0) for count in counts]
     away = functools.reduce(maximum, flows)
     flow_s = where(away > 0, 1.0 / q.flow_bytes_per_s, 0.0)
-    found = [
-        (maximum(away / q.bandwidth_bytes_per_s, flow_s), where(away > 0, q.latency_s, 0.0))
-    ]
-    if is_symbol(q.workers):  # one to a node
+    found = [(maximum(away / q.bandwidth_bytes_per_s, flow_s), where(away > 0, q.latency_s, 0.0))]
+    if is_symbol(q.workers):  # one per node
         return [(found[0][0], q.latency_s)]
     beside = q.fullest - 1.0
     inside = beside * (q.fullest if q.bus else 1.0) / q.inside_bandwidth_bytes_per_s
@@ -345,10 +344,10 @@ def _paths(q: Quantities) -> list[tuple[Quantity, Quantity]]:
 
 
 def exact(job: Job) -> bool:
-    """Whether the coarse model equals the simulation.
+    """Return whether the coarse model equals the simulation.
 
-    Where gradients are sent back, it does if adding them takes no time: then the order in which a
-    worker applies those that have arrived does not matter.
+    With gradients sent back, it does if adding them takes no time: the order in which a worker
+    applies gradients that have arrived is then irrelevant.
     """
     options = Options.of(job)
     adding = job.workload.optimizer_s + options.reduce_per_byte_s + options.decode_per_byte_s
@@ -359,7 +358,7 @@ def exact(job: Job) -> bool:
 
 
 def leaves_out(job: Job) -> str | None:
-    """The first feature of a job that the coarse model leaves out; None if there is none."""
+    """Return the first feature of a job that the coarse model leaves out, or None."""
     options = Options.of(job)
     several = options.transmission != "fifo"
     return left_out(
@@ -370,8 +369,8 @@ def leaves_out(job: Job) -> str | None:
 
 
 def _fold(job: Job) -> OpGraph | None:
-    """No folding where workers share a node or are at several sites, as they reach different peers
-    over different links, or where each has an order of its own."""
+    """Do not fold workers that share a node or span several sites, as they reach their peers over
+    different links, nor workers that each have their own order."""
     if Options.of(job).transmission == "random" or job.crosses_sites:
         return None
     if job.workers > 1 and job.cluster.node_of_worker(job.workers - 1) < job.workers - 1:
@@ -380,7 +379,7 @@ def _fold(job: Job) -> OpGraph | None:
 
 
 def traffic(job: Job) -> Traffic:
-    """Bytes of a worker: its gradients to every peer, or a share of them there and back."""
+    """Return a worker's bytes: its gradients to every peer, or a share of them both ways."""
     options, n = Options.of(job), job.workers
     whole = (n - 1) * options.sent_share * job.workload.gradient_bytes
     moved = whole if options.exchange == "full" else 2 * whole / n
@@ -394,8 +393,8 @@ ARCHITECTURE = Architecture(
     build=build,
     server_bytes=None,
     assumptions=(
-        "one connection per pair of workers and direction, one layer at a time, in order; all "
-        "connections at once",
+        "there is one connection per pair of workers and direction; it carries one layer at a "
+        "time, in order, and all connections are used at once",
         "a layer's next forward pass waits for its gradients from all workers",
         "each worker updates a layer once all have sent it, on its device and after its own "
         "backward pass",

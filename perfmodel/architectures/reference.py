@@ -1,4 +1,4 @@
-"""The reference page of all architectures, generated from their descriptions."""
+"""Generate the reference page of all architectures from their descriptions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORDS = {bool: "true or false", int: "whole number", float: "number"}
 
 
 def reference(architectures: Iterable[Architecture]) -> str:
-    """A section in Markdown for each architecture: names, options, assumptions and source."""
+    """Return a Markdown section per architecture: names, options, assumptions and source."""
     return "\n".join(_section(one) for one in architectures)
 
 
@@ -25,8 +25,8 @@ def _section(one: Architecture) -> str:
     lines += [""] * bool(one.aliases)
     lines += ["| option | values | default | unit | meaning |", "|---|---|---|---|---|"]
     lines += [_row(each) for each in described(one.options)]
-    lines += ["", "What is assumed:", "", *(f"- {text}" for text in one.assumptions)]
-    return "\n".join([*lines, "", f"Described by {one.source}.", ""])
+    lines += ["", "Assumptions:", "", *(f"- {text}" for text in one.assumptions)]
+    return "\n".join([*lines, "", f"Described in {one.source}.", ""])
 
 
 def _set(options: Mapping[str, Any]) -> str:

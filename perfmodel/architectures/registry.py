@@ -1,4 +1,4 @@
-"""Finds architectures by name.
+"""Find architectures by name.
 
 A file ``architectures/NAME.py``, or a folder, with an :class:`Architecture` called ``ARCHITECTURE``
 is all it takes: the command line, the listings and the conformance tests find it.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import math
-import pkgutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,16 +23,16 @@ from perfmodel.inputs.job import Job
 from perfmodel.inputs.options import Options, described
 
 SHARED = frozenset({"base", "parts", "reference", "registry"})
-"""Modules of this folder that are no architectures."""
+"""Modules of this folder that are not architectures."""
 
 
 def model_of(job: Job) -> Coarse:
-    """The coarse model of a job's architecture."""
+    """Return the coarse model of a job's architecture."""
     return coarse_of(architecture_of(job))
 
 
 def coarse_of(architecture: Architecture) -> Coarse:
-    """The coarse model of an architecture.
+    """Return the coarse model of an architecture.
 
     Raises
     ------
@@ -45,18 +45,20 @@ def coarse_of(architecture: Architecture) -> Coarse:
 
 @functools.cache
 def names() -> tuple[str, ...]:
-    """Names of all architectures, sorted."""
-    found = {module.name for module in pkgutil.iter_modules(architectures.__path__)}
-    return tuple(sorted(found - SHARED))
+    """Return the names of all architectures, sorted."""
+    places = [Path(place) for place in architectures.__path__]
+    files = {file.stem for place in places for file in place.glob("[!_]*.py")}
+    packages = {file.parent.name for place in places for file in place.glob("*/__init__.py")}
+    return tuple(sorted((files | packages) - SHARED))
 
 
 def all_architectures() -> list[Architecture]:
-    """Every architecture, by name."""
+    """Return every architecture, ordered by name."""
     return [load(name) for name in names()]
 
 
 def find(name: str) -> tuple[Architecture, Mapping[str, Any]]:
-    """The architecture called ``name`` and the options that name stands for (for an alias).
+    """Return the architecture called ``name``, and the options the name stands for if an alias.
 
     Raises
     ------
@@ -72,11 +74,11 @@ def find(name: str) -> tuple[Architecture, Mapping[str, Any]]:
 
 
 def read_options(architecture: Architecture, given: Mapping[str, Any]) -> Options:
-    """Make an architecture's options from names and values; text is read by the field's type.
+    """Make an architecture's options from names and values; parse text by the field's type.
 
     Raises
     ------
-    InputError : an option that the architecture does not have, or a value it does not allow.
+    InputError : the architecture does not have an option, or does not allow its value.
     """
     fields = {each.name: each for each in described(architecture.options)}
     values = {}
@@ -99,7 +101,7 @@ def read_options(architecture: Architecture, given: Mapping[str, Any]) -> Option
     except msgspec.ValidationError as error:
         text, _, place = str(error).partition(" - at `$.")
         name = place.rstrip("`")
-        if name not in fields:  # the options' own check, whose text names the option
+        if name not in fields:  # raised by the options' own check, whose message names the option
             raise InputError(text) from None
         raise InputError(
             f"option {name} of {architecture.name}: expected {_expected(fields[name].type)}, "
@@ -108,7 +110,7 @@ def read_options(architecture: Architecture, given: Mapping[str, Any]) -> Option
 
 
 def _expected(kind: Any) -> str:
-    """What an option of a type can be, for an error message."""
+    """Describe the values that an option of this type can take, for an error message."""
     info = msgspec.inspect.type_info(kind)
     if isinstance(info, msgspec.inspect.LiteralType):
         return f"one of {', '.join(map(str, info.values))}"
@@ -117,7 +119,7 @@ def _expected(kind: Any) -> str:
 
 
 def _suggested(kind: Any, value: Any) -> str:
-    """The allowed value nearest to ``value``, for an error message."""
+    """Suggest the allowed value nearest to ``value``, for an error message."""
     info = msgspec.inspect.type_info(kind)
     if not isinstance(info, msgspec.inspect.LiteralType):
         return ""

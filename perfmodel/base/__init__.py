@@ -1,1 +1,1 @@
-"""Used by all packages: errors, units, files, tables, and quantities that may be symbols."""
+"""Shared by all packages: errors, units, files, tables, and quantities that may be symbols."""

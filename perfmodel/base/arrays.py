@@ -1,4 +1,4 @@
-"""Types of the arrays that a graph and its measures are made of, and ranks of their values."""
+"""Array types of graphs and their measures, and the ranking of array values."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Refs = NDArray[np.int32]
 Floats = NDArray[np.float64]
 
 NONE = -1
-"""No slot, no link, no group, no counter, no stream."""
+"""Marks a missing slot, link, group, counter or stream."""
 
 
 def ranked(values: NDArray[Any]) -> tuple[Ids, Ids]:
-    """Rank of each value among the distinct ones, and the first index of each of those.
+    """Rank of each value among the distinct values, and the first index of each distinct value.
 
-    The same as np.unique, whose import is slow.
+    Gives what np.unique gives, without its slow import.
     """
     order = np.argsort(values, kind="stable")
     rising = values[order]

@@ -1,4 +1,4 @@
-"""Errors of users' mistakes: one line with place, value, what is allowed, and the nearest name."""
+"""Errors for user mistakes: one line with place, value, what is allowed, and the nearest name."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Iterable, Sequence
 from perfmodel.base.limits import MOST_WHOLE, SPEED, limits_of
 
 LONGEST_QUOTE, LONGEST_MESSAGE = 100, 4000
-"""Most characters of a quote, and of a message; longer ones are cut."""
+"""Maximum characters of a quote and of a message; longer ones are cut."""
 
 _QUOTE = re.compile(r"""(?<!\w)(['"])(.*?)\1(?!\w)""")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def plain(text: str) -> str:
-    r"""The text with control characters as escapes, but for tabs and line breaks.
+    r"""Return the text with control characters escaped, except tabs and line breaks.
 
-    Printed raw they could change the state of a terminal.
+    Printed raw, they could change the state of the terminal.
 
     >>> print(plain("a\x1b[2Jb"))
     a\x1b[2Jb
@@ -27,14 +27,14 @@ def plain(text: str) -> str:
 
 
 def _cut(text: str, most: int) -> str:
-    """The text, or its beginning and end."""
+    """Return the text, or only its beginning and end if it is too long."""
     if len(text) <= most:
         return text
     return f"{text[: most - most // 4]}...{text[len(text) - most // 4 :]}"
 
 
 def message(text: str) -> str:
-    """Text of an error: one line without control characters, with long quotes cut."""
+    """Return an error text as one line, without control characters and with long quotes cut."""
     quotes_cut = _QUOTE.sub(
         lambda m: f"{m[1]}{_cut(m[2], LONGEST_QUOTE)}{m[1]}" if len(m[2]) > LONGEST_QUOTE else m[0],
         _cut(text, 2 * LONGEST_MESSAGE),
@@ -43,37 +43,37 @@ def message(text: str) -> str:
 
 
 class PerfmodelError(Exception):
-    """Base of every error this package raises on purpose; its text is as :func:`message` has it."""
+    """Base of all errors this package raises on purpose; :func:`message` formats the text."""
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*(message(a) if isinstance(a, str) else a for a in arguments))
 
 
 class InputError(PerfmodelError, ValueError):
-    """The user gave something that cannot be used; the text is one line that says what to do."""
+    """The input cannot be used; the text is one line that tells the user what to do."""
 
 
 class TooLargeError(InputError):
-    """A job exceeds a limit of simulation; the text says which, and what to do."""
+    """A job exceeds a simulation limit; the text names the limit and the way out."""
 
 
 class PerfmodelWarning(UserWarning):
-    """Something that the user should know, although there is an answer."""
+    """The user should know this, although there is a result."""
 
 
 class DeadlockError(PerfmodelError, RuntimeError):
-    """The op graph stopped although work is left; the text names ops that wait for each other."""
+    """The op graph stopped with work left; the text names the ops that wait for each other."""
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str | None:
-    """The allowed name most like ``given``, or None when nothing is close."""
-    import difflib  # only ever needed on the way to an error
+    """Return the allowed name most like ``given``, or None if none is close."""
+    import difflib  # only needed for an error
 
     choices = list(allowed)
     names: dict[str, str] = {}
     for name in choices:
         names.setdefault(name.lower(), name)
-    if given.lower() in names:  # only letter case is wrong
+    if given.lower() in names:  # only the letter case is wrong
         return names[given.lower()]
     found = difflib.get_close_matches(given, choices, n=1, cutoff=0.6)
     if found:
@@ -83,7 +83,7 @@ def nearest(given: str, allowed: Iterable[str]) -> str | None:
 
 
 def unknown_name(what: str, given: str, allowed: Iterable[str]) -> InputError:
-    """Error for a name that does not exist: lists those that do and suggests the nearest."""
+    """Return the error for an unknown name; it lists the known names and suggests the nearest."""
     choices = sorted(allowed)
     hint = nearest(given, choices)
     suggestion = f"; did you mean {hint!r}?" if hint else ""
@@ -100,17 +100,17 @@ def number(
 ) -> float:
     """Return ``value`` as a float if it is a finite number in range, else raise InputError.
 
-    This is the one place where NaN, infinities, negatives, non-numbers and values beyond the limits
-    of their unit (:func:`perfmodel.base.limits.limits_of`) are rejected. The limits of the unit
-    apply if ``at_most`` is not given, and to the least value of a number that must be ``above``
-    zero.
+    NaN, infinities, negative values, non-numbers and values beyond the limits of their unit
+    (:func:`perfmodel.base.limits.limits_of`) are rejected here and nowhere else. The unit's upper
+    limit applies if ``at_most`` is not given; its lower limit applies to numbers that must be
+    ``above`` zero.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InputError(f"{name}: expected a number, got {_cut(repr(value), LONGEST_QUOTE)}")
     most = at_most
     if most is None and value > 1e9:  # the smallest upper limit of any unit
         most = limits_of(name).most
-    if isinstance(value, int) and abs(value) >= 2**1000:  # more than a float can be
+    if isinstance(value, int) and abs(value) >= 2**1000:  # does not fit in a float
         if value > 0:
             raise InputError(f"{name}: must be at most {most:g}, got {_figures(value)}")
         raise InputError(f"{name}: must be at least {at_least:g}, got {_figures(value)}")
@@ -128,13 +128,13 @@ def number(
 
 
 def numbers(name: str, values: Sequence[object]) -> None:
-    """Check each of several values as :func:`number` does; the k-th is called ``name[k]``."""
+    """Check several values as :func:`number` does; the k-th is called ``name[k]``."""
     for k, value in enumerate(values):
         number(f"{name}[{k}]", value)
 
 
 def speed_ratio(name: str, value: object) -> float:
-    """Return a ratio of speeds of two devices if it is plausible, else raise InputError."""
+    """Return the speed ratio of two devices if it is plausible, else raise InputError."""
     number(name, value, above=0.0)
     return number(name, value, at_least=SPEED.least, at_most=SPEED.most)
 
@@ -151,6 +151,6 @@ def whole_number(name: str, value: object, *, at_least: int = 1, at_most: int = 
 
 
 def _figures(value: int) -> str:
-    """A whole number as text, or its number of digits."""
+    """Return a whole number as text, or its digit count if it is long."""
     digits = int(value.bit_length() * math.log10(2.0)) + 1
     return str(value) if digits <= 30 else f"a number of {digits} digits"

@@ -1,4 +1,4 @@
-"""Reading and writing input files: JSON or TOML, a versioned schema, errors located by path."""
+"""Reads and writes input files: JSON or TOML, with a versioned schema and located errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -24,8 +24,14 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 T = TypeVar("T", bound=msgspec.Struct)
 
+STDIN = "<stdin>"
+"""File name of standard input, in a command that is given ``-``."""
+
+STDOUT = "<stdout>"
+"""File name of standard output, in a command that is given ``-``."""
+
 MOST_BYTES = 64 * 10**6
-"""Largest input file; a larger one cannot be meant."""
+"""Largest input file; a larger one is surely a mistake."""
 
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`")
 _NOT_A_CHOICE = re.compile(r"Invalid enum value (?P<given>.*)")
@@ -34,47 +40,56 @@ _STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 
 
 def read(path: str | Path, kind: type[T], schema: str) -> T:
-    """Read ``path`` (JSON, or TOML by its ending) as ``kind`` after checking its schema name.
+    """Read ``path`` (JSON, or TOML if its name ends so) as ``kind``, after checking its schema.
 
-    Numbers may be written with units ("10Gbps", "50us") wherever the field's name ends in a unit.
+    Numbers may carry units ("10Gbps", "50us") wherever the field's name ends in a unit.
 
     Raises
     ------
-    InputError : missing, unreadable, truncated or huge file, other schema, unknown key, wrong type,
-        value out of range; the text begins with the file and the place in it.
+    InputError : the file is missing, unreadable, truncated or huge, has another schema, an unknown
+        key, a wrong type or a value out of range; the text begins with file and place.
     """
-    toml = str(path).endswith(".toml")
-    return decode(read_bytes(path), kind, schema, name=str(path), toml=toml)
+    data = read_bytes(path)
+    toml = str(path).endswith(".toml") or (str(path) == STDIN and not is_json(data))
+    return decode(data, kind, schema, name=str(path), toml=toml)
+
+
+def is_json(data: bytes) -> bool:
+    """Return whether a document is JSON rather than TOML or CSV: whether it begins with ``{``."""
+    return data.lstrip().startswith(b"{")
 
 
 def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
-    """Contents of a file.
+    """Return the contents of a file, or of standard input inside :func:`standard_streams`.
 
     Raises
     ------
-    InputError : it cannot be read, or has more than ``most`` bytes.
+    InputError : the file cannot be read, or has more than ``most`` bytes.
     """
+    if str(path) == STDIN and _lent is not None:
+        with _reported(path, "read"):
+            return _lent.read(most)
     with _reported(path, "read"), Path(path).open("rb") as file:
         return beginning(file, most, str(path))
 
 
 def beginning(file: IO[bytes] | GzipFile, most: int, name: str) -> bytes:
-    """All that a file holds, without room for more.
+    """Return all bytes of an open file, reading no more than needed to see it is too large.
 
     Raises
     ------
-    InputError : it holds more than ``most`` bytes.
+    InputError : the file has more than ``most`` bytes.
     """
     data = bytearray()
     while len(data) <= most and (part := file.read(2**20)):
         data += part
     if len(data) > most:
-        raise InputError(f"{name}: is too large: at most {show(most, 'bytes')}")
+        raise InputError(f"{name}: the file is too large: the limit is {show(most, 'bytes')}")
     return bytes(data)
 
 
 def decode(data: bytes, kind: type[T], schema: str, *, name: str, toml: bool = False) -> T:
-    """Like :func:`read`, from bytes; ``name`` is what errors call the document."""
+    """Like :func:`read`, from bytes; ``name`` is what errors call the file."""
     try:
         raw = _toml(data) if toml else msgspec.json.decode(data)
     except RecursionError:
@@ -100,10 +115,10 @@ def decode(data: bytes, kind: type[T], schema: str, *, name: str, toml: bool = F
 
 
 def ready(kind: K) -> K:
-    """Return ``kind``, prepared so that msgspec can decode it in several threads at once.
+    """Return ``kind``, prepared so that several threads can decode it at once.
 
-    msgspec analyses a type when it first decodes one. If two threads do so at the same time, the
-    process may crash, so it is done here first.
+    msgspec analyses a type when it first decodes one. If two threads do that at the same time, the
+    process may crash, so it is done here first, under a lock.
     """
     if kind not in _READY:
         with _BUILDING:
@@ -117,15 +132,19 @@ _BUILDING = threading.Lock()
 
 
 def write(path: str | Path, data: bytes) -> None:
-    """Write ``data`` to ``path``, following links.
+    """Write ``data`` to ``path``, following symbolic links.
 
-    A file is written whole or not at all, and keeps its mode and owner. What is no regular file (a
-    device, a pipe) is written to as it is.
+    A regular file is written completely or not at all, and keeps its mode and owner. Anything else
+    (a device, a pipe, standard output inside :func:`standard_streams`) is written to directly.
 
     Raises
     ------
-    InputError : the place cannot be written.
+    InputError : the file cannot be written.
+    OSError : standard output cannot be written.
     """
+    if str(path) == STDOUT and _lent is not None:
+        _lent.write(data)
+        return
     with _reported(path, "write"):
         old = _status(path)
         if (old is not None and not stat.S_ISREG(old.st_mode)) or _of_a_process(path):
@@ -139,7 +158,7 @@ def write(path: str | Path, data: bytes) -> None:
             try:
                 _write_all(handle, data)
                 if old is not None:
-                    with suppress(OSError):  # only the administrator may give files away
+                    with suppress(OSError):  # only root may change the owner
                         os.fchown(handle, old.st_uid, old.st_gid)
                     os.fchmod(handle, stat.S_IMODE(old.st_mode))
             finally:
@@ -150,12 +169,14 @@ def write(path: str | Path, data: bytes) -> None:
 
 
 def check_writable(path: str | Path) -> None:
-    """Check that :func:`write` can write to a place, before any work is done for it.
+    """Check that :func:`write` can write to ``path``, before any work is done for it.
 
     Raises
     ------
-    InputError : it is a folder, or in no folder where files can be made.
+    InputError : it is a folder, or its folder does not allow new files.
     """
+    if str(path) == STDOUT and _lent is not None:
+        return
     with _reported(path, "write"):
         old = _status(path)
         if old is not None and stat.S_ISDIR(old.st_mode):
@@ -171,9 +192,9 @@ def check_writable(path: str | Path) -> None:
 
 @contextmanager
 def _reported(path: str | Path, what: str) -> Iterator[None]:
-    """Report failures as InputError; a name with a null byte is a ValueError in Python."""
+    """Raise failures as InputError (a null byte in a name is a ValueError in Python)."""
     if not str(path):
-        raise InputError(f"cannot {what}: the file has no name")
+        raise InputError(f"cannot {what} a file: its name is empty")
     try:
         yield
     except OSError as error:
@@ -185,7 +206,7 @@ def _reported(path: str | Path, what: str) -> Iterator[None]:
 
 
 def _status(path: str | Path) -> os.stat_result | None:
-    """Status of a file, following links; None if it does not exist."""
+    """Return the status of a file, following links; None if it does not exist."""
     try:
         return Path(path).stat()
     except FileNotFoundError:
@@ -193,12 +214,12 @@ def _status(path: str | Path) -> os.stat_result | None:
 
 
 def _of_a_process(path: str | Path) -> bool:
-    """Whether a name is that of an open file of a process, such as /dev/stdout."""
+    """Return whether the path is an open file of a process, such as /dev/stdout."""
     return os.path.realpath(Path(path).parent).startswith(("/dev", "/proc"))
 
 
 def _beside(place: Path) -> Path:
-    """A name for a temporary file in the same folder."""
+    """Return a name for a temporary file in the same folder."""
     return place.parent / f".perfmodel-{os.urandom(6).hex()}"
 
 
@@ -209,7 +230,7 @@ def _write_all(handle: int, data: bytes) -> None:
 
 
 def finite(value: Any, infinity: Any = None) -> Any:
-    """A value as JSON can hold it: infinities, at any depth, are replaced by ``infinity``.
+    """Return a value as JSON can hold it: infinities at any depth become ``infinity``.
 
     >>> finite({"high": math.inf, "points": (1.0, 2.0)}), finite(math.inf, "inf")
     ({'high': None, 'points': [1.0, 2.0]}, 'inf')
@@ -222,8 +243,45 @@ def finite(value: Any, infinity: Any = None) -> Any:
 
 
 def looks_like_path(text: str) -> bool:
-    """Whether text names a file rather than something in the catalogue."""
-    return "/" in text or "\\" in text or text.endswith((".json", ".toml"))
+    """Return whether the text is a file path rather than a name in the catalogue."""
+    return "/" in text or "\\" in text or text.endswith((".json", ".toml")) or text == STDIN
+
+
+class _Streams:
+    """Standard input, read once, and standard output."""
+
+    def __init__(self, source: BinaryIO | None, sink: BinaryIO | None) -> None:
+        self._source, self._sink = source, sink
+        self._data: bytes | None = None
+
+    def read(self, most: int) -> bytes:
+        """Read all of standard input; a second call returns the same."""
+        if self._data is None:
+            if self._source is None:
+                raise InputError(f"{STDIN}: standard input is closed")
+            self._data = beginning(self._source, most, STDIN)
+        return self._data
+
+    def write(self, data: bytes) -> None:
+        """Write to standard output."""
+        if self._sink is None:
+            raise InputError(f"{STDOUT}: standard output is closed")
+        self._sink.write(data)
+        self._sink.flush()
+
+
+_lent: _Streams | None = None
+
+
+@contextmanager
+def standard_streams(source: BinaryIO | None, sink: BinaryIO | None) -> Iterator[None]:
+    """Make the file names STDIN and STDOUT mean these streams; outside, they are plain names."""
+    global _lent
+    before, _lent = _lent, _Streams(source, sink)
+    try:
+        yield
+    finally:
+        _lent = before
 
 
 def _toml(data: bytes) -> Any:
@@ -235,10 +293,10 @@ def _toml(data: bytes) -> Any:
 def _with_units(value: Any, place: str) -> Any:
     """Replace text such as "10Gbps" by its SI value in every field whose name ends in a unit.
 
-    Control characters in other text become escapes.
+    In other text, control characters are escaped.
     """
     if isinstance(value, list):
-        # long lists of numbers are the bulk of a profile and carry no text
+        # long lists of numbers make up most of a profile and hold no text
         if value and isinstance(value[0], (dict, list, str)):
             return [_with_units(item, f"{place}[{i}]") for i, item in enumerate(value)]
         return value
@@ -275,7 +333,7 @@ def _located(message: str, kind: type) -> str:
 
 
 def _type_at(kind: type, path: str) -> Any:
-    """The type that ``path`` leads to inside ``kind``."""
+    """Return the type at ``path`` inside ``kind``."""
     node: Any = msgspec.inspect.type_info(kind)
     for key, _index in _STEP.findall(path):
         node = _struct(node)
@@ -285,19 +343,19 @@ def _type_at(kind: type, path: str) -> Any:
 
 
 def _choices(node: Any) -> tuple[Any, ...]:
-    """The words a type allows."""
+    """Return the words that a type allows."""
     nodes = getattr(node, "types", (node,))
     return next((n.values for n in nodes if isinstance(n, msgspec.inspect.LiteralType)), ())
 
 
 def _fields_at(kind: type, path: str) -> list[str]:
-    """The field names of the struct that ``path`` leads to inside ``kind``."""
+    """Return the field names of the struct at ``path`` inside ``kind``."""
     node = _struct(_type_at(kind, path))
     return [f.encode_name for f in node.fields] if hasattr(node, "fields") else []
 
 
 def _struct(node: Any) -> Any:
-    """Look through containers and unions for the struct inside."""
+    """Return the struct inside containers and unions."""
     for inner in ("item_type", "value_type", "type"):
         if hasattr(node, inner):
             return _struct(getattr(node, inner))

@@ -1,4 +1,4 @@
-"""Code that is not the project's: functions of the user by name, and libraries of extras."""
+"""Code from outside the project: user functions given by name, and optional libraries."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from perfmodel.base.errors import InputError, nearest
 
 
 def load(spec: str, what: str) -> Callable[..., Any]:
-    """The function that ``package.module:function`` names; the current folder is searched first.
+    """Import the function ``package.module:function``; the current folder is searched first.
 
     Raises
     ------
-    InputError : there is no such module or function; the text begins with ``what``.
+    InputError : the module or function does not exist; the text begins with ``what``.
     """
     path, colon, name = spec.partition(":")
     if not colon or not path or not name:
@@ -29,7 +29,7 @@ def load(spec: str, what: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{path}.".startswith(f"{error.name}."):
             raise InputError(f"{what}: cannot import {path}: {error}") from None
-        raise InputError(f"{what}: there is no module {path!r} (searched {here} first)") from None
+        raise InputError(f"{what}: no module named {path!r} (searched {here} first)") from None
     except Exception as error:
         raise InputError(f"{what}: cannot import {path}: {said(error)}") from None
     found = getattr(module, name, None)
@@ -43,7 +43,7 @@ def load(spec: str, what: str) -> Callable[..., Any]:
 
 
 def call(function: Callable[..., Any], spec: str, *arguments: Any) -> Any:
-    """Call the user's function; what it raises becomes an InputError that names it."""
+    """Call the user's function; an exception in it becomes an InputError that names it."""
     try:
         return function(*arguments)
     except Exception as error:
@@ -52,6 +52,6 @@ def call(function: Callable[..., Any], spec: str, *arguments: Any) -> Any:
 
 
 def said(error: BaseException) -> str:
-    """An exception as one line."""
+    """Return an exception as one line."""
     text = str(error).strip().split("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

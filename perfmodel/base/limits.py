@@ -1,7 +1,7 @@
-"""Plausible ranges of quantities, by the unit at the end of their names.
+"""Plausible ranges of quantities, by the unit that their names end in.
 
-The limits are wide: they catch typing errors, and values for which sums would overflow or clocks
-stand still.
+The limits are wide. They catch typing errors, and values that would make sums overflow or stop the
+simulated clock.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Limits(NamedTuple):
-    """Smallest and largest value (SI); values that may be zero may also be below ``least``."""
+    """Smallest and largest value (SI); where zero is allowed, so are values below ``least``."""
 
     least: float
     most: float
@@ -28,20 +28,20 @@ LIMITS: Mapping[str, Limits] = {
     "flop": Limits(1.0, 1e24),
     "s": Limits(1e-12, 1e9),
 }
-"""By the ending of a quantity's name; the longest match counts."""
+"""Limits by the ending of a quantity's name; the first match in this order applies."""
 
 PLAIN = Limits(1e-9, 1e9)
 """Limits of numbers without a unit."""
 
 SPEED = Limits(1e-4, 1e4)
-"""Limits of the ratio of speeds of two devices of the same kind."""
+"""Limits of the speed ratio of two devices of the same kind."""
 
 MOST_WHOLE = 10**9
-"""Default limit of a whole number."""
+"""Default upper limit of a whole number."""
 
 
 def limits_of(name: str) -> Limits:
-    """Limits of the quantity ``name``, whatever place before and index or kind behind it.
+    """Return the limits of the quantity ``name``; its place and index, if any, are ignored.
 
     >>> limits_of("layer 'x': tensor_bytes[2]"), limits_of("peak_flop_per_s.float32").most
     (Limits(least=0.001, most=1e+18), 1e+24)
@@ -58,7 +58,7 @@ def limits_of(name: str) -> Limits:
 
 @functools.cache
 def dimension_of(field: str) -> str | None:
-    """The dimension given by a name's suffix, or None.
+    """Return the dimension that a name's suffix gives, or None.
 
     >>> dimension_of("latency_s"), dimension_of("samples_per_s")
     ('s', None)

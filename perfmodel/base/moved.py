@@ -1,6 +1,6 @@
-"""Modules that programs may still import under the names they had in version 0.1, with a warning.
+"""Keeps the module names of version 0.1 importable, with a deprecation warning.
 
-Only what was described in the documentation is here. The next release drops it.
+Only documented names are here. The next release removes them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NEW_HOMES: Mapping[str, tuple[str, ...]] = {
     "queueing": ("theory.queueing",),
     "units": ("base.units",),
 }
-"""Modules that have what a module of old had; names without the package."""
+"""Former modules and the modules that now have their names; both without the package."""
 
 
 class Finder:
@@ -36,21 +36,21 @@ class Finder:
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
-        """The module of that name, if it is one that has moved."""
+        """Return the spec of a module that has moved, else None."""
         package, _, old = name.partition(".")
         known = package == PACKAGE and old in NEW_HOMES
         return ModuleSpec(name, cast(Any, Loader())) if known else None
 
 
 class Loader:
-    """Makes a module that takes its names from where they are now."""
+    """Makes an alias module that takes its names from the new modules."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """An empty module that looks its names up when they are used."""
+        """Return an empty module that looks up its names when they are used."""
         homes = NEW_HOMES[spec.name.partition(".")[2]]
-        said = " and ".join(f"{PACKAGE}.{home}" for home in homes)
+        names = " and ".join(f"{PACKAGE}.{home}" for home in homes)
         warnings.warn(
-            f"{spec.name} is now {said}; the old name goes with the next release",
+            f"{spec.name} is now {names}; the next release removes the old name",
             DeprecationWarning,
             stacklevel=2,
         )
@@ -62,15 +62,15 @@ class Loader:
                     return getattr(module, name)
             raise AttributeError(f"module {spec.name!r} has no attribute {name!r}")
 
-        made = ModuleType(spec.name, f"Alias of {said}.")
+        made = ModuleType(spec.name, f"Alias of {names}.")
         made.__dict__["__getattr__"] = look_up
         return made
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing is left to do."""
+        """Do nothing: the module is complete."""
 
 
 def install() -> None:
-    """Let ``import`` find the modules that have moved."""
+    """Make the former module names importable."""
     if Finder not in sys.meta_path:
         sys.meta_path.append(Finder)

@@ -1,4 +1,4 @@
-"""Provenance of numbers: sources of inputs, assumptions, and the computation itself."""
+"""Provenance of numbers: sources of inputs, assumptions, and the software used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Source of a number.
 
     ``kind`` is *exact* (a definition), *measured* (by this project's profiler or by the user),
-    *published* (a figure measured by others) or *estimated* (derived by a rule).
+    *published* (measured by others) or *estimated* (derived by a rule).
     """
 
     kind: SourceKind
@@ -42,7 +42,7 @@ class Provenance(msgspec.Struct, frozen=True):
 
 
 def provenance(seed: int, inputs: dict[str, Any]) -> Provenance:
-    """The provenance of a result computed now from ``inputs`` (JSON-like values)."""
+    """Return the provenance of a result computed now from ``inputs`` (JSON-like values)."""
     import sys
 
     import numpy as np

@@ -1,4 +1,4 @@
-"""PyTorch where it is installed: devices, and batches of a user's model."""
+"""Optional PyTorch: its import, its devices, and the batches of a user's model."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from perfmodel.base.errors import InputError
 
 
 def import_torch() -> Any:
-    """PyTorch.
+    """Import PyTorch.
 
     Raises
     ------
-    InputError : it is not installed; the text names the extra.
+    InputError : PyTorch is not installed; the text names the extra to install.
     """
     try:
         return importlib.import_module("torch")
@@ -22,11 +22,11 @@ def import_torch() -> Any:
 
 
 def check_device(device: str) -> None:
-    """Raise InputError for a device that is not available.
+    """Check that a device is available.
 
     Raises
     ------
-    InputError : it is neither *cpu*, *cuda* nor *cuda:N*, or it is not on this machine.
+    InputError : it is not *cpu*, *cuda* or *cuda:N*, or this machine does not have it.
     """
     kind, colon, index = device.partition(":")
     if kind not in ("cpu", "cuda") or (colon and (kind == "cpu" or not index.isdigit())):
@@ -35,13 +35,14 @@ def check_device(device: str) -> None:
         return
     cuda = import_torch().cuda
     if not cuda.is_available():
-        raise InputError(f"device: {device} asked for, but PyTorch finds no CUDA device; use cpu")
+        raise InputError(f"device: PyTorch finds no CUDA device for {device!r}; use cpu")
     if colon and int(index) >= cuda.device_count():
-        raise InputError(f"device: there is no {device} (cuda:0 to cuda:{cuda.device_count() - 1})")
+        last = cuda.device_count() - 1
+        raise InputError(f"device: no {device} (available: cuda:0 to cuda:{last})")
 
 
 def forward(model: Any, batch: Any) -> Any:
-    """The model's output for a batch."""
+    """Return the model's output for a batch."""
     inputs = batch if isinstance(batch, dict) else batch[0]
     if isinstance(inputs, dict):
         return model(**inputs)
@@ -49,12 +50,12 @@ def forward(model: Any, batch: Any) -> Any:
 
 
 def targets_of(batch: Any) -> Any:
-    """The targets of a batch; None where the model knows them itself or there are none."""
+    """Return the targets of a batch; None if it has none or the model computes the loss itself."""
     return None if isinstance(batch, dict) else batch[1]
 
 
 def moved(value: Any, device: str) -> Any:
-    """Tensors, also inside tuples, lists and dicts, on a device."""
+    """Move tensors to a device, including those inside tuples, lists and dicts."""
     if hasattr(value, "untyped_storage"):
         return value.to(device, non_blocking=True)
     if isinstance(value, dict):

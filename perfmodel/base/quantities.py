@@ -1,8 +1,8 @@
-"""Arithmetic that is the same on floats, on NumPy arrays and on SymPy symbols.
+"""Arithmetic that works alike on floats, NumPy arrays and SymPy symbols.
 
-Sums, products and quotients work on all three; other operations are defined here. A formula written
-with them can be evaluated on numbers, broadcast over arrays, or read, differentiated and solved
-symbolically.
+Sums, products and quotients work on all three; the other operations are defined here. A formula
+written with them can be evaluated on numbers, broadcast over arrays, or read, differentiated and
+solved symbolically.
 """
 
 from __future__ import annotations
@@ -19,33 +19,31 @@ Quantity = Any
 """A float, an array of floats that broadcasts with the others, or a SymPy expression."""
 
 NO_SPREAD = 1e-9
-"""A coefficient of variation below this counts as 0: times differ by rounding only."""
+"""A coefficient of variation below this counts as 0: the times differ by rounding only."""
 
 
-_NUMBERS = (float, float)
 _ARRAYS = frozenset({(np.ndarray, np.ndarray), (np.ndarray, float), (float, np.ndarray)})
-"""Types of two quantities of which the larger is found without a look at what they are."""
+"""Type pairs for which the larger value is found without further checks."""
 
 
 def is_symbol(value: Quantity) -> bool:
-    """Whether a quantity is a SymPy expression."""
+    """Return whether a quantity is a SymPy expression."""
     return hasattr(value, "free_symbols")
 
 
 def maximum(*values: Quantity) -> Quantity:
-    """The largest of quantities, element by element.
+    """Largest of the quantities, element by element.
 
     >>> maximum(1.0, 3.0)
     3.0
     >>> maximum(np.array([1.0, 4.0]), 3.0).tolist()
     [3.0, 4.0]
     """
-    if len(values) == 2:  # what most calls are
+    if len(values) == 2:  # the most frequent case
         a, b = values
-        kinds = type(a), type(b)
-        if kinds == _NUMBERS:
+        if type(a) is float and type(b) is float:
             return a if a > b else b
-        if kinds in _ARRAYS:
+        if (type(a), type(b)) in _ARRAYS:
             return np.maximum(a, b)
     if any(is_symbol(value) for value in values):
         import sympy
@@ -57,17 +55,16 @@ def maximum(*values: Quantity) -> Quantity:
 
 
 def minimum(*values: Quantity) -> Quantity:
-    """The smallest of quantities, element by element.
+    """Smallest of the quantities, element by element.
 
     >>> minimum(1.0, 3.0)
     1.0
     """
-    if len(values) == 2:  # what most calls are
+    if len(values) == 2:  # the most frequent case
         a, b = values
-        kinds = type(a), type(b)
-        if kinds == _NUMBERS:
+        if type(a) is float and type(b) is float:
             return a if a < b else b
-        if kinds in _ARRAYS:
+        if (type(a), type(b)) in _ARRAYS:
             return np.minimum(a, b)
     if any(is_symbol(value) for value in values):
         import sympy
@@ -79,7 +76,7 @@ def minimum(*values: Quantity) -> Quantity:
 
 
 def where(condition: Quantity, yes: Quantity, no: Quantity) -> Quantity:
-    """``yes`` where a condition holds, else ``no``.
+    """``yes`` where the condition holds, else ``no``.
 
     >>> where(2 > 1, "yes", "no")
     'yes'
@@ -94,7 +91,7 @@ def where(condition: Quantity, yes: Quantity, no: Quantity) -> Quantity:
 
 
 def floor_log2(value: Quantity) -> Quantity:
-    """Floor of the binary logarithm of whole numbers of 1 or more.
+    """Floor of the binary logarithm of whole numbers from 1 on.
 
     >>> floor_log2(5), floor_log2(np.array([1, 8])).tolist()
     (2, [0.0, 3.0])
@@ -109,7 +106,7 @@ def floor_log2(value: Quantity) -> Quantity:
 
 
 def ceil_log2(value: Quantity) -> Quantity:
-    """Ceiling of the binary logarithm of whole numbers of 1 or more.
+    """Ceiling of the binary logarithm of whole numbers from 1 on.
 
     >>> ceil_log2(5), ceil_log2(np.array([1, 8])).tolist()
     (3, [0.0, 3.0])
@@ -122,7 +119,7 @@ def ceil_log2(value: Quantity) -> Quantity:
 
 
 def ceiling(value: Quantity) -> Quantity:
-    """The next whole number.
+    """Value rounded up to a whole number.
 
     >>> ceiling(1.2), ceiling(np.array([2.0, 2.1])).tolist()
     (2.0, [2.0, 3.0])
@@ -148,7 +145,7 @@ def quantity(
 ) -> Quantity:
     """Return a quantity if all its numbers are finite and in range, else raise InputError.
 
-    Symbols may stand for anything.
+    Symbols pass unchecked.
 
     >>> quantity("demand_s", np.float64(2.0))
     2.0
@@ -179,7 +176,7 @@ def whole_quantity(name: str, value: Quantity, *, at_least: int = 1) -> Quantity
 
 
 def together(name: str, *values: Quantity) -> None:
-    """Raise InputError for arrays that do not broadcast, or that come with symbols.
+    """Raise InputError if arrays do not broadcast, or are mixed with symbols.
 
     >>> together("n, cv", np.ones(3), np.ones(4))
     Traceback (most recent call last):
@@ -187,7 +184,7 @@ def together(name: str, *values: Quantity) -> None:
     """
     shapes = [value.shape for value in values if isinstance(value, np.ndarray)]
     if shapes and any(is_symbol(value) for value in values):
-        raise InputError(f"{name}: symbols and arrays do not go together")
+        raise InputError(f"{name}: cannot mix symbols and arrays")
     try:
         np.broadcast_shapes(*shapes)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Tables: CSV with a line of column names, whose errors say line and column, and Parquet."""
+"""Tables: CSV with a header line and errors that name line and column; Parquet output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TableRow(msgspec.Struct, frozen=True):
-    """A row of a table: its line in the file, and its cells by column, stripped of blanks."""
+    """A row of a table: its line number in the file, and its stripped cells by column."""
 
     table: str
     number_in_file: int
@@ -30,19 +30,19 @@ class TableRow(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> str:
-        """File and line, as errors name them."""
+        """File and line, as error messages give them."""
         return f"{self.table}: line {self.number_in_file}"
 
     def has(self, column: str) -> bool:
-        """Whether the column is there and the line's cell is not empty."""
+        """Return whether the column exists and its cell is not empty."""
         return bool(self.cells.get(column))
 
     def text(self, column: str) -> str:
-        """Text of a cell.
+        """Return the text of a cell.
 
         Raises
         ------
-        InputError : there is no such column, or the cell is empty.
+        InputError : the column is missing, or the cell is empty.
         """
         if column not in self.cells:
             raise _missing(self.table, column, self.cells)
@@ -58,14 +58,14 @@ class TableRow(msgspec.Struct, frozen=True):
         above: float | None = None,
         at_most: float | None = None,
     ) -> float:
-        """A cell as a number in range.
+        """Return a cell as a number in range.
 
-        Where the column's name ends in a unit (``latency_s``), the cell may have one ("25 us");
-        a plain number is SI.
+        Where the column's name ends in a unit (``latency_s``), the cell may have one ("25 us"); a
+        plain number is in SI units.
 
         Raises
         ------
-        InputError : as :meth:`text`; no number, not finite, out of range, a wrong unit.
+        InputError : as :meth:`text`; or not a number, not finite, out of range, a wrong unit.
         """
         text, where = self.text(column), f"{self.place}: {column}"
         try:
@@ -78,7 +78,7 @@ class TableRow(msgspec.Struct, frozen=True):
         return number(where, value, at_least=at_least, above=above, at_most=at_most)
 
     def whole(self, column: str, *, at_least: int = 1, at_most: int = MOST_WHOLE) -> int:
-        """A cell as a whole number in range; 8.0 is one.
+        """Return a cell as a whole number in range; 8.0 counts as one.
 
         Raises
         ------
@@ -95,7 +95,7 @@ class TableRow(msgspec.Struct, frozen=True):
 
 
 class Table(msgspec.Struct, frozen=True):
-    """A table: the file's name, its columns, and its lines below them, blank ones left out."""
+    """A table: the file's name, the column names, and the rows; blank lines are skipped."""
 
     name: str
     columns: tuple[str, ...]
@@ -108,11 +108,11 @@ class Table(msgspec.Struct, frozen=True):
         return iter(self.lines)
 
     def need(self, *columns: str) -> None:
-        """Refuse a table without one of these columns.
+        """Check that the table has these columns.
 
         Raises
         ------
-        InputError : one is missing; the text has the nearest name that is there.
+        InputError : a column is missing; the text suggests the nearest existing name.
         """
         for column in columns:
             if column not in self.columns:
@@ -120,22 +120,22 @@ class Table(msgspec.Struct, frozen=True):
 
 
 def read(path: str | Path) -> Table:
-    """Read a CSV file: UTF-8, commas, a first line of column names, at least one line below it.
+    """Read a CSV file: UTF-8, comma-separated, a header line, at least one row.
 
     Raises
     ------
-    InputError : the file cannot be read, is empty or not UTF-8; a column without a name or with
-        that of another; a line with more or fewer cells than there are columns.
+    InputError : the file cannot be read, is empty or not UTF-8; a column name is empty or repeated;
+        a row has more or fewer cells than there are columns.
     """
     return decode(read_bytes(path), name=str(path))
 
 
 def csv_text(frame: pd.DataFrame, path: str | Path | None = None) -> str:
-    """A frame as CSV text, also written to ``path`` if there is one.
+    """Return a frame as CSV text, and write it to ``path`` if given.
 
     Raises
     ------
-    InputError : the place cannot be written.
+    InputError : the file cannot be written.
     """
     text = frame.to_csv(index=False, lineterminator="\n")
     if path is not None:
@@ -144,13 +144,13 @@ def csv_text(frame: pd.DataFrame, path: str | Path | None = None) -> str:
 
 
 def parquet(frame: pd.DataFrame, path: str | Path | None = None) -> bytes:
-    """A frame as a Parquet file, also written to ``path`` if there is one.
+    """Return a frame as a Parquet file, and write it to ``path`` if given.
 
-    A column of both text and numbers becomes text.
+    A column that mixes text and numbers becomes text.
 
     Raises
     ------
-    InputError : pyarrow is not installed, or the place cannot be written.
+    InputError : pyarrow is not installed, or the file cannot be written.
     """
     need_parquet()
     whole = frame.copy()
@@ -165,12 +165,12 @@ def parquet(frame: pd.DataFrame, path: str | Path | None = None) -> bytes:
 
 
 def has_parquet() -> bool:
-    """Whether Parquet files can be read and written."""
+    """Return whether Parquet files can be read and written."""
     return importlib.util.find_spec("pyarrow") is not None
 
 
 def need_parquet() -> None:
-    """Refuse Parquet where it is not there.
+    """Check that Parquet is available.
 
     Raises
     ------
@@ -183,7 +183,7 @@ def need_parquet() -> None:
 def decode(data: bytes, *, name: str) -> Table:
     """Like :func:`read`, from bytes; ``name`` is what errors call the table."""
     try:
-        text = data.decode("utf-8-sig")  # spreadsheets begin a file with a byte order mark
+        text = data.decode("utf-8-sig")  # spreadsheets start a file with a byte order mark
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise InputError(
@@ -197,18 +197,18 @@ def decode(data: bytes, *, name: str) -> Table:
             cells = [plain(cell.strip()) for cell in row]
             if any(cells):
                 rows.append((begin, cells))
-            begin = reader.line_num + 1  # a quoted cell may go over several lines
+            begin = reader.line_num + 1  # a quoted cell may span several lines
     except csv.Error as error:
         raise InputError(f"{name}: line {begin}: not valid CSV: {error}") from None
     if not rows:
-        raise InputError(f"{name}: is empty; expected a line of column names and lines below it")
+        raise InputError(f"{name}: the file is empty; expected a header line and at least one row")
     columns = _columns(name, *rows[0])
     if len(rows) == 1:
-        raise InputError(f"{name}: has no line below its column names")
+        raise InputError(f"{name}: there are no rows below the header line")
     for line, cells in rows[1:]:
         if len(cells) != len(columns):
             raise InputError(
-                f"{name}: line {line}: {len(cells)} cells, but there are {len(columns)} columns"
+                f"{name}: line {line}: expected {len(columns)} cells, got {len(cells)}"
             )
     lines = (
         TableRow(name, line, dict(zip(columns, cells, strict=True))) for line, cells in rows[1:]
@@ -224,13 +224,13 @@ def _columns(name: str, line: int, columns: list[str]) -> list[str]:
         if not column:
             raise InputError(f"{where}: column {i + 1} has no name")
         if column in columns[:i]:
-            raise InputError(f"{where}: column {column!r} is there twice")
+            raise InputError(f"{where}: column {column!r} appears twice")
     return columns
 
 
 def _missing(table: str, column: str, columns: Mapping[str, str] | tuple[str, ...]) -> InputError:
     hint = nearest(column, columns)
-    suggestion = f"; is it {hint!r}?" if hint else ""
+    suggestion = f"; did you mean {hint!r}?" if hint else ""
     return InputError(
-        f"{table}: column {column!r} is missing{suggestion} (there are: {', '.join(columns)})"
+        f"{table}: column {column!r} is missing{suggestion} (columns: {', '.join(columns)})"
     )

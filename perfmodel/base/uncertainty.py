@@ -1,4 +1,4 @@
-"""Uncertainty of a predicted step time, by origin, and its interval."""
+"""Uncertainty of a predicted step time, by origin, and the interval it gives."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ WIDTH = 1.6448536269514722
 
 
 class Uncertainty(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Standard deviations of the logarithm of a step time, independent of each other.
+    """Independent standard deviations of the logarithm of a step time.
 
     Attributes
     ----------
-    measurement : of equal runs around their mean.
-    calibration : of what was measured or fitted to make the prediction.
-    model : of what the model leaves out, learnt from predictions of measured runs.
-    extrapolation : of being outside of what it was calibrated on; 0 within.
+    measurement : of repeated runs around their mean.
+    calibration : from the measured or fitted inputs of the prediction.
+    model : from what the model leaves out, learnt from predictions of measured runs.
+    extrapolation : from being outside the calibrated range; 0 inside it.
     """
 
     measurement: float = 0.0
@@ -37,11 +37,11 @@ class Uncertainty(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def total(self) -> float:
-        """All of them together."""
+        """All four combined."""
         return math.hypot(*(getattr(self, name) for name in self.__struct_fields__))
 
     def interval(self, value: float) -> tuple[float, float]:
-        """Interval that contains a measured value in 9 of 10 cases, if ``value`` was predicted.
+        """Interval that contains the measured value in 9 of 10 cases, if ``value`` was predicted.
 
         >>> low, high = Uncertainty(measurement=0.03, model=0.04).interval(1.0)
         >>> round(low, 3), round(high, 3)

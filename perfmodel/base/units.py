@@ -1,7 +1,7 @@
-"""Parsing and printing of quantities with units; SI floats are used everywhere else.
+"""Parses and prints quantities with units; all other code uses SI floats.
 
 Network rates are decimal (1 Gbps = 1e9 bit/s = 1.25e8 bytes/s); ``MiB`` and its kin are binary.
-Letter case matters, because ``b`` is a bit and ``B`` a byte.
+Letter case matters: ``b`` is a bit and ``B`` a byte.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 
 
 def _table(decimal: dict[str, float], binary: dict[str, float]) -> dict[str, float]:
-    """Unit names with every prefix: k, M, G, T for ``decimal``, Ki, Mi, Gi, Ti for ``binary``."""
+    """Return unit names with all prefixes: k, M, G, T for ``decimal``, Ki to Ti for ``binary``."""
     table = {p + u: f * s for p, f in _DECIMAL.items() for u, s in decimal.items()}
     table.update({p + u: f * s for p, f in _BINARY.items() for u, s in binary.items()})
     return table
@@ -32,7 +32,7 @@ UNITS: dict[str, dict[str, float]] = {
     ),
     "flop_per_s": _table({"FLOPS": 1.0, "FLOP/s": 1.0}, {}),
 }
-"""Every unit text may carry, by dimension; the dimension is also the suffix of SI names."""
+"""All units that text may have, by dimension; the dimension is also the suffix of SI names."""
 
 _EXAMPLES = {
     "s": "50us or 1.5ms",
@@ -50,13 +50,13 @@ def parse(text: str, dimension: str, name: str = "quantity") -> float:
 
     Parameters
     ----------
-    text : number directly followed by its unit; the unit is required.
-    dimension : one of ``UNITS``: ``s``, ``bytes``, ``bytes_per_s``, ``flop_per_s``.
-    name : what to call the quantity in an error.
+    text : a number followed by its unit, which is required.
+    dimension : a key of ``UNITS``: ``s``, ``bytes``, ``bytes_per_s``, ``flop_per_s``.
+    name : what errors call the quantity.
 
     Raises
     ------
-    InputError : not a number, negative, not finite, unit missing or of another dimension.
+    InputError : not a number, negative, not finite; the unit is missing or of another dimension.
 
     >>> parse("10Gbps", "bytes_per_s")
     1250000000.0
@@ -73,12 +73,12 @@ def parse(text: str, dimension: str, name: str = "quantity") -> float:
     value, unit = float(match[1]), match[2]
     if unit not in units:
         hint = nearest(unit, units) if unit else None
-        said = f"unit {unit!r} does not fit" if unit else "a unit is missing"
+        problem = f"unit {unit!r} does not fit" if unit else "a unit is missing"
         suggestion = f"; did you mean {hint!r}?" if hint else ""
-        raise InputError(f"{name}: {said} in {text!r}{suggestion} (like {_EXAMPLES[dimension]})")
+        raise InputError(f"{name}: {problem} in {text!r}{suggestion} (like {_EXAMPLES[dimension]})")
     number(name, value, above=0.0 if dimension.endswith("_per_s") else None, at_most=math.inf)
     scale = units[unit]
-    # dividing by an exact power of ten keeps 50us == 5e-05 where a product would be off by an ulp
+    # dividing by an exact power of ten keeps 50us == 5e-05; multiplying would be off by an ulp
     found = value / round(1.0 / scale) if scale < 1.0 else value * scale
     least, most = LIMITS[dimension]
     if found > most:
@@ -89,7 +89,7 @@ def parse(text: str, dimension: str, name: str = "quantity") -> float:
 
 
 def show(value: float, unit: str) -> str:
-    """Write an SI value with a suitable prefix and four significant digits.
+    """Format an SI value with a suitable prefix and four significant digits.
 
     >>> show(1.25e9, "bytes_per_s"), show(0.00005, "s"), show(46758048, "bytes")
     ('10 Gbps', '50 us', '46.76 MB')
@@ -116,14 +116,14 @@ def _scaled(value: float, steps: list[tuple[float, str]]) -> str:
 
 
 def fraction(text: str, name: str) -> float:
-    """Read a part of a whole, above 0 and at most 1, from ``1%`` or ``0.01``.
+    """Read a fraction, above 0 and at most 1, from ``1%`` or ``0.01``.
 
     >>> fraction("1%", "rel_ci")
     0.01
 
     Raises
     ------
-    InputError : the text is not such a number.
+    InputError : the text is not such a fraction.
     """
     figures, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
     try:

@@ -1,4 +1,4 @@
-"""From measurements to what predictions need: what a server, a link or a collective really does."""
+"""Turns measurements into inputs: the actual costs of servers, links, collectives and devices."""
 
 from perfmodel.calibration.runs.fit import RunsFit, fit_runs
 from perfmodel.calibration.runs.table import PastRun, RunsTable, read_runs

@@ -1,4 +1,4 @@
-r"""Robust maximum a posteriori fit of parameters to measured values, and their intervals.
+r"""Robust maximum a posteriori fit of parameters to measured values, with intervals.
 
 The logarithm of a value *i* is predicted from parameters with coordinates :math:`\theta`
 (logarithms, logits of fractions, or the values themselves), which minimise
@@ -6,11 +6,11 @@ The logarithm of a value *i* is predicted from parameters with coordinates :math
 .. math:: \sum_i \rho\left( \frac{\ln \hat t_i(\theta) - \ln t_i}{s \, \sigma_i} \right)
    + \sum_j \rho\left( \frac{\theta_j - \theta_j^0}{\tau_j} \right)
 
-with :math:`\rho` the soft L1 loss, which is linear for outliers. The second sum is the prior.
-Parameters that the values do not identify stay near it. The scale *s* comes from the median misfit.
-The interval of a parameter is from its profile likelihood (Cox, Hinkley, "Theoretical Statistics",
-1974, section 9.3). That of a prediction is from the covariance, the inverse of the information at
-the minimum, and from the misfits of rows that were left out.
+with :math:`\rho` the soft L1 loss, which is linear for outliers. The second sum is the prior;
+parameters that the values do not identify stay near it. The scale *s* comes from the median misfit.
+The interval of a parameter comes from its profile likelihood (Cox, Hinkley, "Theoretical
+Statistics", 1974, section 9.3). That of a prediction comes from the covariance, the inverse of the
+information at the minimum, and from the misfits of held-out rows.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from perfmodel.inputs.calibration import FEATURES, Calibration
 from perfmodel.predicting.intervals import DOUBLING
 
 Misses = Callable[[Mapping[str, Floats], int], Floats]
-"""From values by name, each of shape (points,), and the number of points to the logarithms of
-predicted over measured, shape (points, rows)."""
+"""Maps values by name, each of shape (points,), and the number of points to the logarithms of
+predicted over measured values, shape (points, rows)."""
 
 WEIGHT = 4.0
 """Weight of the expected spread of the misfits, as a number of rows."""
@@ -44,7 +44,7 @@ TOLERATED = 2.0
 """Standard deviations beyond which a misfit counts linearly."""
 
 IDENTIFIED = 1.0 / 3.0
-"""A parameter is identified if its standard deviation is below this fraction of the prior one."""
+"""A parameter is identified if its standard deviation is below this fraction of the prior's."""
 
 STARTS, FINALISTS = 256, 2
 """Points evaluated before the search, and how many of the best ones it starts from."""
@@ -53,18 +53,18 @@ ENDS = 1.645
 """Half-width of the central 90 % of a normal distribution, in standard deviations."""
 
 SEARCHES, CLOSE, FARTHEST = 6, 0.1, 3.0
-"""Search for an end of an interval: most steps, tolerance, and largest factor by which it
+"""Search for the end of an interval: maximum steps, tolerance, and largest factor by which it
 expands."""
 
 DIFFERENCE = 1e-4
-"""Half-width of the central differences of derivatives, in coordinates."""
+"""Half-width of the central differences for derivatives, in coordinates."""
 
 LARGEST_FRACTION = 0.99
 """Largest starting value of a fraction: the logit of 1 is infinite."""
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """A parameter, and what is known of it before the fit.
+    """A parameter, and its prior.
 
     Attributes
     ----------
@@ -110,7 +110,7 @@ class Parameter(msgspec.Struct, frozen=True):
 
 
 Exact = Callable[[Floats, NDArray[np.int64]], Floats]
-"""Of a point (parameters,), the misfits of some rows, by their numbers."""
+"""Maps a point (parameters,) and row numbers to the exact misfits of these rows."""
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -123,12 +123,12 @@ class Known(msgspec.Struct, frozen=True):
 
 
 class Regression:
-    """Parameters, and the misfits of rows as their function; points are coordinates, (points,
+    """Parameters, and the misfits of rows as a function of them; points are coordinates, (points,
     parameters).
 
-    Only ``names`` of the parameters are fitted, at first all of them; others are not among the
-    values that ``misses`` gets. ``spreads`` (rows,) are the expected standard deviations of the
-    misfits; their inverses are weights.
+    Only the parameters in ``names`` are fitted, initially all; ``misses`` does not get values of
+    the others. ``spreads`` (rows,) are the expected standard deviations of the misfits; their
+    inverses are weights.
     """
 
     def __init__(
@@ -150,19 +150,19 @@ class Regression:
         return np.array([self.parameters[name].spread for name in self.names])
 
     def values(self, point: Floats) -> dict[str, float]:
-        """The values of the parameters at a point, by name."""
+        """Values of the parameters at a point, by name."""
         given = zip(self.names, point, strict=True)
         return {name: float(self.parameters[name].at(at)) for name, at in given}
 
     def misses(self, points: Floats) -> Floats:
-        """Logarithms of predicted over measured, shape (points, rows)."""
+        """Logarithms of predicted over measured values, shape (points, rows)."""
         values = {n: self.parameters[n].at(points[:, i]) for i, n in enumerate(self.names)}
         found: Floats = self._misses(values, len(points))
         return found
 
     def near(self, x: Floats, difference: float) -> Regression:
-        """The same with misfits that are linear about a point, by central differences of
-        coordinates: hundreds of fits without some of the rows take no time."""
+        """Return a copy with misfits linearised about a point by central differences of the
+        coordinates: it makes hundreds of fits without some of the rows cheap."""
         at, aside = self.misses(x[None])[0], difference * np.eye(len(x))
         slopes = (self.misses(x + aside) - self.misses(x - aside)).T / (2.0 * difference)
         parameters = [self.parameters[name] for name in self.names]
@@ -193,11 +193,11 @@ class Regression:
         return found
 
     def cost(self, x: Floats, scale: float) -> float:
-        """The same at one point."""
+        """The cost function at one point."""
         return float(self.costs(x[None], scale)[0])
 
     def unlikelihood(self, misses: Floats, scale: float) -> float:
-        """The part of the cost that misfits of shape (rows,) make."""
+        """The part of the cost that comes from misfits of shape (rows,)."""
         sizes = (misses / (scale * self.spreads) / TOLERATED) ** 2
         return float(TOLERATED**2 * (np.sqrt(1.0 + sizes) - 1.0).sum())
 
@@ -222,8 +222,8 @@ class Regression:
         return min(answers, key=lambda answer: answer[0])[1]
 
     def fit(self) -> tuple[Floats, float]:
-        """The minimum and the scale of the misfits there: fitted with a scale of 1, then with the
-        one that was found."""
+        """Return the minimum and the scale of the misfits there: fit with a scale of 1, then again
+        with the scale found."""
         first = self.solve(self.starts())
         scale = self.scale(first)
         return self.solve([first], scale), scale
@@ -236,10 +236,11 @@ class Regression:
         advance: Callable[[], None] | None = None,
         exact: Exact | None = None,
     ) -> LeftOut:
-        """Each row in a fit without all rows of its group.
+        """Predict each row from a fit without all rows of its group.
 
-        ``groups`` (rows,) names the group of each row; ``advance`` is called after each. ``exact``
-        is needed where misfits are linear about a point: what no other row tells may move far.
+        ``groups`` (rows,) names the group of each row; ``advance`` is called after each group.
+        ``exact`` is needed if misfits are linearised about a point: a parameter that only these
+        rows determine may move far.
         """
         misses, explained, wider = np.empty(len(groups)), np.empty(len(groups)), self._wider(x)
         for group in dict.fromkeys(groups):
@@ -262,7 +263,7 @@ class Regression:
         of: Any = slice(None),
         precision: float = 1e-8,
     ) -> tuple[float, Floats]:
-        """Minimum of the cost near a start over some of the coordinates, and its place."""
+        """Minimum of the cost near a start over the ``free`` coordinates, and its location."""
         from scipy.optimize import least_squares
 
         slopes: dict[bytes, Floats] = {}
@@ -305,19 +306,19 @@ class Regression:
     # -- what is known -----------------------------------------------------------------------------
 
     def covariance(self, x: Floats, scale: float) -> Floats:
-        """Covariance of the coordinates, as wide as the estimated scale makes it."""
+        """Covariance of the coordinates, widened because the scale is estimated."""
         return np.asarray(np.linalg.inv(self._information(x, scale * self._wider(x))), np.float64)
 
     def explained(self, x: Floats, covariance: Floats) -> Floats:
-        """Variance of each row's miss that a covariance of the coordinates at a point means,
-        (rows,)."""
+        """Variance of each row's misfit that follows from a covariance of the coordinates at a
+        point, (rows,)."""
         aside = DIFFERENCE * np.eye(len(x))
         slopes = (self.misses(x + aside) - self.misses(x - aside)) / (2.0 * DIFFERENCE)
         found: Floats = np.einsum("ir,ij,jr->r", slopes, covariance, slopes)
         return found
 
     def log_covariance(self, x: Floats, scale: float) -> tuple[tuple[float, ...], ...]:
-        """The same of the logarithms of the values, for
+        """Covariance of the logarithms of the values, for
         :class:`perfmodel.inputs.calibration.Calibration`."""
         slopes = []
         for name, at in zip(self.names, x, strict=True):
@@ -340,15 +341,15 @@ class Regression:
         groups: int | None = None,
         features: Sequence[Mapping[str, float]] = (),
     ) -> Calibration:
-        """What the fit leaves unknown, for :class:`perfmodel.inputs.calibration.Calibration`.
+        """Remaining uncertainty of the fit, as :class:`perfmodel.inputs.calibration.Calibration`.
 
         Parameters
         ----------
-        paths : the field of each parameter that the file has, by name of the parameter.
-        left_out : what :meth:`left_out` found; None for a file whose spread is in another.
-        groups : how many were left out in turn, where rows of each are alike.
-        features : (rows,) those of each row's job, as
-            :func:`perfmodel.predicting.intervals.features_of` has them.
+        paths : the field of each parameter that the file has, by parameter name.
+        left_out : result of :meth:`left_out`; None for a file whose spread is stored in another.
+        groups : number of groups left out in turn, if the rows of a group are alike.
+        features : of each row's job (rows,), from
+            :func:`perfmodel.predicting.intervals.features_of`.
         """
         chosen = [i for i, name in enumerate(self.names) if name in paths]
         covariance = self.log_covariance(x, scale) if chosen else ()
@@ -365,11 +366,11 @@ class Regression:
         )
 
     def growth(self, feature: Floats, x: Floats, scale: float) -> float:
-        """Standard deviation of the misfits for each doubling of a feature beyond those fitted to.
+        """Standard deviation of the misfits per doubling of a feature beyond the fitted range.
 
-        Learnt by fits to the rows with the smallest values, which predict the others; what is
-        assumed without any (:data:`perfmodel.predicting.intervals.DOUBLING`) counts as
-        :data:`WEIGHT` rows that are a doubling away.
+        It is learnt from fits to the rows with the smallest values, which predict the others. The
+        value assumed without any data (:data:`perfmodel.predicting.intervals.DOUBLING`) counts as
+        :data:`WEIGHT` rows one doubling away.
         """
         usual = spread_of(self.misses(x[None])[0], len(feature))
         excess, weights = WEIGHT * DOUBLING**2, WEIGHT
@@ -385,22 +386,22 @@ class Regression:
         return math.sqrt(excess / weights)
 
     def _information(self, x: Floats, scale: float, of: Any = slice(None)) -> Floats:
-        """Gauss-Newton approximation of the second derivatives of the cost of the rows ``of``."""
+        """Gauss-Newton approximation of the cost's second derivatives, over the rows ``of``."""
         residuals, slopes = self._with_slopes(x, scale, of)
         sizes = (residuals / TOLERATED) ** 2
         found: Floats = slopes.T @ (slopes * ((1.0 + sizes) ** -1.5)[:, None])
         return found + 1e-9 * np.diag(self.prior**-2.0)
 
     def _free(self, x: Floats) -> float:
-        """Degrees of freedom: the rows less the parameters that they identify."""
-        told = 0.0
+        """Degrees of freedom: the number of rows minus the parameters that they identify."""
+        determined = 0.0
         if self.names:
             covariance = np.linalg.inv(self._information(x, 1.0))
-            told = len(x) - float(np.trace(covariance @ np.diag(self.prior**-2.0)))
-        return max(len(self.spreads) - max(told, 0.0), 0.0)
+            determined = len(x) - float(np.trace(covariance @ np.diag(self.prior**-2.0)))
+        return max(len(self.spreads) - max(determined, 0.0), 0.0)
 
     def scale(self, x: Floats) -> float:
-        """Scale of the misfits in units of the expected spreads, by their median, which is robust
+        """Scale of the misfits in units of the expected spreads, from their median, which is robust
         to outliers."""
         sizes = np.abs(self.residuals(x[None], 1.0)[0, : len(self.spreads)])
         free = self._free(x)
@@ -408,7 +409,7 @@ class Regression:
         return math.sqrt((WEIGHT + free * off**2) / (WEIGHT + free))
 
     def _wider(self, x: Floats) -> float:
-        """Factor by which intervals are wider because the scale is estimated, as in Student's t."""
+        """Factor that widens intervals because the scale is estimated, as in Student's t."""
         from scipy.special import ndtri, stdtrit
 
         known = WEIGHT + MEDIAN_EFFICIENCY * self._free(x)
@@ -439,7 +440,8 @@ class Regression:
         """Ends of a parameter's 90 % interval, as coordinates, and the parameter that compensates
         most.
 
-        There the cost, minimised over the others, is greater by ENDS^2 / 2 (profile likelihood).
+        At the ends the cost, minimised over the other parameters, is higher by ENDS^2 / 2 (profile
+        likelihood).
         """
         least = self.cost(x, scale)
         first = ENDS * math.sqrt(float(np.linalg.inv(information)[i, i]))
@@ -468,5 +470,5 @@ class Regression:
 
 
 def _rounded(value: float) -> float:
-    """Six digits, which is more than any measurement has."""
+    """Round to six digits; no measurement is more precise."""
     return float(f"{value:.6g}")

@@ -1,4 +1,4 @@
-"""How far predictions are off measured steps to which nothing was fitted."""
+"""Residuals of predictions of measured steps that were not part of any fit."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from perfmodel.predicting.intervals import DOUBLING, features_of
 from perfmodel.results.prediction import Prediction
 
 LEAST, MOST = 0.005, 10.0
-"""Least and greatest spread."""
+"""Smallest and largest spread."""
 
 GROWING: tuple[Feature, ...] = ("workers", "servers", "bandwidth_bytes_per_s")
-"""Features beyond whose range the spread grows: by what is assumed of all jobs
+"""Features beyond whose range the spread grows, at the rate assumed for all jobs
 (:data:`perfmodel.predicting.intervals.DOUBLING`)."""
 
 
 class PredictedRun(msgspec.Struct, frozen=True):
-    """A measured run of a ``source``, such as a DNN: runs of one source are alike."""
+    """A measured run of a ``source``, such as a DNN; runs of the same source are alike."""
 
     source: str
     job: Job
@@ -34,16 +34,16 @@ class PredictedRun(msgspec.Struct, frozen=True):
 
     @property
     def miss(self) -> float:
-        """Logarithm of measured over predicted."""
+        """Logarithm of measured over predicted step time."""
         return math.log(self.step_s / self.prediction.iteration_s)
 
 
 def residual_calibration(runs: Sequence[PredictedRun]) -> Calibration:
-    """The most likely spread of measured around predicted steps, and what the runs had.
+    """The most likely spread of measured around predicted step times, and the features' ranges.
 
-    What equal runs differ by, as their predictions say, comes on top. The spread is wider the fewer
-    sources it was learnt from, by Student's t with as many degrees of freedom. Each source weighs
-    the same, however many runs it has.
+    The difference between repeated runs, as predicted, comes in addition. The fewer sources the
+    spread was learnt from, the wider it is, by Student's t with that many degrees of freedom. Each
+    source has the same weight, however many runs it has.
 
     Raises
     ------
@@ -52,7 +52,7 @@ def residual_calibration(runs: Sequence[PredictedRun]) -> Calibration:
     from scipy import optimize, stats
 
     if not runs:
-        raise InputError("calibration: no measured run")
+        raise InputError("calibration: needs at least one measured run")
     misses = np.array([run.miss for run in runs])
     known = np.array([_chance(run.prediction) for run in runs])
     counts = Counter(run.source for run in runs)

@@ -26,7 +26,7 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 class Residuals(msgspec.Struct, frozen=True):
-    """Sizes of the errors of the step time, over all runs that were fitted to."""
+    """Absolute errors of the step time, over all runs of the fit."""
 
     median: float
     p90: float
@@ -34,13 +34,13 @@ class Residuals(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, errors: ArrayLike) -> Residuals:
-        """Summary of signed errors, at least one."""
+        """Summarise signed errors, at least one."""
         sizes = np.abs(np.asarray(errors, np.float64))
         return cls(float(np.median(sizes)), float(np.quantile(sizes, 0.9)), float(sizes.max()))
 
 
 Status = Literal["identified", "confounded", "not identified"]
-"""Whether measurements determine a parameter: alone; only together with others; or not at all."""
+"""Whether measurements determine a parameter: on its own, only together with others, or not."""
 
 
 class Fitted(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     unit : SI; empty for a fraction or a factor.
-    was : its value before.
+    was : its value before the fit.
     low, high : its 90 % interval.
     status : whether the measurements determine it.
     note : a remark; may be empty.
@@ -66,7 +66,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def drawn(estimates: Sequence[Fitted]) -> list[Row]:
-    """Rows of a figure."""
+    """Return the estimates as rows of a figure."""
     from perfmodel.base.units import show
     from perfmodel.results.measured_drawing import Row
 
@@ -82,19 +82,19 @@ def drawn(estimates: Sequence[Fitted]) -> list[Row]:
 
 
 def folds(count: int, parts: int) -> list[NDArray[np.int64]]:
-    """Random partition of ``count`` indices into parts of almost equal size; deterministic."""
+    """Deterministic random partition of ``count`` indices into parts of almost equal size."""
     order = np.random.Generator(np.random.Philox(0)).permutation(count)
     return [np.sort(part) for part in np.array_split(order, min(parts, count))]
 
 
 def median_interval(values: Sequence[float], coverage: float = 0.9) -> tuple[Estimate, float]:
-    r"""The median, the narrowest interval between two of the values that contains it with at least
-    this probability, and that probability.
+    r"""Median, the narrowest interval between two of the values that contains it with at least the
+    probability ``coverage``, and the actual probability.
 
-    For any distribution, the k-th smallest and the k-th greatest of n values contain the median
-    with probability :math:`1 - 2^{1-n} \sum_{i<k} \binom{n}{i}` (David, Nagaraja, "Order
-    Statistics", 2003, section 7.1). If even the least and greatest value do so less often, these
-    two are returned.
+    For any distribution, the k-th smallest and the k-th largest of n values contain the median with
+    probability :math:`1 - 2^{1-n} \sum_{i<k} \binom{n}{i}` (David, Nagaraja, "Order Statistics",
+    2003, section 7.1). If even the smallest and largest value fall short of it, these two are
+    returned.
 
     >>> median_interval([3.0, 1.0, 2.0])
     (Estimate(value=2.0, low=1.0, high=3.0), 0.75)
@@ -110,16 +110,17 @@ def median_interval(values: Sequence[float], coverage: float = 0.9) -> tuple[Est
 
 
 MOST_WIDER = 2.0
-"""Largest factor by which few groups widen a spread: with two, Student's would be nearly four."""
+"""Largest factor by which few groups widen a spread: for two, Student's t would give nearly
+four."""
 
 
 class LeftOut(NamedTuple):
-    """Rows as fits without their group predict them, (rows,).
+    """Rows as predicted by fits without their group, (rows,).
 
     Attributes
     ----------
     misses : logarithms of predicted over measured.
-    explained : the variance of each that such a fit says itself, by its covariance.
+    explained : variance of each that the covariance of such a fit predicts.
     fitted : misses in the fit to all rows.
     """
 
@@ -128,18 +129,17 @@ class LeftOut(NamedTuple):
     fitted: Floats
 
     def spread(self, groups: int, of: Any = slice(None)) -> float:
-        """:func:`spread_of` of the rows ``of``, which are from so many groups, beside what is
-        explained; not less than in the fit to all rows."""
+        """The :func:`spread_of` the rows ``of``, from ``groups`` groups, beyond the explained
+        variance; at least that of the fit to all rows."""
         within = spread_of(self.fitted[of], len(self.fitted[of]))
         return max(spread_of(self.misses[of], groups, self.explained[of]), within)
 
 
 def spread_of(misses: Floats, groups: int, explained: Floats | float = 0.0) -> float:
-    """Standard deviation beside what is ``explained``, the variance of each miss that something
-    else says: 9 in 10 misses are to be within an interval of both together.
+    """Standard deviation beyond ``explained``, the variance of each miss that is already accounted
+    for: 9 in 10 misses should lie in an interval that combines both.
 
-    It is wider for few independent ``groups`` of them, by Student's t with as many degrees of
-    freedom.
+    With few independent ``groups`` it is wider, by Student's t with that many degrees of freedom.
     """
     from scipy.special import stdtrit
 

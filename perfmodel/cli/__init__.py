@@ -1,7 +1,7 @@
 """The command line: one function per command, no arithmetic.
 
-Only click is imported here, and a command when it is asked for; commands import what they need when
-they run, so that help is instant.
+Only Click is imported here, and a command when it is used. Commands import what they need when they
+run, so that help is instant.
 """
 
 from __future__ import annotations
@@ -18,58 +18,86 @@ from typing import Any, NoReturn
 import click
 
 from perfmodel import __version__
-from perfmodel.base.errors import PerfmodelError, PerfmodelWarning
+from perfmodel.base.errors import PerfmodelError, PerfmodelWarning, unknown_name
 from perfmodel.base.errors import message as one_line
+from perfmodel.cli.options import verbosity
+from perfmodel.cli.shared import COMPLETE, add_shared
 
 COMMANDS = {
     "predict": ("predict", "Predict how fast a training job runs, and why."),
     "sweep": ("predict", "Predict every combination of lists of values."),
     "compare": ("predict", "Put jobs side by side, and say why one is faster than another."),
-    "report": ("report", "Write a page about a job, to be looked at in any browser."),
+    "report": ("report", "Write a page about a job, to be opened in any browser."),
     "explain": ("predict", "Say which phase of an iteration rules, and where it stops ruling."),
-    "advise": ("advise", "Say what would make a job faster: options, architectures, hardware."),
+    "advise": ("advise", "Suggest what would make a job faster: options, architectures, hardware."),
     "require": (
         "require",
-        "Find the bandwidth, the workers, or another VARIABLE that an aim needs.",
+        "Find the bandwidth, the workers or another VARIABLE needed to reach an aim.",
     ),
-    "plan": ("plan", "Choose instances, workers, architecture and batch size for a training."),
+    "plan": ("plan", "Choose instances, workers, architecture and batch size for a training run."),
     "converge": (
         "converge",
-        "Train a small task in the order of a job, and read accuracy against predicted time.",
+        "Train a small task in the predicted order of a job's updates, to see accuracy over time.",
     ),
     "list": ("catalogue", "List architectures, models, devices and clusters."),
     "show": ("catalogue", "Show an architecture, model, device or cluster."),
     "profile": ("profile", "Measure the training steps of a PyTorch model, layer by layer."),
-    "import": ("traces", "Import the trace of a PyTorch profiler as a workload."),
+    "import": ("traces", "Import a PyTorch profiler trace as a workload."),
     "measure": ("measure", "Measure a network, or a real training run."),
-    "calibrate": ("calibrate", "Fit a cluster or a workload to what was measured."),
+    "calibrate": ("calibrate", "Fit a cluster or a workload to measurements."),
     "validate": (
         "validate",
-        "Predict jobs that were measured, and say how far off the predictions are.",
+        "Predict measured jobs, and report how far off the predictions are.",
     ),
+    "completion": ("completion", "Print a script that completes words in a shell."),
 }
-"""The module of each command, and what it does."""
+"""Module and summary of each command."""
+
+
+BROKEN_PIPE = 141
+"""Exit code where the reader of the output has gone: that of programs that SIGPIPE ends."""
 
 
 class Commands(click.Group):
-    """Imports a command when it is asked for."""
+    """Imports a command when it is used."""
 
     def list_commands(self, _: click.Context) -> list[str]:
         """Names of all commands, in the order of help."""
         return list(COMMANDS)
+
+    def format_epilog(self, _: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what holds for all commands."""
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(
+                "FILE may be -: standard input, or standard output instead of the answer."
+            )
+            formatter.write_text(
+                "Exit codes: 0 done, 1 validate --tolerance exceeded, 2 error, 130 interrupted, "
+                f"{BROKEN_PIPE} output closed by its reader."
+            )
 
     def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
         """Write what each command does, without importing it."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
-    def get_command(self, _: click.Context, name: str) -> click.Command | None:
-        """The command of a name, None if there is none."""
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        """The command of a name."""
         if name not in COMMANDS:
-            return None
+            if context.resilient_parsing:  # a shell completes words
+                return None
+            raise unknown_name("command", name, COMMANDS)
         module = importlib.import_module(f"perfmodel.cli.commands.{COMMANDS[name][0]}")
         named = {c.name: c for c in vars(module).values() if isinstance(c, click.Command)}
-        return named[name]
+        command = add_shared(named[name])
+        if COMPLETE in os.environ:
+            _completing().add_words(command)
+        return command
+
+
+def _completing() -> Any:
+    return importlib.import_module("perfmodel.cli.completing")
 
 
 def _version(context: click.Context, _: click.Parameter, asked: bool) -> None:
@@ -100,8 +128,11 @@ def cli(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
+add_shared(cli)
+
+
 def main() -> NoReturn:
-    """Run the command line; a user's mistake is one line and exit code 2."""
+    """Run the command line; an error is one line and exit code 2."""
     gc.set_threshold(100_000)  # one short run: frequent collections only cost time
     if sys.stderr is None:  # closed by the parent process
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
@@ -111,18 +142,24 @@ def main() -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without "±" still gets its answer
     warnings.showwarning = _show_warning
+    if COMPLETE in os.environ:
+        _completing()  # which tells Click of our script for Bash
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(standalone_mode=False, complete_var=COMPLETE)
         sys.stdout.flush()
     except click.ClickException as error:
         _fail(error.format_message())
     except PerfmodelError as error:
         _fail(str(error))
+    except SystemExit as end:  # completion has an exit code; Click and Rich end broken pipes with 1
+        if COMPLETE in os.environ or end.code != 1:
+            raise
+        _drop_output()
+        sys.exit(BROKEN_PIPE)
     except OSError as error:  # files raise errors of their own: this is standard output
-        # what is still buffered would fail once more at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         if isinstance(error, BrokenPipeError):
-            sys.exit(1)
+            sys.exit(BROKEN_PIPE)
         _fail(f"standard output: cannot write: {error.strerror}")
     except MemoryError:
         _fail("the job does not fit into this machine's memory")
@@ -132,7 +169,14 @@ def main() -> NoReturn:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _drop_output() -> None:
+    """Let what is still buffered go nowhere: it would fail once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _show_warning(message: Warning | str, category: type[Warning], *where: Any, **to: Any) -> None:
+    if verbosity() < 0:
+        return
     if issubclass(category, PerfmodelWarning):
         click.echo(f"perfmodel: warning: {one_line(str(message))}", err=True)
     else:

@@ -10,11 +10,13 @@ from typing import Any, Protocol
 import click
 
 from perfmodel.base.errors import InputError
+from perfmodel.cli.verbosity import remark as remark
+from perfmodel.cli.verbosity import verbosity as verbosity
 
 Command = Callable[..., Any]
 Callback = Callable[[click.Context, click.Parameter, Any], Any]
 Reader = Callable[[str, str], Any]
-"""Reads the text of an option, whose flag comes second, for errors."""
+"""Reads the text of an option; the second argument is its flag, for errors."""
 
 
 def read_text(text: str, _: str) -> str:
@@ -61,8 +63,10 @@ def read_jitter(text: str, _: str) -> Any:
     return Jitter.parse(text)
 
 
-def read_stragglers(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> Any:
+def read_stragglers(context: click.Context, _: click.Parameter, texts: tuple[str, ...]) -> Any:
     """Read each ``WORKER:FACTOR``."""
+    if _unread(context, texts):
+        return texts
     from perfmodel.inputs.job import Straggler
 
     return tuple(Straggler.parse(text) for text in texts)
@@ -77,15 +81,24 @@ def read_fraction(text: str, flag: str) -> float:
 
 def one(read: Reader) -> Callback:
     """Read a value."""
-    return lambda _, option, text: None if text is None else read(text, option.opts[0])
+
+    def callback(context: click.Context, option: click.Parameter, text: str | None) -> Any:
+        return text if _unread(context, text) else read(str(text), option.opts[0])
+
+    return callback
+
+
+def _unread(context: click.Context, text: Any) -> bool:
+    """Whether there is no text, or a shell only asks for completions."""
+    return text is None or context.resilient_parsing
 
 
 def list_of(read: Reader, *, ranges: bool) -> Callback:
     """Read a list of values, or a single one."""
 
-    def callback(_: click.Context, option: click.Parameter, text: str | None) -> Any:
+    def callback(context: click.Context, option: click.Parameter, text: str | None) -> Any:
         flag = option.opts[0]
-        return None if text is None else items(text, flag, read, ranges=ranges)
+        return text if _unread(context, text) else items(str(text), flag, read, ranges=ranges)
 
     return callback
 
@@ -99,7 +112,7 @@ def items(text: str, flag: str, read: Reader = read_text, *, ranges: bool = True
 
 
 def all_of(options: Sequence[Callable[[Command], Command]]) -> Callable[[Command], Command]:
-    """Give a command several options, in this order."""
+    """Add several options to a command, in this order."""
 
     def add(command: Command) -> Command:
         for option in reversed(options):
@@ -116,16 +129,16 @@ executor_options = all_of(
             "processes",
             type=int,
             metavar="N",
-            help="Processes of this machine.  [default: one; all cores after 5 s]",
+            help="Number of local processes.  [default: 1; all cores after 5 s]",
         ),
         click.option(
             "--dask",
             metavar="ADDRESS",
-            help="Scheduler of a running Dask cluster, instead (extra: dask).",
+            help="Use a Dask cluster, by the address of its scheduler (extra: dask).",
         ),
     )
 )
-"""What predicts the jobs of a study: :func:`perfmodel.studies.executors.opened`."""
+"""Options for :func:`perfmodel.studies.executors.opened`, which predicts the jobs of a study."""
 
 
 def ending(path: str) -> str:
@@ -134,7 +147,7 @@ def ending(path: str) -> str:
 
 
 def check_files(plot: str | None, *others: str | None) -> None:
-    """Refuse files that cannot be written, before the work is done."""
+    """Refuse files that cannot be written, before the work starts."""
     from perfmodel.base import files
 
     for path in filter(None, (plot, *others)):
@@ -146,20 +159,28 @@ def check_files(plot: str | None, *others: str | None) -> None:
 
 
 def write_files(written: Sequence[tuple[str, bytes, str]]) -> None:
-    """Write files, each with a remark to print."""
+    """Write files, each with a hint to print."""
     from perfmodel.base import files
-    from perfmodel.base.errors import plain
 
     for path, data, hint in written:
         files.write(path, data)
-        click.echo(plain(f"wrote {path}{hint}"), err=True)
+        say_written(path, hint)
+
+
+def say_written(path: str, hint: str = "") -> None:
+    """Print that a file was written; nothing for standard output."""
+    from perfmodel.base import files
+    from perfmodel.base.errors import plain
+
+    if path != files.STDOUT:
+        remark(plain(f"wrote {path}{hint}"))
 
 
 page_option = click.option(
     "--report",
     "page",
     metavar="FILE",
-    help="Write it as a page for a browser (extra: report).",
+    help="Write an HTML page (extra: report).",
 )
 
 
@@ -171,7 +192,7 @@ class Paged(Protocol):
 
 
 def check_page(path: str | None) -> None:
-    """Refuse a page that cannot be made or written, before the work is done."""
+    """Refuse a page that cannot be made or written, before the work starts."""
     if path is not None:
         from perfmodel.reporting import page
 
@@ -180,7 +201,7 @@ def check_page(path: str | None) -> None:
 
 
 def write_page(found: Paged, path: str | None) -> None:
-    """Write the page of a result, if it was asked for."""
+    """Write the page of a result, if --report is given."""
     if path is not None:
         write_files([(path, found.report().encode(), "; open it in a browser")])
 
@@ -193,7 +214,7 @@ class Picture(Protocol):
 
 
 def drawn(found: Picture, plot: str | None) -> list[tuple[str, bytes, str]]:
-    """The figure as a file to write, if one was asked for."""
+    """The figure as a file to write, if --plot is given."""
     return [] if plot is None else [(plot, found.to_image(ending(plot)), "")]
 
 
@@ -204,38 +225,34 @@ class Tabular(Picture, Protocol):
         """The table as CSV text."""
 
     def to_json(self) -> str:
-        """The whole as JSON text."""
+        """All of it as JSON text."""
 
 
-def check_outputs(
-    csv: str | None, as_json: bool, plot: str | None, parquet: str | None = None
-) -> None:
-    """Refuse two things to print, and files that cannot be written, before the work is done."""
-    if csv == "-" and as_json:
-        raise InputError("--csv - and --json: both print; give one of them")
+def check_outputs(csv: str | None, plot: str | None, parquet: str | None = None) -> None:
+    """Refuse files that cannot be written, before the work starts."""
     if parquet is not None:
         from perfmodel.base.tables import need_parquet
 
         need_parquet()
-    check_files(plot, csv if csv != "-" else None, parquet)
+    check_files(plot, csv, parquet)
 
 
 def put_out(found: Tabular, csv: str | None, as_json: bool, plot: str | None) -> bool:
-    """Write the files that were asked for; print CSV or JSON. Whether neither was to be printed."""
-    written = []
-    if csv is not None and csv != "-":
-        written.append((csv, found.to_csv().encode(), ""))
+    """Write the given files, and print JSON. Return whether to print text instead."""
+    from perfmodel.base import files
+
+    written = [] if csv is None else [(csv, found.to_csv().encode(), "")]
     write_files([*written, *drawn(found, plot)])
-    if csv == "-":
-        click.echo(found.to_csv(), nl=False)
-    elif as_json:
+    if as_json:
         click.echo(found.to_json())
-    return csv != "-" and not as_json
+    return csv != files.STDOUT and not as_json
 
 
 def progress() -> AbstractContextManager[Callable[[int, int], None] | None]:
-    """A progress bar on a terminal's standard error; nothing elsewhere."""
-    if not sys.stderr.isatty():
+    """A progress bar on a terminal's standard error; none elsewhere, and none with --quiet."""
+    from perfmodel.cli.printing.text import moves_cursor
+
+    if verbosity() < 0 or not moves_cursor(sys.stderr):
         return nullcontext()
     from perfmodel.cli.printing import console
 

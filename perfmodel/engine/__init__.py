@@ -1,4 +1,4 @@
-"""Simulates any op graph until its rates are known, and measures what happens."""
+"""Simulates any op graph until its rates are known, and measures it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Measures", "Span", "first_iterations", "makespan", "run_spread", "si
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use, so that what is known about the compiled code is known at once."""
+    """Import on first use, so that looking up the compiled library does not import the rest."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = "measures" if name in ("Measures", "Span") else "simulation"

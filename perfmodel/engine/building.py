@@ -1,8 +1,8 @@
-"""Builds the library of the event loop: compiled by Numba for any processor of the platform, linked
-by the system's compiler or, where there is none, by TinyCC's linker, which comes as a wheel.
+"""Builds the library of the event loop. Numba compiles it for any processor of the platform. The
+system's compiler links it, or else TinyCC's linker, which comes as a wheel.
 
 ``python -m perfmodel.engine.building [FOLDER]`` runs when the package is installed, and when a job
-is simulated in a checkout whose source has changed. Nothing here is imported otherwise.
+is simulated in a checkout whose source has changed. Otherwise this module is never imported.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from perfmodel.engine.library import (
 )
 
 ENTRIES = ("order", "begin", "advance")
-"""The functions that are called from Python."""
+"""The functions that Python calls."""
 
 INLINED = frozenset(
     (
@@ -43,20 +43,21 @@ INLINED = frozenset(
         "flow_starts flow_ends settle load_links note_change bring_up advance_service _rise _sink"
     ).split()
 )
-"""Functions on the path of most events. They are inlined, without which LLVM's code is a fifth
+"""Functions on the path of most events. They are inlined; otherwise LLVM's code is a fifth
 slower."""
 
 
 class CannotBuildError(Exception):
-    """Why the library cannot be built."""
+    """The library cannot be built; the text gives the reason."""
 
 
 def build(folder: Path) -> None:
-    """Put the library and its note into a folder; without a library the note says why.
+    """Write the library and its note to a folder; if there is no library, the note gives the
+    reason.
 
     Raises
     ------
-    CannotBuildError : after the note has been written.
+    CannotBuildError : the library cannot be built; the note has been written.
     OSError : the folder cannot be written.
     """
     with _alone(folder):
@@ -89,10 +90,10 @@ def _write(folder: Path, note: Note) -> None:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Wait until no other process builds into this folder."""
+    """Wait until no other process is building into this folder."""
     try:
         import fcntl
-    except ImportError:  # both build, and the last one's library stays
+    except ImportError:  # both build; the library that is finished last stays
         yield
         return
     place = os.open(folder, os.O_RDONLY)
@@ -104,7 +105,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _machine_code() -> bytes:
-    """The event loop as a relocatable object file."""
+    """Compile the event loop to a relocatable object file."""
     import llvmlite.binding as llvm
 
     functions = _functions()
@@ -129,16 +130,16 @@ def _machine_code() -> bytes:
 
 
 CPU = "generic"
-"""The processor that is compiled for: any of its architecture."""
+"""Target processor: any processor of the architecture."""
 
 
 def _functions() -> dict[str, Any]:
-    """The compiled functions by name.
+    """Return the compiled functions by name.
 
-    Each function is compiled once, for its annotated types, after the functions that it calls, in a
-    copy of its module's namespace where those are replaced by their compiled versions.
+    Each function is compiled once, for its annotated types, after the functions that it calls. It
+    is compiled in a copy of its module's namespace that has their compiled versions.
     """
-    os.environ |= {"NUMBA_CPU_NAME": CPU, "NUMBA_CPU_FEATURES": ""}  # read when it is imported
+    os.environ |= {"NUMBA_CPU_NAME": CPU, "NUMBA_CPU_FEATURES": ""}  # Numba reads it on import
     import numba
 
     from perfmodel.engine.numba_world import REPLACED, world_type
@@ -155,7 +156,7 @@ def _functions() -> dict[str, Any]:
         for name, value in vars(module).items():
             if isinstance(value, FunctionType) and value.__module__ == module.__name__:
                 if name in made:
-                    raise TypeError(f"two functions of the event loop are called {name}")
+                    raise TypeError(f"two functions of the event loop have the name {name}")
                 copy = FunctionType(value.__code__, scope, name)
                 copy.__annotations__ = value.__annotations__
                 made[name] = numba.njit(**options, forceinline=name in INLINED)(copy)
@@ -186,11 +187,11 @@ def _functions() -> dict[str, Any]:
 
 
 def _link(code: bytes, target: Path, linkers: list[list[str]]) -> None:
-    """Link an object file to a shared library, by the first of these commands that can.
+    """Link an object file to a shared library, with the first of these commands that succeeds.
 
     Raises
     ------
-    CannotBuildError : none of them can.
+    CannotBuildError : all of them fail.
     """
     source = target.with_suffix(".o")
     source.write_bytes(code)
@@ -205,7 +206,7 @@ def _link(code: bytes, target: Path, linkers: list[list[str]]) -> None:
 
 
 def _linkers() -> Iterator[list[str]]:
-    """The commands that can make a shared library, without the names of files."""
+    """Yield the commands that can make a shared library, without file names."""
     for name in ("cc", "gcc", "clang"):
         if path := shutil.which(name):
             yield [path, "-shared", "-s"]
@@ -216,11 +217,12 @@ def _linkers() -> Iterator[list[str]]:
 
 
 def _check(path: Path) -> None:
-    """Load a library, so that one with missing parts is found now.
+    """Load a library, to detect missing parts now.
 
     Raises
     ------
-    OSError, AttributeError
+    OSError : it cannot be loaded.
+    AttributeError : it lacks a function.
     """
     code = ctypes.CDLL(str(path))
     for name in ENTRIES:
@@ -228,7 +230,7 @@ def _check(path: Path) -> None:
 
 
 def main() -> int:
-    """Build into the folder that is named, or beside this file."""
+    """Build into the folder given on the command line, or else beside this file."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
     try:
         build(folder)

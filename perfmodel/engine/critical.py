@@ -14,12 +14,12 @@ from perfmodel.graph.rules import Activity, Batch, Every, Mailbox, Quorum
 
 
 def critical_cycle(graph: OpGraph, world: World, period_s: float) -> tuple[CriticalOp, ...]:
-    """The ops whose times add up to the period, in the order in which they run; empty if not found.
+    """Return the ops whose times add up to the period, in execution order; empty if not found.
 
-    A walk goes back from the latest end of an iteration, from each op to the one that let it start:
-    its last input, or the op that freed its slot. Each op starts when the previous one ends. When
-    the walk meets an op again a whole number of periods earlier, it would repeat for ever: the part
-    in between is the cycle, and its times add up to those periods.
+    The search walks back from the latest end of an iteration, from each op to the one that enabled
+    it: the source of its last input, or the op that freed its slot. Each op starts when the
+    previous one ends. Once the walk meets an op again a whole number of periods earlier, it would
+    repeat forever. The part in between is the cycle, and its times add up to these periods.
     """
     depth = int(column(world, "state", "depth")[0])
     group = int(np.argmax(np.array(world.marked_at)))
@@ -34,7 +34,7 @@ def critical_cycle(graph: OpGraph, world: World, period_s: float) -> tuple[Criti
     end = float(world.marked_at[group])
     margin = SAME * (period_s + end * 2.0**-20)
     for _ in range(graph.n_ops * depth):
-        if record == NONE or record in walked:  # ops that take no time may enable each other
+        if record == NONE or record in walked:  # ops that take no time can enable each other
             break
         walked.add(record)
         op, start = record // depth, float(starts[record])
@@ -55,7 +55,7 @@ def critical_cycle(graph: OpGraph, world: World, period_s: float) -> tuple[Criti
 
 
 def _irregular(graph: OpGraph) -> set[int]:
-    """Ops that do not do the same in each iteration: a section of a walk may not represent them."""
+    """Return ops that vary between iterations; a section of a walk may not represent them."""
     found: set[int] = set()
     for rule in graph.rules:
         if isinstance(rule, Activity):
@@ -66,10 +66,10 @@ def _irregular(graph: OpGraph) -> set[int]:
 
 
 def _simple(walk: tuple[CriticalOp, ...]) -> tuple[CriticalOp, ...]:
-    """A section of a closed walk that contains no op twice; valid where no op waited for a slot.
+    """Return a section of a closed walk that contains no op twice, if no op waited for a slot.
 
     All cycles within the walk then have the same ratio of time to iterations: none can have a
-    larger one than the whole walk, so none has a smaller one.
+    larger ratio than the whole walk, so none has a smaller one.
     """
     if any(step.waited for step in walk):
         return walk
@@ -90,9 +90,9 @@ def _place(met: tuple[float, int]) -> int:
 
 
 PHASES = 4096
-"""Parts of a period by which earlier meetings of an op are looked up; each is far longer than what
-two meetings a whole number of periods apart may be off."""
+"""Number of bins per period for looking up earlier visits to an op. A bin is far wider than the
+rounding error of visits a whole number of periods apart."""
 
 
 SAME = 1e-9
-"""Tolerance for a cycle's length being a whole number of periods, relative to the period."""
+"""Tolerance for treating a cycle's length as a whole number of periods, relative to the period."""

@@ -1,4 +1,4 @@
-"""Counter-based random numbers, and the factors of durations drawn with them."""
+"""Counter-based random numbers, and random factors on durations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from perfmodel.engine.codes import World
 
 
 def draw(w: World, stream: int, counter: int, word: int) -> int:
-    """Word 0 or 1 (32 bits) of ``stream`` at ``counter``: a function of these and the seed alone.
+    """Return word 0 or 1 (32 bits) of ``stream`` at ``counter``; it only depends on these and the
+    seed.
 
     Philox2x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3",
     SC 2011, doi 10.1145/2063384.2063405.
@@ -18,7 +19,7 @@ def draw(w: World, stream: int, counter: int, word: int) -> int:
 
 
 def philox(a: int, b: int, key: int) -> tuple[int, int]:
-    """Philox2x32-10 of a counter of two words of 32 bits, and a key of one."""
+    """Compute Philox2x32-10 of a counter of two 32-bit words and a key of one."""
     for _ in range(10):
         product = a * 0xD256D193
         a = ((product >> 32) & 0xFFFFFFFF) ^ key ^ b
@@ -28,7 +29,7 @@ def philox(a: int, b: int, key: int) -> tuple[int, int]:
 
 
 def noise_factor(w: World, stream: int, iteration: int) -> float:
-    """Factor of a stream in an iteration: one of the equally likely values in its table."""
+    """Return a stream's factor in an iteration: one of the equally likely values in its table."""
     x = w.streams[stream]
     if x.at != iteration:
         x.at = iteration

@@ -1,4 +1,4 @@
-"""End of operations: release slots, pass tokens on, update gates and batches."""
+"""End of operations: release slots, pass on tokens, update gates and batches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from perfmodel.engine.waits import note, open_wait, walk_critical
 
 
 def piece_moved(w: World, op: Id) -> None:
-    """The transfer of the op's bytes, or of its current piece, has ended."""
+    """Handle the end of the transfer of an op's bytes, or of its current piece."""
     s, o = w.state[0], w.ops[op]
     if o.extra >= 0 and bytes_left(w, op) > 0.0:
         _release(w, op)
@@ -42,7 +42,7 @@ def piece_moved(w: World, op: Id) -> None:
 
 
 def _release(w: World, op: Id) -> None:
-    """Free the slots that ``op`` holds."""
+    """Free the slots held by ``op``."""
     s, o = w.state[0], w.ops[op]
     for k in range(o.hold, o.hold + o.holds):
         slot, units = w.holds[k].slot, w.holds[k].units
@@ -81,7 +81,7 @@ def end_op(w: World, op: Id) -> None:
 
 
 def tokens_arrive(w: World, op: Id, active: bool) -> None:
-    """Deliver the tokens of the op's oldest instance in flight to its successors.
+    """Deliver the tokens of an op's oldest instance in flight to its successors.
 
     An inactive instance raises no counter and sends nothing to a mailbox.
     """
@@ -141,7 +141,7 @@ def _is_batch(w: World, op: Id) -> bool:
 
 
 def batch_tick(w: World, op: Id) -> None:
-    """Admit the items that are ready; the op starts with them if it is not already running."""
+    """Admit the items that are ready; the op starts with them unless it is already running."""
     x = w.specials[w.extras[w.ops[op].extra].special]
     x.count = 0
     waiting = 0
@@ -155,7 +155,7 @@ def batch_tick(w: World, op: Id) -> None:
 
 
 def _unload_batch(w: World, op: Id, record: int) -> None:
-    """Deliver the items that were moved, and continue with the remaining admitted ones."""
+    """Deliver the items that were moved, and continue with the remaining admitted items."""
     x = w.specials[w.extras[w.ops[op].extra].special]
     waiting = 0
     for i in range(x.alternative, x.alternative + x.alternatives):
@@ -203,7 +203,7 @@ def _probe(w: World, op: Id, active: bool) -> None:
 
 
 def _mark(w: World, group: int, record: int) -> None:
-    """A group ends an iteration."""
+    """Record that a group has ended an iteration."""
     s, g = w.state[0], w.groups[group]
     if g.iterations > 0 and s.depth > 0 and group == g.iterations % s.n_groups:
         walk_critical(w, record, w.marked_at[group])

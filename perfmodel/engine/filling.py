@@ -20,16 +20,16 @@ from perfmodel.engine.pools import (
 )
 
 CLEAN, DIRTY, DONE = range(3)
-"""States of links during filling: not affected, to be filled, filled."""
+"""States of links during filling: unaffected, to be filled, filled."""
 KEPT, RISING, FIXED = range(3)
-"""States of routes during filling: unchanged, without a known limit so far, at a new rate."""
+"""States of routes during filling: unchanged, not limited so far, fixed at a new rate."""
 
 
 # -- filling -----------------------------------------------------------------------------------
 
 
 def set_own_pace(w: World, route: int) -> None:
-    """Give a route without links the rate of its cap."""
+    """Set the rate of a route without links to its cap."""
     s, r = w.state[0], w.routes[route]
     if r.count > 0 and w.places[route] < 0:
         join_pool(w, route, s.n_links + route)
@@ -38,12 +38,12 @@ def set_own_pace(w: World, route: int) -> None:
 
 
 def fill_links(w: World, n: int) -> None:
-    """Make the rates fair again after the first ``n`` changed routes have changed.
+    """Make the rates fair again after changes to the first ``n`` routes in ``changed``.
 
-    Affected links are filled in the order of their levels, from the lowest: a link fixes the rates
-    of the routes that no lower link limits. If that changes a route's rate, its other links become
-    affected too. None of them can be full at a level already passed, because a route's rate depends
-    on lower levels only.
+    Affected links are filled in the order of their levels, from the lowest. A link fixes the rates
+    of the routes that no lower link limits. If this changes a route's rate, its other links become
+    affected too. None of them can be full at a level already passed, because a route's rate only
+    depends on lower levels.
     """
     s = w.state[0]
     s.region_links = s.region_routes = s.filling = 0
@@ -73,7 +73,7 @@ def fill_links(w: World, n: int) -> None:
 
 
 def _mark_path(w: World, route: Id) -> None:
-    """Add the links of a route that has changed to those to be filled."""
+    """Add the links of a changed route to the links to be filled."""
     s, r = w.state[0], w.routes[route]
     for e in range(r.first, r.last):
         x = w.paths[e].link
@@ -90,7 +90,7 @@ def _mark_path(w: World, route: Id) -> None:
 
 
 def _open_route(w: World, route: Id) -> None:
-    """Let a route's rate rise up to the limits of its links and its cap."""
+    """Let a route's rate rise to the limits of its links and its cap."""
     s = w.state[0]
     w.routes[route].marked = RISING
     w.region_routes[s.region_routes] = route
@@ -98,7 +98,7 @@ def _open_route(w: World, route: Id) -> None:
 
 
 def _mark_link(w: World, x: Id) -> None:
-    """Add a link to those to be filled."""
+    """Add a link to the links to be filled."""
     s, link = w.state[0], w.links[x]
     link.marked = DIRTY
     link.stale = 1
@@ -109,7 +109,7 @@ def _mark_link(w: World, x: Id) -> None:
 
 
 def _weigh(w: World, x: Id, level: float) -> None:
-    """Find the level at which a link is full, as currently known; it may rise later."""
+    """Find the level at which a link is full, as far as known; it may rise later."""
     link, p = w.links[x], w.pools[x]
     share = link.left / link.open if link.stale == 0 else INFINITE
     if share > link.above * ROUNDING or link.stale != 0:
@@ -124,10 +124,10 @@ def _weigh(w: World, x: Id, level: float) -> None:
 
 
 def _level_when_full(w: World, x: Id) -> float:
-    """The level that routes on a link reach if no other link limits them.
+    """Return the level that routes on a link reach if no other link limits them.
 
-    Newton's method on their total rate, a concave function of the level. It starts from the
-    previous level of the link, which is usually still the solution.
+    This is Newton's method on their total rate, a concave function of the level. It starts from the
+    link's previous level, which is usually still the solution.
     """
     link, p = w.links[x], w.pools[x]
     guess = p.rate if p.n > 0 else INFINITE
@@ -168,7 +168,7 @@ def _open_pool(w: World, x: Id, level: float) -> None:
         r = w.routes[route]
         if r.marked == FIXED:
             continue
-        first = r.marked == KEPT  # links still to be filled were weighed without it
+        first = r.marked == KEPT  # links still to be filled have been weighed without it
         if first:
             _open_route(w, route)
         for e in range(r.first, r.last):
@@ -189,7 +189,7 @@ def _open_pool(w: World, x: Id, level: float) -> None:
 def _fix_routes(w: World, x: Id, level: float) -> None:
     """Fix the routes on a link that may not rise above ``level``."""
     s, link = w.state[0], w.links[x]
-    full = link.open > 0.0  # else it has room for those with a cap
+    full = link.open > 0.0  # else it has room for all routes with a cap
     if full:
         link.marked = DONE
     else:
@@ -208,13 +208,13 @@ def _fix_routes(w: World, x: Id, level: float) -> None:
 
 
 def _is_held(w: World, route: Id, level: float) -> bool:
-    """Whether a link that is full at ``level`` is what limits a route of another pool."""
+    """Return whether a link that is full at ``level`` limits a route of another pool."""
     s, r = w.state[0], w.routes[route]
     if r.rate > level * ROUNDING:
         return True
     if r.rate * ROUNDING < level or r.home >= s.n_links:
         return False
-    return bool(w.links[r.home].marked == DIRTY)  # there its rate may still rise
+    return bool(w.links[r.home].marked == DIRTY)  # its rate may still rise there
 
 
 def _fix(w: World, route: Id, goal: int, rate: float, level: float) -> None:
@@ -244,7 +244,7 @@ def _fix(w: World, route: Id, goal: int, rate: float, level: float) -> None:
 
 
 def _apply(w: World) -> None:
-    """Move routes to their new pools, at their new rates, and update the owners of links."""
+    """Move routes to their new pools at their new rates, and update the owners of links."""
     s = w.state[0]
     for k in range(s.region_routes):
         route = w.region_routes[k]
@@ -273,7 +273,7 @@ def _apply(w: World) -> None:
 
 
 def _keeps_to_itself(w: World, pool: int) -> bool:
-    """Whether no other pool's routes cross the links of a pool's routes."""
+    """Return whether no other pool's routes cross the links of a pool's routes."""
     p = w.pools[pool]
     if p.n != w.links[pool].n:
         return False
@@ -281,7 +281,7 @@ def _keeps_to_itself(w: World, pool: int) -> bool:
         r = w.routes[w.members[k]]
         for e in range(r.first, r.last):
             x = w.paths[e].link
-            if x != pool:  # all on its own link are members
+            if x != pool:  # all routes on its own link are members
                 link = w.links[x]
                 for a in range(link.first, link.first + link.n):
                     if w.routes[w.active[a].route].home != pool:
@@ -290,7 +290,7 @@ def _keeps_to_itself(w: World, pool: int) -> bool:
 
 
 def _own(w: World, pool: int) -> None:
-    """Record that no other pool shares links with this one."""
+    """Record that no other pool shares links with this pool."""
     p = w.pools[pool]
     p.limit = INFINITE
     for k in range(p.first, p.first + p.n):
@@ -301,7 +301,7 @@ def _own(w: World, pool: int) -> None:
 
 
 def _dissolve(w: World, pool: int) -> None:
-    """Record that other pools may share links with this one."""
+    """Record that other pools may share links with this pool."""
     p = w.pools[pool]
     for k in range(p.first, p.first + p.n):
         r = w.routes[w.members[k]]

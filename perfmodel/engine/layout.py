@@ -1,4 +1,4 @@
-"""Lays out a graph as the initial state of a simulation."""
+"""Lays out a graph in arrays, as the initial state of a simulation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from perfmodel.engine.world import (
 from perfmodel.graph.op_graph import CAUSES, OpGraph
 
 _PROBE_ROOM = 3
-"""Instances of a probe that may be open at once, besides those that its lag opens."""
+"""Instances of a probe that may be open at once, in addition to those that its lag opens."""
 
 
 def make_world(
@@ -45,15 +45,15 @@ def make_world(
     record: range = range(0),
     log: bool = False,
 ) -> tuple[World, Kept]:
-    """The state before the first instant, in arrays; and the argument of :func:`give_back`.
+    """Return the state before the first instant, in arrays, and the argument of :func:`give_back`.
 
     Parameters
     ----------
-    depth : instances of each op that are recorded, to trace a wait back to its cause; 0 or a power
-    of two.
-    limit : how often each op runs, NONE for no limit.
-    record : iterations of which the timeline is kept.
-    log : log what the graph says; such a world is not to be given back.
+    depth : number of recorded instances of each op, for tracing a wait back to its cause; 0 or a
+    power of two.
+    limit : number of times each op runs, NONE for no limit.
+    record : iterations to keep in the timeline.
+    log : log the ops that the graph marks; such a world must not be given back.
     """
     kept = None if log else _kept.pop(graph, None)
     if kept is None:
@@ -89,7 +89,7 @@ def make_world(
 
 
 def _with_room_to_log(graph: OpGraph, world: World) -> World:
-    """The world with a log, of which the last quarter is for what is left of an instant."""
+    """Return the world with a log; its last quarter is reserved for the rest of an instant."""
     room = max(LOG_ROOM, 8 * sum(logged.ops.size for logged in graph.logged))
     world.state["log_room"], world.state["log_left"] = room, room - room // 4
     return world._replace(
@@ -98,11 +98,11 @@ def _with_room_to_log(graph: OpGraph, world: World) -> World:
 
 
 LOG_ROOM = 1 << 14
-"""Least number of entries of a log before it is taken away."""
+"""Minimum number of log entries that fit before the log is emptied."""
 
 
 class Kept(NamedTuple):
-    """A world that is no longer in use, its arrays that were written to, and their initial values.
+    """A world that is no longer in use, the arrays that were written to, and their initial values.
 
     Reusing memory is much cheaper than getting new memory from the operating system.
     """
@@ -125,12 +125,12 @@ _REWRITTEN = tuple(
     ).split()
 )
 _OP_REWRITTEN = ("missing", "holds")
-"""First and last of the fields that are written to; those in between are restored with them."""
+"""First and last of the fields that are written to; the fields in between are restored too."""
 _SPANS = ("span_ready", "span_start", "span_end")
 
 
 def _part(records: NDArray[Any], first: str, last: str) -> NDArray[Any]:
-    """The bytes of the fields from ``first`` to ``last``, as one item for each record."""
+    """Return the bytes of the fields from ``first`` to ``last``, as one item per record."""
     fields: Any = records.dtype.fields
     begin, (kind, end) = fields[first][1], fields[last][:2]
     names, formats = ["part"], [f"V{end + kind.itemsize - begin}"]
@@ -140,7 +140,7 @@ def _part(records: NDArray[Any], first: str, last: str) -> NDArray[Any]:
 
 
 def _lay_out(graph: OpGraph, log: bool) -> World:
-    """Everything that is the same for each simulation of a graph, with or without a log."""
+    """Lay out everything that is the same for all simulations of a graph, with or without a log."""
     edges, into, out_start, in_start = _edges(graph)
     free = (np.diff(graph.route_start) == 0) & np.isinf(graph.route_cap_bytes_per_s)
     by_route = np.append(np.where(free, NONE, np.arange(len(free))), NONE).astype(INT32)
@@ -165,7 +165,7 @@ def _lay_out(graph: OpGraph, log: bool) -> World:
         slots=slots,
         groups=groups,
         streams=streams,
-        extras=extras.made(),
+        extras=extras.records(),
         specials=rules.specials,
         alternatives=rules.alternatives,
         items=rules.items,
@@ -190,11 +190,11 @@ _REPLACED: dict[str, NDArray[Any]] = {
     **dict.fromkeys(("history",), np.zeros(0, HISTORY)),
     **dict.fromkeys(("late", "critical", "critical_count", "log_time", *_SPANS), np.zeros(0)),
 }
-"""Empty arrays for what :func:`make_world` replaces."""
+"""Empty arrays that :func:`make_world` replaces."""
 
 
 def _state(graph: OpGraph) -> NDArray[Any]:
-    """The one record of single numbers."""
+    """Make the single record of scalar values."""
     state = np.zeros(1, STATE)
     plain = bool(
         np.all(graph.route_weight == 1.0)
@@ -221,7 +221,7 @@ def _timer_room(graph: OpGraph) -> int:
 
 
 def _bins(graph: OpGraph) -> int:
-    """Bins of the histogram of staleness."""
+    """Return the number of bins in the staleness histogram."""
     return max(256, 16 * int(graph.group_count.sum())) if len(graph.counter_every) else 1
 
 
@@ -232,7 +232,7 @@ def _ops(
     hold: NDArray[Any],
     by_route: NDArray[Any],
 ) -> NDArray[Any]:
-    """A record for each op."""
+    """Make a record for each op."""
     n, lags = graph.n_ops, graph.edge_lag
     lacking = np.bincount(graph.edge_target[lags == 0], minlength=n)
     early = np.bincount(graph.edge_target, np.maximum(lags - 1, 0), minlength=n)
@@ -259,7 +259,7 @@ _CHUNK = 4096
 
 
 def _set_extras(graph: OpGraph, extras: Extras) -> None:
-    """Latencies, noise, and the ops that end an iteration."""
+    """Set latencies, noise, and the ops that end an iteration."""
     late = np.flatnonzero(graph.op_latency_s)
     extras.set("latency", late, graph.op_latency_s[late])
     noisy = np.append(graph.stream_cv > 0.0, False)
@@ -269,7 +269,7 @@ def _set_extras(graph: OpGraph, extras: Extras) -> None:
 
 
 def _slots(graph: OpGraph, alternative: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """A record for each slot, and room for the queues of all."""
+    """Make a record for each slot, and room for all queues."""
     slots = aligned(len(graph.slot_capacity), SLOT)
     slots["free"] = graph.slot_capacity
     slots["released"], slots["releaser"], slots["group"] = -1.0, NONE, NONE
@@ -281,7 +281,7 @@ def _slots(graph: OpGraph, alternative: NDArray[Any]) -> tuple[NDArray[Any], NDA
 
 
 def _network(graph: OpGraph, users: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    """Links, paths, routes and pools; ``users`` are the routes that ops may take, NONE included."""
+    """Make links, paths, routes and pools; ``users`` are the routes that ops may take, or NONE."""
     n_routes, n_links = len(graph.route_weight), len(graph.link_capacity_bytes_per_s)
     links = np.zeros(n_links, LINK)
     links["capacity"] = graph.link_capacity_bytes_per_s
@@ -320,7 +320,7 @@ def _network(graph: OpGraph, users: NDArray[Any]) -> dict[str, NDArray[Any]]:
 
 
 def _work_space(graph: OpGraph) -> dict[str, NDArray[Any]]:
-    """Timers, and lists that are empty between two instants."""
+    """Make room for timers, and lists that are empty between two instants."""
     n_routes, n_links = len(graph.route_weight), len(graph.link_capacity_bytes_per_s)
     return {
         "timer_time": np.zeros(_timer_room(graph)),
@@ -337,7 +337,7 @@ def _work_space(graph: OpGraph) -> dict[str, NDArray[Any]]:
 
 
 def _counts(graph: OpGraph, stamps: int) -> dict[str, NDArray[Any]]:
-    """Counters and sums, all zero."""
+    """Make counters and sums, all zero."""
     n_counters, groups = len(graph.counter_every), graph.n_groups
     return {
         "counters": np.zeros(n_counters, INT64),
@@ -356,7 +356,7 @@ def _counts(graph: OpGraph, stamps: int) -> dict[str, NDArray[Any]]:
 
 
 def _streams(graph: OpGraph) -> tuple[NDArray[Any], NDArray[Any]]:
-    """A record for each stream, and the tables of factors, one after another."""
+    """Make a record for each stream, and the concatenated tables of factors."""
     streams = np.zeros(len(graph.stream_cv), STREAM)
     streams["at"] = NONE
     if not (graph.stream_cv > 0.0).any():
@@ -369,9 +369,9 @@ def _streams(graph: OpGraph) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _holds(graph: OpGraph) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Records of held slots, and the index of each op's first one.
+    """Make records of held slots, and the index of each op's first record.
 
-    The first records are one unit of each slot. Ops that hold one unit of one slot share them, so
+    The first records hold one unit of each slot. Ops that hold one unit of one slot share them, so
     that they stay in the cache.
     """
     counts, first = np.diff(graph.hold_start), graph.hold_start[:-1]
@@ -389,7 +389,7 @@ def _holds(graph: OpGraph) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _edges(graph: OpGraph) -> tuple[NDArray[Any], ...]:
-    """Edges sorted by source, edge ids sorted by target, and the first index of each op in both."""
+    """Return edges by source, edge ids by target, and the first index of each op in both."""
     n = graph.n_ops
     outs = starts(np.bincount(graph.edge_source, minlength=n))
     ins = starts(np.bincount(graph.edge_target, minlength=n))
@@ -403,7 +403,7 @@ def _edges(graph: OpGraph) -> tuple[NDArray[Any], ...]:
 
 
 def _logged(graph: OpGraph) -> NDArray[Any]:
-    """What is logged of each op, (ops,)."""
+    """Return the log flags of each op, (ops,)."""
     what = np.zeros(graph.n_ops, INT32)
     for logged in graph.logged:
         code = codes.LOG_READY if logged.at_ready else codes.LOG_END
@@ -414,9 +414,9 @@ def _logged(graph: OpGraph) -> NDArray[Any]:
 def _probes(
     graph: OpGraph, extras: Extras, logged: NDArray[Any]
 ) -> tuple[NDArray[Any], NDArray[Any], int]:
-    """Probes, the lists of probes that each op opens or closes, and the number of stamps.
+    """Make probes, the lists of probes that each op opens or closes, and the number of stamps.
 
-    Ops that are logged get lists as well, be they empty.
+    Logged ops also get lists, even if they are empty.
     """
     n_probes = len(graph.probe_open)
     probes = np.zeros(n_probes, PROBE)

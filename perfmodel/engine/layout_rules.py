@@ -19,7 +19,7 @@ INT32, INT64 = "i4", "i8"
 
 
 def aligned(n: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Zeroed records, aligned to cache lines."""
+    """Make zeroed records, aligned to cache lines."""
     room = np.zeros(n * dtype.itemsize + 64, np.uint8)
     first = -room.ctypes.data % 64
     records: NDArray[Any] = room[first : first + n * dtype.itemsize].view(dtype)
@@ -27,18 +27,18 @@ def aligned(n: int, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 class Extras:
-    """Collects the fields that only some ops have; a record for each of those ops."""
+    """Collects the fields that only some ops have, in a record for each of these ops."""
 
     def __init__(self, ops: NDArray[Any]) -> None:
         self._ops = ops
         self._set: list[tuple[str, NDArray[Any], NDArray[Any]]] = []
 
     def set(self, field: str, ops: NDArray[Any], values: NDArray[Any]) -> None:
-        """Give a field of some ops these values."""
+        """Set a field of some ops to these values."""
         self._set.append((field, ops, values))
 
-    def made(self) -> NDArray[Any]:
-        """Records of the ops that have any; their index is noted in the ops."""
+    def records(self) -> NDArray[Any]:
+        """Make the records of ops that have any; their index is stored in the ops."""
         every = np.concatenate([ops for _, ops, _ in self._set])
         having = np.flatnonzero(np.bincount(every, minlength=len(self._ops)))
         self._ops["extra"][having] = np.arange(len(having))
@@ -56,7 +56,7 @@ class RuleTables(NamedTuple):
     specials: NDArray[Any]
     alternatives: NDArray[Any]
     slots: NDArray[Any]
-    """Slots of alternatives, which need room in the queues."""
+    """Slots of alternatives; they need room in the queues."""
     items: NDArray[Any]
     gate_edges: NDArray[Any]
 
@@ -68,7 +68,7 @@ def lay_out_rules(
     edges: NDArray[Any],
     by_route: NDArray[Any],
 ) -> RuleTables:
-    """Lay out all rules; ``ops`` and ``edges`` are changed where rules apply to them."""
+    """Lay out all rules; this modifies ``ops`` and ``edges`` that rules apply to."""
     layout = _RuleLayout(graph, ops, edges, by_route)
     for rule in graph.rules:
         if isinstance(rule, Activity):
@@ -111,11 +111,11 @@ class _RuleLayout:
         self._items: list[tuple[float, int, int, int, int]] = []
 
     def special_of(self, op: int) -> dict[str, Any]:
-        """Fields of an op's special record, which is added if it has none."""
+        """Return the fields of an op's special record; it is added if the op has none."""
         return self._specials.setdefault(op, dict(_ORDINARY))
 
     def activity(self, rule: Activity) -> None:
-        """Ops that are active in some iterations only."""
+        """Lay out ops that are active only in some iterations."""
         each = (rule.ops.tolist(), rule.draw.tolist(), rule.chosen.tolist())
         for op, stream, chosen in zip(*each, strict=True):
             self.special_of(op).update(
@@ -128,7 +128,7 @@ class _RuleLayout:
             )
 
     def choice(self, rule: Choice) -> None:
-        """Ops that draw a route, a slot and a latency."""
+        """Lay out ops that draw a route, a slot and a latency."""
         ops, count = self._ops, rule.latency_s.shape[1]
         for row, op in enumerate(rule.ops.tolist()):
             self.special_of(op).update(
@@ -150,7 +150,7 @@ class _RuleLayout:
                 self._alternatives.append((latency, hold, held, route if moves else NONE))
 
     def gate(self, rule: Quorum | Every) -> None:
-        """An op that starts with some of its tokens."""
+        """Lay out an op that starts with some of its tokens."""
         quorum = isinstance(rule, Quorum)
         ins = self._incoming(rule.op, codes.TO_QUORUM if quorum else codes.TO_EVERY)
         tokens = self._edges["tokens"][ins]
@@ -166,13 +166,13 @@ class _RuleLayout:
             self._drain(rule.op, ins)
 
     def mailbox(self, rule: Mailbox) -> None:
-        """An op that takes all messages that have arrived."""
+        """Lay out an op that takes all messages that have arrived."""
         ins = self._incoming(rule.op, codes.TO_MAILBOX, rule.sources.tolist())
         have = int(self._edges["tokens"][ins].sum())
         self.special_of(rule.op).update(gate=codes.MAILBOX, per_token=rule.per_token_s, count=have)
 
     def batch(self, rule: Batch) -> None:
-        """An op that carries the items that are ready at a tick."""
+        """Lay out an op that sends the items that are ready at a tick."""
         ops, edges = self._ops, self._edges
         ops["route"][rule.op] = self._by_route[self._graph.op_route[rule.op]]
         fields = self.special_of(rule.op)
@@ -197,7 +197,7 @@ class _RuleLayout:
             self._items.append((size, out, int(edges["tokens"][into]), 0, 0))
 
     def tables(self, extras: Extras) -> RuleTables:
-        """All records; edges of gates are marked by negative targets."""
+        """Return all records; negative targets mark the edges of gates."""
         ops = np.array(list(self._specials), INT64)
         extras.set("special", ops, np.arange(len(ops)))
         self._edges["target"][list(self._gates)] = -1 - np.arange(len(self._gates))
@@ -217,7 +217,7 @@ class _RuleLayout:
         return int(np.searchsorted(self._ops["out"], edge, side="right")) - 1
 
     def _incoming(self, op: int, kind: int, sources: Sequence[int] | None = None) -> list[int]:
-        """Make the edges into ``op`` (from ``sources``) edges of a gate, of this kind."""
+        """Turn the edges into ``op`` (from ``sources``) into gate edges of this kind."""
         ops, edges = self._ops, self._edges
         found: list[int] = []
         for k in np.flatnonzero(edges["target"] == op).tolist():

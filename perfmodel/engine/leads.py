@@ -1,9 +1,9 @@
-"""How far workers run ahead of those they will have to wait for: shows whether a transient is over.
+"""How far workers run ahead of the workers they will have to wait for: tells when a transient ends.
 
 An edge with lag k lets its target run at most k iterations ahead of its source. Ops in one strongly
 connected component of the graph therefore have the same long-run rate, whatever their speeds:
 Baccelli, Cohen, Olsder, Quadrat, "Synchronization and Linearity", Wiley 1992, section 2.5. Faster
-ones do not wait until they are ahead by their lags, so initial rates last only until then.
+ops do not wait until they are ahead by their lags, so initial rates only last until then.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from perfmodel.graph.op_graph import OpGraph
 from perfmodel.graph.rules import Every, Mailbox, Quorum
 
 LONG_LAG = 8
-"""Lags above this are tracked op by op; shorter ones are visible in the iterations of the
-groups."""
+"""Longer lags are tracked op by op; shorter lags show in the iterations of the groups."""
 
 LINEAR, DIFFUSIVE = 5.0 / 3.0, math.sqrt(5.0 / 3.0)
-"""Mean lead of the last third of a run over that of the middle third, where it has grown since the
-start: in proportion to time (unequal speeds), or to its root (equal speeds, random times)."""
+"""Ratio of the mean lead in the last third of a run to that in the middle third, if it has grown
+since the start in proportion to time (unequal speeds) or to its root (equal speeds, random
+times)."""
 
 
 class Ties(msgspec.Struct, frozen=True, eq=False):
-    """Which groups of a graph can only drift apart by a bounded number of iterations.
+    """The groups of a graph that can only drift apart by a bounded number of iterations.
 
-    ``component`` (groups,) a number for each set of groups with one long-run rate; ``behind`` (m,)
-    ops that may lag behind a group by more than LONG_LAG iterations, ``behind_component`` (m,) the
-    component of each; ``weight`` (groups,) workers of each group as parts of all; ``longest`` the
-    greatest lag inside a component.
+    ``component`` (groups,): a number for each set of groups with the same long-run rate.
+    ``behind`` (m,): ops that may lag behind a group by more than LONG_LAG iterations;
+    ``behind_component`` (m,): the component of each. ``weight`` (groups,): fraction of all workers
+    in each group. ``longest``: the longest lag inside a component.
     """
 
     component: Ids
@@ -51,9 +51,9 @@ class Ties(msgspec.Struct, frozen=True, eq=False):
         return len(self.behind) > 0 or len(ranked(self.component)[1]) < len(self.component)
 
     def lead(self, world: World) -> float:
-        """Iterations that a worker is ahead of the last op it is tied to, mean over workers.
+        """Return the iterations that a worker is ahead of the last op it is tied to, as a mean.
 
-        The fraction of a running iteration is estimated from the mean duration of previous ones.
+        The completed fraction of a running iteration is estimated from the mean iteration time.
         """
         now = float(column(world, "state", "now")[0])
         done = column(world, "groups", "iterations").astype(np.float64)
@@ -71,7 +71,7 @@ _known: WeakKeyDictionary[OpGraph, Ties] = WeakKeyDictionary()
 
 
 def ties_of(graph: OpGraph) -> Ties:
-    """The ties of a graph's groups, found once."""
+    """Return the ties between a graph's groups; they are cached."""
     if graph not in _known:
         _known[graph] = _find_ties(graph)
     return _known[graph]
@@ -98,20 +98,21 @@ def _find_ties(graph: OpGraph) -> Ties:
 
 
 def strong_components(n: int, source: Refs, target: Refs) -> Ids:
-    """A number for each node of a directed graph, equal within a strongly connected component.
+    """Number the nodes of a directed graph; nodes of one strongly connected component are equal.
 
-    Tarjan, SIAM Journal on Computing 1(2), 1972, without recursion. scipy.sparse.csgraph takes less
-    time on large graphs, but its import takes longer than this on a graph of 100,000 nodes.
+    This is Tarjan's algorithm (SIAM Journal on Computing 1(2), 1972) without recursion.
+    scipy.sparse.csgraph is faster on large graphs, but importing it takes longer than this takes
+    for 100,000 nodes.
     """
     order = np.argsort(source, kind="stable")
     following = target[order].tolist()
     ends = np.cumsum(np.bincount(source, minlength=n)).tolist()
     at = [0, *ends[:-1]] if n else []  # the next edge of each node
     unseen, left = n, -1
-    low = [unseen] * n  # least number that is reached; ``left`` once the component is known
-    component = [left] * n
-    path: list[int] = []  # from the root down to the node that is looked at
-    waiting: list[int] = []  # seen nodes whose component is not known
+    low = [unseen] * n  # lowest number that is reachable
+    component = [left] * n  # ``left`` until the component is known
+    path: list[int] = []  # from the root down to the current node
+    waiting: list[int] = []  # nodes seen whose component is not known yet
     seen = components = 0
     number = [unseen] * n
     for root in range(n):
@@ -146,7 +147,7 @@ def strong_components(n: int, source: Refs, target: Refs) -> Ids:
 
 
 def _waits(graph: OpGraph) -> NDArray[np.bool_]:
-    """Edges that can block their target: all but those into gates, (edges,)."""
+    """Return the edges that can block their target, (edges,): all except edges into gates."""
     source, target = graph.edge_source, graph.edge_target
     passed = np.isin(target, [r.op for r in graph.rules if isinstance(r, Quorum | Every)])
     for rule in graph.rules:
@@ -156,11 +157,11 @@ def _waits(graph: OpGraph) -> NDArray[np.bool_]:
 
 
 def growth(leads: Sequence[float]) -> float:
-    """How much the rate of a run may still change as its lead grows, in iterations per iteration.
+    """Return how much the rate of a run may still fall, in iterations per iteration.
 
     ``leads`` are the leads after each round from the start. A worker that is not blocked yet is
-    faster than the slowest by the rate at which its lead grows, and at most that is lost once it is
-    blocked.
+    faster than the slowest by the rate at which its lead grows. At most this much is lost once it
+    is blocked.
     """
     third = len(leads) // 3
     if third == 0:
@@ -171,9 +172,9 @@ def growth(leads: Sequence[float]) -> float:
 
 
 def possible_loss(leads: Sequence[float], longest: int) -> float:
-    """:func:`growth`, reduced for long lags, of which random drift uses only a fraction.
+    """Return :func:`growth`, reduced for long lags, of which random drift only uses a fraction.
 
-    Where equal workers drift apart randomly, their lead grows with the square root of time, so its
+    If equal workers drift apart randomly, their lead grows with the square root of time. So its
     growth rate falls until the lag is reached: from g at a lead of x to g x / lag.
     """
     grown = growth(leads)
@@ -186,7 +187,7 @@ def possible_loss(leads: Sequence[float], longest: int) -> float:
 
 
 def settled_after(leads: Sequence[float]) -> int:
-    """The round after which the lead has first been what it is on average in the last third."""
+    """Return the round after which the lead first reaches its average of the last third."""
     third = len(leads) // 3
     if third == 0:
         return 0

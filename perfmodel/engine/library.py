@@ -1,8 +1,8 @@
 """The event loop as machine code: a shared library beside this file, compiled from the same source.
 
-It is built with the package (:mod:`perfmodel.engine.building`). A note beside it says from which
-source, for which platform and with which checksum, so that a library that does not belong to this
-source, or is damaged, is never loaded.
+It is built with the package (:mod:`perfmodel.engine.building`). A note beside it records its
+source, its platform and its checksum. So a library that is damaged, or was built from other source,
+is never loaded.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ COMPILED = (
     *("prefetch", "pools", "filling", "sharing"),
     *("timers", "draws", "waits", "starting", "ending", "loop"),
 )
-"""The modules that are compiled, in the order of their imports."""
+"""The compiled modules, in import order."""
 
 _SOURCES = (*COMPILED, "world", "numba_world", "building")
 
 PLATFORM = getattr(sys.implementation, "_multiarch", "") or f"{sys.platform}, {sys.maxsize:x}"
-"""What the machine code depends on: processor, operating system and C library."""
+"""Platform of the machine code: processor, operating system and C library."""
 
 
 class Note(NamedTuple):
-    """What is known about a library: the digest of its source, its platform, its own digest, and
-    why there is none if it could not be built."""
+    """Note about a library: the digest of its source, its platform, its own digest, and the reason
+    if it could not be built."""
 
     source: str
     platform: str
@@ -40,21 +40,24 @@ class Note(NamedTuple):
 
 
 def digest(data: bytes) -> str:
-    """Length and CRC-32. They tell versions and accidents apart; a cryptographic hash would take
-    longer to import than the library to load."""
+    """Return length and CRC-32 of data.
+
+    They detect other versions and damage. A cryptographic hash would take longer to import than the
+    library takes to load.
+    """
     return f"{len(data)}-{zlib.crc32(data):08x}"
 
 
 def source_digest() -> str:
-    """Digest of the source that is compiled and of how it is compiled."""
+    """Return the digest of the compiled source and of the code that compiles it."""
     return digest(b"".join((FOLDER / f"{name}.py").read_bytes() for name in _SOURCES))
 
 
 class Library(NamedTuple):
-    """The library in a folder: its ``path``, and why it cannot be used, "" if it can.
+    """The library in a folder: its ``path``, and the ``reason`` why it cannot be used, if any.
 
-    ``refused`` says that there is one, but a wrong one; ``lasting`` that building it again would
-    fail in the same way.
+    ``refused`` means that there is a library, but not a valid one; ``lasting`` that building it
+    again would fail in the same way.
     """
 
     path: Path
@@ -69,12 +72,12 @@ def find(folder: Path = FOLDER) -> Library:
     note = _read(folder / NOTE)
     if note is None:
         missing = not path.exists()
-        reason = "it has not been built" if missing else f"nothing is known about {path}"
+        reason = "it has not been built" if missing else f"{path} has no valid note beside it"
         return Library(path, reason, refused=not missing)
     if note.source != source_digest():
         return Library(path, f"{path} was built from another version of the source", refused=True)
     if note.platform != PLATFORM:
-        where = f"{path} was built for {note.platform}, and this is {PLATFORM}"
+        where = f"{path} was built for {note.platform}, but this machine is {PLATFORM}"
         return Library(path, where, refused=True)
     if note.failure:
         return Library(path, f"it could not be built: {note.failure}", lasting=True)
@@ -88,7 +91,7 @@ def find(folder: Path = FOLDER) -> Library:
 
 
 def _read(path: Path) -> Note | None:
-    """The note, None if there is none or it is no note."""
+    """Read the note; None if there is none or it is invalid."""
     try:
         found = json.loads(path.read_bytes())
         note = Note(**found)

@@ -1,21 +1,22 @@
 """The event loop: simulates an op graph instant by instant.
 
-Iterations are unrolled here; memory holds the state of one period only. Rules:
+The loop unrolls iterations; memory only holds the state of one period. Rules:
 
 - Iteration i of an op is *ready* when every in-edge holds a token and iteration i-1 has ended.
 - A slot serves ready ops by priority, then first come first served; ties go to the lower op id.
   An op that holds several slots starts when it is first in the queue of each and all have room.
-- An op first takes its seconds, then moves its bytes; both hold its slots. Its latency follows.
-- Transfers share links max-min fairly; rates change only where a transfer starts or ends.
-- Within an instant timers go first, in order of (kind, op), then transfers that end, then what
-  takes no time; slots are given away after these, and rates are settled last.
+- An op first takes its seconds, then moves its bytes; it holds its slots for both. Its latency
+  follows.
+- Transfers share links max-min fairly; rates only change when a transfer starts or ends.
+- Within an instant, timers go first, in order of (kind, op), then transfers that end, then ops that
+  take no time. After these, slots are assigned; rates are settled last.
 
-No tolerance is absolute, so scaling every time by two scales the result by exactly two. Times that
-differ by rounding alone (SAME_INSTANT) are one instant.
+No tolerance is absolute, so doubling all times exactly doubles the result. Times that differ only
+by rounding (SAME_INSTANT) are one instant.
 
-The functions here run as they stand, on records that are Python objects, and compiled, on arrays of
-records (:mod:`perfmodel.engine.twins`). Both do the same operations on the same numbers in the
-same order, and so agree to the last bit. This is why they use loops, and nothing but numbers.
+The functions here run both as plain Python, on records that are objects, and compiled, on arrays of
+records (:mod:`perfmodel.engine.twins`). Both do the same operations on the same numbers in the same
+order, and so agree to the last bit. This is why they only use loops and numbers.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ from perfmodel.engine.waits import awaiting
 MOST_AT_ONCE = 1000
 """How often an op may run, on average, before simulated time must advance."""
 SAME_INSTANT = 1.0 + 2.0**-46
-"""Times that differ by less than this factor are one instant: otherwise rounding would separate
-events that are simultaneous by design. A power of two, so that it scales exactly."""
+"""Times that differ by less than this factor are one instant. Otherwise rounding would separate
+events that are simultaneous by design. The difference is a power of two, so that it scales
+exactly."""
 
 
 def advance(w: World, rounds: int, budget: int) -> int:
@@ -65,7 +67,7 @@ def advance(w: World, rounds: int, budget: int) -> int:
 
 
 def begin(w: World) -> None:
-    """Start ops without missing inputs, or set timers for those that start late."""
+    """Start ops without missing inputs, or set timers for ops that start late."""
     s = w.state[0]
     for op in range(s.n_ops):
         o = w.ops[op]
@@ -80,10 +82,10 @@ def begin(w: World) -> None:
 
 
 def order(w: World) -> int:
-    """Number of ops in a topological order of the edges without lag; less than all if these have a
-    cycle.
+    """Return the number of ops in a topological order of the edges without lag.
 
-    Must be called before the simulation begins: it uses the memory of the timers.
+    It is less than all ops if these edges have a cycle. Call it before the simulation begins, since
+    it uses the memory of the timers.
     """
     s = w.state[0]
     waits, ready, found = w.timer_what, 0, 0
@@ -112,7 +114,7 @@ def order(w: World) -> int:
 
 
 def _instant(w: World) -> bool:
-    """Handle all events of the next instant; False if there is none."""
+    """Handle all events of the next instant; return False if there is none."""
     s = w.state[0]
     if s.changed > 0:
         settle(w)

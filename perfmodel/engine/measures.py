@@ -1,4 +1,4 @@
-"""Results of a simulation: measures of its steady state, and spans of a timeline."""
+"""Results of a simulation: measures of its steady state, and the spans of a timeline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perfmodel.graph.op_graph import CAUSES, OpGraph
 
 
 class Span(msgspec.Struct, frozen=True):
-    """One instance of an op in a timeline: when it was ready, began and ended (s)."""
+    """One instance of an op in a timeline: when it was ready, started and ended (s)."""
 
     op: int
     iteration: int
@@ -24,10 +24,10 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class CriticalOp(msgspec.Struct, frozen=True):
-    """An op on the critical cycle: its id, and what it adds to the cycle's length (s).
+    """An op on the critical cycle: its id, and the time it adds to the cycle (s).
 
-    ``seconds`` is from its start to the start of the next op of the cycle; ``waited`` says that it
-    started when a slot became free, not when its last input came.
+    ``seconds`` lasts from its start to the start of the next op on the cycle. ``waited`` tells that
+    it started when a slot became free, not when its last input arrived.
     """
 
     op: int
@@ -36,15 +36,15 @@ class CriticalOp(msgspec.Struct, frozen=True):
 
 
 class RunSpread(msgspec.Struct, frozen=True):
-    """Standard deviations, among runs of one job, of the logarithm of their ``throughput`` and of
-    that of their mean ``staleness``; 0 where runs do not differ."""
+    """Standard deviations, over runs of one job, of the logarithms of ``throughput`` and of mean
+    ``staleness``; 0 if runs do not differ."""
 
     throughput: float = 0.0
     staleness: float = 0.0
 
 
 NO_SPREAD = RunSpread()
-"""Of runs that do not differ."""
+"""The spread of runs that do not differ."""
 
 
 class Measures(msgspec.Struct, frozen=True, eq=False, kw_only=True):
@@ -53,19 +53,19 @@ class Measures(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     ``iterations_per_s``, ``busy_fraction`` (groups,); ``wait_fraction`` (groups, causes);
     ``link_utilisation`` (links,); ``slot_utilisation`` (slots,); ``probe_seconds``,
     ``probe_count`` (probes,);
-    ``staleness`` (values,) how often each value was seen; ``staleness_mean`` (groups,) NaN where
-    nothing was seen;
-    ``critical_s``, ``critical_count`` (ops,) seconds per iteration that each op is on the critical
+    ``staleness`` (values,): number of updates by staleness; ``staleness_mean`` (groups,): NaN
+    without any update;
+    ``critical_s``, ``critical_count`` (ops,): seconds per iteration that each op is on the critical
     chain, and how often;
-    ``critical_cycle`` the ops that the period consists of, in order; empty for a random graph;
-    ``updates_per_s`` rises per second of a counter, averaged over counters (0 without any);
-    ``clock_gap_mean``, ``clock_gap_max`` iterations between the fastest and slowest group;
-    ``ci_fraction`` half-width of the 95 % confidence interval of the throughput, as a fraction of
-    it (0 for a periodic run);
-    ``run_spread`` among runs of so many iterations (none where the long run was simulated);
-    ``transient_rounds`` rounds until workers that are tied together had drifted as far apart as
-    they do in the long run (0 for a periodic run, which does not say);
-    ``rounds`` iterations of the slowest group, ``runs`` simulations.
+    ``critical_cycle``: the ops that make up the period, in order; empty for a random graph;
+    ``updates_per_s``: rises per second of a counter, averaged over counters (0 without any);
+    ``clock_gap_mean``, ``clock_gap_max``: iterations between the fastest and slowest group;
+    ``ci_fraction``: half-width of the 95 % confidence interval of the throughput, relative to it
+    (0 for a periodic run);
+    ``run_spread``: spread over runs of this many iterations (none if the long run was simulated);
+    ``transient_rounds``: rounds until tied workers have drifted as far apart as they do in the long
+    run (0 for a periodic run, where it is unknown);
+    ``rounds``: iterations of the slowest group; ``runs``: number of simulations.
     """
 
     periodic: bool
@@ -93,7 +93,7 @@ class Measures(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
 
 class Totals(msgspec.Struct, frozen=True, eq=False, kw_only=True):
-    """Counters and sums since the start of a simulation; subtracting two gives those of an
+    """Counters and sums since the start of a simulation; the difference of two covers an
     interval."""
 
     time: float
@@ -130,14 +130,14 @@ class Totals(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         return Totals(**{**fields, "gap_max": gap_max})
 
     def iterations_per_s(self, graph: OpGraph) -> float:
-        """Iterations of all workers together, per second."""
+        """Return the iterations per second of all workers together."""
         if not self.time > 0.0:
             return float("inf")
         return float((self.iterations * graph.group_count).sum()) / self.time
 
     @property
     def staleness(self) -> float:
-        """Mean staleness; NaN where none was seen."""
+        """Mean staleness; NaN without any update."""
         seen = self.histogram.sum()
         mean = float(self.histogram @ np.arange(len(self.histogram)))
         return mean / float(seen) if seen else math.nan
@@ -154,7 +154,7 @@ def measures(
     transient_rounds: float = 0.0,
     cycle: tuple[CriticalOp, ...] = (),
 ) -> Measures:
-    """Measures of an interval."""
+    """Compute the measures of an interval from its totals."""
     causes = len(CAUSES)
     span = np.full(graph.n_groups, t.time) if periodic else t.marked_at
     seconds = np.where(span > 0.0, span, 1.0)

@@ -1,7 +1,7 @@
-"""Random numbers that depend on (seed, stream, iteration) alone, never on the order of events.
+"""Random numbers that only depend on (seed, stream, iteration), never on the order of events.
 
-The event loop draws a word of 32 bits for a stream and an iteration (draws.draw). The word's first
-16 bits select a factor from a table of equally likely values (inverse transform sampling), so that
+The event loop draws a 32-bit word for a stream and an iteration (draws.draw). The word's first 16
+bits select a factor from a table of equally likely values (inverse transform sampling), so that
 plain and compiled code agree to the last bit.
 """
 
@@ -22,14 +22,14 @@ _KEY, _OFFSETS = 0, 1
 
 
 def key(seed: int) -> int:
-    """Hash of a seed, 32 bits."""
+    """Return a 32-bit hash of a seed."""
     return int(np.random.SeedSequence([seed, _KEY]).generate_state(1, np.uint32)[0])
 
 
 def offsets(seed: int, count: int) -> Floats:
-    """Random parts in [0, 1) by which ``count`` groups start late, spread evenly.
+    """Return random start offsets in [0, 1) for ``count`` groups, evenly spread.
 
-    One falls in each of ``count`` equal intervals, in random order (Latin hypercube sampling:
+    Each of ``count`` equal intervals has one offset, in random order (Latin hypercube sampling:
     McKay, Beckman, Conover, Technometrics 21(2), 1979, doi 10.2307/1268522).
     """
     sequence = np.random.SeedSequence([seed, _OFFSETS])
@@ -39,10 +39,10 @@ def offsets(seed: int, count: int) -> Floats:
 
 @functools.cache
 def table(cv: float, kind: int) -> Floats:
-    """TABLE equally likely factors of mean 1 and coefficient of variation ``cv``, ascending.
+    """Return TABLE equally likely factors of mean 1 and coefficient of variation ``cv``, ascending.
 
     Lognormal: exp(s z - s^2/2) with s^2 = ln(1 + cv^2). Gamma: shape 1/cv^2, scale cv^2. All are 1
-    where ``cv`` is below :data:`perfmodel.base.quantities.NO_SPREAD`.
+    if ``cv`` is below :data:`perfmodel.base.quantities.NO_SPREAD`.
     """
     if cv < NO_SPREAD:
         return np.ones(TABLE)

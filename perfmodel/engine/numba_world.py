@@ -1,4 +1,4 @@
-"""How compiled code accesses a world: through one pointer to a table of array addresses.
+"""Lets compiled code access a world, through one pointer to a table of array addresses.
 
 A world is a Numba type whose attributes are the arrays. Passing a tuple of all arrays to every
 function would make compilation ten times slower.
@@ -37,7 +37,7 @@ class WorldType(types.Type):
 
 @functools.cache
 def world_type() -> WorldType:
-    """The one type of all worlds."""
+    """Return the type that all worlds share."""
     return WorldType()
 
 
@@ -54,9 +54,9 @@ class _Attributes(AttributeTemplate):
 
 @lower_getattr_generic(WorldType)
 def _getattr(context: Any, builder: Any, world: WorldType, pointer: Any, name: str) -> Any:
-    """Build the array from its place in the table, which does not change while code runs.
+    """Build the array from its address in the table, which does not change while code runs.
 
-    Its length is set to 0: it is not used, and indices then need no wrap-around.
+    Its length is set to 0, because it is not used and indices then need no wrap-around.
     """
     kind = world.arrays[world.index[name]]
     word = ir.IntType(64)
@@ -78,7 +78,7 @@ def _getattr(context: Any, builder: Any, world: WorldType, pointer: Any, name: s
 
 
 def _prefetch(*names: str) -> Any:
-    """A function that prefetches an entry of these arrays into the cache, for writing."""
+    """Return a function that prefetches an entry of these arrays into the cache, for writing."""
 
     @intrinsic
     def prefetch(_: Any, world: Any, index: Any) -> Any:
@@ -108,4 +108,4 @@ REPLACED = {
     "prefetch_slot": _prefetch("slots"),
     "prefetch_route": _prefetch("routes"),
 }
-"""Functions that differ from those of the plain event loop."""
+"""Names whose values differ from those of the plain event loop."""

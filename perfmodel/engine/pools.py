@@ -7,10 +7,10 @@ from typing import Any
 NONE, MIXED = -1, -2
 INFINITE = float("inf")
 ROUNDING = 1.0 + 1e-12
-"""Tolerance for a rate that equals its limit up to rounding."""
+"""Tolerance within which a rate equals its limit up to rounding."""
 
 AT_ONCE = 2.0**-46
-"""Relative difference within which two events are one instant, as in the event loop."""
+"""Relative difference within which two events are one instant; the event loop's is the same."""
 
 Id = int
 World = Any
@@ -20,7 +20,7 @@ World = Any
 
 
 def advance_service(w: World, pool: int) -> None:
-    """Update a pool's service to the present."""
+    """Update a pool's service to the current time."""
     p = w.pools[pool]
     now = w.state[0].now
     if p.n > 0:
@@ -29,7 +29,7 @@ def advance_service(w: World, pool: int) -> None:
 
 
 def bring_up(w: World, route: int) -> None:
-    """Update the bytes served to each transfer of a route to the present."""
+    """Update the bytes served to each transfer of a route to the current time."""
     r = w.routes[route]
     advance_service(w, r.home)
     service = w.pools[r.home].service
@@ -46,7 +46,7 @@ def set_rate(w: World, pool: int, rate: float) -> None:
 
 
 def set_key(w: World, route: int) -> None:
-    """Order a route in its pool by the service at which its next transfer ends."""
+    """Sort a route into its pool by the service at which its next transfer ends."""
     r = w.routes[route]
     first, place = w.pools[r.home].first, w.places[route]
     left = r.level - r.served
@@ -96,7 +96,7 @@ def leave_pool(w: World, route: int) -> None:
 
 
 def note_change(w: World, route: int) -> None:
-    """Mark a route for an update of its rate at the end of the instant."""
+    """Mark a route for a rate update at the end of the instant."""
     s, r = w.state[0], w.routes[route]
     if r.changed == 0:
         r.changed = 1
@@ -105,7 +105,7 @@ def note_change(w: World, route: int) -> None:
 
 
 def load_links(w: World, route: int) -> None:
-    """Add the change in a route's number of transfers to the load of its links."""
+    """Add a change in a route's number of transfers to the load of its links."""
     r = w.routes[route]
     step = r.count - r.settled
     if step == 0:
@@ -139,8 +139,10 @@ def disown(w: World, route: int) -> None:
 
 
 def find_home(w: World, route: int) -> int:
-    """The pool that a new route can join without a filling, as no other pool shares its links; else
-    NONE."""
+    """Return the pool that a new route can join without filling links again, else NONE.
+
+    No other pool may share the links of that pool.
+    """
     r = w.routes[route]
     home, free = NONE, 0
     tightest, least = NONE, INFINITE
@@ -174,7 +176,8 @@ def find_home(w: World, route: int) -> int:
 def tighten(w: World, route: int) -> None:
     """Lower the limit of a route's pool to the route's cap, and to where its other links are full.
 
-    It is not raised when a load shrinks: too low a limit only causes a filling, which corrects it.
+    The limit is not raised when a load shrinks. If it is too low, it only causes a filling, which
+    corrects it.
     """
     r = w.routes[route]
     limit = min(w.pools[r.home].limit, r.cap)
@@ -186,7 +189,7 @@ def tighten(w: World, route: int) -> None:
 
 
 def push_flow(w: World, route: Id, op: Id, level: float) -> None:
-    """Add a transfer to a route: the first to end is stored apart, the others in a heap by
+    """Add a transfer to a route; the first to end is stored separately, the others in a heap by
     level."""
     r = w.routes[route]
     if level < r.level or (level == r.level and op < r.lead):
@@ -269,7 +272,7 @@ def _sink(w: World, first: int, n: int, i: int) -> None:
 
 
 def schedule_flow(w: World, pool: int) -> None:
-    """Put the end of a pool's next transfer into the agenda, a heap in order of (time, pool)."""
+    """Put the end of a pool's next transfer into the agenda, a heap ordered by (time, pool)."""
     s, p = w.state[0], w.pools[pool]
     if p.n == 0:
         unschedule_flow(w, pool)

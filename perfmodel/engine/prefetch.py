@@ -1,9 +1,9 @@
-"""Prefetching: compiled code brings data that is needed soon into the cache.
+"""Prefetching: compiled code brings data that it needs soon into the cache.
 
-In a large simulation most data of an event has left the cache, and is found by following
+In a large simulation, most data of an event is no longer in the cache, and is found by following
 references: from a transfer to its op, from the op to its slot and its successors. The next events
-are at the top of a heap, so the same references can be followed ahead of time. This affects only
-the speed. The plain event loop does nothing here.
+are at the top of a heap, so the same references can be followed ahead of time. This only affects
+speed. The plain event loop does nothing here.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ COMPILED = False
 KIND = 1 << 32
 """A timer is encoded as its kind times this, plus its op."""
 FEWEST_IN_HEAP = 256
-"""No prefetching for smaller heaps: their data stays in the cache."""
+"""Smaller heaps are not prefetched, because their data stays in the cache."""
 EDGES_IN_LINE = 8
-"""Edges per cache line."""
+"""Number of edges per cache line."""
 
 Id = int
 World = Any
@@ -40,9 +40,9 @@ def prefetch_route(w: World, route: Id) -> None:
 
 
 def expect(w: World, op: Id) -> None:
-    """Prefetch the data that is needed when an op ends, as it begins.
+    """Prefetch, when an op starts, the data needed when it ends.
 
-    That is its successors, and the edges of the following ops, which usually run next.
+    This is its successors, and the edges of the following ops, which usually run next.
     """
     o = w.ops[op]
     _fetch_targets(w, op)
@@ -50,7 +50,7 @@ def expect(w: World, op: Id) -> None:
 
 
 def look_past_timer(w: World) -> None:
-    """Prefetch for the next timers, row by row of the heap, after the first was removed."""
+    """Prefetch data of the next timers, level by level of the heap, after the first was removed."""
     s, whats = w.state[0], w.timer_what
     if s.timers < FEWEST_IN_HEAP:
         return
@@ -62,7 +62,7 @@ def look_past_timer(w: World) -> None:
 
 
 def look_past_flow(w: World, pool: Id) -> None:
-    """Prefetch for the next transfers of a pool, row by row, before the first is removed."""
+    """Prefetch data of a pool's next transfers, level by level, before the first is removed."""
     p = w.pools[pool]
     if p.n < FEWEST_IN_HEAP:
         return

@@ -1,4 +1,4 @@
-"""A running simulation: laid out, advanced round by round, and read."""
+"""A running simulation: lay it out, advance it round by round, and read its state."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from perfmodel.engine.stuck import (
     describe_starvation,
     finished,
 )
-from perfmodel.engine.twins import PLAIN, Loop, arrived, choose, warn_if_long, wished
+from perfmodel.engine.twins import PLAIN, Loop, choose, just_built, requested, warn_if_long
 from perfmodel.engine.world import DTYPES, as_arrays, column, crowded, grown
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.graph.rules import Activity, Every
 
 LONGEST_SPAN = 4096
-"""Most rounds of a span; the timing of rarer events is treated as random."""
+"""Maximum number of rounds in a span; the timing of rarer events is treated as random."""
 
 STARVED = 100_000
-"""Iterations by which one group may be ahead of another before this counts as starvation."""
+"""Lead of one group over another, in iterations, above which the other counts as starved."""
 
 _FOR_EVER = 1 << 30
 _INSTANTS = 200_000
-"""Instants between two checks for interrupts and updates of the progress bar: about 0.1 s."""
+"""Instants between two checks for interrupts and progress updates: about 0.1 s."""
 
 Clock = tuple[float, float]
 
 _ordered: WeakSet[OpGraph] = WeakSet()
-"""Graphs whose edges without lag have no cycle."""
+"""Graphs whose edges without lag are known to have no cycle."""
 
 
 def span_of(graph: OpGraph) -> int:
-    """Least common multiple of all periods of ops that are not active in every round."""
+    """Return the least common multiple of the periods of ops that are not active in every round."""
     every = {r.every for r in graph.rules if isinstance(r, Activity)}
     gates = [r for r in graph.rules if isinstance(r, Every)]
     if gates:
@@ -56,11 +56,11 @@ def span_of(graph: OpGraph) -> int:
 
 
 class Log(NamedTuple):
-    """When logged ops were ready, or their tokens arrived, in the order of the simulation.
+    """When logged ops were ready, or their tokens arrived, in simulation order.
 
-    All of shape (entries,): ``time_s``, ``what`` (4 * op + LOG_READY or LOG_END), ``drawn``: the
+    All have shape (entries,): ``time_s``; ``what``, 4 * op + LOG_READY or LOG_END; ``drawn``, the
     number of the alternative that the op has drawn, NONE without any. Instances in which an op is
-    not active are left out.
+    inactive are left out.
     """
 
     time_s: NDArray[np.float64]
@@ -69,7 +69,7 @@ class Log(NamedTuple):
 
 
 class Simulation:
-    """A running simulation; a context manager, so that its memory is reused."""
+    """A running simulation; it is a context manager, so that its memory is reused."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Simulation:
         self.span = span_of(graph)
         self.limit = limit
         self.record = record
-        compiled = wished(compiled)
+        compiled = requested(compiled)
         self._loop = choose(compiled)
         self._may_change = compiled is None and self._loop is PLAIN
         world, self._kept = make_world(
@@ -122,16 +122,16 @@ class Simulation:
 
     @property
     def rounds(self) -> int:
-        """Iterations that every group has completed."""
+        """Number of iterations that every group has completed."""
         return int(column(self.world, "state", "slowest")[0])
 
     def clock(self) -> Clock:
-        """Total iterations of all workers, and the time (s)."""
+        """Return the total iterations of all workers, and the time (s)."""
         iterations = column(self.world, "groups", "iterations")
         return float((iterations * self.graph.group_count).sum()), self.now
 
     def totals(self) -> Totals:
-        """Counters and sums so far."""
+        """Return the counters and sums so far."""
         return totals(self.graph, self.world)
 
     def advance(self, rounds: int) -> None:
@@ -142,22 +142,22 @@ class Simulation:
             raise DeadlockError(describe_deadlock(self.graph, self.world))
 
     def steps(self, rounds: int, instants: int) -> Iterator[None]:
-        """Run until every group has ended ``rounds`` iterations, and pause every so many
-        ``instants`` on the way, and at the end."""
+        """Run until every group has ended ``rounds`` iterations; pause every ``instants`` instants,
+        and at the end."""
         while (status := self._go(rounds, instants)) == codes.PAUSED:
             yield
         if status == codes.STUCK:
             raise DeadlockError(describe_deadlock(self.graph, self.world))
         yield
 
-    def change_over(self, loop: Loop) -> None:
-        """Go on with the compiled loop: records become arrays."""
+    def switch_to(self, loop: Loop) -> None:
+        """Continue with the compiled loop: records become arrays."""
         self._loop, self._may_change = loop, False
         self.world = loop.convert(as_arrays(self.world))
         self._handle = loop.handle(self.world)
 
     def drain(self, *, until_recorded: bool = False) -> None:
-        """Run on until nothing moves, or the recorded iterations of every op have ended."""
+        """Run until nothing moves any more, or the recorded iterations of every op have ended."""
         rounds = self.rounds
         while self._go(rounds + 1 if until_recorded else _FOR_EVER) != codes.STUCK:
             rounds += 1
@@ -167,7 +167,7 @@ class Simulation:
             raise DeadlockError(describe_deadlock(self.graph, self.world))
 
     def spans(self) -> list[Span]:
-        """The recorded timeline, by start."""
+        """Return the recorded timeline, sorted by start."""
         n = self.graph.n_ops
         ready, start, end = (
             np.array(values)
@@ -181,13 +181,13 @@ class Simulation:
         ]
 
     def log(self) -> Log:
-        """What has been logged since the last call, in order."""
+        """Return the log entries since the last call, in order."""
         self._take_log()
         parts, self._log = self._log or [], []
         return Log(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
     def _take_log(self) -> None:
-        """Take the log away from the world, so that it has room again."""
+        """Empty the world's log, so that it has room again."""
         if self._log is None:
             return
         state = self.world.state[0]
@@ -206,11 +206,11 @@ class Simulation:
         return int(done.max() - done.min()) if len(done) else 0
 
     def _go(self, rounds: int, instants: int | None = None) -> int:
-        """Run the event loop, with regular breaks so that it can be interrupted; at most so many
-        ``instants``."""
+        """Run the event loop for at most ``instants`` instants, with regular breaks in which it can
+        be interrupted."""
         while True:
-            if self._may_change and (loop := arrived()) is not None:
-                self.change_over(loop)
+            if self._may_change and (loop := just_built()) is not None:
+                self.switch_to(loop)
             status = self._loop.advance(self._handle, rounds, instants or _INSTANTS)
             if status == codes.FULL:
                 self._take_log()

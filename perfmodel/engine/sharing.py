@@ -1,15 +1,15 @@
-"""Links shared max-min fairly, recomputed only where something changed.
+"""Max-min fair sharing of links, recomputed only where something changed.
 
 Transfers with the same links, cap and weight form a *route* and progress alike. Each route is
 limited by one link (or by its cap); the routes limited by one link form its *pool*. In a pool every
-transfer gets ``rate`` bytes/s per unit of weight, so one counter, the ``service`` per unit of
-weight so far, gives the progress of all; changing the rate costs the same for a thousand transfers
-as for one.
+transfer gets ``rate`` bytes/s per unit of weight. So a single counter, the ``service`` per unit of
+weight so far, gives the progress of all, and changing the rate costs the same for a thousand
+transfers as for one.
 
-Where no other pool's routes cross the links of a pool's routes (a parameter server's link, a single
-transfer), its rate is the link's capacity over the load, up to ``limit``, where another of these
-links would be full as well. Elsewhere links are filled again, from the tightest: first those of the
-routes that changed, then those of routes whose rates change as a result.
+If no other pool's routes cross the links of a pool's routes (a parameter server's link, a single
+transfer), the pool's rate is the link's capacity over its load, up to ``limit``, at which another
+of these links would also be full. Otherwise links are filled again, starting from the tightest:
+first the links of the routes that changed, then those of routes whose rates change as a result.
 
 Max-min fairness: Bertsekas, Gallager, "Data Networks", 2nd ed., section 6.5.2. Counting service
 instead of time: Parekh, Gallager, IEEE/ACM ToN 1(3), 1993, doi 10.1109/90.234856.
@@ -67,7 +67,7 @@ def flow_starts(w: World, op: Id, amount: float) -> None:
 
 
 def flow_ends(w: World) -> int:
-    """Remove the transfers that end next; returns their number, the ops are in ``ended``."""
+    """Remove the transfers that end next; return their number, with the ops in ``ended``."""
     s = w.state[0]
     pool = w.agenda[0]
     p = w.pools[pool]
@@ -90,7 +90,7 @@ def flow_ends(w: World) -> int:
         set_key(w, route)
         schedule_flow(w, pool)
     elif p.n == 1 or not _ends_with(w, pool):
-        # it stays first in its pool for now, as it may continue with its next transfer
+        # it stays first in its pool for now, because its next transfer may follow at once
         sink_to_time(w, p.place, pool, INFINITE)
     else:
         leave_pool(w, route)
@@ -99,7 +99,7 @@ def flow_ends(w: World) -> int:
 
 
 def _ends_with(w: World, pool: int) -> bool:
-    """Whether another of the pool's routes ends a transfer at the same time as the first."""
+    """Return whether another of the pool's routes ends a transfer at the same time as the first."""
     p = w.pools[pool]
     key = w.keys[p.first] + w.state[0].now * AT_ONCE * p.rate
     for k in range(1, min(p.n, 3)):
@@ -109,7 +109,7 @@ def _ends_with(w: World, pool: int) -> bool:
 
 
 def next_service_s(w: World) -> float:
-    """When the next transfer ends at current rates."""
+    """Return when the next transfer ends at current rates."""
     return float(w.due[0])
 
 

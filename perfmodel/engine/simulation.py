@@ -18,32 +18,31 @@ from perfmodel.engine.warmup import MOST_TRANSIENT_ROUNDS, Pilot, Progress, warm
 from perfmodel.graph.op_graph import OpGraph
 
 MOST_PERIODIC_ROUNDS = 255
-"""Rounds after which a deterministic run that has found no period is averaged as a random one."""
+"""Rounds after which a deterministic run without a period is averaged like a random run."""
 
 FEWEST_RUNS, RUNS_OF_NOISY, MOST_RUNS = 6, 8, 32
-"""Number of runs, from different starts, of a job whose workers start at random times: least; least
-before the runs of a random job are made longer instead; most."""
+"""Number of runs, with different starts, of a job whose workers start at random times: minimum;
+number after which the runs of a random job are made longer instead; maximum."""
 
 RESOLUTION = 0.1
-"""Lower limit of a random job's interval, as a fraction of ``rel_ci``: rare patterns may be
-missed."""
+"""Lower limit of a random job's interval, as a fraction of ``rel_ci``: the run may miss rare
+patterns."""
 
 LATER = 8
-"""Where runs are extended to so many rounds, one in LATER of these is added to the warm-up."""
+"""If runs are extended to some number of rounds, one in LATER of these is added to the warm-up."""
 
 LEAST_GROWTH = 0.1
-"""Growth of the lead, in iterations as a deterministic run doubles, that counts as drifting
-apart."""
+"""Growth of the lead, in iterations while a deterministic run doubles, that counts as drift."""
 
 MOST_ROUNDS = 32768
-"""Rounds of a run whose confidence interval stays wider than asked."""
+"""Maximum rounds of a run whose confidence interval stays wider than requested."""
 
 SPREAD_STARTS, SPREAD_RUNS = 8, 4
-"""Starts of a job, and runs one after the other from each, by which the spread of runs is known: to
-some 15 % of it."""
+"""Starts of a job, and successive runs from each, for estimating the spread of runs: to within
+about 15 % of it."""
 
 _FEW, _DEPTH, _MOST_DEPTH = 4, 8, 128
-"""Recorded instances of each op: to attribute waits; to find a critical cycle; most."""
+"""Recorded instances of each op: for attributing waits; for finding a critical cycle; maximum."""
 
 
 def simulate(
@@ -57,18 +56,18 @@ def simulate(
     """Run ``graph`` and measure it once it has settled.
 
     A deterministic graph runs until its state recurs; the period in between is measured, and the
-    result is exact. A random one runs until the 95 % confidence interval of its throughput is
-    within ``rel_ci`` of it (or for MOST_ROUNDS; a graph that starts staggered is run again from
-    other starts, at most MOST_RUNS times, and longer if need be); its warm-up is dropped.
+    result is exact. A random graph runs until the 95 % confidence interval of its throughput is
+    within ``rel_ci`` of it, or for MOST_ROUNDS; its warm-up is dropped. A graph with staggered
+    starts runs again with other starts, at most MOST_RUNS times, and longer if necessary.
 
     Parameters
     ----------
     progress : called with (rounds done, rounds expected).
-    compiled : True or False asks for the compiled or the plain event loop; both give the same.
+    compiled : True or False selects the compiled or the plain event loop; the results are equal.
 
     Raises
     ------
-    InputError : ``rel_ci`` is not positive; the edges without lag have a cycle.
+    InputError : ``rel_ci`` is not positive, or the edges without lag have a cycle.
     DeadlockError : nothing can happen although iterations are left.
     """
     if not rel_ci > 0.0:
@@ -93,7 +92,7 @@ def first_iterations(
 ) -> Measures:
     """Measure the first ``iterations`` iterations, from the start until every group has ended them.
 
-    A random graph is run from other starts and with other random numbers as well, until the 95 %
+    A random graph runs repeatedly, with other starts and other random numbers, until the 95 %
     confidence interval of the throughput is within ``rel_ci`` of it, at most MOST_RUNS times.
 
     Raises
@@ -121,7 +120,7 @@ def first_iterations(
 def run_spread(
     graph: OpGraph, iterations: int, *, warmup: int, seed: int = 0, compiled: bool | None = None
 ) -> RunSpread:
-    """How much runs of ``iterations`` iterations differ in the long run, after ``warmup`` others.
+    """Return how much runs of ``iterations`` iterations differ, after a warm-up of ``warmup``.
 
     Raises
     ------
@@ -150,7 +149,7 @@ def timeline(
     iterations: int = 2,
     compiled: bool | None = None,
 ) -> list[Span]:
-    """The instances of iterations ``first`` to ``first + iterations - 1`` of every op, by start.
+    """Return the instances of iterations ``first`` to ``first + iterations - 1``, by start.
 
     Raises
     ------
@@ -166,7 +165,7 @@ def timeline(
 def makespan(
     graph: OpGraph, *, seed: int = 0, iterations: int = 1, compiled: bool | None = None
 ) -> float:
-    """Seconds until every op has run exactly ``iterations`` times and nothing runs after that.
+    """Return the seconds until every op has run exactly ``iterations`` times.
 
     Raises
     ------
@@ -178,7 +177,7 @@ def makespan(
 
 
 def prepare(graph: OpGraph, *, compiled: bool | None = None) -> None:
-    """Lay a graph out for simulation, and check it; the first simulation does so otherwise.
+    """Lay out and check a graph for simulation; otherwise the first simulation does this.
 
     Raises
     ------
@@ -189,7 +188,7 @@ def prepare(graph: OpGraph, *, compiled: bool | None = None) -> None:
 
 
 def _periodic(graph: OpGraph, progress: Progress | None, compiled: bool | None) -> Measures | None:
-    """Measures of one period, None if none was found."""
+    """Measure one period; None if none was found."""
     with Simulation(graph, 0, compiled, depth=_DEPTH) as run:
         recurrence = Recurrence()
         most = max(MOST_PERIODIC_ROUNDS, 4 * run.span)
@@ -210,19 +209,19 @@ def _periodic(graph: OpGraph, progress: Progress | None, compiled: bool | None) 
             if before is not None:
                 period = run.totals() - before
                 if not np.allclose(period.marked_at, period.time, rtol=1e-9, atol=0.0):
-                    # waits in progress at its beginning were not as long as in later periods
+                    # waits in progress at its beginning were shorter than in later periods
                     before = run.totals()
                     done += period.rounds
                     run.advance(done)
                     period = run.totals() - before
-                for more in (0, 1, 2, 4, _DEPTH):  # rounds to record enough
+                for more in (0, 1, 2, 4, _DEPTH):  # rounds needed to record enough
                     run.advance(done + more)
                     cycle = critical_cycle(graph, run.world, period.time)
                     if cycle:
                         break
                 break
     if not cycle and (depth := _power_of_two(4 * period.rounds)) > _DEPTH:
-        # as far back as the cycle may lead
+        # record as far back as the cycle may reach
         with Simulation(graph, 0, compiled, depth=depth) as run:
             run.advance(done + depth)
             cycle = critical_cycle(graph, run.world, period.time)
@@ -266,7 +265,7 @@ def _from_one_start(
 
 
 def _expected(done: int, wider: float, most: int) -> int:
-    """Expected total work for an interval that is now ``wider`` times too wide."""
+    """Estimate the total work for an interval that is currently ``wider`` times too wide."""
     if wider > 1e3:
         return min(2 * done, most)
     return min(max(round(done * wider**2), done + 1), most)
@@ -275,8 +274,7 @@ def _expected(done: int, wider: float, most: int) -> int:
 def _from_many_starts(
     graph: OpGraph, seed: int, rel_ci: float, progress: Progress | None, compiled: bool | None
 ) -> Measures:
-    """Runs from different starts; made longer where randomness within runs adds to their
-    differences."""
+    """Run from different starts; make runs longer if randomness within them adds to the spread."""
     longest = MOST_ROUNDS // RUNS_OF_NOISY // 2
     rounds = 0
     while True:
@@ -297,7 +295,7 @@ def _from_many_starts(
 
 
 def _together(runs: list[Totals]) -> Totals:
-    """The totals of several runs."""
+    """Add up the totals of several runs."""
     found = runs[0]
     for one in runs[1:]:
         found = found + one
@@ -305,7 +303,7 @@ def _together(runs: list[Totals]) -> Totals:
 
 
 def _spread(graph: OpGraph, runs: list[Totals]) -> RunSpread:
-    """The spread of the throughput and of the staleness of runs."""
+    """Return the spread of throughput and of staleness over runs."""
     if len(runs) < 2:
         return NO_SPREAD
     with np.errstate(divide="ignore"):
@@ -317,7 +315,7 @@ def _spread(graph: OpGraph, runs: list[Totals]) -> RunSpread:
 
 
 def _ci(graph: OpGraph, runs: list[Totals]) -> float:
-    """Half-width of the interval of the mean throughput of runs, as a fraction of it."""
+    """Return the half-width of the interval of the runs' mean throughput, relative to it."""
     rates = [one.iterations_per_s(graph) for one in runs]
     return ci_fraction(rates, AT_EACH_LOOK) if np.isfinite(rates).all() else 0.0
 
@@ -330,9 +328,9 @@ def _runs(
     progress: Progress | None,
     compiled: bool | None,
 ) -> tuple[list[tuple[Totals, Pilot]], float]:
-    """Totals of runs of at least so many ``rounds`` after the warm-up, and the interval over them.
+    """Return the totals of runs of at least ``rounds`` after the warm-up, and their interval.
 
-    As many as the interval needs, or fewer if they have to become longer anyway.
+    There are as many runs as the interval needs, or fewer if they have to become longer anyway.
     """
     found: list[tuple[Totals, Pilot]] = []
     ci = inf
@@ -357,6 +355,6 @@ def _runs(
 
 
 def _seeds(seed: int, count: int) -> list[int]:
-    """Seeds of the runs of a job: its own, then ones derived from it."""
+    """Return the seeds of a job's runs: its own, then seeds derived from it."""
     derived = np.random.SeedSequence(seed).generate_state(count, np.uint64)
     return [seed, *(int(s) for s in derived[1:])]

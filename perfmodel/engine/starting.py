@@ -1,4 +1,4 @@
-"""Operations get ready, queue for their slots, and start."""
+"""Start of operations: readiness, queues for slots, start."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from perfmodel.engine.waits import attribute_wait, note, open_wait
 
 
 def supply(w: World, op: Id, source: int) -> None:
-    """Supply one of the missing inputs of ``op``; ``source`` is the instance that it is from."""
+    """Supply one of the missing inputs of ``op``, from the instance ``source``."""
     o = w.ops[op]
     o.missing -= 1
     if o.missing == 0:
@@ -39,7 +39,7 @@ def supply(w: World, op: Id, source: int) -> None:
 
 
 def hand_token(w: World, k: int, source: int) -> None:
-    """Deliver a token along edge ``k``; ``tokens`` counts all tokens so far, and the lag."""
+    """Deliver a token along edge ``k``; ``tokens`` counts all tokens so far, plus the lag."""
     edge = w.edges[k]
     target = edge.target if edge.target >= 0 else w.gate_edges[-1 - edge.target].target
     t = w.ops[target]
@@ -105,7 +105,7 @@ def _take_early(w: World, op: Id) -> None:
 
 
 def _keeps_own_count(w: World, op: Id) -> bool:
-    """Whether an op's gate fires at times of its own rather than once an iteration."""
+    """Return whether an op's gate fires independently of iterations."""
     extra = w.ops[op].extra
     if extra < 0 or w.extras[extra].special < 0:
         return False
@@ -114,7 +114,7 @@ def _keeps_own_count(w: World, op: Id) -> bool:
 
 
 def _prepare(w: World, op: Id) -> bool:
-    """Apply the op's rules to the iteration it is ready for; False if it is not active in it."""
+    """Apply an op's rules to the iteration it is ready for; return False if it is inactive."""
     o = w.ops[op]
     x = w.specials[w.extras[o.extra].special]
     if x.gate == QUORUM:
@@ -153,7 +153,7 @@ def _prepare(w: World, op: Id) -> bool:
 
 
 def enqueue(w: World, slot: int, op: Id) -> None:
-    """Add ``op`` to the queue of ``slot``: the head is stored apart, the others in a binary
+    """Add ``op`` to the queue of ``slot``; the head is stored separately, the others in a binary
     heap."""
     s, q = w.state[0], w.slots[slot]
     q.waiting += 1
@@ -249,7 +249,7 @@ def _has_room(w: World, op: Id) -> bool:
 
 
 def start_op(w: World, op: Id, releaser: int) -> None:
-    """Start an op, or its next piece; ``releaser`` is the instance that freed its slots."""
+    """Start an op or its next piece; ``releaser`` is the instance that freed its slots."""
     s, o = w.state[0], w.ops[op]
     if o.phase == QUEUED and o.extra >= 0 and bytes_left(w, op) > 0.0:
         o.since = s.now
@@ -296,7 +296,7 @@ def start_op(w: World, op: Id, releaser: int) -> None:
 
 
 def move_piece(w: World, op: Id) -> None:
-    """Start to move the op's bytes, or the next piece of them."""
+    """Start to move the op's bytes, or their next piece."""
     o = w.ops[op]
     o.phase = MOVING
     amount = o.bytes
@@ -319,13 +319,13 @@ def move_piece(w: World, op: Id) -> None:
 
 
 def bytes_left(w: World, op: Id) -> float:
-    """Bytes of an op that remain after the current piece."""
+    """Return the bytes of an op that remain after the current piece."""
     special = w.extras[w.ops[op].extra].special
     return float(w.specials[special].left) if special >= 0 else 0.0
 
 
 def _load_batch(w: World, op: Id) -> None:
-    """Load as many of the admitted items as fit, at least one."""
+    """Load as many admitted items as fit, at least one."""
     o = w.ops[op]
     x = w.specials[w.extras[o.extra].special]
     total = 0.0

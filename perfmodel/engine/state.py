@@ -1,4 +1,4 @@
-"""The state of a running simulation, for comparisons, and its counters and sums so far."""
+"""The comparable state of a running simulation, and its counters and sums so far."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _F, _I, _L = "f8", "i4", "i8"
 
 
 class State(NamedTuple):
-    """Everything that determines the future, relative to the present: counts, times, bytes."""
+    """Everything that determines the future, relative to the current time: counts, times, bytes."""
 
     counts: NDArray[np.int64]
     times: NDArray[np.float64]
@@ -26,7 +26,7 @@ class State(NamedTuple):
 
 
 def state(world: World) -> State:
-    """The state of a world. Two equal states of a deterministic graph have equal futures."""
+    """Return the state of a world. Equal states of a deterministic graph have equal futures."""
     now = float(column(world, "state", "now")[0])
     phase, taken = column(world, "ops", "phase"), column(world, "ops", "taken")
     timers = int(column(world, "state", "timers")[0])
@@ -72,10 +72,10 @@ def state(world: World) -> State:
 
 
 def _risen(world: World) -> NDArray[Any]:
-    """By how much the counter of each open probe has risen since the probe was opened.
+    """Return how much the counter of each open probe has risen since the probe was opened.
 
-    It determines the staleness when the probe closes: probes that are open at the start of the
-    simulation see fewer updates than those of later rounds in an otherwise equal state.
+    This determines the staleness when the probe closes. Probes that are open at the start of the
+    simulation see fewer updates than probes of later rounds in an otherwise equal state.
     """
     names = ("counter", "stamp", "room", "next", "open")
     probe = {name: column(world, "probes", name) for name in names}
@@ -90,7 +90,7 @@ def _risen(world: World) -> NDArray[Any]:
 
 
 def _phases(world: World, taken: NDArray[Any]) -> NDArray[Any]:
-    """Position of each op with periodic activity in its period of iterations."""
+    """Return the phase of each op with periodic activity within its period."""
     if len(world.specials) == 0:
         return np.zeros(0, _L)
     extra = column(world, "ops", "extra")
@@ -102,11 +102,11 @@ def _phases(world: World, taken: NDArray[Any]) -> NDArray[Any]:
 
 
 _COUNTING = (codes.DRAIN, codes.TO_QUORUM, codes.FROM_BATCH)
-"""Edges whose tokens are counted from the start, like those of plain edges."""
+"""Gate edges whose tokens are counted from the start, as on plain edges."""
 
 
 def in_flight(world: World) -> tuple[NDArray[Any], NDArray[np.float64]]:
-    """The ops that are moving bytes, in ascending order, and their remaining bytes."""
+    """Return the ops that are moving bytes, in ascending order, and their remaining bytes."""
     names = ("home", "served", "joined", "weight", "lead", "level", "flow", "count")
     every = {name: column(world, "routes", name) for name in names}
     busy = np.flatnonzero(every["count"])
@@ -131,7 +131,7 @@ def in_flight(world: World) -> tuple[NDArray[Any], NDArray[np.float64]]:
 
 
 def moved_bytes(world: World) -> NDArray[np.float64]:
-    """Bytes moved along each route so far, shape (routes,)."""
+    """Return the bytes moved along each route so far, shape (routes,)."""
     moving, left = in_flight(world)
     moved = np.array(world.moved, _F)
     np.subtract.at(moved, column(world, "ops", "route")[moving], left)
@@ -139,7 +139,7 @@ def moved_bytes(world: World) -> NDArray[np.float64]:
 
 
 def totals(graph: OpGraph, world: World) -> Totals:
-    """Counters and sums so far, including the completed part of running ops."""
+    """Return the counters and sums so far, including the completed part of running ops."""
     one = {name: column(world, "state", name)[0].item() for name in _COUNTED}
     phase = column(world, "ops", "phase")
     running = np.flatnonzero((phase == codes.WORKING) | (phase == codes.MOVING))
@@ -177,7 +177,7 @@ _TOTALLED = tuple(
 
 
 def forget_gap(world: World) -> None:
-    """Restart the maximum of the gap between groups."""
+    """Restart the maximum of the gap between groups from the current gap."""
     first = world.state[0]
     if isinstance(world.state, list):
         first.gap_max = first.fastest - first.slowest

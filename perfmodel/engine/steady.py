@@ -1,4 +1,4 @@
-"""Detects the steady state: a recurring state, a warm-up to drop, enough batches."""
+"""Detects the steady state: a recurring state, a warm-up to drop, and enough batches."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from perfmodel.engine.state import State, state
 from perfmodel.engine.world import World, column
 
 SAME = 1e-9
-"""Tolerance for rounding in times, or bytes, of two states, relative to the largest."""
+"""Tolerance for rounding in the times or bytes of two states, relative to the largest."""
 
 FEWEST_BATCHES, MOST_BATCHES = 16, 32
-"""Number of batches of a confidence interval; above the maximum, pairs are merged."""
+"""Minimum number of batches for a confidence interval; at twice the second number, pairs merge."""
 
 MOST_CORRELATION = 0.3
-"""Lag-one correlation of batch means beyond which longer batches are needed."""
+"""Lag-one correlation of batch means above which longer batches are needed."""
 
 CONFIDENCE, AT_EACH_LOOK = 0.95, 0.97
 """Confidence of a reported interval, and of each check of it. A run ends when its interval is
-narrow enough, which favours intervals that are narrow by chance: of 97 % intervals that end a run,
-about 95 % contain the true value (docs/explanation/how-long-to-simulate.md)."""
+narrow enough, which favours intervals that are narrow by chance. Of the 97 % intervals that end a
+run, about 95 % contain the true value (docs/explanation/how-long-to-simulate.md)."""
 
 
 class Recurrence:
-    """Finds the period of a sequence of states by keeping one of them.
+    """Finds the period of a sequence of states while keeping only one of them.
 
-    The state of rounds 1, 2, 4, 8, ... is kept in turn and compared with those that follow (Brent,
-    BIT 20, 1980, doi 10.1007/BF01933190), so that a period of any length is found in memory for
-    one state.
+    The state of rounds 1, 2, 4, 8, ... is kept in turn and compared with the states that follow
+    (Brent, BIT 20, 1980, doi 10.1007/BF01933190). So a period of any length is found in the memory
+    of one state.
     """
 
     saved: Totals
@@ -41,10 +41,10 @@ class Recurrence:
         self._state: State | None = None
         self._next = 1
         self.fresh = False
-        """Whether the last state is the stored one."""
+        """Whether the last state is the one that is kept."""
 
     def seen(self, world: World, done: int, totals: Callable[[], Totals]) -> Totals | None:
-        """The totals when the same state was seen before, None if it is new."""
+        """Return the totals at which the same state was seen before; None if it is new."""
         time = float(column(world, "state", "now")[0])
         self.fresh = False
         if self._state is not None and time == self.saved.time:
@@ -61,7 +61,7 @@ class Recurrence:
 
 
 def same(a: State, b: State) -> bool:
-    """Whether two states agree, up to rounding of their times and of their bytes."""
+    """Return whether two states agree, up to rounding of their times and bytes."""
     if not np.array_equal(a.counts, b.counts):
         return False
     return _close(a.times, b.times) and _close(a.bytes, b.bytes)
@@ -73,27 +73,27 @@ def _close(a: NDArray[np.float64], b: NDArray[np.float64]) -> bool:
 
 
 def warmup_rounds(rates: Sequence[float], least: int = 0) -> int:
-    """How many of the first rounds to drop: ``least``, or a power of two, at most two thirds.
+    """Return how many first rounds to drop: ``least`` or a power of two, at most two thirds.
 
-    The one that minimises the standard error of the mean of the rest (marginal standard error rule:
-    White, Simulation 69(6), 1997, doi 10.1177/003754979706900601).
+    It is the number that minimises the standard error of the mean of the rest (marginal standard
+    error rule: White, Simulation 69(6), 1997, doi 10.1177/003754979706900601).
     """
     values = np.asarray(rates)
     candidates = warmups(len(values), least)
     late = values[least:]
     if np.isfinite(late).all() and float(np.ptp(late)) <= SAME * float(np.abs(late).max()):
-        return least  # differences are rounding errors
+        return least  # the differences are rounding errors
     return min(candidates, key=lambda d: float(values[d:].var()) / (len(values) - d))
 
 
 def warmups(rounds: int, least: int) -> list[int]:
-    """Candidate lengths of the warm-up."""
+    """Return the candidate lengths of the warm-up."""
     powers = [1 << k for k in range(rounds.bit_length()) if 3 << k <= 2 * rounds]
     return [least, *(power for power in powers if power > least)]
 
 
 def ci_fraction(values: Sequence[float], confidence: float = CONFIDENCE) -> float:
-    """Half-width of the Student interval of the mean of values, as a fraction of it."""
+    """Return the half-width of the Student interval of the mean of values, relative to it."""
     if len(values) < 2:
         return math.inf
     from scipy.special import stdtrit
@@ -107,7 +107,7 @@ class BatchMeans:
     """Batches of rounds of one long run, and the confidence interval of their mean rate.
 
     Batch means: Law, "Simulation Modeling and Analysis", 5th ed., section 9.5.3. As the run grows,
-    batches are merged in pairs, so that they grow with it and their number stays bounded.
+    batches are merged in pairs, so that they become longer and their number stays bounded.
     """
 
     def __init__(self) -> None:
@@ -130,8 +130,7 @@ class BatchMeans:
             self.batch_rounds *= 2
 
     def ci_fraction(self) -> float:
-        """Relative half-width; infinite if there are too few batches, or if they are
-        autocorrelated."""
+        """Return the relative half-width; infinite if batches are too few or autocorrelated."""
         if len(self._work) < FEWEST_BATCHES:
             return math.inf
         rates = np.array(self._work) / np.array(self._time)
@@ -142,9 +141,10 @@ class BatchMeans:
         return ci_fraction(rates.tolist(), AT_EACH_LOOK)
 
     def last_ci_fraction(self) -> float:
-        """Relative half-width at the end of a run: from longer batches if these are autocorrelated.
+        """Return the relative half-width at the end of a run.
 
-        From as few as four batches, and wide accordingly.
+        If batches are autocorrelated, it comes from longer ones: from as few as four batches, and
+        wide accordingly.
         """
         work, time = self._work, self._time
         while len(work) >= 8:
@@ -162,7 +162,7 @@ def _pairs(values: list[float]) -> list[float]:
 
 
 def _correlation(values: NDArray[np.float64]) -> float:
-    """Lag-one correlation."""
+    """Return the lag-one autocorrelation."""
     deviations = values - values.mean()
     total = float((deviations**2).sum())
     return float((deviations[1:] * deviations[:-1]).sum()) / total if total > 0.0 else 0.0

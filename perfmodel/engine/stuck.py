@@ -1,4 +1,4 @@
-"""Why a simulation cannot continue: texts for deadlocks, starvation and faults."""
+"""Explains why a simulation cannot continue: texts for deadlocks, starvation and faults."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from perfmodel.graph.op_graph import OpGraph, block_of
 from perfmodel.graph.rules import Batch, Every, Mailbox, Quorum
 
 _NAMED = 4
-"""Number of ops named in a message."""
+"""Maximum number of ops named in a message."""
 
 
 def cycle_without_lag(graph: OpGraph) -> list[int]:
-    """Ops that wait for each other within one iteration, in order; empty if there are none."""
+    """Return ops that wait for each other within one iteration, in order; empty if there are
+    none."""
     now = (graph.edge_lag == 0) & ~_optional(graph)
     source, target = graph.edge_source[now].tolist(), graph.edge_target[now].tolist()
     missing = np.bincount(target, minlength=graph.n_ops).tolist()
@@ -31,7 +32,7 @@ def cycle_without_lag(graph: OpGraph) -> list[int]:
             missing[b] -= 1
             if not missing[b]:
                 ready.append(b)
-    # ops that still miss an input are on a cycle, or downstream of one
+    # ops that still miss an input are on a cycle or downstream of one
     before = {b: a for a, b in zip(source, target, strict=True) if missing[a] and missing[b]}
     if not before:
         return []
@@ -46,7 +47,7 @@ def cycle_without_lag(graph: OpGraph) -> list[int]:
 
 
 def _optional(graph: OpGraph) -> NDArray[np.bool_]:
-    """Edges whose target does not need a token in each iteration: those into gates."""
+    """Return the edges whose target does not need a token in every iteration: edges into gates."""
     free = np.zeros(len(graph.edge_lag), np.bool_)
     for rule in graph.rules:
         if isinstance(rule, (Every, Batch)):
@@ -57,9 +58,9 @@ def _optional(graph: OpGraph) -> NDArray[np.bool_]:
 
 
 def finished(graph: OpGraph, world: World, limit: int) -> bool:
-    """Whether every op has run ``limit`` times, apart from those whose gates keep their own count.
+    """Return whether every op has run ``limit`` times, except ops whose gates keep their own count.
 
-    For a world without any further events.
+    The world must have no further events.
     """
     done = column(world, "ops", "taken") >= limit
     done &= column(world, "ops", "phase") == codes.IDLE
@@ -70,7 +71,7 @@ def finished(graph: OpGraph, world: World, limit: int) -> bool:
 
 
 def describe_deadlock(graph: OpGraph, world: World) -> str:
-    """Which ops wait, and for what, when no event is left."""
+    """Describe which ops wait, and for what, when no event is left."""
     now = float(column(world, "state", "now")[0])
     rounds = int(column(world, "state", "slowest")[0])
     phase, taken = column(world, "ops", "phase"), column(world, "ops", "taken")
@@ -85,22 +86,22 @@ def describe_deadlock(graph: OpGraph, world: World) -> str:
         if len(reasons) > _NAMED:
             break
         sources = [repr(graph.op_name(source)) for source in _awaited(graph, world, op)]
-        what = " and ".join(sources[:2]) if sources else "more tokens"
-        reasons.append(f"{graph.op_name(op)!r} waits for {what}")
+        missing = " and ".join(sources[:2]) if sources else "more tokens"
+        reasons.append(f"{graph.op_name(op)!r} waits for {missing}")
     more = int(np.count_nonzero(lacking & behind)) - _NAMED
-    text = "; ".join(reasons[:_NAMED]) + (f"; and {more} more wait" if more > 0 else "")
+    text = "; ".join(reasons[:_NAMED]) + (f"; and {more} more are waiting" if more > 0 else "")
     return f"deadlock at {now:g} s after {rounds} iterations: {text}"
 
 
 def describe_starvation(graph: OpGraph, world: World) -> str:
-    """Which group falls further and further behind."""
+    """Describe which group falls further and further behind."""
     done = column(world, "groups", "iterations")
     mark = graph.op_name(int(graph.group_mark[np.argmin(done)]))
-    return f"{mark!r} has run {done.min()} times while others ran {done.max()} times: it starves"
+    return f"{mark!r} is starved: it ran {done.min()} times while others ran {done.max()} times"
 
 
 def _awaited(graph: OpGraph, world: World, op: int) -> list[int]:
-    """The sources of edges into ``op`` that hold no token for its next iteration."""
+    """Return the sources of edges into ``op`` that hold no token for its next iteration."""
     tokens, taken = column(world, "edges", "tokens"), column(world, "ops", "taken")
     first, last = int(world.into_first[op]), int(world.into_first[op + 1])
     out = column(world, "ops", "out")
@@ -113,10 +114,10 @@ def _awaited(graph: OpGraph, world: World, op: int) -> list[int]:
 
 
 def describe_fault(graph: OpGraph, world: World, status: int) -> str:
-    """What is wrong with the op or the probe that stopped a simulation."""
+    """Describe what is wrong with the op or the probe that stopped a simulation."""
     culprit = int(column(world, "state", "culprit")[0])
     if status == codes.ENDLESS:
-        return f"op {graph.op_name(culprit)!r} runs again and again without any time passing"
+        return f"op {graph.op_name(culprit)!r} runs endlessly while simulated time stands still"
     if status == codes.CROWDED:
         return (
             f"op {graph.op_name(culprit)!r} ends too often at one instant: no room for more timers"
@@ -129,4 +130,4 @@ def describe_fault(graph: OpGraph, world: World, status: int) -> str:
     closes = repr(graph.op_name(int(graph.probe_close[probe])))
     if status == codes.UNOPENED:
         return f"probe {label} is closed by {closes} before it was opened"
-    return f"probe {label} is opened by {opens} again and again before {closes} closes it"
+    return f"probe {label} is opened repeatedly by {opens} before {closes} closes it"

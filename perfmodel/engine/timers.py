@@ -1,8 +1,8 @@
 """The heap of timers: when operations end, tokens arrive and transfers start.
 
-The engine's heaps (here, in ``pools`` and in ``filling``) are written out one by one: each compares
-other keys and records positions in another table. A common function would need both as arguments,
-and neither the compiled nor the plain loop can pass fields of records without a cost for each step.
+The engine's heaps (here, in ``pools`` and in ``filling``) are written out one by one, because each
+compares different keys and records positions in a different table. A common function would need
+both as arguments, and passing fields of records costs time at each step in either loop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def end_soon(w: World, op: Id) -> None:
 
 
 def set_timer(w: World, time: float, kind: int, op: Id) -> None:
-    """Add a timer to the binary heap, ordered by (time, kind, op)."""
+    """Add a timer to the binary heap, which is ordered by (time, kind, op)."""
     s, times, whats = w.state[0], w.timer_time, w.timer_what
     what = kind * KIND + op
     i = s.timers
@@ -45,7 +45,7 @@ def set_timer(w: World, time: float, kind: int, op: Id) -> None:
 
 
 def pop_timer(w: World) -> int:
-    """Remove the first timer; returns its kind and op."""
+    """Remove the first timer, and return its kind and op."""
     s, times, whats = w.state[0], w.timer_time, w.timer_what
     first = whats[0]
     n = s.timers - 1

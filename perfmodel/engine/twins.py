@@ -1,8 +1,8 @@
-"""The two event loops, which give the same results to the last bit, and which of them runs.
+"""The two event loops, whose results agree to the last bit, and the choice between them.
 
-The compiled one runs wherever its library is there (:mod:`perfmodel.engine.library`). Where it is
-not, but can be built, as in a checkout with Numba, a process in the background builds it: until it
-is there the plain loop runs, and a simulation goes on compiled in the middle.
+The compiled loop runs if its library is available (:mod:`perfmodel.engine.library`). If it is not,
+but can be built, as in a checkout with Numba, a background process builds it. Until then the plain
+loop runs; a running simulation switches to the compiled loop in the middle.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     import subprocess
 
 VARIABLE = "PERFMODEL_COMPILED"
-"""Environment variable: 1 asks for the compiled loop, and waits until it is built; 0 for the plain
-one."""
+"""Environment variable: 1 selects the compiled loop, and waits until it is built; 0 selects the
+plain loop."""
 
 LONG_OPS = 500_000
-"""Number of op instances from which on the plain loop, at some 10 µs each, is worth a warning."""
+"""Number of op instances above which the plain loop, at about 10 µs each, deserves a warning."""
 
 
 class Loop(NamedTuple):
-    """The entry points of an event loop, and the conversions of a world that they need.
+    """The entry points of an event loop, and the world conversions that they need.
 
-    ``convert`` turns a world of arrays into the one that is simulated, ``handle`` turns that into
+    ``convert`` turns a world of arrays into the world that is simulated; ``handle`` turns that into
     the argument of the entry points.
     """
 
@@ -54,27 +54,27 @@ def _as_it_is(world: World) -> World:
 PLAIN = Loop(as_objects, _as_it_is, loop.order, loop.begin, loop.advance)
 
 
-def wished(compiled: bool | None) -> bool | None:
-    """The loop that is asked for: ``compiled``, or what the environment variable says.
+def requested(compiled: bool | None) -> bool | None:
+    """Return the requested loop: ``compiled``, or else the value of the environment variable.
 
     Raises
     ------
     InputError : the variable is neither 0 nor 1.
     """
-    wish = os.environ.get(VARIABLE)
-    if compiled is not None or not wish:
+    value = os.environ.get(VARIABLE)
+    if compiled is not None or not value:
         return compiled
-    if wish not in ("0", "1"):
-        raise InputError(f"environment variable {VARIABLE} must be 0 or 1, got {wish!r}")
-    return wish == "1"
+    if value not in ("0", "1"):
+        raise InputError(f"environment variable {VARIABLE} must be 0 or 1, got {value!r}")
+    return value == "1"
 
 
 def choose(compiled: bool | None = None) -> Loop:
-    """The compiled loop if it is there, else the plain one; ``compiled`` asks for one of the two.
+    """Return the compiled loop if it is available, else the plain loop; ``compiled`` forces one.
 
     Raises
     ------
-    InputError : the compiled loop is asked for and cannot be built.
+    InputError : the compiled loop is requested but cannot be built.
     """
     if compiled is False:
         return PLAIN
@@ -90,8 +90,8 @@ def choose(compiled: bool | None = None) -> Loop:
     return found or PLAIN
 
 
-def arrived() -> Loop | None:
-    """The compiled loop, once the process in the background has built it."""
+def just_built() -> Loop | None:
+    """Return the compiled loop once the background process has built it, else None."""
     if _build.cache_info().currsize == 0:
         return None
     build = _build()
@@ -102,8 +102,8 @@ def arrived() -> Loop | None:
 
 
 def warn_if_long(ops: float) -> None:
-    """Warn, once in a process, that about ``ops`` op instances are simulated without the compiled
-    loop, unless it is being built."""
+    """Warn once per process if about ``ops`` op instances run without the compiled loop, unless it
+    is being built."""
     reason = _compiled()[1]
     if reason and ops > LONG_OPS and _build() is None:
         _warn(reason)
@@ -111,13 +111,13 @@ def warn_if_long(ops: float) -> None:
 
 @functools.cache
 def _warn(reason: str) -> None:
-    text = f"simulating in plain Python, many times slower, without compiled code: {reason}"
+    text = f"simulating in plain Python, many times slower than compiled code: {reason}"
     warnings.warn(text, PerfmodelWarning, stacklevel=1)
 
 
 @functools.cache
 def _compiled() -> tuple[Loop | None, str]:
-    """The compiled loop, or why it cannot be used."""
+    """Return the compiled loop, or why it cannot be used."""
     found = library.find()
     reason = found.reason
     if not reason:
@@ -132,7 +132,7 @@ def _compiled() -> tuple[Loop | None, str]:
 
 @functools.cache
 def _build() -> subprocess.Popen[bytes] | None:
-    """The process that builds the library, None if it cannot be built here."""
+    """Start the process that builds the library; None if it cannot be built here."""
     found = library.find()
     folder = found.path.parent
     if found.lasting or not os.access(folder, os.W_OK):
@@ -146,7 +146,7 @@ def _build() -> subprocess.Popen[bytes] | None:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,  # goes on if this process ends first
+        start_new_session=True,  # continues if this process ends first
     )
 
 
@@ -155,7 +155,7 @@ def _loaded(path: str) -> Loop:
 
     Raises
     ------
-    OSError : it is no library for this machine.
+    OSError : it is not a library for this machine.
     AttributeError : it lacks a function.
     """
     code = ctypes.CDLL(path)
@@ -164,8 +164,10 @@ def _loaded(path: str) -> Loop:
 
 
 def _entry(function: Any, numbers: int) -> Callable[..., int]:
-    """A compiled function of a world and of ``numbers`` integers, by Numba's calling convention:
-    the first two arguments are where it puts its result and its exception."""
+    """Wrap a compiled function of a world and ``numbers`` integers in Numba's calling convention.
+
+    Its first two arguments point to its result and its exception.
+    """
     function.restype = ctypes.c_int32
     function.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * numbers
 
@@ -178,12 +180,12 @@ def _entry(function: Any, numbers: int) -> Callable[..., int]:
 
 
 class Handle:
-    """A world as the argument of compiled code: the address of a table of its arrays' addresses."""
+    """A world as the argument of compiled code: the address of a table of array addresses."""
 
     def __init__(self, arrays: World) -> None:
         for name, array in zip(World._fields, arrays, strict=True):
             if array.dtype != DTYPES[name]:
-                raise TypeError(f"{name} of a world is {array.dtype}, not {DTYPES[name]}")
+                raise TypeError(f"world array {name} has type {array.dtype}, not {DTYPES[name]}")
         self.arrays = arrays  # keeps them alive
         self.table = np.array([array.ctypes.data for array in arrays], np.int64)
         self.address = self.table.ctypes.data

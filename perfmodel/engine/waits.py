@@ -1,4 +1,4 @@
-"""Attribution of waits to causes, along the chain of predecessors."""
+"""Attributes waits to causes, along the chain of predecessors."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from perfmodel.engine.codes import (
 )
 
 MOST_STEPS = 16
-"""Limit of instances visited by a walk back, per op of the graph."""
+"""Maximum number of instances visited by a walk back, per op of the graph."""
 
 
 def awaiting(w: World, k: int) -> int:
-    """The op that waits for edge ``k`` in its first iteration, NONE if there is none."""
+    """Return the op that waits for edge ``k`` in its first iteration; NONE if there is none."""
     edge = w.edges[k]
     if edge.tokens > 0:
         return NONE
@@ -35,7 +35,7 @@ def awaiting(w: World, k: int) -> int:
 
 
 def open_wait(w: World, probe: int) -> None:
-    """Begin an interval of a probe."""
+    """Open an interval of a probe."""
     s, p = w.state[0], w.probes[probe]
     if p.open == p.room:
         s.fault, s.culprit = OVERRUN, probe
@@ -61,7 +61,7 @@ def note(w: World, op: int, what: int) -> None:
 
 
 def walk_critical(w: World, record: int, until: float) -> None:
-    """Walk back to ``until`` through what let each op start, and charge the time to these ops."""
+    """Walk back to ``until`` through the ops that enabled each other; charge the time to them."""
     s = w.state[0]
     end = s.now
     s.walks += 1
@@ -79,12 +79,10 @@ def walk_critical(w: World, record: int, until: float) -> None:
 
 
 def attribute_wait(w: World, group: int, until: float, record: int) -> None:
-    """Split a group's idle time by the causes that delayed the op that starts now.
+    """Split a group's idle time, from ``until`` to now, by what delayed the op that starts now.
 
-    It was idle from ``until`` to now.
-
-    Back along the last-arriving predecessors: the time a predecessor ran is its own cause,
-    the time it queued for a slot is what held the slot up (the cause of the op itself).
+    The walk goes back along the last-arriving predecessors. All time since a predecessor became
+    ready, both running and queueing for a slot, is charged to its cause.
     """
     s = w.state[0]
     end = s.now

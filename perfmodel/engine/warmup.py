@@ -1,4 +1,4 @@
-"""The pilot of a simulation: when it has settled, and how much of it is dropped."""
+"""The pilot of a simulation: finds when it has settled, and how much of it to drop."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from perfmodel.engine.state import forget_gap
 from perfmodel.engine.steady import warmup_rounds, warmups
 
 MOST_TRANSIENT_ROUNDS = 16384
-"""Most rounds of a pilot while workers that are tied together still drift apart."""
+"""Maximum rounds of a pilot while tied workers still drift apart."""
 
 LAGS = 8
-"""Least rounds of a pilot, as a multiple of the longest lag, where workers drift apart."""
+"""Minimum rounds of a pilot if workers drift apart, as a multiple of the longest lag."""
 
 TOLERATED_LOSS = 0.5
-"""Loss of rate by such a drift, as a fraction of ``rel_ci``, that is tolerated: the interval covers
-it."""
+"""Tolerated rate loss from such a drift, as a fraction of ``rel_ci``; the interval covers it."""
 
 PILOT_ROUNDS, MOST_PILOT_ROUNDS = 24, 768
-"""Rounds of a pilot, doubled while the warm-up may fill two thirds of it."""
+"""Initial and maximum rounds of a pilot, which doubles while the warm-up may fill two thirds of
+it."""
 
 FEWEST_PILOT_SPANS = 6
-"""Spans of a pilot: a span is a round or, where some ops are active every k-th, so many rounds that
-each of these has been active as often as it is in the long run."""
+"""Minimum spans of a pilot. A span is one round; if some ops are active only every k-th round, it
+has as many rounds as it takes for each to be active as often as in the long run."""
 
 LEAST_WARMUP = 8
-"""Rounds that are always dropped."""
+"""Number of rounds that are always dropped."""
 
 Progress = Callable[[int, int], None]
 
 
 class Pilot(NamedTuple):
-    """The first part of a simulation: how much of it to drop, and what it says about the rest.
+    """The first part of a simulation: how much of it to drop, and what it tells about the rest.
 
-    ``begin`` the totals after the warm-up, ``clocks`` the clock at each span since, ``spans`` how
-    many there were in all, ``transient_rounds`` when workers that are tied together had drifted as
-    far apart as they do in the long run, ``loss`` the part of the rate that may be lost once they
-    have, 0 if they have.
+    ``begin``: totals after the warm-up. ``clocks``: the clock at each span since. ``spans``: total
+    number of spans. ``transient_rounds``: rounds until tied workers had drifted as far apart as
+    they do in the long run. ``loss``: fraction of the rate that may be lost once they have drifted
+    that far; 0 if they already have.
     """
 
     begin: Totals
@@ -54,9 +54,9 @@ class Pilot(NamedTuple):
 def warm_up(run: Simulation, rel_ci: float, least_spans: int, progress: Progress | None) -> Pilot:
     """Run until the warm-up can be identified.
 
-    Candidates are powers of two up to two thirds of the pilot (steady.warmup_rounds). It goes on
-    while workers that are tied together still drift apart, and more than a part of ``rel_ci`` may
-    be lost once they are as far apart as they get (leads.possible_loss).
+    Candidates are powers of two up to two thirds of the pilot (steady.warmup_rounds). The pilot
+    continues while tied workers still drift apart and the possible rate loss from this
+    (leads.possible_loss) exceeds a fraction of ``rel_ci``.
     """
     least = 1 << (-(-LEAST_WARMUP // run.span) - 1).bit_length()
     spans = max(FEWEST_PILOT_SPANS, -(-PILOT_ROUNDS // run.span), 3 * least, least_spans)

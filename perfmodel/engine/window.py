@@ -1,4 +1,4 @@
-"""A few iterations of the steady state: every op, the use of links, the staleness of updates."""
+"""A few iterations of the steady state: every op, link use, and the staleness of updates."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from perfmodel.graph.op_graph import OpGraph
 from perfmodel.graph.rules import Every, Quorum
 
 MOST_PERIODIC_ROUNDS = 255
-"""Rounds after which a deterministic run without a period counts as a random one."""
+"""Rounds after which a deterministic run without a period is treated as random."""
 
 MOST_SAMPLES = 2000
-"""Samples of a window, about; each is of one or more instants."""
+"""Approximate maximum number of samples in a window; each covers one or more instants."""
 
 MOST_RECORDED = 5_000_000
-"""Recorded instances of ops, at most: with workers that drift apart without bound, the window
-begins earlier."""
+"""Maximum number of recorded op instances; if workers drift apart without bound, the window begins
+earlier."""
 
 ROUNDING = 1e-12
-"""Overlaps of less than this fraction of the time are rounding."""
+"""Overlaps below this fraction of the time are rounding errors."""
 
 REL_CI = 0.01
 """Precision for which the warm-up of a random graph is chosen."""
@@ -41,13 +41,13 @@ class Window(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     ----------
     first, last : these iterations of the slowest group, counted from 0.
     settled : rounds after which the run is in its steady state.
-    slowest : index of that group.
-    begin_s, end_s : when they begin and end.
-    spans : the instances of ops that overlap the window, by start.
+    slowest : index of the slowest group.
+    begin_s, end_s : when these iterations begin and end.
+    spans : op instances that overlap the window, sorted by start.
     marks : all recorded instances of the ops that end the groups' iterations.
-    sample_s : (samples + 1,) ends of the intervals that are sampled, from ``begin_s`` to ``end_s``.
+    sample_s : (samples + 1,) bounds of the sampled intervals, from ``begin_s`` to ``end_s``.
     link_use : (samples, links) mean use of each link in an interval, as a fraction of its capacity.
-    staleness : (samples, groups) mean staleness of the updates of an interval; NaN without any.
+    staleness : (samples, groups) mean staleness of updates in an interval; NaN without any.
     """
 
     first: int
@@ -64,16 +64,16 @@ class Window(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
     @property
     def steady(self) -> bool:
-        """Whether all of it is of the steady state."""
+        """Whether the whole window is in the steady state."""
         return self.first >= self.settled
 
 
 def steady_window(
     graph: OpGraph, *, seed: int = 0, iterations: int = 2, compiled: bool | None = None
 ) -> Window:
-    """The first ``iterations`` iterations of the slowest group in the steady state.
+    """Return the first ``iterations`` iterations of the slowest group in the steady state.
 
-    Where some ops are active every k-th iteration only, the window has one such iteration first.
+    If some ops are active only every k-th iteration, the window begins with such an iteration.
 
     Raises
     ------
@@ -81,7 +81,7 @@ def steady_window(
     """
     settled = settled_rounds(graph, seed=seed, compiled=compiled)
     span = span_of(graph)
-    # an op behind a gate that takes several tokens has had fewer iterations than the groups
+    # an op behind a gate that takes several tokens has run fewer iterations than the groups
     gated = any(isinstance(rule, Every | Quorum) for rule in graph.rules)
     first = max(-(-(settled + 1) // span) * span - 1, 1)
     while True:
@@ -123,10 +123,10 @@ def steady_window(
 
 
 def settled_rounds(graph: OpGraph, *, seed: int = 0, compiled: bool | None = None) -> int:
-    """Rounds after which a run is in its steady state.
+    """Return the rounds after which a run is in its steady state.
 
-    Of a deterministic graph: until its state recurs. Of a random one: the warm-up that
-    :func:`perfmodel.engine.simulation.simulate` drops.
+    For a deterministic graph, this is when its state recurs. For a random graph, it is the warm-up
+    that :func:`perfmodel.engine.simulation.simulate` drops.
     """
     if not graph.random:
         with Simulation(graph, seed, compiled) as run:
@@ -142,7 +142,7 @@ def settled_rounds(graph: OpGraph, *, seed: int = 0, compiled: bool | None = Non
 
 
 def _fastest(graph: OpGraph, seed: int, rounds: int, compiled: bool | None) -> int:
-    """Iterations of the fastest group when every group has ended so many rounds."""
+    """Return the iterations of the fastest group when every group has ended ``rounds`` rounds."""
     with Simulation(graph, seed, compiled) as run:
         run.advance(rounds)
         return int(_done(run).max())
@@ -153,7 +153,7 @@ def _done(run: Simulation) -> Ids:
 
 
 def _sampled(run: Simulation, rounds: int, instants: int) -> tuple[Floats, Floats, Floats]:
-    """Ends of intervals, use of links and staleness until every group has ended the rounds."""
+    """Return interval bounds, link use and staleness until every group has ended ``rounds``."""
     graph = run.graph
     times, moved, stale = [run.now], [moved_bytes(run.world)], [_stale(run)]
     for _ in run.steps(rounds, instants):
@@ -174,6 +174,6 @@ def _sampled(run: Simulation, rounds: int, instants: int) -> tuple[Floats, Float
 
 
 def _stale(run: Simulation) -> Ids:
-    """Sum of the staleness of updates so far, and their number, shape (2, groups)."""
+    """Return the sum of the staleness of updates so far, and their number, shape (2, groups)."""
     world = run.world
     return np.array([world.stale_sum, world.stale_count], np.int64)

@@ -1,6 +1,6 @@
-"""The state of a simulation in records: arrays of them, or lists of objects.
+"""The state of a simulation in records: arrays of records, or lists of objects.
 
-Compiled code uses the arrays, the plain loop the objects; each can be converted to the other.
+Compiled code uses arrays, the plain loop objects; each can be converted to the other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STATE = _record(
     "slowest fastest behind gap_max timers soon soon_first touched changed busy_pools walks fault "
     "culprit region_links region_routes filling logged log_room log_left",
 )
-OP = _record(  # 64 bytes, as a cache line has
+OP = _record(  # 64 bytes, the size of a cache line
     f8="seconds bytes since",
     i4="need missing early taken",
     i2="priority",
@@ -146,7 +146,7 @@ DTYPES: dict[str, np.dtype[Any]] = dict(
         strict=False,
     )
 )
-"""Kind of each array of a world."""
+"""Type of each array in a world."""
 for _kind, _names in (
     (
         _I,
@@ -170,7 +170,7 @@ RECORDS = World._fields[: World._fields.index("into")]
 
 
 def as_objects(world: World) -> World:
-    """The same state in lists, of objects where there were records."""
+    """Convert a state to lists; records become objects."""
     plain = {name: getattr(world, name).tolist() for name in World._fields}
     for name in RECORDS:
         make = _class_of(name, getattr(world, name).dtype)
@@ -179,7 +179,7 @@ def as_objects(world: World) -> World:
 
 
 def as_arrays(world: World) -> World:
-    """The same state in arrays again, of records where there were objects."""
+    """Convert a state back to arrays; objects become records."""
     made: dict[str, NDArray[Any]] = {}
     for name in World._fields:
         values, dtype = getattr(world, name), DTYPES[name]
@@ -191,7 +191,7 @@ def as_arrays(world: World) -> World:
 
 
 def column(world: World, records: str, field: str) -> NDArray[Any]:
-    """One field of all records of a kind, as an array."""
+    """Return one field of all records of a kind, as an array."""
     values = getattr(world, records)
     if isinstance(values, list):
         kind = DTYPES[records][field]
@@ -201,7 +201,7 @@ def column(world: World, records: str, field: str) -> NDArray[Any]:
 
 
 def values_at(world: World, records: str, field: str, where: NDArray[Any]) -> NDArray[Any]:
-    """One field of some records of a kind, as an array."""
+    """Return one field of some records of a kind, as an array."""
     values = getattr(world, records)
     if isinstance(values, list):
         kind = DTYPES[records][field]
@@ -220,20 +220,20 @@ def _class_of(name: str, dtype: np.dtype[Any]) -> Any:
 
 
 def starts(counts: NDArray[Any]) -> NDArray[np.int64]:
-    """Offsets of consecutive parts of these lengths, and the end of the last."""
+    """Return the offsets of consecutive parts of these lengths, and the end of the last."""
     found = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=found[1:])
     return found
 
 
 def crowded(world: World) -> bool:
-    """Whether the timers need more room."""
+    """Return whether the timers need more room."""
     timers, room = (int(column(world, "state", name)[0]) for name in ("timers", "timer_room"))
     return 2 * timers > room
 
 
 def grown(world: World) -> World:
-    """The same world with room for twice as many timers."""
+    """Return the same world with room for twice as many timers."""
     room = 2 * int(column(world, "state", "timer_room")[0])
     if isinstance(world.state, list):
         world.state[0].timer_room = room

@@ -1,4 +1,4 @@
-"""One iteration as a cyclic graph of operations that contend for slots and links."""
+"""Describes one iteration as a cyclic graph of operations that contend for slots and links."""
 
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import Block, OpGraph

@@ -24,7 +24,7 @@ _most_ops: ContextVar[int] = ContextVar("most ops of a graph", default=MOST)
 
 @contextmanager
 def bounded(most: int) -> Iterator[None]:
-    """Make builders refuse graphs of more than ``most`` ops as early as possible."""
+    """Make builders reject graphs of more than ``most`` ops as early as possible."""
     token = _most_ops.set(most)
     try:
         yield
@@ -56,11 +56,11 @@ class GraphBuilder:
         place: ArrayLike = NONE,
         axes: tuple[Axis, ...] = (),
     ) -> Ids:
-        """Add serial resources of ``capacity`` units, such as threads, or bytes of credit.
+        """Add serial resources of ``capacity`` units, such as threads or bytes of credit.
 
-        Waiting ops are served by priority, first come first served within one priority, and by id
-        among ops that arrive at the same time. There is no overtaking: an op that needs more units
-        than are free blocks those behind it.
+        Waiting ops are served by priority, first come first served within a priority, and by id if
+        they arrive at the same time. There is no overtaking: an op that needs more units than are
+        free blocks the ops behind it.
         """
         ids = self._new("slot", label, shape, axes)
         self._add("slot_capacity", np.broadcast_to(np.asarray(capacity, np.int64), shape).ravel())
@@ -76,10 +76,10 @@ class GraphBuilder:
         place: ArrayLike = NONE,
         axes: tuple[Axis, ...] = (),
     ) -> Ids:
-        """Add links, shared max-min fairly by the transfers on them (bytes/s, one direction).
+        """Add links (bytes/s, one direction), which their transfers share max-min fairly.
 
-        A node's processor is a link as well: its capacity is in cores, the work of its ops in
-        core-seconds, and the rate cap of an op is the threads it has.
+        A node's processor is also a link: its capacity is in cores, the work of its ops in
+        core-seconds, and the rate cap of an op is its number of threads.
         """
         capacity = np.atleast_1d(np.asarray(capacity_bytes_per_s, np.float64))
         ids = self._new("link", label, capacity.shape, axes)
@@ -92,11 +92,11 @@ class GraphBuilder:
     def streams(
         self, shape: tuple[int, ...], *, cv: float = 0.0, kind: Distribution = "lognormal"
     ) -> Ids:
-        """Add streams of random numbers, one for each iteration, independent of each other.
+        """Add independent streams of random numbers, with one number per iteration.
 
-        As ``noise`` of an op a stream gives factors of mean 1 and coefficient of variation ``cv``
-        for its seconds and bytes; ops that share a stream share the factor of an iteration. As
-        ``draw`` it decides on activity and choice.
+        As the ``noise`` of an op, a stream gives factors of mean 1 and coefficient of variation
+        ``cv`` for its seconds and bytes; ops that share a stream share the factor of an iteration.
+        As a ``draw``, it decides on activity and choice.
         """
         first = self._count["stream"]
         size = math.prod(shape)
@@ -129,11 +129,11 @@ class GraphBuilder:
         """Add a block of ops and return their ids, in ``shape``.
 
         Every argument broadcasts against ``shape``. ``path`` has one more axis, over the links of
-        the path, filled up with NONE; ``path_units`` broadcasts against it and says how much of
-        each link a unit of rate takes. ``slots`` has one more axis as well, for ops that hold
-        several slots; ``units`` broadcasts against it. An op with bytes but neither link nor rate
-        cap moves them in no time. The latencies of the links on the path add to ``latency_s``.
-        It has this many parameters because each is a column of the table of ops.
+        the path, padded with NONE; ``path_units`` broadcasts against it and gives how much of each
+        link a unit of rate takes. ``slots`` also has one more axis, for ops that hold several
+        slots; ``units`` broadcasts against it. An op with bytes but neither link nor rate cap moves
+        them in no time. The latencies of the links on the path add to ``latency_s``. There are many
+        parameters because each is a column of the op table.
         """
         ids = self._new("op", label, shape, axes)
 
@@ -173,7 +173,7 @@ class GraphBuilder:
         cap: ArrayLike,
         weight: ArrayLike,
     ) -> tuple[Ids, Floats]:
-        """Ids of the routes, one for each different path, cap and weight, and their latency (s).
+        """Return route ids, one for each distinct path, cap and weight, and path latencies (s).
 
         Both broadcast against ``shape``.
         """
@@ -191,7 +191,7 @@ class GraphBuilder:
         weights = np.broadcast_to(weights, parts).ravel()
         ordered = np.sort(links, axis=1)
         if ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] != NONE)).any():
-            raise InputError(f"{label!r}: a path takes the same link twice")
+            raise InputError(f"{label!r}: a path uses the same link twice")
         for name, values in (("rate cap", caps), ("weight", weights), ("path units", amounts)):
             if not (values > 0.0).all():
                 raise InputError(f"{label!r}: {name} must be positive")
@@ -216,7 +216,7 @@ class GraphBuilder:
         self._add("edge_lag", np.full(sources.size, lag, np.int32))
 
     def chain(self, ops: Ids) -> None:
-        """Let the ops along the last axis follow each other."""
+        """Run the ops along the last axis one after another."""
         self.edge(ops[..., :-1], ops[..., 1:])
 
     def stagger(self, ops: Ids, within_s: ArrayLike) -> None:
@@ -235,17 +235,17 @@ class GraphBuilder:
         chosen: ArrayLike = 0,
         among: int = 0,
     ) -> None:
-        """Make ``ops`` active in every ``every``-th iteration only, or at random.
+        """Make ``ops`` active only in every ``every``-th iteration, or at random.
 
         In other iterations they take no time and no slot, raise no counter, send nothing to a
-        mailbox, and pass on their other tokens. At random means with a probability and, with
-        ``among``, in iterations in which an op that chooses among that many alternatives by the
-        same stream takes number ``chosen``. Ops that are active together share a stream; ``draw``
-        and ``chosen`` broadcast against ``ops``.
+        mailbox, and pass on their other tokens. Random activity has a ``probability``. With
+        ``among`` it is further limited to iterations in which an op that chooses among this many
+        alternatives by the same stream takes number ``chosen``. Ops that are active together share
+        a stream; ``draw`` and ``chosen`` broadcast against ``ops``.
 
         Raises
         ------
-        InputError : a probability outside 0 to 1, or no stream to draw from.
+        InputError : the probability is not between 0 and 1, or there is no stream to draw from.
         """
         streams = np.broadcast_to(np.asarray(draw, np.int64), ops.shape).ravel()
         which = np.broadcast_to(np.asarray(chosen, np.int64), ops.shape).ravel()
@@ -272,8 +272,8 @@ class GraphBuilder:
         """Let each of ``ops`` (ops,) draw a path and a slot at random in each iteration.
 
         ``paths`` (ops, alternatives, links), ``slots`` (ops, alternatives), ``latency_s`` and
-        ``rate_cap_bytes_per_s`` broadcast. Given values replace those of the op. Ops that share a
-        stream take the alternative of the same number.
+        ``rate_cap_bytes_per_s`` broadcast. Values given here replace the op's own. Ops that share a
+        stream take the alternative with the same number.
         """
         flat = ops.ravel()
         several = np.asarray(NONE if paths is None else paths, np.int64)
@@ -296,17 +296,17 @@ class GraphBuilder:
         )
 
     def quantum(self, ops: Ids, bytes: float) -> None:
-        """Send ``ops`` in pieces: after each, the op goes to the back of its slots' queues.
+        """Send ``ops`` in pieces; after each piece, the op goes to the back of its slots' queues.
 
-        Several messages on one connection then take turns. As the quantum shrinks they share it
-        equally; without any slot each of them would be a transfer of its own.
+        Several messages on one connection then take turns. The smaller the quantum, the more
+        equally they share the connection. Without a slot each would be a transfer of its own.
         """
         if not bytes > 0.0:
             raise InputError(f"a quantum must be positive, got {bytes:g}")
         self._rules.append(Quantum(ops.ravel(), bytes))
 
     def quorum(self, op: int, count: int) -> None:
-        """Let ``op`` fire with the ``count``-th token of an iteration, for backup workers."""
+        """Let ``op`` fire at the ``count``-th token of an iteration, as with backup workers."""
         self._rules.append(Quorum(int(op), _at_least_one("quorum", count)))
 
     def every(self, op: int, count: int) -> None:
@@ -314,7 +314,7 @@ class GraphBuilder:
         self._rules.append(Every(int(op), _at_least_one("every", count)))
 
     def mailbox(self, op: int, sources: ArrayLike, per_token_s: float = 0.0) -> None:
-        """Let ``op`` take all messages that ``sources`` have sent by the time it starts
+        """Let ``op`` take all messages from ``sources`` that have arrived when it starts
         (gossip)."""
         flat = np.asarray(sources, np.int64).ravel()
         self.edge(flat, int(op))
@@ -330,7 +330,7 @@ class GraphBuilder:
         cycle_s: float,
         cap_bytes: float = math.inf,
     ) -> None:
-        """Let ``op`` carry items together, as tensor fusion does; see :class:`Batch`."""
+        """Let ``op`` send items together, as tensor fusion does; see :class:`Batch`."""
         sizes = np.broadcast_to(np.asarray(bytes, np.float64), sources.shape).ravel()
         if not cycle_s > 0.0:
             raise InputError(f"a cycle must be positive, got {cycle_s:g}")
@@ -341,11 +341,11 @@ class GraphBuilder:
         )
 
     def counters(self, ops: Ids, *, every: int = 1) -> Ids:
-        """Add a counter for each index along the last axis, raised as any of its ops ends.
+        """Add a counter for each index along the last axis, raised when any of its ops ends.
 
         ``ops`` has shape (..., counters); returns the counter ids, shape (counters,). With
-        ``every`` a counter rises by one after that many ends, as where the gradients of several
-        workers make one update (n-softsync).
+        ``every`` a counter rises by one after this many ends, for example if the gradients of
+        several workers make one update (n-softsync).
         """
         ids = self._count["counter"] + np.arange(ops.shape[-1])
         self._count["counter"] += ops.shape[-1]
@@ -367,7 +367,7 @@ class GraphBuilder:
     ) -> None:
         """Measure from iteration i-lag of ``opens`` to the end of iteration i of ``closes``.
 
-        When one op both closes and opens, or raises the counter, the order is: close, raise, open.
+        If one op does several of these, the order is: close, raise the counter, open.
         """
         arrays = np.broadcast_arrays(opens, closes, counter, group)
         self._new("probe", label, arrays[0].shape, ())
@@ -379,10 +379,10 @@ class GraphBuilder:
         self._add("probe_at_ready", np.full(arrays[0].size, at_ready, np.bool_))
 
     def log(self, label: str, ops: Ids, *, at_ready: bool = False) -> None:
-        """Let a simulation log the instances of ``ops`` (any shape), where that is asked for.
+        """Mark ``ops`` (any shape) for a simulation to log their instances on request.
 
-        Logged is when each is ready or, by default, when its tokens arrive, which is after the
-        probes that it closes and before those that other ops open by it.
+        The log has the time at which each is ready or, by default, at which its tokens arrive: that
+        is after the probes that it closes, and before probes that open as a result.
         """
         self._logged.append(Logged(label, np.asarray(ops), at_ready))
 
@@ -393,11 +393,12 @@ class GraphBuilder:
         ----------
         device : (groups,) the slot whose idle time is each group's idleness.
         mark : (groups,) the op that ends each group's iteration, the last on its device.
-        count : (groups,) how many workers each group stands for.
+        count : (groups,) number of workers that each group stands for.
 
         Raises
         ------
-        InputError : an op with negative or non-finite work, a negative lag, no capacity.
+        InputError : work is negative or not finite, a lag is negative, or a resource has no
+            capacity.
         """
         stagger = np.zeros(self._count["op"])
         stagger[self._take("stagger_ops", np.int64)] = self._take("stagger_s", np.float64)
@@ -434,7 +435,7 @@ class GraphBuilder:
         if first + size > most:
             raise TooLargeError(
                 f"the job is too large to simulate: {first + size} {kind}s with {label!r}, "
-                f"at most {most}"
+                f"the limit is {most}"
             )
         self._count[kind] = first + size
         self._blocks[kind].append(Block(label, first, shape, axes))

@@ -1,4 +1,4 @@
-"""Checks that the engine can run an op graph."""
+"""Checks whether the engine can simulate an op graph."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perfmodel.graph.rules import Activity
 
 
 def check(graph: OpGraph) -> None:
-    """Raise InputError for a graph that cannot be simulated, naming the op or resource and the
+    """Raise InputError if a graph cannot be simulated; it names the op or resource, and the
     value."""
     for column, label, most in (
         ("op_seconds", "seconds", LONGEST),
@@ -46,19 +46,23 @@ def check(graph: OpGraph) -> None:
             f"op {graph.op_name(op)!r}: needs {graph.hold_units[hold]} units of slot "
             f"{graph.slot_name(int(graph.hold_slots[hold]))!r}, which has {held[hold]}"
         )
-    for what, values, most in (
-        ("priority", np.abs(graph.op_priority.astype(np.int64)), MOST_PRIORITY),
-        ("number of slots", np.diff(graph.hold_start), MOST_HELD),
+    for limit, values, most in (
+        (
+            f"priority must be from -{MOST_PRIORITY} to {MOST_PRIORITY}",
+            np.abs(graph.op_priority.astype(np.int64)),
+            MOST_PRIORITY,
+        ),
+        (f"number of slots must be at most {MOST_HELD}", np.diff(graph.hold_start), MOST_HELD),
     ):
         if len(values) and values.max() > most:
             op = int(np.argmax(values))
-            raise InputError(f"op {graph.op_name(op)!r}: {what} must be within {most}")
+            raise InputError(f"op {graph.op_name(op)!r}: {limit}")
     if (graph.slot_capacity > MOST_UNITS).any():
         slot = int(np.argmax(graph.slot_capacity))
         raise InputError(f"slot {graph.slot_name(slot)!r}: capacity must be at most {MOST_UNITS}")
     if ((graph.op_stagger_s > 0.0) & (graph.op_group == NONE)).any():
         op = int(np.argmax((graph.op_stagger_s > 0.0) & (graph.op_group == NONE)))
-        raise InputError(f"op {graph.op_name(op)!r}: starts staggered, so it needs a group")
+        raise InputError(f"op {graph.op_name(op)!r}: needs a group for its staggered start")
     ruled = [rule.ops for rule in graph.rules if isinstance(rule, Activity)]
     if ruled:
         ops, count = np.unique(np.concatenate(ruled), return_counts=True)

@@ -1,4 +1,4 @@
-"""Columns of a graph under construction: offsets of groups, and distinct rows."""
+"""Helpers for the columns of a graph under construction: offsets of groups, and distinct rows."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from perfmodel.base.arrays import Ids, Refs, ranked
 
 
 def offsets(counts: NDArray[Any]) -> Refs:
-    """Index of the first element of each group of so many, and the total, (groups + 1,)."""
+    """Return the first index of each group of ``counts`` elements, and the total, (groups + 1,)."""
     first = np.zeros(len(counts) + 1, np.int32)
     np.cumsum(counts, out=first[1:])
     return first
 
 
 def distinct_rows(columns: Sequence[NDArray[Any]]) -> tuple[Ids, Ids]:
-    """Index of each row among the distinct rows, (rows,), and a row of each kind, (kinds,)."""
+    """Return each row's index among the distinct rows, (rows,), and one row of each kind,
+    (kinds,)."""
     kind = np.zeros(len(columns[0]), np.int64)
     for values in columns:
         if len(values) and (values != values[0]).any():

@@ -3,12 +3,12 @@
 An **op** runs once per iteration. It may hold **slots** (units of serial resources: a device, a
 connection, a server's threads), it takes seconds, and it moves bytes along a **path** of **links**
 that it shares with other transfers. An **edge** with lag k makes iteration i of its target wait for
-iteration i-k of its source. Two instances of one op never overlap. Behaviour beyond this is given
-by rules: activity, choice, quantum, and the gates quorum, every, mailbox and batch.
+iteration i-k of its source. Two instances of one op never overlap. Rules add further behaviour:
+activity, choice, quantum, and the gates quorum, every, mailbox and batch.
 
-The graph knows nothing about neural networks and nothing about simulated time. It is stored in
-arrays: a :class:`GraphBuilder` takes whole blocks of ops (workers x layers, say) as NumPy arrays
-and hands back their ids in the same shape, so that edges are written by slicing and broadcasting.
+The graph knows nothing about neural networks or simulated time. It is stored in arrays: a
+:class:`GraphBuilder` takes whole blocks of ops (say workers x layers) as NumPy arrays and returns
+their ids in the same shape, so that slicing and broadcasting define the edges.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ from perfmodel.graph.rules import Activity, Choice, Rule
 Axis = tuple[str, Sequence[str] | None]
 
 MOST = 50_000_000
-"""Ops, slots, links or probes of one graph; more would not fit into memory."""
+"""Maximum number of ops, slots, links or probes in a graph; more would not fit in memory."""
 
 LONGEST = 1e15
-"""Largest time (s), and a thousandth of the largest size (bytes), of an op: beyond it small times
-would be lost in rounding, and the clock would stand still."""
+"""Largest time (s) of an op, and a thousandth of its largest size (bytes); beyond it, rounding
+would swallow small times, and the clock would stand still."""
 
 MOST_PRIORITY, MOST_HELD, MOST_UNITS = 32767, 127, 2**31 - 1
-"""Largest priority, slots of one op, and units of one slot: as the engine stores them."""
+"""Largest priority, number of slots held by an op, and units of a slot that the engine can
+store."""
 
 CAUSES = ("network", "server", "straggler", "staleness_bound", "data", "cpu")
-"""Causes of waits. Every op and slot has a cause, to which waits for it are charged."""
+"""Causes of waits. Every op and slot has a cause; waits for it are charged to this cause."""
 
 Distribution = Literal["lognormal", "gamma"]
 
 
 class Block(msgspec.Struct, frozen=True):
-    """Ids handed out together: ``label``, first id, shape, and the names along each axis."""
+    """Ids assigned together: ``label``, first id, shape, and the names along each axis."""
 
     label: str
     first: int
@@ -53,11 +54,11 @@ class Block(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """How many ids the block holds."""
+        """Number of ids in the block."""
         return math.prod(self.shape)
 
     def name(self, identity: int) -> str:
-        """Readable name of one of the block's ids, such as ``push worker 3, fc``."""
+        """Return the readable name of one of the block's ids, such as ``push worker 3, fc``."""
         index = np.unravel_index(identity - self.first, self.shape) if self.shape else ()
         if not self.axes:
             where = ", ".join(str(int(position)) for position in index)
@@ -73,12 +74,12 @@ def _name(blocks: Sequence[Block], identity: int) -> str:
 
 
 def block_of(blocks: Sequence[Block], identity: int) -> Block:
-    """The block that holds an id, of blocks in the order of their ids."""
+    """Return the block that contains an id; blocks are sorted by id."""
     return blocks[bisect.bisect_right(blocks, identity, key=lambda block: block.first) - 1]
 
 
 class Logged(msgspec.Struct, frozen=True, eq=False):
-    """Ops (any shape) whose instances a simulation logs on request: when they are ready, or else
+    """Ops (any shape) whose instances a simulation logs on request: either when they are ready, or
     when their tokens arrive."""
 
     label: str
@@ -89,9 +90,9 @@ class Logged(msgspec.Struct, frozen=True, eq=False):
 class OpUse(NamedTuple):
     """The resource that an op takes time on.
 
-    ``operation`` is the label of the op's block; ``family`` the label of the resource's block and
-    ``resource`` its name, both "" where the op waits for its latency alone;
-    ``fixed_s`` the part of its time that its resource has no influence on.
+    ``operation`` is the label of the op's block, ``family`` the label of the resource's block, and
+    ``resource`` the resource's name. The latter two are "" if the op only waits for its latency.
+    ``fixed_s`` is the part of its time that does not depend on the resource.
     """
 
     operation: str
@@ -111,24 +112,25 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
 
     Attributes
     ----------
-    op_seconds : time an op takes besides moving bytes (s); it holds its slots.
-    op_bytes : bytes an op moves along its route after that; 0 for none.
+    op_seconds : time an op takes apart from moving bytes (s); it holds its slots meanwhile.
+    op_bytes : bytes an op then moves along its route; 0 for none.
     op_latency_s : delay between an op's end, which frees its slots, and its successors' start.
-    op_stream : stream of the random factor of ``op_seconds`` and ``op_bytes``.
-    op_priority : order of service at a slot: the lowest first, then first come first served.
+    op_stream : stream of the random factor on ``op_seconds`` and ``op_bytes``.
+    op_priority : order of service at a slot: lowest first, then first come first served.
     op_cause : index into CAUSES.
     op_stagger_s : the first instance is delayed by a random fraction of this (s); the fractions of
     the groups are spread evenly over [0, 1).
-    hold_units : how much of the slot's capacity the op takes.
-    route_units : how much of the link's capacity one unit of rate takes.
-    route_cap_bytes_per_s, route_weight : limit of one transfer's rate; its part in sharing.
+    hold_units : units of the slot's capacity that the op takes.
+    route_units : units of the link's capacity that one unit of rate takes.
+    route_cap_bytes_per_s, route_weight : rate limit of a transfer; its weight in fair sharing.
     stream_cv, stream_kind : coefficient of variation and distribution (index into KINDS).
-    probe_open, probe_close : ops; the probe runs from iteration i-lag of the open op (its end, or
-        when it became ready, as ``probe_at_ready`` says) to the end of iteration i of the close op.
+    probe_open, probe_close : ops; the probe runs from iteration i-lag of the open op (from its end,
+        or from when it became ready if ``probe_at_ready``) to the end of iteration i of the close
+        op.
     probe_counter : index of the counter that the close op raises, or NONE; the rise of the
         counter while the probe runs is a staleness.
-    counter_ops, counter_ids : ops and the counters that rise as they end; a counter rises once for
-        ``counter_every`` of its ops.
+    counter_ops, counter_ids : ops, and the counters that rise when they end; a counter rises once
+        per ``counter_every`` of its ops.
     group_device : slot whose idle time is the group's idleness.
     group_mark : op that ends the group's iteration.
     """
@@ -180,12 +182,12 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
 
     @property
     def n_ops(self) -> int:
-        """How many ops one iteration has."""
+        """Number of ops in an iteration."""
         return len(self.op_seconds)
 
     @property
     def n_groups(self) -> int:
-        """How many groups (workers) iterate."""
+        """Number of groups (workers)."""
         return len(self.group_mark)
 
     @property
@@ -208,37 +210,37 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
         return bool(np.any(self.op_stagger_s > 0.0))
 
     def op_name(self, op: int) -> str:
-        """Readable name of an op."""
+        """Return the readable name of an op."""
         return _name(self.ops, op)
 
     def slot_name(self, slot: int) -> str:
-        """Readable name of a slot."""
+        """Return the readable name of a slot."""
         return _name(self.slots, slot)
 
     def link_name(self, link: int) -> str:
-        """Readable name of a link."""
+        """Return the readable name of a link."""
         return _name(self.links, link)
 
     def path(self, op: int) -> Refs:
-        """The links an op's bytes take."""
+        """Return the links that an op's bytes take."""
         route = self.op_route[op]
         if route == NONE:
             return self.route_links[:0]
         return self.route_links[self.route_start[route] : self.route_start[route + 1]]
 
     def path_units(self, op: int) -> Floats:
-        """How much of each of these links' capacity a unit of the op's rate takes."""
+        """Return the units of each of these links' capacity that a unit of the op's rate takes."""
         route = self.op_route[op]
         if route == NONE:
             return self.route_units[:0]
         return self.route_units[self.route_start[route] : self.route_start[route + 1]]
 
     def held(self, op: int) -> Refs:
-        """The slots an op holds."""
+        """Return the slots that an op holds."""
         return self.hold_slots[self.hold_start[op] : self.hold_start[op + 1]]
 
     def uses(self, ops: Iterable[int], link_utilisation: Floats) -> dict[int, OpUse]:
-        """The use of each op: of the busiest link of its path, or else of its first slot."""
+        """Return the resource use of each op: the busiest link of its path, else its first slot."""
         blocks = np.array([block.first for block in self.ops])
         labels = [block.label for block in self.ops]
         busiest: dict[int, int] = {}  # by route
@@ -276,14 +278,14 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
         return found
 
     def rate_cap_bytes_per_s(self, op: int) -> float:
-        """Upper limit of the rate of an op's transfer."""
+        """Return the rate limit of an op's transfer."""
         route = self.op_route[op]
         return math.inf if route == NONE else float(self.route_cap_bytes_per_s[route])
 
     def bytes_by_link(self) -> Floats:
-        """Bytes over each link in one iteration of every op, shape (links,).
+        """Return the bytes over each link in one iteration of every op, shape (links,).
 
-        The mean for ops that are active in some iterations only, or choose a route.
+        For ops that are not always active or that choose a route, it is the mean.
         """
         moved = self.op_bytes.copy()
         routes = np.zeros(len(self.route_weight))

@@ -1,4 +1,4 @@
-"""Rules of operations beyond fixed edges: draws, gates, mailboxes and batches."""
+"""Rules for operations, beyond fixed edges: draws, gates, mailboxes and batches."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from perfmodel.base.arrays import Floats, Ids
 
 
 class Activity(msgspec.Struct, frozen=True, eq=False):
-    """Iterations in which ops (ids, any shape) are active; in the others they pass on their tokens.
+    """Iterations in which ops (ids, any shape) are active; in others they pass on their tokens.
 
-    Iteration i is active if i % every == phase, the draw u of (seed, ``draw``, i) has u <
-    probability and, where ``among`` is above 0, a choice among that many by that draw would be
-    number ``chosen`` (ops,). ``draw`` is a stream for each op, NONE where nothing is drawn.
+    Iteration i is active if i % every == phase, and the draw u of (seed, ``draw``, i) is below
+    ``probability``. If ``among`` is above 0, a choice among this many alternatives by that draw
+    must also be number ``chosen`` (ops,). ``draw`` is a stream for each op, NONE if nothing is
+    drawn.
     """
 
     ops: Ids
@@ -33,8 +34,7 @@ class Choice(msgspec.Struct, frozen=True, eq=False):
     """Ops (ops,) that take one of several routes and slots, by the draw of (seed, draw, i).
 
     ``routes``, ``slots`` (ops, alternatives); a slot may be NONE. Ops that share a stream choose
-    the alternative of the same number. An op keeps its own route or slots where it is not given a
-    choice of them.
+    the alternative with the same number. An op keeps its own routes or slots if these are None.
     """
 
     ops: Ids
@@ -52,9 +52,9 @@ class Quantum(msgspec.Struct, frozen=True, eq=False):
 
 
 class Quorum(msgspec.Struct, frozen=True, eq=False):
-    """``op`` fires with the ``count``-th token for an iteration; later ones are absorbed.
+    """``op`` fires at the ``count``-th token for an iteration; later ones are absorbed.
 
-    An op that waits for it takes all available tokens, and jumps to the latest iteration.
+    An op that waits for it takes all available tokens and jumps to the latest iteration.
     """
 
     op: int
@@ -69,8 +69,7 @@ class Every(msgspec.Struct, frozen=True, eq=False):
 
 
 class Mailbox(msgspec.Struct, frozen=True, eq=False):
-    """``op`` takes all tokens from ``sources`` that have arrived when it starts, and waits for
-    none.
+    """``op`` takes all tokens from ``sources`` that have arrived when it starts; it waits for none.
 
     Each token adds ``per_token_s`` to its duration.
     """
@@ -84,8 +83,8 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
     """``op`` moves all items that are ready at a tick in one transfer, up to ``cap_bytes`` at a
     time.
 
-    Ticks are the multiples of ``cycle_s``. ``sources``, ``targets``, ``bytes`` (items,): an item
-    is ready with a token from its source, and its target gets a token once it has been moved.
+    Ticks are at multiples of ``cycle_s``. ``sources``, ``targets``, ``bytes`` (items,): an item is
+    ready when it has a token from its source; its target gets a token once it has been moved.
     """
 
     op: int

@@ -1,1 +1,1 @@
-"""What a prediction is made from: profiles, devices, workloads, clusters and jobs."""
+"""Inputs of a prediction: profiles, devices, workloads, clusters and jobs."""

@@ -1,7 +1,7 @@
 """Compute times that were not measured: at another batch size, or on another device.
 
-Every constant here was fitted to measured steps. Errors are factors less one: the 90th percentile
-in cross-validation, where steps are left out and then estimated, with equal weight for each series.
+Every constant here was fitted to measured steps. An error is a factor less one: the 90th percentile
+in cross-validation, where steps are held out and then estimated, with equal weight for each series.
 ``python -m benchmarks.accuracy.scaling DATA`` prints them, from published tables in DATA (Pollux,
 OSDI 2021; Sia, SOSP 2023; MXNet's performance page) and the catalogue's own timings.
 """
@@ -15,45 +15,45 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 LAUNCH_S = 0.3e-3
-"""Seconds of a step for each parameter tensor, whatever the batch: the launch of its operations. Of
-0 to 0.5 ms the value with the least mean error from one batch size to others up to 8 times as large
-or small, with equal weight for the three tables, the catalogue's GPUs and its CPU."""
+"""Launch overhead of a step in seconds per parameter tensor, whatever the batch size. It is the
+value, from 0 to 0.5 ms, with the smallest mean error from one batch size to others up to 8 times
+larger or smaller, with equal weight for the three tables, the catalogue's GPUs and its CPU."""
 
 MOST_LAUNCHING = 0.7
-"""Largest fraction of a step taken as launches; of 0.5 to 0.9, fitted together with LAUNCH_S."""
+"""Largest fraction of a step attributed to launches; from 0.5 to 0.9, fitted with LAUNCH_S."""
 
 INTERPOLATION_ERROR = 0.33
-"""Between two measured batch sizes: 38 series, median 0.06, worst 0.59."""
+"""Error between two measured batch sizes: 38 series, median 0.06, worst 0.59."""
 
 FITTED_ERROR = ((2.0, 0.36), (4.0, 0.69), (8.0, 0.69), (math.inf, 1.11))
-"""Ratio to the nearest of several measured sizes, and the error up to there. 38, 26, 23 and 19
-series; medians 0.09, 0.10, 0.18, 0.20; that of up to 8 times is as large as that of up to 4. The
-worst are of a model whose step hardly changes with the batch (NeuMF): up to 2.6, 5.5, and
+"""Error from several measured sizes, by the largest ratio to the nearest of them. 38, 26, 23 and 19
+series; medians 0.09, 0.10, 0.18, 0.20; the error up to a ratio of 8 is the same as up to 4. The
+worst errors are of a model whose step hardly changes with the batch (NeuMF): up to 2.6, 5.5, and
 hundreds."""
 
 SINGLE_ERROR = ((2.0, 0.44), (4.0, 0.95), (8.0, 2.21), (math.inf, 4.19))
 """The same from a single measured size. 56, 43, 25 and 19 series; medians 0.18, 0.31, 0.63, 0.95;
-worst 1.4, 3.4, 7.3, and hundreds (NeuMF again). The two constants above come from the other
-tables."""
+worst 1.4, 3.4, 7.3, and hundreds (NeuMF again). For each table, LAUNCH_S and MOST_LAUNCHING come
+from the other tables."""
 
 COMMON_ERROR = 0.18
-"""On a device of the same kind, where other models were measured on both, at a batch size that was
-measured there: 47 timings of 14 models on 8 GPUs, median 0.09, worst 0.61."""
+"""Error on a device of the same kind, if other models were measured on both devices, at a batch
+size measured on the other: 47 timings of 14 models on 8 GPUs, median 0.09, worst 0.61."""
 
 KIND_ERROR = 0.54
-"""The same where no other model was measured on both: 45 timings, median 0.13, worst 0.87."""
+"""The same if no other model was measured on both: 45 timings, median 0.13, worst 0.87."""
 
 SPEED_ERROR = 0.51
-"""The same where the operations of the layers are not known either: 45 timings, median 0.12, worst
-0.78."""
+"""The same if, in addition, the layers' operation counts are unknown: 45 timings, median 0.12,
+worst 0.78."""
 
 TYPICAL_ERROR = 1.03
-"""With the efficiency of other models on the device: 53 timings of 6 models on 15 GPUs, median
-0.23, worst 1.31. (On the catalogue's only CPU 9 of 10 of 17 timings stay within 0.48.)"""
+"""Error with the efficiency of other models on the device: 53 timings of 6 models on 15 GPUs,
+median 0.23, worst 1.31. (On the catalogue's only CPU, 9 of 10 of 17 timings are within 0.48.)"""
 
 FOREIGN_ERROR = 1.03
-"""With the efficiency of other models on other GPUs: 54 timings of 6 models on 16 GPUs, median
-0.24, worst 1.50."""
+"""Error with the efficiency of other models on other GPUs: 54 timings of 6 models on 16 GPUs,
+median 0.24, worst 1.50."""
 
 
 def at_batch_size(
@@ -63,18 +63,18 @@ def at_batch_size(
     *,
     tensors: int,
 ) -> NDArray[np.float64]:
-    """Seconds of each layer at ``batch_size``; never negative, and exact at measured sizes.
+    """Seconds of each layer at ``batch_size``: never negative, and exact at measured sizes.
 
-    Between two measured sizes they are linear. Beyond them each follows a + c * batch with
-    a, c >= 0, fitted to all sizes by least squares (errors as parts of the step) and scaled so
-    that it meets the nearest measured size. From a single size the fixed part a is
-    :func:`launching` of the step.
+    Between two measured sizes they are interpolated linearly. Beyond them each follows a + c *
+    batch with a, c >= 0, fitted to all sizes by least squares (with errors relative to the step)
+    and scaled to match the nearest measured size. From a single size, the fixed part a is given by
+    :func:`launching`.
 
     Parameters
     ----------
     sizes : measured batch sizes (n,), increasing.
     seconds : measured times (n, layers).
-    tensors : parameter tensors of the model.
+    tensors : number of the model's parameter tensors.
 
     >>> at_batch_size([8, 16], [[0.3], [0.5]], 32, tensors=1).round(6)
     array([0.9])
@@ -95,14 +95,14 @@ def at_batch_size(
 
 
 def launching(tensors: int, step_s: float) -> float:
-    """Fraction of a step that does not depend on its batch size, estimated from a single size."""
+    """Fraction of a step that does not depend on its batch size, estimated from one size."""
     return min(MOST_LAUNCHING, LAUNCH_S * tensors / step_s) if step_s > 0 else 0.0
 
 
 def _affine(
     x: NDArray[np.float64], t: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Least-squares a, c >= 0 of t = a + c x for each column of t (at most one can bind)."""
+    """Least-squares a, c >= 0 of t = a + c x for each column of t (at most one bound is active)."""
     total = t.sum(axis=1)
     w = np.divide(1.0, total, out=np.zeros_like(total), where=total > 0) ** 2
     if not w.any():
@@ -119,9 +119,9 @@ def _affine(
 
 
 def batch_error(sizes: Sequence[int], batch_size: int) -> float | None:
-    """90th percentile of the error of :func:`at_batch_size`, None at a measured size.
+    """90th percentile of the error of :func:`at_batch_size`; None at a measured size.
 
-    It is a factor less one: 0.35 means between the true time over 1.35 and 1.35 times it.
+    It is a factor less one: 0.35 means between the true time divided by 1.35 and 1.35 times it.
     """
     if batch_size in sizes:
         return None
@@ -133,7 +133,7 @@ def batch_error(sizes: Sequence[int], batch_size: int) -> float | None:
 
 
 def together(*errors: float | None) -> float | None:
-    """Error of a product of estimates with independent errors; None if there is no error.
+    """Error of a product of estimates with independent errors; None if all are None.
 
     >>> together(None, 0.25)
     0.25
@@ -145,7 +145,7 @@ def together(*errors: float | None) -> float | None:
 
 
 def group(kind: str) -> str:
-    """Group of a layer's kind: layers of a group reach about the same part of their roofline.
+    """Group of a layer's kind: layers of a group reach about the same fraction of their roofline.
 
     >>> [group(kind) for kind in ("conv2d", "batchnorm2d", "Linear", "attention")]
     ['convolution', 'norm', 'linear', 'other']
@@ -158,16 +158,16 @@ def group(kind: str) -> str:
 def transferred(
     groups: Sequence[str], seconds: ArrayLike, there: ArrayLike, here: ArrayLike
 ) -> NDArray[np.float64]:
-    """Seconds of one pass of each layer on another device: its roofline here over efficiency.
+    """Seconds of one pass of each layer on another device: roofline time there over efficiency.
 
     Parameters
     ----------
-    groups : of each layer; the layers of a group have one efficiency, their roofline time there
-        over their measured time.
-    seconds : measured there (layers,).
-    there, here : roofline seconds of the pass on the measured and on the other device (layers,).
+    groups : the group of each layer (layers,). The layers of a group share one efficiency: roofline
+        time over measured time on the first device.
+    seconds : measured on the first device (layers,).
+    there, here : roofline seconds of the pass on the first and on the other device (layers,).
 
-    Layers without a roofline time change in proportion to the rest.
+    Layers without a roofline time scale with the total of the others.
 
     >>> transferred(["linear", "linear"], [4.0, 8.0], [1.0, 2.0], [0.5, 3.0])
     array([ 2., 12.])

@@ -1,4 +1,4 @@
-"""How well the fitted values of a cluster or a workload are known."""
+"""How precisely the fitted values of a cluster or a workload are known."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ FEATURES: tuple[Feature, ...] = (
     "batch_size",
     "bandwidth_bytes_per_s",
 )
-"""Properties of a job whose range among the fitted runs is recorded."""
+"""Job features whose range among the fitted runs is recorded."""
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a fit to measured steps leaves unknown.
+    """What remains uncertain after a fit to measured steps.
 
     Attributes
     ----------
-    parameters : fields that were fitted, such as ``nic.efficiency`` of a cluster or ``forward_s``
-        of a workload; a number in the path is an index.
-    covariance : of the logarithms of their values, shape (parameters, parameters).
-    spread : standard deviation of the logarithm of a measured step around the prediction, of runs
-        that were left out of the fit.
-    computing_spread : the same of the computing part of a step, of which the rest is waiting.
-    ranges : least and greatest value among the fitted runs, by feature.
-    growth : standard deviation added for each doubling of a feature beyond its range.
-    rows : how many measured steps were fitted to.
+    parameters : the fitted fields, such as ``nic.efficiency`` of a cluster or ``forward_s`` of a
+        workload; a number in the path is an index.
+    covariance : of the logarithms of the parameters, shape (parameters, parameters).
+    spread : standard deviation of the logarithm of a measured step time around its prediction, over
+        held-out runs.
+    computing_spread : the same for the computing part of a step; the rest is waiting.
+    ranges : smallest and largest value among the fitted runs, by feature.
+    growth : standard deviation added per doubling of a feature beyond its range.
+    rows : number of measured steps in the fit.
     """
 
     parameters: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 f"covariance: must have {count} rows and columns, one for each parameter"
             )
         if len(set(self.parameters)) < count:
-            raise InputError("parameters: one is named twice")
+            raise InputError("parameters: every parameter may be given only once")
         matrix = np.array(self.covariance).reshape(count, count)
         if not (np.isfinite(matrix).all() and np.allclose(matrix, matrix.T)):
             raise InputError("covariance: must be finite and symmetric")
@@ -68,18 +68,18 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 raise unknown_name("feature", name, FEATURES)
         for name, (least, most) in self.ranges.items():
             if not number(f"ranges.{name}", least, above=0.0) <= number(f"ranges.{name}", most):
-                raise InputError(f"ranges.{name}: least first, then most")
+                raise InputError(f"ranges.{name}: give the smallest value first, then the largest")
         for name, spread in self.growth.items():
             number(f"growth.{name}", spread)
 
     def variance(self, elasticities: Floats) -> float:
-        """Variance of the logarithm of a step that changes with the parameters by so much, shape
-        (parameters,)."""
+        """Variance of the logarithm of a step time with these ``elasticities``, shape
+        (parameters,): its relative change per relative change of each parameter."""
         matrix = np.array(self.covariance).reshape(len(elasticities), len(elasticities))
         return float(elasticities @ matrix @ elasticities)
 
     def beyond(self, features: Mapping[str, float]) -> dict[str, float]:
-        """Doublings by which each feature of a job is outside of its range, of those that are."""
+        """Doublings by which features of a job are outside their range; only those outside."""
         found = {}
         for name, value in features.items():
             least, most = self.ranges.get(name, (value, value))
@@ -89,7 +89,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return found
 
     def extrapolation(self, features: Mapping[str, float]) -> float:
-        """Standard deviation of the logarithm of a step for being outside of the ranges."""
+        """Standard deviation of the logarithm of a step time from being outside the ranges."""
         return math.hypot(*(self.growth.get(n, 0.0) * d for n, d in self.beyond(features).items()))
 
 
@@ -97,11 +97,11 @@ Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 
 def value_at(struct: msgspec.Struct, path: str) -> float:
-    """The number in a field, such as ``nic.efficiency`` or ``collectives.0.pieces.1.startup_s``.
+    """Number in a field, such as ``nic.efficiency`` or ``collectives.0.pieces.1.startup_s``.
 
     Raises
     ------
-    InputError : there is no such field, or it is no number.
+    InputError : there is no such field, or it is not a number.
     """
     found: Any = struct
     for name in path.split("."):
@@ -112,7 +112,7 @@ def value_at(struct: msgspec.Struct, path: str) -> float:
 
 
 def with_value(struct: Struct, path: str, value: float) -> Struct:
-    """A copy with another number in a field.
+    """Return a copy with another number in a field.
 
     Raises
     ------
@@ -124,7 +124,7 @@ def with_value(struct: Struct, path: str, value: float) -> Struct:
 
 
 def scaled(struct: Struct, path: str, factor: float) -> Struct:
-    """A copy in which the number in a field is ``factor`` times as large.
+    """Return a copy with the number in a field multiplied by ``factor``.
 
     Raises
     ------
@@ -150,4 +150,4 @@ def _inside(part: Any, name: str, path: str) -> Any:
         if name in part.__struct_fields__:
             return getattr(part, name)
         raise unknown_name(f"field of the calibrated {path!r}:", name, part.__struct_fields__)
-    raise InputError(f"calibration: there is no {path!r}")
+    raise InputError(f"calibration: there is no field {path!r}")

@@ -1,4 +1,4 @@
-"""Profiles that come with the package: models, devices, clusters; and workloads made of them."""
+"""The catalogue: models, devices and clusters that come with the package, and their workloads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perfmodel.base.errors import InputError, unknown_name, whole_number
 from perfmodel.base.provenance import Assumption
 from perfmodel.inputs import cluster as clusters_
 from perfmodel.inputs import device as devices_
-from perfmodel.inputs import language_estimate
+from perfmodel.inputs import language_estimate, shipped
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_layers import at_length
@@ -22,38 +22,10 @@ from perfmodel.inputs.device import Device, roofline_s
 from perfmodel.inputs.device_transfer import estimate
 from perfmodel.inputs.passes import accumulated, checkpointed
 from perfmodel.inputs.profile import SCHEMA, Profile, Timing, read_profile, timings_on
+from perfmodel.inputs.shipped import cluster_names, device_names, folder, model_names, names
 from perfmodel.inputs.workload import Workload, resolve
 
 DEFAULT_CLUSTER = "ethernet-10g"
-
-
-def folder() -> Path:
-    """Where the shipped profiles lie: inside the installed package, or beside it in a checkout.
-
-    Raises
-    ------
-    InputError : neither place exists.
-    """
-    here = Path(__file__).parents[1]
-    for place in (here / "_profiles", here.parent / "profiles"):
-        if place.is_dir():
-            return place
-    raise InputError("the shipped profiles are missing: reinstall perfmodel")
-
-
-def model_names() -> list[str]:
-    """Names of the shipped models."""
-    return _names("models", ".json")
-
-
-def device_names() -> list[str]:
-    """Names of the shipped devices."""
-    return _names("devices", ".toml")
-
-
-def cluster_names() -> list[str]:
-    """Names of the shipped clusters."""
-    return _names("clusters", ".toml")
 
 
 def model(name: str) -> Profile:
@@ -80,7 +52,7 @@ def device(name: str) -> Device:
 
 
 def device_called(name: str) -> str:
-    """The name of the shipped device that has ``name`` as an alias; ``name`` where none has."""
+    """Name of the shipped device with the alias ``name``; ``name`` itself if none has it."""
     known = device_names()
     if name in known:
         return name
@@ -88,7 +60,7 @@ def device_called(name: str) -> str:
 
 
 def default_cluster_of(device_name: str) -> str | None:
-    """The cluster that the file of a shipped device names as its default; None if none does."""
+    """The default cluster of a shipped device; None if its file names none."""
     if device_name not in device_names():
         return None
     return device(device_name).default_cluster
@@ -130,28 +102,29 @@ def workload(
     activation_checkpointing: bool = False,
     accumulation: int = 1,
 ) -> Workload:
-    """A profile's workload on a device: measured, or estimated in the best available way.
+    """Resolve a profile's workload on a device: measured, or estimated in the best available way.
 
-    In this order: per-layer times of that device; a published throughput of that device, shared
-    among the layers by their roofline times; or an estimate, of language models with given
-    dimensions by :func:`perfmodel.inputs.language_estimate.estimate`, of others by
-    :func:`perfmodel.inputs.device_transfer.estimate`.
+    In order of preference: per-layer times on that device; a published throughput on that device,
+    divided among the layers by their roofline times; or an estimate, by
+    :func:`perfmodel.inputs.language_estimate.estimate` for language models with given dimensions
+    and by :func:`perfmodel.inputs.device_transfer.estimate` for others.
 
     Parameters
     ----------
-    sequence_length : tokens of a sample, of language models with given dimensions.
-    activation_checkpointing : whether blocks keep their inputs only, and compute the rest again.
-    accumulation : passes before one update, which share the batch evenly.
+    sequence_length : tokens per sample, for language models with given dimensions.
+    activation_checkpointing : whether blocks keep only their inputs and recompute the rest in the
+        backward pass.
+    accumulation : forward and backward passes per update, which share the batch evenly.
 
     Raises
     ------
-    InputError : the device is neither in the profile nor in the catalogue, or there is nothing from
-        which to estimate the profile's times on it; or an option does not fit the profile.
+    InputError : the device is neither in the profile nor in the catalogue, or the profile's times
+        on it cannot be estimated; or an option does not fit the profile.
     """
     whole_number("accumulation", accumulation)
     if batch_size is not None and whole_number("batch_size", batch_size) % accumulation:
         raise InputError(
-            f"batch_size: {batch_size} samples do not make {accumulation} equal passes"
+            f"batch_size: {batch_size} samples cannot be split into {accumulation} equal passes"
         )
     size = None if batch_size is None else batch_size // accumulation
     found = _one_pass(at_length(profile, sequence_length), device_name, precision, size)
@@ -163,7 +136,7 @@ def workload(
 def _one_pass(
     profile: Profile, device_name: str | None, precision: str | None, batch_size: int | None
 ) -> Workload:
-    """The workload of a profile at its own sequence length, with all that a pass computes kept."""
+    """The workload of a profile for one pass without checkpointing, at its own sequence length."""
     if device_name is not None and device_name not in profile.devices:
         device_name = device_called(device_name)
     timed = device_name in (None, *profile.devices) and bool(profile.timings)
@@ -215,7 +188,7 @@ def _decoder(name: str) -> Decoder:
     """The dimensions of a shipped language model."""
     found = model(name).decoder
     if found is None:
-        raise InputError(f"language_models: {name} has no decoder")
+        raise InputError(f"language_models: model {name!r} has no decoder")
     return found
 
 
@@ -226,7 +199,7 @@ def _check_device(name: str, profile: Profile) -> None:
 
 
 def _timed(profile: Profile, device_name: str, precision: str | None) -> bool:
-    """Whether the profile is all there is to know of a device: at ``precision`` (None: at any)."""
+    """Return whether the profile has its own timing on a device, at ``precision`` if given."""
     if precision is None or device_name not in device_names():
         return device_name in profile.devices
     return any((t.device, t.precision) == (device_name, precision) for t in profile.timings)
@@ -245,19 +218,15 @@ def _shares(profile: Profile, timing: Timing) -> Sequence[float] | None:
     return roofline_s(device(timing.device), profile.layers, timing.batch_size, timing.precision)
 
 
-def _names(kind: str, ending: str) -> list[str]:
-    return sorted(path.stem for path in (folder() / kind).glob(f"*{ending}"))
-
-
 def _file(what: str, name: str, kind: str, ending: str) -> Path:
-    known = _names(kind, ending)
+    known = names(kind, ending)
     if name not in known:
         raise unknown_name(what, name, known)
-    return folder() / kind / f"{name}{ending}"
+    return shipped.folder() / kind / f"{name}{ending}"
 
 
 def _read(path: Path, kind: Any, schema: str) -> Any:
-    """A shipped file, cached until it changes."""
+    """Read a shipped file; the result is cached until the file changes."""
     return _kept(path, path.stat().st_mtime_ns, kind, schema)
 
 

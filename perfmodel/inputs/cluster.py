@@ -1,4 +1,4 @@
-"""Clusters: nodes, their links, their servers."""
+"""Clusters: nodes, their links and their servers."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ from perfmodel.theory.collective_times import Growth
 SCHEMA = "perfmodel.cluster/1"
 
 MOST_NICS = 1000
-"""Links of a node to the network; a limit that catches typing errors."""
+"""Maximum number of network links per node; a limit that catches typing errors."""
 
 
 CORE_SHARING = ("operation", "thread")
-"""What gets equal parts of the cores of a node."""
+"""Ways to share the cores of a node: equally between operations, or between threads."""
 
 NOT_ACROSS_SITES = {
-    "nodes": "the sites say how many there are; leave it out",
-    "core_oversubscription": "a core joins the nodes of one place; leave it, or sites, out",
-    "queue_bytes": "queues are in front of nodes, not of sites; leave it, or sites, out",
-    "collectives": "they were measured among nodes of one place; leave them, or sites, out",
+    "nodes": "the number follows from the sites; leave it out",
+    "core_oversubscription": "models the core of a single site; cannot be combined with sites",
+    "queue_bytes": "models queues within a single site; cannot be combined with sites",
+    "collectives": "were measured within a single site; cannot be combined with sites",
 }
-"""Fields that a cluster with sites does not have, and why."""
+"""Fields that a cluster with sites cannot have, and why."""
 
 
 class NodeOverride(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Links, or speed of the devices (1 = as profiled), of a node that differs from the others.
+    """A node whose links or device speed differ from the others'.
 
-    ``nic`` replaces each of the node's links to the network.
+    ``nic`` replaces each of the node's links to the network. ``speed`` is relative to the profile
+    (1 = as profiled).
     """
 
     node: int
@@ -53,15 +54,15 @@ class NodeOverride(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A parameter server: its placement, and the cost of applying a gradient tensor.
+    """Parameter servers: their placement, and the cost of applying a gradient tensor.
 
-    ``placement`` is *dedicated* (a node of its own, after the workers' nodes) or *colocated* (one
-    on each node of the workers in turn, whose link it shares). Applying one pushed tensor of n
-    bytes takes ``update_per_tensor_s + n * update_per_byte_s`` on one of ``threads`` update
-    threads. An update of n bytes takes a further ``n * optimizer_per_byte_s`` there, once: also
-    where it is made of the gradients of many workers. ``nic`` is the link of a dedicated server's
-    node, by default as those of the workers' nodes. ``site`` is that of the nodes of dedicated
-    servers, which come on top of the nodes that the site has; None for the first site.
+    ``placement`` is *dedicated* (each on its own node, after the workers' nodes) or *colocated* (on
+    the workers' nodes in turn, sharing their links). Applying one pushed tensor of n bytes takes
+    ``update_per_tensor_s + n * update_per_byte_s`` on one of ``threads`` update threads. Each
+    optimizer update of n bytes takes a further ``n * optimizer_per_byte_s`` there, even if it
+    combines the gradients of many workers. ``nic`` is the link of a dedicated server's node, by
+    default that of the workers' nodes. ``site`` is the site of the dedicated servers' nodes, which
+    come in addition to that site's own nodes; None for the first site.
     """
 
     placement: Literal["dedicated", "colocated"] = "dedicated"
@@ -78,14 +79,14 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         whole_number("threads", self.threads)
         number("optimizer_per_byte_s", self.optimizer_per_byte_s)
         if self.site is not None and self.placement == "colocated":
-            raise InputError("site: servers on the nodes of workers are where their nodes are")
+            raise InputError("site: colocated servers are at the workers' sites; leave it out")
 
 
 class Handover(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Device time to hand a gradient over to the network.
 
-    ``per_tensor_s + n * per_byte_s`` for a tensor of n bytes: copies into buffers, launches, and
-    any other work of the device for communication, during which it does not compute.
+    It is ``per_tensor_s + n * per_byte_s`` for a tensor of n bytes: copies into buffers, launches,
+    and any other device work for communication. The device does not compute meanwhile.
     """
 
     per_tensor_s: float = 0.0
@@ -96,15 +97,15 @@ class Handover(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         number("per_byte_s", self.per_byte_s)
 
     def seconds(self, tensors: int, size_bytes: float) -> float:
-        """Seconds for so many tensors of ``size_bytes`` in all."""
+        """Seconds to hand over ``tensors`` tensors of ``size_bytes`` in total."""
         return self.per_tensor_s * tensors + self.per_byte_s * size_bytes
 
 
 class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Times of a collective from ``above_bytes`` bytes up to the start of the next piece.
+    """Time of a collective from ``above_bytes`` bytes up to the start of the next piece.
 
-    n bytes among two ranks take ``startup_s + n * per_byte_s``; among more, each part grows as
-    ``startup_growth`` and ``per_byte_growth`` say.
+    n bytes take ``startup_s + n * per_byte_s`` between two ranks; with more ranks, the two parts
+    grow as ``startup_growth`` and ``per_byte_growth`` say.
     """
 
     startup_s: float
@@ -120,7 +121,7 @@ class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Uneven(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Correction for ``ranks`` ranks: collectives took ``factor`` times as long as the pieces."""
+    """Correction for ``ranks`` ranks: collectives took ``factor`` times the pieces' time."""
 
     ranks: int
     factor: float
@@ -135,12 +136,13 @@ class Collective(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     Attributes
     ----------
-    operation : its bytes are counted as in :class:`perfmodel.measuring.measurements.Measurement`.
-    pieces : in order of size, the first from 0 bytes on; libraries switch algorithms with size.
-    ranks, bytes : measured range, least and greatest; beyond, times are extrapolated.
-    uneven : numbers of ranks off the fitted growth, as with devices wired in pairs.
-    error_fraction : 90th percentile of the deviation of measured times from the pieces; None where
-        not known.
+    operation : the collective; bytes are counted as in
+        :class:`perfmodel.measuring.measurements.Measurement`.
+    pieces : in order of size, the first from 0 bytes on; libraries switch algorithms with the size.
+    ranks, bytes : smallest and largest measured values; beyond them times are extrapolated.
+    uneven : corrections for rank counts off the fitted growth, as with devices wired in pairs.
+    error_fraction : 90th percentile of the deviation of measured times from the pieces; None if
+        unknown.
     """
 
     operation: Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
@@ -155,14 +157,17 @@ class Collective(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         if not begins or begins[0] != 0.0:
             raise InputError("pieces: the first must be above_bytes = 0")
         if begins != sorted(set(begins)):
-            raise InputError("pieces: above_bytes must increase from one to the next")
+            raise InputError("pieces: above_bytes must increase from piece to piece")
         for i, count in enumerate(self.ranks):
             whole_number(f"ranks[{i}]", count, at_least=2)
         for i, size in enumerate(self.bytes):
             number(f"bytes[{i}]", size)
         for name, (least, most) in (("ranks", self.ranks), ("bytes", self.bytes)):
             if least > most:
-                raise InputError(f"{name}: least first, then most, got {least:g} and {most:g}")
+                raise InputError(
+                    f"{name}: give the smallest value first, then the largest; "
+                    f"got {least:g} and {most:g}"
+                )
         counts = [each.ranks for each in self.uneven]
         for count in counts:
             if counts.count(count) > 1:
@@ -176,42 +181,42 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     Attributes
     ----------
-    nic : link between a node and the network; of several, each.
+    nic : each link between a node and the network.
     nodes : number of nodes; None for as many as a job needs.
     devices_per_node : workers fill a node before they use the next.
-    nics_per_node : links of each node to the network. Device i of a node, and server i of a node,
-        uses number i modulo that.
-    devices_on_nodes : devices that a job has on each of the first nodes, where it does not have all
-        of them; on further nodes it has all.
-    intra_node : the links between the devices of one node; None where transfers there take no time.
-        A :class:`Link` is taken as a bus.
-    core_oversubscription : all NICs together over the core's capacity; None for a core that
-        never limits.
-    pair_efficiency : fraction of their links that a job gets which uses two nodes only: between
-        these there is a single path, while among more nodes the connections of a node take several.
-    cpu_cores : per node; limits the update threads of a server.
-    worker_threads : threads that a worker computes with on its node's cores, which it shares with
-        servers there; None where workers compute on accelerators.
-    core_sharing : how those cores are shared where there are more threads than cores. *operation*:
-        each operation that runs gets an equal part, up to its threads. *thread*: each thread does,
-        as with the default scheduler of Linux, so that an update of one thread beside two
-        operations of 8 threads gets a seventeenth.
+    nics_per_node : links of each node to the network. Device i and server i of a node use link i
+        modulo this number.
+    devices_on_nodes : devices that the job has on each of the first nodes, if not all of them; on
+        later nodes it has all.
+    intra_node : the links between the devices of a node; None if transfers there take no time. A
+        :class:`Link` is taken as a bus.
+    core_oversubscription : bandwidth of all NICs together over the core's capacity; None for a core
+        that is never a bottleneck.
+    pair_efficiency : fraction of link bandwidth available to a job on exactly two nodes: there is a
+        single path between two nodes, while a node's connections take several paths among more.
+    cpu_cores : CPU cores per node; limits the update threads of a server.
+    worker_threads : threads with which a worker computes on its node's cores, shared with the
+        servers there; None if workers compute on accelerators.
+    core_sharing : how the cores are shared if there are more threads than cores. *operation*: each
+        running operation gets an equal share, up to its threads. *thread*: each thread does, as
+        with the default scheduler of Linux, so that a single-threaded update next to two operations
+        of 8 threads gets a seventeenth.
     overrides : nodes that differ, by number from 0 (dedicated servers come after the workers).
-    collectives : measured collectives, at most one of each operation.
-    slowdown_per_neighbour : relative increase of a device's computation for each other device of
-        the job on its node, due to contention for host, memory and power.
+    collectives : measured collectives, at most one per operation.
+    slowdown_per_neighbour : relative increase of a device's compute time per further device of the
+        job on its node, due to contention for host, memory and power.
     loaders_per_node : batches that a node loads at a time, 1 or more; with more devices than that,
-        loading takes proportionally longer. None where every device has its own loader.
+        loading takes proportionally longer. None if every device has its own loader.
     handover : device time to hand gradients over to the network.
-    queue_bytes : buffer in front of a node's link; when it overflows packets are lost, and senders
+    queue_bytes : buffer in front of a node's link; when it overflows, packets are lost and senders
         get unequal shares of the link (:mod:`perfmodel.theory.incast`). None for equal shares.
-    flow_bytes_per_s : the most that one connection between two nodes carries, as where a single
-        core copies what it receives; several connections share the links as ever. Messages that
-        share a connection have it each. None where only links limit.
-    sites : places that the nodes are at, site after site; none where all are at one place.
-    site_links : the links between sites, for each pair or for all.
-    calibration : how well the values are known that were fitted to measured steps; None where none
-        were.
+    flow_bytes_per_s : maximum rate of one connection between two nodes, for example where a single
+        core copies what it receives; several connections share the links as usual. Messages on the
+        same connection share its rate. None if only the links limit.
+    sites : sites of the nodes, which are numbered site after site; empty if all nodes are at one
+        site.
+    site_links : the links between sites, one for each pair or one for all pairs.
+    calibration : how precisely the fitted values are known; None if nothing was fitted.
     """
 
     schema: Literal["perfmodel.cluster/1"] = "perfmodel.cluster/1"
@@ -267,7 +272,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         if self.worker_threads is not None:
             whole_number("worker_threads", self.worker_threads)
             if self.cpu_cores is None:
-                raise InputError("worker_threads: needs cpu_cores, the cores of a node")
+                raise InputError("worker_threads: needs cpu_cores, the number of cores per node")
             if self.worker_threads > self.cpu_cores:
                 raise InputError(
                     f"worker_threads: must be at most cpu_cores, {self.cpu_cores}, "
@@ -312,22 +317,22 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return min(max(workers - before, 0), size)
 
     def even(self, workers: int) -> bool:
-        """Whether all nodes, and all links in use, have equal numbers of ``workers`` workers."""
+        """Return whether all nodes, and all links in use, have the same number of workers."""
         counts = {self.devices_at(node, workers) for node in self.samples(workers)}
         count, nics = max(counts), self.nics_per_node
         return len(counts) == 1 and (count <= nics or count % nics == 0)
 
     def samples(self, workers: int) -> list[int]:
-        """A sample of the nodes with workers, with every number of devices that occurs."""
+        """A sample of the nodes with workers that includes every number of devices that occurs."""
         last = self.nodes_for(workers) - 1
         return sorted({*range(min(len(self.devices_on_nodes) + 1, last)), last})
 
     def fullest(self, workers: int) -> int:
-        """Workers on the node that has most, of ``workers`` in all."""
+        """Workers on the fullest node, of ``workers`` in all."""
         return max(self.devices_at(node, workers) for node in self.samples(workers))
 
     def neighbour_slowdown(self, node: int, workers: int) -> float:
-        """Computation of a device of ``node`` over that of a device alone on its node."""
+        """Compute time of a device of ``node`` over that of a device alone on its node."""
         return 1.0 + self.slowdown_per_neighbour * (self.devices_at(node, workers) - 1)
 
     def loading_slowdown(self, node: int, workers: int) -> float:
@@ -338,40 +343,40 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     @property
     def by_workers(self) -> bool:
-        """Whether the speed of a device depends on the number of workers."""
+        """Whether a device's speed depends on the number of workers."""
         crowded = self.slowdown_per_neighbour > 0.0 or self.loaders_per_node is not None
         placed = bool(self.devices_on_nodes) or self.pair_efficiency < 1.0
         return crowded or self.handover != Handover() or placed
 
     def node_of_server(self, server: int, workers: int) -> int:
-        """The node that server ``server`` runs on, in a job of ``workers`` workers."""
+        """Node that server ``server`` runs on, in a job of ``workers`` workers."""
         if self.server.placement == "colocated":
             return server % self.nodes_for(workers)
         return self.nodes_for(workers) + server
 
     @property
     def workers_nodes(self) -> int | None:
-        """Number of nodes that workers may use; None for as many as a job needs."""
+        """Number of nodes for workers; None for as many as a job needs."""
         return sum(site.nodes for site in self.sites) if self.sites else self.nodes
 
     def sites_of(self, nodes: int, workers: int) -> Ids:
-        """The site of each of the first ``nodes`` nodes, by number, of a job of so many workers:
-        those of workers, then those of dedicated servers."""
+        """The site number of each of the first ``nodes`` nodes of a job with ``workers`` workers:
+        the workers' nodes, then those of dedicated servers."""
         names = [site.name for site in self.sites]
         servers = names.index(self.server.site) if self.server.site is not None else 0
         return sites_of_nodes(self.sites, nodes, self.nodes_for(workers), servers)
 
     def between_sites(self) -> Between:
-        """What carries transfers from one site to another."""
+        """The paths that carry transfers between sites."""
         return Between.of(self.sites, self.site_links, self.flow_bytes_per_s or math.inf)
 
     @property
     def links_differ(self) -> bool:
-        """Whether some nodes have other links, or other ways to each other, than the rest."""
+        """Whether some nodes have other links, or other paths to each other, than the rest."""
         return bool(self.overrides or self.sites)
 
     def nic_of(self, node: int) -> Link:
-        """Each link of ``node`` to the network, if it is no dedicated server's."""
+        """Each link of ``node`` to the network, unless it is a dedicated server's node."""
         override = self._override(node)
         return override.nic if override is not None and override.nic is not None else self.nic
 
@@ -385,11 +390,11 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     @property
     def server_nic(self) -> Link | None:
-        """Each link of the node of a dedicated server, where it differs from the workers'."""
+        """Each link of a dedicated server's node, if it differs from the workers'."""
         return self.server.nic if self.server.placement == "dedicated" else None
 
     def path_efficiency(self, nodes: int) -> float:
-        """Fraction of their links that a job gets on so many nodes."""
+        """Fraction of link bandwidth available to a job on ``nodes`` nodes."""
         return self.pair_efficiency if nodes == 2 else 1.0
 
     def speed_of(self, node: int) -> float:
@@ -398,9 +403,9 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return override.speed if override is not None else 1.0
 
     def collectives_of(self, workers: int) -> tuple[Collective, ...]:
-        """The measured collectives, for ``workers`` workers.
+        """Measured collectives, for ``workers`` workers.
 
-        Where one of their links is slower than ``nic``, times per byte grow in proportion.
+        If one of their links is slower than ``nic``, the times per byte grow in proportion.
         """
         if not self.collectives or not self.overrides:
             return self.collectives
@@ -422,7 +427,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     @property
     def update_threads(self) -> int:
-        """Update threads of one server, at most one per core."""
+        """Update threads of one server, limited to the cores of a node."""
         if self.cpu_cores is None:
             return self.server.threads
         return min(self.server.threads, self.cpu_cores)

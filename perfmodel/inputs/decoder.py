@@ -9,25 +9,25 @@ import msgspec
 from perfmodel.base.errors import InputError, whole_number
 
 MOST_SEQUENCE_LENGTH = 10_000_000
-"""Tokens of one sequence; a limit that catches typing errors."""
+"""Maximum tokens per sequence; a limit that catches typing errors."""
 
 
 class Decoder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A decoder-only transformer. Its layers at any sequence length follow from these dimensions.
+    """A decoder-only transformer; its layers at any sequence length follow from these dimensions.
 
     Attributes
     ----------
     hidden : width of the residual stream.
-    blocks, heads : transformer blocks, and attention heads of each.
-    kv_heads : heads of keys and values where they are fewer (grouped queries); default ``heads``.
+    blocks, heads : number of transformer blocks, and of attention heads per block.
+    kv_heads : key and value heads, if fewer (grouped-query attention); default ``heads``.
     feed_forward : width inside the feed-forward part; default 4 ``hidden``.
     gated : whether the feed-forward part has a gate (SwiGLU), that is a third matrix.
     vocabulary : rows of the token embedding.
-    positions : rows of a learned position embedding, the most tokens of a sequence;
-        *sequence_length*: as many as the sequences have; None: positions are not learned.
+    positions : rows of a learned position embedding, which limit the sequence length;
+        *sequence_length*: as many as the sequences have tokens; None: no learned positions.
     tied : whether the output layer shares the token embedding.
     biases : whether linear layers and norms have biases.
-    sequence_length : tokens of a sequence where none is asked for.
+    sequence_length : default tokens per sequence.
     """
 
     hidden: int
@@ -49,21 +49,21 @@ class Decoder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             if getattr(self, name) is not None:
                 whole_number(name, getattr(self, name))
         if self.hidden % self.heads:
-            raise InputError(f"heads: {self.heads} do not share a width of {self.hidden} evenly")
+            raise InputError(f"heads: {self.heads} do not divide the hidden width {self.hidden}")
         if self.heads % self.groups:
-            raise InputError(f"kv_heads: {self.heads} heads do not share {self.groups} evenly")
+            raise InputError(f"kv_heads: {self.groups} do not divide {self.heads} heads")
         if isinstance(self.positions, int):
             whole_number("positions", self.positions)
         self.checked(self.sequence_length)
 
     @property
     def groups(self) -> int:
-        """Heads of keys and values."""
+        """Key and value heads."""
         return self.heads if self.kv_heads is None else self.kv_heads
 
     @property
     def kv_width(self) -> int:
-        """Width of the keys, and of the values."""
+        """Total width of the keys; that of the values is the same."""
         return self.hidden // self.heads * self.groups
 
     @property
@@ -72,7 +72,7 @@ class Decoder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return 4 * self.hidden if self.feed_forward is None else self.feed_forward
 
     def checked(self, sequence_length: int) -> int:
-        """The length of a sequence, if the model takes it.
+        """Return the sequence length if the model supports it.
 
         Raises
         ------
@@ -93,10 +93,10 @@ class Decoder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return sequence_length if self.positions == "sequence_length" else self.positions
 
     def model_flop(self, sequence_length: int) -> float:
-        """Floating-point operations of training on one token, as utilisation is published.
+        """Floating-point operations to train on one token, as published utilisations count them.
 
         6 (parameters) + 12 blocks * hidden * sequence length: causal attention counts in full, and
-        nothing is computed twice.
+        recomputation does not count.
 
         References
         ----------

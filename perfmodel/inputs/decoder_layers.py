@@ -1,4 +1,4 @@
-"""The layers of a decoder-only transformer at a sequence length, and profiles made of them."""
+"""Layers of a decoder-only transformer at a sequence length, and profiles made of them."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ LOSS_BYTES = 4
 """Bytes of a logit in the loss, which is computed in float32 at every precision."""
 
 SIXTEEN_BITS = ("mixed", "bf16", "fp16")
-"""Precisions at which activations have two bytes, and otherwise four."""
+"""Precisions with two-byte activations; at the others they have four bytes."""
 
 
 def at_length(profile: Profile, sequence_length: int | None) -> Profile:
-    """The profile of a model for sequences of some length, by default as its file says.
+    """Return a model's profile for a sequence length; by default the one in its file.
 
-    Timings, and layers that were recorded with them, are of the default length: at another one the
-    profile has neither.
+    Timings, and the layers recorded with them, hold for the default length only: at any other
+    length the profile has neither.
 
     Raises
     ------
-    InputError : a length that the model does not take, or given for a model without a decoder.
+    InputError : the model does not support the length, or has no decoder.
     """
     decoder = profile.decoder
     if sequence_length is None:
         return profile
     if decoder is None:
         raise InputError(
-            f"sequence_length: {profile.name} is not described as a language model (its file has "
-            "no decoder)"
+            f"sequence_length: {profile.name} is not a language model with given dimensions (its "
+            "file has no decoder)"
         )
     if decoder.checked(sequence_length) == decoder.sequence_length:
         return profile
@@ -45,7 +45,7 @@ def at_length(profile: Profile, sequence_length: int | None) -> Profile:
 
 
 def with_layers(profile: Profile, precision: str) -> Profile:
-    """The profile with the layers of its decoder."""
+    """Return the profile with the layers of its decoder."""
     if profile.decoder is None:
         return profile
     layers = layers_of(profile.decoder, profile.decoder.sequence_length, precision)
@@ -54,11 +54,11 @@ def with_layers(profile: Profile, precision: str) -> Profile:
 
 @functools.lru_cache(maxsize=64)
 def layers_of(decoder: Decoder, sequence_length: int, precision: str) -> tuple[Layer, ...]:
-    """Layers in forward order, per sequence of so many tokens.
+    """Layers in forward order, per sequence of ``sequence_length`` tokens.
 
-    Products count two operations per multiply-add. Attention counts in full, although what lies
-    beyond the diagonal need not be computed, and keeps no scores (it computes them again). What
-    only moves memory (norms, sums, activations, loss) is a layer of its own.
+    Matrix products count two operations per multiply-add. Attention counts in full, although the
+    part beyond the causal diagonal need not be computed, and keeps no scores (it recomputes them).
+    Operations that only move memory (norms, sums, activations, loss) are layers of their own.
 
     References
     ----------
@@ -84,7 +84,7 @@ def layers_of(decoder: Decoder, sequence_length: int, precision: str) -> tuple[L
 
 
 class _Making(msgspec.Struct, frozen=True):
-    """Makes layers for sequences of ``tokens``, with activations of ``element`` bytes."""
+    """Makes layers for sequences of ``tokens`` tokens, with activations of ``element`` bytes."""
 
     decoder: Decoder
     tokens: int
@@ -99,7 +99,7 @@ class _Making(msgspec.Struct, frozen=True):
         flop: float = 0.0,
         tensors: list[tuple[str, int]] | None = None,
     ) -> Layer:
-        """A layer that keeps ``kept`` values of each token, with tensors by their parameters."""
+        """A layer that keeps ``kept`` values per token; ``tensors`` has parameter counts."""
         return Layer(
             name=name,
             kind=kind,
@@ -111,7 +111,7 @@ class _Making(msgspec.Struct, frozen=True):
         )
 
     def linear(self, name: str, width: int, out: int) -> Layer:
-        """A product with a matrix of ``width`` times ``out``; its output is kept."""
+        """A product with a ``width`` x ``out`` matrix; its output is kept."""
         tensors = [("weight", width * out)] + ([("bias", out)] if self.decoder.biases else [])
         flop = 2.0 * self.tokens * width * out
         return self.layer(name, "linear", out, flop=flop, tensors=tensors)
@@ -123,7 +123,7 @@ class _Making(msgspec.Struct, frozen=True):
         return self.layer(name, "layernorm", h, tensors=tensors)
 
     def block(self, name: str, h: int, inner: int) -> list[Layer]:
-        """The layers of a block: attention, then feed-forward, each behind a norm."""
+        """The layers of a block: attention, then feed-forward, each after a norm."""
         out = 2 * inner if self.decoder.gated else inner
         scores = 4.0 * self.tokens**2 * h
         return [

@@ -1,4 +1,4 @@
-"""Devices: peak rates, and rooflines, by which a step is divided among its layers."""
+"""Devices: peak rates, and the rooflines that divide a step among its layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCHEMA = "perfmodel.device/1"
 
 
 class PeakRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Peak FLOP/s: float32, and tf32 and mixed (16-bit with 32-bit sums) where they exist."""
+    """Peak FLOP/s: float32, and tf32 and mixed (16-bit with 32-bit sums) if supported."""
 
     float32: float
     tf32: float | None = None
@@ -29,14 +29,14 @@ class PeakRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class Utilisation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What part of a device's peak rate training of a language model was published to reach.
+    """Published utilisation of a device in the training of a language model.
 
     Attributes
     ----------
-    model : of the catalogue, with a decoder.
-    sequence_length : tokens of a sequence.
-    utilisation : operations of :meth:`perfmodel.inputs.decoder.Decoder.model_flop` per second over
-        the peak rate at ``precision``.
+    model : a model of the catalogue with a decoder.
+    sequence_length : tokens per sequence.
+    utilisation : operations per second, counted as in
+        :meth:`perfmodel.inputs.decoder.Decoder.model_flop`, over the peak rate at ``precision``.
     """
 
     model: str
@@ -52,9 +52,10 @@ class Utilisation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A device type (schema ``perfmodel.device/1``): peak rates and memory.
 
-    ``kind`` groups devices between which times can be transferred; ``default_cluster`` is the
-    cluster of the catalogue for jobs that name none. ``aliases`` are further names for it.
-    ``language_models`` are figures from which times of other language models are estimated.
+    Times can be transferred between devices of the same ``kind``. ``default_cluster`` is the
+    catalogue's cluster for jobs that name none. ``aliases`` are further names of the device.
+    ``language_models`` are published figures from which the times of other language models are
+    estimated.
     """
 
     schema: Literal["perfmodel.device/1"] = "perfmodel.device/1"
@@ -81,9 +82,9 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return tuple(name for name in names if getattr(self.peak_flop_per_s, name) is not None)
 
     def peak(self, precision: str) -> float:
-        """Peak FLOP/s at ``precision``; that of float32 where the device has none.
+        """Peak FLOP/s at ``precision``; the float32 peak if the device has none for it.
 
-        16 bits alone (*bf16*, *fp16*) are as fast as *mixed*.
+        Pure 16-bit precisions (*bf16*, *fp16*) are as fast as *mixed*.
         """
         name = "mixed" if precision in ("bf16", "fp16") else precision
         found = getattr(self.peak_flop_per_s, name, None)
@@ -93,7 +94,7 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 def roofline_s(
     device: Device, layers: Sequence[Layer], batch_size: int, precision: str
 ) -> list[float]:
-    """Least forward seconds of each layer on ``device``: the slower of arithmetic and memory.
+    """Minimum forward seconds of each layer on ``device``: the slower of arithmetic and memory.
 
     t = max(batch * flop / peak, (parameters + 2 * batch * activations) / memory bandwidth)
 

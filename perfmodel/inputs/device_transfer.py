@@ -1,4 +1,4 @@
-"""Compute times on a device without timings in a profile, from the most similar ones."""
+"""Estimated compute times on a device that a profile has no timings for."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from perfmodel.inputs.profile import Profile, Timing
 from perfmodel.inputs.workload import BACKWARD_OVER_FORWARD, Workload, resolve
 
 BATCH_SIZE = 32
-"""Batch size of an estimate where the user names none."""
+"""Default batch size of an estimate."""
 
 NEAREST = 2
-"""Devices that an estimate is made from at most. Of 1, 2, 3, 5 and all the number with the least
-90th percentile of the errors on a device that no model was measured on (317 timings, 23 models)."""
+"""Maximum number of devices to estimate from. Of 1, 2, 3, 5 and all, this has the smallest 90th
+percentile of the error on a device without measured models (317 timings, 23 models)."""
 
 
 class MeasuredDevice(msgspec.Struct, frozen=True):
-    """A device of the target's kind that the profile has timings on, by batch size.
+    """A device of the target's kind with timings in the profile, sorted by batch size.
 
-    ``factors`` are the speedups on the target, over those of the rooflines, of the other models
-    that were measured on both devices.
+    For each of the other models measured on both devices, ``factors`` has its speedup on the target
+    over the speedup that the rooflines predict.
     """
 
     device: Device
@@ -50,8 +50,8 @@ class MeasuredDevice(msgspec.Struct, frozen=True):
         return bool(self.factors), self.timings[0].per_layer
 
     def distance(self, target: Device) -> float:
-        """How unlike its peak rate and memory bandwidth are to those of ``target``: the sum of the
-        sizes of the logarithms of their ratios."""
+        """Distance from ``target``: the sum of the absolute logarithms of the ratios of peak rate
+        and of memory bandwidth."""
         precision = self.timings[0].precision
         rates = target.peak(precision) / self.device.peak(precision)
         bandwidths = target.memory_bandwidth_bytes_per_s / self.device.memory_bandwidth_bytes_per_s
@@ -67,21 +67,24 @@ def estimate(
     devices: Mapping[str, Device],
     others: Sequence[Profile],
 ) -> Workload:
-    """Estimate a workload on a device of ``devices`` that the profile has no timing on.
+    """Estimate a workload on one of ``devices`` for which the profile has no timing.
 
-    Efficiency is the roofline time as a fraction of the measured one.
+    Efficiency is roofline time over measured time.
 
-    - With timings on a device of the same kind at this precision: the efficiency of each group of
-      layers there, forward and backward apart, times how much more efficient ``others`` are on the
-      target (median). Of several such devices those count that ``others`` were measured on, then
-      those with times per layer, then the :data:`NEAREST`; of their results the median.
-    - Else the median efficiency of ``others`` on the target, or else on all devices of its kind.
-    - Where layers have no operations, the time of the step changes as that of ``others``, or else
-      as the root of peak rate times memory bandwidth.
+    - If the profile has timings on a device of the same kind at this precision: the efficiency
+      there of each group of layers, forward and backward separately, times the ratio of
+      efficiencies of ``others`` on the target and on that device (median). Of several such devices,
+      those on which ``others`` were measured come first, then those with per-layer times, then the
+      :data:`NEAREST` ones; the result is the median over them.
+    - Otherwise the median efficiency of ``others`` on the target, or else on all devices of its
+      kind.
+    - If the layers have no operation counts, the step time scales as that of ``others``, or else as
+      the square root of peak rate times memory bandwidth.
 
     Raises
     ------
-    InputError : unknown precision, one that the device does not have, or nothing to estimate from.
+    InputError : the precision is unknown, or the device does not support it; or there is nothing to
+        estimate from.
     """
     if precision not in PeakRates.__struct_fields__:
         raise unknown_name("precision", precision, PeakRates.__struct_fields__)
@@ -110,9 +113,9 @@ def estimate(
         error = TYPICAL_ERROR if names == target.name else FOREIGN_ERROR
     else:
         raise InputError(
-            f"device: {profile.name} has no timing on {target_name!r} (but on "
-            f"{', '.join(profile.devices)}); to estimate it, its layers need forward_flop, or it "
-            f"needs a timing at {precision} on another {target.kind} of the catalogue"
+            f"device: {profile.name} has no timing on {target_name!r} (only on "
+            f"{', '.join(profile.devices)}); to estimate one, add forward_flop to its layers or a "
+            f"timing at {precision} on another {target.kind} of the catalogue"
         )
     notes = [note]
     if batch_size is None:
@@ -157,7 +160,7 @@ def _places(
 def _transferred(
     profile: Profile, target: Device, size: int, places: Sequence[MeasuredDevice], flop: bool
 ) -> tuple[Timing, Assumption, float | None]:
-    """The profile's times on the places, transferred to the target; assumptions; error."""
+    """The profile's times on ``places``, transferred to the target; the assumption; the error."""
     found = []
     batch_error = None
     for place in places:
@@ -191,15 +194,15 @@ def _transferred(
     how = "by the roofline" if flop else "by peak rate and memory bandwidth"
     error = KIND_ERROR if flop else SPEED_ERROR
     if places[0].factors:
-        how, error = f"{how} and by other models on both", COMMON_ERROR
-    note = Assumption("layer times", f"those of {names}", "", how)
+        how, error = f"{how}, and by other models measured on both devices", COMMON_ERROR
+    note = Assumption("layer times", f"from {names}", "", how)
     return timing, note, together(error, batch_error)
 
 
 def _on_target(
     profile: Profile, there: Workload, place: MeasuredDevice, target: Device, flop: bool
 ) -> NDArray[np.float64]:
-    """Seconds of the forward and then of the backward pass of each layer on the target."""
+    """Seconds on the target of each layer's forward pass, then of each layer's backward pass."""
     factor = float(np.median(place.factors)) if place.factors else 1.0
     if not flop:
         speeds = [
@@ -227,7 +230,8 @@ def _on_target(
 def _typical_rates(
     target: Device, precision: str, devices: Mapping[str, Device], others: Sequence[Profile]
 ) -> dict[tuple[str, str], float]:
-    """Efficiencies on the target, else on all of its kind; at float32 if none at ``precision``."""
+    """Efficiencies on the target, else on all devices of its kind; if there are none at
+    ``precision``, those at float32."""
     for which in (precision, "float32"):
         rates = _rates(others, which, devices, efficiency=True)
         own = {key: rate for key, rate in rates.items() if key[1] == target.name}
@@ -246,7 +250,7 @@ def _rates(
 ) -> dict[tuple[str, str], float]:
     """Speed of each model on each device, by both names; geometric mean over batch sizes.
 
-    Its efficiency, or else samples per second.
+    The speed is the efficiency if ``efficiency``, else samples per second.
     """
     logs: dict[tuple[str, str], list[float]] = {}
     for one in profiles:

@@ -1,7 +1,7 @@
-"""Rented machines: instance types with their devices, their network and their price.
+"""Rented machines: instance types with their devices, network and price.
 
-A catalogue is a table (CSV) with a line for each instance type and region. Its columns are those of
-SkyPilot's catalogue, and some for the network; the shipped one is ``profiles/instances``.
+A catalogue is a CSV table with a row for each instance type and region. It has the columns of
+SkyPilot's catalogue, and some more for the network; the shipped one is ``profiles/instances``.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ GBPS = 1.25e8
 GIB = 2.0**30
 
 LATENCY_S = 25e-6
-"""Latency of a link of which none is stated: that of switched Ethernet, an assumption."""
+"""Assumed latency of a link without a stated one: that of switched Ethernet."""
 
 TCP_EFFICIENCY, RDMA_EFFICIENCY = 0.9415, 0.97
-"""What protocols leave of a nominal rate: headers of TCP, and an assumption, as in the shipped
-clusters."""
+"""Fraction of a nominal rate that protocols leave: TCP headers, and an assumption for RDMA, as in
+the shipped clusters."""
 
 RDMA_LATENCY_S = 10e-6
-"""Latency below which links are taken as RDMA."""
+"""Links with a lower latency are assumed to use RDMA."""
 
 INSIDE: Mapping[str, float] = {"v100": 150e9, "a100": 300e9, "h100": 450e9}
-"""Bytes per second each way that a device sends over NVLink, by device."""
+"""NVLink rate of a device in bytes per second each way, by device."""
 
 PCIE_BYTES_PER_S = 16e9
-"""The same over PCIe (3.0 x16), for other devices."""
+"""PCIe rate (3.0 x16) in bytes per second each way, for other devices."""
 
 INSIDE_EFFICIENCY, INSIDE_LATENCY_S = 0.78, 1.9e-6
-"""What is achieved inside a node, and its latency, as in the shipped clusters of DGX."""
+"""Efficiency and latency inside a node, as in the shipped DGX clusters."""
 
 MOST_USD_PER_H = 10_000.0
-"""Price of an instance; a limit that catches typing errors."""
+"""Maximum price of an instance; a limit that catches typing errors."""
 
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,16 +54,17 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     name : InstanceType.
-    accelerator, devices : its accelerators and their number.
-    region, place : of the price, and the line of the catalogue.
-    price_usd_per_h, spot_usd_per_h : on demand, and as it can be taken away; None if not given.
-    network_bytes_per_s : of all ``nics`` together, each way; None if not given.
-    flow_bytes_per_s : the most that one connection carries, with headers; None where only the links
+    accelerator, devices : name and number of its accelerators.
+    region, place : region of the price, and place of the row in the catalogue.
+    price_usd_per_h, spot_usd_per_h : on-demand price and spot (preemptible) price; None if not
+        given.
+    network_bytes_per_s : total of all ``nics``, each way; None if not given.
+    flow_bytes_per_s : maximum rate of one connection, headers included; None if only the links
         limit.
     latency_s : one way; None if not given.
-    inside_bytes_per_s : what a device sends inside the node; None if not given.
-    egress_usd_per_byte : traffic out of the region, of which a plan has none.
-    source, date : of the line.
+    inside_bytes_per_s : rate at which a device sends inside the node; None if not given.
+    egress_usd_per_byte : price of traffic out of the region; plans do not use it.
+    source, date : of the row.
     """
 
     name: str
@@ -91,7 +92,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def device(self) -> str | None:
-        """The device of the catalogue that computes like its accelerator; None if there is none.
+        """The catalogue's device that computes like its accelerator; None if there is none.
 
         >>> Instance(name="x", accelerator="A100-80GB", devices=8, region="", price_usd_per_h=1.0
         ... ).device
@@ -102,7 +103,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def device_bytes(self) -> float | None:
-        """Memory of an accelerator, from its name or that of the device."""
+        """Memory of an accelerator, from its name or from the catalogue's device."""
         found = re.search(r"-(\d+)GB", self.accelerator)
         if found is not None:
             return float(found[1]) * GIB
@@ -110,11 +111,11 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def nic(self) -> Link:
-        """Each of its links to the network.
+        """Each of its network links.
 
         Raises
         ------
-        InputError : the rate of the network is not known.
+        InputError : the network bandwidth is unknown.
         """
         if self.network_bytes_per_s is None:
             raise InputError(f"{self.place}: NetworkGbps: is empty")
@@ -123,17 +124,17 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
         return Link(self.network_bytes_per_s / self.nics, latency_s, efficiency)
 
     def price(self, spot: bool) -> float | None:
-        """USD per hour."""
+        """Price in USD per hour."""
         return self.spot_usd_per_h if spot else self.price_usd_per_h
 
     def cluster(self, servers: Instance | None = None) -> Cluster:
-        """As many of these instances as a job needs, with their links.
+        """A cluster of as many of these instances as a job needs.
 
-        Parameter servers are on the nodes of the workers, or on instances ``servers`` of their own.
+        Parameter servers run on the workers' nodes, or on instances ``servers`` of their own.
 
         Raises
         ------
-        InputError : the rate of the network is not known.
+        InputError : the network bandwidth is unknown.
         """
         nic = self.nic
         server = catalogue.cluster(catalogue.DEFAULT_CLUSTER).server
@@ -168,15 +169,15 @@ def shipped() -> Path:
 def read_instances(
     path: str | Path | None = None, *, bare: bool = False
 ) -> tuple[Instance, ...]:
-    """The lines of a catalogue that have accelerators; by default of the shipped one.
+    """Read the rows of a catalogue that have accelerators; by default, of the shipped one.
 
-    Lines without an accelerator, unless ``bare`` asks for them, and accelerators that are priced
-    apart from a machine (without an InstanceType), are left out. What a catalogue does not say of
-    the network of an instance type is taken from the shipped one, where that has it.
+    Rows without an accelerator are skipped unless ``bare`` is set; so are accelerators priced
+    separately from a machine (rows without an InstanceType). Network values missing for an instance
+    type are taken from the shipped catalogue, if it has them.
 
     Raises
     ------
-    InputError : the file cannot be read, a column is missing, a number is out of range, or no line
+    InputError : the file cannot be read, a column is missing, a number is out of range, or no row
         has both an instance type and an accelerator.
     """
     own = path is None
@@ -190,12 +191,12 @@ def read_instances(
         if row.has("InstanceType") and (bare or row.has("AcceleratorName"))
     ]
     if not rows:
-        raise InputError(f"{place}: no line has an InstanceType and an AcceleratorName")
+        raise InputError(f"{place}: no row has both an InstanceType and an AcceleratorName")
     return tuple(rows if own else _with_networks(rows))
 
 
 def _instance(row: TableRow) -> Instance:
-    """The instance of a line, in SI units."""
+    """The instance of a row, in SI units."""
 
     def given(column: str, unit: float = 1.0, *, most: float | None = None) -> float | None:
         if not row.has(column):
@@ -224,7 +225,7 @@ def _instance(row: TableRow) -> Instance:
 
 
 def _with_networks(rows: Iterable[Instance]) -> list[Instance]:
-    """The lines, with the network that the shipped catalogue has for their instance types."""
+    """The rows, with missing network values taken from the shipped catalogue."""
     known = {(each.name, each.devices): each for each in read_instances()}
     found = []
     for each in rows:
@@ -237,8 +238,8 @@ def _with_networks(rows: Iterable[Instance]) -> list[Instance]:
                     "inside_bytes_per_s",
                 )
             }
-            said = f"{each.source or each.place}; network: {like.source}"
-            each = msgspec.structs.replace(each, **network, source=said)
+            source = f"{each.source or each.place}; network: {like.source}"
+            each = msgspec.structs.replace(each, **network, source=source)
         found.append(each)
     return found
 
@@ -250,17 +251,17 @@ def choose(
     region: str | None = None,
     spot: bool = False,
 ) -> tuple[list[Instance], list[str]]:
-    """The cheapest line of each instance type and accelerator, and what is left out and why.
+    """Return the cheapest row of each instance type and accelerator, and why others are left out.
 
     Parameters
     ----------
-    types : names of instance types; by default all.
-    region : by default any, so the cheapest of them.
-    spot : take the spot prices; types without any are left out.
+    types : instance types to consider; default all.
+    region : region to consider; by default all, so that the cheapest one is chosen.
+    spot : use spot prices; types without one are left out.
 
     Raises
     ------
-    InputError : an unknown type or region, or a price on demand that is missing.
+    InputError : a type or region is unknown, or an on-demand price is missing.
     """
     rows = list(rows)
     for name in types:
@@ -281,9 +282,9 @@ def choose(
         if not priced:
             out.append(f"{first.label}: no spot price")
         elif first.device is None:
-            out.append(f"{first.label}: no device {first.accelerator!r} in the catalogue")
+            out.append(f"{first.label}: the catalogue has no device {first.accelerator!r}")
         elif first.network_bytes_per_s is None:
-            out.append(f"{first.label}: its network is not known (column NetworkGbps)")
+            out.append(f"{first.label}: network bandwidth unknown (column NetworkGbps)")
         else:
             known = [each for each in several if each.place in priced]
             found.append(min(known, key=lambda each: priced[each.place]))
@@ -293,11 +294,11 @@ def choose(
 def choose_servers(
     rows: Iterable[Instance], types: Collection[str], *, spot: bool = False
 ) -> list[Instance]:
-    """The cheapest line of each of these instance types in each region, for parameter servers.
+    """Return the cheapest row of each type in each region, for parameter servers.
 
     Raises
     ------
-    InputError : an unknown type, one without a price, or one whose network is not known.
+    InputError : a type is unknown, has no price, or has no known network bandwidth.
     """
     rows, found = list(rows), list[Instance]()
     for name in types:

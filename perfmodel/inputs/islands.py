@@ -1,4 +1,4 @@
-"""The nodes and links of islands: workers that are groups of devices."""
+"""Nodes and links of islands: workers that are groups of devices."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from perfmodel.inputs.cluster import Cluster, Link, NodeOverride
 from perfmodel.inputs.sites import MOST_CONNECTIONS
 
 MOST_DEVICES = 100_000
-"""Devices of an island; a limit that catches typing errors."""
+"""Maximum devices per island; a limit that catches typing errors."""
 
 
 def read_devices(given: int | str, islands: int) -> tuple[int, ...]:
-    """Devices of each of so many islands: one number for all, or text such as ``8+8+4``.
+    """Devices of each of ``islands`` islands: one number for all, or text such as ``8+8+4``.
 
     >>> read_devices("8+4", 2)
     (8, 4)
 
     Raises
     ------
-    InputError : not a number from 1 on, or not one for each island.
+    InputError : not a whole number from 1 on, or not one number per island.
     """
     name = "island_devices"
     if not isinstance(given, str):
@@ -29,7 +29,7 @@ def read_devices(given: int | str, islands: int) -> tuple[int, ...]:
         found = tuple(int(part) for part in given.split("+"))
     except ValueError:
         raise InputError(
-            f"{name}: cannot read {given!r}; expected a number such as 8, or one for each "
+            f"{name}: cannot read {given!r}; expected a number such as 8, or one per "
             "island such as 8+8+4"
         ) from None
     for count in found:
@@ -37,13 +37,13 @@ def read_devices(given: int | str, islands: int) -> tuple[int, ...]:
     if len(found) == 1:
         return found * islands
     if len(found) != islands:
-        raise InputError(f"{name}: {given} are {len(found)} islands, workers are {islands}")
+        raise InputError(f"{name}: {given} is {len(found)} islands, but workers is {islands}")
     return found
 
 
 class Steps(msgspec.Struct, frozen=True):
-    """Steps of an island from one exchange to the next: ``most`` of the fastest and, where all are
-    to take ``equal_time``, fewer of slower ones (dynamic local updates of Liu and others)."""
+    """Steps of an island between two exchanges: ``most`` for the fastest island and, with
+    ``equal_time``, fewer for slower ones (dynamic local updates of Liu and others)."""
 
     most: int = 1
     equal_time: bool = False
@@ -52,35 +52,35 @@ class Steps(msgspec.Struct, frozen=True):
 ONE_STEP = Steps()
 
 MOST_STEPS = 1_000_000
-"""Steps from one exchange to the next; a limit that catches typing errors."""
+"""Maximum steps between two exchanges; a limit that catches typing errors."""
 
 
 def read_steps(given: int | str) -> Steps:
-    """Steps of each island: a number, or text such as ``equal:100``.
+    """Read the steps of each island: a number, or text such as ``equal:100``.
 
     >>> read_steps("equal:100")
     Steps(most=100, equal_time=True)
 
     Raises
     ------
-    InputError : not a number from 1 on.
+    InputError : not a whole number from 1 on.
     """
     text = given if isinstance(given, str) else ""
     word, colon, count = text.rpartition(":")
     if (colon and word != "equal") or (text and not count.isdecimal()):
         raise InputError(
-            f"island_steps: cannot read {given!r}; expected a number such as 100, or equal:100, "
-            "where slower islands do fewer steps in the same time"
+            f"island_steps: cannot read {given!r}; expected a number such as 100, or equal:100 "
+            "(slower islands do fewer steps in the same time)"
         )
     steps = int(count) if text else given
     return Steps(whole_number("island_steps", steps, at_most=MOST_STEPS), bool(colon))
 
 
 class Places(msgspec.Struct, frozen=True):
-    """The nodes of islands: the ``first`` node of each, and how ``many`` it has, (islands,).
+    """The nodes of islands: the ``first`` of each, and how ``many`` it has, both (islands,).
 
-    ``together`` islands share a node: more than 1 only where all have the same number of devices,
-    which divides that of a node. Else each begins on a node of its own.
+    ``together`` islands share a node. This is more than 1 only if all islands have the same number
+    of devices and this divides the devices of a node. Otherwise each island starts on a new node.
     """
 
     first: tuple[int, ...]
@@ -89,15 +89,14 @@ class Places(msgspec.Struct, frozen=True):
 
 
 def places_of(cluster: Cluster, devices: tuple[int, ...]) -> Places:
-    """The nodes of islands with so many ``devices`` each, (islands,).
+    """Nodes of islands with ``devices`` devices each, (islands,).
 
     Raises
     ------
-    InputError : they do not fit on the cluster; the cluster says how many devices of each node a
-        job has, which islands decide.
+    InputError : they do not fit on the cluster, or the cluster sets devices_on_nodes.
     """
     if cluster.devices_on_nodes:
-        raise InputError("islands: devices_on_nodes of the cluster cannot be combined with them")
+        raise InputError("islands: cannot be combined with devices_on_nodes of the cluster")
     each, one = cluster.devices_per_node, devices[0]
     if len(set(devices)) == 1 and each % one == 0:
         together = each // one
@@ -111,21 +110,21 @@ def places_of(cluster: Cluster, devices: tuple[int, ...]) -> Places:
     if nodes is not None and needed > nodes:
         text = "+".join(map(str, devices)) if len(set(devices)) > 1 else f"{len(devices)} x {one}"
         raise InputError(
-            f"islands: {text} devices need {needed} nodes, cluster {cluster.name!r} has "
-            f"{nodes} of {each} devices"
+            f"islands: {text} devices need {needed} nodes, but cluster {cluster.name!r} has "
+            f"{nodes} (devices per node: {each})"
         )
     for island, at in enumerate(_sites(cluster, found)):
         if at[0] != at[-1]:
             a, z = cluster.sites[at[0]].name, cluster.sites[at[-1]].name
             raise InputError(
-                f"islands: island {island} would be at several sites, {a!r} to {z!r}; "
-                "islands are on the nodes one after the other, choose island_devices to suit"
+                f"islands: island {island} would span sites {a!r} to {z!r}; islands are placed on "
+                "the nodes in order, so choose island_devices to fit the sites"
             )
     return found
 
 
 def _sites(cluster: Cluster, places: Places) -> list[list[int]]:
-    """The sites of the nodes of each island; none of a cluster without sites."""
+    """The sites of each island's nodes; empty for a cluster without sites."""
     if not cluster.sites:
         return []
     of_node = [k for k, site in enumerate(cluster.sites) for _ in range(site.nodes)]
@@ -136,7 +135,7 @@ def _sites(cluster: Cluster, places: Places) -> list[list[int]]:
 
 
 def inside(cluster: Cluster, first: int, many: int) -> Cluster:
-    """The nodes of one island, ``many`` from ``first`` on; servers inside are beside them."""
+    """The cluster that one island trains on: ``many`` nodes from ``first`` on."""
     overrides = tuple(
         msgspec.structs.replace(override, node=override.node - first)
         for override in cluster.overrides
@@ -151,12 +150,12 @@ def inside(cluster: Cluster, first: int, many: int) -> Cluster:
 def among(
     cluster: Cluster, places: Places, devices: tuple[int, ...], speeds: tuple[float, ...]
 ) -> Cluster:
-    """The cluster that islands see: each is one device, alone on a node unless it shares one.
+    """The cluster as islands see it: each is one device, alone on a node unless it shares one.
 
-    The devices of an island exchange a part each, so that it has the links of all of them together
-    as one; so have the nodes of servers, which come after. ``speeds`` are those of islands relative
-    to the first, (islands,). Measured collectives of devices are none of islands; contention inside
-    an island is a part of its step.
+    Each device of an island exchanges its part, so the island has the links of all its devices
+    combined; so do the servers' nodes, which come after. ``speeds`` are relative to the first
+    island, (islands,). Measured collectives are dropped: they hold for devices, not for islands. So
+    is contention inside an island, which is part of its step.
     """
     each = places.together
     widths = [max(cluster.nics_per_node // each, 1) * many for many in places.many]
@@ -177,7 +176,7 @@ def among(
         if o.node >= used  # of servers
     ]
     at = [site[0] for site in _sites(cluster, places)[::each]]
-    sites = [  # the site of a server is one even if no island is there
+    sites = [  # a server's site stays even if no island is there
         msgspec.structs.replace(site, nodes=max(at.count(k), 1))
         for k, site in enumerate(cluster.sites)
     ]
@@ -208,7 +207,7 @@ def among(
 
 
 def _together(links: list[Link], width: int) -> Link:
-    """The links of several nodes as one; ``width`` are used on all of them together."""
+    """Combine the links of several nodes into one; ``width`` links are used on all of them."""
     goodput = sum(link.goodput_bytes_per_s for link in links) / len(links)
     efficiency = links[0].efficiency
     return Link(goodput / efficiency * width, max(link.latency_s for link in links), efficiency)

@@ -1,4 +1,4 @@
-"""A training job: a workload, a cluster, how many workers, and how they train together."""
+"""A training job: a workload, a cluster, the number of workers, and how they train together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from perfmodel.inputs.workload import Workload, expanded, with_handover
 SCHEMA = "perfmodel.job/1"
 
 MOST_WORKERS = 200_000
-"""Workers of one job; a limit that catches typing errors."""
+"""Maximum workers of a job; a limit that catches typing errors."""
 
 MOST_SEED = 2**63 - 1
 """Largest seed."""
@@ -35,11 +35,11 @@ Start = Literal["together", "staggered"]
 
 
 class Jitter(msgspec.Struct, frozen=True):
-    """Random factor of mean 1 on the compute of a worker.
+    """Random factor with mean 1 on the compute time of a worker.
 
-    ``cv`` is its coefficient of variation; ``kind`` its distribution: lognormal, gamma, or measured
-    (lognormal, with the spread that the workload's profile has). ``scope`` says whether there
-    is one factor for a whole *iteration*, or one for each *op*. A ``cv`` below
+    ``cv`` is its coefficient of variation and ``kind`` its distribution: lognormal, gamma, or
+    measured (lognormal, with the spread in the workload's profile). With ``scope`` *iteration*
+    there is one factor per iteration, with *op* one per operation. A ``cv`` below
     :data:`perfmodel.base.quantities.NO_SPREAD` becomes 0.
     """
 
@@ -57,7 +57,7 @@ class Jitter(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Jitter:
-        """Read ``0.1``, ``lognormal:0.1``, ``gamma:0.1`` or ``measured``; ``:op`` may follow.
+        """Read ``0.1``, ``lognormal:0.1``, ``gamma:0.1`` or ``measured``, optionally with ``:op``.
 
         >>> Jitter.parse("gamma:0.1:op")
         Jitter(cv=0.1, kind='gamma', scope='op')
@@ -77,7 +77,7 @@ class Jitter(msgspec.Struct, frozen=True):
 
 
 class Straggler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A worker whose compute takes ``factor`` times as long as profiled."""
+    """A worker that computes for ``factor`` times the profiled time."""
 
     worker: int
     factor: float
@@ -105,7 +105,7 @@ class Straggler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Architecture(Protocol):
-    """The part of an architecture that a job needs; see :mod:`perfmodel.architectures.base`."""
+    """What a job needs to know of an architecture; see :mod:`perfmodel.architectures.base`."""
 
     @property
     def name(self) -> str:
@@ -113,15 +113,15 @@ class Architecture(Protocol):
 
 
 class Island(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker that is a group of devices, and one step of their training inside.
+    """A worker that is a group of devices, and one step of the training inside it.
 
     Attributes
     ----------
-    job : the training inside, of the island alone.
+    job : the training inside this island alone.
     step_s : time of a step of that job.
     computing : fraction of the step in which a device computes.
-    causes : the rest of the step by cause, as fractions of it.
-    steps : from one exchange with other islands to the next.
+    causes : the rest of the step by cause, as fractions of the step.
+    steps : steps between two exchanges with other islands.
     """
 
     job: Job
@@ -137,23 +137,25 @@ class Island(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def round_s(self) -> float:
-        """Time of the steps from one exchange to the next."""
+        """Time between two exchanges."""
         return self.step_s * self.steps
 
     @property
     def samples(self) -> int:
-        """Samples from one exchange to the next, for each of a device's batch."""
+        """Samples between two exchanges, in units of a device's batch size."""
         return self.devices * self.steps
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A training job: everything that its throughput depends on.
 
-    ``options`` are those of the ``architecture``. ``start`` *together* lets all workers begin at
-    once, *staggered* at seeded random offsets. ``assumptions`` are the defaults used. Where workers
-    are groups of devices these are the ``islands``, one for each; the workload is then what
-    the first does from one exchange to the next, and its batch size that of all its devices;
-    ``flat`` is the job with a device in the place of each.
+    ``options`` belong to the ``architecture``. With ``start`` *together* all workers begin at once,
+    with *staggered* at seeded random offsets. ``assumptions`` are the defaults used. If workers are
+    groups of devices, ``islands`` has one entry per worker; the workload is then what the first
+    island does between two exchanges, its batch size is that of all its devices, and ``flat`` is
+    the same job with one device per worker. ``given`` are the arguments of
+    :func:`perfmodel.make_job` that made the job; None for a job made otherwise. Jobs are equal
+    whatever arguments made them.
 
     Raises
     ------
@@ -172,6 +174,17 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     assumptions: tuple[Assumption, ...] = ()
     islands: tuple[Island, ...] = ()
     flat: Job | None = None
+    given: dict[str, Any] | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return self._content() == other._content() if isinstance(other, Job) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._content())
+
+    def _content(self) -> tuple[Any, ...]:
+        """Everything but ``given``, the last field."""
+        return msgspec.structs.astuple(self)[:-1]
 
     def __post_init__(self) -> None:
         whole_number("workers", self.workers, at_most=MOST_WORKERS)
@@ -182,8 +195,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         for straggler in self.stragglers:
             if straggler.worker >= self.workers:
                 raise InputError(
-                    f"straggler {straggler.worker}: there are {self.workers} workers, "
-                    f"numbered 0 to {self.workers - 1}"
+                    f"straggler {straggler.worker}: there is no such worker "
+                    f"(workers are 0 to {self.workers - 1})"
                 )
             if straggler.worker in seen:
                 raise InputError(f"straggler {straggler.worker}: given twice")
@@ -191,15 +204,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         spare = self.options.spare_workers
         if spare >= self.workers:
             raise InputError(
-                f"backup_workers: {spare} of {self.workers} workers leave nobody to wait for "
+                f"backup_workers: must be fewer than the {self.workers} workers, got {spare} "
                 f"(at most {self.workers - 1})"
             )
         size = self.options.group_size
         if not self.options.allows(self.workers):
             near = self.workers // size * size
             raise InputError(
-                f"workers: {self.workers} are no whole number of groups of {size} (allowed: at "
-                f"most {size}, or a multiple of it, such as {near} or {near + size})"
+                f"workers: {self.workers} do not form whole groups of {size} (allowed: up to "
+                f"{size}, or a multiple of it such as {near} or {near + size})"
             )
         nodes = self.cluster.workers_nodes
         if nodes is not None and self.cluster.nodes_for(self.workers) > nodes:
@@ -209,24 +222,24 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def slowdown(self, worker: int) -> float:
-        """Computation of worker ``worker`` over the profiled one, jitter apart."""
+        """Compute time of worker ``worker`` over the profiled time, without jitter."""
         factor = next((s.factor for s in self.stragglers if s.worker == worker), 1.0)
         cluster, node = self.cluster, self.cluster.node_of_worker(worker)
         return factor * cluster.neighbour_slowdown(node, self.workers) / cluster.speed_of(node)
 
     def loading_s(self, worker: int) -> float:
-        """Seconds in which worker ``worker`` loads a batch."""
+        """Seconds that worker ``worker`` takes to load a batch."""
         node = self.cluster.node_of_worker(worker)
         return self.workload.data_loading_s * self.cluster.loading_slowdown(node, self.workers)
 
     @property
     def of_devices(self) -> Job:
-        """The job as it was described: with a device in the place of each island."""
+        """The job with one device per worker: as it was before islands were formed."""
         return self if self.flat is None else self.flat
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """Samples of an iteration: of each island, else of any worker."""
+        """Samples per iteration of each island; of any worker (one value) without islands."""
         batch = self.workload.batch_size
         if not self.islands:
             return (batch,)
@@ -240,7 +253,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def path_efficiency(self) -> float:
-        """Fraction of their links that nodes get, which is less where there are only two."""
+        """Fraction of link bandwidth that nodes get, which is less if there are only two."""
         cluster, n = self.cluster, self.workers
         if cluster.pair_efficiency == 1.0:
             return 1.0
@@ -249,7 +262,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def crosses_sites(self) -> bool:
-        """Whether something is sent between sites; workers begin at the first one."""
+        """Whether the job sends anything between sites; workers begin at the first site."""
         cluster, n = self.cluster, self.workers
         if len(cluster.sites) < 2:
             return False
@@ -261,7 +274,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unequal(self) -> bool:
-        """Whether workers may differ in computation, loading or links."""
+        """Whether workers may differ in compute time, loading time or links."""
         if self.stragglers or self.cluster.overrides:
             return True
         cluster, n = self.cluster, self.workers
@@ -277,8 +290,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exchanged_share(self) -> float:
-        """Mean share of a model, or of its gradients, that a worker sends per step: less than 1 for
-        architectures that exchange models every few steps; 0 for a worker alone, without servers.
+        """Mean share of the model, or of its gradients, that a worker sends per step: below 1 for
+        architectures that exchange models every few steps; 0 for a single worker without servers.
         """
         if self.workers == 1 and self.options.server_count == 0:
             return 0.0
@@ -286,7 +299,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def device_work(self) -> Workload:
-        """The workload with the handover of gradients to the network, in the backward pass."""
+        """The workload, with gradient handover to the network as part of the backward pass."""
         handover, share = self.cluster.handover, self.exchanged_share
         if share == 0.0 or handover == Handover():
             return self.workload
@@ -298,9 +311,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 class JobFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Contents of a job file (schema ``perfmodel.job/1``): the arguments of a job, by name.
 
-    ``model`` names a model of the catalogue, ``workload`` a workload file; ``cluster`` is a name
-    or a file; files are found relative to the job file. ``jitter`` is a number or text such as
-    "lognormal:0.1", ``options`` those of the architecture, and ``island_...`` as in
+    ``model`` is a model of the catalogue, ``workload`` a workload file; ``cluster`` is a name or a
+    file. File paths are relative to the job file. ``jitter`` is a number or text such as
+    "lognormal:0.1", ``options`` are those of the architecture, and ``island_...`` are as in
     :func:`perfmodel.make_job`. Fields left out take their defaults.
     """
 
@@ -330,11 +343,11 @@ class JobFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 def read_job(path: str | Path) -> dict[str, Any]:
-    """Read a job file as arguments for :func:`perfmodel.make_job`, without those left out.
+    """Read a job file as arguments for :func:`perfmodel.make_job`; fields left out are absent.
 
     Raises
     ------
-    InputError : see :func:`perfmodel.base.files.read`; also for an unreadable ``jitter``.
+    InputError : see :func:`perfmodel.base.files.read`; or ``jitter`` cannot be read.
     """
     path = Path(path)
     found = files.read(path, JobFile, SCHEMA)
@@ -374,9 +387,9 @@ def per_worker(arguments: Mapping[str, Any], name: str = "global_batch_size") ->
     whole_number(name, whole)
     devices, what = workers, "workers"
     if rest.get("island_steps") not in (None, 1):
-        raise InputError(f"{name}: with island_steps, give the batch size of a device")
+        raise InputError(f"{name}: with island_steps, give batch_size, per device, instead")
     if rest.get("island_devices") is not None:
         devices, what = sum(read_devices(rest["island_devices"], workers)), "devices"
     if whole % devices:
-        raise InputError(f"{name}: {whole} samples cannot be shared evenly by {devices} {what}")
+        raise InputError(f"{name}: {whole} samples cannot be split evenly among {devices} {what}")
     return rest | {"batch_size": whole // devices}

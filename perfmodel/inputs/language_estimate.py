@@ -1,8 +1,7 @@
-"""Compute times of language models, from the utilisation that others reach on a device."""
+"""Compute times of language models, estimated from published utilisations of a device."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -18,28 +17,28 @@ from perfmodel.inputs.profile import Profile, Timing
 from perfmodel.inputs.workload import Workload, resolve
 
 BATCH_SIZE = 8
-"""Sequences of a step where the user names none."""
+"""Default sequences per step."""
 
 DEVICE = "h100"
-"""Device where the user names none and the model was not measured on any."""
+"""Default device of models that were not measured on any."""
 
 OWN_ERROR = 0.25
-"""With several figures of other models on the same chip: 90th percentile of the factor, less one.
-17 figures of A100 and H100, each against the median of the others; median 0.13, worst 0.31."""
+"""Error with several figures of other models on the same chip: 90th percentile of the factor, less
+one. 17 figures of A100 and H100, each against the median of the others; median 0.13, worst 0.31."""
 
 SINGLE_ERROR = 0.32
-"""With one figure on the same chip: 168 pairs of them, median 0.15, worst 0.50."""
+"""Error with one figure on the same chip: 168 pairs, median 0.15, worst 0.50."""
 
 OTHER_ERROR = 0.5
-"""With figures of other chips: 18 figures of A100, H100 and V100, each against the median of the
-other two chips; median 0.25, worst 0.50, which is taken, as there are three chips only."""
+"""Error with figures of other chips: 18 figures of A100, H100 and V100, each against the median of
+the other two chips; median 0.25. The worst, 0.50, is used, because there are only three chips."""
 
 LAUNCHED_ERROR = dict(SINGLE_SIZE_ERROR)[4.0]
-"""Where a step is as long as the launches of its operations: that of the same rule for other models
-from one batch size to another, up to four times as large or small."""
+"""Error where launches determine the step time: that of the same rule for other models, from one
+batch size to another up to four times larger or smaller."""
 
 SAMPLE = 8
-"""Sequences of a batch at which rooflines of published figures are taken."""
+"""Batch size, in sequences, for the rooflines of published figures."""
 
 
 def estimate(
@@ -53,15 +52,15 @@ def estimate(
 ) -> Workload:
     """Estimate a language model's workload on a device that it was not measured on.
 
-    The efficiency is the roofline time of a model's layers as a fraction of the time that its
-    published utilisation means (:func:`efficiency_on`). These figures are of many devices, so that
-    what they lose together is in the estimate. A step lasts no less than the launches of its
-    operations (:data:`perfmodel.inputs.batch_scaling.LAUNCH_S`). The optimizer (Adam) reads
-    parameters, gradients and its state, and writes parameters and state, at the rate of the memory.
+    The efficiency is the roofline time of a model's layers over the time that its published
+    utilisation implies (:func:`efficiency_on`). The figures come from training on many devices, so
+    their common losses are part of the estimate. A step takes at least as long as the launches of
+    its operations (:data:`perfmodel.inputs.batch_scaling.LAUNCH_S`). The optimizer (Adam) reads
+    parameters, gradients and its state, and writes parameters and state, at memory bandwidth.
 
     Raises
     ------
-    InputError : a precision that the device does not have.
+    InputError : the device does not support the precision.
     """
     notes = []
     if precision is None:
@@ -111,11 +110,13 @@ def estimate(
 def efficiency_on(
     target: Device, devices: Mapping[str, Device], decoder_of: Callable[[str], Decoder]
 ) -> tuple[float, str, float]:
-    """Efficiency of language models on a device, names of devices it is from, and its error.
+    """Efficiency of language models on a device, the devices it comes from, and its error.
 
-    It is the median of the figures on devices with the same peak rates, which have the same chip,
-    or else of those of all chips.
+    It is the median of the figures on devices with the same peak rates, which have the same chip;
+    if there are none, the median over all chips.
     """
+    from statistics import median  # takes 3 ms to import, and most jobs have no language model
+
     found = {
         name: [efficiency(one, figure, decoder_of) for figure in one.language_models]
         for name, one in devices.items()
@@ -125,13 +126,13 @@ def efficiency_on(
     if alike:
         own = [each for name in alike for each in found[name]]
         error = OWN_ERROR if len(own) > 1 else SINGLE_ERROR
-        return statistics.median(own), ", ".join(alike), error
-    typical = [statistics.median(each) for each in found.values()]
-    return statistics.median(typical), ", ".join(found), OTHER_ERROR
+        return median(own), ", ".join(alike), error
+    typical = [median(each) for each in found.values()]
+    return median(typical), ", ".join(found), OTHER_ERROR
 
 
 def efficiency(device: Device, figure: Utilisation, decoder_of: Callable[[str], Decoder]) -> float:
-    """Roofline time of a model's layers, forward and backward, over its published time."""
+    """Roofline time of a model's layers, forward and backward, over the published time."""
     decoder, length = decoder_of(figure.model), figure.sequence_length
     layers = layers_of(decoder, length, figure.precision)
     least_s = 3.0 * sum(roofline_s(device, layers, SAMPLE, figure.precision))

@@ -9,11 +9,11 @@ import msgspec
 from perfmodel.base.errors import InputError, number
 
 MOST_LATENCY_S = 100.0
-"""Latency of a link; a limit that catches typing errors. With a longer one other workers do
-millions of iterations while one message is under way."""
+"""Maximum latency of a link; a limit that catches typing errors. With a longer one, other workers
+do millions of iterations while one message is under way."""
 
 LEAST_EFFICIENCY = 1e-3
-"""Fraction of its bandwidth that a link delivers; a limit that catches typing errors."""
+"""Minimum fraction of its bandwidth that a link delivers; a limit that catches typing errors."""
 
 
 class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,10 +43,10 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class IntraNode(Link, frozen=True, forbid_unknown_fields=True):
     """The links between the devices of one node.
 
-    *bus*: one link that all transfers inside the node share, in both directions. *per_device*:
-    a port of each device, full duplex, to a switch that never limits (NVSwitch): a transfer takes
-    the sender's port out and the receiver's port in, so that ``bandwidth_bytes_per_s`` is what one
-    device sends, and what it receives at the same time.
+    *bus*: one link that all transfers inside the node share, in both directions. *per_device*: a
+    full-duplex port per device, to a switch that is never a bottleneck (NVSwitch). A transfer uses
+    the sender's outgoing port and the receiver's incoming port, so that ``bandwidth_bytes_per_s``
+    is what one device can send, and at the same time receive.
     """
 
     kind: Literal["bus", "per_device"] = "bus"

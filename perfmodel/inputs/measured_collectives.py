@@ -1,4 +1,4 @@
-"""Times of collectives as measured on a cluster, by pieces of a line."""
+"""Times of collectives from piecewise linear fits to measurements on a cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def measured_lines(measured: Collective, ranks: Quantity) -> tuple[LinearCost, .
 
 
 def measured_collective_s(measured: Collective, ranks: Quantity, size_bytes: Quantity) -> Quantity:
-    r"""Seconds of a measured collective, with the piece that holds for n bytes.
+    r"""Seconds of a measured collective of n bytes, from the piece for that size.
 
     .. math:: g_\alpha(p)\, \alpha + g_\beta(p)\, n \beta
 

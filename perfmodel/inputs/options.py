@@ -1,4 +1,4 @@
-"""Options of an architecture: each is described once, beside its field."""
+"""Options of an architecture, each described once, next to its field."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Option(msgspec.Struct, frozen=True):
 
     Attributes
     ----------
-    help : its meaning, in one sentence.
+    help : what it means, in one sentence.
     no_effect : whether it has no effect, given all options; None if it always has one.
     formulas : whether the coarse model supports values other than the default.
-    needs : the number of the workload without which it has no effect; "" if there is none.
+    needs : the field of the workload that must be above 0 for it to have an effect; "" if none.
     """
 
     help: str
@@ -31,7 +31,7 @@ class Option(msgspec.Struct, frozen=True):
 
 
 class Described(msgspec.Struct, frozen=True):
-    """An option of an architecture: name, type, default, SI unit ("" if none), and the rest."""
+    """An option of an architecture: name, type, default, SI unit ("" if none), and description."""
 
     name: str
     type: Any
@@ -41,7 +41,7 @@ class Described(msgspec.Struct, frozen=True):
 
 
 class Optioned(Protocol):
-    """Anything with options: a job."""
+    """Anything with options, such as a job."""
 
     @property
     def options(self) -> Options:
@@ -51,16 +51,16 @@ class Optioned(Protocol):
 class Options(msgspec.Struct, frozen=True):
     """Base of the options of all architectures, with the properties common to all.
 
-    Fields have a default, and an :class:`Option` in their annotation.
+    Each field has a default, and an :class:`Option` in its annotation.
     """
 
     @classmethod
     def of(cls, job: Optioned) -> Self:
-        """The options of a job, known to be of this type.
+        """Return a job's options, checked to be of this type.
 
         Raises
         ------
-        TypeError : they are those of another architecture.
+        TypeError : they belong to another architecture.
         """
         if not isinstance(job.options, cls):
             raise TypeError(f"expected {cls.__module__} options, got {type(job.options)}")
@@ -78,18 +78,18 @@ class Options(msgspec.Struct, frozen=True):
 
     @property
     def spare_workers(self) -> int:
-        """Workers that an update does not wait for."""
+        """Number of workers that an update does not wait for (backup workers)."""
         return 0
 
     @property
     def group_size(self) -> int:
-        """Workers of a group: a job has one group, or several of this size. 1 where there are no
+        """Workers per group: a job has one group, or several of this size. 1 if there are no
         groups."""
         return 1
 
     def allows(self, workers: Any) -> Any:
-        """Whether as many workers as an update needs, in whole groups, are there: a number of
-        workers, or an array."""
+        """Return whether ``workers``, a number or an array, are enough for an update and form
+        whole groups."""
         size = self.group_size
         return (workers > self.spare_workers) & ((workers <= size) | (workers % size == 0))
 
@@ -100,7 +100,7 @@ class Options(msgspec.Struct, frozen=True):
 
     @property
     def bounded_lead(self) -> float | None:
-        """Iterations that a worker may be ahead of the slowest, where that is bounded (SSP)."""
+        """Iterations that a worker may be ahead of the slowest (SSP); None if unbounded."""
         return None
 
     @property
@@ -125,7 +125,7 @@ class Options(msgspec.Struct, frozen=True):
 
 @functools.cache
 def described(kind: type[Options]) -> tuple[Described, ...]:
-    """The options of an architecture, its own before those that it shares with others.
+    """Describe the options of an architecture: its own first, then the inherited ones.
 
     Raises
     ------

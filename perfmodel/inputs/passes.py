@@ -1,4 +1,4 @@
-"""How a step passes through a model: activations computed again, gradients accumulated."""
+"""Activation checkpointing and gradient accumulation, as changes to a workload."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from perfmodel.base.provenance import Assumption
 from perfmodel.inputs.workload import Workload, WorkloadLayer
 
 BLOCK = re.compile(r"(.*?\.\d+)\.")
-"""Beginning of the names of a block's layers: up to the first number, as in ``layer1.0.conv1``."""
+"""Prefix of the names of a block's layers: up to the first number, as in ``layer1.0.conv1``."""
 
 
 def checkpointed(workload: Workload) -> Workload:
-    """The workload with activation checkpointing: every block keeps its input only.
+    """Return the workload with activation checkpointing: every block keeps only its input.
 
-    Its layers' forward passes are computed a second time right before their backward passes. What
-    is kept are the activations of layers outside of blocks, the output of every block, and all
-    activations of one block, the largest. Layers are a block if their names begin alike, up to
-    the first number (``blocks.3.``).
+    The forward passes of a block's layers are computed a second time, right before their backward
+    passes. Memory holds the activations of layers outside blocks, the output of every block, and
+    all activations of the largest block. Layers form a block if their names agree up to the first
+    number (``blocks.3.``).
 
     Raises
     ------
-    InputError : the workload has no layers, or they are in no blocks.
+    InputError : the workload has no layers, or they form no blocks.
 
     References
     ----------
@@ -52,11 +52,11 @@ def checkpointed(workload: Workload) -> Workload:
         ]
     if not any(name for name, _ in groups):
         raise InputError(
-            f"activation_checkpointing: the layers of {workload.name} are in no blocks (names that "
-            "begin alike up to a number, such as blocks.3.)"
+            f"activation_checkpointing: the layers of {workload.name} form no blocks (names that "
+            "agree up to a number, such as blocks.3.)"
         )
     note = Assumption(
-        "activation checkpointing", "every block", "", "forward is computed again in backward"
+        "activation checkpointing", "every block", "", "backward recomputes the forward pass"
     )
     return msgspec.structs.replace(
         workload,
@@ -70,10 +70,10 @@ def checkpointed(workload: Workload) -> Workload:
 
 
 def accumulated(workload: Workload, passes: int) -> Workload:
-    """The workload with as many equal passes before one update, each of its batch size.
+    """Return the workload with ``passes`` equal passes per update, each of its batch size.
 
-    All passes but the last are in the forward time of the first layer: a worker does them before
-    the pass that communicates. Activations are those of one pass.
+    All passes but the last count as forward time of the first layer, because a worker does them
+    before the pass that communicates. Activations are those of one pass.
     """
     if passes == 1:
         return workload
@@ -93,6 +93,6 @@ def accumulated(workload: Workload, passes: int) -> Workload:
 
 
 def _block_of(layer: WorkloadLayer) -> str:
-    """The block of a layer; "" outside of blocks."""
+    """Return the block of a layer; "" outside blocks."""
     found = BLOCK.match(layer.name)
     return found[1] if found else ""

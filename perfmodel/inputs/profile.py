@@ -16,11 +16,11 @@ from perfmodel.inputs.decoder import Decoder
 SCHEMA = "perfmodel.workload/1"
 
 MOST_TENSORS = 100_000
-"""Tensors, or layers, of one model."""
+"""Maximum tensors, or layers, of a model."""
 
 
 class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One parameter tensor, and so one gradient tensor: its name and size in bytes."""
+    """A parameter tensor, and so also a gradient tensor: its name and size in bytes."""
 
     name: str
     bytes: float
@@ -47,7 +47,7 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Gradients(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The gradients of a coarse profile: total bytes, and number of tensors."""
+    """The gradients of a coarse profile: total bytes, number of tensors, and the largest tensor."""
 
     bytes: float
     tensors: int = 1
@@ -60,8 +60,8 @@ class Gradients(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             number("largest_bytes", self.largest_bytes, above=0.0)
             if self.largest_bytes > self.bytes:
                 raise InputError(
-                    f"largest_bytes: {self.largest_bytes:g} is more than all the "
-                    f"gradients together ({self.bytes:g} bytes)"
+                    f"largest_bytes: {self.largest_bytes:g} is more than all gradients together "
+                    f"({self.bytes:g} bytes)"
                 )
             if self.largest_bytes * self.tensors < self.bytes:
                 raise InputError(
@@ -74,7 +74,7 @@ Seconds = float | tuple[float, ...]
 
 
 class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Times of one training step on one device at one batch size, in one of three degrees.
+    """Times of one training step on one device at one batch size, at one of three levels of detail.
 
     - per layer: ``forward_s`` and ``backward_s`` as lists in forward order (with ``*_std_s``);
     - per pass: ``forward_s`` and ``backward_s`` as single numbers;
@@ -82,12 +82,12 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes
     ----------
-    batch_size : samples of one step, of all its ``accumulation`` passes together.
+    batch_size : samples per step, over all ``accumulation`` passes.
     copy_s : exposed copies between host and device.
     other_s : the rest of the step, such as the loss or the training loop.
     step_std_s : standard deviation of the whole step.
-    accumulation : forward and backward passes before one update.
-    overhead_fraction : relative overhead of the measurement; 0 where not known.
+    accumulation : forward and backward passes per update.
+    overhead_fraction : relative overhead of the measurement; 0 if unknown.
     """
 
     device: str
@@ -133,7 +133,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 "a timing needs exactly one of: forward_s with backward_s, step_s, samples_per_s"
             )
         if isinstance(self.forward_s, tuple) != isinstance(self.backward_s, tuple):
-            raise InputError("forward_s and backward_s: both per layer (lists) or both totals")
+            raise InputError("forward_s and backward_s: give lists (per layer) or totals for both")
 
     @property
     def per_layer(self) -> bool:
@@ -142,7 +142,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def total_s(self) -> float:
-        """Seconds of the whole step on the device: all but loading data."""
+        """Seconds of the whole step on the device, without data loading."""
         if self.samples_per_s is not None:
             return self.batch_size / self.samples_per_s
         if self.step_s is not None:
@@ -152,7 +152,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def passes_s(self) -> float:
-        """Seconds of the forward and the backward pass."""
+        """Seconds of the forward and backward passes."""
         return max(0.0, self.total_s - self.optimizer_s - self.copy_s - self.other_s)
 
 
@@ -161,12 +161,12 @@ class NoiseScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes
     ----------
-    samples : the noise scale.
-    batch_size : samples in each of the small batches whose gradients were compared.
-    batches : how many of them made one estimate.
-    steps : estimates that were averaged.
-    std_error_samples : standard error of ``samples``; None where not known.
-    source : also says which parameters.
+    samples : the noise scale, in samples.
+    batch_size : samples in each of the small batches whose gradients are compared.
+    batches : number of small batches per estimate.
+    steps : number of estimates averaged.
+    std_error_samples : standard error of ``samples``; None if unknown.
+    source : also states which parameters.
     """
 
     samples: float
@@ -188,7 +188,7 @@ class NoiseScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         error = "" if self.std_error_samples is None else f" ± {self.std_error_samples:.2g}"
         return (
             f"gradient noise scale: {self.samples:.4g}{error} samples "
-            f"({self.steps} times {self.batches} batches of {self.batch_size})"
+            f"({self.steps} x {self.batches} batches of {self.batch_size})"
         )
 
 
@@ -200,14 +200,13 @@ def total_s(value: Seconds | None) -> float:
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Contents of a workload file (schema ``perfmodel.workload/1``).
 
-    Either ``layers``, in forward order, or ``gradients`` (a coarse profile); and ``timings``, which
-    layers with operations do not need: times are estimated by what others achieve on a device. With
-    ``decoder``, the dimensions of a language model, layers follow at any sequence length
-    (:mod:`perfmodel.inputs.decoder_layers`): neither layers nor timings are needed, and those given
-    are of its default length.
-    ``calibration`` says how well its values are known, if they were fitted to measured steps.
-    ``noise_scale`` is that of training the model on its data. ``buffer_bytes`` are those of the
-    module's buffers, such as running means.
+    A profile has either ``layers``, in forward order, or ``gradients`` (a coarse profile).
+    ``timings`` may be left out if the layers have operation counts: times are then estimated from
+    what other models achieve on a device. With ``decoder``, the dimensions of a language model, the
+    layers follow at any sequence length (:mod:`perfmodel.inputs.decoder_layers`): neither layers
+    nor timings are needed, and any given hold for its default length. ``calibration`` says how
+    precisely fitted values are known. ``noise_scale`` is for training the model on its data.
+    ``buffer_bytes`` is the size of the module's buffers, such as running means.
     """
 
     schema: Literal["perfmodel.workload/1"] = "perfmodel.workload/1"
@@ -227,7 +226,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         number("buffer_bytes", self.buffer_bytes)
         by_layer = bool(self.layers) or self.decoder is not None
         if by_layer == (self.gradients is not None):
-            raise InputError("a workload needs either layers or gradients, not both and not none")
+            raise InputError("a workload needs exactly one of: layers, gradients")
         if self.layers and not any(layer.tensors for layer in self.layers):
             raise InputError("layers: no layer has a tensor, so there is nothing to communicate")
         whole_number("layers, counted", len(self.layers), at_least=0, at_most=MOST_TENSORS)
@@ -239,7 +238,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             key = (timing.device, timing.precision, timing.batch_size)
             if key in seen:
                 raise InputError(
-                    f"timings[{i}]: a second one for {timing.device}, {timing.precision}, "
+                    f"timings[{i}]: duplicate timing for {timing.device}, {timing.precision}, "
                     f"batch size {timing.batch_size}"
                 )
             seen.add(key)
@@ -276,16 +275,16 @@ def read_profile(path: str | Path) -> Profile:
 
 
 def timings_on(profile: Profile, device: str | None, precision: str | None) -> list[Timing]:
-    """The profile's timings on one device at one precision, by batch size.
+    """Return the profile's timings on one device at one precision, by batch size.
 
-    Without ``device`` the first one with per-layer times (else the first one at all) is taken.
+    ``device`` defaults to the first one with per-layer times, or else to the first one.
 
     Raises
     ------
-    InputError : the profile has no timing for that device or precision.
+    InputError : the profile has no timing on that device or at that precision.
     """
     if device is None and not profile.timings:
-        raise InputError(f"device: {profile.name} has no timings; name the device to estimate for")
+        raise InputError(f"device: {profile.name} has no timings; name a device to estimate for")
     if device is None:
         device = next((t.device for t in profile.timings if t.per_layer), profile.devices[0])
     found = [t for t in profile.timings if t.device == device]

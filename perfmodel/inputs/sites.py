@@ -17,18 +17,18 @@ from perfmodel.theory.cycles import best_cycle
 from perfmodel.theory.tcp import connection_bytes_per_s
 
 MOST_CONNECTIONS = 10_000
-"""Connections of a transfer between sites; a limit that catches typing errors."""
+"""Maximum connections per transfer between sites; a limit that catches typing errors."""
 
 
 class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A place with ``nodes`` nodes. The nodes of a cluster are numbered site after site."""
+    """A site with ``nodes`` nodes. The nodes of a cluster are numbered site after site."""
 
     name: str
     nodes: int = 1
 
     def __post_init__(self) -> None:
         if not self.name.strip():
-            raise InputError("name: a site needs a name")
+            raise InputError("name: must not be empty")
         whole_number("nodes", self.nodes)
 
 
@@ -37,12 +37,12 @@ class SiteLink(Link, frozen=True, forbid_unknown_fields=True):
 
     Attributes
     ----------
-    between : names of the sites, from and to. The entry holds for the way back as well unless that
-        has one of its own. None: the link of all pairs that have no entry.
+    between : names of the two sites, from and to. The entry also applies to the opposite direction,
+        unless that has its own. None: the link of all pairs without an entry.
     latency_s : one way, between nodes of the two sites.
-    connections : TCP connections of each transfer.
-    window_bytes : largest window of a connection; None for one that never limits.
-    loss_rate : fraction of the segments that are lost, at random.
+    connections : TCP connections per transfer.
+    window_bytes : largest window of a connection; None if the window never limits.
+    loss_rate : fraction of segments lost, at random.
     """
 
     between: tuple[str, str] | None = None
@@ -60,7 +60,7 @@ class SiteLink(Link, frozen=True, forbid_unknown_fields=True):
             raise InputError(f"between: needs two sites, got {self.between[0]!r} twice")
 
     def transfer_bytes_per_s(self, round_trip_s: float, connection: float = math.inf) -> float:
-        """The most that a transfer carries; ``connection`` is what each connection may carry."""
+        """Maximum rate of a transfer; ``connection`` limits each of its connections."""
         tcp = connection_bytes_per_s(
             round_trip_s, window_bytes=self.window_bytes, loss_rate=self.loss_rate
         )
@@ -68,16 +68,16 @@ class SiteLink(Link, frozen=True, forbid_unknown_fields=True):
 
 
 class Between(msgspec.Struct, frozen=True, eq=False):
-    """What carries transfers from one site to another; 0 to sites - 1 are their numbers here.
+    """Properties of the paths between sites, which are numbered from 0 to sites - 1.
 
     Attributes
     ----------
-    names : of the sites, (sites,).
-    bytes_per_s : goodput of the link from a site to another, (sites, sites).
+    names : site names, (sites,).
+    bytes_per_s : goodput of the link from one site to another, (sites, sites).
     latency_s : one way, (sites, sites).
-    flow_bytes_per_s : the most that one transfer carries, (sites, sites).
+    flow_bytes_per_s : maximum rate of one transfer, (sites, sites).
 
-    From a site to itself links are infinitely fast.
+    Links from a site to itself are infinitely fast.
     """
 
     names: tuple[str, ...]
@@ -89,7 +89,7 @@ class Between(msgspec.Struct, frozen=True, eq=False):
     def of(
         cls, sites: Sequence[Site], links: Sequence[SiteLink], connection_bytes_per_s: float
     ) -> Between:
-        """All pairs of sites; ``connection_bytes_per_s`` is the most that a connection carries."""
+        """Paths between all pairs of sites; ``connection_bytes_per_s`` limits each connection."""
         names = tuple(site.name for site in sites)
         known = _by_pair(links)
         bytes_per_s, latency_s, flow = (
@@ -103,7 +103,7 @@ class Between(msgspec.Struct, frozen=True, eq=False):
         return cls(names, bytes_per_s, latency_s, flow)
 
     def among(self, used: Ids) -> Between:
-        """The same for some of the sites, by number, which are numbered anew from 0."""
+        """The same for the sites ``used``, renumbered from 0."""
         pairs = np.ix_(used, used)
         return Between(
             tuple(self.names[k] for k in used.tolist()),
@@ -114,13 +114,13 @@ class Between(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def pairs(self) -> NDArray[np.bool_]:
-        """Whether there is a link from a site to another, (sites, sites): all but the diagonal."""
+        """Whether a link joins one site to another, (sites, sites): all but the diagonal."""
         return ~np.eye(len(self.names), dtype=np.bool_)
 
     def ring(self, rings: int = 1) -> list[int]:
-        """The order of the sites on a ring whose slowest crossing is fastest.
+        """The order of the sites on the ring whose slowest hop is fastest.
 
-        Of several ``rings`` each has an equal part of the bytes, and a transfer of its own.
+        With several ``rings``, each carries an equal part of the bytes, in a transfer of its own.
         """
         per_byte_s = 1.0 / np.minimum(self.bytes_per_s, rings * self.flow_bytes_per_s)
         return best_cycle(per_byte_s, self.latency_s)
@@ -134,34 +134,34 @@ def _by_pair(links: Sequence[SiteLink]) -> dict[Pair, SiteLink]:
 
 
 def _link(known: Mapping[Pair, SiteLink], source: str, target: str) -> SiteLink:
-    """The link from a site to another.
+    """The link from one site to another.
 
     Raises
     ------
-    InputError : the pair has no entry, and there is none for all others.
+    InputError : the pair has no entry, and there is no entry for all pairs.
     """
     for pair in ((source, target), (target, source), None):
         if pair in known:
             return known[pair]
     raise InputError(
-        f"site_links: nothing for {source!r} and {target!r}; give the pair, or an entry without "
-        "between for all others"
+        f"site_links: no link between {source!r} and {target!r}; add the pair, or an entry without "
+        "between for all other pairs"
     )
 
 
 def sites_of_nodes(sites: Sequence[Site], nodes: int, workers_nodes: int, servers_site: int) -> Ids:
-    """The site of each of ``nodes`` nodes, (nodes,): first those of workers, then of servers."""
+    """The site of each of ``nodes`` nodes, (nodes,): the workers' nodes first, then servers'."""
     last = np.cumsum([site.nodes for site in sites])
     found = np.searchsorted(last, np.arange(nodes), side="right")
     return np.where(np.arange(nodes) < workers_nodes, found, servers_site)
 
 
 def check_sites(sites: Sequence[Site], links: Sequence[SiteLink], servers_site: str | None) -> None:
-    """Check that all that is said of sites fits together.
+    """Check that sites and their links are consistent.
 
     Raises
     ------
-    InputError : a name that is used twice, or does not exist; a pair given twice, or not at all.
+    InputError : a name is used twice or does not exist; a pair is given twice or not at all.
     """
     names = [site.name for site in sites]
     for name in names:

@@ -1,6 +1,6 @@
 """Workloads: a model's profile resolved to one training step on one device.
 
-A :class:`Workload` is fully specified: one device, one batch size, seconds and bytes of every
+A :class:`Workload` is fully specified: one device, one batch size, and seconds and bytes of every
 layer. All further modules use this form, never the profile it was made from.
 """
 
@@ -18,7 +18,7 @@ from perfmodel.inputs.calibration import Calibration, scaled, value_at
 from perfmodel.inputs.profile import Profile, Timing, total_s
 
 BACKWARD_OVER_FORWARD = 2.0
-"""Backward does two products (gradients of inputs and of weights) for each one of forward."""
+"""Backward computes two products (gradients of inputs and of weights) for each one in forward."""
 
 Quality = Literal["measured", "estimated"]
 
@@ -26,8 +26,8 @@ Quality = Literal["measured", "estimated"]
 class WorkloadLayer(msgspec.Struct, frozen=True):
     """A layer of a resolved workload.
 
-    ``tensor_bytes`` are its gradients in the order backward produces them, ``activation_bytes``
-    what it keeps for backward, of the whole batch.
+    ``tensor_bytes`` are the sizes of its gradients in the order backward produces them;
+    ``activation_bytes`` is what it keeps for backward, for the whole batch.
     """
 
     name: str
@@ -41,22 +41,21 @@ WIDE: Mapping[str, tuple[str, ...]] = {
     "compute_s": ("forward_s", "backward_s", "optimizer_s"),
     "gradient_bytes": ("gradient_bytes", "largest_tensor_bytes"),
 }
-"""Values that are spread over several fields and all layers: the fields of each."""
+"""Values made of several fields and of all layers, with the fields of each."""
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """One training step of one worker, fully specified (SI units).
 
-    ``layers`` is empty for a coarse workload; the totals are always there. ``quality`` is
-    *estimated* if any time was derived rather than measured at this batch size. ``error_fraction``
-    is the 90th percentile of the error of such compute times, as a factor less one (0.35: within a
-    factor of 1.35); None where the step itself was measured. ``calibration`` says how well values
-    are known that were fitted to measured steps: fields, or :data:`WIDE`. ``noise_scale_samples``
-    is the gradient noise scale of the training, None where not known. ``sequence_length`` is the
-    tokens of a sample, None where not known. ``activation_checkpointing`` and ``accumulation``
-    (passes before one update) are part of the times and activations already. ``among_several``: the
-    times are of a device that trains among others, with what these slow it down by.
-    ``buffer_bytes`` are those of the module's buffers.
+    ``layers`` is empty for a coarse workload; the totals are always set. ``quality`` is *estimated*
+    if any time was derived rather than measured at this batch size. ``error_fraction`` is the
+    90th-percentile error of such compute times, as a factor less one (0.35: within a factor of
+    1.35); None if the step itself was measured. ``calibration`` says how precisely fitted values
+    are known: fields, or keys of :data:`WIDE`. ``noise_scale_samples`` is the gradient noise scale
+    of the training; None if unknown. ``sequence_length`` is the number of tokens per sample; None
+    if unknown. Times and activations already include ``activation_checkpointing`` and
+    ``accumulation`` (passes per update). If ``among_several``, the times are of a device in a group
+    and include the slowdown by the others. ``buffer_bytes`` is the size of the module's buffers.
     """
 
     name: str
@@ -92,7 +91,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
                 value_at(self, path)
 
     def scaled(self, path: str, factor: float) -> Workload:
-        """A copy with a value ``factor`` times as large: a field, or one of :data:`WIDE`."""
+        """Return a copy with a field, or a key of :data:`WIDE`, multiplied by ``factor``."""
         if path not in WIDE:
             return scaled(self, path, factor)
         more = {name: getattr(self, name) * factor for name in WIDE[path]}
@@ -113,7 +112,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def compute_s(self) -> float:
-        """Seconds a device computes in one step: forward, backward and optimizer."""
+        """Seconds of device computation per step: forward, backward and optimizer."""
         return self.forward_s + self.backward_s + self.optimizer_s
 
     @classmethod
@@ -128,14 +127,14 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         data_loading_s: float = 0.0,
         buffer_bytes: float = 0.0,
     ) -> Workload:
-        """A workload straight from its layers, for programs that have no profile file.
+        """Make a workload directly from its layers, for programs without a profile file.
 
         Raises
         ------
-        InputError : no layer, or a time or size that is negative or not finite.
+        InputError : there is no layer, or a time or size is negative or not finite.
         """
         if not layers:
-            raise InputError(f"workload {name!r}: at least one layer is needed")
+            raise InputError(f"workload {name!r}: needs at least one layer")
         for layer in layers:
             number(f"layer {layer.name!r}: forward_s", layer.forward_s)
             number(f"layer {layer.name!r}: backward_s", layer.backward_s)
@@ -175,18 +174,18 @@ def resolve(
     assumptions: Sequence[Assumption] = (),
     error_fraction: float | None = None,
 ) -> Workload:
-    """Turn a profile and its timings on one device into a workload at one batch size.
+    """Resolve a profile and its timings on one device to a workload at one batch size.
 
     Parameters
     ----------
-    timings : of one device and precision, by batch size; the largest is the default.
-    layer_shares : share of the step's compute of each layer, for timings that only know the
-        step; without it, in proportion to the layers' floating-point operations.
-    error_fraction : error of the timings themselves, None if they were measured.
+    timings : on one device at one precision, by increasing batch size; the largest is the default.
+    layer_shares : each layer's share of the step's compute time, for timings of whole steps;
+        default: in proportion to the layers' floating-point operations.
+    error_fraction : error of the timings themselves; None if they were measured.
 
-    At a batch size that was not measured the times are those of
+    Times at a batch size that was not measured come from
     :func:`perfmodel.inputs.batch_scaling.at_batch_size`, which makes the workload *estimated*. The
-    time of the optimizer and the spread are those of the nearest size.
+    optimizer time and the spread are those of the nearest size.
     """
     notes = list(assumptions)
     if batch_size is None:
@@ -213,11 +212,11 @@ def resolve(
         how = _how(sizes, size, sized["tensors"], sum(seconds[0]))
         notes.append(Assumption("layer times", size, "samples", how))
     if rule:
-        notes.append(Assumption("layer shares", rule, "", "the profile only knows the whole step"))
+        notes.append(Assumption("layer shares", rule, "", "the profile only has the whole step"))
     error = together(error_fraction, batch_error(sizes, size))
     if error is not None:
         error = round(error, 2)
-        why = f"nine of ten such estimates are within a factor of {1 + error:.2f} of the truth"
+        why = f"9 in 10 such estimates are within a factor of {1 + error:.2f} of the truth"
         notes.append(Assumption("compute time error", error, "", why))
     measured = sizes == [size] and rule is None and near.source.kind == "measured"
     return Workload(
@@ -247,7 +246,7 @@ def resolve(
 
 
 def _used(timings: Sequence[Timing], batch_size: int) -> list[Timing]:
-    """The timing at ``batch_size``, or the two it lies between, or all of them beyond."""
+    """The timing at ``batch_size``, or the two around it, or all if it lies beyond them."""
     below = [t for t in timings if t.batch_size <= batch_size]
     above = [t for t in timings if t.batch_size > batch_size]
     if below and below[-1].batch_size == batch_size:
@@ -256,7 +255,7 @@ def _used(timings: Sequence[Timing], batch_size: int) -> list[Timing]:
 
 
 def _how(sizes: Sequence[int], batch_size: int, tensors: int, step_s: float) -> str:
-    """Description of how the times follow from those at ``sizes``."""
+    """Describe how the times follow from those at ``sizes``."""
     names = ", ".join(map(str, sizes))
     if len(sizes) == 1:
         fixed = launching(tensors, step_s)
@@ -271,8 +270,8 @@ def _layer_seconds(
 ) -> tuple[list[float], list[float], str | None]:
     """Forward and backward seconds per layer, and the rule behind them (None if measured).
 
-    Copies, whatever else a step does, and all passes but the last of an accumulated gradient are
-    in the forward time of the first layer: a worker does them before the pass that communicates.
+    The forward time of the first layer includes copies, the rest of the step, and all but the last
+    pass of an accumulated gradient: a worker does them before the pass that communicates.
     """
     forward, backward, rule = _shared_seconds(profile, timing, shares)
     last = 1.0 / timing.accumulation
@@ -285,7 +284,7 @@ def _layer_seconds(
 def _shared_seconds(
     profile: Profile, timing: Timing, shares: Sequence[float] | None
 ) -> tuple[list[float], list[float], str | None]:
-    """The passes' seconds by layer, and the rule that divided them (None if measured)."""
+    """Seconds of the passes by layer, and the rule that divided them (None if measured)."""
     if isinstance(timing.forward_s, tuple) and isinstance(timing.backward_s, tuple):
         return list(timing.forward_s), list(timing.backward_s), None
     known = timing.forward_s is not None
@@ -294,11 +293,11 @@ def _shared_seconds(
             return [timing.forward_s], [timing.backward_s], None
         total = timing.passes_s
         forward = total / (1.0 + BACKWARD_OVER_FORWARD)
-        return [forward], [total - forward], "backward takes twice forward"
+        return [forward], [total - forward], "backward takes twice as long as forward"
     if shares is None:
         flops = [layer.forward_flop for layer in profile.layers]
         shares = flops if sum(flops) > 0 else [1.0] * len(flops)
-    # the first layer passes no gradient on to an input, so its backward is a single product
+    # the first layer passes no gradient back to an input, so its backward is a single product
     factors = [BACKWARD_OVER_FORWARD - (i == 0) for i in range(len(shares))]
     back = [share * factor for share, factor in zip(shares, factors, strict=True)]
     if known:
@@ -310,7 +309,7 @@ def _shared_seconds(
     return (
         [forward_s * share / sum(shares) for share in shares],
         [backward_s * share / sum(back) for share in back],
-        "roofline-share: each layer's part of the step as its roofline time on the device",
+        "roofline-share: in proportion to the layers' roofline times",
     )
 
 
@@ -348,7 +347,7 @@ def _sizes(profile: Profile) -> dict[str, Any]:
 
 
 def _step_cv(timing: Timing) -> float:
-    """Spread of one layer's time, weighted by its length: a lower bound of the step's own."""
+    """Spread of the layers' times, combined relative to the step: a lower bound of the step's."""
     if not isinstance(timing.forward_std_s, tuple) or not isinstance(timing.backward_std_s, tuple):
         return 0.0
     variance = sum(s * s for s in timing.forward_std_s) + sum(s * s for s in timing.backward_std_s)
@@ -357,11 +356,11 @@ def _step_cv(timing: Timing) -> float:
 
 
 def expanded(workload: Workload) -> Workload:
-    """The workload with layers: itself, or a coarse one spread by the rule *equal-compute*.
+    """Return the workload with layers: itself, or a coarse one divided by the rule *equal-compute*.
 
     Equal-compute: as many layers as tensors, each with the same forward and backward time; the
-    largest tensor in the last layer (where fully connected heads are), the rest in equal parts.
-    The result is *estimated*.
+    largest tensor is in the last layer (where fully connected heads are), the rest is split
+    equally. The result is *estimated*.
     """
     if workload.layers:
         return workload
@@ -392,10 +391,10 @@ def expanded(workload: Workload) -> Workload:
 
 
 def with_handover(workload: Workload, seconds: Callable[[int, float], float]) -> Workload:
-    """The workload with the time to hand gradients over to the network.
+    """Return the workload with the time to hand gradients over to the network.
 
-    ``seconds`` gives that time for so many tensors of so many bytes in all; it is part of the
-    backward pass, right after the layer whose gradients they are.
+    ``seconds`` gives that time for a number of tensors and their total bytes. It counts as backward
+    time, right after the layer whose gradients they are.
     """
     return msgspec.structs.replace(
         workload,

@@ -1,1 +1,1 @@
-"""Measures a network, and real training on it, in separate processes."""
+"""Measures networks and short training runs, with one process per rank."""

@@ -1,4 +1,4 @@
-"""Measured times of messages and collectives of a network."""
+"""Measured times of a network's messages and collectives."""
 
 from __future__ import annotations
 
@@ -40,17 +40,19 @@ class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """An operation on ``bytes`` bytes, with the ``seconds`` of each repetition (repetitions,).
 
     - *ping_pong*: half of a round trip between two ranks, ``bytes`` each way.
-    - *stream*: ``bytes`` sent at once from one rank to another, until it has them all.
+    - *stream*: one transfer of ``bytes`` from one rank to another, until all have arrived.
     - *messages*: ``count`` messages of ``bytes`` each, back to back, until all have arrived.
-    - *duplex*: two ranks that both send ``bytes`` to each other, until both have them.
-    - *incast*: all ``ranks`` but one send ``bytes`` each to the last at once.
-    - collectives among ``ranks``: *all_reduce* and *broadcast* of ``bytes`` bytes in each rank,
-      *all_gather* to, and *reduce_scatter* of, ``bytes`` bytes in all.
+    - *duplex*: two ranks send ``bytes`` to each other at the same time, until both have received
+      them.
+    - *incast*: all ``ranks`` but one send ``bytes`` each to the remaining rank at the same time.
+    - collectives among ``ranks``: *all_reduce* and *broadcast* have ``bytes`` bytes on each rank;
+      *all_gather* gathers, and *reduce_scatter* scatters, ``bytes`` bytes in total.
 
     Attributes
     ----------
-    ranks : how many took part.
-    at_once : equal operations at the same time on the same links; ``seconds`` is of all of them.
+    ranks : number of ranks that took part.
+    at_once : number of equal operations that run concurrently on the same links; ``seconds`` covers
+    all of them.
     """
 
     operation: Operation
@@ -74,8 +76,8 @@ class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 class Measurements(Drawn, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Contents of a measurement file (schema ``perfmodel.measurements/1``).
 
-    ``backend`` is *tcp* (plain sockets), *gloo* or *nccl*. ``nodes`` has the node of each rank,
-    numbered from 0; empty if each rank has its own.
+    ``backend`` is *tcp* (plain sockets), *gloo* or *nccl*. ``nodes`` gives the node of each rank,
+    numbered from 0; it is empty if every rank has its own node.
     """
 
     schema: Literal["perfmodel.measurements/1"] = "perfmodel.measurements/1"
@@ -92,7 +94,7 @@ class Measurements(Drawn, frozen=True, forbid_unknown_fields=True, kw_only=True)
             whole_number(f"nodes[{i}]", node, at_least=0)
 
     def plot(self) -> Figure:
-        """A matplotlib figure: time over size, a part for each operation (extra ``plot``).
+        """A matplotlib figure of time over size, one panel per operation (extra ``plot``).
 
         Raises
         ------
@@ -104,12 +106,12 @@ class Measurements(Drawn, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 Fitted = Callable[[Measurements, Measurement], float | None]
-"""Seconds of a measurement by what was fitted; None where nothing was."""
+"""Returns the fitted seconds of a measurement; None if nothing was fitted to it."""
 
 
 def series(measured: Sequence[Measurements], fitted: Fitted | None = None) -> list[Times]:
-    """Lines of a figure: one for each operation, number of ranks, of messages, and of equal ones at
-    once."""
+    """Lines of a figure: one for each operation, number of ranks, number of messages, and number of
+    concurrent operations."""
     from perfmodel.results.measured_drawing import Times
 
     found: dict[tuple[str, str], list[tuple[Measurements, Measurement]]] = {}

@@ -15,7 +15,7 @@ from perfmodel.phases import lines
 from perfmodel.theory.overlap import blend
 
 Send = Callable[[list[Quantity]], Quantity]
-"""From the times at which messages are ready to the time at which the last has been sent (s)."""
+"""Maps the times at which messages are ready to the time at which the last has been sent (s)."""
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -27,10 +27,10 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Stage(NamedTuple):
-    """A resource that gradients pass in order, such as a link: its service time, for each tensor
-    and each byte, ``times`` as long where others use it too, and ``alone_per_byte_s`` in any case.
-    Where it has several servers at once, such as threads, a part takes ``longer`` times its share
-    of the service time."""
+    """A resource that gradients pass in order, such as a link. Its service time, per tensor and per
+    byte, is multiplied by ``times`` if others use it too; ``alone_per_byte_s`` is not. If it has
+    several servers at once, such as threads, a part takes ``longer`` times its share of the service
+    time."""
 
     per_tensor_s: Quantity
     per_byte_s: Quantity
@@ -40,7 +40,7 @@ class Stage(NamedTuple):
 
     @property
     def each_s(self) -> tuple[Quantity, Quantity]:
-        """Service time for each tensor, and for each byte."""
+        """Service time per tensor, and per byte."""
         tensor_s, byte_s = self.per_tensor_s, self.times * self.per_byte_s
         return (
             tensor_s if is_nothing(tensor_s) else self.times * tensor_s,
@@ -49,7 +49,7 @@ class Stage(NamedTuple):
 
     @property
     def constants(self) -> lines.Service | None:
-        """What is constant; None unless that is all but ``times``, and parts are served in turn."""
+        """The constants, if only ``times`` can vary and parts take turns; else None."""
         values = (self.per_tensor_s, self.per_byte_s, self.alone_per_byte_s)
         one_by_one = isinstance(self.longer, float) and self.longer == 1.0
         plain = one_by_one and all(isinstance(value, (int, float)) for value in values)
@@ -59,11 +59,11 @@ class Stage(NamedTuple):
 class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
     """The layers with parameters, in forward order, and the times of their passes.
 
-    The times of a layer without parameters are added to the layer before it. All of shape
-    (layers,): ``forward_s``, ``backward_s``, ``bytes`` of the gradients, their ``parts`` (of places
-    that have the same ones, those of one), and ``index``, the number of the layer in the workload.
-    ``first_s`` and ``last_s`` are the forward and the backward time
-    of the layers before the first one with parameters.
+    The times of a layer without parameters are added to the preceding layer. All of shape
+    (layers,): ``forward_s``; ``backward_s``; ``bytes`` of the gradients; their ``parts`` (for
+    places that hold the same parts, those of one place); and ``index``, the number of the layer in
+    the workload. ``first_s`` and ``last_s`` are the forward and the backward time of the layers
+    before the first one with parameters.
     """
 
     forward_s: tuple[float, ...]
@@ -76,7 +76,7 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @classmethod
     def of(cls, workload: Workload) -> Layers:
-        """The layers of a workload, the gradients of each in one part."""
+        """Return the layers of a workload, with the gradients of each in one part."""
         rows: list[tuple[float, float, tuple[Part, ...], int]] = []
         first = last = 0.0
         for index, layer in enumerate(expanded(workload).layers):
@@ -94,7 +94,7 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         return cls(forwards, backwards, sizes, every, numbers, first, last)
 
     def placed(self, parts: Mapping[int, Sequence[Part]]) -> Layers:
-        """The same layers with other ``parts`` of their gradients, by number of the layer."""
+        """Return the same layers with other ``parts`` of their gradients, by layer number."""
         held: dict[int, list[tuple[int, float, float]]] = {}
         for i in self.index:
             for part in parts[i]:
@@ -107,10 +107,10 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         )
 
     def scaled_like(self, without: Layers, times: Quantity) -> Layers:
-        """The layers, so that only the backward times of ``without`` grow by a factor ``times``.
+        """Return the layers such that scaling them scales only the backward times of ``without``.
 
-        Multiplied by ``times``, the rest of the backward pass, such as the handover of gradients to
-        the network, is what it was: it does not grow with the batch.
+        After multiplication by ``times``, the rest of the backward pass is unchanged, such as the
+        handover of gradients to the network: it does not grow with the batch.
         """
         return msgspec.structs.replace(
             self,
@@ -121,7 +121,7 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         )
 
     def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
-        """The value of ``make()``, which depends on the layers and ``name`` only; cached."""
+        """Return ``make()``, which depends only on the layers and ``name``; the value is cached."""
         known = self.__dict__.setdefault("known", {})
         if name not in known:
             known[name] = make()
@@ -135,10 +135,10 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         *,
         encode_per_byte_s: float = 0.0,
     ) -> list[Quantity]:
-        """Seconds until all gradients are computed, and until all messages are sent.
+        """Return the seconds until all gradients are computed, and until all messages are sent.
 
-        Message k is ready when backward has computed the gradients of layer ``numbers[k]``;
-        ``send`` gives the time at which the last has been sent from those at which each is ready.
+        Message k is ready when backward has computed the gradients of layer ``numbers[k]``.
+        ``send`` maps the times at which messages are ready to the time the last has been sent.
         """
         computed: Quantity = 0.0
         ready: dict[int, Quantity] = {}
@@ -152,9 +152,9 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         return [computed, maximum(computed, send([ready[number] for number in numbers]))]
 
     def pull_and_forward_s(self, per_byte_s: Quantity, scale: Quantity) -> Quantity:
-        r"""Seconds until the end of the forward pass, if each layer waits for its own parameters.
+        r"""Return the end of the forward pass (s) if each layer waits for its own parameters.
 
-        These arrive in forward order, from each place one after the other, at ``per_byte_s``;
+        Parameters arrive in forward order, one after the other from each place, at ``per_byte_s``;
         computation takes ``scale`` times as long as profiled. From one place:
 
         .. math:: \max_l \left( x \sum_{j \le l} s_j + \sum_{j \ge l} f_j \right)
@@ -182,8 +182,8 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         overlap: bool = True,
         next_forward: bool = False,
     ) -> list[Quantity]:
-        r"""Seconds until all gradients are computed, until they have passed each of the ``stages``,
-        and until ``latency_s`` after that.
+        r"""Return the seconds until all gradients are computed, until they have passed each of the
+        ``stages``, and until ``latency_s`` after that.
 
         A stage is a link, or the update threads of a server. Each place has its own stages, which
         serve one part after the other. With one stage:
@@ -213,7 +213,7 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         encode_per_byte_s: Quantity,
         overlap: bool,
     ) -> tuple[Quantity, list[Quantity]]:
-        """Seconds until all gradients are computed, and have passed each stage: layer by layer."""
+        """Return the seconds until all gradients are computed and have passed each stage."""
         computed: Quantity = 0.0
         made: list[Quantity] = []
         for seconds, size in zip(self.backward_s[::-1], self.bytes[::-1], strict=True):
@@ -229,7 +229,11 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
             for part in parts:
                 end = ready if overlap else computed
                 for k, (per_tensor_s, per_byte_s, longer) in enumerate(services):
-                    begin = maximum(end, free[k].get(part.place, 0.0))
+                    last = free[k].get(part.place, 0.0)
+                    if type(end) is float and type(last) is float:
+                        begin: Quantity = end if end > last else last
+                    else:
+                        begin = maximum(end, last)
                     busy = part.bytes * per_byte_s
                     if timed[k]:
                         busy = busy + part.tensors * per_tensor_s
@@ -245,7 +249,7 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
     def _ways(
         self, stages: tuple[Stage, ...], overlap: bool, encoded: bool
     ) -> lines.Ways | None:
-        """The same as lines; None where they are not known."""
+        """Return the same as lines, or None if they are not known."""
         services = tuple(stage.constants for stage in stages)
 
         def found() -> lines.Ways | None:
@@ -265,17 +269,17 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
 
 
 def is_nothing(value: Quantity) -> bool:
-    """Whether a quantity is the number 0, so that arithmetic with it can be skipped."""
+    """Return whether a quantity is the number 0, so that arithmetic with it can be skipped."""
     return isinstance(value, float) and value == 0.0
 
 
 class Whole(msgspec.Struct, frozen=True, eq=False):
-    r"""A model as a whole, instead of its layers: overlap is approximated by a p-norm.
+    r"""A model as a whole instead of layer by layer: overlap is approximated by a p-norm.
 
-    Two times that overlap take their p-norm together, with p the ``sharpness``: 1 means no overlap,
-    infinity that the longer one hides the shorter one. No layers need to be known, and formulas
-    stay short; but the overlap is a guess, which :class:`Layers` computes. ``part`` is the fraction
-    of the gradients at the place that has most of them.
+    Two overlapping times together take their p-norm, with p the ``sharpness``: 1 means no overlap,
+    infinity that the longer one hides the shorter one. This needs no knowledge of the layers and
+    keeps formulas short, but it guesses the overlap that :class:`Layers` computes. ``part`` is the
+    fraction of the gradients at the place that holds the most.
     """
 
     forward_s: Quantity
@@ -286,7 +290,7 @@ class Whole(msgspec.Struct, frozen=True, eq=False):
     part: Quantity = 1.0
 
     def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
-        """The value of ``make()``."""
+        """Return ``make()``."""
         return make()
 
     @property
@@ -295,7 +299,7 @@ class Whole(msgspec.Struct, frozen=True, eq=False):
         return (self.gradient_bytes,)
 
     def beside_s(self, *seconds: Quantity) -> Quantity:
-        """Seconds that overlapping times take together."""
+        """Return the seconds that overlapping times take together."""
         return functools.reduce(lambda a, b: blend(a, b, self.sharpness), seconds)
 
     def overlapped_s(
@@ -306,12 +310,12 @@ class Whole(msgspec.Struct, frozen=True, eq=False):
         *,
         encode_per_byte_s: float = 0.0,
     ) -> list[Quantity]:
-        """Seconds until all gradients are computed, and until all messages are sent."""
+        """Return the seconds until all gradients are computed, and until all messages are sent."""
         computed = self.backward_s * scale + encode_per_byte_s * self.gradient_bytes
         return [computed, self.beside_s(computed, send([0.0 * computed for _ in numbers]))]
 
     def pull_and_forward_s(self, per_byte_s: Quantity, scale: Quantity) -> Quantity:
-        """Seconds until the end of the forward pass."""
+        """Return the end of the forward pass (s)."""
         return self.beside_s(self.forward_s * scale, self.part * self.gradient_bytes * per_byte_s)
 
     def backward_and_send_s(
@@ -324,8 +328,8 @@ class Whole(msgspec.Struct, frozen=True, eq=False):
         overlap: bool = True,
         next_forward: bool = False,
     ) -> list[Quantity]:
-        """Seconds until all gradients are computed, until they have passed each of the ``stages``,
-        and until ``latency_s`` after that."""
+        """Return the seconds until all gradients are computed, until they have passed each of the
+        ``stages``, and until ``latency_s`` after that."""
         computed = self.backward_s * scale + encode_per_byte_s * self.gradient_bytes
         begun, end = (0.0, computed) if overlap else (computed, 0.0)
         ends = [computed]

@@ -1,7 +1,7 @@
-"""Layer by layer, but for many values at once: the longest of all ways through the layers.
+"""Layer-by-layer overlap for many values at once: the longest of all paths through the layers.
 
-Each way has a length that is linear in the times that vary, such as those of a byte on a link. Few
-of the ways are ever the longest, and these are found once.
+The length of each path is linear in the times that vary, such as the time per byte on a link. Few
+of the paths are ever the longest, and these are found once.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ Parts = tuple[tuple[tuple[int, float, float], ...], ...]
 """For each layer, the place, the bytes and the tensors of each of its parts."""
 
 MANY = 2048
-"""Values from which on the ways are worth to be found."""
+"""Number of values from which finding the paths pays off."""
 
 MOST_LINES = 64
-"""Lines above which going through the layers is as fast."""
+"""Number of lines above which going through the layers is as fast."""
 
 MOST_STAGES = 2
 
 FEW = 32
-"""Lines among which none are sought that can be left out."""
+"""Number of lines up to which no unneeded lines are looked for."""
 
 
 class Service(NamedTuple):
-    """Constants of a stage: seconds for each tensor and byte, and for a byte in any case."""
+    """Constants of a stage: seconds per tensor and per byte, and unscaled seconds per byte."""
 
     per_tensor_s: float
     per_byte_s: float
@@ -49,24 +49,24 @@ class Backward(NamedTuple):
 
 
 class Ways(NamedTuple):
-    """Lines for each of several ends, and the numbers of the quantities that they are of."""
+    """Lines for each of several ends, and the numbers of the quantities they depend on."""
 
     of: tuple[int, ...]
     lines: tuple[Lines, ...]
 
     def ends_s(self, values: Sequence[Quantity]) -> list[Quantity]:
-        """Each end: the longest way to it at ``values`` of all quantities."""
+        """Return each end: the longest path to it at ``values`` of all quantities."""
         return largest(self.lines, [values[k] for k in self.of])
 
 
 def many(*values: Quantity) -> bool:
-    """Whether there are so many values that the lines are worth to be found."""
+    """Return whether there are enough values that finding the lines pays off."""
     return any(isinstance(value, np.ndarray) and value.size >= MANY for value in values)
 
 
 @functools.lru_cache(maxsize=256)
 def pull(first_s: float, forward_s: tuple[float, ...], parts: Parts) -> Ways | None:
-    """Ways to the end of the forward pass, where each layer waits for its own parameters.
+    """Return the paths to the end of the forward pass, if each layer waits for its parameters.
 
     The quantities are the factor on computation, and seconds per byte.
     """
@@ -83,11 +83,11 @@ def pull(first_s: float, forward_s: tuple[float, ...], parts: Parts) -> Ways | N
 def send(
     backward: Backward, stages: tuple[Service, ...], *, overlap: bool, encoded: bool
 ) -> Ways | None:
-    """Ways from the begin of the backward pass to the end of all gradients, of those that have
-    passed the first stage, and each other; None where there are too many.
+    """Return the paths from the start of the backward pass until all gradients are computed, until
+    they have passed the first stage, and until each further one; None if there are too many.
 
     The quantities are the factor on computation, seconds to encode a byte, 1, and the factor on
-    each stage. More than two stages have too many ways to be worth it.
+    each stage. With more than two stages there are too many paths for this to pay off.
     """
     if len(stages) > MOST_STAGES:
         return None
@@ -119,7 +119,7 @@ def _fewer(lines: Lines) -> Lines:
 
 
 def _ways(ends: Sequence[Lines]) -> Ways | None:
-    """The ways that may be the longest; None where they are too many."""
+    """Return the paths that may be the longest; None if there are too many."""
     few = [needed(lines) for lines in ends]
     of = tuple(np.flatnonzero(np.vstack(few).any(0)).tolist())
     found = tuple(np.ascontiguousarray(lines[:, of]) for lines in few)

@@ -1,9 +1,9 @@
-"""The phases of an iteration, as a coarse model gives them.
+"""The phases of an iteration, as computed by a coarse model.
 
 A coarse model is one function of an architecture, from a :class:`Job` and :class:`Quantities` to
-:class:`Phases`. The job has the options of training, such as how layers are grouped into messages;
-all numbers come from the quantities, of which each may be a float, an array that broadcasts with
-the others, or a SymPy symbol (see :mod:`perfmodel.base.quantities`).
+:class:`Phases`. The job holds the options of training, such as how layers are grouped into
+messages. All numbers come from the quantities, each of which may be a float, an array that
+broadcasts with the others, or a SymPy symbol (see :mod:`perfmodel.base.quantities`).
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ class Phase(msgspec.Struct, frozen=True, eq=False):
 
 
 class Phases(msgspec.Struct, frozen=True, eq=False, kw_only=True):
-    """A coarse model's answer: the phases of a worker's mean iteration.
+    """The result of a coarse model: the phases of a worker's mean iteration.
 
     Attributes
     ----------
-    parts : phases by name, one after the other; together they are the iteration.
-    busy_s : by resource, its busy time in an iteration, for all workers that share it.
+    parts : phases by name, one after the other; together they make up the iteration.
+    busy_s : busy time of each resource in an iteration, for all workers that share it.
     updates : updates of the model per iteration of one worker.
     staleness : mean version staleness.
-    spread : coefficient of variation of the time between two updates of a worker, from which the
-        variance of the staleness follows; 0 where that time is constant.
-    classes : the phases of each class of workers, in the order of ``Quantities.classes``; empty
-        where all workers are alike.
+    spread : coefficient of variation of the time between two updates of a worker, which determines
+        the variance of the staleness; 0 if that time is constant.
+    classes : the phases of each class of workers, in the order of ``Quantities.classes``; empty if
+        all workers are alike.
     """
 
     parts: Mapping[str, Phase]
@@ -54,15 +54,15 @@ class Phases(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
     @property
     def compute_s(self) -> Quantity:
-        """Time for which the device computes in an iteration."""
+        """Time that the device computes in an iteration."""
         return sum(part.seconds for part in self.parts.values() if part.cause == "compute")
 
 
 def mixed(counts: Sequence[int], classes: Sequence[Phases]) -> Phases:
-    """Rate-weighted mean of the iterations of asynchronous classes of ``counts`` workers.
+    """Return the rate-weighted mean of iterations of asynchronous classes of ``counts`` workers.
 
-    Fast workers make more iterations; weighted by rate, the job's throughput is the number of
-    workers over the length of the mean iteration.
+    Fast workers make more iterations. With weights by rate, the job's throughput is the number of
+    workers divided by the length of the mean iteration.
     """
     if len(classes) == 1:
         return classes[0]
@@ -72,7 +72,7 @@ def mixed(counts: Sequence[int], classes: Sequence[Phases]) -> Phases:
 
 
 def averaged(shares: Sequence[Quantity], several: Sequence[Phases]) -> Phases:
-    """Weighted mean of several answers with the same parts."""
+    """Return the weighted mean of several results with the same parts."""
 
     def mean(of: Callable[[Phases], Quantity]) -> Quantity:
         return sum(share * of(found) for share, found in zip(shares, several, strict=True))
@@ -100,11 +100,11 @@ def resource_limited(
     links_s: Quantity,
     servers_s: Quantity,
 ) -> Phases:
-    """The classes, lengthened where a shared link or server is the bottleneck.
+    """Lengthen the classes' iterations if a shared link or server is the bottleneck.
 
     ``links_s`` and ``servers_s`` are the busy times of the busiest link and server for one
-    iteration of every worker: a lower bound of the iteration. The rest of that bound becomes the
-    phases *queue for links* and *queue for servers*.
+    iteration of every worker: a lower bound on the iteration. The time missing to that bound
+    becomes the phases *queue for links* and *queue for servers*.
     """
     before_s = mixed(counts, classes).iteration_s
     by_links = maximum(links_s - before_s, 0.0)

@@ -1,4 +1,4 @@
-"""The quantities of a job that the formulas of coarse models are written in."""
+"""The quantities of a job that the formulas of coarse models use."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from perfmodel.phases.layers import Layers, Whole, is_nothing
 from perfmodel.phases.phases import Phases, averaged
 
 PACES = 6
-"""Quantiles of the slowest worker's time over which phases are averaged."""
+"""Number of quantiles of the slowest worker's time over which phases are averaged."""
 
 
 class Class(msgspec.Struct, frozen=True):
     """A class of equal workers: their ``count``, and how they differ from the mean worker.
 
-    ``scale`` is their computation over the profiled one, ``loading_s`` the time to load a batch,
+    ``scale`` is their compute time relative to the profile, ``loading_s`` the time to load a batch,
     ``devices`` the number of workers on each of their nodes.
     """
 
@@ -37,38 +37,38 @@ class Class(msgspec.Struct, frozen=True):
 
 
 class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
-    """The quantities that coarse formulas are written in; the units are in the names.
+    """The quantities that the coarse formulas use; the units are in the names.
 
     Attributes
     ----------
-    workers, servers : how many.
-    devices_per_node : of the fullest node.
-    placed_on : number of nodes with workers, where nodes are not filled one after the other.
-    least_on_node : workers on the node that has fewest of them, likewise.
-    nics_per_node : links of a node to the network.
+    workers, servers : their numbers.
+    devices_per_node : on the fullest node.
+    placed_on : number of nodes with workers, if nodes are not filled one after the other.
+    least_on_node : fewest workers on any of these nodes, in the same case.
+    nics_per_node : network links of a node.
     bandwidth_bytes_per_s, latency_s : of the slowest worker's link, one way; the achieved
         bandwidth.
     least_bytes_per_s : the smallest share of its node's link that any worker gets when all workers
-        send at once; None where all links are alike.
+        send at once; None if all links are alike.
     server_bandwidth_bytes_per_s : of the slowest server's link.
     core_bandwidth_bytes_per_s : the core's, divided by the number of nodes; inf if it never limits.
     inside_bandwidth_bytes_per_s, inside_latency_s : of the link inside a node; inf and 0 without.
-    bus : whether the devices of a node share that link; else each has one of its own.
+    bus : whether the devices of a node share that link; otherwise each has its own.
     forward_s, backward_s, optimizer_s : mean times of one worker's iteration; the handover of
         gradients to the network is part of the backward pass.
     data_loading_s : of the worker that takes longest to load a batch.
     gradient_bytes, tensors : of the whole model.
     update_per_tensor_s, update_per_byte_s, optimizer_per_byte_s, update_threads : of one server.
-    scale : mean computation of a worker over the profiled one.
+    scale : mean compute time of a worker relative to the profile.
     slowdown : the same for the part of the computation that does not grow with the batch.
-    unequal : computation of the slowest worker over the mean one, jitter apart.
-    cv, kind : coefficient of variation of a worker's computation, and its distribution.
+    unequal : compute time of the slowest worker relative to the mean, without jitter.
+    cv, kind : coefficient of variation of a worker's compute time, and its distribution.
     layers : of the model, or the model as a whole.
-    classes : of workers, where these differ; empty where all are alike.
+    classes : of workers, if these differ; empty if all are alike.
     flow_bytes_per_s : the most that one connection between nodes carries; inf if only links limit.
-    sites_bytes_per_s : of the slowest link between sites that a ring takes; inf at a single site.
-    sites_latency_s : one way, between the sites of each worker and of the next one on a ring,
-        (workers,), 0 at one site; None for a single site.
+    sites_bytes_per_s : of the slowest link between sites that a ring takes; inf for a single site.
+    sites_latency_s : one-way latency from the site of each worker to that of the next one on a
+        ring, (workers,), 0 within a site; None for a single site.
     corrected : whether queueing is corrected for service times of small variance.
     collectives : those measured; others take the closed form of a ring.
     buffer_bytes : of the module's buffers.
@@ -120,9 +120,10 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         return self.bandwidth_bytes_per_s / self.on_a_nic(self.fullest)
 
     def slowest(self, steps: Quantity = 1, late: int = 0) -> Quantity:
-        """Expected maximum of the workers' computation over its mean: an order statistic.
+        """Return the expected maximum of the workers' compute times, relative to their mean.
 
-        Of sums of ``steps`` iterations; without the ``late`` slowest workers.
+        It is an order statistic of sums of ``steps`` iterations, without the ``late`` slowest
+        workers.
         """
         if is_symbol(self.workers):
             import sympy
@@ -134,10 +135,10 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     def paces(
         self, steps: Quantity = 1, late: int = 0, points: int = PACES
     ) -> list[tuple[float, Quantity]]:
-        """The distribution of the slowest worker's computation over the mean, as ``points`` pairs
-        of probability and value. One value where nothing is random.
+        """Return the distribution of the slowest worker's compute time relative to the mean, as
+        ``points`` pairs of probability and value. There is a single value if nothing is random.
 
-        For numbers and arrays; parameters as for :meth:`slowest`, which is the mean.
+        For numbers and arrays; parameters as for :meth:`slowest`, which returns the mean.
         """
         factors = [kind.scale / self.slowdown for kind in self.classes]
         least = 0.0
@@ -171,11 +172,11 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         return not self.random and not self.classes
 
     def at_paces(self, phases: Callable[[Quantity], Phases], late: int = 0) -> Phases:
-        """The mean of ``phases`` over the distribution of the slowest worker's computation, without
-        the ``late`` slowest workers.
+        """Return the mean of ``phases`` over the distribution of the slowest worker's compute time,
+        without the ``late`` slowest workers.
 
-        Exposed communication is a convex function of the computation that hides it, so that its
-        mean is more than its value at the mean (Jensen's inequality).
+        Exposed communication is a convex function of the computation that hides it, so its mean is
+        more than its value at the mean (Jensen's inequality).
         """
         if is_symbol(self.workers) or not self.random:
             return phases(self.slowest(late=late))
@@ -183,14 +184,14 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         return averaged(shares, [phases(pace) for pace in paces])
 
     def slowest_followed(self, bound: int) -> Quantity:
-        """The same under a staleness bound: no worker is more than ``bound`` iterations, 1 or more,
-        ahead of the slowest.
+        """Return :meth:`slowest` under a staleness bound: no worker gets more than ``bound``
+        iterations, 1 or more, ahead of the slowest.
 
-        By chance two workers drift apart by c sqrt(2k) iterations in k of them, with c the
-        coefficient of variation, and reach the bound s after about (s / c)^2 iterations. So the
-        pace is that of the slowest sum of as many iterations, and no slower than with a barrier
-        every s + 1 iterations. Simulations of 4 to 64 workers with bounds of 1 and 3, on a network
-        that takes no time, agree (docs/explanation/coarse.md).
+        In k iterations, two workers drift apart by about c sqrt(2k) iterations, with c the
+        coefficient of variation, and they reach the bound s after about (s / c)^2 iterations. So
+        the pace is that of the slowest sum of as many iterations, and no slower than with a barrier
+        every s + 1 iterations. This agrees with simulations of 4 to 64 workers with bounds of 1 and
+        3 on a network that takes no time (docs/explanation/coarse.md).
         """
         if is_symbol(self.workers):
             import sympy
@@ -202,12 +203,12 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
     @property
     def random(self) -> bool:
-        """Whether computation varies."""
+        """Whether the compute time varies at random."""
         return not is_nothing(self.cv)
 
     def typical(self, count: int) -> list[Quantity]:
-        """Computation over the mean for ``count`` quantile groups of workers of the same size, the
-        fastest first."""
+        """Return the compute time relative to the mean for ``count`` quantile groups of workers of
+        equal size, the fastest first."""
         from perfmodel.theory import order_statistics
 
         parts = [(group + 0.5) / count for group in range(count)]
@@ -223,7 +224,7 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         return [found[..., k] if found.ndim > 1 else float(found[k]) for k in range(count)]
 
     def by_class(self) -> list[Quantities]:
-        """The quantities for a worker of each class; for the mean worker where all are alike."""
+        """Return the quantities for a worker of each class, or the mean worker if all are alike."""
         return [
             msgspec.structs.replace(
                 self,
@@ -243,7 +244,7 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
     @property
     def counts(self) -> list[Quantity]:
-        """Workers of each class."""
+        """Number of workers of each class."""
         return [kind.count for kind in self.classes] or [self.workers]
 
     @property
@@ -255,14 +256,14 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
     @property
     def fullest(self) -> Quantity:
-        """Workers on the node that has most."""
+        """Number of workers on the fullest node."""
         if is_symbol(self.workers):
             return self.devices_per_node
         return minimum(self.devices_per_node, self.workers)
 
     @property
     def emptiest(self) -> Quantity:
-        """Workers on the node that has fewest."""
+        """Fewest workers on any node that has some."""
         if self.least_on_node is not None:
             return self.least_on_node
         if is_symbol(self.workers):
@@ -270,11 +271,11 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         return self.workers - (self.nodes - 1) * self.devices_per_node
 
     def on_a_nic(self, devices: Quantity) -> Quantity:
-        """Workers that share a link to the network, on a node with ``devices`` workers."""
+        """Return the number of workers on each network link of a node with ``devices`` workers."""
         return devices if self.nics_per_node == 1 else ceiling(devices / self.nics_per_node)
 
     def on_other_nics(self, first: Quantity, second: Quantity) -> Quantity:
-        """Whether two devices of a node use different links to the network."""
+        """Return whether two devices of a node use different network links."""
         return first % self.nics_per_node != second % self.nics_per_node
 
     @property
@@ -285,7 +286,7 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
 
 def quantities_of(job: Job) -> Quantities:
-    """The quantities of a job, all of them numbers."""
+    """Return the quantities of a job, all of them numbers."""
     w, cluster, n = job.device_work, job.cluster, job.workers
     nodes = range(cluster.nodes_for(n))
     nics = [cluster.nic_of(node) for node in nodes] if cluster.overrides else [cluster.nic]
@@ -354,9 +355,9 @@ def quantities_of(job: Job) -> Quantities:
 
 
 class _Crossings(NamedTuple):
-    """What the steps of a ring between nodes may carry at most in one transfer; of those from one
-    site to the next the slowest link, and the latency between the sites of each worker and of the
-    next one, (workers,)."""
+    """Limits on the steps of a ring between nodes: the most that one transfer carries; the slowest
+    link from one site to the next; and the latency from the site of each worker to that of the next
+    one, (workers,)."""
 
     flow_bytes_per_s: float
     bytes_per_s: float = math.inf
@@ -364,7 +365,7 @@ class _Crossings(NamedTuple):
 
 
 def _crossings(job: Job) -> _Crossings:
-    """The steps between nodes, and between sites, of a ring through the workers of a job."""
+    """Return the steps between nodes, and between sites, of a ring through a job's workers."""
     cluster, n = job.cluster, job.workers
     inside = cluster.flow_bytes_per_s or math.inf
     if not job.crosses_sites:
@@ -381,13 +382,13 @@ def _crossings(job: Job) -> _Crossings:
     workers = np.bincount(site, devices).astype(np.int64)
     latency_s[np.cumsum(workers[ring]) - 1] = between.latency_s[step]
     flow = float(between.flow_bytes_per_s[step].min())
-    if nodes > len(ring):  # also from node to node at one site
+    if nodes > len(ring):  # the ring also has steps between nodes of one site
         flow = min(flow, inside)
     return _Crossings(flow, float(between.bytes_per_s[step].min()), latency_s)
 
 
 def class_of(job: Job, worker: int) -> Class:
-    """The class of one worker; its count is 1."""
+    """Return the class of one worker; its count is 1."""
     node = job.cluster.node_of_worker(worker)
     goodput = job.cluster.nic_of(node).goodput_bytes_per_s * job.path_efficiency
     devices = job.cluster.devices_at(node, job.workers)
@@ -395,7 +396,7 @@ def class_of(job: Job, worker: int) -> Class:
 
 
 def _classes(job: Job) -> tuple[Class, ...]:
-    """The classes of workers, in order of their first worker."""
+    """Return the classes of workers, in order of their first worker."""
     if not job.unequal:
         return (msgspec.structs.replace(class_of(job, 0), count=job.workers),)
     found = Counter(class_of(job, worker) for worker in range(job.workers))
@@ -403,8 +404,8 @@ def _classes(job: Job) -> tuple[Class, ...]:
 
 
 def iteration_cv(job: Job, times: Quantity = 1.0) -> Quantity:
-    """Coefficient of variation of an iteration's computation, with passes ``times`` as long as
-    profiled; the factors of single ops average out."""
+    """Return the coefficient of variation of an iteration's compute time, with passes ``times`` as
+    long as profiled; the factors of single ops average out."""
     if job.jitter is None:
         return 0.0
     if job.jitter.scope == "iteration":

@@ -1,4 +1,4 @@
-"""Makes a prediction from a job, the outcome of a route, and the amount of training."""
+"""Build a prediction from a job, the outcome of a route, and the amount of training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perfmodel.results.prediction import Prediction, Timeline
 def prediction_of(
     job: Job, outcome: Outcome, totals: job_facts.TrainingAmount, max_ops: float
 ) -> Prediction:
-    """The prediction: the outcome, the facts of the job, and the interval.
+    """Return the prediction: the outcome, the facts of the job, and the interval.
 
     The timeline of a simulated job may take up to ``max_ops`` operations.
     """
@@ -60,11 +60,11 @@ def prediction_of(
 
 
 def timeline_of(job: Job, fidelity: str, max_ops: float) -> Timeline | None:
-    """What simulates a job with layers again; None where it was not simulated."""
+    """Return an object that simulates a job (with layers) again; None after the coarse route."""
     return fine.Resimulation(job, max_ops) if fidelity == "fine" else None
 
 
 def with_timeline(prediction: Prediction, job: Job, max_ops: float) -> Prediction:
-    """A prediction of ``job`` that has come back from another process or from a file."""
+    """Return a prediction of ``job``, read from another process or a file, with its timeline."""
     timeline = timeline_of(job_facts.with_layers(job), prediction.fidelity, max_ops)
     return msgspec.structs.replace(prediction, timeline=timeline)

@@ -1,8 +1,8 @@
-"""Errors of formulas against simulations: measured on random jobs, by class of jobs.
+"""Errors of the formulas against the simulation, measured on random jobs and grouped by class.
 
-``bands.json`` has a tree of classes for each group of jobs, such as asynchronous parameter servers:
-each class is split by the trait that best separates small from large errors, while there are enough
-jobs on both sides. ``python -m benchmarks.coarse --measure`` writes it.
+``bands.json`` holds a tree of classes for each group of jobs, such as asynchronous parameter
+servers. Each class is split by the trait that best separates small errors from large ones, as long
+as both sides have enough jobs. ``python -m benchmarks.coarse --measure`` writes the file.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ SCHEMA = "perfmodel.bands/1"
 PATH = Path(__file__).with_name("bands.json")
 
 FEW_WORKERS, FEW_LAYERS = 4, 3
-"""Thresholds of the traits of few workers, and few layers with parameters."""
+"""Limits of the traits for few workers and for few layers with parameters."""
 
 MUCH_JITTER = 0.1
-"""Coefficient of variation of an iteration from which jitter is large."""
+"""Coefficient of variation of an iteration at which jitter counts as large."""
 
 EXPOSED = (0.05, 0.3)
 """Thresholds of exposed communication, as fractions of an iteration."""
 
 BUSY = 0.6
-"""Utilisation from which a link or a server counts as busy."""
+"""Utilisation at which a link or a server counts as busy."""
 
 
 class BandClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A class of jobs: errors of the formulas, as fractions of the simulated iteration.
+    """A class of jobs and its errors: formula against simulation, as fractions of an iteration.
 
     Attributes
     ----------
-    jobs : number of jobs it was measured on.
-    median, p90 : of the absolute errors; ``p90`` is meant for jobs that were not measured.
-    trait : that it is split by; empty for a leaf.
-    with_trait, without_trait : the jobs with and without that trait.
+    jobs : number of jobs the errors were measured on.
+    median, p90 : of the absolute errors; ``p90`` is meant to hold for jobs that were not measured.
+    trait : the trait that splits this class; empty for a leaf.
+    with_trait, without_trait : the subclasses of jobs with and without that trait.
     """
 
     jobs: int
@@ -58,8 +58,8 @@ class BandClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class BandTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The classes of each group of jobs, and the jobs that they were measured on: the first
-    ``drawn`` of a ``seed``."""
+    """The class tree of each group, and the jobs it was measured on: the first ``drawn`` jobs drawn
+    with ``seed``."""
 
     schema: str = SCHEMA
     seed: int
@@ -69,18 +69,18 @@ class BandTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 @functools.cache
 def table() -> BandTable:
-    """The measured classes."""
+    """Read the measured classes."""
     return files.read(PATH, BandTable, SCHEMA)
 
 
 def group_of(job: Job) -> str:
-    """The group of a job: its architecture, or as the architecture defines it."""
+    """Return the group of a job: its architecture's name, unless the architecture defines one."""
     label = architecture_of(job).group
     return label(job) if label is not None else job.architecture.name
 
 
 def traits(job: Job, found: Phases) -> frozenset[str]:
-    """The traits of a job, and of its phases, by which classes are split."""
+    """Return the traits of a job and its phases that classes are split by."""
     cluster, n = job.cluster, job.workers
     cv = float(iteration_cv(job))
     unequal = job.unequal
@@ -97,20 +97,20 @@ def traits(job: Job, found: Phases) -> frozenset[str]:
         "unequal links": any(each.nic is not None for each in cluster.overrides)
         or (job.options.server_count > 0 and cluster.server_nic is not None),
         "several devices on a node": cluster.fullest(n) > 1,
-        "a core that limits": cluster.core_oversubscription is not None,
+        "an oversubscribed core": cluster.core_oversubscription is not None,
         f"at most {FEW_WORKERS} workers": n <= FEW_WORKERS,
         f"at most {FEW_LAYERS} layers": sum(bool(a.tensor_bytes) for a in w.layers) <= FEW_LAYERS,
         "several update threads": cluster.update_threads > 1,
         "data loading": w.data_loading_s > 0.0,
         "measured collectives": bool(cluster.collectives),
-        **{f"{part:.0%} or more for messages": exposed >= part for part in EXPOSED},
-        f"a link or server busy for {BUSY:.0%} or more": busy >= BUSY,
+        **{f"at least {part:.0%} exposed communication": exposed >= part for part in EXPOSED},
+        f"a link or server at least {BUSY:.0%} busy": busy >= BUSY,
     }
     return frozenset(name for name, holds in true.items() if holds) | _options(job)
 
 
 def _options(job: Job) -> frozenset[str]:
-    """The options with other values than their defaults; of numbers the name alone."""
+    """Return the options that differ from their defaults; numeric options by name only."""
     options = [(each, getattr(job.options, each.name)) for each in described(type(job.options))]
     return frozenset(
         f"{each.name}={value}".lower() if isinstance(value, (bool, str)) else each.name
@@ -120,7 +120,7 @@ def _options(job: Job) -> frozenset[str]:
 
 
 def class_of(job: Job, found: Phases) -> tuple[BandClass, str] | None:
-    """The leaf class of a job, and its name; None if its group was not measured."""
+    """Return the leaf class of a job and its name; None if its group was not measured."""
     group = group_of(job)
     if group not in table().groups:
         return None
@@ -128,7 +128,7 @@ def class_of(job: Job, found: Phases) -> tuple[BandClass, str] | None:
 
 
 def narrowest(whole: BandClass, group: str, has: frozenset[str]) -> tuple[BandClass, str]:
-    """The leaf class of a group for a job with these traits, and its name."""
+    """Return the leaf class, and its name, of a job in this group with these traits."""
     one, words = whole, [group]
     while one.with_trait is not None and one.without_trait is not None:
         held = one.trait in has

@@ -1,4 +1,4 @@
-"""The bottleneck of a simulated job, in words."""
+"""The bottleneck of a simulated job, described in words."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import numpy as np
 from perfmodel.architectures.parts.network import BETWEEN_SITES
 from perfmodel.engine.measures import Measures
 from perfmodel.graph.op_graph import OpGraph, OpUse
+from perfmodel.predicting.coarse import SHOWN_SHARE
 from perfmodel.results.prediction import Bottleneck, CriticalStep
 
 LATENCY = "latency"
 
-_NEXT = {
+_ACTIVITIES = {
     "device of": "computation",
     "link out of": "sending",
     "link into": "receiving",
@@ -28,11 +29,11 @@ _NEXT = {
 
 
 def bottleneck(graph: OpGraph, measures: Measures) -> Bottleneck:
-    """The kind of resource with most of the critical chain, and its busiest member.
+    """Find the kind of resource that takes most of the critical path, and its busiest member.
 
-    The critical chain leads back from the end of an iteration through the event that let each op
-    start (its last input, or the release of its slot). A transfer counts for the busiest link of
-    its path; fixed delays per message count as latency.
+    The critical path leads back from the end of an iteration through the event that let each op
+    start: its last input, or the release of its slot. A transfer counts towards the busiest link
+    on its route; fixed delays per message count as latency.
     """
     seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     critical = list(_critical_ops(measures))
@@ -52,13 +53,13 @@ def bottleneck(graph: OpGraph, measures: Measures) -> Bottleneck:
     family = ranked[0]
     member, most = max(seconds[family].items(), key=lambda item: item[1])
     single = most > 0.5 * totals[family]
-    resource = member if single else f"{family}{_of_all(family)}"
+    resource = member if single else f"{family}{_owners(family)}"
     text = _words(family, resource, shares)
     return Bottleneck(resource, shares[family], text, shares, _steps(graph, known, measures))
 
 
 def _critical_ops(measures: Measures) -> Iterator[tuple[int, float, float]]:
-    """Ops of the critical cycle, or of the average chain: id, seconds, count."""
+    """Yield the ops of the critical cycle, or of the average path: id, seconds, count."""
     if measures.critical_cycle:
         for step in measures.critical_cycle:
             yield step.op, step.seconds, 1.0
@@ -70,7 +71,7 @@ def _critical_ops(measures: Measures) -> Iterator[tuple[int, float, float]]:
 def _steps(
     graph: OpGraph, known: Mapping[int, OpUse], measures: Measures
 ) -> tuple[CriticalStep, ...]:
-    """The critical cycle, with consecutive ops on one resource merged."""
+    """Return the critical cycle, with consecutive ops on one resource merged."""
     steps: list[CriticalStep] = []
     for part in measures.critical_cycle:
         use = known[part.op]
@@ -87,8 +88,8 @@ def _steps(
     return tuple(steps)
 
 
-def _of_all(family: str) -> str:
-    """The owner of a family's resources, where its label does not name it."""
+def _owners(family: str) -> str:
+    """Return the owners of a family's resources, if the label does not already name them."""
     if family.startswith("inside link"):
         return " the devices"
     if family == BETWEEN_SITES:
@@ -100,14 +101,15 @@ def _words(family: str, resource: str, shares: Mapping[str, float]) -> str:
     if family == "device of":
         what = "computation on the workers' devices"
     elif family == LATENCY:
-        what = "the fixed delay of messages"
+        what = "message latency"
     elif "link" in family or family == "core":
-        what = f"{_NEXT.get(family, 'sending')} over the {resource}"
+        verb = _ACTIVITIES.get(family, "sending").partition(" ")[0]
+        what = f"{verb} over the {resource}"
     else:
         what = f"work on the {resource}"
-    text = f"{what} takes {shares[family]:.0%} of the critical chain"
-    if len(shares) > 1:
-        second = list(shares)[1]
-        name = _NEXT.get(second, second.removesuffix(" of"))
-        text += f"; next comes {name} with {shares[second]:.0%}"
+    text = f"{what} takes {shares[family]:.0%} of the critical path"
+    second = next((name for name in shares if name != family), None)
+    if second is not None and shares[second] >= SHOWN_SHARE:
+        name = _ACTIVITIES.get(second, second.removesuffix(" of"))
+        text += f"; next: {name} ({shares[second]:.0%})"
     return text

@@ -1,8 +1,8 @@
-"""Cost of a simulation, estimated before it runs.
+"""Estimate the cost of a simulation before running it.
 
-A simulation executes the operations of the graph times its rounds. Where many workers make a graph
-large, its size is not found by building it, but extrapolated from smaller ones:
-no architecture's graph grows faster than the square of its workers.
+A simulation executes every operation of the graph once per round. If many workers make a graph
+large, its size is extrapolated from smaller graphs instead of building it: no architecture's graph
+grows faster than the square of the number of workers.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ from perfmodel.graph.rules import Choice, Quantum
 from perfmodel.inputs.job import Job
 
 MOST_OPS = 50_000_000
-"""Default limit of simulated operations; some 50 s on one core."""
+"""Default limit on simulated operations: about 50 s on one core."""
 
 STEADY_ROUNDS, RANDOM_ROUNDS, RANDOM_RUNS = 25, 100, 4
-"""Assumed rounds of a deterministic and of a random job, and runs of the first iterations of a
-random one; most need fewer."""
+"""Rounds assumed for a deterministic job, rounds assumed for a random job, and runs simulated if
+only the first iterations of a random job are wanted. Most jobs need fewer."""
 
 BOUND_ROUNDS, MOST_BOUND_ROUNDS = 25, 50_000
-"""Rounds for each iteration of a bound on staleness (ssp), and at most."""
+"""Rounds per iteration of a staleness bound (SSP), and the most rounds it can add up to."""
 
 OP_S, OP_BYTES = 1e-6, 1200.0
-"""Time of a simulated operation, and memory of one in the graph, measured on a server's core."""
+"""Time to simulate an operation, and memory per operation of the graph, as measured on a server."""
 
 ALTERNATIVE = 0.2
-"""Cost of an alternative route of an operation, in operations."""
+"""Cost of one alternative route of an operation, in operations."""
 
 MOST_LOOKED_AT = 1000
-"""Number of workers whose speeds are considered, from the first on."""
+"""Number of workers, counted from the first, whose speeds are considered."""
 
 SAMPLES = (8, 16, 32)
-"""Numbers of workers of the smaller graphs."""
+"""Worker counts of the smaller graphs."""
 
 
 class SimulationCost(msgspec.Struct, frozen=True):
-    """Cost of a simulation: operations of the graph, and rounds."""
+    """Cost of a simulation: operations in the graph, times rounds."""
 
     graph_ops: float
     rounds: float
 
     @property
     def ops(self) -> float:
-        """Operations simulated."""
+        """Number of simulated operations."""
         return self.graph_ops * self.rounds
 
     @property
@@ -74,14 +74,14 @@ def built(
     fold: Callable[[Job], OpGraph | None] | None = None,
     iterations: int | None = None,
 ) -> OpGraph:
-    """The graph that ``build`` makes of a job, if it takes at most ``max_ops`` to simulate it.
+    """Build the graph of a job if simulating it takes at most ``max_ops`` operations.
 
-    ``fold`` makes one in which one worker represents all, where possible; ``iterations`` are those
-    simulated, None for the long run.
+    ``fold``, if given, builds a graph in which one worker represents all. ``iterations`` is the
+    number of iterations to simulate; None for the long run.
 
     Raises
     ------
-    TooLargeError : it takes more; the text says what, and how to go on.
+    TooLargeError : the simulation takes more; the message gives its cost and says what to do.
     """
     most = int(min(max(max_ops, MOST_OPS) / STEADY_ROUNDS, MOST))
     expected = None
@@ -105,9 +105,9 @@ def built(
 
 
 def iterations_in_a_round(job: Job) -> float:
-    """Mean iterations per worker in a round, in which each worker completes at least one.
+    """Return the mean iterations per worker in a round, in which each completes at least one.
 
-    More than one where fast workers do not wait for slow ones.
+    It exceeds one if fast workers do not wait for slow ones.
     """
     if not job.options.asynchronous or job.options.bounded_lead is not None:
         return 1.0
@@ -117,7 +117,7 @@ def iterations_in_a_round(job: Job) -> float:
 
 
 def cost_of(graph: OpGraph, job: Job, iterations: int | None = None) -> SimulationCost:
-    """Cost of simulating the graph of a job: its first ``iterations``, or the long run."""
+    """Return the cost of simulating a job's graph: its first ``iterations``, or the long run."""
     choices = [rule for rule in graph.rules if isinstance(rule, Choice)]
     routes = sum(rule.routes.size for rule in choices if rule.routes is not None)
     if iterations is not None:
@@ -136,7 +136,7 @@ def cost_of(graph: OpGraph, job: Job, iterations: int | None = None) -> Simulati
 
 
 def _bound(job: Job) -> float:
-    """The staleness bound, where a simulation lasts until it is reached; else 0."""
+    """Return the staleness bound if the simulation has to run until it is reached; else 0."""
     bound = job.options.bounded_lead
     return bound if bound is not None and bound < math.inf else 0.0
 
@@ -144,7 +144,7 @@ def _bound(job: Job) -> float:
 def _expected(
     job: Job, build: Callable[[Job], OpGraph], iterations: int | None = None
 ) -> SimulationCost | None:
-    """The cost of a job, extrapolated from fewer workers; None where such jobs are impossible."""
+    """Extrapolate the cost of a job from fewer workers; None if such a job is not possible."""
     costs = []
     for workers in SAMPLES:
         stragglers = tuple(s for s in job.stragglers if s.worker < workers)
@@ -161,11 +161,13 @@ def _expected(
 def _too_large(
     job: Job, cost: SimulationCost, max_ops: float, *, known: bool = True
 ) -> TooLargeError:
-    more, enough = ("", f"{1.1 * cost.ops:.2g}") if known else ("more than ", "of more")
+    more, limit = "", f"--max-ops {1.1 * cost.ops:.2g}"
+    if not known:
+        more, limit = "more than ", "a higher --max-ops"
     return TooLargeError(
         f"simulating {job.architecture.name} with {job.workers} workers takes {more}{cost.text}, "
-        f"and --max-ops is {_millions(max_ops)}; --fidelity coarse answers at once, "
-        f"--max-ops {enough} simulates it all the same"
+        f"above the limit of --max-ops {_millions(max_ops)}; use --fidelity coarse for an instant "
+        f"answer, or {limit} to simulate it anyway"
     )
 
 

@@ -1,18 +1,18 @@
-"""A window of a simulation as a Chrome trace, the JSON that Perfetto opens.
+"""Export a window of a simulation as a Chrome trace, the JSON that Perfetto opens.
 
-The format is "Trace Event Format" (Google, 2016), in the part that Perfetto reads:
+The format is the "Trace Event Format" (Google, 2016), as far as Perfetto reads it:
 
 - metadata (``M``): names and order of processes and threads;
 - complete events (``X``): an op on a resource, or an iteration of a worker;
-- flow events (``s``, ``f``): an arrow from an op to the one that waited for it;
-- counters (``C``): use of a link, queue at a resource, staleness of updates.
+- flow events (``s``, ``f``): an arrow from an op to the op that waited for it;
+- counters (``C``): utilisation of a link, queue length of a resource, staleness of updates.
 
-Process 1 is the network as a whole, process i + 2 is node i; threads are numbered beyond them.
-Perfetto takes 0 for the idle process, and a thread with the number of its process for that
-process's main thread. Times are in microseconds, whole nanoseconds: Perfetto rounds to these, and
-slices that touch would overlap if their starts and durations were rounded apart. Perfetto colours
-a slice by its name, so the name is the kind of op and the arguments say which op it is; other
-viewers take the colour from ``cname``.
+Process 1 is the network as a whole, and process i + 2 is node i. Thread numbers start above the
+process numbers: Perfetto treats process 0 as the idle process, and a thread with the same number as
+its process as that process's main thread. Times are in microseconds, rounded to whole nanoseconds
+as Perfetto does; rounding starts and durations separately would make adjacent slices overlap.
+Perfetto colours a slice by its name, so the name is the kind of op, and the arguments say which op
+it is. Other viewers read the colour from ``cname``.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ COLOURS = {
 """Reserved colour names of the format, by kind of op."""
 
 TRANSFER, OTHER = "thread_state_iowait", "generic_work"
-"""Colour of ops that move bytes, and of all others."""
+"""Colours of ops that move bytes, and of all other ops."""
 
 SMALLEST_CHANGE = 1e-6
-"""Change of the use of a link that is shown."""
+"""Smallest change in link utilisation that is shown."""
 
 SAME_TIME = 1e-9
-"""Tolerance for rounding when an op is compared with the end of the op that it waited for."""
+"""Tolerance for rounding when an op's start is compared with the end of the op it waited for."""
 
 Event = dict[str, Any]
 
 
 class Track(NamedTuple):
-    """Where a slice is drawn: process and thread."""
+    """The process and thread that a slice is drawn on."""
 
     process: int
     thread: int
@@ -63,10 +63,10 @@ Rank = tuple[int, int]
 
 
 def chrome_trace(graph: OpGraph, window: Window) -> dict[str, Any]:
-    """The window as a JSON object: ``traceEvents``, and ``otherData`` that says what is shown.
+    """Return the window as a JSON object: ``traceEvents``, and ``otherData`` describing the window.
 
-    A resource with several concurrent ops gets as many threads, because slices that overlap on one
-    thread are drawn as nested.
+    A resource with several concurrent ops gets as many threads, because viewers draw overlapping
+    slices on one thread as nested.
     """
     tracks = _Tracks(graph)
     slices = [*_iterations(graph, window, tracks), *_ops(graph, window.spans, tracks)]
@@ -79,8 +79,8 @@ def chrome_trace(graph: OpGraph, window: Window) -> dict[str, Any]:
         *_queues(graph, window),
         *_staleness(graph, window),
     ]
-    # at one time slices come before the arrows that begin or end in them, and those that take no
-    # time before others, which would otherwise enclose them
+    # at equal times, slices come before the arrows that begin or end in them, and zero-length
+    # slices before others, which would otherwise enclose them
     timed.sort(key=lambda e: (e["ts"], e["ph"] != "X", e.get("dur", 0.0)))
     for event in slices:
         event.pop("op", None)
@@ -99,14 +99,14 @@ def chrome_trace(graph: OpGraph, window: Window) -> dict[str, Any]:
 
 
 def shown(window: Window) -> str:
-    """Which iterations are shown, in words."""
+    """Describe in words which iterations are shown."""
     state = "steady state" if window.steady else "not yet steady: steady state"
     iterations = f"iterations {window.first} to {window.last} of worker {window.slowest}"
     return f"{iterations} ({state} from {window.settled} on)"
 
 
 class _Tracks:
-    """Processes and threads, made as they are needed."""
+    """Processes and threads, created on demand."""
 
     def __init__(self, graph: OpGraph) -> None:
         self._graph = graph
@@ -115,7 +115,7 @@ class _Tracks:
         self._order: dict[Track, Rank] = {}
 
     def place(self, place: int, name: str, order: Rank, begin_ns: int, end_ns: int) -> Track:
-        """A thread of that resource of a node that is free from ``begin_ns`` on."""
+        """Return a thread for this resource of a node that is free from ``begin_ns`` on."""
         lanes = self._lanes[place, name]
         lane = next((k for k, (_, free_ns) in enumerate(lanes) if free_ns <= begin_ns), len(lanes))
         thread = lanes[lane][0] if lane < len(lanes) else len(self._names)
@@ -127,7 +127,7 @@ class _Tracks:
         return track
 
     def number(self, slices: Sequence[Event]) -> None:
-        """Number the threads in their order, beyond the numbers of all processes."""
+        """Number the threads in order, starting above all process numbers."""
         ranks = sorted(self._names, key=lambda track: (self._order[track], track.thread))
         begin = max(self._processes(), default=0) + 1
         final = {old: Track(old.process, begin + rank) for rank, old in enumerate(ranks)}
@@ -136,7 +136,7 @@ class _Tracks:
         self._names = {final[old]: self._names[old] for old in ranks}
 
     def metadata(self, window: Window) -> Iterator[Event]:
-        """Names and order of all processes and threads."""
+        """Yield the names and the order of all processes and threads."""
         members = _members(self._graph)
         for process in self._processes():
             place = process - _process(0)
@@ -154,7 +154,7 @@ class _Tracks:
 
 
 def _process(place: int) -> int:
-    """Process of a node, or of the network as a whole (NONE)."""
+    """Return the process number of a node, or of the network as a whole (NONE)."""
     return place + 2
 
 
@@ -164,7 +164,7 @@ def _metadata(what: str, process: int, thread: int | None = None, **values: Any)
 
 
 def _members(graph: OpGraph) -> defaultdict[int, str]:
-    """By node the workers and servers on it, such as `` (worker 0, server 1)``."""
+    """Return for each node the workers and servers on it, such as `` (worker 0, server 1)``."""
     found: dict[int, list[str]] = defaultdict(list)
     for block in graph.slots:
         if [axis for axis, _ in block.axes] in (["worker"], ["server"]):
@@ -201,7 +201,7 @@ def _slice(
 
 
 def _iterations(graph: OpGraph, window: Window, tracks: _Tracks) -> Iterator[Event]:
-    """The iterations of each worker that overlap the window."""
+    """Yield the iterations of each worker that overlap the window."""
     ends = {(mark.op, mark.iteration): mark.end_s for mark in window.marks}
     groups = zip(graph.group_mark.tolist(), graph.group_device.tolist(), strict=True)
     for group, (mark, device) in enumerate(groups):
@@ -218,7 +218,7 @@ def _iterations(graph: OpGraph, window: Window, tracks: _Tracks) -> Iterator[Eve
 
 
 def _ops(graph: OpGraph, spans: Sequence[Span], tracks: _Tracks) -> Iterator[Event]:
-    """The ops on their resources; ``op`` is for the arrows."""
+    """Yield the ops on their resources; the ``op`` field is used by the arrows."""
     resources = _Resources(graph)
     for span in sorted(spans, key=lambda span: (_ns(span.start_s), _ns(span.end_s))):
         place, name, order = resources.of(span.op)
@@ -238,7 +238,7 @@ def _ops(graph: OpGraph, spans: Sequence[Span], tracks: _Tracks) -> Iterator[Eve
 
 
 class _Resources:
-    """Where ops are drawn: at the slot they hold, or else at a link."""
+    """The resource each op is drawn on: the slot it holds, or else a link."""
 
     def __init__(self, graph: OpGraph) -> None:
         self._graph = graph
@@ -246,7 +246,7 @@ class _Resources:
         self._drawn = dict(_links_of_draws(graph))
 
     def of(self, op: int) -> tuple[int, str, Rank]:
-        """Node (NONE for the network as a whole), name and rank of the op's resource."""
+        """Return the node (NONE for the network as a whole), name and rank of the op's resource."""
         graph = self._graph
         slots, path = graph.held(op), graph.path(op)
         if len(slots):
@@ -260,7 +260,7 @@ class _Resources:
 
 
 def _links_of_draws(graph: OpGraph) -> Iterator[tuple[int, int]]:
-    """Ops that draw their route, with the first or the last link if all alternatives share it."""
+    """Yield ops that draw their route, with the first or last link if all alternatives share it."""
     for rule in graph.rules:
         if not isinstance(rule, Choice) or rule.routes is None:
             continue
@@ -274,7 +274,7 @@ def _links_of_draws(graph: OpGraph) -> Iterator[tuple[int, int]]:
 
 
 def _latencies_s(graph: OpGraph) -> dict[int, list[float]]:
-    """Latencies of the alternatives of ops that draw one."""
+    """Return the latencies of the alternatives, for ops that draw one."""
     return {
         op: latency_s.tolist()
         for rule in graph.rules
@@ -286,9 +286,9 @@ def _latencies_s(graph: OpGraph) -> dict[int, list[float]]:
 def _arrows(
     graph: OpGraph, spans: Sequence[Span], drawn: dict[tuple[int, int], Event]
 ) -> Iterator[Event]:
-    """An arrow to each op from the one on another resource whose end it waited for.
+    """Yield an arrow to each op from the op on another resource whose end it waited for.
 
-    Ops that take no time pass arrows on: one comes from what they waited for.
+    Zero-length ops pass arrows on: the arrow then starts at the op they waited for.
     """
     by_target = np.argsort(graph.edge_target, kind="stable")
     first = np.searchsorted(graph.edge_target[by_target], np.arange(graph.n_ops + 1))
@@ -323,7 +323,7 @@ def _arrows(
         if (source["pid"], source["tid"]) == (target["pid"], target["tid"]):
             continue
         number += 1
-        inside_ns = _ns(before.end_s) - 1  # the last nanosecond: at its end a slice is over
+        inside_ns = _ns(before.end_s) - 1  # the slice's last nanosecond: it excludes its end
         for phase, event, at_us in (("s", source, _us(inside_ns)), ("f", target, target["ts"])):
             arrow = {"name": "waited for", "cat": "waited for", "ph": phase, "id": number}
             yield arrow | {"bp": "e", "ts": at_us, "pid": event["pid"], "tid": event["tid"]}
@@ -335,7 +335,7 @@ def _counter(name: str, measure: str, process: int, at_ns: int, value: float) ->
 
 
 def _link_use(graph: OpGraph, window: Window) -> Iterator[Event]:
-    """Use of each link that is used, in per cent, where it changes."""
+    """Yield the utilisation of each used link, in per cent, at each change."""
     at_ns = [_ns(at_s) for at_s in window.sample_s.tolist()]
     for link in np.flatnonzero(window.link_use.any(axis=0)).tolist():
         process, name = _process(int(graph.link_place[link])), graph.link_name(link)
@@ -348,7 +348,7 @@ def _link_use(graph: OpGraph, window: Window) -> Iterator[Event]:
 
 
 def _queues(graph: OpGraph, window: Window) -> Iterator[Event]:
-    """Ops that wait for a resource, where any does: those of the window."""
+    """Yield the number of the window's ops waiting for each resource that has a queue."""
     resources = _Resources(graph)
     steps: dict[tuple[int, str], dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for span in window.spans:
@@ -365,7 +365,7 @@ def _queues(graph: OpGraph, window: Window) -> Iterator[Event]:
 
 
 def _staleness(graph: OpGraph, window: Window) -> Iterator[Event]:
-    """Staleness of each worker's updates, where any is stale: the mean of those of a sample."""
+    """Yield the mean staleness of updates between samples, for workers with stale updates."""
     at_ns = [_ns(at_s) for at_s in window.sample_s.tolist()]
     for group in np.flatnonzero(np.nan_to_num(window.staleness).any(axis=0)).tolist():
         process = _process(int(graph.slot_place[graph.group_device[group]]))

@@ -1,7 +1,7 @@
-"""The coarse route: a job's phases in plain arithmetic, in microseconds.
+"""The coarse route: a job's phases in plain arithmetic, computed in microseconds.
 
-:func:`phases` answers for a job, :func:`evaluate` for a million variants of it at once, as arrays;
-:func:`predict` makes a prediction of it. What the formulas are is in each architecture's file.
+:func:`phases` computes them for one job, :func:`evaluate` for a million variants of it at once, as
+arrays; :func:`predict` turns them into a prediction. The formulas are in each architecture's file.
 """
 
 from __future__ import annotations
@@ -35,17 +35,20 @@ from perfmodel.results.prediction import (
 Floats = NDArray[np.float64]
 
 ROUNDING = 1e-12
-"""Seconds, and variances, below this are taken as 0."""
+"""Seconds and variances below this count as 0."""
 
 RAREST = 1e-6
 MOST_STALE = 1_000_000
-"""Share of a staleness below which it is left out."""
+"""Probability below which a staleness value is left out, and the largest mean staleness allowed."""
 
 SERVERS = ("servers",)
-"""Resources in :attr:`perfmodel.phases.phases.Phases.busy_s` that are no links."""
+"""Resources in :attr:`perfmodel.phases.phases.Phases.busy_s` that are not links."""
+
+SHOWN_SHARE = 0.005
+"""Smallest share for which the second entry of a bottleneck is named: 1 % when rounded."""
 
 SATURATED = 0.95
-"""Utilisation from which a resource counts as saturated."""
+"""Utilisation at which a resource counts as saturated."""
 
 
 def phases(
@@ -55,18 +58,18 @@ def phases(
     corrected: bool = True,
     among: Quantities | None = None,
 ) -> Phases:
-    """The phases of a job's iteration.
+    """Compute the phases of a job's iteration.
 
     Parameters
     ----------
-    sharpness : if given, overlap is approximated by the p-norm of this p, instead of computed layer
-        by layer; see :class:`perfmodel.phases.layers.Whole`.
-    corrected : whether queueing is corrected for service times of small variance.
-    among : quantities that replace those of the job.
+    sharpness : if given, approximate overlap by the p-norm with this p instead of computing it
+        layer by layer; see :class:`perfmodel.phases.layers.Whole`.
+    corrected : correct queueing for service times of small variance.
+    among : quantities to use instead of the job's own.
 
     Raises
     ------
-    InputError : ``sharpness`` below 1.
+    InputError : ``sharpness`` is below 1.
     """
     q = quantities_of(job) if among is None else among
     if sharpness is not None:
@@ -81,7 +84,7 @@ def phases(
 
 
 def with_data(found: Phases, q: Quantities) -> Phases:
-    """The phases, with a wait for data where loading takes longer than the rest."""
+    """Add a wait for data to the phases if loading takes longer than everything else."""
     if isinstance(q.data_loading_s, float) and q.data_loading_s == 0.0:
         return found
     least_s, classes = q.data_loading_s, found.classes
@@ -94,39 +97,43 @@ def with_data(found: Phases, q: Quantities) -> Phases:
     return msgspec.structs.replace(found, parts=parts, classes=classes)
 
 
+def leaves_out(job: Job) -> str | None:
+    """What the formulas leave out of a job; None if nothing."""
+    return model_of(job).leaves_out(job) or job.options.beyond_formulas
+
+
 def error_band(job: Job, found: Phases | None = None) -> ErrorBand:
-    """Error band of the coarse prediction of a job against its simulation.
+    """Return the error band of a job's coarse prediction against its simulation.
 
     ``found`` are the job's phases, if already computed.
     """
     model = model_of(job)
-    missing = model.leaves_out(job) or job.options.beyond_formulas
+    missing = leaves_out(job)
     if missing is not None:
-        return ErrorBand(None, None, f"it leaves out {missing}, so its error is not known")
+        return ErrorBand(None, None, f"it leaves out {missing}, so its error is unknown")
     if model.exact(job):
         return ErrorBand(0.0, 0.0, "it equals the simulation for this job")
     known = bands.class_of(job, phases(job) if found is None else found)
     if known is None:
-        return ErrorBand(None, None, "how far it is off was not measured")
-    band, such = known
+        return ErrorBand(None, None, "its error has not been measured")
+    band, name = known
     return ErrorBand(
         band.median,
         band.p90,
         f"half of such jobs are within {band.median:.1%} of the simulation, 9 in 10 within "
-        f"{band.p90:.1%} ({such})",
+        f"{band.p90:.1%} ({name})",
     )
 
 
 def predict(job: Job) -> Outcome:
-    """The outcome of the formulas for ``job``."""
+    """Return the outcome of the formulas for ``job``."""
     found = phases(job)
-    seconds = {name: float(part.seconds) for name, part in found.parts.items()}
-    seconds = {name: value for name, value in seconds.items() if value > ROUNDING}
+    seconds = _seconds(found)
     iteration_s = sum(seconds.values())
     causes: dict[str, float] = defaultdict(float)
     for name, value in seconds.items():
         causes[found.parts[name].cause] += value / iteration_s
-    computing = min(causes.pop("compute", 0.0), 1.0)  # sums of parts may exceed 1 by rounding
+    computing = min(causes.pop("compute", 0.0), 1.0)  # rounding may push the sum above 1
     idle = _idle(job, found, computing)
     busy = {name: float(value) / iteration_s for name, value in found.busy_s.items()}
     communicating = causes.get("network", 0.0) + causes.get("server", 0.0)
@@ -150,13 +157,24 @@ def predict(job: Job) -> Outcome:
     )
 
 
+def iterations_per_s(job: Job) -> float:
+    """Return what :func:`predict` gives as ``iterations_per_s``, without values per worker."""
+    return job.workers / sum(_seconds(phases(job)).values())
+
+
+def _seconds(found: Phases) -> dict[str, float]:
+    """Return the seconds of each phase that takes any time."""
+    seconds = {name: float(part.seconds) for name, part in found.parts.items()}
+    return {name: value for name, value in seconds.items() if value > ROUNDING}
+
+
 def _idle(job: Job, found: Phases, computing: float) -> tuple[float, ...]:
-    """Idle fraction of each worker."""
+    """Return the idle fraction of each worker."""
     if not job.unequal:
         return (1.0 - computing,) * job.workers
     own = quantities_of(job)
     kinds = [class_of(job, worker) for worker in range(job.workers)]
-    if not found.classes:  # equal iterations, of which each worker computes its own part
+    if not found.classes:  # equal iterations; each worker computes for its own share of them
         return tuple(max(1.0 - computing * kind.scale / own.scale, 0.0) for kind in kinds)
     of_kind = {
         msgspec.structs.replace(kind, count=1): 1.0 - float(p.compute_s) / float(p.iteration_s)
@@ -166,12 +184,13 @@ def _idle(job: Job, found: Phases, computing: float) -> tuple[float, ...]:
 
 
 def _staleness(job: Job, found: Phases) -> Staleness:
-    """The mean staleness, and a distribution of whole numbers around it.
+    """Return the mean staleness and a distribution of whole numbers around it.
 
-    The variance of k, the others' updates between two updates of a worker, is m c^2 + (m c)^2, with
-    m the mean and c the coefficient of variation of the time between a worker's updates: 0 where
-    all update in turn, that of the geometric distribution for exponential times. In between, k is
-    a rounded gamma variable of that variance. Where workers differ, each has its own mean.
+    k is the number of other workers' updates between two updates of a worker. Its variance is
+    m c^2 + (m c)^2, with m the mean and c the coefficient of variation of the time between a
+    worker's updates: 0 if all workers update in turn, and that of the geometric distribution for
+    exponential times. In between, k is a rounded gamma variable with that variance. If workers
+    differ, each has its own mean.
     """
     mean, spread = float(found.staleness), float(found.spread)
     per_worker, of_updates = _staleness_of_workers(job, found, mean)
@@ -195,7 +214,7 @@ def _staleness(job: Job, found: Phases) -> Staleness:
 
 
 def _staleness_of_workers(job: Job, found: Phases, mean: float) -> tuple[tuple[float, ...], ...]:
-    """For each worker: the others' updates between two of its own, and its share of all updates."""
+    """For each worker, other workers' updates between two of its own, and its share of updates."""
     if not found.classes:
         return (mean,) * job.workers, (1.0 / job.workers,) * job.workers
     own = quantities_of(job)
@@ -210,7 +229,7 @@ def _staleness_of_workers(job: Job, found: Phases, mean: float) -> tuple[tuple[f
 
 
 def _spread_out(mean: float, variance: float) -> dict[int, float]:
-    """Probabilities of whole numbers around a mean."""
+    """Return the probabilities of whole numbers around a mean."""
     if variance < ROUNDING:
         low, part = math.floor(mean + ROUNDING), mean - math.floor(mean + ROUNDING)
         return {low: 1.0} if part < ROUNDING else {low: 1.0 - part, low + 1: part}
@@ -220,7 +239,8 @@ def _spread_out(mean: float, variance: float) -> dict[int, float]:
     top = int(stats.gamma.ppf(1.0 - RAREST, shape, scale=scale)) + 1
     if top > MOST_STALE:
         raise InputError(
-            f"staleness: about {mean:.3g} updates, at most {MOST_STALE:g}: workers differ too much"
+            f"staleness: the mean is about {mean:.3g} updates, the limit {MOST_STALE:g}: workers "
+            "differ too much in speed"
         )
     edges = stats.gamma.cdf(np.arange(top + 1) + 0.5, shape, scale=scale)
     shares = np.diff(np.concatenate([[0.0], edges]))
@@ -229,13 +249,13 @@ def _spread_out(mean: float, variance: float) -> dict[int, float]:
 
 
 def _bottleneck(seconds: Mapping[str, float], busy: Mapping[str, float]) -> Bottleneck:
-    """The longest phase of an iteration, and the saturated resources."""
+    """Name the longest phase of an iteration, and the saturated resources."""
     total = sum(seconds.values())
     ranked = sorted(seconds, key=lambda name: -seconds[name])
     shares = {name: seconds[name] / total for name in ranked}
     text = f"{ranked[0]} takes {shares[ranked[0]]:.0%} of the iteration"
-    if len(ranked) > 1:
-        text += f"; next comes {ranked[1]} with {shares[ranked[1]]:.0%}"
+    if len(ranked) > 1 and shares[ranked[1]] >= SHOWN_SHARE:
+        text += f"; next: {ranked[1]} ({shares[ranked[1]]:.0%})"
     full = [name for name, part in busy.items() if part >= SATURATED]
     if full:
         text += f"; saturated: {', '.join(full)}"

@@ -1,4 +1,4 @@
-"""The fine-grained route: a job as an op graph, simulated."""
+"""The fine-grained route: build a job's op graph and simulate it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from perfmodel.base.arrays import Floats
 from perfmodel.engine.measures import Measures
 from perfmodel.engine.simulation import first_iterations, run_spread, simulate
 from perfmodel.engine.warmup import Progress
-from perfmodel.engine.window import steady_window
 from perfmodel.graph.op_graph import CAUSES, Block, OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.predicting import budget
 from perfmodel.predicting.bottleneck import bottleneck
-from perfmodel.predicting.chrome_trace import chrome_trace
 from perfmodel.results.outcome import Outcome
 from perfmodel.results.prediction import (
     ClockGap,
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
     from perfmodel.results.schedule import Schedule
 
 ROUNDING = 1e-9
-"""Idle fractions below this are taken as 0."""
+"""Idle fractions below this count as 0."""
 
 
 def build_graph(
@@ -43,14 +41,14 @@ def build_graph(
     max_ops: float = math.inf,
     iterations: int | None = None,
 ) -> OpGraph:
-    """The op graph of a job.
+    """Build the op graph of a job.
 
-    With ``fold``, one worker represents all where they do the same at the same time and the
-    architecture supports it; the result is the same, at the cost of one worker.
+    With ``fold``, one worker represents all of them if they all do the same at the same time and
+    the architecture supports it. The result is the same, at the cost of one worker.
 
     Raises
     ------
-    TooLargeError : a simulation, of the first ``iterations`` if these are given, takes more than
+    TooLargeError : simulating it (only the first ``iterations``, if given) takes more than
         ``max_ops`` operations (:mod:`perfmodel.predicting.budget`).
     """
     architecture = architecture_of(job)
@@ -67,20 +65,20 @@ def predict(
     max_ops: float = budget.MOST_OPS,
     progress: Progress | None = None,
 ) -> Outcome:
-    """The outcome of a simulation of ``job``.
+    """Simulate ``job`` and return the outcome.
 
     Parameters
     ----------
-    rel_ci : half-width of the confidence interval that a random job is simulated to, as a fraction
+    rel_ci : simulate a random job until the half-width of the confidence interval is this fraction
         of its throughput.
-    iterations : measure the first so many iterations; None for the long run.
-    run_iterations : of the runs whose spread is simulated as well, where it is the long run.
-    max_ops : operations that the simulation may take.
-    progress : called with (done, expected) while a job is simulated.
+    iterations : measure only the first so many iterations; None for the long run.
+    run_iterations : for the long run, also simulate the spread between runs of so many iterations.
+    max_ops : most operations that the simulation may take.
+    progress : called with (done, expected) during the simulation.
 
     Raises
     ------
-    TooLargeError : it takes more than ``max_ops``.
+    TooLargeError : the simulation takes more than ``max_ops``.
     """
     graph = build_graph(job, fold=True, max_ops=max_ops, iterations=iterations)
     if iterations is None:
@@ -127,23 +125,26 @@ def predict(
 
 
 class Resimulation(msgspec.Struct, frozen=True):
-    """A job that is simulated again for what is asked of it beyond its measures."""
+    """A job that can be simulated again for outputs beyond its measures."""
 
     job: Job
     max_ops: float
 
     def chrome_trace(self) -> dict[str, Any]:
-        """Two iterations of the steady state as a Chrome trace.
+        """Return two steady-state iterations as a Chrome trace.
 
         Raises
         ------
-        TooLargeError : the simulation of all workers takes more than ``max_ops`` operations.
+        TooLargeError : simulating all workers takes more than ``max_ops`` operations.
         """
         graph = build_graph(self.job, max_ops=self.max_ops)
+        from perfmodel.engine.window import steady_window
+        from perfmodel.predicting.chrome_trace import chrome_trace
+
         return chrome_trace(graph, steady_window(graph, seed=self.job.seed))
 
     def schedule(self, updates: int | None, samples_per_s: float) -> Schedule:
-        """The schedule of the first ``updates`` gradients.
+        """Return the schedule of the first ``updates`` gradients.
 
         Raises
         ------
@@ -174,7 +175,7 @@ def _by_worker(graph: OpGraph, by_group: Floats) -> tuple[float, ...]:
 
 
 def _operations(graph: OpGraph, run: Measures) -> dict[str, float]:
-    """Mean seconds of each probed operation, by label."""
+    """Return the mean seconds of each probed operation, by label."""
     out: dict[str, float] = {}
     for block in graph.probes:
         where = slice(block.first, block.first + block.size)
@@ -192,7 +193,7 @@ def _utilisation(graph: OpGraph, run: Measures) -> Utilisation:
         for slot in range(block.first, block.first + block.size)
     }
     busy = _by_worker(graph, run.busy_fraction)
-    # in the engine processors are links, too
+    # the engine models processors as links, too
     links: dict[str, float] = {}
     cores: dict[str, float] = {}
     for block in graph.links:
@@ -210,7 +211,7 @@ def _utilisation(graph: OpGraph, run: Measures) -> Utilisation:
 
 
 def _members(block: Block, identity: int) -> list[str]:
-    """Names of the members that an id represents: one, or all along a folded axis."""
+    """Return the names of the members an id represents: one, or all along a folded axis."""
     if block.size == 1 and len(block.axes) == 1 and len(block.axes[0][1] or ()) > 1:
         whole = msgspec.structs.replace(block, shape=(len(block.axes[0][1] or ()),))
         return [whole.name(block.first + i) for i in range(whole.size)]

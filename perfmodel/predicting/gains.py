@@ -1,12 +1,12 @@
-r"""How sure a predicted gain is: the ratio of two jobs' throughputs, with its interval.
+r"""How certain a predicted gain is: the ratio of two jobs' throughputs, with its interval.
 
-The errors of two predictions are not independent: what is estimated of a device, or nominal about a
-network, is wrong for both in the same direction. With standard deviations :math:`s_1, s_2` of the
-logarithms of both, of which the parts :math:`m_1, m_2` are chance between equal runs,
+The errors of two predictions are not independent: if a device's times are estimated, or a network's
+bandwidth is nominal, both predictions are wrong in the same direction. Let :math:`s_1, s_2` be the
+standard deviations of both logarithms, and :math:`m_1, m_2` the parts due to run-to-run variation:
 
 .. math:: \sigma^2 = m_1^2 + m_2^2 + r_1^2 + r_2^2 - 2 \rho r_1 r_2, \qquad r_i^2 = s_i^2 - m_i^2
 
-with :math:`\rho` by kind of network, :data:`SHARED`.
+The correlation :math:`\rho` depends on the kind of network, see :data:`SHARED`.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from perfmodel.predicting.intervals import kind_of
 from perfmodel.results.prediction import Prediction
 
 SHARED: Mapping[str, float] = {"measured": 0.0, "nominal": 0.5}
-"""Correlation of the errors of two predictions of one model on one cluster, by the kind of its
-network: the part of the variance of residuals that runs of one source share, as
-``python -m benchmarks.accuracy.intervals`` finds it."""
+"""Correlation between the errors of two predictions of one model on one cluster, by kind of
+network. It is the share of the residual variance that runs from one source have in common, computed
+by ``python -m benchmarks.accuracy.intervals``."""
 
 DRAWS = 20_000
-"""Draws from which :func:`chances` counts."""
+"""Number of draws that :func:`chances` counts over."""
 
 
 class Gain(msgspec.Struct, frozen=True):
-    """Throughput of one job over that of another.
+    """Throughput of one job divided by that of another.
 
-    ``interval`` contains the measured ratio in 9 of 10 cases, ``probability`` is that of being
-    above 1.
+    ``interval`` contains the measured ratio in 9 of 10 cases; ``probability`` is the probability
+    that the ratio is above 1.
     """
 
     ratio: float
@@ -45,17 +45,17 @@ class Gain(msgspec.Struct, frozen=True):
 
     @property
     def supported(self) -> bool:
-        """Whether the whole interval is above 1."""
+        """Whether the whole interval lies above 1."""
         return self.interval[0] > 1.0
 
 
 def gain(before: Job, was: Prediction, after: Job, then: Prediction) -> Gain:
-    """What changing a job into another gains, in samples per second.
+    """Return the gain in samples per second from changing one job into another.
 
     Parameters
     ----------
-    before, was : the job as it is, and its prediction.
-    after, then : the changed job, and its prediction; both predictions have intervals.
+    before, was : the original job and its prediction.
+    after, then : the changed job and its prediction; both predictions need intervals.
     """
     ratio = then.throughput_samples_per_s / was.throughput_samples_per_s
     shared = min(SHARED[kind_of(job).network] for job in (before, after))
@@ -72,17 +72,17 @@ def gain(before: Job, was: Prediction, after: Job, then: Prediction) -> Gain:
 def chances(
     jobs: Sequence[Job], predictions: Sequence[Prediction], values: Sequence[float]
 ) -> tuple[float, ...]:
-    r"""Probability that each of several jobs really is the best of them.
+    r"""Return the probability that each of several jobs really is the best of them.
 
-    With a value :math:`v_i` that is in proportion to the throughput, job i is the best where
-    :math:`v_i e^{x_i}` is the largest. Errors :math:`x_i` are normal, and those of jobs on one
-    cluster with the same devices, wherever its servers are, are correlated as in :func:`gain`;
-    others are independent.
+    With a value :math:`v_i` proportional to its throughput, job i is the best if
+    :math:`v_i e^{x_i}` is the largest. Errors :math:`x_i` are normal. They are correlated as in
+    :func:`gain` for jobs on one cluster with the same devices, wherever the servers are placed, and
+    independent for all others.
 
     Parameters
     ----------
-    jobs, predictions : with intervals, one of each per value.
-    values : what each is worth at its predicted throughput, above 0; more is better.
+    jobs, predictions : one of each per value; predictions need intervals.
+    values : the value of each job at its predicted throughput, above 0; higher is better.
 
     Returns
     -------
@@ -93,7 +93,7 @@ def chances(
     logs = np.empty((len(jobs), DRAWS))
     for i, (job, found, value) in enumerate(zip(jobs, predictions, values, strict=True)):
         chance, rest = _spread(found)
-        # where its servers are makes it no other cluster
+        # the placement of servers does not make it a different cluster
         place = (
             msgspec.structs.replace(job.cluster, server=Server(), flow_bytes_per_s=None),
             job.workload.device,
@@ -109,7 +109,7 @@ def chances(
 
 
 def probability_within(found: Prediction, times: float) -> float:
-    """Probability that a measured step takes at most so many times the predicted one."""
+    """Return the probability that a measured step takes at most ``times`` the predicted step."""
     spread = math.hypot(*_spread(found))
     if not spread or times in (0.0, math.inf):
         return float(times >= 1.0)
@@ -117,9 +117,9 @@ def probability_within(found: Prediction, times: float) -> float:
 
 
 def _spread(found: Prediction) -> tuple[float, float]:
-    """Standard deviations of the logarithm: of chance between equal runs, and of everything else.
+    """Return two standard deviations of the logarithm: run-to-run variation, and everything else.
 
-    The second is of the interval's whole width, which may be more than the sum of its parts.
+    The second follows from the whole width of the interval, which can exceed the sum of its parts.
     """
     if found.interval is None:
         return 0.0, 0.0

@@ -1,4 +1,4 @@
-"""What this installation of the package can do, and which one it is."""
+"""Version and capabilities of this installation of the package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parent.parent
 
 
 def how_it_simulates() -> str:
-    """How this installation simulates, in words."""
+    """Say in words how this installation simulates."""
     reason = library.find().reason
     if not reason:
         return "simulates with compiled code"
@@ -22,9 +22,9 @@ def how_it_simulates() -> str:
 
 @functools.cache
 def fingerprint() -> str:
-    """Version, source and NumPy of this installation: where they are equal, predictions are.
+    """Return the version, source and NumPy of this installation: if equal, so are predictions.
 
-    Inputs such as profiles are not part of it: jobs have them as values.
+    Inputs such as profiles are not included: a job holds them as values.
     """
     import numpy as np
 

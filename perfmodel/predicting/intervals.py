@@ -1,34 +1,35 @@
-r"""Prediction intervals: where a measured step lies in 9 of 10 cases.
+r"""Prediction intervals: the range that contains a measured step time in 9 of 10 cases.
 
-The logarithm of measured over predicted is taken to be normal, with a mean m, because effects that
-a model leaves out mostly take time, and a variance of independent parts
+The logarithm of measured over predicted step time is modelled as normal. Its mean is m, because
+effects that a model leaves out mostly cost time. Its variance is the sum of independent parts
 (:class:`perfmodel.base.uncertainty.Uncertainty`):
 
-- *measurement*: equal runs differ, those of few random iterations as much as in the simulation,
-  those over unequal links to one server by what TCP makes of them, and the simulation of a random
-  job has a confidence interval;
-- *calibration*: estimated computing times and measured collectives, each for its part of the step;
-  of what was fitted to measured steps (:class:`perfmodel.inputs.calibration.Calibration`) the
-  covariance, propagated by the elasticities of the coarse model;
-- *model*: the residuals of predictions of measured runs, with :math:`w` the fraction of the step in
-  which devices wait for others,
+- *measurement*: run-to-run variation. Runs of few random iterations vary as much as the simulation
+  says, runs over unequal links to one server as much as TCP makes them, and the simulation of a
+  random job has a confidence interval;
+- *calibration*: estimated compute times and measured collectives, each weighted by its share of the
+  step. For values fitted to measured steps (:class:`perfmodel.inputs.calibration.Calibration`) it
+  is their covariance, propagated by the elasticities of the coarse model;
+- *model*: the residuals of predictions of measured runs, with :math:`w` the fraction of the step
+  that devices spend waiting,
 
   .. math:: \sigma^2 = a^2 + (b w)^2
 
-  on a cluster that was fitted to steps, those of steps that were left out of the fit;
-- *extrapolation*: more workers than in any of these runs, or anything else outside of the range of
-  the steps that were fitted to.
+  or, on a cluster fitted to measured steps, the residuals of steps held out of the fit;
+- *extrapolation*: more workers than in any of these runs, or any other value outside the range of
+  the fitted steps.
 
-Where the rate of fast links is nominal, the upper end assumes links that deliver no more than
-measured TCP (:data:`TCP_BYTES_PER_S`).
+If the rate of fast links is nominal, the upper end of the step time assumes links that deliver no
+more than measured TCP does (:data:`TCP_BYTES_PER_S`).
 
-:data:`LEARNT` has m, a and b, which ``python -m benchmarks.accuracy.intervals`` learns and prints.
+:data:`LEARNT` holds m, a and b. ``python -m benchmarks.accuracy.intervals`` computes and prints
+them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -44,38 +45,37 @@ from perfmodel.results.outcome import Outcome
 from perfmodel.results.prediction import Interval, Prediction
 
 Found = Outcome | Prediction
-"""A step time, and how it was found."""
+"""A predicted step time, and how it was predicted."""
 
 RUN_SPREAD = 0.01
-"""Standard deviation of equal runs: two of one configuration differ by 0.1 to 1.8 % on a small
-quiet cluster."""
+"""Standard deviation between equal runs: on a small quiet cluster, two runs of one configuration
+differ by 0.1 to 1.8 %."""
 
 UNKNOWN_COARSE = 0.1
-"""Standard deviation of a formula that leaves out something of the job: an assumption, about that
-of the formulas' worst cases."""
+"""Standard deviation of a formula that leaves out some feature of the job: an assumption, close to
+the formulas' worst cases."""
 
 DOUBLING = 0.03
-"""Standard deviation for each doubling of the workers beyond the most that predictions were
-compared at: an assumption."""
+"""Standard deviation per doubling of the workers beyond the largest run compared: an assumption."""
 
 TCP_BYTES_PER_S = 1.3e9
-"""Least rate of TCP on faster links: 1.3 to 2.9 GB/s were measured on 100 Gbps (Shi and others,
-arXiv 2005.13247, by the steps of their runs)."""
+"""Lowest rate that TCP reaches on faster links: 1.3 to 2.9 GB/s were measured at 100 Gbps (Shi et
+al., arXiv 2005.13247, derived from the step times of their runs)."""
 
 RDMA_LATENCY_S = 10e-6
-"""Latency below which links are taken as RDMA, which is close to the nominal rate."""
+"""Latency below which links count as RDMA, which comes close to the nominal rate."""
 
 COUNTED_STALENESS, BOUNDED_STALENESS = 0.02, 0.1
-"""Standard deviations of the logarithm of the mean staleness, without and with a bound: those of
-predictions of measured runs."""
+"""Standard deviations of the logarithm of the mean staleness, without and with a staleness bound,
+from predictions of measured runs."""
 
 UNEQUAL_LINKS, UNEQUAL_WITHOUT_QUEUE = 0.05, 0.08
-"""Standard deviations of the logarithm of a step where workers behind unequal links push to one
-server, with the queue of its link and without: those of 22 measured runs, of which equal ones
+"""Standard deviations of the logarithm of the step time if workers push to one server over unequal
+links, with and without a model of its link's queue. From 22 measured runs; equal ones among them
 differ by up to 10 % (docs/decisions/0030)."""
 
 MOST_LINKS = 1000
-"""Workers whose links are looked at, from the first on."""
+"""Number of workers, counted from the first, whose links are considered."""
 
 CONFIDENCE_WIDTH = 1.96
 """Standard deviations on each side of the mean in a confidence interval of 95 %."""
@@ -86,7 +86,7 @@ class JobKind(NamedTuple):
 
     Attributes
     ----------
-    network : *measured* if the cluster's source says so, else *nominal*.
+    network : *measured* if the source of the cluster's figures says so, else *nominal*.
     asynchronous : whether workers iterate without a barrier.
     """
 
@@ -95,9 +95,9 @@ class JobKind(NamedTuple):
 
 
 class Learnt(NamedTuple):
-    """Residuals of predictions of ``runs`` measured runs of a kind.
+    """Residuals of the predictions of ``runs`` measured runs of one kind.
 
-    ``always`` and ``waiting`` are a and b above, ``shift`` is m; the runs had up to ``workers``
+    ``always`` and ``waiting`` are a and b above, ``shift`` is m. The largest run had ``workers``
     workers.
     """
 
@@ -114,34 +114,35 @@ LEARNT: Mapping[JobKind, Learnt] = {
     JobKind("nominal", False): Learnt(0.203, 0.005, 0.145, 71, 16),
     JobKind("nominal", True): Learnt(0.203, 0.303, 0.145, 0, 8),
 }
-"""There are no runs of the last kind: its ``always`` is that of nominal links, its ``waiting`` that
-of asynchronous workers."""
+"""There are no runs of the last kind: its ``always`` is taken from nominal links, its ``waiting``
+from asynchronous workers."""
 
 
 STEP = 0.99
-"""Factor on a fitted value by which its effect on the step is found."""
+"""Factor by which a fitted value is changed to find its effect on the step."""
 
 
 def kind_of(job: Job) -> JobKind:
-    """The kind of a job. Links that were fitted to steps count as measured."""
+    """Return the kind of a job. Links fitted to measured steps count as measured."""
     cluster = job.cluster
     measured = cluster.source.kind == "measured" or cluster.calibration is not None
     return JobKind("measured" if measured else "nominal", job.options.asynchronous)
 
 
 def learnt_of(job: Job) -> Learnt:
-    """The residuals of jobs of its kind.
+    """Return the residuals for jobs of this kind.
 
-    Computing times of a device among several have what others slow it down by already. Where
-    computing was measured on a device alone, that is most of what predictions from nominal links
-    miss. What is left is what they miss of waiting.
+    Compute times measured on one device among several already include the slowdown caused by the
+    others. With times measured on a device alone, that slowdown is most of what predictions from
+    nominal links miss. What remains is the error in waiting.
     """
     found = LEARNT[kind_of(job)]
     return found._replace(always=0.0, shift=0.0) if job.workload.among_several else found
 
 
 def features_of(job: Job) -> dict[str, float]:
-    """What a calibration has ranges of (:data:`perfmodel.inputs.calibration.FEATURES`)."""
+    """Return the features whose range a calibration records
+    (:data:`perfmodel.inputs.calibration.FEATURES`)."""
     found: dict[str, float] = {
         "workers": job.workers,
         "nodes": job.cluster.nodes_for(job.workers),
@@ -152,7 +153,7 @@ def features_of(job: Job) -> dict[str, float]:
 
 
 def uncertainty(job: Job, found: Found, learnt: Learnt | None = None) -> Uncertainty:
-    """The uncertainty of a predicted step; ``learnt`` replaces :data:`LEARNT`."""
+    """Return the uncertainty of a predicted step; ``learnt`` replaces :data:`LEARNT`."""
     waiting = min(max(found.idle_fraction.mean, 0.0), 1.0)
     among = learnt if learnt is not None else learnt_of(job)
     alone, fitted = job.workers == 1, calibrations_of(job)
@@ -172,13 +173,13 @@ def uncertainty(job: Job, found: Found, learnt: Learnt | None = None) -> Uncerta
 
 
 def calibrations_of(job: Job) -> list[Calibration]:
-    """What fits of a job's cluster and workload left unknown."""
+    """Return the calibrations of a job's cluster and workload, as far as they have one."""
     both = (job.cluster.calibration, job.workload.calibration)
     return [each for each in both if each is not None]
 
 
 def _estimated(job: Job, waiting: float) -> float:
-    """Standard deviation for estimated computing times and measured collectives."""
+    """Return the standard deviation due to estimated compute times and measured collectives."""
     estimated = [(job.workload.error_fraction, 1.0 - waiting)]
     if job.workers > 1:
         errors = [c.error_fraction or 0.0 for c in job.cluster.collectives]
@@ -187,7 +188,7 @@ def _estimated(job: Job, waiting: float) -> float:
 
 
 def _propagated(job: Job) -> list[float]:
-    """Standard deviations for what was fitted of the cluster and of the workload."""
+    """Return the standard deviations due to values fitted for the cluster and for the workload."""
     found = []
     own, given = job.cluster.calibration, job.workload.calibration
     if own is not None and own.parameters:
@@ -206,20 +207,20 @@ def _propagated(job: Job) -> list[float]:
 
 
 def _elasticities(job: Job, changed: list[Job]) -> np.ndarray:
-    """Change of the logarithm of the coarse step over that of a value, for jobs with one value
-    :data:`STEP` times as large."""
+    """Return d(log coarse step) / d(log value) for jobs in which one value is multiplied by
+    :data:`STEP`."""
     steps = [float(coarse.phases(each).iteration_s) for each in (job, *changed)]
     return np.log(np.array(steps[1:]) / steps[0]) / math.log(STEP)
 
 
 def _chance(found: Found) -> float:
-    """Standard deviation of a simulated run around the mean, and of that mean."""
+    """Return the standard deviation of a simulated run around the mean, and of that mean."""
     spread = found.run_spread if isinstance(found, Outcome) else 0.0
     return math.hypot(spread, found.throughput_ci_fraction / CONFIDENCE_WIDTH)
 
 
 def _unequal_links(job: Job) -> float:
-    """Standard deviation for connections from unequal links that share one into a server."""
+    """Return the standard deviation for unequal links that share one link into a server."""
     cluster = job.cluster
     if not cluster.overrides or not job.options.server_count:
         return 0.0
@@ -230,14 +231,14 @@ def _unequal_links(job: Job) -> float:
 
 
 def _formula(found: Found) -> float:
-    """Standard deviation of a coarse prediction around the simulation."""
+    """Return the standard deviation of a coarse prediction around the simulation."""
     if found.error_band is None:
         return 0.0
     return UNKNOWN_COARSE if found.error_band.p90 is None else found.error_band.p90 / WIDTH
 
 
 def step_interval(job: Job, found: Found, learnt: Learnt | None = None) -> tuple[float, float]:
-    """Interval of seconds for 9 of 10 measured steps; it includes the prediction."""
+    """Return the interval (s) that holds 9 of 10 measured steps; it includes the prediction."""
     among = learnt if learnt is not None else learnt_of(job)
     return _step_interval(job, found, among, uncertainty(job, found, among))
 
@@ -251,10 +252,10 @@ def _step_interval(
 
 
 def slow_links_s(job: Job, found: Found) -> float:
-    """The step if links whose rate is nominal deliver no more than :data:`TCP_BYTES_PER_S`.
+    """Return the step if nominal links deliver no more than :data:`TCP_BYTES_PER_S`.
 
-    Waiting then grows in proportion, and so does the busy time of the busiest link, a lower bound
-    of the step.
+    Waiting then grows in proportion, and so does the busy time of the busiest link, which is a
+    lower bound on the step.
     """
     nic = job.cluster.nic
     nominal = kind_of(job).network == "nominal" and nic.latency_s >= RDMA_LATENCY_S
@@ -268,7 +269,7 @@ def slow_links_s(job: Job, found: Found) -> float:
 
 
 def interval_of(job: Job, found: Outcome, samples_per_s: float) -> Interval:
-    """The interval of a job's outcome and throughput, and the contributions to its width."""
+    """Return the interval of a job's outcome and throughput, and what contributes to its width."""
     kind = kind_of(job)
     among = learnt_of(job)
     parts = uncertainty(job, found, among)
@@ -291,8 +292,9 @@ def interval_of(job: Job, found: Outcome, samples_per_s: float) -> Interval:
 def idle_within(
     idle: float, iteration_s: float, steps_s: tuple[float, float], computing: float = 0.0
 ) -> tuple[float, float]:
-    """Interval of an idle fraction, of one worker or of all: steps with the same computing time
-    last from the first to the second of ``steps_s``, and computing has such a spread."""
+    """Return the interval of an idle fraction, of one worker or of all. Steps with the same compute
+    time last from the first to the second of ``steps_s``; the compute time has the standard
+    deviation ``computing``."""
     fewer, more = (abs(math.log(step_s / iteration_s)) for step_s in steps_s)
     low = 1.0 - (1.0 - idle) * math.exp(math.hypot(fewer, WIDTH * computing))
     high = 1.0 - (1.0 - idle) * math.exp(-math.hypot(more, WIDTH * computing))
@@ -300,13 +302,13 @@ def idle_within(
 
 
 def computing_spread(job: Job) -> float:
-    """Standard deviation of the logarithm of what a step of several workers computes."""
+    """Return the standard deviation of the logarithm of the compute time with several workers."""
     alone = job.workers == 1
     return math.hypot(*(0.0 if alone else c.computing_spread for c in calibrations_of(job)))
 
 
 def _staleness(job: Job, found: Outcome) -> tuple[float, float] | None:
-    """The mean staleness: where nothing is bounded it is a matter of counting, N - 1."""
+    """Return the interval of the mean staleness, which without a bound is a simple count: N - 1."""
     if found.staleness is None:
         return None
     bounded = job.options.bounded_lead is not None
@@ -315,31 +317,42 @@ def _staleness(job: Job, found: Outcome) -> tuple[float, float] | None:
     return parts.interval(found.staleness.mean)
 
 
+def _inexact(job: Job, fitted: Sequence[Calibration]) -> str:
+    """Name the inputs whose uncertainty is the largest part of the calibration's."""
+    if fitted:
+        return "uncertainty of the fitted values"
+    own = job.workload.error_fraction or 0.0
+    collectives = max((c.error_fraction or 0.0 for c in job.cluster.collectives), default=0.0)
+    return "estimated compute times" if own >= collectives else "errors of measured collectives"
+
+
 def _text(job: Job, kind: JobKind, parts: Uncertainty, slow: bool, iterations: int | None) -> str:
-    """The contributions to the interval's width, and extrapolations, in words."""
+    """Say in words what the interval's width comes from, and what is extrapolated."""
     among = LEARNT[kind]
-    links = f"runs with {kind.network} links"
+    links = f"{kind.network} link speeds"
     fitted, rows = calibrations_of(job), 0
-    beyond = f"beyond {among.workers} workers, the most it was compared with"
+    beyond = f"extrapolated from runs with at most {among.workers} workers"
     if fitted:
         rows = sum(each.rows for each in fitted)
         features = dict.fromkeys(n for each in fitted for n in each.beyond(features_of(job)))
         words = ", ".join(name.partition("_bytes")[0].replace("_", " ") for name in features)
-        beyond = f"{words} outside of the runs that were fitted to"
+        beyond = f"outside the range of the fitted runs: {words}"
     reasons = {
-        "measurement": f"equal runs of {iterations} iterations differ"
+        "measurement": f"run-to-run variation over {iterations} iterations"
         if iterations
-        else "equal runs differ",
-        "calibration": "fitted values are not known exactly" if fitted else "times are estimated",
-        "model": f"as far off as {links}" if among.runs else f"assumed: no such {links}",
+        else "run-to-run variation",
+        "calibration": _inexact(job, fitted),
+        "model": f"as wide as the errors seen with {links}"
+        if among.runs
+        else f"assumed, for lack of comparable runs with {links}",
         "extrapolation": beyond,
     }
     if job.cluster.calibration is not None:
-        reasons["model"] = f"as far off as those of the {rows} runs that were left out of the fit"
+        reasons["model"] = f"as wide as the held-out errors of the {rows} fitted runs"
     widest = max(reasons, key=lambda name: getattr(parts, name))
-    said = [reasons[widest]]
+    causes = [reasons[widest]]
     if slow and job.workers > 1:
-        said.append(f"TCP may deliver no more than {show(TCP_BYTES_PER_S, 'bytes_per_s')}")
+        causes.append(f"TCP may deliver no more than {show(TCP_BYTES_PER_S, 'bytes_per_s')}")
     if parts.extrapolation > 0.0 and widest != "extrapolation":
-        said.append(reasons["extrapolation"])
-    return "; ".join(said)
+        causes.append(reasons["extrapolation"])
+    return "; ".join(causes)

@@ -1,18 +1,18 @@
-"""A job whose workers are islands: an inner job in each, an outer one among them.
+"""Jobs whose workers are islands: an inner job inside each island, an outer job among them.
 
-The time of a step inside an island is that of its inner job, predicted alone. In the outer job an
-island is a worker whose computation takes that long, with the links of its nodes. So any two
-architectures can be combined, and neither knows of the other. What this leaves out: both use the
-links between nodes at the same time, where an island has several nodes and exchanges during a step.
+The step time inside an island is that of its inner job, predicted alone. In the outer job an island
+is a worker whose computation takes that long, and which has the links of its nodes. This combines
+any two architectures without either knowing of the other. It ignores contention between the two: if
+an island has several nodes and exchanges during a step, both jobs use the links between nodes.
 
-An island may do several steps between two exchanges, and then exchanges how far it has come instead
-of gradients: with servers this is asynchronous local SGD (Liu and others, 2024, arXiv 2401.09135).
+An island may do several steps between two exchanges. It then exchanges its progress instead of
+gradients; with servers this is asynchronous local SGD (Liu et al., 2024, arXiv 2401.09135).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -33,10 +33,10 @@ from perfmodel.results.outcome import Outcome
 from perfmodel.results.prediction import Idle
 
 REL_CI = 0.002
-"""Half-width of the 95 % confidence interval of a step inside, as a fraction."""
+"""Half-width of the 95 % confidence interval of a step inside an island, as a fraction."""
 
 DRAWS = 64
-"""Values that stand for the slowest device's computation."""
+"""Number of values that represent the distribution of the slowest device's compute time."""
 
 
 def joined(
@@ -46,22 +46,58 @@ def joined(
     given: Mapping[str, Any],
     steps: Steps = ONE_STEP,
 ) -> Job:
-    """The outer job, with islands of so many ``devices`` each in the place of workers.
+    """Return the outer job, in which each worker is an island of several devices.
 
     Parameters
     ----------
-    flat : the job with devices in the place of islands; its batch size is that of a device.
-    devices : of each island, (workers,).
-    arch, given : the architecture inside and its options by name.
-    steps : of an island from one exchange to the next.
+    flat : the job with single devices instead of islands; its batch size is per device.
+    devices : number of devices of each island, (workers,).
+    arch, given : the architecture inside islands, and its options by name.
+    steps : steps of an island from one exchange to the next.
 
     Raises
     ------
-    InputError : an architecture inside that does not keep one model; islands that do not fit on
-        the cluster; options that are none of the architecture.
+    InputError : the inner architecture does not keep one model; the islands do not fit on the
+        cluster; an option does not belong to the architecture.
     """
     architecture, preset = registry.find(arch)
     options = registry.read_options(architecture, {**preset, **given})
+    return _among(flat, devices, architecture, options, steps, island_of)
+
+
+def changed(job: Job, flat: Job) -> Job:
+    """A job with the same islands of other devices: those of ``flat``.
+
+    Steps inside islands are predicted by formulas, so that many variants of a job take little time.
+    Compare it with ``changed(job, job.of_devices)``. Without islands it is ``flat`` itself.
+
+    Raises
+    ------
+    InputError : the islands do not fit on the cluster of ``flat``.
+    """
+    if not job.islands:
+        return flat
+    inner = job.islands[0].job
+    counts = {island.steps for island in job.islands}
+    return _among(
+        flat,
+        tuple(island.devices for island in job.islands),
+        architecture_of(inner),
+        inner.options,
+        Steps(max(counts), equal_time=len(counts) > 1),
+        island_by_formulas,
+    )
+
+
+def _among(
+    flat: Job,
+    devices: tuple[int, ...],
+    architecture: Architecture,
+    options: Options,
+    steps: Steps,
+    predicted: Callable[[Job], Island],
+) -> Job:
+    """The outer job, with islands ``predicted`` from their inner jobs."""
     places = places_of(flat.cluster, devices)
     made: dict[Any, Island] = {}
     islands = []
@@ -69,13 +105,13 @@ def joined(
         where = inside(flat.cluster, first, many)
         alike = (count, many, where.overrides)
         if alike not in made:
-            made[alike] = island_of(_inner(flat, architecture, options, where, count, steps.most))
+            made[alike] = predicted(_inner(flat, architecture, options, where, count, steps.most))
         islands.append(made[alike])
     return _outer(flat, _with_steps(flat, tuple(islands), steps), places)
 
 
 def _with_steps(flat: Job, islands: tuple[Island, ...], steps: Steps) -> tuple[Island, ...]:
-    """The islands with their numbers of steps; the fastest does most if all take equally long."""
+    """Give islands their step counts; if all take equally long, the fastest does the most."""
     slower = {straggler.worker: straggler.factor for straggler in flat.stragglers}
     each_s = [island.step_s * slower.get(i, 1.0) for i, island in enumerate(islands)]
     counts = (
@@ -96,7 +132,7 @@ def _inner(
     devices: int,
     steps: int,
 ) -> Job:
-    """The job inside one island, which runs the optimizer unless servers do after each step."""
+    """Return the job inside one island; it runs the optimizer unless servers do after each step."""
     workload = flat.workload
     if steps == 1 and _updates_on_servers(flat):
         workload = msgspec.structs.replace(workload, optimizer_s=0.0)
@@ -112,23 +148,32 @@ def _inner(
     recorded = architecture.meaning
     if options.asynchronous or recorded is None or not recorded(job)[0].central:
         raise InputError(
-            f"island_arch: workers of {architecture.name} have models of their own; inside an "
-            "island there is one (such as allreduce, fsdp, or ps with sync=bsp)"
+            f"island_arch: the workers of {architecture.name} each keep their own model; an island "
+            "needs an architecture with a single model (allreduce, fsdp, or ps with sync=bsp)"
         )
     return job_facts.with_layers(job)
 
 
 def _updates_on_servers(job: Job) -> bool:
-    """Whether the optimizer runs on servers."""
+    """Return whether the optimizer runs on servers."""
     outer = architecture_of(job)
     return outer.server_bytes is not None and outer.worker_bytes is None
 
 
 def island_of(job: Job) -> Island:
-    """An island, given its inner job: by formulas where these are exact, else simulated."""
+    """Make an island from its inner job: by formulas if these are exact, else by simulation."""
     model = architecture_of(job).coarse
-    exact = model is not None and coarse.error_band(job).p90 == 0.0
-    found = coarse.predict(job) if exact else fine.predict(job, rel_ci=REL_CI)
+    if model is not None and coarse.error_band(job).p90 == 0.0:
+        return island_by_formulas(job)
+    return _island(job, fine.predict(job, rel_ci=REL_CI))
+
+
+def island_by_formulas(job: Job) -> Island:
+    """An island, given its inner job, by formulas."""
+    return _island(job, coarse.predict(job))
+
+
+def _island(job: Job, found: Outcome) -> Island:
     return Island(
         job=job,
         step_s=found.iteration_s,
@@ -138,7 +183,7 @@ def island_of(job: Job) -> Island:
 
 
 def _outer(flat: Job, islands: tuple[Island, ...], places: Places) -> Job:
-    """The job among islands."""
+    """Return the job among the islands."""
     one = islands[0]
     speeds = tuple(one.round_s / island.round_s for island in islands)
     devices = tuple(island.devices for island in islands)
@@ -148,7 +193,7 @@ def _outer(flat: Job, islands: tuple[Island, ...], places: Places) -> Job:
     step = f"{one.job.architecture.name} among {one.devices}, {show(one.step_s, 's')} a step"
     if any(island.steps > 1 for island in islands):
         counts = dict.fromkeys(str(island.steps) for island in islands)
-        step += f"; {' or '.join(counts)} steps from one exchange to the next"
+        step += f"; {' or '.join(counts)} steps between exchanges"
     cluster = among(flat.cluster, places, devices, speeds)
     return msgspec.structs.replace(
         flat,
@@ -159,16 +204,17 @@ def _outer(flat: Job, islands: tuple[Island, ...], places: Places) -> Job:
         flat=flat,
         assumptions=(
             *flat.assumptions,
-            Assumption("island", step, "", "predicted alone; its links are one to other islands"),
+            Assumption("island", step, "", "predicted alone; its links act as one to others"),
         ),
     )
 
 
 def _workload_of(island: Island) -> Workload:
-    """What an island does from one exchange to the next, as the work of one device.
+    """Return an island's work between two exchanges as the workload of one device.
 
-    A step's layers take as much longer as the step does. Several steps are a forward pass by layer,
-    with all that follows in the last layer; nothing can be sent before the last of them has ended.
+    The layers of a step are stretched to the length of the step. Several steps become a forward
+    pass by layer, with everything after it in the last layer: nothing can be sent before the last
+    step has ended.
     """
     profiled = island.job.workload
     one = profiled.scaled("compute_s", island.step_s / profiled.compute_s)
@@ -187,7 +233,7 @@ def _workload_of(island: Island) -> Workload:
 
 
 def _jitter(own: Jitter | None, island: Island) -> Jitter | None:
-    """The spread of an island's steps: of each that of its slowest device, where it computes."""
+    """Return the jitter of an island's steps: that of its slowest device's computation."""
     if own is None or own.cv == 0.0 or (island.devices == 1 and island.steps == 1):
         return own
     from perfmodel.phases.quantities import iteration_cv
@@ -202,7 +248,7 @@ def _jitter(own: Jitter | None, island: Island) -> Jitter | None:
 
 
 def of_devices(job: Job, found: Outcome) -> Outcome:
-    """The outcome of the outer job, with idleness and computation of devices, not of islands."""
+    """Return the outer job's outcome with idle and compute times per device, not per island."""
     if not job.islands:
         return found
     active = 1.0 - np.array(found.idle_fraction.per_worker)
@@ -225,9 +271,9 @@ def of_devices(job: Job, found: Outcome) -> Outcome:
 
 
 def samples_per_s(job: Job, found: Outcome) -> float:
-    """Samples of all workers per second, before :func:`of_devices`.
+    """Return the samples per second of all workers, before :func:`of_devices`.
 
-    Islands of different sizes: each iterates as often as its active time has room for steps.
+    With islands of different sizes, each iterates as often as steps fit into its active time.
     """
     sizes = job.batch_sizes
     if len(set(sizes)) == 1:

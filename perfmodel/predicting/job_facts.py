@@ -1,4 +1,4 @@
-"""Facts of a job in its prediction, the same for both routes."""
+"""Facts about a job that its prediction reports, the same for both routes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from perfmodel.inputs.workload import Workload, expanded
 from perfmodel.results.prediction import Memory, ModelAge, Training
 
 LEAST_STEP_S = 1e-12
-"""Least computation of a step (s)."""
+"""Shortest compute time of a step (s)."""
 
 
 class TrainingAmount(msgspec.Struct, frozen=True):
-    """Amount of training: samples per epoch and epochs, where given.
+    """Amount of training: samples per epoch, and number of epochs, if given.
 
     Raises
     ------
@@ -41,16 +41,16 @@ class TrainingAmount(msgspec.Struct, frozen=True):
 
 
 def with_layers(job: Job) -> Job:
-    """The job with a coarse workload spread over layers, and a note that it was.
+    """Return the job with a coarse workload spread over layers, and an assumption recording that.
 
     Raises
     ------
-    InputError : a step takes no time, so that its rate is infinite.
+    InputError : a step takes no time, so its rate would be infinite.
     """
     if job.workload.compute_s + job.workload.data_loading_s < LEAST_STEP_S:
         raise InputError(
-            f"workload {job.workload.name!r}: a step takes {job.workload.compute_s:g} s of "
-            f"computing; at least {LEAST_STEP_S:g} s"
+            f"workload {job.workload.name!r}: a step computes for {job.workload.compute_s:g} s; "
+            f"expected at least {LEAST_STEP_S:g} s"
         )
     if job.workload.layers:
         return job
@@ -60,7 +60,7 @@ def with_layers(job: Job) -> Job:
 
 
 def model_age(job: Job) -> ModelAge | None:
-    """Local steps since a worker's last exchange, where models are exchanged."""
+    """Return the local steps since a worker's last exchange, for jobs that exchange models."""
     architecture = architecture_of(job)
     found = architecture.model_age(job) if architecture.model_age is not None else None
     steps = np.mean([island.steps for island in job.islands]) if job.islands else 1.0
@@ -68,7 +68,7 @@ def model_age(job: Job) -> ModelAge | None:
 
 
 def _in_steps(found: ModelAge | None, steps: float) -> ModelAge:
-    """The age of models that are exchanged after so many ``steps``, of those in exchanges."""
+    """Convert the age of models exchanged every ``steps`` steps from exchanges to steps."""
     known = found or ModelAge(1.0, 0.0, 0)
     p90 = math.ceil(steps * known.p90 + 0.9 * steps) - 1
     return ModelAge(
@@ -79,8 +79,8 @@ def _in_steps(found: ModelAge | None, steps: float) -> ModelAge:
 
 
 def worker_bytes(job: Job) -> float:
-    """Memory of a worker, or of a device of an island: parameters, gradients, activations, buffers
-    and, if the optimizer runs there, its state."""
+    """Return the memory of a worker, or of a device of an island: parameters, gradients,
+    activations, buffers and, if the optimizer runs there, its state."""
     if job.islands:
         return max(worker_bytes(island.job) for island in job.islands) + _outer_bytes(job)
     architecture = architecture_of(job)
@@ -92,12 +92,12 @@ def worker_bytes(job: Job) -> float:
 
 
 def _plain_bytes(w: Workload) -> float:
-    """Parameters, gradients, activations and the state of the optimizer."""
+    """Return the bytes of parameters, gradients, activations and optimizer state."""
     return 2.0 * w.gradient_bytes + w.activation_bytes + w.optimizer_state_bytes
 
 
 def _outer_bytes(job: Job) -> float:
-    """Memory of each device of an island for the exchange with others, an equal part of it."""
+    """Return the memory each device of an island needs for its equal share of the exchange."""
     architecture = architecture_of(job)
     if architecture.worker_bytes is None:
         return 0.0
@@ -106,7 +106,7 @@ def _outer_bytes(job: Job) -> float:
 
 
 def memory_of(job: Job) -> Memory:
-    """Memory of a worker and of a server, and of the device where known."""
+    """Return the memory of a worker and of a server, and that of the device if known."""
     architecture = architecture_of(job)
     w = job.workload
     worker = worker_bytes(job)
@@ -118,7 +118,7 @@ def memory_of(job: Job) -> Memory:
 
 
 def training_of(job: Job, iterations_per_s: float, totals: TrainingAmount) -> Training | None:
-    """Training time, every sample once per epoch; the last, partial batches count as whole ones."""
+    """Return the training time, with every sample once per epoch; partial batches count as full."""
     if totals.dataset_size is None:
         return None
     times = totals.epochs if totals.epochs is not None else 1
@@ -128,7 +128,7 @@ def training_of(job: Job, iterations_per_s: float, totals: TrainingAmount) -> Tr
 
 
 def notes_of(job: Job, memory: Memory) -> tuple[str, ...]:
-    """Remarks on a job beyond the figures of its prediction."""
+    """Return remarks on a job beyond the figures of its prediction."""
     architecture = architecture_of(job)
     notes = architecture.notes(job) if architecture.notes is not None else ()
     if memory.device_bytes is not None and memory.worker_bytes > memory.device_bytes:
@@ -141,7 +141,7 @@ def notes_of(job: Job, memory: Memory) -> tuple[str, ...]:
 
 
 def inputs_of(job: Job) -> dict[str, Any]:
-    """The inputs of a job, for its provenance: the same values once they were written as JSON."""
+    """Return a job's inputs for its provenance, equal to what JSON gives back."""
     w = job.workload
     inputs = {
         "workload": {
@@ -155,7 +155,7 @@ def inputs_of(job: Job) -> dict[str, Any]:
         "workers": job.workers,
         "architecture": job.architecture.name,
         "options": msgspec.to_builtins(job.options),
-        "jitter": msgspec.to_builtins(job.jitter, enc_hook=float),  # also of a NumPy number
+        "jitter": msgspec.to_builtins(job.jitter, enc_hook=float),  # also for a NumPy number
         "stragglers": msgspec.to_builtins(job.stragglers, enc_hook=float),
         "start": job.start,
         **_islands_of(job),
@@ -165,7 +165,7 @@ def inputs_of(job: Job) -> dict[str, Any]:
 
 
 def _islands_of(job: Job) -> dict[str, Any]:
-    """The islands of a job, and what trains inside them."""
+    """Return the islands of a job, and the job inside each."""
     if not job.islands:
         return {}
     one = job.islands[0].job

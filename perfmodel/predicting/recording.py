@@ -1,4 +1,4 @@
-"""Records a job's schedule: its simulation from the start as reads, gradients and updates."""
+"""Record a job's schedule: its simulation from the start, as reads, gradients and updates."""
 
 from __future__ import annotations
 
@@ -18,48 +18,48 @@ from perfmodel.predicting import budget
 from perfmodel.results.schedule import MOST_ROWS, MOST_SLICES, Schedule
 
 PER_WORKER, MOST_BY_DEFAULT = 1000, 100_000
-"""Updates of a schedule where their number is not given: for each worker, and at most."""
+"""Default number of updates in a schedule: per worker, and at most."""
 
-LOOKS = 8
-"""Looks at the log, at least, until a schedule is complete."""
+FEWEST_READS = 8
+"""Least number of times the log is read until a schedule is complete."""
 
 
 def schedule_of(job: Job, updates: int | None, *, max_ops: float, samples_per_s: float) -> Schedule:
-    """The schedule of a job from its start until ``updates`` gradients have been applied.
+    """Record the schedule of a job from its start until ``updates`` gradients have been applied.
 
-    ``samples_per_s`` is noted in it.
+    ``samples_per_s`` is stored in it.
 
     Raises
     ------
-    InputError : ``updates`` is not in 1 to MOST_ROWS; the architecture does not say what its ops
-        mean.
-    TooLargeError : it takes more than ``max_ops`` operations.
+    InputError : ``updates`` is not in 1 to MOST_ROWS; the architecture does not define what its
+        ops mean.
+    TooLargeError : recording takes more than ``max_ops`` operations.
     """
     if updates is None:
         updates = min(PER_WORKER * job.workers, MOST_BY_DEFAULT)
     whole_number("updates", updates, at_most=MOST_ROWS)
     architecture = architecture_of(job)
     if architecture.meaning is None:
-        raise InputError(f"schedule: {architecture.name} does not say what its operations mean")
+        raise InputError(f"schedule: {architecture.name} does not define what its operations mean")
     if any(island.steps > 1 for island in job.islands):
-        raise InputError("schedule: islands exchange after several steps, which have no rows in it")
+        raise InputError("schedule: cannot record islands that do several steps between exchanges")
     recorder, meaning = architecture.meaning(job)
     if len(recorder.slices) > MOST_SLICES:
         raise InputError(
-            f"schedule: at most {MOST_SLICES} slices, the job has {len(recorder.slices)}"
+            f"schedule: the job has {len(recorder.slices)} slices, the limit is {MOST_SLICES}"
         )
     graph = budget.built(job, architecture.build, max_ops, iterations=1)
     rounds = math.ceil(updates / job.workers)
     if (cost := budget.SimulationCost(graph.n_ops, rounds)).ops > max_ops:
         raise TooLargeError(
-            f"schedule: {updates} updates take {cost.text}, and max_ops is {max_ops:g}; record at "
-            f"most {max_ops / graph.n_ops * job.workers:.0f}, or predict with a larger max_ops"
+            f"schedule: {updates} updates take {cost.text}, above the limit max_ops={max_ops:g}; "
+            f"record at most {max_ops / graph.n_ops * job.workers:.0f}, or raise max_ops"
         )
     with Simulation(graph, job.seed, log=True) as run:
         listener, goal = Listener(graph, recorder, meaning), updates * len(recorder.slices)
         while not listener.hear(run, goal):
             left = (goal - recorder.applied) / len(recorder.slices) / job.workers
-            run.advance(run.rounds + max(min(math.ceil(left), rounds // LOOKS), 1))
+            run.advance(run.rounds + max(min(math.ceil(left), rounds // FEWEST_READS), 1))
     options = finite(msgspec.to_builtins(job.options), "inf")
     return recorder.schedule(
         batch_size=job.workload.batch_size,
@@ -71,7 +71,7 @@ def schedule_of(job: Job, updates: int | None, *, max_ops: float, samples_per_s:
 
 
 class Listener:
-    """Hands what is logged of a graph's ops to the handlers of their labels."""
+    """Passes the logged events of a graph's ops to the handlers of their labels."""
 
     def __init__(self, graph: OpGraph, recorder: Recorder, meaning: Meaning) -> None:
         self._recorder = recorder
@@ -83,8 +83,8 @@ class Listener:
                 self._heard.setdefault(4 * op + code, []).append((handlers[logged.label], index))
 
     def hear(self, run: Simulation, goal: float = math.inf) -> bool:
-        """Whether ``goal`` gradients, once for each slice, have been applied by what was logged
-        since the last call, or before; the rest of the log is then left out."""
+        """Handle what was logged since the last call; return whether ``goal`` gradients (one per
+        slice) have been applied by now. The rest of the log is then skipped."""
         recorder, log = self._recorder, run.log()
         for time_s, what, drawn in zip(*(column.tolist() for column in log), strict=True):
             if recorder.applied >= goal:

@@ -1,4 +1,4 @@
-"""A million variants of a job at once, as arrays."""
+"""Evaluate a million variants of a job at once, as arrays."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from perfmodel.phases.quantities import Quantities, iteration_cv, quantities_of
 from perfmodel.predicting.coarse import Floats, phases
 
 Axis = NDArray[Any]
-"""Numbers, or whole numbers."""
+"""Numbers or whole numbers along one axis."""
 
 BLOCK = 8192
-"""Variants that are evaluated together: few enough to stay in the processor's cache."""
+"""Variants evaluated together: few enough to fit in the processor's cache."""
 
 AXES = ("workers", "servers", "bandwidth_bytes_per_s", "latency_s", "batch_size")
-"""What :func:`evaluate` may vary."""
+"""Arguments that :func:`evaluate` can vary."""
 
 
 class Variants(msgspec.Struct, frozen=True, eq=False):
-    """Evaluated variants of a job; arrays have the shape of the broadcast axes.
+    """Evaluated variants of a job; all arrays have the shape of the broadcast axes.
 
-    ``phases_s`` and ``utilisation`` are arrays by name.
+    ``phases_s`` and ``utilisation`` hold one array per name.
     """
 
     iteration_s: Floats
@@ -54,20 +54,21 @@ def evaluate(
 ) -> Variants:
     """Evaluate the coarse model of a job for many values at once.
 
-    Defaults are the values of ``job``. All arrays broadcast with each other.
+    An argument that is not given defaults to the value of ``job``. All arrays broadcast with each
+    other.
 
     Parameters
     ----------
     workers, servers : whole numbers, 1 or more.
-    bandwidth_bytes_per_s : nominal, of every link; the cluster's efficiency applies.
-    latency_s : one way, of every link.
-    batch_size : samples per worker; computation is taken to be proportional.
+    bandwidth_bytes_per_s : nominal, of every link; the cluster's efficiency still applies.
+    latency_s : one-way, of every link.
+    batch_size : samples per worker; compute time is assumed to be proportional to it.
     sharpness : see :func:`phases`.
 
     Raises
     ------
-    InputError : a value out of range; ``servers`` for an architecture that has none; ``workers``
-        for a job whose workers differ; axes that do not broadcast.
+    InputError : a value is out of range; ``servers`` for an architecture without servers;
+        ``workers`` for a job whose workers differ; axes that do not broadcast.
     """
     given = {
         "workers": workers,
@@ -119,7 +120,7 @@ def evaluate(
 
 
 def _axis(name: str, values: ArrayLike, *, zero: bool) -> Axis:
-    """An axis as an array of numbers, checked."""
+    """Check an axis and convert it to an array of numbers."""
     try:
         array = np.asarray(values, np.float64)
     except (TypeError, ValueError):
@@ -144,15 +145,13 @@ def _applicable(job: Job, axes: Mapping[str, Axis]) -> None:
     inside = ("bandwidth_bytes_per_s", "latency_s", "batch_size")
     for name in inside if job.islands else ():
         if name in axes:
-            raise InputError(f"{name}: a step inside islands depends on it; make a job of each")
+            raise InputError(f"{name}: the step inside islands depends on it; make a job per value")
     spare = job.options.spare_workers
     if "workers" in axes and np.any(axes["workers"] <= spare):
         raise InputError(f"workers: expected more than the {spare} backup workers")
     size = job.options.group_size
     if "workers" in axes and not np.all(job.options.allows(axes["workers"])):
-        raise InputError(
-            f"workers: expected at most {size}, the workers of a group, or multiples of it"
-        )
+        raise InputError(f"workers: expected at most {size} (the group size), or a multiple of it")
     unlike = bool(job.stragglers or job.cluster.links_differ)
     for name in ("workers", "bandwidth_bytes_per_s", "latency_s"):
         if unlike and name in axes:
@@ -160,10 +159,10 @@ def _applicable(job: Job, axes: Mapping[str, Axis]) -> None:
 
 
 def _by_counts(job: Job, axes: dict[str, Axis], size: int) -> list[tuple[Job, NDArray[np.int64]]]:
-    """The job with each number of servers and workers, and the variants with these numbers.
+    """Return the job with each number of servers and workers, and the variants with these numbers.
 
-    The placement of tensors depends on the servers; workers' speed may depend on their number.
-    ``servers`` is taken out of ``axes``.
+    The placement of tensors depends on the number of servers, and the workers' speed may depend on
+    the number of workers. ``servers`` is removed from ``axes``.
     """
     found = [(job, np.arange(size))]
     if "servers" in axes:
@@ -193,8 +192,7 @@ def _by_counts(job: Job, axes: dict[str, Axis], size: int) -> list[tuple[Job, ND
 
 
 def _alike(workers: Axis, devices_per_node: int, group_size: int = 1) -> Axis:
-    """For each number of workers a representative one, with the same speed per worker.
-
+    """Return a representative for each number of workers, with the same speed per worker.
     >>> _alike(np.array([1, 2, 3, 4, 8, 12, 13]), 4).tolist()
     [1, 2, 3, 4, 4, 4, 13]
     """
@@ -205,8 +203,8 @@ def _alike(workers: Axis, devices_per_node: int, group_size: int = 1) -> Axis:
 
 
 def _blocks(where: NDArray[np.int64], queued: Axis | None) -> list[NDArray[np.int64]]:
-    """The variants in blocks; those of workers that are ``queued`` with about as many in each, as
-    queueing is a recursion up to the largest number in a block."""
+    """Split the variants into blocks. Those of workers that are ``queued`` get similar counts in
+    each block, as queueing is a recursion up to the largest count."""
     if len(where) <= BLOCK:
         return [where]
     if queued is not None:
@@ -217,13 +215,13 @@ def _blocks(where: NDArray[np.int64], queued: Axis | None) -> list[NDArray[np.in
 def _evaluated(
     job: Job, q: Quantities, axes: Mapping[str, Axis], sharpness: float | None
 ) -> dict[str, Quantity]:
-    """A block of variants: the fields of :class:`Variants`, by name. ``q`` are those of the job."""
+    """Evaluate a block of variants; returns fields of :class:`Variants`. ``q`` are the job's."""
     changed: dict[str, Quantity] = {}
     nominal = job.cluster.nic.bandwidth_bytes_per_s
     if "workers" in axes:
         changed["workers"] = axes["workers"]
     if "latency_s" in axes or "bandwidth_bytes_per_s" in axes:
-        changed["collectives"] = ()  # measured at other bandwidths or latencies
+        changed["collectives"] = ()  # they were measured at other bandwidths or latencies
     if "latency_s" in axes:
         changed["latency_s"] = axes["latency_s"]
     if "bandwidth_bytes_per_s" in axes:
@@ -239,7 +237,7 @@ def _evaluated(
         times = batch / job.workload.batch_size
         for name in ("forward_s", "backward_s", "scale"):
             changed[name] = getattr(q, name) * times
-        if job.device_work is not job.workload:  # the handover does not depend on the batch
+        if job.device_work is not job.workload:  # the handover does not depend on the batch size
             constant_s = (job.device_work.backward_s - job.workload.backward_s) * q.slowdown
             changed["backward_s"] = changed["backward_s"] - constant_s * (times - 1.0)
             changed["layers"] = Layers.of(job.device_work).scaled_like(

@@ -1,11 +1,11 @@
-"""Measuring training steps of PyTorch models, layer by layer.
+"""Measures training steps of PyTorch models, layer by layer.
 
-- :func:`measure_noise` measures the gradient noise scale, at or over training steps;
-- :class:`Profiler` goes around any training loop;
-- :func:`record` makes the loop itself, for a model by name and several batch sizes;
-- :func:`training` makes a training step of a model by name.
+- :func:`measure_noise` measures the gradient noise scale, at fixed parameters or while training;
+- :class:`Profiler` wraps any training loop;
+- :func:`record` runs the loop itself, for a model given by name and several batch sizes;
+- :func:`training` makes a training step for a model given by name.
 
-PyTorch is imported on first use only. Times are in seconds, sizes in bytes.
+PyTorch is only imported on first use. Times are in seconds, sizes in bytes.
 """
 
 from perfmodel.profiler.averages import Average

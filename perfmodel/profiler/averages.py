@@ -1,4 +1,4 @@
-"""Averages over steps."""
+"""Averages over measured steps."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ PLACES = {
     ("backward", "optimizer"): "before optimizer",
     ("optimizer", "end"): "after optimizer",
 }
-"""Names of places of other work; any other place is *elsewhere*."""
+"""Names of the places where other work happens; any other place is *elsewhere*."""
 
 
 class Average(NamedTuple):
-    """Means over all measured steps: seconds by part, (layers,) for the passes.
+    """Mean seconds of each part over all measured steps; (layers,) for the passes.
 
-    ``step_std_s`` is the standard deviation of the step without loading.
+    ``step_std_s`` is the standard deviation of the step time without loading.
     """
 
     forward_s: tuple[float, ...]
@@ -39,22 +39,22 @@ class Average(NamedTuple):
 
     @property
     def all_other_s(self) -> float:
-        """Other work in total."""
+        """Total of other work."""
         return sum(self.other_s.values())
 
     @property
     def places(self) -> str:
-        """Places of other work, largest first, as text."""
+        """Places of other work as text, largest first."""
         ranked = sorted(self.other_s.items(), key=lambda item: -item[1])
         return ", ".join(f"{seconds / self.all_other_s:.0%} {place}" for place, seconds in ranked)
 
 
 def average_of(steps: Sequence[StepTimes]) -> Average:
-    """The average of steps.
+    """Average over steps.
 
     Raises
     ------
-    InputError : there are fewer than two.
+    InputError : there are fewer than two steps.
     """
     if len(steps) < 2:
         raise InputError(

@@ -1,7 +1,7 @@
-"""Clocks: marks of moments, of the host or in the stream of a CUDA device, read later.
+"""Clocks that take time marks, on the host or in the stream of a CUDA device, and read them later.
 
-A step is divided into parts by marks. Taking one must be cheap, so marks are read only after the
-step: on a CUDA device the work is queued, and waiting for it would stall the queue.
+Marks divide a step into parts. Taking a mark must be cheap, so marks are read only after the step:
+work on a CUDA device is queued, and waiting for it would stall the queue.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ class Clock(Protocol):
 
     @property
     def mark(self) -> Callable[[], Any]:
-        """Function that takes a mark of the current moment; called by hooks."""
+        """Function that takes a mark of the current moment; hooks call it."""
 
     def passed(self, mark: Any) -> bool:
-        """Whether a mark can be read without waiting."""
+        """Return whether a mark can be read without waiting."""
 
     def seconds(self, marks: Sequence[Any]) -> list[float]:
-        """Seconds of each mark since the first; waits for the last. The marks are recycled."""
+        """Wait for the last mark, and return the seconds of each mark since the first.
+
+        The marks are recycled.
+        """
 
     def finish(self) -> None:
-        """Wait for all the work that was given to the device."""
+        """Wait for all work queued on the device."""
 
 
 class CpuClock:
@@ -37,22 +40,22 @@ class CpuClock:
         self.mark = now_ns
 
     def passed(self, mark: int) -> bool:
-        """Always true on the host."""
+        """Return True: the host never has to wait."""
         return True
 
     def seconds(self, marks: Sequence[int]) -> list[float]:
-        """Seconds of each mark since the first."""
+        """Return the seconds of each mark since the first."""
         return [(mark - marks[0]) * 1e-9 for mark in marks]
 
     def finish(self) -> None:
-        """Nothing to wait for."""
+        """Do nothing: the host never has to wait."""
 
 
 class CudaClock:
-    """Events in the current stream of a CUDA device; events that were read are used again.
+    """Events in the current stream of a CUDA device; events are reused once they are read.
 
     Their resolution is about half a microsecond (documentation of cudaEventElapsedTime). Work in
-    other streams shows only as far as the current one waits for it.
+    other streams is seen only as far as the current stream waits for it.
     """
 
     def __init__(self, device: Any, cuda: Any = None) -> None:
@@ -67,11 +70,11 @@ class CudaClock:
         return event
 
     def passed(self, mark: Any) -> bool:
-        """Whether the device has reached the event."""
+        """Return whether the device has reached the event."""
         return bool(mark.query())
 
     def seconds(self, marks: Sequence[Any]) -> list[float]:
-        """Seconds of each event since the first; waits for the last."""
+        """Wait for the last event, and return the seconds of each event since the first."""
         marks[-1].synchronize()
         found = [marks[0].elapsed_time(mark) * 1e-3 for mark in marks]
         self._free.extend(marks)
@@ -83,5 +86,5 @@ class CudaClock:
 
 
 def clock_for(device: Any) -> Clock:
-    """The clock of a ``torch.device``."""
+    """Return the clock for a ``torch.device``."""
     return CudaClock(device) if device.type == "cuda" else CpuClock()

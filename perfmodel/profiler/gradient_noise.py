@@ -1,4 +1,4 @@
-"""The gradient noise scale of a PyTorch model, from norms of the gradients of several batches."""
+"""The gradient noise scale of a PyTorch model, from gradient norms of several batches."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from perfmodel.theory.statistical_efficiency import (
 )
 
 BATCHES = 8
-"""Batches of one estimate."""
+"""Default number of batches per estimate."""
 
 STEPS = 20
-"""Estimates that are averaged."""
+"""Default number of estimates to average."""
 
 SAME = 1e-5
-"""Relative difference of squared norms up to which all batches have the same gradient."""
+"""Relative difference of squared norms up to which batches count as having the same gradient."""
 
 
 def measure_noise(
@@ -42,28 +42,29 @@ def measure_noise(
 ) -> NoiseScale:
     """Measure the gradient noise scale of a model.
 
-    Each step compares the mean squared norm of the gradients of several batches with that of their
-    mean (McCandlish et al., "An Empirical Model of Large-Batch Training", 2018, appendix A.1). Both
-    parts of the noise scale are averaged over the steps.
+    Each step takes several batches, and compares the mean of their squared gradient norms with the
+    squared norm of their mean gradient (McCandlish et al., "An Empirical Model of Large-Batch
+    Training", 2018, appendix A.1). Numerator and denominator of the noise scale are averaged over
+    the steps.
 
-    Under ``torch.distributed`` every process calls it with batches of its own and gets the same
-    answer; ``batches`` is that of each process, and may be 1. The gradients of a
-    ``DistributedDataParallel`` model are kept apart by its ``no_sync``.
+    Under ``torch.distributed`` every process calls this function with its own batches, and all get
+    the same answer; ``batches`` counts the batches of one process and may be 1. For a
+    ``DistributedDataParallel`` model, ``no_sync`` keeps the gradients of the processes apart.
 
     Parameters
     ----------
     model : a ``torch.nn.Module``; its gradients are cleared.
-    backward : draws a new batch, and calls ``backward()`` of its mean loss.
+    backward : draws a new batch, and calls ``backward()`` on its mean loss.
     batch_size : samples in each of these batches.
-    batches, steps : batches in a step, and steps.
+    batches, steps : number of batches per step, and number of steps.
     update : called after each step with the mean gradient in place, such as ``optimizer.step``.
         None: all steps are at the same parameters.
     description : text that opens the source.
 
     Raises
     ------
-    InputError : fewer than two batches or steps; all batches have the same gradient; a gradient
-        that is missing or not finite; the mean gradient cannot be told from noise.
+    InputError : fewer than two batches or steps; all batches have the same gradient; a gradient is
+        missing or not finite; the mean gradient cannot be told from noise.
     """
     torch = import_torch()
     ranks = torch.distributed.get_world_size() if _distributed(torch) else 1
@@ -78,7 +79,7 @@ def measure_noise(
             raise InputError("noise scale: a gradient is not finite")
         if small - big <= SAME * small:
             raise InputError(
-                "noise scale: all batches have the same gradient; each must be drawn anew"
+                "noise scale: all batches have the same gradient; draw a new batch at each call"
             )
         found.append(gradient_noise(small, big, batch_size, count * batch_size))
         if update is not None:
@@ -90,7 +91,7 @@ def measure_noise(
 def _answer(
     found: list[GradientNoise], batch_size: int, batches: int, trained: bool, description: str
 ) -> NoiseScale:
-    """The average over steps.
+    """Average over the steps.
 
     Raises
     ------
@@ -100,20 +101,22 @@ def _answer(
     if not samples < math.inf:
         raise InputError(
             f"noise scale: the mean gradient is lost in noise after {len(found)} steps of "
-            f"{batches} batches of {batch_size} samples; take more steps or larger batches"
+            f"{batches} batches of {batch_size} samples; use more steps or larger batches"
         )
     where = "over training steps" if trained else "at the same parameters"
-    text = f"{len(found)} times {batches} batches of {batch_size} samples, {where}"
-    said = f"{description}, {text}" if description else text
-    source = Source("measured", said, date=dt.date.today().isoformat())
+    text = f"{len(found)} estimates from {batches} batches of {batch_size} samples each, {where}"
+    described = f"{description}, {text}" if description else text
+    source = Source("measured", described, date=dt.date.today().isoformat())
     return NoiseScale(samples, batch_size, source, batches, len(found), error)
 
 
 def _squares(
     torch: Any, model: Any, backward: Callable[[], Any], batches: int, ranks: int
 ) -> tuple[float, float]:
-    """Mean squared norm of the gradients of batches, and that of their mean, which is left in
-    place."""
+    """Return the mean squared gradient norm of batches, and the squared norm of the mean gradient.
+
+    The mean gradient is left in place.
+    """
     parameters = [p for p in model.parameters() if p.requires_grad]
     total = {p: torch.zeros_like(p, dtype=torch.float32) for p in parameters}
     used: set[Any] = set()
@@ -124,7 +127,7 @@ def _squares(
             backward()
             gradients = {p: _dense(p.grad) for p in parameters if p.grad is not None}
             if not gradients:
-                raise InputError("noise scale: backward() made no gradient of the model's")
+                raise InputError("noise scale: backward() produced no gradient for the model")
             small += _squared_norm(torch, gradients.values()) / batches
             used |= gradients.keys()
             for parameter, gradient in gradients.items():
@@ -142,19 +145,19 @@ def _squares(
 
 
 def _squared_norm(torch: Any, tensors: Any) -> float:
-    """Sum of all squares; one wait for the device."""
+    """Return the sum of all squares, with a single wait for the device."""
     norms = [torch.linalg.vector_norm(tensor, dtype=torch.float32) for tensor in tensors]
     return float(torch.stack([norm.to(norms[0].device) for norm in norms]).square().sum())
 
 
 def _dense(gradient: Any) -> Any:
-    """A gradient as a dense tensor; those of some embeddings are sparse."""
+    """Return a gradient as a dense tensor; some embeddings have sparse gradients."""
     detached = gradient.detach()
     return detached.to_dense() if detached.is_sparse else detached
 
 
 def _local(model: Any) -> AbstractContextManager[Any]:
-    """Context in which gradients are those of this process."""
+    """Return a context in which gradients are not synchronised between processes."""
     return model.no_sync() if hasattr(model, "no_sync") else contextlib.nullcontext()
 
 

@@ -1,8 +1,8 @@
 """Finds the layers of a model by observing one training step.
 
 A *layer* is a module that owns parameters with gradients in the step. Everything else, such as
-activations, pooling, additions and frozen modules, is included in the preceding layer, so that the
-times of all layers add up to those of the passes.
+activations, pooling, additions and frozen modules, counts towards the preceding layer. So the times
+of all layers add up to the times of the passes.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from perfmodel.base.errors import InputError
 from perfmodel.base.pytorch import import_torch
 
 NAMED = 3
-"""Most names in a note."""
+"""Maximum number of names in a note."""
 
 
 @dataclass
 class FoundLayer:
     """A layer, with the names of its parameters and the bytes of their gradients.
 
-    ``flop`` and ``activation_bytes`` are those of the whole step. Flop: two for a multiply-add of
-    convolutions, matrix products and attention; of other modules two for an element they put out,
-    of embeddings none. Activations: the tensors that are made, but for work in place.
+    ``flop`` and ``activation_bytes`` cover the whole step. Convolutions, matrix products and
+    attention count two flop per multiply-add; embeddings count none, and other modules two per
+    output element. Activations are the newly allocated tensors; in-place work adds none.
     """
 
     name: str
@@ -46,9 +46,10 @@ class InspectedStep:
 
     Attributes
     ----------
-    layers : in an order such that their gradients are ready in reverse order.
+    layers : the reverse of the order in which their gradients become ready.
     tops : modules that the user's loop calls, usually only the model.
-    samples : first dimension of the first tensor that the first forward pass took; 0 if none.
+    samples : first dimension of the first tensor passed to the first forward pass; 0 if there is
+        none.
     precision : type of the parameters, or *mixed* under autocast to 16 bits.
     notes : remarks for the user.
     """
@@ -62,7 +63,7 @@ class InspectedStep:
 
 @dataclass
 class _Call:
-    """A call of a module, until the next one begins."""
+    """A call of a module, until the next call begins."""
 
     module: Any
     flop: float = 0.0
@@ -73,7 +74,7 @@ class _Call:
 class Inspection:
     """Observes one step of a model, from ``begin`` to ``end``.
 
-    Forward passes recomputed during a backward pass (checkpointing) are ignored.
+    Forward passes that a backward pass recomputes (activation checkpointing) are ignored.
     """
 
     model: Any
@@ -111,7 +112,7 @@ class Inspection:
         self._stack.close()
 
     def found(self) -> InspectedStep:
-        """The observations.
+        """Return the observations.
 
         Raises
         ------
@@ -120,7 +121,7 @@ class Inspection:
         if not self._ran:
             raise InputError("profiler: the first step called no module of the model")
         if not self._ready:
-            raise InputError("profiler: the first step made no gradient of the model's parameters")
+            raise InputError("profiler: the first step produced no gradient for the model")
         layers = self._owners()
         by_module = {layer.module: layer for layer in layers}
         current = layers[0]
@@ -135,7 +136,7 @@ class Inspection:
         moved = [a.name for a, b in zip(layers, ordered, strict=True) if a is not b]
         if moved:
             notes.append(
-                f"layers are in the reverse order of their gradients, not as they run forward: "
+                f"layers are in the reverse order of their gradients, not in forward order: "
                 f"{_some(moved)}"
             )
         first = layers[0].parameters[0][1]
@@ -167,7 +168,7 @@ class Inspection:
             self._stop_counting()
 
     def _open(self, module: Any, args: Any, kwargs: Any) -> None:
-        """A forward pass begins; its inputs are not its own activations."""
+        """Begin a forward pass; its inputs do not count as activations."""
         self._tops.setdefault(module)
         self._samples = self._samples or samples_of(args, kwargs)
         for tensor in [*tensors((args, kwargs)), *self.model.parameters(), *self.model.buffers()]:
@@ -198,13 +199,13 @@ class Inspection:
                 self._calls[-1].activation_bytes += tensor.numel() * tensor.element_size()
 
     def _know(self, tensor: Any) -> bool:
-        """Record a tensor's storage by a weak reference; whether it is new.
+        """Record a tensor's storage by a weak reference, and return whether it is new.
 
-        Addresses of recorded storages are not reused while they are alive.
+        The address of a recorded storage is not reused while the reference is alive.
         """
         try:
             storage = self._reference(tensor.untyped_storage())
-        except NotImplementedError:  # of tensors without storage
+        except NotImplementedError:  # the tensor has no storage
             return False
         if storage.cdata in self._known:
             return False
@@ -212,10 +213,10 @@ class Inspection:
         return True
 
     def _owners(self) -> list[FoundLayer]:
-        """Layers in the order of their first call.
+        """Return the layers in the order of their first call.
 
-        A parameter belongs to the first called module that owns it. If its module was never called
-        itself, it belongs to the nearest called module that contains it.
+        A parameter belongs to the first called module that owns it. If that module was never
+        called, the parameter belongs to the nearest called module that contains it.
         """
         names = {module: name for name, module in self.model.named_modules()}
         own: dict[Any, list[tuple[str, Any, int]]] = {module: [] for module in self._ran}
@@ -262,18 +263,19 @@ class Inspection:
         if not sharing:
             return []
         return [
-            f"parameters are all of other layers, the time is of the layer before: {_some(sharing)}"
+            f"modules that share other layers' parameters, timed with the layer before: "
+            f"{_some(sharing)}"
         ]
 
 
 def in_backward() -> Callable[[], bool]:
-    """A function that says whether this thread is inside a backward pass of autograd."""
+    """Return a function that tells whether this thread is inside an autograd backward pass."""
     number = import_torch()._C._current_graph_task_id
     return lambda: number() != -1
 
 
 def tensors(value: Any) -> list[Any]:
-    """The tensors in a tensor or in nested tuples, lists and dicts."""
+    """Return the tensors in a tensor or in nested tuples, lists and dicts."""
     if hasattr(value, "untyped_storage"):
         return [value]
     if isinstance(value, dict):
@@ -284,13 +286,13 @@ def tensors(value: Any) -> list[Any]:
 
 
 def samples_of(args: Any, kwargs: Any) -> int:
-    """First dimension of the first tensor among arguments; 0 if there is none."""
+    """Return the first dimension of the first tensor among the arguments; 0 if there is none."""
     found = next((t for t in tensors((args, kwargs)) if t.dim() > 0), None)
     return 0 if found is None else int(found.shape[0])
 
 
 def _around(name: str) -> Iterator[str]:
-    """Names of the modules that contain one, from the inside out."""
+    """Yield the names of the modules that contain a module, from the inside out."""
     while name:
         name = name.rpartition(".")[0]
         yield name
@@ -301,20 +303,23 @@ def _some(names: list[str]) -> str:
 
 
 def _is_unit(module: Any) -> bool:
-    """Whether a module owns parameters or contains no others: the unit of counting work."""
+    """Return whether a module owns parameters or contains no other modules.
+
+    Work and activations are counted for such modules.
+    """
     owner = next(module.parameters(recurse=False), None) is not None
     return owner or next(module.children(), None) is None
 
 
 def _works_by_element(module: Any) -> bool:
-    """Whether a module is assumed to do two operations per output element."""
+    """Return whether a module is assumed to do two operations per output element."""
     torch = import_torch()
     owner = next(module.parameters(recurse=False), None) is not None
     return owner and not isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag)
 
 
 def _autocast_name(model: Any) -> str:
-    """Current autocast type, *mixed* for 16 bits; empty if it is off."""
+    """Return the current autocast type, *mixed* for 16 bits; empty if autocast is off."""
     torch = import_torch()
     if not hasattr(torch, "get_autocast_dtype"):  # before torch 2.4
         return ""
@@ -331,13 +336,13 @@ def _type_name(dtype: Any) -> str:
 
 
 def _flop_counter(add: Callable[[float], None]) -> AbstractContextManager[Any]:
-    """Context in which operations with flop counts in PyTorch are reported to ``add``."""
+    """Return a context that reports the flop of each operation to ``add``, as PyTorch counts it."""
     torch = import_torch()
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import flop_registry
 
     attention = flop_registry[torch.ops.aten._scaled_dot_product_flash_attention]
-    on_cpu = "aten._scaled_dot_product_flash_attention_for_cpu"  # is not in the registry
+    on_cpu = "aten._scaled_dot_product_flash_attention_for_cpu"  # missing in the registry
 
     class Counter(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(

@@ -1,7 +1,7 @@
-"""Models by name: of torchvision, of transformers, or made by the user's own function.
+"""Models by name: from torchvision, from transformers, or from the user's own function.
 
-Libraries are imported on first use. Special options, such as those needed to train a model in a
-plain loop, are set where the model is made.
+Libraries are imported on first use. Options that a model needs to train in a plain loop are set
+here.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from perfmodel.base.pytorch import import_torch
 FORMS = "torchvision:NAME, transformers:NAME or package.module:function"
 
 TOKENS = 128
-"""Default length of a random text."""
+"""Default length of a random text, in tokens."""
 
 IMAGE = (3, 224, 224)
 LARGER_IMAGE = (3, 299, 299)
-"""What Inception v3 was made for (Szegedy et al., CVPR 2016)."""
+"""Input size of Inception v3 (Szegedy et al., CVPR 2016)."""
 
 PLAIN: Mapping[str, dict[str, bool]] = {
     "googlenet": {"aux_logits": False, "init_weights": False},
     "inception_v3": {"aux_logits": False, "init_weights": False},
 }
-"""Options of torchvision's models: without auxiliary heads, and without slow initialisation."""
+"""Options for torchvision's models: no auxiliary heads, and no slow initialisation."""
 
 TRANSFORMERS: Mapping[str, tuple[str, str, dict[str, int]]] = {
     "bert-base": ("BertForMaskedLM", "BertConfig", {}),
@@ -52,7 +52,7 @@ TRANSFORMERS: Mapping[str, tuple[str, str, dict[str, int]]] = {
         {"n_embd": 1024, "n_layer": 24, "n_head": 16},
     ),
 }
-"""Class, class of its configuration and what differs from the latter's defaults.
+"""Model class, configuration class, and differences from the configuration's defaults.
 
 Sizes: Devlin et al., "BERT", NAACL 2019, section 3; Radford et al., "Language Models are
 Unsupervised Multitask Learners", 2019, table 2.
@@ -62,9 +62,9 @@ Unsupervised Multitask Learners", 2019, table 2.
 class Built(NamedTuple):
     """A model and its properties.
 
-    ``input_shape`` is that of one sample's input, None if unknown; ``tokens`` the size of the
-    vocabulary of a model that takes token numbers, 0 for one that takes real numbers. ``text`` is
-    the origin of the model's definition.
+    ``input_shape`` is the input shape of one sample, None if unknown. ``tokens`` is the vocabulary
+    size of a model that takes token numbers, 0 for a model that takes real numbers. ``text``
+    describes where the model's definition comes from.
     """
 
     model: Any
@@ -80,8 +80,8 @@ def build(spec: str) -> Built:
 
     Raises
     ------
-    InputError : PyTorch or the library is missing, there is no such model or function, or what the
-        function returns is no ``torch.nn.Module``.
+    InputError : PyTorch or the library is missing, there is no such model or function, or the
+        function does not return a ``torch.nn.Module``.
     """
     library, colon, name = spec.partition(":")
     if not colon or not library or not name:
@@ -116,8 +116,8 @@ def _torchvision(name: str) -> Built:
 def _import_torchvision() -> Any:
     """Import torchvision, even if its compiled operators do not match the installed torch.
 
-    In that case its import requires operators that no classification model calls; they are declared
-    without a body.
+    In that case its import needs operators that no classification model calls, so they are declared
+    without an implementation.
     """
     torch = import_torch()
     try:
@@ -133,7 +133,7 @@ def _import_torchvision() -> Any:
     for operator in ("nms", "qnms"):
         library.define(f"{operator}(Tensor boxes, Tensor scores, float limit) -> Tensor")
     torchvision = importlib.import_module("torchvision")
-    torchvision.declared_operators = library  # type: ignore[attr-defined]  # kept as long as it
+    torchvision.declared_operators = library  # type: ignore[attr-defined]  # keeps it alive
     return torchvision
 
 
@@ -142,19 +142,19 @@ def _transformers(name: str) -> Built:
         raise unknown_name("transformers model", name, TRANSFORMERS)
     kind, config_kind, sizes = TRANSFORMERS[name]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of other libraries it looks for
+        warnings.simplefilter("ignore")  # about other libraries that it looks for
         try:
             transformers = importlib.import_module("transformers")
         except ImportError:
             raise InputError("model: transformers is missing: pip install transformers") from None
         if importlib.util.find_spec("torchvision") is not None:
-            _import_torchvision()  # which transformers takes as it is
+            _import_torchvision()  # transformers then uses the repaired import
         transformers.logging.set_verbosity_error()
         try:
             config = getattr(transformers, config_kind)(**sizes)
             model = getattr(transformers, kind)(config)
         except ImportError as error:
-            raise InputError(f"model: transformers cannot make {kind}: {said(error)}") from error
+            raise InputError(f"model: transformers cannot create {kind}: {said(error)}") from error
     text = f"layers and parameter tensors of transformers.{kind} (transformers "
     text += f"{transformers.__version__}) with a default {config_kind}"
     if sizes:

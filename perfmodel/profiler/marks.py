@@ -1,4 +1,4 @@
-"""Hooks that only take marks of the events in a training step."""
+"""Hooks that only take time marks of the events in a training step."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Marks:
         self._stack = ExitStack()
         self._outputs: list[Any] = []
         self.updates = 0
-        """How often the optimiser ran since marks were last taken."""
+        """Number of optimiser runs since the marks were last returned."""
 
     def add(self, kind: Kind, number: int = 0) -> None:
-        """Mark the present moment."""
+        """Mark the current moment."""
         self._marks.append((kind, number, self._clock.mark()))
 
     def taken(self) -> list[Mark]:

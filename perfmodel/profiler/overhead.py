@@ -1,4 +1,4 @@
-"""Overhead of measuring: steps with and without hooks, in alternation."""
+"""Overhead of measuring, from alternating steps with and without hooks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from perfmodel.base.errors import InputError
 
 CONFIDENCE = 0.95
 FEWEST_PAIRS = 6
-"""With fewer pairs, even their least and greatest are not a 95 % interval of the median."""
+"""With fewer pairs, even the range from the smallest to the largest is less than a 95 % interval of
+the median."""
 
 
 class Overhead(NamedTuple):
-    """Relative overhead of hooks: median of all pairs, and its interval.
+    """Relative overhead of hooks: the median of all pairs, and its interval.
 
-    Of ``FEWEST_PAIRS`` pairs or more, ``low`` to ``high`` is a 95 % interval of the median by
-    order statistics (David, Nagaraja, "Order Statistics", 2003, section 7.1); for fewer it is the
+    From ``FEWEST_PAIRS`` pairs on, ``low`` to ``high`` is a 95 % interval of the median from order
+    statistics (David, Nagaraja, "Order Statistics", 2003, section 7.1). With fewer pairs it is the
     range.
     """
 
@@ -28,15 +29,15 @@ class Overhead(NamedTuple):
     pairs: int
 
     def __str__(self) -> str:
-        what = f"{CONFIDENCE:.0%} interval" if self.pairs >= FEWEST_PAIRS else "range"
+        span = f"{CONFIDENCE:.0%} interval" if self.pairs >= FEWEST_PAIRS else "range"
         return (
-            f"measuring adds {self.fraction:+.1%} ({what} {self.low:+.1%} to {self.high:+.1%}, "
+            f"measuring adds {self.fraction:+.1%} ({span} {self.low:+.1%} to {self.high:+.1%}, "
             f"{self.pairs} pairs of steps)"
         )
 
 
 def overhead(hooked_s: Sequence[float], plain_s: Sequence[float]) -> Overhead:
-    """Compare steps with hooks to steps without, (pairs,) seconds each.
+    """Compare steps with hooks to steps without; both are (pairs,) seconds.
 
     Raises
     ------
@@ -50,9 +51,10 @@ def overhead(hooked_s: Sequence[float], plain_s: Sequence[float]) -> Overhead:
 
 
 def _rank(pairs: int) -> int:
-    """Rank of the pairs at the ends of the interval, from both ends; 0 is the outermost.
+    """Return the rank, from either end, of the pairs that bound the interval; 0 is the outermost.
 
-    The median is below the pair of rank k with the probability of at most k heads of fair coins.
+    The median lies below the pair of rank k with the probability of at most k heads in ``pairs``
+    tosses of a fair coin.
     """
     rank, below = 0, 0.0
     while rank <= pairs // 2:

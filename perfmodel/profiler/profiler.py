@@ -1,4 +1,4 @@
-"""Profiler: measures any training loop with two added lines, and writes a workload file."""
+"""Profiler that measures any training loop with two added lines, and writes a workload file."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ class Profiler:
         profiler.save("mine.json")
 
     The first step finds the layers; it is slower and never counts. Hooks are removed once ``steps``
-    steps have been measured, or the block is left, also by an error. Models compiled by
-    ``torch.compile`` cannot be measured: hooks do not see inside them. It has this many parameters
-    because most of them are written to the profile.
+    steps have been measured or the block ends, even with an error. Models compiled by
+    ``torch.compile`` cannot be measured: hooks do not see inside them. There are many parameters
+    because most are written to the profile.
 
     Parameters
     ----------
     model : a ``torch.nn.Module``, on the device it is trained on.
     optimizer : a ``torch.optim.Optimizer``, or several.
-    batch_size : samples of one step, of all its accumulated passes. None: the first dimension of
-        the first tensor that the model takes, times the passes.
+    batch_size : samples per step, over all its accumulated passes. None: the first dimension of
+        the first tensor passed to the model, times the number of passes.
     device_name : name of the device in the profile. None: *cpu*, or the name of the GPU.
-    steps : measured steps.
-    warmup : steps before them, at least 1.
-    accumulation : backward passes before one update. None: as many as there are; then ``step()``
-        ends a step only where the optimiser has run since the last one.
-    name, title : of the workload. None: the model's class.
+    steps : number of steps to measure.
+    warmup : number of steps before them, at least 1.
+    accumulation : backward passes per update. None: as many as are observed; ``step()`` then
+        ends a step only if the optimiser has run since the last one.
+    name, title : name and title of the workload. None: the name of the model's class.
     definition : source of the layers. None: the model's class.
     description : text on hardware, software and data that opens the source of the timing.
     clock : None for the clock of the model's device.
@@ -85,7 +85,7 @@ class Profiler:
             raise InputError(f"model: expected a torch.nn.Module, got a {type(model).__name__}")
         first = next(model.parameters(), None)
         if first is None:
-            raise InputError("model: it has no parameters")
+            raise InputError("model: has no parameters")
         self._optimizers = _optimizers(optimizer)
         for key, value in (("batch_size", batch_size), ("accumulation", accumulation)):
             if value is not None:
@@ -102,9 +102,9 @@ class Profiler:
         )
         self.description = description
         self.overhead: Overhead | None = None
-        """Overhead of measuring; None until it was measured."""
+        """Overhead of measuring; None until it is measured."""
         self.noise_scale: NoiseScale | None = None
-        """Gradient noise scale; None until it was measured."""
+        """Gradient noise scale; None until it is measured."""
         self._model = model
         self._clock = clock or clock_for(first.device)
         self._marks = Marks(self._clock)
@@ -131,7 +131,7 @@ class Profiler:
         self._stop()
 
     def step(self) -> None:
-        """Call this at the end of each iteration."""
+        """End a training step; call this at the end of each iteration."""
         if not self._running:
             return
         if self._optimizers and self.accumulation != 1 and not self._marks.updates:
@@ -154,7 +154,7 @@ class Profiler:
 
     @property
     def measured(self) -> int:
-        """How many steps have been measured so far."""
+        """Number of steps measured so far."""
         return len(self._waiting) + len(self._read)
 
     @property
@@ -163,11 +163,11 @@ class Profiler:
         return self.measured >= self.steps
 
     def loading(self) -> AbstractContextManager[None]:
-        """Context for loading data."""
+        """Return a context for loading data."""
         return self._span(Kind.LOAD)
 
     def copying(self) -> AbstractContextManager[None]:
-        """Context for copies between host and device."""
+        """Return a context for copies between host and device."""
         return self._span(Kind.COPY)
 
     def loader(self, batches: Iterable[T]) -> Iterator[T]:
@@ -183,7 +183,7 @@ class Profiler:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Context for work outside of training, such as validation: it is neither counted nor
+        """Context for work outside training, such as validation, which is neither counted nor
         hooked."""
         if not self._running:
             yield
@@ -198,15 +198,17 @@ class Profiler:
                 self._marks.add(Kind.END)
 
     def measure_overhead(self, step: Callable[[], Any], pairs: int = 20) -> Overhead:
-        """After the block: run ``step``, a training step, with and without hooks in alternation.
+        """Run the training step ``step`` alternately with and without hooks, after the block.
 
         Raises
         ------
-        InputError : the block is not over, or nothing was measured in it.
+        InputError : the block has not ended, or nothing was measured in it.
         """
         whole_number("pairs", pairs)
         if self._running or self._found is None:
-            raise InputError("profiler: overhead is measured after the block, and a step in it")
+            raise InputError(
+                "profiler: measure the overhead after the with block, which needs at least one step"
+            )
         seconds: dict[bool, list[float]] = {True: [], False: []}
         for pair in range(pairs):
             for hooked in (pair % 2 == 0, pair % 2 != 0):
@@ -217,7 +219,7 @@ class Profiler:
     def measure_noise(
         self, backward: Callable[[], Any], *, batch_size: int, **given: Any
     ) -> NoiseScale:
-        """Measure the gradient noise scale, which the profile then has; not counted as training.
+        """Measure the gradient noise scale and add it to the profile; no training step is counted.
 
         The arguments are those of :func:`perfmodel.profiler.gradient_noise.measure_noise`.
 
@@ -230,10 +232,10 @@ class Profiler:
         return self.noise_scale
 
     def average(self) -> Average:
-        """Means over the measured steps.
+        """Average over the measured steps.
 
-        Steps whose number of samples or passes differs from that of most, such as a last incomplete
-        batch, are left out.
+        Steps with an unusual number of samples or passes, such as an incomplete last batch, are
+        left out.
 
         Raises
         ------
@@ -243,17 +245,17 @@ class Profiler:
 
     @property
     def notes(self) -> list[str]:
-        """Remarks on the model, and assumptions, for the user."""
+        """Remarks on the model and on assumptions, for the user."""
         notes = list(self._found.notes) if self._found else []
         left_out = len(self._read) - len(self._usual())
         if left_out:
-            notes.append(f"{left_out} steps of another number of samples or passes are left out")
+            notes.append(f"left out {left_out} steps with an unusual number of samples or passes")
         if self.batch_size is None:
-            notes.append("batch size as the model's first argument has it")
+            notes.append("batch size taken from the model's first argument")
         return notes
 
     def profile(self) -> Profile:
-        """The measurements as a workload.
+        """Return the measurements as a workload.
 
         Raises
         ------
@@ -266,7 +268,7 @@ class Profiler:
         accumulation = self.accumulation or max(1, usual[0].backwards)
         batch_size = self.batch_size or found.samples * accumulation
         if not batch_size:
-            raise InputError("batch_size: the model's arguments do not show it; give it")
+            raise InputError("batch_size: cannot be inferred from the model's arguments; give it")
         timing = Timing(
             device=self.device_name,
             batch_size=batch_size,
@@ -305,7 +307,7 @@ class Profiler:
         )
 
     def save(self, path: str | Path, *, append: bool = False) -> Profile:
-        """Write :meth:`profile` as a workload file; ``append``: to the timings the file has.
+        """Write :meth:`profile` to a workload file; ``append`` keeps the timings already there.
 
         Raises
         ------
@@ -347,7 +349,7 @@ class Profiler:
             self._inspection = None
 
     def _read_passed(self) -> None:
-        """Read the marks of steps that have ended on the device, without waiting."""
+        """Read the marks of steps that the device has finished, without waiting."""
         while self._waiting and self._clock.passed(self._waiting[0][-1][2]):
             self._read_one()
 
@@ -356,7 +358,7 @@ class Profiler:
         self._read.append((marks, self._clock.seconds([mark for _, _, mark in marks])))
 
     def _usual(self) -> list[StepTimes]:
-        """The measured steps with the most common number of samples and passes."""
+        """Return the measured steps with the most common numbers of samples and passes."""
         while self._waiting:
             self._read_one()
         layers = len(self._found.layers) if self._found else 0
@@ -367,7 +369,8 @@ class Profiler:
         return [step for step in steps if (step.samples, step.backwards) == usual]
 
     def _timed(self, step: Callable[[], Any], hooked: bool) -> float:
-        """Seconds of a step with the profiler's hooks and reading of marks, or without."""
+        """Return the seconds of a step, with or without the profiler's hooks and reading of
+        marks."""
         if hooked:
             self._hook()
         try:
@@ -381,17 +384,17 @@ class Profiler:
         return self._clock.seconds([start, end])[1]
 
     def _text(self, average: Average) -> str:
-        """Text of the timing's source."""
+        """Return the text of the timing's source."""
         text = f"{average.steps} steps after {self.warmup} warm-up steps"
-        said = [f"{self.description}, {text}" if self.description else text]
+        facts = [f"{self.description}, {text}" if self.description else text]
         if self.overhead is not None:
-            said.append(str(self.overhead))
+            facts.append(str(self.overhead))
         if average.other_s:
-            said.append(f"other: {average.places}")
-        return "; ".join([*said, *self.notes])
+            facts.append(f"other: {average.places}")
+        return "; ".join([*facts, *self.notes])
 
     def _state_fraction(self, found: InspectedStep) -> float:
-        """Bytes of optimiser state, as a fraction of the parameters."""
+        """Return the bytes of optimiser state, as a fraction of the parameters' bytes."""
         parameters = [p for layer in found.layers for _, p, _ in layer.parameters]
         kept = 0
         for optimizer in self._optimizers:
@@ -423,5 +426,5 @@ def _device_name(device: Any) -> str:
 
 
 def _is_array(value: Any) -> bool:
-    """Whether it is a tensor of more than a single number, such as a count of steps."""
+    """Return whether it is a tensor with dimensions, not a single number such as a step count."""
     return hasattr(value, "untyped_storage") and value.dim() > 0

@@ -1,4 +1,4 @@
-"""A whole workload from the name of a model: its layers, and its timings at several batch sizes."""
+"""A whole workload from a model's name: its layers, and its timings at several batch sizes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from perfmodel.profiler.saving import joined
 from perfmodel.profiler.training import TrainingSetup, build, training
 
 PAIRS = 20
-"""Pairs of steps used to measure the overhead."""
+"""Default number of pairs of steps for measuring the overhead."""
 
 NOISY = 0.15
-"""Standard deviation of the step, as a fraction of it, above which more steps are measured."""
+"""Coefficient of variation of the step time above which more steps are measured."""
 
 
 class MeasuredBatch(NamedTuple):
@@ -70,30 +70,30 @@ def record(
 ) -> Recorded:
     """Train a model for some steps at each batch size, and measure them.
 
-    It has this many parameters because it combines those of
-    :func:`perfmodel.profiler.training.training` with those of :class:`Profiler`.
+    It has many parameters because it combines those of
+    :func:`perfmodel.profiler.training.training` and :class:`Profiler`.
 
     Parameters
     ----------
     model : its name, or the result of :func:`perfmodel.profiler.training.build`.
     batch_sizes : samples per step, over all its accumulated passes.
-    accumulate : passes before an update; the batch is split equally among them.
+    accumulate : passes per update; the batch is split equally among them.
     input_shape, batch, loss, optimizer, device, dtype : see
         :func:`perfmodel.profiler.training.training`.
     steps, warmup : steps to measure, and unmeasured steps before them, at each batch size.
-    max_steps : upper limit of measured steps, where their standard deviation exceeds 15 %.
+    max_steps : upper limit of measured steps if their standard deviation exceeds 15 %.
     threads : PyTorch threads on the CPU; None for PyTorch's default.
-    name, title, device_name : written to the profile; None for those of model and device.
+    name, title, device_name : written to the profile; None for the defaults of model and device.
     hardware : text for the source; empty for the processor's name as the system reports it.
-    overhead_pairs : pairs of steps used to measure the profiling overhead; 0 skips this.
-    noise_steps : estimates of the gradient noise scale of ``batch``, averaged; 0 skips this.
+    overhead_pairs : pairs of steps for measuring the profiling overhead; 0 skips this.
+    noise_steps : estimates of the gradient noise scale of ``batch`` to average; 0 skips this.
     old : a workload of the same model, to which the timings are added.
     progress : called with the number of steps done and the total.
 
     Raises
     ------
-    InputError : see :func:`perfmodel.profiler.training.training`; a batch size that is not a
-        multiple of ``accumulate``; ``old`` is of another model; ``noise_steps`` without ``batch``.
+    InputError : see :func:`perfmodel.profiler.training.training`; a batch size is not a multiple
+        of ``accumulate``; ``old`` has different layers; ``noise_steps`` is given without ``batch``.
     """
     sizes = _checked_sizes(batch_sizes, accumulate)
     _check_place(device, threads)
@@ -127,28 +127,28 @@ def record(
 
 
 def _noise(plan: _Plan, sizes: Sequence[int], steps: int) -> NoiseScale | None:
-    """The gradient noise scale at the parameters that the model has; None for no steps.
+    """Measure the gradient noise scale at the model's initial parameters; None for no steps.
 
-    Its batches are of the smallest size, that of a pass.
+    Its batches have the size of one pass at the smallest batch size.
 
     Raises
     ------
-    InputError : the data are made up, and see :func:`measure_noise`.
+    InputError : the data are random; see also :func:`measure_noise`.
     """
     if not steps or not sizes:
         return None
     size = min(sizes) // plan.passes
     if plan.training["batch"] is None:
         raise InputError(
-            "noise scale: made-up data do not have that of yours; give a function that makes "
-            "batches (--batch module:function)"
+            "noise scale: random data do not have the noise of your data; give a function that "
+            "makes batches (--batch module:function)"
         )
     trained = training(plan.built, batch_size=size, **plan.training)
 
     def backward() -> None:
         trained.compute_loss(trained.model, trained.next_batch()).backward()
 
-    description = f"{trained.loss_name}, {trained.data}, parameters as {plan.built.name} makes them"
+    description = f"{trained.loss_name}, {trained.data}, initial parameters of {plan.built.name}"
     with _memory(size, trained.device):
         return measure_noise(
             trained.model, backward, batch_size=size, steps=steps, description=description
@@ -156,26 +156,26 @@ def _noise(plan: _Plan, sizes: Sequence[int], steps: int) -> NoiseScale | None:
 
 
 def _check_place(device: str, threads: int | None) -> None:
-    """Check the device, and set the threads of the CPU."""
+    """Check the device, and set the number of CPU threads."""
     check_device(device)
     if threads is not None:
         import_torch().set_num_threads(whole_number("threads", threads))
 
 
 def _checked_sizes(batch_sizes: Sequence[int], accumulate: int) -> tuple[int, ...]:
-    """Distinct batch sizes, each a multiple of the number of passes."""
+    """Return the distinct batch sizes, each a multiple of the number of passes."""
     whole_number("accumulate", accumulate)
     for size in batch_sizes:
         whole_number("batch_size", size)
         if size % accumulate:
             raise InputError(
-                f"batch_size: {size} samples cannot be shared evenly by {accumulate} passes"
+                f"batch_size: {size} samples cannot be split evenly into {accumulate} passes"
             )
     return tuple(dict.fromkeys(batch_sizes))
 
 
 class _Plan(NamedTuple):
-    """What is measured at each batch size; ``training`` and ``profiler`` are arguments of these."""
+    """What to measure at each batch size; ``training`` and ``profiler`` hold their arguments."""
 
     built: Built
     passes: int
@@ -188,7 +188,7 @@ class _Plan(NamedTuple):
 
     @property
     def all_steps(self) -> int:
-        """Steps at one batch size, measured or not."""
+        """Number of steps at one batch size, measured or not."""
         return self.warmup + self.steps + 2 * self.overhead_pairs
 
     def measure(
@@ -245,7 +245,7 @@ def _run(
 
 
 def _step(trained: TrainingSetup, profiler: Profiler, passes: int) -> None:
-    """One step of a plain training loop."""
+    """Run one step of a plain training loop."""
     trained.optimizer.zero_grad(set_to_none=True)
     for _ in range(passes):
         with profiler.loading():
@@ -258,19 +258,19 @@ def _step(trained: TrainingSetup, profiler: Profiler, passes: int) -> None:
 
 @contextmanager
 def _memory(batch_size: int, device: str) -> Iterator[None]:
-    """Report a lack of memory as an InputError of one line."""
+    """Report running out of memory as an InputError of one line."""
     try:
         yield
     except RuntimeError as error:
         if "out of memory" in str(error) or "not enough memory" in str(error):
             raise InputError(
-                f"batch_size: {batch_size} does not fit into the memory of {device}"
+                f"batch_size: {batch_size} does not fit in the memory of {device}"
             ) from error
         raise
 
 
 def _description(trained: TrainingSetup, hardware: str) -> str:
-    """Software, hardware and what was trained, for the source of a timing."""
+    """Describe software, hardware and training, for the source of a timing."""
     torch = import_torch()
     version = torch.__version__
     if trained.device == "cpu":
@@ -283,7 +283,7 @@ def _description(trained: TrainingSetup, hardware: str) -> str:
 
 
 def _processor() -> str:
-    """The processor's name, as the system reports it."""
+    """Return the processor's name, as the system reports it."""
     name = platform.processor() or platform.machine()
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123

@@ -1,4 +1,4 @@
-"""Writes measured workloads to files, joined with existing timings, one layer per line."""
+"""Writes measured workloads to files, one layer per line, and merges them with existing timings."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ DIGITS = 6
 def save(path: str | Path, profile: Profile, *, append: bool = False) -> Profile:
     """Write a workload file, and return what was written.
 
-    With ``append`` the timings are added to those of the file, if there is one.
+    With ``append`` the timings are added to those already in the file, if it exists.
 
     Raises
     ------
-    InputError : the file is of another model, or cannot be read or written.
+    InputError : the file describes different layers, or cannot be read or written.
     """
     if append and Path(path).exists():
         profile = joined(read_profile(path), profile, str(path))
@@ -32,13 +32,14 @@ def save(path: str | Path, profile: Profile, *, append: bool = False) -> Profile
 
 
 def joined(old: Profile, new: Profile, name: str) -> Profile:
-    """The profile ``old`` with the timings of ``new``, which replace those of the same kind.
+    """Return the profile ``old`` with the timings of ``new`` added.
 
-    So do its noise scale and its buffers, if ``new`` has them.
+    They replace timings of the same device, precision and batch size. The noise scale and buffers
+    of ``new`` also replace the old ones, if it has any.
 
     Raises
     ------
-    InputError : their layers or tensors are not the same; the text begins with ``name``.
+    InputError : their layers or tensors differ; the text begins with ``name``.
     """
     if _shape(old) != _shape(new):
         raise InputError(f"{name}: {difference(old, new)}; give another file")
@@ -53,25 +54,25 @@ def joined(old: Profile, new: Profile, name: str) -> Profile:
 
 
 def ordered(timings: list[Timing]) -> tuple[Timing, ...]:
-    """Measured timings first, by device, precision and batch size; then the others in their
-    order."""
+    """Sort timings: measured ones first, by device, precision and batch size, then the others
+    unsorted."""
     measured = [timing for timing in timings if timing.source.kind == "measured"]
     others = [timing for timing in timings if timing.source.kind != "measured"]
     return (*sorted(measured, key=_key), *others)
 
 
 def difference(old: Profile, new: Profile) -> str:
-    """The first difference between the layers of two profiles, in words."""
+    """Describe the first difference between the layers of two profiles."""
     if len(old.layers) != len(new.layers):
         return f"has {len(old.layers)} layers, but this model has {len(new.layers)}"
     for before, after in zip(old.layers, new.layers, strict=True):
         if _tensors(before) != _tensors(after):
-            return f"layer {before.name!r} is not as in this model ({after.name!r})"
+            return f"layer {before.name!r} differs from this model's ({after.name!r})"
     return "the layers are the same"
 
 
 def dumped(profile: Profile) -> bytes:
-    """The profile as JSON with a layer, and a list of numbers, on each line."""
+    """Return the profile as JSON, with each layer and each list of numbers on its own line."""
     values = msgspec.to_builtins(profile)
     defaults = {field.encode_name: field.default for field in msgspec.structs.fields(Profile)}
     lines = []
@@ -91,7 +92,7 @@ def dumped(profile: Profile) -> bytes:
 
 
 def _timing(entry: dict[str, Any]) -> str:
-    """Fields of a timing; lists, and the fields after them, begin a new line."""
+    """Format the fields of a timing; lists, and the fields after them, begin a new line."""
     text, listed = "", False
     for key, value in entry.items():
         alone = isinstance(value, list | dict)
@@ -102,7 +103,7 @@ def _timing(entry: dict[str, Any]) -> str:
 
 
 def _short(values: dict[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """Values that are not the defaults, rounded; the source comes last."""
+    """Return the values that differ from the defaults, rounded; the source comes last."""
     found = {
         field.encode_name: _rounded(values[field.encode_name])
         for field in msgspec.structs.fields(kind)
@@ -115,7 +116,7 @@ def _short(values: dict[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]
 
 
 def _rounded(value: Any) -> Any:
-    """Numbers to some significant digits, whole ones without a point."""
+    """Round numbers to ``DIGITS`` significant digits; whole numbers get no decimal point."""
     if isinstance(value, float):
         return int(value) if value.is_integer() else float(f"{value:.{DIGITS}g}")
     if isinstance(value, list | tuple):

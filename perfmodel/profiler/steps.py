@@ -2,15 +2,15 @@
 
 Each interval between two marks belongs to exactly one part:
 
-- the forward time of a layer: from its start to the start of the next, or to the end of the
-  model's forward pass; what comes before the first layer of a pass is the first layer's;
-- the backward time of a layer: until the last of its gradients is ready, since the gradients of
-  another layer were, or since the gradient of the model's output was;
+- forward time of a layer: from its start to the start of the next layer, or to the end of the
+  model's forward pass; time before the first layer of a pass counts towards the first layer;
+- backward time of a layer: until the last of its gradients is ready, starting when the gradients of
+  the previous layer, or the gradient of the model's output, were ready;
 - loading, copying and the optimiser: between their marks;
 - *other*, by place: between the major events *start*, *forward*, *backward*, *optimizer*, *end*.
-  From forward to backward is the loss with its own gradient.
+  The place from forward to backward is the loss with its gradient.
 
-Without marks of loading, time before a forward pass counts as loading.
+If loading is not marked, time before a forward pass counts as loading.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 Place = tuple[str, str]
 
 LOADED: frozenset[Place] = frozenset({("start", "forward"), ("backward", "forward")})
-"""Places that count as loading where it is not marked."""
+"""Places that count as loading if loading is not marked."""
 
 
 class Kind(IntEnum):
@@ -36,23 +36,23 @@ class Kind(IntEnum):
     LAYER = 2
     """A layer starts (its index)."""
     CLOSE = 3
-    """A forward pass ended."""
+    """A forward pass ends."""
     GRADIENT = 4
-    """A backward pass reached the model's output (number of the pass)."""
+    """A backward pass reaches the model's output (number of the pass)."""
     READY = 5
     """A gradient is complete (index of its layer)."""
     UPDATE = 6
     """The optimiser begins."""
     UPDATED = 7
-    """The optimiser ended."""
+    """The optimiser ends."""
     LOAD = 8
     """Loading data begins."""
     COPY = 9
     """Copying begins."""
     PAUSE = 10
-    """The following time is not part of the step."""
+    """Time that is not part of the step begins."""
     END = 11
-    """End of what LOAD, COPY or PAUSE began."""
+    """The interval begun by LOAD, COPY or PAUSE ends."""
 
 
 Mark = tuple[int, int, Any]
@@ -62,7 +62,7 @@ Mark = tuple[int, int, Any]
 class StepTimes(NamedTuple):
     """Seconds of one step by part; ``forward_s`` and ``backward_s`` have one value per layer.
 
-    ``samples`` are those of each forward pass, ``backwards`` how many backward passes there were.
+    ``samples`` gives the samples of each forward pass, ``backwards`` the number of backward passes.
     """
 
     forward_s: list[float]
@@ -76,12 +76,12 @@ class StepTimes(NamedTuple):
 
     @property
     def total_s(self) -> float:
-        """The whole step."""
+        """Time of the whole step."""
         return self.device_s + self.loading_s
 
     @property
     def device_s(self) -> float:
-        """The step without loading data."""
+        """Time of the step without loading data."""
         parts = sum(self.forward_s) + sum(self.backward_s) + sum(self.other_s.values())
         return parts + self.optimizer_s + self.copy_s
 
@@ -91,9 +91,9 @@ def parts(marks: Sequence[Mark], seconds: Sequence[float], layers: int) -> StepT
 
     Parameters
     ----------
-    marks : in the order of time; the first and the last are of kind STEP.
-    seconds : when each was.
-    layers : how many there are.
+    marks : marks in time order; the first and the last are of kind STEP.
+    seconds : time of each mark.
+    layers : number of layers.
     """
     return _Walk(layers).run(marks, seconds)
 
@@ -116,13 +116,13 @@ class _Walk:
         self.gap = 0.0
         """Unassigned seconds since the last major event."""
         self.layer: int | None = None
-        """The current layer of forward; None outside a pass, -1 before its first layer."""
+        """The current layer of the forward pass; None outside a pass, -1 before its first layer."""
         self.lead = 0.0
-        """Seconds of the pass before its first layer."""
+        """Seconds of the forward pass before its first layer."""
         self.task: int | None = None
         """The current backward pass; None if there is none."""
         self.ready: dict[int, float] = {}
-        """In a backward pass: seconds of it when each layer was ready, in that order."""
+        """In a backward pass: when each layer was ready, in seconds since its start, in order."""
         self.run_s = 0.0
         """Seconds of the backward pass so far."""
 
@@ -187,13 +187,13 @@ class _Walk:
         elif kind == Kind.READY:
             if self.task is None:  # the loss does not use the model's output
                 self.begin_backward(-1)
-            self.ready.pop(number, None)  # so that it goes to the end
+            self.ready.pop(number, None)  # so that it moves to the end
             self.ready[number] = self.run_s
         elif kind == Kind.STEP:
             self.major("end")
 
     def start(self, layer: int) -> None:
-        """A layer begins to run forward."""
+        """Begin the forward pass of a layer."""
         if self.layer is None:  # outside of a known pass
             self.major("forward")
             self.lead = 0.0
@@ -202,19 +202,19 @@ class _Walk:
         self.lead = 0.0
 
     def close(self) -> None:
-        """A forward pass ends."""
+        """End a forward pass."""
         if self.layer == -1 and self.forward:  # it ran no layer
             self.forward[0] += self.lead
         self.layer, self.before = None, "forward"
 
     def begin_backward(self, task: int) -> None:
-        """The backward pass ``task`` begins."""
+        """Begin the backward pass ``task``."""
         self.major("backward")
         self.backwards += 1
         self.task, self.run_s, self.ready = task, 0.0, {}
 
     def major(self, event: str) -> None:
-        """A major event: ends the current part, and assigns the gap before it to a place."""
+        """End the current part at a major event, and assign the gap before it to a place."""
         if self.layer is not None:
             self.close()
         if self.task is not None:
@@ -224,7 +224,7 @@ class _Walk:
         self.before = event
 
     def end_backward(self) -> None:
-        """Divide a backward pass among its layers; time after its last gradient is a gap."""
+        """Divide a backward pass among its layers; time after its last gradient joins the gap."""
         done = 0.0
         for layer, ready in self.ready.items():
             self.backward[layer] += ready - done

@@ -1,7 +1,7 @@
-"""A training step of any model: its batches, its loss, its optimiser.
+"""A training step of any model, with its batches, loss and optimiser.
 
-:func:`training` makes one from the name of a model. ``step()`` is a whole step; its parts can be
-called separately, to time them or to send gradients in between::
+:func:`training` makes one from the name of a model. ``step()`` runs a whole step. Its parts can
+also be called separately, to time them or to send gradients in between::
 
     batch = trained.next_batch()
     loss = trained.compute_loss(trained.model, batch)  # or a model that wraps it
@@ -29,7 +29,7 @@ LOSSES = ("cross_entropy", "mse_loss", "l1_loss", "binary_cross_entropy_with_log
 DTYPES = ("float32", "bf16")
 
 LEARNING_RATE = 1e-4
-"""Small: random weights are trained on random data, only for the times."""
+"""Learning rate; it is small because only the times matter."""
 MOMENTUM = 0.9
 
 
@@ -62,19 +62,20 @@ class TrainingSetup:
     _loss: Loss
 
     def load(self) -> Any:
-        """The next batch on the host: ``(inputs, targets)``, or a dict of keyword arguments."""
+        """Return the next batch on the host: ``(inputs, targets)``, or a dict of keyword
+        arguments."""
         return self._make_batch()
 
     def copy(self, batch: Any) -> Any:
-        """A batch on the device of the model."""
+        """Return a batch copied to the model's device."""
         return moved(batch, self.device)
 
     def next_batch(self) -> Any:
-        """The next batch, on the device of the model."""
+        """Return the next batch on the model's device."""
         return self.copy(self.load())
 
     def precision(self) -> AbstractContextManager[Any]:
-        """Autocast context for mixed precision."""
+        """Return the autocast context for mixed precision; it does nothing for float32."""
         if self.dtype == "float32":
             return nullcontext()
         torch = import_torch()
@@ -82,12 +83,13 @@ class TrainingSetup:
         return torch.autocast(kind, dtype=torch.bfloat16)  # type: ignore[no-any-return]
 
     def compute_loss(self, model: Any, batch: Any) -> Any:
-        """Forward pass of ``model`` (this one, or one that wraps it) and loss, a scalar tensor."""
+        """Run the forward pass of ``model`` (this one, or a wrapper of it); return the loss, a
+        scalar tensor."""
         with self.precision():
             return self._loss(forward(model, batch), targets_of(batch))
 
     def step(self) -> Any:
-        """One whole step on the next batch; returns the loss."""
+        """Run a whole step on the next batch, and return the loss."""
         batch = self.next_batch()
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.compute_loss(self.model, batch)
@@ -108,32 +110,32 @@ def training(
     dtype: str = "float32",
     seed: int = 0,
 ) -> TrainingSetup:
-    """Make a training from the name of a model, and try one forward pass of it.
+    """Make a training setup from the name of a model, and try one forward pass.
 
-    It has this many parameters because a training consists of that many independent parts.
+    It has many parameters because each sets an independent part of the training.
 
     Parameters
     ----------
     model_spec : ``torchvision:resnet50``, ``transformers:bert-base``, ``package.module:function``
-        (without arguments; returns a ``torch.nn.Module``), or what :func:`build` made of it.
+        (called without arguments; returns a ``torch.nn.Module``), or the result of :func:`build`.
     batch_size : samples in one batch.
-    input_shape : of one sample; random numbers, or random tokens for a language model, whose
-        shape is one number. None for the usual shape of a library's model.
+    input_shape : shape of one sample, filled with random numbers; for a language model, the number
+        of random tokens. None for the usual shape of a library's model.
     batch : ``package.module:function`` or a function, called with the batch size for each step;
-        returns ``(inputs, targets)``, inputs alone, or a dict of keyword arguments of the model.
+        returns ``(inputs, targets)``, inputs alone, or a dict of keyword arguments for the model.
         The inputs are a tensor, or a tuple or dict of arguments.
-    loss : a name of ``LOSSES``, ``package.module:function`` or a function, called with the
-        model's output and the targets. None: ``output.loss`` where there is one; else the cross
-        entropy of a tensor of logits (random classes where there are no targets); else the mean.
-    optimizer : a name of ``OPTIMIZERS``. SGD has a momentum of 0.9.
+    loss : a name in ``LOSSES``, ``package.module:function`` or a function, called with the
+        model's output and the targets. None: ``output.loss`` if there is one; else the cross
+        entropy of a tensor of logits (with random classes if there are no targets); else the mean.
+    optimizer : a name in ``OPTIMIZERS``. SGD has a momentum of 0.9.
     device : *cpu*, *cuda* or *cuda:N*.
-    dtype : *float32*, or *bf16* for autocast: parameters and gradients remain float32.
-    seed : of the weights and the made-up batches; sets the seed of torch.
+    dtype : *float32*, or *bf16* for autocast; parameters and gradients remain float32.
+    seed : seed of the weights and the random batches; it sets torch's global seed.
 
     Raises
     ------
-    InputError : PyTorch or a library is missing; an unknown name; no such device; inputs or
-        targets of a shape that model or loss do not take.
+    InputError : PyTorch or a library is missing; a name is unknown; there is no such device; model
+        or loss do not accept the shape of inputs or targets.
     """
     torch = import_torch()
     whole_number("batch_size", batch_size)
@@ -156,7 +158,7 @@ def training(
     output = _tried(trained, made, input_shape)
     if not isinstance(made, dict) and made[1] is None and loss in (None, "cross_entropy"):
         logits = _logits(output)
-        if _is_logits(logits):  # random classes, the same for each batch
+        if _is_logits(logits):  # random classes, the same in every batch
             classes = torch.randint(0, logits.shape[-1], tuple(logits.shape[:-1]))
             trained._make_batch = lambda: (make()[0], classes)
             made = trained.load()
@@ -167,7 +169,7 @@ def training(
 
 
 def build(spec: str, seed: int = 0) -> Built:
-    """The model that ``spec`` names, with random weights; to be trained several times.
+    """Make the model that ``spec`` names, with random weights, for several trainings.
 
     Raises
     ------
@@ -183,8 +185,10 @@ def _batches(
     batch_size: int,
     input_shape: Sequence[int] | None,
 ) -> tuple[Callable[[], Any], str]:
-    """A function that makes batches (the user's, or one with a single random batch), and its
-    description."""
+    """Return a function that makes batches, and its description.
+
+    It is the user's function, or a function that always returns the same random batch.
+    """
     if batch is not None:
         if input_shape is not None:
             raise InputError("input_shape and batch: give one of them")
@@ -197,7 +201,7 @@ def _batches(
     shape = input_shape if input_shape is not None else built.input_shape
     if shape is None:
         raise InputError(
-            f"model: nobody says what {built.name} takes; give the shape of one sample "
+            f"model: the input shape of {built.name} is unknown; give the shape of one sample "
             "(--input-shape 3,224,224) or a function that makes batches (--batch module:function)"
         )
     for size in shape:
@@ -205,7 +209,7 @@ def _batches(
     torch = import_torch()
     if built.tokens:
         if len(shape) != 1:
-            raise InputError(f"input_shape: {built.name} takes a number of tokens, got {shape}")
+            raise InputError(f"input_shape: {built.name} needs one number of tokens, got {shape}")
         ids = torch.randint(0, built.tokens, (batch_size, *shape))
         return lambda: {"input_ids": ids, "labels": ids}, f"random texts of {shape[0]} tokens"
     inputs = torch.randn(batch_size, *shape)
@@ -226,7 +230,7 @@ def _as_batch(made: Any, spec: str) -> Any:
 
 
 def _tried(trained: TrainingSetup, batch: Any, input_shape: Sequence[int] | None) -> Any:
-    """The output of one forward pass without gradients, which reveals wrong shapes."""
+    """Return the output of a forward pass without gradients, to detect wrong shapes."""
     torch = import_torch()
     batch = trained.copy(batch)
     try:
@@ -235,17 +239,17 @@ def _tried(trained: TrainingSetup, batch: Any, input_shape: Sequence[int] | None
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         if "out of memory" in str(error):
             raise InputError(
-                f"batch_size: {trained.batch_size} does not fit into the memory of {trained.device}"
+                f"batch_size: {trained.batch_size} does not fit in the memory of {trained.device}"
             ) from error
         which = "--input-shape" if input_shape is not None else "the batch"
         raise InputError(
-            f"model: {trained.built.name} does not take {which}, inputs of shape "
+            f"model: {trained.built.name} does not accept {which}, with inputs of shape "
             f"{shapes(batch if isinstance(batch, dict) else batch[0])}: {said(error)}"
         ) from error
 
 
 def shapes(value: Any) -> str:
-    """Shapes of the tensors in a batch, for errors."""
+    """Return the shapes of the tensors in a batch as text, for error messages."""
     if hasattr(value, "untyped_storage"):
         return "x".join(map(str, value.shape)) or "scalar"
     if isinstance(value, dict):
@@ -256,7 +260,8 @@ def shapes(value: Any) -> str:
 
 
 def _logits(output: Any) -> Any:
-    """The part of a model's output that the loss uses: its own loss, else the first tensor."""
+    """Return the part of a model's output that the loss uses: its own loss, else its logits, else
+    the first tensor."""
     for name in ("loss", "logits"):
         found = output.get(name) if isinstance(output, dict) else getattr(output, name, None)
         if found is not None:
@@ -274,12 +279,12 @@ def _logits(output: Any) -> Any:
 
 
 def _is_logits(output: Any) -> bool:
-    """Whether it can be (batch, classes) or (batch, tokens, classes)."""
+    """Return whether the shape can be (batch, classes) or (batch, tokens, classes)."""
     return output.dim() in (2, 3) and bool(output.is_floating_point())
 
 
 def _loss(loss: str | Loss | None, output: Any, targets: Any) -> tuple[Loss, str]:
-    """The loss and its description."""
+    """Return the loss function and its description."""
     torch = import_torch()
     if loss is not None and not isinstance(loss, str):
         return loss, getattr(loss, "__name__", "own loss")
@@ -308,7 +313,8 @@ def _loss(loss: str | Loss | None, output: Any, targets: Any) -> tuple[Loss, str
 
 
 def _cross_entropy(output: Any, targets: Any) -> Any:
-    """Cross entropy of logits with classes in the last dimension, or in the second as in torch."""
+    """Return the cross entropy of logits with classes in the last dimension, or in the second as
+    torch expects."""
     logits = _logits(output)
     if logits.dim() > 2 and targets.shape == logits.shape[:-1]:
         logits, targets = logits.flatten(0, -2), targets.flatten()
@@ -316,7 +322,7 @@ def _cross_entropy(output: Any, targets: Any) -> Any:
 
 
 def _try_loss(trained: TrainingSetup, output: Any, targets: Any) -> None:
-    """Compute the loss once, to detect mismatches."""
+    """Compute the loss once, to detect wrong shapes."""
     try:
         with trained.precision():
             value = trained._loss(output, targets)
@@ -325,12 +331,12 @@ def _try_loss(trained: TrainingSetup, output: Any, targets: Any) -> None:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise InputError(
-            f"loss: {trained.loss_name} does not take an output of shape {shapes(output)} and "
+            f"loss: {trained.loss_name} does not accept an output of shape {shapes(output)} and "
             f"targets of shape {shapes(targets)}: {said(error)}"
         ) from error
     if dimensions != 0:
         raise InputError(
-            f"loss: {trained.loss_name} gives a tensor of shape {shapes(value)}, not a number"
+            f"loss: {trained.loss_name} returns a tensor of shape {shapes(value)}, not a scalar"
         )
 
 

@@ -1,1 +1,1 @@
-"""Real SGD with real gradients on the versions of a schedule: accuracy over predicted seconds."""
+"""Runs real SGD on the model versions of a schedule, for accuracy over predicted seconds."""

@@ -1,4 +1,4 @@
-"""Which samples each worker's batches have."""
+"""The samples in each worker's batches."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ import numpy as np
 from perfmodel.base.arrays import Ids
 
 _ORDER = 14
-"""Separates these random numbers from others of the same seed."""
+"""Separates these random numbers from others with the same seed."""
 
 _KEPT = 4
-"""Permutations that are kept for workers in different epochs."""
+"""Number of permutations kept for workers in different epochs."""
 
 
 class Batches:
-    """Worker w of N draws every N-th sample, from the w-th on, of an endless row of permutations.
+    """Draws samples from an endless sequence of permutations: worker w of N takes every N-th, from
+    the w-th on.
 
-    There is one permutation of all samples for each epoch, drawn from the seed, and the workers'
-    shards of it are disjoint, as those of PyTorch's ``DistributedSampler`` with ``set_epoch``.
-    Unlike there no sample is left out or drawn twice where N does not divide their number: the row
-    goes on with the next permutation, also within a batch. All batches are full. A fast worker is
-    in a later epoch than a slow one.
+    Each epoch has one permutation of all samples, drawn from the seed. The workers' shards of it
+    are disjoint, as with PyTorch's ``DistributedSampler`` and ``set_epoch``. But if N does not
+    divide the number of samples, none is dropped or repeated: the sequence continues with the next
+    permutation, even within a batch. All batches are full. A fast worker can be in a later epoch
+    than a slow one.
 
-    N workers with batches of b together draw the batches that one worker would with N b.
+    Together, N workers with batches of b draw the same batches as one worker with batches of N b.
     """
 
     def __init__(self, samples: int, workers: int, batch_size: int, seed: int) -> None:
@@ -34,7 +35,7 @@ class Batches:
         self._at = [0] * workers
 
     def take(self, worker: int) -> Ids:
-        """Indices of the worker's next batch, shape (batch_size,)."""
+        """Return the sample indices of the worker's next batch, shape (batch_size,)."""
         begin = self._at[worker]
         end = begin + self.batch_size
         if end > len(self._left[worker]):
@@ -44,7 +45,7 @@ class Batches:
         return self._left[worker][begin:end]
 
     def _fill(self, worker: int) -> None:
-        """Append shards until there is a batch."""
+        """Append shards until there are enough samples for a batch."""
         parts = [self._left[worker][self._at[worker] :]]
         while sum(map(len, parts)) < self.batch_size:
             epoch = self._epoch[worker]

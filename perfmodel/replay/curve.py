@@ -5,17 +5,21 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError, number
+from perfmodel.results.drawn import Drawn
 from perfmodel.theory.statistical_efficiency import GradientNoise
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 
 @dataclasses.dataclass(frozen=True)
 class Divergence:
-    """Training diverged: ``reason`` says what was seen, at ``update`` and ``time_s``."""
+    """Training diverged at ``update`` and ``time_s``; ``reason`` tells how this was detected."""
 
     update: int
     samples: int
@@ -23,23 +27,22 @@ class Divergence:
     reason: str
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Curve:
-    """What a replay found, at its evaluations, the first of them before training.
+class Curve(Drawn, frozen=True, eq=False):
+    """Results of a replay at each evaluation; the first is before training.
 
-    All values are finite: a training that diverges ends there.
+    All values are finite: the replay ends when training diverges.
 
     Attributes
     ----------
     task, seed : what was trained.
-    evaluated : the model of the evaluations: ``centre``, or ``mean`` of all workers' models.
-    samples : (evaluations,) of gradients that were applied.
-    updates : (evaluations,) steps of the optimizer, on the centre or on any worker's model; a step
-        on one of several slices counts for its part of them.
+    evaluated : the model that is evaluated: ``centre``, or the ``mean`` of all workers' models.
+    samples : (evaluations,) samples whose gradients have been applied.
+    updates : (evaluations,) optimizer steps, on the centre or on any worker's model; a step on one
+        of several slices counts as the corresponding fraction.
     time_s : (evaluations,) predicted seconds since the start of training.
     loss, accuracy : (evaluations,) on the test samples.
-    batch_loss : (evaluations,) of the workers' batches, averaged over about the last 100.
-    noise : gradient noise at each evaluation, if it was asked for.
+    batch_loss : (evaluations,) training loss, averaged over about the last 100 batches.
+    noise : gradient noise at each evaluation, if it was requested.
     divergence : None if training did not diverge.
     """
 
@@ -56,7 +59,8 @@ class Curve:
     divergence: Divergence | None
 
     def time_to(self, accuracy: float) -> float | None:
-        """Predicted seconds to the first evaluation of at least that accuracy; None if none is.
+        """Return the predicted seconds to the first evaluation with at least this accuracy, or
+        None.
 
         Raises
         ------
@@ -66,7 +70,7 @@ class Curve:
         return None if at is None else float(self.time_s[at])
 
     def samples_to(self, accuracy: float) -> int | None:
-        """Samples to the first evaluation of at least that accuracy; None if none is.
+        """Return the samples to the first evaluation with at least this accuracy, or None.
 
         Raises
         ------
@@ -75,8 +79,22 @@ class Curve:
         at = self._reached(accuracy)
         return None if at is None else int(self.samples[at])
 
+    def plot(self) -> Figure:
+        """A matplotlib figure: accuracy over predicted seconds and over samples (extra ``plot``).
+
+        Raises
+        ------
+        InputError : matplotlib is not installed.
+        """
+        from perfmodel.results.drawing import curves
+
+        alone = np.full(len(self.samples), np.nan)
+        columns = {name: getattr(self, name) for name in ("time_s", "samples", "accuracy")}
+        series = {name: (values, alone) for name, values in columns.items()}
+        return curves({f"seed {self.seed}": series}, None, self.task)
+
     def frame(self) -> pd.DataFrame:
-        """One row per evaluation."""
+        """Return a data frame with one row per evaluation."""
         import pandas as pd
 
         names = ("samples", "updates", "time_s", "loss", "accuracy", "batch_loss")
@@ -87,7 +105,7 @@ class Curve:
 
     def _reached(self, accuracy: float) -> int | None:
         if isinstance(accuracy, (int, float)) and accuracy > 1.0:
-            raise InputError(f"target: an accuracy is at most 1, got {accuracy:g}")
+            raise InputError(f"target: accuracy must be at most 1, got {accuracy:g}")
         number("target", accuracy, above=0.0)
         reached = self.accuracy >= accuracy
         return int(reached.argmax()) if reached.any() else None

@@ -1,4 +1,4 @@
-"""Data of the shipped tasks: mixtures of Gaussians, and the handwritten digits of scikit-learn."""
+"""Data of the shipped tasks: mixtures of Gaussians, and scikit-learn's handwritten digits."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError, whole_number
 
 TEST_SHARE = 0.2
-"""Part of the digits that is kept for the test."""
+"""Fraction of the digits that is held out for the test."""
 
 _MIXTURE, _SPLIT = 11, 12
-"""Separate these random numbers from others of the same seed."""
+"""Separate these random numbers from others with the same seed."""
 
 
 class Data(NamedTuple):
-    """Samples of a classification.
+    """Training and test samples of a classification.
 
     ``inputs`` and ``test_inputs`` have shape (samples, features), ``targets`` and ``test_targets``
     shape (samples,) with classes from 0 to ``classes`` - 1.
@@ -41,15 +41,15 @@ def mixture(
     clusters: int = 2,
     distance: float = 1.1,
 ) -> Data:
-    """Samples of a mixture of Gaussians, several for each class.
+    """Draw samples from a mixture of Gaussians, with ``clusters`` Gaussians per class.
 
-    Every class has as many Gaussians of unit variance; their centres are drawn from a Gaussian with
-    the standard deviation ``distance`` in each feature. With more than one for each class no
-    straight line separates the classes, and a network with a hidden layer beats softmax regression.
+    The Gaussians have unit variance. Their centres are drawn from a Gaussian with the standard
+    deviation ``distance`` in each feature. With more than one cluster per class, the classes are
+    not linearly separable, and a network with a hidden layer beats softmax regression.
 
     Raises
     ------
-    InputError : a size that is not positive, or fewer than two classes.
+    InputError : a size is not positive, or there are fewer than two classes.
     """
     for name, value in (
         ("samples", samples),
@@ -71,16 +71,17 @@ def mixture(
 
 
 def digits(seed: int = 0) -> Data:
-    """1797 handwritten digits of 8 x 8 pixels between 0 and 1; the seed draws a fifth as the test.
+    """Load 1797 handwritten digits of 8 x 8 pixels between 0 and 1; the seed picks a fifth for the
+    test.
 
     Raises
     ------
-    InputError : scikit-learn is not installed; the text names the extra.
+    InputError : scikit-learn is not installed.
     """
     try:
         loaded = importlib.import_module("sklearn.datasets").load_digits()
     except ImportError:
-        raise InputError("digits need scikit-learn: pip install 'perfmodel[converge]'") from None
+        raise InputError("digits: needs scikit-learn: pip install 'perfmodel[converge]'") from None
     inputs, targets = loaded.data / 16.0, loaded.target.astype(np.int64)
     order = np.random.default_rng((seed, _SPLIT)).permutation(len(targets))
     test, train = np.split(order, [round(TEST_SHARE * len(order))])

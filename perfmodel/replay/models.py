@@ -1,4 +1,4 @@
-"""Parameters of all models of a replay, and how rows of a schedule change them."""
+"""Parameters of all models in a replay, and the changes that rows of a schedule make to them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from perfmodel.results.schedule import CENTRE
 
 
 def edges_of(parameters: int, slice_bytes: tuple[float, ...]) -> list[int]:
-    """Where each slice begins in a vector of parameters, in proportion to its bytes; and the end.
+    """Return where each slice begins in a parameter vector, and the end of the last.
 
-    Slice k stands for the contiguous part from edge k to edge k + 1.
+    Slice k is the contiguous part from edge k to edge k + 1, in proportion to its bytes.
     """
     ends = np.cumsum(slice_bytes)
     total = ends[-1] if len(ends) and ends[-1] > 0.0 else 1.0
@@ -23,10 +23,10 @@ def edges_of(parameters: int, slice_bytes: tuple[float, ...]) -> list[int]:
 
 
 class Models:
-    """A vector of parameters for each worker and, last, the centre's: index ``CENTRE`` is its.
+    """A parameter vector for each worker and, at index ``CENTRE`` (the last), for the centre.
 
-    Slices are given as the first one and the one after the last. Versions of models are not kept,
-    but for those in ``old``, from when they are overwritten to when they are last mixed in.
+    A range of slices is given by its first slice and the one after its last. Old versions of models
+    are not kept, except those in ``old``, from when they are overwritten to their last mix.
     """
 
     def __init__(
@@ -50,22 +50,22 @@ class Models:
         self._kept: dict[Version, Floats] = {}
 
     def view(self, model: int, first: int, after: int) -> Floats:
-        """Parameters of slices of a model."""
+        """Return a view of some slices of a model's parameters."""
         found: Floats = self._rows[model][self._edges[first] : self._edges[after]]
         return found
 
     def part(self, gradient: Floats, first: int, after: int) -> Floats:
-        """The same slices of a gradient."""
+        """Return a view of some slices of a gradient."""
         found: Floats = gradient[self._edges[first] : self._edges[after]]
         return found
 
     def read(self, worker: int, first: int, after: int) -> None:
-        """The worker takes the centre's parameters."""
+        """Copy the centre's parameters to a worker."""
         part = slice(self._edges[first], self._edges[after])
         self._rows[worker][part] = self._rows[CENTRE][part]
 
     def step(self, model: int, first: int, after: int, gradient: Floats, rate: float) -> None:
-        """One step of the optimizer with the gradient of slices, which may be overwritten."""
+        """Take an optimizer step with the gradient of some slices, which may be overwritten."""
         values = self.view(model, first, after)
         if self._decay:
             gradient += self._decay * values
@@ -83,7 +83,7 @@ class Models:
     def mixed(
         self, model: int, first: int, after: int, others: list[tuple[int, float, int]]
     ) -> Floats:
-        """Slices of a model after others, with weights and versions, were mixed in."""
+        """Return slices of a model after mixing in others: (model, weight, version) each."""
         own = self.view(model, first, after)
         new = own.copy()
         for other, weight, version in others:
@@ -91,7 +91,8 @@ class Models:
         return new
 
     def overwritten(self, model: int, first: int, after: int, version: int) -> None:
-        """A group is about to make a version of slices: keep the present one if it is needed."""
+        """Keep the current version of slices if it is still needed, before a group overwrites it
+        with ``version``."""
         if not self._old:
             return
         versions = self._versions[model]
@@ -104,7 +105,7 @@ class Models:
             versions[k] = version
 
     def _of_version(self, other: int, first: int, after: int, version: int) -> Floats:
-        """Parameters of slices as they were in a version."""
+        """Return the parameters of slices as they were in a version."""
         if not self._old:
             return self.view(other, first, after)
         versions = self._versions[other]
@@ -117,6 +118,6 @@ class Models:
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     def _take(self, key: Version) -> Floats:
-        """A kept version; the last use drops it."""
+        """Return a kept version; its last use drops it."""
         self._old[key] -= 1
         return self._kept[key] if self._old[key] else self._kept.pop(key)

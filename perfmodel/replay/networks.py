@@ -1,8 +1,8 @@
 r"""Softmax regression and a two-layer network: loss and gradient in plain NumPy.
 
 The loss is the mean cross entropy of a batch. Its gradient with respect to the scores of a sample
-is :math:`p - y`, the softmax less the one-hot target; the rest is the chain rule. Parameters are
-one flat vector: matrices row by row, then the biases of the layer.
+is :math:`p - y`, the softmax minus the one-hot target; the rest is the chain rule. Parameters are
+one flat vector: for each layer the weight matrix row by row, then the biases.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ from perfmodel.base.arrays import Floats, Ids
 
 
 class Network(Protocol):
-    """A function from parameters and inputs to scores of classes, with its gradient.
+    """A function from parameters and inputs to class scores, with the gradient of its loss.
 
-    ``parameters`` is the length of the vector of parameters.
+    ``parameters`` is the length of the parameter vector.
     """
 
     parameters: int
 
     def initial(self, rng: np.random.Generator) -> Floats:
-        """Parameters at the start, shape (parameters,)."""
+        """Return the initial parameters, shape (parameters,)."""
 
     def scores(self, parameters: Floats, inputs: Floats) -> Floats:
-        """Scores of each class before the softmax, shape (samples, classes)."""
+        """Return the scores of each class before the softmax, shape (samples, classes)."""
 
     def gradient(self, parameters: Floats, inputs: Floats, targets: Ids) -> tuple[float, Floats]:
-        """Mean loss of a batch, and its gradient of shape (parameters,)."""
+        """Return the mean loss of a batch, and its gradient of shape (parameters,)."""
 
 
 def cross_entropy(scores: Floats, targets: Ids) -> tuple[float, Floats]:
-    """Mean loss of a batch, and its gradient with respect to the scores, of their shape."""
+    """Return the mean loss of a batch, and its gradient with respect to the scores, in their
+    shape."""
     rows = np.arange(len(targets))
     shifted = scores - scores.max(axis=1, keepdims=True)
     softmax = np.exp(shifted)
@@ -46,26 +47,26 @@ def cross_entropy(scores: Floats, targets: Ids) -> tuple[float, Floats]:
 
 
 class SoftmaxRegression:
-    """Scores that are linear in the inputs; its loss is convex."""
+    """Scores that are linear in the inputs; the loss is convex."""
 
     def __init__(self, features: int, classes: int) -> None:
         self.features, self.classes = features, classes
         self.parameters = (features + 1) * classes
 
     def initial(self, rng: np.random.Generator) -> Floats:
-        """Small weights and no biases."""
+        """Return small random weights and zero biases."""
         parameters = np.zeros(self.parameters)
         weights = self._parts(parameters)[0]
         weights[:] = 0.01 * rng.standard_normal(weights.shape)
         return parameters
 
     def scores(self, parameters: Floats, inputs: Floats) -> Floats:
-        """Scores of each class before the softmax, shape (samples, classes)."""
+        """Return the scores of each class before the softmax, shape (samples, classes)."""
         weights, biases = self._parts(parameters)
         return inputs @ weights + biases
 
     def gradient(self, parameters: Floats, inputs: Floats, targets: Ids) -> tuple[float, Floats]:
-        """Mean loss of a batch, and its gradient of shape (parameters,)."""
+        """Return the mean loss of a batch, and its gradient of shape (parameters,)."""
         loss, of_scores = cross_entropy(self.scores(parameters, inputs), targets)
         gradient = np.empty(self.parameters)
         weights, biases = self._parts(gradient)
@@ -74,7 +75,7 @@ class SoftmaxRegression:
         return loss, gradient
 
     def _parts(self, vector: Floats) -> tuple[Floats, Floats]:
-        """Weights and biases as views of a vector."""
+        """Return weights and biases as views of a vector."""
         end = self.features * self.classes
         return vector[:end].reshape(self.features, self.classes), vector[end:]
 
@@ -87,7 +88,7 @@ class TwoLayerNetwork:
         self.parameters = (features + 1) * hidden + (hidden + 1) * classes
 
     def initial(self, rng: np.random.Generator) -> Floats:
-        """Weights with the variance 2 / inputs of He et al. (ICCV 2015), and no biases."""
+        """Return weights with the variance 2 / inputs (He et al., ICCV 2015), and zero biases."""
         parameters = np.zeros(self.parameters)
         first, _, second, _ = self._parts(parameters)
         for weights in (first, second):
@@ -95,12 +96,12 @@ class TwoLayerNetwork:
         return parameters
 
     def scores(self, parameters: Floats, inputs: Floats) -> Floats:
-        """Scores of each class before the softmax, shape (samples, classes)."""
+        """Return the scores of each class before the softmax, shape (samples, classes)."""
         first, first_biases, second, second_biases = self._parts(parameters)
         return np.maximum(inputs @ first + first_biases, 0.0) @ second + second_biases
 
     def gradient(self, parameters: Floats, inputs: Floats, targets: Ids) -> tuple[float, Floats]:
-        """Mean loss of a batch, and its gradient of shape (parameters,)."""
+        """Return the mean loss of a batch, and its gradient of shape (parameters,)."""
         first, first_biases, second, second_biases = self._parts(parameters)
         hidden = inputs @ first
         hidden += first_biases
@@ -117,7 +118,7 @@ class TwoLayerNetwork:
         return loss, gradient
 
     def _parts(self, vector: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-        """Weights and biases of both layers as views of a vector."""
+        """Return weights and biases of both layers as views of a vector."""
         a = self.features * self.hidden
         b = a + self.hidden
         c = b + self.hidden * self.classes

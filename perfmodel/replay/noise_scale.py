@@ -1,4 +1,4 @@
-"""The gradient noise scale of a task, measured."""
+"""Measures the gradient noise scale of a task."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from perfmodel.replay.tasks import Task
 from perfmodel.theory.statistical_efficiency import GradientNoise, gradient_noise
 
 _NOISE = 15
-"""Separates these random numbers from others of the same seed."""
+"""Separates these random numbers from others with the same seed."""
 
 
 def measure_noise(
     task: Task, parameters: Floats, *, batch_size: int, batches: int = 32, seed: int = 0
 ) -> GradientNoise:
-    """Measure the noise of gradients at these parameters from the norms of several batches.
+    """Measure the gradient noise at these parameters from the gradient norms of several batches.
 
-    The samples of each batch are drawn with replacement from the training samples.
+    Each batch is drawn with replacement from the training samples.
 
     Raises
     ------

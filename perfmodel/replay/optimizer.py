@@ -1,4 +1,4 @@
-"""SGD with momentum and weight decay, and its learning rate over the run."""
+"""SGD with momentum and weight decay, and its learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ class Optimizer:
 
     Attributes
     ----------
-    learning_rate : of one worker's batch, after the warm-up.
+    learning_rate : learning rate for one worker's batch, after the warm-up.
     momentum, weight_decay : :math:`\\mu`, less than 1, and :math:`\\lambda`.
-    momentum_at : where v is kept, and weight decay added. *server*: with the model that is written;
-        the gradients of all workers go into one v, and are as old as they are. *worker*: with the
-        worker, which sends its v in place of the gradient. They differ where gradients are stale;
-        of the sum of synchronous gradients they are the same. A worker that writes its own model
-        has the same v either way. Mixing models leaves v as it is.
-    scaling : how the learning rate grows with the gradients gathered in one step, k on average:
-        not at all, *linear* (Goyal et al., 2017) or *square-root*, times the root of k.
+    momentum_at : where v is kept and weight decay is added. *server*: with the model that is
+        updated; the gradients of all workers enter one v, however stale they are. *worker*: with
+        the worker, which sends its v instead of the gradient. The two differ if gradients are
+        stale, and agree for the sum of synchronous gradients. A worker that updates its own model
+        has the same v either way. Mixing models does not change v.
+    scaling : how the learning rate grows with k, the average number of gradients gathered per
+        step: not at all, *linear* (Goyal et al., 2017), or *square-root*, with the root of k.
     by_staleness : divide each gradient by its staleness + 1 (after Zhang et al., IJCAI 2016).
     warmup_epochs : passes over the training samples in which the learning rate grows linearly
         from 0; 0 for none.
-    decay_epochs : at each of these the learning rate is multiplied by ``decay_factor``.
+    decay_epochs : epochs at which the learning rate is multiplied by ``decay_factor``.
 
     Raises
     ------
-    InputError : a value out of its range, or an unknown name.
+    InputError : a value is out of range, or a name is unknown.
     """
 
     learning_rate: float = 0.1
@@ -61,7 +61,7 @@ class Optimizer:
 
     @property
     def worker_momentum(self) -> float:
-        """Momentum that workers keep; 0 where the written models do."""
+        """Momentum kept by workers; 0 if it is kept with the updated models."""
         return self.momentum if self.momentum_at == "worker" else 0.0
 
     @property
@@ -70,9 +70,9 @@ class Optimizer:
         return not self.warmup_epochs and not self.decay_epochs
 
     def rate(self, epochs: float, gathered: float) -> float:
-        """Learning rate after passes over the training samples.
+        """Return the learning rate after ``epochs`` passes over the training samples.
 
-        ``gathered`` is how many gradients a step of the run sums up on average.
+        ``gathered`` is the average number of gradients that a step sums up.
         """
         rate = self.learning_rate
         if self.scaling == "linear":

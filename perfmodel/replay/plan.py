@@ -1,4 +1,4 @@
-"""What a replay needs to know of a schedule before it begins, without a loop over its rows."""
+"""Facts about a schedule that a replay needs before it begins, found without a loop over rows."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Version = tuple[int, int, int]
 
 
 class Plan(NamedTuple):
-    """Facts about rows (rows,) and groups of a schedule.
+    """Facts about the rows (rows,) and groups of a schedule.
 
     Attributes
     ----------
-    bounds : (groups + 1,) first row of each group, and the end.
-    applied : whether a GRADIENT is applied somewhere.
-    staleness : of each APPLY, mean over its slices.
-    gathered : gradients in one step of the optimizer, or of the mean of all models, on average.
+    bounds : (groups + 1,) first row of each group, and the end of the last.
+    applied : (rows,) whether a GRADIENT is applied anywhere.
+    staleness : (rows,) staleness of each APPLY, mean over its slices.
+    gathered : average number of gradients per optimizer step, or per step of the mean model.
     old : versions that are mixed in after they have been overwritten, and how often.
-    has_centre : whether there is a centre.
+    has_centre : whether the schedule has a centre.
     """
 
     bounds: Ids
@@ -36,7 +36,7 @@ class Plan(NamedTuple):
 
 
 def make_plan(schedule: Schedule) -> Plan:
-    """Find the facts; of a schedule whose rows agree with each other, see ``Schedule.check``."""
+    """Find the facts; the schedule's rows must be consistent, see ``Schedule.check``."""
     event = schedule.event
     steps = int(schedule.step.max(initial=0)) + 1
     key = schedule.worker.astype(np.int64) * steps + schedule.step
@@ -56,7 +56,7 @@ def make_plan(schedule: Schedule) -> Plan:
 
 
 def _staleness(schedule: Schedule) -> Floats:
-    """Staleness of each APPLY, mean over its slices; of others 0."""
+    """Return the staleness of each APPLY, mean over its slices; 0 for other rows."""
     central = bool((schedule.model == CENTRE).any())
     counted = (schedule.event == Event.APPLY) & ((schedule.model == CENTRE) == central)
     found = np.zeros(len(schedule))
@@ -68,9 +68,9 @@ def _staleness(schedule: Schedule) -> Floats:
 
 
 def _gathered(schedule: Schedule, applies: Ids) -> float:
-    """Mean number of gradients in one step of the optimizer.
+    """Return the mean number of gradients per optimizer step.
 
-    Where workers step their own models, and average these, one step of the average has gathered the
+    If workers step their own models and average them, a step of the average has gathered the
     gradients of all workers.
     """
     if not len(applies):
@@ -86,7 +86,7 @@ def _gathered(schedule: Schedule, applies: Ids) -> float:
 
 
 def _old_versions(schedule: Schedule) -> dict[Version, int]:
-    """Versions that a MIX takes in although a group before has written a newer one."""
+    """Return the versions that a MIX uses although an earlier group has written a newer one."""
     if not (schedule.event == Event.MIX).any():
         return {}
     count = len(schedule.header.slices)

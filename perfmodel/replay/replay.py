@@ -1,4 +1,4 @@
-"""Real SGD on the versions of a schedule."""
+"""Runs real SGD on the model versions of a schedule."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from perfmodel.results.schedule import CENTRE, Event, Schedule
 from perfmodel.theory.statistical_efficiency import GradientNoise
 
 DIVERGED = 5.0
-"""Training has diverged when the averaged loss of batches exceeds the initial loss that often."""
+"""Training has diverged once the averaged batch loss exceeds the initial loss by this factor."""
 
 AVERAGED = 100
-"""Batches over which the loss is averaged, with weights that fall exponentially."""
+"""Batches over which the loss is averaged, with exponentially decaying weights."""
 
 _ROWS = 1 << 16
-"""Rows that are made Python objects at a time."""
+"""Number of rows converted to Python objects at a time."""
 
 READ, GRADIENT, APPLY, MIX = map(int, (Event.READ, Event.GRADIENT, Event.APPLY, Event.MIX))
-"""Plain numbers, which compare faster."""
+"""The events as plain numbers, which compare faster."""
 
 Slices = tuple[int, int, int]
 """A model, the first of its slices, and the one after the last."""
@@ -49,32 +49,32 @@ def replay(
     """Train a task with exactly the reads, updates and mixes of a schedule.
 
     Every worker computes gradients of its own batches (:class:`perfmodel.replay.batches.Batches`)
-    on its own model, in the order of the schedule. Time is the schedule's: the replay takes as long
-    as it takes.
+    on its own model, in the order of the schedule. Times come from the schedule; how long the
+    replay itself takes does not matter.
 
     Parameters
     ----------
-    seed : of the initial parameters and of the order of the samples.
-    evaluations : how many, at equal distances in samples, besides the one before training; the
-        last is at the end of the schedule.
-    noise_batches : measure the gradient noise at each evaluation with that many more batches.
+    seed : seed of the initial parameters and of the sample order.
+    evaluations : number of evaluations, equally spaced in samples, after the one before training;
+        the last is at the end of the schedule.
+    noise_batches : measure the gradient noise at each evaluation with this many extra batches.
 
     Raises
     ------
-    InputError : a task whose gradients have another length than its parameters, or a number out of
-        range. Schedules are checked as they are read; check others with ``Schedule.check``.
+    InputError : the task's gradients differ in length from its parameters, or a number is out of
+        range. Schedules are checked when they are read; check others with ``Schedule.check``.
     """
     whole_number("seed", seed, at_least=0)
     whole_number("evaluations", evaluations)
     whole_number("noise_batches", noise_batches, at_least=0)
     run = _Replay(schedule, task, optimizer, seed, noise_batches)
-    with np.errstate(all="ignore"):  # numbers beyond floats are a divergence
+    with np.errstate(all="ignore"):  # overflow counts as divergence
         run.go(evaluations)
     return run.curve()
 
 
-class _Diverged(Exception):  # noqa: N818  # ends the loop, and is no error
-    """Training has diverged; the text says how that was seen."""
+class _Diverged(Exception):  # noqa: N818  # ends the loop; it is not an error
+    """Training has diverged; the text tells how this was detected."""
 
 
 class _Replay:
@@ -108,7 +108,7 @@ class _Replay:
         self.noise: list[GradientNoise] = []
 
     def go(self, evaluations: int) -> None:
-        """Replay all rows, or those before training diverges."""
+        """Replay all rows, or as many as there are before training diverges."""
         walked = rows_of(self.schedule, self.plan)
         total = walked.gradients
         due = sorted({total * k // evaluations for k in range(1, evaluations)} - {0})
@@ -129,7 +129,7 @@ class _Replay:
             self.divergence = Divergence(self._updates, self._samples, time_s, str(seen))
 
     def curve(self) -> Curve:
-        """The evaluations so far."""
+        """Return the evaluations so far."""
         whole = np.array([point[:2] for point in self.points], np.int64).reshape(-1, 2)
         real = np.array([point[2:] for point in self.points], np.float64).reshape(-1, 4)
         return Curve(
@@ -155,7 +155,7 @@ class _Replay:
         return self.done * self.schedule.header.batch_size
 
     def _alone(self, row: Row) -> None:
-        """A row that is a group by itself."""
+        """Replay a row that is a group by itself."""
         if row.event == GRADIENT:
             self._gradient(row)
         elif row.event == READ:
@@ -168,7 +168,7 @@ class _Replay:
             self._drop(row)
 
     def _together(self, rows: Sequence[Row]) -> None:
-        """Rows that take effect together, on the values before any of them."""
+        """Replay rows that take effect together, using the values from before any of them."""
         mixes: dict[Slices, list[Row]] = {}
         applies: dict[Slices, list[Row]] = {}
         reads = []
@@ -190,12 +190,12 @@ class _Replay:
             self._apply(each)
 
     def _gradient(self, row: Row) -> None:
-        """The worker computes the gradient of its next batch."""
+        """Compute the gradient of the worker's next batch."""
         indices = self.batches.take(row.worker)
         optimizer = self.optimizer
         at_worker = optimizer.momentum_at == "worker"
         if not (row.applied or (at_worker and optimizer.momentum)):
-            return  # it is thrown away, and nobody will know
+            return  # nothing uses it
         parameters = self.models.view(row.worker, 0, self.slices)
         loss, gradient = self.task.gradient(parameters, indices)
         if gradient.shape != parameters.shape:
@@ -207,7 +207,7 @@ class _Replay:
             raise _Diverged("the loss of a batch is not finite")
         self.batch_loss += (loss - self.batch_loss) / AVERAGED
         if self.batch_loss > self.most_loss:
-            raise _Diverged(f"the loss of batches is over {DIVERGED:g} times that before training")
+            raise _Diverged(f"the batch loss is over {DIVERGED:g} times the initial loss")
         if at_worker:
             if optimizer.weight_decay:
                 gradient += optimizer.weight_decay * parameters
@@ -220,7 +220,7 @@ class _Replay:
             self.gradients[row.worker, row.step] = gradient
 
     def _apply(self, rows: Sequence[Row]) -> None:
-        """One step of the optimizer, on one slice of one model, with the gradients of rows."""
+        """Take an optimizer step on one slice of one model, with the gradients of these rows."""
         models, model, first, after = self.models, rows[0].model, rows[0].first, rows[0].after
         total = self._used(rows[0])
         for row in rows[1:]:
@@ -233,7 +233,8 @@ class _Replay:
         self.steps += after - first
 
     def _used(self, row: Row) -> Floats:
-        """A new array: slices of a gradient as applied. Its last use drops the gradient."""
+        """Return slices of a gradient as applied, in a new array; its last use drops the
+        gradient."""
         weight = row.weight
         if self.optimizer.by_staleness:
             weight /= row.staleness + 1.0
@@ -245,7 +246,7 @@ class _Replay:
         return found
 
     def _mix(self, targets: dict[Slices, list[Row]]) -> None:
-        """Mix models into slices of models, all on the values before any of them."""
+        """Mix models into slices of models, all using the values from before the mix."""
         models = self.models
         new = {
             target: models.mixed(*target, [(r.other, r.weight, r.other_version) for r in rows])
@@ -256,12 +257,12 @@ class _Replay:
             models.view(*target)[:] = values
 
     def _drop(self, row: Row) -> None:
-        """The gradient is thrown away, here at least."""
+        """Discard a gradient, at least for these slices."""
         if row.last:
             self.gradients.pop((row.worker, row.step), None)
 
     def _evaluate(self, time_s: float) -> None:
-        """Loss and accuracy of the centre, or of the mean of all workers' models."""
+        """Evaluate the centre, or the mean of all workers' models."""
         models = self.models
         parameters = (
             models.view(CENTRE, 0, self.slices)
@@ -288,7 +289,7 @@ class _Replay:
 
 
 def _groups(walked: Rows) -> Iterator[tuple[float, list[Row]]]:
-    """Time and rows of each group."""
+    """Yield the time and the rows of each group."""
     ends, group = walked.bounds, 0
     while group < len(ends) - 1:
         after = int(np.searchsorted(ends, ends[group] + _ROWS, "right")) - 1

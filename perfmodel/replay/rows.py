@@ -1,4 +1,4 @@
-"""The rows of a schedule as a replay walks them: what commutes is done at once."""
+"""The rows of a schedule in the form a replay uses, with commuting rows merged."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from perfmodel.results.schedule import WHOLE, Event, Schedule
 
 
 class Row(NamedTuple):
-    """A row for the slices from ``first`` to before ``after``; the rest as in the schedule.
+    """A row for the slices from ``first`` up to ``after`` (exclusive); the rest as in the schedule.
 
-    ``applied`` and ``staleness`` are the plan's; ``last`` says that no later row uses the gradient.
+    ``applied`` and ``staleness`` come from the plan; ``last`` tells that no later row uses the
+    gradient.
     """
 
     event: int
@@ -36,7 +37,7 @@ class Row(NamedTuple):
 class Rows(NamedTuple):
     """All rows as columns (rows,), in the order of :class:`Row`, and ``bounds`` (groups + 1,).
 
-    ``gradients`` are applied in all.
+    ``gradients`` is the total number of gradients applied.
     """
 
     time_s: Floats
@@ -46,12 +47,12 @@ class Rows(NamedTuple):
 
 
 def rows_of(schedule: Schedule, plan: Plan) -> Rows:
-    """Rows with the reads and updates of neighbouring slices put together.
+    """Return the rows, with the reads and updates of neighbouring slices merged.
 
-    Between two rows of another kind, reads and updates of different slices can be done in any
-    order; a worker whose slices are sent one by one, while others send theirs, then takes one
-    update in place of many. Where a slice is updated after another row of it, in between there is a
-    cut. Which numbers come out does not change, but for the update at which the learning rate does.
+    Between two rows of another kind, reads and updates of different slices commute. So a worker
+    that sends its slices one by one, while others send theirs, takes one update instead of many.
+    If a slice is updated after another row of the same slice, the two are not merged. The results
+    do not change, except for which update first has a new learning rate.
     """
     count = len(schedule.header.slices)
     whole = schedule.slice == WHOLE
@@ -88,7 +89,7 @@ def rows_of(schedule: Schedule, plan: Plan) -> Rows:
 
 
 def _last_uses(schedule: Schedule, kept: Ids) -> NDArray[np.bool_]:
-    """Of rows in this order, whether each is the last one that applies, or drops, its gradient."""
+    """Return, for rows in this order, whether each is the last to apply or drop its gradient."""
     event = schedule.event[kept]
     uses = np.flatnonzero((event == Event.APPLY) | (event == Event.DROP))
     steps = int(schedule.step.max(initial=0)) + 1
@@ -100,10 +101,10 @@ def _last_uses(schedule: Schedule, kept: Ids) -> NDArray[np.bool_]:
 
 
 def _windows(schedule: Schedule, plan: Plan, slices: Ids) -> tuple[Ids, NDArray[np.bool_]]:
-    """Rows that may change places have the same number; and which rows may at all.
+    """Return a number per row, equal for rows that may be reordered; and which rows may be.
 
-    They are reads and updates of single slices, each a group by itself, without another kind in
-    between; and a slice is updated before it is read, once at most.
+    These are reads and updates of single slices, each a group by itself, with no other kind in
+    between. Each slice is updated at most once, and before it is read.
     """
     event = schedule.event
     update = event == Event.APPLY

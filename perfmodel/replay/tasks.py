@@ -1,6 +1,6 @@
-"""What is trained: a task has parameters, gradients of batches, and a loss and accuracy on a test.
+"""Training tasks: parameters, gradients of batches, and loss and accuracy on test samples.
 
-``TASKS`` are shipped; ``package.module:function`` names a function of the user that returns one.
+``TASKS`` are shipped; ``package.module:function`` names a user's function that returns a task.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ HIDDEN = 64
 """Hidden units of the shipped two-layer networks."""
 
 _INITIAL = 13
-"""Separates these random numbers from others of the same seed."""
+"""Separates these random numbers from others with the same seed."""
 
 
 class Evaluation(NamedTuple):
-    """Mean loss and fraction of right answers on the test samples."""
+    """Mean loss and fraction of correct answers on the test samples."""
 
     loss: float
     accuracy: float
@@ -32,9 +32,9 @@ class Evaluation(NamedTuple):
 
 @runtime_checkable
 class Task(Protocol):
-    """A training: ``samples`` training samples, and a flat vector of ``parameters`` numbers.
+    """A training task: ``samples`` training samples, and a flat vector of ``parameters`` numbers.
 
-    ``name`` is what reports call it.
+    ``name`` is its name in reports.
     """
 
     name: str
@@ -42,20 +42,20 @@ class Task(Protocol):
     parameters: int
 
     def initial(self, seed: int) -> Floats:
-        """Parameters at the start, shape (parameters,); the same for the same seed."""
+        """Return the initial parameters, shape (parameters,); the same for the same seed."""
 
     def gradient(self, parameters: Floats, indices: Ids) -> tuple[float, Floats]:
-        """Mean loss of the training samples ``indices``, and its gradient, shape (parameters,).
+        """Return the mean loss of the training samples ``indices``, and its gradient.
 
-        The gradient is a new array that the caller may keep.
+        The gradient has shape (parameters,) and is a new array that the caller may keep.
         """
 
     def evaluate(self, parameters: Floats) -> Evaluation:
-        """Loss and accuracy on the test samples."""
+        """Return loss and accuracy on the test samples."""
 
 
 class NetworkTask:
-    """A network in NumPy on data in memory."""
+    """A NumPy network on data in memory."""
 
     def __init__(self, name: str, network: Network, data: Data) -> None:
         self.name = name
@@ -63,28 +63,28 @@ class NetworkTask:
         self.samples, self.parameters = len(data.targets), network.parameters
 
     def initial(self, seed: int) -> Floats:
-        """Parameters at the start, shape (parameters,)."""
+        """Return the initial parameters, shape (parameters,)."""
         return self.network.initial(np.random.default_rng((seed, _INITIAL)))
 
     def gradient(self, parameters: Floats, indices: Ids) -> tuple[float, Floats]:
-        """Mean loss of some training samples, and its gradient."""
+        """Return the mean loss of some training samples, and its gradient."""
         inputs = self.data.inputs.take(indices, axis=0)
         return self.network.gradient(parameters, inputs, self.data.targets.take(indices))
 
     def evaluate(self, parameters: Floats) -> Evaluation:
-        """Loss and accuracy on the test samples."""
+        """Return loss and accuracy on the test samples."""
         scores = self.network.scores(parameters, self.data.test_inputs)
         loss, _ = cross_entropy(scores, self.data.test_targets)
         return Evaluation(loss, float((scores.argmax(axis=1) == self.data.test_targets).mean()))
 
 
 def softmax_task(name: str, data: Data) -> NetworkTask:
-    """Softmax regression on data."""
+    """Return a task that trains softmax regression on data."""
     return NetworkTask(name, SoftmaxRegression(data.inputs.shape[1], data.classes), data)
 
 
 def network_task(name: str, data: Data, hidden: int = HIDDEN) -> NetworkTask:
-    """A two-layer network on data."""
+    """Return a task that trains a two-layer network on data."""
     return NetworkTask(name, TwoLayerNetwork(data.inputs.shape[1], hidden, data.classes), data)
 
 
@@ -94,20 +94,20 @@ TASKS: Mapping[str, Callable[[int], Task]] = {
     "digits": lambda seed: network_task("digits", digits(seed)),
     "digits-softmax": lambda seed: softmax_task("digits-softmax", digits(seed)),
 }
-"""Shipped tasks by name, made from the seed of their data: two-layer networks, and softmax
+"""Shipped tasks by name, as functions of the seed of their data: two-layer networks and softmax
 regression."""
 
 
 def make_task(spec: str, data_seed: int = 0) -> Task:
-    """The task that ``spec`` names: one of ``TASKS``, or ``package.module:function``.
+    """Make the task that ``spec`` names: one of ``TASKS``, or ``package.module:function``.
 
     The user's function is called without arguments and returns a :class:`Task`, such as a
     :class:`perfmodel.replay.torch_task.TorchTask`.
 
     Raises
     ------
-    InputError : there is no such task or function, what it returns is no task, or a library of an
-        extra is missing.
+    InputError : there is no such task or function, the function does not return a task, or an
+        optional library is missing.
     """
     whole_number("data_seed", data_seed, at_least=0)
     if ":" not in spec:

@@ -14,34 +14,35 @@ from perfmodel.base.pytorch import check_device, forward, import_torch, moved, t
 from perfmodel.replay.tasks import Evaluation
 
 Loss = Callable[[Any, Any], Any]
-"""From the model's output and the targets to a number (a tensor without dimensions)."""
+"""Function of the model's output and the targets that returns a scalar tensor."""
 
 MISTAKES = (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError)
-"""What models, losses and data sets raise that do not fit together."""
+"""Exceptions raised by models, losses and datasets that do not fit together."""
 
 
 class TorchTask:
     """A task whose gradients PyTorch computes, on the CPU or a GPU.
 
-    The replay's parameters are copied into the model before each use; they are its trainable
-    parameters in the order of ``model.parameters()``, as one vector. Buffers, such as running means
-    of batch normalisation, stay in the model: all workers share them.
+    The replay copies its parameters into the model before each use. They are the model's trainable
+    parameters as one vector, in the order of ``model.parameters()``. Buffers, such as running means
+    of batch normalisation, stay in the model, so all workers share them.
 
     Parameters
     ----------
-    model : a function that makes the ``torch.nn.Module``, called once for each replay after the
-        seed is set; or a module, whose present parameters and buffers are then the initial ones.
-    loss : of the model's output and the targets, the mean over the batch.
+    model : a function that makes the ``torch.nn.Module``, called once per replay after the seed is
+        set; or a module, whose current parameters and buffers are then the initial ones.
+    loss : function of the model's output and the targets; returns the mean over the batch.
     train, test : a ``DataLoader``, whose dataset and ``collate_fn`` are used, or a dataset with
-        ``len`` and indices. Which samples a batch has is the replay's choice. A batch is
+        ``len`` and indices. The replay chooses the samples of each batch. A batch is
         ``(inputs, targets)`` or a dict of the model's arguments.
-    accuracy : of the model's output and the targets, the fraction of right answers in the batch.
-        None: of classes, with scores in the output's second dimension as in torch's cross entropy.
+    accuracy : function of the model's output and the targets; returns the fraction of correct
+        answers in the batch. None: accuracy of classes, with scores in the output's second
+        dimension as in torch's cross entropy.
     device : *cpu*, *cuda* or *cuda:N*.
-    name : what reports call the task.
-    test_batch_size : samples that are evaluated at a time.
+    name : name of the task in reports.
+    test_batch_size : number of samples evaluated at a time.
 
-    It has this many parameters because a training consists of that many independent parts.
+    It has many parameters because each sets an independent part of the training.
 
     Raises
     ------
@@ -79,7 +80,7 @@ class TorchTask:
         self._state = {key: value.clone() for key, value in self._module.state_dict().items()}
         try:
             start = self._vector(self._trained)
-            self.gradient(start, np.arange(min(2, self.samples)))  # norms need two samples
+            self.gradient(start, np.arange(min(2, self.samples)))  # batch norm needs two samples
             self._of_batch(self._test.batch(np.zeros(1, np.int64)))
         except MISTAKES as error:
             if isinstance(error, InputError):
@@ -89,7 +90,7 @@ class TorchTask:
             ) from error
 
     def initial(self, seed: int) -> Floats:
-        """Parameters at the start; sets the seed of torch, which dropout draws from."""
+        """Return the initial parameters; also sets torch's seed, which dropout uses."""
         self._torch.manual_seed(seed)
         if self._make:
             self._module = self._made(self._make)
@@ -99,7 +100,7 @@ class TorchTask:
         return self._vector(self._trained)
 
     def gradient(self, parameters: Floats, indices: Ids) -> tuple[float, Floats]:
-        """Mean loss of some training samples, and its gradient."""
+        """Return the mean loss of some training samples, and its gradient."""
         torch = self._torch
         self._set(parameters)
         self._module.train()
@@ -113,7 +114,7 @@ class TorchTask:
         )
 
     def evaluate(self, parameters: Floats) -> Evaluation:
-        """Loss and accuracy on the test samples, by the model in its evaluation mode."""
+        """Return loss and accuracy on the test samples, with the model in evaluation mode."""
         self._set(parameters)
         count, size = len(self._test), self.test_batch_size
         total = np.zeros(2)
@@ -136,12 +137,12 @@ class TorchTask:
         self.parameters = sum(p.numel() for p in self._trained)
 
     def _vector(self, tensors: list[Any]) -> Floats:
-        """Tensors as one vector, a copy."""
+        """Copy tensors into one vector."""
         flat = self._torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
         return np.array(flat.cpu().numpy(), np.float64)
 
     def _set(self, parameters: Floats) -> None:
-        """Copy a vector of parameters into the model."""
+        """Copy a parameter vector into the model."""
         torch = self._torch
         kind = torch.promote_types(torch.float32, self._trained[0].dtype)
         flat = torch.from_numpy(parameters).to(kind).to(self.device)
@@ -151,7 +152,7 @@ class TorchTask:
                 parameter.copy_(part.view_as(parameter))
 
     def _of_batch(self, batch: Any) -> tuple[float, float]:
-        """Loss and accuracy of a test batch."""
+        """Return loss and accuracy of a test batch."""
         self._module.eval()
         batch = moved(batch, self.device)
         with self._torch.no_grad():
@@ -160,7 +161,7 @@ class TorchTask:
 
 
 class _Samples:
-    """Batches of given samples of a user's data."""
+    """Makes batches of given samples from a user's data."""
 
     def __init__(self, data: Any, what: str) -> None:
         utils = import_torch().utils.data
@@ -186,7 +187,7 @@ class _Samples:
         return len(self._data)
 
     def batch(self, indices: Ids) -> Any:
-        """The batch of these samples."""
+        """Return the batch of these samples."""
         if self._tensors is not None:
             at = import_torch().from_numpy(indices)
             made: Any = tuple(tensor[at] for tensor in self._tensors)
@@ -204,7 +205,7 @@ class _Samples:
 
 
 def _of_classes(output: Any, targets: Any) -> Any:
-    """Fraction of targets whose class has the highest score."""
+    """Return the fraction of targets whose class has the highest score."""
     if targets is None:
-        raise InputError("accuracy: a batch without targets needs a function of the user's own")
+        raise InputError("accuracy: a batch without targets needs its own accuracy function")
     return (output.argmax(1) == targets).double().mean()

@@ -80,7 +80,8 @@ class Tornado(msgspec.Struct, frozen=True):
 class Series(msgspec.Struct, frozen=True, kw_only=True):
     """Points of a line or a cloud; ``low`` and ``high`` are a band around it, or empty.
 
-    ``style`` is *line*, *dashed*, *points* or *steps*; ``labels`` say what each point is.
+    ``style`` is *line*, *dashed*, *points*, *steps*, or *reference* for a line to compare with;
+    ``labels`` name the points.
     """
 
     name: str

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from perfmodel.base.units import show
+from perfmodel.reporting.colours import CAUSE_COLOURS, PALETTE, kind_colours
 from perfmodel.reporting.contents import (
     Columns,
     Figure,
@@ -16,35 +17,19 @@ from perfmodel.reporting.contents import (
     Timeline,
     Tornado,
 )
+from perfmodel.reporting.ticks import decades
 
 Plot = Any
 """A figure of Bokeh."""
 
-PALETTE = (
-    "#0072b2",
-    "#e69f00",
-    "#009e73",
-    "#d55e00",
-    "#cc79a7",
-    "#56b4e9",
-    "#8833ff",
-    "#773300",
-)
-"""Colours that people with any kind of colour blindness can tell apart, on white and on black:
-those of Okabe and Ito ("Color Universal Design", 2008), with violet and brown for black and yellow,
-which cannot be seen on one of both."""
-
-COLOURS = dict(
-    zip(
-        ("compute", "network", "data", "server", "straggler", "cpu", "staleness_bound"),
-        PALETTE,
-        strict=False,
-    )
-)
-"""Colour of computing, and of waiting for each cause."""
-
 ROW_PX, MOST_ROWS = 18, 32
 """Height of a row of a timeline, and rows that are visible at once."""
+
+MOST_TICKS = 6
+"""Ticks of a logarithmic axis, at most: as many as a phone has room for."""
+
+REFERENCE = "#8c8c8c"
+"""Colour of lines to compare with."""
 
 PHONE_PX = 330
 """Width of a figure on a phone."""
@@ -60,7 +45,7 @@ def drawn(content: Figure) -> Plot:
 
 def colour(kind: str, number: int) -> str:
     """The colour of a kind: its own, or the next one."""
-    return COLOURS.get(kind, PALETTE[number % len(PALETTE)])
+    return CAUSE_COLOURS.get(kind, PALETTE[number % len(PALETTE)])
 
 
 def _plot(height: int, **more: Any) -> Plot:
@@ -181,12 +166,12 @@ def tornado(content: Tornado) -> Plot:
     """Bars to both sides of 1, on a logarithmic axis."""
     from bokeh.models import Span
 
-    names = _short(content.names)
+    names = _short([name.replace("_", " ") for name in content.names])
     plot = _plot(90 + 24 * len(names), y_range=list(reversed(names)), x_axis_type="log")
     bars = []
     sides = (
         ("lower", content.low, content.below),
-        ("higher, or another", content.high, content.above),
+        ("higher or other", content.high, content.above),
     )
     for number, (label, ratios, values) in enumerate(sides):
         source = {
@@ -208,29 +193,25 @@ def tornado(content: Tornado) -> Plot:
                 legend_label=label,
             )
         )
-    plot.add_layout(Span(location=1.0, dimension="height", line_color="#8c8c8c"))
+    plot.add_layout(Span(location=1.0, dimension="height", line_color=REFERENCE))
     ends = [*content.low, *content.high, 1.0]
     plot.x_range.start, plot.x_range.end = min(ends) / 1.05, max(ends) * 1.05
-    plot.xaxis.ticker = _ticks(min(ends), max(ends))
+    _round_ticks(plot.xaxis, ends)
     plot.xaxis.axis_label = content.title
     plot.ygrid.visible = False
-    _hover(plot, [("", "@name = @value"), ("times the throughput", "@ratio")], bars)
+    _hover(plot, [("", "@name = @value"), (content.title, "@ratio")], bars)
     _legend(plot)
     return plot
 
 
-def _ticks(low: float, high: float) -> list[float]:
-    """A few round ratios between two.
-
-    >>> _ticks(0.5, 2.0), _ticks(0.9, 10.0)
-    ([0.5, 0.6, 0.8, 1.0, 1.5, 2.0], [1.0, 2.0, 5.0, 10.0])
-    """
-    near = (0.5, 0.6, 0.8, 1.0, 1.5, 2.0)
-    far = [base * 10.0**power for power in range(-3, 4) for base in (1.0, 2.0, 5.0)]
-    close = (0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2)
-    ratio = high / low
-    of = close if ratio < 1.5 else near if ratio <= 4.0 else far
-    return [round(tick, 6) for tick in of if low / 1.05 <= tick <= high * 1.05]
+def _round_ticks(axis: Any, values: Sequence[float]) -> None:
+    """Give a logarithmic axis over some values round ticks."""
+    low, high = min(values), max(values)
+    if low > 0.0:
+        margin = (high / low) ** 0.05 * 1.01
+        found = decades(low / margin, high * margin, MOST_TICKS)
+        axis.ticker = found
+        axis.major_label_overrides = {tick: f"{tick:g}" for tick in found}
 
 
 def lines(content: Lines) -> Plot:
@@ -245,6 +226,11 @@ def lines(content: Lines) -> Plot:
     xs = sorted({x for each in content.series for x in each.x})
     if content.log_x and 2 <= len(xs) <= 12 and all(float(x).is_integer() for x in xs):
         plot.xaxis.ticker = [int(x) for x in xs]
+    elif content.log_x:
+        _round_ticks(plot.xaxis, xs)
+    if content.log_y:
+        drawn_ys = [v for each in content.series for v in (*each.y, *each.low, *each.high)]
+        _round_ticks(plot.yaxis, [v for v in drawn_ys if v > 0.0])
     tips = [("", "@label"), (content.over, "@x"), (content.title, "@y")]
     _hover(plot, tips, marks)
     _legend(plot)
@@ -271,6 +257,8 @@ def _drawn_series(plot: Plot, each: Series, line_colour: str) -> Any:
             fill_alpha=0.2,
             legend_label=each.name,
         )
+    if each.style == "reference":
+        return plot.line(x="x", y="y", source=source, color=REFERENCE, legend_label=each.name)
     if each.style == "steps":
         plot.step(
             x="x", y="y", source=source, color=line_colour, mode="after", legend_label=each.name
@@ -313,7 +301,8 @@ def timeline(content: Timeline) -> Plot:
     plot.toolbar.active_scroll, plot.toolbar.active_drag = wheel, pan
     bars = []
     kinds = list(dict.fromkeys(block.kind for block in content.blocks))
-    for number, kind in enumerate(kinds):
+    colours = kind_colours(kinds)
+    for kind in kinds:
         mine = [block for block in content.blocks if block.kind == kind]
         column = {
             "left": np.array([b.start_s for b in mine], dtype=np.float32),
@@ -331,7 +320,7 @@ def timeline(content: Timeline) -> Plot:
                 top="top",
                 bottom="bottom",
                 source=_source(column),
-                fill_color=colour(kind, number),
+                fill_color=colours[kind],
                 line_color=None,
                 legend_label=kind.replace("_", " "),
             )

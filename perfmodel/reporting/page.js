@@ -2,7 +2,6 @@
 // Gives the frames of the figures the colours of the page, also when these change.
 (function () {
   if (typeof Bokeh === "undefined") return;
-  const dark = window.matchMedia("(prefers-color-scheme: dark)");
   function paint(model) {
     const style = getComputedStyle(document.documentElement);
     const of = (name) => style.getPropertyValue(name).trim();
@@ -23,9 +22,9 @@
     for (const shown of Bokeh.documents) {
       for (const model of shown.all_models) paint(model);
     }
-    document.documentElement.dataset.painted = dark.matches ? "dark" : "light";
+    document.documentElement.dataset.painted = theme.shown();
   }
-  dark.addEventListener("change", all);
+  theme.onChange(all);
   const wait = setInterval(function () {
     if (Bokeh.documents.length === 0) return;
     clearInterval(wait);

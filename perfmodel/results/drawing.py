@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.base.units import dimension_of, show
+from perfmodel.reporting.colours import CAUSE_COLOURS, KIND_COLOURS, kind_colours
 from perfmodel.results import style
 
 if TYPE_CHECKING:
@@ -21,20 +22,20 @@ MOST_ROWS = 30
 """Resources drawn in a timeline, at most."""
 
 MOST_LINES = 12
-"""Lines drawn of a sweep; spread evenly over all of them if there are more."""
+"""Lines drawn of a sweep, at most; spread evenly over all of them if there are more."""
 
 MOST_BANDS = 4
-"""Lines drawn with a band for their interval, at most: more bands would hide each other."""
+"""Most lines that are drawn with their intervals as bands: more bands would hide each other."""
 
 MOST_BARS = 60
-"""Bars drawn of a sweep, likewise."""
+"""Bars drawn of a sweep, at most."""
 
 UNITS = {"batch_size": "samples", "sequence_length": "tokens", "jitter": "fraction"}
-"""Units of what is varied, where its name does not end in one."""
+"""Units of variables whose names do not end in one."""
 
 
 def figure(values: Mapping[str, Any], trace: Mapping[str, Any]) -> Figure:
-    """A figure of a prediction: time of an iteration by cause, above a timeline of two.
+    """A figure of a prediction: iteration time by cause, above a timeline of two iterations.
 
     Parameters
     ----------
@@ -63,11 +64,11 @@ def headline(values: Mapping[str, Any]) -> str:
 
 
 def lines(over: str, series: Mapping[str, Sequence[Mapping[str, Any]]], title: str) -> Figure:
-    """A figure of a sweep: throughput and idle fraction over what was varied.
+    """A figure of a sweep: throughput and idle fraction over a variable.
 
     Parameters
     ----------
-    over : key of what was varied; "workers" also draws ideal scaling, dashed.
+    over : key of the variable; "workers" also draws ideal scaling, dashed.
     series : rows of each line by its name, with ``throughput_samples_per_s`` and
         ``idle_fraction``; a horizontal line where the row has no value of ``over``. ``interval``
         of a row has the ends of both, or is None; it is drawn as a band.
@@ -103,8 +104,8 @@ def lines(over: str, series: Mapping[str, Sequence[Mapping[str, Any]]], title: s
         idle.xaxis.set_major_formatter(lambda x, _: show(x, unit))
     ys = [row["throughput_samples_per_s"] for rows in series.values() for row in rows]
     if geometric(xs) and max(ys) > 4 * min(ys):
-        throughput.set_yscale("log", base=2)
-        throughput.yaxis.set_major_formatter("{x:g}")
+        throughput.set_yscale("log")
+        style.logarithmic(throughput, "y", "")
     else:
         throughput.set_ylim(bottom=0)
     idle.set_xlabel(_label(over, unit))
@@ -121,7 +122,7 @@ def lines(over: str, series: Mapping[str, Sequence[Mapping[str, Any]]], title: s
 
 
 def _label(over: str, unit: str) -> str:
-    """Name of what was varied; values of a dimension have their units at the ticks."""
+    """Name of the variable; ticks show the units of quantities that have them."""
     words = over.removesuffix(f"_{unit}").replace("_", " ")
     return f"{words} ({UNITS[over]})" if over in UNITS else words
 
@@ -135,7 +136,7 @@ def _line(
     name: str,
     bands: bool,
 ) -> None:
-    """One line of a sweep, its interval, and with more workers what ideal scaling would be."""
+    """One line of a sweep with its interval and, over workers, its ideal scaling."""
     rising = sorted((row for row in rows if row[over] is not None), key=lambda row: row[over])
     x, y = [float(row[over]) for row in rising], [row[key] for row in rising]
     if not rising:
@@ -155,19 +156,20 @@ def _line(
 def against(points: Mapping[str, Sequence[Mapping[str, Any]]], title: str, unit: str) -> Figure:
     """A figure of predictions (upwards) over measured values, on logarithmic axes.
 
-    The diagonal is where both are equal; a band around it is 10 % wide each way.
+    Both are equal on the diagonal; the band around it reaches 10 % to either side.
 
     Parameters
     ----------
     points : ``measured``, ``predicted`` and ``interval`` (its ends, or None) of each case, by
         group.
-    title, unit : what the values are, and their SI unit.
+    title, unit : name of the values and their SI unit.
 
     Raises
     ------
     InputError : matplotlib is not installed.
     """
     drawing = style.empty(8.5, 6)
+    drawing.set_layout_engine("compressed")  # as the axes are square
     axes = drawing.subplots()
     every = [point for group in points.values() for point in group]
     values = [point[key] for point in every for key in ("measured", "predicted")]
@@ -199,7 +201,7 @@ def against(points: Mapping[str, Sequence[Mapping[str, Any]]], title: str, unit:
 
 
 def curves(
-    series: Mapping[str, Mapping[str, tuple[Floats, Floats]]], target: float, task: str
+    series: Mapping[str, Mapping[str, tuple[Floats, Floats]]], target: float | None, task: str
 ) -> Figure:
     """A figure of trainings: accuracy over predicted seconds, and over samples.
 
@@ -207,8 +209,8 @@ def curves(
     ----------
     series : by the name of a job its means, and half-widths of their intervals (NaN: none), of
         ``time_s``, ``samples`` and ``accuracy``.
-    target : accuracy that is marked.
-    task : what the accuracy is of.
+    target : accuracy that is marked, if any.
+    task : name of the task that is trained.
 
     Raises
     ------
@@ -216,7 +218,7 @@ def curves(
     """
     drawing = style.empty(11, 4.5)
     axes = drawing.subplots(1, 2, sharey=True)
-    names = {"time_s": "predicted time of the job (s)", "samples": f"samples of {task}"}
+    names = {"time_s": "predicted training time (s)", "samples": f"training samples of {task}"}
     for place, (over, words) in zip(axes, names.items(), strict=True):
         for number, (name, columns) in enumerate(series.items()):
             (xs, _), (ys, half) = columns[over], columns["accuracy"]
@@ -225,10 +227,13 @@ def curves(
             place.fill_between(
                 xs, ys - half, ys + half, color=colour, alpha=style.BAND, linewidth=0
             )
-        place.axhline(target, color=style.REFERENCE, linestyle="--", linewidth=1, label="target")
+        if target is not None:
+            place.axhline(
+                target, color=style.REFERENCE, linestyle="--", linewidth=1, label="target"
+            )
         place.set_xlabel(words)
         style.tidy(place)
-    axes[0].set_ylabel(f"accuracy of {task}")
+    axes[0].set_ylabel(f"accuracy on {task}")
     style.legend(drawing, axes[1])
     return drawing
 
@@ -240,7 +245,7 @@ def trade(
 
     Parameters
     ----------
-    front : hours, USD and instance type of each candidate that none beats in both.
+    front : hours, USD and instance type of each candidate on the Pareto front.
     ranked : hours and USD of the ranked candidates, the choice first.
     title : the choice in words.
 
@@ -301,7 +306,7 @@ def bars(names: Sequence[str], rows: Sequence[Mapping[str, Any]], title: str) ->
         axes.barh(range(len(drawn)), ends, height=0.7, color=style.colour(number))
         for place, (_, row) in enumerate(drawn):
             if row.get("interval"):
-                _whisker(axes, place, row["interval"][key])
+                style.whisker(axes, place, row["interval"][key])
         if any(row.get("interval") for _, row in drawn):
             axes.plot([], [], color=style.MEASURED, linewidth=1, label=style.INTERVAL)
         style.tidy(axes, "x")
@@ -316,11 +321,6 @@ def bars(names: Sequence[str], rows: Sequence[Mapping[str, Any]], title: str) ->
     return drawing
 
 
-def _whisker(axes: Axes, place: float, ends: Sequence[float]) -> None:
-    """An interval on a row."""
-    axes.plot(list(ends), [place] * 2, color=style.MEASURED, linewidth=1)
-
-
 def stacks(
     names: Sequence[str],
     parts: Sequence[Mapping[str, float]],
@@ -328,12 +328,12 @@ def stacks(
     intervals: Sequence[Sequence[float] | None] = (),
     title: str = "",
 ) -> Figure:
-    """A figure of a comparison: computing and waiting of each job as one bar.
+    """A figure of a comparison: one bar of compute and waiting time for each job.
 
     Parameters
     ----------
-    parts : seconds of each job by ``compute`` and causes of waiting, as in ``style.CAUSE_COLOURS``.
-    unit : of work that takes these seconds.
+    parts : seconds of each job by ``compute`` and causes of waiting, as in ``CAUSE_COLOURS``.
+    unit : what takes these seconds.
     intervals : ends of the interval of each job's sum (s), None for those without.
 
     Raises
@@ -343,7 +343,7 @@ def stacks(
     drawing = style.empty(10, 1.2 + 0.5 * len(parts), title)
     axes = drawing.subplots()
     left = [0.0] * len(parts)
-    kinds = [kind for kind in style.CAUSE_COLOURS if any(kind in part for part in parts)]
+    kinds = [kind for kind in CAUSE_COLOURS if any(kind in part for part in parts)]
     for kind in kinds:
         widths = [part.get(kind, 0.0) for part in parts]
         label = kind.replace("_", " ")
@@ -352,13 +352,13 @@ def stacks(
             widths,
             height=0.6,
             left=left,
-            color=style.CAUSE_COLOURS[kind],
+            color=CAUSE_COLOURS[kind],
             label=label,
         )
         left = [a + b for a, b in zip(left, widths, strict=True)]
     for place, ends in enumerate(intervals):
         if ends is not None:
-            _whisker(axes, place, ends)
+            style.whisker(axes, place, ends)
     if any(ends is not None for ends in intervals):
         axes.plot([], [], color=style.MEASURED, linewidth=1, label=style.INTERVAL)
     style.rows(axes, names)
@@ -370,22 +370,22 @@ def stacks(
 
 
 def _shares(axes: Axes, values: Mapping[str, Any]) -> None:
-    """One bar as long as an iteration: computing, then idle by cause."""
+    """One bar as long as an iteration: computing, then waiting by cause."""
     idle, iteration_s = values["idle_fraction"], values["iteration_s"]
     parts = {"compute": 1.0 - idle["mean"], **idle["by_cause"]}
     left = 0.0
     for name, part in parts.items():
         width = part * iteration_s
         label = f"{name.replace('_', ' ')} {part:.1%}"
-        axes.barh(0, width, left=left, color=style.CAUSE_COLOURS[name], label=label)
+        axes.barh(0, width, left=left, color=CAUSE_COLOURS[name], label=label)
         left += width
     if values["interval"] is not None:
         ends = values["interval"]["iteration_s"]
-        axes.plot(ends, [0, 0], color=style.MEASURED, linewidth=1, label=style.INTERVAL)
+        style.whisker(axes, 0.0, ends, style.INTERVAL)
         left = max(left, ends[1])
     style.rows(axes, ["iteration"])
     axes.set_xlim(0, 1.02 * left)
-    axes.set_xlabel("mean iteration of a worker (s)")
+    axes.set_xlabel("mean iteration time of a worker (s)")
     style.tidy(axes, "x")
     style.legend_beside(axes)
 
@@ -394,8 +394,8 @@ def _threads(events: Sequence[Event]) -> tuple[dict[tuple[int, int], str], int]:
     """Names of the threads that a timeline draws, by process and thread, in their order; and how
     many there are in all.
 
-    If there are too many, those of the first nodes with workers, and for a third of the rows the
-    busiest of the nodes without, such as servers.
+    If there are too many, the first nodes with workers fill two thirds of the rows, and the busiest
+    threads of other nodes, such as servers, the rest.
     """
     named = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     ranks = {
@@ -420,6 +420,8 @@ def _threads(events: Sequence[Event]) -> tuple[dict[tuple[int, int], str], int]:
 
 def _timeline(axes: Axes, trace: Mapping[str, Any], names: Mapping[tuple[int, int], str]) -> None:
     """Every op as a bar on the row of its resource, coloured by kind of op."""
+    from matplotlib.collections import PolyCollection
+
     shown = trace["otherData"]
     begin_us = 1e6 * shown["begin_s"]
     at = {key: row for row, key in enumerate(names)}
@@ -428,19 +430,21 @@ def _timeline(axes: Axes, trace: Mapping[str, Any], names: Mapping[tuple[int, in
         for e in trace["traceEvents"]
         if e["ph"] == "X" and e["dur"] > 0.0 and (e["pid"], e["tid"]) in at
     ]
-    others = iter(itertools.cycle(style.SERIES[2:]))
-    order = list(style.KIND_COLOURS)
-    kinds = dict.fromkeys(e["cat"] for e in spans)
-    for kind in sorted(kinds, key=lambda kind: order.index(kind) if kind in order else len(order)):
+    order = list(KIND_COLOURS)
+    kinds = sorted(
+        dict.fromkeys(e["cat"] for e in spans),
+        key=lambda kind: order.index(kind) if kind in order else len(order),
+    )
+    colours = kind_colours(kinds)
+    for kind in kinds:
         mine = [e for e in spans if e["cat"] == kind]
-        axes.barh(
-            [at[e["pid"], e["tid"]] for e in mine],
-            [e["dur"] / 1e6 for e in mine],
-            left=[(e["ts"] - begin_us) / 1e6 for e in mine],
-            height=0.8,
-            color=style.KIND_COLOURS.get(kind) or next(others),
-            label=kind,
-        )
+        corners = []
+        for e in mine:
+            row, start_s = at[e["pid"], e["tid"]], (e["ts"] - begin_us) / 1e6
+            left, right, top, bottom = start_s, start_s + e["dur"] / 1e6, row - 0.4, row + 0.4
+            corners.append([(left, top), (right, top), (right, bottom), (left, bottom)])
+        bars = PolyCollection(corners, facecolors=colours[kind], linewidths=0, label=kind)
+        axes.add_collection(bars)
     style.rows(axes, list(names.values()))
     length_s = shown["end_s"] - shown["begin_s"]
     if length_s > 0.0:

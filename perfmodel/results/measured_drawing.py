@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLUMNS = 3
-"""Operations drawn beside each other."""
+"""Operations drawn side by side, at most."""
 
 FARTHEST = 30.0
-"""An interval is drawn up to this factor beyond the value, and marked as going on."""
+"""An interval is drawn up to this factor from the value; an arrow marks one that goes further."""
 
 MOST_RUNS = 60
-"""Runs drawn of a fit; spread evenly over all of them if there are more."""
+"""Runs drawn of a fit, at most; spread evenly over all of them if there are more."""
 
 
 class Times(msgspec.Struct, frozen=True):
@@ -41,8 +41,8 @@ class Times(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """An estimate as a row of a figure: its value in words, its interval and its value before as
-    factors of the value (None: not known), and whether measurements determine it."""
+    """An estimate as a row of a figure: its value as text, its interval and its previous value
+    relative to it (None: not known), and whether the measurements determine it."""
 
     name: str
     text: str
@@ -52,7 +52,8 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Error(msgspec.Struct, frozen=True):
-    """A run, predicted / measured - 1 of the fit, and of one without the run (None: too few)."""
+    """The error of a run, predicted / measured - 1, by the fit and by a fit without that run (None:
+    there are too few runs)."""
 
     name: str
     error: float
@@ -79,7 +80,7 @@ def times(series: Sequence[Times], title: str) -> Figure:
             if each.operation == operation:
                 _times(axes, each, labels.index(each.label))
         axes.set(xscale="log", yscale="log")
-        style.logarithmic(axes, "x", "bytes")
+        style.logarithmic(axes, "x", "bytes", 5)
         style.logarithmic(axes, "y", "s")
         axes.set_title(operation.replace("_", " "), fontsize=9)
         axes.set_xlabel("size (bytes)")
@@ -163,7 +164,7 @@ def _estimates(axes: Axes, rows: Sequence[Row]) -> None:
     low, high = axes.get_xlim()
     axes.set_xlim(min(low, 0.5), max(high, 2.0))
     style.logarithmic(axes, "x", "")
-    axes.set_xlabel("factor of the fitted value")
+    axes.set_xlabel("relative to the fitted value")
     style.tidy(axes, "x")
 
 
@@ -178,12 +179,12 @@ def _errors(axes: Axes, errors: Sequence[Error]) -> None:
             "o",
             color=style.colour(1),
             markerfacecolor="white",
-            label="error, run held out",
+            label="held-out error",
         )
     fitted = [100.0 * e.error for e in errors]
-    axes.plot(fitted, places, "o", color=style.colour(1), markersize=4, label="error of the fit")
+    axes.plot(fitted, places, "o", color=style.colour(1), markersize=4, label="fit error")
     style.rows(axes, [e.name for e in errors])
-    axes.set_xlabel("step time: predicted / measured - 1 (%)")
+    axes.set_xlabel("step-time error: predicted / measured - 1 (%)")
     style.tidy(axes, "x")
 
 
@@ -212,9 +213,10 @@ def run(
     axes, *beside = drawing.subplots(1, 2 if stale else 1, squeeze=False)[0]
     places = range(len(workers_s))
     axes.barh(places, workers_s, height=0.7, color=style.colour(0), label="measured")
-    axes.axvline(
-        compute_s, color=style.MEASURED, linestyle=":", linewidth=1, label="of it computing, mean"
+    computing = axes.axvline(
+        compute_s, color=style.MEASURED, linestyle="--", linewidth=1.2, label="mean compute time"
     )
+    style.outline(computing)
     if predicted is not None:
         iteration_s, interval, _ = predicted
         axes.axvline(iteration_s, color=style.colour(1), linewidth=1.5, label="predicted")
@@ -229,7 +231,7 @@ def run(
             )
     style.rows(axes, [f"worker {worker}" for worker in places])
     axes.set_xlim(left=0.0)
-    axes.set_xlabel("mean iteration (s)")
+    axes.set_xlabel("mean iteration time (s)")
     style.tidy(axes, "x")
     for other in beside:
         _staleness(other, staleness, {} if predicted is None else predicted[2])
@@ -243,6 +245,6 @@ def _staleness(axes: Axes, measured: Mapping[int, float], predicted: Mapping[int
         values = sorted(predicted)
         axes.plot(values, [predicted[v] for v in values], "o", color=style.colour(1))
     axes.set_xlabel("staleness (updates)")
-    axes.set_ylabel("share of the updates")
+    axes.set_ylabel("share of updates")
     axes.locator_params(axis="x", integer=True)
     style.tidy(axes)

@@ -1,4 +1,4 @@
-"""The outcome of either route for a job, to which the facts of the job are added."""
+"""The outcome of the fine or the coarse route, before the facts of the job are added."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from perfmodel.results.prediction import (
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a simulation, or of the formulas, for a job.
 
-    ``iterations_per_s`` is the rate of all workers together; ``run_iterations`` are those of the
-    runs among which the logarithms of throughput and of mean staleness have the standard deviations
-    ``run_spread`` and ``staleness_spread``; ``notes`` say how the route was chosen. All else is as
-    in :class:`perfmodel.results.prediction.Prediction`.
+    ``iterations_per_s`` is the rate of all workers together. ``run_spread`` and
+    ``staleness_spread`` are the standard deviations of the logarithms of throughput and of mean
+    staleness between runs of ``run_iterations`` iterations. ``notes`` say how the route was chosen.
+    The other fields are as in :class:`perfmodel.results.prediction.Prediction`.
     """
 
     fidelity: str
@@ -47,5 +47,5 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def iteration_s(self) -> float:
-        """Mean time of an iteration."""
+        """Mean iteration time."""
         return self.workers / self.iterations_per_s

@@ -1,8 +1,7 @@
-"""A prediction, as a typed result, a table, JSON, a frame or a trace."""
+"""A prediction as a typed result, with export to JSON, data frame, figure, page or trace."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 class ModelAge(msgspec.Struct, frozen=True):
     """Local steps since the last exchange of a worker's model.
 
-    ``exchange_every`` is the mean number of steps between exchanges; ``mean`` and ``p90`` are of
+    ``exchange_every`` is the mean number of steps between exchanges; ``mean`` and ``p90`` describe
     the age at the start of a step.
     """
 
@@ -37,10 +36,10 @@ SCHEMA = "perfmodel.prediction/1"
 
 
 class Idle(msgspec.Struct, frozen=True):
-    """Fraction of the time in which devices do not compute: 1 - compute time / elapsed time.
+    """Fraction of the time that devices do not compute: 1 - compute time / elapsed time.
 
-    ``by_cause`` splits ``mean`` by what ended the wait: ``network``, ``server``, ``straggler``
-    (another worker), ``staleness_bound``, ``data``, ``cpu``.
+    ``by_cause`` splits ``mean`` by the event that ended the wait: ``network``, ``server``,
+    ``straggler`` (another worker), ``staleness_bound``, ``data``, ``cpu``.
     """
 
     mean: float
@@ -51,7 +50,7 @@ class Idle(msgspec.Struct, frozen=True):
 class Staleness(msgspec.Struct, frozen=True):
     """Version staleness: updates of a parameter between a worker's read and its own update.
 
-    ``histogram`` gives shares of all applied updates; keys are staleness values as text.
+    ``histogram`` maps staleness values, as text, to their share of all applied updates.
     """
 
     mean: float
@@ -63,10 +62,10 @@ class Staleness(msgspec.Struct, frozen=True):
 
 
 class ClockGap(msgspec.Struct, frozen=True):
-    """Iterations by which the fastest worker is ahead of the slowest: mean over time, maximum.
+    """Iterations by which the fastest worker is ahead of the slowest: mean over time, and maximum.
 
-    Where nothing bounds it (asynchronous workers of different speed) it grows with the length of
-    the run, here that of the simulation.
+    Without a bound (asynchronous workers of different speeds) the gap grows with the length of the
+    run; the value then depends on the length of the simulation.
     """
 
     mean: float
@@ -74,10 +73,10 @@ class ClockGap(msgspec.Struct, frozen=True):
 
 
 class CriticalStep(msgspec.Struct, frozen=True):
-    """Operations of one kind that follow each other on one resource of the critical cycle.
+    """Consecutive operations of one kind on one resource of the critical cycle.
 
-    ``first`` to ``last`` are ``count`` operations that take ``seconds`` together; ``waited`` says
-    that the first of them started when the resource became free, not when its last input came.
+    ``first`` to ``last`` are ``count`` operations that take ``seconds`` in total. ``waited`` is
+    True if the first started when the resource became free, not when its last input arrived.
     """
 
     operation: str
@@ -90,10 +89,10 @@ class CriticalStep(msgspec.Struct, frozen=True):
 
 
 class Bottleneck(msgspec.Struct, frozen=True):
-    """The bottleneck: ``share`` is its share of the critical chain of operations.
+    """The bottleneck: ``share`` is its share of the critical path of operations.
 
-    ``shares`` are those of all kinds of resources. ``cycle`` is the chain itself where it
-    repeats itself exactly (a deterministic job): its steps add up to a whole number of periods.
+    ``shares`` holds the shares of all kinds of resources. ``cycle`` is the chain itself if it
+    repeats exactly (a deterministic job): its steps add up to a whole number of periods.
     """
 
     resource: str
@@ -104,10 +103,10 @@ class Bottleneck(msgspec.Struct, frozen=True):
 
 
 class Utilisation(msgspec.Struct, frozen=True):
-    """Utilisation of time, bandwidth or cores, by name of the resource.
+    """Utilisation of time, bandwidth or cores, by resource name.
 
-    ``cores`` has the processors of each node that workers compute on, together with its servers;
-    it is empty where workers compute on accelerators, and in a coarse prediction.
+    ``cores`` holds the CPUs of each node on which workers, and possibly servers, compute. It is
+    empty if workers compute on accelerators, and in a coarse prediction.
     """
 
     workers: dict[str, float]
@@ -117,9 +116,9 @@ class Utilisation(msgspec.Struct, frozen=True):
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """Memory need in bytes of one worker and of the fullest server (None without servers).
+    """Memory in bytes that a worker and the fullest server need (None without servers).
 
-    ``device_bytes`` is what the device has, where known.
+    ``device_bytes`` is the memory of the device; None if unknown.
     """
 
     worker_bytes: float
@@ -128,7 +127,7 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 class Training(msgspec.Struct, frozen=True):
-    """Seconds of one pass over ``dataset_size`` samples, and of ``epochs`` passes."""
+    """Time (s) of one pass over ``dataset_size`` samples, and of ``epochs`` passes."""
 
     dataset_size: int
     epochs: int
@@ -138,11 +137,11 @@ class Training(msgspec.Struct, frozen=True):
 
 
 class ErrorBand(msgspec.Struct, frozen=True):
-    """Error of a coarse prediction against the simulation, as fractions of the iteration.
+    """Error of a coarse prediction relative to the simulation, as fractions of the iteration time.
 
-    ``median`` and ``p90`` are of the absolute error, over jobs of the same class
-    (:mod:`perfmodel.predicting.bands`); None where the coarse model leaves out a feature of the
-    job, or where no such jobs were measured. 0 where it is exact.
+    ``median`` and ``p90`` are quantiles of the absolute error over jobs of the same class
+    (:mod:`perfmodel.predicting.bands`). They are None if the coarse model leaves out a feature of
+    the job, or if no such jobs were compared; 0 if the coarse model is exact.
     """
 
     median: float | None
@@ -151,12 +150,13 @@ class ErrorBand(msgspec.Struct, frozen=True):
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """Prediction interval of a measured run, with probability ``coverage``.
+    """Interval that contains the value of a measured run with probability ``coverage``.
 
-    The run has ``iterations`` iterations; None if so many that their chance does not count.
+    The run has ``iterations`` iterations; None if it is so long that random variation averages out.
     ``iteration_s``, ``throughput_samples_per_s``, ``idle_fraction`` (mean of the workers) and
-    ``staleness`` (mean; None without) are the lower and the upper end, ``parts`` the contributions
-    to the width of the first (standard deviations of the logarithm), ``text`` the same in words.
+    ``staleness`` (mean; None if there is no staleness) are (lower, upper) bounds. ``parts`` are the
+    contributions to the width of ``iteration_s`` (standard deviations of the logarithm); ``text``
+    describes them in words.
     """
 
     coverage: float
@@ -171,44 +171,44 @@ class Interval(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class Timeline(Protocol):
-    """The job, simulated again on request."""
+    """A job that can be simulated again on request."""
 
     def chrome_trace(self) -> dict[str, Any]:
-        """Two iterations of the steady state as a Chrome trace, times in microseconds."""
+        """Two steady-state iterations as a Chrome trace, times in microseconds."""
 
     def schedule(self, updates: int | None, samples_per_s: float) -> Schedule:
-        """The schedule of so many updates; the throughput is noted in it."""
+        """The schedule of ``updates`` updates; ``samples_per_s`` is recorded in its header."""
 
 
 class Prediction(Drawn, frozen=True, kw_only=True):
-    """A prediction; its field names are the keys of its JSON, but for ``timeline``.
+    """A prediction; its field names, except ``timeline``, are its JSON keys.
 
     Attributes
     ----------
     fidelity : *fine* for a simulation, *coarse* for formulas.
-    error_band : of a coarse prediction; None for a fine one.
-    island_devices : devices of each worker, where workers are groups of devices; ``batch_size`` is
-        that of the first, and idleness and memory are those of devices.
-    throughput_samples_per_s : samples that all workers process per second.
-    interval : of a measured run in 9 of 10 cases, see :mod:`perfmodel.predicting.intervals`.
+    error_band : error of a coarse prediction; None for a fine one.
+    island_devices : number of devices in each worker, if workers are groups of devices;
+        ``batch_size`` is then that of the first, and idleness and memory are per device.
+    throughput_samples_per_s : samples per second of all workers together.
+    interval : 90 % interval of a measured run, see :mod:`perfmodel.predicting.intervals`.
     throughput_ci_fraction : half-width of the 95 % confidence interval of the simulation, as a
         fraction of the throughput (0 for a deterministic job).
-    iterations : number of iterations from the start of training; None for the long run.
-    sequence_length : tokens of a sample, None where not known.
-    transient_iterations : iterations until the leads between workers that are coupled are
-        stationary, in a fine prediction of the long run.
+    iterations : number of iterations from the start of training; None for the steady state.
+    sequence_length : tokens per sample; None if unknown.
+    transient_iterations : iterations until the leads between coupled workers are stationary, in a
+        fine prediction of the steady state.
     iteration_s : workers / sum of the workers' iterations per second.
-    compute_s : mean time a device computes per iteration.
+    compute_s : mean time that a device computes per iteration.
     exposed_communication_s : time per iteration that a device waits for the network or a server.
-    phases_s : phases of an iteration (coarse; else empty).
-    operation_s : mean duration, queueing included, of push (until applied), update, pull, ...
-        (fine; else empty).
+    phases_s : duration of each phase of an iteration (coarse only; else empty).
+    operation_s : mean duration, including queueing, of push (until applied), update, pull, ...
+        (fine only; else empty).
     clock_gap : None in a coarse prediction.
     model_age : local steps since a worker's last exchange, for architectures that exchange models.
     updates_per_s : updates of the model per second.
     quality : *measured* if every compute time was measured, else *estimated*.
-    timeline : simulates the job again to show it; None in a coarse prediction, or one that was read
-        from JSON.
+    timeline : simulates the job again to show its timeline; None in a coarse prediction, or in one
+        read from JSON.
     """
 
     schema: str = SCHEMA
@@ -264,10 +264,15 @@ class Prediction(Drawn, frozen=True, kw_only=True):
 
     def to_json(self) -> str:
         """The prediction as JSON text."""
+        import json  # text output does not need it
+
         return json.dumps(self.to_dict(), indent=2)
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per worker: idle fraction and staleness; the job's rates are in ``attrs``."""
+        """A data frame with one row per worker: idle fraction and staleness.
+
+        ``attrs`` holds the iteration time and the throughput of the job.
+        """
         import pandas as pd
 
         rows: dict[str, Any] = {
@@ -298,75 +303,82 @@ class Prediction(Drawn, frozen=True, kw_only=True):
             causes = {"compute": 1.0 - self.idle_fraction.mean, **self.idle_fraction.by_cause}
             parts = {cause: part * self.iteration_s for cause, part in causes.items()}
             ends = None if self.interval is None else self.interval.iteration_s
-            what = "mean iteration of a worker"
+            what = "mean iteration time of a worker"
             return stacks([""], [parts], what, [ends], headline(self.to_dict()))
         return figure(self.to_dict(), self.to_chrome_trace())
 
     def report(self, path: str | Path | None = None) -> str:
-        """A page of HTML that needs no network, also written to ``path`` (extra ``report``).
+        """Return a self-contained HTML page and write it to ``path``, if given (extra ``report``).
 
-        :func:`perfmodel.report` adds what takes further predictions: what assumptions are worth,
-        how the job scales, and what would make it faster.
+        It is the page of :func:`perfmodel.report`, with further predictions: the effect of each
+        assumption, how the job scales, and what would make it faster. These are left out for a
+        prediction that is coarse or was read back from JSON, and for a job that
+        :func:`perfmodel.make_job` did not make.
 
         Raises
         ------
-        InputError : Bokeh is not installed; the place cannot be written.
+        InputError : Bokeh is not installed, or ``path`` cannot be written.
         """
+        from perfmodel.base import wiring
         from perfmodel.reporting import page
         from perfmodel.reporting.contents import Page
         from perfmodel.results import sections
 
         page.check()
+        whole = wiring.report_of(self) if wiring.report_of is not None else None
+        if whole is not None:
+            text: str = whole.to_html(path)
+            return text
         parts = (*sections.sections(self), sections.reproduce(self))
         top = sections.answer(self)
         return page.html(Page(title=sections.title(self), answer=top, sections=parts), path)
 
     def to_chrome_trace(self) -> dict[str, Any]:
-        """Two iterations of the steady state as a Chrome trace: open the JSON in Perfetto.
+        """Two steady-state iterations as a Chrome trace; open the JSON in Perfetto.
 
-        A process per node, a thread per resource; times in microseconds of simulated time. Arrows
-        lead from an operation to the one that waited for it; counters show the use of links,
-        queues and staleness. ``otherData`` says which iterations they are. The job is simulated
-        again for it, so it costs nothing unless asked for.
+        There is a process per node and a thread per resource; times are simulated microseconds.
+        Arrows lead from an operation to the one that waited for it; counters show link utilisation,
+        queues and staleness. ``otherData`` says which iterations are shown. The trace is made on
+        request, by simulating the job again.
 
         Raises
         ------
-        InputError : the prediction is coarse, or was read back from JSON.
+        InputError : the prediction is coarse or was read from JSON.
         """
         return self._job("trace").chrome_trace()
 
     def schedule(self, updates: int | None = None) -> Schedule:
-        """Which gradient is computed on which model, and when it is applied, from the start of
-        training until ``updates`` gradients have been applied.
+        """Record which gradient is computed on which model, and when it is applied, from the start
+        of training until ``updates`` gradients have been applied.
 
-        By default 1000 for each worker, at most 100 000. The job is simulated again for it.
+        The default is 1000 gradients per worker, at most 100 000. The job is simulated again.
 
         Raises
         ------
-        InputError : the prediction is coarse, or was read back from JSON; ``updates`` is no
+        InputError : the prediction is coarse or was read from JSON, or ``updates`` is not a
             positive whole number.
-        TooLargeError : it takes more operations than the prediction was allowed (``max_ops``).
+        TooLargeError : the simulation takes more operations than the prediction's ``max_ops``.
         """
         return self._job("schedule").schedule(updates, self.throughput_samples_per_s)
 
     def _job(self, what: str) -> Timeline:
-        """The job, to be simulated again for what is asked.
+        """The job, ready to be simulated again.
 
         Raises
         ------
-        InputError : the prediction is coarse, or was read back from JSON.
+        InputError : the prediction is coarse, or was read from JSON.
         """
         if self.fidelity == "coarse":
             raise InputError(f"{what}: a coarse prediction has no timeline; needs fidelity fine")
         if self.timeline is None:
             raise InputError(
-                f"a prediction read back from JSON has no job for a {what}: predict it anew"
+                f"{what}: a prediction read from JSON has no job to simulate; predict it again"
             )
         return self.timeline
 
 
 def percentile(histogram: Mapping[int, int], fraction: float) -> int:
-    """Smallest value that at least ``fraction`` of the counts do not exceed.
+    """Smallest value that is not exceeded by at least ``fraction`` of the counts.
 
     >>> percentile({0: 5, 3: 4, 7: 1}, 0.9)
     3

@@ -1,4 +1,4 @@
-"""A schedule of training: which gradient was computed on which model, and when it took effect."""
+"""Training schedules: which gradient was computed on which model, and when it took effect."""
 
 from __future__ import annotations
 
@@ -18,29 +18,34 @@ from numpy.typing import NDArray
 from perfmodel.base import files
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError, number, whole_number
+from perfmodel.results.drawn import Drawn
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 FORMAT = "perfmodel.schedule/1"
 """Name and version of the file format (docs/reference/schedule.md)."""
 
 CENTRE = -1
-"""The model on the servers, or the one model that synchronous replicas share."""
+"""Index of the model on the servers, or of the model that synchronous replicas share."""
 
 NO_MODEL = -2
-"""``other`` of rows that take in no other model."""
+"""Value of ``other`` in rows that involve no other model."""
 
 WHOLE = -1
-"""All slices."""
+"""Value of ``slice`` in rows for the whole model."""
+
+WINDOWS = 100
+"""Points of a figure, each of as many updates."""
 
 MOST_BYTES, MOST_ROWS, MOST_WORKERS, MOST_SLICES = 2 * 10**9, 50_000_000, 1_000_000, 32767
-"""Largest file, longest schedule, most workers, and most slices."""
+"""Limits on file size, rows, workers and slices."""
 
 
 class Event(enum.IntEnum):
-    """What a row of a schedule says: a worker reads the centre, a gradient is computed or applied,
-    a model is mixed in, a gradient is dropped."""
+    """Kind of a schedule row: a worker reads the centre, a gradient is computed or applied, another
+    model is mixed in, or a gradient is dropped."""
 
     READ = 0
     GRADIENT = 1
@@ -66,16 +71,16 @@ COLUMNS: dict[str, str] = {
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is known of all rows of a schedule.
+    """Properties common to all rows of a schedule.
 
     Attributes
     ----------
-    workers : their number; each has a model of its own.
-    slices : bytes of each slice of the parameters.
-    batch_size : samples of one gradient.
+    workers : number of workers; each has its own model.
+    slices : size in bytes of each slice of the parameters.
+    batch_size : samples per gradient.
     options : options of the architecture.
-    begins_s : (workers,) time at which each begins its first step.
-    samples_per_s : predicted throughput of all workers in the long run.
+    begins_s : (workers,) time at which each worker begins its first step.
+    samples_per_s : predicted steady-state throughput of all workers.
     """
 
     workers: int
@@ -89,32 +94,33 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     format: str = FORMAT
 
 
-class Schedule(msgspec.Struct, frozen=True, eq=False):
-    """Rows (rows,) in the order in which they took effect, from the start of training.
+class Schedule(Drawn, frozen=True, eq=False):
+    """Events of a training run in the order in which they took effect; columns are (rows,).
 
-    Every model starts from the same parameters, as version 0. A model is that of a worker (its
-    number) or CENTRE; a version counts the groups of rows that have changed a slice of a model.
-    Rows of equal ``group`` follow each other and take effect together, on the values before any of
-    them: of one model and slice first MIX, then APPLY.
+    All models start from the same parameters, at version 0. A model is a worker's (its index) or
+    CENTRE. A version counts the groups of rows that have changed a slice of a model. Rows with the
+    same ``group`` are consecutive and take effect together, on the values before the group: for
+    each model and slice MIX first, then APPLY.
 
     Attributes
     ----------
-    time_s : when it took effect.
+    time_s : time at which the row took effect.
     event : an :class:`Event`.
-    worker : READ: the one that reads; GRADIENT, APPLY, DROP: the one that computes the gradient;
-        MIX: the one that causes it.
-    step : the worker's step of that gradient, from 0; READ: the step it is read for; MIX: -1.
-    model : the model that is written; GRADIENT: that is used; DROP: that it was meant for.
-    other : READ: CENTRE; MIX: the model that is mixed in; else NO_MODEL.
+    worker : READ: the worker that reads; GRADIENT, APPLY, DROP: the worker that computed the
+        gradient; MIX: the worker that caused it.
+    step : the worker's step that computed the gradient, from 0; READ: the step that uses the read
+        parameters; MIX: -1.
+    model : the model written; GRADIENT: the model used; DROP: the model that the gradient was for.
+    other : READ: CENTRE; MIX: the model mixed in; else NO_MODEL.
     slice : index of a slice, or WHOLE.
-    weight : APPLY: factor of the gradient in the optimizer's step; MIX: w in
+    weight : APPLY: factor of the gradient in the optimizer step; MIX: w in
         model + sum of w (other - model); else 0.
-    group : of rows that take effect together.
-    version : READ: of the centre that is read; GRADIENT: of the centre that the parameters come
-        from or, without READ rows, of the worker's own model, -1 where slices differ; APPLY, MIX:
-        of the model that it makes; DROP: of the model at that time.
-    other_version : MIX: the version of ``other`` that is mixed in, which may be an old one, as it
-        was sent; else -1.
+    group : number of the group of rows that take effect together.
+    version : READ: version of the centre read; GRADIENT: version of the centre from which the
+        parameters come or, without READ rows, of the worker's own model, -1 if slices differ;
+        APPLY, MIX: version of the model after the row; DROP: current version of the model.
+    other_version : MIX: version of ``other`` mixed in, which may be old because it was sent
+        earlier; else -1.
     """
 
     header: Header
@@ -142,18 +148,22 @@ class Schedule(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def gradients(self) -> int:
-        """How many gradients have been applied, to one slice at least."""
-        applied = self.event == Event.APPLY
+        """Number of gradients that were applied to at least one slice."""
+        return int(self.applied().sum())
+
+    def applied(self) -> Ids:
+        """(workers,) gradients of each worker that were applied to at least one slice."""
+        rows = self.event == Event.APPLY
         steps = int(self.step.max(initial=0)) + 1
-        of_whom = np.sort(self.worker[applied].astype(np.int64) * steps + self.step[applied])
-        return int(np.count_nonzero(np.diff(of_whom))) + bool(len(of_whom))
+        keys = np.unique(self.worker[rows].astype(np.int64) * steps + self.step[rows])
+        return np.bincount(keys // steps, minlength=self.header.workers)
 
     def staleness(self) -> Ids:
-        """Staleness of each update, in the order of the rows: versions between read and update.
+        """Staleness of each update (updates,), in row order: versions between read and update.
 
-        Where there is a centre, of each row that changes it, by the versions of the centre; else of
-        each APPLY, by the versions of the worker's own model. A row of the whole model counts once
-        for each slice.
+        With a centre, updates are the rows that change it, and versions are those of the centre.
+        Without one, updates are the APPLY rows, and versions are those of the worker's own model. A
+        row for the whole model counts once per slice.
         """
         rows, slices = _by_slice(self)
         event, model = self.event[rows], self.model[rows]
@@ -175,7 +185,7 @@ class Schedule(msgspec.Struct, frozen=True, eq=False):
         return stale
 
     def _versions(self, rows: Ids, slices: Ids) -> Ids:
-        """The column version; of gradients on models whose slices differ, that of each slice."""
+        """Version of each row and slice; resolves gradients on models whose slices differ."""
         event, made = self.event[rows], self.version[rows]
         lost = (event == Event.GRADIENT) & (made < 0)
         if not lost.any():
@@ -192,7 +202,7 @@ class Schedule(msgspec.Struct, frozen=True, eq=False):
         return found
 
     def _exchanged(self, rows: Ids, slices: Ids) -> Ids:
-        """Staleness of a worker's moves of the centre: versions since it read the centre."""
+        """Staleness when workers move the centre by MIX: versions since they read the centre."""
         mixed = (self.event[rows] == Event.MIX) & (self.model[rows] == CENTRE)
         rows, slices = rows[mixed], slices[mixed]
         other = self.other[rows]
@@ -206,12 +216,35 @@ class Schedule(msgspec.Struct, frozen=True, eq=False):
         )
 
     def staleness_histogram(self) -> dict[int, int]:
-        """How often each staleness was seen."""
+        """Number of updates with each staleness."""
         counts = np.bincount(self.staleness())
         return {int(value): int(counts[value]) for value in np.flatnonzero(counts)}
 
+    def plot(self) -> Figure:
+        """A matplotlib figure: staleness over updates, and the gradients applied of each worker
+        (extra ``plot``).
+
+        Raises
+        ------
+        InputError : matplotlib is not installed.
+        """
+        from perfmodel.results.study_drawing import Window, schedule
+
+        stale, h = self.staleness(), self.header
+        windows = []
+        if stale.any():
+            before = 0
+            for part in np.array_split(stale, min(len(stale), WINDOWS)):
+                low, high = np.percentile(part, (10, 90))
+                middle = before + len(part) // 2
+                windows.append(Window(middle, float(part.mean()), float(low), float(high)))
+                before += len(part)
+        ends_s = float(self.time_s[-1]) if len(self) else 0.0
+        title = f"{h.architecture}, {h.workers} workers: the first {ends_s:.4g} s of training"
+        return schedule(windows, self.applied().tolist(), title)
+
     def frame(self) -> pd.DataFrame:
-        """One row per event, with its name; the header is in ``attrs``."""
+        """A data frame with one row per event, events by name; the header is in ``attrs``."""
         import pandas as pd
 
         columns: dict[str, Any] = {name: getattr(self, name) for name in COLUMNS}
@@ -222,16 +255,16 @@ class Schedule(msgspec.Struct, frozen=True, eq=False):
         return frame
 
     def write(self, path: str | Path) -> None:
-        """Write a file (.npz) that :meth:`read` reads.
+        """Write a file (.npz) that :meth:`read` can read.
 
         Raises
         ------
-        InputError : the place cannot be written.
+        InputError : ``path`` cannot be written.
         """
         files.write(path, self.to_bytes())
 
     def to_bytes(self) -> bytes:
-        """The contents of such a file."""
+        """The contents of the file that :meth:`write` writes."""
         text = json.dumps(files.finite(msgspec.to_builtins(self.header), "inf")).encode()
         arrays = {name: getattr(self, name).astype(kind) for name, kind in COLUMNS.items()}
         out = io.BytesIO()
@@ -240,11 +273,11 @@ class Schedule(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def read(cls, path: str | Path) -> Schedule:
-        """The schedule in a file.
+        """Read a schedule from a file.
 
         Raises
         ------
-        InputError : it cannot be read, is of another format or version, or contradicts itself.
+        InputError : the file cannot be read, has another format or version, or is inconsistent.
         """
         name = str(path)
         arrays = _arrays(files.read_bytes(path, MOST_BYTES), name)
@@ -255,8 +288,8 @@ class Schedule(msgspec.Struct, frozen=True, eq=False):
             found = arrays[column]
             if found.dtype != np.dtype(kind) or found.ndim != 1:
                 raise InputError(
-                    f"{name}: {column}: expected a row of {np.dtype(kind).name}, got "
-                    f"{found.dtype.name} of shape {found.shape}"
+                    f"{name}: {column}: expected a one-dimensional array of "
+                    f"{np.dtype(kind).name}, got {found.dtype.name} of shape {found.shape}"
                 )
         schedule = cls(header, **{column: arrays[column] for column in COLUMNS})
         try:
@@ -266,11 +299,11 @@ class Schedule(msgspec.Struct, frozen=True, eq=False):
         return schedule
 
     def check(self) -> None:
-        """Check that columns, workers, slices and versions agree with each other.
+        """Check that columns, workers, slices and versions are consistent.
 
         Raises
         ------
-        InputError : they do not; the text has the column, and the first row that is wrong.
+        InputError : they are not; the text names the column and the first wrong row.
         """
         h, n = self.header, len(self)
         for name in COLUMNS:
@@ -303,15 +336,15 @@ class Schedule(msgspec.Struct, frozen=True, eq=False):
         self._check_versions()
 
     def _check_versions(self) -> None:
-        """Each group that writes a slice of a model raises its version by one; what is read is the
-        present version, what is mixed in was there before."""
+        """Check that each group that writes a slice of a model raises its version by one, that
+        reads return the current version, and that mixed-in versions already exist."""
         width = len(self.header.slices)
         rows, slices = _by_slice(self)
         group = np.cumsum(np.diff(self.group, prepend=self.group[:1]) != 0)[rows]
         event, version = self.event[rows], self.version[rows]
 
         def found(wrong: NDArray[np.bool_]) -> NDArray[np.bool_]:
-            """By row, from wrong ones by row and slice."""
+            """Rows with at least one wrong slice."""
             return np.bincount(rows[wrong], minlength=len(self)) > 0
 
         made = np.isin(event, (Event.APPLY, Event.MIX))
@@ -323,7 +356,7 @@ class Schedule(msgspec.Struct, frozen=True, eq=False):
         before = np.where(new, 0, np.roll(became, 1))
         wrong = np.zeros(len(rows), np.bool_)
         wrong[order] = became != before + (np.diff(at, prepend=at[:1] - 1) != 0)
-        _none("version", found(wrong), "one more than that of the group before")
+        _none("version", found(wrong), "one more than in the previous group")
 
         place = (self.other[rows] * width + slices) * (len(self) + 1) + group
         last = np.searchsorted(at, place) - 1
@@ -334,17 +367,17 @@ class Schedule(msgspec.Struct, frozen=True, eq=False):
         wrong = (event == Event.READ) & (version != there)
         _none("version", found(wrong), "that of the centre, for a READ")
         wrong = (event == Event.MIX) & (self.other_version[rows] > there)
-        _none("other_version", found(wrong), "one that was made before")
+        _none("other_version", found(wrong), "a version that already exists")
 
     def _check_gradients(self) -> None:
-        """Each gradient is computed once, before it is applied or dropped."""
+        """Check that each gradient is computed once, before it is applied or dropped."""
         steps = int(self.step.max(initial=0)) + 1
         key = self.worker.astype(np.int64) * steps + self.step
         computed = np.flatnonzero(self.event == Event.GRADIENT)
         computed = computed[np.argsort(key[computed], kind="stable")]
         again = np.zeros(len(self), np.bool_)
         again[computed[1:]] = key[computed[1:]] == key[computed[:-1]]
-        _none("step", again, "of a gradient that was not computed before")
+        _none("step", again, "a step whose gradient is computed only once")
         used = np.flatnonzero(np.isin(self.event, (Event.APPLY, Event.DROP)))
         at = np.searchsorted(key[computed], key[used], "right") - 1
         missing = np.ones(len(self), np.bool_)
@@ -353,11 +386,11 @@ class Schedule(msgspec.Struct, frozen=True, eq=False):
             missing[used] = ~known
         missing[self.event == Event.READ] = missing[self.event == Event.MIX] = False
         missing[computed] = False
-        _none("step", missing, "of a gradient that was computed before")
+        _none("step", missing, "a step whose gradient was computed before")
 
 
 def _by_slice(schedule: Schedule) -> tuple[Ids, Ids]:
-    """Row numbers, those of the whole model once for each slice, and the slices."""
+    """Row numbers and slices; rows for the whole model are repeated for each slice."""
     count = len(schedule.header.slices)
     times = np.where(schedule.slice == WHOLE, count, 1)
     rows = np.repeat(np.arange(len(schedule)), times)
@@ -376,7 +409,7 @@ def _arrays(data: bytes, name: str) -> dict[str, NDArray[Any]]:
 
     Raises
     ------
-    InputError : it is no archive of arrays, or would take too much memory.
+    InputError : the file is not an archive of arrays, or would take too much memory.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -387,7 +420,7 @@ def _arrays(data: bytes, name: str) -> dict[str, NDArray[Any]]:
             return {key: item for key, item in found.items() if isinstance(item, np.ndarray)}
     except _UNREADABLE as error:
         raise InputError(f"{name}: not a schedule: {error}") from None
-    raise InputError(f"{name}: is too large: {size} bytes, at most {MOST_BYTES}")
+    raise InputError(f"{name}: too large: {size} bytes, at most {MOST_BYTES}")
 
 
 _UNREADABLE = (
@@ -397,11 +430,11 @@ _UNREADABLE = (
 
 
 def _header(data: NDArray[Any] | None, name: str) -> Header:
-    """The header of a file.
+    """Parse the header of a file.
 
     Raises
     ------
-    InputError : there is none, it is of another format, or its values are impossible.
+    InputError : the header is missing, has another format, or has impossible values.
     """
     if data is None or data.dtype != np.uint8:
         raise InputError(f"{name}: not a schedule: it has no header")

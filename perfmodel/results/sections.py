@@ -1,4 +1,4 @@
-"""The sections of a page that a prediction fills by itself."""
+"""The sections of a page that need only the prediction itself."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from perfmodel.reporting.contents import (
 from perfmodel.results.timeline import busy_s, resources, timeline
 
 Predicted = Any
-"""A :class:`perfmodel.results.prediction.Prediction`, which asks for its sections here."""
+"""A :class:`perfmodel.results.prediction.Prediction`; Any avoids a circular import."""
 
 MOST_BARS = 64
-"""Staleness values that have a bar each; larger ones share the last."""
+"""Largest number of staleness bars; larger staleness values share the last bar."""
 
 
 def title(p: Predicted) -> str:
@@ -32,7 +32,7 @@ def title(p: Predicted) -> str:
 
 
 def answer(p: Predicted) -> list[tuple[str, str, str]]:
-    """The figures at the top of a page: name, value, and its interval or a remark."""
+    """The key figures at the top of a page: name, value, and interval or remark."""
     between = p.interval
     found = [
         (
@@ -46,7 +46,7 @@ def answer(p: Predicted) -> list[tuple[str, str, str]]:
             _range(between.iteration_s, "s") if between else "",
         ),
         (
-            "Idle devices",
+            "Idle time",
             shown(p.idle_fraction.mean, "fraction"),
             _range(between.idle_fraction, "fraction") if between else "",
         ),
@@ -62,7 +62,7 @@ def answer(p: Predicted) -> list[tuple[str, str, str]]:
 
 
 def _bottleneck(p: Predicted) -> str:
-    """What takes the largest share of the critical chain."""
+    """What takes the largest share of the critical path."""
     return str(p.bottleneck.text).partition(" takes ")[0]
 
 
@@ -71,7 +71,7 @@ def _range(ends: tuple[float, float], unit: str) -> str:
 
 
 def sections(p: Predicted, *, assumptions: bool = True) -> list[Section]:
-    """The sections of a prediction; that of its assumptions only where asked for."""
+    """The sections of a prediction; that of its assumptions is optional."""
     found = [_answer(p)]
     if assumptions:
         found.append(_assumptions(p))
@@ -82,17 +82,17 @@ def sections(p: Predicted, *, assumptions: bool = True) -> list[Section]:
 
 
 def reproduce(p: Predicted, code: tuple[tuple[str, str], ...] = ()) -> Section:
-    """The section that says how to get the same result."""
+    """The section on how to reproduce the prediction."""
     made = p.provenance
     inputs = json.dumps(made.inputs, indent=2)
     return Section(
         name="reproduce",
-        title="How to get this again",
+        title="How to reproduce this",
         text=[
             f"perfmodel {made.perfmodel}, Python {made.python}, NumPy {made.numpy}, seed "
             f"{made.seed}. The same inputs give the same numbers."
         ],
-        code=(*code, ("Inputs, with everything that was filled in", inputs)),
+        code=(*code, ("Inputs, with all defaults filled in", inputs)),
     )
 
 
@@ -118,17 +118,17 @@ def _answer(p: Predicted) -> Section:
     if p.staleness is not None:
         ends = i.staleness if i and i.staleness else (None, None)
         rows.append(("staleness (updates)", p.staleness.mean, *ends))
-    rows.append(("memory of a worker", Quantity(p.memory.worker_bytes, "bytes"), None, None))
-    text = [f"The bottleneck: {p.bottleneck.text}."]
+    rows.append(("memory per worker", Quantity(p.memory.worker_bytes, "bytes"), None, None))
+    text = [f"Bottleneck: {p.bottleneck.text}."]
     if i is not None:
-        text.append(f"The interval: {i.text}.")
-    how = "simulated" if p.fidelity == "fine" else "calculated by formulas"
+        text.append(f"Interval: {i.text}.")
+    how = "simulated" if p.fidelity == "fine" else "predicted by formulas"
     text.append(f"The job was {how}. Compute times are {p.quality}.")
     if p.error_band is not None:
-        text.append(f"Error of the formulas against the simulation: {p.error_band.text}.")
+        text.append(f"Error of the formulas relative to the simulation: {p.error_band.text}.")
     return Section(
         name="answer",
-        title="The answer",
+        title="Prediction",
         text=[*text, *p.notes],
         tables=[
             Table(
@@ -149,7 +149,7 @@ def _assumptions(p: Predicted) -> Section:
     columns = [Column("assumption"), Column("value"), Column("source")]
     return Section(
         name="assumptions",
-        title="What was assumed",
+        title="Assumptions",
         tables=[Table("Assumptions", columns, rows)],
     )
 
@@ -172,15 +172,15 @@ def _time(p: Predicted) -> Section:
     ]
     for name, title_, seconds in (
         ("Phases", "phase", p.phases_s),
-        ("Operations, with the time that they queue", "operation", p.operation_s),
+        ("Operations, including queueing", "operation", p.operation_s),
     ):
         if seconds:
             columns = [Column(title_), Column("mean duration", "s")]
             tables.append(Table(name, columns, list(seconds.items())))
     return Section(
         name="time",
-        title="Where the time of an iteration goes",
-        text=["Mean of all workers: computing, and waiting by what ended the wait."],
+        title="Where the time goes",
+        text=["Mean over all workers: computing, and waiting by cause."],
         figure=Stacks(("iteration",), {kind: (s,) for kind, s in parts.items()}, "time (s)"),
         tables=tables,
     )
@@ -191,14 +191,15 @@ def _timeline(p: Predicted) -> Section:
     try:
         found = resources(p.to_chrome_trace()["traceEvents"])
     except InputError as error:
-        return Section(name=name, title=heading, text=[f"There is none: {error}."])
+        return Section(name=name, title=heading, text=[f"No timeline: {error}."])
     columns = [Column("resource"), Column("operation"), Column("busy", "s"), Column("operations")]
     return Section(
         name=name,
         title=heading,
         text=[
-            "Zoom with the wheel, drag to move along time and down to servers and links, and point "
-            "at a block for details. Entries of the legend hide and show a kind of operation."
+            "Zoom with the mouse wheel, drag to move along the time axis and down to servers and "
+            "links, and hover over a block for details. Click a legend entry to hide or show a "
+            "kind of operation."
         ],
         figure=timeline(found),
         tables=[Table("Busy time of each resource", columns, busy_s(found))],
@@ -220,8 +221,8 @@ def _idle(p: Predicted) -> Section:
     names = [cause.replace("_", " ") for cause in causes]
     return Section(
         name="idle",
-        title="Idleness by cause",
-        text=[f"Devices do not compute {shown(idle.mean, 'fraction')} of the time."],
+        title="Idle time by cause",
+        text=[f"Devices are idle {shown(idle.mean, 'fraction')} of the time."],
         figure=Columns(names, list(causes.values()), "fraction of the time", "cause")
         if causes
         else None,
@@ -236,9 +237,9 @@ def _staleness(histogram: Mapping[str, float], mean: float) -> Section:
         bars.append((f"{rows[MOST_BARS][0]}+", sum(share for _, share in rows[MOST_BARS:])))
     return Section(
         name="staleness",
-        title="Staleness of gradients",
+        title="Gradient staleness",
         text=[
-            "Updates of a parameter between a worker's read and its own update: "
+            "Updates to a parameter between a worker's read and its own update: "
             f"{mean:.3g} on average."
         ],
         figure=Columns(
@@ -270,6 +271,6 @@ def _utilisation(p: Predicted) -> Section:
     return Section(
         name="utilisation",
         title="Utilisation",
-        text=["The busiest resources first."],
+        text=["Busiest resources first."],
         tables=[Table("Utilisation", [Column("resource"), Column("in use", "fraction")], rows)],
     )

@@ -3,96 +3,54 @@
 from __future__ import annotations
 
 import io
-import math
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import show
+from perfmodel.reporting.colours import PALETTE
+from perfmodel.reporting.ticks import MOST, decades
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 T = TypeVar("T")
 
-SERIES = (
-    "#4c78a8",
-    "#f58518",
-    "#54a24b",
-    "#e45756",
-    "#72b7b2",
-    "#b279a2",
-    "#9d755d",
-    "#eeca3b",
-    "#ff9da6",
-    "#79706e",
-)
+SERIES = PALETTE
 """Colours of lines and groups, in this order."""
 
 MARKERS = "os^vD"
-"""Markers of groups, the next one when all colours have been used."""
-
-CAUSE_COLOURS = {
-    "compute": "#4c78a8",
-    "network": "#f58518",
-    "server": "#e45756",
-    "straggler": "#b279a2",
-    "staleness_bound": "#9d755d",
-    "data": "#72b7b2",
-    "cpu": "#bab0ac",
-}
-"""Colour of computing, and of waiting for each cause."""
-
-KIND_COLOURS = {
-    "forward": "#4c78a8",
-    "backward": "#9ecae9",
-    "push": "#f58518",
-    "pull": "#ffbf79",
-    "send": "#f58518",
-    "request": "#f58518",
-    "reply": "#ffbf79",
-    "average": "#f58518",
-    "update": "#e45756",
-    "optimizer": "#e45756",
-    "apply": "#e45756",
-    "all-reduce": "#f58518",
-    "all-gather": "#ffbf79",
-    "all-gather again": "#d6a574",
-    "reduce-scatter": "#f58518",
-}
-"""Colour of kinds of operations."""
+"""Markers of groups: the next one once all colours are used."""
 
 MEASURED, REFERENCE = "#222222", "#888888"
-"""Colour of what was measured; of lines to compare with."""
+"""Colours of measurements, and of reference lines."""
 
 FITTED, INTERVAL = "fitted", "90 % interval"
-"""What lines that were fitted, and intervals, are called in legends; there they come last."""
+"""Names of fitted lines and of intervals in legends, where they come last."""
 
 BAND = 0.18
 """Opacity of intervals."""
 
 LETTERS = 9
-"""Letters of a title on an inch of the figure, so that it does not run into the legend."""
+"""Letters of a title per inch of the figure, so that it does not run into the legend."""
 
 SMALL = 8
 """Font size of ticks and legends."""
 
-MOST_DECADES = 5
-"""Decades of a logarithmic axis that are ticks themselves, at most."""
-
 MOST_TICKS = 16
-"""Largest number of values of an axis that are ticks themselves."""
+"""Values of an axis that each have a tick, at most."""
 
 
 def colour(number: int) -> str:
-    """Colour of the line or group of that number."""
+    """Colour of a line or group by its number."""
     return SERIES[number % len(SERIES)]
 
 
 def marker(number: int) -> str:
-    """Marker of the line or group of that number."""
+    """Marker of a line or group by its number."""
     return MARKERS[number // len(SERIES) % len(MARKERS)]
 
 
@@ -115,7 +73,7 @@ def empty(width: float, height: float, title: str = "") -> Figure:
 
 
 def tidy(axes: Axes, along: Literal["x", "y", "both"] = "y") -> None:
-    """Leave out the frame but for the axes, and draw a light grid along these values."""
+    """Remove the frame except for the axes, and draw a light grid along one axis or both."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis=along, color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
@@ -125,7 +83,7 @@ def tidy(axes: Axes, along: Literal["x", "y", "both"] = "y") -> None:
 
 
 def legend_beside(axes: Axes) -> None:
-    """A legend of these axes alone, to the right of them."""
+    """A legend of these axes only, to their right."""
     handles, labels = axes.get_legend_handles_labels()
     order = sorted(range(len(labels)), key=lambda k: labels[k] == INTERVAL)
     axes.legend(
@@ -139,7 +97,7 @@ def legend_beside(axes: Axes) -> None:
 
 
 def legend(drawing: Figure, axes: Axes, *more: Axes) -> None:
-    """One legend of all that has a label on these axes, to the right of the figure."""
+    """One legend for everything labelled on these axes, to the right of the figure."""
     found: dict[str, Any] = {}
     for each in (axes, *more):
         for handle, label in zip(*each.get_legend_handles_labels(), strict=True):
@@ -164,33 +122,37 @@ def rows(axes: Axes, names: Sequence[str]) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def logarithmic(axes: Axes, which: Literal["x", "y"], unit: str) -> None:
-    """A logarithmic axis over the limits it has, whose ticks have the unit."""
+def whisker(axes: Axes, place: float, ends: Sequence[float], label: str = "") -> None:
+    """An interval on a row, visible on bars of any colour."""
+    (line,) = axes.plot(
+        list(ends),
+        [place] * 2,
+        color=MEASURED,
+        linewidth=1.2,
+        solid_capstyle="butt",
+        label=label or None,
+    )
+    outline(line)
+
+
+def outline(line: Line2D) -> None:
+    """Give a line a white outline, so that it can be seen on bars of any colour."""
+    from matplotlib.patheffects import withStroke
+
+    line.set_path_effects([withStroke(linewidth=2.8, foreground="white")])
+
+
+def logarithmic(axes: Axes, which: Literal["x", "y"], unit: str, most: int | None = None) -> None:
+    """A logarithmic axis over the limits it has, with at most so many ticks and their unit."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     limits = axes.get_xlim if which == "x" else axes.get_ylim
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
-    values = decades(*limits())
+    shown = 8.0 if unit == "bytes_per_s" else 1.0  # as bits per second
+    low, high = limits()
+    found = decades(low * shown, high * shown, most or MOST)
+    values = [value / shown for value in found]
     axis.set_ticks(values, [show(value, unit) if unit else f"{value:g}" for value in values])
     axis.set_ticks([], minor=True)
-
-
-def decades(low: float, high: float) -> list[float]:
-    """Round values for the ticks of a logarithmic axis: a few, however far the ends are apart.
-
-    >>> decades(0.9, 6.0), decades(0.5, 30.0), decades(3.0, 2e7)
-    ([1.0, 1.5, 2.0, 3.0, 5.0], [0.5, 1.0, 2.0, 5.0, 10.0, 20.0], [10.0, 1000.0, 100000.0, 10000000.0])
-    """  # noqa: E501
-    apart = math.log10(high / low)
-    mantissas, step = [1.0], 1
-    if apart <= 1.0:
-        mantissas = [1.0, 1.5, 2.0, 3.0, 5.0, 7.0]
-    elif apart <= 2.0:
-        mantissas = [1.0, 2.0, 5.0]
-    else:
-        step = math.ceil(apart / MOST_DECADES)
-    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    values = [m * 10.0**e for e in exponents if e % step == step - 1 for m in mantissas]
-    return [float(f"{value:.6g}") for value in values if low <= value <= high]
 
 
 def spread(items: Sequence[T], most: int) -> list[T]:

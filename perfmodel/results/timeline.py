@@ -1,4 +1,4 @@
-"""The events of a Chrome trace as blocks on rows: a row for each worker, server and link."""
+"""The events of a Chrome trace as blocks in rows: one row per worker, server and link."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from perfmodel.reporting.contents import Block, Timeline
 Event = Mapping[str, Any]
 
 MOST_BLOCKS = 8000
-"""Blocks of a timeline; where there are more, neighbours of one kind become one."""
+"""Largest number of blocks in a timeline; beyond it, neighbours of one kind are merged."""
 
 MOST_LANES = 6
-"""Operations of one resource at a time that are drawn below each other; more become one block."""
+"""Largest number of concurrent operations of a resource drawn below each other; more are merged."""
 
 FINEST = 4000
-"""Parts of the length of a timeline within which gaps are closed first, where there are too many
-blocks."""
+"""If there are too many blocks, gaps shorter than 1 / FINEST of the timeline are closed first."""
 
 _LANE = re.compile(r" \(\d+\)$")
 _SHORTER = (
@@ -32,23 +31,23 @@ _KINDS = ("device", "cores", "update threads", "link")
 
 
 class Resource(NamedTuple):
-    """A worker, server or link, and its operations as blocks, by their start."""
+    """A worker, server or link, and its operations as blocks in order of their start."""
 
     name: str
     blocks: list[Block]
 
 
 def resources(events: Sequence[Event]) -> list[Resource]:
-    """Workers, then servers, links, and what else there is, each in the order of their numbers.
+    """Workers, then servers, links and other resources, each ordered by number.
 
-    A transfer is on each of its links.
+    A transfer appears on each of its links.
 
     Parameters
     ----------
-    events : of :meth:`perfmodel.results.prediction.Prediction.to_chrome_trace`.
+    events : from :meth:`perfmodel.results.prediction.Prediction.to_chrome_trace`.
     """
     drawn = [event for event in events if event["ph"] == "X" and event["dur"] > 0.0]
-    spans = [event for event in drawn if "operation" in event["args"]]  # no whole iterations
+    spans = [event for event in drawn if "operation" in event["args"]]  # skips whole iterations
     named = [event for event in events if event["name"] == "thread_name"]
     threads = {(event["pid"], event["tid"]): event["args"]["name"] for event in named}
     begin = min((event["ts"] for event in spans), default=0.0)
@@ -73,7 +72,7 @@ def resources(events: Sequence[Event]) -> list[Resource]:
 
 
 def busy_s(found: Iterable[Resource]) -> list[tuple[str, str, float, int]]:
-    """Resource, kind, seconds in which it does at least one such operation, and their number."""
+    """Resource, kind of operation, busy time (s) with at least one such operation, and count."""
     rows = []
     for name, blocks in found:
         for kind in dict.fromkeys(block.kind for block in blocks):
@@ -84,7 +83,7 @@ def busy_s(found: Iterable[Resource]) -> list[tuple[str, str, float, int]]:
 
 
 def timeline(found: Sequence[Resource]) -> Timeline:
-    """The blocks on rows, so few of them that a browser draws them at once."""
+    """The blocks in rows, merged until there are few enough for a browser to draw quickly."""
     length_s = max((b.end_s for _, blocks in found for b in blocks), default=0.0)
     rows = [_in_lanes(blocks) for _, blocks in found]
     gap_s = 0.0
@@ -99,13 +98,13 @@ def timeline(found: Sequence[Resource]) -> Timeline:
 
 
 def _order(name: str) -> tuple[int, list[int], str]:
-    """Devices of workers, then servers, then links; each by their numbers."""
+    """Sort key: worker devices, then servers, then links; each by number."""
     kind = next((i for i, start in enumerate(_KINDS) if name.startswith(start)), len(_KINDS))
     return kind, [int(digits) for digits in re.findall(r"\d+", name)], name
 
 
 def _short(name: str) -> str:
-    """A name that fits beside a row.
+    """A shortened name that fits beside a row.
 
     >>> _short("device of worker 3"), _short("link into node 8 (server 0)")
     ('worker 3', 'into node 8 (server 0)')
@@ -116,7 +115,7 @@ def _short(name: str) -> str:
 
 
 def _in_lanes(blocks: Sequence[Block]) -> list[Block]:
-    """Blocks of one row, those at the same time below each other; joined if they are too many."""
+    """Blocks of one row, with concurrent ones below each other; merged if there are too many."""
     free: list[tuple[float, int]] = []
     lanes = []
     count = 0
@@ -139,7 +138,7 @@ def _placed(b: Block, top: float, height: float) -> Block:
 
 
 def _joined(blocks: Iterable[Block], gap_s: float) -> list[Block]:
-    """Blocks of one kind and lane as one, where no more than ``gap_s`` is between them."""
+    """Merge blocks of one kind and lane with gaps of at most ``gap_s`` between them."""
     last: dict[tuple[str, float], int] = {}
     found: list[Block] = []
     for block in blocks:
@@ -154,7 +153,7 @@ def _joined(blocks: Iterable[Block], gap_s: float) -> list[Block]:
 
 
 def _both(a: Block, b: Block) -> Block:
-    """Two blocks as one, called by its first operation and how many there are."""
+    """Merge two blocks; the name is the first operation and the number of others."""
     count = a.count + b.count
     return Block(
         kind=a.kind,

@@ -1,1 +1,1 @@
-"""Questions of many predictions: sweeps, comparisons, advice, requirements, plans, convergence."""
+"""Studies of many predictions: sweeps, comparisons, advice, requirements, plans, convergence."""

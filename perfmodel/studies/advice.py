@@ -1,7 +1,7 @@
 """Advice for a job: changes that make it faster, each with its evidence.
 
-Every rule of :mod:`perfmodel.studies.rules` that applies to a job makes changed jobs. They are
-predicted, and recommended where the whole interval of the gain is above 1.
+Every rule of :mod:`perfmodel.studies.rules` that applies to a job proposes changed jobs. These are
+predicted, and recommended if the whole interval of the speed-up is above 1.
 """
 
 from __future__ import annotations
@@ -16,22 +16,24 @@ from perfmodel import api
 from perfmodel.base.errors import InputError
 from perfmodel.inputs.job import per_worker
 from perfmodel.predicting.gains import Gain, gain
+from perfmodel.results.drawn import Drawn
 from perfmodel.results.prediction import Prediction
+from perfmodel.studies.chunks import Progress
 from perfmodel.studies.rules import RULES, Change, Rule, Situation
-from perfmodel.studies.sweeps import Progress
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 SCHEMA = "perfmodel.advice/1"
 
 WORTH = 1.01
-"""Gains below this are not mentioned, however sure they are."""
+"""Smaller speed-ups are not mentioned, however certain they are."""
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """A change that was predicted: its name, the flags that say it (empty: a cluster or workload
-    file has to), and what it gains."""
+    """A change that was predicted: its name, the command-line flags that make it (empty if it needs
+    a cluster or workload file), and its speed-up."""
 
     change: str
     flags: str
@@ -39,16 +41,17 @@ class Tried(msgspec.Struct, frozen=True):
 
 
 class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
-    """The best change of a rule.
+    """The best change that a rule proposes.
 
     Attributes
     ----------
-    rule, why : the rule, and the predicted numbers for which it applies.
-    change, flags, gain : what to change, the flags that say it, and what that gains.
-    price : what changes for learning (staleness, batch, exchanges), in words; empty if nothing.
-    observed, source : what was published of such changes.
-    others : the other changes that were tried, the best first.
-    prediction : of the changed job.
+    rule, why : the rule, and the predicted numbers that make it apply.
+    change, flags, gain : what to change, the command-line flags for it, and the speed-up.
+    price : the effect on learning (staleness, batch size, exchanges), in words; empty if none.
+    observed, source : what was published about such changes, and where.
+    hardware : whether the change is to the hardware.
+    others : the other changes that were tried, best first.
+    prediction : prediction of the changed job.
     """
 
     rule: str
@@ -64,7 +67,7 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
     prediction: Prediction
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-like values, without the whole prediction."""
+        """JSON-like values, without the full prediction."""
         values: dict[str, Any] = msgspec.to_builtins(
             {name: getattr(self, name) for name in self.__struct_fields__ if name != "prediction"}
         )
@@ -72,14 +75,14 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
         return values | {"throughput_samples_per_s": p.throughput_samples_per_s}
 
 
-class Advice(msgspec.Struct, frozen=True, kw_only=True):
+class Advice(Drawn, frozen=True, kw_only=True):
     """What would make a job faster.
 
     Attributes
     ----------
-    prediction : of the job as it is.
-    recommended : changes whose gain is sure, the largest first.
-    unsure : changes that are predicted to gain something, but may not.
+    prediction : prediction of the unchanged job.
+    recommended : changes that are certain to help, largest speed-up first.
+    unsure : changes with a predicted speed-up whose interval includes 1.
     """
 
     schema: str = SCHEMA
@@ -88,16 +91,16 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     unsure: tuple[Recommendation, ...]
 
     def __repr__(self) -> str:
-        said = (f"{each.change}: {each.gain.ratio:.3g}x" for each in self.recommended)
-        return f"Advice({'; '.join(said) or 'nothing that is sure to help'})"
+        changes = (f"{each.change}: {each.gain.ratio:.3g}x" for each in self.recommended)
+        return f"Advice({'; '.join(changes) or 'no change is certain to help'})"
 
     @property
     def hardware(self) -> Recommendation | None:
-        """The single change of the hardware that helps most; None if none is sure to."""
+        """The hardware change with the largest speed-up; None if none is certain to help."""
         return next((each for each in self.recommended if each.hardware), None)
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row per change, the recommended ones first."""
+        """One row per change, recommended changes first."""
         return [
             {
                 "rule": each.rule,
@@ -114,13 +117,13 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def to_frame(self) -> pd.DataFrame:
-        """The rows as a frame."""
+        """The rows as a data frame."""
         import pandas as pd
 
         return pd.DataFrame(self.rows())
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-like values."""
+        """JSON-like values."""
         return {
             "schema": self.schema,
             "prediction": self.prediction.to_dict(),
@@ -129,8 +132,22 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def to_json(self) -> str:
-        """The same as JSON text."""
+        """The result as JSON text."""
         return json.dumps(self.to_dict(), indent=2)
+
+    def plot(self) -> Figure:
+        """A matplotlib figure: the gain of each change and its interval (extra ``plot``).
+
+        Raises
+        ------
+        InputError : matplotlib is not installed.
+        """
+        from perfmodel.results.drawing import headline
+        from perfmodel.results.study_drawing import gains
+
+        changes = (*self.recommended, *self.unsure)
+        rows = [(c.change, c.gain.ratio, c.gain.interval, c.gain.supported) for c in changes]
+        return gains(rows, headline(self.prediction.to_dict()))
 
 
 def advise(
@@ -148,12 +165,12 @@ def advise(
     ----------
     fidelity, tolerance, rel_ci, max_ops : see :func:`perfmodel.predict`.
     progress : called with (done, all) after each rule.
-    arguments : those of :func:`perfmodel.make_job`, and ``global_batch_size`` in the place of
+    arguments : those of :func:`perfmodel.make_job`; ``global_batch_size`` may replace
         ``batch_size``.
 
     Raises
     ------
-    InputError : the job itself is impossible; impossible changes are left out.
+    InputError : the job itself is impossible; impossible changes are skipped.
 
     >>> advise(model="resnet50", device="v100", arch="ring", workers=8).recommended[0].change
     'devices twice as fast'
@@ -184,7 +201,7 @@ def advise(
 
 
 def _best(now: Situation, rule: Rule, why: str, asked: Mapping[str, Any]) -> Recommendation | None:
-    """The change of a rule that gains most; None if none is possible."""
+    """The change of a rule with the largest speed-up; None if none is possible."""
     tried: list[tuple[Change, Prediction, Gain]] = []
     for change in rule.changes(now):
         try:
@@ -215,26 +232,28 @@ def _best(now: Situation, rule: Rule, why: str, asked: Mapping[str, Any]) -> Rec
 
 
 def _fits(p: Prediction) -> bool:
-    """Whether the memory of the device is enough, where it is known."""
+    """Return whether a worker fits in device memory; True if the memory size is unknown."""
     memory = p.memory
     return memory.device_bytes is None or memory.worker_bytes <= memory.device_bytes
 
 
 def _price(was: Prediction, then: Prediction) -> str:
-    """What changes for learning, in words."""
-    said = []
+    """Describe the effect of a change on learning."""
+    effects = []
     stale = [p.staleness.mean if p.staleness is not None else 0.0 for p in (was, then)]
     if abs(stale[1] - stale[0]) > 0.05:
-        said.append(f"gradients are {stale[1]:.3g} updates old instead of {stale[0]:.3g}")
+        effects.append(f"mean staleness is {stale[1]:.3g} instead of {stale[0]:.3g} updates")
     if then.model_age is not None and then.model_age != was.model_age:
         every = then.model_age.exchange_every
-        said.append(f"models are exchanged every {every:.3g} steps")
+        effects.append(f"models are exchanged every {every:.3g} steps")
     if then.global_batch_size != was.global_batch_size:
-        said.append(f"batches of {then.global_batch_size} instead of {was.global_batch_size}")
+        effects.append(
+            f"the global batch is {then.global_batch_size} instead of {was.global_batch_size}"
+        )
     used = [p.provenance.inputs["options"].get("compression", "none") for p in (was, then)]
     if used[0] != used[1]:
-        said.append(f"gradients are compressed ({used[1]})")
+        effects.append(f"gradients are compressed ({used[1]})")
     spare = [p.provenance.inputs["options"].get("backup_workers", 0) for p in (was, then)]
     if spare[1] > spare[0]:
-        said.append(f"the gradients of {spare[1]} of {then.workers} workers are dropped")
-    return "; ".join(said)
+        effects.append(f"the gradients of {spare[1]} of {then.workers} workers are dropped")
+    return "; ".join(effects)

@@ -17,13 +17,14 @@ HOUR_S = 3600.0
 
 
 class Quantity(NamedTuple):
-    """A predicted quantity that an aim may be about.
+    """A predicted quantity that an aim can constrain.
 
-    ``of`` is its value, and its ends by the prediction's interval, the lower first; the last
-    argument is the throughput of a worker alone.
+    ``of(prediction, alone)`` returns its value and the lower and upper bound of its interval;
+    ``alone`` is the throughput of one worker alone (samples/s). ``label`` names it on an axis.
     """
 
     meaning: str
+    label: str
     unit: str
     of: Callable[[Prediction, float], tuple[float, float, float]]
 
@@ -52,7 +53,7 @@ def _step(p: Prediction, _: float) -> tuple[float, float, float]:
 
 def _time(p: Prediction, _: float) -> tuple[float, float, float]:
     if p.training is None:
-        raise InputError("time: needs the samples of an epoch (--dataset-size)")
+        raise InputError("time: needs the number of samples per epoch (--dataset-size)")
     seconds, (step, low, high) = p.training.training_s, _step(p, 0.0)
     return seconds, seconds * low / step, seconds * high / step
 
@@ -66,20 +67,27 @@ def _staleness(p: Prediction, _: float) -> tuple[float, float, float]:
 
 
 QUANTITIES: Mapping[str, Quantity] = {
-    "idle": Quantity("mean idle fraction of the workers", "", _idle),
-    "scaling": Quantity("throughput over that of as many workers alone", "", _scaling),
-    "throughput": Quantity("samples per second of all workers", "samples_per_s", _rate),
-    "step": Quantity("seconds of an iteration", "s", _step),
-    "time": Quantity("seconds of the whole training", "s", _time),
-    "staleness": Quantity("mean staleness", "", _staleness),
+    "idle": Quantity("mean idle fraction of the workers", "idle fraction", "", _idle),
+    "scaling": Quantity(
+        "throughput relative to linear scaling of one worker alone",
+        "scaling efficiency",
+        "",
+        _scaling,
+    ),
+    "throughput": Quantity(
+        "samples per second of all workers", "throughput", "samples_per_s", _rate
+    ),
+    "step": Quantity("mean iteration time", "iteration time", "s", _step),
+    "time": Quantity("time of the whole training", "training time", "s", _time),
+    "staleness": Quantity("mean staleness", "staleness", "updates", _staleness),
 }
-"""What an aim may be about."""
+"""Quantities that an aim can constrain, by name."""
 
 _AIM = re.compile(r"\s*([a-z_-]+)\s*([<>])=?\s*(\S+)\s*")
 
 
 class Aim(msgspec.Struct, frozen=True):
-    """A condition on a prediction: a quantity is below, or above, a value (SI)."""
+    """A condition on a prediction: a quantity is below or above a value (SI)."""
 
     quantity: str
     below: bool
@@ -87,11 +95,11 @@ class Aim(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Aim:
-        """Read ``idle<0.2``, ``scaling>90%``, ``throughput>5000`` or ``time<24h``.
+        """Parse a condition such as ``idle<0.2``, ``scaling>90%`` or ``time<24h``.
 
         Raises
         ------
-        InputError : no such condition, an unknown quantity, a value that is no positive number.
+        InputError : not a condition, an unknown quantity, or a value that is not a positive number.
 
         >>> Aim.parse("time<24h")
         Aim(quantity='time', below=True, value=86400.0)
@@ -99,7 +107,7 @@ class Aim(msgspec.Struct, frozen=True):
         found = _AIM.fullmatch(text)
         if found is None:
             raise InputError(
-                f"aim: cannot read {text!r}; expected a condition such as 'scaling>0.9' "
+                f"aim: cannot parse {text!r}; expected a condition such as 'scaling>0.9' "
                 f"({', '.join(QUANTITIES)})"
             )
         name, sign, given = found.groups()
@@ -120,7 +128,7 @@ class Aim(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The condition in words.
+        """The condition as text.
 
         >>> Aim("idle", True, 0.2).text
         'idle < 0.2'
@@ -132,5 +140,5 @@ class Aim(msgspec.Struct, frozen=True):
         return f"{self.quantity} {'<' if self.below else '>'} {shown}"
 
     def met(self, value: float) -> bool:
-        """Whether a value meets it."""
+        """Return whether a value meets the condition."""
         return value < self.value if self.below else value > self.value

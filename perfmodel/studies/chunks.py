@@ -1,8 +1,8 @@
-"""The jobs of a study in chunks, each predicted wherever an executor has it done."""
+"""The jobs of a study in chunks; an executor predicts one chunk at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,17 +13,20 @@ from perfmodel.inputs.job import Job
 from perfmodel.results.prediction import Prediction
 
 Answer = Prediction | InputError
-"""A prediction without its timeline, or why there is none."""
+"""A prediction without its timeline, or the error that prevented it."""
 
 COARSE_JOBS, MOST_JOBS, LEAST_CHUNKS = 256, 16, 64
-"""Jobs of a chunk where all are predicted by formulas; elsewhere at most so many, and fewer where
-there would not be so many chunks."""
+"""Chunk size for coarse predictions; largest chunk size for the others; and the number of chunks to
+reach before chunks of the others grow beyond one job."""
+
+Progress = Callable[[int, int], None]
+"""Called with how many are done, and how many there are."""
 
 
 class Chunk(NamedTuple):
-    """Jobs that are predicted together, and how: arguments of :func:`perfmodel.predict`.
+    """Jobs that are predicted together; ``how`` holds the arguments of :func:`perfmodel.predict`.
 
-    Jobs are values: no file is read where they are predicted.
+    Jobs are self-contained: the process that predicts them reads no files.
     """
 
     jobs: tuple[Job, ...]
@@ -31,20 +34,20 @@ class Chunk(NamedTuple):
 
 
 def predicted(chunk: Chunk) -> list[Answer]:
-    """The answer to each job of a chunk."""
+    """Predict each job of a chunk."""
     return [_answer(job, chunk.how) for job in chunk.jobs]
 
 
 def _answer(job: Job, how: Mapping[str, Any]) -> Answer:
     try:
-        # the timeline is the job, which the client has
+        # the timeline only holds the job, which the client already has
         return msgspec.structs.replace(api.predict(job, **how), timeline=None)
     except InputError as error:
         return error
 
 
 def slices(count: int, fidelity: str) -> Iterator[slice]:
-    """The chunks of so many jobs, the same wherever they are predicted.
+    """Divide ``count`` jobs into chunks, independently of the executor.
 
     >>> [each.stop for each in slices(300, "coarse")], len(list(slices(300, "fine")))
     ([256, 300], 75)

@@ -1,7 +1,8 @@
 """Jobs side by side: their differences, and where the slower ones lose time.
 
-The mean iteration of a worker is computing plus waiting by cause, exactly:
-``iteration_s = compute_s + sum(by_cause) * iteration_s``. So is a difference of two.
+A worker's mean iteration is compute time plus waiting time by cause, exactly:
+``iteration_s = compute_s + sum(by_cause) * iteration_s``. The difference between two iterations
+splits the same way.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from perfmodel.base.units import show
 from perfmodel.inputs.job import Jitter, Job, Straggler
 from perfmodel.results.drawn import Drawn
 from perfmodel.results.prediction import Prediction
+from perfmodel.studies.chunks import Progress
 from perfmodel.studies.grids import Row, Skipped, distinct, grid, label, shown
-from perfmodel.studies.sweeps import Progress, common, figures, frame, how
+from perfmodel.studies.sweeps import common, figures, frame, how
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,13 +33,13 @@ if TYPE_CHECKING:
 SCHEMA = "perfmodel.comparison/1"
 
 MOST_JOBS = 16
-"""Jobs side by side; a sweep is for more."""
+"""Largest number of jobs side by side; use a sweep for more."""
 
 FROM_FRACTION = 0.005
-"""Smallest part of a difference that the explanation mentions."""
+"""Smallest share of a difference that the explanation mentions."""
 
 ROUNDING = 1e-9
-"""Ratios of throughput closer to 1 than this are 1."""
+"""Throughput ratios closer to 1 than this count as 1."""
 
 WORDS = {
     "compute": "computing",
@@ -62,7 +64,7 @@ _SILENT = ("schema", "title", "source", "options")
 class Comparison(Drawn, frozen=True, kw_only=True):
     """Predictions side by side.
 
-    ``differing`` has for each prediction the inputs that are not the same in all of them, by name,
+    ``differing`` holds, for each prediction, the inputs that differ between the jobs, by name and
     in SI units; None where an option does not apply or has no effect.
     """
 
@@ -72,8 +74,8 @@ class Comparison(Drawn, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         rates = (f"{p.throughput_samples_per_s:.4g}" for p in self.predictions)
-        said = (f"{name}: {rate}" for name, rate in zip(self.names, rates, strict=True))
-        return f"Comparison({'; '.join(said)} samples/s)"
+        parts = (f"{name}: {rate}" for name, rate in zip(self.names, rates, strict=True))
+        return f"Comparison({'; '.join(parts)} samples/s)"
 
     @property
     def title(self) -> str:
@@ -90,30 +92,30 @@ class Comparison(Drawn, frozen=True, kw_only=True):
 
     @property
     def per_sample(self) -> bool:
-        """Whether to compare per sample, as iterations differ in their number of samples."""
+        """Whether times are compared per sample, because global batch sizes differ."""
         return len({(p.workers, p.batch_size) for p in self.predictions}) > 1
 
     @property
     def text(self) -> list[str]:
-        """Why the others are slower than the best, a sentence each, the fastest of them first."""
+        """A sentence for each slower job on why it is slower than the best, fastest job first."""
         best = self.predictions[self.best]
         others = [i for i in range(len(self.predictions)) if i != self.best]
         others.sort(key=lambda i: -self.predictions[i].throughput_samples_per_s)
         name = self.names[self.best]
-        said = [_why(name, best, self.names[i], self.predictions[i]) for i in others]
+        sentences = [_why(name, best, self.names[i], self.predictions[i]) for i in others]
         stale = [(p.staleness.mean, i) for i, p in enumerate(self.predictions) if p.staleness]
         if best.staleness is not None and stale:
             least, i = min(stale)
             if best.staleness.mean > least + 0.5:
-                said.append(
-                    f"throughput is not progress: the gradients of {name} are "
-                    f"{best.staleness.mean:.3g} updates old on average, those of "
-                    f"{self.names[i]} {least:.3g}"
+                sentences.append(
+                    f"throughput is not progress: mean gradient staleness is "
+                    f"{best.staleness.mean:.3g} updates with {name} and {least:.3g} with "
+                    f"{self.names[i]}"
                 )
-        return said
+        return sentences
 
     def rows(self) -> list[Row]:
-        """A row per job: differing inputs, then predictions, in SI units.
+        """One row per job: the inputs that differ, then the predictions, in SI units.
 
         ``compute_s`` and the ``idle_*_s`` add up to ``iteration_s``.
         """
@@ -143,7 +145,7 @@ class Comparison(Drawn, frozen=True, kw_only=True):
         return rows
 
     def to_frame(self) -> pd.DataFrame:
-        """The rows as a frame, one per job."""
+        """The rows as a data frame, one per job."""
         return frame(self.rows())
 
     def to_dict(self) -> dict[str, Any]:
@@ -151,13 +153,13 @@ class Comparison(Drawn, frozen=True, kw_only=True):
         return {"schema": SCHEMA, "rows": self.rows(), "text": self.text}
 
     def to_json(self) -> str:
-        """The same as JSON text."""
+        """The result as JSON text."""
         return json.dumps(self.to_dict(), indent=2)
 
     def plot(self) -> Figure:
-        """A matplotlib figure: computing and waiting by cause, a bar per job (extra ``plot``).
+        """A matplotlib figure: compute and waiting time by cause, a bar per job (extra ``plot``).
 
-        Per iteration; per sample of all workers where iterations differ in their number of samples.
+        Times are per iteration, or per sample over all workers if global batch sizes differ.
 
         Raises
         ------
@@ -170,23 +172,24 @@ class Comparison(Drawn, frozen=True, kw_only=True):
             for name, p in zip(self.names, self.predictions, strict=True)
         ]
         parts = [parts_s(p, per_sample=self.per_sample) for p in self.predictions]
-        what = "a sample of all workers" if self.per_sample else "mean iteration of a worker"
+        per_sample, per_step = "time per sample of all workers", "mean iteration time of a worker"
+        what = per_sample if self.per_sample else per_step
         ends = [self._ends_s(p) for p in self.predictions]
         return stacks(names, parts, what, ends)
 
     def _ends_s(self, p: Prediction) -> tuple[float, float] | None:
-        """Ends of the interval of an iteration, or of a sample of all workers."""
+        """Bounds of the interval of the iteration time, or of the time per sample."""
         if p.interval is None or not self.per_sample:
             return None if p.interval is None else p.interval.iteration_s
         low, high = p.interval.throughput_samples_per_s
         return 1.0 / high, 1.0 / low
 
     def report(self, path: str | Path | None = None) -> str:
-        """A page of HTML that needs no network, also written to ``path`` (extra ``report``).
+        """Return a self-contained HTML page and write it to ``path``, if given (extra ``report``).
 
         Raises
         ------
-        InputError : Bokeh is not installed; the place cannot be written.
+        InputError : Bokeh is not installed, or ``path`` cannot be written.
         """
         from perfmodel.reporting import page
         from perfmodel.reporting.contents import Page, Section, Stacks, shown
@@ -195,7 +198,8 @@ class Comparison(Drawn, frozen=True, kw_only=True):
         parts = [parts_s(p, per_sample=self.per_sample) for p in self.predictions]
         kinds = [kind for kind in WORDS if any(kind in part for part in parts)]
         stacked = {kind: [part.get(kind, 0.0) for part in parts] for kind in kinds}
-        what = "a sample of all workers" if self.per_sample else "mean iteration of a worker"
+        per_sample, per_step = "time per sample of all workers", "mean iteration time of a worker"
+        what = per_sample if self.per_sample else per_step
         times = [{"job": name, **part} for name, part in zip(self.names, parts, strict=True)]
         whole = [dict.fromkeys(("job", *kinds), 0.0) | row for row in times]
         best = self.predictions[self.best].throughput_samples_per_s
@@ -205,7 +209,7 @@ class Comparison(Drawn, frozen=True, kw_only=True):
                 title="Where the time goes",
                 text=self.text,
                 figure=Stacks(self.names, stacked, f"{what} (s)"),
-                tables=[table(f"Seconds of {what}", whole)],
+                tables=[table(f"{what.capitalize()}, in seconds", whole)],
             ),
             Section(name="jobs", title="All jobs", tables=[table("Jobs", self.rows())]),
         ]
@@ -215,7 +219,7 @@ class Comparison(Drawn, frozen=True, kw_only=True):
 
 
 class Gathered(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs to compare, with names; impossible combinations, and options left out."""
+    """Jobs to compare, their names, impossible combinations, and notes."""
 
     jobs: tuple[Job, ...]
     names: tuple[str, ...]
@@ -233,17 +237,17 @@ def compare(
     max_ops: float = api.MOST_OPS,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Put jobs, or predictions of them, side by side.
+    """Compare jobs, or predictions of them.
 
     Parameters
     ----------
-    names : one for each; by default made from the differing inputs.
+    names : one for each job; by default made from the inputs that differ.
     fidelity, tolerance, rel_ci, max_ops : see :func:`perfmodel.predict`.
     progress : called with (done, all) after each job.
 
     Raises
     ------
-    InputError : fewer than 2 or more than 16, not a name each, a name twice.
+    InputError : fewer than 2 or more than 16 jobs, a missing name, or a name given twice.
 
     >>> ring, ps = (api.make_job(model="resnet18", arch=a, workers=4) for a in ("ring", "ps"))
     >>> compare([ring, ps]).names
@@ -254,11 +258,11 @@ def compare(
         raise InputError(f"compare: needs at least two jobs, got {len(given)}")
     if len(given) > MOST_JOBS:
         raise InputError(
-            f"compare: {len(given)} jobs; at most {MOST_JOBS} (perfmodel sweep is for more)"
+            f"compare: {len(given)} jobs; at most {MOST_JOBS} (use perfmodel sweep for more)"
         )
     called = list(names) if names is not None else None
     if called is not None and (len(called) != len(given) or len(set(called)) != len(given)):
-        raise InputError(f"names: expected {len(given)} different ones, got {called}")
+        raise InputError(f"names: expected {len(given)} different names, got {called}")
     how: dict[str, Any] = {
         "fidelity": fidelity,
         "tolerance": tolerance,
@@ -285,11 +289,11 @@ def compare(
 
 
 def gathered(several: Sequence[tuple[str | None, Mapping[str, Any]]]) -> Gathered:
-    """The jobs of several sets of arguments, each of which may be a whole sweep.
+    """Collect the jobs of several sets of arguments, each of which may be a whole sweep.
 
     Parameters
     ----------
-    several : a file's name, if there is one, and arguments as for :func:`perfmodel.sweep`.
+    several : pairs of a file name, or None, and arguments as for :func:`perfmodel.sweep`.
 
     Raises
     ------
@@ -316,9 +320,9 @@ def gathered(several: Sequence[tuple[str | None, Mapping[str, Any]]]) -> Gathere
 
 
 def parts_s(p: Prediction, *, per_sample: bool = False) -> dict[str, float]:
-    """Seconds of a worker's mean iteration by ``compute`` and causes of waiting; they add up to it.
+    """Split a worker's mean iteration into seconds of ``compute`` and of each cause of waiting.
 
-    With ``per_sample``, divided by the samples of all workers: they add up to 1 / throughput.
+    With ``per_sample``, they are divided by the global batch size and add up to 1 / throughput.
     """
     share = 1.0 / p.global_batch_size if per_sample else 1.0
     idle = {cause: part * p.iteration_s for cause, part in p.idle_fraction.by_cause.items()}
@@ -328,7 +332,7 @@ def parts_s(p: Prediction, *, per_sample: bool = False) -> dict[str, float]:
 def differences(fine: Prediction, coarse: Prediction) -> dict[str, float | None]:
     """Relative differences of a coarse prediction from a fine one.
 
-    That of ``idle_fraction`` is absolute. None where the fine value is 0 or missing.
+    The difference in ``idle_fraction`` is absolute. None where the fine value is 0 or missing.
     """
     a, b = figures(fine), figures(coarse)
     found: dict[str, float | None] = {}
@@ -349,13 +353,13 @@ def both_as_json(fine: Prediction, coarse: Prediction) -> str:
 
 
 def _why(name: str, best: Prediction, other_name: str, other: Prediction) -> str:
-    """A sentence on why one prediction is slower than the best."""
+    """Explain in one sentence why a job is slower than the best."""
     ratio = best.throughput_samples_per_s / other.throughput_samples_per_s
     unsure = [_uncertainty(p) for p in (best, other)]
     if ratio - 1.0 <= max(sum(unsure), ROUNDING):
         within = " and ".join(f"± {part:.1%}" for part in dict.fromkeys(unsure) if part)
-        said = f" within their uncertainty ({within})" if within else ""
-        return f"{name} and {other_name} are equally fast{said}"
+        limits = f" within their uncertainty ({within})" if within else ""
+        return f"{name} and {other_name} are equally fast{limits}"
     faster = (
         f"{ratio:.3g} times as fast as" if ratio >= 1.5 else f"{100 * (ratio - 1):.3g}% faster than"
     )
@@ -365,8 +369,8 @@ def _why(name: str, best: Prediction, other_name: str, other: Prediction) -> str
     times = f"{show(sum(quick.values()), 's')} instead of {show(sum(slow.values()), 's')}"
     if per_sample:
         took = (
-            f"a sample takes all workers together {times} (per sample, because iterations are of "
-            f"{best.global_batch_size} and {other.global_batch_size} samples, and take "
+            f"all workers together need {times} per sample (global batches are "
+            f"{best.global_batch_size} and {other.global_batch_size} samples; iterations take "
             f"{show(best.iteration_s, 's')} and {show(other.iteration_s, 's')})"
         )
     else:
@@ -376,34 +380,34 @@ def _why(name: str, best: Prediction, other_name: str, other: Prediction) -> str
 
 
 def _uncertainty(p: Prediction) -> float:
-    """Half-width of the confidence interval, and the error of 9 in 10 coarse predictions."""
+    """Half-width of the confidence interval plus the 90th percentile of the formulas' error."""
     band = p.error_band
     return p.throughput_ci_fraction + (band.p90 or 0.0 if band is not None else 0.0)
 
 
 def _parts(more: Mapping[str, float], total: float, slow: Prediction) -> str:
-    """The contributions to a difference, in words: largest first, negative ones last."""
+    """Describe the contributions to a difference: largest first, negative ones last."""
     kinds = sorted(
         (kind for kind, seconds in more.items() if abs(seconds) >= FROM_FRACTION * total),
         key=lambda kind: -more[kind],
     )
-    said = [
-        f"{show(more[kind], 's')} {'' if number else 'is '}{WORDS[kind]}{_where(kind, slow)}"
-        if more[kind] > 0
-        else f"less {show(-more[kind], 's')} {WORDS[kind]}"
-        for number, kind in enumerate(kinds)
-    ]
     if len(kinds) == 1:
-        return f"the difference is {WORDS[kinds[0]]}{_where(kinds[0], slow)}"
-    return f"of the {show(total, 's')} difference {', '.join(said)}"
+        return f"the whole difference is {WORDS[kinds[0]]}{_where(kinds[0], slow)}"
+    parts = [
+        f"{show(more[kind], 's')} more {WORDS[kind]}{_where(kind, slow)}"
+        if more[kind] > 0
+        else f"{show(-more[kind], 's')} less {WORDS[kind]}"
+        for kind in kinds
+    ]
+    return f"the {show(total, 's')} difference is {', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def _where(kind: str, slow: Prediction) -> str:
-    """The busiest resource of a kind in the slower job."""
+    """Name the busiest resource of a kind in the slower job."""
     use_of = slow.utilisation
     resources = {"network": use_of.links, "server": use_of.servers, "cpu": use_of.cores}
     name, use = _busiest(resources.get(kind, {}))
-    return f" (busiest there: {name}, {use:.0%})" if name is not None and use else ""
+    return f" (busiest: {name}, {use:.0%} in use)" if name is not None and use else ""
 
 
 def _busiest(use: Mapping[str, float]) -> tuple[str | None, float | None]:
@@ -417,7 +421,7 @@ def _name(differing: Row) -> str:
 
 
 def _differing(predictions: Sequence[Prediction]) -> list[Row]:
-    """The inputs that are not the same in all predictions."""
+    """The inputs that differ between predictions."""
     inputs = [_inputs(p) for p in predictions]
     names = dict.fromkeys(name for found in inputs for name in found)
     differ = [name for name in names if len({repr(found.get(name)) for found in inputs}) > 1]
@@ -437,7 +441,7 @@ def _differing(predictions: Sequence[Prediction]) -> list[Row]:
 
 
 def _inputs(p: Prediction) -> Row:
-    """The inputs of a job without its options: flat, by name."""
+    """The inputs of a job except its options, flattened, by name."""
     found: Row = {}
 
     def walk(value: Any, path: str) -> None:
@@ -466,7 +470,7 @@ def _options(p: Prediction) -> Row:
 
 
 def _chosen(p: Prediction, option: str) -> bool:
-    """Whether an option has another value than its default."""
+    """Return whether an option differs from its default."""
     options = _options(p)
     if option not in options:
         return False

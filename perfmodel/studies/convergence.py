@@ -1,9 +1,9 @@
-"""Accuracy over predicted time: what a job's speed is worth.
+"""Accuracy over predicted time.
 
-The speed comes from the jobs, the learning from a small task: :func:`converge` simulates each job,
-records which gradient is computed on which parameters and when it is applied, and trains the task
-with real gradients in exactly that order (:mod:`perfmodel.replay`). A step of the job stands for a
-step of the task; the seconds are the job's, loss and accuracy the task's.
+Time comes from the jobs, learning from a small task: :func:`converge` simulates each job, records
+which gradient is computed on which parameters and when it is applied, and trains the task with real
+gradients in exactly that order (:mod:`perfmodel.replay`). A step of the job stands for a step of
+the task; times are those of the job, loss and accuracy those of the task.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from perfmodel.replay.tasks import make_task
 from perfmodel.results.drawn import Drawn
 from perfmodel.results.prediction import Prediction
 from perfmodel.results.schedule import Schedule
+from perfmodel.studies.chunks import Progress
 from perfmodel.studies.grids import Row, distinct, grid, label
-from perfmodel.studies.sweeps import Progress, common, frame
+from perfmodel.studies.sweeps import common, frame
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,31 +46,31 @@ if TYPE_CHECKING:
 SCHEMA = "perfmodel.convergence/1"
 
 MOST_JOBS, MOST_SEEDS = 16, 100
-"""Jobs that are trained side by side, and seeds of each."""
+"""Largest number of jobs trained side by side, and of seeds per job."""
 
 COVERAGE = 0.9
-"""Of intervals of a mean over seeds (Student's t)."""
+"""Coverage of the intervals of means over seeds (Student's t)."""
 
 CLOSE = 0.98
-"""Part of the best job's final accuracy that is the target, where none is given."""
+"""Default target accuracy, as a fraction of the best job's final accuracy."""
 
 NOISE_BATCHES = 32
-"""Batches from which gradient noise is measured, where it is asked for."""
+"""Batches used to measure gradient noise, if it is requested."""
 
 COLUMNS = ("samples", "updates", "time_s", "loss", "accuracy")
 
 
 class TrainingSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """How the task is trained, with every job alike.
+    """How the task is trained, the same for every job.
 
     Attributes
     ----------
     task : a name of :data:`perfmodel.replay.tasks.TASKS`, or ``package.module:function``.
-    epochs : passes over the task's training samples, of all workers together.
+    epochs : passes over the task's training samples by all workers together.
     batch_size : samples of the task in one worker's gradient.
     optimizer : see :class:`perfmodel.replay.optimizer.Optimizer`.
-    evaluations : how often loss and accuracy are measured.
-    noise_batches : batches from which the gradient noise is measured at each evaluation; 0: not.
+    evaluations : number of times that loss and accuracy are measured.
+    noise_batches : batches used to measure gradient noise at each evaluation; 0 to skip it.
     """
 
     task: str = "mixture"
@@ -87,9 +88,9 @@ class TrainingSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trained(msgspec.Struct, frozen=True, kw_only=True):
-    """A job or a schedule, and the curves of the task trained in its order, one for each seed.
+    """A job or a schedule, and the curves of the task trained in its order, one per seed.
 
-    ``prediction`` is None for a schedule; ``iteration_s`` and ``staleness_mean`` are of both.
+    ``prediction`` is None for a schedule; ``iteration_s`` and ``staleness_mean`` are set for both.
     """
 
     name: str
@@ -100,25 +101,25 @@ class Trained(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def diverged(self) -> int:
-        """How many of the seeds diverged."""
+        """Number of seeds that diverged."""
         return sum(curve.divergence is not None for curve in self.curves)
 
     def mean(self, column: str) -> tuple[Floats, Floats]:
-        """Mean over the seeds at each evaluation that all of them reached, and the half-width of
-        its interval; NaN for a single seed."""
+        """Mean over the seeds at each evaluation that all seeds reached, and the half-width of its
+        interval (NaN for a single seed); both (evaluations,)."""
         length = min(len(curve.samples) for curve in self.curves)
         values = np.array([getattr(curve, column)[:length] for curve in self.curves], np.float64)
         return values.mean(axis=0), half_width(values)
 
     @property
     def accuracy(self) -> tuple[float, float]:
-        """Mean final accuracy and the half-width of its interval; 0 where a seed diverged."""
+        """Mean final accuracy and the half-width of its interval; a diverged seed counts as 0."""
         last = [0.0 if c.divergence is not None else float(c.accuracy[-1]) for c in self.curves]
         return float(np.mean(last)), float(half_width(np.array(last)[:, None])[0])
 
     def time_to(self, target: float) -> tuple[float, float, int]:
-        """Mean predicted seconds to an accuracy, half-width, and how many seeds reach it; NaN
-        where none does. Seeds that do not are left out of the mean."""
+        """Mean predicted seconds to an accuracy, the half-width of its interval, and the number of
+        seeds that reach it. Seeds that do not are left out of the mean; NaN if none does."""
         reached = [t for c in self.curves if (t := c.time_to(target)) is not None]
         if not reached:
             return math.nan, math.nan, 0
@@ -135,10 +136,10 @@ class Trained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Convergence(Drawn, frozen=True, kw_only=True):
-    """Jobs and what the task learns in their order.
+    """Jobs, and how the task learns in the order of each.
 
-    ``target`` is an accuracy of the task; if none was given, :data:`CLOSE` of the best final one,
-    or 1 where all jobs diverged.
+    ``target`` is an accuracy of the task. The default is :data:`CLOSE` times the best final
+    accuracy, or 1 if all jobs diverged.
     """
 
     training: TrainingSetup
@@ -147,28 +148,28 @@ class Convergence(Drawn, frozen=True, kw_only=True):
     trained: tuple[Trained, ...]
 
     def __repr__(self) -> str:
-        said = (f"{t.name}: {t.accuracy[0]:.3f}" for t in self.trained)
-        return f"Convergence({self.training.task}, {'; '.join(said)})"
+        accuracies = (f"{t.name}: {t.accuracy[0]:.3f}" for t in self.trained)
+        return f"Convergence({self.training.task}, {'; '.join(accuracies)})"
 
     @property
     def title(self) -> str:
-        """What the speed is from, and what the learning, in words."""
+        """A sentence on where times and accuracies come from."""
         jobs = [t.prediction for t in self.trained if t.prediction is not None]
-        what = f"predicted for {common(jobs)}" if jobs else "of the schedules"
+        what = f"predicted for {common(jobs)}" if jobs else "taken from the schedules"
         return (
-            f"seconds are those {what}; loss and accuracy are those of the task "
-            f"{self.training.task!r}, trained in the same order of reads and updates"
+            f"times are {what}; loss and accuracy are those of the task "
+            f"{self.training.task!r}, trained with the same order of reads and updates"
         )
 
     @property
     def first(self) -> Trained | None:
-        """The job that reaches the target first, with all its seeds; None if none does."""
+        """The job that reaches the target first with every seed; None if no job does."""
         at = [(t.time_to(self.target), t) for t in self.trained]
         every = [(seconds, t) for (seconds, _, n), t in at if n == self.seeds]
         return min(every, key=lambda each: each[0])[1] if every else None
 
     def rows(self) -> list[Row]:
-        """A row per job: speed, staleness, final accuracy, time to the target."""
+        """One row per job: iteration time, staleness, final accuracy, time to the target."""
         rows = []
         for t in self.trained:
             accuracy, spread = t.accuracy
@@ -196,8 +197,8 @@ class Convergence(Drawn, frozen=True, kw_only=True):
         return rows
 
     def points(self) -> list[Row]:
-        """A row per job and evaluation: means over the seeds and half-widths of loss and
-        accuracy."""
+        """One row per job and evaluation: means over the seeds, and half-widths of the intervals of
+        loss and accuracy."""
         rows = []
         for t in self.trained:
             means = {name: t.mean(name) for name in COLUMNS}
@@ -210,20 +211,20 @@ class Convergence(Drawn, frozen=True, kw_only=True):
         return rows
 
     def to_frame(self) -> pd.DataFrame:
-        """The points as a frame."""
+        """The points as a data frame."""
         return frame(self.points())
 
     def to_csv(self, path: str | Path | None = None) -> str:
-        """The points as CSV text, also written to ``path`` if there is one.
+        """The points as CSV text, also written to ``path`` if given.
 
         Raises
         ------
-        InputError : the place cannot be written.
+        InputError : ``path`` cannot be written.
         """
         return csv_text(self.to_frame(), path)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-like values."""
+        """JSON-like values."""
         values: dict[str, Any] = {
             "schema": SCHEMA,
             "title": self.title,
@@ -236,7 +237,7 @@ class Convergence(Drawn, frozen=True, kw_only=True):
         return values
 
     def to_json(self) -> str:
-        """The same as JSON text."""
+        """The result as JSON text."""
         return json.dumps(files.finite(self.to_dict(), "inf"), indent=2)
 
     def plot(self) -> Figure:
@@ -267,17 +268,18 @@ def converge(
     Parameters
     ----------
     training : the task and how it is trained.
-    seeds : of the task's initial parameters and order of samples, and of what is random in a job.
-    target : accuracy whose time is asked for.
-    processes : that share the work, by default as many as there are processor cores; 1: this one.
+    seeds : number of seeds; a seed sets the task's initial parameters and sample order, and the
+        random durations of the job.
+    target : accuracy for which the time is reported.
+    processes : number of processes; by default one per CPU core, 1 for this process only.
     max_ops : see :func:`perfmodel.predict`.
     progress : called with (done, all) after each training.
-    arguments : those of :func:`perfmodel.sweep`: each combination of values is a job.
+    arguments : those of :func:`perfmodel.sweep`; each combination of values is a job.
 
     Raises
     ------
-    InputError : more than 16 jobs, a number out of range, a task or its extra that is missing, or
-        an impossible job.
+    InputError : more than 16 jobs, a number out of range, an unknown task, a missing extra, or an
+        impossible job.
 
     >>> setup = TrainingSetup(epochs=1)
     >>> found = converge(setup, seeds=1, model="resnet18", workers=2, arch=["ring", "gosgd"])
@@ -321,18 +323,21 @@ def retrace(
     processes: int | None = None,
     progress: Progress | None = None,
 ) -> Convergence:
-    """Train a small task in the order of schedules, whole, by name, such as those of files.
+    """Train a small task in the order of recorded schedules.
 
-    The parameters are those of :func:`converge`; epochs of the ``training`` have no effect.
+    Parameters
+    ----------
+    schedules : schedules by name; each is replayed completely, so ``training.epochs`` has no
+        effect. The other parameters are those of :func:`converge`.
 
     Raises
     ------
-    InputError : no schedule, or more than 16, or as :func:`converge`.
+    InputError : no schedule, more than 16, or the errors of :func:`converge`.
     """
     how = training if training is not None else TrainingSetup()
     _check(seeds, target, processes)
     if not 1 <= len(schedules) <= MOST_JOBS:
-        raise InputError(f"retrace: {len(schedules)} schedules; 1 to {MOST_JOBS} are possible")
+        raise InputError(f"retrace: expected 1 to {MOST_JOBS} schedules, got {len(schedules)}")
     make_task(how.task)
     work = [Work(how, seed, each) for each in schedules.values() for seed in range(seeds)]
     curves = _curves(work, seeds, processes, progress)
@@ -358,17 +363,17 @@ def _check(seeds: int, target: float | None, processes: int | None) -> None:
 def _converged(
     how: TrainingSetup, seeds: int, target: float | None, trained: Sequence[Trained]
 ) -> Convergence:
-    """The result, with the target where none was given."""
+    """Build the result, with the default target if none was given."""
     if target is None:
         best = max(t.accuracy[0] for t in trained)
-        target = CLOSE * best if best > 0.0 else 1.0  # all diverged: none reaches it
+        target = CLOSE * best if best > 0.0 else 1.0  # all diverged: no job reaches 1
     return Convergence(training=how, seeds=seeds, target=target, trained=tuple(trained))
 
 
 class Work(NamedTuple):
-    """A training: its seed, and the job whose schedule is recorded, or a schedule.
+    """One training: its seed, and a schedule or the job to record one from.
 
-    ``gradients`` is how many of the job's are applied, ``samples_per_s`` its throughput.
+    ``gradients`` is the number of gradients that the job applies, ``samples_per_s`` its throughput.
     """
 
     training: TrainingSetup
@@ -382,7 +387,7 @@ class Work(NamedTuple):
 def _curves(
     work: Sequence[Work], seeds: int, processes: int | None, progress: Progress | None
 ) -> list[tuple[Curve, ...]]:
-    """The curves of all seeds, for each job or schedule."""
+    """Train all seeds, and return their curves for each job or schedule."""
     curves: list[Curve | None] = [None] * len(work)
     for done, (k, curve) in enumerate(_all(work, processes), 1):
         curves[k] = curve
@@ -392,7 +397,7 @@ def _curves(
 
 
 def _all(work: Sequence[Work], processes: int | None) -> Iterator[tuple[int, Curve]]:
-    """The curve of each, with its place, as they are done."""
+    """Yield curves as they complete, each with its index in ``work``."""
     count = min(processes or os.cpu_count() or 1, len(work))
     if count == 1:
         for k, each in enumerate(work):
@@ -404,13 +409,14 @@ def _all(work: Sequence[Work], processes: int | None) -> Iterator[tuple[int, Cur
             for future in as_completed(places):
                 yield places[future], future.result()
         except BrokenProcessPool:
-            raise InputError("converge: a process ended; is there enough memory?") from None
+            text = "converge: a process ended unexpectedly; is there enough memory?"
+            raise InputError(text) from None
         finally:
             pool.shutdown(cancel_futures=True)
 
 
 def _train(work: Work) -> Curve:
-    """Train the task in the order of a job."""
+    """Train the task in the order of a job or schedule."""
     schedule = work.source
     if isinstance(schedule, Job):
         job = msgspec.structs.replace(schedule, seed=schedule.seed + work.seed)
@@ -430,7 +436,7 @@ def _train(work: Work) -> Curve:
 
 
 def half_width(values: Floats) -> Floats:
-    """Half-widths of intervals of means over the first axis; NaN for a single value."""
+    """Half-widths of the intervals of means over the first axis; NaN for a single value."""
     from scipy import stats
 
     count = len(values)

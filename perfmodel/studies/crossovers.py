@@ -1,4 +1,4 @@
-"""The longest phase of a job, and where another takes over: crossovers, solved or searched."""
+"""The dominant phase of a job, and the crossovers to another one, solved in symbols or searched."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.architectures import registry
+from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, unknown_name
-from perfmodel.base.units import show
+from perfmodel.base.units import dimension_of
 from perfmodel.inputs.job import MOST_WORKERS, Job
 from perfmodel.inputs.options import described
 from perfmodel.phases.quantities import quantities_of
 from perfmodel.predicting import coarse, variants
+from perfmodel.results.drawn import Drawn
 from perfmodel.results.prediction import ErrorBand
 from perfmodel.studies import formulas
 
 if TYPE_CHECKING:
     import sympy
+    from matplotlib.figure import Figure
 
-Floats = NDArray[np.float64]
+    from perfmodel.results.study_drawing import PhasesOver
 
 SCHEMA = "perfmodel.explanation/1"
 
@@ -33,30 +35,33 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "bandwidth_bytes_per_s": (1e5, 1e13),
     "batch_size": (1.0, 65536.0),
 }
-"""Ranges in which crossovers are searched."""
+"""Ranges searched for crossovers."""
 
 WHOLE = ("workers", "batch_size")
-"""Variables that are whole numbers."""
+"""Integer variables."""
 
 POINTS = 200
-"""Grid points of a range between which crossovers are bracketed."""
+"""Grid points of a range; a crossover is bracketed by two neighbours."""
 
 NEAR = 4.0
-"""Multiple of a job's own value up to which all grid points are evaluated; those beyond only if
-nothing changes before. With many workers that iterate independently they are slow to evaluate."""
+"""Multiple of a job's own value up to which all grid points are evaluated. Points beyond are
+evaluated only if no crossover is found before: many asynchronous workers are slow to evaluate."""
+
+AROUND, DRAWN = 8.0, 60
+"""A figure goes this factor beyond a job's own value on either side, by so many points."""
 
 BISECTIONS = 60
 """Halvings of the interval around a crossover."""
 
 ROUNDING = 1e-9
-"""Relative difference up to which phases count as equally long."""
+"""Phases whose durations differ by at most this fraction count as equally long."""
 
 
 class Crossover(msgspec.Struct, frozen=True):
-    """A value of a variable at which the longest phase, or the faster job, changes.
+    """A value of a variable at which the dominant phase, or the faster job, changes.
 
-    ``variable`` and its ``value`` (SI); ``below`` and ``above`` the phase or job that rules on
-    either side. ``formula`` is the value in symbols where it could be solved; else None.
+    ``value`` is in SI units; ``below`` and ``above`` name the dominant phase, or the faster job, on
+    either side. ``formula`` is the value in symbols; None if there is no simple solution.
     """
 
     variable: str
@@ -72,16 +77,17 @@ class Crossover(msgspec.Struct, frozen=True):
 
 
 class Saturation(msgspec.Struct, frozen=True):
-    """Number of workers that saturate a resource: N* = T(1) / its busy time per iteration."""
+    """Number of workers that saturates a resource: N* = T(1) / its busy time per iteration."""
 
     resource: str
     workers: float
 
 
-class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a job is as fast as it is, by its coarse model.
+class Explanation(Drawn, frozen=True, kw_only=True):
+    """What limits a job's speed, according to its coarse model.
 
-    ``phases_s`` are the phases of an iteration, the longest first; ``rules`` is the first of them.
+    ``phases_s`` are the phases of an iteration, longest first; ``rules`` names the first.
+    ``job`` is not part of the JSON, and None in an explanation that was read from it.
     """
 
     schema: str = SCHEMA
@@ -91,18 +97,56 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     crossovers: tuple[Crossover, ...]
     saturations: tuple[Saturation, ...]
     error_band: ErrorBand
+    job: Job | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON-like values."""
-        values: dict[str, Any] = msgspec.to_builtins(self)
+        values: dict[str, Any] = msgspec.to_builtins(
+            {name: getattr(self, name) for name in self.__struct_fields__ if name != "job"}
+        )
         return values
+
+    def plot(self) -> Figure:
+        """A matplotlib figure: the phases, and how they change with each variable (extra ``plot``).
+
+        Without a job it has the phases alone.
+
+        Raises
+        ------
+        InputError : matplotlib is not installed.
+        """
+        from perfmodel.results.study_drawing import phases
+
+        job = self.job
+        if job is None:
+            return phases(self.phases_s, (), "other phases", "")
+        over = [_drawn_over(job, v, self.crossovers) for v in RANGES if _varies(job, v)]
+        where = f"{job.workload.name} on {job.workers} x {job.workload.device}"
+        title = f"{where}, {job.architecture.name}: {self.rules} takes the longest"
+        return phases(self.phases_s, over, "other phases", title)
+
+
+def _drawn_over(job: Job, variable: str, crossovers: Sequence[Crossover]) -> PhasesOver:
+    """The phases around the job's own value and the crossovers of a variable."""
+    from perfmodel.results.study_drawing import Axis, PhasesOver
+
+    here = value_of(job, variable)
+    mine = [c.value for c in crossovers if c.variable == variable]
+    low = max(min([here / AROUND, *(value / NEAR for value in mine)]), _least(job, variable))
+    high = min(max([here * AROUND, *(value * NEAR for value in mine)]), _most(job, variable))
+    values = _spaced(min(low, here), max(high, here), DRAWN, _step(variable, job))
+    phases_s = _evaluated(job, variable, values).phases_s
+    seconds = {name: each.tolist() for name, each in phases_s.items()}
+    unit = dimension_of(variable) or ("samples" if variable == "batch_size" else "")
+    axis = Axis(variable.removesuffix(f"_{unit}").replace("_", " "), unit, ticks=4)
+    return PhasesOver(axis=axis, now=here, values=values.tolist(), seconds=seconds, crossovers=mine)
 
 
 def explain(job: Job) -> Explanation:
-    """Say which phase of ``job`` rules, and at which workers, bandwidth or batch size it stops.
+    """Find the dominant phase of ``job``, and its crossovers in workers, bandwidth and batch size.
 
-    One variable is varied at a time. Where the phases are simple enough, the crossover is also
-    solved in symbols.
+    One variable is varied at a time. If the phases are simple enough, the crossover is also solved
+    in symbols.
     """
     found = coarse.phases(job)
     total = float(found.iteration_s)
@@ -120,11 +164,12 @@ def explain(job: Job) -> Explanation:
         crossovers=tuple(crossovers),
         saturations=_saturations(job),
         error_band=coarse.error_band(job),
+        job=job,
     )
 
 
 def between(first: Job, second: Job, variable: str, names: tuple[str, str]) -> list[Crossover]:
-    """Values of a variable at which the faster of two jobs, by samples per second, changes.
+    """Find values of a variable at which the faster of two jobs (samples per second) changes.
 
     Raises
     ------
@@ -136,7 +181,7 @@ def between(first: Job, second: Job, variable: str, names: tuple[str, str]) -> l
         if not _varies(job, variable):
             unlike = job.stragglers or job.cluster.overrides
             why = "workers or links differ" if unlike else "collectives were measured"
-            raise InputError(f"{variable}: cannot be varied where {why}")
+            raise InputError(f"{variable}: cannot be varied if {why}")
 
     def lead(values: Floats) -> Floats:
         rates = [
@@ -152,15 +197,15 @@ def between(first: Job, second: Job, variable: str, names: tuple[str, str]) -> l
 
 
 def against(first: Job, second: Job, name: str, other: str) -> tuple[Crossover, ...]:
-    """For each variable, the values at which the faster of two jobs changes."""
+    """Find, for each variable, the values at which the faster of two jobs changes."""
     if name == other:
-        raise InputError(f"against: both are {name}")
+        raise InputError(f"against: both architectures are {name}")
     variables = [v for v in RANGES if _varies(first, v) and _varies(second, v)]
     return tuple(c for v in variables for c in between(first, second, v, (name, other)))
 
 
 def other_arguments(arguments: Mapping[str, Any], arch: str) -> dict[str, Any]:
-    """Arguments of the same job with another architecture, and the options that it supports."""
+    """Arguments of the same job with another architecture, keeping the options it supports."""
     architecture, preset = registry.find(arch)
     has = {each.name for each in described(architecture.options)}
     kept = {
@@ -172,7 +217,7 @@ def other_arguments(arguments: Mapping[str, Any], arch: str) -> dict[str, Any]:
 
 
 EQUAL = 1e-6
-"""Two jobs whose rates are this close are equally fast."""
+"""Relative difference in throughput below which two jobs are equally fast."""
 
 
 def _evaluated(job: Job, variable: str, values: Floats) -> variants.Variants:
@@ -204,23 +249,26 @@ def _least(job: Job, variable: str) -> float:
 def _points(variable: str, *jobs: Job) -> Floats:
     low = max(_least(job, variable) for job in jobs)
     high = max(min(_most(job, variable) for job in jobs), low)
-    values = np.geomspace(low, high, POINTS)
-    step = _step(variable, *jobs)
+    return _spaced(low, high, POINTS, _step(variable, *jobs))
+
+
+def _spaced(low: float, high: float, count: int, step: int) -> Floats:
+    """Values at equal ratios; multiples of ``step`` if that is not 0, each once."""
+    values = np.geomspace(low, high, count)
     return np.unique(np.maximum(np.rint(values / step), 1.0) * step) if step else values
 
 
 def _step(variable: str, *jobs: Job) -> int:
-    """What a variable is a multiple of: workers come in whole groups. 0 where it is no whole
-    number."""
+    """Step of an integer variable, as workers come in whole groups; 0 for a continuous variable."""
     if variable == "workers":
         return math.lcm(*(job.options.group_size for job in jobs))
     return 1 if variable in WHOLE else 0
 
 
 def _crossovers(job: Job, variable: str) -> list[Crossover]:
-    """The nearest crossovers below and above the job's own value."""
+    """Find the nearest crossovers below and above the job's own value."""
     values = _points(variable, job)
-    here = _value(job, variable)
+    here = value_of(job, variable)
     near = max(int(np.searchsorted(values, NEAR * here, side="right")), 1)
     ruling = _ruling(job, variable, values[:near])
     below, above = _changes(values, ruling, here)
@@ -242,7 +290,7 @@ def _crossovers(job: Job, variable: str) -> list[Crossover]:
 
 
 def _changes(values: Floats, ruling: Sequence[str], here: float) -> tuple[list[int], list[int]]:
-    """Points up to ``here``, and after it, with another phase ruling at the next point."""
+    """Indices before and after ``here`` at which the next point has another dominant phase."""
     changes = [k for k, pair in enumerate(itertools.pairwise(ruling)) if pair[0] != pair[1]]
     return (
         [k for k in changes if values[k + 1] <= here],
@@ -260,12 +308,12 @@ def _ruling(job: Job, variable: str, values: Floats) -> list[str]:
 
 
 def _bisected(low: float, high: float, holds: Callable[[Floats], bool], step: int) -> float:
-    """Bisection on a logarithmic scale, for a condition that holds at ``low``, but not at ``high``;
-    on multiples of ``step`` if that is not 0.
+    """Bisect on a logarithmic scale a condition that holds at ``low`` but not at ``high``; on
+    multiples of ``step`` if that is not 0.
 
-    Returns the upper end of the last interval, where it does not hold. Not
-    :func:`scipy.optimize.brentq`: which phase is the longest has no continuous sign, and workers
-    and batch sizes are whole numbers.
+    Return the upper end of the last interval, where the condition does not hold.
+    :func:`scipy.optimize.brentq` does not apply: the index of the longest phase is not continuous,
+    and workers and batch sizes are integers.
     """
     for _ in range(BISECTIONS):
         if step and high - low <= step:
@@ -282,7 +330,7 @@ def _bisected(low: float, high: float, holds: Callable[[Floats], bool], step: in
 def _sign_changes(
     lead: Callable[[Floats], Floats], variable: str, jobs: Sequence[Job]
 ) -> list[tuple[float, float]]:
-    """Points at which a function changes its sign, and its value before each."""
+    """Points at which a function changes sign, and its value before each."""
     values = _points(variable, *jobs)
     leads = lead(values)
     known = np.flatnonzero(leads != 0.0)
@@ -301,7 +349,8 @@ def _sign_changes(
     return found
 
 
-def _value(job: Job, variable: str) -> float:
+def value_of(job: Job, variable: str) -> float:
+    """The value of a variable in a job."""
     return {
         "workers": float(job.workers),
         "bandwidth_bytes_per_s": job.cluster.nic.bandwidth_bytes_per_s,
@@ -310,16 +359,16 @@ def _value(job: Job, variable: str) -> float:
 
 
 PERIOD = "period"
-"""The option with the steps from one exchange to the next."""
+"""The option for the number of steps between exchanges."""
 
 SOLVED = ("workers", "bandwidth_bytes_per_s", PERIOD)
-"""Variables that are symbols of the formulas."""
+"""Variables that have a symbol in the formulas."""
 
 
 def _solved(job: Job, variable: str, value: float, pair: Sequence[str]) -> str | None:
-    """The crossover in symbols, where that is linear in the variable or in its inverse.
+    """The crossover in symbols, if the equation is linear in the variable or in its inverse.
 
-    With a maximum in a phase, it is for the one of its arguments that is the largest there.
+    A maximum in a phase is replaced by its largest argument at the crossover.
     """
     if not _has_symbols(job, variable):
         return None
@@ -331,8 +380,9 @@ def _solved(job: Job, variable: str, value: float, pair: Sequence[str]) -> str |
 
 
 def solved_for_step(job: Job, variable: str, value: float, step_s: float) -> str | None:
-    """The value of a variable in symbols at which an iteration takes ``step_s``, T, where that is
-    linear in it or in its inverse, and near ``value``; else None."""
+    """The value of a variable in symbols at which an iteration takes ``step_s`` (symbol T); None if
+    the equation is not linear in the variable or its inverse, or the value is far from ``value``.
+    """
     if not _has_symbols(job, variable):
         return None
     if variable == PERIOD:
@@ -346,8 +396,8 @@ def solved_for_step(job: Job, variable: str, value: float, step_s: float) -> str
 
 
 def _period_for_step(job: Job, value: int, step_s: float) -> str | None:
-    """The period in symbols at which a step of equal workers takes ``step_s``, T: that is linear in
-    the inverse of the period, as long as the same times are hidden."""
+    """The period in symbols at which a step of equal workers takes ``step_s`` (symbol T). The step
+    is linear in the inverse of the period as long as the same times are hidden."""
     import sympy
 
     def step(period: int) -> sympy.Expr:
@@ -372,8 +422,8 @@ def _period_for_step(job: Job, value: int, step_s: float) -> str | None:
 
 
 def _has_symbols(job: Job, variable: str) -> bool:
-    """Whether formulas are for such jobs: closed forms, and speeds that do not depend on the number
-    of workers."""
+    """Return whether the symbolic formulas cover the job: closed forms, with link speeds that do
+    not depend on the number of workers."""
     cluster = job.cluster
     beyond = cluster.devices_per_node > 1 or cluster.core_oversubscription is not None
     beyond = beyond or bool(cluster.collectives or cluster.sites) or cluster.by_workers
@@ -389,7 +439,7 @@ def _root(
     parts: Mapping[str, sympy.Expr],
     known: Mapping[Any, float] | None = None,
 ) -> str | None:
-    """The value at which two expressions are equal, in symbols."""
+    """Solve for the value at which two expressions are equal, in symbols."""
     import sympy
 
     sample, symbol = {**_sample(job, parts), **(known or {})}, formulas.symbols()[variable]
@@ -416,7 +466,7 @@ def _root(
 
 
 def _on_this_side(expression: sympy.Expr, sample: Mapping[Any, float]) -> sympy.Expr:
-    """An expression with each maximum replaced by its largest argument at the sample."""
+    """Replace each maximum in an expression by its largest argument at the sample."""
     import sympy
 
     return expression.replace(
@@ -437,7 +487,8 @@ def _sample(job: Job, parts: Mapping[str, sympy.Expr]) -> dict[Any, float]:
 
 
 def _saturations(job: Job) -> tuple[Saturation, ...]:
-    """Saturation of resources shared by asynchronous workers: the knee of the asymptotic bound."""
+    """Saturation points of resources that asynchronous workers share (knee of the asymptotic
+    bounds)."""
     if not _varies(job, "workers") or not job.options.asynchronous:
         return ()
     alone = msgspec.structs.replace(job, workers=1)
@@ -447,37 +498,3 @@ def _saturations(job: Job) -> tuple[Saturation, ...]:
     return tuple(
         Saturation(name, one_s / busy[name]) for name in sorted(busy, key=lambda n: -busy[n])
     )
-
-
-def words(found: Explanation, job: Job, others: Sequence[Crossover] = ()) -> list[str]:
-    """An explanation as sentences."""
-    share = found.phases_s.get(found.rules, 0.0) / found.iteration_s
-    lines = [
-        f"{found.rules} rules: {show(found.phases_s.get(found.rules, 0.0), 's')} of "
-        f"{show(found.iteration_s, 's')} per iteration ({share:.0%})"
-    ]
-    lines += [*_ranges(found.crossovers, "rules", job), *_ranges(others, "is faster", job)]
-    for s in found.saturations:
-        lines.append(f"{s.resource}: busy all the time from {s.workers:.3g} workers on")
-    return lines
-
-
-def _ranges(crossovers: Sequence[Crossover], verb: str, job: Job) -> list[str]:
-    """For each variable, what rules from the least value to the largest, in words."""
-    lines = []
-    for variable in RANGES:
-        mine = [c for c in crossovers if c.variable == variable]
-        if not mine:
-            continue
-        text = f"{mine[0].below} {verb} below {_shown(variable, mine[0].value)}"
-        for c in mine:
-            text += f", {c.above} from {_shown(variable, c.value)} on"
-        word = variable.removesuffix("_bytes_per_s").replace("_", " ")
-        solved = "; ".join(c.formula for c in mine if c.formula)
-        now = f"(now {_shown(variable, _value(job, variable))})"
-        lines.append(f"{word}: {text} {now}" + (f"; {solved}" if solved else ""))
-    return lines
-
-
-def _shown(variable: str, value: float) -> str:
-    return f"{value:.0f}" if variable in WHOLE else show(value, "bytes_per_s")

@@ -1,7 +1,6 @@
-"""Where work is done: in this process, in others of this machine, or on a Dask cluster.
+"""Executors: run work in this process, in other processes of this machine, or on a Dask cluster.
 
-Studies submit work to a :class:`concurrent.futures.Executor`, so any other that a program has will
-do as well.
+Studies submit work to a :class:`concurrent.futures.Executor`, so callers can pass their own.
 """
 
 from __future__ import annotations
@@ -37,21 +36,21 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 ALONE_S = 5.0
-"""Seconds that work is done in this process before others are started, unless a number of processes
-is given. Starting them takes half a second to a second of every core."""
+"""Seconds of work in this process before others are started, unless a number of processes is given.
+Starting a process takes half a second to a second of CPU time on each core."""
 
 MOST_PROCESSES = 1024
-"""Processes on one machine; a limit that catches typing errors."""
+"""Largest number of processes; catches typing errors."""
 
 CONNECT_S = 5
-"""Seconds in which a Dask scheduler has to answer."""
+"""Timeout for connecting to a Dask scheduler, in seconds."""
 
 
 class InLine(Executor):
-    """Does work when it is submitted, in the thread that submits it."""
+    """Runs work immediately in the thread that submits it."""
 
     def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
-        """The finished work."""
+        """Run the work and return a finished future."""
         done: Future[R] = Future()
         try:
             done.set_result(fn(*args, **kwargs))
@@ -61,15 +60,15 @@ class InLine(Executor):
 
 
 class Processes(Executor):
-    """Processes of this machine, started when there is work, which end when this one does.
+    """Processes of this machine, started on demand, which end when this process ends.
 
-    For the first ``alone_s`` seconds work is done in this process instead, as :class:`InLine` does.
-    As a context that is left by an exception, the keyboard's interrupt for one, it ends the
-    processes with what they are doing.
+    For the first ``alone_s`` seconds, work runs in this process instead, as with :class:`InLine`.
+    If the context is left by an exception, such as a keyboard interrupt, the processes are killed
+    without waiting for their work.
 
     Raises
     ------
-    InputError : ``count`` is no number of processes.
+    InputError : ``count`` is not a valid number of processes.
     """
 
     def __init__(self, count: int, alone_s: float = 0.0) -> None:
@@ -82,13 +81,13 @@ class Processes(Executor):
 
     @property
     def here(self) -> bool:
-        """Whether work that is submitted now is done in this process."""
+        """Whether work submitted now runs in this process."""
         if self._begin is None:
             self._begin = time.monotonic()
         return self._count == 1 or time.monotonic() - self._begin < self._alone_s
 
     def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
-        """Work that one of the processes does, or that is finished."""
+        """Submit work to one of the processes, or run it here."""
         if self.here:
             return InLine().submit(fn, *args, **kwargs)
         with self._lock:
@@ -104,7 +103,7 @@ class Processes(Executor):
         return self._pool
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the processes after their work, or at once with ``cancel_futures``."""
+        """End the processes after their work, or immediately with ``cancel_futures``."""
         if self._pool is not None and self._alive is not None:
             if cancel_futures:
                 self._alive.close()
@@ -115,9 +114,9 @@ class Processes(Executor):
 
 
 def _end_with(watched: Connection) -> None:
-    """Have this process end when the other end of a pipe is closed, as by the end of its parent.
+    """Make this process exit when the other end of a pipe is closed, as when its parent exits.
 
-    The keyboard's interrupt goes to all processes of a terminal; the parent alone heeds it.
+    A keyboard interrupt reaches all processes of a terminal; only the parent handles it.
     """
 
     def wait() -> None:
@@ -130,7 +129,7 @@ def _end_with(watched: Connection) -> None:
 
 
 def usable_cores() -> int:
-    """Processor cores that this process may use."""
+    """Number of CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -138,22 +137,22 @@ def usable_cores() -> int:
 
 @contextmanager
 def opened(processes: int | None, dask: str | None) -> Iterator[Executor]:
-    """The executor that a user asks for.
+    """Open the executor that the user asks for.
 
     Parameters
     ----------
-    processes : of this machine; None for as many as there are cores, once the work has taken
-        :data:`ALONE_S` seconds.
+    processes : number of processes on this machine; None for one per core, started once the work
+        has taken :data:`ALONE_S` seconds.
     dask : address of the scheduler of a running Dask cluster, instead of processes.
 
     Raises
     ------
-    InputError : both are given, there is no such number of processes or no scheduler at that
+    InputError : both are given, the number of processes is invalid, no scheduler answers at the
         address, or Dask is not installed.
     """
     if dask is not None:
         if processes is not None:
-            raise InputError("--jobs and --dask: give one of them")
+            raise InputError("--jobs and --dask: give only one of them")
         with _dask(dask) as executor:
             yield executor
         return
@@ -164,26 +163,26 @@ def opened(processes: int | None, dask: str | None) -> Iterator[Executor]:
 
 @contextmanager
 def _dask(address: str) -> Iterator[Executor]:
-    """A Dask cluster as executor."""
+    """Connect to a Dask cluster as an executor."""
     try:
         from distributed import Client
     except ImportError:
         raise InputError("--dask: needs Dask: pip install 'perfmodel[dask]'") from None
-    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # errors are raised, too
-    try:  # a client that fails to connect says so again, at length, when the process ends
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # errors are also raised
+    try:  # a Client that fails to connect prints a long traceback when the process exits
         found = asyncio.run(asyncio.wait_for(_identity(address), CONNECT_S))
     except Exception as error:
         why = said(error) if str(error) else f"no answer in {CONNECT_S} s"
         raise InputError(f"--dask: no Dask scheduler at {address!r}: {why}") from None
     if found != "Scheduler":
-        raise InputError(f"--dask: {address!r} is a {found} of Dask, not its scheduler")
+        raise InputError(f"--dask: {address!r} is a Dask {found.lower()}, not a scheduler")
     with Client(address, timeout=CONNECT_S, set_as_default=False) as client:
-        # by a built-in function: a worker ends when it gets one of a package that it does not have
+        # use a built-in function: a worker dies if it unpickles one from a package it lacks
         found = client.run(eval, _FINGERPRINT, on_error="return")
         for worker, own in found.items():
             _check(f"--dask: worker {worker}", own)
         if not found:
-            text = f"the Dask cluster at {address} has no workers yet: waiting for them"
+            text = f"the Dask cluster at {address} has no workers yet; waiting for them"
             warnings.warn(text, PerfmodelWarning, stacklevel=1)
         yield client.get_executor(pure=False)
 
@@ -192,19 +191,21 @@ _FINGERPRINT = f"__import__({fingerprint.__module__!r}, fromlist=['*']).fingerpr
 
 
 def _check(worker: str, found: str | Exception) -> None:
-    """Refuse a worker with another installation than this one.
+    """Reject a worker whose perfmodel installation differs from this one.
 
     Raises
     ------
-    InputError : it has another, or none.
+    InputError : the installation differs or is missing.
     """
     own = f"no perfmodel ({said(found)})" if isinstance(found, Exception) else found
     if own != fingerprint():
-        raise InputError(f"{worker} has {own}, this is {fingerprint()}: install the same on both")
+        raise InputError(
+            f"{worker} has {own}, this process has {fingerprint()}: install the same on both"
+        )
 
 
 async def _identity(address: str) -> str:
-    """What kind of server of Dask answers."""
+    """The type of Dask server that answers, such as ``Scheduler``."""
     from distributed import Security
     from distributed.core import rpc
 
@@ -214,14 +215,14 @@ async def _identity(address: str) -> str:
 
 
 def elsewhere(executor: Executor) -> bool:
-    """Whether an executor does work at the same time as this thread."""
+    """Return whether an executor runs work concurrently with this thread."""
     if isinstance(executor, Processes):
         return not executor.here
     return not isinstance(executor, InLine)
 
 
 class Task(Generic[A, R]):
-    """A function and its argument. To other processes it goes as :class:`Sent`."""
+    """A function and its argument, sent to other processes as :class:`Sent`."""
 
     def __init__(self, function: Callable[[A], R], argument: A) -> None:
         self.function, self.argument = function, argument
@@ -230,26 +231,26 @@ class Task(Generic[A, R]):
         return Sent, (fingerprint(), pickle.dumps((self.function, self.argument)))
 
     def run(self) -> R:
-        """The function's value."""
+        """Call the function."""
         return self.function(self.argument)
 
 
 class Sent(NamedTuple):
-    """A task on its way, which is read only by the installation that has written it."""
+    """A pickled task, which only the same perfmodel installation may unpickle."""
 
     client: str
     pickled: bytes
 
     def run(self) -> Any:
-        """The function's value.
+        """Unpickle and call the function.
 
         Raises
         ------
-        InputError : this is another installation.
+        InputError : this process has a different installation.
         """
         if fingerprint() != self.client:
             raise InputError(
-                f"worker {platform.node()} has {fingerprint()}, the client {self.client}: "
+                f"worker {platform.node()} has {fingerprint()}, the client has {self.client}: "
                 "install the same on both"
             )
         function, argument = pickle.loads(self.pickled)
@@ -261,19 +262,19 @@ def _run(task: Task[Any, Any] | Sent) -> Any:
 
 
 def submitted(executor: Executor, function: Callable[[A], R], argument: A) -> Future[R]:
-    """Have an executor call a function of a module; see :func:`result`."""
+    """Submit a call of a module-level function; see :func:`result`."""
     return executor.submit(_run, Task(function, argument))
 
 
 def completed(
     executor: Executor, function: Callable[[A], R], work: Iterable[A]
 ) -> Iterator[tuple[int, R]]:
-    """Results of a function in the order in which they come, each with its place in ``work``.
+    """Yield results of a function as they complete, each with its index in ``work``.
 
     Raises
     ------
-    InputError : what does the work has broken down, or has another version.
-    Exception : as the function raises it.
+    InputError : the executor broke down, or has a different installation.
+    Exception : whatever the function raises.
     """
     done: queue.SimpleQueue[Future[R]] = queue.SimpleQueue()
     places: dict[Future[R], int] = {}
@@ -296,24 +297,24 @@ def completed(
 
 
 def result(future: Future[R]) -> R:
-    """Result of submitted work.
+    """Wait for the result of submitted work.
 
     Raises
     ------
-    InputError : what does the work has broken down, or has another version.
-    Exception : as the work raises it.
+    InputError : the executor broke down, or has a different installation.
+    Exception : whatever the work raises.
     """
     try:
         return future.result()
     except BrokenExecutor:
         raise _broken() from None
     except CancelledError:
-        raise InputError("work was cancelled: the scheduler has gone, or has dropped it") from None
+        raise InputError("work was cancelled: the scheduler stopped or dropped it") from None
     except Exception as error:
         if type(error).__module__.partition(".")[0] != "distributed":
             raise
-        raise InputError(f"the Dask cluster cannot do the work: {said(error)}") from None
+        raise InputError(f"the Dask cluster failed: {said(error)}") from None
 
 
 def _broken() -> InputError:
-    return InputError("a process that predicts has ended; is there enough memory?")
+    return InputError("a prediction process ended unexpectedly; is there enough memory?")

@@ -1,4 +1,4 @@
-"""The coarse models as formulas to read: the same functions, evaluated on symbols."""
+"""The coarse models as readable formulas: the same functions, evaluated on symbols."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ SCHEMA = "perfmodel.formula/1"
 MEANINGS: Mapping[str, tuple[str, str, str]] = {
     "workers": ("N", "workers", ""),
     "servers": ("P", "servers", ""),
-    "bandwidth_bytes_per_s": ("B", "bandwidth of a link, one way, as achieved", "bytes/s"),
+    "bandwidth_bytes_per_s": ("B", "achieved bandwidth of a link, one way", "bytes/s"),
     "latency_s": ("alpha", "latency, one way", "s"),
     "forward_s": ("F", "forward pass of one worker", "s"),
     "backward_s": ("G", "backward pass of one worker", "s"),
     "optimizer_s": ("O", "optimizer step of one worker", "s"),
-    "gradient_bytes": ("M", "gradients, or parameters", "bytes"),
-    "tensors": ("K", "gradient tensors", ""),
-    "buffer_bytes": ("D", "buffers of the module", "bytes"),
-    "update_per_tensor_s": ("u_t", "update of a server per tensor", "s"),
-    "update_per_byte_s": ("u_b", "update of a server per byte", "s/byte"),
+    "gradient_bytes": ("M", "size of the gradients, or of the parameters", "bytes"),
+    "tensors": ("K", "number of gradient tensors", ""),
+    "buffer_bytes": ("D", "size of the module's buffers", "bytes"),
+    "update_per_tensor_s": ("u_t", "server update time per tensor", "s"),
+    "update_per_byte_s": ("u_b", "server update time per byte", "s/byte"),
 }
-"""Symbol, meaning and unit of the quantities that formulas are written in."""
+"""Symbol, meaning and unit of the quantities in the formulas."""
 
 MANY = 64
-"""Workers of the jobs that a formula is for: with a single one there is no communication."""
+"""Workers of the job from which a formula is derived; a single worker would not communicate."""
 
 
 class Term(msgspec.Struct, frozen=True):
-    """A phase of an iteration: its name, and its seconds as text and as LaTeX."""
+    """A phase of an iteration: its name, and its duration (s) as text and as LaTeX."""
 
     name: str
     text: str
@@ -49,7 +49,7 @@ class Term(msgspec.Struct, frozen=True):
 
 
 class Meaning(msgspec.Struct, frozen=True):
-    """What a symbol stands for, and its unit."""
+    """The meaning and unit of a symbol."""
 
     symbol: str
     meaning: str
@@ -57,10 +57,10 @@ class Meaning(msgspec.Struct, frozen=True):
 
 
 class Formula(msgspec.Struct, frozen=True, kw_only=True):
-    """A coarse model to read.
+    """A coarse model as formulas.
 
-    ``phases`` are its terms, which ``text`` and ``latex`` add up to the whole iteration T;
-    ``legend`` has every symbol in it.
+    ``phases`` are its terms; ``text`` and ``latex`` give the iteration T as their sum; ``legend``
+    explains every symbol.
     """
 
     schema: str = SCHEMA
@@ -71,13 +71,13 @@ class Formula(msgspec.Struct, frozen=True, kw_only=True):
     legend: tuple[Meaning, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-like values."""
+        """JSON-like values."""
         values: dict[str, Any] = msgspec.to_builtins(self)
         return values
 
 
 def symbols() -> dict[str, sympy.Symbol]:
-    """The symbols of :data:`MEANINGS`, by name of the quantity; all positive."""
+    """The symbols of :data:`MEANINGS` by quantity name; all are positive."""
     import sympy
 
     whole = ("workers", "servers", "tensors")
@@ -88,9 +88,9 @@ def symbols() -> dict[str, sympy.Symbol]:
 
 
 def symbolic(job: Job) -> Quantities:
-    """The quantities of a job as symbols: equal workers, one to a node, on links that are alike.
+    """The quantities of a job as symbols: equal workers, one per node, on equal links.
 
-    The model is taken as a whole: of overlapping times, the longer hides the shorter.
+    The model is one block, without layers: of two overlapping times, the longer hides the shorter.
     """
     found = symbols()
     return Quantities(
@@ -115,14 +115,14 @@ def symbolic(job: Job) -> Quantities:
 
 
 def expressions(job: Job) -> dict[str, sympy.Expr]:
-    """Seconds of each phase of a job like ``job``, for several workers, as SymPy expressions."""
+    """Duration (s) of each phase of a job like ``job`` with several workers, in symbols (SymPy)."""
     found = coarse.phases(job, among=symbolic(job))
     tidied = {name: _tidy(part.seconds) for name, part in found.parts.items()}
     return {name: value for name, value in tidied.items() if value != 0}
 
 
 def formula(job: Job) -> Formula:
-    """The coarse model of jobs like ``job``: of the same architecture and options."""
+    """The coarse model of jobs with the architecture and options of ``job``."""
     import sympy
 
     parts = expressions(job)
@@ -145,15 +145,15 @@ def of_architecture(name: str, options: Mapping[str, Any] | None = None) -> Form
 
     Raises
     ------
-    InputError : an architecture or an option that does not exist.
+    InputError : the architecture or an option does not exist.
     """
-    known = catalogue.model_names()[0]  # any model: its quantities become symbols
+    known = catalogue.model_names()[0]  # any model will do: its quantities become symbols
     job = api.make_job(model=known, arch=name, options=options, workers=MANY)
     return msgspec.structs.replace(formula(job), architecture=name)
 
 
 def _tidy(value: Any) -> sympy.Expr:
-    """An expression for several workers, with whole numbers where it has such."""
+    """Simplify an expression for several workers, writing whole numbers as integers."""
     import sympy
 
     expression = sympy.sympify(value)
@@ -173,14 +173,14 @@ def _tidy(value: Any) -> sympy.Expr:
 
 
 def _legend(expression: sympy.Expr) -> tuple[Meaning, ...]:
-    """Every symbol of an expression, in a fixed order."""
+    """The meaning of every symbol in an expression, in a fixed order."""
     used = sorted(str(symbol) for symbol in expression.free_symbols)
     known = {row[0]: Meaning(*row) for row in MEANINGS.values()}
     rows = [row for symbol, row in known.items() if symbol in used]
     for symbol in used:
         kind, _, what = symbol.partition("_")
         if kind == "Q":
-            text = f"others that one finds at {what}: mean-value analysis, from 1 to N workers"
+            text = f"other workers found at {what}, by mean-value analysis from 1 to N workers"
             rows.append(Meaning(symbol, text, ""))
         elif kind == "S":
             rows.append(Meaning(symbol, _slowest(what), ""))
@@ -188,13 +188,13 @@ def _legend(expression: sympy.Expr) -> tuple[Meaning, ...]:
 
 
 def _slowest(what: str) -> str:
-    """What an order statistic is, from its indices."""
-    who, _, how = what.partition("_")
-    rank = who.strip("()")
-    worker = "the slowest of N workers" if rank == "N" else f"worker {rank} of N, by speed,"
+    """Describe an order statistic from its indices."""
+    index, _, how = what.partition("_")
+    rank = index.strip("()")
+    worker = "the slowest of N workers" if rank == "N" else f"the worker ranked {rank} of N"
+    text = f"time of {worker} relative to the mean"
     if how.startswith("ahead"):
-        ahead = how.removeprefix("ahead")
-        text = f"time of {worker} over the mean, as far as those {ahead} ahead wait for it"
-    else:
-        text = f"time of {worker} over the mean" + (f", in sums of {how} iterations" if how else "")
+        text += f", with workers at most {how.removeprefix('ahead')} iterations ahead"
+    elif how:
+        text += f", in sums of {how} iterations"
     return f"{text}; 1 without jitter"

@@ -23,7 +23,7 @@ from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.workload import Workload
 
 MOST_JOBS = 100_000
-"""Jobs of one sweep; a limit that catches typing errors."""
+"""Largest number of jobs in a sweep; catches typing errors."""
 
 ARGUMENTS = (
     "model",
@@ -49,13 +49,13 @@ ARGUMENTS = (
     "island_steps",
     "workers",
 )
-"""Arguments that a sweep may vary, from the slowest to the fastest."""
+"""Arguments that a sweep can vary, from the slowest-varying to the fastest."""
 
 NAMED = (
     *("model", "workload", "device", "precision", "cluster", "arch", "architecture"),
     *("sync", "start", "algorithm", "fidelity", "island_arch"),
 )
-"""Axes whose values are shown without a name."""
+"""Axes whose values are shown without the axis name."""
 
 Row = dict[str, Any]
 
@@ -63,7 +63,7 @@ _NUMBER = re.compile(r"[-+]?\d{1,15}(\.\d{1,15})?")
 
 
 class Axis(msgspec.Struct, frozen=True):
-    """The values of one argument; ``option`` says that it is an option of the architecture."""
+    """The values of one argument; ``option`` is True for an option of the architecture."""
 
     name: str
     values: tuple[Any, ...]
@@ -71,13 +71,13 @@ class Axis(msgspec.Struct, frozen=True):
 
     @property
     def shown(self) -> list[Any]:
-        """The values as a table shows them; objects of the same name are numbered."""
+        """The values as shown in a table; objects with the same name are numbered."""
         texts = [shown(value) for value in self.values]
         return distinct(texts) if all(isinstance(text, str) for text in texts) else texts
 
 
 class Skipped(msgspec.Struct, frozen=True):
-    """An impossible combination: its values, and the reason."""
+    """An impossible combination: its values and the reason."""
 
     point: Row
     reason: str
@@ -86,8 +86,7 @@ class Skipped(msgspec.Struct, frozen=True):
 class Grid(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs and their ``points``: the value of each axis, by name.
 
-    An option that only some of the architectures have is None where it does not apply; ``notes``
-    say so.
+    An option that an architecture does not support is None there; ``notes`` list these cases.
     """
 
     axes: tuple[Axis, ...]
@@ -98,24 +97,24 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def grid(arguments: Mapping[str, Any]) -> Grid:
-    """The jobs made of all combinations of arguments.
+    """Make jobs from all combinations of arguments.
 
     Parameters
     ----------
-    arguments : of :func:`perfmodel.make_job`, and ``global_batch_size`` in the place of
-        ``batch_size``; each, and each of the ``options``, may be a list of values.
+    arguments : those of :func:`perfmodel.make_job`; ``global_batch_size`` may replace
+        ``batch_size``. Each argument, and each of the ``options``, may be a list of values.
 
     Raises
     ------
-    InputError : no combination is a job, or a name that fits in none; a value is given twice; more
-        than 100000 combinations.
+    InputError : no combination is possible, a name fits no combination, a value is given twice, or
+        there are more than 100000 combinations.
     """
     axes, fixed = _axes(arguments)
     sizes = [(len(axis.values), axis.name) for axis in axes]
     count = math.prod(size for size, _ in sizes)
     if count > MOST_JOBS:
-        said = " x ".join(f"{size} {name}" for size, name in sizes)
-        raise InputError(f"sweep: {said} are {count} jobs; at most {MOST_JOBS}")
+        product = " x ".join(f"{size} {name}" for size, name in sizes)
+        raise InputError(f"sweep: {product} make {count} jobs; at most {MOST_JOBS}")
     has = _options_by_architecture(axes, fixed)
     texts_of = [(axis.name, axis.shown) for axis in axes]
     workloads: dict[tuple[Any, ...], Workload] = {}
@@ -123,16 +122,15 @@ def grid(arguments: Mapping[str, Any]) -> Grid:
     fits: set[tuple[str, int]] = set()
     misfits: dict[tuple[str, int], str] = {}
     for chosen in _combinations(axes, has):
-        taken = {axis.name: axis.values[chosen[axis.name]] for axis in axes if axis.name in chosen}
         point = {name: texts[chosen[name]] if name in chosen else None for name, texts in texts_of}
         try:
-            job = _job(_arguments(axes, taken, fixed, has), workloads)
+            job = _job(_arguments(axes, chosen, fixed, has), workloads)
         except InputError as error:
             misfits = dict.fromkeys(chosen.items(), str(error)) | misfits
             skipped.append(Skipped(point, str(error)))
             continue
         fits |= set(chosen.items())
-        own = [axis.name for axis in axes if axis.option and axis.name in taken]
+        own = [axis.name for axis in axes if axis.option and axis.name in chosen]
         points.append(point | {name: getattr(job.options, name) for name in own})
         jobs.append(job)
     if not jobs:
@@ -143,7 +141,7 @@ def grid(arguments: Mapping[str, Any]) -> Grid:
             if wrong and isinstance(value, str) and not _NUMBER.fullmatch(value):
                 raise InputError(misfits[axis.name, index])
     notes = (
-        f"{name} does not apply to {arch}: left out there"
+        f"{name} does not apply to {arch} and is ignored there"
         for name in [*fixed["options"], *(axis.name for axis in axes if axis.option)]
         for arch in has
         if name not in has[arch]
@@ -158,12 +156,11 @@ def grid(arguments: Mapping[str, Any]) -> Grid:
 
 
 def values(text: str, name: str, *, ranges: bool = True) -> list[str]:
-    """Read a list such as ``1,2,4..64``, in which ``..`` continues a pattern of numbers.
+    """Parse a list such as ``1,2,4..64``, in which ``..`` continues a pattern of numbers.
 
-    Without ``ranges``, ``..`` has no meaning, as in names of files.
-
-    With one number before it by steps of 1, with two by their difference, with three or more by
-    their difference or their ratio; up to the number behind it, which need not be met.
+    The step is 1 after one number, the difference after two, and the common difference or ratio
+    after three or more. The number behind ``..`` is an upper bound that need not be reached.
+    Without ``ranges``, ``..`` has no special meaning (as in file names).
 
     >>> values("1,2,4..20", "--workers"), values("2,4..9", "--workers")
     (['1', '2', '4', '8', '16'], ['2', '4', '6', '8'])
@@ -172,7 +169,7 @@ def values(text: str, name: str, *, ranges: bool = True) -> list[str]:
 
     Raises
     ------
-    InputError : an empty value, a range that goes down, no pattern, more than 100000 values.
+    InputError : an empty value, a decreasing range, no pattern, or more than 100000 values.
     """
     found: list[str] = []
     pattern: list[str] = []
@@ -189,25 +186,25 @@ def values(text: str, name: str, *, ranges: bool = True) -> list[str]:
 
 
 def _continued(pattern: Sequence[str], end: str, name: str) -> list[str]:
-    """The numbers that follow ``pattern``, up to ``end``; exact, so 0.1 three times is 0.3."""
+    """The numbers that follow ``pattern``, up to ``end``, in exact arithmetic: 3 x 0.1 is 0.3."""
     for text in (*pattern, end):
         if not _NUMBER.fullmatch(text):
-            raise InputError(f"{name}: '..' continues plain numbers only, as in 1,2,4..64")
+            raise InputError(f"{name}: '..' can only continue plain numbers, as in 1,2,4..64")
     *before, last, stop = map(Fraction, (*pattern, end))
     known = [*before, last]
     if stop < last:
-        raise InputError(f"{name}: the range goes down from {pattern[-1]} to {end}")
+        raise InputError(f"{name}: the range decreases from {pattern[-1]} to {end}")
     steps = {b - a for a, b in itertools.pairwise(known)} or {Fraction(1)}
     ratios = {b / a for a, b in itertools.pairwise(known) if a} if len(known) > 2 else set()
     if min(steps) <= 0:
-        raise InputError(f"{name}: the numbers before '..' do not rise")
+        raise InputError(f"{name}: the numbers before '..' do not increase")
     if len(steps) == 1:
         step = steps.pop()
         count = int((stop - last) / step)
         _few(count, name)
         return [_written(last + step * (k + 1)) for k in range(count)]
     if len(ratios) != 1 or known[0] <= 0:
-        raise InputError(f"{name}: the numbers before '..' rise by no fixed step or factor")
+        raise InputError(f"{name}: the numbers before '..' have no common difference or ratio")
     ratio = ratios.pop()
     _few(math.log(stop / last) / math.log(ratio), name)
     return [
@@ -228,7 +225,7 @@ def _written(value: Fraction) -> str:
 
 
 def label(point: Mapping[str, Any]) -> str:
-    """The label of a point: its values, named where they are not clear by themselves.
+    """The label of a point: its values, with names where the value alone is not clear.
 
     >>> label({"arch": "ring", "bandwidth_bytes_per_s": 1.25e9, "servers": None, "workers": 8})
     'ring, 10 Gbps, 8 workers'
@@ -257,7 +254,7 @@ def _label(name: str, value: Any) -> str:
 
 
 def shown(value: Any) -> Any:
-    """A value of an axis as a table shows it: a number, or text."""
+    """A value of an axis as shown in a table: a number or text."""
     if isinstance(value, (Workload, Profile, Cluster)):
         return value.name
     if isinstance(value, Jitter):
@@ -270,7 +267,7 @@ def shown(value: Any) -> Any:
 
 
 def distinct(names: Iterable[str]) -> list[str]:
-    """Make names unique by numbering those that occur more than once, or are empty.
+    """Make names unique by numbering duplicates; an empty name becomes ``job``.
 
     >>> distinct(["ring", "ps", "ring"])
     ['ring', 'ps', 'ring (2)']
@@ -284,7 +281,7 @@ def distinct(names: Iterable[str]) -> list[str]:
 
 
 def reasons(skipped: Iterable[Skipped]) -> list[str]:
-    """A line for each reason why jobs were skipped, the most frequent first.
+    """One line per reason why jobs were skipped, most frequent first.
 
     >>> reasons([Skipped({"workers": 3}, "too few"), Skipped({"workers": 5}, "too few")])
     ['skipped 2 jobs (the first: 3 workers): too few']
@@ -303,16 +300,16 @@ def reasons(skipped: Iterable[Skipped]) -> list[str]:
 
 
 def impossible(skipped: Sequence[Skipped]) -> InputError:
-    """Error that says why none of several jobs is possible."""
+    """Build the error that explains why none of several jobs is possible."""
     counts = Counter(wrong.reason for wrong in skipped)
     if len(counts) == 1:
         return InputError(skipped[0].reason)
-    said = "; ".join(f"{reason} ({count})" for reason, count in counts.most_common(3))
-    return InputError(f"none of {len(skipped)} jobs is possible: {said}")
+    why = "; ".join(f"{reason} ({count})" for reason, count in counts.most_common(3))
+    return InputError(f"none of {len(skipped)} jobs is possible: {why}")
 
 
 def _axes(arguments: Mapping[str, Any]) -> tuple[list[Axis], dict[str, Any]]:
-    """The axes in their order, and the fixed arguments."""
+    """Split arguments into the axes, in order, and the fixed arguments."""
     axes: list[Axis] = []
     fixed: dict[str, Any] = {name: v for name, v in arguments.items() if name not in ARGUMENTS}
     fixed["options"] = {}
@@ -329,14 +326,14 @@ def _axes(arguments: Mapping[str, Any]) -> tuple[list[Axis], dict[str, Any]]:
 
 
 def _several(name: str, value: Any) -> tuple[Any, ...] | None:
-    """The values of a list; None for a single value."""
+    """The values of a list, or None for a single value."""
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
         return None
     if name == "stragglers" and all(isinstance(item, Straggler) for item in value):
         return None
     if not value:
-        raise InputError(f"{name}: an empty list")
+        raise InputError(f"{name}: the list is empty")
     twice = [text for text, count in Counter(map(repr, value)).items() if count > 1]
     if twice:
         raise InputError(f"{name}: {twice[0]} is given twice")
@@ -346,7 +343,7 @@ def _several(name: str, value: Any) -> tuple[Any, ...] | None:
 def _combinations(
     axes: Sequence[Axis], has: Mapping[str, Collection[str]]
 ) -> Iterator[dict[str, int]]:
-    """Indices of the values on the axes that apply, each combination of these once."""
+    """Yield each combination once, as indices of the values on the axes that apply."""
     arch = next((axis for axis in axes if axis.name == "arch"), None)
     for indices in itertools.product(*(range(len(axis.values)) for axis in axes)):
         chosen = {axis.name: index for axis, index in zip(axes, indices, strict=True)}
@@ -358,11 +355,12 @@ def _combinations(
 
 def _arguments(
     axes: Iterable[Axis],
-    taken: Mapping[str, Any],
+    chosen: Mapping[str, int],
     fixed: Mapping[str, Any],
     has: Mapping[str, Collection[str]],
 ) -> dict[str, Any]:
-    """Arguments of make_job with the values taken, and without options that do not apply."""
+    """Arguments of make_job for the chosen values, without options that do not apply."""
+    taken = {axis.name: axis.values[chosen[axis.name]] for axis in axes if axis.name in chosen}
     inside = {axis.name for axis in axes if axis.option}
     options = {**fixed["options"], **{k: v for k, v in taken.items() if k in inside}}
     own = has.get(taken.get("arch", ""), options.keys())
@@ -372,9 +370,10 @@ def _arguments(
 
 
 def _options_by_architecture(axes: Iterable[Axis], fixed: Mapping[str, Any]) -> dict[str, set[str]]:
-    """Names of the options that each of several architectures takes.
+    """Names of the options that each of several architectures supports.
 
-    An option that none of them has counts for all, so that it is an error rather than left out.
+    An option that no architecture supports is listed for all, so that it raises an error instead of
+    being ignored.
     """
     archs = next((axis.values for axis in axes if axis.name == "arch"), ())
     own = {arch: {*registry.find(arch)[0].options.__struct_fields__} for arch in archs}
@@ -384,14 +383,15 @@ def _options_by_architecture(axes: Iterable[Axis], fixed: Mapping[str, Any]) -> 
 
 
 def _job(arguments: dict[str, Any], workloads: dict[tuple[Any, ...], Workload]) -> Job:
-    """The job; models and files are read once, and jobs share the workload made of them."""
+    """Make a job; models and files are read once, and jobs share the resulting workload."""
     of = api.OF_WORKLOAD
     key = tuple(arguments.get(name) for name in of)
     if not all(value is None or isinstance(value, (str, int, Path)) for value in key):
         return api.make_job(**arguments)
     if key in workloads:
         rest = {name: value for name, value in arguments.items() if name not in of}
-        return api.make_job(workload=workloads[key], **rest)
+        job = api.make_job(workload=workloads[key], **rest)
+        return msgspec.structs.replace(job, given=api.arguments_given(arguments))
     job = api.make_job(**arguments)
     if not job.islands:
         workloads[key] = job.workload

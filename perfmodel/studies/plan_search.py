@@ -1,7 +1,7 @@
-"""The candidates of a plan, and predictions of the best of them.
+"""The search for the best candidate of a plan.
 
-All are known by formulas. The best are predicted one by one, and simulated where the error band of
-their formulas leaves open whether they are better than the best so far.
+Formulas evaluate all candidates. The best are predicted one by one, and simulated if the error band
+of the formulas leaves open whether they beat the best so far.
 """
 
 from __future__ import annotations
@@ -21,42 +21,40 @@ from perfmodel.inputs.job import Job
 from perfmodel.predicting import gains
 from perfmodel.predicting.answer import with_timeline
 from perfmodel.results.prediction import Prediction
-from perfmodel.studies.chunks import Answer, Chunk, predicted
+from perfmodel.studies.chunks import Answer, Chunk, Progress, predicted
 from perfmodel.studies.executors import elsewhere, result, submitted
 from perfmodel.studies.plan_space import Space
 from perfmodel.studies.plans import HOUR_S, Candidate
-from perfmodel.studies.sweeps import Progress
 
 UNIT_SAMPLES = 1_000_000
-"""Samples that times and costs are of where no amount of training is given."""
+"""Samples that times and costs refer to if no amount of training is given."""
 
 UNKNOWN_ERROR = 0.25
-"""Error of a formula that is taken into account where its error is not known, and the largest of
-those that were measured."""
+"""Error assumed for a formula whose error is unknown; the largest error that was measured."""
 
 MOST_CONSIDERED, MOST_SIMULATED = 100, 60
-"""Candidates that are predicted one by one, and simulated."""
+"""Largest number of candidates predicted one by one, and simulated."""
 
 AHEAD = 8
-"""Candidates whose simulation is begun before it is known whether it is needed, where an executor
-simulates beside this thread."""
+"""Number of candidates simulated speculatively, if the executor runs concurrently with this thread.
+"""
 
 WITHIN = 0.01
-"""Candidates that cannot be better than the best by more than this are not simulated."""
+"""Candidates that cannot beat the best by more than this fraction are not simulated."""
 
 MAX_OPS = 1_000_000.0
-"""Operations of the simulation of one candidate: about a second."""
+"""Largest number of operations in the simulation of one candidate: about a second."""
 
 NEAREST = 3
-"""Candidates that are named where no candidate meets the limits."""
+"""Number of candidates named in the error if no candidate meets the limits."""
 
 
 class PlanLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a candidate must not exceed; None for no limit. The memory of the devices always counts.
+    """Limits on candidates; None for no limit. Device memory is always a limit.
 
     Raises
     ------
-    InputError : a limit that is negative, or zero where nothing would be left.
+    InputError : a limit is negative, or is zero where zero would exclude every candidate.
     """
 
     budget_usd: float | None = None
@@ -80,7 +78,7 @@ class PlanLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan is for: the objective, the limits, and the amount of training."""
+    """The goal of a plan: objective, limits, and amount of training."""
 
     objective: str
     limits: PlanLimits
@@ -89,17 +87,17 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def samples(self) -> int:
-        """Samples of the whole training, or those that times are of."""
+        """Samples of the whole training, or :data:`UNIT_SAMPLES`."""
         return UNIT_SAMPLES if self.dataset_size is None else self.dataset_size * self.epochs
 
     def seconds(self, step_s: Any, batch: Any) -> Any:
-        """Time of the training; ``batch`` is that of all workers."""
+        """Training time (s); ``batch`` is the global batch size."""
         if self.dataset_size is None:
             return self.samples / batch * step_s
         return self.epochs * np.ceil(self.dataset_size / batch) * step_s
 
     def worth(self, seconds: Any, usd_per_h: Any, rate: Any) -> Any:
-        """The objective as a value of which more is better; ``rate`` in samples per second."""
+        """The objective as a value to maximise; ``rate`` in samples per second."""
         if self.objective == "throughput":
             return rate
         if self.objective == "time":
@@ -107,9 +105,9 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
         return self.samples / (seconds / HOUR_S * usd_per_h)
 
     def excess(self, seconds: Any, usd: Any, idle: Any, stale: Any) -> dict[str, Any]:
-        """How many times the value each limit is that depends on predictions: above 1 exceeds it.
+        """Ratio of each predicted value to its limit; above 1 exceeds the limit.
 
-        A limit of 0 is one of a millionth.
+        A limit of 0 counts as a millionth.
         """
         given = self.limits
         pairs = {
@@ -126,7 +124,7 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Search:
-    """The candidates, and predictions of the best of them, each made once."""
+    """The candidates, and cached predictions of the best of them."""
 
     def __init__(
         self,
@@ -140,10 +138,10 @@ class Search:
         self.goal, self.among, self.common = goal, among, common
         self.max_ops, self.executor, self.progress = max_ops, executor, progress
         self.jobs: dict[int, Job] = {}
-        self.ahead: dict[int, Future[list[Answer]]] = {}  # simulations that were begun
+        self.ahead: dict[int, Future[list[Answer]]] = {}  # speculative simulations
         self.found: dict[int, Prediction] = {}
-        self.errors: dict[int, float] = {}  # of their formulas
-        self.final: set[int] = set()  # not to be simulated any more
+        self.errors: dict[int, float] = {}  # error of each candidate's formulas
+        self.final: set[int] = set()  # will not be simulated again
         self.settled, self.simulated = False, 0
         self.too_large = 0
         batch = among.workers * among.batch_size
@@ -159,23 +157,23 @@ class Search:
             raise self._no_room(batch)
 
     def _no_room(self, batch: Ids) -> InputError:
-        """Error that says whether memory or the limit on the global batch leaves nothing."""
+        """Build the error for when memory or the global batch limit excludes every candidate."""
         among, most = self.among, self.goal.limits.max_global_batch_size
         times = among.worker_bytes / among.device_bytes
         fits = times <= 1.0
         if fits.any():
-            why = f"the smallest global batch is {batch[fits].min()} samples, of {most} at most"
+            why = f"the smallest global batch is {batch[fits].min()} samples, the limit is {most}"
         else:
             i = int(times.argmin())
             some = among.series[among.of[i]]
             why = (
-                f"a worker needs {times[i]:.3g} times the memory of its device at least, on "
+                f"a worker needs at least {times[i]:.3g} times the memory of its device, on "
                 f"{some.instance.label} with batch {among.batch_size[i]}, {some.arch}"
             )
         return InputError(f"plan: none of {len(among)} candidates fits: {why}")
 
     def excess(self, lifted: str = "") -> Floats:
-        """How many times its limit a candidate's worst value is; without the limit ``lifted``."""
+        """Each candidate's largest ratio of a value to its limit, ignoring the limit ``lifted``."""
         worst = np.zeros(len(self.among))
         each = self.goal.excess(self.seconds, self.usd, self.idle, self.stale)
         for name, times in each.items():
@@ -184,15 +182,15 @@ class Search:
         return worst
 
     def feasible(self, lifted: str = "") -> np.ndarray:
-        """Which candidates meet all limits by what is known of them."""
+        """Which candidates meet all limits according to their latest predictions."""
         found: np.ndarray = self.possible & (self.excess(lifted) <= 1.0)
         return found
 
     def settle(self, *, simulate: bool, top: int) -> None:
-        """Predict the best candidates, until none of the others can be better than the best.
+        """Predict the best candidates until no other candidate can be better than the best.
 
-        Of a candidate that was not predicted, the formula is taken to be off by at most as much as
-        those of its architecture that were.
+        The formula error of a candidate that was not predicted is bounded by the largest error of
+        the predicted candidates of its architecture.
 
         Raises
         ------
@@ -203,7 +201,7 @@ class Search:
         order = np.flatnonzero(near)
         order = order[np.argsort(-self.worth[order], kind="stable")]
         best, by_formula = 0.0, self.worth.copy()
-        widest: dict[str, float] = {}  # error of formulas, by architecture
+        widest: dict[str, float] = {}  # largest formula error, by architecture
         self.settled = simulate
         for place, i in enumerate(order.tolist()):
             enough = sum(map(self._meets, self.found)) >= top
@@ -234,7 +232,7 @@ class Search:
             raise self._nearest()
 
     def _simulate_first(self) -> None:
-        """Simulate the first of the ranked candidates until it stays the first."""
+        """Simulate the first ranked candidate, repeating until the first one is simulated."""
         for _ in range(MOST_CONSIDERED):
             i = next(iter(self.ranked()), None)
             if i is None or i in self.final or not self._error(self.found[i]):
@@ -243,15 +241,15 @@ class Search:
 
     @staticmethod
     def _error(found: Prediction) -> float:
-        """Error of a prediction against the simulation, as a fraction."""
+        """Error of a prediction relative to simulation, as a fraction."""
         band = found.error_band
         if band is None:
             return 0.0
         return UNKNOWN_ERROR if band.p90 is None else band.p90
 
     def _consider(self, i: int, best: float, simulate: bool) -> float:
-        """Predict a candidate, by simulation if it may be the best; its worth if it meets the
-        limits, else 0."""
+        """Predict a candidate, by simulation if it may be the best. Return its worth, or 0 if it
+        exceeds a limit."""
         found = self._predict(i, "coarse")
         error = self.errors[i] = self._error(found)
         may = self.worth[i] * (1.0 + error) >= best * (1.0 + WITHIN)
@@ -273,9 +271,9 @@ class Search:
             self.settled = False
 
     def _begin(self, some: np.ndarray) -> None:
-        """Have candidates simulated while this thread goes on, where an executor does that.
+        """Start simulations speculatively, if the executor runs concurrently with this thread.
 
-        Whether they are needed turns out later: that changes what is computed, not what is found.
+        Unneeded simulations cost time but do not change the result.
         """
         if not elsewhere(self.executor):
             return
@@ -284,7 +282,7 @@ class Search:
                 self.ahead[i] = submitted(self.executor, predicted, self._asked(i, "fine"))
 
     def _unsure(self, i: int) -> bool:
-        """Whether the formulas of a candidate differ from its simulation."""
+        """Return whether a candidate's formulas may differ from its simulation."""
         return i in self.found or self._error(self._answer(i, "coarse")) > 0.0
 
     def _asked(self, i: int, fidelity: api.Fidelity) -> Chunk:
@@ -301,7 +299,7 @@ class Search:
         return with_timeline(answer, self.jobs[i], self.max_ops)
 
     def _predict(self, i: int, fidelity: api.Fidelity) -> Prediction:
-        """Predict a candidate, and put what is found in the place of the formulas' values."""
+        """Predict a candidate and replace the formulas' values by the prediction's."""
         found = self._answer(i, fidelity)
         self.found[i] = found
         price = self.among.price[i]
@@ -321,7 +319,7 @@ class Search:
         return bool(self.possible[i]) and self._excess_of(i) <= 1.0
 
     def rivals(self) -> list[int]:
-        """The best candidate of each instance type that has one."""
+        """The best candidate of each instance type that meets the limits."""
         kinds = np.array([id(some.instance) for some in self.among.series])[self.among.of]
         worth = np.where(self.feasible(), self.worth, 0.0)
         order = np.argsort(-worth, kind="stable")
@@ -330,41 +328,41 @@ class Search:
         return [int(order[k]) for k in np.sort(first)]
 
     def ranked(self) -> list[int]:
-        """The predicted candidates that meet the limits, the best first."""
+        """The predicted candidates that meet the limits, best first."""
         some = [i for i in self.found if self._meets(i)]
         return sorted(some, key=lambda i: -self.worth[i])
 
     def _nearest(self) -> InputError:
-        """Error that says which candidates come closest to the limits, and what they miss."""
+        """Build the error that names the candidates closest to the limits and what they exceed."""
         excess = np.where(self.possible, self.excess(), np.inf)
-        said: dict[str, str] = {}
+        named: dict[str, str] = {}
         for i in np.argsort(excess, kind="stable").tolist():
-            if len(said) == NEAREST or not math.isfinite(excess[i]):
+            if len(named) == NEAREST or not math.isfinite(excess[i]):
                 break
             name = self.among.series[self.among.of[i]].instance.label
-            said.setdefault(name, f"{name} {self._missed(i)}")
-        nearest = "; ".join(said.values())
+            named.setdefault(name, f"{name} {self._missed(i)}")
+        nearest = "; ".join(named.values())
         return InputError(
             f"plan: none of {len(self.among)} candidates meets the limits; nearest: {nearest}"
         )
 
     def _missed(self, i: int) -> str:
-        """What a candidate misses."""
+        """Describe which limits a candidate exceeds, and by how much."""
         among, limits = self.among, self.goal.limits
         values = (self.seconds[i], self.usd[i], self.idle[i], self.stale[i])
         over = [name for name, v in self.goal.excess(*values).items() if v > 1.0]
         hours, most_h = values[0] / HOUR_S, (limits.deadline_s or 0.0) / HOUR_S
         texts = {
-            "deadline": f"takes {hours:.3g} h of {most_h:.3g} h",
-            "budget": f"costs {values[1]:.4g} of {limits.budget_usd or 0:g} USD",
-            "idle": f"idles {values[2]:.1%} of at most {limits.max_idle_fraction or 0:.1%}",
-            "staleness": f"has staleness {values[3]:.3g} of {limits.max_staleness or 0:g}",
+            "deadline": f"takes {hours:.3g} h (limit {most_h:.3g} h)",
+            "budget": f"costs {values[1]:.4g} USD (limit {limits.budget_usd or 0:g} USD)",
+            "idle": f"is idle {values[2]:.1%} (limit {limits.max_idle_fraction or 0:.1%})",
+            "staleness": f"has staleness {values[3]:.3g} (limit {limits.max_staleness or 0:g})",
         }
-        said = " and ".join(texts[name] for name in over)
-        return f"with {among.workers[i]} workers, {among.series[among.of[i]].arch}, {said}"
+        why = " and ".join(texts[name] for name in over)
+        return f"with {among.workers[i]} workers, {among.series[among.of[i]].arch}, {why}"
 
     def candidate(self, i: int, chance: float) -> Candidate:
-        """A predicted candidate as a result."""
+        """Build the result for a predicted candidate."""
         among, found = self.among, self.found[i]
         some = among.series[among.of[i]]
         step_s, price = found.iteration_s, float(among.price[i])

@@ -1,8 +1,8 @@
 """All candidates of a plan, evaluated by formulas as arrays.
 
 A candidate is an instance type, a number of workers and of servers, an architecture with its
-options, and a batch size. Candidates that differ in workers and servers only are a series, which
-:func:`perfmodel.evaluate` evaluates together.
+options, and a batch size. Candidates that differ only in workers and servers form a series, which
+:func:`perfmodel.evaluate` evaluates in one call.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ from perfmodel.predicting.variants import evaluate
 from perfmodel.studies.executors import completed
 
 ARCHITECTURES = ("allreduce", "ps", "p2p", "zero1", "zero3")
-"""Architectures that are looked at by default: all of them compute what one worker would with the
-whole batch."""
+"""Architectures considered by default. All of them compute the same update as one worker with the
+global batch."""
 
 BATCH_SIZES = (32, 64, 128, 256, 512)
 SERVERS = (1, 4, 16)
 MOST_WORKERS = 256
-"""The same for samples per worker, servers, and workers."""
+"""Default batch sizes per worker, numbers of servers, and largest number of workers."""
 
 DENSE_NODES, GROWTH = 8, 1.25
-"""Numbers of nodes by default: each up to the first, then each about so many times the last."""
+"""Default numbers of nodes: every number up to ``DENSE_NODES``, then growing by this factor."""
 
 SHARPNESS = 8.0
-"""Norm by which overlap is approximated for asynchronous workers and for exchanged models, where
-layer by layer takes long; finalists are predicted layer by layer."""
+"""Norm that approximates overlap for asynchronous workers and for exchanged models, where the
+layer-by-layer formulas are slow; finalists are predicted layer by layer."""
 
 BATCH = 8
-"""Series that are evaluated together: some 20 ms."""
+"""Series per task: about 20 ms of work."""
 
 Columns = dict[str, NDArray[Any]]
 
 MOST_NAMED = 3
-"""Instance types that are named where none is left."""
+"""Number of instance types named in the error if none is left."""
 
 MOST_CANDIDATES = 5_000_000
-"""Candidates of one plan; a limit that catches typing errors."""
+"""Largest number of candidates in a plan; catches typing errors."""
 
 
 class Axes(NamedTuple):
-    """What is varied; empty, or None, for the defaults. ``options`` may have lists of values."""
+    """The varied arguments; empty or None for the defaults. ``options`` may hold lists."""
 
     arch: Sequence[str] = ()
     options: Mapping[str, Any] = {}
@@ -69,9 +69,9 @@ class Axes(NamedTuple):
 
 
 class Series(NamedTuple):
-    """Candidates that differ in workers and servers: an instance type and its price per hour, the
-    job with one worker, the name of its architecture, the options given, and the instance type that
-    servers have for themselves, with its price; None where they are on the workers' nodes."""
+    """Candidates that differ only in workers and servers: the instance type and its price per hour,
+    the job with one worker, the name of its architecture, the given options, and the instance type
+    of dedicated servers with its price. ``home`` is None if servers share the workers' nodes."""
 
     instance: Instance
     price_usd_per_h: float
@@ -83,16 +83,16 @@ class Series(NamedTuple):
 
 
 class Space(NamedTuple):
-    """Candidates, as arrays with an element each.
+    """All candidates, as arrays (candidates,).
 
     Attributes
     ----------
-    series : by the numbers in ``of``.
-    left_out : what was not evaluated, and why.
-    workers, servers, nodes, batch_size : whole numbers; 0 servers where there are none.
+    series : the series; ``of`` holds the index of each candidate's series.
+    left_out : instance types that were not evaluated, and why.
+    workers, servers, nodes, batch_size : integers; ``servers`` is 0 without servers.
     step_s, rate, idle, staleness : predicted by formulas; ``rate`` in samples per second.
-    price : USD per hour of all nodes, those of servers as well.
-    worker_bytes, device_bytes : memory that is needed, and there (inf if not known).
+    price : USD per hour for all nodes, including dedicated servers.
+    worker_bytes, device_bytes : required and available device memory (inf if unknown).
     """
 
     series: tuple[Series, ...]
@@ -139,21 +139,21 @@ def space(
     common: Mapping[str, Any],
     executor: Executor,
 ) -> Space:
-    """Evaluate all candidates. A worker alone is one with the first architecture only.
+    """Evaluate all candidates. A single worker is a candidate with the first architecture only.
 
     Parameters
     ----------
     instances : instance types and their price in USD per hour.
-    profile : of the model.
-    homes : instance types that servers may have for themselves, and their price, likewise. They are
-        in the region of the workers, so that no traffic leaves it.
-    most_workers : limit on the workers.
-    common : further arguments of :func:`perfmodel.make_job`, for every job.
-    executor : evaluates the series.
+    profile : profile of the model.
+    homes : instance types for dedicated servers and their price in USD per hour. They must be in
+        the workers' region, so that no traffic leaves it.
+    most_workers : largest number of workers.
+    common : further arguments of :func:`perfmodel.make_job` for every job.
+    executor : runs the evaluation.
 
     Raises
     ------
-    InputError : no candidate is possible; what evaluates has broken down.
+    InputError : no candidate is possible, or the executor broke down.
     """
     most = most_workers or max(axes.workers, default=MOST_WORKERS)
     for name in ("workers", "servers", "batch_size"):
@@ -170,7 +170,7 @@ def space(
             continue
         counts = np.array(_workers(instance, axes.workers, most), np.int64)
         if not len(counts):
-            out.append(f"{instance.label}: more than {most} devices in a node")
+            out.append(f"{instance.label}: a node has more than {most} devices")
             continue
         architectures = list(_architectures(axes))
         for (arch, options), work in itertools.product(architectures, works):
@@ -193,7 +193,7 @@ def space(
         raise InputError(
             "server_instances: no architecture has servers"
             if not any(series.job.options.server_count for series in found)
-            else f"server_instances: in {', '.join(sorted(places))} only, where no workers are"
+            else f"server_instances: only in {', '.join(sorted(places))}, where no workers are"
         )
     parts = _all_evaluated(found, sizes, axes.servers, executor)
     columns = {name: np.concatenate([each[name] for each in parts]) for name in parts[0]}
@@ -208,7 +208,7 @@ def _all_evaluated(
 
     Raises
     ------
-    InputError : more candidates than :data:`MOST_CANDIDATES`; what evaluates has broken down.
+    InputError : more candidates than :data:`MOST_CANDIDATES`, or the executor broke down.
     """
     work = [(some, own, servers) for some, own in zip(series, sizes, strict=True)]
     batches = [work[first : first + BATCH] for first in range(0, len(work), BATCH)]
@@ -227,7 +227,7 @@ def _batch_evaluated(batch: Sequence[tuple[Series, Ids, Sequence[int]]]) -> list
 
 
 def none_left(out: Sequence[str]) -> InputError:
-    """Error that says why no instance type is left."""
+    """Build the error that explains why no instance type is left."""
     more = f"; and {len(out) - MOST_NAMED} more" if len(out) > MOST_NAMED else ""
     return InputError(f"plan: no instance type is left: {'; '.join(out[:MOST_NAMED])}{more}")
 
@@ -243,7 +243,7 @@ def _workloads(profile: Any, instance: Instance, axes: Axes) -> Iterator[Workloa
 
 
 def _workers(instance: Instance, given: Sequence[int], most: int) -> list[int]:
-    """Numbers of workers: those given, or those that fill whole nodes."""
+    """Numbers of workers: the given ones, or those that fill whole nodes."""
     if given:
         return [count for count in given if count <= most]
     nodes = list(range(1, DENSE_NODES + 1))
@@ -253,11 +253,11 @@ def _workers(instance: Instance, given: Sequence[int], most: int) -> list[int]:
 
 
 def _architectures(axes: Axes) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each architecture with each combination of the options that it has.
+    """Each architecture with each combination of the options it supports.
 
     Raises
     ------
-    InputError : an unknown architecture, or an option that none of them has.
+    InputError : an unknown architecture, or an option that no architecture supports.
     """
     names = axes.arch or ARCHITECTURES
     own = {name: set(registry.find(name)[0].options.__struct_fields__) for name in names}
@@ -309,12 +309,12 @@ def _evaluated(series: Series, counts: Ids, servers: Sequence[int]) -> Columns:
 
 
 def _slow(job: Job) -> bool:
-    """Whether formulas layer by layer take long: asynchronous workers, and models exchanged."""
+    """Return whether layer-by-layer formulas are slow: asynchronous workers or model exchange."""
     return job.options.asynchronous or architecture_of(job).model_age is not None
 
 
 def _worker_bytes(job: Job, workers: Ids) -> Floats:
-    """Memory of a worker, which depends on their number where they share the model."""
+    """Memory of a worker (bytes); depends on the number of workers if they shard the model."""
 
     def needed(count: int) -> float:
         return job_facts.worker_bytes(msgspec.structs.replace(job, workers=count))

@@ -1,7 +1,7 @@
 """From predictions to a decision: the best instances, workers, architecture and batch size.
 
-:func:`plan` evaluates a whole space by formulas, predicts the best candidates one by one, and
-simulates them until no other can be better, given the error bands of the formulas.
+:func:`plan` evaluates the whole search space by formulas, predicts the best candidates one by one,
+and simulates them until no other can be better, given the error bands of the formulas.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from perfmodel.inputs.job import Job
 from perfmodel.inputs.profile import Profile
 from perfmodel.predicting import gains
 from perfmodel.studies.advice import advise
+from perfmodel.studies.chunks import Progress
 from perfmodel.studies.executors import InLine
 from perfmodel.studies.plan_search import MAX_OPS, MOST_CONSIDERED, Goal, PlanLimits, Search
 from perfmodel.studies.plan_space import Axes, none_left, space
 from perfmodel.studies.plans import Candidate, Lever, Plan, Price, Trade
-from perfmodel.studies.sweeps import Progress
+from perfmodel.studies.sensitivity import effects
 
 Objective = Literal["cost", "time", "throughput", "samples-per-usd"]
 OBJECTIVES: tuple[str, ...] = get_args(Objective)
 
 LARGE_BATCH = 8192
-"""Global batch beyond which a plan says what it leaves out: the largest that trained ResNet-50 to
-its usual accuracy in the usual epochs (Goyal and others, arXiv 1706.02677)."""
+"""Global batch size above which a plan warns about convergence: the largest that trained ResNet-50
+to its usual accuracy in the usual number of epochs (Goyal and others, arXiv 1706.02677)."""
 
 
 def plan(
@@ -56,32 +57,32 @@ def plan(
     progress: Progress | None = None,
     **varied: Any,
 ) -> Plan:
-    """Choose instances, workers, architecture and batch size for a training.
+    """Choose instances, workers, architecture and batch size for a training run.
 
-    It has so many parameters because users vary each of them by itself; all have a default.
+    There are this many parameters because users vary them independently; all have a default.
 
     Parameters
     ----------
-    model, workload : one of them, as for :func:`perfmodel.make_job`.
+    model, workload : give one of them, as for :func:`perfmodel.make_job`.
     objective : *cost* or *time* of the training, *throughput*, or *samples-per-usd*.
-    dataset_size, epochs : samples per epoch and epochs (1); without, a million samples in all.
+    dataset_size, epochs : samples per epoch, and epochs (1); by default a million samples in total.
     limits : see :class:`PlanLimits`.
-    catalogue_file : a catalogue of instances (CSV); by default the shipped one.
+    catalogue_file : a catalogue of instances (CSV); by default the one that ships with the package.
     instance, region, spot : see :func:`perfmodel.inputs.instances.choose`.
-    server_instances : instance types on which parameter servers may have machines of their own, one
-        each, in the workers' region. Servers on the nodes of the workers are tried as well.
-    top : candidates of the ranked list.
-    fidelity : *auto* simulates the best until their order is settled; *coarse* never does.
-    max_ops : operations that the simulation of one candidate may take.
-    executor : evaluates and simulates, see :func:`perfmodel.sweep`; the plan does not depend on it.
+    server_instances : instance types for dedicated parameter servers, one server per machine, in
+        the workers' region. Servers on the workers' nodes are tried as well.
+    top : length of the ranked list.
+    fidelity : *auto* simulates the best candidates until their order is settled; *coarse* does not.
+    max_ops : largest number of operations in the simulation of one candidate.
+    executor : runs evaluations and simulations, see :func:`perfmodel.sweep`.
     progress : called with (done, most) while candidates are predicted.
-    varied : ``arch``, ``workers``, ``servers``, ``batch_size``, ``precision``: a value or a list;
-        ``options`` of which each may be a list; ``jitter`` and ``seed``.
+    varied : ``arch``, ``workers``, ``servers``, ``batch_size`` and ``precision``, each a value or a
+        list; ``options``, each of which may be a list; ``jitter`` and ``seed``.
 
     Raises
     ------
-    InputError : nothing meets the limits (the text names the nearest candidates and what they
-        miss), unknown names, numbers out of range, a price that is missing, or a deadline or budget
+    InputError : no candidate meets the limits (the text names the nearest ones and what they
+        exceed), an unknown name, a number out of range, a missing price, or a deadline or budget
         without ``dataset_size``.
 
     >>> plan(model="resnet50", instance=["p3.16xlarge"], arch="ring", workers=[8, 16],
@@ -127,14 +128,14 @@ def _goal(objective: str, limits: PlanLimits, dataset_size: int | None, epochs: 
     if dataset_size is None:
         for name in ("deadline_s", "budget_usd"):
             if getattr(limits, name) is not None:
-                raise InputError(f"{name}: needs dataset_size, the samples of an epoch")
+                raise InputError(f"{name}: needs dataset_size, the samples per epoch")
         if epochs is not None:
-            raise InputError("epochs: needs dataset_size too")
+            raise InputError("epochs: needs dataset_size as well")
     return Goal(objective=objective, limits=limits, dataset_size=dataset_size, epochs=epochs or 1)
 
 
 def _axes(varied: Mapping[str, Any]) -> tuple[Axes, dict[str, Any]]:
-    """The axes, and what is the same for all jobs."""
+    """Split arguments into the axes and those common to all jobs."""
     known = (*Axes._fields, "jitter", "seed")
     for name in varied:
         if name not in known:
@@ -152,7 +153,7 @@ def _axes(varied: Mapping[str, Any]) -> tuple[Axes, dict[str, Any]]:
 def _profile(model: str | None, workload: Profile | str | Path | None) -> Profile:
     if (model is None) == (workload is None):
         raise InputError(
-            "model or workload: one of them is needed "
+            "model or workload: give one of them "
             f"(models: {', '.join(catalogue.model_names())})"
         )
     if isinstance(workload, Profile):
@@ -161,7 +162,7 @@ def _profile(model: str | None, workload: Profile | str | Path | None) -> Profil
 
 
 def _answer(search: Search, profile: Profile, top: int, out: Sequence[str]) -> Plan:
-    """The plan: ranked candidates, the Pareto front, and the reasons."""
+    """Build the plan: ranked candidates, the Pareto front, and the reasons."""
     order = search.ranked()
     chances = gains.chances(
         [search.jobs[i] for i in order],
@@ -206,6 +207,7 @@ def _answer(search: Search, profile: Profile, top: int, out: Sequence[str]) -> P
         change=_change(search, profile, order[0]),
         prices=tuple(_prices(search, rest_on, homes)),
         left_out=(*out, *search.among.left_out),
+        effects=effects(search.jobs[order[0]]),
         notes=tuple(_notes(search, first)),
     )
 
@@ -214,18 +216,19 @@ def _notes(search: Search, first: Candidate) -> Iterator[str]:
     """Remarks on a plan."""
     if search.too_large:
         yield (
-            f"{search.too_large} candidates were not simulated, which takes more than "
-            f"{search.max_ops:g} operations for each"
+            f"{search.too_large} candidates were not simulated: each simulation would take more "
+            f"than {search.max_ops:g} operations"
         )
     if first.global_batch_size > LARGE_BATCH:
         yield (
-            f"an update takes {first.global_batch_size} samples: that batches this large need "
-            "more epochs is not counted (limit the global batch size, or see perfmodel converge)"
+            f"the global batch is {first.global_batch_size} samples; batches this large may need "
+            "more epochs, which the plan does not include (limit the global batch size, or see "
+            "perfmodel converge)"
         )
 
 
 def _front(search: Search) -> tuple[Trade, ...]:
-    """Candidates that meet the limits, of which none is both faster and cheaper, fastest first."""
+    """Pareto front of time and cost among the candidates that meet the limits, fastest first."""
     some = np.flatnonzero(search.feasible())
     some = some[np.lexsort((search.usd[some], search.seconds[some]))]
     least = np.minimum.accumulate(search.usd[some])
@@ -253,7 +256,7 @@ def _front(search: Search) -> tuple[Trade, ...]:
 
 
 def _why(goal: Goal, first: Candidate, other: Candidate | None) -> str:
-    """Why the first wins, in words."""
+    """Explain in a sentence why the first candidate wins."""
     if other is None:
         return "no candidate of another instance type or architecture meets the limits"
     worth = [
@@ -264,25 +267,25 @@ def _why(goal: Goal, first: Candidate, other: Candidate | None) -> str:
     less = {
         "cost": f"costs {ratio:.4g} times as much",
         "time": f"takes {ratio:.4g} times as long",
-        "throughput": f"has {1.0 / ratio:.1%} of its throughput",
-        "samples-per-usd": f"processes {1.0 / ratio:.1%} of the samples for each USD",
+        "throughput": f"has {1.0 / ratio:.1%} of the throughput",
+        "samples-per-usd": f"processes {1.0 / ratio:.1%} as many samples per USD",
     }[goal.objective]
     rate = other.throughput_samples_per_s / first.throughput_samples_per_s
     price = other.price_usd_per_h / first.price_usd_per_h
     return (
-        f"the best of another kind, {other.label}, {less}: {rate:.3g} times the throughput at "
-        f"{price:.3g} times the price per hour; there {other.bottleneck}"
+        f"the runner-up, {other.label}, {less}: {rate:.3g} times the throughput at "
+        f"{price:.3g} times the price per hour; its bottleneck: {other.bottleneck}"
     )
 
 
 def _change(search: Search, profile: Profile, i: int) -> Lever | None:
-    """The single change that helps most: a limit lifted, another precision, or better hardware at
-    the same price."""
+    """Find the single change that helps most: lifting a limit, another precision, or better
+    hardware at the same price."""
     now = float(search.worth[i])
     levers = []
     for name in search.goal.excess(0.0, 0.0, 0.0, 0.0):
         worth = float(search.worth[search.feasible(name)].max())
-        levers.append(Lever(f"no limit on {name}", worth / now))
+        levers.append(Lever(f"no {name} limit", worth / now))
     some = search.among.series[search.among.of[i]]
     job = search.jobs[i]
     levers += _precisions(profile, job)
@@ -306,7 +309,7 @@ def _change(search: Search, profile: Profile, i: int) -> Lever | None:
 
 
 def _precisions(profile: Profile, job: Job) -> Iterator[Lever]:
-    """What the other precisions gain that the profile has timings of on the job's device."""
+    """Gains from the other precisions for which the profile has timings on the job's device."""
     w = job.workload
     has = {each.precision for each in profile.timings if each.device == w.device}
     now = api.predict(job, fidelity="coarse").throughput_samples_per_s
@@ -322,7 +325,7 @@ def _precisions(profile: Profile, job: Job) -> Iterator[Lever]:
 def _prices(
     search: Search, names: Collection[tuple[str, str]], homes: Collection[str | None]
 ) -> Iterator[Price]:
-    """The lines of the catalogue for instance types and their accelerators, and for servers'."""
+    """The catalogue lines of the workers' instance types and accelerators, and of the servers'."""
     rows: dict[Instance, float] = {
         some.instance: some.price_usd_per_h
         for some in search.among.series

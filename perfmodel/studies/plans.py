@@ -1,4 +1,4 @@
-"""A plan: ranked candidates, the trade of time against money, and the reasons."""
+"""A plan: ranked candidates, the Pareto front of time and cost, and the reasons."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import msgspec
 from perfmodel.base.tables import csv_text, parquet
 from perfmodel.results.drawn import Drawn
 from perfmodel.results.prediction import Prediction
+from perfmodel.studies.sensitivity import Effect
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,24 +23,27 @@ SCHEMA = "perfmodel.plan/1"
 HOUR_S = 3600.0
 
 WHOLE = ("rank", "nodes", "workers", "servers", "batch_size", "global_batch_size")
-"""Columns of whole numbers."""
+"""Integer columns."""
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A way to train, predicted.
+    """A predicted way to train.
 
     Attributes
     ----------
-    instance, accelerator, device, precision : the machine, and what its computation is taken from.
-    nodes, workers, servers : numbers; nodes are those of workers; None without servers.
-    server_instance : what each server has for itself; None where they are on the workers' nodes.
-    architecture, options, batch_size, global_batch_size : the batch sizes in samples.
-    price_usd_per_h : of all nodes, those of servers as well.
-    time_s, cost_usd, samples_per_usd : of the whole training, or of a million samples.
-    ..._interval : in 9 of 10 cases.
-    probability_best : that it really is the best of all that were predicted one by one.
-    probability_within : that deadline and budget are kept.
-    fidelity, bottleneck : of the prediction.
+    instance, accelerator, device, precision : the machine, and the device profile and precision
+        that its compute times are from.
+    nodes, workers, servers : their numbers; ``nodes`` counts workers' nodes only, ``servers`` is
+        None for an architecture without servers.
+    server_instance : instance type of a dedicated server; None if servers share workers' nodes.
+    architecture, options : as for :func:`perfmodel.make_job`.
+    batch_size, global_batch_size : samples of one worker and of all workers.
+    price_usd_per_h : price of all nodes, including dedicated servers.
+    time_s, cost_usd, samples_per_usd : for the whole training, or for a million samples.
+    ..._interval : 90 % intervals.
+    probability_best : probability of being the best of all candidates predicted one by one.
+    probability_within : probability of meeting deadline and budget.
+    fidelity, bottleneck : those of the prediction.
     """
 
     instance: str
@@ -77,7 +81,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """The candidate in words."""
+        """The candidate as text."""
         options = "".join(f", {name}={value}" for name, value in self.options.items())
         return (
             f"{self.nodes} x {self.instance} ({self.workers} x {self.accelerator}), "
@@ -85,7 +89,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-like values, without the whole prediction."""
+        """JSON-like values, without the full prediction."""
         values: dict[str, Any] = msgspec.to_builtins(
             {name: getattr(self, name) for name in self.__struct_fields__ if name != "prediction"}
         )
@@ -93,7 +97,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trade(msgspec.Struct, frozen=True, kw_only=True):
-    """A candidate that none beats in both time and money."""
+    """A candidate on the Pareto front of time and cost."""
 
     instance: str
     accelerator: str
@@ -110,20 +114,21 @@ class Trade(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def said_of(each: Candidate | Trade) -> str:
-    """The servers of a candidate in words."""
+    """The servers of a candidate as text."""
     on = f" on {each.server_instance}" if each.server_instance else ""
     return f", {each.servers} servers{on}" if each.servers else ""
 
 
 class Lever(msgspec.Struct, frozen=True):
-    """A change, and how many times as good the best then is by the formulas."""
+    """A change, and how many times better the objective of the best candidate becomes with it,
+    according to the formulas."""
 
     change: str
     gain: float
 
 
 class Price(msgspec.Struct, frozen=True):
-    """A line of the catalogue that a plan rests on."""
+    """A line of the price catalogue used by a plan."""
 
     instance: str
     accelerator: str
@@ -139,21 +144,25 @@ class Plan(Drawn, frozen=True, kw_only=True):
 
     Attributes
     ----------
-    objective, samples : what is optimised, and the samples that times and costs are of.
+    objective, samples : what is optimised, and the number of samples that times and costs are for.
     limited : whether there is a deadline or a budget.
-    candidates, feasible : evaluated by formulas, and of those within the limits.
-    finalists, simulated : within the limits and predicted one by one, and of all those simulated.
+    candidates, feasible : number of candidates evaluated by formulas, and of those within the
+        limits.
+    finalists, simulated : number of candidates within the limits that were predicted one by one,
+        and number of candidates that were simulated.
     settled : whether no other candidate can be better, given the error bands of the formulas.
-    ranked : the best first.
-    runner_up : the best of another instance type or architecture; None if there is none.
-    front : Pareto front of time and money, the fastest first.
-    why : why the first wins.
-    probability, probability_kind : that the first is the best of the finalists, and that one with
-        its instance type and architecture is.
-    probability_over_runner_up : that the first is better than the runner-up.
+    ranked : the candidates, best first.
+    runner_up : the best candidate of another instance type or architecture; None if there is none.
+    front : Pareto front of time and cost, fastest first.
+    why : why the first candidate wins.
+    probability, probability_kind : probability that the first is the best of the finalists, and
+        that the best is a candidate with its instance type and architecture.
+    probability_over_runner_up : probability that the first is better than the runner-up.
     change : the single change that would help most; None if none helps.
-    prices : lines of the catalogue that it rests on.
-    left_out : instance types that were not looked at, and why.
+    prices : the catalogue lines used.
+    left_out : instance types that were not evaluated, and why.
+    effects : sensitivity of the first candidate to its assumptions, see
+        :class:`perfmodel.studies.sensitivity.Effect`.
     """
 
     schema: str = SCHEMA
@@ -176,19 +185,20 @@ class Plan(Drawn, frozen=True, kw_only=True):
     prices: tuple[Price, ...]
     left_out: tuple[str, ...]
     notes: tuple[str, ...]
+    effects: tuple[Effect, ...] = ()
 
     def __repr__(self) -> str:
         return f"Plan({self.objective}: {self.first.label}; {self.candidates} candidates)"
 
     @property
     def first(self) -> Candidate:
-        """The choice."""
+        """The best candidate."""
         return self.ranked[0]
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each ranked candidate, then one for each other of the Pareto front.
+        """One row per ranked candidate, then one per remaining candidate of the Pareto front.
 
-        ``rank`` is None for the latter; intervals have a column for each end.
+        ``rank`` is None for the latter; intervals have a column for each bound.
         """
         rows = []
         for rank, each in enumerate(self.ranked, 1):
@@ -211,31 +221,31 @@ class Plan(Drawn, frozen=True, kw_only=True):
         return [{**row, "pareto": key in best} for row, key in zip(rows, keys, strict=True)]
 
     def to_frame(self) -> pd.DataFrame:
-        """The rows as a frame; whole numbers stay so beside missing values."""
+        """The rows as a data frame; integer columns stay integer beside missing values."""
         import pandas as pd
 
         return pd.DataFrame(self.rows()).astype(dict.fromkeys(WHOLE, "Int64"))
 
     def to_csv(self, path: str | Path | None = None) -> str:
-        """The frame as CSV text, also written to ``path`` if there is one.
+        """The rows as CSV text, also written to ``path`` if given.
 
         Raises
         ------
-        InputError : the place cannot be written.
+        InputError : ``path`` cannot be written.
         """
         return csv_text(self.to_frame(), path)
 
     def to_parquet(self, path: str | Path | None = None) -> bytes:
-        """The frame as a Parquet file (extra ``parquet``), also written to a ``path``.
+        """The rows as a Parquet file (extra ``parquet``), also written to ``path`` if given.
 
         Raises
         ------
-        InputError : pyarrow is not installed, or the place cannot be written.
+        InputError : pyarrow is not installed, or ``path`` cannot be written.
         """
         return parquet(self.to_frame(), path)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-like values."""
+        """JSON-like values."""
         values = {
             name: msgspec.to_builtins(getattr(self, name))
             for name in self.__struct_fields__
@@ -247,11 +257,11 @@ class Plan(Drawn, frozen=True, kw_only=True):
         return values
 
     def to_json(self) -> str:
-        """The same as JSON text."""
+        """The result as JSON text."""
         return json.dumps(self.to_dict(), indent=2)
 
     def plot(self) -> Figure:
-        """A matplotlib figure: the Pareto front of time and money, and the ranked candidates.
+        """A matplotlib figure: the Pareto front of time and cost, and the ranked candidates.
 
         Raises
         ------
@@ -266,11 +276,11 @@ class Plan(Drawn, frozen=True, kw_only=True):
         )
 
     def report(self, path: str | Path | None = None) -> str:
-        """A page of HTML that needs no network, also written to ``path`` (extra ``report``).
+        """Return a self-contained HTML page and write it to ``path``, if given (extra ``report``).
 
         Raises
         ------
-        InputError : Bokeh is not installed; the place cannot be written.
+        InputError : Bokeh is not installed, or ``path`` cannot be written.
         """
         from perfmodel.reporting import page
         from perfmodel.reporting.contents import Lines, Page, Section, Series
@@ -278,7 +288,7 @@ class Plan(Drawn, frozen=True, kw_only=True):
 
         first, ranked = self.first, list(self.ranked)
         shown: list[tuple[str, str, Sequence[Candidate | Trade]]] = [
-            ("not beaten in both", "steps", self.front),
+            ("Pareto front", "steps", self.front),
             ("ranked", "points", ranked),
         ]
         series = [
@@ -292,15 +302,15 @@ class Plan(Drawn, frozen=True, kw_only=True):
             for name, style, some in shown
         ]
         front = Lines(series=series, over="time (h)", title="cost (USD)", log_x=True, log_y=True)
-        said = [self.why, *self.notes]
+        reasons = [self.why, *self.notes]
         if self.change is not None:
             helps = f"{self.change.change}, {self.change.gain:.3g} times as good"
-            said.append(f"What would help most: {helps}.")
+            reasons.append(f"The single change that would help most: {helps}.")
         parts = [
-            Section(name="why", title="The choice", text=[f"{first.label}.", *said]),
+            Section(name="why", title="The best candidate", text=[f"{first.label}.", *reasons]),
             Section(
                 name="front",
-                title="Time against money",
+                title="Time against cost",
                 figure=front,
                 tables=[table("Candidates", self.rows())],
             ),
@@ -309,7 +319,7 @@ class Plan(Drawn, frozen=True, kw_only=True):
                 title="Prices",
                 tables=[
                     table("Prices", [msgspec.to_builtins(each) for each in self.prices]),
-                    table("Left out", [{"what": each} for each in self.left_out]),
+                    table("Left out", [{"reason": each} for each in self.left_out]),
                 ],
             ),
         ]
@@ -318,14 +328,14 @@ class Plan(Drawn, frozen=True, kw_only=True):
         answer = [
             ("Cost", f"{first.cost_usd:.4g} USD", f"{low:.4g} to {high:.4g} in 9 of 10 runs"),
             ("Time", f"{first.time_s / HOUR_S:.4g} h", f"{soon} to {late} in 9 of 10 runs"),
-            ("Really the best", f"{self.probability:.0%}", "probability among those predicted"),
+            ("Best choice", f"{self.probability:.0%}", "probability, among those predicted"),
         ]
         title = f"Plan for {self.objective}: {first.nodes} x {first.instance}"
         return page.html(Page(title=title, answer=answer, sections=parts), path)
 
 
 def _key(each: Candidate | Trade) -> tuple[Any, ...]:
-    """What tells candidates apart."""
+    """The fields that identify a candidate."""
     options = json.dumps(each.options, sort_keys=True)
     sizes = (each.workers, each.servers, each.server_instance, each.batch_size)
     return each.instance, each.architecture, options, *sizes

@@ -1,14 +1,14 @@
 """Everything about a job in one result, and the page that shows it.
 
-The prediction, what its assumptions are worth, how the job scales by both routes, and what would
-make it faster. Assumptions are predicted by formulas; points of the scaling curve and changes are
-simulated as well, as far as that takes little time.
+It holds the prediction, the effects of its assumptions, the scaling curve by both routes, and what
+would make the job faster. Effects of assumptions come from formulas. Points of the scaling curve
+and changes are also simulated if that is quick.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ import msgspec
 from perfmodel import api
 from perfmodel.base.errors import InputError
 from perfmodel.inputs.job import SCHEMA as JOB_SCHEMA
-from perfmodel.inputs.job import Jitter, JobFile, per_worker
+from perfmodel.inputs.job import Jitter, Job, JobFile, per_worker
+from perfmodel.predicting import job_facts
+from perfmodel.predicting.fine import Resimulation
 from perfmodel.reporting import page
 from perfmodel.reporting.contents import (
     Column,
@@ -27,33 +29,30 @@ from perfmodel.reporting.contents import (
     Section,
     Series,
     Table,
-    Tornado,
     shown,
 )
 from perfmodel.results import sections
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.advice import Advice, advise
-from perfmodel.studies.sensitivity import Effect, Sensitivity, sensitivity
-from perfmodel.studies.sweeps import Progress, sweep
+from perfmodel.studies.chunks import Progress
+from perfmodel.studies.sensitivity import Sensitivity, sensitivity
+from perfmodel.studies.sweeps import sweep
 
 SCHEMA = "perfmodel.report/1"
 
 QUICK: Mapping[str, Any] = {"rel_ci": 0.03, "max_ops": 1e6}
-"""How the points of the scaling curve, and changes, are simulated: about a second each at most, as
-their intervals are much wider than that."""
-
-MOST_BARS, LEAST_SWING = 16, 1e-3
-"""Assumptions that are drawn, and the least change of the throughput (of its logarithm)."""
+"""How points of the scaling curve and changes are simulated: at most about a second each, as their
+intervals are much wider than the error of a short simulation."""
 
 OF_THE_RUN = ("dataset_size", "epochs", "iterations", "run_iterations")
-"""Arguments of ``predict`` that the other predictions do not take."""
+"""Arguments of ``predict`` that only the prediction itself takes."""
 
 
 class Scaled(msgspec.Struct, frozen=True, kw_only=True):
     """Throughput of the job with another number of workers, by each route.
 
-    None where a route gave none; ``low`` and ``high`` are the ends of the interval, by simulation
-    where there is one.
+    A route without a prediction has None. ``low`` and ``high`` are the ends of the interval, from
+    the simulation if there is one.
     """
 
     workers: int
@@ -117,7 +116,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         first, *rest = sections.sections(p, assumptions=False)
         code = [("Command", self.command)] if self.command else []
         if self.job is not None:
-            code.append(("Job file, for --job", json.dumps(self.job, indent=2)))
+            code.append(("Job file (--job)", json.dumps(self.job, indent=2)))
         parts = [
             first,
             _sensitivity(self.sensitivity),
@@ -169,13 +168,44 @@ def report(
             progress(parts, 5)
 
     found = api.predict(job, fidelity=fidelity, **asked, **run)
+    return _around(found, job, given, arguments, command, did)
+
+
+def report_of(found: Prediction) -> Report | None:
+    """The report around a prediction; None where it was not simulated, or where its job is not what
+    :func:`perfmodel.make_job` makes of ``given``."""
+    again = found.timeline
+    if not isinstance(again, Resimulation) or again.job.given is None:
+        return None
+    given = again.job.given
+    job = api.make_job(**given)
+    if job_facts.with_layers(job) != again.job:
+        return None
+    return _around(found, job, given, given, "", lambda _: None)
+
+
+def _around(
+    found: Prediction,
+    job: Job,
+    given: Mapping[str, Any],
+    scaled: Mapping[str, Any],
+    command: str,
+    did: Callable[[int], None],
+) -> Report:
+    """The report around a prediction of a job.
+
+    Parameters
+    ----------
+    given, scaled : arguments of the job, and those of jobs with other numbers of workers.
+    did : called with the number of parts that are done.
+    """
     did(1)
     fine = found.fidelity == "fine"
     coarse = api.predict(job, fidelity="coarse") if fine else None
     did(2)
     effects = sensitivity(**given)
     did(3)
-    scaling = _scaled(arguments, found)
+    scaling = _scaled(scaled, found)
     did(4)
     advice = advise(**given, fidelity="auto" if fine else "coarse", **QUICK)
     did(5)
@@ -283,49 +313,22 @@ def _sensitivity(found: Sensitivity) -> Section:
             unvaried.append((a.name, Quantity(a.value, a.unit), each.unvaried, a.source))
     names = [Column("assumption"), Column("assumed"), Column("why"), Column("source")]
     p = found.prediction
-    how = "by formulas" if p.fidelity == "coarse" else "simulated"
+    how = "predicted by formulas" if p.fidelity == "coarse" else "simulated"
     rate = shown(p.throughput_samples_per_s, "samples/s")
     return Section(
         name="assumptions",
-        title="What was assumed, and what it is worth",
+        title="Assumptions and their effect",
         text=[
-            "The throughput with each assumption halved and doubled, switched over, or replaced by "
-            f"another word; all predicted {how}, relative to {rate}. The largest effects are first."
+            "Throughput when each number is halved and doubled, each switch is flipped, and each "
+            f"choice is replaced by another, relative to {rate}. All values are {how}. The largest "
+            "effects come first."
         ],
-        figure=_tornado([e for e in found.effects if e.swing >= LEAST_SWING][:MOST_BARS]),
+        figure=found.tornado(),
         tables=[
-            Table("What assumptions are worth", columns, rows),
+            Table("Effect of each assumption", columns, rows),
             *([Table("Assumptions that were not varied", names, unvaried)] if unvaried else []),
         ],
     )
-
-
-def _tornado(effects: Sequence[Effect]) -> Tornado | None:
-    """The figure of the effects; None where there are none.
-
-    Of several words that may stand instead of one, the one with the largest effect is drawn.
-    """
-    if not effects:
-        return None
-    names, ends, values = [], [], []
-    for each in effects:
-        a = each.assumption
-        by_value = {shown(Quantity(o.value, a.unit)): o.ratio for o in each.alternatives}
-        below, above = ("", 1.0), ("", 1.0)
-        if isinstance(a.value, (bool, str)):
-            above = max(by_value.items(), key=lambda item: max(item[1], 1.0 / item[1]))
-        else:
-            for other, item in zip(each.alternatives, by_value.items(), strict=True):
-                if float(other.value) < float(a.value or 0.0):
-                    below = item
-                else:
-                    above = item
-        names.append(a.name)
-        ends.append((below[1], above[1]))
-        values.append((below[0], above[0]))
-    low, high = zip(*ends, strict=True)
-    of_low, of_high = zip(*values, strict=True)
-    return Tornado(names, low, high, of_low, of_high, "times the throughput")
 
 
 def _scaling(points: Sequence[Scaled], workers: int) -> Section:
@@ -361,7 +364,7 @@ def _scaling(points: Sequence[Scaled], workers: int) -> Section:
         title="Scaling",
         text=[
             "Throughput over the number of workers, with the interval that contains 9 of 10 "
-            f"measured runs. The job has {workers}."
+            f"measured runs. This job has {workers}."
         ],
         figure=Lines(
             series=series, over="workers", title=f"throughput ({rate})", log_x=True, log_y=True
@@ -374,19 +377,21 @@ def _advice(found: Advice) -> Section:
     columns = [
         Column("change"),
         Column("flags"),
-        Column("gain (times)"),
+        Column("speed-up"),
         Column("low"),
         Column("high"),
         Column("sure"),
-        Column("changes for learning"),
+        Column("effect on learning"),
     ]
     names = ("change", "flags", "gain", "low", "high", "recommended", "price")
     rows = [tuple(row[name] for name in names) for row in found.rows()]
     how = "by formulas" if found.prediction.fidelity == "coarse" else "by simulation"
-    text = f"Times the throughput, predicted {how}; sure where the whole interval is above 1."
+    text = (
+        f"Speed-up of each change, predicted {how}. It is sure where the whole interval is above 1."
+    )
     return Section(
         name="advice",
         title="What would make it faster",
-        text=[text if rows else "No change that was tried makes it faster."],
-        tables=[Table("What if", columns, rows)] if rows else [],
+        text=[text if rows else "None of the changes that were tried makes it faster."],
+        tables=[Table("Changes", columns, rows)] if rows else [],
     )

@@ -1,16 +1,16 @@
-"""Inverse questions: from which bandwidth, or up to how many workers, an aim is met.
+"""Inverse questions: the bandwidth, or the number of workers, that meets an aim.
 
-The aim is a condition on a prediction, such as ``scaling>0.9``. :func:`require` looks for the
-values of one variable at which it holds, all else being equal, and for those at which it holds at
-either end of the predictions' intervals.
+The aim is a condition on a prediction, such as ``scaling>0.9``. :func:`require` finds the values of
+one variable that meet it, all else being equal, and the values at which either end of the
+prediction's interval meets it.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -21,24 +21,31 @@ from perfmodel.base.errors import InputError, unknown_name
 from perfmodel.base.units import dimension_of, show
 from perfmodel.inputs.job import MOST_WORKERS, Job, per_worker
 from perfmodel.inputs.options import described
+from perfmodel.results.drawn import Drawn
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies import crossovers
-from perfmodel.studies.aims import QUANTITIES, Aim
+from perfmodel.studies.aims import HOUR_S, QUANTITIES, Aim
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SCHEMA = "perfmodel.requirement/1"
 
 POINTS = 49
-"""Values that are looked at before the places between them are bracketed."""
+"""Grid values that are evaluated before the edges between them are bisected."""
+
+AROUND = 10.0
+"""A figure goes this factor beyond the job and the answer."""
 
 HALVINGS = 40
-"""Of the logarithm of a bracket: to 1 part in 10^11 of the whole range."""
+"""Bisections of a bracket on a logarithmic scale: to 1 part in 10^11 of the whole range."""
 
 Holds = Literal["from", "up to", "between", "always", "never"]
 
 
 class Range(msgspec.Struct, frozen=True):
-    """Values at which an aim is met: *from* ``low`` on, *up to* ``high``, *between* both, *always*,
-    or *never*; ends that do not matter are None."""
+    """Values that meet an aim: *from* ``low`` up, *up to* ``high``, *between* both, *always*, or
+    *never*; bounds that do not apply are None."""
 
     holds: Holds
     low: float | None
@@ -46,24 +53,43 @@ class Range(msgspec.Struct, frozen=True):
 
     @property
     def value(self) -> float | None:
-        """The end that matters: the lower one if there is one."""
+        """The bound that applies: the lower one if there is one."""
         return self.low if self.low is not None else self.high
 
+    def within(self, least: float, most: float) -> tuple[float, float] | None:
+        """Both ends, as far as they lie between two values; None for *never*."""
+        if self.holds == "never":
+            return None
+        low = least if self.low is None else self.low
+        return max(low, least), min(most if self.high is None else self.high, most)
 
-class Requirement(msgspec.Struct, frozen=True, kw_only=True):
+
+class Point(msgspec.Struct, frozen=True):
+    """The aim's quantity at a value of the variable, and the ends of its interval (SI)."""
+
+    value: float
+    quantity: float
+    low: float
+    high: float
+
+
+class Requirement(Drawn, frozen=True, kw_only=True):
     """The answer to an inverse question.
 
     Attributes
     ----------
-    variable, unit, now : what is varied, its SI unit, and the value in the job.
-    aim : as text.
-    met_now : whether the job as it is meets it.
-    found : values at which it is met.
-    surely, possibly : those at which the worse, and the better, end of the prediction's interval
+    variable, unit, now : the variable, its SI unit, and its value in the job.
+    aim : the aim as text.
+    quantity, target : the quantity that the aim constrains, see :class:`perfmodel.Aim`, and its
+        target value (SI).
+    met_now : whether the unchanged job meets the aim.
+    found : values that meet the aim.
+    surely, possibly : values at which the worse, and the better, end of the prediction's interval
         meets it.
-    formula : the value in symbols where there is a simple solution; else None.
+    formula : the value in symbols; None if there is no simple solution.
     text : the answer in words.
-    prediction : of the job with the value; without any, as near to the aim as it gets.
+    points : the aim's quantity over the whole range of the variable.
+    prediction : prediction at the value found; if there is none, the one closest to the aim.
     """
 
     schema: str = SCHEMA
@@ -71,25 +97,61 @@ class Requirement(msgspec.Struct, frozen=True, kw_only=True):
     unit: str
     now: float
     aim: str
+    quantity: str
+    target: float
     met_now: bool
     found: Range
     surely: Range
     possibly: Range
     formula: str | None
     text: str
+    points: tuple[Point, ...]
     prediction: Prediction
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-like values."""
+        """JSON-like values."""
         values: dict[str, Any] = msgspec.to_builtins(
             {name: getattr(self, name) for name in self.__struct_fields__ if name != "prediction"}
         )
         return values | {"prediction": self.prediction.to_dict()}
 
+    def plot(self) -> Figure:
+        """A matplotlib figure: the aim's quantity over the variable (extra ``plot``).
+
+        Raises
+        ------
+        InputError : matplotlib is not installed.
+        """
+        from perfmodel.results.study_drawing import Answered, Axis, aim
+
+        drawn = self._near()
+        ends = drawn[0].value, drawn[-1].value
+        marks = Answered(
+            now=self.now, met=self.found.within(*ends), surely=self.surely.within(*ends)
+        )
+        quantity = QUANTITIES[self.quantity]
+        linear = self.quantity in ("idle", "scaling", "staleness")
+        of_variable = "samples" if self.variable == "batch_size" else self.unit
+        over = Axis(_words(self.variable, self.unit), of_variable)
+        scale, unit = (1.0 / HOUR_S, "h") if self.quantity == "time" else (1.0, quantity.unit)
+        points = [(p.value, p.quantity * scale, p.low * scale, p.high * scale) for p in drawn]
+        axes = (over, Axis(quantity.label, unit, log=not linear))
+        return aim(points, axes, self.target * scale, marks, self.text)
+
+    def _near(self) -> list[Point]:
+        """The points around the job and the answer; all of them where there is no such value."""
+        ends = (self.found.low, self.found.high, self.surely.low, self.surely.high)
+        marked = [end for end in ends if end is not None]
+        if not marked:
+            return list(self.points)
+        low, high = min(*marked, self.now) / AROUND, max(*marked, self.now) * AROUND
+        found = [point for point in self.points if low <= point.value <= high]
+        return found if len(found) > 1 else list(self.points)
+
 
 class Variable(NamedTuple):
-    """What is varied: its name, its unit, whether it is whole, its range, how it is set, and, if
-    it is whole, what it is a multiple of."""
+    """A variable: its name and unit, whether it is an integer, its range, the arguments that set
+    it, and the step between values if it is an integer."""
 
     name: str
     unit: str
@@ -100,7 +162,7 @@ class Variable(NamedTuple):
     step: int = 1
 
     def shown(self, value: float) -> str:
-        """A value as people write it."""
+        """A value as text with its unit."""
         if self.whole:
             return f"{value:.0f}"
         return show(value, self.unit) if self.unit else f"{value:.4g}"
@@ -112,20 +174,20 @@ ARGUMENTS: Mapping[str, tuple[str, float, float]] = {
     "workers": ("workers", 1.0, 65536.0),
     "batch-size": ("batch_size", 1.0, 65536.0),
 }
-"""Arguments that may be varied, and their ranges."""
+"""Job arguments that can be varied, and their ranges."""
 
 LINKS = ("bandwidth_bytes_per_s", "latency_s")
-"""Arguments that replace a value of the cluster's links."""
+"""Arguments that override a property of the cluster's links."""
 
 SPAN = 1e3
-"""Multiples of that value which are in the range in any case."""
+"""The range always reaches this factor below and above the cluster's own value."""
 
 OPTION_RANGES: Mapping[str, tuple[float, float]] = {
     "s": (1e-9, 1e3),
     "bytes": (1.0, 1e12),
     "": (1e-6, 1e6),
 }
-"""Ranges of options that are not whole numbers, by unit."""
+"""Ranges of non-integer options, by unit."""
 
 MOST_WHOLE = 65536.0
 
@@ -139,23 +201,23 @@ def require(
     epochs: int | None = None,
     **arguments: Any,
 ) -> Requirement:
-    """Find the values of a variable at which a job meets an aim.
+    """Find the values of a variable that make a job meet an aim.
 
     Parameters
     ----------
-    variable : bandwidth, latency, workers, servers, batch-size, or an option of the architecture
-        that is a number.
+    variable : bandwidth, latency, workers, servers, batch-size, or a numeric option of the
+        architecture.
     aim : such as ``scaling>0.9``, see :meth:`Aim.parse`.
-    fidelity : of the predictions; *coarse* takes seconds where the others may take minutes, and its
-        error is part of the interval.
-    dataset_size, epochs : samples per epoch and epochs, which aims on ``time`` need.
-    arguments : those of :func:`perfmodel.make_job`, and ``global_batch_size`` in the place of
+    fidelity : fidelity of the predictions. *coarse* takes seconds, the others may take minutes; the
+        error of *coarse* is part of the interval.
+    dataset_size, epochs : samples per epoch and number of epochs; needed by aims on ``time``.
+    arguments : those of :func:`perfmodel.make_job`; ``global_batch_size`` may replace
         ``batch_size``.
 
     Raises
     ------
-    InputError : an aim that cannot be read, a variable that does not exist or is no number, or an
-        impossible job.
+    InputError : an aim that cannot be parsed, a variable that does not exist or is not a number, or
+        an impossible job.
 
     >>> found = require("bandwidth", "scaling>0.9", model="resnet50", device="v100", arch="ring",
     ...                 workers=16)
@@ -185,18 +247,21 @@ def require(
         unit=what.unit,
         now=_now(what, job),
         aim=wanted.text,
+        quantity=wanted.quantity,
+        target=wanted.value,
         met_now=wanted.met(value),
         found=ranges[0],
         surely=ranges[surely],
         possibly=ranges[possibly],
         formula=_formula(what, wanted, ranges[0], job, search.alone),
         text=_text(what, wanted, ranges[0], ranges[surely], then, search),
+        points=search.curve(ranges),
         prediction=then,
     )
 
 
 class _Search:
-    """Predictions of a job at values of a variable, each made once."""
+    """Cached predictions of a job at values of a variable."""
 
     def __init__(self, aim: Aim, what: Variable, job: Job, how: Mapping[str, Any]) -> None:
         self.aim, self.what, self.how = aim, what, how
@@ -208,7 +273,7 @@ class _Search:
         self.points: list[float] = np.unique(some).tolist()
 
     def predicted(self, value: float) -> Prediction | None:
-        """The prediction at a value; None where the job is impossible."""
+        """The prediction at a value; None if the job is impossible."""
         if value not in self._known:
             number = int(value) if self.what.whole else value
             try:
@@ -219,15 +284,23 @@ class _Search:
         return self._known[value]
 
     def values(self, p: Prediction) -> tuple[float, float, float]:
-        """The aim's quantity, and its lower and upper end. At another batch size a worker alone
-        takes as long for a sample as its computation does there."""
+        """The aim's quantity and the bounds of its interval.
+
+        If the batch size varies, the throughput of a worker alone is that of its computation.
+        """
         alone = self.alone
         if self.what.name == "batch_size":
             alone = p.batch_size / p.compute_s
         return QUANTITIES[self.aim.quantity].of(p, alone)
 
+    def curve(self, ranges: Sequence[Range]) -> tuple[Point, ...]:
+        """The quantity at the ends of ranges, and at all points at which the job is possible."""
+        ends = {end for each in ranges for end in (each.low, each.high) if end is not None}
+        some = [(value, self.predicted(value)) for value in sorted({*self.points, *ends})]
+        return tuple(Point(value, *self.values(p)) for value, p in some if p is not None)
+
     def met(self, value: float, end: int) -> bool:
-        """Whether the aim is met at a value, by the prediction (0) or an end of its interval."""
+        """Return whether the prediction (0) or a bound of its interval (1, 2) meets the aim."""
         p = self.predicted(value)
         return p is not None and self.aim.met(self.values(p)[end])
 
@@ -235,7 +308,7 @@ class _Search:
         """The widest range of values that meet the aim."""
         possible = [value for value in self.points if self.predicted(value) is not None]
         if not possible:
-            raise InputError(f"{self.what.name}: no value of it makes a possible job")
+            raise InputError(f"{self.what.name}: the job is impossible at every value")
         runs: list[tuple[int, int]] = []
         met = [self.met(value, end) for value in possible]
         for holds, group in itertools.groupby(range(len(possible)), key=met.__getitem__):
@@ -255,7 +328,7 @@ class _Search:
         return Range("from" if high is None else "up to", low, high)
 
     def _edge(self, inside: float, outside: float, end: int) -> float:
-        """The last value that meets the aim, between one that does and one that does not."""
+        """Bisect for the last value that meets the aim, from ``inside`` towards ``outside``."""
         for _ in range(HALVINGS):
             step = self.what.step
             if self.what.whole and abs(outside - inside) <= step:
@@ -278,11 +351,11 @@ class _Search:
 
 
 def _variable(name: str, given: Mapping[str, Any], job: Job) -> Variable:
-    """The variable of a name.
+    """Look up a variable by name.
 
     Raises
     ------
-    InputError : there is none, or it is no number.
+    InputError : it does not exist, or is not a number.
     """
     dashed = name.replace("_", "-")
     rest = {name: value for name, value in given.items() if name not in api.OF_WORKLOAD}
@@ -317,7 +390,7 @@ def _variable(name: str, given: Mapping[str, Any], job: Job) -> Variable:
         raise unknown_name("variable", name, [*ARGUMENTS, *numbers])
     default = options[option].default
     if not _is_number(default):
-        raise InputError(f"variable: option {option} is not a number, so it has no least value")
+        raise InputError(f"variable: option {option} is not a number")
     unit = dimension_of(option) or ""
     whole = isinstance(default, int)
     least, most = (1.0, MOST_WHOLE) if whole else OPTION_RANGES.get(unit, OPTION_RANGES[""])
@@ -349,7 +422,7 @@ def _now(what: Variable, job: Job) -> float:
 
 
 def _formula(what: Variable, aim: Aim, found: Range, job: Job, alone: float) -> str | None:
-    """The value in symbols, with T for the step that the aim asks for."""
+    """The value in symbols; T is the step time that the aim requires."""
     batch = job.workload.batch_size
     rates = {"scaling": aim.value * alone, "throughput": aim.value / job.workers}
     if aim.quantity == "step":
@@ -365,32 +438,38 @@ def _formula(what: Variable, aim: Aim, found: Range, job: Job, alone: float) -> 
 def _text(
     what: Variable, aim: Aim, found: Range, surely: Range, then: Prediction, search: _Search
 ) -> str:
-    """The answer in words."""
-    words = what.name.removesuffix(f"_{what.unit}").replace("_", " ")
+    """Write the answer as a sentence."""
+    words = _words(what.name, what.unit)
     if found.holds == "never":
         value = search.values(then)[0]
         return (
-            f"no {words} reaches {aim.text}: at best it is {value:.3g}, because "
+            f"no value of {words} meets {aim.text}: the closest is {value:.3g}, because "
             f"{then.bottleneck.text}"
         )
     if found.holds == "always":
-        return f"any {words} from {what.shown(what.least)} to {what.shown(what.most)} reaches it"
-    return f"{words} {_of(what, found)}: {aim.text}; {_surely(what, found, surely)}"
+        ends = f"from {what.shown(what.least)} to {what.shown(what.most)}"
+        return f"{aim.text} is met at every value of {words} {ends}"
+    return f"{aim.text} is met with {words} {_of(what, found)}; {_surely(what, surely)}"
+
+
+def _words(name: str, unit: str) -> str:
+    """A variable's name without its unit."""
+    return name.removesuffix(f"_{unit}").replace("_", " ")
 
 
 def _of(what: Variable, found: Range) -> str:
     low = what.shown(found.low) if found.low is not None else ""
     high = what.shown(found.high) if found.high is not None else ""
     return {
-        "from": f"from {low} on",
+        "from": f"from {low} up",
         "up to": f"up to {high}",
         "between": f"from {low} to {high}",
     }[found.holds]
 
 
-def _surely(what: Variable, found: Range, surely: Range) -> str:
+def _surely(what: Variable, surely: Range) -> str:
     if surely.holds == "never":
-        return "no value is sure to, by the prediction's interval"
+        return "at no value does the whole prediction interval meet it"
     if surely.holds == "always":
-        return "sure at any"
-    return f"sure {_of(what, surely)}"
+        return "the whole prediction interval meets it at every value"
+    return f"the whole prediction interval meets it {_of(what, surely)}"

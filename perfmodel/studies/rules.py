@@ -1,7 +1,7 @@
-"""The rules of :mod:`perfmodel.studies.advice`: when to look at a change, and which changes.
+"""The rules of :mod:`perfmodel.studies.advice`: when to try a change, and which changes to try.
 
-A rule says with predicted numbers why it applies to a job, and makes the changed jobs. What they
-gain is predicted, never asserted; beside it stands what was published of such changes.
+A rule states, with predicted numbers, why it applies to a job, and makes the changed jobs. The
+speed-up is predicted, never asserted; published observations of such changes are quoted beside it.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from perfmodel.studies.comparison import WORDS
 from perfmodel.studies.crossovers import other_arguments
 
 LEAST_WAITING = 0.05
-"""Fraction of the time that must be lost to a cause before a rule looks for a remedy."""
+"""Smallest fraction of the time lost to a cause at which a rule looks for a remedy."""
 
 PIECE_BYTES = 4e6
-"""Pieces of messages that priorities are tried with: those of ByteScheduler are of 2 to 8 MB."""
+"""Partition size with which priority scheduling is tried; ByteScheduler uses 2 to 8 MB."""
 
 LONG_PERIOD = 1024
-"""Longest period that is tried."""
+"""Longest exchange period that is tried."""
 
 
 class Situation(NamedTuple):
-    """A job as it is: the arguments it was made of, and its prediction."""
+    """A job before any change: its arguments and its prediction."""
 
     arguments: Mapping[str, Any]
     job: Job
     prediction: Prediction
 
     def option(self, name: str) -> Any:
-        """The value of an option; None if the architecture has none of that name."""
+        """The value of an option; None if the architecture has no option of that name."""
         return getattr(self.job.options, name, None)
 
     def waiting(self, *causes: str) -> float:
-        """Fraction of the time in which devices wait for any of these causes."""
+        """Fraction of the time that devices wait for any of these causes."""
         by_cause = self.prediction.idle_fraction.by_cause
         return sum(by_cause.get(cause, 0.0) for cause in causes)
 
     @property
     def has_servers(self) -> bool:
-        """Whether there are parameter servers."""
+        """Whether the job has parameter servers."""
         return self.job.options.server_count > 0
 
 
 class Change(NamedTuple):
-    """A changed job: what is changed, the flags that say it, if they can, and its arguments."""
+    """A changed job: the change, the flags for it (empty if there are none), and the arguments."""
 
     name: str
     flags: str
@@ -58,15 +58,15 @@ class Change(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A change to look at.
+    """A change to try.
 
     Attributes
     ----------
-    name : of the rule.
-    why : predicted numbers for which it applies, in words; empty where it does not.
-    changes : the jobs to try.
-    observed : what was published of such a change, and ``source`` where.
-    hardware : whether it costs money rather than options.
+    name : name of the rule.
+    why : explains with predicted numbers why the rule applies; empty text if it does not.
+    changes : the changed jobs to try.
+    observed, source : what was published about such a change, and where.
+    hardware : whether the change is to the hardware rather than to options.
     """
 
     name: str
@@ -84,7 +84,7 @@ def _options(now: Situation, name: str, **values: Any) -> Change:
 
 
 def _architecture(now: Situation, arch: str, name: str, **values: Any) -> Change:
-    """Another architecture, with the options that it has too, and as many servers as workers."""
+    """Another architecture, with those of the job's options that it supports."""
     found = other_arguments(now.arguments, arch)
     options = {**found["options"], **values}
     flags = " ".join([f"--arch {arch}", *(f"--option {k}={v}" for k, v in values.items())])
@@ -93,21 +93,21 @@ def _architecture(now: Situation, arch: str, name: str, **values: Any) -> Change
 
 
 def _lost(now: Situation, *causes: str) -> str:
-    """How much time goes into waiting for causes, in words; empty if hardly any."""
+    """Describe how much time is spent waiting for causes; empty if below the threshold."""
     lost = now.waiting(*causes)
     some = [WORDS[cause] for cause in causes if now.waiting(cause) > 0.0]
-    return f"{lost:.0%} of the time goes into {', '.join(some)}" if lost >= LEAST_WAITING else ""
+    return f"{lost:.0%} of the time is {' and '.join(some)}" if lost >= LEAST_WAITING else ""
 
 
 def _busiest(use: Mapping[str, float]) -> str:
-    """The busiest resource, in words."""
+    """Describe the busiest resource."""
     name, most = max(use.items(), key=lambda item: item[1], default=("", 0.0))
     return f"; {name} is in use {most:.0%} of the time" if name else ""
 
 
 def _servers_why(now: Situation) -> str:
-    said = _lost(now, "network", "server") if now.has_servers else ""
-    return said and said + _busiest(now.prediction.utilisation.links)
+    lost = _lost(now, "network", "server") if now.has_servers else ""
+    return lost and lost + _busiest(now.prediction.utilisation.links)
 
 
 def _servers(now: Situation) -> Iterator[Change]:
@@ -126,13 +126,13 @@ def _placement(now: Situation) -> Iterator[Change]:
     cluster = now.job.of_devices.cluster
     there = {"dedicated": "colocated", "colocated": "dedicated"}[cluster.server.placement]
     server = msgspec.structs.replace(cluster.server, placement=there, site=None)
-    where = "nodes of their own" if there == "dedicated" else "the workers' nodes"
+    where = "dedicated nodes" if there == "dedicated" else "the workers' nodes"
     yield Change(f"servers on {where}", "", _on(now, server=server))
 
 
 def _on(now: Situation, **fields: Any) -> dict[str, Any]:
-    """The arguments of the same job on a cluster with other values of these fields."""
-    links = ("bandwidth_bytes_per_s", "latency_s")  # the job's cluster has them
+    """The arguments of the same job on a cluster with these fields changed."""
+    links = ("bandwidth_bytes_per_s", "latency_s")  # already in the job's cluster
     arguments = {k: v for k, v in now.arguments.items() if k not in links}
     return {**arguments, "cluster": msgspec.structs.replace(now.job.of_devices.cluster, **fields)}
 
@@ -142,7 +142,7 @@ def _overlap_why(now: Situation) -> str:
 
 
 def _overlap(now: Situation) -> Iterator[Change]:
-    yield _options(now, "communicate during computation", overlap=True)
+    yield _options(now, "overlap communication with computation", overlap=True)
 
 
 def _buckets_why(now: Situation) -> str:
@@ -161,7 +161,7 @@ def _priority_why(now: Situation) -> str:
 
 
 def _priority(now: Situation) -> Iterator[Change]:
-    name = "what the next forward pass needs first goes first, in pieces of 4 MB"
+    name = "send first what the next forward pass needs first, in 4 MB pieces"
     if now.option("transmission") is not None:
         yield _options(now, name, transmission="priority", partition_bytes=PIECE_BYTES)
     else:
@@ -174,8 +174,8 @@ def _compression_why(now: Situation) -> str:
 
 
 def _compression(now: Situation) -> Iterator[Change]:
-    yield _options(now, "gradients of 8 bits an element", compression="quantised")
-    yield _options(now, "the largest 0.1 % of the gradient", compression="dgc")
+    yield _options(now, "8-bit gradients", compression="quantised")
+    yield _options(now, "only the largest 0.1 % of gradient elements", compression="dgc")
 
 
 def _batch_why(now: Situation) -> str:
@@ -188,7 +188,7 @@ def _batch(now: Situation) -> Iterator[Change]:
         return
     rest = {k: v for k, v in now.arguments.items() if k != "global_batch_size"}
     for other in (2 * batch, 4 * batch):
-        name = f"{other} samples a worker and step instead of {batch}"
+        name = f"batch size {other} per worker instead of {batch}"
         yield Change(name, f"--batch-size {other}", {**rest, "batch_size": other})
 
 
@@ -197,7 +197,11 @@ def _sync_why(now: Situation) -> str:
 
 
 def _sync(now: Situation) -> Iterator[Change]:
-    names = {"bsp": "synchronous steps", "ssp": "a bound on staleness", "asp": "no waiting at all"}
+    names = {
+        "bsp": "synchronous updates",
+        "ssp": "asynchronous updates with a staleness bound",
+        "asp": "fully asynchronous updates",
+    }
     for sync, name in names.items():
         if sync != now.option("sync"):
             yield _architecture(now, sync, name)
@@ -211,15 +215,15 @@ def _without_servers(now: Situation) -> Iterator[Change]:
     if now.has_servers:
         yield _architecture(now, "ring", "a ring all-reduce instead of servers")
     else:
-        name = "as many servers as workers, synchronous"
+        name = "synchronous parameter servers, one per worker"
         yield _architecture(now, "bsp", name, servers=now.job.workers)
 
 
 def _gossip(now: Situation) -> Iterator[Change]:
     names = {
-        "ad_psgd": "averages of random pairs",
-        "d_psgd": "averages with two neighbours",
-        "gosgd": "models sent to random workers",
+        "ad_psgd": "averaging between random pairs of workers",
+        "d_psgd": "averaging with two neighbours",
+        "gosgd": "gossip: send models to random workers",
     }
     for arch, name in names.items():
         if now.job.architecture.name != arch and now.job.workers > 2:
@@ -237,10 +241,11 @@ def _period(now: Situation) -> Iterator[Change]:
         yield _options(now, name, period=2 * period)
     elif now.option("probability"):
         half = now.option("probability") / 2.0
-        yield _options(now, f"send a model after every {1.0 / half:g}th step", probability=half)
+        name = f"send a model every {1.0 / half:g} steps on average"
+        yield _options(now, name, probability=half)
     elif now.job.workers > 1:
         yield _architecture(now, "local_sgd", "average models every 8 steps", period=8)
-        yield _architecture(now, "easgd", "elastic averages every 4 steps", period=4)
+        yield _architecture(now, "easgd", "elastic averaging every 4 steps", period=4)
 
 
 def _stragglers_why(now: Situation) -> str:
@@ -251,10 +256,12 @@ def _stragglers(now: Situation) -> Iterator[Change]:
     slow = now.job.stragglers
     if now.option("backup_workers") == 0 and now.option("sync") == "bsp" and now.job.workers > 2:
         spare = max(len(slow), 1)
-        name = f"do not wait for the slowest {spare if spare > 1 else 'worker'}"
+        slowest = f"{spare} slowest workers" if spare > 1 else "slowest worker"
+        name = f"do not wait for the {slowest}"
         yield _options(now, name, backup_workers=spare)
     if slow:
-        name = f"workers {', '.join(str(s.worker) for s in slow)} as fast as the others"
+        workers = "workers" if len(slow) > 1 else "worker"
+        name = f"{workers} {', '.join(str(s.worker) for s in slow)} as fast as the others"
         yield Change(name, "", {**now.arguments, "stragglers": ()})
 
 
@@ -264,7 +271,7 @@ def _hardware_why(now: Situation) -> str:
 
 def _hardware(now: Situation) -> Iterator[Change]:
     nic, measured = now.job.of_devices.cluster.nic, bool(now.job.of_devices.cluster.collectives)
-    if now.job.workers > 1 and not measured:  # those measured are of this network
+    if now.job.workers > 1 and not measured:  # measured collectives hold for this network only
         twice, half = 2.0 * nic.bandwidth_bytes_per_s, nic.latency_s / 2.0
         faster = {**now.arguments, "bandwidth_bytes_per_s": twice}
         yield Change("twice the bandwidth", f"--bandwidth {twice * 8e-9:g}Gbps", faster)
@@ -292,61 +299,61 @@ RULES: tuple[Rule, ...] = (
         "servers",
         _servers_why,
         _servers,
-        "idle time falls as there are more servers for each worker; with one server the time of a "
-        "step grows in proportion to the workers",
+        "idle time falls as the number of servers per worker grows; with one server, step time "
+        "grows in proportion to the number of workers",
         f"{JIA}; Alqahtani, Demirbas, ICCCN 2019",
     ),
     Rule(
         "placement of servers",
         _placement_why,
         _placement,
-        "more servers on the machines of the workers made training longer, as they compete for "
-        "processor cores",
+        "more servers on the workers' machines made training slower, because both compete for "
+        "CPU cores",
         JIA,
     ),
     Rule(
         "overlap",
         _overlap_why,
         _overlap,
-        "layers that are sent while backward computes hid most of the communication of deep CNNs",
+        "sending layers during the backward pass hid most of the communication of deep CNNs",
         "Zhang and others (Poseidon), USENIX ATC 2017",
     ),
     Rule(
         "buckets",
         _buckets_why,
         _buckets,
-        "tensors merged by the latency of a collective were faster than one by one and than all "
-        "at once",
+        "merging tensors according to collective latency was faster than sending them one by one "
+        "or all at once",
         "Shi, Chu, Li (MG-WFBP), INFOCOM 2019",
     ),
     Rule(
         "priority",
         _priority_why,
         _priority,
-        "pieces sent by priority hide communication behind the next forward pass",
+        "sending pieces by priority hides communication behind the next forward pass",
         "Peng and others (ByteScheduler), SOSP 2019; Jayarajan and others (P3), MLSys 2019",
     ),
     Rule(
         "compression",
         _compression_why,
         _compression,
-        "0.1 % of the gradients were enough for the same accuracy in the authors' tasks; the time "
-        "to compress counts only if it is given (encode_per_byte_s)",
+        "0.1 % of the gradients gave the same accuracy in the authors' tasks; compression time "
+        "counts only if it is given (encode_per_byte_s)",
         "Lin and others (deep gradient compression), ICLR 2018",
     ),
     Rule(
         "batch size",
         _batch_why,
         _batch,
-        "epochs got shorter with the batch, and gained less each time; accuracy fell at equal "
-        "epochs",
+        "larger batches made epochs shorter, with diminishing returns; accuracy after the same "
+        "number of epochs fell",
         JIA,
     ),
     Rule(
         "synchronisation",
         _sync_why,
         _sync,
-        "asynchronous epochs were at most as long as synchronous ones; ResNet-50 on 24 workers "
+        "asynchronous epochs were never longer than synchronous ones; ResNet-50 on 24 workers "
         "reached 75.1 % accuracy with BSP, 74.6 % with ASP, and 72.8 % with SSP and a bound of 3",
         f"{JIA}; {KO}",
     ),
@@ -354,7 +361,7 @@ RULES: tuple[Rule, ...] = (
         "all-reduce or servers",
         _without_servers_why,
         _without_servers,
-        "algorithms with servers scaled poorly, those without avoided the bottleneck",
+        "algorithms with servers scaled poorly; those without servers avoided the bottleneck",
         KO,
     ),
     Rule(
@@ -370,14 +377,14 @@ RULES: tuple[Rule, ...] = (
         _period_why,
         _period,
         "exchanging less often cost much accuracy: ResNet-50 on 24 workers reached 47.1 % with "
-        "EASGD of period 4, 45.3 % of period 8, and 75.1 % with BSP",
+        "EASGD at period 4, 45.3 % at period 8, and 75.1 % with BSP",
         KO,
     ),
     Rule(
         "stragglers",
         _stragglers_why,
         _stragglers,
-        "synchronous training with a few backup workers reached a given accuracy earlier than both "
+        "synchronous training with a few backup workers reached a given accuracy sooner than both "
         "plain synchronous and asynchronous training",
         "Chen, Pan, Monga, Bengio, Jozefowicz, 2016, arXiv 1604.00981",
     ),
@@ -385,7 +392,7 @@ RULES: tuple[Rule, ...] = (
         "hardware",
         _hardware_why,
         _hardware,
-        "VGG-16 is bound by communication more than ResNet-50, and 10 Gbps more than 56",
+        "VGG-16 was more communication-bound than ResNet-50, and both more at 10 Gbps than at 56",
         KO,
         hardware=True,
     ),

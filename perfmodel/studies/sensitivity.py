@@ -1,12 +1,12 @@
-"""What each assumption of a job is worth: the throughput with other values of it.
+"""Sensitivity of a prediction: how other values of each assumption change the throughput.
 
-A number is halved and doubled, a switch is flipped, and a word is replaced by each of the others
-that are allowed. Everything else stays as it is, and all are predicted by the same route.
+Numbers are halved and doubled, switches are flipped, and words are replaced by every other allowed
+word. Everything else stays the same, and all variants are predicted by the same route.
 """
 
 from __future__ import annotations
 
-import json
+import functools
 import math
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -20,41 +20,63 @@ from perfmodel.base.provenance import Assumption
 from perfmodel.inputs.cluster import Cluster, Link
 from perfmodel.inputs.job import Job, Start, per_worker
 from perfmodel.inputs.options import described
+from perfmodel.predicting import coarse, islands, job_facts
+from perfmodel.results.drawn import Drawn
 from perfmodel.results.prediction import Prediction
-from perfmodel.studies.sweeps import Progress, frame
+from perfmodel.studies.chunks import Progress
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
+
+    from perfmodel.reporting.contents import Tornado
 
 SCHEMA = "perfmodel.sensitivity/1"
 
 FACTORS = (0.5, 2.0)
-"""What numbers are multiplied by."""
+"""Factors that numbers are multiplied by."""
+
+MATTERS = 0.02
+"""Relative change of the throughput above which an assumption matters."""
+
+LEFT_OUT = "formulas leave out"
+"""Start of the reason why the formulas cannot predict a variant."""
+
+NAMES = ("device", "precision", "cluster")
+"""Assumptions whose name stands for many values, so they cannot be halved or doubled."""
+
+MOST_BARS, LEAST_SWING = 16, 1e-3
+"""Most assumptions in a figure, and the smallest change of log throughput that is drawn."""
 
 COMPUTE = "compute time"
-"""Of a step: an assumption where it is estimated, not measured."""
+"""Name of the step's compute time, which is an assumption if it is estimated, not measured."""
 
 Arguments = Mapping[str, Any]
-Change = tuple[Any, dict[str, Any]]
-"""Another value of an assumption, and the arguments of the job that has it."""
+Change = tuple[Any, Callable[[], Job]]
+"""Another value of an assumption, and a function that makes the job with this value."""
 
 
 class Alternative(msgspec.Struct, frozen=True):
-    """Another value of an assumption: the throughput with it, and its ratio to the one assumed."""
+    """Another value of an assumption, its throughput, and the ratio to the predicted throughput."""
 
     value: float | int | str | bool
     throughput_samples_per_s: float
     ratio: float
 
+    @property
+    def swing(self) -> float:
+        """Absolute change of log throughput."""
+        return abs(math.log(self.ratio))
+
 
 class Effect(msgspec.Struct, frozen=True):
-    """What an assumption is worth.
+    """Effect of an assumption on the throughput.
 
     Attributes
     ----------
     assumption : as in the prediction.
-    alternatives : other values of it, in rising order where they are numbers.
-    unvaried : why there are none; empty where there are some.
+    alternatives : other values; numbers are in rising order.
+    unvaried : why there are no alternatives; empty if there are some.
     """
 
     assumption: Assumption
@@ -63,12 +85,40 @@ class Effect(msgspec.Struct, frozen=True):
 
     @property
     def swing(self) -> float:
-        """The largest change of the throughput, as the size of a logarithm; 0 if there is none."""
-        return max((abs(math.log(each.ratio)) for each in self.alternatives), default=0.0)
+        """Largest absolute change of log throughput; 0 without alternatives."""
+        return max((each.swing for each in self.alternatives), default=0.0)
+
+    @property
+    def left_out(self) -> bool:
+        """Whether the effect is unknown because the formulas leave it out."""
+        return f": {LEFT_OUT} " in self.unvaried
+
+    @property
+    def matters(self) -> bool:
+        """Whether it changes the throughput by more than :data:`MATTERS`, or is a name that stands
+        for many values, such as a device."""
+        return self.swing > math.log1p(MATTERS) or self.assumption.name in NAMES
+
+    @property
+    def sides(self) -> tuple[tuple[str, float], tuple[str, float]]:
+        """Return a lower and a higher value as text, each with its ratio; ("", 1) if there is none.
+        Words count as higher values."""
+        from perfmodel.reporting.contents import Quantity, shown
+
+        a = self.assumption
+        below, above = ("", 1.0), ("", 1.0)
+        words = isinstance(a.value, (bool, str))
+        for each in sorted(self.alternatives, key=lambda each: each.swing):
+            side = shown(Quantity(each.value, a.unit)), each.ratio
+            if not words and float(each.value) < float(a.value or 0.0):
+                below = side
+            else:
+                above = side
+        return below, above
 
 
-class Sensitivity(msgspec.Struct, frozen=True, kw_only=True):
-    """A prediction, and what each of its assumptions is worth: the largest effect first."""
+class Sensitivity(Drawn, frozen=True, kw_only=True):
+    """A prediction and the effects of its assumptions, the largest first."""
 
     schema: str = SCHEMA
     prediction: Prediction
@@ -95,6 +145,8 @@ class Sensitivity(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_frame(self) -> pd.DataFrame:
         """The rows as a frame."""
+        from perfmodel.studies.sweeps import frame
+
         return frame(self.rows())
 
     def to_dict(self) -> dict[str, Any]:
@@ -109,7 +161,38 @@ class Sensitivity(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> str:
         """The same as JSON text."""
+        import json
+
         return json.dumps(self.to_dict(), indent=2)
+
+    def tornado(self) -> Tornado | None:
+        """The effects as bars to both sides of 1; None where no assumption matters.
+
+        Of several words that may stand instead of one, the one with the largest effect is drawn.
+        """
+        from perfmodel.reporting.contents import Tornado
+
+        effects = [each for each in self.effects if each.swing >= LEAST_SWING][:MOST_BARS]
+        if not effects:
+            return None
+        sides = [each.sides for each in effects]
+        (below, low), (above, high) = (zip(*side, strict=True) for side in zip(*sides, strict=True))
+        names = [each.assumption.name for each in effects]
+        return Tornado(names, low, high, below, above, "relative throughput")
+
+    def plot(self) -> Figure:
+        """A matplotlib figure: the effect of each assumption, the largest first (extra ``plot``).
+
+        Raises
+        ------
+        InputError : matplotlib is not installed.
+        """
+        from perfmodel.reporting.contents import Tornado
+        from perfmodel.results.drawing import headline
+        from perfmodel.results.study_drawing import tornado
+
+        nothing = Tornado((), (), (), (), (), "")
+        return tornado(self.tornado() or nothing, headline(self.prediction.to_dict()))
 
 
 def sensitivity(
@@ -144,34 +227,76 @@ def sensitivity(
     asked: dict[str, Any] = {"rel_ci": rel_ci, "max_ops": max_ops}
     job = api.make_job(**given)
     now = api.predict(job, fidelity=fidelity, tolerance=tolerance, **asked)
-    asked["fidelity"] = now.fidelity
-    assumed = [*now.assumptions]
+    if now.fidelity == "coarse":
+        found = effects(job, progress)
+    else:
+
+        def simulated(other: Job) -> float:
+            return api.predict(other, fidelity="fine", **asked).throughput_samples_per_s
+
+        found = _effects(job, simulated, now.throughput_samples_per_s, progress)
+    return Sensitivity(prediction=now, effects=found)
+
+
+def effects(job: Job, progress: Progress | None = None) -> tuple[Effect, ...]:
+    """Return the effect of each assumption of a job by formulas, the largest first.
+
+    ``progress`` is called with (done, all) after each assumption.
+    """
+    job = job_facts.with_layers(job)
+    same = islands.changed(job, job.of_devices)
+    missing = coarse.leaves_out(same)
+
+    def by_formulas(other: Job) -> float:
+        other = job_facts.with_layers(other)
+        left_out = coarse.leaves_out(other)
+        if left_out not in (None, missing):
+            raise InputError(f"{LEFT_OUT} {left_out}")
+        return _samples_per_s(other)
+
+    return _effects(job, by_formulas, _samples_per_s(same), progress)
+
+
+def _samples_per_s(job: Job) -> float:
+    """Return the throughput by formulas: quickly, unless islands have different sizes."""
+    sizes = set(job.batch_sizes)
+    if len(sizes) > 1:
+        return islands.samples_per_s(job, coarse.predict(job))
+    return coarse.iterations_per_s(job) * sizes.pop()
+
+
+def _effects(
+    job: Job,
+    rate: Callable[[Job], float],
+    now: float,
+    progress: Progress | None,
+) -> tuple[Effect, ...]:
+    """Return the effects, given how to predict the throughput, and the job's own throughput."""
+    assumed = [*job.assumptions]
     of_device = job.of_devices.workload
     if of_device.quality == "estimated":
         assumed.append(Assumption(COMPUTE, of_device.compute_s, "s", "estimated"))
     found = []
     for done, assumption in enumerate(assumed, 1):
-        found.append(_effect(assumption, job, given, now, asked))
+        found.append(_effect(assumption, job, rate, now))
         if progress is not None:
             progress(done, len(assumed))
-    found.sort(key=lambda each: -each.swing)
-    return Sensitivity(prediction=now, effects=tuple(found))
+    return tuple(sorted(found, key=lambda each: -each.swing))
 
 
 def _effect(
-    assumption: Assumption, job: Job, given: Arguments, now: Prediction, asked: Arguments
+    assumption: Assumption, job: Job, rate: Callable[[Job], float], now: float
 ) -> Effect:
-    """What an assumption is worth, by predictions of the alternatives."""
+    """Return the effect of an assumption: the throughput with other values."""
     found = []
     error = ""
-    for value, arguments in _changes(assumption, job, given):
+    for value, other in _changes(assumption, job):
         try:
-            then = api.predict(api.make_job(**arguments), **asked)
+            then = rate(other())
         except InputError as impossible:
             error = error or f"{value}: {impossible}"
             continue
-        rate = then.throughput_samples_per_s
-        found.append(Alternative(value, rate, rate / now.throughput_samples_per_s))
+        found.append(Alternative(value, then, then / now))
     return Effect(assumption, tuple(found), "" if found else error or _unvaried(assumption))
 
 
@@ -182,32 +307,50 @@ def _unvaried(assumption: Assumption) -> str:
     return f"{value} has no half and no double" if value in (0, "inf", None) else "of the profile"
 
 
-def _changes(assumption: Assumption, job: Job, given: Arguments) -> Iterator[Change]:
-    """Other values of an assumption; none where it is not a value of the job."""
-    name = assumption.name
+def _changes(assumption: Assumption, job: Job) -> Iterator[Change]:
+    """Yield other values of an assumption; none if it is not a value of the job."""
+    name, flat = assumption.name, job.of_devices
+
+    def other(**changes: Any) -> Callable[[], Job]:
+        return lambda: islands.changed(job, msgspec.structs.replace(flat, **changes))
+
     if assumption.source == f"default of {job.architecture.name}":
         kinds = {each.name: each.type for each in described(type(job.options))}
         for value in _others(getattr(job.options, name), kinds[name]):
-            yield value, {**given, "options": {**given.get("options", {}), name: value}}
+            yield value, functools.partial(_with_option, job, name, value)
     elif name == "start":
         for word in _others(job.start, Start):
-            yield word, {**given, "start": word}
-    elif name == "batch_size" and "batch_size" not in given:
+            yield word, other(start=word)
+    elif name == "batch_size" and job.given is not None and "batch_size" not in job.given:
         for size in _others(assumption.value, int):
-            yield size, {**given, "batch_size": size}
-    elif name == "jitter" and job.jitter is not None:
-        for cv in _others(job.jitter.cv, float):
-            yield cv, {**given, "jitter": msgspec.structs.replace(job.jitter, cv=cv)}
+            yield size, functools.partial(_with_batch, job, job.given, size)
+    elif name == "jitter" and flat.jitter is not None:
+        for cv in _others(flat.jitter.cv, float):
+            yield cv, other(jitter=msgspec.structs.replace(flat.jitter, cv=cv))
     elif name == COMPUTE:
-        rest = {key: value for key, value in given.items() if key not in api.OF_WORKLOAD}
         for factor in FACTORS:
-            workload = job.of_devices.workload.scaled("compute_s", factor)
-            yield workload.compute_s, {**rest, "workload": workload}
+            workload = flat.workload.scaled("compute_s", factor)
+            yield workload.compute_s, other(workload=workload)
     elif name in PARTS and assumption.source.startswith("cluster "):
-        links = ("bandwidth_bytes_per_s", "latency_s")  # the job's cluster has them
-        rest = {key: value for key, value in given.items() if key not in links}
-        for value, cluster in PARTS[name](job.of_devices.cluster):
-            yield value, {**rest, "cluster": cluster}
+        for value, cluster in PARTS[name](flat.cluster):
+            yield value, other(cluster=cluster)
+
+
+def _with_option(job: Job, name: str, value: Any) -> Job:
+    """Return the job with another value of an option, and its default start."""
+    flat = job.of_devices
+    options = msgspec.structs.replace(flat.options, **{name: value})
+    changes: dict[str, Any] = {"options": options}
+    if any(each.name == "start" for each in flat.assumptions):
+        changes["start"], _ = api.start_of(None, options)
+    return islands.changed(job, msgspec.structs.replace(flat, **changes))
+
+
+def _with_batch(job: Job, given: Arguments, size: int) -> Job:
+    """Return the job with another batch size per device."""
+    workload = api.workload_of({**given, "batch_size": size})
+    flat = job_facts.with_layers(msgspec.structs.replace(job.of_devices, workload=workload))
+    return islands.changed(job, flat)
 
 
 def _others(value: Any, kind: Any) -> Iterator[Any]:

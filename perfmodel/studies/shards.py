@@ -1,10 +1,10 @@
-"""A sweep on disk: a file for each chunk of its jobs, so that a sweep that ended early goes on."""
+"""A sweep on disk: one file per chunk of jobs, so that an interrupted sweep can resume."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -16,27 +16,26 @@ from perfmodel.base.errors import InputError
 from perfmodel.inputs.job import Island, Job
 from perfmodel.predicting.installation import fingerprint
 from perfmodel.results.prediction import Prediction
-from perfmodel.studies.chunks import Answer, Chunk, predicted, slices
+from perfmodel.studies.chunks import Answer, Chunk, Progress, predicted, slices
 from perfmodel.studies.executors import completed
 from perfmodel.studies.grids import Grid, Row
 
 SCHEMA = "perfmodel.shards/1"
 
 ABOUT = "sweep.json"
-"""The file of a folder that says which sweep it holds."""
-
-Progress = Callable[[int, int], None]
+"""The file in a folder that identifies its sweep."""
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which sweep a folder holds.
+    """Identifies the sweep in a folder.
 
     Attributes
     ----------
-    installation : what predicts it (:func:`perfmodel.predicting.installation.fingerprint`).
+    installation : version of perfmodel and of what it computes with
+        (:func:`perfmodel.predicting.installation.fingerprint`).
     how : arguments of :func:`perfmodel.predict`.
-    axes : what is varied, and its values as a table shows them.
-    inputs : digest of all jobs, files included.
+    axes : varied arguments, and their values as shown in a table.
+    inputs : digest of all jobs, including file contents.
     """
 
     schema: str = SCHEMA
@@ -46,35 +45,36 @@ class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     inputs: str
 
     def check(self, folder: Path, other: About) -> None:
-        """Refuse another sweep than the one in a folder.
+        """Reject a sweep that differs from the one in the folder.
 
         Raises
         ------
-        InputError : the text says what differs.
+        InputError : the sweeps differ; the text says where.
         """
         here = f"--resume: {folder} holds another sweep"
         if self.schema != other.schema or self.installation != other.installation:
-            raise InputError(f"{here}, of {self.installation}; this is {other.installation}")
+            raise InputError(f"{here}, made by {self.installation}; this is {other.installation}")
         if list(self.axes) != list(other.axes):
             there, now = (", ".join(a) or "nothing" for a in (self.axes, other.axes))
-            raise InputError(f"{here}: it varies {there} there, and {now} here")
+            raise InputError(f"{here}: that sweep varies {there}, this one {now}")
         for old, new in ((self.how, other.how), (self.axes, other.axes)):
             for name, value in new.items():
                 if old.get(name) != value:
-                    raise InputError(f"{here}: {name} is {old.get(name)} there, and {value} here")
+                    was = old.get(name)
+                    raise InputError(f"{here}: {name} is {was} in that sweep, {value} in this one")
         if self.inputs != other.inputs:
-            raise InputError(f"{here}: of other jobs, or of other contents of their files")
+            raise InputError(f"{here}: its jobs, or the contents of their files, differ")
 
 
 class Shards:
-    """A folder that holds the answers to a sweep, a Parquet file for each chunk, else CSV.
+    """A folder with the results of a sweep, one file per chunk: Parquet if available, else CSV.
 
     A shard has the columns ``index`` (of the job in the grid), ``point`` (JSON), ``reason`` (why
-    there is no prediction, else empty) and ``prediction`` (JSON, else empty).
+    the prediction failed, else empty) and ``prediction`` (JSON; empty if it failed).
 
     Raises
     ------
-    InputError : the folder cannot be made or read, or holds something else.
+    InputError : the folder cannot be created or read, or holds something else.
     """
 
     def __init__(self, folder: str | Path, about: About) -> None:
@@ -89,16 +89,16 @@ class Shards:
             files.write(place, msgspec.json.encode(about))
             return
         if not place.exists():
-            raise InputError(f"--resume: {folder} is not empty and holds no sweep")
+            raise InputError(f"--resume: {folder} is not empty and does not hold a sweep")
         try:
             old = msgspec.json.decode(files.read_bytes(place), type=files.ready(About))
         except msgspec.MsgspecError as error:
             raise InputError(f"--resume: {place}: {error}") from None
-        # by way of JSON, in which tuples are lists
+        # compare after a round trip through JSON, which turns tuples into lists
         old.check(self.folder, msgspec.json.decode(msgspec.json.encode(about), type=About))
 
     def read(self, name: str, count: int) -> list[Answer] | None:
-        """The answers of a shard, None where there is none that is whole.
+        """Read the answers of a shard; None if it does not exist or is incomplete.
 
         Raises
         ------
@@ -121,18 +121,18 @@ class Shards:
                 )
                 rows = zip(frame["reason"], frame["prediction"], strict=True)
                 answers = [_answer(reason, text) for reason, text in rows]
-            except (ValueError, OSError):  # it is cut, as by a full disk
+            except (ValueError, OSError):  # truncated, for example by a full disk
                 continue
             if len(answers) == count:
                 return answers
         return None
 
     def write(self, name: str, first: int, points: Sequence[Row], answers: list[Answer]) -> None:
-        """Write a shard, whole or not at all; ``first`` is the index of its first job.
+        """Write a shard atomically; ``first`` is the index of its first job.
 
         Raises
         ------
-        InputError : it cannot be written.
+        InputError : the file cannot be written.
         """
         import pandas as pd
 
@@ -164,13 +164,13 @@ def answers(
     folder: str | Path | None,
     progress: Progress | None,
 ) -> list[Answer]:
-    """The answers to all jobs of a grid, in its order.
+    """Predict all jobs of a grid and return the answers in its order.
 
     Parameters
     ----------
     how : arguments of :func:`perfmodel.predict`.
-    executor : what predicts them.
-    folder : holds those that are there already, and takes the others as they come.
+    executor : runs the predictions.
+    folder : folder with the answers known so far; new ones are added as they complete.
     progress : called with (done, all).
 
     Raises
@@ -215,7 +215,7 @@ def answers(
 
 
 def _digests(jobs: Sequence[Job]) -> list[bytes]:
-    """A digest of each job, with all values it has; what jobs share is read once."""
+    """A digest of all values of each job; values shared between jobs are encoded once."""
     known: dict[int, str] = {}
 
     def shared(value: Any) -> str:
@@ -224,7 +224,7 @@ def _digests(jobs: Sequence[Job]) -> list[bytes]:
         return known[id(value)]
 
     def whole(job: Job) -> bytes:
-        values = {name: getattr(job, name) for name in job.__struct_fields__}
+        values = {name: getattr(job, name) for name in job.__struct_fields__ if name != "given"}
         values |= {name: shared(values[name]) for name in ("workload", "cluster")}
         values["architecture"] = job.architecture.name
         values["islands"] = [_island(island, whole(island.job)) for island in job.islands]
@@ -239,7 +239,7 @@ def _island(island: Island, job: bytes) -> dict[str, Any]:
 
 
 def _encoded(value: Any) -> bytes:
-    """As MessagePack, which has infinities; numbers of NumPy are those of Python."""
+    """Encode as MessagePack, which supports infinities; NumPy numbers become Python numbers."""
     return msgspec.msgpack.encode(value, enc_hook=float)
 
 

@@ -1,4 +1,4 @@
-"""Many jobs in one call: :func:`sweep` predicts every combination of values."""
+"""Parameter sweeps: :func:`sweep` predicts every combination of values."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from perfmodel.predicting.answer import with_timeline
 from perfmodel.results.drawn import Drawn
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies import shards
+from perfmodel.studies.chunks import Progress
 from perfmodel.studies.executors import InLine
 from perfmodel.studies.grids import Axis, Row, Skipped, grid, impossible, label
 from perfmodel.theory import statistical_efficiency
@@ -34,19 +35,18 @@ if TYPE_CHECKING:
 SCHEMA = "perfmodel.sweep/1"
 
 NATURAL = ("workers", "bandwidth_bytes_per_s", "batch_size", "global_batch_size", "latency_s")
-"""Preferred x axes of a figure, where they vary; after these, any other number."""
+"""Preferred x axes of a figure, if they vary; otherwise any other numeric axis is used."""
 
 MOST_BANDS = 3
-"""Lines of a page up to which each has the band of its interval."""
-
-Progress = shards.Progress
+"""Largest number of lines in a page's figure that are drawn with interval bands."""
 
 
 class Sweep(Drawn, frozen=True, kw_only=True):
     """Predictions of many jobs.
 
-    ``points`` has for each of the ``predictions`` the value of each axis by name, in SI units;
-    None where an option does not apply to an architecture.
+    ``points`` holds, for each of the ``predictions``, the value of each axis by name in SI units;
+    None where an option does not apply to the architecture. ``fastest`` is the job with the highest
+    throughput.
     """
 
     axes: tuple[Axis, ...]
@@ -55,6 +55,7 @@ class Sweep(Drawn, frozen=True, kw_only=True):
     skipped: tuple[Skipped, ...]
     notes: tuple[str, ...] = ()
     noise_scale_samples: float | None = None
+    fastest: Job | None = None
 
     def __repr__(self) -> str:
         over = ", ".join(f"{len(axis.values)} x {axis.name}" for axis in self.axes)
@@ -66,15 +67,15 @@ class Sweep(Drawn, frozen=True, kw_only=True):
         return common(self.predictions)
 
     def rows(self) -> list[Row]:
-        """A row per job: varied inputs, then predictions, in SI units.
+        """One row per job: varied inputs, then predictions, in SI units.
 
         Device and batch size are included if they depend on the varied inputs.
-        ``scaling_efficiency`` is included if workers were varied: throughput over workers, as a
-        fraction of the same with the fewest workers, all else being equal. With a gradient noise
-        scale, ``statistical_efficiency`` is the progress per sample relative to the smallest update
-        among the jobs, and ``goodput_samples_per_s`` its product with the throughput: the time to a
-        target is in inverse proportion to it (Qiao et al., "Pollux", OSDI 2021). Staleness is not
-        counted.
+        ``scaling_efficiency`` is included if workers vary: throughput per worker relative to that
+        with the fewest workers, all else being equal. With a gradient noise scale,
+        ``statistical_efficiency`` is the progress per sample relative to the smallest update among
+        the jobs, and ``goodput_samples_per_s`` is its product with the throughput. Time to a target
+        accuracy is inversely proportional to goodput (Qiao et al., "Pollux", OSDI 2021). The effect
+        of staleness is not included.
         """
         efficiency = self._scaling_efficiency()
         statistical = self._statistical_efficiency()
@@ -96,31 +97,31 @@ class Sweep(Drawn, frozen=True, kw_only=True):
         return rows
 
     def to_frame(self) -> pd.DataFrame:
-        """The rows as a frame, one per job."""
+        """The rows as a data frame, one per job."""
         return frame(self.rows())
 
     def to_csv(self, path: str | Path | None = None) -> str:
-        """The frame as CSV text, also written to ``path`` if there is one.
+        """The rows as CSV text, also written to ``path`` if given.
 
         Raises
         ------
-        InputError : the place cannot be written.
+        InputError : ``path`` cannot be written.
         """
         return csv_text(self.to_frame(), path)
 
     def to_parquet(self, path: str | Path | None = None) -> bytes:
-        """The frame as a Parquet file (extra ``parquet``), also written to a ``path``.
+        """The rows as a Parquet file (extra ``parquet``), also written to ``path`` if given.
 
-        A column of both text and numbers becomes text.
+        A column with both text and numbers becomes text.
 
         Raises
         ------
-        InputError : pyarrow is not installed, or the place cannot be written.
+        InputError : pyarrow is not installed, or ``path`` cannot be written.
         """
         return parquet(self.to_frame(), path)
 
     def to_dict(self) -> dict[str, Any]:
-        """Axes, rows and skipped combinations, as JSON-like values."""
+        """Axes, rows and skipped combinations as JSON-like values."""
         return {
             "schema": SCHEMA,
             "axes": files.finite({axis.name: axis.shown for axis in self.axes}, "inf"),
@@ -132,14 +133,15 @@ class Sweep(Drawn, frozen=True, kw_only=True):
         }
 
     def to_json(self) -> str:
-        """The same as JSON text."""
+        """The result as JSON text."""
         return json.dumps(self.to_dict(), indent=2)
 
     def plot(self) -> Figure:
         """A matplotlib figure: throughput and idle fraction over a varied input (extra ``plot``).
 
-        Over workers if these were varied, else bandwidth, batch size, latency, or another number;
-        a line for each combination of the rest. Without any number: bars.
+        The x axis is the number of workers if it varies, else bandwidth, batch size, latency, or
+        another number, with one line per combination of the other axes. Without a numeric axis,
+        bars are drawn.
 
         Raises
         ------
@@ -161,11 +163,11 @@ class Sweep(Drawn, frozen=True, kw_only=True):
         return lines(over, series, self.title)
 
     def report(self, path: str | Path | None = None) -> str:
-        """A page of HTML that needs no network, also written to ``path`` (extra ``report``).
+        """Return a self-contained HTML page and write it to ``path``, if given (extra ``report``).
 
         Raises
         ------
-        InputError : Bokeh is not installed; the place cannot be written.
+        InputError : Bokeh is not installed, or ``path`` cannot be written.
         """
         from perfmodel.reporting import page
         from perfmodel.reporting.contents import Page, Section, shown
@@ -179,7 +181,7 @@ class Sweep(Drawn, frozen=True, kw_only=True):
         ]
         parts = [
             Section(name="throughput", title="Throughput", figure=self._drawn("throughput")),
-            Section(name="idle", title="Idle devices", figure=self._drawn("idle")),
+            Section(name="idle", title="Idle time", figure=self._drawn("idle")),
             Section(
                 name="jobs", title="All jobs", text=self.notes, tables=[table("Jobs", rows)]
             ),
@@ -192,7 +194,7 @@ class Sweep(Drawn, frozen=True, kw_only=True):
         return page.html(Page(title=title, answer=answer, sections=parts), path)
 
     def _drawn(self, what: Literal["throughput", "idle"]) -> Drawing:
-        """The figure of a page: lines over a number, or bars."""
+        """The figure of a page: lines over a numeric axis, or bars."""
         from perfmodel.reporting.contents import Lines, Series, Stacks
         from perfmodel.results.drawing import MOST_BARS, MOST_LINES, geometric
         from perfmodel.results.style import spread
@@ -278,32 +280,32 @@ def sweep(
     progress: Progress | None = None,
     **arguments: Any,
 ) -> Sweep:
-    """Predict every combination of the values that are given.
+    """Predict every combination of the given values.
 
-    It has so many parameters because each is a question of its own; all have a default. The result
-    does not depend on ``executor`` and ``resume``.
+    There are this many parameters because they are independent; all have a default. The result does
+    not depend on ``executor`` and ``resume``.
 
     Parameters
     ----------
     fidelity, tolerance, rel_ci, max_ops : see :func:`perfmodel.predict`.
-    noise_scale_samples : gradient noise scale of the training, for the efficiency of each job's
-        batch (:mod:`perfmodel.theory.statistical_efficiency`); :func:`perfmodel.converge` measures
-        that of its task. None: that of the workload, if it has one and all jobs the same, which a
-        note says.
-    executor : predicts the jobs: processes, threads, or a cluster's such as that of Dask's
-        ``Client.get_executor()``. None: this thread. It is not shut down.
-    resume : a folder that gets a shard for each chunk of jobs as it is done, see
-        :class:`perfmodel.studies.shards.Shards`; jobs that it has already are not predicted again.
+    noise_scale_samples : gradient noise scale of the training, which gives the statistical
+        efficiency of each job's batch (:mod:`perfmodel.theory.statistical_efficiency`);
+        :func:`perfmodel.converge` measures it for its task. None uses the workloads' noise scale if
+        all jobs have the same one; a note says so.
+    executor : runs the predictions: processes, threads, or a cluster such as Dask's
+        ``Client.get_executor()``; None for this thread. It is not shut down.
+    resume : folder in which each chunk of jobs is saved when it is done, see
+        :class:`perfmodel.studies.shards.Shards`; jobs saved there are not predicted again.
     progress : called with (done, all) after each job, or each chunk of jobs.
-    arguments : those of :func:`perfmodel.make_job`, and ``global_batch_size`` in the place of
-        ``batch_size``; each, and each of the ``options``, may be a list of values (``stragglers``:
-        a list of lists). Workers vary fastest; the order does not depend on that of the arguments.
+    arguments : those of :func:`perfmodel.make_job`; ``global_batch_size`` may replace
+        ``batch_size``. Each argument, and each of the ``options``, may be a list of values
+        (``stragglers``: a list of lists). Workers vary fastest, whatever the order of arguments.
 
     Raises
     ------
-    InputError : no combination is a job, or a name that fits in none; a value is given twice; more
-        than 100000 jobs; ``resume`` holds another sweep, or cannot be written; what predicts the
-        jobs has broken down, or has another version.
+    InputError : no combination is possible, a name fits no combination, a value is given twice,
+        there are more than 100000 jobs, ``resume`` holds another sweep or cannot be written, or the
+        executor broke down or has a different installation.
 
     >>> found = sweep(model="resnet18", arch=["ring", "ps"], workers=[1, 2])
     >>> [list(point.values()) for point in found.points]
@@ -314,9 +316,9 @@ def sweep(
     found = grid(arguments)
     notes = found.notes
     if noise_scale_samples is None:
-        noise_scale_samples, said = _noise_scale(found.jobs)
-        notes += said
-    points, predictions, skipped = [], [], list(found.skipped)
+        noise_scale_samples, more = _noise_scale(found.jobs)
+        notes += more
+    kept, predictions, skipped = [], [], list(found.skipped)
     how: dict[str, Any] = {
         "fidelity": fidelity,
         "tolerance": tolerance,
@@ -324,38 +326,40 @@ def sweep(
         "max_ops": max_ops,
     }
     answers = shards.answers(found, how, executor or InLine(), resume, progress)
-    for point, job, answer in zip(found.points, found.jobs, answers, strict=True):
+    for i, answer in enumerate(answers):
         if isinstance(answer, Prediction):
-            predictions.append(with_timeline(answer, job, max_ops))
-            points.append(point)
+            predictions.append(with_timeline(answer, found.jobs[i], max_ops))
+            kept.append(i)
         else:
-            skipped.append(Skipped(point, str(answer)))
+            skipped.append(Skipped(found.points[i], str(answer)))
     if not predictions:
         raise impossible(skipped)
+    rates = [p.throughput_samples_per_s for p in predictions]
     return Sweep(
         axes=found.axes,
-        points=tuple(points),
+        points=tuple(found.points[i] for i in kept),
         predictions=tuple(predictions),
         skipped=tuple(skipped),
         notes=notes,
         noise_scale_samples=noise_scale_samples,
+        fastest=found.jobs[kept[rates.index(max(rates))]],
     )
 
 
 def _noise_scale(jobs: Sequence[Job]) -> tuple[float | None, tuple[str, ...]]:
-    """The noise scale that all workloads have, and a note; None where there is none, or several."""
+    """The noise scale common to all workloads, and a note; None if there is none or they differ."""
     scales = {job.workload.noise_scale_samples for job in jobs}
     if scales == {None}:
         return None, ()
     if len(scales) > 1:
-        why = "workloads have different ones, or none: no statistical efficiency"
+        why = "not the same for all workloads, so no statistical efficiency is given"
         return None, (f"noise scale: {why}",)
     scale = scales.pop()
     return scale, (f"noise scale: {scale:.4g} samples, measured with the workload",)
 
 
 def samples_per_update(p: Prediction) -> float:
-    """Samples whose gradients one update has; without servers, those of a step of all workers.
+    """Number of samples per model update; without servers, the global batch size.
 
     >>> found = sweep(model="resnet18", arch=["bsp", "asp", "gosgd"], workers=4, batch_size=16)
     >>> [round(samples_per_update(p)) for p in found.predictions]
@@ -366,7 +370,7 @@ def samples_per_update(p: Prediction) -> float:
 
 
 def how(p: Prediction) -> Row:
-    """Bottleneck, fidelity, and the 90 % interval: the last columns of a sweep."""
+    """Bottleneck, fidelity and 90 % interval: the last columns of a sweep."""
     interval = p.interval
     return {
         "bottleneck": p.bottleneck.resource,
@@ -378,7 +382,7 @@ def how(p: Prediction) -> Row:
 
 
 def frame(rows: Sequence[Row]) -> pd.DataFrame:
-    """Rows as a frame; columns of integers and booleans keep their type beside missing values."""
+    """Rows as a data frame; integer and boolean columns keep their type beside missing values."""
     import pandas as pd
 
     columns = {name: [row[name] for row in rows] for name in rows[0]}
@@ -392,7 +396,7 @@ def frame(rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def common(predictions: Sequence[Prediction]) -> str:
-    """Inputs that predictions have in common, as a title."""
+    """Title made of the inputs that predictions have in common."""
     same: Row = {}
     for name in ("model", "device", "architecture", "batch_size", "workers"):
         found = {getattr(p, name) for p in predictions}
@@ -401,7 +405,7 @@ def common(predictions: Sequence[Prediction]) -> str:
 
 
 def figures(p: Prediction) -> Row:
-    """Predicted figures, in SI units, by the names of the columns of a sweep."""
+    """Predicted quantities in SI units, by column name of a sweep."""
     return {
         "throughput_samples_per_s": p.throughput_samples_per_s,
         "throughput_ci_fraction": p.throughput_ci_fraction,

@@ -1,1 +1,1 @@
-"""Formulas of the literature: collectives, overlap, queues, contention and order statistics."""
+"""Formulas from the literature: collectives, overlap, queues, contention, order statistics."""

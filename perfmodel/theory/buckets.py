@@ -8,11 +8,11 @@ DDP_BUCKET_BYTES = 25 * 2**20
 """Bucket cap of PyTorch's DistributedDataParallel (25 MiB)."""
 
 DDP_FIRST_BUCKET_BYTES = 2**20
-"""Cap of its first bucket (1 MiB), small so that communication starts early."""
+"""Cap of its first bucket (1 MiB), which is small so that communication starts early."""
 
 HOROVOD_THRESHOLD_BYTES = 64 * 2**20
-"""Default fusion threshold of Horovod (64 MiB), from its documentation of tensor fusion; 128 MiB
-since release 0.21."""
+"""Default fusion threshold of Horovod (64 MiB), from its tensor fusion documentation; 128 MiB since
+release 0.21."""
 
 HOROVOD_CYCLE_S = 1e-3
 """Period at which Horovod fuses tensors: HOROVOD_CYCLE_TIME, 1 ms since release 0.21."""
@@ -26,8 +26,8 @@ def ddp_buckets(
 ) -> list[list[int]]:
     """Group tensors, given in the order they become ready, as DistributedDataParallel does.
 
-    A bucket closes with the tensor that brings it to its cap or beyond, so one large tensor makes
-    one large bucket. Returns the indices of each bucket's tensors.
+    A tensor that brings a bucket to its cap or beyond closes it, so one large tensor makes one
+    large bucket. Returns the indices of each bucket's tensors.
 
     References
     ----------
@@ -55,12 +55,13 @@ def mg_wfbp_buckets(
     startup_s: float,
     per_byte_s: float,
 ) -> list[list[int]]:
-    """Merge layers where waiting for the next one costs less than the start-up time it saves.
+    """Merge a layer with the next one if waiting for it costs less than the start-up time saved.
 
-    Layers are given in the order in which backward makes their gradients, at ``ready_s``; a
-    collective of n bytes takes ``startup_s`` + n ``per_byte_s``, one after the other. A layer is
-    merged with the next one if its collective would still be running when that is ready, and would
-    have begun less than one start-up time before. Returns the indices of each message's layers.
+    Layers are given in the order in which backward produces their gradients, at ``ready_s``.
+    Collectives run one after the other; one of n bytes takes ``startup_s`` + n ``per_byte_s``. A
+    layer is merged with the next one if its collective would still be running when the next layer
+    is ready, and would have begun less than one start-up time before. Returns the indices of each
+    message's layers.
 
     References
     ----------

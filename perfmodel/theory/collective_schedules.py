@@ -1,7 +1,7 @@
-"""Schedules of collective operations: which member sends what to which other member, in rounds.
+"""Schedules of collective operations: which member sends what to which other, by round.
 
 Members are numbered from 0. In a round each member sends to at most one other member and receives
-from at most one other, and a send waits until both its ends are done with their earlier rounds.
+from at most one other. A send waits until both its ends have completed their earlier rounds.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Schedule(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
     Attributes
     ----------
-    members : how many take part.
-    repeat : how many times in a row each round is made, (rounds,).
+    members : number of members.
+    repeat : number of times in a row each round is made, (rounds,).
     round, source, target : round and ends of each send, (sends,); rounds do not decrease.
-    part : bytes of each send, as a part of the bytes to be reduced, (sends,).
+    part : bytes of each send, as a fraction of the bytes to be reduced, (sends,).
     adds : whether the target adds what it receives to what it has, (sends,).
     """
 
@@ -43,19 +43,19 @@ class Schedule(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
     @property
     def rounds(self) -> int:
-        """How many rounds are made, repeated ones counted each time."""
+        """Number of rounds, counting each repetition."""
         return int(self.repeat.sum())
 
     def among(self, order: Ids) -> Schedule:
-        """The same among members in another order: ``order[k]`` (members,) takes the place of k."""
+        """Return the schedule with renamed members: ``order[k]`` (members,) takes k's place."""
         return msgspec.structs.replace(self, source=order[self.source], target=order[self.target])
 
     def sent(self) -> Floats:
-        """Bytes that each member sends, as a part of the bytes to be reduced, (members,)."""
+        """Return the bytes each member sends, as a fraction of the bytes to reduce, (members,)."""
         return self._moved(self.source)
 
     def received(self) -> Floats:
-        """Bytes that each member receives, as a part of the bytes to be reduced, (members,)."""
+        """Return the bytes each member receives, as a fraction of those to reduce, (members,)."""
         return self._moved(self.target)
 
     def _moved(self, end: Ids) -> Floats:
@@ -64,7 +64,7 @@ class Schedule(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         return total
 
     def unrolled(self) -> Schedule:
-        """The same with every repeated round written out."""
+        """Return the schedule with every repetition of a round written out."""
         if (self.repeat == 1).all():
             return self
         kept = [np.flatnonzero(self.round == r) for r in range(len(self.repeat))]
@@ -82,13 +82,13 @@ class Schedule(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
 
 class Waits(msgspec.Struct, frozen=True, eq=False, kw_only=True):
-    """What the sends of an unrolled schedule wait for.
+    """The waits between the sends of an unrolled schedule.
 
     Attributes
     ----------
     before, after : indices of sends; ``after`` waits for ``before``, (waits,).
     entry, entry_member : sends that wait for a member to enter the collective, (entries,).
-    last : the last send and the last receipt of each member, (members, 2); NONE where it has none.
+    last : the last send and the last receipt of each member, (members, 2); NONE if it has none.
     first : the first send that a member takes part in, (members,).
     """
 
@@ -101,7 +101,7 @@ class Waits(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
 
 def waits_of(schedule: Schedule) -> Waits:
-    """What each send waits for: everything that its two ends did in earlier rounds."""
+    """Return the waits of each send: for everything its two ends did in earlier rounds."""
     last = np.full((schedule.members, 2), NONE)
     first = np.full(schedule.members, NONE)
     pairs, entries = [], []
@@ -132,7 +132,7 @@ def waits_of(schedule: Schedule) -> Waits:
 
 
 Round = tuple[ArrayLike, ArrayLike, float, bool, int]
-"""Sources, targets, part, whether the target adds, and how many times in a row."""
+"""Sources, targets, part, whether the target adds, and number of repetitions."""
 
 
 def _schedule(members: int, rounds: Sequence[Round]) -> Schedule:
@@ -150,9 +150,9 @@ def _schedule(members: int, rounds: Sequence[Round]) -> Schedule:
 
 
 def ring_all_gather(members: int) -> Schedule:
-    """Each member has a piece; all pass on what they last received, to the next of a ring.
+    """All-gather on a ring: each member passes the piece it last received to the next member.
 
-    Parts are of one member's piece.
+    Parts are fractions of one member's piece.
 
     >>> ring_all_gather(3).received()
     array([2., 2., 2.])
@@ -162,7 +162,7 @@ def ring_all_gather(members: int) -> Schedule:
 
 
 def ring_all_reduce(members: int) -> Schedule:
-    """Reduce-scatter and all-gather round a ring, in pieces of 1/members.
+    """All-reduce on a ring: reduce-scatter, then all-gather, in pieces of 1/members.
 
     Patarasuk, Yuan, JPDC 69, 2009, doi 10.1016/j.jpdc.2008.09.002.
 
@@ -180,8 +180,8 @@ def ring_all_reduce(members: int) -> Schedule:
 def halving_doubling_all_reduce(members: int) -> Schedule:
     """Reduce-scatter by recursive halving, all-gather by recursive doubling (Rabenseifner).
 
-    Where the number of members is no power of two, each excess member sends all its data to a
-    neighbour before, and receives the sum from it afterwards.
+    If the number of members is not a power of two, each excess member first sends all its data to a
+    neighbour, and receives the sum from it at the end.
 
     Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521.
 
@@ -219,7 +219,7 @@ def tree_all_reduce(members: int) -> Schedule:
 
 
 def _binomial(members: int) -> list[tuple[Ids, Ids]]:
-    """Sends of each round of a reduction to member 0 along a binomial tree."""
+    """Return the sends of each round of a reduction to member 0 along a binomial tree."""
     steps = [1 << level for level in range((members - 1).bit_length())]
     sources = [np.arange(step, members, 2 * step) for step in steps]
     return [(source, source - step) for source, step in zip(sources, steps, strict=True)]
@@ -229,10 +229,10 @@ def hierarchical_all_reduce(node: Sequence[int]) -> Schedule:
     """Reduce-scatter inside each node, all-reduce of each part among nodes, all-gather inside.
 
     ``node`` (members,) is the number of each member's node, 0 to nodes - 1, not decreasing. With s
-    members on every node, each ends the reduce-scatter, round a ring, with an s-th of the bytes,
-    and those of the same number on all nodes form a ring of their own. Where nodes have unequal
-    numbers of members, s is the smallest, and the others first send all their data to one of the s,
-    along binomial trees, and receive the sum from it at the end.
+    members on every node, each member ends the reduce-scatter (on a ring) with 1/s of the bytes,
+    and the members with the same index on each node form a ring. If nodes have unequal numbers of
+    members, s is the smallest. The other members first send all their data to one of the s, along
+    binomial trees, and receive the sum from it at the end.
 
     Mikami et al., 2018, arXiv 1811.05233 (2D-torus all-reduce).
 
@@ -271,11 +271,12 @@ def hierarchical_all_reduce(node: Sequence[int]) -> Schedule:
 
 
 def double_tree_all_reduce(members: int, chunks: int) -> Schedule:
-    """Two binary trees, each for one half of the bytes, which goes through it in ``chunks``.
+    """All-reduce on two binary trees, each for one half of the bytes in ``chunks`` chunks.
 
-    A member with children in one tree has none, or one, in the other. Each half is first reduced to
-    the root of its tree, chunk by chunk, then broadcast in the reverse order. In odd and even
-    rounds a member serves one or the other of its links, so it never waits for two at once.
+    A member with children in one tree has at most one child in the other. Each half is first
+    reduced to the root of its tree, chunk by chunk, and then broadcast in the reverse order. A
+    member serves one of its links in odd rounds and the other in even rounds, so it never waits for
+    both at once.
 
     Sanders, Speck, Träff, Parallel Computing 35(12), 2009, doi 10.1016/j.parco.2009.09.001.
 
@@ -301,10 +302,10 @@ def double_tree_all_reduce(members: int, chunks: int) -> Schedule:
 
 
 def _two_trees(members: int) -> tuple[Parents, Parents]:
-    """Two binary trees over the same members; the leaves of one are inside the other.
+    """Build two binary trees over the same members; the leaves of one are inside the other.
 
     In the first, members other than 0 are in order: their depth follows from the lowest set bit.
-    The second is its mirror image, or, for an odd number of members, shifted by one.
+    The second is its mirror image or, for an odd number of members, shifted by one.
     """
     index = np.arange(1, members)
     bit = index & -index
@@ -319,10 +320,10 @@ def _two_trees(members: int) -> tuple[Parents, Parents]:
 
 
 def _two_colours(child: Ids, parent: Ids) -> Ids:
-    """A colour, 0 or 1, for each edge, so that no member sends or receives two of one colour.
+    """Colour the edges 0 or 1 such that no member sends or receives on two edges of one colour.
 
-    No member sends on more than two edges, or receives on more than two: edges that share an end
-    form paths and cycles of even length, along which the colours alternate.
+    No member sends on more than two edges, or receives on more than two. Edges that share an end
+    therefore form paths and cycles of even length, along which the colours alternate.
     """
     at: dict[tuple[int, int], list[int]] = {}
     ends = list(enumerate(zip(child.tolist(), parent.tolist(), strict=True)))
@@ -346,7 +347,7 @@ def _two_colours(child: Ids, parent: Ids) -> Ids:
 
 
 def _begin(child: Ids, parent: Ids, tree: Ids, colour: Ids) -> Ids:
-    """Round of the first chunk on each edge: after the edges below, in a turn of its colour."""
+    """Return the round of the first chunk on each edge: after the edges below, in its colour."""
     edges = list(zip(tree.tolist(), child.tolist(), parent.tolist(), strict=True))
     out = {(t, c): edge for edge, (t, c, _) in enumerate(edges)}
     waiting = {(t, p): 0 for t, _, p in edges}
@@ -370,7 +371,7 @@ def _begin(child: Ids, parent: Ids, tree: Ids, colour: Ids) -> Ids:
 def _in_turn(
     members: int, *, when: Ids, source: Ids, target: Ids, adds: NDArray[np.bool_], part: float
 ) -> Schedule:
-    """Sends in the order ``when``, each moved to the earliest round after all that it waits for."""
+    """Order the sends by ``when``, each in the earliest round after everything it waits for."""
     order = np.argsort(when, kind="stable")
     when, source, target, adds = when[order], source[order], target[order], adds[order]
     free = np.zeros(members, np.int64)

@@ -1,13 +1,13 @@
-r"""Costs of collectives as closed forms: latency steps, bytes over each member's link, seconds.
+r"""Costs of collectives in closed form: latency steps, bytes over each member's link, seconds.
 
-All times are of the alpha-beta-gamma model (Hockney, Parallel Computing 20(3), 1994, doi
-10.1016/S0167-8191(06)80021-9): a message of *n* bytes takes alpha + beta n, and adding it to what
-is there takes gamma n. Here alpha is ``latency_s``, beta is 1 / ``bandwidth_bytes_per_s``, and
-gamma is ``reduce_per_byte_s``. Each of the *p* ranks has a link of its own that carries the full
-bandwidth both ways at once. One rank alone takes no time. All arguments may be numbers, arrays or
+All times follow the alpha-beta-gamma model (Hockney, Parallel Computing 20(3), 1994, doi
+10.1016/S0167-8191(06)80021-9): a message of *n* bytes takes alpha + beta n, and adding it to local
+data takes gamma n. Here alpha is ``latency_s``, beta is 1 / ``bandwidth_bytes_per_s``, and gamma is
+``reduce_per_byte_s``. Each of the *p* ranks has its own link, which carries the full bandwidth in
+both directions at once. A single rank takes no time. All arguments may be numbers, arrays or
 symbols; numbers of ranks are whole numbers.
 
-Measured times replace a closed form (:func:`measured_collective_s`).
+Measured times can replace a closed form (:func:`measured_collective_s`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import msgspec
 from perfmodel.base.quantities import Quantity, ceil_log2, floor_log2, where
 
 Growth = Literal["constant", "log", "ring"]
-"""Growth of a component of a collective's time with the ranks: see
-:mod:`perfmodel.theory.collective_times`."""
+"""How a component of a collective's time grows with the number of ranks: see
+:func:`startup_growth` and :func:`per_byte_growth`."""
 
 
 def ring_allreduce_bytes(ranks: Quantity, size_bytes: Quantity) -> Quantity:
-    r"""Bytes each rank sends, and receives, in a ring all-reduce.
+    r"""Return the bytes each rank sends (and receives) in a ring all-reduce.
 
     .. math:: 2 \frac{p-1}{p} n
 
@@ -41,7 +41,7 @@ def ring_allreduce_bytes(ranks: Quantity, size_bytes: Quantity) -> Quantity:
 
 
 def ring_allreduce_steps(ranks: Quantity) -> Quantity:
-    """Latency steps of a ring all-reduce: p-1 of reduce-scatter and p-1 of all-gather.
+    """Return the latency steps of a ring all-reduce: p-1 for reduce-scatter, p-1 for all-gather.
 
     >>> ring_allreduce_steps(8)
     14
@@ -50,7 +50,7 @@ def ring_allreduce_steps(ranks: Quantity) -> Quantity:
 
 
 def half_ring_bytes(ranks: Quantity, size_bytes: Quantity) -> Quantity:
-    r"""Bytes each rank sends, and receives, in a ring reduce-scatter, or all-gather, of n bytes.
+    r"""Return the bytes each rank sends (and receives) in a ring reduce-scatter or all-gather.
 
     .. math:: \frac{p-1}{p} n
 
@@ -68,7 +68,7 @@ def ring_allreduce_s(
     latency_s: Quantity = 0.0,
     reduce_per_byte_s: Quantity = 0.0,
 ) -> Quantity:
-    r"""Seconds of a ring all-reduce, exact for any number of ranks.
+    r"""Return the seconds of a ring all-reduce, exact for any number of ranks.
 
     .. math:: 2 (p-1) \alpha + 2 \frac{p-1}{p} n \beta + \frac{p-1}{p} n \gamma
 
@@ -96,7 +96,7 @@ def reduce_scatter_s(
     latency_s: Quantity = 0.0,
     reduce_per_byte_s: Quantity = 0.0,
 ) -> Quantity:
-    r"""Seconds of a ring reduce-scatter of n bytes: each rank ends with the sum of n/p of them.
+    r"""Return the seconds of a ring reduce-scatter of n bytes: each rank gets the sum of n/p bytes.
 
     .. math:: (p-1) \alpha + \frac{p-1}{p} n (\beta + \gamma)
 
@@ -118,7 +118,7 @@ def all_gather_s(
     bandwidth_bytes_per_s: Quantity,
     latency_s: Quantity = 0.0,
 ) -> Quantity:
-    r"""Seconds of a ring all-gather of n bytes, of which each rank begins with n/p.
+    r"""Return the seconds of a ring all-gather of n bytes; each rank starts with n/p of them.
 
     .. math:: (p-1) \alpha + \frac{p-1}{p} n \beta
 
@@ -140,7 +140,7 @@ def broadcast_s(
     bandwidth_bytes_per_s: Quantity,
     latency_s: Quantity = 0.0,
 ) -> Quantity:
-    r"""Seconds of a broadcast along a binomial tree, all bytes at once.
+    r"""Return the seconds of a broadcast along a binomial tree, all bytes at once.
 
     .. math:: \lceil \lg p \rceil (\alpha + n \beta)
 
@@ -161,11 +161,11 @@ def chain_broadcast_s(
     bandwidth_bytes_per_s: Quantity,
     latency_s: Quantity = 0.0,
 ) -> Quantity:
-    r"""Seconds of a broadcast along a chain, in pieces so small that they follow each other.
+    r"""Return the seconds of a broadcast along a chain, pipelined in very small pieces.
 
     .. math:: (p-1) \alpha + n \beta
 
-    The least for large messages; NCCL's broadcast goes along its rings in this way.
+    No broadcast is faster for large messages; NCCL's broadcast runs along its rings in this way.
 
     References
     ----------
@@ -186,7 +186,7 @@ def tree_allreduce_s(
     latency_s: Quantity = 0.0,
     reduce_per_byte_s: Quantity = 0.0,
 ) -> Quantity:
-    r"""Seconds of a reduction along a binomial tree and a broadcast back, all bytes at once.
+    r"""Return the seconds of a reduction along a binomial tree and a broadcast back, unpipelined.
 
     .. math:: 2 \lceil \lg p \rceil (\alpha + n \beta) + \lceil \lg p \rceil n \gamma
 
@@ -211,12 +211,12 @@ def rabenseifner_allreduce_s(
     latency_s: Quantity = 0.0,
     reduce_per_byte_s: Quantity = 0.0,
 ) -> Quantity:
-    r"""Seconds of a reduce-scatter by recursive halving and an all-gather by recursive doubling.
+    r"""Return the seconds of recursive-halving reduce-scatter and recursive-doubling all-gather.
 
     .. math:: 2 \lg q\, \alpha + 2 \frac{q-1}{q} n \beta + \frac{q-1}{q} n \gamma
 
-    for p = q, a power of two. Otherwise q is the next lower power of two; the ranks beyond it send
-    all their data to a neighbour before, and receive the sum afterwards, which adds
+    for p = q, a power of two. Otherwise q is the next lower power of two; the ranks beyond it first
+    send all their data to a neighbour, and receive the sum afterwards, which adds
 
     .. math:: 2 (\alpha + n \beta) + n \gamma
 
@@ -246,12 +246,12 @@ def double_tree_allreduce_s(
     bandwidth_bytes_per_s: Quantity,
     latency_s: Quantity = 0.0,
 ) -> Quantity:
-    r"""Most seconds of an all-reduce along two binary trees with k ``chunks`` for each half.
+    r"""Return an upper bound (s) on an all-reduce along two binary trees, in k ``chunks`` per half.
 
     .. math:: (4 k + 4 \lceil \lg p \rceil) \left( \alpha + \frac{n}{2 k} \beta \right)
 
-    An upper bound; no less than 4k rounds are needed for p > 2. With enough chunks, and
-    little latency, it approaches 2 n beta. The exact number of rounds is that of
+    At least 4k rounds are needed for p > 2. With enough chunks and little latency the bound
+    approaches 2 n beta. The exact number of rounds is that of
     :func:`perfmodel.theory.collective_schedules.double_tree_all_reduce`.
 
     References
@@ -277,13 +277,13 @@ def hierarchical_allreduce_s(
     intra_latency_s: Quantity = 0.0,
     reduce_per_byte_s: Quantity = 0.0,
 ) -> Quantity:
-    r"""Seconds of a reduce-scatter inside nodes, all-reduces among nodes, an all-gather inside.
+    r"""Return the seconds of reduce-scatter inside nodes, all-reduce among them, all-gather inside.
 
     .. math:: T_{ring}(g, n; \alpha_i, \beta_i) + T_{ring}(m, n/g; \alpha, \beta)
 
-    with g devices on each of m nodes. Rates are those of one device while all of its node send:
-    where they share one link it is a g-th of that link's. There are g rings among nodes, one for
-    the part of each device.
+    with g devices on each of m nodes. Rates are those of one device while all devices of its node
+    send: if they share one link, 1/g of that link's rate. There are g rings among nodes, one for
+    each device's part.
 
     References
     ----------
@@ -312,7 +312,7 @@ def hierarchical_allreduce_s(
 
 
 class LinearCost(msgspec.Struct, frozen=True, eq=False):
-    """Linear cost of a collective of ``above_bytes`` bytes or more: start-up and time per byte."""
+    """Linear cost of a collective of at least ``above_bytes`` bytes: start-up, time per byte."""
 
     startup_s: Quantity
     per_byte_s: Quantity
@@ -320,7 +320,7 @@ class LinearCost(msgspec.Struct, frozen=True, eq=False):
 
 
 def line_s(lines: Sequence[LinearCost], size_bytes: Quantity) -> tuple[Quantity, Quantity]:
-    """Start-up time and time to move n bytes, from the piece that applies to n.
+    """Return the start-up time and the time to move n bytes, from the piece that applies to n.
 
     >>> line_s([LinearCost(1.0, 0.5), LinearCost(2.0, 0.25, above_bytes=8.0)], 8.0)
     (2.0, 2.0)
@@ -334,7 +334,7 @@ def line_s(lines: Sequence[LinearCost], size_bytes: Quantity) -> tuple[Quantity,
 
 
 def startup_growth(growth: Growth, ranks: Quantity) -> Quantity:
-    r"""Messages one after the other, as multiples of those among two ranks.
+    r"""Return the number of successive messages, relative to that for two ranks.
 
     *log*: :math:`\lceil \lg p \rceil`, as along a tree; *ring*: :math:`p - 1`.
 
@@ -345,7 +345,7 @@ def startup_growth(growth: Growth, ranks: Quantity) -> Quantity:
 
 
 def per_byte_growth(growth: Growth, ranks: Quantity) -> Quantity:
-    r"""Bytes over each member's link, as multiples of those among two ranks.
+    r"""Return the bytes over each member's link, relative to those for two ranks.
 
     *log*: :math:`\lceil \lg p \rceil`, as along a tree; *ring*: :math:`2 \frac{p-1}{p}`.
 
@@ -366,5 +366,5 @@ def _grown(growth: Growth, ranks: Quantity, ring: Quantity) -> Quantity:
 
 
 def _over(ranks: Quantity) -> Quantity:
-    """1 unless the number of ranks is a power of two, then 0."""
+    """Return 0 if the number of ranks is a power of two, else 1."""
     return ceil_log2(ranks) - floor_log2(ranks)

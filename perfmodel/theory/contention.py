@@ -1,11 +1,11 @@
 """Contention among workers that iterate independently: mean-value analysis with overlap.
 
 Mean-value analysis (:mod:`perfmodel.theory.queueing`) goes from n - 1 customers to n: an arrival at
-a station sees the mean queue of the network with one customer less (Reiser, Lavenberg, JACM 27(2),
-1980, doi 10.1145/322186.322195). It needs the cycle time as a function of these queues, which need
-not be a sum over stations. Here it is any function, so that a worker's computation may overlap its
-transfers. Where the cycle time is the sum over independent stations, this is exact mean-value
-analysis.
+a station sees the mean queue of the network with one customer fewer (Reiser, Lavenberg, JACM 27(2),
+1980, doi 10.1145/322186.322195). It needs the cycle time as a function of these queues, which does
+not have to be a sum over stations. Here it can be any function, so a worker's computation may
+overlap its transfers. If the cycle time is the sum over independent stations, this is exact
+mean-value analysis.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ import numpy as np
 from perfmodel.base.quantities import Quantity, is_symbol, maximum, minimum, where
 
 EXACT = 64
-"""Customers of one class up to which the exact recursion is used; it would be slow for more."""
+"""Customers of one class up to which the exact recursion is used; beyond, it would be slow."""
 
-MOST_ROUNDS, CLOSE = 1000, 1e-9
+MOST_ROUNDS, CLOSE = 200, 1e-9
 """Most iterations of the fixed point, and the relative change at which it has converged."""
 
+EXTRAPOLATED = 4
+"""Iterations of the fixed point between two extrapolations; close to saturation it is slow."""
+
 CycleTime = Callable[[Sequence[Quantity]], tuple[Quantity, Sequence[Quantity]]]
-"""From the others present at each station to the cycle time, given the others present, and the time
-at each station (s)."""
+"""Maps the others present at each station to the cycle time and the time at each station (s)."""
 
 Table = list[list[Quantity]]
 """A row for each class, a column for each station."""
@@ -38,25 +40,25 @@ def contended(
     even: Sequence[Quantity] | None = None,
     stations: Sequence[str] = (),
 ) -> list[list[Quantity]]:
-    r"""The mean number of others that slow a customer down at each station, (classes, stations).
+    r"""Return the mean number of others that delay a customer at each station, (classes, stations).
 
     Parameters
     ----------
-    customers : how many of each class, (classes,): whole numbers or, for one class, an array of
-        them, or a symbol.
+    customers : number of customers of each class, (classes,): whole numbers or, for one class, an
+        array of them or a symbol.
     demands_s : seconds per cycle for which each station is busy, (stations,).
     cycles : for each class, the cycle time, given the others present.
-    even : regularity of arrivals at each station: 0 for random arrivals, up to 1 where an arrival
-    sees only half of a service left, on average. It reduces the others by ``even`` U / 2, with U
-    the utilisation: of a constant service, half is left on average (residual life; Kleinrock,
-    "Queueing Systems" I, 1975, ch. 5). Near saturation the cycle time may then be slightly below
-    what the busiest station allows; callers must correct for that.
-    stations : names that the symbols get, if ``customers`` is one.
+    even : regularity of arrivals at each station: 0 for random arrivals, up to 1 if an arrival
+        finds on average only half of a service left. It reduces the others by ``even`` U / 2, with
+        U the utilisation: of a constant service, half is left on average (residual life; Kleinrock,
+        "Queueing Systems" I, 1975, ch. 5). Near saturation the cycle time may then be slightly
+        below what the busiest station allows; callers must correct for that.
+    stations : names for the symbols, if ``customers`` is one.
 
-    With one class this is the exact recursion over the number of customers, up to :data:`EXACT`;
-    with more of them, or several classes, a fixed point. Where cycle times are sums over stations,
-    that is within 1 % of the exact throughput for one class, and 3 % for two. For a symbolic number
-    of customers the others are symbols.
+    For one class with up to :data:`EXACT` customers this is the exact recursion over their number;
+    otherwise it is a fixed point. If cycle times are sums over stations, the fixed point is within
+    1 % of the exact throughput for one class, and within 3 % for two. For a symbolic number of
+    customers the result consists of symbols.
 
     >>> def cycle(others):
     ...     held = 1.0 + others[0]
@@ -81,7 +83,7 @@ def _alone(
     cycle: CycleTime,
     regular: Sequence[Quantity],
 ) -> list[Quantity]:
-    """Recursion over the number of customers; beyond :data:`EXACT` the fixed point."""
+    """Recurse over the number of customers; beyond :data:`EXACT`, use the fixed point."""
     most, least = int(np.max(customers)), int(np.min(customers))
     shorter = _shorter(demands_s, regular)
     found: list[Quantity] = [0.0] * len(demands_s)
@@ -105,7 +107,7 @@ def _where(condition: Quantity, yes: Sequence[Quantity], no: Sequence[Quantity])
 def _parts(
     found: Table, shorter: Sequence[Quantity], cycles: Sequence[CycleTime]
 ) -> Table:
-    """Fraction of its time that a customer spends at each station, given the others present."""
+    """Return the fraction of its time a customer spends at each station, given the others."""
     parts = []
     for cycle, others in zip(cycles, found, strict=True):
         cycle_s, held_s = cycle(others)
@@ -115,7 +117,7 @@ def _parts(
 
 
 def _shorter(demands_s: Sequence[Quantity], regular: Sequence[Quantity]) -> list[Quantity]:
-    """By how much the time at each station is shorter than after random arrivals (s)."""
+    """Return how much shorter the time at each station is than after random arrivals (s)."""
     return [0.5 * part * demand for demand, part in zip(demands_s, regular, strict=True)]
 
 
@@ -126,10 +128,10 @@ def _at_once(
     regular: Sequence[Quantity],
     falls: Table,
 ) -> Table:
-    """The others seen by a customer of each class, by one step of Linearizer.
+    """Return the others seen by a customer of each class, by one step of Linearizer.
 
-    An arrival sees a network of one customer less. With one customer less, the fraction of time
-    spent at a station changes by the difference of two fixed points: one with a customer less,
+    An arrival sees a network with one customer fewer. Removing one customer changes the fraction of
+    time spent at a station by the difference of two fixed points: one with a customer removed,
     taken from all classes in proportion, and one with all. These two use the change ``falls`` at
     :data:`EXACT` customers, scaled by n^-2.
 
@@ -143,8 +145,19 @@ def _at_once(
 
     total = sum(customers)
     fewer = settled([count * (total - 1.0) / total for count in customers])
-    steps = _each(lambda before, now: before - now, fewer, settled(customers))
+    steps = _each(lambda before, now: _change(before, now, total), fewer, settled(customers))
     return _settled(customers, demands_s, cycles, regular, steps)
+
+
+def _change(before: Quantity, now: Quantity, customers: Quantity) -> Quantity:
+    """Return the change of the fraction of time at a station, if one of ``customers`` is removed.
+
+    The number of customers there falls by at most one and never rises (Suri, "A concept of
+    monotonicity and its characterization for closed queueing networks", Operations Research 33(3),
+    1985). Close to saturation, two approximate solutions may differ by more.
+    """
+    least, most = (now - 1.0) / (customers - 1.0), now / (customers - 1.0)
+    return maximum(least, minimum(before - now, most))
 
 
 def _settled(
@@ -154,14 +167,15 @@ def _settled(
     regular: Sequence[Quantity],
     falls: Table,
 ) -> Table:
-    """The fixed point, by iteration until the relative change is below CLOSE.
+    """Iterate to the fixed point, until the relative change is below CLOSE.
 
-    That of Bard and Schweitzer, corrected by ``falls``: an arrival sees all customers of other
-    classes, and all but one of its own, each at a station for a fraction of its time.
+    It is that of Bard and Schweitzer, corrected by ``falls``: an arrival sees all customers of
+    other classes, and all but one of its own, each at a station for a fraction of its time.
     """
     found: Table = [[0.0] * len(demands_s) for _ in cycles]
     shorter = _shorter(demands_s, regular)
-    for _ in range(MOST_ROUNDS):
+    earlier = before = found
+    for rounds in range(1, MOST_ROUNDS + 1):
         seen = _each(lambda p, f: p + f, _parts(found, shorter, cycles), falls)
         present = [
             sum(count * part for count, part in zip(customers, column, strict=True))
@@ -172,10 +186,25 @@ def _settled(
             for own in seen
         ]
         off = _each(lambda n, o: float(np.max(np.abs(n - o) / (1.0 + o))), target, found)
+        earlier, before = before, found
         found = _each(lambda new, old: (new + old) / 2.0, target, found)
         if max(map(max, off)) < CLOSE:
             break
+        if rounds % EXTRAPOLATED == 0:
+            found = _each(_limit, earlier, before, found)
     return found
+
+
+def _limit(first: Quantity, second: Quantity, third: Quantity) -> Quantity:
+    """Return where three successive values lead if each step shrinks by the same ratio.
+
+    That is Aitken's delta-squared process. A value that does not approach a limit steadily stays as
+    it is, and no ratio above 0.999 is used.
+    """
+    step, next_step = second - first, third - second
+    ratio = next_step / where(step != 0.0, step, 1.0)
+    steady = where((ratio > 0.0) * (ratio < 1.0), minimum(ratio, 0.999), 0.0)
+    return third + next_step * steady / (1.0 - steady)
 
 
 def _each(function: Callable[..., Quantity], *tables: Table) -> Table:
@@ -187,10 +216,11 @@ def _each(function: Callable[..., Quantity], *tables: Table) -> Table:
 
 
 def regularity(fifo_s: Quantity, shared_s: Quantity) -> Quantity:
-    """Regularity of arrivals at a shared link after customers have queued for a server.
+    """Return the regularity of arrivals at a shared link after customers queued for a server.
 
     The server releases them one by one, ``fifo_s`` apart. If that is as long as a transfer alone,
-    ``shared_s``, transfers never overlap: 1. If it is zero, arrivals are random: 0. In between
+    ``shared_s``, transfers never overlap: 1. If it is zero, arrivals are random: 0. In between it
+    is
 
     .. math:: 1 - (1 - s / d)^3
 

@@ -1,4 +1,4 @@
-"""Cycles: the order of places whose slowest step is fastest, and the longest way along one."""
+"""Cycles through places: the one whose slowest step is fastest, and the longest stretch of one."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 MOST_TRIED = 8
-"""Places up to which all orders are tried, 5040 of them."""
+"""Number of places up to which all orders are tried, at most 5040."""
 
 
 def best_cycle(per_byte_s: NDArray[np.float64], latency_s: NDArray[np.float64]) -> list[int]:
-    """The order in which a cycle visits all places, beginning with place 0.
+    """Return the best order in which a cycle visits all places, beginning with place 0.
 
-    ``per_byte_s`` and ``latency_s`` (places, places) are those of the step from one place to
-    another. The best order has the least ``per_byte_s`` of its slowest step; of equal ones that
-    with the least greatest latency, then the first in lexical order. It is found by trial of all
-    orders for up to :data:`MOST_TRIED` places. For more, the cycle goes from place to the nearest
-    that is left, from each place in turn, and the best of these cycles counts.
+    ``per_byte_s`` and ``latency_s`` (places, places) belong to the step from one place to another.
+    The best order has the smallest ``per_byte_s`` of its slowest step; ties are broken by the
+    smallest maximum latency, then by lexical order. All orders are tried for up to
+    :data:`MOST_TRIED` places. For more, the result is the best of the greedy cycles, which start at
+    each place in turn and always go to the nearest place left.
 
     >>> slow = np.array([[0.0, 1.0, 9.0, 1.0], [1.0, 0.0, 1.0, 9.0]] * 2)
     >>> best_cycle(slow, np.zeros((4, 4)))
@@ -42,7 +42,7 @@ def best_cycle(per_byte_s: NDArray[np.float64], latency_s: NDArray[np.float64]) 
 def _nearest_next(
     per_byte_s: NDArray[np.float64], latency_s: NDArray[np.float64], start: int
 ) -> list[int]:
-    """A cycle from ``start`` that always goes on to the nearest place that is left."""
+    """Return the greedy cycle from ``start``, which always goes to the nearest place left."""
     order, left = [start], set(range(len(per_byte_s))) - {start}
     while left:
         here = order[-1]
@@ -52,8 +52,8 @@ def _nearest_next(
 
 
 def most_along(step_s: NDArray[np.float64], steps: int) -> float:
-    """The most that so many consecutive steps round a cycle take; ``step_s`` (places,) is that of
-    each.
+    """Return the most time that ``steps`` consecutive steps of a cycle take; ``step_s`` (places,)
+    is the time of each.
 
     >>> most_along(np.array([1.0, 0.0, 5.0, 0.0]), 2)
     5.0

@@ -14,20 +14,20 @@ Lines = NDArray[np.float64]
 """Coefficients of linear functions, (lines, quantities)."""
 
 DIRECTIONS, DECADES = 300, 2.0
-"""Points at which the largest line is looked for, and how far they are apart."""
+"""Number of points at which the largest line is looked for; their range, in decades around 1."""
 
 ROUNDING = 1e-14
-"""Part of the largest coefficient by which a line may be above those that it is left out for."""
+"""Fraction of the largest coefficient by which a dropped line may exceed those that cover it."""
 
 
 def needed(lines: Lines) -> Lines:
-    r"""The lines without those that are never the only largest, where no quantity is negative.
+    r"""Drop the lines that are never the only largest one, for non-negative quantities.
 
-    A line is left out if another, or a mixture of two others, has no smaller coefficient:
+    A line is dropped if another line, or a mixture of two others, has no smaller coefficient:
 
     .. math:: \lambda a + (1 - \lambda) b \ge c, \quad 0 \le \lambda \le 1
 
-    With two quantities these are all that can be left out, with more they are most.
+    With two quantities this drops all unneeded lines, with more quantities most of them.
 
     >>> needed(np.array([[0.0, 4.0], [1.0, 1.0], [4.0, 0.0], [3.0, 3.0]])).tolist()
     [[0.0, 4.0], [3.0, 3.0], [4.0, 0.0]]
@@ -53,13 +53,13 @@ def needed(lines: Lines) -> Lines:
 
 @functools.cache
 def _points(size: int) -> Lines:
-    """Points in all directions, (points, quantities)."""
+    """Return points in all directions, (points, quantities)."""
     generator = np.random.default_rng(0)
     return 10.0 ** generator.uniform(-DECADES, DECADES, (DIRECTIONS, size))
 
 
 def _covered(lines: Lines, by: Lines) -> NDArray[np.bool_]:
-    """Whether a mixture of two of the lines ``by`` has no smaller coefficient, for each line."""
+    """Return for each line whether a mixture of two lines in ``by`` has no smaller coefficient."""
     above = by[None, :, :] - lines[:, None, :]
     first, second = above[:, :, None, :], above[:, None, :, :]
     steeper = first - second
@@ -74,7 +74,7 @@ def _covered(lines: Lines, by: Lines) -> NDArray[np.bool_]:
 
 
 def largest(lines: Sequence[Lines], values: Sequence[Quantity]) -> list[Quantity]:
-    """The largest of each of several sets of lines at ``values``: floats or arrays that broadcast.
+    """Return the largest line of each set at ``values``: floats or arrays that broadcast.
 
     >>> lines = np.array([[0.0, 4.0], [3.0, 3.0]]), np.array([[1.0, 1.0]])
     >>> [found.tolist() for found in largest(lines, [1.0, np.array([1.0, 5.0])])]

@@ -1,16 +1,16 @@
 r"""Unequal shares of a link among connections when its queue overflows (incast).
 
-Many connections send to one receiver at the same time: their windows fill the queue of its link,
+Many connections send to one receiver at the same time. Their windows fill the queue of its link,
 and from then on each gets a share of the link in proportion to its window. Windows are equal if all
-begin together over equal links (else :data:`SLOWER`). When the queue overflows, one connection
-loses a packet and multiplies its window by :math:`\beta`; it grows back by :math:`\alpha` segments
-per round trip, and round trips are as long as the queue. With n senders and a queue of q bytes a
-sender loses every
+begin together over equal links (else see :data:`SLOWER`). When the queue overflows, one connection
+loses a packet and multiplies its window by :math:`\beta`. The window grows back by :math:`\alpha`
+segments per round trip, and a round trip takes as long as the queue. With n senders, a queue of q
+bytes and segments of s bytes, a sender has one loss every
 
 .. math:: T = \frac{(1 - \beta) \, q / (n s)}{\alpha}
 
-round trips, where s are the bytes of a segment; while they all send m bytes there are
-:math:`n m / q` round trips, thus :math:`k = n m / (q T)` losses of each. Losses occur at random. A
+round trips. While all senders send m bytes each there are :math:`n m / q` round trips, and so
+:math:`k = n m / (q T)` losses per sender. Losses occur at random. A
 window that begins at its mean, grows linearly, and is multiplied by :math:`\beta` at random times
 has, averaged over the time of k losses, a variance of
 
@@ -19,12 +19,12 @@ has, averaged over the time of k losses, a variance of
    \frac{e^{-x} - e^{-(1 + \beta) x}}{\beta} \right), \quad x = (1 - \beta) k
 
 times the square of its mean. The first factor is the long-run variance of the window. The
-exponentials are the relaxation of its first and second moments from their initial values. Nothing
-here is fitted but :data:`SLOWER`.
+exponentials describe how its first and second moments relax from their initial values. Nothing here
+is fitted except :data:`SLOWER`.
 
-:math:`\beta` = 0.7 is that of CUBIC, and :math:`\alpha = 3 (1 - \beta) / (1 + \beta)` its growth
-where round trips are short (RFC 9438, sections 4.6 and 4.3). Queues must be longer than the round
-trip without them. Losses that lead to a timeout are left out.
+:math:`\beta` = 0.7 is CUBIC's, and :math:`\alpha = 3 (1 - \beta) / (1 + \beta)` is its growth for
+short round trips (RFC 9438, sections 4.6 and 4.3). Queues must be longer than the round trip
+without them. Losses that lead to a timeout are left out.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 DECREASE = 0.7
-"""Factor of a window at a loss (beta)."""
+"""Factor on a window at a loss (beta)."""
 
 GROWTH = 3.0 * (1.0 - DECREASE) / (1.0 + DECREASE)
 """Growth of a window per round trip, in segments (alpha)."""
 
 SEGMENT_BYTES = 1448.0
-"""Payload of a TCP segment with time stamps in an Ethernet frame of 1500 bytes."""
+"""Payload of a TCP segment with time stamps in a 1500-byte Ethernet frame."""
 
 SLOWER = 0.4
-"""Window of a sender behind a slower link: in proportion to this power of the link's rate. With 0
-windows are equal, as where losses alone decide; with 1 they are as large as the link fills them,
-as before the first loss. The power with which 22 measured runs of 2 to 6 synchronous workers with
-one link of a tenth to a half of the others' rate are predicted best (docs/decisions/0030); 0.3 and
-0.5 are hardly worse."""
+"""Exponent of the window of a sender behind a slower link: the window is proportional to this power
+of the link's rate. With 0 windows are equal, as if losses alone decided; with 1 they are as large
+as the link fills them, as before the first loss. This value best predicts 22 measured runs of 2 to
+6 synchronous workers in which one link had a tenth to a half of the others' rate
+(docs/decisions/0030); 0.3 and 0.5 are hardly worse."""
 
 FEW = 1e-3
 """Value of x below which the first term of the series is used."""
 
 _INCAST = 2
-"""Separates these random numbers from others of the same seed."""
+"""Separates these random numbers from others with the same seed."""
 
 
 def losses(senders: int, sent_bytes: float, queue_bytes: float) -> float:
-    """Losses of each sender while each sends ``sent_bytes`` (k of the module's text).
+    """Return each sender's losses while each sends ``sent_bytes`` (k in the module's text).
 
     >>> round(losses(senders=8, sent_bytes=2.65e6, queue_bytes=2**19), 2)
     1.58
@@ -69,13 +69,13 @@ def losses(senders: int, sent_bytes: float, queue_bytes: float) -> float:
 
 
 def spread(senders: int, sent_bytes: float, queue_bytes: float) -> float:
-    """Standard deviation of a sender's share of the link, relative to its mean.
+    """Return the standard deviation of a sender's share of the link, relative to its mean.
 
     >>> round(spread(senders=8, sent_bytes=2.65e6, queue_bytes=2**19), 2)
     0.19
     """
     x = (1.0 - DECREASE) * losses(senders, sent_bytes, queue_bytes)
-    if x < FEW:  # first term of the series, as differences would cancel
+    if x < FEW:  # first term of the series, because differences would cancel
         return math.sqrt((1.0 - DECREASE) * x / 3.0)
     once, twice = math.exp(-x), math.exp(-(1.0 + DECREASE) * x)
     lasting = x - (1.0 - twice) / (1.0 + DECREASE) - 1.0 + once + (once - twice) / DECREASE
@@ -85,10 +85,10 @@ def spread(senders: int, sent_bytes: float, queue_bytes: float) -> float:
 def parts(
     rates: NDArray[np.float64], sent_bytes: float, queue_bytes: float, *, seed: int, link: int
 ) -> NDArray[np.float64]:
-    """Each sender's share of a full link, as a multiple of the median, (senders,).
+    """Return each sender's share of a full link, as a multiple of the median, (senders,).
 
-    Equally likely values of a lognormal distribution with the given :func:`spread`, in a random
-    order for each ``link`` and seed; less for senders whose own links have lower ``rates``.
+    The shares are equally likely values of a lognormal distribution with the given :func:`spread`,
+    in a random order for each ``link`` and seed; less for senders with lower ``rates``.
 
     >>> parts(np.ones(3), 2.65e6, 2**19, seed=0, link=0).round(2).tolist()
     [0.93, 1.08, 1.0]

@@ -1,14 +1,15 @@
-r"""Order statistics of random times: expected value and quantiles of the k-th fastest of n workers.
+r"""Order statistics of random times: mean and quantiles of the k-th fastest of n workers.
 
-Times vary by independent *factors* of mean 1 and coefficient of variation c, from one distribution:
+Times vary by independent *factors* with mean 1 and coefficient of variation c, from one
+distribution:
 
 - *lognormal*: :math:`\exp(\sigma z - \sigma^2/2)`, z normal and :math:`\sigma^2 = \ln(1+c^2)`;
 - *gamma*: of shape :math:`1/c^2`, which is exponential for c = 1.
 
-Where c is 0, or below :data:`perfmodel.base.quantities.NO_SPREAD`, every factor is 1. The k-th of n
-is the k-th smallest; k = n is the slowest worker.
+If c is 0, or below :data:`perfmodel.base.quantities.NO_SPREAD`, every factor is 1. The k-th of n is
+the k-th smallest; k = n is the slowest worker.
 
-David, Nagaraja, "Order Statistics", 3rd edition, 2003, doi 10.1002/0471722162, has all of this.
+All of this is in David, Nagaraja, "Order Statistics", 3rd edition, 2003, doi 10.1002/0471722162.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from perfmodel.base.quantities import (
 )
 
 KINDS = ("lognormal", "gamma")
-"""Distributions."""
+"""Names of the distributions."""
 
 NODES = 64
-"""Nodes of the quadrature for an expected value."""
+"""Number of quadrature nodes for an expected value."""
 POINTS = 16
-"""Default number of points at which a function of an order statistic is averaged."""
+"""Default number of points for averaging a function of an order statistic."""
 GRID = 512
-"""Points at which the distribution of the slowest of unequal workers is evaluated."""
+"""Number of points for evaluating the distribution of the slowest of unequal workers."""
 RARE, LEAST = 1e-10, 1e-3
 """Probability omitted at either end of that grid; lower limit of the grid, as a multiple of a
 group's mean."""
@@ -49,7 +50,7 @@ group's mean."""
 
 
 def expected_maximum(n: Quantity, cv: Quantity, kind: str) -> Quantity:
-    r"""Expected largest of n factors, as a multiple of their mean.
+    r"""Return the expected largest of n factors, as a multiple of their mean.
 
     See :func:`expected_order_statistic`, with k = n.
 
@@ -62,24 +63,24 @@ def expected_maximum(n: Quantity, cv: Quantity, kind: str) -> Quantity:
 
 
 def expected_order_statistic(rank: Quantity, n: Quantity, cv: Quantity, kind: str) -> Quantity:
-    r"""Expected k-th smallest of n factors, as a multiple of their mean.
+    r"""Return the expected k-th smallest of n factors, as a multiple of their mean.
 
     .. math:: \mathrm{E} X_{k:n} = \int_0^1 F^{-1}(I^{-1}_{k,n-k+1}(p)) \, dp
 
     where F is the distribution function of one factor and I the regularised incomplete beta
-    function: the k-th smallest of n uniform variables has a beta distribution. Computed by
+    function: the k-th smallest of n uniform variables has a beta distribution. It is computed by
     Gauss-Hermite quadrature over the normal score of p, to a relative error of 1e-8 for c up to 5.
 
     Parameters
     ----------
-    rank, n : whole numbers, 1 to n and at least 1; arrays broadcast with ``cv``, and equal values
+    rank, n : whole numbers, 1 to n and at least 1; arrays broadcast with ``cv``. Repeated values
         are computed once.
     cv : coefficient of variation; a number or an array.
     kind : distribution.
 
     Raises
     ------
-    InputError : a number out of range; a symbol; an unknown distribution.
+    InputError : a number is out of range; a symbol; an unknown distribution.
 
     >>> round(expected_order_statistic(3, 4, 1.0, "gamma"), 9)
     1.083333333
@@ -111,15 +112,15 @@ def _hermite() -> tuple[Floats, Floats]:
 def quantiles_of_order_statistic(
     rank: Quantity, n: Quantity, cv: Quantity, kind: str, points: int = POINTS
 ) -> tuple[Floats, Floats]:
-    r"""Values of the k-th smallest of n factors, and weights, to average a function of it.
+    r"""Return values of the k-th smallest of n factors, and weights, to average a function of it.
 
     .. math:: \mathrm{E} g(X_{k:n}) \approx \sum_j w_j g(x_j)
 
-    Gauss-Legendre nodes v in (0, 1), at the probabilities :math:`p = v^2 (3 - 2 v)`: these are
-    densest at both ends, where tails are long, and still dense in the middle, where the function
-    may have a kink. Values are scaled, by 2e-4 at most for c up to 1, so that their weighted mean
-    is the expected value. With 16 points the average of max(x, a) is within 0.3 % for c up to 1,
-    within 0.05 % for c up to 0.1.
+    The values are Gauss-Legendre nodes v in (0, 1), at the probabilities :math:`p = v^2 (3 - 2 v)`.
+    These are densest at both ends, where tails are long, and still dense in the middle, where the
+    function may have a kink. Values are scaled, by at most 2e-4 for c up to 1, so that their
+    weighted mean is the expected value. With 16 points the average of max(x, a) is within 0.3 % for
+    c up to 1, and within 0.05 % for c up to 0.1.
 
     Parameters
     ----------
@@ -128,12 +129,12 @@ def quantiles_of_order_statistic(
 
     Returns
     -------
-    values : (..., points) as multiples of the mean of a factor, ascending.
-    weights : (points,) that add up to 1.
+    values : (..., points), as multiples of the mean of a factor, ascending.
+    weights : (points,), which add up to 1.
 
     Raises
     ------
-    InputError : as :func:`expected_order_statistic`; ``points`` below 1.
+    InputError : as for :func:`expected_order_statistic`; ``points`` below 1.
 
     >>> slowest, weights = quantiles_of_order_statistic(8, 8, 0.5, "lognormal")
     >>> round(float(weights @ slowest), 3), round(float(weights @ np.maximum(slowest, 1.5)), 3)
@@ -158,7 +159,7 @@ def _quantiles(kind: str, points: int, rank: int, n: int, cv: float) -> Floats:
 
 @functools.cache
 def _probabilities(points: int) -> tuple[Floats, Floats, Floats]:
-    """Probabilities of being below and above each value, and its weight."""
+    """Return the probabilities of being below and above each value, and its weight."""
     roots, weights = np.polynomial.legendre.leggauss(points)
     low, high = (1.0 + roots) / 2.0, (1.0 - roots) / 2.0
     weights = 3.0 * weights * low * high
@@ -175,32 +176,31 @@ def quantiles_of_unequal(
     late: int = 0,
     points: int = POINTS,
 ) -> tuple[Floats, Floats]:
-    r"""Values of the slowest of unequal workers, and weights, to average a function of it.
+    r"""Return values of the slowest of unequal workers, and weights, to average a function of it.
 
     Group g has ``counts[g]`` workers, whose times are factors times ``scales[g]``. All are
-    independent, so that the distribution function of the slowest is
+    independent, so the distribution function of the slowest is
 
     .. math:: \prod_g F(x / s_g)^{n_g}
 
-    (David, Nagaraja, ch. 5). With ``late`` > 0 the time is that of the slowest worker when the
-    ``late`` slowest ones are ignored. The distribution function is evaluated on a grid of 512
-    points in log x, from which quantiles are interpolated; the mean of the values is within 2e-4
-    of the expected one.
+    (David, Nagaraja, ch. 5). With ``late`` > 0, the ``late`` slowest workers are ignored. The
+    distribution function is evaluated on a grid of 512 points in log x, from which quantiles are
+    interpolated; the mean of the values is within 2e-4 of the expected value.
 
     Parameters
     ----------
-    counts, scales : of each group, (groups,); counts are whole numbers where any are ``late``.
-    cv, kind : see :func:`expected_order_statistic`; ``cv`` a number or an array.
-    late : how many of the slowest are ignored; fewer than there are workers.
+    counts, scales : of each group, (groups,); counts are whole numbers if ``late`` is not 0.
+    cv, kind : see :func:`expected_order_statistic`; ``cv`` is a number or an array.
+    late : number of slowest workers to ignore; fewer than there are workers.
     points : number of values.
 
     Returns
     -------
-    values : (..., points), ascending; weights : (points,) that add up to 1.
+    values : (..., points), ascending; weights : (points,), which add up to 1.
 
     Raises
     ------
-    InputError : as :func:`quantiles_of_order_statistic`; ``late`` too large.
+    InputError : as for :func:`quantiles_of_order_statistic`; ``late`` too large.
 
     >>> slowest, weights = quantiles_of_unequal([3, 1], [1.0, 2.0], 0.1, "lognormal")
     >>> round(float(weights @ slowest), 3)
@@ -231,7 +231,7 @@ def _unequal(
     below, _, weights = _probabilities(points)
     low, x = _grid(least, most, sum(counts), kind, cv)
     within = _within(counts, scales, late, kind, cv, x)
-    # the mean, as the integral of the complementary distribution function
+    # the mean, computed as the integral of the complementary distribution function
     beyond = 1.0 - within
     mean = low + float(((beyond[1:] + beyond[:-1]) / 2.0 * np.diff(x)).sum())
     rising, first = np.unique(within, return_index=True)
@@ -244,7 +244,7 @@ def _unequal(
 def quantiles_of_mixture(
     counts: Sequence[int], scales: Sequence[float], cv: Quantity, kind: str, parts: Sequence[float]
 ) -> Floats:
-    """Quantiles of the times of unequal workers taken together, (..., parts).
+    """Return quantiles of the times of unequal workers taken together, (..., parts).
 
     Parameters and errors as for :func:`quantiles_of_unequal`; ``parts`` are the probabilities, more
     than 0 and less than 1.
@@ -279,7 +279,7 @@ def _mixture(
 
 
 def _grid(least: float, most: float, n: float, kind: str, cv: float) -> tuple[float, Floats]:
-    """The lowest point of a grid that covers all but ``RARE`` of the times, and the grid."""
+    """Return the lowest point of a grid that covers all but ``RARE`` of the times, and the grid."""
     rare = np.array([RARE, RARE / n])
     low, high = _factor(rare, 1.0 - rare, cv, kind)[0], _factor(1.0 - rare, rare, cv, kind)[1]
     low = least * max(float(low), LEAST)
@@ -294,7 +294,7 @@ def _within(
     cv: float,
     x: Floats,
 ) -> Floats:
-    """Probability that at most ``late`` of all workers are above each x."""
+    """Return the probability that at most ``late`` of all workers are above each x."""
     from scipy import special
 
     chance = np.zeros((late + 1, len(x)))  # by number of workers above x, in the groups so far
@@ -318,7 +318,7 @@ def _within(
 
 
 def _below(factor: Floats, cv: float, kind: str) -> Floats:
-    """Distribution function of a factor: the inverse of :func:`_factor`."""
+    """Return the distribution function of a factor: the inverse of :func:`_factor`."""
     from scipy import special
 
     if kind == "lognormal":
@@ -328,7 +328,7 @@ def _below(factor: Floats, cv: float, kind: str) -> Floats:
 
 
 def quantile(part: Quantity, cv: Quantity, kind: str) -> Quantity:
-    """Quantile of a factor, as a multiple of the mean.
+    """Return a quantile of a factor, as a multiple of the mean.
 
     Parameters
     ----------
@@ -337,7 +337,7 @@ def quantile(part: Quantity, cv: Quantity, kind: str) -> Quantity:
 
     Raises
     ------
-    InputError : as :func:`expected_order_statistic`.
+    InputError : as for :func:`expected_order_statistic`.
 
     >>> round(quantile(0.5, 1.0, "gamma"), 9)
     0.693147181
@@ -351,11 +351,11 @@ def quantile(part: Quantity, cv: Quantity, kind: str) -> Quantity:
 
 
 def _single_draw(rank: int, n: int, below: Floats, above: Floats) -> tuple[Floats, Floats]:
-    """Single-draw probabilities for a quantile of an order statistic.
+    """Return the single-draw probabilities for a quantile of an order statistic.
 
-    A factor is below the quantile with the first, above it with the second probability. ``below``
-    and ``above`` are the same for the k-th of n. Both are computed, since one minus the other loses
-    all digits where it is small.
+    A factor is below the quantile with the first and above it with the second probability.
+    ``below`` and ``above`` are the same for the k-th of n. Both are computed, because one minus a
+    probability close to one loses all digits.
     """
     from scipy import special
 
@@ -367,7 +367,7 @@ def _single_draw(rank: int, n: int, below: Floats, above: Floats) -> tuple[Float
 
 
 def _factor(below: Floats, above: Floats, cv: ArrayLike, kind: str) -> Floats:
-    """Quantile of a factor, from the probabilities of being below and above it."""
+    """Return a quantile of a factor, from the probabilities of being below and above it."""
     from scipy import special
 
     cv = np.asarray(cv, np.float64)
@@ -388,7 +388,7 @@ def _factor(below: Floats, above: Floats, cv: ArrayLike, kind: str) -> Floats:
 def _each(function: Callable[..., float | Floats], *given: Quantity) -> Any:
     """Apply a function of numbers to arrays, calling it once for equal elements.
 
-    All its results have one shape, which becomes the last axes.
+    All results have one shape, which becomes the last axes.
     """
     if not any(isinstance(value, np.ndarray) for value in given):
         return function(*given)
@@ -405,7 +405,7 @@ def _each(function: Callable[..., float | Floats], *given: Quantity) -> Any:
 def _checked(
     rank: Quantity, n: Quantity, cv: Quantity, kind: str
 ) -> tuple[Quantity, Quantity, Quantity]:
-    """Ranks, numbers of factors and coefficients of variation, checked alone and together."""
+    """Check ranks, numbers of factors and coefficients of variation, alone and together."""
     if kind not in KINDS:
         raise unknown_name("distribution", kind, KINDS)
     cv = quantity("cv", cv)

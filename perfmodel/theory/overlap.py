@@ -13,7 +13,7 @@ from perfmodel.base.quantities import Quantity, ceiling, is_symbol, maximum, whe
 
 
 def wait_free(ready_s: Sequence[Quantity], seconds: Sequence[Quantity]) -> Quantity:
-    r"""End of the last of several messages that are sent one after the other, each once it is
+    r"""Return the end of the last of several messages, sent one after the other as they become
     ready.
 
     .. math:: E_k = \max(E_{k-1}, r_k) + t_k
@@ -31,8 +31,8 @@ def wait_free(ready_s: Sequence[Quantity], seconds: Sequence[Quantity]) -> Quant
 
 
 def in_tandem(ready_s: Sequence[Quantity], *stages: Sequence[Quantity]) -> Quantity:
-    r"""End of the last of several messages that pass stages one after the other, in order, each
-    stage handling one message at a time. ``stages`` have the seconds of each message.
+    r"""Return the end of the last of several messages that pass through stages in order, each stage
+    handling one message at a time. ``stages`` hold the seconds of each message.
 
     .. math:: E_{k,s} = \max(E_{k-1,s}, E_{k,s-1}) + t_{k,s}, \quad E_{k,0} = r_k
 
@@ -51,8 +51,8 @@ def in_tandem(ready_s: Sequence[Quantity], *stages: Sequence[Quantity]) -> Quant
 
 
 def equal_wait_free(ready_s: Quantity, seconds: Quantity, messages: Quantity) -> Quantity:
-    r"""The same for equal messages that get ready at equal distances: ``ready_s`` and ``seconds``
-    are those of all together.
+    r"""Return :func:`wait_free` for equal messages that become ready at equal intervals;
+    ``ready_s`` and ``seconds`` are totals over all messages.
 
     .. math:: \max(r / m + t, \; r + t / m)
 
@@ -69,9 +69,9 @@ def merged_wait_free(
     startup_s: Quantity,
     per_byte_s: Quantity,
 ) -> Quantity:
-    """End of the last message where layers are merged as in MG-WFBP.
+    """Return the end of the last message if layers are merged as in MG-WFBP.
 
-    The same rule as :func:`perfmodel.theory.buckets.mg_wfbp_buckets`, on arrays as well.
+    The rule is that of :func:`perfmodel.theory.buckets.mg_wfbp_buckets`, but also for arrays.
 
     >>> merged_wait_free([1.0, 2.0, 9.0], [1.0, 1.0, 1.0], startup_s=2.0, per_byte_s=1.0)
     12.0
@@ -100,11 +100,11 @@ def fused_wait_free(
     cycle_s: Quantity,
     cap_bytes: Quantity,
 ) -> Quantity:
-    """End of the last message where each fuses, at a tick, all tensors that are ready by then.
+    """Return the end of the last message if each fuses, at a tick, all tensors ready by then.
 
-    Ticks are counted from the start, so a message begins up to a cycle late. A message holds at
-    most ``cap_bytes``, or one tensor. Horovod's tensor fusion: Sergeev, Del Balso, 2018, arXiv
-    1802.05799.
+    Ticks are counted from the start, so a message may begin up to a cycle late. A message holds at
+    most ``cap_bytes``, or one tensor. This is Horovod's tensor fusion: Sergeev, Del Balso, 2018,
+    arXiv 1802.05799.
 
     >>> fused_wait_free([1.0, 2.0], [1.0, 1.0], startup_s=0.0, per_byte_s=1.0, cycle_s=4.0,
     ...                 cap_bytes=9.0)
@@ -123,7 +123,7 @@ def fused_wait_free(
 
 
 def blend(first: Quantity, second: Quantity, sharpness: float) -> Quantity:
-    r"""The p-norm of two durations: almost complete overlap, with p as its sharpness.
+    r"""Return the p-norm of two durations: partial overlap, with p as its sharpness.
 
     .. math:: (a^p + b^p)^{1/p}
 

@@ -8,8 +8,8 @@ seconds of thinking,
 .. math:: X = N / (Z + \sum_i R_i), \quad Q_i = X R_i, \quad U_i = X D_i / k_i
 
 with the throughput X (cycles per second), residence times R, queue lengths Q (including customers
-in service) and utilisations U. The functions below differ in how they find R, and in the networks
-they are valid for.
+in service) and utilisations U. The functions below differ in how they compute R, and in the
+networks they are valid for.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Station(msgspec.Struct, frozen=True, eq=False):
 
     Raises
     ------
-    InputError : an unknown kind, a negative time, less than one server.
+    InputError : an unknown kind, a negative time, fewer than one server.
     """
 
     name: str
@@ -95,13 +95,13 @@ class NetworkMeans(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 def asymptotic_bounds(
     customers: Quantity, stations: Sequence[Station], think_s: Quantity = 0.0
 ) -> tuple[Quantity, Quantity]:
-    r"""Lower and upper bound of the throughput (1/s) of any network with these demands.
+    r"""Return a lower and an upper bound on the throughput (1/s) of any network with these demands.
 
     .. math:: \frac{N}{Z + N D} \le X \le \min\left(\frac{N}{Z + D}, \min_i \frac{k_i}{D_i}\right)
 
     where D is the sum of the demands, except those of delays, which are added to Z. The bounds hold
     for any distribution of times and any work-conserving order of service. A single customer
-    attains the upper bound. Numbers, arrays that broadcast, or symbols.
+    attains the upper bound. Arguments may be numbers, arrays that broadcast, or symbols.
 
     Raises
     ------
@@ -127,20 +127,20 @@ def blended(
     *,
     sharpness: Quantity,
 ) -> Quantity:
-    r"""Throughput (1/s) as a smooth blend of the two upper asymptotic bounds.
+    r"""Return the throughput (1/s) as a smooth blend of the two upper asymptotic bounds.
 
     .. math:: \frac{1}{X} = \left(\left(\frac{Z + D}{N}\right)^p + D_{max}^p\right)^{1/p}
 
-    An empirical form with one parameter, the ``sharpness`` p of the knee, which is fitted to
-    measured throughputs; infinity gives the upper bound. The result never exceeds that bound. It is
-    furthest below it at the knee, where it is :math:`2^{-1/p}` of it, and approaches it on both
-    sides. It is not exact for one customer, and depends on no station but the busiest. Use it where
-    the sharpness was fitted to measurements, and :func:`near_deterministic` where it was not.
-    Numbers, arrays that broadcast, or symbols.
+    This is an empirical form with one parameter, the ``sharpness`` p of the knee, which is fitted
+    to measured throughputs; infinity gives the upper bound. The result never exceeds that bound. At
+    the knee it is furthest below, at :math:`2^{-1/p}` of the bound, and it approaches the bound on
+    both sides. It is not exact for one customer, and depends only on the busiest station. Use it
+    if the sharpness was fitted to measurements, otherwise :func:`near_deterministic`. Arguments may
+    be numbers, arrays that broadcast, or symbols.
 
     Raises
     ------
-    InputError : as :func:`asymptotic_bounds`; ``sharpness`` below 1.
+    InputError : as for :func:`asymptotic_bounds`; ``sharpness`` below 1.
 
     >>> blended(4, [Station("link", 1.0)], 3.0, sharpness=2.0)
     0.7071067811865475
@@ -162,14 +162,14 @@ def blended(
 
 
 def mva(customers: int, stations: Sequence[Station], think_s: float = 0.0) -> NetworkMeans:
-    r"""Exact mean-value analysis: an arrival sees the network as it is with one customer less.
+    r"""Exact mean-value analysis: an arrival sees the network with one customer fewer.
 
     .. math:: R_i(n) = \frac{D_i}{k_i} \left(1 + Q_i(n-1)
        + \sum_{j=0}^{k_i-2} (k_i - 1 - j) P_i(j|n-1)\right)
 
     for n = 1 to N, where :math:`P_i(j|n)` is the probability that j of n customers are at station
-    i. Exact for product-form networks: thinking, delays and *shared* stations with times of any
-    distribution, *fifo* stations with exponential times (their ``cv`` is ignored).
+    i. It is exact for product-form networks: thinking, delays and *shared* stations with times of
+    any distribution, *fifo* stations with exponential times (their ``cv`` is ignored).
 
     The probability of an empty station is computed from the throughput of the network without that
     station, :math:`P_i(0|n) = P_i(0|n-1) X(n) / X_{-i}(n)`. This follows from the product form and
@@ -220,13 +220,13 @@ def near_deterministic(
     to the upper bound of :func:`asymptotic_bounds`; the extra waiting that this implies is assigned
     to the busiest station.
 
-    Range of validity: c from 0 to 1. With c = 1 and single servers it equals :func:`mva`; with many
-    customers and long think times it converges to the Pollaczek-Khinchine formula for M/G/1. It
-    assumes equally random arrivals elsewhere, so it is pessimistic where think times hardly vary
-    either: customers then fall into a stagger and get close to the upper bound. Compared with
-    simulations of one to three *fifo* stations at the knee, it was between 4 % too low and 5 % too
-    high with exponential think times, and up to 11 % too low with think times of c = 0.2
-    (:func:`mva`: up to 22 %).
+    The range of validity is c from 0 to 1. With c = 1 and single servers it equals :func:`mva`;
+    with many customers and long think times it converges to the Pollaczek-Khinchine formula for
+    M/G/1. Elsewhere it still assumes random arrivals, so it is pessimistic if think times hardly
+    vary either: customers then fall into a stagger and get close to the upper bound.
+    Compared with simulations of one to three *fifo* stations at the knee, it was between 4 % too
+    low and 5 % too high with exponential think times, and up to 11 % too low with think times of
+    c = 0.2 (:func:`mva`: up to 22 %).
 
     Parameters
     ----------
@@ -235,7 +235,7 @@ def near_deterministic(
 
     Raises
     ------
-    InputError : as :func:`mva`; a ``cv`` above 1.
+    InputError : as for :func:`mva`; a ``cv`` above 1.
 
     References
     ----------
@@ -278,7 +278,7 @@ def near_deterministic(
 def _means(
     stations: Sequence[Station], customers: int, throughput: float, residence_s: Sequence[float]
 ) -> NetworkMeans:
-    """Means that follow from the throughput (1/s) and the residence times."""
+    """Return the means that follow from the throughput (1/s) and the residence times."""
     work_s = [s.demand_s if s.kind == "delay" else s.demand_s / s.servers for s in stations]
     return NetworkMeans(
         throughput_per_s=throughput,
@@ -351,7 +351,7 @@ class _Network:
                 self.chance[i] = [empty, *more]
 
     def _residence_s(self, i: int) -> float:
-        """Residence time of the next arrival at a centre."""
+        """Return the residence time of the next arrival at a centre."""
         centre = self.centres[i]
         if centre.servers == math.inf:
             return centre.demand_s
@@ -362,7 +362,7 @@ class _Network:
 
 
 def _residence_s(customers: int, centres: Sequence[_Centre], think_s: float) -> list[float]:
-    """Residence times by centre, in a network of so many customers."""
+    """Return the residence times by centre in a network of ``customers`` customers."""
     several = [i for i, centre in enumerate(centres) if centre.several]
     networks: dict[frozenset[int], _Network] = {}
     for size in range(len(several), -1, -1):
@@ -380,7 +380,7 @@ def _residence_s(customers: int, centres: Sequence[_Centre], think_s: float) -> 
 def _checked(
     customers: Quantity, stations: Sequence[Station], think_s: Quantity
 ) -> tuple[Quantity, Quantity]:
-    """Customers and think time, checked alone and together with the stations."""
+    """Check customers and think time, alone and together with the stations."""
     customers, think_s = whole_quantity("customers", customers), quantity("think_s", think_s)
     times = [think_s, *(station.demand_s for station in stations)]
     together("stations", customers, *times, *(station.cv for station in stations))
@@ -392,7 +392,7 @@ def _checked(
 def _checked_numbers(
     customers: int, stations: Sequence[Station], think_s: float
 ) -> tuple[int, float]:
-    """The same where only numbers are allowed."""
+    """Check them, allowing numbers only."""
     customers, think_s = _checked(customers, stations, think_s)
     given = {"customers": customers, "think_s": think_s}
     given |= {f"demand_s of station {station.name!r}": station.demand_s for station in stations}
@@ -402,12 +402,12 @@ def _checked_numbers(
 
 
 def _split(stations: Sequence[Station], think_s: Quantity) -> tuple[Quantity, Quantity]:
-    """Seconds per cycle without queueing (thinking and delays), and demands with queueing."""
+    """Return the seconds per cycle without queueing (thinking, delays), and queueing demands."""
     delays = [station.demand_s for station in stations if station.kind == "delay"]
     queues = [station.demand_s for station in stations if station.kind != "delay"]
     return sum(delays, think_s), sum(queues)
 
 
 def _busy_s(stations: Sequence[Station]) -> list[Quantity]:
-    """Seconds per cycle for which each station is busy, except delays."""
+    """Return the seconds per cycle for which each station is busy, except delays."""
     return [s.demand_s / s.servers for s in stations if s.kind != "delay"]

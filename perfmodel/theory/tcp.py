@@ -1,8 +1,8 @@
-"""The greatest rate of one TCP connection: a window each round trip, and what losses leave of it.
+"""Maximum rate of one TCP connection: one window per round trip, reduced by losses.
 
-A sender has at most one window of unacknowledged bytes on its way, so it sends no more than a
-window each round trip. Random losses keep the window small: it grows by one segment each round trip
-and halves at a loss. With a loss every 1/p segments it swings between w/2 and w, where
+A sender has at most one window of unacknowledged bytes in flight, so it sends at most one window
+per round trip. Random losses keep the window small: it grows by one segment per round trip and
+halves at each loss. With a loss every 1/p segments it swings between w/2 and w, where
 3 w^2 / 8 = 1/p, and the mean rate is
 
     (segment / round trip) * sqrt(3/2) / sqrt(p).
@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 
 SEGMENT_BYTES = 1460.0
-"""Payload of a segment: an Ethernet frame of 1500 bytes without the headers of IP and TCP."""
+"""Payload of a segment: a 1500-byte Ethernet frame without the IP and TCP headers."""
 
 
 def connection_bytes_per_s(
@@ -26,10 +26,10 @@ def connection_bytes_per_s(
     loss_rate: float = 0.0,
     segment_bytes: float = SEGMENT_BYTES,
 ) -> float:
-    """The most that one connection carries, bytes/s; inf where nothing limits it.
+    """Return the most that one connection carries, bytes/s; inf if nothing limits it.
 
     ``window_bytes`` is the largest window (None: large enough), ``loss_rate`` the fraction of
-    segments that are lost at random.
+    segments lost at random.
 
     >>> connection_bytes_per_s(0.1, window_bytes=65536.0)
     655360.0

@@ -1,1 +1,1 @@
-"""Converts a trace of the PyTorch profiler to a workload, without communication."""
+"""Converts a PyTorch profiler trace to a workload, with communication removed."""

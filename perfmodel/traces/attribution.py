@@ -1,11 +1,11 @@
-"""Attribution of a device's work to phases and layers of a training step.
+"""Attributes a device's work to phases and layers of a training step.
 
-Work is attributed by the events that enclose its launch on the host:
-``Optimizer.step`` and ``Optimizer.zero_grad`` are the optimizer; a node of autograd
-(``autograd::engine::evaluate_function``) is backward; work between the first layer of a pass and
+Work is attributed by the host events that enclose its launch. ``Optimizer.step`` and
+``Optimizer.zero_grad`` mark the optimizer, an autograd node
+(``autograd::engine::evaluate_function``) marks backward; work between the first layer of a pass and
 its first node is forward. A layer begins with an operator that has parameters, such as a
 convolution, and extends to the next one. Autograd numbers the operators of forward, and a node has
-the number of its operator (``Sequence number``), which maps backward to the layer.
+the number of its operator (``Sequence number``), which maps backward work to layers.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _BUCKETS = ("torch::distributed::reducer::", "torch.distributed.ddp.reducer::")
 
 @dataclass(frozen=True)
 class Context:
-    """Events that enclose a moment on a thread. ``number`` is that of the last numbered node before
-    it."""
+    """Events that enclose a moment on a thread; ``number`` is that of the last numbered node
+    before it."""
 
     optimizer: bool = False
     node: bool = False
@@ -64,7 +64,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Work:
-    """A busy interval of a device, attributed: ``layer`` is an index of ``Attribution.names``."""
+    """A busy interval of a device, attributed; ``layer`` is an index of ``Attribution.names``."""
 
     start_s: float
     end_s: float
@@ -76,11 +76,11 @@ class Work:
 
 @dataclass
 class Pass:
-    """One forward and one backward pass, on the host, and the beginning of the following update.
+    """One forward and one backward pass on the host, and the start of the update after them.
 
-    ``starts``, ``numbers``, ``order`` and ``ops`` are of the operators that begin layers, ``order``
-    has indices of ``names`` and ``kinds``, and ``accumulated`` has layer and operator of each
-    gradient.
+    ``starts``, ``numbers``, ``order`` and ``ops`` describe the operators that begin layers;
+    ``order`` has indices of ``names`` and ``kinds``. ``accumulated`` has the layer and the operator
+    of each gradient.
     """
 
     start_s: float
@@ -97,11 +97,11 @@ class Pass:
 
     @property
     def at_s(self) -> float:
-        """Beginning of backward; of forward if there is no backward."""
+        """Start of backward, or of forward if there is no backward."""
         return self.backward_s if math.isfinite(self.backward_s) else self.start_s
 
     def began(self, op: Host, module: str) -> None:
-        """Add an operator that begins a layer; operators of one module are one layer."""
+        """Add an operator that begins a layer; the operators of one module form one layer."""
         kind = KINDS[op.name]
         name = module or f"{kind}_{self.kinds.count(kind)}"
         if name not in self.names:
@@ -115,12 +115,12 @@ class Pass:
         self.ops.append(op)
 
     def at(self, seconds: float) -> int | None:
-        """The layer of forward at a moment."""
+        """The forward layer at a moment."""
         i = bisect_right(self.starts, seconds) - 1
         return self.order[max(i, 0)] if self.order else None
 
     def numbered(self, number: int | None) -> int | None:
-        """The layer that a node of backward belongs to."""
+        """The layer that a backward node belongs to."""
         if number is None or not self.order or self.numbers[-1] < 0:
             return None
         return self.order[max(bisect_right(self.numbers, number) - 1, 0)]
@@ -128,7 +128,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Seen:
-    """A host event, with the context that encloses it, and the context inside it."""
+    """A host event, the context that encloses it, and the context inside it."""
 
     host: Host
     parent: Context
@@ -137,7 +137,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Attribution:
-    """All attributed work, and the passes; ``names`` and ``kinds`` of layers are those of most
+    """All attributed work, and the passes; ``names`` and ``kinds`` are the layers of most
     passes."""
 
     works: list[Work]
@@ -150,17 +150,17 @@ class Attribution:
 
 def attribute(trace: Trace) -> Attribution:
     """Attribute all work of a trace."""
-    asked: dict[str, list[int]] = defaultdict(list)
+    launched_by: dict[str, list[int]] = defaultdict(list)
     for i, event in enumerate(trace.device):
         if event.launched_s is not None:
-            asked[event.thread].append(i)
+            launched_by[event.thread].append(i)
     threads: dict[str, list[Host]] = defaultdict(list)
     for host in trace.host:
         threads[host.thread].append(host)
     seen: list[Seen] = []
     launched: dict[int, Context] = {}
     for thread, events in threads.items():
-        moments = [(trace.device[i].launched_s or 0.0, i) for i in asked[thread]]
+        moments = [(trace.device[i].launched_s or 0.0, i) for i in launched_by[thread]]
         seen += _walk(events, moments, launched)
     seen.sort(key=lambda s: s.host.start_s)
     passes = _passes(seen)
@@ -196,8 +196,8 @@ NOWHERE = Context()
 def _walk(
     events: Sequence[Host], moments: Sequence[tuple[float, int]], launched: dict[int, Context]
 ) -> Iterator[Seen]:
-    """Walk through one thread's events; ``launched`` receives the context of each of
-    ``moments``."""
+    """Walk through one thread's events, and store the context of each of ``moments`` in
+    ``launched``."""
     order: list[tuple[float, float, int, Host | None]] = [
         (h.start_s, h.start_s - h.end_s, 0, h) for h in events
     ]
@@ -221,7 +221,7 @@ def _walk(
 
 
 def _inside(parent: Context, host: Host) -> Context:
-    """Context of a moment within an event."""
+    """Context of a moment inside an event."""
     name = host.name
     if host.kind == "module":
         return replace(parent, module=name.removeprefix(MODULE), forward=True)
@@ -246,7 +246,7 @@ def _inside(parent: Context, host: Host) -> Context:
 
 
 def _passes(seen: Sequence[Seen]) -> list[Pass]:
-    """Forward and backward passes: each begins with the first layer after a backward pass or an
+    """Forward and backward passes; each begins with the first layer after a backward pass or an
     update."""
     passes: list[Pass] = []
     updated = True
@@ -295,7 +295,7 @@ class _Owner:
         self.autograd = autograd
 
     def of(self, host_s: float | None, thread: str, c: Context) -> tuple[Phase, int | None]:
-        """Phase and layer."""
+        """Phase and layer of work launched by a thread at a moment."""
         if host_s is None or c.loading:
             return "other", None
         if c.optimizer:
@@ -316,7 +316,7 @@ class _Owner:
 
 
 def _host_works(seen: Sequence[Seen], owner: _Owner) -> Iterator[Work]:
-    """Work of the host itself: the outermost operators of a thread, except their communication."""
+    """Work of the host itself: the outermost operators of a thread, without communication."""
     begin = end = 0.0
     now: tuple[Phase, int | None] = ("other", None)
     for s in seen:

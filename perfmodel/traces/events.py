@@ -1,6 +1,6 @@
-"""Reads the relevant events of a Kineto file (Chrome's trace format), in seconds.
+"""Reads the relevant events of a Kineto file (Chrome's trace format).
 
-Times in the file are microseconds. Here they are seconds since the first event.
+Times in the file are in microseconds; here they are seconds since the first event.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from perfmodel.base.errors import InputError, plain
 from perfmodel.base.files import beginning, read_bytes, ready
 
 MOST_BYTES = 2**30
-"""Size of a trace, unpacked."""
+"""Maximum size of an unpacked trace, in bytes."""
 
 MOST_PACKED, LEAST_BYTES = 100, 2**26
-"""Largest compression ratio of a trace, if it unpacks to more than LEAST_BYTES."""
+"""Maximum compression ratio of a trace, if it unpacks to more than LEAST_BYTES."""
 
 MOST_US = 1e18
 """Largest time of an event in microseconds: thirty thousand years."""
@@ -39,7 +39,7 @@ ELEMENT_BYTES = {
     **dict.fromkeys(("half", "bfloat16", "short", "short int", "float16"), 2),
     **dict.fromkeys(("byte", "char", "bool", "unsigned char", "signed char"), 1),
 }
-"""Bytes of an element by the name of its type in a trace, in lower case and without ``c10::``."""
+"""Bytes per element, by type name in a trace, in lower case and without ``c10::``."""
 
 _OPS = frozenset({"cpu_op", "operator"})
 _ANNOTATIONS = frozenset({"user_annotation"})
@@ -66,7 +66,7 @@ class _File(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Host:
-    """An event of a host thread: an operator, an annotation, or a call of a module."""
+    """An event of a host thread: an operator, an annotation, or a module call."""
 
     name: str
     start_s: float
@@ -78,7 +78,7 @@ class Host:
 
 @dataclass(frozen=True)
 class DeviceEvent:
-    """An event of a device, and the time and thread of its launch (None where unknown)."""
+    """An event of a device, with the time and thread of its launch (None and "" if unknown)."""
 
     name: str
     start_s: float
@@ -99,7 +99,7 @@ class Trace:
 
 
 def element_bytes(kind: str) -> int | None:
-    """Bytes of an element of a type as traces name it, None for what is no type of a tensor.
+    """Bytes per element of a type as named in traces; None if it is not the type of a tensor.
 
     >>> element_bytes("c10::BFloat16"), element_bytes("Float"), element_bytes("Scalar")
     (2, 4, None)
@@ -112,25 +112,25 @@ def read(path: str | Path, *, pid: str | None = None, gpu: int | None = None) ->
 
     Parameters
     ----------
-    pid : the process to read if a file has several; by default the one with most operators.
-    gpu : the device to read; by default the one with most kernels.
+    pid : the process to read if the file has several; by default the one with the most operators.
+    gpu : the device to read; by default the one with the most kernels.
 
     Raises
     ------
-    InputError : the file cannot be read, is cut off or no trace, or has nothing with a time in it.
+    InputError : the file cannot be read, is truncated or not a trace, or has no event with a time.
     """
     found = _decode(_bytes(Path(path)), str(path))
     if found.traceEvents is None:
         raise _not_a_trace(found, str(path))
     complete = [e for e in found.traceEvents if e.ph == "X" and e.ts is not None]
     if not complete:
-        raise InputError(f"{path}: no event has a time and a duration (ph X), so nothing to import")
+        raise InputError(f"{path}: nothing to import: no event has a time and a duration (ph X)")
     try:
         return _trace(complete, found.deviceProperties or [], str(path), pid, gpu)
     except (msgspec.DecodeError, ValueError, TypeError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{path}: an event cannot be understood: {error}") from None
+        raise InputError(f"{path}: cannot read an event: {error}") from None
 
 
 def _bytes(path: Path) -> bytes:
@@ -142,7 +142,7 @@ def _bytes(path: Path) -> bytes:
         with gzip.open(BytesIO(data)) as file:
             return beginning(file, most, f"{path} unpacked")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(f"{path}: cut off or damaged (gzip): {error}") from None
+        raise InputError(f"{path}: truncated or damaged (gzip): {error}") from None
 
 
 def _decode(data: bytes, name: str) -> _File:
@@ -153,13 +153,13 @@ def _decode(data: bytes, name: str) -> _File:
     except RecursionError:
         raise InputError(f"{name}: nested too deeply") from None
     except msgspec.ValidationError as error:
-        raise InputError(f"{name}: not a trace of a PyTorch profiler: {error}") from None
+        raise InputError(f"{name}: not a PyTorch profiler trace: {error}") from None
     except (msgspec.DecodeError, ValueError) as error:
         raise InputError(f"{name}: not valid JSON: {error}") from None
 
 
 def whole(value: Any) -> int | None:
-    """A count in a trace, None for anything else.
+    """Return a count from a trace, or None if the value is not a valid count.
 
     >>> whole(8), whole("8"), whole("many"), whole(-1)
     (8, 8, None, None)
@@ -171,13 +171,13 @@ def whole(value: Any) -> int | None:
 
 
 def listed(value: Any) -> list[Any]:
-    """A list, empty for anything else."""
+    """Return the value if it is a list, else an empty list."""
     return value if isinstance(value, list) else []
 
 
 def _not_a_trace(found: _File, name: str) -> InputError:
     if not found.nodes:
-        return InputError(f"{name}: not a trace of a PyTorch profiler: it has no traceEvents")
+        return InputError(f"{name}: not a PyTorch profiler trace: it has no traceEvents")
     names = [str(node.get("name")) for node in found.nodes]
     steps = sum(name.startswith("ProfilerStep#") for name in names) or 1
     sizes = [
@@ -189,7 +189,7 @@ def _not_a_trace(found: _File, name: str) -> InputError:
     ]
     known = f" (--gradient-bytes {sum(sizes) // steps}B)" if sizes else ""
     return InputError(
-        f"{name}: a Chakra execution trace holds no times; import the Kineto trace of the same "
+        f"{name}: a Chakra execution trace has no times; import the Kineto trace of the same "
         f"run{known}"
     )
 
@@ -234,7 +234,7 @@ def _trace(
             launch = (op.start_s, op.thread)
         device.append(_device(event, first, launch))
     if not host and not device:
-        raise InputError(f"{name}: no operator and no kernel, so nothing to import")
+        raise InputError(f"{name}: nothing to import: there are no operators and no kernels")
     names = {str(p.get("id")): str(p.get("name")) for p in properties}
     return Trace(host, device, names.get(chosen or "", "gpu") if device else "cpu", tuple(notes))
 
@@ -242,7 +242,7 @@ def _trace(
 def _chosen(
     name: str, what: str, flag: str, counts: Counter[str], asked: str | None, notes: list[str]
 ) -> str | None:
-    """The process or GPU asked for, or the busiest."""
+    """Return the requested process or GPU, or else the busiest."""
     if asked is not None and asked not in counts:
         known = ", ".join(sorted(counts)) or "none"
         raise InputError(f"{flag}: {name} has no {what} {asked} (known: {known})")
@@ -250,7 +250,7 @@ def _chosen(
         asked = counts.most_common(1)[0][0]
         if len(counts) > 1:
             others = ", ".join(sorted(set(counts) - {asked}))
-            notes.append(f"of {what} {asked} alone, the busiest; {flag} takes another: {others}")
+            notes.append(f"only {what} {asked}, the busiest; use {flag} for another: {others}")
     return asked
 
 
@@ -259,10 +259,10 @@ def _arguments(event: _Event) -> dict[str, Any]:
 
 
 def _moment(value: float | str | None) -> float:
-    """A time in microseconds."""
+    """Return a time in microseconds."""
     found = float(value or 0.0)
     if not -MOST_US <= found <= MOST_US:
-        raise ValueError(f"a time of {value} microseconds; at most {MOST_US:g}")
+        raise ValueError(f"time of {value} microseconds, at most {MOST_US:g} is allowed")
     return found
 
 

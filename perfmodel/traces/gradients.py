@@ -1,4 +1,4 @@
-"""Gradients in a trace: from shapes in backward, parameters of layers, or messages."""
+"""Gradients in a trace: from shapes in backward, from parameters of layers, or from messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PARAMETERS = {
     "embedding_bag": (0,),
     "prelu": (1,),
 }
-"""Indices of the inputs of an operator that are parameters."""
+"""Indices of an operator's inputs that are parameters."""
 
 _ADDMM = (2, 0)
 _REDUCTIONS = ("allreduce", "all_reduce", "reduce_scatter")
@@ -29,7 +29,7 @@ _BATCHED = ("conv", "linear", "embedding")
 
 
 class Gradient(NamedTuple):
-    """A gradient's layer (None where it is not known), bytes, dimensions, and type of elements."""
+    """A gradient: its layer (None if unknown), bytes, number of dimensions, and element type."""
 
     layer: int | None
     bytes: int
@@ -38,7 +38,7 @@ class Gradient(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A collective that reduces gradients: when it was launched, bytes, and type of elements."""
+    """A collective that reduces gradients: launch time, bytes, and element type."""
 
     host_s: float
     bytes: int
@@ -46,10 +46,10 @@ class Message(NamedTuple):
 
 
 def gradients_of(p: Pass) -> tuple[list[Gradient], str]:
-    """The gradients of a pass, and the origin of their sizes; none if no shapes are recorded.
+    """Gradients of a pass, and the origin of their sizes; none if no shapes were recorded.
 
-    Shapes of accumulated gradients are complete. Otherwise parameters among the inputs of layers
-    are used, without those of other operators.
+    Shapes of accumulated gradients are complete. Without them, the parameters among the inputs of
+    layers are used, which misses those of other operators.
     """
     found = [
         Gradient(layer, size, len(shape), kind)
@@ -69,7 +69,7 @@ def gradients_of(p: Pass) -> tuple[list[Gradient], str]:
 
 
 def layers(found: Attribution, gradients: Sequence[Gradient]) -> tuple[Layer, ...]:
-    """Layers with their tensors, those of more dimensions first."""
+    """Layers with their tensors, those with more dimensions first."""
     made = []
     for i, (name, kind) in enumerate(zip(found.names, found.kinds, strict=True)):
         own = sorted((g for g in gradients if g.layer == i), key=lambda g: -g.dimensions)
@@ -80,7 +80,7 @@ def layers(found: Attribution, gradients: Sequence[Gradient]) -> tuple[Layer, ..
 
 
 def messages(found: Attribution) -> list[Message]:
-    """Collectives in backward that reduce gradients, from those events that record their sizes."""
+    """Collectives in backward that reduce gradients, from the events that record sizes."""
     if not found.passes:
         return []
     starts = [p.start_s for p in found.passes]
@@ -110,9 +110,9 @@ def messages(found: Attribution) -> list[Message]:
 
 
 def samples(p: Pass) -> int | None:
-    """Samples of a pass: first dimension of the first input that is a batch.
+    """Samples of a pass: the first dimension of the first input that is a batch.
 
-    That is the input of a convolution or a linear layer, or the (batch, length) indices of an
+    That is the input of a convolution or linear layer, or the (batch, length) indices of an
     embedding.
     """
     for layer, op in zip(p.order, p.ops, strict=True):
@@ -127,7 +127,7 @@ def samples(p: Pass) -> int | None:
 
 
 def precision(kinds: Sequence[str]) -> str | None:
-    """The type of elements, as named in workload files; None if there are several or none.
+    """Element type as named in workload files; None if there are several or none.
 
     >>> precision(["float", "float"]), precision(["c10::Half"]), precision(["float", "double"])
     ('float32', 'float16', None)
@@ -138,7 +138,7 @@ def precision(kinds: Sequence[str]) -> str | None:
 
 
 def _tensors(arguments: dict[str, Any]) -> list[tuple[list[int], str]]:
-    """Shape and type of each input, as recorded with ``record_shapes``; a list's has no type."""
+    """Shape and type of each input, as recorded with ``record_shapes``; lists have no type."""
     shapes, kinds = listed(arguments.get("Input Dims")), listed(arguments.get("Input type"))
     found = []
     for shape, kind in zip(shapes, kinds, strict=False):
@@ -149,6 +149,6 @@ def _tensors(arguments: dict[str, Any]) -> list[tuple[list[int], str]]:
 
 
 def _bytes(shape: Sequence[int], kind: str) -> int:
-    """Bytes of a tensor; 0 where the type is that of no tensor."""
+    """Bytes of a tensor; 0 if ``kind`` is not the type of a tensor."""
     size = math.prod(shape) * (element_bytes(kind) or 0)
     return size if size <= MOST_COUNT else 0

@@ -1,4 +1,4 @@
-"""Training steps in a trace, divided by activity of the device."""
+"""Training steps in a trace, divided by device activity."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ PARTS = (
     *("computing", "communication_hidden", "communication_exposed"),
     *("copies", "data_loading", "idle"),
 )
-"""Activities of a device, exclusive, by descending priority.
+"""Activities of a device, mutually exclusive, by descending priority.
 
-Computing, with or without concurrent communication (*hidden*); communication only (*exposed*);
-copies between host and device only; idle while the host waits for data; idle otherwise.
+Computing, with concurrent communication (*hidden*) or without; communication alone (*exposed*);
+copies between host and device alone; idle while the host waits for data; otherwise idle.
 """
 
 _STEP = "ProfilerStep#"
@@ -26,13 +26,13 @@ _STEP = "ProfilerStep#"
 
 @dataclass
 class TraceStep:
-    """One step: seconds by part, and seconds of computing by phase and layer; they add up.
+    """One step: seconds by part, which add up to it, and compute seconds by phase and layer.
 
     Attributes
     ----------
-    compute_s : computing and communication hidden together, by phase and layer.
-    host_s : beginning and end on the host, where its work is launched.
-    unlaunched_s : of computing that no event in the trace launched.
+    compute_s : computing, with or without hidden communication, by phase and layer.
+    host_s : start and end on the host, where its work is launched.
+    unlaunched_s : computing that no event in the trace launched.
     """
 
     start_s: float
@@ -44,11 +44,11 @@ class TraceStep:
 
     @property
     def length_s(self) -> float:
-        """Seconds from its beginning to that of the next."""
+        """Seconds from its start to that of the next step."""
         return self.end_s - self.start_s
 
     def of_s(self, phase: str) -> float:
-        """Seconds of computing for a phase, all layers together."""
+        """Compute seconds of a phase, all layers together."""
         return sum(s for (name, _), s in self.compute_s.items() if name == phase)
 
 
@@ -57,12 +57,12 @@ def find_steps(
 ) -> tuple[list[TraceStep], str]:
     """All complete steps of a trace, and the kind of events that mark them.
 
-    The host may run ahead of the device. So a step begins on the device when the host begins it,
-    or when all work launched before is done, whichever is later.
+    The host may run ahead of the device. So a step starts on the device when the host starts it, or
+    when all work launched earlier is done, whichever is later.
 
     Raises
     ------
-    InputError : no step takes any time.
+    InputError : all steps have zero length.
     """
     spans, how = _host_steps(trace, works)
     launched = sorted((w for w in works if w.host_s is not None), key=lambda w: w.host_s or 0.0)
@@ -76,14 +76,14 @@ def find_steps(
         if end > start:
             steps.append(TraceStep(start, end, span))
     if not steps:
-        raise InputError("no step of the trace takes any time")
+        raise InputError("all steps of the trace have zero length")
     for step in steps:
         _fill(step, works, loading)
     return steps, how
 
 
 def _host_steps(trace: Trace, works: Sequence[Work]) -> tuple[list[tuple[float, float]], str]:
-    """Beginning and end of each step on the host."""
+    """Start and end of each step on the host."""
     named = sorted((h for h in trace.host if h.name.startswith(_STEP)), key=lambda h: h.start_s)
     if named:
         spans = [
@@ -93,14 +93,14 @@ def _host_steps(trace: Trace, works: Sequence[Work]) -> tuple[list[tuple[float, 
         return spans, "annotations ProfilerStep#"
     updates = _updates(trace)
     if len(updates) > 1:
-        return list(pairwise(updates)), "one update to the next"
+        return list(pairwise(updates)), "from update to update"
     end = max([h.end_s for h in trace.host] + [w.end_s for w in works])
     start = min([h.start_s for h in trace.host] + [w.start_s for w in works])
-    return [(start, end)], "the whole trace, as nothing in it marks a step"
+    return [(start, end)], "the whole trace, because nothing in it marks a step"
 
 
 def _number(step: Host) -> int:
-    """A step's number; those of a profiler that paused are not consecutive."""
+    """The number of a step; the numbers have gaps if the profiler paused."""
     digits = step.name.removeprefix(_STEP)
     return int(digits) if digits.isdecimal() else -1
 
@@ -114,7 +114,7 @@ def _updates(trace: Trace) -> list[float]:
 
 
 def _fill(step: TraceStep, works: Sequence[Work], loading: Sequence[Host]) -> None:
-    """Divide a step by activity of the device."""
+    """Divide a step by device activity."""
     inside = sorted(
         (w for w in works if w.end_s > step.start_s and w.start_s < step.end_s),
         key=lambda w: w.start_s,
@@ -145,7 +145,7 @@ def _fill(step: TraceStep, works: Sequence[Work], loading: Sequence[Host]) -> No
 def _moments(
     spans: Sequence[Iterable[tuple[float, float]]], start_s: float, end_s: float
 ) -> Iterable[tuple[float, ...]]:
-    """Lengths of the intervals between events, and the number of active ones of each kind."""
+    """Lengths of the intervals between events, and the number of active events of each kind."""
     edges = [(start_s, 0, 0), (end_s, 0, 0)]
     for i, kind in enumerate(spans):
         for begin, end in kind:

@@ -20,18 +20,18 @@ from perfmodel.traces.steps import PARTS, TraceStep, find_steps
 
 PHASES = ("forward", "backward", "optimizer", "buckets", "other")
 SEEN_FRACTION = 0.01
-"""Parts of a step below this fraction are not reported, and waiting for data is ignored."""
+"""Smaller fractions of a step are not reported, and shorter waits for data are ignored."""
 
 
 class GradientReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Gradients in a trace, per step, from two sources that should agree.
+    """Gradients per step in a trace, from two sources that should agree.
 
     Attributes
     ----------
     tensors : gradients that backward accumulates.
-    bytes, source : their total, and its origin; None if no shapes are recorded.
+    bytes, source : their total size and its origin; None if no shapes were recorded.
     messages : collectives in backward that reduce gradients.
-    message_bytes : their total, None if no sizes are known.
+    message_bytes : their total size; None if no sizes are known.
     """
 
     tensors: int
@@ -47,12 +47,12 @@ class ImportedTrace(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     steps_by : kind of events that mark the steps.
-    step_s, step_std_s : a step's length; its standard deviation, None for a single step.
-    parts_s : the step by activity of the device (see :data:`perfmodel.traces.steps.PARTS`).
-    parts_per_step_fraction : the sum of these, over the step's length.
+    step_s, step_std_s : mean length of a step, and its standard deviation (None for a single step).
+    parts_s : the step by device activity (see :data:`perfmodel.traces.steps.PARTS`).
+    parts_per_step_fraction : the sum of these over the step's length.
     compute_s : computing (with hidden communication) by phase.
-    timing_per_step_fraction : the workload's parts, over the step less exposed communication;
-        None without a workload.
+    timing_per_step_fraction : the sum of the workload's times over the step without exposed
+        communication; None without a workload.
     workload : the profile; None if something is missing, which ``lacks`` names.
     """
 
@@ -87,20 +87,20 @@ def import_trace(
     pid: str | None = None,
     gpu: int | None = None,
 ) -> ImportedTrace:
-    """Import a trace that ``torch.profiler`` wrote.
+    """Import a trace written by ``torch.profiler``.
 
     Parameters
     ----------
     path : a file with ``traceEvents``, plain or compressed with gzip.
     name, device_name, precision : for the workload; by default from the file's name and contents.
-        Control characters in names become escapes.
-    batch_size : samples of a step; else the first dimension of the first layer's input.
-    gradient_bytes : of all gradients, where the trace does not say.
+        Control characters in names are escaped.
+    batch_size : samples per step; by default the first dimension of the first layer's input.
+    gradient_bytes : total of all gradients, if the trace does not contain it.
     pid, gpu : see :func:`perfmodel.traces.events.read`.
 
     Raises
     ------
-    InputError : the file is no trace, or holds nothing with a time.
+    InputError : the file is not a trace, or has no event with a time.
     """
     if batch_size is not None:
         whole_number("--batch-size", batch_size)
@@ -121,7 +121,7 @@ def import_trace(
         batch_size = _batch_size(inside, accumulation, notes)
     if precision is None:
         precision = known.precision or "float32"
-        source = "that of the gradients" if known.precision else "assumed"
+        source = "from the gradients" if known.precision else "assumed"
         notes.append(f"precision {precision}: {source} (--precision)")
     serial = any("SingleProcess" in h.name for h in found.loading)
     report = ImportedTrace(
@@ -136,12 +136,12 @@ def import_trace(
         accumulation=accumulation,
         **_means(steps),
     )
-    _say_parts(report, serial, notes)
+    _note_parts(report, serial, notes)
     lacks = _lacking(report, bool(known.layers or known.coarse))
     report = msgspec.structs.replace(report, notes=tuple(notes), lacks=lacks)
     if lacks is not None or batch_size is None:
         return report
-    text = f"imported from {Path(path).name}, steps: {len(steps)} ({by}), communication taken out"
+    text = f"imported from {Path(path).name}, steps: {len(steps)} ({by}), communication removed"
     measured = Source("measured", text)
     timing = _timing(report, steps, len(known.layers), serial, batch_size, measured)
     profile = Profile(
@@ -171,54 +171,54 @@ def _means(steps: Sequence[TraceStep]) -> dict[str, Any]:
 
 
 def to_json(profile: Profile) -> bytes:
-    """A workload file, without empty values."""
+    """Return a workload file as JSON, without empty values."""
 
-    def said(value: Any) -> Any:
+    def nonempty(value: Any) -> Any:
         if isinstance(value, dict):
-            return {k: said(v) for k, v in value.items() if v not in (None, "", [], ())}
-        return [said(v) for v in value] if isinstance(value, (list, tuple)) else value
+            return {k: nonempty(v) for k, v in value.items() if v not in (None, "", [], ())}
+        return [nonempty(v) for v in value] if isinstance(value, (list, tuple)) else value
 
-    return json.dumps(said(msgspec.to_builtins(profile)), indent=1).encode() + b"\n"
+    return json.dumps(nonempty(msgspec.to_builtins(profile)), indent=1).encode() + b"\n"
 
 
 def _stem(path: str | Path) -> str:
-    """A workload's name from that of a file.
+    """Derive a workload's name from a file name.
 
     >>> _stem("runs/resnet50.pt.trace.json.gz")
     'resnet50'
     """
-    return Path(path).name.split(".")[0] or "trace"
+    return Path(path).name.split(".")[0].strip("<>") or "trace"
 
 
 def _holds(step: TraceStep, host_s: float) -> bool:
-    """Whether a moment on the host lies in a step."""
+    """Return whether a moment on the host lies in a step."""
     return step.host_s[0] <= host_s < step.host_s[1]
 
 
 def _without_a_broken_first(steps: list[TraceStep], notes: list[str]) -> list[TraceStep]:
     """Drop a first step in which the device still runs work launched before the trace."""
     if len(steps) > 1 and steps[0].unlaunched_s > SEEN_FRACTION * steps[0].length_s:
-        notes.append("the first step is left out: part of its work was launched before the trace")
+        notes.append("first step left out: part of its work was launched before the trace")
         return steps[1:]
     return steps
 
 
 def _accumulation(steps: Sequence[TraceStep], passes: Sequence[Pass], notes: list[str]) -> int:
-    """Equal forward and backward passes of a step."""
+    """Number of equal forward and backward passes per step."""
     trained = [p for p in passes if math.isfinite(p.backward_s)]
     counts = {sum(_holds(step, p.at_s) for p in trained) for step in steps}
     each = counts.pop() if len(counts) == 1 else 1
     if each <= 1:
         return 1
     if len({tuple(p.names) for p in trained}) > 1:
-        notes.append(f"{each} backward passes per step of different models: taken as one")
+        notes.append(f"{each} backward passes per step of different models: treated as one")
         return 1
     notes.append(f"{each} forward and backward passes per step: gradient accumulation")
     return each
 
 
 class _Gradients(msgspec.Struct):
-    """The gradients of a workload: in layers, or coarse, or not known."""
+    """The gradients of a workload: by layer, in total, or unknown."""
 
     report: GradientReport
     precision: str | None
@@ -233,12 +233,12 @@ def _gradients(
     given: float | None,
     notes: list[str],
 ) -> _Gradients:
-    """Find the sizes: from shapes by layer, else the given one, else from shapes or messages."""
+    """Find the sizes: from shapes by layer, else as given, else totals of shapes or messages."""
     sent = [m for m in gradients.messages(found) if any(_holds(step, m.host_s) for step in steps)]
     sent_bytes = sum(m.bytes for m in sent) / len(steps) or None
     trained = [p for p in passes if p.accumulated]
     alike = all(tuple(p.names) == found.names for p in trained)
-    # one of several equal passes has them all; of different models each has its own
+    # if passes are equal, each has all gradients; if models differ, each has its own
     trained = trained[:1] if alike else [p for p in trained if _holds(steps[0], p.at_s)]
     sizes = [g for p in trained for g in gradients.gradients_of(p)[0]]
     source = gradients.gradients_of(trained[0])[1] if sizes else ""
@@ -256,16 +256,16 @@ def _gradients(
     agree = own_bytes == sent_bytes or sent_bytes is None
     if own_bytes and not agree:
         notes.append(
-            f"{source} make {own_bytes:.0f} bytes, the messages that reduce them {sent_bytes:.0f}"
+            f"{source} give {own_bytes:.0f} bytes, but messages that reduce them {sent_bytes:.0f}"
         )
     if not alike:
-        notes.append("passes differ in their layers: the workload has none")
+        notes.append("passes differ in their layers: the workload has no layers")
     elif sizes and (agree or "gradients" in source) and all(g.layer is not None for g in sizes):
         result.layers = gradients.layers(found, sizes)
     if sizes and len(sizes) != report.tensors:
-        notes.append(f"of {report.tensors} gradients, {len(sizes)} sizes are known ({source})")
+        notes.append(f"sizes are known for {len(sizes)} of {report.tensors} gradients ({source})")
     if result.layers and given:
-        notes.append("--gradient-bytes is not needed: the trace has the size of each gradient")
+        notes.append("--gradient-bytes is ignored: the trace has the size of each gradient")
     if not result.layers and (total := given or (own_bytes if agree else sent_bytes)):
         result.coarse = Gradients(
             bytes=total,
@@ -273,12 +273,12 @@ def _gradients(
             largest_bytes=max(g.bytes for g in sizes) if sizes and total == own_bytes else None,
         )
         if alike:
-            notes.append("sizes of gradients are not known by layer: the workload has none")
+            notes.append("gradient sizes are not known by layer: the workload has no layers")
     return result
 
 
 def _batch_size(passes: Sequence[Pass], accumulation: int, notes: list[str]) -> int | None:
-    """Samples of a step from the shapes of inputs."""
+    """Samples per step, from the shapes of inputs."""
     each = next((n for p in passes if (n := gradients.samples(p))), None)
     if each is None:
         return None
@@ -286,36 +286,36 @@ def _batch_size(passes: Sequence[Pass], accumulation: int, notes: list[str]) -> 
     return each * accumulation
 
 
-def _say_parts(found: ImportedTrace, serial: bool, notes: list[str]) -> None:
+def _note_parts(found: ImportedTrace, serial: bool, notes: list[str]) -> None:
     """Add notes on the parts of a step."""
     parts, step_s = found.parts_s, found.step_s
     if parts["idle"] > SEEN_FRACTION * step_s:
         notes.append(
-            f"the device idles {parts['idle'] / step_s:.1%} of the step, waiting neither for "
-            "communication nor for data: in other_s"
+            f"the device idles for {parts['idle'] / step_s:.1%} of the step, not waiting for "
+            "communication or data: included in other_s"
         )
     if found.compute_s["buckets"] > SEEN_FRACTION * step_s:
         part = found.compute_s["buckets"] / step_s
-        notes.append(f"gradients are copied to buckets and back {part:.1%} of the step: in other_s")
+        notes.append(f"copies of gradients to and from buckets: {part:.1%} of the step, in other_s")
     if parts["data_loading"] > SEEN_FRACTION * step_s:
         where = (
-            "on the training thread: in other_s"
+            "on the training thread: included in other_s"
             if serial
             else "so loading takes as long as the step"
         )
         part = parts["data_loading"] / step_s
-        notes.append(f"the device waits for data {part:.1%} of the step, {where}")
+        notes.append(f"the device waits for data for {part:.1%} of the step, {where}")
     if found.step_std_s is not None and found.step_std_s > 0.25 * step_s:
-        notes.append(f"steps differ much: standard deviation {found.step_std_s / step_s:.0%}")
+        notes.append(f"steps vary a lot: standard deviation {found.step_std_s / step_s:.0%}")
 
 
 def _lacking(found: ImportedTrace, known: bool) -> str | None:
-    """What a workload needs but the trace lacks."""
+    """Return what a workload needs but the trace lacks."""
     if found.compute_s["backward"] <= 0.0:
-        return "a backward pass, so it shows no training step"
+        return "a backward pass, so it has no training step"
     missing = []
     if not known:
-        missing.append("sizes of gradients, by shapes or messages: --gradient-bytes")
+        missing.append("gradient sizes, from shapes or messages: --gradient-bytes")
     if found.batch_size is None:
         missing.append("the shape of an input: --batch-size")
     return f"{'; '.join(missing)}; or trace with record_shapes=True" if missing else None
@@ -329,7 +329,7 @@ def _timing(
     batch_size: int,
     source: Source,
 ) -> Timing:
-    """The times of a step: means, with the spread by layer where there is more than one step."""
+    """The times of a step: means, with the spread by layer if there is more than one step."""
     mean: dict[str, tuple[float, ...]] = {}
     spread: dict[str, Seconds] = {}
     for phase in ("forward", "backward"):

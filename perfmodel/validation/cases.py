@@ -21,15 +21,15 @@ SCHEMA = "perfmodel.cases/1"
 
 
 class MeasuredValues(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Measured results of a job; at least one of the first four.
+    """Measured results of a job; at least one of the first four is needed.
 
     Attributes
     ----------
-    step_s : mean iteration of a worker.
-    samples_per_s : of all workers together.
-    idle_fraction : mean part of a worker's time in which it does not compute.
-    staleness_mean : updates that a gradient misses on average.
-    spread_fraction : standard deviation of equal runs, as a fraction of the step time; None where
+    step_s : mean iteration time of a worker.
+    samples_per_s : throughput of all workers together.
+    idle_fraction : mean fraction of a worker's time in which it does not compute.
+    staleness_mean : mean number of updates that a gradient misses.
+    spread_fraction : standard deviation of repeated runs, as a fraction of the step time; None if
         the job was run once.
     """
 
@@ -57,9 +57,9 @@ class MeasuredValues(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 class CaseJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The job of a case: as in a job file, with the measured speed of a single worker.
+    """The job of a case: as in a job file, plus the measured speed of a single worker.
 
-    ``workload`` and ``cluster`` may also name one of the cases file's own. With
+    ``workload`` and ``cluster`` may also name entries of the cases file. With
     ``one_worker_samples_per_s`` the model's times are scaled to that throughput, measured without
     communication at the job's batch size on its ``device``.
     """
@@ -90,7 +90,7 @@ class CaseJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One measured job; ``group`` and ``source`` are those of the file where they are not given."""
+    """A measured job; ``group`` and ``source`` default to those of the file."""
 
     name: str
     job: CaseJob
@@ -102,8 +102,8 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 class Cases(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Contents of a cases file (schema ``perfmodel.cases/1``).
 
-    Its jobs may refer to its ``workloads`` and ``clusters`` by name, besides those of the
-    catalogue.
+    Its jobs may refer to its own ``workloads`` and ``clusters`` by name, as well as to the
+    catalogue's.
     """
 
     schema: Literal["perfmodel.cases/1"] = "perfmodel.cases/1"
@@ -116,11 +116,11 @@ class Cases(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     def __post_init__(self) -> None:
         if not self.cases:
-            raise InputError("cases: at least one is needed")
+            raise InputError("cases: needs at least one")
         names: set[str] = set()
         for i, case in enumerate(self.cases):
             if case.name in names:
-                raise InputError(f"cases[{i}]: a second one is called {case.name!r}")
+                raise InputError(f"cases[{i}]: the name {case.name!r} is used twice")
             names.add(case.name)
 
 
@@ -139,15 +139,15 @@ def read_cases(path: str | Path) -> list[MeasuredJob]:
 
     Raises
     ------
-    InputError : see :func:`perfmodel.base.files.read`; also a job that cannot be: with file and
-    case.
+    InputError : see :func:`perfmodel.base.files.read`; or a job is invalid (the text names file and
+        case).
     """
     path = Path(path)
     return _ready(files.read(path, Cases, SCHEMA), path.parent, str(path))
 
 
 def shipped_cases() -> list[MeasuredJob]:
-    """The cases that come with the package, of all files."""
+    """Return the cases of all files that come with the package."""
     found: list[MeasuredJob] = []
     for path in sorted((catalogue.folder() / "cases").iterdir()):
         if path.suffix in (".json", ".toml"):
@@ -158,11 +158,11 @@ def shipped_cases() -> list[MeasuredJob]:
 def read_measurements(
     path: str | Path, workload: str | None = None, cluster: str | None = None
 ) -> list[MeasuredJob]:
-    """Read a cases file; or a run's file, given its workload and cluster.
+    """Read a cases file, or, given its workload and cluster, the file of a measured run.
 
     Raises
     ------
-    InputError : neither of them, or as :func:`read_cases`.
+    InputError : the file is neither of these, or as :func:`read_cases`.
     """
     if workload is None or cluster is None:
         return read_cases(path)
@@ -173,11 +173,11 @@ def read_measurements(
 def of_run(
     run: MeasuredRun, workload: str | Path | Profile, cluster: str | Path | Cluster
 ) -> MeasuredJob:
-    """A run of ``perfmodel measure training`` as a case, given its workload and cluster.
+    """Make a case from a run of ``perfmodel measure training``, given its workload and cluster.
 
     Raises
     ------
-    InputError : the job cannot be.
+    InputError : the job is invalid.
     """
     made = run.measured
     spread = made.iteration_std_s / made.iteration_s / (made.iterations * run.workers) ** 0.5
@@ -238,7 +238,7 @@ def _arguments(case: Case, found: Cases, folder: Path) -> dict[str, Any]:
 
 
 def _own(what: str, name: str, own: dict[str, Any], folder: Path) -> Any:
-    """The entry of the cases file with this name, or the file of that name."""
+    """Return the cases file's own entry of this name, or the path of the file it names."""
     if name in own:
         return own[name]
     if files.looks_like_path(name):
@@ -247,7 +247,7 @@ def _own(what: str, name: str, own: dict[str, Any], folder: Path) -> Any:
 
 
 def _timed(named: str | Path | Profile, case: Case, found: Cases) -> Profile:
-    """A profile with the case's own measurement of one worker as its only timing."""
+    """Return a profile with the case's own one-worker measurement as its only timing."""
     profile = named if isinstance(named, Profile) else catalogue.profile(named)
     job = case.job
     timing = Timing(

@@ -1,6 +1,6 @@
-"""Published accuracies of distributed algorithms, for orientation: facts, each with its source.
+"""Published accuracies of distributed algorithms, for orientation only, each with its source.
 
-Nothing here is computed, and nothing that is computed uses it.
+Nothing here is computed, and no computation uses it.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 
 class PublishedAccuracy(NamedTuple):
-    """A test accuracy as published: of a model on a dataset, trained by an algorithm on workers.
+    """A published test accuracy of a model on a dataset, trained by an algorithm on some workers.
 
-    ``setting`` names what else was varied; ``accuracy`` is a fraction, negative where a drop
-    against fewer workers was published instead of a value.
+    ``setting`` names what else was varied. ``accuracy`` is a fraction; it is negative if the source
+    gives the drop against fewer workers instead of a value.
     """
 
     model: str
@@ -50,7 +50,7 @@ _INCEPTION = {
     ("BSP", 512): 0.52,
     ("ASP", 512): 0.44,
 }
-_FEWER = "final accuracy against that of 4 workers"
+_FEWER = "final accuracy minus that of 4 workers"
 
 PUBLISHED: tuple[PublishedAccuracy, ...] = (
     *(
@@ -67,4 +67,4 @@ PUBLISHED: tuple[PublishedAccuracy, ...] = (
     PublishedAccuracy("ResNet-18", "CIFAR-10", "BSP", _FEWER, 12, -0.08, JIA_WORKERS),
     PublishedAccuracy("ResNet-18", "CIFAR-10", "ASP", _FEWER, 12, -0.35, JIA_WORKERS),
 )
-"""All of them."""
+"""All published accuracies."""

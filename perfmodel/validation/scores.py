@@ -1,4 +1,4 @@
-"""Errors of predictions by measure and group."""
+"""Prediction errors by measure and group."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ MEASURES: Mapping[str, bool] = {
     "idle_fraction": False,
     "staleness_mean": False,
 }
-"""Compared measures, and whether the error is relative to the measured value; otherwise it is a
-difference: of fractions of time, or of updates."""
+"""Compared measures, and whether their error is relative to the measured value. Otherwise it is a
+difference, in fractions of time or in updates."""
 
 
 class Score(msgspec.Struct, frozen=True):
-    """A measured value and its prediction, with the interval of 90 % where it has one."""
+    """A measured value and its prediction, with the 90 % interval if there is one."""
 
     predicted: float
     measured: float
@@ -27,13 +27,13 @@ class Score(msgspec.Struct, frozen=True):
 
     @property
     def error(self) -> float:
-        """Signed: positive where the prediction is too high."""
+        """Signed error: positive if the prediction is too high."""
         difference = self.predicted - self.measured
         return difference / self.measured if self.relative else difference
 
     @property
     def inside(self) -> bool | None:
-        """Whether the measured value is in the interval; None without one."""
+        """Whether the interval contains the measured value; None without an interval."""
         if self.interval is None:
             return None
         low, high = self.interval
@@ -41,8 +41,8 @@ class Score(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Errors of ``n`` predictions: median, 90th percentile and worst of their sizes, and the mean
-    of the errors themselves (bias)."""
+    """Errors of ``n`` predictions: median, 90th percentile and worst of the absolute errors, and
+    the mean of the signed errors (bias)."""
 
     n: int
     median: float
@@ -52,7 +52,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarise(errors: Sequence[float]) -> Summary:
-    """The distribution of signed errors.
+    """Summarise signed errors.
 
     >>> summarise([0.25, -0.5])
     Summary(n=2, median=0.375, p90=0.475, worst=0.5, bias=-0.125)

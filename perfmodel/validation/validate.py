@@ -1,4 +1,4 @@
-"""Predicts measured jobs and compares."""
+"""Predicts measured jobs and compares the results."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Validation(Drawn, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(outcome.group for outcome in self.outcomes))
 
     def summaries(self) -> dict[str, dict[str, Summary]]:
-        """Errors by group and measure; with several groups also of ``all`` cases."""
+        """Errors by group and measure; with several groups also for ``all`` cases."""
         found = {
             group: self._summary([o for o in self.outcomes if o.group == group])
             for group in self.groups
@@ -66,7 +66,7 @@ class Validation(Drawn, frozen=True, kw_only=True):
         return {measure: summarise(found) for measure, found in errors.items() if found}
 
     def coverage(self) -> dict[str, float]:
-        """Part of the measured step times inside their predicted intervals of 90 %, by group."""
+        """Fraction of measured step times inside their predicted 90 % intervals, by group."""
         found = {}
         for group in (*self.groups, "all"):
             inside = [
@@ -80,7 +80,7 @@ class Validation(Drawn, frozen=True, kw_only=True):
         return found
 
     def beyond(self, tolerance: float, statistic: Statistic = "worst") -> list[str]:
-        """Groups whose error of the step time is above ``tolerance``, a fraction."""
+        """Groups whose step-time error is above ``tolerance``, a fraction."""
         found = self.summaries()
         return [
             group
@@ -89,7 +89,7 @@ class Validation(Drawn, frozen=True, kw_only=True):
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-like values: ``cases`` and ``groups``."""
+        """Return JSON-like values: ``cases`` and ``groups``."""
         return {
             "schema": SCHEMA,
             "fidelity": self.fidelity,
@@ -110,11 +110,11 @@ class Validation(Drawn, frozen=True, kw_only=True):
         }
 
     def to_json(self) -> str:
-        """As JSON text."""
+        """Return JSON text."""
         return json.dumps(self.to_dict(), indent=2)
 
     def plot(self) -> Figure:
-        """A matplotlib figure: predicted over measured step times, a colour for each group.
+        """Draw predicted over measured step times as a matplotlib figure, one colour per group.
 
         Raises
         ------
@@ -135,11 +135,11 @@ class Validation(Drawn, frozen=True, kw_only=True):
         return against(points, "step time", "s")
 
     def report(self, path: str | Path | None = None) -> str:
-        """A page of HTML that needs no network, also written to ``path`` (extra ``report``).
+        """Return a self-contained HTML page, and write it to ``path`` if given (extra ``report``).
 
         Raises
         ------
-        InputError : Bokeh is not installed; the place cannot be written.
+        InputError : Bokeh is not installed, or the file cannot be written.
         """
         from perfmodel.reporting import page
         from perfmodel.reporting.contents import Lines, Page, Section, Series
@@ -159,7 +159,7 @@ class Validation(Drawn, frozen=True, kw_only=True):
         if timed:
             values = [v for _, score in timed for v in (score.measured, score.predicted)]
             ends = [min(values), max(values)]
-            series.append(Series(name="equal", x=ends, y=ends, style="dashed"))
+            series.append(Series(name="equal", x=ends, y=ends, style="reference"))
         figure = Lines(
             series=series, over="measured (s)", title="predicted (s)", log_x=True, log_y=True
         )
@@ -187,7 +187,7 @@ class Validation(Drawn, frozen=True, kw_only=True):
         answer = [("Cases", str(len(self.outcomes)), f"in {len(self.groups)} groups")]
         if inside is not None:
             answer.append(("Inside the interval", f"{inside:.0%}", "90 % expected"))
-        title = "Predictions beside measurements"
+        title = "Predictions and measurements"
         return page.html(Page(title=title, answer=answer, sections=parts), path)
 
 
@@ -198,20 +198,20 @@ def validate(
     progress: Progress | None = None,
     **how: Any,
 ) -> Validation:
-    """Predict every case and compare.
+    """Predict every case and compare with its measurements.
 
     Parameters
     ----------
-    cases : from :func:`perfmodel.validation.read_cases` or made by a program.
+    cases : from :func:`perfmodel.validation.read_cases`, or made by a program.
     fidelity, how : as for :func:`perfmodel.predict`.
     progress : called with (done, expected) before each case and at the end.
 
     Raises
     ------
-    InputError : no cases, or as :func:`perfmodel.predict`.
+    InputError : there are no cases, or as :func:`perfmodel.predict`.
     """
     if not cases:
-        raise InputError("cases: at least one is needed")
+        raise InputError("cases: needs at least one")
     outcomes = []
     for i, case in enumerate(cases):
         if progress is not None:

@@ -1,1 +1,1 @@
-"""Tests of each architecture, and of what holds for all."""
+"""Tests of each architecture, and of what all have in common."""

@@ -1,6 +1,6 @@
 """AD-PSGD against timelines worked out by hand, and the traffic its source states.
 
-All links carry 1 byte/s unless said otherwise, so that a byte is a second.
+All links carry 1 byte/s unless noted, so one byte takes one second.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def runs(graph: OpGraph, label: str, iterations: int = 1) -> dict[tuple[str, int
 
 
 def test_two_workers_by_hand() -> None:
-    """Request 0 to 3, reply 3 to 6: worker 0 waits 2 s for it, worker 1 for nothing."""
+    """Request 0 to 3, reply 3 to 6: worker 0 waits 2 s for it, worker 1 does not wait."""
     graph = build_graph(job(WORK, cluster(), 2, "ad_psgd"))
     request, reply = (runs(graph, label, 2) for label in ("request", "reply"))
     assert request == {("request worker 0", 0): (0.0, 3.0), ("request worker 0", 1): (6.0, 9.0)}
@@ -57,14 +57,15 @@ def test_staleness_of_two_workers_by_hand() -> None:
     assert result.staleness.histogram == {"0": pytest.approx(3 / 5), "1": pytest.approx(2 / 5)}
 
 
-def test_an_exchange_within_the_computation_is_in_its_staleness() -> None:
+def test_an_exchange_during_a_step_adds_to_its_staleness() -> None:
     """3 s on a link of 2 bytes/s, in a step of 4 s: both models are averaged once in each step."""
     result = predict(job(WORK, cluster(2.0), 2, "ad_psgd"))
     assert result.iteration_s == STEP_S
     assert result.idle_fraction.mean == 0.0
     assert result.staleness is not None
     assert result.staleness.histogram == {"1": 1.0}
-    assert result.updates_per_s == pytest.approx(2 / STEP_S)  # a gradient and an averaging a step
+    # one gradient and one averaging per step
+    assert result.updates_per_s == pytest.approx(2 / STEP_S)
 
 
 @pytest.mark.parametrize("bandwidth", [0.1, 1.0, 1.5, 20.0])
@@ -75,7 +76,7 @@ def test_an_active_workers_iteration_is_the_longer_of_computation_and_exchange(
     exchange_s = 2 * MODEL_BYTES / bandwidth
     oracles.equal(1 / found[0], max(STEP_S, exchange_s))
     oracles.equal(1 / found[1], STEP_S)
-    if exchange_s > STEP_S:  # the canary: with the request alone it would be shorter
+    if exchange_s > STEP_S:  # canary: with the request alone the iteration would be shorter
         with pytest.raises(AssertionError):
             oracles.equal(1 / found[0], max(STEP_S, exchange_s / 2))
 
@@ -87,7 +88,7 @@ def test_without_overlap_the_exchange_follows_the_computation() -> None:
     oracles.equal(1 / found[1], STEP_S)
 
 
-def test_the_parity_says_who_waits() -> None:
+def test_parity_decides_which_worker_waits() -> None:
     idle = {
         passive: predict(
             job(WORK, cluster(), 2, "ad_psgd", {"passive": passive})
@@ -103,7 +104,7 @@ def test_latency_counts_both_ways() -> None:
     oracles.equal(1 / found[0], 2 * (MODEL_BYTES + 0.25))
 
 
-def test_two_who_ask_the_same_worker_share_its_link() -> None:
+def test_two_requests_to_one_worker_share_its_link() -> None:
     """Workers 0 and 2 ask worker 1 at once: two models in, then two out, 6 s each."""
     graph = build_graph(job(WORK, cluster(), 3, "ad_psgd"))
     assert set(runs(graph, "request").values()) == {(0.0, 6.0)}
@@ -113,7 +114,7 @@ def test_two_who_ask_the_same_worker_share_its_link() -> None:
 
 
 def test_all_passive_workers_are_drawn_equally_often() -> None:
-    """Some 2000 draws among four: each is drawn in a quarter of them, within 5 standard errors."""
+    """About 2000 draws among four workers: each gets a quarter, within 5 standard errors."""
     graph = build_graph(job(WORK, cluster(1e3), 8, "ad_psgd"))
     found = simulate(graph, rel_ci=0.005)
     draws = found.rounds * 4
@@ -133,7 +134,7 @@ def test_bytes_over_every_link(workers: int, passive: str) -> None:
 
 
 def models_are(graph: OpGraph, workers: int, passive: str, models: float) -> None:
-    """So many models each way per iteration of an active worker, from links' utilisations."""
+    """Check the models sent each way per iteration of an active worker, by link utilisation."""
     found = simulate(graph, rel_ci=0.02)
     active, answering = sides(workers, Options(passive=passive))  # type: ignore[arg-type]
     out, into = found.link_utilisation[:workers], found.link_utilisation[workers:]
@@ -143,7 +144,7 @@ def models_are(graph: OpGraph, workers: int, passive: str, models: float) -> Non
         assert moved[answering].sum() == pytest.approx(expected.sum(), rel=0.05)
 
 
-def test_the_count_of_bytes_sees_a_reply_that_is_missing() -> None:
+def test_canary_a_missing_reply_changes_the_byte_count() -> None:
     graph = build_graph(job(WORK, cluster(), 4, "ad_psgd"))
     with pytest.raises(AssertionError):
         models_are(graph, 4, "odd", 0.5)
@@ -159,7 +160,7 @@ def test_one_worker_takes_the_time_of_its_device(options: dict[str, Any]) -> Non
     assert result.staleness.max == 0
 
 
-def test_a_slow_passive_worker_holds_up_nobody() -> None:
+def test_a_slow_passive_worker_delays_no_other_worker() -> None:
     """It answers while it computes."""
     plain, slow = (
         simulate(build_graph(job(WORK, cluster(), 2, "ad_psgd", stragglers=stragglers)))
@@ -180,13 +181,13 @@ def test_workers_start_at_random_times() -> None:
     assert best <= result.iteration_s <= worst
 
 
-def test_who_is_active() -> None:
+def test_active_and_passive_workers() -> None:
     active, passive = sides(4, Options())
     assert (active.tolist(), passive.tolist()) == ([0, 2], [1, 3])
     active, passive = sides(1, Options(passive="even"))
     assert (active.tolist(), passive.tolist()) == ([], [0])
 
 
-def test_a_value_it_does_not_allow() -> None:
+def test_an_invalid_value_is_refused() -> None:
     with pytest.raises(InputError, match="option passive of ad_psgd: expected one of even, odd, g"):
         job(WORK, cluster(), 2, "ad_psgd", {"passive": "none"})

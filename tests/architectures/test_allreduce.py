@@ -80,7 +80,7 @@ def test_devices_of_a_node_share_its_link() -> None:
 def test_inside_one_node_nothing_crosses_the_network(
     kind: Any, at_once: int, each_send: bool
 ) -> None:
-    """On a bus the sends of all four devices share it; a port carries those of one."""
+    """All four devices share a bus; a port carries the sends of one device."""
     where = cluster(devices_per_node=4, intra_node=IntraNode(10.0, kind=kind))
     options = {"overlap": False, "each_send": each_send}
     result = predict(job(WORK, where, 4, "ring", options))
@@ -137,7 +137,7 @@ OTHER = [
 
 @pytest.mark.parametrize("options", [{}, {"overlap": False}, {"concurrent": 2}, *EACH_SEND, *OTHER])
 @pytest.mark.parametrize("devices", [1, 2])
-def test_one_worker_may_stand_for_all(
+def test_one_simulated_worker_can_represent_all(
     options: dict[str, Any], devices: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Folded or not, the prediction is the same."""
@@ -156,7 +156,7 @@ def test_one_worker_may_stand_for_all(
 
 
 def same(a: Any, b: Any, place: str = "") -> list[str]:
-    """Where two predictions differ by more than rounding; the bottleneck's words apart."""
+    """Fields in which two predictions differ by more than rounding, except bottleneck texts."""
     if isinstance(a, dict) and place != ".bottleneck":
         assert a.keys() == b.keys(), place
         return [d for key in a for d in same(a[key], b[key], f"{place}.{key}")]
@@ -176,7 +176,7 @@ def test_workers_that_differ_are_simulated_one_by_one(differ: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("workers", [2, 5])
-def test_every_send_together_takes_as_long_as_the_collective(workers: int) -> None:
+def test_single_sends_take_as_long_as_the_collective(workers: int) -> None:
     options = {"overlap": False, "bucket_cap_bytes": 100, "first_bucket_bytes": 100}
     where = cluster(latency_s=0.1)
     whole = predict(job(WORK, where, workers, "ring", options)).iteration_s
@@ -184,7 +184,7 @@ def test_every_send_together_takes_as_long_as_the_collective(workers: int) -> No
     assert sends == pytest.approx(whole, rel=1e-12)
 
 
-def test_sends_hold_up_those_behind_a_straggler_only() -> None:
+def test_a_straggler_delays_only_the_sends_behind_it() -> None:
     """A late worker delays its neighbours step by step, no less than the collective as a whole."""
     options = {"overlap": False, "bucket_cap_bytes": 100, "first_bucket_bytes": 100}
     late = {"stragglers": [Straggler(0, 2.0)]}
@@ -196,7 +196,8 @@ def test_sends_hold_up_those_behind_a_straggler_only() -> None:
 
 
 def test_three_workers_of_a_tree_send_by_send() -> None:
-    """Up 1 to 0 and 2 to 0, down 0 to 2 and 0 to 1, 3 s each; who has the sum goes on."""
+    """Up 1 to 0 and 2 to 0, down 0 to 2 and 0 to 1, 3 s each; a worker continues once it has the
+    sum."""
     options = {"algorithm": "tree", "each_send": True, "bucketing": "one"}
     one = job(WORK, cluster(), 3, "allreduce", options)
     assert spans_of("send", one) == [(4.0, 7.0), (7.0, 10.0), (10.0, 13.0), (13.0, 16.0)]
@@ -214,11 +215,11 @@ def test_four_workers_on_two_nodes_reduce_inside_first() -> None:
     assert predict(one).iteration_s == pytest.approx(4.0 + 0.3 + 3.0 + 0.3 + 0.5)
 
 
-# -- what is reduced together ---------------------------------------------------------------------
+# -- buckets and fusion ----------------------------------------------------------------------------
 
 
 def spans_of(label: str, one: Job, iterations: int = 1) -> list[tuple[float, float]]:
-    """Start and end of each op of a kind, in the order of time."""
+    """Start and end of each op of a kind, in time order."""
     graph = build_graph(one)
     block = next(b for b in graph.ops if b.label == label)
     found = [
@@ -251,7 +252,8 @@ def test_one_bucket_and_one_bucket_a_layer() -> None:
 def test_horovod_fuses_what_is_ready_at_a_tick(
     threshold: float, expected: list[tuple[float, float]]
 ) -> None:
-    """Ticks each 1.4 s, 3 bytes ready at 4, 1 at 5, 2 at 6 s; an all-reduce takes 0.5 s + bytes."""
+    """A tick every 1.4 s; 3 bytes are ready at 4 s, 1 at 5 s, 2 at 6 s; an all-reduce takes 0.5 s +
+    bytes."""
     options = {
         "bucketing": "horovod",
         "fusion_cycle_s": 1.4,
@@ -264,8 +266,8 @@ def test_horovod_fuses_what_is_ready_at_a_tick(
         assert predict(one).iteration_s == pytest.approx(11.2)
 
 
-def test_horovod_goes_on_at_the_pace_of_any_algorithm() -> None:
-    """One tensor of 3 bytes at 2 s; ticks so often that they cost nothing; 3 in a tree: 4 x 3 s."""
+def test_horovod_continues_at_the_pace_of_each_algorithm() -> None:
+    """One tensor of 3 bytes at 2 s; negligible tick interval; three workers in a tree: 4 x 3 s."""
     options = {"bucketing": "horovod", "fusion_cycle_s": 1e-3, "reduce_per_byte_s": 0.5}
     work = workload([1.0], [1.0], [3.0])
     one = job(work, cluster(latency_s=0.1), 3, "allreduce", {"algorithm": "tree", **options})
@@ -276,7 +278,7 @@ def test_horovod_goes_on_at_the_pace_of_any_algorithm() -> None:
 
 
 @pytest.mark.parametrize("bucketing", ["one", "horovod"])
-def test_devices_joined_by_nothing_that_costs_take_the_time_to_add_alone(bucketing: str) -> None:
+def test_devices_on_free_links_only_take_the_reduction_time(bucketing: str) -> None:
     """4 of 4 devices of one node, no link inside: a ring adds 3/4 of 8 bytes at 0.5 s each."""
     options = {"bucketing": bucketing, "fusion_cycle_s": 1e-3, "reduce_per_byte_s": 0.5}
     work = workload([1.0], [1.0], [8.0])
@@ -287,7 +289,7 @@ def test_devices_joined_by_nothing_that_costs_take_the_time_to_add_alone(bucketi
 def finish_s(
     buckets: list[list[int]], ready: list[float], sizes: list[float], a: float, b: float
 ) -> float:
-    """End of the last of messages that go one after the other, each a + b times its size."""
+    """End of the last of consecutive messages, each taking a + b times its size."""
     free = 0.0
     for bucket in buckets:
         free = max(free, ready[bucket[-1]]) + a + b * sum(sizes[i] for i in bucket)
@@ -295,7 +297,7 @@ def finish_s(
 
 
 def merges(count: int) -> list[list[list[int]]]:
-    """All ways to merge neighbours."""
+    """All ways to merge neighbouring messages."""
     found = []
     for cuts in itertools.product((False, True), repeat=count - 1):
         ways: list[list[int]] = [[0]]
@@ -308,7 +310,7 @@ def merges(count: int) -> list[list[list[int]]]:
 
 
 def merging_pays(buckets: list[list[int]], *plan: Any) -> None:
-    """Not worse than no merge and than one message, and not better than the best of all merges."""
+    """No worse than no merging and than one message; no better than the best of all merges."""
     count = len(plan[0])
     took = finish_s(buckets, *plan)
     margin = 1e-9 * took
@@ -341,7 +343,7 @@ def test_canary_a_bad_merge_is_noticed() -> None:
         merging_pays([[0], [1], [2]], [1.0, 1.0, 1.0], [1.0, 1.0, 1.0], 0.5, 0.5)
 
 
-def test_mg_wfbp_merges_what_saves_a_start_up() -> None:
+def test_mg_wfbp_merges_messages_to_save_startup_latency() -> None:
     """Two workers, latency 0.5 s: 1 s + bytes. Gradients 1, 1.5 and 6 s into backward.
 
     The first would run from 1 to 3 s; waiting half a second for the second saves 1 s. The two take
@@ -399,7 +401,7 @@ def test_credit_lets_as_many_bytes_go_at_once(
 
 
 def test_sparse_gradients_are_gathered() -> None:
-    """A quarter of 16 bytes, with an index each: 8 bytes from each of two others.
+    """A quarter of 16 bytes plus indices of the same size: 8 bytes from each of two peers.
 
     Forward and backward 2 s, encoding 1.6 s, 16 s, decoding of two 16 bytes' worth 0.8 s, 0.5 s.
     """
@@ -435,11 +437,11 @@ def test_encoding_holds_up_the_layers_below() -> None:
 
 
 @pytest.mark.parametrize("options", [{"algorithm": "tree"}, {"compression": "dgc"}, *OTHER])
-def test_one_worker_takes_the_single_device_time(options: dict[str, Any]) -> None:
+def test_one_worker_takes_the_single_device_step_time(options: dict[str, Any]) -> None:
     assert predict(job(WORK, cluster(), 1, "allreduce", options)).iteration_s == 4.5
 
 
-# -- what does not go together --------------------------------------------------------------------
+# -- incompatible options -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -447,36 +449,33 @@ def test_one_worker_takes_the_single_device_time(options: dict[str, Any]) -> Non
     [
         ({"algorithm": "star"}, "expected one of auto, double_tree, halving"),
         ({"chunks": 0}, "chunks"),
-        ({"each_send": True, "bucketing": "horovod"}, "each_send: what is fused is not known"),
-        (
-            {"each_send": True, "priority": True},
-            "priority: with each_send, buckets go in the order",
-        ),
-        ({"each_send": True, "cross_barrier": True}, "cross_barrier: with each_send"),
-        ({"bucketing": "mg_wfbp", "overlap": False}, "mg_wfbp plans the overlap"),
-        ({"bucketing": "horovod", "priority": True}, "priority: horovod fuses what is ready"),
+        ({"each_send": True, "bucketing": "horovod"}, "each_send: cannot simulate horovod"),
+        ({"each_send": True, "priority": True}, "priority: not available with each_send"),
+        ({"each_send": True, "cross_barrier": True}, "cross_barrier: not available with each_send"),
+        ({"bucketing": "mg_wfbp", "overlap": False}, "mg_wfbp plans for overlap"),
+        ({"bucketing": "horovod", "priority": True}, "priority: horovod fuses tensors in"),
         ({"bucketing": "horovod", "partition_bytes": 1e6}, "partition_bytes: horovod fuses"),
         ({"bucketing": "horovod", "concurrent": 2}, "concurrent: horovod runs one"),
         ({"bucketing": "horovod", "fusion_cycle_s": 0}, "fusion_cycle_s"),
         ({"compression": "dgc", "algorithm": "tree"}, "algorithm: dgc gradients are gathered"),
-        ({"compression": "dgc", "reduce_per_byte_s": 1.0}, "give decode_per_byte_s"),
+        ({"compression": "dgc", "reduce_per_byte_s": 1.0}, "set decode_per_byte_s"),
         ({"credit_bytes": 10, "concurrent": 2}, "so concurrent must be 1"),
         ({"partition_bytes": 0}, "partition_bytes"),
     ],
 )
-def test_options_that_do_not_go_together(options: dict[str, Any], message: str) -> None:
+def test_incompatible_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message) as found:
         job(WORK, cluster(), 4, "allreduce", options)
     assert "\n" not in str(found.value)
 
 
-def test_too_many_parts_are_taken_for_a_slip() -> None:
+def test_too_many_parts_are_refused_as_a_typing_error() -> None:
     work = workload([1.0], [1.0], [1e9])
     with pytest.raises(InputError, match="partition_bytes: 10 cuts the gradients into 100000000"):
         build_graph(job(work, cluster(), 2, "ring", {"partition_bytes": 10}))
 
 
-def test_options_without_effect_are_not_noted_as_assumed() -> None:
+def test_options_without_effect_are_not_listed_as_assumptions() -> None:
     noted = {a.name for a in job(WORK, cluster(), 2, "allreduce").assumptions}
     assert {"algorithm", "bucketing", "bucket_cap_bytes", "overlap"} <= noted
     assert not noted & {"fusion_cycle_s", "density", "quantised_bits"}

@@ -44,7 +44,7 @@ def spans_of(one: Job, iterations: int = 1) -> dict[str, list[tuple[float, float
 
 
 def test_three_workers_by_hand() -> None:
-    """6 bytes at 1 byte/s and two latencies of 0.1 s, then all as without them."""
+    """6 bytes at 1 byte/s and two latencies of 0.1 s; then as without buffers."""
     one = job(WORK, cluster(latency_s=0.1), 3, "ring", PER_LAYER)
     spans = spans_of(one)
     near = pytest.approx
@@ -64,7 +64,9 @@ def test_three_workers_by_hand() -> None:
 @pytest.mark.parametrize(
     ("slow", "sent_s", "begun_s"), [(0, 1.0, (1.25, 1.25)), (1, 0.5, (0.75, 1.0))]
 )
-def test_it_begins_when_worker_0_does(slow: int, sent_s: float, begun_s: tuple[float, ...]) -> None:
+def test_the_broadcast_begins_when_worker_0_does(
+    slow: int, sent_s: float, begun_s: tuple[float, ...]
+) -> None:
     """After the reduction, which both end at once, the optimizer takes 0.5 s, and 1 s on the slow
     worker; the broadcast takes 0.25 s. A worker that is later than that begins at once."""
     work = workload([0.5], [0.0], [1.0], optimizer_s=0.5)
@@ -76,7 +78,7 @@ def test_it_begins_when_worker_0_does(slow: int, sent_s: float, begun_s: tuple[f
     assert [each - reduced_s for each in begun] == pytest.approx(begun_s)
 
 
-def test_it_waits_for_the_data_of_worker_0() -> None:
+def test_the_broadcast_waits_for_the_data_of_worker_0() -> None:
     work = workload([0.5], [0.5], [1.0], data_loading_s=4.0)
     spans = spans_of(job(msgspec.structs.replace(work, buffer_bytes=1.0), cluster(), 2, "ring"))
     assert spans["broadcast buffers 0"] == [(4.0, 5.0)]
@@ -97,7 +99,7 @@ def test_bytes_over_every_link(workers: int) -> None:
 @pytest.mark.parametrize(
     "arch", ["allreduce", "fsdp", "local_sgd", "diloco", "ps", "p2p", "d_psgd"]
 )
-def test_where_nothing_is_broadcast(arch: str) -> None:
+def test_cases_without_a_broadcast(arch: str) -> None:
     """With one worker, without the option, and in all other architectures."""
     for workers in (1, 3):
         options = {"broadcast_buffers": False} if arch == "allreduce" and workers > 1 else {}
@@ -143,7 +145,7 @@ def test_seconds_on_other_networks_by_both_routes(name: str) -> None:
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_both_routes_and_one_worker_for_all_agree(devices: int) -> None:
+def test_both_routes_and_a_folded_graph_agree(devices: int) -> None:
     where = cluster(latency_s=0.1, devices_per_node=devices, **JOINED)
     compared = 0
     for options in VARIANTS:
@@ -161,7 +163,7 @@ def test_both_routes_and_one_worker_for_all_agree(devices: int) -> None:
 @pytest.mark.parametrize("options", VARIANTS[:2])
 @given(data=st.data(), size=st.sampled_from([1.0, 40.0]))
 @examples(15)
-def test_formulas_that_are_said_to_be_exact_are(
+def test_formulas_declared_exact_are_exact(
     options: Mapping[str, Any], data: st.DataObject, size: float
 ) -> None:
     drawn = data.draw(jobs("allreduce", dict(options)))
@@ -184,7 +186,7 @@ def measured(startup_s: float, per_byte_s: float) -> Cluster:
     )
 
 
-def test_measured_broadcasts_take_their_place() -> None:
+def test_measured_broadcasts_replace_the_formula() -> None:
     """4 s, and 0.5 s for each byte, among 4 ranks; 6 bytes are more than were measured."""
     one = job(WORK, measured(2.0, 0.5), 4, "ring")
     without = job(PLAIN, measured(2.0, 0.5), 4, "ring")
@@ -201,19 +203,19 @@ def test_the_formula() -> None:
     assert "broadcast buffers" not in without
 
 
-def test_the_option_is_noted_as_assumed_where_there_are_buffers() -> None:
+def test_the_option_is_listed_as_an_assumption_for_models_with_buffers() -> None:
     for work, noted in ((WORK, True), (PLAIN, False)):
         names = {each.name for each in job(work, cluster(), 2, "ring").assumptions}
         assert ("broadcast_buffers" in names) == noted
 
 
-def test_a_workers_memory_has_the_buffers() -> None:
+def test_a_workers_memory_includes_the_buffers() -> None:
     more, less = (predict(job(work, cluster(), 2, "ring")) for work in (WORK, PLAIN))
     assert more.memory.worker_bytes - less.memory.worker_bytes == pytest.approx(6.0)
 
 
 @pytest.mark.parametrize("size", [-1.0, float("inf")])
-def test_sizes_that_cannot_be(size: float) -> None:
+def test_impossible_sizes_are_refused(size: float) -> None:
     layer = WorkloadLayer("only", 1.0, 1.0, (1.0,))
     with pytest.raises(InputError, match="buffer_bytes"):
         Workload.of("none", [layer], buffer_bytes=size)
@@ -221,7 +223,7 @@ def test_sizes_that_cannot_be(size: float) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 5])
 def test_a_chain_in_small_pieces_takes_as_long_as_the_formula(ranks: int) -> None:
-    """A rank sends a piece on once it has received it, and sent the piece before."""
+    """A rank forwards a piece once it has received it and sent the previous piece."""
     pieces, bandwidth, latency_s = 2000, 50.0, 0.5
     ends = [0.0] * pieces
     for _ in range(ranks - 1):

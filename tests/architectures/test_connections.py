@@ -29,7 +29,7 @@ def step_s(arch: str, workers: int, flow: float | None, fidelity: Any, **options
 
 @pytest.mark.parametrize("fidelity", ["fine", "coarse"])
 @pytest.mark.parametrize("overlap", [True, False])
-def test_two_servers_get_more_from_a_node_than_one_connection_carries(
+def test_two_servers_get_more_from_a_node_than_one_connection_can_carry(
     fidelity: str, overlap: bool
 ) -> None:
     options = {"overlap": overlap, "split_above_bytes": 0.0}
@@ -76,8 +76,8 @@ def test_a_ring_on_each_link_of_a_node_has_a_connection(fidelity: Any) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["halving_doubling", "tree", "double_tree", "hierarchical"])
-def test_thousands_of_workers_have_connections_as_well(algorithm: str) -> None:
-    """A node of one device has one connection at a time, and a slower link is as good."""
+def test_connection_limits_hold_for_thousands_of_workers(algorithm: str) -> None:
+    """A node with one device has one connection at a time, which is equivalent to a slower link."""
     options = {"algorithm": algorithm, "overlap": False}
     found = step_s("allreduce", 4096, 10.0, "coarse", **options)
     slow = msgspec.structs.replace(cluster(None), nic=Link(10.0))
@@ -88,7 +88,7 @@ def test_thousands_of_workers_have_connections_as_well(algorithm: str) -> None:
 
 @pytest.mark.parametrize("fidelity", ["fine", "coarse"])
 @pytest.mark.parametrize("arch", ["ring", "bsp", "p2p"])
-def test_inside_a_node_nothing_is_capped(arch: str, fidelity: str) -> None:
+def test_connections_inside_a_node_are_not_capped(arch: str, fidelity: str) -> None:
     inside = {"devices": 4} if arch != "bsp" else {"servers": 1}
     flow = 10.0 if arch != "bsp" else 200.0
     free, capped = (step_s(arch, 4, f, fidelity, **inside) for f in (None, flow))
@@ -96,7 +96,7 @@ def test_inside_a_node_nothing_is_capped(arch: str, fidelity: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ["d_psgd", "ad_psgd", "easgd"])
-def test_what_the_formulas_leave_out_is_named(arch: str) -> None:
+def test_notes_name_what_the_formulas_leave_out(arch: str) -> None:
     job = make_job(workload=WORK, cluster=cluster(10.0), workers=4, arch=arch)
     found = predict(job, fidelity="coarse")
     assert found.error_band is not None
@@ -106,7 +106,7 @@ def test_what_the_formulas_leave_out_is_named(arch: str) -> None:
 
 
 @pytest.mark.parametrize("fidelity", ["fine", "coarse"])
-def test_gossip_waits_for_its_one_model(fidelity: str) -> None:
+def test_gossip_is_limited_by_its_single_connection(fidelity: str) -> None:
     found = step_s("gosgd", 4, 10.0, fidelity, probability=1.0, queue=1)
     assert found == pytest.approx(10.0, rel=0.02)
 

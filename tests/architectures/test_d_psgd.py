@@ -1,6 +1,6 @@
 """D-PSGD against timelines worked out by hand, and the traffic its source states.
 
-All links carry 1 byte/s unless said otherwise, so that a byte is a second.
+All links carry 1 byte/s unless noted, so one byte takes one second.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def iteration_s(workers: int, bandwidth: float = 1.0, **options: Any) -> float:
     return predict(job(WORK, cluster(bandwidth), workers, "d_psgd", options)).iteration_s
 
 
-def test_two_workers_exchange_their_models_beside_the_computation() -> None:
+def test_two_workers_exchange_models_during_computation() -> None:
     """3 bytes each way take 3 s of the 4 s of computation, and from 4 s on again."""
     graph = build_graph(job(WORK, cluster(), 2, "d_psgd"))
     assert runs(graph, "send", 2) == {
@@ -48,7 +48,7 @@ def test_two_workers_exchange_their_models_beside_the_computation() -> None:
 
 
 def test_three_workers_send_both_ways_at_once() -> None:
-    """Two models share each link: 6 s, in which the 4 s of computation are hidden."""
+    """Two models share each link: 6 s, which hides the 4 s of computation."""
     graph = build_graph(job(WORK, cluster(), 3, "d_psgd"))
     assert set(runs(graph, "send").values()) == {(0.0, 6.0)}
     assert runs(graph, "backward")["backward worker 2, layer0", 0] == (3.0, 4.0)
@@ -74,13 +74,13 @@ def test_an_iteration_is_the_longer_of_computation_and_exchange(
     oracles.equal(iteration_s(workers, bandwidth), expected)
 
 
-def test_the_closed_form_would_see_one_model_too_few() -> None:
+def test_canary_one_model_too_few_breaks_the_closed_form() -> None:
     with pytest.raises(AssertionError):
         oracles.equal(iteration_s(3), max(STEP_S, 1 * MODEL_BYTES))
 
 
 def bytes_are(graph: OpGraph, models: float) -> None:
-    """So many models leave and enter each node in an iteration."""
+    """Check the number of models that leave and enter each node per iteration."""
     for link, moved in enumerate(graph.bytes_by_link()):
         assert moved == pytest.approx(models * MODEL_BYTES), graph.link_name(link)
 
@@ -90,13 +90,13 @@ def test_bytes_over_every_link(workers: int, models: int) -> None:
     bytes_are(build_graph(job(WORK, cluster(), workers, "d_psgd")), models)
 
 
-def test_the_count_of_bytes_sees_a_neighbour_too_few() -> None:
+def test_canary_a_missing_neighbour_changes_the_byte_count() -> None:
     with pytest.raises(AssertionError):
         bytes_are(build_graph(job(WORK, cluster(), 2, "d_psgd")), 2)
 
 
 @pytest.mark.parametrize("options", [{}, {"overlap": False}])
-def test_one_worker_takes_the_time_of_its_device(options: dict[str, Any]) -> None:
+def test_one_worker_takes_the_single_device_step_time(options: dict[str, Any]) -> None:
     work = workload([1.0, 2.0], [3.0, 0.5], [2.0, 1.0], optimizer_s=0.25)
     result = predict(job(work, cluster(), 1, "d_psgd", options))
     assert result.iteration_s == 6.75
@@ -111,10 +111,10 @@ def test_the_optimizer_follows_both_computation_and_exchange() -> None:
         oracles.equal(predict(job(work, cluster(bandwidth), 3, "d_psgd")).iteration_s, expected)
 
 
-def test_a_slow_worker_delays_its_neighbours_at_once_and_others_later() -> None:
+def test_a_slow_worker_delays_its_neighbours_first_and_others_later() -> None:
     """Six workers on a fast network; worker 0 computes for 12 s, the others for 4 s.
 
-    A model is sent when an iteration begins, and needed at its end: so the delay goes one place
+    A model is sent when an iteration begins, and needed at its end: so the delay moves one place
     further with each iteration. At a distance of d along the ring iteration i ends after i + 1
     iterations of one's own, or, if that is later, after i + 1 - d iterations of worker 0.
     """
@@ -128,14 +128,14 @@ def test_a_slow_worker_delays_its_neighbours_at_once_and_others_later() -> None:
             assert ended == pytest.approx(expected, rel=1e-9), (worker, i)
 
 
-def test_the_wave_is_what_the_others_wait_for() -> None:
+def test_the_delay_wave_is_counted_as_waiting_for_stragglers() -> None:
     result = predict(job(WORK, cluster(1e12), 6, "d_psgd", stragglers=[Straggler(0, 3.0)]))
     assert result.iteration_s == pytest.approx(12.0)
     assert result.idle_fraction.per_worker == pytest.approx((0.0, *[8 / 12] * 5))
     assert result.idle_fraction.by_cause["straggler"] == pytest.approx(5 / 6 * 8 / 12)
 
 
-def test_a_slow_link_holds_up_those_who_wait_for_it() -> None:
+def test_a_slow_link_delays_the_workers_that_use_it() -> None:
     where = cluster(1.0, overrides=(NodeOverride(1, Link(0.5)),))
     oracles.equal(predict(job(WORK, where, 4, "d_psgd")).iteration_s, 12.0)
 
@@ -144,7 +144,7 @@ def test_latency_delays_the_average() -> None:
     oracles.equal(predict(job(WORK, cluster(1.0, 0.25), 3, "d_psgd")).iteration_s, 6.25)
 
 
-def test_nobody_uses_an_old_model() -> None:
+def test_no_worker_uses_an_old_model() -> None:
     result = predict(job(WORK, cluster(), 4, "d_psgd"))
     assert result.staleness is not None
     assert result.staleness.histogram == {"0": 1.0}
@@ -153,7 +153,7 @@ def test_nobody_uses_an_old_model() -> None:
 
 @pytest.mark.parametrize("workers", [2, 3, 7])
 @pytest.mark.parametrize("overlap", [True, False])
-def test_one_worker_stands_for_all_that_are_alike(workers: int, overlap: bool) -> None:
+def test_one_simulated_worker_represents_all_equal_workers(workers: int, overlap: bool) -> None:
     where = cluster(1.25, 0.01, core_oversubscription=2.0)
     alike = job(WORK, where, workers, "d_psgd", {"overlap": overlap})
     folded, whole = build_graph(alike, fold=True), build_graph(alike)
@@ -162,10 +162,10 @@ def test_one_worker_stands_for_all_that_are_alike(workers: int, overlap: bool) -
     oracles.equal(times[0], times[1])
 
 
-def test_workers_that_share_a_node_do_not_stand_for_each_other() -> None:
+def test_workers_that_share_a_node_are_not_folded() -> None:
     shared = job(WORK, cluster(devices_per_node=2), 4, "d_psgd")
     assert build_graph(shared, fold=True).n_groups == 4
-    # each has one neighbour on its own node and one on the other: two models a link
+    # each has one neighbour on its own node and one on the other: two models per link
     assert build_graph(shared).bytes_by_link().tolist() == [2 * MODEL_BYTES] * 4
 
 
@@ -177,7 +177,7 @@ def test_neighbours_on_the_ring() -> None:
     assert ((both - np.arange(7)[:, None]) % 7 == [1, 6]).all()
 
 
-def test_an_option_it_does_not_have() -> None:
+def test_an_unsupported_option_is_refused() -> None:
     with pytest.raises(InputError, match="option 'overlop' does not apply to d_psgd; did you mean"):
         job(WORK, cluster(), 2, "d_psgd", {"overlop": True})
     with pytest.raises(InputError, match="option overlap of d_psgd: expected true or false"):

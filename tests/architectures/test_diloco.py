@@ -1,6 +1,6 @@
-"""DiLoCo against timelines worked out by hand, and what it is equal to in its limits.
+"""DiLoCo against timelines worked out by hand, and its limiting cases.
 
-Links carry 1 byte/s unless said otherwise, so that two workers average 3 bytes in 3 s. A step takes
+Links carry 1 byte/s unless noted, so two workers average 3 bytes in 3 s. A step takes
 4.5 s: forward passes of 1 s each, backward passes of 1 s each, and 0.5 s for the optimizer.
 """
 
@@ -33,7 +33,7 @@ def diloco(options: dict[str, Any], workers: int = 2, where: Cluster | None = No
 
 
 def begun(options: dict[str, Any], label: str, iterations: int, **more: Any) -> list[Any]:
-    """Start and end of each op of a kind, in the order of time."""
+    """Start and end of each op of a kind, in time order."""
     return spans_of(label, job(WORK, cluster(), 2, "diloco", options, **more), iterations)
 
 
@@ -45,7 +45,7 @@ def test_fragments_in_turns_are_waited_for_one_by_one() -> None:
     equal(diloco(options).iteration_s, (4 * STEP_S + FIRST + SECOND) / 4)
 
 
-def test_a_strided_fragment_has_every_other_layer() -> None:
+def test_strided_fragments_interleave_layers() -> None:
     """Layers of 2, 1, 4 and 8 bytes: 3 and 12 in sequence, 6 and 9 strided."""
     work = workload([1.0] * 4, [1.0] * 4, [2.0, 1.0, 4.0, 8.0])
     for pattern, sizes in (("sequential", [3.0, 12.0]), ("strided", [6.0, 9.0])):
@@ -56,7 +56,7 @@ def test_a_strided_fragment_has_every_other_layer() -> None:
         assert second == (first[1] + 8.0, first[1] + 8.0 + sizes[1])
 
 
-def test_a_model_of_fewer_layers_is_cut_into_equal_parts() -> None:
+def test_a_model_with_fewer_layers_than_fragments_is_cut_into_equal_parts() -> None:
     one = job(WORK, cluster(), 2, "diloco", {"period": 3, "fragments": 3})
     assert fragments_of(one).share.tolist() == [1 / 3] * 3
     assert fragments_of(one).step.tolist() == [0, 1, 2]
@@ -73,7 +73,7 @@ def test_an_exchange_is_hidden_behind_a_step() -> None:
     equal(predict(one).iteration_s, (4 * STEP_S + 3.5) / 4)
 
 
-def test_an_exchange_during_the_backward_pass_hides_that_and_the_optimizer() -> None:
+def test_an_exchange_during_the_backward_pass_overlaps_it_and_the_optimizer() -> None:
     """Sent 2 s into the second step: 3 s of exchange, and 2.5 s until the step ends."""
     options = {"period": 2, "during_backward": True}
     assert begun(options, "average", 4)[:2] == [(6.5, 9.5), (16.0, 19.0)]
@@ -87,14 +87,14 @@ def test_formats_shorten_the_exchange(sent_as: str, seconds: float) -> None:
 
 
 def test_each_collective_of_a_fragment_has_its_latency() -> None:
-    """Three for 3 bytes, each of two sends round the ring: 3 s and 3 * 2 latencies of 0.25 s."""
+    """Three for 3 bytes, each with two sends around the ring: 3 s and 3 * 2 latencies of 0.25 s."""
     options = {"period": 2, "messages": 3, "algorithm": "ring"}
     one = job(WORK, cluster(1.0, 0.25), 2, "diloco", options)
     for fidelity in ("fine", "coarse"):
         equal(predict(one, fidelity=fidelity).iteration_s, (9.0 + 4.5) / 2)  # type: ignore[arg-type]
 
 
-def test_encoding_and_the_outer_step_take_the_device() -> None:
+def test_encoding_and_the_outer_step_occupy_the_device() -> None:
     """3 bytes of 0.5 s each to encode, 3 s to exchange, 2 s for the outer step."""
     options = {"period": 2, "encode_per_byte_s": 0.5, "outer_s": 2.0}
     assert begun(options, "pseudo-gradient", 2)[0] == (9.0, 10.5)
@@ -118,7 +118,7 @@ def test_an_exchange_through_a_server() -> None:
         equal(predict(one, fidelity=fidelity).iteration_s, 13.0)  # type: ignore[arg-type]
 
 
-def test_nobody_waits_between_two_exchanges() -> None:
+def test_workers_do_not_wait_between_exchanges() -> None:
     """A worker at half speed takes 9 s a step; both average from 18 s on."""
     late = {"stragglers": [Straggler(1, 2.0)]}
     assert begun({"period": 2}, "average", 2, **late)[0] == (18.0, 21.0)
@@ -158,7 +158,7 @@ def test_a_period_of_one_is_an_all_reduce_without_overlap(
     is_an_all_reduce_every_step(arch, {"period": 1, **more_options}, workers, more)
 
 
-def test_canary_a_period_of_two_is_not() -> None:
+def test_canary_a_period_of_two_is_not_an_all_reduce() -> None:
     with pytest.raises(AssertionError):
         is_an_all_reduce_every_step("diloco", {"period": 2}, 2, {})
 
@@ -182,7 +182,7 @@ def test_one_fragment_without_overlap_is_local_sgd(period: int, more: dict[str, 
 
 
 @pytest.mark.parametrize("change", [{"fragments": 2}, {"overlap_steps": 1}, {"outer_s": 0.1}])
-def test_canary_other_options_are_not(change: dict[str, Any]) -> None:
+def test_canary_other_options_are_not_local_sgd(change: dict[str, Any]) -> None:
     with pytest.raises(AssertionError):
         is_local_sgd({"period": 2, **change}, {})
 
@@ -207,9 +207,7 @@ def both_agree(options: dict[str, Any], rate: float, workers: int = 3) -> None:
         {"period": 2, "encode_per_byte_s": 0.5, "outer_s": 2.0},
     ],
 )
-def test_formulas_are_exact_where_exchanges_do_not_meet(
-    options: dict[str, Any], rate: float
-) -> None:
+def test_formulas_are_exact_if_exchanges_do_not_queue(options: dict[str, Any], rate: float) -> None:
     both_agree(options, rate)
 
 
@@ -224,7 +222,7 @@ def test_exchanges_that_queue_limit_the_pace() -> None:
 
 @pytest.mark.parametrize("options", [{"period": 1}, {"period": 3, "fragments": 2, "outer_s": 0.25},
                                      {"period": 4, "overlap_steps": 2}])  # fmt: skip
-def test_one_worker_may_stand_for_all(
+def test_one_simulated_worker_can_represent_all(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = job(WORK, cluster(0.5, latency_s=0.01), 5, "diloco", options)
@@ -237,7 +235,7 @@ def test_one_worker_may_stand_for_all(
 # -- figures -----------------------------------------------------------------------------------
 
 
-def test_memory_has_the_outer_optimizer() -> None:
+def test_memory_includes_the_outer_optimizer() -> None:
     """Parameters and momentum of the outer optimizer, on the workers or on the server."""
     work = msgspec.structs.replace(WORK, activation_bytes=5.0)
     found = {
@@ -257,13 +255,13 @@ def test_the_age_of_models_grows_with_the_overlap() -> None:
     ]
 
 
-def test_notes_have_the_mean_rate_and_the_peak() -> None:
+def test_notes_give_the_mean_and_peak_rate() -> None:
     """3 bytes in 10 steps of 4.5 s; 3 bytes in the step that overlaps."""
     options = {"period": 10, "overlap_steps": 1, "algorithm": "ring"}
     (note,) = (note for note in diloco(options).notes if "on average" in note)
     assert note == (
-        "a worker sends 0.5333 bps on average, were no exchange waited for, and 5.333 bps while it "
-        "exchanges a fragment"
+        "a worker sends 0.5333 bps on average if it never waits for an exchange, and 5.333 bps "
+        "during a fragment's exchange"
     )
 
 

@@ -1,13 +1,12 @@
-"""DiLoCo against published figures: how busy devices are, and the bandwidth that takes.
+"""DiLoCo against published figures: device utilisation, and the bandwidth it needs.
 
-Nothing is fitted. INTELLECT-1 (arXiv 2412.01152, Table 2) says how long an all-reduce took beside
-38 minutes of computation. Streaming DiLoCo (arXiv 2501.18512, Table 4) has the bandwidth at which a
-simulator of its authors first reaches a utilisation: 10^10 parameters in bfloat16, 48 layers, steps
-of 0.8 s, a fragment of three layers, on a grid of 50 bandwidths from 0.1 to 1000 Gbit/s, in steps
-of a fifth. Their simulator hides the reduction behind the backward pass in all methods, which is
-``during_backward``. What it assumes beside that is not published: two sites with a ring between
-them, each of which sends as many bytes as the model has, are an assumption here.
-"""
+Nothing is fitted. INTELLECT-1 (arXiv 2412.01152, Table 2) gives the duration of an all-reduce next
+to 38 minutes of computation. Streaming DiLoCo (arXiv 2501.18512, Table 4) has the bandwidth at
+which a simulator of its authors first reaches a utilisation: 10^10 parameters in bfloat16, 48
+layers, steps of 0.8 s, a fragment of three layers, on a grid of 50 bandwidths from 0.1 to 1000
+Gbit/s, in steps of a fifth. Their simulator hides the reduction behind the backward pass in all
+methods, which is ``during_backward``. Its other assumptions are not published. This test assumes
+two sites joined by a ring, each of which sends as many bytes as the model has."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ TABLE: dict[str, tuple[str, dict[str, Any], tuple[float, ...]]] = {
 
 
 def site(gbit_per_s: float) -> Cluster:
-    """Two sites with a link each, at that rate."""
+    """Two sites with one link each at this rate."""
     link = Link(gbit_per_s * 1e9 / 8)
     return Cluster(name="sites", nic=link, source=Source("published", "a grid"))
 
@@ -65,7 +64,7 @@ def utilisation(arch: str, options: dict[str, Any], gbit_per_s: float, fidelity:
 
 
 def first(arch: str, options: dict[str, Any], target: float) -> int:
-    """The number of the least bandwidth of the grid at which the utilisation is reached: it rises
+    """Index of the smallest bandwidth of the grid that reaches the utilisation, which rises
     with the bandwidth."""
     return bisect.bisect_left(
         GRID.tolist(), target, key=lambda rate: utilisation(arch, options, rate, "coarse")
@@ -89,8 +88,10 @@ def test_bandwidths_of_streaming_diloco(name: str) -> None:
     assert max(map(abs, steps_off(name))) <= 1
 
 
-def test_canary_without_the_backward_pass_more_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last step's backward pass hides half of what 99 % ask for."""
+def test_canary_without_the_backward_pass_more_bandwidth_is_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last step's backward pass hides half of what 99 % utilisation needs."""
     arch, options, published = TABLE["DiLoCo"]
     monkeypatch.setitem(TABLE, "DiLoCo", (arch, {**options, "during_backward": False}, published))
     assert steps_off("DiLoCo")[-1] > 1

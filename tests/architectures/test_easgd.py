@@ -1,6 +1,6 @@
 """EASGD against timelines worked out by hand, and the traffic its source states.
 
-All links carry 1 byte/s unless said otherwise, so that a byte is a second.
+All links carry 1 byte/s unless noted, so one byte takes one second.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def runs(graph: OpGraph, label: str, iterations: int = 1) -> dict[tuple[str, int
 
 
 def test_two_workers_by_hand() -> None:
-    """Two models share the server's link, 6 s out and 6 s in; the step of 4 s is within the latter,
-    and the next pull after it."""
+    """Two models share the server's link, 6 s out and 6 s in; the 4 s step falls within the
+    latter, and the next pull follows it."""
     graph = build_graph(job(WORK, cluster(), 2, "easgd", {"period": 1}))
     at = {
         label: runs(graph, label, 2) for label in ("pull", "push", "update", "optimizer", "request")
@@ -64,24 +64,25 @@ def test_every_second_step_by_hand() -> None:
 @pytest.mark.parametrize("bandwidth", [0.25, 1.0, 3.0])
 @pytest.mark.parametrize("latency_s", [0.0, 0.5, 7.0])
 @pytest.mark.parametrize("update_s", [0.0, 0.5, 9.0])
-def test_one_worker_waits_for_the_pull_and_seldom_for_more(
+def test_one_worker_waits_for_the_pull_and_rarely_for_the_push(
     period: int, bandwidth: float, latency_s: float, update_s: float
 ) -> None:
-    """The pull is exposed; push and update have until the next pull, a period of steps later."""
+    """The pull is exposed; push and update have until the next pull, one period later."""
     where = cluster(bandwidth, latency_s, update_per_tensor_s=update_s)
     found = predict(job(WORK, where, 1, "easgd", {"period": period})).iteration_s
     pull_s = push_s = MODEL_BYTES / bandwidth + latency_s
     oracles.equal(found, pulled(period, pull_s, push_s + TENSORS * update_s))
-    with pytest.raises(AssertionError):  # the canary: a pull that is hidden
+    with pytest.raises(AssertionError):  # canary: a hidden pull
         oracles.equal(found, pulled(period, 0.0, push_s + TENSORS * update_s))
 
 
 def pulled(period: int, pull_s: float, applied_s: float) -> float:
-    """Iteration of one worker, given its pull, and what follows it until it has been added (s)."""
+    """Iteration time (s) of one worker, given its pull time and the time until its push is
+    applied."""
     return (pull_s + max(period * STEP_S, applied_s)) / period
 
 
-def test_without_network_and_update_a_worker_takes_the_time_of_its_device() -> None:
+def test_with_free_network_and_updates_a_worker_takes_the_device_time() -> None:
     work = workload([1.0, 2.0], [3.0, 0.5], [2.0, 1.0], optimizer_s=0.25)
     result = predict(job(work, cluster(1e15), 1, "easgd"))
     oracles.equal(result.iteration_s, 6.75)
@@ -154,7 +155,7 @@ def test_a_colocated_server_spares_its_own_worker_the_network() -> None:
     }
 
 
-def test_a_straggler_holds_up_nobody() -> None:
+def test_a_straggler_delays_no_other_worker() -> None:
     slow = job(WORK, cluster(1e9), 3, "easgd", {"period": 2}, stragglers=[Straggler(1, 3.0)])
     found = simulate(build_graph(slow))
     assert 1 / found.iterations_per_s == pytest.approx([4.0, 12.0, 4.0], rel=1e-6)
@@ -180,10 +181,10 @@ def test_staleness_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("period", "rel_ci"), [(1, 0.006), (3, 0.003)])
-def test_staleness_is_what_others_add_from_a_pull_to_its_update(
+def test_staleness_counts_updates_by_others_between_pull_and_update(
     period: int, rel_ci: float
 ) -> None:
-    """Workers that drift freely: the rate of the others' updates times the mean of that time."""
+    """Workers that drift freely: the rate of the others' updates times the mean window."""
     jittered = job(WORK, cluster(16.0), 4, "easgd", {"period": period}, jitter=Jitter(0.3), seed=2)
     found = simulate(build_graph(jittered), rel_ci=rel_ci)
     probes = slice(0, 4)
@@ -196,8 +197,9 @@ def test_staleness_is_what_others_add_from_a_pull_to_its_update(
     assert mean == pytest.approx(3 / 4 * updates_per_s * window_s, rel=0.1)
 
 
-def test_staleness_is_one_less_than_the_workers_where_a_pull_follows_the_update() -> None:
-    """The next pull waits for the update alone: each update is in one window of each other."""
+def test_staleness_is_n_minus_1_if_each_pull_follows_the_update() -> None:
+    """The next pull waits only for the update: each update falls into one window of each other
+    worker."""
     result = predict(job(WORK, cluster(0.5), 4, "easgd", {"period": 1}, start="staggered"))
     assert result.staleness is not None
     assert result.staleness.mean == pytest.approx(3.0, rel=0.05)
@@ -223,13 +225,13 @@ def test_moving_rate_has_no_effect_on_time() -> None:
     assert slow == fast
 
 
-def test_a_server_holds_its_part_of_the_centre_and_a_buffer_per_worker() -> None:
+def test_server_memory_is_its_part_of_the_centre_and_a_buffer_per_worker() -> None:
     memory = predict(job(WORK, cluster(), 4, "easgd", {"servers": 2})).memory
     assert memory.server_bytes == MODEL_BYTES / 2 * (1 + 4)
 
 
 def test_workers_start_within_a_whole_period() -> None:
-    """Else all of them would exchange at about the same time, for as long as none drifts."""
+    """Otherwise all workers would exchange at about the same time until they drift apart."""
     graph = build_graph(job(WORK, cluster(), 8, "easgd", {"period": 10}, start="staggered"))
     assert graph.op_stagger_s.max() == 10 * STEP_S + 2 * MODEL_BYTES
 
@@ -245,11 +247,11 @@ def test_workers_start_within_a_whole_period() -> None:
         ({"tau": 4}, "option 'tau' does not apply to easgd"),
     ],
 )
-def test_a_value_it_does_not_allow(options: dict[str, Any], text: str) -> None:
+def test_an_invalid_value_is_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(InputError, match=text):
         job(WORK, cluster(), 2, "easgd", options)
 
 
 def test_servers_that_do_not_fit() -> None:
-    with pytest.raises(InputError, match="servers: 3 dedicated servers beside 2 workers do not fi"):
+    with pytest.raises(InputError, match="servers: 3 dedicated servers and 2 workers do not fi"):
         build_graph(job(WORK, cluster(nodes=4), 2, "easgd", {"servers": 3}))

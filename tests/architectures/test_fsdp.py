@@ -1,6 +1,7 @@
-"""Sharded data parallel training against timelines worked out by hand, and its sources' traffic.
+"""Sharded data parallel training against timelines worked out by hand, and the traffic its sources
+state.
 
-Links carry 1 byte/s unless said otherwise. Of two workers each moves half of a unit's bytes in a
+Links carry 1 byte/s unless noted. With two workers, each moves half of a unit's bytes in a
 reduce-scatter, or in an all-gather.
 """
 
@@ -30,7 +31,7 @@ NONE_AHEAD = {**EACH, "prefetch": 0}
 
 
 def spans(options: dict[str, Any], iteration: int = 0) -> dict[str, tuple[float, float]]:
-    """Start and end of the collectives and of all that worker 0 does, of two workers."""
+    """Start and end of the collectives and of the ops of worker 0, with two workers."""
     graph = build_graph(job(WORK, cluster(), 2, "fsdp", {**EACH, **options}))
     found = {}
     for span in timeline(graph, iterations=iteration + 1):
@@ -145,7 +146,7 @@ def test_order_of_issue() -> None:
 def test_without_prefetch_all_times_add_up(
     forward: list[int], data: st.DataObject, workers: int
 ) -> None:
-    """Whatever the units, where each is gathered for forward and for backward."""
+    """For any units, if each is gathered for forward and for backward."""
     n = len(forward)
     backward = data.draw(st.lists(st.integers(1, 9), min_size=n, max_size=n))
     size = data.draw(st.lists(st.integers(1, 9), min_size=n, max_size=n))
@@ -155,8 +156,10 @@ def test_without_prefetch_all_times_add_up(
     assert predict(one, fidelity="coarse").iteration_s == pytest.approx(expected, rel=1e-9)
 
 
-def test_canary_gathers_that_overtake_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order that was: at the end of a computation first what is gathered."""
+def test_canary_gathers_that_overtake_reduce_scatters_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The former order: when a computation ends, gathers are issued first."""
 
     def overtaking(units: int, options: Options) -> list[Issue]:
         found = issue_order(units, options)
@@ -168,7 +171,7 @@ def test_canary_gathers_that_overtake_are_seen(monkeypatch: pytest.MonkeyPatch) 
     assert predict(one, fidelity="coarse").iteration_s == pytest.approx(0.420, rel=1e-12)
 
 
-def test_parameters_that_are_kept_are_gathered_once() -> None:
+def test_kept_parameters_are_gathered_once() -> None:
     found = spans({"reshard_after_forward": False})
     assert found["backward, layer1"] == (3.0, 4.0)
     assert found["optimizer"] == (6.0, 6.25)
@@ -182,7 +185,7 @@ def test_one_unit_for_all_layers() -> None:
 
 
 def traffic(options: dict[str, Any], workers: int, times: float) -> None:
-    """Each member sends, and receives, so many times (N-1)/N of the bytes."""
+    """Check how many times (N-1)/N of the bytes each member sends and receives."""
     graph = build_graph(job(WORK, cluster(), workers, "fsdp", options))
     expected = times * (workers - 1) / workers * 3.0
     np.testing.assert_allclose(graph.bytes_by_link(), expected, rtol=1e-12)
@@ -217,7 +220,7 @@ def test_stages_one_and_two_take_as_long_as_an_all_reduce(workers: int) -> None:
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_one_worker_takes_the_single_device_time(stage: int) -> None:
+def test_one_worker_takes_the_single_device_step_time(stage: int) -> None:
     result = predict(job(WORK, cluster(), 1, "fsdp", {"stage": stage}))
     assert result.iteration_s == 4.5
 
@@ -242,7 +245,7 @@ def test_units_follow_the_layers() -> None:
     assert begin["forward worker 0, layer1"] == 2.0
 
 
-def test_a_straggler_holds_up_everybody() -> None:
+def test_a_straggler_delays_all_workers() -> None:
     late = {"stragglers": [Straggler(1, 3.0)]}
     result = predict(job(WORK, cluster(1e9), 3, "fsdp", EACH, **late))
     assert result.iteration_s == pytest.approx(3.0 * (4.0 + 0.5 / 3))
@@ -252,7 +255,7 @@ def test_a_straggler_holds_up_everybody() -> None:
     "options", [{"stage": 1}, {"stage": 3}, {"prefetch": 0}, {"reshard_after_forward": False}]
 )
 @pytest.mark.parametrize("devices", [1, 2])
-def test_one_worker_may_stand_for_all(
+def test_one_simulated_worker_can_represent_all(
     options: dict[str, Any], devices: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = cluster(
@@ -307,7 +310,7 @@ def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
         job(WORK, cluster(), 2, "fsdp", options)
 
 
-def test_options_without_effect_are_not_noted_as_assumed() -> None:
+def test_options_without_effect_are_not_listed_as_assumptions() -> None:
     noted = {a.name for a in job(WORK, cluster(), 2, "zero1").assumptions}
     assert "unit_bytes" in noted
     assert not noted & {"prefetch", "reshard_after_forward"}

@@ -1,6 +1,6 @@
 """Hybrid sharding: shard groups inside, and replicas across, against timelines worked out by hand.
 
-Links carry 1 byte/s unless said otherwise. Of two workers each moves half of a unit's bytes in a
+Links carry 1 byte/s unless noted. With two workers, each moves half of a unit's bytes in a
 reduce-scatter, or in an all-gather, and all bytes of its part in an all-reduce.
 """
 
@@ -35,7 +35,7 @@ def boxes(nic: float = 1.0, devices: int = 2, **fields: Any) -> Cluster:
 
 
 def spans(one: Job) -> dict[str, tuple[float, float]]:
-    """Start and end of all that happens in the first iteration."""
+    """Start and end of all ops of the first iteration."""
     graph = build_graph(one)
     return {graph.op_name(s.op): (s.start_s, s.end_s) for s in timeline(graph, iterations=1)}
 
@@ -81,8 +81,8 @@ def test_canary_another_bandwidth_or_an_all_reduce_left_out_is_noticed() -> None
     assert predict(job(WORK, boxes(), 2, "zero2", PAIRS)).iteration_s == 6.75
 
 
-def test_a_straggler_holds_up_its_own_shard_group_first() -> None:
-    """The other group computes and scatters as ever, and waits in the all-reduce."""
+def test_a_straggler_delays_its_own_shard_group_first() -> None:
+    """The other group computes and scatters as before, and waits in the all-reduce."""
     late = {"stragglers": [Straggler(3, 2.0)]}
     found = spans(job(WORK, boxes(), 4, "zero2", PAIRS, **late))
     assert found["reduce-scatter shard group 0, unit 1"] == (3.0, 3.5)
@@ -93,8 +93,8 @@ def test_a_straggler_holds_up_its_own_shard_group_first() -> None:
     assert three["all-gather again shard group 1, unit 1"] == (5.0, 5.5)
 
 
-def test_nodes_that_are_not_alike_have_groups_that_are_not() -> None:
-    """Two groups share the first node's bus, the third has the second node's for itself."""
+def test_groups_on_unequal_nodes_are_unequal() -> None:
+    """Two groups share the first node's bus, the third has the second node's bus to itself."""
     where = boxes(devices=4, intra_node=IntraNode(1.0))
     found = spans(job(WORK, where, 6, "zero3", PAIRS))
     ends = [found[f"all-gather shard group {group}, unit 0"][1] for group in range(3)]
@@ -106,7 +106,7 @@ def test_nodes_that_are_not_alike_have_groups_that_are_not() -> None:
 
 
 def figures(one: Job, fidelity: str) -> dict[str, float]:
-    """All numbers of a prediction but the options."""
+    """All values of a prediction except the options."""
     answer = predict(one, fidelity=fidelity).to_dict()
     named = {k: v for k, v in answer.items() if k not in corpus.TEXTS}
     found = dict(corpus.numbers(named, ""))
@@ -178,14 +178,14 @@ CASES = [
 
 
 def unlike(one: Job, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The prediction with an op for each group."""
+    """The prediction with separate ops for each group."""
     with monkeypatch.context() as patch:
         patch.setattr(fine, "alike", lambda job: False)
         return predict(one).to_dict()
 
 
 def routes_agree(case: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> str | None:
-    """One group stands for all, and formulas are as exact as they say; what they leave out."""
+    """Check that one group represents all, and that formulas are as exact as they claim."""
     kind, devices, nics, workers, size, core, flow = case
     inside = None if kind is None else IntraNode(7.0, 0.003, kind=kind)
     where = boxes(latency_s=0.01, devices=devices, nics_per_node=nics, intra_node=inside,
@@ -204,7 +204,7 @@ def routes_agree(case: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> str 
 
 
 @pytest.mark.parametrize("case", CASES[::23], ids=str)
-def test_one_group_may_stand_for_all(
+def test_one_simulated_group_can_represent_all(
     case: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     routes_agree(case, monkeypatch)
@@ -231,7 +231,7 @@ ALL = tuple(
 
 
 @pytest.mark.parametrize("fidelity", ["fine", "coarse"])
-def test_measured_collectives_are_of_groups_that_have_their_nodes_for_themselves(
+def test_measured_collectives_apply_to_groups_with_nodes_of_their_own(
     fidelity: str,
 ) -> None:
     """One unit, nothing overlaps but the passes: 4.25 s of computation with half the optimizer."""
@@ -254,7 +254,7 @@ def test_notes_name_the_members_of_the_groups() -> None:
     assert not any(note.startswith("all_gather among") for note in notes)
 
 
-# -- the rest ----------------------------------------------------------------------------------
+# -- memory and options ----------------------------------------------------------------------------
 
 
 def test_memory_is_that_of_a_shard_group() -> None:
@@ -273,7 +273,7 @@ def test_memory_is_that_of_a_shard_group() -> None:
         (
             12,
             8,
-            "workers: 12 are no whole number of groups of 8 .allowed: at most 8, or a multiple",
+            "workers: 12 do not form whole groups of 8 .allowed: up to 8, or a multiple",
         ),
         (4, -1, "shard_group"),
         (4, 1.5, "shard_group"),
@@ -285,7 +285,7 @@ def test_groups_that_are_impossible(workers: int, size: float, message: str) -> 
         make_job(**given, workers=workers, options={"shard_group": size})
 
 
-def test_workers_are_varied_in_whole_groups() -> None:
+def test_workers_vary_in_whole_groups() -> None:
     asked = job(WORK, boxes(), 4, "fsdp", {"shard_group": 4})
     assert variants.evaluate(asked, workers=[1, 4, 12]).iteration_s.shape == (3,)
     with pytest.raises(InputError, match="workers: expected at most 4"):

@@ -1,6 +1,6 @@
 """GoSGD against timelines worked out by hand, and the traffic its source states.
 
-All links carry 1 byte/s unless said otherwise, so that a byte is a second.
+All links carry 1 byte/s unless noted, so one byte takes one second.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def runs(graph: OpGraph, label: str, iterations: int = 1) -> dict[tuple[str, int
 
 
 def test_two_workers_by_hand() -> None:
-    """Both send after each step of 4 s, for 3 s, beside the next step."""
+    """Both send for 3 s after each step of 4 s, during the next step."""
     graph = build_graph(job(WORK, cluster(), 2, "gosgd", ALWAYS))
     assert runs(graph, "push", 2) == {
         ("push worker 0", 0): (4.0, 7.0),
@@ -48,7 +48,7 @@ def test_two_workers_by_hand() -> None:
     assert result.updates_per_s == pytest.approx(1 / STEP_S)
 
 
-def test_what_has_come_is_merged_before_the_next_step() -> None:
+def test_received_models_are_merged_before_the_next_step() -> None:
     """A merge takes 0.5 s. What is sent at 4 s is there at 7 s, and merged when the second step
     is over, at 8 s; the third step begins at 8.5 s. From then on each step merges one model."""
     options = {**ALWAYS, "merge_per_model_s": 0.5}
@@ -63,7 +63,7 @@ def test_what_has_come_is_merged_before_the_next_step() -> None:
     assert predict(job(WORK, cluster(), 2, "gosgd", options)).iteration_s == STEP_S + 0.5
 
 
-def test_a_straggler_merges_more_slowly_and_more_at_once() -> None:
+def test_a_straggler_merges_more_slowly_and_more_models_per_step() -> None:
     """Worker 1 takes 12 s and 3 x 0.5 s a model; in a step of 16.5 s worker 0 sends 4 times:
     worker 0 takes 4 s and 0.5 s for each model that worker 1 sends."""
     options = {**ALWAYS, "merge_per_model_s": 0.5}
@@ -75,10 +75,10 @@ def test_a_straggler_merges_more_slowly_and_more_at_once() -> None:
 
 
 @pytest.mark.parametrize("bandwidth", [0.25, 0.5, 1.0, 4.0])
-def test_with_every_step_a_model_the_slower_of_computation_and_link_decides(
+def test_sending_every_step_takes_the_longer_of_computation_and_transfer(
     bandwidth: float,
 ) -> None:
-    """T = max(C, M/B): nobody waits for a message, but messages cannot pile up for ever."""
+    """T = max(C, M/B): no worker waits for a message, but messages cannot pile up for ever."""
     options = {**ALWAYS, "queue": 2}
     result = predict(job(WORK, cluster(bandwidth), 2, "gosgd", options))
     oracles.equal(result.iteration_s, max(STEP_S, MODEL_BYTES / bandwidth))
@@ -87,16 +87,16 @@ def test_with_every_step_a_model_the_slower_of_computation_and_link_decides(
 
 
 @pytest.mark.parametrize("probability", [0.25, 0.5])
-def test_in_the_long_run_a_saturated_link_decides(probability: float) -> None:
-    """T = p M/B = 6 p/0.25 s, of two workers who do not share a link."""
+def test_a_saturated_link_sets_the_steady_state_pace(probability: float) -> None:
+    """T = p M/B = 6 p/0.25 s, for two workers that do not share a link."""
     options = {"probability": probability, "queue": 2}
     result = predict(job(WORK, cluster(0.0625), 2, "gosgd", options), rel_ci=0.02)
     assert result.iteration_s == pytest.approx(probability * MODEL_BYTES / 0.0625, rel=0.05)
     assert result.idle_fraction.by_cause["network"] > 0.5
 
 
-def test_a_worker_may_have_so_many_models_on_their_way() -> None:
-    """12 s a model, 4 s a step, two on their way: the fourth step waits for the first model."""
+def test_the_number_of_models_in_flight_is_limited() -> None:
+    """12 s per model, 4 s per step, two in flight: the fourth step waits for the first model."""
     options = {**ALWAYS, "queue": 2}
     graph = build_graph(job(WORK, cluster(0.25), 2, "gosgd", options))
     begin = runs(graph, "begin", 5)
@@ -123,7 +123,7 @@ def test_never_sending_is_training_alone() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, ALWAYS, {**ALWAYS, "merge_per_model_s": 1.0}])
-def test_one_worker_takes_the_time_of_its_device(options: dict[str, Any]) -> None:
+def test_one_worker_takes_the_single_device_step_time(options: dict[str, Any]) -> None:
     work = workload([1.0, 2.0], [3.0, 0.5], [2.0, 1.0], optimizer_s=0.25)
     result = predict(job(work, cluster(), 1, "gosgd", options))
     assert result.iteration_s == 6.75
@@ -158,14 +158,14 @@ def test_bytes_over_every_link(workers: int, probability: float) -> None:
     models_are(simulate(graph, rel_ci=0.01), workers, probability, probability)
 
 
-def test_the_count_of_bytes_sees_another_probability() -> None:
+def test_canary_another_probability_changes_the_byte_count() -> None:
     options = {"probability": 0.5}
     graph = build_graph(job(WORK, cluster(100.0), 3, "gosgd", options, jitter=Jitter(0.3)))
     with pytest.raises(AssertionError):
         models_are(simulate(graph, rel_ci=0.005), 3, 0.5, 0.6)
 
 
-def test_a_model_is_merged_by_the_one_it_was_sent_to() -> None:
+def test_a_model_is_merged_by_its_receiver() -> None:
     """Merges as long as a step of 4 s, on a fast network: with p = 1 and three workers each merges
     one model a step on average, whoever sends it."""
     options = {**ALWAYS, "merge_per_model_s": STEP_S}
@@ -200,7 +200,7 @@ def test_the_window_holds_queue_models_on_average() -> None:
     assert window(Options(probability=1e-300)) == 1_000_000
 
 
-def test_merging_has_no_effect_where_nobody_sends() -> None:
+def test_merging_has_no_effect_if_no_worker_sends() -> None:
     notes = job(WORK, cluster(), 2, "gosgd", {"probability": 0}).assumptions
     assert not {"queue", "merge_per_model_s"} & {note.name for note in notes}
 
@@ -215,13 +215,13 @@ def test_merging_has_no_effect_where_nobody_sends() -> None:
         ({"p": 0.1}, "option 'p' does not apply to gosgd"),
     ],
 )
-def test_a_value_it_does_not_allow(options: dict[str, Any], text: str) -> None:
+def test_an_invalid_value_is_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(InputError, match=text):
         job(WORK, cluster(), 2, "gosgd", options)
 
 
 @pytest.mark.parametrize("start", ["together", "staggered"])
-def test_a_link_that_is_just_too_slow_sets_the_pace_in_the_end(start: str) -> None:
+def test_a_link_that_is_slightly_too_slow_eventually_sets_the_pace(start: str) -> None:
     """Steps of 3.5 s, and p M / B = 3.715 s: what is sent piles up for hundreds of steps before a
     worker has to wait, yet in the long run no step can be shorter than its messages."""
     work = workload([0.5, 1.0], [1.0, 1.0], [100.0, 100.0])

@@ -1,4 +1,4 @@
-"""What must be equal, or in order, for reasons of its own: identities and bounds, with conditions.
+"""Identities and bounds that hold by construction, and their conditions.
 
 Those between kinds of parameter servers (a bound of zero is bulk synchronous, none is asynchronous)
 are in test_ps.py, those with queueing networks in test_queueing.py.
@@ -29,7 +29,7 @@ from tests.theory.test_closed_forms import one_worker_s
 
 few = examples(6)
 WORK = workload([1.0, 2.0], [2.0, 3.0], [30.0, 60.0], batch_size=4)
-"""8 s of computation, and no optimizer, whose time architectures count where it is spent."""
+"""8 s of computation and no optimizer, whose time architectures count in different places."""
 COMPUTE_S = 8.0
 rates = st.sampled_from([1.0, 13.0, 100.0])
 latencies = st.sampled_from([0.0, 0.25])
@@ -41,7 +41,7 @@ def asynchronous(arch: str, options: dict[str, Any]) -> bool:
 
 
 def variants(which: Callable[[str, dict[str, Any]], bool]) -> Any:
-    """Parametrise by those variants of all architectures that ``which`` holds for."""
+    """Parametrise by the variants of all architectures for which ``which`` holds."""
     found = [(arch, options) for arch, options in ALL if which(arch, options)]
     ids = [name for name, one in zip(ALL_IDS, ALL, strict=True) if which(*one)]
     return pytest.mark.parametrize(("arch", "options"), found, ids=ids)
@@ -60,14 +60,14 @@ SERVERS = {"ps", "easgd"}
 def takes_the_time_of_its_device(
     arch: str, options: dict[str, Any], work: Workload, where: Cluster, workers: int = 1
 ) -> None:
-    """An iteration is the computation and the optimizer's step, and nothing is waited for."""
+    """Check that an iteration is computation plus optimizer step, without waiting."""
     result = predict(job(work, where, workers, arch, options))
     equal(result.iteration_s, work.compute_s)
     assert abs(result.idle_fraction.mean) <= 1e-9
 
 
 def without_a_server(arch: str, options: dict[str, Any]) -> bool:
-    """Whether one worker has nobody to talk to."""
+    """Return whether one worker has no peer or server to communicate with."""
     return arch not in SERVERS
 
 
@@ -77,7 +77,7 @@ def without_a_server(arch: str, options: dict[str, Any]) -> bool:
 def test_one_worker_without_a_server_is_a_single_device(
     arch: str, options: dict[str, Any], work: Workload, rate: float, latency: float
 ) -> None:
-    """With any options: there is nobody to talk to."""
+    """With any options: there is no communication."""
     takes_the_time_of_its_device(arch, options, work, cluster(rate, latency))
 
 
@@ -104,8 +104,8 @@ def test_canary_two_workers_are_not_a_single_device(arch: str) -> None:
 def test_one_worker_and_a_server_take_the_closed_form(
     options: dict[str, Any], work: Workload, rate: float
 ) -> None:
-    """No latency, no cost of the update, one message after the other, in order: whoever is waited
-    for, there is nobody else. Parts of a layer follow each other, so they change nothing."""
+    """No latency, no cost of the update, one message after the other, in order: there is
+    only one worker to wait for. Parts of a layer follow each other, so they change nothing."""
     result = predict(job(work, cluster(rate), 1, "ps", options))
     equal(result.iteration_s, one_worker_s(work, rate))
 
@@ -135,11 +135,11 @@ def test_a_ring_of_one_sends_nothing() -> None:
         assert sends[0] == 0 < sends[1]
 
 
-# -- architectures that are the same in a limit ----------------------------------------------------
+# -- limiting cases -------------------------------------------------------------------------------
 
 
 def bytes_by_link(graph: OpGraph) -> dict[str, float]:
-    """Bytes over each link in an iteration, as measured."""
+    """Measured bytes over each link per iteration."""
     found = simulate(graph)
     moved = found.link_utilisation * graph.link_capacity_bytes_per_s / found.iterations_per_s.mean()
     return {graph.link_name(link): size for link, size in enumerate(moved.tolist())}
@@ -158,7 +158,7 @@ def same_traffic(options: dict[str, Any], workers: int, servers: int, where: Clu
 def test_easgd_with_a_period_of_one_moves_what_asynchronous_sgd_moves(
     workers: int, servers: int
 ) -> None:
-    """(M + M)/1, over the same links; with another period it does not."""
+    """(M + M)/1, over the same links; not with another period."""
     same_traffic({"period": 1}, workers, servers, cluster(20.0))
     with pytest.raises(AssertionError):
         same_traffic({"period": 2}, workers, servers, cluster(20.0))
@@ -166,8 +166,8 @@ def test_easgd_with_a_period_of_one_moves_what_asynchronous_sgd_moves(
 
 @pytest.mark.parametrize("fields", [{}, {"jitter": Jitter(0.5)}], ids=["steady", "jitter"])
 def test_workers_that_never_send_are_independent(fields: dict[str, Any]) -> None:
-    """GoSGD with a probability of 0: each takes its own time, whatever the others and the network
-    are like, to the last digit. With a probability above 0 and merges they hold each other up."""
+    """GoSGD with a probability of 0: each takes its own time, to the last digit, whatever the
+    others and the network do. With a probability above 0 and merges they delay each other."""
     stragglers = [Straggler(1, 3.0), Straggler(3, 1.5)]
     where = cluster(1e-3, 100.0)
 
@@ -200,9 +200,9 @@ def test_workers_that_never_send_are_independent(fields: dict[str, Any]) -> None
 # -- where the time goes ---------------------------------------------------------------------------
 
 
-def busy_and_idle_are_all(graph: OpGraph) -> None:
-    """Seconds that a device holds per iteration, from the graph, and seconds it is idle, from the
-    measurement, are an iteration."""
+def check_busy_plus_idle_is_the_iteration(graph: OpGraph) -> None:
+    """Check that a device's busy time from the graph and its measured idle time add up to an
+    iteration."""
     found = simulate(graph)
     assert found.periodic
     held = oracles.load_per_iteration(graph)[1][graph.group_device]
@@ -212,7 +212,7 @@ def busy_and_idle_are_all(graph: OpGraph) -> None:
 
 
 def steady(arch: str, options: dict[str, Any]) -> bool:
-    """Whether a device does the same in each iteration: mail takes as long as there is of it."""
+    """Return whether a device does the same in each iteration; the time to read mail varies."""
     graph = build_graph(job(WORK, cluster(20.0), 3, arch, options))
     return not graph.noisy and "merge_per_model_s" not in options
 
@@ -220,23 +220,25 @@ def steady(arch: str, options: dict[str, Any]) -> bool:
 @variants(steady)
 def test_busy_and_idle_are_the_iteration(arch: str, options: dict[str, Any]) -> None:
     graph = build_graph(job(WORK, cluster(20.0, 0.25), 3, arch, options))
-    busy_and_idle_are_all(graph)
+    check_busy_plus_idle_is_the_iteration(graph)
 
 
-def test_canary_time_that_is_nobodys() -> None:
+def test_canary_unaccounted_time_is_noticed() -> None:
     graph = build_graph(job(WORK, cluster(20.0), 3, "ps"))
     device = [op for op in range(graph.n_ops) if graph.group_device[0] in graph.held(op)]
     seconds = graph.op_seconds.copy()
     seconds[device[0]] += 0.01
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tests.architectures.test_identities.simulate", measured_by(graph))
-        busy_and_idle_are_all(graph)
+        check_busy_plus_idle_is_the_iteration(graph)
         with pytest.raises(AssertionError):
-            busy_and_idle_are_all(msgspec.structs.replace(graph, op_seconds=seconds))
+            check_busy_plus_idle_is_the_iteration(
+                msgspec.structs.replace(graph, op_seconds=seconds)
+            )
 
 
 def measured_by(graph: OpGraph) -> Any:
-    """A stand-in for a simulation, which always measures one graph."""
+    """A stand-in for a simulation that always measures one graph."""
     found = simulate(graph)
     return lambda _: found
 
@@ -271,7 +273,7 @@ def test_mean_staleness_of_asynchronous_sgd_is_one_less_than_the_workers(
     assert result.staleness.mean == pytest.approx(workers - 1, abs=0.05 * workers)
 
 
-def test_canary_staleness_of_other_kinds_is_not_that() -> None:
+def test_canary_other_synchronisation_has_another_staleness() -> None:
     for options in ({"sync": "bsp"}, {"sync": "ssp", "staleness_bound": 0}, {"softsync": 4}):
         asynchronous_ones = {"sync": "asp", **options}
         result = predict(job(WORK, cluster(30.0), 4, "ps", asynchronous_ones, jitter=Jitter(0.5)))
@@ -283,7 +285,7 @@ def test_canary_staleness_of_other_kinds_is_not_that() -> None:
 
 
 def pace(graph: OpGraph) -> tuple[float, float]:
-    """Iterations of all workers per second, and how far off that may be where chance decides."""
+    """Iterations of all workers per second, and the tolerance if the job is random."""
     found = simulate(graph, rel_ci=0.05)
     return float(found.iterations_per_s.sum()), oracles.error_of_pace(graph, found)
 
@@ -291,18 +293,19 @@ def pace(graph: OpGraph) -> tuple[float, float]:
 @variants(lambda arch, options: True)
 @few
 @given(work=workloads(least_s=0.5), rate=st.sampled_from([13.0, 100.0]), workers=st.integers(2, 4))
-def test_n_workers_are_no_faster_than_n_times_one_or_than_the_busiest_resource(
+def test_n_workers_obey_the_asymptotic_bounds(
     arch: str, options: dict[str, Any], work: Workload, rate: float, workers: int
 ) -> None:
     """X(N) <= min(N X(1), 1/D_max), where no work of the optimizer is shared out among workers."""
     work = without_optimizer(work)
-    alone = {k: v for k, v in options.items() if k != "backup_workers"}  # of one none is to spare
+    # one worker cannot have backup workers
+    alone = {k: v for k, v in options.items() if k != "backup_workers"}
     workers = whole_groups(workers, options)
     graph = build_graph(job(work, cluster(rate), workers, arch, options))
     x_n, error = pace(graph)
     x_1, _ = pace(build_graph(job(work, cluster(rate), 1, arch, alone)))
     assert x_n <= workers * x_1 * (1 + 1e-9 + error)
-    if not asynchronous(arch, options):  # who waits for nobody has a pace, and a demand, of its own
+    if not asynchronous(arch, options):  # independent workers each have their own pace and demand
         links, slots = oracles.load_per_iteration(graph)
         busy_s = [*(links / graph.link_capacity_bytes_per_s), *(slots / graph.slot_capacity)]
         assert x_n / workers * max(busy_s) <= 1 + 1e-9
@@ -327,7 +330,7 @@ def no_more_examples_than(
 @variants(synchronous)
 @pytest.mark.parametrize("workers", [2, 4])
 @pytest.mark.parametrize("bandwidth", [5.0, 1e9])
-def test_synchronous_workers_see_no_more_than_they_compute(
+def test_synchronous_throughput_is_at_most_the_compute_rate(
     arch: str, options: dict[str, Any], bandwidth: float, workers: int
 ) -> None:
     """Examples/s <= N b / C."""
@@ -335,8 +338,8 @@ def test_synchronous_workers_see_no_more_than_they_compute(
 
 
 @pytest.mark.parametrize("arch", [name for name in names() if synchronous(name, {})])
-def test_canary_more_examples_than_are_computed(arch: str) -> None:
-    """Over a link that costs nothing they see just that: 1 % less would be too few."""
+def test_canary_more_samples_than_are_computed_are_noticed(arch: str) -> None:
+    """Over a free link they reach exactly this rate: a bound 1 % lower would fail."""
     options = {"reduce_per_byte_s": 0.0} if arch == "p2p" else {}
     no_more_examples_than(arch, options, COMPUTE_S, cluster(1e12), 2)
     with pytest.raises(AssertionError):

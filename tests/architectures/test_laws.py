@@ -1,4 +1,4 @@
-"""Laws that every registered architecture keeps, whatever the job."""
+"""Laws that every registered architecture obeys for any job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.settings import examples
 
 
 def slowed(graph: OpGraph) -> OpGraph:
-    """The graph with all its durations doubled."""
+    """The graph with all durations doubled."""
     longer: dict[type, tuple[str, ...]] = {
         Choice: ("latency_s",),
         Mailbox: ("per_token_s",),
@@ -58,7 +58,7 @@ def test_every_architecture_is_checked() -> None:
 
 @pytest.mark.parametrize("arch", names())
 def test_every_option_is_in_a_variant(arch: str) -> None:
-    """And each of its words, where it takes words. A moving rate has no effect on time."""
+    """And each of its words, if it takes words. The moving rate has no effect on time."""
     missing = []
     for field in described(find(arch)[0].options):
         given_values = [options[field.name] for options in VARIANTS[arch] if field.name in options]
@@ -99,7 +99,7 @@ def test_twice_the_durations_take_exactly_twice_as_long(
 ) -> None:
     graph = build_graph(data.draw(jobs(arch, options)))
     if any(isinstance(rule, Quorum) for rule in graph.rules):
-        # who comes too late for a quorum skips iterations, so not everybody makes as many of them
+        # workers too late for a quorum skip iterations, so their counts differ
         took, twice = (
             [(s.op, s.iteration, factor * s.start_s, factor * s.end_s) for s in timeline(one)]
             for one, factor in ((graph, 2), (slowed(graph), 1))
@@ -125,7 +125,7 @@ def test_throughput_is_bounded_by_every_resource(
 
 @each
 def test_a_scaled_cluster_node_is_a_straggler(arch: str, options: dict[str, Any]) -> None:
-    """A node at half speed and a straggler of factor 2 are one thing said in two ways."""
+    """A node at half speed is the same as a straggler of factor 2."""
     from perfmodel import NodeOverride, Straggler
 
     work = workload([1.0, 2.0], [2.0, 3.0], [30.0, 50.0])
@@ -149,7 +149,7 @@ for arch, options in ALL:
 
 @cache
 def digests(hash_seed: str) -> dict[str, list[str]]:
-    """By architecture: one for each of its variants, made in a process with this hash seed."""
+    """By architecture, a digest per variant, made in a process with this hash seed."""
     printed = subprocess.run(
         [sys.executable, "-c", DIGESTS],
         env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": ":".join(sys.path)},

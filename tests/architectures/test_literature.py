@@ -1,4 +1,4 @@
-"""What the literature found, as directions that the model has to show.
+"""Findings of the literature, as trends that the model must reproduce.
 
 Each test states a claim and its source. Where a paper's cluster is not described in full, the claim
 is about a direction or a ratio, never about its seconds.
@@ -28,7 +28,7 @@ DECENTRALISED = ("ring", "ad_psgd", "gosgd", "d_psgd")
 def run(
     model: str, arch: str, workers: int, *, bandwidth: float = 10 * GBPS, **options: Any
 ) -> Prediction:
-    """A job on Titan Vs, one a node, as in Ko et al."""
+    """A job on Titan Vs, one per node, as in Ko et al."""
     return predict(
         make_job(
             model=model,
@@ -58,7 +58,7 @@ def rising(values: Sequence[float]) -> bool:
 
 @pytest.mark.parametrize("arch", CENTRALISED)
 @pytest.mark.parametrize("model", ["resnet50", "vgg16"])
-def test_waiting_grows_with_workers_where_there_is_a_server(model: str, arch: str) -> None:
+def test_waiting_grows_with_workers_if_there_is_a_server(model: str, arch: str) -> None:
     """Ko et al. 2021: centralised algorithms scale poorly, and wait longer with more workers."""
     idle = [run(model, arch, n).idle_fraction.mean for n in WORKERS]
     assert rising(idle), idle
@@ -80,8 +80,8 @@ def test_staleness_grows_with_workers() -> None:
     assert means == pytest.approx([3.0, 7.0, 15.0], rel=0.03)
 
 
-def test_a_ring_is_nearly_flat_one_server_is_linear_and_peer_to_peer_lies_between() -> None:
-    """Alqahtani, Demirbas, ICCCN 2019, arXiv 1909.02061: time of communication per iteration."""
+def test_communication_time_is_flat_for_a_ring_linear_for_a_server_and_between_for_p2p() -> None:
+    """Alqahtani, Demirbas, ICCCN 2019, arXiv 1909.02061: communication time per iteration."""
     work = workload([1e-3], [2e-3], [100e6])
 
     def communication_s(arch: str, workers: int, **options: Any) -> float:
@@ -98,7 +98,7 @@ def test_a_ring_is_nearly_flat_one_server_is_linear_and_peer_to_peer_lies_betwee
         assert a < b < c
 
 
-def test_training_gets_shorter_with_more_workers_when_there_are_enough_servers() -> None:
+def test_training_gets_faster_with_workers_if_there_are_enough_servers() -> None:
     """Jia et al. 2020, figure 7: 4, 8, 12 workers, 8 servers; for both kinds of training."""
     for sync in ("bsp", "asp"):
         rates = [
@@ -149,11 +149,12 @@ def test_one_server_caps_the_updates_of_all_workers(gbps: int, model: str, mbyte
     work = workload([1e-3], [2e-3], [mbytes * 1e6])
     options = {"sync": "asp", "duplex": True}
     found = predict(job(work, cluster(gbps * GBPS), 24, "ps", options, start="staggered"))
-    is_capped(found, gbps * GBPS / (mbytes * 1e6))
+    check_updates_are_capped(found, gbps * GBPS / (mbytes * 1e6))
 
 
-def is_capped(found: Prediction, most_per_s: float) -> None:
-    """A server makes nearly as many updates a second as its link allows, and not more."""
+def check_updates_are_capped(found: Prediction, most_per_s: float) -> None:
+    """Check that a server makes nearly, but not more than, the updates per second its link
+    allows."""
     assert 0.85 * most_per_s < found.updates_per_s <= most_per_s * (1 + 1e-9)
 
 
@@ -261,7 +262,7 @@ def test_an_asynchronous_push_is_much_shorter_than_a_synchronous_one() -> None:
     assert push["bsp"] > 10 * push["asp"], push
 
 
-def test_an_asynchronous_epoch_has_an_update_for_each_worker_and_is_not_longer() -> None:
+def test_an_asynchronous_epoch_has_n_times_the_updates_and_is_not_longer() -> None:
     """Jia et al. 2020, table II: 8 workers make 8 times as many updates at equal samples."""
     sync, free = (run("resnet18", name, 8) for name in ("bsp", "asp"))
     ratio = free.updates_per_s / free.throughput_samples_per_s
@@ -271,7 +272,7 @@ def test_an_asynchronous_epoch_has_an_update_for_each_worker_and_is_not_longer()
     assert free.throughput_samples_per_s >= 0.99 * sync.throughput_samples_per_s
 
 
-def test_asynchronous_training_is_slower_only_where_synchronous_pushes_are_summed_first() -> None:
+def test_asynchronous_training_is_slower_only_with_local_aggregation() -> None:
     """Ko et al. 2021 find ASP slowest of all. With equal traffic per worker it cannot be; with
     gradients summed inside each node of four devices before BSP pushes them, it is."""
     where = cluster(10 * GBPS, devices_per_node=4)
@@ -283,7 +284,7 @@ def test_asynchronous_training_is_slower_only_where_synchronous_pushes_are_summe
     assert summed.iteration_s < 0.6 * asp.iteration_s
 
 
-def test_epochs_get_shorter_with_the_batch_and_gain_less_each_time() -> None:
+def test_larger_batches_shorten_epochs_with_diminishing_returns() -> None:
     """Jia et al. 2020, figure 10: batches from 16 to 512, for both kinds of training."""
     for sync in ("bsp", "asp"):
         epoch = [
@@ -299,7 +300,7 @@ def test_epochs_get_shorter_with_the_batch_and_gain_less_each_time() -> None:
 
 
 def _affine(batch: int) -> Workload:
-    """A step of 10 ms and 1 ms a sample."""
+    """A step of 10 ms plus 1 ms per sample."""
     seconds = 0.01 + 0.001 * batch
     return workload([seconds / 3], [seconds * 2 / 3], [10e6], batch_size=batch)
 
@@ -354,17 +355,17 @@ def test_gossip_does_not_wait_for_a_straggler() -> None:
 
 
 @pytest.mark.parametrize("factor", [8.0, 1 / 8])
-def test_canary_bits_for_bytes_are_seen(factor: float) -> None:
+def test_canary_bits_taken_for_bytes_are_noticed(factor: float) -> None:
     """A server whose link is eight times as fast, or as slow, as the claim says."""
     work = workload([1e-3], [2e-3], [100e6])
     where = cluster(10 * GBPS * factor)
     found = predict(job(work, where, 24, "asp", {"duplex": True}, start="staggered"))
     with pytest.raises(AssertionError):
-        is_capped(found, 10 * GBPS / 100e6)
+        check_updates_are_capped(found, 10 * GBPS / 100e6)
 
 
-def test_canary_bytes_of_another_model_are_seen() -> None:
-    """Were VGG-16 as small as ResNet-50, it would not be more bound by communication."""
+def test_canary_the_size_of_another_model_is_noticed() -> None:
+    """If VGG-16 were as small as ResNet-50, it would not be more communication-bound."""
     bytes_ = {"resnet50": 100e6, "vgg16": 100e6}
     rates = [
         predict(job(workload([0.02], [0.04], [size]), cluster(10 * GBPS), 8, "bsp")).iteration_s

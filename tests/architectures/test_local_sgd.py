@@ -1,6 +1,6 @@
 """Local SGD against timelines worked out by hand, and the traffic of its sources.
 
-Links carry 1 byte/s unless said otherwise, so that two workers average 3 bytes in 3 s.
+Links carry 1 byte/s unless noted, so two workers average 3 bytes in 3 s.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WORK = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], optimizer_s=0.5)
 
 
 def spans_of(label: str, one: Job, iterations: int) -> list[tuple[float, float]]:
-    """Start and end of each op of a kind, in the order of time."""
+    """Start and end of each op of a kind, in time order."""
     graph = build_graph(one)
     block = next(b for b in graph.ops if b.label == label)
     found = [
@@ -44,8 +44,8 @@ def test_two_workers_average_every_second_step() -> None:
     assert result.operation_s["average"] == pytest.approx(3.0)
 
 
-def test_nobody_waits_between_two_averages() -> None:
-    """One worker takes 4.5 s a step, the other 9 s: 9 s later both average, from 18 to 21 s."""
+def test_workers_do_not_wait_between_averages() -> None:
+    """One worker takes 4.5 s per step, the other 9 s: both average from 18 to 21 s."""
     late = {"stragglers": [Straggler(1, 2.0)]}
     one = job(WORK, cluster(), 2, "local_sgd", {"period": 2}, **late)
     expected = [(4.0, 4.5), (8.0, 9.0), (8.5, 9.0), (17.0, 18.0)]
@@ -77,8 +77,8 @@ ALGORITHMS = ["ring", "halving_doubling", "tree", "double_tree", "hierarchical"]
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_an_average_is_one_all_reduce_every_so_many_steps(workers: int, algorithm: str) -> None:
-    """With a period of 1 as long as an all-reduce that overlaps nothing; else that much less."""
+def test_an_average_is_one_all_reduce_per_period(workers: int, algorithm: str) -> None:
+    """With a period of 1 it equals an all-reduce without overlap; with a period of H, 1/H of it."""
     options = {"algorithm": algorithm, "reduce_per_byte_s": 0.125}
     whole = {**options, "bucketing": "one", "overlap": False}
     reduced = predict(job(WORK, cluster(4.0, 0.25), workers, "allreduce", whole)).iteration_s
@@ -112,14 +112,14 @@ def test_model_age_is_uniform(period: int, mean: float, p90: int) -> None:
     assert (age.exchange_every, age.mean, age.p90) == (period, mean, p90)
 
 
-def test_one_worker_takes_the_single_device_time() -> None:
+def test_one_worker_takes_the_single_device_step_time() -> None:
     result = predict(job(WORK, cluster(), 1, "local_sgd"))
     assert result.iteration_s == 4.5
     assert result.model_age is None
 
 
 @pytest.mark.parametrize("options", [{"period": 1}, {"period": 3}, {"algorithm": "tree"}])
-def test_one_worker_may_stand_for_all(
+def test_one_simulated_worker_can_represent_all(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = job(WORK, cluster(latency_s=0.01), 5, "local_sgd", options)
@@ -134,7 +134,7 @@ def test_a_period_is_a_whole_number_of_steps() -> None:
         job(WORK, cluster(), 2, "local_sgd", {"period": 0})
 
 
-def test_the_bottleneck_is_the_averaging_where_that_takes_longest() -> None:
+def test_the_bottleneck_is_averaging_if_that_takes_longest() -> None:
     """Three steps of 2 s, then 45 s of averaging: 88 % of the chain is the network's."""
     work = workload([1.0], [1.0], [30.0])
     result = predict(job(work, cluster(), 4, "local_sgd", {"period": 3}))
@@ -145,7 +145,7 @@ def test_the_bottleneck_is_the_averaging_where_that_takes_longest() -> None:
 
 
 def test_a_long_period_takes_no_longer_to_simulate() -> None:
-    """Permits take no time and enable each other: a walk back must not go round among them."""
+    """Permits take no time and enable each other: the backward walk must not loop among them."""
 
     def seconds(period: int) -> float:
         one = make_job(

@@ -59,25 +59,25 @@ def boxes(kind: Any, devices: int, nics: int = 1, **fields: Any) -> Cluster:
     )
 
 
-# -- who takes which link --------------------------------------------------------------------------
+# -- which link a device uses ----------------------------------------------------------------------
 
 
-def test_a_link_is_taken_for_a_bus() -> None:
+def test_a_link_inside_defaults_to_a_bus() -> None:
     found = cluster(intra_node=Link(7.0, 0.5, 0.9)).intra_node
     assert found == IntraNode(7.0, 0.5, 0.9, kind="bus")
 
 
 def test_devices_leave_by_their_own_nic() -> None:
-    """Device i of a node takes NIC i mod 2; servers, one to a node of their own, take NIC 0."""
+    """Device i of a node uses NIC i mod 2; servers, one per dedicated node, use NIC 0."""
     where = cluster(devices_per_node=3, nics_per_node=2)
     fabric = Fabric.of(where, 5, [2, 3])
     assert fabric.place.tolist() == [0, 0, 0, 1, 1, 2, 3]
     assert fabric.nic.tolist() == [0, 1, 0, 2, 3, 4, 6]
     assert fabric.path(1, 4).tolist() == [1, -1, 8 + 3]
-    assert fabric.path(0, 1).tolist() == [-1, -1, -1]  # nothing inside that takes time
+    assert fabric.path(0, 1).tolist() == [-1, -1, -1]  # inside the node, nothing takes time
 
 
-def test_inside_a_node_a_port_out_and_a_port_in() -> None:
+def test_a_switch_gives_each_device_a_port_each_way() -> None:
     ports = Fabric.of(boxes("per_device", 4), 4)
     first = ports.core + 1
     assert ports.path(1, 3).tolist() == [first + 1, -1, first + 4 + 3]
@@ -93,7 +93,7 @@ def first_of(fabric: Fabric) -> int:
 
 
 @pytest.mark.parametrize("listed", [(), (1, 3), (2, 2, 1)])
-def test_places_are_those_of_the_cluster(listed: tuple[int, ...]) -> None:
+def test_devices_are_placed_as_the_cluster_says(listed: tuple[int, ...]) -> None:
     where = cluster(devices_per_node=3, devices_on_nodes=listed)
     for workers in (1, 2, 5, 11):
         expected = [where.node_of_worker(worker) for worker in range(workers)]
@@ -119,7 +119,7 @@ def test_rings_leave_and_enter_a_node_by_links_of_their_own(
     assert (nics_used > 0.0).sum() == 2 * len(rings) * where.nodes_for(workers)
 
 
-def test_an_override_is_of_each_of_the_nodes_links() -> None:
+def test_an_override_applies_to_each_link_of_the_node() -> None:
     slow = cluster(
         8.0, devices_per_node=2, nics_per_node=2, overrides=(NodeOverride(1, Link(2.0)),)
     )
@@ -147,7 +147,7 @@ def test_wrong_numbers_of_nics() -> None:
 
 
 def seconds(options: Mapping[str, Any], size: float, where: Cluster = DGX, n: int = 64) -> float:
-    """Of an all-reduce, by the way of the simulation; the coarse route says the same."""
+    """Seconds of an all-reduce in the simulation; the coarse route agrees."""
     work = workload([1.0], [1.0], [size])
     one = job(work, where, n, "allreduce", {"overlap": False, **options})
     fine, formula = predict(one), predict(one, fidelity="coarse")
@@ -190,9 +190,9 @@ def gpt2(algorithm: str, where: Cluster) -> float:
     return one.workload.compute_s / predict(one).iteration_s
 
 
-def test_hierarchical_is_not_slower_for_what_a_switch_does_not_do() -> None:
-    """An NVSwitch of 450 GB/s a device, as it is sold: 60 % where a flat ring made 87 %, as long
-    as the devices of a node shared these 450 GB/s."""
+def test_hierarchical_is_not_slowed_by_sharing_a_switch_does_not_have() -> None:
+    """An NVSwitch of 450 GB/s a device, as specified: it reached
+    60 % against 87 % for a flat ring while the devices of a node shared the 450 GB/s."""
     nodes = msgspec.structs.replace(DGX, nic=Link(400 * GBPS, 4e-6))
     ring, found = gpt2("ring", nodes), gpt2("hierarchical", nodes)
     assert found > ring - 0.05
@@ -201,7 +201,7 @@ def test_hierarchical_is_not_slower_for_what_a_switch_does_not_do() -> None:
     assert gpt2("hierarchical", shared) < found - 0.05
 
 
-# -- both routes say the same ----------------------------------------------------------------------
+# -- agreement of both routes ----------------------------------------------------------------------
 
 SYNCHRONOUS: list[tuple[str, dict[str, Any]]] = [
     *(("allreduce", {"algorithm": a}) for a in ("auto", "ring", "halving_doubling", "tree")),
@@ -260,7 +260,7 @@ ASYNCHRONOUS: list[tuple[str, dict[str, Any], int, int]] = [
 def test_asynchronous_formulas_are_near(
     arch: str, options: dict[str, Any], devices: int, workers: int, kind: Any
 ) -> None:
-    """Where the error is said to be known; a node's shared link made it up to 99 %."""
+    """If the error is declared as known; a node's shared link once made it up to 99 %."""
     one = job(WORK, boxes(kind, devices), workers, arch, options, start="staggered", jitter=0.1)
     assert registry.model_of(one).leaves_out(one) is None
     found = predict(one, fidelity="coarse")
@@ -270,10 +270,10 @@ def test_asynchronous_formulas_are_near(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_formulas_leave_out_is_simulated(kind: Any) -> None:
-    """Partners of whom some are on the same node and some are not."""
+def test_jobs_that_formulas_leave_out_are_simulated(kind: Any) -> None:
+    """Some partners are on the same node and some are not."""
     one = job(WORK, boxes(kind, 4), 16, "ad_psgd", start="staggered", jitter=0.1)
-    assert registry.model_of(one).leaves_out(one) == "several devices in a node"
+    assert registry.model_of(one).leaves_out(one) == "several devices on a node"
     assert predict(one, fidelity="auto").fidelity == "fine"
 
 
@@ -310,7 +310,7 @@ def test_trees_on_two_nodes_of_four(algorithm: str, kind: Any) -> None:
     assert formula == pytest.approx(fine, rel=1e-9)
 
 
-def test_peers_alone_on_their_nodes_need_no_link_inside() -> None:
+def test_peers_on_nodes_of_one_device_need_no_link_inside() -> None:
     """One device to a node: 0.7 s simulated, 73 s by a formula that took a slow link inside."""
     where = msgspec.structs.replace(V100S, devices_per_node=1, intra_node=Link(0.1 * GB))
     one = vgg("p2p", where, 8)
@@ -322,7 +322,7 @@ def test_peers_alone_on_their_nodes_need_no_link_inside() -> None:
 
 
 def test_measured_collectives_never_overload_a_link() -> None:
-    """What was measured to be faster than the links' nominal rate fills them, and no more."""
+    """Collectives measured faster than the links' nominal rate fill them, and no more."""
     from perfmodel.inputs.cluster import Collective, Piece
 
     fast = Collective(
@@ -353,8 +353,8 @@ def test_auto_is_the_fastest(size: float, workers: int) -> None:
 
 
 def test_auto_chooses_for_each_message() -> None:
-    """Small messages go over a tree, of which the latency grows with the logarithm; large ones
-    round a ring, which moves least."""
+    """Small messages use a tree, whose latency grows with the logarithm; large ones use a
+    ring, which moves the fewest bytes."""
     members = Members.of(cluster(1.0, 0.01), 64)
     options = Reduction("auto")
     assert chosen(members, options, 1e-3).algorithm == "double_tree"
@@ -403,7 +403,7 @@ def test_512_devices_do_not_pay_the_latency_of_a_flat_ring() -> None:
     assert usual > 0.8
 
 
-def test_measured_collectives_leave_nothing_to_choose() -> None:
+def test_auto_uses_measured_collectives() -> None:
     from perfmodel.inputs.cluster import Collective, Piece
 
     measured = Collective(
@@ -416,7 +416,7 @@ def test_measured_collectives_leave_nothing_to_choose() -> None:
 
 @pytest.mark.parametrize("options", [{"bucketing": "horovod"}, {"bucketing": "mg_wfbp"},
                                      {"each_send": True}])  # fmt: skip
-def test_one_choice_for_all_where_messages_are_not_known(options: dict[str, Any]) -> None:
+def test_auto_makes_one_choice_if_messages_are_not_known(options: dict[str, Any]) -> None:
     """The time is that of one of the algorithms, the fastest for the largest message."""
     where = cluster(20.0, 0.001)
     found = predict(job(WORK, where, 16, "allreduce", options)).iteration_s
@@ -431,7 +431,7 @@ def test_one_choice_for_all_where_messages_are_not_known(options: dict[str, Any]
     assert found <= single[0] * (1.0 + 1e-9)
 
 
-def test_rings_stay_rings() -> None:
+def test_ring_presets_keep_the_ring_algorithm() -> None:
     where = cluster(1.0, 0.5)
     for arch in ("ring", "ar_sgd"):
         assert job(WORK, where, 32, arch).options.algorithm == "ring"

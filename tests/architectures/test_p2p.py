@@ -1,6 +1,6 @@
 """Peer to peer against timelines worked out by hand, and the traffic its source states.
 
-All links carry 1 byte/s unless said otherwise, so that a byte is a second.
+All links carry 1 byte/s unless noted, so one byte takes one second.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def times(graph: OpGraph, worker: int, iteration: int = 0) -> dict[str, tuple[fl
     return out
 
 
-def test_three_workers_send_everything_to_everybody() -> None:
+def test_three_workers_send_all_gradients_to_all_peers() -> None:
     """Two transfers leave each worker at once, so a byte takes 2 s: layer 1 from 3 to 5 s, layer 0
     from 5 to 9 s (the connections are busy until 5); the next forward of layer 0 starts at 9 s,
     that of layer 1 right after it."""
@@ -79,7 +79,7 @@ def test_sharded_each_worker_sums_its_share_and_sends_it_back() -> None:
 
 
 INTERLEAVED = workload([1.0, 1.0, 1.0], [1.0, 5.0, 1.0], [4.0, 0.0, 4.0], optimizer_s=4.0)
-"""Layer 2 has come, at 8 s, while layer 1 is still in its backward pass, until 9 s."""
+"""Layer 2 arrives at 8 s, while layer 1 is in its backward pass until 9 s."""
 
 
 @pytest.mark.parametrize("fidelity", ["fine", "coarse"])
@@ -126,8 +126,8 @@ def test_both_routes_agree_where_updates_take_time(
     assert predict(one).iteration_s == pytest.approx(by_formula, rel=1e-9)
 
 
-def test_canary_a_layer_applied_during_backward_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The graph with the edge that was: from each layer's own backward pass to its apply."""
+def test_canary_a_layer_applied_during_backward_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph with the former edge: from each layer's own backward pass to its apply."""
     edge = GraphBuilder.edge
 
     def from_own(b: GraphBuilder, source: Any, target: Any, lag: int = 0) -> None:
@@ -154,19 +154,19 @@ def test_without_overlap_phases_follow_each_other() -> None:
     ("options", "share"), [({}, lambda n: n - 1), (SHARDED, lambda n: 2 * (n - 1) / n)]
 )
 def test_bytes_over_every_link(workers: int, options: dict[str, Any], share: Any) -> None:
-    """(N-1) M sent and received by everybody; 2 (N-1)/N M if sharded."""
+    """Each worker sends and receives (N-1) M; 2 (N-1)/N M if sharded."""
     graph = build_graph(job(TWO_LAYERS, cluster(), workers, "p2p", options))
     expected = np.full(2 * workers, share(workers) * 3.0)
     np.testing.assert_allclose(graph.bytes_by_link(), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("options", [{}, SHARDED, {"overlap": False}])
-def test_one_worker_takes_the_time_of_its_device(options: dict[str, Any]) -> None:
+def test_one_worker_takes_the_single_device_step_time(options: dict[str, Any]) -> None:
     work = workload([1.0, 2.0], [3.0, 4.0], [2.0, 1.0], optimizer_s=0.5)
     assert predict(job(work, cluster(), 1, "p2p", options)).iteration_s == pytest.approx(10.5)
 
 
-def test_everybody_applies_everybodys_gradients() -> None:
+def test_each_worker_applies_the_gradients_of_all() -> None:
     """N u' (Alqahtani, Demirbas, 2019): adding N - 1 gradients of 3 bytes, 0.5 s a byte."""
     options = {"overlap": False, "reduce_per_byte_s": 0.5}
     for workers in (2, 4):
@@ -176,7 +176,9 @@ def test_everybody_applies_everybodys_gradients() -> None:
 
 @pytest.mark.parametrize("options", [{}, SHARDED, {"transmission": "priority"}])
 @pytest.mark.parametrize("core", [None, 2.0])
-def test_one_worker_stands_for_all(options: dict[str, Any], core: float | None) -> None:
+def test_one_simulated_worker_can_represent_all(
+    options: dict[str, Any], core: float | None
+) -> None:
     work = workload([1.0] * 3, [1.0] * 3, [2.0, 1.0, 7.0], optimizer_s=0.3)
     where = cluster(3.0, 0.1, core_oversubscription=core)
     whole = simulate(build_graph(job(work, where, 5, "p2p", options)))
@@ -188,7 +190,7 @@ def test_one_worker_stands_for_all(options: dict[str, Any], core: float | None) 
     )
 
 
-def test_who_differs_is_not_folded() -> None:
+def test_workers_that_differ_are_not_folded() -> None:
     shared_nodes = cluster(devices_per_node=2)
     for unlike in (
         job(TWO_LAYERS, cluster(), 4, "p2p", stragglers=[Straggler(1, 2.0)]),
@@ -199,14 +201,14 @@ def test_who_differs_is_not_folded() -> None:
         assert build_graph(unlike, fold=True).n_groups == 4
 
 
-def test_one_slow_link_holds_up_everybody() -> None:
+def test_one_slow_link_delays_all_workers() -> None:
     """Worker 0 sends its 3 bytes to two peers at half the speed: 12 s after its backward."""
     slow = cluster(overrides=(NodeOverride(0, Link(0.5)),))
     result = predict(job(TWO_LAYERS, slow, 3, "p2p", {"overlap": False}))
     assert result.iteration_s == pytest.approx(4.0 + 12.0)
 
 
-def test_a_straggler_holds_up_everybody() -> None:
+def test_a_straggler_delays_all_workers() -> None:
     late = job(TWO_LAYERS, cluster(1e9), 3, "p2p", stragglers=[Straggler(2, 3.0)])
     result = predict(late)
     assert result.iteration_s == pytest.approx(12.0)
@@ -255,7 +257,7 @@ def test_impossible_options_are_refused() -> None:
         job(TWO_LAYERS, cluster(), 2, "p2p", {"reduce_per_byte_s": -1.0})
 
 
-def test_canary_a_forgotten_peer_is_seen() -> None:
+def test_canary_a_forgotten_peer_is_noticed() -> None:
     """Without the last peer's messages the byte counts and the timeline are wrong."""
     graph = build_graph(job(TWO_LAYERS, cluster(), 3, "p2p"))
     sends = next(b for b in graph.ops if b.label == "send")

@@ -1,6 +1,6 @@
 """The parameter server against timelines worked out by hand, and the traffic its source states.
 
-All links carry 1 byte/s unless said otherwise, so that a byte is a second.
+All links carry 1 byte/s unless noted, so one byte takes one second.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def test_asynchronous_workers_take_turns_at_the_server() -> None:
     assert starts(graph, 1, 1)["pull 0"] == (8.0, 9.0)
 
 
-def test_a_straggler_is_what_the_others_wait_for() -> None:
+def test_waiting_for_a_straggler_is_counted_as_such() -> None:
     """Worker 1 computes three times as long; worker 0 waits 4 s of the time for it alone."""
     straggling = job(ONE_LAYER, cluster(1e12), 2, "ps", stragglers=[Straggler(1, 3.0)])
     result = predict(straggling)
@@ -143,10 +143,10 @@ def test_a_colocated_server_spares_its_own_worker_the_network() -> None:
         ({}, [0, 1, 2, 3, 4]),
     ],
 )
-def test_colocated_servers_are_one_on_each_node_in_turn(
+def test_colocated_servers_are_placed_round_robin(
     fields: dict[str, Any], expected: list[int]
 ) -> None:
-    """Of 8 workers, whatever share a node."""
+    """With 8 workers, however many share a node."""
     where = cluster(server=Server(placement="colocated"), **fields)
     assert [where.node_of_server(server, 8) for server in range(5)] == expected
 
@@ -163,7 +163,7 @@ def test_each_node_carries_the_traffic_of_its_own_servers() -> None:
     assert moved == {f"link {end}": 8.0 for end in ends}
 
 
-def test_large_tensors_are_cut_and_whole_ones_balanced_by_bytes() -> None:
+def test_large_tensors_are_split_and_small_ones_balanced_by_bytes() -> None:
     work = workload([1.0] * 4, [1.0] * 4, [10.0, 100.0, 30.0, 25.0])
     split = slices_of(work, Options(servers=2, split_above_bytes=50))
     assert split.layer.tolist() == [3, 2, 1, 1, 0]
@@ -173,7 +173,7 @@ def test_large_tensors_are_cut_and_whole_ones_balanced_by_bytes() -> None:
     assert sorted(held.tolist()) == [65.0, 100.0]
 
 
-def test_a_hot_server_holding_one_huge_tensor_shows() -> None:
+def test_a_server_with_one_huge_tensor_is_the_bottleneck() -> None:
     work = workload([1.0, 1.0], [1.0, 1.0], [10.0, 1000.0])
     hot, spread = (
         predict(
@@ -245,8 +245,8 @@ def test_synchronous_training_has_no_staleness() -> None:
     assert result.clock_gap.max <= 1
 
 
-def test_asynchronous_training_updates_once_per_worker_where_synchronous_updates_once() -> None:
-    """At equal samples: N updates against one."""
+def test_asynchronous_training_makes_n_times_as_many_updates() -> None:
+    """For the same number of samples: N updates against one."""
     updates_per_sample = {
         sync: (p := predict(job(TWO_LAYERS, cluster(), 3, "ps", {"sync": sync}))).updates_per_s
         / p.throughput_samples_per_s
@@ -287,8 +287,8 @@ def test_update_threads_are_at_most_the_cores() -> None:
 # -- stale synchronous parallel ------------------------------------------------------------------
 
 
-def test_a_worker_runs_ahead_as_far_as_the_bound_lets_it() -> None:
-    """Steps of 2 and 8 s, bound 1: worker 0 is let into iteration i once iteration i - 2 of worker
+def test_a_worker_runs_ahead_up_to_the_bound() -> None:
+    """Steps of 2 and 8 s, bound 1: worker 0 may begin iteration i once iteration i - 2 of worker
     1 is applied: 0, 2 s, then at 8, 16, 24 s. It waits 6 of 8 s, for the bound."""
     late = job(
         ONE_LAYER,
@@ -378,9 +378,9 @@ def test_staleness_grows_with_the_bound() -> None:
 # -- quorums -------------------------------------------------------------------------------------
 
 
-def test_an_update_goes_on_without_the_backup_workers() -> None:
-    """Steps of 2, 2 and 20 s: with one backup worker the fast two go on every 2 s, and the third
-    joins every 20 s; its gradient comes too late."""
+def test_an_update_does_not_wait_for_the_backup_workers() -> None:
+    """Steps of 2, 2 and 20 s: with one backup worker the fast two continue every 2 s, and the
+    third joins every 20 s; its gradient arrives too late."""
     options = {"backup_workers": 1}
     late = job(ONE_LAYER, cluster(1e12), 3, "ps", options, stragglers=[Straggler(2, 10.0)])
     rates = simulate(build_graph(late)).iterations_per_s
@@ -388,8 +388,8 @@ def test_an_update_goes_on_without_the_backup_workers() -> None:
 
 
 def test_backup_workers_take_the_order_statistic_of_the_step() -> None:
-    """With b of N spare, a step takes the (N - b)-th shortest of N times, had all begun together;
-    late ones begin late, which only shortens it for the others."""
+    """With b of N as backups, a step takes the (N - b)-th shortest of N times if all begin
+    together; late workers begin late, which only shortens it for the others."""
     plain, spare = (
         predict(
             job(ONE_LAYER, cluster(1e9), 6, "ps", {"backup_workers": b}, jitter=Jitter(0.5))
@@ -404,9 +404,9 @@ def test_backup_workers_take_the_order_statistic_of_the_step() -> None:
     assert spare > 2.0 * 0.9
 
 
-def test_windows_open_from_the_start_are_not_measured() -> None:
-    """What is read before the first round is less stale: 0, 1, 2, 3 here. The state of the first
-    round is that of later ones but for these windows, so it must not be taken for a period."""
+def test_windows_open_at_the_start_are_not_measured() -> None:
+    """Reads before the first round are less stale: 0, 1, 2, 3 here. Except for these windows the
+    state of the first round equals later ones, so it must not be taken for a period."""
     for workers in (2, 4):
         for options in ({}, {"duplex": True}, {"overlap": False}):
             asp = {"sync": "asp", **options}
@@ -469,8 +469,8 @@ def test_local_aggregation_by_hand() -> None:
 # -- placement and messages ----------------------------------------------------------------------
 
 
-def test_hash_places_tensors_by_their_number() -> None:
-    """MXNet: key x 9973 modulo servers, whatever the size; large arrays are cut all the same."""
+def test_hash_places_tensors_by_their_index() -> None:
+    """MXNet: key x 9973 modulo servers, whatever the size; large arrays are split anyway."""
     work = workload([1.0] * 4, [1.0] * 4, [10.0, 100.0, 30.0, 25.0])
     whole = slices_of(work, Options(servers=2, sharding="hash", split_above_bytes=float("inf")))
     assert whole.layer.tolist() == [3, 2, 1, 0]
@@ -479,14 +479,14 @@ def test_hash_places_tensors_by_their_number() -> None:
     assert cut.bytes.tolist() == [25.0, 30.0, 50.0, 50.0, 10.0]
 
 
-def test_partitions_cut_what_travels_together() -> None:
+def test_partitions_split_large_messages() -> None:
     work = workload([1.0, 1.0], [1.0, 1.0], [10.0, 25.0])
     cut = slices_of(work, Options(partition_bytes=10))
     assert cut.layer.tolist() == [1, 1, 1, 0]
     assert cut.bytes == pytest.approx([25 / 3] * 3 + [10.0])
 
 
-def test_partitions_let_pulls_begin_before_the_push_has_ended() -> None:
+def test_partitions_let_pulls_begin_before_the_push_ends() -> None:
     """Duplex: without parts, the pull of 6 bytes starts after the whole push, 12 s; in parts of 2
     bytes the last pull starts after 6 s and ends at 8 s."""
     work = workload([1.0], [1.0], [6.0])
@@ -498,7 +498,7 @@ def test_partitions_let_pulls_begin_before_the_push_has_ended() -> None:
     assert parts.iteration_s == pytest.approx(2.0 + 8.0)
 
 
-def test_priority_sends_first_what_forward_needs_first() -> None:
+def test_priority_sends_the_first_layers_first() -> None:
     """Layers of 4 (last), 4 and 1 bytes are ready almost together. First come, first served: the
     first layer is back last. With priorities it follows what is already under way."""
     work = workload([1.0] * 3, [0.1] * 3, [1.0, 4.0, 4.0])
@@ -561,7 +561,7 @@ def test_compression_shrinks_pushes_and_not_pulls(options: dict[str, Any], share
     assert moved["link into node 0"] == pytest.approx(3.0)
 
 
-def test_encoding_takes_the_workers_time_and_decoding_the_servers() -> None:
+def test_encoding_takes_worker_time_and_decoding_server_time() -> None:
     options = {"compression": "top_k", "overlap": False, "duplex": True}
     plain = predict(job(TWO_LAYERS, cluster(), 1, "ps", options))
     slow = {**options, "encode_per_byte_s": 0.5, "decode_per_byte_s": 0.25}
@@ -594,7 +594,7 @@ def test_colocated_servers_take_cores_from_workers() -> None:
     assert "cpu" not in free.idle_fraction.by_cause
 
 
-def test_use_of_a_processor_is_told_by_node() -> None:
+def test_core_utilisation_is_given_per_node() -> None:
     """Two nodes of 8 cores and 4 workers, each of which computes 2 s on 2 threads: 16 of 8 T
     core-seconds. A server on node 0 makes 8 updates of 0.5 s on top, by one thread: 20 of 8 T."""
     server = Server(placement="colocated", update_per_tensor_s=0.5)
@@ -612,7 +612,7 @@ def test_use_of_a_processor_is_told_by_node() -> None:
     assert predict(accelerators, fidelity="coarse").utilisation.cores == {}
 
 
-def test_more_servers_on_the_same_machines_slow_a_cluster_bound_by_its_cores() -> None:
+def test_more_colocated_servers_slow_a_core_bound_cluster() -> None:
     """Jia et al., IPCCC 2020, figure 9: each further server of a node adds to the messages that its
     cores have to handle. On accelerators, more servers help."""
     work = workload([0.2] * 4, [0.4] * 4, [8e6] * 4)
@@ -627,7 +627,7 @@ def test_more_servers_on_the_same_machines_slow_a_cluster_bound_by_its_cores() -
     assert iteration_s(accelerator, 4) < iteration_s(accelerator, 1)
 
 
-# -- what is refused -----------------------------------------------------------------------------
+# -- invalid options -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -640,8 +640,8 @@ def test_more_servers_on_the_same_machines_slow_a_cluster_bound_by_its_cores() -
         ({"softsync": 2}, "softsync: needs sync=asp, got sync=bsp"),
         ({"backup_workers": 1, "duplex": True}, "backup_workers: cannot be combined with duplex"),
         ({"compression": "top_k", "density": 0.0}, "density: must be more than 0, got 0"),
-        ({"encode_per_byte_s": 1.0}, "encode_per_byte_s: there is nothing to encode"),
-        ({"transmission": "shared", "credit_bytes": 8.0}, "credit_bytes: has no meaning with"),
+        ({"encode_per_byte_s": 1.0}, "encode_per_byte_s: has no effect without"),
+        ({"transmission": "shared", "credit_bytes": 8.0}, "credit_bytes: has no effect with"),
         ({"partition_bytes": 0.0}, "partition_bytes: must be more than 0, got 0"),
         ({"sharding": "greedy"}, "option sharding of ps: expected one of bytes, hash"),
     ],
@@ -652,17 +652,17 @@ def test_impossible_options_are_refused(options: dict[str, Any], message: str) -
 
 
 def test_more_backup_workers_than_workers_are_refused() -> None:
-    with pytest.raises(InputError, match="backup_workers: 4 of 4 workers leave nobody"):
+    with pytest.raises(InputError, match="backup_workers: must be fewer than the 4 workers, got 4"):
         predict(job(TWO_LAYERS, cluster(), 4, "ps", {"backup_workers": 4}))
 
 
-# -- pulls that are asked for ----------------------------------------------------------------------
+# -- requested pulls ------------------------------------------------------------------------------
 
 
-def test_a_pull_that_is_asked_for_waits_behind_pushes() -> None:
+def test_a_requested_pull_waits_behind_pushes() -> None:
     """MXNet's KVStore: layer 1 (4 bytes) is pushed from 3 to 7 s, layer 0 (2 bytes) from then to
-    9 s. The request for layer 1 comes to the server behind that push, at 9 s; answered with the
-    push, layer 1 would be on its way back at 7 s."""
+    9 s. The request for layer 1 reaches the server behind that push, at 9 s; if the server
+    answered the push, layer 1 would be on its way back at 7 s."""
     work = workload([1.0] * 2, [1.0] * 2, [2.0, 4.0])
     found = {
         pull: starts(
@@ -672,7 +672,7 @@ def test_a_pull_that_is_asked_for_waits_behind_pushes() -> None:
     }
     assert found["reply"]["pull 1"] == (7.0, 11.0)
     assert found["request"]["request 1"] == (9.0, 9.0)
-    # layer 0 is acknowledged and asked for at 9 s as well, right after
+    # layer 0 is also acknowledged and requested at 9 s, right after
     assert found["request"]["pull 1"] == (9.0, 13.0)
     assert found["request"]["pull 0"] == (13.0, 15.0)
 
@@ -687,6 +687,6 @@ def test_latency_counts_for_the_acknowledgement_and_for_the_request() -> None:
     assert times == pytest.approx([2.0 + 2 * 1.25, 2.0 + 2 * 1.25 + 2 * 0.25])
 
 
-def test_asking_for_pulls_needs_duplex() -> None:
+def test_requested_pulls_need_duplex() -> None:
     with pytest.raises(InputError, match="pull=request: needs duplex"):
         job(ONE_LAYER, cluster(), 2, "ps", {"pull": "request"})

@@ -1,4 +1,4 @@
-"""Dedicated servers with links unlike those of the workers: as if each node had said so."""
+"""A link for all dedicated servers is the same as giving it to each of their nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FAST = Link(5e9, 1e-3, 0.9)
 
 
 def clusters() -> tuple[Cluster, Cluster]:
-    """The link given for all servers, and for each of their nodes."""
+    """A cluster with the link given for all servers, and one with it given for each node."""
     base = catalogue.cluster(catalogue.DEFAULT_CLUSTER)
     server = msgspec.structs.replace(base.server, nic=FAST)
     nodes = tuple(NodeOverride(WORKERS + k, nic=FAST) for k in range(SERVERS))
@@ -34,14 +34,14 @@ def job(cluster: Cluster, arch: str, **more: Any) -> Job:
 
 
 @pytest.mark.parametrize("arch", ["bsp", "asp", "easgd"])
-def test_it_is_simulated_as_links_of_the_nodes(arch: str) -> None:
+def test_the_simulation_uses_the_link_for_each_server_node(arch: str) -> None:
     one, other = (predict(job(cluster, arch)) for cluster in clusters())
     assert one.iteration_s == other.iteration_s
 
 
 @pytest.mark.parametrize("arch", ["bsp", "asp", "easgd"])
-def test_formulas_know_the_link(arch: str) -> None:
-    """Its rate as of the nodes, and the greater latency, by which the simulation goes too."""
+def test_formulas_use_the_server_link(arch: str) -> None:
+    """Its rate as given per node, and the larger latency, as in the simulation."""
     cluster, nodes = clusters()
     slow = msgspec.structs.replace(cluster.nic, latency_s=FAST.latency_s)
     nodes = msgspec.structs.replace(nodes, nic=slow)
@@ -49,19 +49,19 @@ def test_formulas_know_the_link(arch: str) -> None:
     assert one.iteration_s == pytest.approx(other.iteration_s, rel=1e-12)
 
 
-def test_workers_can_be_varied_beside_such_servers() -> None:
+def test_workers_can_be_varied_with_a_server_link() -> None:
     one = job(clusters()[0], "asp")
     found = evaluate(one, workers=np.array([2, WORKERS])).iteration_s[1]
     assert found == pytest.approx(float(predict(one, fidelity="coarse").iteration_s), rel=1e-12)
 
 
-def test_a_given_bandwidth_is_that_of_every_link() -> None:
+def test_a_given_bandwidth_applies_to_every_link() -> None:
     found = job(clusters()[0], "bsp", bandwidth_bytes_per_s=1e9).cluster
     assert found.server.nic is not None
     assert found.nic.bandwidth_bytes_per_s == found.server.nic.bandwidth_bytes_per_s == 1e9
 
 
-def test_servers_on_the_nodes_of_workers_have_their_links() -> None:
+def test_colocated_servers_use_the_workers_links() -> None:
     cluster = clusters()[0]
     beside = msgspec.structs.replace(cluster.server, placement="colocated")
     plain = msgspec.structs.replace(beside, nic=None)

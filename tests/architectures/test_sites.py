@@ -1,4 +1,4 @@
-"""Clusters whose nodes are at several sites, with links of their own between these."""
+"""Clusters whose nodes are at several sites, with links between the sites."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SLOW = SiteLink(10.0, 2.0)
 def cluster(
     sites: tuple[int, ...] | int = 2, *links: SiteLink, nic: Link | None = None, **fields: Any
 ) -> Cluster:
-    """Sites a, b, c ... with so many nodes each, or one node each."""
+    """Sites a, b, c ... with the given numbers of nodes, or one node each."""
     counts = (1,) * sites if isinstance(sites, int) else sites
     return Cluster(
         name="lab",
@@ -58,18 +58,18 @@ def test_a_ring_over_two_sites(fidelity: str) -> None:
     # two steps, in each of which 50 bytes go each way at 10 bytes/s and arrive 2 s later
     found = step_s(cluster(), 2, "ring", fidelity, overlap=False)
     assert found == pytest.approx(3.0 + 2 * (5.0 + 2.0))
-    assert found != pytest.approx(3.0 + 2 * 5.0 + 2.0)  # a message is not under way all the time
+    assert found != pytest.approx(3.0 + 2 * 5.0 + 2.0)  # the link is not busy all the time
 
 
 @ROUTES
-def test_a_ring_passes_each_link_between_sites_once_in_a_round(fidelity: str) -> None:
+def test_a_ring_crosses_each_link_between_sites_once_per_round(fidelity: str) -> None:
     # four workers at two sites: six steps of 25 bytes at 10 bytes/s; of six hops in a row, at most
-    # three are those between sites
+    # three are between sites
     found = step_s(cluster((2, 2)), 4, "ring", fidelity, overlap=False)
     assert found == pytest.approx(3.0 + 6 * 2.5 + 3 * 2.0)
 
 
-def test_sends_of_a_ring_follow_each_other_on_a_long_link() -> None:
+def test_ring_sends_are_pipelined_on_a_long_link() -> None:
     where = cluster((2, 2), SiteLink(1e6, 2.0), nic=Link(1e6))
     each = step_s(where, 4, "ring", each_send=True, overlap=False)
     assert each == pytest.approx(3.0 + 3 * 2.0, rel=1e-3)
@@ -100,7 +100,7 @@ def test_transfers_between_two_sites_share_their_link() -> None:
     assert step_s(apart, 2, "bsp", overlap=False) == pytest.approx(3.0 + 2 * (10.0 + 2.0))
 
 
-def test_ways_there_and_back_may_differ() -> None:
+def test_the_two_directions_may_differ() -> None:
     there, back = SiteLink(10.0, 2.0, between=("a", "b")), SiteLink(20.0, 1.0, between=("b", "a"))
     found = step_s(cluster(2, there, back, server=Server(site="b")), 1, "bsp", overlap=False)
     assert found == pytest.approx(3.0 + (10.0 + 2.0) + (5.0 + 1.0))
@@ -127,7 +127,7 @@ def test_connections_of_a_transfer(fields: dict[str, Any], rate: float, fidelity
     assert found == pytest.approx(3.0 + 100.0 / rate + 2 * 2.0)
 
 
-def test_losses_limit_a_connection() -> None:
+def test_packet_loss_limits_a_connection() -> None:
     fast = Link(1e6)
     link = SiteLink(1e6, 2.0, loss_rate=0.01)
     found = step_s(cluster(2, link, nic=fast), 2, "ring", overlap=False)
@@ -137,7 +137,7 @@ def test_losses_limit_a_connection() -> None:
 
 
 @ROUTES
-def test_what_a_connection_carries_counts_for_each_of_a_transfer(fidelity: str) -> None:
+def test_the_connection_limit_applies_to_each_connection_of_a_transfer(fidelity: str) -> None:
     link = SiteLink(10.0, 2.0, connections=2)
     found = step_s(cluster(2, link, flow_bytes_per_s=4.0), 2, "ring", fidelity, overlap=False)
     assert found == pytest.approx(3.0 + 100.0 / 8.0 + 2 * 2.0)
@@ -162,7 +162,7 @@ def square(fast: float = 50.0, slow: float = 5.0) -> list[SiteLink]:
     return [SiteLink(rate, 1.0, between=(pair[0], pair[1])) for pair, rate in pairs.items()]
 
 
-def test_rings_go_site_after_site_round_the_fastest_cycle() -> None:
+def test_rings_follow_the_fastest_cycle_of_sites() -> None:
     where = cluster((2, 1, 2, 1), *square(), devices_per_node=2)
     ring = Fabric.of(where, 12).rings(np.arange(12))[0].tolist()
     # workers 0-3 are at a, 4-5 at b, 6-9 at c, 10-11 at d
@@ -181,7 +181,7 @@ def test_the_order_of_sites_in_the_file_does_not_matter(fidelity: str) -> None:
     assert found == {3.0 + 6 * (0.5 + 1.0)}
 
 
-def test_the_ring_of_a_part_of_the_sites() -> None:
+def test_a_ring_over_some_of_the_sites() -> None:
     where = cluster((1, 1, 1, 1), *square())
     assert Fabric.of(where, 3).rings(np.arange(3)).tolist() == [[0, 1, 2]]
     # a server at d does not take part
@@ -191,7 +191,7 @@ def test_the_ring_of_a_part_of_the_sites() -> None:
     assert fabric.rings(np.arange(2)).tolist() == [[0, 1]]
 
 
-def test_each_ring_of_nodes_with_several_nics_has_the_order() -> None:
+def test_all_rings_of_nodes_with_several_nics_use_that_order() -> None:
     where = cluster((1, 1, 1, 1), *square(), devices_per_node=2, nics_per_node=2)
     rings = Fabric.of(where, 8).rings(np.arange(8))
     assert (rings // 2).tolist() == [[0, 0, 2, 2, 1, 1, 3, 3]] * 2
@@ -202,14 +202,14 @@ def test_each_ring_of_nodes_with_several_nics_has_the_order() -> None:
 
 
 @pytest.mark.parametrize("arch", [a.name for a in registry.all_architectures()])
-def test_sites_that_cost_nothing_change_nothing(arch: str) -> None:
+def test_sites_with_free_links_change_nothing(arch: str) -> None:
     inside = IntraNode(300.0, 0.01, kind="per_device")
     fields: dict[str, Any] = {"devices_per_node": 2, "intra_node": inside}
     near = Link(100.0, 0.1)
     apart = cluster(2, SiteLink(100.0), nic=near, **fields)
     together = msgspec.structs.replace(apart, sites=(), site_links=())
     assert step_s(apart, 4, arch) == step_s(together, 4, arch)
-    if arch != "gosgd":  # which waits for nothing
+    if arch != "gosgd":  # which does not wait
         slower = cluster(2, SiteLink(10.0), nic=near, **fields)
         assert step_s(slower, 4, arch) > step_s(together, 4, arch)
 
@@ -218,7 +218,7 @@ def test_sites_that_cost_nothing_change_nothing(arch: str) -> None:
     ("ring", {}), ("ring", {"each_send": True}), ("allreduce", {"bucketing": "horovod"}),
     ("fsdp", {}), ("local_sgd", {"period": 2}), ("d_psgd", {}), ("p2p", {}),
 ])  # fmt: skip
-def test_one_worker_stands_for_all_only_where_all_are_alike(
+def test_one_simulated_worker_represents_all_only_if_all_are_equal(
     arch: str, options: dict[str, Any]
 ) -> None:
     for where in (cluster((2, 1, 1)), cluster((1, 1), SiteLink(5.0, 1.0, between=("a", "b")),
@@ -264,7 +264,7 @@ def test_rings_by_formula_equal_the_simulation(
 
 
 @pytest.mark.parametrize("arch", ["allreduce", "bsp", "asp", "d_psgd", "p2p", "gosgd", "easgd"])
-def test_formulas_that_leave_sites_out_say_so_and_auto_simulates(arch: str) -> None:
+def test_formulas_without_sites_say_so_and_auto_simulates(arch: str) -> None:
     job = make_job(workload=WORK, cluster=cluster(2, server=Server(site="b")), workers=2, arch=arch)
     found = predict(job, fidelity="coarse")
     assert found.error_band is not None
@@ -272,7 +272,7 @@ def test_formulas_that_leave_sites_out_say_so_and_auto_simulates(arch: str) -> N
     assert predict(job, fidelity="auto", rel_ci=0.2).fidelity == "fine"
 
 
-def test_a_job_at_one_site_is_as_if_there_were_no_other() -> None:
+def test_a_job_at_one_site_ignores_the_other_sites() -> None:
     where = cluster((2, 1))
     assert step_s(where, 2, "ring", overlap=False) == pytest.approx(3.0 + 100.0 / 100.0)
     for arch in ("ring", "bsp", "gosgd"):
@@ -314,7 +314,7 @@ def test_islands_are_at_the_sites_of_their_nodes() -> None:
 
 
 def test_an_island_is_at_one_site() -> None:
-    with pytest.raises(InputError, match=r"island 1 would be at several sites, 'a' to 'b'"):
+    with pytest.raises(InputError, match=r"island 1 would span sites 'a' to 'b'"):
         islands(cluster((3, 1)), 2, 2)
-    with pytest.raises(InputError, match=r"islands: 3 x 2 devices need 6 nodes, cluster 'lab' has"):
+    with pytest.raises(InputError, match=r"islands: 3 x 2 devices need 6 nodes, but cluster 'lab'"):
         islands(cluster((3, 1)), 3, 2)

@@ -1,7 +1,7 @@
-"""Staleness where several gradients make one update (n-softsync).
+"""Staleness if several gradients make one update (n-softsync).
 
-The oracle is a simulation of its own that knows nothing of graphs: workers of one layer on links
-that take no time. Zhang, Gupta, Lian, Liu, "Staleness-aware Async-SGD", IJCAI 2016.
+The oracle is an independent simulation without graphs: workers with one layer on links that take no
+time. Zhang, Gupta, Lian, Liu, "Staleness-aware Async-SGD", IJCAI 2016.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ INSTANT = cluster(1e30)
 def played(
     step_s: list[float], together: int, steps: int = 4000, *, reads_before: bool = False
 ) -> float:
-    """Mean staleness of workers that compute for so long, and then push.
+    """Mean staleness of workers that compute for the given times and then push.
 
     A worker reads as soon as its gradient has been taken, with the update that it completes.
-    Staleness is how many updates come after the read of a gradient, and before its own.
+    Staleness is the number of updates between the read for a gradient and its own update.
     """
     events = [(seconds, worker) for worker, seconds in enumerate(step_s)]
     heapq.heapify(events)
@@ -59,7 +59,7 @@ def mean_staleness(workers: int, together: int, fidelity: str, **fields: Any) ->
 
 
 @pytest.mark.parametrize(("workers", "together", "expected"), CASES)
-def test_both_routes_and_a_simulation_of_its_own_agree(
+def test_both_routes_agree_with_an_independent_simulation(
     workers: int, together: int, expected: float
 ) -> None:
     assert expected == (workers - 1) / together
@@ -69,7 +69,7 @@ def test_both_routes_and_a_simulation_of_its_own_agree(
 
 
 @pytest.mark.parametrize(("workers", "together", "expected"), CASES)
-def test_canary_a_copy_without_the_update_it_completes_is_seen(
+def test_canary_a_read_before_the_completed_update_is_noticed(
     workers: int, together: int, expected: float
 ) -> None:
     """Then the mean is N / c: 1, 1.25 and 2."""
@@ -110,7 +110,7 @@ def test_it_holds_for_random_steps() -> None:
         )
 
 
-def test_the_rest_of_the_distribution_is_that_of_the_simulation_of_its_own() -> None:
+def test_the_whole_distribution_agrees_with_the_independent_simulation() -> None:
     """Equal workers in turn: with N = 4 and c = 2 every other gradient is stale by 1, the others
     by 2."""
     options = {"sync": "asp", "softsync": 2}
@@ -121,7 +121,7 @@ def test_the_rest_of_the_distribution_is_that_of_the_simulation_of_its_own() -> 
 
 
 def test_pulls_do_not_wait_for_the_rest_of_an_update() -> None:
-    """The pace is that of asp, and updates are c times rarer."""
+    """The pace equals that of asp, with 1/c as many updates."""
     generator = random.Random(3)
     work = workload(*([generator.uniform(0.5, 3.0) for _ in range(3)] for _ in range(3)))
     where = cluster(2.0, 0.05, update_per_tensor_s=0.2)

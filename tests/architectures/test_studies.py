@@ -1,4 +1,4 @@
-"""What two studies measured, on the jobs that the pages about them describe.
+"""Measurements of two published studies, on the jobs described on their pages.
 
 The set-ups are those of the pages: their first block of code is run.
 """
@@ -15,7 +15,8 @@ from tests.project.test_docs import BLOCK, ROOT
 
 
 def _setup(page: str, *more: str) -> dict[str, Any]:
-    """The names that the first block of code of a page defines, and those with ``more`` in them."""
+    """The names defined by the first code block of a page and by the blocks that contain
+    ``more``."""
     text = (ROOT / "docs" / "explanation" / page).read_text(encoding="utf-8")
     names: dict[str, Any] = {}
     blocks = [block["body"] for block in BLOCK.finditer(text) if block["kind"] == "python"]
@@ -32,7 +33,7 @@ KO = _setup("study-ipdps21.md", "def trained")
 
 
 def run(model: str, sync: str, *, servers: int = 4, **changes: Any) -> Prediction:
-    """8 workers on the machines of the page, some of whose fields are changed."""
+    """8 workers on the machines of the page, with some fields changed."""
     where: Cluster = msgspec.structs.replace(JIA["machines"](8), **changes)
     options = {"servers": servers, **JIA["MXNET"]}
     work = JIA["network"](model)
@@ -44,7 +45,7 @@ def run(model: str, sync: str, *, servers: int = 4, **changes: Any) -> Predictio
 
 
 def update_s(**changes: Any) -> float:
-    """Time of a synchronous update of Inception-v1."""
+    """Duration of a synchronous update of Inception-v1."""
     return run("inception_v1", "bsp", **changes).operation_s["update"]
 
 
@@ -53,7 +54,7 @@ def test_an_update_is_slowed_by_the_threads_of_workers() -> None:
     assert update_s() == pytest.approx(6.327e-3, rel=0.2)
 
 
-def test_canary_an_update_that_keeps_a_core_is_too_short() -> None:
+def test_canary_an_update_with_a_core_to_itself_is_too_short() -> None:
     assert update_s(core_sharing="operation") < 0.6 * 6.327e-3
 
 
@@ -63,7 +64,7 @@ def busy(**changes: Any) -> list[float]:
     return [sum(each.values()) / len(each) for each in found]
 
 
-def test_cores_are_busy_and_a_little_more_without_synchronisation() -> None:
+def test_core_utilisation_is_high_and_higher_without_synchronisation() -> None:
     """Table II: 96 % and 98 % of the cores."""
     sync, free = busy()
     assert sync == pytest.approx(0.96, abs=0.055)
@@ -85,24 +86,24 @@ def idle(latency_s: float, window_bytes: float) -> float:
     return predict(job, rel_ci=0.05).idle_fraction.mean
 
 
-def test_a_window_makes_idleness_follow_latency_where_steps_take_seconds() -> None:
+def test_with_a_tcp_window_idleness_follows_latency_even_for_long_steps() -> None:
     """Figure 11c: from 10 % at 10 ms to 72 % at 200 ms."""
     assert idle(0.01, 210e3) == pytest.approx(0.10, abs=0.02)
     assert idle(0.2, 210e3) == pytest.approx(0.72, abs=0.04)
 
 
-def test_canary_latency_alone_is_hidden() -> None:
+def test_canary_without_the_window_latency_is_hidden() -> None:
     assert idle(0.2, 1e9) < 0.2
 
 
-def test_training_gets_longer_with_servers() -> None:
+def test_training_gets_slower_with_colocated_servers() -> None:
     """Figure 9c: for both kinds of training, more servers on the same machines take longer."""
     for sync in ("bsp", "asp"):
         few, many = (run("resnet18", sync, servers=n).iteration_s for n in (4, 16))
         assert few < many
 
 
-def test_canary_on_accelerators_servers_take_nothing() -> None:
+def test_canary_on_accelerators_servers_cost_nothing() -> None:
     few, many = (
         run("resnet18", "bsp", servers=n, worker_threads=None).iteration_s for n in (4, 16)
     )
@@ -113,18 +114,18 @@ def test_canary_on_accelerators_servers_take_nothing() -> None:
 
 
 def lost(algorithm: str, setting: str) -> float:
-    """Accuracy with 4 workers less that with 24, of the task of the page."""
+    """Accuracy of the page's task with 4 workers minus that with 24."""
     few, many = (KO["trained"]((algorithm, setting), workers) for workers in (4, 24))
     return float(few - many)
 
 
-def test_averaging_now_and_then_loses_accuracy_with_workers() -> None:
+def test_infrequent_averaging_loses_accuracy_with_more_workers() -> None:
     """Table III: EASGD of period 8 loses 0.25, GoSGD of probability 0.01 loses 0.28."""
     assert lost("EASGD", "period 8") > 0.1
     assert lost("GoSGD", "probability 0.01") > 0.1
 
 
-def test_canary_where_gradients_reach_everybody_nothing_is_lost() -> None:
+def test_canary_nothing_is_lost_if_gradients_reach_all_workers() -> None:
     """Table III: BSP and AD-PSGD lose less than 0.01."""
     assert lost("BSP", "") < 0.05
     assert lost("AD-PSGD", "") < 0.05

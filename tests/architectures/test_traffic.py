@@ -1,9 +1,8 @@
 """Bytes over each link per iteration, as the sources of each architecture state them.
 
-They are measured: what a link was used, times its capacity, times the seconds of an iteration. Each
-node has one worker, or one server, and a link of its own each way; M is the model, in bytes, N the
-workers, P the servers.
-"""
+They are measured: link utilisation times capacity times iteration time. Each node has one worker,
+or one server, and a link of its own each way; M is the model, in bytes, N the workers, P the
+servers."""
 
 from __future__ import annotations
 
@@ -38,12 +37,12 @@ class Row(NamedTuple):
 
     @property
     def name(self) -> str:
-        """For reports of pytest."""
+        """Name of the row in pytest reports."""
         return "-".join([self.arch, *(f"{k}={v}" for k, v in self.options.items())])
 
 
 def both(size: float) -> Traffic:
-    """A worker sends as much as it receives, and there is no server."""
+    """Equal traffic in both directions, without a server."""
     return Traffic(size, size)
 
 
@@ -84,19 +83,19 @@ ROWS = [
     ps("bsp", 1, transmission="quantum", quantum_bytes=11),
     # quantised gradients: 8 of 32 bits are pushed, all are pulled
     Row("ps", {"compression": "quantised"}, lambda n: Traffic(M / 4, M, n * M, n * M / 4), 1),
-    # peer to peer, full: the whole gradient to each of N - 1 peers [Alqahtani, Demirbas, 2019]
+    # peer to peer, full: the full gradient to each of N - 1 peers [Alqahtani, Demirbas, 2019]
     Row("p2p", {}, lambda n: both((n - 1) * M)),
     # sharded, each node owns M/N: 2 (N-1)/N M, as a ring
     Row("p2p", {"exchange": "sharded"}, lambda n: both(2 * (n - 1) / n * M)),
-    # ring: 2 (N-1)/N M each way, however it is cut [Patarasuk, Yuan, 2009; nccl-tests]
+    # ring: 2 (N-1)/N M each way, for any bucketing [Patarasuk, Yuan, 2009; nccl-tests]
     Row("allreduce", {}, lambda n: both(2 * (n - 1) / n * M)),
     Row("allreduce", {"each_send": True}, lambda n: both(2 * (n - 1) / n * M)),
     Row("allreduce", {"bucketing": "layer"}, lambda n: both(2 * (n - 1) / n * M)),
     Row("allreduce", {"bucketing": "horovod"}, lambda n: both(2 * (n - 1) / n * M)),
     Row("allreduce", {"bucketing": "mg_wfbp"}, lambda n: both(2 * (n - 1) / n * M)),
-    # hierarchical with a device a node is a ring among nodes
+    # hierarchical with one device per node is a ring of nodes
     Row("allreduce", {"algorithm": "hierarchical"}, lambda n: both(2 * (n - 1) / n * M)),
-    # sparse: everybody gets the part of everybody else, N - 1 of 8 bytes for each 4 of a tenth
+    # sparse: each worker gets the parts of all others, N - 1 of 8 bytes for each 4 of a tenth
     Row("allreduce", {"compression": "top_k", "density": 0.1}, lambda n: both((n - 1) * M * 0.2)),
     # ZeRO 1 and 2: reduce-scatter and all-gather, (N-1)/N M each [Rajbhandari et al., SC 2020]
     Row("fsdp", {"stage": 1}, lambda n: both(2 * (n - 1) / n * M)),
@@ -125,10 +124,10 @@ ROWS = [
     easgd(3, 1),
     easgd(4, 2),
 ]  # fmt: skip
-"""Where nothing is drawn: exact."""
+"""Architectures without randomness: exact."""
 
 RECEIVED_POWER_OF_TWO = (2, 4, 8)
-"""Workers for which halving and doubling is as Rabenseifner has it, without an extra round."""
+"""Numbers of workers for which recursive halving and doubling needs no extra round."""
 
 
 def by_node(graph: OpGraph, used: Floats, iteration_s: float, nodes: int) -> tuple[Floats, Floats]:
@@ -141,12 +140,12 @@ def by_node(graph: OpGraph, used: Floats, iteration_s: float, nodes: int) -> tup
 
 
 def traffic_is(row: Row, workers: int) -> None:
-    """Each worker and each server moves what the row says."""
+    """Check that each worker and each server moves what the row says."""
     workers = whole_groups(workers, row.options)
     graph = build_graph(job(WORK, cluster(BANDWIDTH), workers, row.arch, row.options))
     assert not graph.noisy
     found = simulate(graph)
-    if not found.periodic:  # a stretch that ends anywhere has half an iteration more or less
+    if not found.periodic:  # a measurement with arbitrary ends is off by up to half an iteration
         raise AssertionError("no period found")
     iteration_s = 1.0 / found.iterations_per_s.mean()
     out, into = by_node(graph, found.link_utilisation, iteration_s, workers + row.servers)
@@ -177,7 +176,7 @@ def test_halving_and_doubling_moves_as_much_as_a_ring(workers: int, each_send: b
 
 @pytest.mark.parametrize("algorithm", ["tree", "double_tree"])
 @pytest.mark.parametrize("workers", WORKERS)
-def test_a_tree_moves_as_many_bytes_in_all(workers: int, algorithm: str) -> None:
+def test_a_tree_moves_as_many_bytes_in_total(workers: int, algorithm: str) -> None:
     """Each of N - 1 edges carries M up and M down, be it one tree or two of half the bytes."""
     options = {"algorithm": algorithm, "each_send": True, "chunks": 2}
     graph = build_graph(job(WORK, cluster(BANDWIDTH), workers, "allreduce", options))
@@ -207,11 +206,11 @@ def test_a_node_that_sums_its_gradients_first_sends_them_once(workers: int, serv
 
 
 def gossip_is(workers: int, probability: float, models: float) -> None:
-    """Each worker sends so many models an iteration, and receives as many on average.
+    """Check the models that each worker sends per iteration, and receives on average.
 
-    Each draws in each of its iterations whether to send, and to whom. So these are binomial: within
-    five standard errors. What all send is what all receive. Jitter makes the run a long one.
-    """
+    Each draws in each of its iterations whether to send, and to whom. So the counts are binomial:
+    check within five standard errors. Totals sent and received are equal. Jitter makes the run
+    long."""
     options = {"probability": probability}
     where = cluster(BANDWIDTH * 10)
     graph = build_graph(job(WORK, where, workers, "gosgd", options, jitter=Jitter(0.3)))
@@ -222,7 +221,7 @@ def gossip_is(workers: int, probability: float, models: float) -> None:
     sent_error = np.sqrt(iterations.max() * probability * (1 - probability))
     chance = probability / (workers - 1)
     received_error = np.sqrt(others.max() * chance * (1 - chance))
-    # and a model that is half way as the measurement begins or ends
+    # and a model in flight when the measurement begins or ends
     assert out == pytest.approx(models * iterations, abs=5 * sent_error + 2)
     assert into == pytest.approx(models / (workers - 1) * others, abs=5 * received_error + workers)
     assert out.sum() == pytest.approx(into.sum(), rel=1e-9)
@@ -236,7 +235,7 @@ def test_gosgd(workers: int, probability: float) -> None:
 
 
 def exchanges_are(workers: int, passive: str, models: float) -> None:
-    """So many models each way per iteration of an active worker, within the error of what is drawn.
+    """Check the models each way per iteration of an active worker, within sampling error.
 
     A passive worker is drawn by each active one with 1/passive ones: what it sends and receives is
     within five standard errors of that part of all exchanges.
@@ -264,11 +263,11 @@ def test_ad_psgd(workers: int, passive: str) -> None:
     exchanges_are(workers, passive, 1.0)
 
 
-# -- what architectures declare ----------------------------------------------------------------
+# -- declared traffic --------------------------------------------------------------------------
 
 
 def declared_is(arch: str, options: Mapping[str, Any], workers: int, times: float = 1.0) -> bool:
-    """Whether an architecture says what its workers move, and what is simulated is just that."""
+    """Return whether an architecture declares its traffic; check that the simulation moves it."""
     workers = whole_groups(workers, options)
     one = job(WORK, cluster(BANDWIDTH), workers, arch, dict(options))
     says = find(arch)[0].traffic
@@ -291,7 +290,7 @@ SAID = [
 
 
 @pytest.mark.parametrize(("arch", "options"), SAID, ids=[f"{a}-{o}" for a, o in SAID])
-def test_declared_bytes_are_those_simulated(arch: str, options: dict[str, Any]) -> None:
+def test_declared_bytes_equal_simulated_bytes(arch: str, options: dict[str, Any]) -> None:
     assert declared_is(arch, options, 3)
 
 
@@ -320,7 +319,7 @@ def test_canary_one_percent_more_than_declared_is_noticed(arch: str) -> None:
     ],
 )
 def test_one_percent_more_is_noticed(row: Row, field: str) -> None:
-    """In what workers send or receive, or servers, of which some architectures have none."""
+    """In what workers or servers send or receive; some architectures have no servers."""
     more = row._replace(
         traffic=lambda n: row.traffic(n)._replace(**{field: getattr(row.traffic(n), field) * 1.01})
     )

@@ -1,4 +1,4 @@
-"""What all architectures take from their workers: jitter, data loading, cores, mixed devices."""
+"""Properties of workers in all architectures: jitter, data loading, cores, mixed devices."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_other_text_is_refused(text: str) -> None:
 
 
 def factors(jitter: Jitter, iterations: int) -> np.ndarray:
-    """Time of each op of one worker over its time without jitter, (iterations, ops)."""
+    """Time of each op of one worker divided by its time without jitter, (iterations, ops)."""
     graph = build_graph(job(WORK, cluster(1e12), 1, "ring", jitter=jitter))
     ops = [op for b in graph.ops for op in range(b.first, b.first + b.size)]
     ops = [op for op in ops if graph.op_seconds[op] > 0.0]
@@ -47,7 +47,7 @@ def factors(jitter: Jitter, iterations: int) -> np.ndarray:
     return found
 
 
-def test_one_factor_holds_for_an_iteration_or_each_op_has_its_own() -> None:
+def test_jitter_has_one_factor_per_iteration_or_per_op() -> None:
     whole = factors(Jitter(0.4), 400)
     np.testing.assert_allclose(whole, whole[:, :1] * np.ones(whole.shape[1]), rtol=1e-9)
     own = factors(Jitter(0.4, scope="op"), 400)
@@ -59,7 +59,7 @@ def test_one_factor_holds_for_an_iteration_or_each_op_has_its_own() -> None:
 
 
 def test_factors_of_ops_average_out_within_an_iteration() -> None:
-    """The slowest of many workers is late by less if each op has a factor of its own."""
+    """The slowest of many workers is less late if each op has its own factor."""
     waits = [
         predict(
             job(WORK, cluster(1e12), 8, "ring", jitter=Jitter(0.4, scope=scope))
@@ -79,7 +79,7 @@ def test_the_measured_spread_is_that_of_the_workload() -> None:
     assert any(a.source == "measured with the workload" for a in measured.assumptions)
 
 
-def test_a_spread_that_nobody_measured_is_refused() -> None:
+def test_a_spread_that_was_not_measured_is_refused() -> None:
     with pytest.raises(InputError, match="jitter: no spread was measured for workload 'chain'"):
         job(WORK, cluster(), 2, "ring", jitter="measured")
 
@@ -113,7 +113,7 @@ def test_mixed_devices_compute_at_their_own_speed() -> None:
     assert rates == pytest.approx([1 / 8, 1 / 16, 1 / 4], rel=1e-6)
 
 
-def test_workers_on_shared_cores_compute_at_once_as_far_as_there_are_cores() -> None:
+def test_workers_on_shared_cores_slow_each_other_if_cores_run_out() -> None:
     """Two workers of 2 threads each on a node: at full speed on 4 cores, at half of it on 2."""
     for cores, expected in ((4, 8.0), (2, 16.0)):
         where = cluster(1e12, devices_per_node=2, cpu_cores=cores, worker_threads=2)

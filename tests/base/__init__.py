@@ -1,1 +1,1 @@
-"""Tests of what every room uses."""
+"""Tests of the helpers used everywhere."""

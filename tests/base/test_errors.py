@@ -1,4 +1,4 @@
-"""Wrong input: one line on standard error that says what to do, nothing else, and exit code 2."""
+"""Wrong input gives exactly one line on standard error that says what to do, and exit code 2."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def options_of(name: str) -> str:
 
 
 def choices_of(name: str, option: str) -> str:
-    """The words an option allows, as its type says them."""
+    """The words an option allows, according to its type."""
     known = {each.name: each for each in described(registry.find(name)[0].options)}
     kind = msgspec.inspect.type_info(known[option].type)
     assert isinstance(kind, msgspec.inspect.LiteralType)
@@ -76,7 +76,7 @@ ARGUMENTS = {
     f"{JOB} --sync ssp --staleness-bound -1": "staleness_bound: must be at least 0, got -1",
     f"{JOB} --sync ssp --staleness-bound two":
         "option staleness_bound of ps: expected a number, got 'two'",
-    f"{JOB} --arch asp --sync bsp": "option sync=bsp: architecture 'asp' stands for sync=asp",
+    f"{JOB} --arch asp --sync bsp": "option sync=bsp: architecture 'asp' means sync=asp",
     f"{JOB} --jitter measured:layer":
         "jitter: cannot read 'measured:layer'; expected a coefficient of variation such as 0.1, "
         "lognormal:0.1 or gamma:0.1, or measured",
@@ -109,7 +109,7 @@ ARGUMENTS = {
     f"{JOB} --latency -50us": "--latency: must be at least 0, got -50",
     f"{JOB} --latency 50Gbps":
         "--latency: unit 'Gbps' does not fit in '50Gbps' (like 50us or 1.5ms)",
-    # workers and what differs among them
+    # workers and differences among them
     f"{JOB} --workers 0": "workers: must be at least 1, got 0",
     f"{JOB} --workers -3": "workers: must be at least 1, got -3",
     f"{JOB} --jitter -0.1": "jitter: must be at least 0, got -0.1",
@@ -119,7 +119,7 @@ ARGUMENTS = {
         "lognormal:0.1 or gamma:0.1, or measured",
     f"{JOB} --jitter weibull:0.1":
         "unknown jitter distribution 'weibull' (known: gamma, lognormal, measured)",
-    f"{JOB} --straggler 9:2": "straggler 9: there are 8 workers, numbered 0 to 7",
+    f"{JOB} --straggler 9:2": "straggler 9: there is no such worker (workers are 0 to 7)",
     f"{JOB} --straggler x": "straggler: cannot read 'x'; expected WORKER:FACTOR such as 0:1.5",
     f"{JOB} --straggler 1:0": "straggler factor: must be more than 0, got 0",
     f"{JOB} --straggler 1:2 --straggler 1:3": "straggler 1: given twice",
@@ -131,12 +131,12 @@ ARGUMENTS = {
     f"{JOB} --batch-size 32 --global-batch-size 256":
         "--batch-size and --global-batch-size: give one of them",
     f"{JOB} --global-batch-size 100":
-        "--global-batch-size: 100 samples cannot be shared evenly by 8 workers",
+        "--global-batch-size: 100 samples cannot be split evenly among 8 workers",
     f"{JOB} --global-batch-size 0": "--global-batch-size: must be at least 1, got 0",
     f"{JOB} --epochs 3": "epochs: needs dataset_size too",
     f"{JOB} --dataset-size 100 --epochs 0": "epochs: must be at least 1, got 0",
     f"{JOB} --dataset-size 0": "dataset_size: must be at least 1, got 0",
-    # how it is predicted
+    # fidelity and limits
     f"{JOB} --tolerance 5%": "--tolerance: needs --fidelity auto",
     f"{JOB} --fidelity auto --tolerance 0": "--tolerance: must be more than 0, got 0",
     f"{JOB} --fidelity auto --tolerance 200%": "--tolerance: must be at most 1, got 2",
@@ -150,10 +150,10 @@ ARGUMENTS = {
         "option 'overlop' does not apply to d_psgd; did you mean 'overlap'? (it has: overlap)",
     "explain --model resnet18 --against pss":
         f"unknown architecture 'pss'; did you mean 'ps'? (known: {ARCHITECTURES})",
-    "explain --model resnet18 --against ps": "against: both are ps",
+    "explain --model resnet18 --against ps": "against: both architectures are ps",
     f"{JOB} --workers eight": "--workers: expected a whole number, got 'eight'",
-    # which model
-    "predict": f"model or workload: one of them is needed (models: {MODELS})",
+    # choice of model
+    "predict": f"model or workload: give one of them (models: {MODELS})",
     "predict --model resnet18 --workload x.json": "model and workload: give only one of them",
     "predict --workload missing.json": f"missing.json: cannot read: {MISSING}",
     "predict --workload resnet18": f"resnet18: cannot read: {MISSING}",
@@ -162,7 +162,7 @@ ARGUMENTS = {
 }
 
 CLICK = {
-    # click words these, differently from version to version: what must be named
+    # click's wording differs between versions, so only the named parts are checked
     f"{JOB} --wrokers 8": ["--wrokers", "--workers"],
     f"{JOB} --fidelity rough": ["--fidelity", "rough", "fine", "coarse", "both", "auto"],
     f"{JOB} --workers": ["--workers"],
@@ -247,20 +247,20 @@ FILES = {
     "noise_scale_negative.json": "noise_scale: samples: must be at least 0, got -1",
     "noise_scale_batches.json": "noise_scale: batches: must be at least 2, got 1",
     "largest_too_large.json":
-        "gradients: largest_bytes: 5e+07 is more than all the gradients together (4.8e+07 bytes)",
+        "gradients: largest_bytes: 5e+07 is more than all gradients together (4.8e+07 bytes)",
     "largest_too_small.json":
         "gradients: largest_bytes: 12 tensors of at most 1e+06 bytes cannot hold 4.8e+07 bytes",
-    # what must go together in a workload
+    # consistency of a workload
     "times_both.json": f"timings[0]: {ONE_DEGREE}",
     "times_none.json": f"timings[0]: {ONE_DEGREE}",
     "forward_only.json": f"timings[0]: {ONE_DEGREE}",
     "times_mixed.json":
-        "timings[0]: forward_s and backward_s: both per layer (lists) or both totals",
+        "timings[0]: forward_s and backward_s: give lists (per layer) or totals for both",
     "timings_empty.json": "timings: at least one is needed, or layers with forward_flop",
     "layers_and_gradients.json":
-        "a workload needs either layers or gradients, not both and not none",
+        "a workload needs exactly one of: layers, gradients",
     "layers_nor_gradients.json":
-        "a workload needs either layers or gradients, not both and not none",
+        "a workload needs exactly one of: layers, gradients",
     "tensors_none.json": "layers: no layer has a tensor, so there is nothing to communicate",
     # numbers of a cluster
     "nan.toml": "nic: efficiency: expected a finite number, got nan",
@@ -305,7 +305,7 @@ def run(
 
 
 def message(code: object, out: str, err: str) -> str:
-    """What a failed command says, if it says it in the one way that it should."""
+    """The message of a failed command; checks that it has the required form."""
     problems = []
     if code != 2:
         problems.append(f"exit code {code}")
@@ -366,7 +366,7 @@ def predict_with(path: Path) -> list[str]:
     return ["predict", "--model", "resnet18", "--cluster", str(path)]
 
 
-def test_name_with_a_line_break_stays_on_one_line(
+def test_a_name_with_a_line_break_stays_on_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "two lines" in message(
@@ -415,7 +415,7 @@ def test_no_command_shows_the_help(
 
 
 def trace_targets(folder: Path) -> dict[str, tuple[Path, str]]:
-    """Places where no trace can be written, even by root, and why not."""
+    """Paths where no trace can be written, even by root, and the reason."""
     (folder / "file").touch()
     (folder / "folder").mkdir()
     return {
@@ -426,7 +426,7 @@ def trace_targets(folder: Path) -> dict[str, tuple[Path, str]]:
 
 
 @pytest.mark.parametrize("why", ["folder missing", "folder is a file", "is a folder"])
-def test_trace_that_cannot_be_written_leaves_nothing_behind(
+def test_a_trace_that_cannot_be_written_leaves_nothing_behind(
     why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, reason = trace_targets(tmp_path)[why]
@@ -436,7 +436,7 @@ def test_trace_that_cannot_be_written_leaves_nothing_behind(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_trace_that_fails_half_way_leaves_nothing_behind(
+def test_a_trace_that_fails_half_way_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: object) -> None:
@@ -485,7 +485,7 @@ def test_output_that_cannot_be_written(arguments: str) -> None:
         (2, "", "Error: wrong\n", "not an error of perfmodel"),
     ],
 )
-def test_canary_the_check_sees_each_deviation(
+def test_canary_the_check_notices_each_deviation(
     code: int, out: str, err: str, problem: str
 ) -> None:
     with pytest.raises(AssertionError, match=problem):

@@ -1,4 +1,4 @@
-"""Files as they are found and left: links, devices, pipes, modes, huge and odd ones."""
+"""Reading and writing files: links, devices, pipes, modes, huge and unusual files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_pipe_stays_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     reader = threading.Thread(target=lambda: heard.append(pipe.read_bytes()), daemon=True)
     reader.start()
-    data = bytes(300_000)  # more than a pipe holds at once
+    data = bytes(300_000)  # more than a pipe buffers
     files.write(pipe, data)
     reader.join(timeout=30)
     assert heard == [data]
@@ -85,20 +85,20 @@ def test_an_old_file_keeps_its_mode(before: int, tmp_path: Path) -> None:
     assert oct(mode(path)) == oct(before)
 
 
-def test_a_new_file_has_the_mode_that_open_gives(tmp_path: Path) -> None:
+def test_a_new_file_has_the_default_mode(tmp_path: Path) -> None:
     files.write(tmp_path / "file", b"new")
     (tmp_path / "opened").write_bytes(b"new")
     assert mode(tmp_path / "file") == mode(tmp_path / "opened")
 
 
-def test_the_longest_name(tmp_path: Path) -> None:
+def test_the_longest_file_name_is_written(tmp_path: Path) -> None:
     path = tmp_path / ("n" * os.pathconf(tmp_path, "PC_NAME_MAX"))
     files.write(path, b"new")
     assert path.read_bytes() == b"new"
 
 
-def test_an_old_file_is_replaced_whole(tmp_path: Path) -> None:
-    """Whoever has the old one open goes on reading that."""
+def test_an_old_file_is_replaced_atomically(tmp_path: Path) -> None:
+    """A reader that has the old file open keeps reading it."""
     path = tmp_path / "file"
     path.write_bytes(b"old")
     with path.open("rb") as file:
@@ -106,7 +106,7 @@ def test_an_old_file_is_replaced_whole(tmp_path: Path) -> None:
         assert file.read() == b"old"
 
 
-def test_a_name_with_a_null_byte_is_an_error_of_its_own() -> None:
+def test_a_name_with_a_null_byte_is_refused() -> None:
     for use in (lambda p: files.read_bytes(p), lambda p: files.write(p, b""), files.check_writable):
         with pytest.raises(InputError, match=r"a\\x00b: cannot (read|write): embedded null byte"):
             use("a\0b")
@@ -115,11 +115,11 @@ def test_a_name_with_a_null_byte_is_an_error_of_its_own() -> None:
 def test_an_endless_file_is_refused() -> None:
     if not Path("/dev/zero").exists():
         pytest.skip("there is no /dev/zero")
-    with pytest.raises(InputError, match=r"^/dev/zero: is too large: at most 64 MB$"):
+    with pytest.raises(InputError, match=r"^/dev/zero: the file is too large: the limit is 64 MB$"):
         files.read("/dev/zero", Cluster, "any")
 
 
-def test_control_characters_of_a_file_are_shown_not_sent(tmp_path: Path) -> None:
+def test_control_characters_of_a_file_are_escaped(tmp_path: Path) -> None:
     path = tmp_path / "cluster.toml"
     path.write_text(
         'schema = "perfmodel.cluster/1"\nname = "a\\u001b[2Jb"\nnic = {bandwidth_bytes_per_s = 1e9}'

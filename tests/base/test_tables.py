@@ -1,4 +1,4 @@
-"""Tables that people made: what is read, and what is said of mistakes."""
+"""Tables written by hand: how they are read, and how mistakes are reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def table(text: str) -> tables.Table:
 
 def test_a_table_is_read(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
-    path.write_bytes(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode())  # as a spreadsheet does
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode())  # as in spreadsheets
     found = tables.read(path)
     assert found.columns == ("workers", "latency_s", "samples_per_s", "note")
     assert len(found) == 2
@@ -42,17 +42,17 @@ def test_a_table_is_read(tmp_path: Path) -> None:
         ("efficiency", ".5", 0.5),
     ],
 )
-def test_numbers_may_have_the_units_that_a_column_has(column: str, text: str, value: float) -> None:
+def test_numbers_may_have_units_of_the_column(column: str, text: str, value: float) -> None:
     assert table(f"{column}\n{text}\n").lines[0].number(column) == pytest.approx(value, rel=1e-15)
 
 
-def test_cells_may_be_quoted_over_lines() -> None:
+def test_quoted_cells_may_span_lines() -> None:
     found = table('a,b\n"one,\ntwo",3\n4,x\n')
     assert found.lines[0].text("a") == "one,\ntwo"
     assert found.lines[1].place == "t.csv: line 4"
 
 
-def test_whole_numbers_may_be_written_with_a_point() -> None:
+def test_whole_numbers_may_have_a_decimal_point() -> None:
     line = table("workers\n8.0\n").lines[0]
     assert line.whole("workers") == 8
     assert isinstance(line.whole("workers"), int)
@@ -61,18 +61,18 @@ def test_whole_numbers_may_be_written_with_a_point() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "t.csv: is empty; expected a line of column names and lines below it"),
-        ("\n , \n", "t.csv: is empty; expected a line of column names and lines below it"),
-        ("a,b\n", "t.csv: has no line below its column names"),
-        ("a,b\n1,2\n3\n", "t.csv: line 3: 1 cells, but there are 2 columns"),
-        ("a,b\n1,2,3\n", "t.csv: line 2: 3 cells, but there are 2 columns"),
-        ("a,b,a\n1,2,3\n", "t.csv: line 1: column 'a' is there twice"),
+        ("", "t.csv: the file is empty; expected a header line and at least one row"),
+        ("\n , \n", "t.csv: the file is empty; expected a header line and at least one row"),
+        ("a,b\n", "t.csv: there are no rows below the header line"),
+        ("a,b\n1,2\n3\n", "t.csv: line 3: expected 2 cells, got 1"),
+        ("a,b\n1,2,3\n", "t.csv: line 2: expected 2 cells, got 3"),
+        ("a,b,a\n1,2,3\n", "t.csv: line 1: column 'a' appears twice"),
         ("a,,b\n1,2,3\n", "t.csv: line 1: column 2 has no name"),
         ("a;b\n1;2\n", "t.csv: line 1: expected commas between columns, got 'a;b'"),
         ('a,b\n1,"2\n', "t.csv: line 2: not valid CSV: unexpected end of data"),
     ],
 )
-def test_what_is_no_table_is_refused(text: str, said: str) -> None:
+def test_files_that_are_not_tables_are_refused(text: str, said: str) -> None:
     with pytest.raises(InputError) as error:
         table(text)
     assert str(error.value) == said
@@ -83,7 +83,7 @@ def test_other_encodings_are_refused() -> None:
         tables.decode("a,b\né,1\n".encode("latin-1"), name="t.csv")
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none\.csv: cannot read: "):
         tables.read(tmp_path / "none.csv")
 
@@ -114,7 +114,7 @@ def test_wrong_whole_numbers(column: str, cell: str, said: str) -> None:
         ("x", '"1,5"', "line 2: x: expected a number, got '1,5'"),
         ("step_s", "1 sec",
          "line 2: step_s: unit 'sec' does not fit in '1 sec' (like 50us or 1.5ms)"),
-        # so many a second is no time
+        # a rate is not a time
         ("samples_per_s", "3 ms", "line 2: samples_per_s: expected a number, got '3 ms'"),
     ],
 )  # fmt: skip
@@ -128,7 +128,7 @@ def test_missing_columns_and_empty_cells() -> None:
     found = table("worker,b\n,1\n")
     with pytest.raises(InputError) as error:
         found.need("b", "workers")
-    said = "t.csv: column 'workers' is missing; is it 'worker'? (there are: worker, b)"
+    said = "t.csv: column 'workers' is missing; did you mean 'worker'? (columns: worker, b)"
     assert str(error.value) == said
     with pytest.raises(InputError) as error:
         found.lines[0].whole("workers")

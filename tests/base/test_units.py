@@ -55,7 +55,7 @@ def test_quantities(text: str, dimension: str, value: float) -> None:
         ("nanus", "s", "x: expected a finite number, got nan"),
     ],
 )
-def test_what_cannot_be_read(text: str, dimension: str, message: str) -> None:
+def test_unreadable_quantities_are_refused(text: str, dimension: str, message: str) -> None:
     with pytest.raises(InputError) as error:
         parse(text, dimension, "x")
     assert str(error.value) == message
@@ -63,12 +63,12 @@ def test_what_cannot_be_read(text: str, dimension: str, message: str) -> None:
 
 @pytest.mark.parametrize("dimension", ["s", "bytes", "bytes_per_s", "flop_per_s"])
 @given(value=st.floats(1e-9, 1e15))
-def test_what_is_shown_can_be_read(dimension: str, value: float) -> None:
+def test_shown_quantities_can_be_parsed(dimension: str, value: float) -> None:
     least, most = LIMITS[dimension]
     if value < most and (dimension == "s" or value >= max(least, 1e-3)):
         assert parse(show(value, dimension), dimension) == pytest.approx(value, rel=6e-4)
 
 
-def test_the_suffix_of_a_name_is_its_unit() -> None:
+def test_the_suffix_of_a_name_gives_its_unit() -> None:
     assert {dimension_of(f"x_{d}") for d in UNITS} == set(UNITS)
     assert dimension_of("batch_size") is None

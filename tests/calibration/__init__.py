@@ -1,1 +1,1 @@
-"""Tests of fits, on what is known."""
+"""Tests of fits on data with a known truth."""

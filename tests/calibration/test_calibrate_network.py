@@ -1,4 +1,4 @@
-"""Fits to made-up networks whose truth is known, and to measurements of others."""
+"""Fits to synthetic networks with known parameters, and to published measurements."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def points_of(
     cv: float = 0.0,
     seed: int = 0,
 ) -> list[Point]:
-    """What a collective would be measured to take, with relative noise."""
+    """Synthetic measurements of a collective, with relative noise."""
     whole = Collective(operation="all_reduce", pieces=tuple(truth), ranks=(2, 64), bytes=(0, 1e9))
     noise = np.random.default_rng(seed)
     return [
@@ -62,7 +62,7 @@ def points_of(
 
 
 def late(points: Sequence[Point], every: int, factor: float) -> list[Point]:
-    """The same with every so many-th point ``factor`` times as long."""
+    """The same points, with every n-th one ``factor`` times as long."""
     return [
         msgspec.structs.replace(p, seconds=p.seconds * (factor if i % every == 1 else 1.0))
         for i, p in enumerate(points)
@@ -85,7 +85,7 @@ def test_a_line_goes_through_most_points() -> None:
     spoiled = truth.copy()
     spoiled[::3] *= 20.0  # a third of the points
     assert least_absolute(design, spoiled) == pytest.approx([50e-6, 1e-9], rel=0.01)
-    # a canary: least squares would be far off
+    # canary: least squares is far off
     squares = np.linalg.lstsq(design, spoiled, rcond=None)[0]
     assert abs(squares[1] / 1e-9 - 1.0) > 0.5
 
@@ -97,7 +97,7 @@ def test_factors_are_never_negative() -> None:
 
 
 def test_intervals_cover_the_truth() -> None:
-    """Nine in ten intervals should; among 60 made-up sets at least eight in ten do."""
+    """90 % of intervals should; among 60 synthetic sets at least 80 % do."""
     sizes = np.array(SIZES)
     design = np.stack([np.ones_like(sizes), sizes], axis=1)
     truth = np.array([50e-6, 1e-9])
@@ -106,12 +106,12 @@ def test_intervals_cover_the_truth() -> None:
         noise = np.exp(0.05 * np.random.default_rng(seed).standard_normal(len(sizes)))
         found = estimates(design, design @ truth * noise)
         held += [e.low <= t <= e.high for e, t in zip(found, truth, strict=True)]
-        # a canary: an interval that is as wide as everything says nothing
+        # canary: a very wide interval would say nothing
         assert all(e.high < 1.5 * e.low for e in found)
     assert np.mean(held) >= 0.8
 
 
-def test_of_as_many_points_as_factors_no_interval_is_known() -> None:
+def test_as_many_points_as_parameters_give_no_interval() -> None:
     design = np.array([[1.0, 1.0], [1.0, 10.0]])
     assert [e.high for e in estimates(design, np.array([2.0, 11.0]))] == [math.inf, math.inf]
 
@@ -138,7 +138,9 @@ def test_pieces_growth_and_breaks_are_recovered(cv: float) -> None:
 
 @pytest.mark.parametrize("startup", ["constant", "log", "ring"])
 @pytest.mark.parametrize("per_byte", ["constant", "log", "ring"])
-def test_every_growth_is_told_and_carries_on(startup: Growth, per_byte: Growth) -> None:
+def test_each_kind_of_growth_is_recognised_and_extrapolated(
+    startup: Growth, per_byte: Growth
+) -> None:
     truth = (Piece(50e-6, 1e-9, 0.0, startup, per_byte),)
     fit = fit_collective("broadcast", points_of(truth, (2, 3, 4), cv=0.01))
     (piece,) = fit.collective.pieces
@@ -149,7 +151,7 @@ def test_every_growth_is_told_and_carries_on(startup: Growth, per_byte: Growth) 
         )
 
 
-def test_noise_is_no_piece() -> None:
+def test_noise_does_not_add_a_piece() -> None:
     truth = (Piece(50e-6, 1e-9),)
     counts = []
     for seed in range(10):
@@ -159,19 +161,19 @@ def test_noise_is_no_piece() -> None:
     assert np.median(counts) == 1
 
 
-def test_bad_points_do_not_matter() -> None:
+def test_outliers_do_not_matter() -> None:
     spoiled = late(points_of(TWO, (2, 4, 8), cv=0.01), every=7, factor=10.0)
     fit = fit_collective("all_reduce", spoiled)
     plain = plain_alpha_beta("all_reduce", spoiled)
     held_out = points_of(TWO, (2, 4, 8))
     errors = [abs(fit.predict(p.ranks, p.bytes) / p.seconds - 1.0) for p in held_out]
     assert np.quantile(errors, 0.9) < 0.05
-    # a canary: the plain fit to the same points
+    # canary: the plain fit to the same points
     others = [abs(plain.predict(p.ranks, p.bytes) / p.seconds - 1.0) for p in held_out]
     assert np.quantile(others, 0.9) > 0.2
 
 
-def test_of_several_times_the_median_counts() -> None:
+def test_the_median_of_repeated_times_counts() -> None:
     good = points_of((Piece(50e-6, 1e-9),), (2, 4))
     bad = [msgspec.structs.replace(p, seconds=p.seconds * 50.0) for p in good]
     fit = fit_collective("all_reduce", [*good, *good, *bad])
@@ -183,12 +185,12 @@ def test_extrapolation_is_refused_unless_asked_for() -> None:
     fit = fit_collective("all_reduce", points_of(TWO, (2, 4)))
     assert fit.predict(3, 1000.0) > 0.0
     for ranks, size, name in ((8, 1000.0, "ranks"), (4, 4.0, "bytes"), (4, 1e9, "bytes")):
-        with pytest.raises(InputError, match=f"{name}: .* is outside of what was measured"):
+        with pytest.raises(InputError, match=f"{name}: .* is outside the measured range"):
             fit.predict(ranks, size)
         assert fit.predict(ranks, size, extrapolate=True) > 0.0
 
 
-def test_one_number_of_ranks_grows_as_libraries_do() -> None:
+def test_a_single_number_of_ranks_grows_like_known_libraries() -> None:
     fit = fit_collective("all_reduce", points_of((Piece(50e-6, 1e-9),), (4,)))
     (piece,) = fit.collective.pieces
     assert (piece.startup_growth, piece.per_byte_growth) == ("log", "ring")
@@ -202,7 +204,7 @@ def test_a_single_size_is_taken_to_be_bytes() -> None:
     assert fit.predict(4, 2e8, extrapolate=True) == pytest.approx(2 * fit.predict(4, 1e8))
 
 
-def test_ranks_that_do_not_fit_in_are_uneven() -> None:
+def test_ranks_that_do_not_fit_the_growth_are_marked_uneven() -> None:
     points = points_of((Piece(50e-6, 1e-9),), (2, 3, 4, 5, 6), cv=0.01)
     odd = [
         msgspec.structs.replace(p, seconds=p.seconds * (2.5 if p.ranks == 3 else 1.0))
@@ -214,7 +216,7 @@ def test_ranks_that_do_not_fit_in_are_uneven() -> None:
     assert fit_collective("all_reduce", points).collective.uneven == ()
 
 
-def test_several_at_once_are_compared_with_one() -> None:
+def test_concurrent_collectives_are_compared_with_a_single_one() -> None:
     alone = points_of((Piece(0.0, 1e-9),), (2,))
     crowd = [
         Point(2, p.bytes, p.seconds * (1.0 + 1.3 * (k - 1)), at_once=k)
@@ -243,8 +245,8 @@ def messages(
     cv: float = 0.0,
     seed: int = 0,
 ) -> list[Measurement]:
-    """Messages over a made-up link, of which each direction has 0.8 of the rate while both send,
-    and of which three senders at once need 1.5 times as long as even sharing does."""
+    """Messages over a synthetic link: each direction gets 0.8 of the rate while both send, and
+    three concurrent senders need 1.5 times as long as with even sharing."""
     noise = np.random.default_rng(seed)
 
     def one(operation: Operation, n: float, seconds: float, **fields: int) -> Measurement:
@@ -292,14 +294,14 @@ def test_intervals_of_a_link_cover_the_truth() -> None:
     assert np.mean(held) >= 0.8
 
 
-def test_what_was_not_measured_is_not_known() -> None:
+def test_unmeasured_properties_of_a_link_are_unknown() -> None:
     fit = fit_link([m for m in messages() if m.operation == "ping_pong"])
     assert (fit.per_message_s, fit.duplex_fraction, fit.incast_factor) == (None, None, None)
 
 
-def test_a_link_needs_sizes_that_tell_it() -> None:
+def test_a_link_needs_messages_of_several_sizes() -> None:
     one = Measurement(operation="ping_pong", bytes=8.0, seconds=(1e-3,))
-    with pytest.raises(InputError, match="at least two sizes are needed for a link, got 1"):
+    with pytest.raises(InputError, match="ping_pong or stream of at least two sizes, got 1"):
         fit_link([one])
     more = msgspec.structs.replace(one, bytes=1000.0, seconds=(0.5e-3,))
     with pytest.raises(InputError, match="more bytes took no longer"):
@@ -311,7 +313,7 @@ def test_a_nominal_bandwidth_has_an_efficiency() -> None:
     link = fit.link(1.25e9)
     assert link.efficiency == pytest.approx(0.88, rel=1e-3)
     assert link.goodput_bytes_per_s == pytest.approx(fit.link().goodput_bytes_per_s, rel=1e-5)
-    with pytest.raises(InputError, match=r"nominal: 8\.8 Gbps were achieved, more than 8 Gbps"):
+    with pytest.raises(InputError, match=r"the achieved 8\.8 Gbps exceeds the nominal 8 Gbps"):
         fit.link(1e9)
 
 
@@ -350,7 +352,7 @@ def test_a_cluster_is_fitted_and_predicts() -> None:
         assert answer.iteration_s == pytest.approx(0.3 + truth, rel=1e-4)
 
 
-def test_a_base_keeps_what_was_not_measured() -> None:
+def test_the_base_cluster_provides_what_was_not_measured() -> None:
     base = Cluster(
         name="old",
         nic=Link(1.0),
@@ -373,11 +375,11 @@ def test_a_base_keeps_what_was_not_measured() -> None:
     assert [each.operation for each in found.collectives] == ["broadcast", "all_reduce"]
     assert found.collectives[1].ranks == (2, 8)
     assert found.nic.goodput_bytes_per_s == pytest.approx(1.1e9, rel=0.01)
-    assert "all else as cluster old: a guess" in found.source.text
+    assert "all else from cluster old: a guess" in found.source.text
     assert merged(base, found, devices=False).devices_per_node == 1
 
 
-def test_nodes_say_which_link_was_measured() -> None:
+def test_node_names_tell_which_link_was_measured() -> None:
     inside = fit_network([network(nodes=(0, 0, 0, 0), ranks=(2, 4))])
     assert inside.link is None
     assert inside.cluster.intra_node is not None
@@ -387,12 +389,12 @@ def test_nodes_say_which_link_was_measured() -> None:
     assert two.cluster.nic == Link(7.0)
     assert two.cluster.devices_per_node == 2
     assert two.collectives[0].collective.ranks == (4, 4)
-    assert two.notes == ("all_reduce among ranks of one node is left out: others go beyond it",)
+    assert two.notes == ("all_reduce: runs within one node are left out: others span nodes",)
     with pytest.raises(InputError, match="no ping_pong or stream between two nodes"):
         fit_network([network(nodes=(0, 0, 1, 1), ranks=(2, 4))])
     assert fit_network([network(nodes=(0, 0, 1, 1), ranks=(2, 4))], base=base,
                        devices_per_node=1).collectives[0].collective.ranks == (2, 4)  # fmt: skip
-    with pytest.raises(InputError, match="measurements: at least one file"):
+    with pytest.raises(InputError, match="measurements: needs at least one file"):
         fit_network([])
 
 
@@ -426,7 +428,7 @@ def test_measurements_become_a_cluster_file(folder: Path) -> None:
         assert text in out, text
 
 
-def test_a_table_adds_a_collective(folder: Path) -> None:
+def test_a_table_of_times_adds_a_collective(folder: Path) -> None:
     assert run("lab.json", "--output", "c.json")[0] == 0
     assert run("table.csv", "--base", "./c.json", "--output", "c.json")[0] == 0
     found = read_cluster(folder / "c.json")
@@ -434,7 +436,7 @@ def test_a_table_adds_a_collective(folder: Path) -> None:
     assert found.nic.latency_s == pytest.approx(40e-6, rel=0.01)
 
 
-def test_json_has_everything(folder: Path) -> None:
+def test_json_holds_all_results(folder: Path) -> None:
     code, out, _ = run("table.csv", "lab.json", "--json")
     assert code == 0
     found = json.loads(out)
@@ -446,7 +448,7 @@ def test_json_has_everything(folder: Path) -> None:
     ]
 
 
-def test_a_picture_is_written_beside_the_cluster(folder: Path) -> None:
+def test_a_figure_is_written_next_to_the_cluster(folder: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
     code, _, err = run("lab.json", "--output", "c.json", "--plot", "fit.svg")
     assert (code, err) == (0, "wrote c.json\nwrote fit.svg\n")
@@ -455,20 +457,20 @@ def test_a_picture_is_written_beside_the_cluster(folder: Path) -> None:
     assert "cannot write 'doc' files" in str(found.exception)
 
 
-def test_an_interval_that_is_not_known_is_null(folder: Path) -> None:
+def test_an_unknown_interval_is_null(folder: Path) -> None:
     (folder / "few.csv").write_text(
         "operation,ranks,bytes,seconds\nall_reduce,2,1e6,0.1\nall_reduce,2,2e6,0.2\n"
     )
     code, out, _ = run("few.csv", "--nominal", "10Gbps", "--json")
     assert code == 0
     assert json.loads(out)["collectives"][0]["startup_s"][0]["high"] is None
-    assert "interval not known" in run("few.csv", "--nominal", "10Gbps")[1]
+    assert "interval unknown" in run("few.csv", "--nominal", "10Gbps")[1]
 
 
 @pytest.mark.parametrize(
     ("table", "text"),
     [
-        ("operation,ranks,bytes\n", "few.csv: has no line below"),
+        ("operation,ranks,bytes\n", "few.csv: there are no rows below"),
         ("operation,ranks,bytes\nall_reduce,2,1\n", "column 'seconds' is missing"),
         (
             "operation,ranks,bytes,seconds\nall_redcue,2,1,1\n",
@@ -487,13 +489,13 @@ def test_a_wrong_table_is_one_line(folder: Path, table: str, text: str) -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_nothing_is_written_where_something_is_wrong(folder: Path) -> None:
+def test_nothing_is_written_after_an_error(folder: Path) -> None:
     code, _, _ = run("lab.json", "missing.json", "--output", "c.json")
     assert code != 0
     assert not (folder / "c.json").exists()
 
 
-# -- measurements of others ------------------------------------------------------------------------
+# -- published measurements ------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -515,7 +517,7 @@ def groups() -> dict[str, dict[str, Any]]:
         ("sizes/vtrain", 0.04),
     ],
 )
-def test_half_of_a_set_predicts_the_other(
+def test_half_of_a_set_predicts_the_other_half(
     groups: dict[str, dict[str, Any]], group: str, median: float
 ) -> None:
     assert groups[f"collectives/{group}"]["median"] < median
@@ -524,7 +526,7 @@ def test_half_of_a_set_predicts_the_other(
 @pytest.mark.parametrize(
     "group", ["sizes/osu", "sizes/deepbench", "sizes/vtrain", "ranks/deepbench"]
 )
-def test_pieces_are_better_than_one_alpha_and_beta(
+def test_piecewise_fits_beat_a_single_alpha_and_beta(
     groups: dict[str, dict[str, Any]], group: str
 ) -> None:
     found = groups[f"collectives/{group}"]

@@ -1,4 +1,5 @@
-"""Past runs of a known truth: what is found again, how surely, and what is not."""
+"""Fits to synthetic past runs: which parameters are recovered, with which intervals, and which are
+not."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ NOISE = 0.02
 
 
 def chain(name: str, layers: int, tensor_bytes: float, forward_s: float) -> Workload:
-    """Layers that become larger, each of a large and a small tensor."""
+    """Layers of growing size, each with a large and a small tensor."""
     return Workload.of(
         name,
         [
@@ -66,7 +67,7 @@ def made(
     workers: Sequence[int] = MANY,
     cluster: Cluster = CLUSTER,
 ) -> list[PastRun]:
-    """Runs that the coarse model and some noise made; nobody says what the truth was."""
+    """Runs made by the coarse model plus noise; the fit does not see the true parameters."""
     random = np.random.default_rng(seed)
     found = []
     for work in models:
@@ -80,7 +81,7 @@ def made(
 
 
 def spoilt(runs: Sequence[PastRun]) -> list[PastRun]:
-    """The same with two of them wrong."""
+    """The same runs with two outliers."""
     found = list(runs)
     for i, factor in ((5, 3.5), (16, 4.0)):
         found[i] = msgspec.structs.replace(found[i], step_s=found[i].step_s * factor)
@@ -89,7 +90,7 @@ def spoilt(runs: Sequence[PastRun]) -> list[PastRun]:
 
 @functools.cache
 def fitted() -> RunsFit:
-    """The fit to 24 runs of the truth, whatever has an effect."""
+    """The fit to 24 runs, with all parameters that have an effect."""
     return fit_runs(made(TRUTH))
 
 
@@ -105,7 +106,7 @@ NODES = msgspec.structs.replace(
 
 @pytest.mark.parametrize("arch", ["ring", "ps"])
 @pytest.mark.parametrize("counts", [(1, 2, 4, 8), (2, 5, 6)])
-def test_devices_of_a_node_are_many_at_once_as_well(arch: str, counts: Sequence[int]) -> None:
+def test_runs_on_shared_nodes_are_evaluated_together(arch: str, counts: Sequence[int]) -> None:
     values = {"slowdown_per_neighbour": 0.1, "inside_efficiency": 0.4, "compute_factor": 1.2}
     jobs = [api.make_job(workload=DEEP, cluster=NODES, arch=arch, workers=n) for n in counts]
     found = parameters.step_s(groups_of(jobs), {n: np.array([v]) for n, v in values.items()}, 1)
@@ -118,7 +119,7 @@ def placed(truth: Mapping[str, float], **more: Any) -> RunsFit:
     return fit_runs(made(truth, cluster=NODES, archs=("ring",), workers=counts, **more))
 
 
-def test_what_devices_of_a_node_share_is_found() -> None:
+def test_contention_between_devices_of_a_node_is_recovered() -> None:
     truth = {"slowdown_per_neighbour": 0.08, "inside_efficiency": 0.3, "efficiency": 0.6}
     fit = placed(truth, noise=0.005)
     for name, value in truth.items():
@@ -130,27 +131,27 @@ def test_what_devices_of_a_node_share_is_found() -> None:
 
 
 @pytest.mark.slow
-def test_what_does_not_help_runs_that_were_left_out_is_not_fitted() -> None:
+def test_parameters_that_do_not_help_held_out_runs_are_not_fitted() -> None:
     fit = placed({"efficiency": 0.6})
     assert "slowdown_per_neighbour" not in fit.values
-    assert "no worse" in fit["slowdown_per_neighbour"].note
+    assert "does not improve" in fit["slowdown_per_neighbour"].note
     assert "handover_per_byte_s" not in [e.name for e in fit.estimates]
 
 
 @pytest.mark.slow
-def test_handing_over_is_fitted_if_asked() -> None:
+def test_handover_costs_are_fitted_on_request() -> None:
     truth = {"handover_per_byte_s": 2e-10}
     found = fit_runs(made(truth, archs=("ring",), noise=0.002), fit=list(truth))
     assert found.values["handover_per_byte_s"] == pytest.approx(2e-10, rel=0.1)
-    with pytest.raises(InputError, match="no run has several devices"):
+    with pytest.raises(InputError, match="no run has several linked devices"):
         fit_runs(made(truth), fit=["inside_efficiency"])
 
 
-# how long a step takes
+# step time
 
 
 def differences(job_of: Any, values: Mapping[str, float]) -> float:
-    """Greatest error of the fast route, over some numbers of workers."""
+    """Largest error of the fast evaluation over several numbers of workers."""
     every: list[Job] = [job_of(n) for n in (2, 3, 4)]
     found = parameters.step_s(groups_of(every), {n: np.array([v]) for n, v in values.items()}, 1)
     real = [float(coarse.phases(on_job(job, values)).iteration_s) for job in every]
@@ -166,14 +167,16 @@ COSTS = {"update_per_tensor_s": 0.1, "update_per_byte_s": 0.001}
 
 
 @pytest.mark.parametrize(("arch", "options"), small.ALL, ids=small.ALL_IDS)
-def test_many_runs_at_once_take_as_long_as_each(arch: str, options: dict[str, Any]) -> None:
+def test_evaluating_many_runs_together_changes_no_step_time(
+    arch: str, options: dict[str, Any]
+) -> None:
     shared = {"devices_per_node": 2, "intra_node": Link(500.0, 0.001), "core_oversubscription": 3.0}
     for more in ({}, shared):
         where = small.cluster(13.0, 0.01, **COSTS, **more)
         assert differences(lambda n, c=where: small.job(SMALL, c, n, arch, options), VALUES) < 1e-9
 
 
-def test_runs_whose_workers_differ_take_as_long_as_each() -> None:
+def test_evaluating_runs_with_unequal_workers_together_changes_no_step_time() -> None:
     where = small.cluster(13.0, 0.01, overrides=(NodeOverride(1, Link(5.0, 0.2, 0.7), 0.5),))
     late = (Straggler(1, 2.0),)
     for arch in ("ps", "allreduce", "asp"):
@@ -187,14 +190,14 @@ def test_runs_whose_workers_differ_take_as_long_as_each() -> None:
         )
 
 
-def test_a_jitter_that_was_given_stays() -> None:
+def test_a_given_jitter_is_kept() -> None:
     job = small.job(SMALL, small.cluster(13.0), 4, "ring", jitter=Jitter(0.2, "gamma"))
     assert on_job(job, {"jitter": 0.5}).jitter == Jitter(0.2, "gamma")
     assert differences(lambda n: msgspec.structs.replace(job, workers=n), VALUES) < 1e-9
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_canary_each_value_matters(name: str) -> None:
+def test_canary_each_parameter_matters(name: str) -> None:
     def job_of(workers: int) -> Job:
         return small.job(SMALL, small.cluster(13.0, 0.01, **COSTS), workers, "ps")
 
@@ -202,13 +205,13 @@ def test_canary_each_value_matters(name: str) -> None:
     every = [job_of(n) for n in (2, 3, 4)]
     without = parameters.step_s(groups_of(every), {n: np.array([v]) for n, v in others.items()}, 1)
     real = [float(coarse.phases(on_job(job, VALUES)).iteration_s) for job in every]
-    assert np.abs(without[0] / real - 1.0).max() > 1e-6  # a thousand times what is tolerated
+    assert np.abs(without[0] / real - 1.0).max() > 1e-6  # a thousand times the tolerance
 
 
 # the truth
 
 
-def test_the_truth_is_found_again() -> None:
+def test_the_true_parameters_are_recovered() -> None:
     fit = fitted()
     assert inside(fit, TRUTH) == dict.fromkeys(TRUTH, True)
     assert fit["efficiency"].value == pytest.approx(0.6, rel=0.05)
@@ -218,7 +221,7 @@ def test_the_truth_is_found_again() -> None:
     assert 0.5 * NOISE < fit.run_spread < 2.0 * NOISE
 
 
-def test_exact_runs_give_the_exact_truth() -> None:
+def test_runs_without_noise_give_exact_parameters() -> None:
     fit = fit_runs(made(TRUTH, noise=0.0), fit=list(TRUTH))
     for name, value in TRUTH.items():
         assert fit[name].value == pytest.approx(value, rel=0.03)
@@ -226,7 +229,7 @@ def test_exact_runs_give_the_exact_truth() -> None:
 
 
 @pytest.mark.slow
-def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+def test_intervals_have_their_stated_coverage() -> None:
     centres = {"latency_s": 25e-6, "efficiency": 0.94, "compute_factor": 1.0}
     priors = {p.name: p for p in parameters.parameters_of([made(centres)[0].job])}
     random = np.random.default_rng(3)
@@ -241,18 +244,18 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     assert 0.75 <= np.mean(held) <= 0.98  # 60 intervals of 90 %
 
 
-def test_two_wrong_runs_of_24_move_nothing() -> None:
+def test_two_outliers_among_24_runs_do_not_move_the_fit() -> None:
     runs = made(TRUTH)
     fit, right = fit_runs(spoilt(runs), fit=list(TRUTH)), fit_runs(runs, fit=list(TRUTH))
     for name in ("efficiency", "compute_factor"):
         assert inside(fit, TRUTH)[name]
         assert fit[name].value == pytest.approx(right[name].value, rel=0.03)
-    noted = [note for note in fit.notes if "unlike the others" in note]
+    noted = [note for note in fit.notes if "unlike the other runs" in note]
     assert [note.split(" took ")[0] for note in noted] == ["line 7", "line 18"]
     assert not any("unlike" in note for note in right.notes)
 
 
-def test_canary_least_squares_would_be_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_canary_outliers_move_a_least_squares_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regression, "TOLERATED", 1e6)
     fit = fit_runs(spoilt(made(TRUTH)), fit=list(TRUTH))
     moved = [abs(fit[name].value / TRUTH[name] - 1.0) for name in ("efficiency", "compute_factor")]
@@ -260,7 +263,7 @@ def test_canary_least_squares_would_be_moved(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_the_overlap_is_found(overlap: bool) -> None:
+def test_the_overlap_is_recovered(overlap: bool) -> None:
     if overlap:
         fit = fitted()
     else:
@@ -274,22 +277,22 @@ def test_the_overlap_is_found(overlap: bool) -> None:
     assert job.options.overlap is overlap
 
 
-def test_an_overlap_without_effect_is_as_before() -> None:
+def test_an_overlap_without_effect_is_unchanged() -> None:
     fit = fit_runs(made(TRUTH, workers=(1,), archs=("ring",)), fit=["compute_factor", "overlap"])
     assert fit.overlap is not None
     assert (fit.overlap.value, fit.overlap.status) == (True, "not identified")
 
 
-def test_an_overlap_that_runs_say_is_theirs() -> None:
+def test_an_overlap_given_by_the_runs_is_used() -> None:
     job = small.job(SMALL, small.cluster(13.0), 4, "ring", {"overlap": False})
     fit = fit_runs([PastRun(job, 30.0)] * 4)
     assert fit.overlap is None
     assert fit.apply(job).options.overlap is False
-    with pytest.raises(InputError, match=r"^fit: overlap: the runs say it themselves$"):
+    with pytest.raises(InputError, match=r"^fit: overlap: all runs specify it$"):
         fit_runs([PastRun(job, 30.0)], fit=["overlap"])
 
 
-def test_jitter_is_found() -> None:
+def test_jitter_is_recovered() -> None:
     truth = {"jitter": 0.2, "compute_factor": 1.1}
     fit = fit_runs(made(truth, archs=("ring",), noise=0.01), fit=list(truth))
     assert inside(fit, truth) == dict.fromkeys(truth, True)
@@ -300,7 +303,7 @@ def test_jitter_is_found() -> None:
     assert jitter.cv == fit["jitter"].value
 
 
-def test_server_costs_are_found() -> None:
+def test_server_costs_are_recovered() -> None:
     truth = {"update_per_tensor_s": 2e-3, "update_per_byte_s": 2e-9}
     fit = fit_runs(made(truth, archs=("ps", "asp")), fit=list(truth))
     assert inside(fit, truth) == dict.fromkeys(truth, True)
@@ -308,22 +311,22 @@ def test_server_costs_are_found() -> None:
     assert server.update_per_tensor_s == fit["update_per_tensor_s"].value
 
 
-# what runs do not tell
+# not identifiable from the runs
 
 
-def test_what_changes_no_run_stays_as_it_was() -> None:
+def test_parameters_without_effect_keep_their_value() -> None:
     fit = fit_runs(made(TRUTH, archs=("ring",)))
     for name in ("update_per_tensor_s", "update_per_byte_s"):
         found = fit[name]
         assert (found.status, found.value) == ("not identified", found.was)
-        assert found.note == "changes no run by 1%"
+        assert found.note == "no run changes by 1% or more"
     assert fit.cluster(CLUSTER).server == CLUSTER.server
-    with pytest.raises(InputError, match=r"^fit: update_per_byte_s: changes no run by 1% or more$"):
+    with pytest.raises(InputError, match=r"^fit: update_per_byte_s: no run changes by 1% or more$"):
         fit_runs(made(TRUTH, archs=("ring",)), fit=["update_per_byte_s"])
 
 
-def test_what_runs_do_not_tell_stays_as_it_was_with_a_wide_interval() -> None:
-    # one long message: what its start takes is lost in the noise of what its bytes take
+def test_unidentifiable_parameters_keep_their_value_with_a_wide_interval() -> None:
+    # one long message: its startup is lost in the noise of its transfer
     fit = fit_runs(
         made({"efficiency": 0.5}, archs=("ring",), models=(WIDE,), workers=(2, 4), noise=0.05),
         fit=["latency_s", "efficiency"],
@@ -336,8 +339,8 @@ def test_what_runs_do_not_tell_stays_as_it_was_with_a_wide_interval() -> None:
     assert "latency_s" not in fit.values
 
 
-def test_what_runs_tell_only_together_is_said_so() -> None:
-    # one model: so much for each of its tensors is as good as so much for each of its bytes
+def test_parameters_identifiable_only_together_are_reported() -> None:
+    # one model: a cost per tensor cannot be told from a cost per byte
     truth = {"update_per_tensor_s": 3e-3, "update_per_byte_s": 1e-9}
     before = Server(update_per_tensor_s=1e-3, update_per_byte_s=1e-9)
     where = msgspec.structs.replace(CLUSTER, server=before)
@@ -359,10 +362,10 @@ def test_what_runs_tell_only_together_is_said_so() -> None:
     assert inside(both, truth) == dict.fromkeys(truth, True)
 
 
-# what others would be
+# alternatives
 
 
-def test_held_out_errors_are_greater_than_residuals() -> None:
+def test_held_out_errors_exceed_residuals() -> None:
     fit = fit_runs(made(TRUTH, archs=("ring",), models=(DEEP,), noise=0.05))
     assert fit.held_out is not None
     inner, outer = ([abs(e) for e in es] for es in (
@@ -373,7 +376,7 @@ def test_held_out_errors_are_greater_than_residuals() -> None:
     assert fit.residuals.worst == pytest.approx(max(inner))
 
 
-def test_held_out_errors_show_a_model_that_fits_only_what_it_saw() -> None:
+def test_held_out_errors_reveal_overfitting() -> None:
     first = fitted().held_out
     second = fit_runs(made(TRUTH, noise=0.5), fit=list(TRUTH)).held_out
     assert first is not None
@@ -382,13 +385,13 @@ def test_held_out_errors_show_a_model_that_fits_only_what_it_saw() -> None:
     assert second.median > 0.1
 
 
-def test_too_few_runs_hold_none_out() -> None:
+def test_with_too_few_runs_none_is_held_out() -> None:
     fit = fit_runs(made(TRUTH, archs=("ring",), models=(DEEP,), workers=(8,)), fit=["efficiency"])
     assert fit.held_out is None
     assert [r.held_out for r in fit.runs] == [None]
 
 
-def test_predictions_hold_runs_that_were_not_fitted() -> None:
+def test_prediction_intervals_cover_held_out_runs() -> None:
     fit = fitted()
     held = []
     for run in made(TRUTH, seed=1, workers=(3, 6, 10, 14)):
@@ -401,7 +404,16 @@ def test_predictions_hold_runs_that_were_not_fitted() -> None:
     assert sum(held) >= 13  # of 16
 
 
-def test_extrapolation_widens_the_interval_and_is_said() -> None:
+def test_jobs_that_differ_in_workers_are_evaluated_together() -> None:
+    """A fit would take as many times as long as it has runs; other options are other groups."""
+    given = {"workload": DEEP, "cluster": CLUSTER, "arch": "ring"}
+    jobs = [api.make_job(**given, workers=count) for count in (2, 4, 8)]
+    assert [group.workers.tolist() for group in groups_of(jobs)] == [[2, 4, 8]]
+    other = api.make_job(**given, workers=4, options={"overlap": False})
+    assert [group.workers.tolist() for group in groups_of([*jobs, other])] == [[2, 4, 8], [4]]
+
+
+def test_extrapolation_widens_the_interval_and_is_noted() -> None:
     fit = fit_runs(made(TRUTH, workers=(1, 4, 16), noise=0.0), fit=["efficiency"])
 
     def interval(**changes: Any) -> Interval:
@@ -412,15 +424,15 @@ def test_extrapolation_widens_the_interval_and_is_said() -> None:
 
     assert interval().parts.extrapolation == 0.0
     for changes, said in (
-        ({"workers": 64}, "workers, nodes outside"),
-        ({"bandwidth_bytes_per_s": 1e10}, "bandwidth outside"),
-        ({"workload": msgspec.structs.replace(DEEP, batch_size=4096)}, "batch size outside"),
+        ({"workers": 64}, "workers, nodes"),
+        ({"bandwidth_bytes_per_s": 1e10}, "bandwidth"),
+        ({"workload": msgspec.structs.replace(DEEP, batch_size=4096)}, "batch size"),
     ):
         assert interval(**changes).parts.extrapolation > 0.0
-        assert said in interval(**changes).text
+        assert f"outside the range of the fitted runs: {said}" in interval(**changes).text
 
 
-def test_runs_must_be_of_one_cluster() -> None:
+def test_runs_must_be_from_one_cluster() -> None:
     slow = msgspec.structs.replace(CLUSTER, nic=Link(1e8, 25e-6, 0.94))
     runs = made(TRUTH, workers=(4,)) + made(TRUTH, workers=(4,), cluster=slow)
     assert fit_runs(runs, fit=["efficiency"]).ranges["bandwidth_bytes_per_s"] == (1e8, 1.25e9)
@@ -428,7 +440,7 @@ def test_runs_must_be_of_one_cluster() -> None:
     mixed = made(TRUTH, workers=(4,)) + made(TRUTH, workers=(4,), cluster=far)
     with pytest.raises(InputError, match="not on the cluster of line 2"):
         fit_runs(mixed)
-    with pytest.raises(InputError, match="runs: at least one is needed"):
+    with pytest.raises(InputError, match="runs: needs at least one"):
         fit_runs([])
 
 
@@ -462,7 +474,7 @@ PROFILE = {
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where deep.json, lab.json and runs.csv are."""
+    """A folder with deep.json, lab.json and runs.csv."""
     monkeypatch.chdir(tmp_path)
     Path("deep.json").write_text(json.dumps(PROFILE))
     Path("lab.json").write_bytes(msgspec.json.encode(CLUSTER))
@@ -491,7 +503,7 @@ COMMAND = "calibrate runs runs.csv --workload deep.json --device board --cluster
 
 
 @pytest.mark.slow
-def test_the_command_draws_estimates_and_errors(
+def test_the_command_plots_estimates_and_errors(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
@@ -500,14 +512,14 @@ def test_the_command_draws_estimates_and_errors(
     assert (folder / "fit.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_command_writes_files_that_predict_takes(
+def test_the_command_writes_files_that_predict_can_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = call(
         monkeypatch, capsys, f"{COMMAND} --output found.json --workload-output slow.json --json"
     )
     assert (code, err.splitlines()) == (
-        0, ["wrote found.json", "wrote slow.json", "columns that were not used: host"],
+        0, ["wrote found.json", "wrote slow.json", "unused columns: host"],
     )  # fmt: skip
     found = json.loads(out)
     assert (found["schema"], found["kind"]) == ("perfmodel.calibration/1", "runs")
@@ -555,11 +567,11 @@ def test_the_command_prints_a_table(
     [
         (f"{COMMAND} --fit effciency", "unknown parameter 'effciency'; did you mean 'efficiency'?"),
         (f"{COMMAND} --model resnet50", "--model and --workload: give only one of them"),
-        ("calibrate runs runs.csv", "runs.csv: line 2: model or workload: neither in the table"),
+        ("calibrate runs runs.csv", "runs.csv: line 2: model or workload: given neither in"),
         (f"{COMMAND} --output no/where.json", "no/where.json: cannot write"),
         (f"{COMMAND} --output a.json --workload-output a.json", "both are a.json"),
         (f"{COMMAND} --fit efficiency --workload-output a.json",
-         "compute_factor: the runs do not tell how long computing takes"),
+         "compute_factor: the runs do not determine it"),
         (COMMAND.replace("runs.csv", "none.csv"), "none.csv: cannot read"),
     ],
 )  # fmt: skip
@@ -580,11 +592,12 @@ def test_mistakes_are_one_line_and_write_nothing(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("workers,arch\n4,ps\n", "t.csv: column 'step_s' is missing (there are: workers, arch)"),
+        ("workers,arch\n4,ps\n", "t.csv: column 'step_s' is missing (columns: workers, arch)"),
         ("workers,step_s\n4,1\n", "t.csv: column 'arch' is missing"),
-        ("workers,arch,stepp_s\n4,ps,1\n", "t.csv: column 'step_s' is missing; is it 'stepp_s'?"),
+        ("workers,arch,stepp_s\n4,ps,1\n",
+         "t.csv: column 'step_s' is missing; did you mean 'stepp_s'?"),
         ("workers,arch,step_s,server\n4,ps,1,1\n",
-         "t.csv: column 'server' is unknown; is it 'servers'?"),
+         "t.csv: unknown column 'server'; did you mean 'servers'?"),
         ("workers,arch,step_s\n4,ps,\n",
          "t.csv: line 2: needs one of step_s, iteration_s, samples_per_s, steps_per_s, got none"),
         ("workers,arch,step_s,samples_per_s\n4,ps,1,2\n",
@@ -597,18 +610,18 @@ def test_mistakes_are_one_line_and_write_nothing(
          "t.csv: line 2: option 'servers' does not apply to allreduce"),
         ("workers,arch,step_s,sync\n4,ps,1,bps\n", "t.csv: line 2: option sync of ps: expected"),
         ("workers,arch,step_s,global_batch_size\n3,ps,1,64\n",
-         "t.csv: line 2: global_batch_size: 64: needs an empty batch_size, and as many samples"),
+         "t.csv: line 2: global_batch_size: 64: needs an empty batch_size, and must be a multiple"),
         ("workers,arch,step_s,model\n3,ps,1,resnet51\n", "t.csv: line 2: unknown model 'resnet51'"),
     ],
 )  # fmt: skip
-def test_lines_that_are_no_runs_are_refused(folder: Path, text: str, said: str) -> None:
+def test_invalid_lines_of_a_run_table_are_refused(folder: Path, text: str, said: str) -> None:
     Path("t.csv").write_text(text)
     with pytest.raises(InputError) as error:
         read_runs("t.csv", cluster=CLUSTER, profile=files.read("deep.json", Profile, SCHEMA))
     assert str(error.value).startswith(said)
 
 
-def test_a_table_says_what_its_runs_were(folder: Path) -> None:
+def test_a_table_describes_its_runs(folder: Path) -> None:
     Path("t.csv").write_text(
         "workers,arch,workload,global_batch_size,bandwidth_bytes_per_s,overlap,jitter,iteration_s,"
         "spread_fraction\n4,ring,deep.json,128,1Gbps,FALSE,0.1,200 ms,0.01\n"

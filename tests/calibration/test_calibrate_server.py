@@ -1,4 +1,4 @@
-"""What updates cost a server, from runs that measured it."""
+"""Update costs of a server, from runs that measured them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CLUSTER = Cluster(
 
 
 def run(per_tensor_s: float | None, per_byte_s: float | None) -> MeasuredRun:
-    """A run that measured this of its server."""
+    """A run that measured these costs of its server."""
     measured = RunResults(
         iterations=10,
         warmup=2,
@@ -60,20 +60,22 @@ def test_the_median_of_several_runs_counts() -> None:
     assert (tensor.value, tensor.low, tensor.high, tensor.was) == (2.05e-4, 1.9e-4, 9e-3, 1e-4)
     assert (byte.status, byte.value, byte.note) == ("not identified", 1e-10, "no run measured it")
     assert found.notes == ()
-    assert np.mean(values) > 5.0 * tensor.value  # canary: what the mean would say
+    assert np.mean(values) > 5.0 * tensor.value  # canary: the mean
 
 
-def test_few_runs_say_how_sure_they_are() -> None:
+def test_few_runs_have_a_wide_interval() -> None:
     (note,) = measured_costs([run(v, None) for v in (1e-4, 2e-4, 3e-4)], CLUSTER).notes
-    assert note.endswith("3 runs: their least and greatest hold the median in 75% of cases")
+    assert note.endswith(
+        "3 runs: their smallest and largest value contain the median in 75% of cases"
+    )
     (note,) = measured_costs([run(1e-4, None)], CLUSTER).notes
     assert "a single run" in note
-    with pytest.raises(InputError, match="none measured what an update costs"):
+    with pytest.raises(InputError, match="none of them measured the server's update costs"):
         measured_costs([run(None, None)], CLUSTER)
 
 
 @pytest.mark.parametrize("count", [5, 9, 20])
-def test_the_interval_of_a_median_holds_it(count: int) -> None:
+def test_the_interval_of_a_median_covers_it(count: int) -> None:
     random = np.random.default_rng(1)
     held = []
     for _ in range(2000):
@@ -85,7 +87,7 @@ def test_the_interval_of_a_median_holds_it(count: int) -> None:
     assert np.mean(held) == pytest.approx(sure, abs=0.025)
 
 
-def test_folds_hold_each_once() -> None:
+def test_each_run_is_in_one_fold() -> None:
     found = folds(23, 5)
     assert sorted(np.concatenate(found)) == list(range(23))
     assert sorted(map(len, found)) == [4, 4, 5, 5, 5]
@@ -93,7 +95,7 @@ def test_folds_hold_each_once() -> None:
     assert len(folds(3, 5)) == 3
 
 
-def test_a_run_goes_into_a_cluster() -> None:
+def test_a_run_calibrates_a_cluster() -> None:
     found = with_server(CLUSTER, run(2e-4, 3e-9))
     assert found.server == Server("colocated", 2e-4, 3e-9, 3)
     assert found.nic == CLUSTER.nic
@@ -113,7 +115,7 @@ def call(
     return int(end.value.code or 0), out.out, out.err
 
 
-def test_the_command_draws_the_costs(
+def test_the_command_plots_the_costs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
@@ -125,7 +127,7 @@ def test_the_command_draws_the_costs(
     assert picture.read_bytes().startswith(b"%PDF")
 
 
-def test_the_command_writes_a_cluster_of_runs(
+def test_the_command_writes_a_calibrated_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = write(tmp_path, *(run(v, v * 1e-5) for v in (1e-4, 2e-4, 3e-4)))
@@ -152,7 +154,7 @@ def test_mistakes_are_one_line_and_write_nothing(
     before = sorted(tmp_path.iterdir())
     found = str(tmp_path / "found.json")
     for words, said in (
-        ([name], "none measured what an update costs its server"),
+        ([name], "none of them measured the server's update costs"),
         ([str(tmp_path / "none.json")], "cannot read"),
         ([name, "--cluster", "lba"], "unknown cluster 'lba'"),
     ):

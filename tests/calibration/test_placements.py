@@ -1,8 +1,9 @@
-"""Clusters and DNNs calibrated from placements, on a made-up cluster that is known."""
+"""Clusters and DNNs calibrated from placements, on a synthetic cluster with known parameters."""
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,7 +32,7 @@ SEVERAL = [(1, 1), (2, 2), (4, 4), (1, 4), (1, 1, 1), (2, 2, 2), (4, 4, 4)]
 MORE = [(2,) * 4, (4,) * 4, (4,) * 8, (1, 3, 3, 4)]
 BATCHES = (8, 16, 32, 64)
 DNNS = {"small": (20e6, 2e-3, 1.0), "middle": (100e6, 4e-3, 1.15), "large": (300e6, 8e-3, 0.9)}
-"""Bytes of gradients, seconds of a sample, and how much longer the bytes take."""
+"""Gradient bytes, seconds per sample, and the factor by which the bytes take longer."""
 
 
 def cluster(efficiency: float = 0.5, pair: float = 0.8, inside: float = 0.5) -> pm.Cluster:
@@ -62,7 +63,7 @@ def computing_s(name: str, devices: int, batch: int) -> float:
 
 @functools.cache
 def true_step_s(name: str, devices: tuple[int, ...], batch: int) -> float:
-    """What the simulation says of a job on the true cluster."""
+    """Simulated step time of a job on the true cluster."""
     most = max(devices)
     alone = Step((1,), batch, computing_s(name, most, batch))
     table = Training(name=name, gradient_bytes=DNNS[name][0], steps=(alone,))
@@ -72,7 +73,7 @@ def true_step_s(name: str, devices: tuple[int, ...], batch: int) -> float:
 def training(
     name: str, placements: Sequence[tuple[int, ...]], noise: float = 0.01, factor: float = 1.0
 ) -> Training:
-    """Steps of a DNN; ``factor`` makes those on several nodes longer than they are."""
+    """Step times of a DNN; ``factor`` lengthens those on several nodes."""
     generator = np.random.Generator(np.random.Philox(len(name)))
     steps = []
     for devices in placements:
@@ -107,7 +108,7 @@ def fit() -> Placements:
 
 @pytest.fixture(scope="module")
 def others() -> Placements:
-    """Nothing of the middle DNN."""
+    """All steps except those of the middle DNN."""
     some = [training(name, [*FEW, *SEVERAL]) for name in ("small", "large")]
     return calibrate_placements(some, EXPECTED)
 
@@ -116,7 +117,7 @@ def others() -> Placements:
 
 
 @pytest.mark.parametrize("fidelity", ["fine", "coarse"])
-def test_the_formula_of_the_fit_is_that_of_both_routes(fidelity: pm.api.Fidelity) -> None:
+def test_the_formula_of_the_fit_agrees_with_both_routes(fidelity: pm.api.Fidelity) -> None:
     """To rounding, for whole numbers of messages."""
     known = training("middle", FEW)
     own = OneNode(msgspec.structs.replace(known, steps=known.steps[:4]))
@@ -142,13 +143,13 @@ def test_links_are_recovered(fit: Placements) -> None:
     assert {each.known for each in fit.traits.values()} == {"nodes"}
 
 
-def test_more_nodes_are_predicted(fit: Placements) -> None:
+def test_steps_on_more_nodes_are_predicted(fit: Placements) -> None:
     for name in DNNS:
         assert max(errors(fit, training(name, FEW), MORE)) < 0.12
 
 
-def test_a_dnn_known_on_one_node_or_device_is_predicted(others: Placements) -> None:
-    """But for its bytes, which take more than those of others: nothing tells."""
+def test_a_dnn_measured_on_one_node_or_device_is_predicted(others: Placements) -> None:
+    """Except that its bytes take longer than those of other DNNs, which is unknown."""
     assert max(errors(others, training("middle", FEW), [*SEVERAL, *MORE])) < 0.2
     assert np.median(errors(others, training("middle", [(1,)]), [*FEW, *SEVERAL])) < 0.2
 
@@ -160,7 +161,7 @@ def test_canary_slower_runs_make_a_slower_network(others: Placements) -> None:
     assert np.median(errors(wrong, training("middle", FEW), SEVERAL)) > 0.25
 
 
-def test_waiting_is_what_is_not_computing(fit: Placements) -> None:
+def test_waiting_is_the_step_minus_computing(fit: Placements) -> None:
     known = training("large", FEW)
     for devices in ((1, 1), (4, 4), (2, 2, 2)):
         step_s = true_step_s("large", devices, 16)
@@ -169,7 +170,7 @@ def test_waiting_is_what_is_not_computing(fit: Placements) -> None:
         assert found.idle_fraction.mean == pytest.approx(waiting, abs=0.05)
 
 
-def test_computing_grows_on_a_node_as_it_did_there(fit: Placements) -> None:
+def test_computing_on_a_node_grows_as_measured_there(fit: Placements) -> None:
     known = training("large", [(1,), (2,)], noise=0.0)
     assert fit.profile(known, 4).timings[0].total_s == pytest.approx(
         computing_s("large", 4, 8), rel=0.03
@@ -190,7 +191,7 @@ def spread(fit: Placements, known: Training, devices: tuple[int, ...], batch: in
     return predicted(fit, known, devices, batch).interval.parts.total
 
 
-def test_intervals_widen_with_what_is_not_known(fit: Placements, others: Placements) -> None:
+def test_intervals_widen_with_missing_knowledge(fit: Placements, others: Placements) -> None:
     device, node = training("middle", [(1,)]), training("middle", FEW)
     unseen = calibrate_placements([], EXPECTED)
     assert spread(others, node, (4, 4, 4)) < spread(others, device, (4, 4, 4))
@@ -199,7 +200,7 @@ def test_intervals_widen_with_what_is_not_known(fit: Placements, others: Placeme
     assert fit.traits_of(node).spread < others.traits_of(node).spread
 
 
-def test_intervals_widen_beyond_what_was_fitted_to(fit: Placements) -> None:
+def test_intervals_widen_outside_the_fitted_range(fit: Placements) -> None:
     known = training("large", FEW)
     within, twice, far = (
         predicted(fit, known, (4,) * n, 16).interval.parts.extrapolation for n in (3, 6, 24)
@@ -210,7 +211,7 @@ def test_intervals_widen_beyond_what_was_fitted_to(fit: Placements) -> None:
 
 
 def left(noise: float, *, off: float = 0.0, count: int = 400) -> Left:
-    """Steps of a DNN that was left out: half of each is the exchange, whose bytes take more."""
+    """Steps of a held-out DNN: half of each is the exchange, whose bytes take longer."""
     generator = np.random.Generator(np.random.Philox(7))
     half, misses = np.full(count, 0.5), noise * generator.standard_normal(count) + off
     return Left(
@@ -219,14 +220,14 @@ def left(noise: float, *, off: float = 0.0, count: int = 400) -> Left:
     )  # fmt: skip
 
 
-def test_spreads_tell_dnns_that_differ_from_steps_that_do() -> None:
+def test_spreads_separate_differences_between_dnns_from_those_between_steps() -> None:
     unknown = np.zeros((5, 5))
     alike, noisy, unlike = (
         learnt([left(noise, off=s * off) for s in (-1.0, 1.0)] * 2, [0.0], unknown)
         for noise, off in ((0.01, 0.0), (0.2, 0.0), (0.01, 0.2))
     )
     assert noisy.noise > 3.0 * alike.noise
-    assert noisy.step < 0.5 * noisy.noise  # which is theirs, not that of every DNN
+    assert noisy.step < 0.5 * noisy.noise  # a spread between DNNs, not within one
     assert unlike.node > 1.5 * alike.node
     assert unlike.computing > 1.5 * alike.computing
     known = learnt([left(0.01, off=0.2)], [0.0], np.eye(5))
@@ -234,7 +235,7 @@ def test_spreads_tell_dnns_that_differ_from_steps_that_do() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.1])
-def test_noise_is_what_devices_and_batches_do_not_explain(noise: float) -> None:
+def test_noise_is_the_part_not_explained_by_devices_and_batches(noise: float) -> None:
     devices, batch = (each.ravel() for each in np.meshgrid([2, 3, 4, 5, 6, 7, 8], np.arange(40)))
     generator = np.random.Generator(np.random.Philox(1))
     misses = 0.1 * devices - 0.02 * batch + noise * generator.standard_normal(len(devices))
@@ -251,8 +252,9 @@ def test_a_noisy_dnn_has_wider_intervals(others: Placements) -> None:
         assert found[1].calibration > found[0].calibration
 
 
-def test_links_are_known_as_well_as_dnns_are_alike() -> None:
-    """Three DNNs with the same bytes tell them better than three whose bytes differ by a half."""
+def test_links_are_known_better_if_dnns_are_similar() -> None:
+    """Three DNNs with the same cost per byte determine them better than three whose costs differ by
+    half."""
 
     def unknown(more: float) -> float:
         some = [
@@ -268,7 +270,7 @@ def test_links_are_known_as_well_as_dnns_are_alike() -> None:
     assert unknown(2.0) > 1.3 * unknown(1.0)
 
 
-def test_idle_fractions_are_as_uncertain_as_computing(fit: Placements) -> None:
+def test_idle_fractions_are_as_uncertain_as_compute_times(fit: Placements) -> None:
     known = training("large", FEW)
     job = fit.job(fit.profile(known, 4), (4, 4), 16)
     calibration = job.cluster.calibration
@@ -284,7 +286,7 @@ def test_idle_fractions_are_as_uncertain_as_computing(fit: Placements) -> None:
     assert widths[1][1] > widths[0][1] + 0.04
 
 
-def test_steps_on_more_nodes_than_two_tell_how_errors_grow() -> None:
+def test_steps_on_more_than_two_nodes_show_how_errors_grow() -> None:
     def growth(factor: float) -> float:
         some = [
             msgspec.structs.replace(
@@ -302,7 +304,7 @@ def test_steps_on_more_nodes_than_two_tell_how_errors_grow() -> None:
         assert found is not None
         return found.growth["nodes"]
 
-    assert growth(1.0) == pytest.approx(0.03, rel=0.5)  # what is assumed of all jobs
+    assert growth(1.0) == pytest.approx(0.03, rel=0.5)  # the assumption for all jobs
     assert growth(1.5) > 3.0 * growth(1.0)
 
 
@@ -323,7 +325,7 @@ def test_files_of_a_fit_predict_the_same(fit: Placements, tmp_path: Path) -> Non
     assert pm.predict(again).interval.iteration_s == pytest.approx(same.interval.iteration_s)
 
 
-def test_without_steps_a_cluster_is_as_expected() -> None:
+def test_without_steps_a_cluster_keeps_the_prior() -> None:
     found = calibrate_placements([], EXPECTED, {"nic.efficiency": 0.1})
     assert found.cluster.nic == EXPECTED.nic
     assert found.cluster.calibration is not None
@@ -333,7 +335,7 @@ def test_without_steps_a_cluster_is_as_expected() -> None:
     assert found.traits_of(slow).known == "node"
 
 
-def test_lines_stand_in_for_steps() -> None:
+def test_linear_fits_can_replace_steps() -> None:
     found = smoothed(training("large", [*FEW, (2, 2)], noise=0.0), [20])
     assert [(step.devices, step.batch_size) for step in found.steps] == [(k, 20) for k in FEW]
     assert found.steps[0].step_s == pytest.approx(computing_s("large", 1, 20), rel=1e-3)
@@ -349,7 +351,7 @@ def test_equal_steps_count_as_their_mean() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"devices": ()}, "devices: at least one node is needed"),
+        ({"devices": ()}, "devices: needs at least one node"),
         ({"devices": (0, 2)}, r"devices\[0\]: must be at least 1, got 0"),
         ({"batch_size": 0}, "batch_size: must be at least 1, got 0"),
         ({"step_s": 0.0}, "step_s: must be more than 0, got 0"),
@@ -364,12 +366,12 @@ def test_wrong_steps_are_named(changed: Mapping[str, object], message: str) -> N
 
 def test_mistakes_are_named() -> None:
     small = training("small", FEW)
-    with pytest.raises(pm.InputError, match="small: steps: at least one on a single device"):
+    with pytest.raises(pm.InputError, match="small: steps: needs at least one on a single device"):
         training("small", SEVERAL)
-    with pytest.raises(pm.InputError, match="more than one of a name: small, small"):
+    with pytest.raises(pm.InputError, match="names must differ: small, small"):
         calibrate_placements([small, small], EXPECTED)
     bus = msgspec.structs.replace(EXPECTED, intra_node=None)
-    with pytest.raises(pm.InputError, match="cluster: intra_node of kind per_device is needed"):
+    with pytest.raises(pm.InputError, match="cluster: needs intra_node of kind per_device"):
         calibrate_placements([small], bus)
     with pytest.raises(pm.InputError, match="unknown fitted link 'latency'"):
         calibrate_placements([small], EXPECTED, {"latency": 0.1})
@@ -414,7 +416,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str) -> str:
-    """What a command prints, its errors included."""
+    """What a command prints, including errors."""
     monkeypatch.setattr("sys.argv", ["perfmodel", *text.split()])
     with pytest.raises(SystemExit):
         main()
@@ -425,13 +427,14 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], te
 COMMAND = "calibrate runs t.csv --cluster expected.toml"
 
 
-def test_the_command_writes_files_that_predict_takes(
+def test_the_command_writes_files_that_predict_can_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("t.csv").write_text("\n".join(lines(["small", "large"])), encoding="utf-8")
-    out = call(
-        monkeypatch, capsys, f"{COMMAND} --model large --output lab.json --workload-output w.json"
-    )
+    plot = " --plot fit.svg" if importlib.util.find_spec("matplotlib") else ""
+    files = f"--output lab.json --workload-output w.json{plot}"
+    out = call(monkeypatch, capsys, f"{COMMAND} --model large {files}")
+    assert not plot or Path("fit.svg").read_bytes().startswith(b"<?xml")
     assert "steps of 2 models on several devices" in out
     assert "wrote lab.json" in out
     assert "wrote w.json" in out
@@ -449,16 +452,16 @@ def test_the_command_writes_files_that_predict_takes(
 @pytest.mark.parametrize(
     ("change", "flags", "said"),
     [
-        (("small,2,8", "small,2x,8"), "", "line 6: placement: '2x': must be devices of each node"),
-        (("small,2,8", f"small,{'9' * 5000},8"), "", "99...': must be devices of each node"),
-        (("small,2,8", "small,\u00b2,8"), "", "must be devices of each node"),
+        (("small,2,8", "small,2x,8"), "", "line 6: placement: '2x': expected devices on each node"),
+        (("small,2,8", f"small,{'9' * 5000},8"), "", "99...': expected devices on each node"),
+        (("small,2,8", "small,\u00b2,8"), "", "expected devices on each node"),
         (("small,2,8", "small,0,8"), "", "line 6: devices[0]: must be at least 1, got 0"),
         (("small,2,8", "small,2,eight"), "", "line 6: batch_size"),
-        (("small,1,", "small,1+1,"), "", "small: steps: at least one on a single device"),
+        (("small,1,", "small,1+1,"), "", "small: steps: needs at least one on a single device"),
         (("20000000.0", "2e7 B/s"), "", "gradient_bytes"),
         (("small,2,8", "small,2,8"), "--model smal", "did you mean 'small'"),
         (("small,2,8", "small,2,8"), "--workload-output w.json", "needs --model, one of small"),
-        (("small,2,8", "small,2,8"), "--fit efficiency", "--fit: does not go with a table of"),
+        (("small,2,8", "small,2,8"), "--fit efficiency", "--fit: cannot be used with a table of"),
         (("small,2,8", "small,2,8"), "--cluster ethernet-10g", "intra_node of kind per_device"),
     ],
 )

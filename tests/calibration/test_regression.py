@@ -1,4 +1,4 @@
-"""The fit that all calibrations are made with: what it finds, and how sure it is of it."""
+"""The regression used by all calibrations: its estimates and their uncertainty."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PRIORS = [Parameter("startup_s", 1.0, 2.3, "s"), Parameter("per_byte_s", 1.0, 2.
 
 
 def line(noise: float = 0.0, seed: int = 0, wrong: tuple[int, ...] = ()) -> Regression:
-    """Times of messages: a startup and a part in proportion to the size."""
+    """Message times: a startup plus a part proportional to size."""
     times = TRUTH["startup_s"] + TRUTH["per_byte_s"] * SIZES
     logs = np.log(times) + noise * np.random.default_rng(seed).standard_normal(len(SIZES))
     logs[list(wrong)] += 3.0
@@ -31,13 +31,13 @@ def line(noise: float = 0.0, seed: int = 0, wrong: tuple[int, ...] = ()) -> Regr
     return Regression(PRIORS, misses, np.full(len(SIZES), max(noise, 0.01)))
 
 
-def test_it_finds_the_truth() -> None:
+def test_the_true_parameters_are_recovered() -> None:
     problem = line()
     x, _ = problem.fit()
     assert problem.values(x) == pytest.approx(TRUTH, rel=1e-3)
 
 
-def test_near_a_point_misfits_are_those_of_the_line_through_it() -> None:
+def test_near_a_point_residuals_are_those_of_the_line_through_it() -> None:
     problem = line()
     x, step = problem.centre, np.array([0.01, -0.01])
     points = np.array([x, x + step, x + 200.0 * step])
@@ -47,7 +47,7 @@ def test_near_a_point_misfits_are_those_of_the_line_through_it() -> None:
     assert apart[2] > 0.1
 
 
-def test_wrong_rows_move_little() -> None:
+def test_outliers_move_the_fit_little() -> None:
     problem = line(0.02, wrong=(3, 30))
     x, _ = problem.fit()
     assert problem.values(x) == pytest.approx(TRUTH, rel=0.05)
@@ -59,7 +59,7 @@ def test_without_values_the_prior_stays() -> None:
     assert problem.values(x) == pytest.approx({"startup_s": 1.0, "per_byte_s": 1.0}, rel=1e-4)
 
 
-def test_the_covariance_is_that_of_repeated_fits() -> None:
+def test_the_covariance_matches_repeated_fits() -> None:
     found, covariances = [], []
     for seed in range(200):
         problem = line(0.05, seed)
@@ -71,7 +71,7 @@ def test_the_covariance_is_that_of_repeated_fits() -> None:
     assert expected == pytest.approx(seen, rel=0.3)
 
 
-def test_covariances_of_other_scales_are_of_logarithms_as_well() -> None:
+def test_covariances_of_other_scales_are_converted_to_logarithms() -> None:
     """A fraction of 0.8 whose logit is known to 0.1, which is 0.02 of its logarithm."""
     p = Parameter("fraction", 0.5, 1.4, scale="logit")
 
@@ -87,19 +87,19 @@ def test_covariances_of_other_scales_are_of_logarithms_as_well() -> None:
 
 
 def test_groups_are_predicted_by_fits_without_them() -> None:
-    """The largest say little of the startup, so that the smallest are missed without the others."""
+    """The largest messages say little about the startup, so fits to them miss the smallest."""
     problem = line(0.05)
     x, scale = problem.fit()
     apart = problem.left_out(["small"] * 32 + ["large"] * 8, x, scale).misses
     one_by_one = problem.left_out(list(range(40)), x, scale).misses
     bias, usual = abs(apart[:10].mean()), abs(one_by_one[:10].mean())
     assert bias > 3.0 * usual
-    # a canary: misses of the fit itself are less
+    # canary: residuals of the full fit are smaller
     assert np.std(problem.misses(x[None])[0]) < np.std(one_by_one)
 
 
 def machines(noise: float, count: int = 20, runs: int = 3) -> tuple[Regression, list[int]]:
-    """Runs of machines that have a factor each, known to a standard deviation of 1 before."""
+    """Runs of machines with a factor each, whose prior standard deviation is 1."""
     generator = np.random.default_rng(1)
     of = np.repeat(np.arange(count), runs)
     logs = generator.standard_normal(count)[of] + noise * generator.standard_normal(len(of))
@@ -113,17 +113,17 @@ def machines(noise: float, count: int = 20, runs: int = 3) -> tuple[Regression, 
 
 
 @pytest.mark.parametrize("noise", [0.05, 0.2])
-def test_a_spread_is_beside_what_parameters_explain(noise: float) -> None:
-    """A machine that is left out is missed by as much as its factor is unknown: no spread."""
+def test_a_spread_excludes_what_parameters_explain(noise: float) -> None:
+    """The error for a held-out machine is as large as its factor is unknown: no further spread."""
     problem, groups = machines(noise)
     x, scale = problem.fit()
     found = problem.left_out(groups, x, scale)
     assert np.sqrt(found.explained) == pytest.approx(np.ones(len(groups)), rel=0.2)
     assert found.spread(20) == pytest.approx(noise, rel=0.3)
-    assert spread_of(found.misses, 20) > 0.5  # a canary: what the factors do is more
+    assert spread_of(found.misses, 20) > 0.5  # canary: the effect of the factors is larger
 
 
-def test_what_moves_far_is_missed_exactly() -> None:
+def test_large_moves_are_refitted_exactly() -> None:
     """Steps 1 + f, with f near 10 by each of two groups of its own, and expected to be 1."""
 
     def misses(values: Mapping[str, Floats], points: int) -> Floats:
@@ -138,7 +138,7 @@ def test_what_moves_far_is_missed_exactly() -> None:
     linear = near.left_out(groups, x, scale)
     exact = near.left_out(groups, x, scale, exact=lambda at, of: problem.misses(at[None])[0, of])
     assert exact.misses == pytest.approx(np.full(6, math.log(2.0 / 11.0)), abs=0.05)
-    assert linear.misses.max() < math.log(2.0 / 11.0) - 0.2  # a canary
+    assert linear.misses.max() < math.log(2.0 / 11.0) - 0.2  # canary
 
 
 def test_only_named_parameters_are_fitted() -> None:
@@ -153,7 +153,7 @@ def features(of: Floats) -> list[dict[str, float]]:
     return [{"workers": float(value), "nodes": 1.0} for value in of]
 
 
-def test_what_is_left_unknown_is_written_down() -> None:
+def test_remaining_uncertainty_is_recorded() -> None:
     problem = line(0.05)
     x, scale = problem.fit()
     apart = problem.left_out(list(range(40)), x, scale)
@@ -163,12 +163,12 @@ def test_what_is_left_unknown_is_written_down() -> None:
     assert found.covariance == ((problem.log_covariance(x, scale)[1][1],),)
     assert found.spread == pytest.approx(0.05, rel=0.3)
     assert found.ranges == {"workers": pytest.approx((1.0, 1000.0)), "nodes": (1.0, 1.0)}
-    assert found.growth["nodes"] == pytest.approx(0.03)  # nothing tells: what is assumed
+    assert found.growth["nodes"] == pytest.approx(0.03)  # no information: the prior
     assert found.rows == 40
 
 
-def test_growth_is_how_much_worse_larger_ones_are_predicted() -> None:
-    """Times that grow with the square root of the size, fitted as if in proportion to it."""
+def test_growth_measures_how_errors_increase_with_size() -> None:
+    """Times that grow with the square root of the size, fitted as proportional to it."""
     logs = np.log(np.sqrt(SIZES))
 
     def misses(values: Mapping[str, Floats], points: int) -> Floats:

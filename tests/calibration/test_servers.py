@@ -1,4 +1,4 @@
-"""Fits of parameter servers to runs whose truth is known."""
+"""Fits of parameter servers to runs with known parameters."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ TRUTHS = {
     "deep": (20e6, 0.3, 0.1, 0.15),
     "slow": (40e6, 0.8, 0.14, 0.25),
 }
-"""Bytes, computing, and seconds of a server for a worker and for an update."""
+"""Bytes, compute time, and server seconds per worker and per update."""
 
 
 def of_truth(name: str, workers: int, servers: int) -> Job:
@@ -86,7 +86,7 @@ def dnn(name: str, grid: list[tuple[int, int]], factor: float = 1.0) -> Dnn:
 GRID = [(1, 1), (2, 1), (3, 1), (1, 2), (2, 2), (1, 3), (4, 2), (2, 4)]
 
 
-def test_synchronous_runs_with_more_workers_and_servers_follow_from_few() -> None:
+def test_synchronous_runs_with_more_workers_and_servers_are_predicted() -> None:
     dnns = [dnn(name, GRID) for name in TRUTHS]
     fit = fit_synchronous_servers(dnns)
     for one, (name, (_, compute_s, worker_s, update_s)) in zip(dnns, TRUTHS.items(), strict=True):
@@ -107,7 +107,7 @@ def test_synchronous_runs_with_more_workers_and_servers_follow_from_few() -> Non
         assert low_s < truth_s < high_s
 
 
-def test_canary_slower_runs_are_followed() -> None:
+def test_canary_slower_runs_change_the_fit() -> None:
     grid = GRID[:4]
     first, second = (
         fit_synchronous_servers([dnn(name, grid, factor) for name in TRUTHS], for_others=True)
@@ -116,7 +116,7 @@ def test_canary_slower_runs_are_followed() -> None:
     assert second.common["worker_s"][0] > 1.2 * first.common["worker_s"][0]
 
 
-def test_a_further_dnn_takes_what_is_common() -> None:
+def test_a_further_dnn_uses_the_common_parameters() -> None:
     *known, _ = TRUTHS
     fit = fit_synchronous_servers([dnn(name, GRID) for name in known], for_others=True)
     found = fit.of(dnn("slow", [(1, 1)]))
@@ -128,7 +128,7 @@ def test_a_further_dnn_takes_what_is_common() -> None:
 # -- asynchronous ----------------------------------------------------------------------------------
 
 LOADS = {"many": (0.4e7, 240, 0.2), "big": (4e7, 16, 0.25)}
-"""Bytes, tensors and computing."""
+"""Bytes, tensors and compute time."""
 
 
 def asynchronous(name: str, workers: int, cluster: Cluster) -> Job:
@@ -152,7 +152,7 @@ def fit() -> AsynchronousFit:
     return fit_asynchronous_servers([series(name, (1, 2, 4, 6, 8)) for name in LOADS])
 
 
-def test_what_a_server_takes_is_found(fit: AsynchronousFit) -> None:
+def test_server_costs_are_recovered(fit: AsynchronousFit) -> None:
     assert fit.costs["update_per_tensor_s"] == pytest.approx(TENSOR_S, rel=0.1)
     assert fit.costs["update_per_byte_s"] == pytest.approx(BYTE_S, rel=0.1)
     for name, (_, _, compute_s) in LOADS.items():
@@ -164,7 +164,7 @@ def test_canary_another_server_is_noticed(fit: AsynchronousFit) -> None:
     assert slower.costs["update_per_byte_s"] > 1.3 * fit.costs["update_per_byte_s"]
 
 
-def test_a_fit_makes_a_cluster_and_workloads_of_which_more_is_said(fit: AsynchronousFit) -> None:
+def test_a_fit_makes_a_cluster_and_workloads_with_uncertainties(fit: AsynchronousFit) -> None:
     cluster, job = fit.cluster(CLUSTER), asynchronous("many", 12, CLUSTER)
     more = msgspec.structs.replace(job, cluster=cluster, workload=fit.workload(job.workload))
     truth = serving(update_per_tensor_s=TENSOR_S, update_per_byte_s=BYTE_S)
@@ -176,7 +176,7 @@ def test_a_fit_makes_a_cluster_and_workloads_of_which_more_is_said(fit: Asynchro
     assert wide > narrow
 
 
-def test_a_new_dnn_is_known_by_one_worker(fit: AsynchronousFit) -> None:
+def test_a_new_dnn_needs_runs_of_one_worker_only(fit: AsynchronousFit) -> None:
     LOADS["new"] = (1e7, 80, 0.3)
     try:
         more = fit.with_series([series("new", (1,))])
@@ -190,12 +190,12 @@ def test_a_new_dnn_is_known_by_one_worker(fit: AsynchronousFit) -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: fit_synchronous_servers([]), "dnns: at least one is needed"),
-        (lambda: fit_synchronous_servers([dnn("wide", [])]), "wide: at least one run is needed"),
-        (lambda: fit_synchronous_servers([dnn("wide", GRID[:1])] * 2), "a name of its own"),
-        (lambda: fit_asynchronous_servers([]), "series: at least one is needed"),
-        (lambda: fit_asynchronous_servers([series("big", (1,))] * 2), "a name of its own"),
-        (lambda: series("big", ()), "each run needs workers and step_s"),
+        (lambda: fit_synchronous_servers([]), "dnns: needs at least one"),
+        (lambda: fit_synchronous_servers([dnn("wide", [])]), "wide: needs at least one run"),
+        (lambda: fit_synchronous_servers([dnn("wide", GRID[:1])] * 2), "its own name"),
+        (lambda: fit_asynchronous_servers([]), "series: needs at least one"),
+        (lambda: fit_asynchronous_servers([series("big", (1,))] * 2), "its own name"),
+        (lambda: series("big", ()), "each run needs both workers and step_s"),
         (lambda: SynchronousRun(1, 1, 0.0), "step_s: must be more than 0"),
         (lambda: SynchronousRun(1, 1, 1.0, -1.0), "worker_cpu_s: must be more than 0"),
     ],
@@ -230,7 +230,7 @@ def test_an_optimizer_runs_once_for_all_workers(servers: int) -> None:
     ("sync", "duplex", "overlap"),
     list(itertools.product(("bsp", "asp"), (False, True), (False, True))),
 )
-def test_both_routes_know_the_optimizer_and_uneven_servers(
+def test_both_routes_model_the_optimizer_and_uneven_servers(
     sync: str, duplex: bool, overlap: bool
 ) -> None:
     job = make_job(
@@ -244,6 +244,6 @@ def test_both_routes_know_the_optimizer_and_uneven_servers(
         },
     )
     fine, coarse = predict(job), predict(job, fidelity="coarse")
-    # near the knee the formulas know lockstep of workers that overlap nothing only roughly
+    # near the knee the formulas only approximate workers in lockstep without overlap
     off = 0.12 if sync == "asp" and not overlap else 0.02
     assert coarse.iteration_s == pytest.approx(fine.iteration_s, rel=off)

@@ -1,1 +1,1 @@
-"""Tests of the simulator, on graphs of all kinds."""
+"""Tests of the simulator on various graphs."""

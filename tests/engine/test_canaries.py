@@ -1,4 +1,4 @@
-"""Canaries: each plants an error and must see the oracle that guards against it go red."""
+"""Canaries: each plants an error, and the oracle that guards against it must fail."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def graph_and_spans() -> tuple[OpGraph, list[Span]]:
 
 
 def test_forgotten_edge() -> None:
-    """Simulate without the edges into the first forward op; check against the whole graph."""
+    """Simulate without the edges into the first forward op; check against the full graph."""
     graph, _ = graph_and_spans()
     first = graph.edge_target == graph.edge_target[graph.edge_lag == 0].min()
     lacking = msgspec.structs.replace(
@@ -74,7 +74,7 @@ def test_work_that_vanishes() -> None:
         oracles.work_is_conserved(more, spans)
 
 
-def test_time_that_is_nobodys() -> None:
+def test_unaccounted_time() -> None:
     graph, _ = graph_and_spans()
     measures: Measures = simulate(graph)
     lost = msgspec.structs.replace(measures, wait_fraction=measures.wait_fraction * 0.999)
@@ -89,7 +89,7 @@ def test_bits_taken_for_bytes() -> None:
         oracles.equal(result.iteration_s, expected)
 
 
-def test_ring_without_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ring_without_the_factor_per_member(monkeypatch: pytest.MonkeyPatch) -> None:
     """2 n instead of 2 (p-1)/p n."""
     monkeypatch.setattr(collective_times, "ring_allreduce_bytes", lambda ranks, size: 2.0 * size)
     with pytest.raises(AssertionError):
@@ -111,7 +111,7 @@ def test_ring_without_its_latency(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _without_edges(kind: str) -> Any:
-    """A build that forgets the edges from one kind of op."""
+    """A build that omits the edges from one kind of op."""
     from perfmodel.architectures.ps import graph as ps
 
     def build(a_job: Any) -> OpGraph:
@@ -131,7 +131,7 @@ def _without_edges(kind: str) -> Any:
 
 @pytest.mark.parametrize("kind", ["pull", "push", "backward"])
 def test_parameter_server_without_an_edge(kind: str) -> None:
-    """The closed form of one worker notices whichever dependency is left out."""
+    """The closed form for one worker detects any missing dependency."""
     graph = _without_edges(kind)(job(WORK, cluster(20.0), 1, "ps"))
     expected = test_closed_forms.one_worker_s(WORK, 20.0)
     with pytest.raises((AssertionError, PerfmodelError)):
@@ -139,7 +139,7 @@ def test_parameter_server_without_an_edge(kind: str) -> None:
 
 
 def test_barrier_left_out_shows_in_staleness() -> None:
-    """ASP in BSP's place would be caught: its staleness is not zero."""
+    """ASP instead of BSP is caught, because its staleness is not zero."""
     result = predict(job(WORK, cluster(20.0), 3, "ps", {"sync": "asp"}, jitter=Jitter(0.5)))
     assert result.staleness.histogram != {"0": 1.0}
 
@@ -163,24 +163,24 @@ def test_hand_timeline_notices_a_slower_link() -> None:
         assert predict(job(test_ps.TWO_LAYERS, cluster(0.99), 2, "ps")).iteration_s == 14.0
 
 
-def test_oracles_reject_nothing_checked() -> None:
+def test_oracles_refuse_an_empty_timeline() -> None:
     graph, _ = graph_and_spans()
     with pytest.raises(AssertionError, match="no dependency was checked"):
         oracles.dependencies_hold(graph, [])
     assert np.isfinite(graph.op_seconds).all()
 
 
-# -- what an instance does -------------------------------------------------------------------------
+# -- instances of ops ------------------------------------------------------------------------------
 
 
 def step(b: GraphBuilder, **work: Any) -> tuple[Ids, Ids]:
-    """A device, and an op of 1 s on it that waits for itself alone."""
+    """A device with an op of 1 s that only waits for itself."""
     device = b.slots("device", (1,))
     return device, b.ops("step", (1,), **{"seconds": 1.0, "slot": device, "group": [0], **work})
 
 
 def sometimes_active() -> OpGraph:
-    """An op of 2 s and a latency of 5 s, active in every second iteration, after each step."""
+    """An op of 2 s with a latency of 5 s after each step, active in every second iteration."""
     b = GraphBuilder()
     device, compute = step(b)
     rare = b.ops("rare", (1,), seconds=2.0, latency_s=5.0, slot=device)
@@ -192,7 +192,7 @@ def sometimes_active() -> OpGraph:
 
 
 def with_span(spans: list[Span], op: int, iteration: int, **times: float) -> list[Span]:
-    """The timeline with one instance at another time."""
+    """The timeline with one instance moved to another time."""
     return [
         msgspec.structs.replace(s, **times) if (s.op, s.iteration) == (op, iteration) else s
         for s in spans
@@ -232,8 +232,8 @@ def test_instance_that_is_active_in_the_wrong_iteration() -> None:
 
 
 def test_token_that_overtakes_another_and_one_that_comes_too_early() -> None:
-    """The inactive instance 1 lets the first "after" go before the active instance 0 has arrived,
-    and no other moment is early enough to pass for it."""
+    """The inactive instance 1 releases the first "after" before the active instance 0 arrives; at
+    any other time the oracle fails."""
     graph = sometimes_active()
     spans = timeline(graph, iterations=4)
     first = span_of(spans, 2, 0).start_s
@@ -247,7 +247,7 @@ def test_token_that_overtakes_another_and_one_that_comes_too_early() -> None:
 
 
 def chance(probability: float) -> OpGraph:
-    """Active by chance, and then one of two alternatives."""
+    """An op that is randomly active, and then takes one of two alternatives."""
     b = GraphBuilder()
     device, compute = step(b)
     draw = b.streams((1,))
@@ -269,8 +269,8 @@ def test_another_draw_of_activity(probability: float) -> None:
 
 
 def two_routes() -> OpGraph:
-    """A transfer over one of two links, of 1 and 2 bytes/s and 1 and 9 s of latency; then a pause
-    on the device of one of two others."""
+    """A transfer over one of two links (1 and 2 bytes/s, 1 and 9 s of latency), then a pause on
+    one of two devices."""
     b = GraphBuilder()
     device, compute = step(b)
     links = b.links("link", [1.0, 2.0], latency_s=[1.0, 9.0])
@@ -320,7 +320,7 @@ def test_drawn_slot_that_is_held_twice() -> None:
 
 @pytest.mark.parametrize("work", [{"seconds": 1.0}, {"bytes": 5.0}])
 def test_another_random_factor(work: dict[str, Any]) -> None:
-    """Of seconds it is exact; of bytes on a link it is the least time that they need."""
+    """For seconds it is exact; for bytes on a link it is their minimum time."""
     b = GraphBuilder()
     device = b.slots("device", (1,))
     path = b.links("link", 5.0) if "bytes" in work else None
@@ -336,7 +336,7 @@ def test_another_random_factor(work: dict[str, Any]) -> None:
 
 
 def mail() -> OpGraph:
-    """A step of 1 s reads what another sends every 0.4 s; each message costs 0.25 s."""
+    """A step of 1 s reads messages sent every 0.4 s; each costs 0.25 s."""
     b = GraphBuilder()
     device, compute = step(b)
     send = b.ops("send", (1,), seconds=0.4)
@@ -366,7 +366,7 @@ def pieces() -> OpGraph:
     return b.build(device=device, mark=compute)
 
 
-def test_connection_on_which_two_send_at_once() -> None:
+def test_connection_with_two_concurrent_senders() -> None:
     graph = pieces()
     spans = timeline(graph, iterations=2)
     all_hold(graph, spans)
@@ -378,7 +378,7 @@ def test_connection_on_which_two_send_at_once() -> None:
 
 
 def fusion(cap_bytes: float) -> OpGraph:
-    """Items of 6, 3 and 8 bytes, ready at 0.2, 0.4 and 1.1 s; ticks each second, 10 bytes/s."""
+    """Items of 6, 3 and 8 bytes, ready at 0.2, 0.4 and 1.1 s; a tick every second, 10 bytes/s."""
     b = GraphBuilder()
     device, compute = step(b, seconds=5.0)
     made = b.ops("made", (3,), seconds=[0.2, 0.4, 1.1])
@@ -390,7 +390,7 @@ def fusion(cap_bytes: float) -> OpGraph:
     return b.build(device=device, mark=compute)
 
 
-def test_batch_of_more_than_fits() -> None:
+def test_batch_larger_than_its_cap() -> None:
     graph = fusion(10.0)
     spans = timeline(graph, iterations=2)
     all_hold(graph, spans)
@@ -421,8 +421,8 @@ def test_item_that_arrives_before_it_is_ready() -> None:
 
 
 def test_loads_by_hand() -> None:
-    """What is active every second time, by chance 0.5 of three, on one of two routes or slots, and
-    behind a gate that takes four tokens of two steps."""
+    """Ops that are active every second iteration, or with probability 0.5, or use one of two routes
+    or slots, or follow a gate that takes four tokens of two steps."""
     b = GraphBuilder()
     device = b.slots("device", (2,))
     other = b.slots("other", (2,))
@@ -448,7 +448,7 @@ def test_loads_by_hand() -> None:
 
 
 def test_load_of_a_batch() -> None:
-    """At least one batch an iteration, and as many as 17 bytes need of 8 at a time."""
+    """At least one batch per iteration, and as many as 17 bytes need at 8 bytes each."""
     graph = fusion(8.0)
     assert oracles.load_per_iteration(graph)[0].tolist() == [17.0]
     batch = next(rule.op for rule in graph.rules if isinstance(rule, Batch))
@@ -467,7 +467,7 @@ FULL: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("arch", "options"), FULL, ids=[arch for arch, _ in FULL])
 def test_pace_above_what_a_resource_can_bear(arch: str, options: dict[str, Any]) -> None:
-    """With the busiest link, as it was measured, busy for 110 % of the time."""
+    """With the measured busiest link busy for 110 % of the time."""
     graph = build_graph(job(WORK, cluster(0.02), 2, arch, options))
     measures = simulate(graph, rel_ci=0.005)
     oracles.resources_bound_the_pace(graph, measures)
@@ -478,7 +478,7 @@ def test_pace_above_what_a_resource_can_bear(arch: str, options: dict[str, Any])
 
 
 def test_time_that_does_not_scale() -> None:
-    """Each duration in turn is left as it is; all others are doubled."""
+    """Keep each duration in turn, and double all others."""
     b = GraphBuilder()
     device, compute = step(b)
     links = b.links("link", [2.0, 4.0], latency_s=[1.0, 3.0])

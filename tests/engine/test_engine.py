@@ -15,7 +15,7 @@ from perfmodel.graph.op_graph import OpGraph
 
 
 def two_ops(lag: int) -> OpGraph:
-    """A cycle of two ops, 3 s and 4 s, each on a device of its own, with ``lag`` tokens."""
+    """A cycle of two ops of 3 s and 4 s, each on its own device, with ``lag`` tokens."""
     b = GraphBuilder()
     slots = b.slots("slot", (2,))
     ops = b.ops("op", (2,), seconds=[3.0, 4.0], slot=slots)
@@ -29,7 +29,7 @@ def test_more_tokens_overlap_more(lag: int, period: float) -> None:
     assert simulate(two_ops(lag)).iterations_per_s[0] == pytest.approx(1 / period)
 
 
-def test_a_cycle_without_lag_is_refused_by_name() -> None:
+def test_a_cycle_without_lag_is_refused_and_named() -> None:
     cycle = r"edges without lag form a cycle: 'op\[0\]' -> 'op\[1\]' -> 'op\[0\]'"
     with pytest.raises(InputError, match=cycle):
         simulate(two_ops(0))
@@ -75,7 +75,7 @@ def test_transfers_share_a_link_equally_and_speed_up_when_one_ends() -> None:
     assert ends == [2.0, 4.0]
 
 
-def test_a_rate_cap_leaves_the_rest_to_others() -> None:
+def test_a_rate_cap_leaves_bandwidth_to_others() -> None:
     b = GraphBuilder()
     device = b.slots("device", (1,))
     link = b.links("link", [10.0])
@@ -86,7 +86,7 @@ def test_a_rate_cap_leaves_the_rest_to_others() -> None:
 
 
 def test_max_min_shares_on_two_links() -> None:
-    """Textbook case: flows A over both links, B over the first, C over the second."""
+    """Textbook case: flow A uses both links, B the first, C the second."""
     b = GraphBuilder()
     device = b.slots("device", (1,))
     links = b.links("link", [1.0, 2.0])
@@ -94,7 +94,7 @@ def test_max_min_shares_on_two_links() -> None:
     ops = b.ops("send", (3,), bytes=[0.5, 1.0, 3.0], path=paths)
     b.edge(ops[2], ops[:2], lag=1)
     spans = timeline(b.build(device=device, mark=ops[:1]), iterations=1)
-    # until 1 s: A and B get 0.5 each, C 1.5; then B has link 0 and C link 1 to itself
+    # until 1 s A and B get 0.5 each and C 1.5; then B has link 0 and C link 1 to itself
     assert {s.op: s.end_s for s in spans} == {0: 1.0, 1: 1.5, 2: 1.75}
 
 
@@ -108,7 +108,7 @@ def test_weights_divide_a_link_in_proportion() -> None:
     assert {s.op: s.end_s for s in spans} == {0: 1.0, 1: 1.25}
 
 
-def test_three_flows_on_one_route_weigh_three_times() -> None:
+def test_three_flows_on_one_route_have_triple_weight() -> None:
     b = GraphBuilder()
     device = b.slots("device", (1,))
     links = b.links("link", [8.0, 100.0])
@@ -148,10 +148,10 @@ def test_a_graph_cannot_be_changed() -> None:
         graph.op_seconds[0] = 5.0
 
 
-def test_the_hour_of_many_workers_pushing_and_pulling() -> None:
+def test_many_workers_pushing_and_pulling() -> None:
     """N workers push 62 tensors as they become ready, then pull them; one link each way.
 
-    The makespans were computed by an independent simulator of one fairly shared link.
+    The makespans are from an independent simulator of one fairly shared link.
     """
     for workers, expected in ((8, 0.6332018523), (64, 4.7847639343)):
         assert makespan(_push_pull(workers)) == pytest.approx(expected, rel=1e-9)
@@ -171,7 +171,7 @@ def _tensors() -> list[int]:
 
 
 def _compute_s(worker: int, layer: int, base_s: float, salt: int) -> float:
-    """A mean time with a fixed spread of 20 % that depends on worker, layer and phase."""
+    """A time with a fixed variation of 20 % that depends on worker, layer and phase."""
     h = (worker * 2654435761 + layer * 40503 + salt) & 0xFFFFFFFF
     h = (h ^ (h >> 15)) * 2246822519 & 0xFFFFFFFF
     h = (h ^ (h >> 13)) & 0xFFFFFFFF
@@ -203,7 +203,7 @@ def _push_pull(n: int) -> OpGraph:
 
 
 def test_a_period_is_only_claimed_when_the_state_recurs() -> None:
-    """Two cycles of 4 s and 4.5 s: apart they meet every 36 s; at one thread, they lock."""
+    """Cycles of 4 s and 4.5 s: independent, they meet every 36 s; on one thread, they lock."""
 
     def measures(threads: int) -> Measures:
         b = GraphBuilder()
@@ -215,7 +215,7 @@ def test_a_period_is_only_claimed_when_the_state_recurs() -> None:
         return simulate(b.build(device=devices, mark=compute))
 
     apart, locked = measures(2), measures(1)
-    assert apart.periodic  # nine iterations of the one are eight of the other
+    assert apart.periodic  # nine iterations of one take as long as eight of the other
     assert apart.rounds == 8
     assert apart.iterations_per_s == pytest.approx([1 / 4, 1 / 4.5], rel=1e-12)
     assert locked.periodic
@@ -225,18 +225,18 @@ def test_a_period_is_only_claimed_when_the_state_recurs() -> None:
 def test_a_path_that_takes_a_link_twice_is_refused() -> None:
     b = GraphBuilder()
     link = b.links("link", [10.0, 10.0])
-    with pytest.raises(InputError, match="'op': a path takes the same link twice"):
+    with pytest.raises(InputError, match="'op': a path uses the same link twice"):
         b.ops("op", (1,), bytes=10.0, path=[link[1], link[0], link[1]])
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"priority": 40_000}, "'op': priority must be within 32767"),
-        ({"slots": list(range(1, 201))}, "'op': number of slots must be within 127"),
+        ({"priority": 40_000}, "'op': priority must be from -32767 to 32767"),
+        ({"slots": list(range(1, 201))}, "'op': number of slots must be at most 127"),
     ],
 )
-def test_what_the_engine_cannot_store_is_refused(given: dict[str, Any], message: str) -> None:
+def test_values_the_engine_cannot_store_are_refused(given: dict[str, Any], message: str) -> None:
     b = GraphBuilder()
     slots = b.slots("slot", (201,))
     ops = b.ops("op", (1,), seconds=1.0, **given)

@@ -1,4 +1,4 @@
-"""The compiled loop: when its library is used, what is refused, and that the answer is the same."""
+"""The compiled loop: when its library is used or rejected, and that results are the same."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ needs_library = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if nothing had been simulated yet, and nothing could be built."""
+    """Act as if nothing had been simulated yet, and nothing could be built."""
     monkeypatch.delenv(twins.VARIABLE, raising=False)
     monkeypatch.setattr(twins.importlib.util, "find_spec", lambda name: None)
     forget()
 
 
 def forget() -> None:
-    """Forget what is known about the library."""
+    """Clear the caches about the library."""
     for known in (twins._compiled, twins._build, twins._warn):
         known.cache_clear()
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the library, from which this process takes it."""
+    """A copy of the library that this process uses."""
     for name in (LIBRARY, NOTE):
         shutil.copy(library.FOLDER / name, tmp_path)
     monkeypatch.setattr(library.find, "__defaults__", (tmp_path,))
@@ -54,7 +54,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def noted(folder: Path, **changes: str) -> None:
-    """Change what the note says."""
+    """Change fields of the note."""
     note = json.loads((folder / NOTE).read_text()) | changes
     (folder / NOTE).write_text(json.dumps(note))
 
@@ -76,10 +76,10 @@ SPOILT: dict[str, tuple[Any, str]] = {
     "removed": (lambda f: (f / LIBRARY).unlink(), "cannot read"),
     "of another version": (lambda f: noted(f, source="0" * 64), "another version of the source"),
     "for another platform": (lambda f: noted(f, platform="pdp11"), "was built for pdp11"),
-    "without a note": (lambda f: (f / NOTE).unlink(), "nothing is known about"),
-    "with a broken note": (lambda f: (f / NOTE).write_text("{"), "nothing is known about"),
-    "with another note": (lambda f: (f / NOTE).write_text('{"source": 1}'), "nothing is known"),
-    "with numbers": (lambda f: noted(f, source=3), "nothing is known about"),  # type: ignore[arg-type]
+    "without a note": (lambda f: (f / NOTE).unlink(), "has no valid note beside it"),
+    "with a broken note": (lambda f: (f / NOTE).write_text("{"), "has no valid note beside it"),
+    "with another note": (lambda f: (f / NOTE).write_text('{"source": 1}'), "has no valid note"),
+    "with numbers": (lambda f: noted(f, source=3), "has no valid note beside it"),  # type: ignore[arg-type]
 }
 
 
@@ -100,7 +100,7 @@ def test_every_job_is_simulated_by_the_library() -> None:
 
 @needs_library
 @pytest.mark.parametrize("kind", SPOILT)
-def test_a_library_that_does_not_fit_is_refused_in_one_line(folder: Path, kind: str) -> None:
+def test_an_incompatible_library_is_refused_in_one_line(folder: Path, kind: str) -> None:
     assert not find().reason
     spoil, reason = SPOILT[kind]
     spoil(folder)
@@ -114,14 +114,14 @@ def test_a_library_that_does_not_fit_is_refused_in_one_line(folder: Path, kind: 
 
 
 @needs_library
-def test_what_passes_the_check_but_is_no_library_is_refused(folder: Path) -> None:
+def test_an_invalid_library_that_passes_the_check_is_refused(folder: Path) -> None:
     (folder / LIBRARY).write_bytes(b"text")
     noted(folder, library=library.digest(b"text"))
     with pytest.warns(PerfmodelWarning, match="cannot load"):
         assert twins.choose() is twins.PLAIN
 
 
-def test_where_none_was_built_only_a_long_job_says_so(
+def test_without_a_library_only_a_long_job_warns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(library.find, "__defaults__", (tmp_path,))
@@ -135,10 +135,10 @@ def test_where_none_was_built_only_a_long_job_says_so(
     assert len(told) == 1
 
 
-def test_the_variable_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_variable_selects_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(twins.VARIABLE, "0")
-    assert twins.wished(None) is False
-    assert twins.wished(True) is True
+    assert twins.requested(None) is False
+    assert twins.requested(True) is True
     with Simulation(chain(3), 0) as run:
         assert isinstance(run.world.ops, list)
     monkeypatch.setenv(twins.VARIABLE, "yes")
@@ -148,7 +148,7 @@ def test_the_variable_decides(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_library
 def test_a_simulation_goes_on_compiled_in_the_middle() -> None:
-    """In a random job with gates, transfers and probes; the bits are the same."""
+    """A random job with gates, transfers and probes gives the same bits."""
 
     def ends(rounds: int, switch: bool) -> Any:
         graph = build_graph(
@@ -166,7 +166,7 @@ def test_a_simulation_goes_on_compiled_in_the_middle() -> None:
                 run.advance(done)
                 if switch and done == rounds // 2:
                     assert isinstance(run.world.ops, list)
-                    run.change_over(twins.choose(True))
+                    run.switch_to(twins.choose(True))
                     assert not isinstance(run.world.ops, list)
             return run.totals()
 
@@ -176,7 +176,7 @@ def test_a_simulation_goes_on_compiled_in_the_middle() -> None:
 
 
 def test_another_source_is_another_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What is on disk goes by this number."""
+    """Caches on disk are keyed by this digest."""
     for path in library.FOLDER.glob("*.py"):
         shutil.copy(path, tmp_path)
     before = library.source_digest()
@@ -211,7 +211,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(checkout: Path, *words: str, numba: bool = False) -> tuple[str, str]:
-    """Standard output and error of a command of that checkout."""
+    """Standard output and error of a command in this checkout."""
     done = subprocess.run(
         [sys.executable, "-c", SIMULATE, "with Numba" if numba else "without Numba", *words],
         env={**os.environ, "PYTHONPATH": str(checkout)}, cwd=checkout,
@@ -225,12 +225,12 @@ JOB = ("predict", "--model", "resnet18", "--arch", "asp", "--workers", "2", "--r
 
 
 @needs_library
-def test_commands_say_in_one_line_that_they_simulate_plainly(checkout: Path) -> None:
+def test_commands_report_plain_simulation_in_one_line(checkout: Path) -> None:
     expected, told = command(ROOT, *JOB)
     assert told == ""
     version, _ = command(ROOT, "--version")
     assert version.splitlines()[1] == "simulates with compiled code"
-    assert command(checkout, *JOB) == (expected, "")  # none was built, and the job is small
+    assert command(checkout, *JOB) == (expected, "")  # no library was built, and the job is small
     version, _ = command(checkout, "--version")
     assert "simulates in plain Python" in version
     assert "has not been built" in version
@@ -250,7 +250,7 @@ def test_commands_say_in_one_line_that_they_simulate_plainly(checkout: Path) -> 
 
 @pytest.mark.slow
 def test_a_checkout_builds_in_the_background(checkout: Path) -> None:
-    """The first command starts it, and later ones are compiled; two at once build it once."""
+    """The first command starts the build, later ones are compiled; two at once build only once."""
     pytest.importorskip("numba", reason="builds the library")
     first, told = command(checkout, *JOB, numba=True)
     assert told == ""
@@ -267,10 +267,10 @@ def test_a_checkout_builds_in_the_background(checkout: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_simulation_changes_over_when_the_library_is_built(
+def test_a_simulation_switches_when_the_library_is_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The plain loop runs until then, and the result is that of one loop."""
+    """The plain loop runs until then, and the result is the same as with one loop."""
     pytest.importorskip("numba", reason="builds the library")
     monkeypatch.undo()
     forget()
@@ -287,7 +287,7 @@ def test_a_simulation_changes_over_when_the_library_is_built(
         assert run.now == plain.now
 
 
-def test_the_answer_depends_neither_on_the_loop_nor_on_the_hash_seed() -> None:
+def test_results_do_not_depend_on_the_loop_or_the_hash_seed() -> None:
     program = (
         "from perfmodel import Jitter, make_job, predict\n"
         "for arch, options in (('ps', {'sync': 'asp', 'servers': 2}), ('ring', {})):\n"

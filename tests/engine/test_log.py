@@ -1,4 +1,4 @@
-"""The log of a simulation: what is in it, by both event loops, and that it changes nothing."""
+"""The log of a simulation: its entries with both event loops, and that it changes nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ both_loops = pytest.mark.parametrize(
 
 
 def entries(graph: OpGraph, log: Log) -> list[tuple[float, str, str, int]]:
-    """Time, op, what happened to it, and what it has drawn."""
+    """Time, op, event, and the alternative drawn."""
     names = {codes.LOG_READY: "ready", codes.LOG_END: "end"}
     rows = zip(*(column.tolist() for column in log), strict=True)
     return [(t, graph.op_name(what >> 2), names[what & 3], drawn) for t, what, drawn in rows]
@@ -38,7 +38,7 @@ def logged(graph: OpGraph, rounds: int, compiled: bool | None = None) -> list[An
 
 
 def chain() -> OpGraph:
-    """An op of 2 s; then one of 1 s and 0.5 s of latency, in every second iteration."""
+    """An op of 2 s; then one of 1 s with 0.5 s latency, in every second iteration."""
     b = GraphBuilder()
     device = b.slots("device", (1,))
     first = b.ops("first", (1,), seconds=2.0, slot=device)
@@ -65,7 +65,7 @@ def test_ready_and_end_of_active_instances(compiled: bool) -> None:
 
 
 def drawing() -> OpGraph:
-    """An op that chooses among three routes."""
+    """An op that chooses one of three routes."""
     b = GraphBuilder()
     device = b.slots("device", (1,))
     links = b.links("link", [1.0, 2.0, 4.0])
@@ -81,7 +81,7 @@ def drawing() -> OpGraph:
 
 @both_loops
 def test_what_was_drawn(compiled: bool) -> None:
-    """Word 1 of the stream at the iteration; the transfer takes the time of that link."""
+    """Word 1 of the stream at the iteration; the transfer takes the time of the drawn link."""
     found = logged(drawing(), 21, compiled)
     words = [philox(i, 0, key(SEED))[1] * 3 >> 32 for i in range(21)]
     assert set(words) == {0, 1, 2}
@@ -93,7 +93,7 @@ def test_what_was_drawn(compiled: bool) -> None:
 
 
 @both_loops
-def test_a_log_is_taken_away_as_it_fills(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_is_emptied_as_it_fills(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = logged(chain(), 100, compiled)
     monkeypatch.setattr(layout, "LOG_ROOM", 1)
     assert logged(chain(), 100, compiled) == whole
@@ -101,7 +101,7 @@ def test_a_log_is_taken_away_as_it_fills(compiled: bool, monkeypatch: pytest.Mon
 
 
 @both_loops
-def test_the_log_goes_on_after_it_was_read(compiled: bool) -> None:
+def test_logging_continues_after_a_read(compiled: bool) -> None:
     graph = chain()
     with Simulation(graph, SEED, compiled, log=True) as run:
         run.advance(3)
@@ -113,7 +113,7 @@ def test_the_log_goes_on_after_it_was_read(compiled: bool) -> None:
 
 
 @both_loops
-def test_a_log_changes_nothing_else(compiled: bool) -> None:
+def test_logging_does_not_change_results(compiled: bool) -> None:
     graph, found = drawing(), []
     for log in (False, True, False):
         with Simulation(graph, SEED, compiled, log=log) as run:
@@ -123,7 +123,7 @@ def test_a_log_changes_nothing_else(compiled: bool) -> None:
 
 
 @both_loops
-def test_an_op_that_runs_for_ever_at_one_instant(
+def test_an_op_that_repeats_for_ever_at_one_instant_is_refused(
     compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layout, "LOG_ROOM", 1)

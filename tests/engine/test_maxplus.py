@@ -30,7 +30,7 @@ seconds = st.one_of(st.integers(0, 6).map(float), st.floats(0.5, 6.0))
 
 
 class Drawn(msgspec.Struct, frozen=True):
-    """A random graph in which every op depends on every other, before it is built."""
+    """A random graph, not yet built, in which every op depends on every other."""
 
     seconds: list[float]
     bytes: list[float]
@@ -70,7 +70,7 @@ class Drawn(msgspec.Struct, frozen=True):
 
 @st.composite
 def drawn(draw: st.DrawFn, *, contended: bool) -> Drawn:
-    """Up to seven ops on a ring with further edges; edges against one fixed order have tokens."""
+    """Up to seven ops on a ring with extra edges; edges against a fixed order have tokens."""
     n = draw(st.integers(1, 7))
     rank = draw(st.permutations(range(n)))
 
@@ -110,7 +110,7 @@ ITERATIONS = 5
 
 
 def same_period(graph: OpGraph, like: OpGraph | None = None) -> None:
-    """The engine's period of every group is the largest cycle ratio (of ``like``, if given)."""
+    """Check that each group's period is the largest cycle ratio (of ``like``, if given)."""
     measures = simulate(graph)
     assert measures.periodic
     period_of(measures, graph if like is None else like)
@@ -122,7 +122,8 @@ def period_of(measures: Measures, graph: OpGraph) -> None:
 
 
 def same_starts(graph: OpGraph, like: OpGraph | None = None) -> None:
-    """Every instance starts exactly when the recursion (of ``like``, if given) lets it."""
+    """Check that every instance starts exactly when the recursion (of ``like``, if given)
+    allows."""
     earliest = maxplus.earliest_starts(graph if like is None else like, ITERATIONS)
     for span in timeline(graph, iterations=ITERATIONS):
         expected = float(earliest[span.op][span.iteration])
@@ -130,7 +131,8 @@ def same_starts(graph: OpGraph, like: OpGraph | None = None) -> None:
 
 
 def never_earlier(graph: OpGraph, like: OpGraph | None = None) -> None:
-    """No instance starts before the recursion lets it; no group is faster than its cycles."""
+    """Check that no instance starts before the recursion allows, and no group outpaces its
+    cycles."""
     bound = graph if like is None else like
     earliest = maxplus.earliest_starts(bound, ITERATIONS)
     for span in timeline(graph, iterations=ITERATIONS):
@@ -138,7 +140,7 @@ def never_earlier(graph: OpGraph, like: OpGraph | None = None) -> None:
         assert span.start_s >= least - ROUNDING * (1.0 + least), (span, least)
     measures = simulate(graph)
     assert np.isfinite(measures.iterations_per_s).all()
-    if measures.periodic:  # an average that ends anywhere may have caught up on a wait before it
+    if measures.periodic:  # an average up to an arbitrary time may include catching up on a wait
         for mark, rate in zip(graph.group_mark.tolist(), measures.iterations_per_s, strict=True):
             least = float(maxplus.largest_ratio(bound, [mark]))
             assert rate * least <= 1.0 + ROUNDING, (mark, rate, least)
@@ -148,7 +150,7 @@ def never_earlier(graph: OpGraph, like: OpGraph | None = None) -> None:
 
 
 def ring(seconds: list[float], lag: int, *, mark: int = -1, **options: Any) -> OpGraph:
-    """Ops one after the other, and ``lag`` tokens from the last to the first."""
+    """Ops one after another, with ``lag`` tokens from the last to the first."""
     b = GraphBuilder()
     devices = b.slots("device", (len(seconds),))
     ops = b.ops("op", (len(seconds),), seconds=seconds, slot=devices, **options)
@@ -162,7 +164,7 @@ def ring(seconds: list[float], lag: int, *, mark: int = -1, **options: Any) -> O
     [(1, 0.0, "7"), (2, 0.0, "4"), (3, 0.0, "4"), (1, 1.0, "9"), (2, 1.0, "9/2"), (3, 1.0, "4")],
 )
 def test_a_ring_of_two(lag: int, latency_s: float, ratio: str) -> None:
-    """3 s and 4 s; with tokens enough the 4 s op alone decides, and its latency does not count."""
+    """3 s and 4 s; with enough tokens only the 4 s op matters, and its latency does not count."""
     graph = ring([3.0, 4.0], lag, latency_s=latency_s)
     assert maxplus.largest_ratio(graph) == Fraction(ratio)
     assert maxplus.largest_ratio_listed(graph) == Fraction(ratio)
@@ -208,7 +210,7 @@ def test_two_ways_to_the_largest_ratio(some_graph: Drawn) -> None:
 @some
 @given(drawn(contended=False))
 def test_the_recursion_keeps_to_the_largest_ratio(some_graph: Drawn) -> None:
-    """What decides on a start is a chain of ops: some cycles, and what is left, each op once.
+    """A start is determined by a chain of ops: some cycles, and a rest with each op at most once.
 
     So instance k starts no later than k times the ratio and every op's time once. Nor is it earlier
     by more than the lags that a chain spends elsewhere, to the slowest cycle and on to the op.
@@ -229,7 +231,7 @@ def test_the_recursion_keeps_to_the_largest_ratio(some_graph: Drawn) -> None:
 def test_period_without_contention(some_graph: Drawn) -> None:
     graph = some_graph.build()
     measures = simulate(graph)
-    assume(measures.periodic)  # where two cycles are nearly as slow, the engine stops waiting
+    assume(measures.periodic)  # if two cycles are nearly equally slow, the engine stops waiting
     period_of(measures, graph)
 
 
@@ -241,7 +243,7 @@ def test_starts_without_contention(some_graph: Drawn) -> None:
 
 @pytest.mark.parametrize("mark", [0, 1])
 def test_iterations_that_end_at_one_instant(mark: int) -> None:
-    """Both tokens pass an op of no time at once; the pace is the other's all the same."""
+    """Both tokens pass an op of zero duration at once; the other op still sets the pace."""
     graph = ring([0.0, 1.0], 2, mark=mark)
     assert maxplus.largest_ratio(graph) == 1
     same_starts(graph)
@@ -249,7 +251,7 @@ def test_iterations_that_end_at_one_instant(mark: int) -> None:
 
 
 def test_many_tokens_under_way() -> None:
-    """An op that waits for an instance many iterations back, in a process that may be stopped."""
+    """An op that waits for an instance many iterations back, in a process with a time limit."""
     program = (
         "from tests.engine.test_maxplus import ring, same_period\n"
         "for lag in (4, 8, 16, 32): same_period(ring([1.0], lag, latency_s=50.0))"
@@ -259,7 +261,7 @@ def test_many_tokens_under_way() -> None:
 
 
 def test_workers_that_never_meet_again() -> None:
-    """Laps of 1 s and of the root of 2 s have no period; each lap is the same all the same."""
+    """Laps of 1 s and sqrt(2) s have no common period, but each lap is constant."""
     b = GraphBuilder()
     devices = b.slots("device", (2,))
     ops = b.ops("op", (2,), seconds=[1.0, np.sqrt(2.0)], slot=devices)
@@ -300,12 +302,12 @@ def test_contention_only_delays(some_graph: Drawn) -> None:
 
 
 def relaxed(graph: OpGraph) -> OpGraph:
-    """A graph without rules in which everything happens at the same time or earlier.
+    """A graph without rules in which every op happens at the same time or earlier.
 
-    Ops that are not always active take no time. Of several routes each is taken at the pace of the
-    fastest one and with the least latency. A gate waits for nothing, and mail for nobody; nobody
-    waits for a quorum whose tokens are taken together. An item of a batch takes what it takes
-    alone. Sending in pieces changes nothing for who has the links to itself.
+    Ops that are not always active take no time. A choice of routes becomes the fastest rate and
+    the smallest latency. Gates and mail wait for nothing; no op waits for a quorum whose tokens
+    are taken together. An item of a batch takes the time it takes alone. Sending in pieces
+    changes nothing for an op that has its links to itself.
     """
     seconds, latency_s = graph.op_seconds.copy(), graph.op_latency_s.copy()
     moved, route = graph.op_bytes.copy(), graph.op_route.copy()
@@ -357,12 +359,12 @@ def relaxed(graph: OpGraph) -> OpGraph:
 
 @pytest.mark.parametrize(("arch", "options"), ALL, ids=ALL_IDS)
 def test_no_architecture_beats_its_cycles(arch: str, options: dict[str, Any]) -> None:
-    """Where ops do not do the same in every iteration: not those of the relaxed graph."""
+    """If ops differ between iterations, the relaxed graph's cycles are the bound."""
     work = workload([1.0, 2.0, 1.5], [2.0, 3.0, 1.0], [30.0, 50.0, 7.0])
     graph = build_graph(job(work, cluster(20.0, 0.25), 3, arch, options))
     bound = relaxed(graph)
     never_earlier(graph, like=bound)
-    least_s = work.forward_s + work.backward_s  # no worker computes faster than that
+    least_s = work.forward_s + work.backward_s  # no worker computes faster than this
     assert maxplus.largest_ratio(bound, graph.group_mark.tolist()) >= Fraction(least_s)
 
 
@@ -388,7 +390,7 @@ def without_edge(graph: OpGraph, edge: int) -> OpGraph:
 
 
 RIGHT = ring([3.0, 4.0, 5.0], 2, latency_s=[0.5, 0.0, 0.0])
-"""6.25 s per iteration; the edges are those from op 0, 1 and 2 on, in this order."""
+"""6.25 s per iteration; the edges start at op 0, 1 and 2, in this order."""
 
 WRONG = {
     "forgotten edge": without_edge(RIGHT, 2),
@@ -419,7 +421,7 @@ def test_an_edge_off_the_critical_cycle_is_noticed_in_the_starts() -> None:
 
 
 def test_contention_left_out_is_noticed() -> None:
-    """Two ops of 2 s on one device, 4 s per iteration; the oracle of an op of 5 s is not met."""
+    """Two ops of 2 s on one device, 4 s per iteration; the oracle with an op of 5 s fails."""
     b = GraphBuilder()
     device = b.slots("device", (1,))
     ops = b.ops("op", (2,), seconds=2.0, slot=device[0])
@@ -475,7 +477,7 @@ def ruled(kind: str) -> OpGraph:
     "kind", ["activity", "choice", "quantum", "mailbox", "every", "quorum", "batch"]
 )
 def test_the_bound_of_a_graph_with_rules_is_close(kind: str) -> None:
-    """1 s, 0.5 s, 9 bytes at 4 bytes/s, 0.25 s and 2 s: the bound is met, 1 % more is noticed."""
+    """1 s, 0.5 s, 9 bytes at 4 bytes/s, 0.25 s and 2 s: the bound holds, 1 % more is detected."""
     graph = ruled(kind)
     bound = relaxed(graph)
     assert maxplus.largest_ratio(bound, graph.group_mark.tolist()) == 6
@@ -505,7 +507,7 @@ def test_the_critical_cycle_has_the_largest_ratio(some_graph: Drawn) -> None:
     assert maxplus.ratio_of(graph, cycle) == maxplus.largest_ratio(graph)
 
 
-def test_canary_a_cycle_that_is_not_critical_is_seen() -> None:
+def test_canary_a_cycle_that_is_not_critical_is_noticed() -> None:
     b = GraphBuilder()
     device = b.slots("device", (1,))
     ops = b.ops("op", (3,), seconds=[1.0, 2.0, 4.0])

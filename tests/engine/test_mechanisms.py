@@ -1,5 +1,5 @@
-"""Devices of a node, as many as a job gets, that slow each other down, share loaders, and hand
-gradients over."""
+"""Devices of a node, as many as a job gets, that slow each other down, share loaders and hand over
+gradients."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ each_unplanned = pytest.mark.parametrize(
         if options.get("bucketing") != "mg_wfbp"
     ],
 )
-"""All but those that plan what travels together from the times of backward as profiled, with one
+"""All variants, except those that plan messages from the profiled backward times, with one
 number of workers and one batch size."""
 replace = msgspec.structs.replace
 
 
 def each_with(names: tuple[str, ...], cases: Sequence[tuple[Any, ...]]) -> Any:
-    """All variants, each with every other of some cases; the rest is slow."""
+    """All variants, each with half of the cases; the other half is marked slow."""
     return pytest.mark.parametrize(
         ("arch", "options", *names),
         [
@@ -73,12 +73,12 @@ INSIDE = Link(200.0, 0.001)
 
 
 def both(one: Job) -> tuple[float, float]:
-    """Iteration time of the fine and of the coarse route."""
+    """Iteration times of the fine and the coarse route."""
     return predict(one).iteration_s, predict(one, fidelity="coarse").iteration_s
 
 
 def same(first: Job, second: Job, *, rel: float = 1e-6) -> None:
-    """Both routes say the same of two jobs: times, idleness, its causes, and staleness."""
+    """Both routes agree on two jobs: times, idleness, its causes, and staleness."""
     for fidelity in ("fine", "coarse"):
         a = predict(first, fidelity=fidelity)
         b = predict(second, fidelity=fidelity)
@@ -94,7 +94,7 @@ def same(first: Job, second: Job, *, rel: float = 1e-6) -> None:
 
 
 def with_handover(work: Workload, share: float = 1.0, cost: Handover = HANDOVER) -> Workload:
-    """The workload that takes so much of ``cost`` longer in each layer's backward."""
+    """The workload whose layers take longer in the backward pass by the handover ``cost``."""
     extra = [
         share * (cost.per_tensor_s * len(a.tensor_bytes) + cost.per_byte_s * sum(a.tensor_bytes))
         for a in work.layers
@@ -113,14 +113,16 @@ def with_handover(work: Workload, share: float = 1.0, cost: Handover = HANDOVER)
 
 
 def share_of(options: dict[str, Any], arch: str) -> float:
-    """Exchanges of a step."""
+    """Exchanges per step."""
     period = options.get("period", {"local_sgd": 8, "diloco": 100, "easgd": 4}.get(arch, 1))
     probability = options.get("probability", 0.1 if arch == "gosgd" else 1.0)
     return float(probability / period)
 
 
 @each_unplanned
-def test_a_layer_ends_once_it_is_handed_over(arch: str, options: dict[str, Any]) -> None:
+def test_a_layer_ends_when_its_gradients_are_handed_over(
+    arch: str, options: dict[str, Any]
+) -> None:
     where = cluster(BANDWIDTH, 0.01, handover=HANDOVER)
     longer = with_handover(WORK, share_of(options, arch))
     same(
@@ -129,30 +131,30 @@ def test_a_layer_ends_once_it_is_handed_over(arch: str, options: dict[str, Any])
     )
 
 
-def test_canary_a_layer_that_is_handed_over_twice() -> None:
+def test_canary_handing_a_layer_over_twice_is_noticed() -> None:
     where = cluster(BANDWIDTH, 0.01, handover=Handover(2 * PER_TENSOR_S, 2 * PER_BYTE_S))
     longer = job(with_handover(WORK), cluster(BANDWIDTH, 0.01), 3, "allreduce")
     with pytest.raises(AssertionError):
         same(job(WORK, where, 3, "allreduce"), longer)
 
 
-def test_handing_over_does_not_hide_behind_a_fast_network() -> None:
+def test_handover_time_shows_on_a_fast_network() -> None:
     where = cluster(FAST, handover=HANDOVER)
     for arch in ("allreduce", "fsdp", "ps", "p2p", "d_psgd"):
         for found in both(job(WORK, where, 2, arch)):
             assert found >= WORK.forward_s + WORK.backward_s + 3 * PER_TENSOR_S + 100 * PER_BYTE_S
 
 
-def test_a_message_leaves_once_it_is_handed_over() -> None:
+def test_a_message_leaves_when_it_is_handed_over() -> None:
     """Two layers, each of which is sent in 2 seconds."""
     work = workload([1.0, 1.0], [1.0, 3.0], [50.0, 50.0])
     where = cluster(BANDWIDTH, handover=Handover(0.25, 0.005))
     options = {"bucketing": "layer"}
-    # handed over by 2 + 3.5 and by 2 + 3.5 + 1.5; sent by 5.5 + 2 and, one by one, by 5.5 + 4
+    # handed over at 2 + 3.5 and 2 + 3.5 + 1.5; sent at 5.5 + 2 and, one by one, at 5.5 + 4
     assert both(job(work, where, 2, "allreduce", options)) == pytest.approx((9.5, 9.5))
 
 
-def test_handing_over_is_computation() -> None:
+def test_handover_counts_as_computation() -> None:
     where = cluster(BANDWIDTH, handover=HANDOVER)
     for arch in ("allreduce", "ps"):
         for fidelity in ("fine", "coarse"):
@@ -174,7 +176,7 @@ def test_a_worker_alone_hands_over_to_a_server() -> None:
     assert np.subtract(with_it, alone) == pytest.approx([slower, slower])
 
 
-def test_a_coarse_workload_hands_over_as_many_tensors() -> None:
+def test_a_coarse_workload_hands_over_the_same_number_of_tensors() -> None:
     layers = WORK.layers
     bare = replace(WORK, layers=())
     assert len(layers) == bare.tensors
@@ -184,7 +186,7 @@ def test_a_coarse_workload_hands_over_as_many_tensors() -> None:
         assert found == pytest.approx(computing)
 
 
-def test_slow_devices_hand_over_slowly() -> None:
+def test_handover_is_slower_on_slow_devices() -> None:
     where = cluster(FAST, handover=HANDOVER, overrides=(NodeOverride(0, speed=0.5),))
     slowest = 2.0 * (WORK.compute_s + 3 * PER_TENSOR_S + 100 * PER_BYTE_S)
     assert both(job(WORK, where, 2, "allreduce")) == pytest.approx((slowest, slowest))
@@ -194,16 +196,16 @@ def test_slow_devices_hand_over_slowly() -> None:
 
 
 def neighbours(workers: int, devices: int) -> list[int]:
-    """By worker: the others on its node."""
+    """For each worker, the other workers on its node."""
     nodes = [worker // devices for worker in range(workers)]
     return [nodes.count(node) - 1 for node in nodes]
 
 
 @each_with(("workers", "devices"), [(4, 1), (2, 4), (4, 2), (3, 2)])
-def test_a_neighbour_makes_stragglers(
+def test_full_nodes_slow_their_workers(
     arch: str, options: dict[str, Any], workers: int, devices: int
 ) -> None:
-    """Nodes that are full, and those that are not, are as if their workers computed longer."""
+    """On full and partly full nodes, workers behave as if they computed longer."""
     work = workload(FORWARD, BACKWARD, BYTES, optimizer_s=0.5)
     where = cluster(BANDWIDTH, 0.01, devices_per_node=devices, intra_node=INSIDE)
     count = whole_groups(workers, options)
@@ -215,7 +217,7 @@ def test_a_neighbour_makes_stragglers(
     )
 
 
-def test_canary_a_neighbour_that_does_not_count() -> None:
+def test_canary_ignoring_a_neighbour_is_noticed() -> None:
     where = cluster(BANDWIDTH, devices_per_node=2, slowdown_per_neighbour=0.25)
     alone = job(WORK, replace(where, slowdown_per_neighbour=0.0), 4, "allreduce")
     with pytest.raises(AssertionError):
@@ -223,7 +225,7 @@ def test_canary_a_neighbour_that_does_not_count() -> None:
 
 
 def test_neighbours_by_hand() -> None:
-    """Workers of a full node set the pace; the one that is alone on its node waits for them."""
+    """Workers of a full node set the pace; a worker alone on its node waits for them."""
     where = cluster(FAST, devices_per_node=4, slowdown_per_neighbour=0.1)
     for workers, longer in ((1, 1.0), (2, 1.1), (4, 1.3), (5, 1.3), (8, 1.3)):
         found = both(job(WORK, where, workers, "allreduce"))
@@ -234,7 +236,7 @@ def test_neighbours_by_hand() -> None:
         assert five.idle_fraction.per_worker == pytest.approx(idle, abs=1e-6)
 
 
-def test_neighbours_and_slow_nodes_go_together() -> None:
+def test_neighbours_and_slow_nodes_combine() -> None:
     where = cluster(
         FAST,
         devices_per_node=2,
@@ -255,7 +257,7 @@ def test_neighbours_and_slow_nodes_go_together() -> None:
 def test_a_shared_loader_takes_longer(
     arch: str, options: dict[str, Any], devices: int, loaders: float, longer: float
 ) -> None:
-    """Full nodes are as if every device had a loader of its own that takes longer."""
+    """Full nodes behave as if every device had its own, slower loader."""
     own = workload(FORWARD, BACKWARD, BYTES, data_loading_s=20.0 * longer)
     where = cluster(BANDWIDTH, 0.01, devices_per_node=devices, intra_node=INSIDE)
     shared = replace(where, loaders_per_node=loaders)
@@ -265,7 +267,7 @@ def test_a_shared_loader_takes_longer(
     )
 
 
-def test_canary_a_loader_that_is_not_shared() -> None:
+def test_canary_an_unshared_loader_is_noticed() -> None:
     work = workload(FORWARD, BACKWARD, BYTES, data_loading_s=20.0)
     where = cluster(BANDWIDTH, devices_per_node=2, loaders_per_node=1)
     with pytest.raises(AssertionError):
@@ -276,7 +278,7 @@ def test_canary_a_loader_that_is_not_shared() -> None:
 
 
 def test_the_fullest_node_sets_the_pace() -> None:
-    """Of 5 workers 4 share what loads two batches at a time."""
+    """Of 5 workers, 4 share loaders that load two batches at a time."""
     work = replace(WORK, data_loading_s=20.0)
     where = cluster(FAST, devices_per_node=4, loaders_per_node=2)
     one = job(work, where, 5, "allreduce")
@@ -287,13 +289,13 @@ def test_the_fullest_node_sets_the_pace() -> None:
         idle = 1.0 - WORK.compute_s / 40.0
         assert found.idle_fraction.mean == pytest.approx(idle)
         assert found.utilisation.workers["worker 4"] == pytest.approx(1.0 - idle)
-    # four of five workers wait for nothing but data, and the fifth for the four
+    # four of five workers only wait for data, and the fifth waits for the four
     assert predict(one).idle_fraction.by_cause["data"] >= 0.8 * idle
     assert predict(one, fidelity="coarse").bottleneck.resource == "load data"
 
 
 def test_workers_on_their_own_wait_for_their_own_node() -> None:
-    """Of 3 workers on nodes of 2, one has a loader for itself and goes round twice as often."""
+    """Of 3 workers on nodes of 2, one has its own loader and iterates twice as often."""
     work = workload([1.0], [1.0], [1.0], data_loading_s=10.0)
     where = cluster(FAST, devices_per_node=2, loaders_per_node=1)
     one = job(work, where, 3, "ps", ASP)
@@ -308,7 +310,7 @@ def test_workers_on_their_own_wait_for_their_own_node() -> None:
         )
 
 
-# -- nodes of which a job gets a part --------------------------------------------------------------
+# -- jobs on a part of each node -------------------------------------------------------------------
 
 
 def test_where_workers_are_placed() -> None:
@@ -324,7 +326,7 @@ def test_where_workers_are_placed() -> None:
 
 
 @each_with(("devices", "parts"), [(1, (1, 1, 1, 1)), (2, (2, 2)), (3, (3,))])
-def test_a_part_of_each_node_is_a_smaller_node(
+def test_a_part_of_each_node_equals_a_smaller_node(
     arch: str, options: dict[str, Any], devices: int, parts: tuple[int, ...]
 ) -> None:
     some: dict[str, Any] = {
@@ -335,11 +337,11 @@ def test_a_part_of_each_node_is_a_smaller_node(
     small = cluster(BANDWIDTH, 0.01, devices_per_node=devices, **some)
     large = replace(small, devices_per_node=4, devices_on_nodes=parts)
     work = replace(WORK, data_loading_s=5.0)
-    workers = sum(parts) if devices < 3 else 4  # the fourth is on a node of its own
+    workers = sum(parts) if devices < 3 else 4  # the fourth has its own node
     same(job(work, large, workers, arch, options), job(work, small, workers, arch, options))
 
 
-def test_canary_another_part_of_each_node() -> None:
+def test_canary_another_part_of_each_node_is_noticed() -> None:
     where = cluster(BANDWIDTH, devices_per_node=4, slowdown_per_neighbour=0.25)
     first, second = (replace(where, devices_on_nodes=parts) for parts in ((2, 2), (1, 3)))
     with pytest.raises(AssertionError):
@@ -363,7 +365,7 @@ def test_uneven_nodes_by_hand(parts: tuple[int, ...]) -> None:
 
 
 def test_a_ring_through_uneven_nodes_takes_the_network() -> None:
-    """Two workers on a node each send what two on one node do not."""
+    """Two workers on separate nodes use the network; two on one node do not."""
     work = workload([1.0], [1.0], [100.0])
     where = cluster(BANDWIDTH, devices_per_node=2)
     apart = replace(where, devices_on_nodes=(1, 1))
@@ -371,18 +373,18 @@ def test_a_ring_through_uneven_nodes_takes_the_network() -> None:
     assert both(job(work, apart, 2, "allreduce")) == pytest.approx((6.0, 6.0))
 
 
-def test_a_part_of_too_few_nodes() -> None:
+def test_too_few_nodes_for_the_workers_are_refused() -> None:
     where = cluster(devices_per_node=2, devices_on_nodes=(1, 1), nodes=2)
     with pytest.raises(InputError, match="workers: 3 do not fit"):
         job(WORK, where, 3, "allreduce")
 
 
-# -- all of them, where formulas are exact, and as arrays ------------------------------------------
+# -- all mechanisms: exact formulas, and arrays ----------------------------------------------------
 
 
 @st.composite
 def mechanisms(draw: st.DrawFn) -> dict[str, Any]:
-    """Fields of a cluster, at least one of them with an effect."""
+    """Fields of a cluster, at least one of which has an effect."""
     return {
         "handover": Handover(draw(st.sampled_from([0.0, 0.1])), draw(st.sampled_from([0.01, 0.2]))),
         "slowdown_per_neighbour": draw(st.sampled_from([0.0, 0.1, 1.0])),
@@ -412,8 +414,7 @@ def test_exact_formulas_stay_exact(arch: str) -> None:
 
 
 def test_exact_formulas_plan_messages_as_the_simulation_does() -> None:
-    """What MG-WFBP merges follows from when backward ends, with what handing over takes or
-    without."""
+    """MG-WFBP merges by the end of backward, with or without the handover time."""
     work = workload([1.0, 0.0], [0.0, 0.0], [7.0, 1.0])
     where = cluster(1.0, 0.01, handover=Handover(0.0, 0.01))
     one = job(work, where, 2, "allreduce", {"bucketing": "mg_wfbp", "reduce_per_byte_s": 0.001})
@@ -428,8 +429,8 @@ def test_exact_formulas_plan_messages_as_the_simulation_does() -> None:
 def test_mechanisms_never_make_a_job_faster(
     arch: str, options: dict[str, Any], some: dict[str, Any], devices: int, data: st.DataObject
 ) -> None:
-    """Several servers and devices that share links are left out by the formulas, which say so, and
-    which do jump there once workers differ."""
+    """Several servers with devices that share links are left out: as they report, the formulas are
+    not exact there, and jump once workers differ."""
     least = 1 + options.get("backup_workers", 0)
     workers = data.draw(st.integers(least, 5))
     shared = 1 if options.get("servers", 1) > 1 else devices
@@ -467,19 +468,19 @@ def test_arrays_are_many_jobs(arch: str, options: dict[str, Any], parts: tuple[i
     assert found == pytest.approx(np.array(alone, np.float64))
 
 
-def test_fitting_runs_knows_how_many_workers_there_are() -> None:
+def test_fitting_runs_uses_the_number_of_workers() -> None:
     runs = [job(WORK, CROWDED, count, "allreduce") for count in COUNTS]
     found = step_s(groups_of(runs), {"compute_factor": np.ones(1)}, 1)[0]
     assert found == pytest.approx([float(coarse.phases(one).iteration_s) for one in runs])
 
 
-def test_more_workers_than_nodes_may_be_asked_for() -> None:
+def test_more_workers_than_nodes_are_allowed() -> None:
     one = job(WORK, replace(CROWDED, nodes=2), 6, "allreduce")
     assert variants.evaluate(one, workers=[6, 60]).iteration_s[1] > 0.0
 
 
 @each_unplanned
-def test_handing_over_does_not_grow_with_the_batch(arch: str, options: dict[str, Any]) -> None:
+def test_handover_does_not_grow_with_the_batch(arch: str, options: dict[str, Any]) -> None:
     where = replace(CROWDED, loaders_per_node=None)
     one = job(WORK, where, 6, arch, options)
     twice = [2.0 * s for s in FORWARD], [2.0 * s for s in BACKWARD]
@@ -490,7 +491,7 @@ def test_handing_over_does_not_grow_with_the_batch(arch: str, options: dict[str,
 
 
 @pytest.mark.parametrize("sharpness", [1.0, 3.0, float("inf")])
-def test_the_model_as_a_whole_has_them(sharpness: float) -> None:
+def test_the_whole_model_formula_includes_them(sharpness: float) -> None:
     one = job(replace(WORK, data_loading_s=4.0), CROWDED, 6, "allreduce")
     q = quantities_of(one)
     computing = 1.4 * (WORK.forward_s + WORK.backward_s + 3 * PER_TENSOR_S + 100 * PER_BYTE_S)
@@ -514,7 +515,7 @@ source = { kind = "exact", text = "made for a test" }
 """
 
 
-def test_a_cluster_file_has_them(tmp_path: Path) -> None:
+def test_a_cluster_file_can_set_them(tmp_path: Path) -> None:
     path = tmp_path / "crowded.toml"
     path.write_text(FILE)
     found = read_cluster(path)
@@ -555,7 +556,7 @@ def test_a_mistake_is_one_clear_line(fields: dict[str, Any], text: str) -> None:
     assert str(error.value) == text
 
 
-def test_a_mistake_in_a_file_says_where(tmp_path: Path) -> None:
+def test_a_mistake_in_a_file_names_the_place(tmp_path: Path) -> None:
     path = tmp_path / "crowded.toml"
     for wrong, text in (
         ("per_tensor_s = -1e-6", "handover: per_tensor_s: must be at least 0, got -1e-06"),

@@ -1,4 +1,4 @@
-"""Transients: how long they last, that no answer is taken from one, and what they are like."""
+"""Transients: how long they last, how they look, and that results exclude them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RESNET: dict[str, Any] = {
 
 
 def bounded(**more: Any) -> Job:
-    """Three equal workers and a slower one, which may fall ten iterations behind."""
+    """Three equal workers and a slower one, which may lag ten iterations behind."""
     return perfmodel.make_job(
         **RESNET,
         workers=4,
@@ -44,7 +44,7 @@ def bounded(**more: Any) -> Job:
 
 
 def pace(graph: OpGraph, seed: int, skipped: int, rounds: int) -> float:
-    """Iterations of all workers per second in ``rounds`` rounds after ``skipped`` ones."""
+    """Iterations per second of all workers in ``rounds`` rounds after ``skipped`` rounds."""
     with Simulation(graph, seed) as run:
         run.advance(skipped)
         before = run.clock()
@@ -53,10 +53,10 @@ def pace(graph: OpGraph, seed: int, skipped: int, rounds: int) -> float:
     return (after[0] - before[0]) / (after[1] - before[1])
 
 
-# -- the long run ------------------------------------------------------------------------------
+# -- steady state ------------------------------------------------------------------------------
 
 
-def test_a_bound_that_is_reached_after_a_hundred_iterations_is_seen() -> None:
+def test_a_bound_reached_after_a_hundred_iterations_is_found() -> None:
     """The slow worker takes 1.1 times as long, so that ten iterations are lost in 110."""
     found = perfmodel.predict(bounded())
     exact = perfmodel.predict(bounded(start="together"))
@@ -69,7 +69,7 @@ def test_a_bound_that_is_reached_after_a_hundred_iterations_is_seen() -> None:
     assert 95 <= found.transient_iterations <= 125
 
 
-def test_canary_without_ties_the_transient_is_taken_for_the_long_run(
+def test_canary_without_couplings_the_transient_is_taken_for_the_steady_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     untied = leads.Ties(np.arange(4), np.zeros(0, int), np.zeros(0, int), np.full(4, 0.25), 0)
@@ -92,7 +92,7 @@ def ring(workers: int, jitter: float) -> Job:
     "workers", [48, pytest.param(256, marks=pytest.mark.slow)], ids=["small", "large"]
 )
 def test_a_delay_that_travels_one_neighbour_an_iteration_reaches_all(workers: int) -> None:
-    """In the long run every worker of a ring is as slow as the slowest, and as its luck."""
+    """In the long run, every worker of a ring is as slow as the slowest with its jitter."""
     found = perfmodel.predict(ring(workers, 0.05))
     graph = build_graph(ring(workers, 0.05))
     steady = 128.0 * pace(graph, 7, 4 * workers, 6 * workers)
@@ -104,7 +104,7 @@ def test_a_delay_that_travels_one_neighbour_an_iteration_reaches_all(workers: in
 
 
 def test_a_long_transient_of_a_deterministic_run_ends_in_a_period() -> None:
-    """60 iterations are lost after 660, far beyond the rounds that a period is looked for in."""
+    """60 iterations are lost after 660, far beyond the rounds in which a period is sought."""
     slow = job(
         workload([0.5], [0.5], [1.0]),
         cluster(1e9),
@@ -119,7 +119,7 @@ def test_a_long_transient_of_a_deterministic_run_ends_in_a_period() -> None:
 
 
 def test_bounds_that_are_never_reached_cost_no_time() -> None:
-    """Equal workers under a bound, and unequal ones under none: a pilot is enough."""
+    """A pilot suffices for equal workers with a bound, and for unequal ones without."""
     for options, slow in (
         ({"sync": "ssp", "staleness_bound": 3}, ()),
         ({"sync": "asp"}, (Straggler(0, 1.3),)),
@@ -134,7 +134,7 @@ def test_bounds_that_are_never_reached_cost_no_time() -> None:
 
 
 def test_a_drift_too_slow_to_end_widens_the_interval() -> None:
-    """At 0.3 % between the speeds, a bound of 1000 lasts for 300 000 iterations."""
+    """If speeds differ by 0.3 %, it takes 300 000 iterations to reach a bound of 1000."""
     drifting = job(
         workload([0.5], [0.5], [1.0]),
         cluster(1e9),
@@ -151,7 +151,7 @@ def test_a_drift_too_slow_to_end_widens_the_interval() -> None:
     assert abs(2.0 / 1.003 - rate) <= found.ci_fraction * rate
 
 
-# -- ties --------------------------------------------------------------------------------------
+# -- couplings----------------------------------------------------------------------------------
 
 
 def graph_of(arch: str, options: dict[str, Any], workers: int = 4) -> OpGraph:
@@ -175,7 +175,7 @@ def graph_of(arch: str, options: dict[str, Any], workers: int = 4) -> OpGraph:
         ("gosgd", {"probability": 0.5, "queue": 2, "merge_per_model_s": 0.1}, 4, 5),
     ],
 )
-def test_workers_are_tied_where_one_waits_for_the_other(
+def test_workers_are_coupled_if_one_waits_for_the_other(
     arch: str, options: dict[str, Any], sets: int, longest: int
 ) -> None:
     ties = ties_of(graph_of(arch, options))
@@ -196,14 +196,14 @@ def test_strong_components_are_those_of_scipy(edges: list[tuple[int, int]]) -> N
     assert len(pairs) == sets == len(set(found.tolist()))
 
 
-def test_a_quorum_ties_nobody_to_the_slowest() -> None:
-    """With a backup worker the slowest may be late for ever, but it never gets ahead."""
+def test_a_quorum_ties_no_worker_to_the_slowest() -> None:
+    """With a backup worker the slowest may be late forever, but it never gets ahead."""
     late = graph_of("bsp", {"backup_workers": 1})
     assert not ties_of(late).any
 
 
 def test_sends_that_fall_behind_are_a_lead_of_their_worker() -> None:
-    """Two seconds of computation, three of sending: a model more is under way every third step."""
+    """Two seconds of computing, three of sending: another model is in flight every third step."""
     b = GraphBuilder()
     device, line = b.slots("device", (1,)), b.slots("line", (1,))
     compute = b.ops("compute", (1,), seconds=2.0, slot=device)
@@ -230,7 +230,7 @@ def test_possible_loss_of_growing_and_settled_leads() -> None:
     assert possible_loss(by_chance.tolist(), 1) == pytest.approx(slope)
 
 
-def test_a_lead_has_settled_once_it_is_what_it_stays() -> None:
+def test_a_lead_has_settled_once_it_reaches_its_final_value() -> None:
     assert settled_after([0.0]) == 0
     assert settled_after([*range(11), *[10] * 50]) == 10
     assert settled_after(list(range(61))) == 51
@@ -251,7 +251,7 @@ def test_the_first_iterations_are_those_before_the_bound() -> None:
     assert 1321.6 < later.throughput_samples_per_s < 1.01 * 1321.6
 
 
-def test_the_first_iteration_of_a_synchronous_job_ends_as_all_have_ended_it() -> None:
+def test_the_first_iteration_of_a_synchronous_job_ends_for_all_workers_together() -> None:
     one = job(workload([1.0], [2.0], [8.0]), cluster(2.0), 3, "bsp", {"overlap": False})
     graph = build_graph(one)
     found = first_iterations(graph, 1)
@@ -266,7 +266,7 @@ def test_random_starts_are_repeated_until_the_interval_is_narrow() -> None:
     assert 0.0 < found.throughput_ci_fraction <= 0.05
 
 
-def test_the_interval_of_a_short_run_is_as_wide_as_such_runs_differ() -> None:
+def test_the_interval_of_a_short_run_matches_the_spread_of_such_runs() -> None:
     noisy = bounded(jitter=0.3)
     graph = build_graph(noisy)
     long_run = perfmodel.predict(noisy, rel_ci=0.02)
@@ -309,11 +309,11 @@ def test_the_first_iterations_have_the_interval_of_one_run() -> None:
     ("more", "words"),
     [
         ({"run_iterations": 0}, "run_iterations: must be at least 1, got 0"),
-        ({"run_iterations": 5, "iterations": 5}, "run_iterations: the run is that of the first"),
+        ({"run_iterations": 5, "iterations": 5}, "run_iterations: cannot be combined with"),
         ({"iterations": 0}, "iterations: must be at least 1, got 0"),
         ({"iterations": 10_000_000}, "iterations: must be at most 1000000"),
-        ({"iterations": 5, "fidelity": "coarse"}, "only a simulation has a start"),
-        ({"iterations": 5, "dataset_size": 100}, "epochs are of the long run"),
+        ({"iterations": 5, "fidelity": "coarse"}, "iterations: needs fidelity fine"),
+        ({"iterations": 5, "dataset_size": 100}, "needs the steady state"),
     ],
 )
 def test_wrong_iterations_are_refused(more: dict[str, Any], words: str) -> None:
@@ -325,7 +325,7 @@ def test_wrong_iterations_are_refused(more: dict[str, Any], words: str) -> None:
 
 
 def long_run(graph: OpGraph, rounds: int, runs: int, seed: int) -> float:
-    """The pace over 20 times as much as was simulated: more starts where these are random."""
+    """The rate over a run 20 times as long, or with more starts if these are random."""
     times = 20
     if graph.staggered:
         times = 5 if graph.noisy else 1
@@ -343,7 +343,7 @@ def long_run(graph: OpGraph, rounds: int, runs: int, seed: int) -> float:
 
 
 def missed(seeds: range, *, wrong_by: float = 0.0) -> tuple[list[int], int]:
-    """Seeds of the random jobs whose interval misses the long run, and how many were tried."""
+    """Seeds of random jobs whose interval misses the long run, and the number tried."""
     misses, tried = [], 0
     for seed in seeds:
         graph = build_graph(uneven_job(seed))
@@ -360,20 +360,20 @@ def missed(seeds: range, *, wrong_by: float = 0.0) -> tuple[list[int], int]:
 
 @pytest.mark.slow
 def test_intervals_hold_a_run_twenty_times_as_long() -> None:
-    """Few of the slow test's jobs."""
+    """A few of the slow test's jobs."""
     misses, tried = missed(range(14))
     assert tried >= 12
     assert len(misses) <= 2, misses
 
 
 @pytest.mark.slow
-def test_canary_answers_that_are_off_by_a_few_percent_miss_it() -> None:
+def test_canary_results_off_by_a_few_percent_miss_it() -> None:
     misses, tried = missed(range(7), wrong_by=0.04)
     assert len(misses) > tried // 2
 
 
 @pytest.mark.slow
-def test_intervals_hold_in_92_to_98_percent_of_500_random_jobs() -> None:
+def test_intervals_cover_92_to_98_percent_of_500_random_jobs() -> None:
     misses, tried = missed(range(500))
     assert tried > 450
     assert 0.92 <= 1.0 - len(misses) / tried <= 0.98, misses

@@ -1,7 +1,7 @@
 """Random graphs of transfers end at the same times in the engine and in SimGrid.
 
-SimGrid's flow-level model shares links max-min fairly too, once its corrections for TCP are off;
-nothing else is common to the two programs.
+SimGrid's flow-level model also shares links max-min fairly once its TCP corrections are off. The
+two programs have nothing else in common.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ pytestmark = pytest.mark.skipif(bool(simgrid.missing()), reason=simgrid.missing(
 AGREED = 1e-9
 Random = np.random.Generator
 Network = tuple[list[float], Callable[[], tuple[int, ...]]]
-"""Capacities of the links, and a function that draws a path."""
+"""Link capacities, and a function that draws a path."""
 
 
 def star(rng: Random) -> Network:
-    """Nodes with a link up and a link down on a switch that never blocks."""
+    """Nodes with an uplink and a downlink on a non-blocking switch."""
     n = int(rng.integers(3, 40))
 
     def path() -> tuple[int, ...]:
@@ -41,7 +41,7 @@ def star(rng: Random) -> Network:
 
 
 def racks(rng: Random) -> Network:
-    """Racks of nodes, joined by links that are slower than their nodes together."""
+    """Racks of nodes, joined by oversubscribed links."""
     n_racks, size = int(rng.integers(2, 6)), int(rng.integers(2, 9))
     n = n_racks * size
 
@@ -54,7 +54,7 @@ def racks(rng: Random) -> Network:
 
 
 def core(rng: Random) -> Network:
-    """Nodes on one shared core with a half to a tenth of what they need together."""
+    """Nodes on a shared core with half to a tenth of their total bandwidth."""
     n = int(rng.integers(4, 40))
     capacity = _capacities(rng, 2 * n)
     total = sum(capacity[:n]) / rng.uniform(2.0, 10.0)
@@ -67,7 +67,7 @@ def core(rng: Random) -> Network:
 
 
 def sites(rng: Random) -> Network:
-    """Workers at a few sites, with a link from each site to each other."""
+    """Workers at a few sites, with a link between each pair of sites."""
     places = tuple(Site(f"site {k}", int(rng.integers(1, 6))) for k in range(rng.integers(2, 5)))
     pairs = itertools.permutations((place.name for place in places), 2)
     cluster = Cluster(
@@ -88,7 +88,7 @@ def sites(rng: Random) -> Network:
 
 
 def mesh(rng: Random) -> Network:
-    """Any one to six links at a time, as no real network has them."""
+    """Any one to six links at a time, unlike real networks."""
     n = int(rng.integers(6, 30))
 
     def path() -> tuple[int, ...]:
@@ -98,7 +98,7 @@ def mesh(rng: Random) -> Network:
 
 
 def _capacities(rng: Random, n: int) -> list[float]:
-    """One of a few nominal speeds each, as networks have them, or any within two decades."""
+    """A few nominal speeds, as in real networks, or any speed within two decades."""
     if rng.random() < 0.5:
         return [float(x) for x in rng.choice([1.25e8, 1.25e9, 3.125e9], n)]
     return [float(x) for x in 10 ** rng.uniform(8, 10, n)]
@@ -109,7 +109,7 @@ SIMPLE = tuple(TOPOLOGIES)[:-1]
 
 
 def random_dag(topology: str, transfers: int, seed: int, *, capped: bool = False) -> Dag:
-    """Transfers over four decades of size in chains, forks and joins, between random pauses."""
+    """Transfers over four decades of size in chains, forks and joins, with random pauses."""
     rng = np.random.default_rng([seed, transfers, list(TOPOLOGIES).index(topology)])
     capacity, path = TOPOLOGIES[topology](rng)
     breadth = float(rng.uniform(0.05, 0.5)) * transfers
@@ -118,14 +118,14 @@ def random_dag(topology: str, transfers: int, seed: int, *, capped: bool = False
     sent: list[int] = []
     while len(sent) < transfers:
         after: tuple[int, ...] = ()
-        if len(sent) > breadth:  # joins of what was sent lately
+        if len(sent) > breadth:  # joins of recent transfers
             recent = sent[-int(breadth) - 1 :]
             joined = min(int(rng.geometric(0.6)), len(recent))
             after = tuple(int(op) for op in rng.choice(recent, joined, replace=False))
         if not after or rng.random() < 0.3:
             ops.append(Op(seconds=float(rng.exponential(pause)), after=after))
             after = (len(ops) - 1,)
-        for _ in range(int(rng.choice([1, 1, 2, 8]))):  # a fork, or one of a burst
+        for _ in range(int(rng.choice([1, 1, 2, 8]))):  # a fork, or part of a burst
             sent.append(len(ops))
             size = int(10 ** rng.uniform(4, 8))
             cap = float(10 ** rng.uniform(7, 9)) if capped and rng.random() < 0.5 else np.inf
@@ -155,12 +155,12 @@ def agree(dag: Dag) -> bool:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("transfers", [50, 300])
 @pytest.mark.parametrize("topology", SIMPLE)
-def test_random_transfers_end_when_simgrid_says(topology: str, transfers: int, seed: int) -> None:
+def test_random_transfers_end_as_in_simgrid(topology: str, transfers: int, seed: int) -> None:
     assert agree(random_dag(topology, transfers, seed))
 
 
 @pytest.mark.parametrize("topology", SIMPLE)
-def test_two_thousand_transfers_end_when_simgrid_says(topology: str) -> None:
+def test_two_thousand_transfers_end_as_in_simgrid(topology: str) -> None:
     assert agree(random_dag(topology, 2000, 0))
 
 
@@ -180,12 +180,12 @@ def test_delays_before_and_after_the_bytes_count(when: str, topology: str, seed:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_capped_transfers_end_when_simgrid_says(topology: str, seed: int) -> None:
-    """A rate cap is to the engine a number, to SimGrid one more link."""
+    """A rate cap is a number in the engine, and an extra link in SimGrid."""
     assert agree(random_dag(topology, 200, seed, capped=True))
 
 
 @pytest.mark.parametrize("workers", [8, 64])
-def test_pushes_and_pulls_end_when_simgrid_says(workers: int) -> None:
+def test_pushes_and_pulls_end_as_in_simgrid(workers: int) -> None:
     dag = push_pull(workers)
     ends = by_simgrid(dag)
     assert deviation(by_engine(dag), ends) <= AGREED
@@ -197,20 +197,20 @@ def _busiest(dag: Dag) -> int:
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_a_wrong_capacity_is_seen(topology: str) -> None:
+def test_a_wrong_capacity_is_noticed(topology: str) -> None:
     dag = random_dag(topology, 50, 0)
     wrong = by_engine(dag.scaled(_busiest(dag), 1.001))
     assert not deviation(wrong, by_simgrid(dag)) <= AGREED
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_a_forgotten_link_is_seen(topology: str) -> None:
+def test_a_forgotten_link_is_noticed(topology: str) -> None:
     dag = random_dag(topology, 50, 0)
     wrong = by_engine(dag.without(_busiest(dag)))
     assert not deviation(wrong, by_simgrid(dag)) <= AGREED
 
 
-def test_a_forgotten_dependency_is_seen() -> None:
+def test_a_forgotten_dependency_is_noticed() -> None:
     dag = random_dag("star", 50, 0)
     last = max(k for k, op in enumerate(dag.ops) if op.after)
     ops = (replace(op, after=()) if k == last else op for k, op in enumerate(dag.ops))
@@ -218,12 +218,12 @@ def test_a_forgotten_dependency_is_seen() -> None:
     assert not deviation(wrong, by_simgrid(dag)) <= AGREED
 
 
-def test_an_op_that_never_ends_is_seen() -> None:
+def test_an_op_that_never_ends_is_noticed() -> None:
     ends = by_simgrid(Dag((1.0,), (Op(bytes=3, path=(0,)), Op(seconds=1.0, after=(0,)))))
     assert ends.tolist() == [3.0, 4.0]
     assert not deviation(np.array([3.0, np.nan]), ends) <= AGREED
 
 
-def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_simgrid_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert simgrid.missing.__wrapped__() == simgrid.NEEDED

@@ -1,4 +1,4 @@
-"""When a simulation has settled: periods, warm-ups, and confidence intervals."""
+"""Steady state of a simulation: periods, warm-ups, and confidence intervals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ needs_library = pytest.mark.skipif(
 
 
 def now_and_then(*every: int) -> OpGraph:
-    """A loop of 1 s, with an extra of 2 s every so often, for each number given."""
+    """A loop of 1 s with an extra op of 2 s every n-th iteration, for each given n."""
     b = GraphBuilder()
     device = b.slots("device", (1,))
     loop = b.ops("loop", (1,), seconds=1.0, slot=device[0])
@@ -58,7 +58,7 @@ def test_a_period_may_span_several_rounds(
 
 
 def coupled(first_s: float, second_s: float) -> OpGraph:
-    """Two workers that take turns at a server, and share the link to it."""
+    """Two workers that take turns at a server and share the link to it."""
     b = GraphBuilder()
     devices, server = b.slots("device", (2,)), b.slots("server", (1,))
     link = b.links("link", [1.0])
@@ -85,7 +85,7 @@ def test_coupled_cycles_settle_at_the_pace_of_a_long_run(first_s: float, second_
 
 
 def test_cycles_that_never_meet_again_are_averaged_over() -> None:
-    """Periods of 1 s and of the golden ratio have no multiple in common."""
+    """Periods of 1 s and of the golden ratio have no common multiple."""
     b = GraphBuilder()
     golden = (1 + 5**0.5) / 2
     devices = b.slots("device", (2,))
@@ -96,7 +96,7 @@ def test_cycles_that_never_meet_again_are_averaged_over() -> None:
 
 
 def test_a_period_is_found_after_a_transient() -> None:
-    """Four tokens go round at first, and 2.5 s of 10 s after another 3 s end up at the latter."""
+    """Four tokens circulate at first; eventually the slowest op sets the pace."""
     b = GraphBuilder()
     devices = b.slots("device", (2,))
     ops = b.ops("op", (2,), seconds=[2.5, 3.0], slot=devices)
@@ -130,7 +130,7 @@ def test_a_decaying_transient_is_dropped() -> None:
 
 
 def test_a_stationary_series_loses_little() -> None:
-    """Of 200 series of pure noise, on the average less than an eighth is dropped."""
+    """Of 200 series of pure noise, less than an eighth is dropped on average."""
     rng = np.random.default_rng(3)
     dropped = [warmup_rounds(rng.normal(1.0, 0.1, 64).tolist()) for _ in range(200)]
     assert np.median(dropped) <= 1
@@ -138,7 +138,7 @@ def test_a_stationary_series_loses_little() -> None:
     assert max(dropped) <= 32
 
 
-def test_a_series_that_only_drifts_drops_half_which_asks_for_more() -> None:
+def test_a_drifting_series_drops_half_and_needs_more_rounds() -> None:
     assert warmup_rounds(np.linspace(1.0, 2.0, 64).tolist()) == 32
 
 
@@ -158,7 +158,7 @@ def independent(rng: np.random.Generator, n: int) -> NDArray[np.float64]:
 
 
 def autoregressive(rng: np.random.Generator, n: int) -> NDArray[np.float64]:
-    """Each value keeps 0.8 of how far the one before was off: AR(1), in its steady state."""
+    """A stationary AR(1) series with coefficient 0.8."""
     from scipy.signal import lfilter
 
     values = lfilter([0.6], [1.0, -0.8], rng.standard_normal(n + 100))
@@ -166,12 +166,12 @@ def autoregressive(rng: np.random.Generator, n: int) -> NDArray[np.float64]:
 
 
 @pytest.mark.parametrize(("draw", "n"), [(independent, 1024), (autoregressive, 8192)])
-def test_the_interval_covers_the_true_mean_as_often_as_it_says(
+def test_the_interval_has_its_stated_coverage(
     draw: Callable[[np.random.Generator, int], NDArray[np.float64]], n: int
 ) -> None:
     """Of 200 intervals about 95 % cover: within 4 standard errors, sqrt(0.95 * 0.05 / 200).
 
-    Those that are infinite, because batches seem to hang together, are few and do not count.
+    Infinite intervals, due to apparently correlated batches, are rare and do not count.
     """
     rng = np.random.default_rng(4)
     covered = []
@@ -184,7 +184,7 @@ def test_the_interval_covers_the_true_mean_as_often_as_it_says(
     assert abs(np.mean(covered) - 0.95) <= 4 * np.sqrt(0.95 * 0.05 / len(covered))
 
 
-def test_batches_that_hang_together_are_not_trusted() -> None:
+def test_correlated_batches_are_not_trusted() -> None:
     rng = np.random.default_rng(5)
     drifting = 10.0 + np.cumsum(rng.standard_normal(2048)) / 50.0
     assert filled(drifting).ci_fraction() == np.inf
@@ -197,7 +197,7 @@ def test_too_few_batches_are_not_trusted() -> None:
 
 
 def interval_of_batches(rounds: NDArray[np.float64], batch_rounds: int) -> float:
-    """Relative half-width from the rates of batches of equally many rounds, (rounds, 2)."""
+    """Relative half-width from the rates of equally long batches, (rounds, 2)."""
     batches = rounds.reshape(-1, batch_rounds, 2).sum(axis=1)
     return ci_fraction((batches[:, 0] / batches[:, 1]).tolist(), AT_EACH_LOOK)
 
@@ -210,10 +210,10 @@ def test_merging_keeps_all_rounds_and_bounds_the_number_of_batches() -> None:
     for done, (iterations, seconds) in enumerate(rounds.tolist(), 1):
         series.add(iterations, seconds)
         assert done < 64 * series.batch_rounds
-        if done >= 16 and done % series.batch_rounds == 0:  # no batch is under way
+        if done >= 16 and done % series.batch_rounds == 0:  # no batch is incomplete
             found = series.ci_fraction()
             looks += 1
-            if np.isfinite(found):  # batches do not seem to hang together
+            if np.isfinite(found):  # batches do not seem correlated
                 trusted += 1
                 expected = interval_of_batches(rounds[:done], series.batch_rounds)
                 assert found == pytest.approx(expected, rel=1e-12)
@@ -223,7 +223,7 @@ def test_merging_keeps_all_rounds_and_bounds_the_number_of_batches() -> None:
 
 def test_an_interval_needs_two_values_and_shrinks_with_more() -> None:
     assert ci_fraction([1.0]) == np.inf
-    # half-width of Student's interval: 12.706 * 0.7071 / sqrt(2) of a mean of 1.5
+    # half-width of Student's interval: 12.706 * 0.7071 / sqrt(2) for a mean of 1.5
     assert ci_fraction([1.0, 2.0]) == pytest.approx(12.7062 * 0.5 / 1.5, rel=1e-5)
     assert ci_fraction([1.0, 2.0] * 8) < ci_fraction([1.0, 2.0] * 4)
 
@@ -232,7 +232,7 @@ def test_an_interval_needs_two_values_and_shrinks_with_more() -> None:
 
 
 def noisy(cv: float = 0.5) -> OpGraph:
-    """One op in a loop, 1 s on the average."""
+    """One op in a loop, 1 s on average."""
     b = GraphBuilder()
     device = b.slots("device", (1,))
     op = b.ops("op", (1,), seconds=1.0, slot=device[0], noise=b.streams((1,), cv=cv))
@@ -240,7 +240,7 @@ def noisy(cv: float = 0.5) -> OpGraph:
 
 
 @pytest.mark.parametrize("rel_ci", [0.05, 0.02])
-def test_a_random_run_goes_on_until_its_interval_is_narrow(rel_ci: float) -> None:
+def test_a_random_run_continues_until_its_interval_is_narrow(rel_ci: float) -> None:
     found = simulate(noisy(), rel_ci=rel_ci, compiled=False)
     assert 0.0 < found.ci_fraction <= rel_ci
     assert found.iterations_per_s[0] == pytest.approx(1.0, rel=2 * rel_ci)
@@ -249,7 +249,7 @@ def test_a_random_run_goes_on_until_its_interval_is_narrow(rel_ci: float) -> Non
 
 
 def test_most_intervals_of_short_runs_cover_the_truth() -> None:
-    """Runs that stop as soon as the interval is narrow are a little too sure of themselves."""
+    """Runs that stop once the interval is narrow are slightly overconfident."""
     graph = noisy(0.3)
     covered = []
     for seed in range(200):
@@ -263,7 +263,7 @@ def test_most_intervals_of_short_runs_cover_the_truth() -> None:
 def test_all_batches_are_of_the_same_length(
     monkeypatch: pytest.MonkeyPatch, pilot_rounds: int
 ) -> None:
-    """Also after a warm-up of more rounds than a series has batches."""
+    """Even after a warm-up of more rounds than a series has batches."""
     added: list[tuple[float, float]] = []
     made: list[BatchMeans] = []
 
@@ -314,7 +314,7 @@ def test_a_long_run_reports_progress() -> None:
     assert done == sorted(done)
     assert all(0 <= now <= expected for now, expected in calls)
     assert done[-1] <= found.rounds + 32
-    # towards the end the forecast is about right
+    # the forecast is about right towards the end
     assert calls[-1][1] == pytest.approx(found.rounds, rel=0.3)
 
 
@@ -335,7 +335,7 @@ def test_an_interrupted_graph_can_be_simulated_again(graph: OpGraph, compiled: b
 
 
 def test_rates_that_differ_by_rounding_have_no_warm_up() -> None:
-    """All is dropped that has to be, and no more, whatever the last bits say."""
+    """Exactly the transient is dropped, whatever the last bits are."""
     rounding = np.random.default_rng(0).uniform(-1e-14, 1e-14, 24)
     assert warmup_rounds((3.0 + rounding).tolist(), 8) == 8
     settling = np.concatenate([np.full(16, 2.0), np.full(32, 3.0)])

@@ -1,4 +1,4 @@
-"""Fresh processes whose first predictions come from several threads at once."""
+"""New processes whose first predictions run in several threads at once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ print(sorted(found.items()))
 
 
 def crashes(processes: int) -> list[int]:
-    """Exit codes of processes that ended badly; all others say the same."""
+    """Exit codes of processes that failed; all others must print the same."""
     codes, said = [], set()
     for _ in range(processes):
         done = subprocess.run(

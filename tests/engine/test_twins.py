@@ -1,4 +1,4 @@
-"""The event loop runs plain and compiled: both do the same, to the last bit."""
+"""The event loop runs both plain and compiled, and the results agree to the last bit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ few = examples(15)
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """What a random graph consists of."""
+    """The parameters of a random graph."""
 
     numbers: int
     workers: int
@@ -58,7 +58,8 @@ shapes = st.builds(
 
 
 def random_graph(shape: Shape) -> OpGraph:
-    """Workers that compute in layers, push each over shared links, and wait for a server."""
+    """Workers that compute layer by layer, push each layer over shared links, and wait for a
+    server."""
     rng = np.random.default_rng(shape.numbers)
     n, layers, words = shape.workers, shape.layers, shape.words
     some = (n, layers)
@@ -108,7 +109,7 @@ def random_graph(shape: Shape) -> OpGraph:
     b.chain(compute)
     b.edge(compute, push)
     b.edge(push[:, :-1], compute[:, :-1], lag=shape.lag)
-    lag = 1 if shape.gate == "quorum" else shape.lag  # who skips iterations may not run ahead
+    lag = 1 if shape.gate == "quorum" else shape.lag  # ops that skip iterations must not run ahead
     b.edge(pull, compute[:, 0], lag=lag)
     if shape.gate == "batch":
         b.batch(int(update[0]), push[:, -1], pull, 0.3, cycle_s=0.5, cap_bytes=0.7)
@@ -118,7 +119,7 @@ def random_graph(shape: Shape) -> OpGraph:
             b.edge(update, pull)
         if shape.gate == "mailbox":
             b.mailbox(int(update[0]), push[:, -1], 0.01)
-            b.edge(pull[0], update)  # else it would run all the time, and others might starve
+            b.edge(pull[0], update)  # else it would run all the time and starve others
         else:
             b.edge(push[:, -1], update)
         if shape.gate == "quorum":
@@ -144,7 +145,7 @@ def random_graph(shape: Shape) -> OpGraph:
 
 
 def differences(a: Any, b: Any) -> list[str]:
-    """Fields in which two results differ by as much as one bit."""
+    """Fields in which two results differ by even one bit."""
     names = a.__struct_fields__
     return [name for name in names if not _same(getattr(a, name), getattr(b, name))]
 
@@ -155,8 +156,8 @@ def _same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def test_the_comparison_sees_one_bit() -> None:
-    """A canary: one duration off by a relative 1e-15 shows in timeline and measures."""
+def test_canary_the_comparison_notices_one_bit() -> None:
+    """Canary: one duration off by a relative 1e-15 shows in timeline and measures."""
     shape = Shape(1, 2, 2, 1, 1, "lognormal", frozenset(), "")
     graph = random_graph(shape)
     seconds = graph.op_seconds.copy()
@@ -196,7 +197,7 @@ def test_measures_are_the_same_to_the_last_bit(shape: Shape, seed: int) -> None:
 @given(shape=shapes)
 @few
 def test_a_graph_remembers_nothing_of_an_earlier_run(shape: Shape) -> None:
-    """The memory of a run is used again for the next one, which must not notice."""
+    """A run's memory is reused for the next run, which must not be affected."""
     graph, fresh = random_graph(shape), random_graph(shape)
     for which in (True, False, True):
         simulate(graph, seed=5, rel_ci=0.5, compiled=which)
@@ -219,7 +220,7 @@ def test_another_seed_gives_another_result(word: str) -> None:
 
 
 @needs_library
-def test_without_chance_the_seed_does_not_matter() -> None:
+def test_the_seed_does_not_matter_without_randomness() -> None:
     graph = random_graph(Shape(7, 3, 2, 1, 1, "none", frozenset({"every", "quantum"}), ""))
     assert not graph.random
     assert timeline(graph, seed=0, compiled=False) == timeline(graph, seed=1, compiled=True)
@@ -227,7 +228,7 @@ def test_without_chance_the_seed_does_not_matter() -> None:
 
 @needs_library
 def test_the_room_for_timers_grows() -> None:
-    """Instances of one op on their way, by latency, outnumber the ops by far."""
+    """Due to its latency, an op has far more instances in flight than there are ops."""
     b = GraphBuilder()
     device = b.slots("device", (1,))
     ops = b.ops("send", (200,), seconds=1.0, latency_s=50.0)
@@ -260,8 +261,8 @@ def test_philox_gives_the_published_answers(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("cv", "close"), [(0.05, 1e-3), (0.3, 1e-3), (1.0, 2e-2)])
-def test_factors_have_mean_one_and_the_asked_variation(kind: str, cv: float, close: float) -> None:
-    """A table of 65536 values lacks the far tail, and thus a little of a large variation."""
+def test_factors_have_mean_one_and_given_variation(kind: str, cv: float, close: float) -> None:
+    """A table of 65536 values lacks the far tail, and so a little of a large variation."""
     values = noise.table(cv, KINDS.index(kind))
     assert len(values) == noise.TABLE
     assert (np.diff(values) > 0.0).all()
@@ -271,7 +272,7 @@ def test_factors_have_mean_one_and_the_asked_variation(kind: str, cv: float, clo
 
 
 def test_streams_are_independent_and_uniform() -> None:
-    """Words of 16 bits, as factors use them: equally likely, and unrelated between streams."""
+    """16-bit words, as factors use them, are equally likely and independent between streams."""
     n = 4096
     words = np.array([[philox(i, stream, 12345)[0] >> 16 for i in range(n)] for stream in (0, 1)])
     counts = np.bincount(words.ravel() >> 12, minlength=16)
@@ -280,7 +281,7 @@ def test_streams_are_independent_and_uniform() -> None:
     assert abs(np.corrcoef(words)[0, 1]) < 4 / np.sqrt(n)
 
 
-def test_starts_fall_one_into_each_equal_part() -> None:
+def test_staggered_starts_fall_one_into_each_equal_part() -> None:
     parts = noise.offsets(3, 10)
     assert sorted((parts * 10).astype(int).tolist()) == list(range(10))
     assert (noise.offsets(3, 10) == parts).all()

@@ -1,4 +1,4 @@
-"""What a graph can say, one word at a time, on graphs small enough to follow by hand."""
+"""Each element of a graph's vocabulary by itself, on graphs small enough to follow by hand."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def times(graph: OpGraph, iterations: int = 1, *, seed: int = 0) -> Times:
 
 
 def runs(found: Times, op: Ids | int, iterations: int = 1) -> list[float]:
-    """Start and end of the first ``iterations`` instances of one op, one after the other."""
+    """Start and end of the first ``iterations`` instances of an op, in order."""
     return [time for i in range(iterations) for time in found[int(op), i]]
 
 
 def active_in(graph: OpGraph, op: Ids, iterations: int, *, seed: int = 0) -> list[bool]:
-    """In which iterations an op took time."""
+    """The iterations in which an op took time."""
     found = times(graph, iterations, seed=seed)
     return [found[int(op), i][1] > found[int(op), i][0] for i in range(iterations)]
 
 
 class Small(GraphBuilder):
-    """A builder with a device that nobody needs, for graphs where only times are looked at."""
+    """A builder with an unused device, for tests that only look at times."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,14 +50,14 @@ class Small(GraphBuilder):
 
 
 def released(b: GraphBuilder, ops: Ids, at_s: list[float]) -> None:
-    """Let each op become ready at a time of its own; the next round begins when all have ended."""
+    """Make each op ready at its own time; the next round begins when all have ended."""
     wait = b.ops("wait", ops.shape, seconds=at_s)
     b.edge(wait, ops)
     b.edge(meet(b, ops), wait, lag=1)
 
 
 def meet(b: GraphBuilder, ops: Ids) -> Ids:
-    """Let no op begin its next round before all have ended this one."""
+    """Start no op's next round before all ops have ended this round."""
     everyone = b.ops("everyone", (1,))
     b.edge(ops, everyone)
     b.edge(everyone, ops, lag=1)
@@ -73,7 +73,7 @@ def test_a_slot_serves_first_come_first_served() -> None:
     assert [runs(found, op) for op in ops] == [[4.5, 6.5], [0.5, 2.5], [2.5, 4.5]]
 
 
-def test_of_those_that_come_together_the_lowest_id_goes_first() -> None:
+def test_simultaneous_arrivals_are_served_by_id() -> None:
     b = Small()
     slot = b.slots("slot", (1,))
     ops = b.ops("op", (3,), seconds=2.0, slot=slot[0])
@@ -82,7 +82,7 @@ def test_of_those_that_come_together_the_lowest_id_goes_first() -> None:
     assert [runs(found, op) for op in ops] == [[1.0, 3.0], [3.0, 5.0], [5.0, 7.0]]
 
 
-def test_the_lowest_priority_goes_first_but_interrupts_nobody() -> None:
+def test_the_lowest_priority_goes_first_without_preemption() -> None:
     b = Small()
     slot = b.slots("slot", (1,))
     ops = b.ops("op", (4,), seconds=2.0, slot=slot[0], priority=[5, 7, -1, 5])
@@ -106,7 +106,7 @@ def test_an_op_that_needs_several_units_is_not_overtaken() -> None:
     ops = b.ops("op", (4,), seconds=[4.0, 1.0, 1.0, 1.0], slot=slot[0], units=[2, 3, 1, 1])
     released(b, ops, [0.5, 1.0, 1.5, 2.0])
     found = times(b.made(ops))
-    # the second needs 3 of 4 and has to wait for the first; the others wait behind it
+    # the second needs 3 of 4 and must wait for the first; the others wait behind it
     assert [runs(found, op) for op in ops] == [[0.5, 4.5], [4.5, 5.5], [4.5, 5.5], [5.5, 6.5]]
 
 
@@ -116,11 +116,11 @@ def test_an_op_with_two_slots_starts_once_both_are_free_and_it_is_first_in_both(
     ops = b.ops("op", (4,), seconds=[2.0, 3.0, 1.0, 1.0], slots=[[a, -1], [c, -1], [a, c], [a, -1]])
     released(b, ops, [0.0, 0.0, 1.0, 1.5])
     found = times(b.made(ops))
-    # slot a is free from 2 s on, but held up for the op that waits for c as well until 3 s
+    # slot a is free from 2 s on, but reserved for an op that also waits for c until 3 s
     assert [runs(found, op) for op in ops] == [[0.0, 2.0], [0.0, 3.0], [3.0, 4.0], [4.0, 5.0]]
 
 
-def test_units_of_several_slots_are_given_slot_by_slot() -> None:
+def test_units_of_several_slots_are_granted_slot_by_slot() -> None:
     b = Small()
     slots = b.slots("slot", (2,), capacity=[4, 2])
     ops = b.ops("op", (3,), seconds=1.0, slots=slots, units=[3, 1])
@@ -128,7 +128,7 @@ def test_units_of_several_slots_are_given_slot_by_slot() -> None:
     meet(b, ops)
     found = times(b.made(ops))
     assert [runs(found, op) for op in ops] == [[0.0, 1.0], [1.0, 2.0], [2.0, 3.0]]
-    # one unit of the second slot is free, but those that came before wait for it
+    # one unit of the second slot is free, but earlier ops wait for it
     assert runs(found, other[0]) == [2.0, 3.0]
 
 
@@ -143,7 +143,7 @@ def test_more_units_than_a_slot_has_are_refused() -> None:
 # -- links -------------------------------------------------------------------------------------
 
 
-def test_the_latency_of_the_links_on_the_path_adds_to_that_of_the_op() -> None:
+def test_link_latencies_add_to_the_latency_of_the_op() -> None:
     b = Small()
     links = b.links("link", [10.0, 10.0], latency_s=[0.25, 0.5])
     op = b.ops("send", (1,), bytes=10.0, path=links, latency_s=1.0)
@@ -162,18 +162,18 @@ def test_seconds_come_before_bytes_and_both_hold_the_slot() -> None:
     assert [runs(found, op) for op in ops] == [[0.0, 3.0], [3.0, 6.0]]
 
 
-def test_weights_count_as_so_many_transfers() -> None:
+def test_a_weight_counts_as_that_many_transfers() -> None:
     b = Small()
     link = b.links("link", [12.0])
     ops = b.ops("send", (3,), bytes=[12.0, 12.0, 12.0], path=link, weight=[3.0, 2.0, 1.0])
     meet(b, ops)
     found = times(b.made(ops))
-    # rates 6, 4, 2 until 2 s; then 8 and 4 of the 4 and 8 bytes left until 2.5 s; then 12
+    # rates 6, 4, 2 until 2 s; then 8 and 4 for the 4 and 8 bytes left until 2.5 s; then 12
     ends = [runs(found, op)[1] for op in ops]
     assert ends == pytest.approx([2.0, 2.5, 3.0], rel=1e-12)
 
 
-def test_what_a_capped_transfer_leaves_is_shared_by_the_others() -> None:
+def test_bandwidth_left_by_a_capped_transfer_is_shared() -> None:
     b = Small()
     link = b.links("link", [10.0])
     caps = [2.0, np.inf, 5.0]
@@ -226,7 +226,7 @@ def test_a_processor_is_a_link_whose_bytes_are_core_seconds() -> None:
 
 
 def test_a_transfer_that_joins_others_on_its_path_may_fill_its_second_link() -> None:
-    """Two transfers over the links of 10 and 6 get 3 each; a third on the first link gets 4."""
+    """Two transfers over links of 10 and 6 bytes/s get 3 each; a third on the first link gets 4."""
     b = Small()
     first, second = b.links("link", [10.0, 6.0])
     ops = b.ops("send", (3,), bytes=[100.0, 100.0, 3.0], path=[[first, -1]] + 2 * [[first, second]])
@@ -235,7 +235,7 @@ def test_a_transfer_that_joins_others_on_its_path_may_fill_its_second_link() -> 
     b.edge(meet(b, ops), wait, lag=1)
     found = times(b.made(wait))
     assert runs(found, ops[2]) == pytest.approx([1.0, 2.0], rel=1e-12)
-    # at 2 s the others have got 9 and 8 bytes; both get 5 again, until the last byte has 6
+    # at 2 s the others have moved 9 and 8 bytes; both get 5 again, and the last byte gets 6
     assert runs(found, ops[0])[1] == pytest.approx(20.2, rel=1e-12)
     assert runs(found, ops[1])[1] == pytest.approx(20.2 + 1 / 6, rel=1e-12)
 
@@ -244,7 +244,7 @@ def test_a_transfer_that_joins_others_on_its_path_may_fill_its_second_link() -> 
 
 
 def two_messages(slot: bool, quantum: float | None) -> list[float]:
-    """When messages of 4 and 8 bytes end that share one byte per second."""
+    """End times of messages of 4 and 8 bytes that share one byte per second."""
     b = Small()
     link, line = b.links("link", [1.0]), b.slots("line", (1,))
     ops = b.ops("send", (2,), bytes=[4.0, 8.0], path=link, slot=line[0] if slot else -1)
@@ -259,7 +259,7 @@ def test_messages_on_one_connection_go_one_at_a_time() -> None:
     assert two_messages(slot=True, quantum=None) == [4.0, 12.0]
 
 
-def test_messages_on_connections_of_their_own_share() -> None:
+def test_messages_on_separate_connections_share() -> None:
     assert two_messages(slot=False, quantum=None) == [8.0, 12.0]
 
 
@@ -268,7 +268,7 @@ def test_messages_in_pieces_take_turns() -> None:
     assert two_messages(slot=True, quantum=2.0) == [6.0, 12.0]
 
 
-def test_a_piece_that_is_not_full_is_sent_as_it_is() -> None:
+def test_a_last_piece_is_sent_although_it_is_not_full() -> None:
     """Pieces of 3 bytes: 3 of the first, 3 of the second, 1 of the first (at 7 s), 3, 2."""
     assert two_messages(slot=True, quantum=3.0) == [7.0, 12.0]
 
@@ -279,7 +279,7 @@ def test_a_quantum_larger_than_the_message_changes_nothing() -> None:
 
 @pytest.mark.parametrize("quantum", [1.0, 0.125, 1 / 64])
 def test_as_the_quantum_shrinks_messages_share_equally(quantum: float) -> None:
-    """The first ends one piece of the other before the 8 s of equal sharing."""
+    """The first ends before the 8 s of equal sharing, by one piece of the other."""
     assert two_messages(slot=True, quantum=quantum) == [8.0 - quantum, 12.0]
 
 
@@ -287,7 +287,7 @@ def test_a_quantum_without_a_slot_changes_nothing() -> None:
     assert two_messages(slot=False, quantum=1.0) == pytest.approx([8.0, 12.0], rel=1e-12)
 
 
-def test_someone_of_priority_gets_in_between_two_pieces() -> None:
+def test_a_priority_message_gets_in_between_two_pieces() -> None:
     b = Small()
     link, line = b.links("link", [1.0]), b.slots("line", (1,))
     long = b.ops("long", (1,), seconds=0.5, bytes=6.0, path=link, slot=line[0], priority=1)
@@ -306,7 +306,7 @@ def test_someone_of_priority_gets_in_between_two_pieces() -> None:
 def cycle_with_extra(
     every: int = 1, phase: int = 0, probability: float = 1.0
 ) -> tuple[OpGraph, Ids, Ids]:
-    """A loop of 1 s, with an extra of 2 s in some iterations; the loop and the extra."""
+    """A loop of 1 s with an extra op of 2 s in some iterations; returns both."""
     b = Small()
     loop = b.ops("loop", (1,), seconds=1.0)
     extra = b.ops("extra", (1,), seconds=2.0)
@@ -318,7 +318,7 @@ def cycle_with_extra(
 
 
 @pytest.mark.parametrize("phase", [0, 1, 2])
-def test_an_op_may_be_active_every_so_often(phase: int) -> None:
+def test_an_op_can_be_active_every_few_iterations(phase: int) -> None:
     graph, _, extra = cycle_with_extra(every=3, phase=phase)
     assert active_in(graph, extra[0], 7) == [i % 3 == phase for i in range(7)]
 
@@ -344,7 +344,7 @@ def test_inactive_ops_take_no_slot_and_have_no_latency() -> None:
     assert runs(found, after[0]) == [0.0, 1.0]
 
 
-def test_activity_by_chance_has_the_asked_share() -> None:
+def test_random_activity_has_the_requested_probability() -> None:
     graph, _, extra = cycle_with_extra(probability=0.3)
     n = 4000
     share = np.mean(active_in(graph, extra[0], n))
@@ -352,13 +352,13 @@ def test_activity_by_chance_has_the_asked_share() -> None:
 
 
 @pytest.mark.parametrize(("probability", "expected"), [(0.0, False), (1.0, True)])
-def test_never_and_always(probability: float, expected: bool) -> None:
+def test_activity_with_probability_0_and_1(probability: float, expected: bool) -> None:
     graph, _, extra = cycle_with_extra(probability=probability)
     assert active_in(graph, extra[0], 50) == [expected] * 50
 
 
 def drawn(shared: bool, slow: float = 1.0) -> tuple[OpGraph, Ids]:
-    """Two ops that are active by chance, each in a loop of its own."""
+    """Two randomly active ops, each in its own loop."""
     b = Small()
     ops = b.ops("op", (2,), seconds=[1.0, slow])
     pace = b.ops("pace", (2,), seconds=[0.5, 0.75 * slow])
@@ -377,14 +377,14 @@ def test_ops_that_share_a_stream_are_active_together() -> None:
     assert abs(equal.mean() - 0.5) < 4 * np.sqrt(0.25 / 1000)
 
 
-def test_who_is_active_does_not_depend_on_the_order_of_events() -> None:
+def test_activity_does_not_depend_on_the_order_of_events() -> None:
     even, ops = drawn(shared=False)
     uneven, _ = drawn(shared=False, slow=7.3)
     for op in ops:
         assert active_in(even, op, 100) == active_in(uneven, op, 100)
 
 
-def test_who_is_active_depends_on_the_seed() -> None:
+def test_activity_depends_on_the_seed() -> None:
     graph, ops = drawn(shared=False)
     assert active_in(graph, ops[0], 100) != active_in(graph, ops[0], 100, seed=1)
 
@@ -409,7 +409,7 @@ def test_impossible_activity_is_refused(rule: dict[str, Any], message: str) -> N
 
 
 def test_each_path_is_chosen_about_equally_often() -> None:
-    """The time a byte takes tells which of four links it took, and which latency followed."""
+    """The time of a byte reveals which of four links it took, and which latency followed."""
     b = Small()
     links = b.links("link", [1.0, 0.5, 0.25, 0.125], latency_s=[0.0, 0.0, 0.0, 16.0])
     op = b.ops("send", (1,), bytes=1.0)
@@ -428,7 +428,7 @@ def test_each_path_is_chosen_about_equally_often() -> None:
 
 
 def chosen_slots(shared: bool, n: int) -> list[bool]:
-    """Whether two ops that choose one of three slots each had to take turns."""
+    """Whether two ops that each choose one of three slots had to take turns."""
     b = Small()
     slots = b.slots("slot", (3,))
     ops = b.ops("op", (2,), seconds=1.0)
@@ -441,18 +441,18 @@ def chosen_slots(shared: bool, n: int) -> list[bool]:
     return [found[int(ops[1]), i][0] > found[int(ops[0]), i][0] for i in range(n)]
 
 
-def test_ops_that_share_a_stream_choose_the_same_number() -> None:
+def test_ops_that_share_a_stream_make_the_same_choice() -> None:
     assert chosen_slots(shared=True, n=50) == [True] * 50
 
 
-def test_ops_with_streams_of_their_own_meet_by_chance() -> None:
+def test_ops_with_separate_streams_meet_by_chance() -> None:
     n = 2000
     share = np.mean(chosen_slots(shared=False, n=n))
     assert abs(share - 1 / 3) < 4 * np.sqrt(1 / 3 * 2 / 3 / n)
 
 
 def test_a_chosen_path_and_slot_go_together() -> None:
-    """Two ops of one stream: they meet on the slot of the link they take, so they take turns."""
+    """Two ops with one stream contend for the slot of the chosen link, so they take turns."""
     b = Small()
     links, slots = b.links("link", [1.0, 0.5]), b.slots("line", (2,))
     ops = b.ops("send", (2,), bytes=1.0)
@@ -474,11 +474,11 @@ def test_a_chosen_path_and_slot_go_together() -> None:
 # -- gates -------------------------------------------------------------------------------------
 
 
-def test_a_quorum_goes_on_without_the_slowest_who_jumps_to_the_present() -> None:
+def test_a_quorum_goes_on_without_the_slowest_which_then_jumps_ahead() -> None:
     """Three workers take 2, 3 and 7.5 s; two are enough for an update of 0.5 s.
 
     The update of iteration 0 ends at 3.5 s, that of iteration 1 at 7 s. The third worker ends at
-    7.5 s, finds both, and is thereby in iteration 2. There the second worker pauses for 10 s, so
+    7.5 s, finds both, and so jumps to iteration 2. There the second worker pauses for 10 s, so
     that the third one's token, at 15 s, makes up the quorum.
     """
     b = GraphBuilder()
@@ -516,14 +516,14 @@ def backup_workers(layers: int) -> OpGraph:
 
 @pytest.mark.parametrize("layers", [1, 8])
 def test_a_quorum_sets_the_pace(layers: int) -> None:
-    """The two fast ones need 3.5 s; the slow one takes its 10 s, and finds tokens at their end."""
+    """The two fast workers need 3.5 s; the slow one takes 10 s, and then finds tokens waiting."""
     found = simulate(backup_workers(layers), compiled=False)
     assert found.periodic
     assert found.iterations_per_s == pytest.approx([1 / 3.5, 1 / 3.5, 1 / 10], rel=1e-9)
 
 
 def softsync(count: int) -> tuple[OpGraph, Ids]:
-    """Workers of 1 and 1.5 s that wait for nobody; an update for every ``count`` tokens."""
+    """Independent workers of 1 and 1.5 s; an update for every ``count`` tokens."""
     b = GraphBuilder()
     devices = b.slots("device", (2,))
     compute = b.ops("compute", (2,), seconds=[1.0, 1.5], slot=devices)
@@ -533,20 +533,20 @@ def softsync(count: int) -> tuple[OpGraph, Ids]:
     return b.build(device=devices, mark=compute), update
 
 
-def test_every_third_token_fires() -> None:
+def test_a_gate_fires_at_every_third_token() -> None:
     """Tokens at 1, 1.5, 2 | 3, 3, 4 | 4.5, 5, 6 | 6, 7, 7.5 s."""
     graph, update = softsync(3)
     starts = [start for start, _ in (times(graph, 4)[int(update[0]), i] for i in range(4))]
     assert starts == [2.0, 4.0, 6.0, 7.5]
 
 
-def test_every_token_fires_in_turn_when_they_come_together() -> None:
+def test_simultaneous_tokens_fire_one_after_the_other() -> None:
     graph, update = softsync(1)
     starts = [times(graph, 6)[int(update[0]), i][0] for i in range(6)]
     assert starts == [1.0, 1.5, 2.0, 3.0, 3.25, 4.0]
 
 
-def test_every_reaches_a_period() -> None:
+def test_a_gate_that_counts_tokens_reaches_a_period() -> None:
     graph, _ = softsync(3)
     found = simulate(graph, compiled=False)
     assert found.periodic
@@ -554,7 +554,7 @@ def test_every_reaches_a_period() -> None:
 
 
 def mailbox_of(per_token_s: float) -> tuple[OpGraph, Ids]:
-    """An op of 1 s that reads what another sends every 0.4 s."""
+    """An op of 1 s that reads messages sent every 0.4 s."""
     b = GraphBuilder()
     devices = b.slots("device", (2,))
     read = b.ops("read", (1,), seconds=1.0, slot=devices[0])
@@ -563,7 +563,7 @@ def mailbox_of(per_token_s: float) -> tuple[OpGraph, Ids]:
     return b.build(device=devices, mark=np.concatenate([read, send])), read
 
 
-def test_a_mailbox_is_emptied_and_waited_for_by_nobody() -> None:
+def test_a_mailbox_is_emptied_and_never_waited_for() -> None:
     """Messages found: none at 0 s, 2 at 1 s, 4 at 2.5 s, 5 at 4.5 s."""
     graph, read = mailbox_of(0.25)
     found = runs(times(graph, 4), read[0], 4)
@@ -571,14 +571,14 @@ def test_a_mailbox_is_emptied_and_waited_for_by_nobody() -> None:
 
 
 def test_a_mailbox_reaches_a_period() -> None:
-    """Messages that take no time: the ops go on beside each other, 5 for every 2."""
+    """Messages that take no time: the ops run independently, 5 for every 2."""
     found = simulate(mailbox_of(0.0)[0], compiled=False)
     assert found.periodic
     assert found.iterations_per_s == pytest.approx([1.0, 2.5], rel=1e-12)
 
 
 def test_two_mailboxes_may_send_to_each_other() -> None:
-    """Gossip: each averages what has come, and sends on; nobody waits, so nothing can lock."""
+    """Gossip: each averages what has arrived and sends; none waits, so there is no deadlock."""
     b = GraphBuilder()
     devices = b.slots("device", (2,))
     mix = b.ops("mix", (2,), seconds=[1.0, 1.5], slot=devices)
@@ -593,7 +593,7 @@ def test_two_mailboxes_may_send_to_each_other() -> None:
 
 
 def gossip(probability: float) -> tuple[OpGraph, Ids]:
-    """One of 1 s sends to one of two others by chance, who read again and again; and who reads."""
+    """An op of 1 s sends to a random one of two that read all the time; returns also these."""
     b = Small()
     step = b.ops("step", (1,), seconds=1.0)
     stream = b.streams((1,))
@@ -609,7 +609,7 @@ def gossip(probability: float) -> tuple[OpGraph, Ids]:
 
 
 @pytest.mark.parametrize("probability", [1.0, 0.25, 0.0])
-def test_a_message_reaches_the_partner_that_was_drawn_and_nobody_else(probability: float) -> None:
+def test_a_message_reaches_only_the_drawn_partner(probability: float) -> None:
     graph, read = gossip(probability)
     n = 400
     found = times(graph, 9 * n)
@@ -618,7 +618,7 @@ def test_a_message_reaches_the_partner_that_was_drawn_and_nobody_else(probabilit
         for i in range(9 * n):
             begin, end = found.get((int(op), i), (np.inf, np.inf))
             if begin <= n:
-                which = int(begin - 1e-9)  # a message of second s is read in that second
+                which = int(begin - 1e-9)  # a message sent in second s is read in that second
                 got[k, min(which, n - 1)] += round((end - begin - 0.125) / 0.5)
     assert got.max(initial=0) <= 1
     assert (got.sum(axis=0) <= 1).all()
@@ -628,7 +628,7 @@ def test_a_message_reaches_the_partner_that_was_drawn_and_nobody_else(probabilit
 
 
 def test_a_choice_and_the_activity_of_its_alternatives_agree() -> None:
-    """An op that takes one of three slots, and three ops active where it takes theirs."""
+    """An op that takes one of three slots, and three ops active if it takes their slot."""
     b = Small()
     slots = b.slots("slot", (3,))
     stream = b.streams((1,))
@@ -643,11 +643,11 @@ def test_a_choice_and_the_activity_of_its_alternatives_agree() -> None:
     assert (active.sum(axis=0) == 1).all()
     assert active.sum(axis=1).min() > 60
     used = simulate(graph, compiled=False).slot_utilisation[slots]
-    assert used.sum() == pytest.approx(1.0, rel=1e-6)  # the same slot for both, in turn
+    assert used.sum() == pytest.approx(1.0, rel=1e-6)  # both take the same slot, in turn
 
 
-def test_what_is_not_active_raises_no_counter() -> None:
-    """Steps of 1 s; what happens in every third of them is counted."""
+def test_inactive_ops_raise_no_counter() -> None:
+    """Steps of 1 s; an op in every third step raises a counter."""
     b = Small()
     step = b.ops("step", (1,), seconds=1.0)
     event = b.ops("event", (1,))
@@ -660,7 +660,7 @@ def test_what_is_not_active_raises_no_counter() -> None:
     assert found.updates_per_s == pytest.approx(1 / 3, rel=1e-9)
 
 
-def test_a_factor_stretches_bytes_as_it_stretches_seconds() -> None:
+def test_a_random_factor_stretches_bytes_like_seconds() -> None:
     b = Small()
     link = b.links("cores", [1.0])
     stream = b.streams((1,), cv=0.5)
@@ -674,7 +674,7 @@ def test_a_factor_stretches_bytes_as_it_stretches_seconds() -> None:
 
 
 def fused(cap_bytes: float, own_bytes: float) -> Times:
-    """Items of 6, 3 and 8 bytes, ready at 0.2, 0.4 and 1.1 s; a tick each second, 10 bytes/s."""
+    """Items of 6, 3 and 8 bytes, ready at 0.2, 0.4 and 1.1 s; a tick every second, 10 bytes/s."""
     b = Small()
     link = b.links("link", [10.0])
     sources = b.ops("source", (3,), seconds=[0.2, 0.4, 1.1])
@@ -688,13 +688,13 @@ def fused(cap_bytes: float, own_bytes: float) -> Times:
 
 @pytest.mark.parametrize("own_bytes", [17.0, 0.0])
 def test_a_batch_moves_together_what_is_ready_at_a_tick(own_bytes: float) -> None:
-    """Whatever bytes the op itself was given: those of the items count."""
+    """The bytes of the items count, whatever bytes the op itself has."""
     found = fused(cap_bytes=10.0, own_bytes=own_bytes)
     assert runs(found, 3, 2) == pytest.approx([1.0, 1.9, 2.0, 2.8], rel=1e-12)
     assert [found[op, 0][0] for op in (4, 5, 6)] == pytest.approx([1.9, 1.9, 2.8], rel=1e-12)
 
 
-def test_a_batch_goes_on_with_what_did_not_fit() -> None:
+def test_items_that_do_not_fit_go_into_the_next_batch() -> None:
     found = fused(cap_bytes=8.0, own_bytes=17.0)
     assert runs(found, 3, 3) == pytest.approx([1.0, 1.6, 1.6, 1.9, 2.0, 2.8], rel=1e-12)
     assert [found[op, 0][0] for op in (4, 5, 6)] == pytest.approx([1.6, 1.9, 2.8], rel=1e-12)
@@ -721,9 +721,9 @@ def test_a_source_may_send_several_items_to_one_target() -> None:
 
 
 def test_the_period_of_a_batch_includes_its_ticks() -> None:
-    """A loop of 0.75 s beside ticks each second: what comes after 0.125 s waits for the next.
+    """A loop of 0.75 s with ticks each second: items that arrive late wait for the next tick.
 
-    Ready at 7/8, 13/8, 19/8, 25/8 s, an item waits 1/8, 3/8, 5/8 or 7/8 s, 1/2 s on the average.
+    Ready at 7/8, 13/8, 19/8, 25/8 s, an item waits 1/8, 3/8, 5/8 or 7/8 s, 1/2 s on average.
     """
     b = Small()
     link = b.links("link", [1e9])
@@ -753,12 +753,12 @@ def test_probes_measure_from_an_end_or_from_readiness_and_across_iterations() ->
     b.probe("next", ops[2], ops[0], lag=1)
     b.probe("period", ops[1], ops[1], lag=1)
     found = simulate(b.made(ops[2]), compiled=False)
-    # the latency of an op belongs to it: its end is when its tokens arrive
+    # the latency belongs to an op: it ends when its tokens arrive
     assert found.probe_seconds / found.probe_count == pytest.approx([5.5, 5.5, 2.5, 1.0, 6.5])
 
 
 def pushing(seconds: list[float], *, every: int = 1) -> OpGraph:
-    """Workers that compute for so long and then raise a counter, and watch how it rose since."""
+    """Workers that compute, then raise a counter and observe its rise since their last turn."""
     b = GraphBuilder()
     n = len(seconds)
     devices = b.slots("device", (n,))
@@ -769,7 +769,7 @@ def pushing(seconds: list[float], *, every: int = 1) -> OpGraph:
 
 
 def test_staleness_counts_the_rises_while_a_probe_runs() -> None:
-    """Workers of 1 and 3 s: the slow one sees three of the other, who sees one in three turns."""
+    """Workers of 1 and 3 s: the slow one sees three rises, the fast one one in three turns."""
     found = simulate(pushing([1.0, 3.0]), compiled=False)
     assert found.periodic
     assert found.staleness_mean == pytest.approx([1 / 3, 3.0])
@@ -787,8 +787,8 @@ def test_equal_workers_see_one_rise_of_each_other() -> None:
 
 def test_a_counter_may_rise_once_for_several_ends() -> None:
     """Three workers take turns, and every second end raises the counter: from one end of a worker
-    to just before its next one it rises once, be it the first or the second of a pair. A counter
-    that rises at each third end: one rise for every three of N - 1."""
+    to just before its next one it rises once, whether the end is first or second of a pair. If
+    it rises at each third end, there is one rise for every three of N - 1."""
     found = simulate(pushing([1.0] * 3, every=2), compiled=False)
     assert found.periodic
     assert found.staleness.tolist() == [0, 6]
@@ -800,7 +800,7 @@ def test_a_counter_may_rise_once_for_several_ends() -> None:
         pushing([1.0], every=0)
 
 
-def test_counters_are_averaged_over() -> None:
+def test_a_probe_averages_over_counters() -> None:
     """Two counters, one raised once and one twice a second."""
     b = GraphBuilder()
     devices = b.slots("device", (2,))
@@ -810,7 +810,7 @@ def test_counters_are_averaged_over() -> None:
     assert found.updates_per_s == pytest.approx(1.5)
 
 
-def test_groups_that_start_staggered_start_one_in_each_part_of_the_time() -> None:
+def test_staggered_groups_start_one_in_each_part_of_the_interval() -> None:
     def starts(within_s: float, seed: int) -> list[float]:
         b = GraphBuilder()
         devices = b.slots("device", (4,))
@@ -898,16 +898,16 @@ def test_a_cycle_without_lag_is_named(compiled: bool | None) -> None:
             start(graph, compiled=compiled)
 
 
-def test_work_that_takes_no_time_for_ever_is_refused_by_name() -> None:
+def test_endless_work_that_takes_no_time_is_named() -> None:
     b = Small()
     ops = b.ops("idle", (2,))
     b.chain(ops)
     b.edge(ops[1], ops[0], lag=1)
-    with pytest.raises(PerfmodelError, match=r"'idle\[.\]' runs again and again without any time"):
+    with pytest.raises(PerfmodelError, match=r"'idle\[.\]' runs endlessly while simulated time"):
         timeline(b.made(ops), compiled=False)
 
 
-def test_a_quorum_larger_than_its_producers_is_a_deadlock_by_name() -> None:
+def test_a_quorum_larger_than_its_producers_is_a_named_deadlock() -> None:
     b = GraphBuilder()
     devices = b.slots("device", (2,))
     work = b.ops("work", (2,), seconds=1.0, slot=devices)
@@ -922,7 +922,7 @@ def test_a_quorum_larger_than_its_producers_is_a_deadlock_by_name() -> None:
     assert "'update' waits for more tokens" in str(caught.value)
 
 
-def test_a_probe_that_is_closed_before_it_is_opened_is_named() -> None:
+def test_a_probe_closed_before_it_is_opened_is_named() -> None:
     b = Small()
     ops = b.ops("op", (2,), seconds=1.0)
     b.chain(ops)
@@ -932,11 +932,11 @@ def test_a_probe_that_is_closed_before_it_is_opened_is_named() -> None:
         simulate(b.made(ops[1]), compiled=False)
 
 
-def test_a_probe_that_is_opened_again_and_again_is_named() -> None:
+def test_a_probe_opened_repeatedly_is_named() -> None:
     b = Small()
     ops = b.ops("op", (2,), seconds=[1.0, 100.0])
     b.probe("forgotten", ops[0], ops[1])
-    with pytest.raises(PerfmodelError, match=r"probe 'forgotten' is opened by 'op\[0\]' again"):
+    with pytest.raises(PerfmodelError, match=r"'forgotten' is opened repeatedly by 'op\[0\]'"):
         simulate(b.made(ops[0]), compiled=False)
 
 
@@ -956,8 +956,8 @@ def test_the_environment_chooses_between_two_loops_only(monkeypatch: pytest.Monk
     assert simulate(graph).iterations_per_s[0] == pytest.approx(1 / 3)
 
 
-def test_an_op_keeps_what_it_is_given_no_choice_of() -> None:
-    """A choice of paths leaves the slot alone: both sends still go one after the other."""
+def test_an_op_keeps_what_its_choice_does_not_replace() -> None:
+    """A choice of paths does not change the slot: both sends still go one after another."""
     b = Small()
     links, line = b.links("link", [1.0, 1.0]), b.slots("line", (1,))
     ops = b.ops("send", (2,), bytes=4.0, slot=line[0])
@@ -981,17 +981,17 @@ def test_a_staggered_op_needs_a_group() -> None:
     b = Small()
     ops = b.ops("op", (1,), seconds=1.0)
     b.stagger(ops, 2.0)
-    with pytest.raises(InputError, match="'op': starts staggered, so it needs a group"):
+    with pytest.raises(InputError, match="'op': needs a group for its staggered start"):
         b.made(ops)
 
 
 def test_a_group_that_starves_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An op of better priority that never stops leaves nothing of the slot to the other."""
+    """An op with higher priority that never stops leaves none of the slot to the other."""
     monkeypatch.setattr(run, "STARVED", 10)
     monkeypatch.setattr(run, "_INSTANTS", 100)
     b = GraphBuilder()
     device, line = b.slots("device", (2,)), b.slots("line", (1,))
     greedy = b.ops("greedy", (2,), seconds=1.0, slot=line[0], priority=0)
     poor = b.ops("poor", (1,), seconds=1.0, slot=line[0], priority=1)
-    with pytest.raises(DeadlockError, match="'poor' has run 0 times while others ran"):
+    with pytest.raises(DeadlockError, match="'poor' is starved: it ran 0 times while others ran"):
         simulate(b.build(device=device, mark=[greedy[0], poor[0]]), compiled=False)

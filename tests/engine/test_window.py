@@ -1,4 +1,4 @@
-"""A window of the steady state: which iterations, what overlaps it, and the use of links."""
+"""A window of the steady state: its iterations, the ops that overlap it, and link use."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_window_begins_when_the_state_recurs() -> None:
     assert {0, 1} <= {span.iteration - window.first for span in window.spans}
 
 
-def test_the_use_of_links_is_that_of_the_simulation() -> None:
+def test_link_utilisation_equals_that_of_the_simulation() -> None:
     graph = graph_of("ring", 3)
     window = steady_window(graph)
     took_s = np.diff(window.sample_s)
@@ -64,7 +64,7 @@ def test_too_long_a_record_begins_before_the_steady_state(monkeypatch: pytest.Mo
     assert not early.steady
 
 
-def test_the_plain_loop_shows_the_same() -> None:
+def test_the_plain_loop_gives_the_same_window() -> None:
     graph = graph_of("ps", 2)
     plain, compiled = (steady_window(graph, compiled=which) for which in (False, True))
     assert plain.spans == compiled.spans

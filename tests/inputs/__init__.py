@@ -1,1 +1,1 @@
-"""Tests of what predictions are made from."""
+"""Tests of the inputs of predictions."""

@@ -1,4 +1,4 @@
-"""What a fit leaves unknown: how it is checked, and what it does to intervals."""
+"""Uncertainty of fitted values: how it is validated, and its effect on intervals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONE = {"parameters": ("nic.bandwidth_bytes_per_s",), "covariance": ((0.04,),)}
 
 
 def ring(workers: int = 4, work: Workload | None = None, **known: Any) -> Job:
-    """Four seconds of computing, then a ring of 12 bytes with nothing hidden."""
+    """Four seconds of computing, then a ring of 12 bytes without overlap."""
     made = work or workload([1.0], [3.0], [12.0], batch_size=4)
     fitted = Calibration(**known) if known else None
     where = replace(cluster(1.0), calibration=fitted)
@@ -30,7 +30,7 @@ def ring(workers: int = 4, work: Workload | None = None, **known: Any) -> Job:
 
 
 def width(job: Job) -> float:
-    """Standard deviation that the interval of the step is made of, around its middle."""
+    """Standard deviation that the step's interval corresponds to."""
     low, high = predict(job).interval.iteration_s  # type: ignore[union-attr]
     return math.log(high / low) / 2.0 / WIDTH
 
@@ -38,7 +38,7 @@ def width(job: Job) -> float:
 # -- fields ----------------------------------------------------------------------------------------
 
 
-def test_a_value_is_found_and_scaled_by_its_path() -> None:
+def test_a_value_is_found_and_scaled_by_path() -> None:
     where = cluster(8.0, 0.25)
     assert value_at(where, "nic.latency_s") == 0.25
     assert scaled(where, "nic.latency_s", 2.0) == cluster(8.0, 0.5)
@@ -52,12 +52,12 @@ def test_a_value_is_found_and_scaled_by_its_path() -> None:
         ({"parameters": ("nic",), "covariance": ((1.0,),)}, "'nic' is not a number"),
         ({"parameters": ("collectives.0.ranks",), "covariance": ((1.0,),)}, "there is no"),
         ({"parameters": ("nodes",), "covariance": ()}, "must have 1 rows and columns"),
-        ({"parameters": ("nic.latency_s",) * 2, "covariance": ((1.0, 0.0),) * 2}, "named twice"),
+        ({"parameters": ("nic.latency_s",) * 2, "covariance": ((1.0, 0.0),) * 2}, "only once"),
         (ONE | {"covariance": ((-1.0,),)}, "negative variances"),
         (ONE | {"covariance": ((math.nan,),)}, "finite and symmetric"),
         (ONE | {"spread": -1.0}, "spread"),
         (ONE | {"ranges": {"worker": (1.0, 2.0)}}, "did you mean 'workers'"),
-        (ONE | {"ranges": {"workers": (2.0, 1.0)}}, "least first"),
+        (ONE | {"ranges": {"workers": (2.0, 1.0)}}, "smallest value first"),
         (ONE | {"growth": {"nodes": math.inf}}, "growth.nodes"),
     ],
 )
@@ -66,7 +66,7 @@ def test_a_wrong_calibration_is_refused(given: dict[str, Any], said: str) -> Non
         ring(**given)
 
 
-def test_a_workload_knows_values_of_all_its_layers() -> None:
+def test_a_workload_addresses_values_of_all_its_layers() -> None:
     work = workload([1.0, 2.0], [3.0, 4.0], [12.0, 4.0])
     slower = work.scaled("compute_s", 2.0)
     assert slower.compute_s == 2.0 * work.compute_s
@@ -81,17 +81,17 @@ def test_a_workload_knows_values_of_all_its_layers() -> None:
 # -- intervals -------------------------------------------------------------------------------------
 
 
-def test_the_covariance_is_propagated_by_what_the_step_changes() -> None:
+def test_the_covariance_is_propagated_by_the_step_time_sensitivity() -> None:
     """Of 22 s the ring takes 18, in inverse proportion to the bandwidth."""
     job = ring(**ONE)
     found = predict(job)
     assert found.iteration_s == pytest.approx(22.0)
     assert found.interval is not None
     assert found.interval.parts.calibration == pytest.approx(0.2 * 18.0 / 22.0, rel=0.01)
-    assert "not known exactly" in found.interval.text
+    assert "uncertainty of the fitted values" in found.interval.text
 
 
-def test_that_of_a_workload_adds_to_it() -> None:
+def test_the_covariance_of_a_workload_adds_to_it() -> None:
     """Computing is 4 of 22 s."""
     known = Calibration(parameters=("compute_s",), covariance=((0.25,),))
     work = replace(workload([1.0], [3.0], [12.0], batch_size=4), calibration=known)
@@ -101,7 +101,7 @@ def test_that_of_a_workload_adds_to_it() -> None:
     assert found.parts.calibration == pytest.approx(both, rel=0.01)
 
 
-def test_correlated_values_add_up_or_cancel() -> None:
+def test_errors_of_correlated_values_add_up_or_cancel() -> None:
     names = ("nic.bandwidth_bytes_per_s", "nic.efficiency")
     sure = ((0.04, -0.04), (-0.04, 0.04))  # only their product is known
     assert predict(ring(parameters=names, covariance=sure)).interval.parts.calibration < 1e-6  # type: ignore[union-attr]
@@ -111,11 +111,11 @@ def test_correlated_values_add_up_or_cancel() -> None:
     assert found.parts.calibration == pytest.approx(0.4 * 18.0 / 22.0, rel=0.01)
 
 
-def test_steps_left_out_take_the_place_of_other_runs() -> None:
+def test_held_out_steps_replace_errors_of_other_runs() -> None:
     found = predict(ring(spread=0.07, rows=12)).interval
     assert found is not None
     assert found.parts.model == pytest.approx(0.07)
-    assert "12 runs that were left out" in found.text
+    assert "held-out errors of the 12 fitted runs" in found.text
     assert found.iteration_s[1] / 22.0 == pytest.approx(22.0 / found.iteration_s[0])
 
 
@@ -125,7 +125,7 @@ def test_each_doubling_beyond_the_ranges_widens_the_interval() -> None:
     found = predict(ring(16, **known)).interval
     assert found is not None
     assert found.parts.extrapolation == pytest.approx(0.2)
-    assert "workers, nodes outside of the runs" in found.text
+    assert "outside the range of the fitted runs: workers, nodes" in found.text
     both = known | {"growth": {"workers": 0.1, "nodes": 0.2}}
     assert predict(ring(16, **both)).interval.parts.extrapolation == pytest.approx(  # type: ignore[union-attr]
         math.hypot(0.2, 0.4)
@@ -134,7 +134,7 @@ def test_each_doubling_beyond_the_ranges_widens_the_interval() -> None:
     assert predict(ring(4, **fewer)).interval.parts.extrapolation == pytest.approx(0.2)  # type: ignore[union-attr]
 
 
-def test_idleness_follows_from_the_step() -> None:
+def test_the_idleness_interval_follows_from_the_step() -> None:
     """A step of 22 s computes for 4 of them; the fraction grows with the step."""
     found = predict(ring(spread=0.1))
     assert found.interval is not None
@@ -144,7 +144,7 @@ def test_idleness_follows_from_the_step() -> None:
     assert (low, high) == pytest.approx(tuple(1.0 - 4.0 / steps))
 
 
-def test_staleness_of_free_workers_is_counted_that_of_bound_ones_is_not() -> None:
+def test_staleness_has_an_interval_only_without_a_bound() -> None:
     known = {"workload": workload([1.0], [3.0], [12.0]), "cluster": cluster(8.0), "workers": 4}
     ratios = []
     for arch in ("asp", "ssp"):

@@ -1,4 +1,4 @@
-"""The shipped profiles are what they say they are."""
+"""The shipped profiles are consistent with their descriptions and sources."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ added up by hand (dlrm-dense, ssd300-resnet50)."""
 GPUS = ["a100", "h100", "k80", "p100", "t4", "titan-v", "v100"]
 
 
-def test_the_catalogue_has_what_the_readme_promises() -> None:
+def test_the_catalogue_has_the_contents_named_in_the_readme() -> None:
     assert set(PARAMETERS) <= set(catalogue.model_names())
     assert set(GPUS) <= set(catalogue.device_names())
     assert catalogue.DEFAULT_CLUSTER in catalogue.cluster_names()
@@ -70,10 +70,10 @@ def test_parameters_of_other_networks(name: str) -> None:
     assert catalogue.model(name).parameter_bytes / 4e6 == pytest.approx(MILLIONS[name], rel=4e-3)
 
 
-def test_a_model_without_timings_needs_a_device_and_a_device_is_enough() -> None:
+def test_a_model_without_timings_needs_only_a_device() -> None:
     vgg = catalogue.model("vgg19")
     assert not vgg.timings
-    with pytest.raises(InputError, match="device: vgg19 has no timings; name the device"):
+    with pytest.raises(InputError, match="device: vgg19 has no timings; name a device"):
         catalogue.workload(vgg)
     alone = catalogue.workload(vgg, device_name="v100", batch_size=16)
     smaller = catalogue.workload(catalogue.model("vgg11"), device_name="v100", batch_size=16)
@@ -90,7 +90,7 @@ def test_a_precision_without_a_timing_is_estimated() -> None:
 
 
 @pytest.mark.parametrize("name", catalogue.model_names())
-def test_every_timing_says_where_it_comes_from(name: str) -> None:
+def test_every_timing_has_a_source(name: str) -> None:
     profile = catalogue.model(name)
     for timing in profile.timings:
         assert timing.source.text
@@ -128,11 +128,11 @@ def test_every_model_runs_on_every_gpu_as_an_estimate(name: str, device: str) ->
 
 
 @pytest.mark.parametrize("name", catalogue.device_names())
-def test_every_device_says_what_kind_it_is(name: str) -> None:
+def test_every_device_has_a_kind(name: str) -> None:
     assert catalogue.device(name).kind == ("cpu" if name.startswith("cpu") else "gpu")
 
 
-def test_published_throughput_is_met_by_one_device() -> None:
+def test_one_device_reaches_the_published_throughput() -> None:
     for name in catalogue.model_names():
         profile = catalogue.model(name)
         published = [t for t in profile.timings if t.source.kind == "published"]
@@ -165,7 +165,7 @@ def test_every_cluster_loads_and_every_device_has_a_source() -> None:
         assert catalogue.device(name).source.text
 
 
-def test_a_device_has_its_aliases_and_none_is_ambiguous() -> None:
+def test_device_aliases_are_unambiguous() -> None:
     names = catalogue.device_names()
     every = [*names, *(alias for name in names for alias in catalogue.device(name).aliases)]
     assert len(every) == len(set(every))
@@ -192,7 +192,7 @@ def test_names_cannot_leave_the_catalogue(name: str) -> None:
 
 
 @pytest.mark.parametrize(("device", "name"), [("a100", "dgx-a100"), ("h100", "dgx-h100")])
-def test_gpus_of_data_centres_have_their_usual_cluster(device: str, name: str) -> None:
+def test_data_centre_gpus_have_their_usual_cluster(device: str, name: str) -> None:
     """Eight devices on NVSwitch with a NIC each; the assumption is shown."""
     one = make_job(model="resnet50", device=device, workers=16, arch="allreduce")
     where = one.cluster
@@ -223,7 +223,7 @@ def test_default_clusters_exist(name: str) -> None:
         ("bert-base", "p100", "mixed", "has no mixed (it has: float32)"),
     ],
 )
-def test_a_precision_that_a_device_does_not_have(
+def test_a_precision_the_device_lacks_is_refused(
     model: str, device: str, precision: str, text: str
 ) -> None:
     with pytest.raises(InputError, match=re.escape(text)):
@@ -231,7 +231,7 @@ def test_a_precision_that_a_device_does_not_have(
     assert make_job(model=model, device=device, precision="float32").workload.compute_s > 0.0
 
 
-def test_a_noise_scale_is_shown_and_taken_by_a_sweep(
+def test_a_noise_scale_is_shown_and_used_by_a_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = catalogue.model("resnet18")
@@ -245,7 +245,7 @@ def test_a_noise_scale_is_shown_and_taken_by_a_sweep(
     assert "goodput" in swept.stdout
     assert "80.0%" in swept.stdout  # (96 + 32) / (96 + 64)
     assert swept.stderr == "note: noise scale: 96 samples, measured with the workload\n"
-    said = "gradient noise scale: 96 ± 9 samples (20 times 8 batches of 8)"
+    said = "gradient noise scale: 96 ± 9 samples (20 x 8 batches of 8)"
     assert said not in CliRunner().invoke(cli, ["show", "resnet18"]).stdout
     monkeypatch.setattr(catalogue, "model", lambda name: noisy)
     assert said in CliRunner().invoke(cli, ["show", "resnet18"]).stdout

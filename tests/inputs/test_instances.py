@@ -1,4 +1,4 @@
-"""Catalogues of instances: read in SkyPilot's columns, checked, and made clusters of."""
+"""Instance catalogues: reading SkyPilot's columns, validation, and conversion to clusters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def written(folder: Path, *rows: str, head: str = SKYPILOT) -> Path:
     return path
 
 
-def test_a_catalogue_of_skypilot_is_read_as_it_is(tmp_path: Path) -> None:
+def test_a_skypilot_catalogue_is_read_unchanged(tmp_path: Path) -> None:
     rows = read_instances(written(tmp_path, *ROWS))
     assert [row.name for row in rows] == ["p3.2xlarge"] * 3 + ["g5.xlarge", "x9.huge"]
     found, out = choose(rows)
@@ -60,7 +60,7 @@ def test_regions_and_spot_prices_are_chosen(tmp_path: Path) -> None:
         ("p3.2xlarge,8,61,V100,1,V100,us-east-1,a,,", "line 2: Price: is empty, for p3.2xlarge"),
         ("p3.2xlarge,8,61,V100,0.5,V100,us-east-1,a,3.06,", "AcceleratorCount: expected a whole"),
         ("p3.2xlarge,8,61,V100,1,V100,us-east-1,a,1e9,", "Price: must be at most"),
-        ("m5.large,2,8,,,,us-east-1,a,0.1,", "no line has an InstanceType and an Accelerator"),
+        ("m5.large,2,8,,,,us-east-1,a,0.1,", "no row has both an InstanceType and an Accel"),
     ],
 )
 def test_bad_rows_are_named(row: str, said: str, tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
         read_instances(path)
 
 
-def test_unknown_types_have_a_suggestion() -> None:
+def test_unknown_types_get_a_suggestion() -> None:
     with pytest.raises(InputError, match=r"did you mean 'p3\.2xlarge'"):
         choose(read_instances(), types=["p3.2xlarg"])
     with pytest.raises(InputError, match="unknown region"):
@@ -100,7 +100,7 @@ def test_the_shipped_rows_have_sources_and_dates() -> None:
     assert len({(row.name, row.accelerator, row.region) for row in rows}) == len(rows)
 
 
-def test_devices_are_those_of_the_catalogue() -> None:
+def test_devices_exist_in_the_catalogue() -> None:
     known = set(catalogue.device_names())
     for row in read_instances():
         assert row.device is None or row.device in known
@@ -123,7 +123,7 @@ def test_an_instance_becomes_a_cluster() -> None:
 
 
 @pytest.mark.parametrize("fidelity", ["coarse", "fine"])
-def test_the_cap_of_a_connection_decides(fidelity: str, tmp_path: Path) -> None:
+def test_the_connection_cap_limits_an_instance(fidelity: str, tmp_path: Path) -> None:
     head = "InstanceType,AcceleratorName,AcceleratorCount,Price,Region,NetworkGbps,FlowGbps"
     path = written(
         tmp_path, "a,V100,8,1,x,100,10", "b,V100,8,1,x,100,", "c,V100,8,1,x,10,", head=head
@@ -144,4 +144,4 @@ def test_canary_a_cap_above_the_link_changes_nothing() -> None:
     job = make_job(model="vgg16", device="v100", arch="ring", cluster=row.cluster(), workers=4)
     steps = evaluate(job, workers=[4], bandwidth_bytes_per_s=[1.25e9]).iteration_s
     faster = evaluate(job, workers=[4], bandwidth_bytes_per_s=[12.5e9]).iteration_s
-    assert faster[0] > 0.9 * steps[0]  # what one connection carries is the same
+    assert faster[0] > 0.9 * steps[0]  # the limit of one connection is the same

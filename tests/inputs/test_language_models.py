@@ -36,7 +36,7 @@ PUBLISHED = {
     "mpt-7b": 6_658_859_008,
     "mpt-30b": 29_975_214_080,
 }
-"""Parameters, as model cards count them."""
+"""Parameter counts given on model cards."""
 
 TINY = Decoder(hidden=4, blocks=2, heads=2, vocabulary=10, sequence_length=3, positions=8)
 
@@ -53,15 +53,15 @@ def test_parameter_counts_are_the_published_ones(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama-8b", "mpt-125m", "gpt2-xl"])
-def test_layers_have_all_parameters(name: str) -> None:
+def test_layers_contain_all_parameters(name: str) -> None:
     decoder = catalogue.model(name).decoder
     assert decoder is not None
     layers = layers_of(decoder, 512, "mixed")
     assert sum(t.bytes for la in layers for t in la.tensors) == 4 * decoder.parameters(512)
 
 
-def test_dimensions_agree_with_the_layers_that_were_recorded() -> None:
-    """Of GPT-2 small from transformers: same tensors, and same products in the blocks."""
+def test_dimensions_agree_with_the_recorded_layers() -> None:
+    """GPT-2 small from transformers: same tensors, and same matrix products in the blocks."""
     profile = catalogue.model("gpt2-small")
     assert profile.decoder is not None
     made = layers_of(profile.decoder, 128, "float32")
@@ -73,7 +73,7 @@ def test_dimensions_agree_with_the_layers_that_were_recorded() -> None:
 
 
 def test_a_tiny_model_by_hand() -> None:
-    """3 tokens, width 4: products of a block 2 * 3 * 12 * 4**2, attention 4 * 3**2 * 4."""
+    """3 tokens, width 4: matrix products of a block 2 * 3 * 12 * 4**2, attention 4 * 3**2 * 4."""
     layers = layers_of(TINY, 3, "float32")
     flop = sum(layer.forward_flop for layer in layers)
     assert flop == 2 * (2 * 3 * 12 * 16 + 4 * 9 * 4) + 2 * 3 * 4 * 10
@@ -82,7 +82,7 @@ def test_a_tiny_model_by_hand() -> None:
     assert TINY.parameters(3) == 2 * (12 * 16 + 13 * 4) + 4 * (10 + 8) + 2 * 4
 
 
-def test_canary_a_wrong_count_is_seen() -> None:
+def test_canary_a_wrong_count_is_noticed() -> None:
     assert TINY.parameters(3) != 2 * (12 * 16 + 13 * 4) + 4 * (10 + 8)
 
 
@@ -93,7 +93,7 @@ def test_sixteen_bits_halve_activations_but_not_the_loss() -> None:
         assert b.tensors == a.tensors
 
 
-def test_attention_grows_with_the_square_of_the_length_and_the_rest_with_the_length() -> None:
+def test_attention_is_quadratic_in_the_length_and_the_rest_linear() -> None:
     short, long = (layers_of(TINY, length, "mixed") for length in (2, 8))
     for a, b in zip(short, long, strict=True):
         assert b.forward_flop == a.forward_flop * (16 if a.kind == "attention" else 4)
@@ -109,8 +109,8 @@ def test_longer_sequences_take_longer_and_need_more_memory() -> None:
 
 
 @pytest.mark.parametrize("device", ["a100-80", "h100"])
-def test_a_step_has_the_utilisation_that_was_published(device: str) -> None:
-    """Of the figure in the middle: the estimate for its own model is near it."""
+def test_a_step_has_the_published_utilisation(device: str) -> None:
+    """The median published figure: the estimate for its own model is near it."""
     place = catalogue.device(device)
     figures = sorted(
         place.language_models,
@@ -127,7 +127,7 @@ def test_a_step_has_the_utilisation_that_was_published(device: str) -> None:
     assert w.quality == "estimated"
 
 
-def test_other_memory_of_the_same_chip_has_its_figures_and_another_chip_a_wider_error() -> None:
+def test_variants_of_a_chip_share_figures_and_other_chips_have_wider_errors() -> None:
     same, other, single = (workload(device=name) for name in ("h200", "l40s", "v100"))
     assert same.error_fraction == language_estimate.OWN_ERROR
     assert other.error_fraction == language_estimate.OTHER_ERROR
@@ -136,7 +136,7 @@ def test_other_memory_of_the_same_chip_has_its_figures_and_another_chip_a_wider_
 
 
 def efficiencies() -> dict[str, list[float]]:
-    """Of all published figures, by device."""
+    """Efficiencies of all published figures, by device."""
     return {
         name: [language_estimate.efficiency(place, f, catalogue._decoder) for f in figures]
         for name in catalogue.device_names()
@@ -145,12 +145,12 @@ def efficiencies() -> dict[str, list[float]]:
 
 
 def off(found: float, expected: float) -> float:
-    """Factor less one."""
+    """Factor minus one."""
     return float(np.exp(abs(np.log(found / expected)))) - 1.0
 
 
-def test_errors_are_those_of_the_shipped_figures() -> None:
-    """The constants follow from the device files: nothing else was looked at."""
+def test_stated_errors_follow_from_the_shipped_figures() -> None:
+    """The constants follow from the device files alone."""
     found = efficiencies()
     several = [each for each in found.values() if len(each) > 1]
     own = [
@@ -170,13 +170,13 @@ def test_errors_are_those_of_the_shipped_figures() -> None:
     assert round(max(other), 2) == language_estimate.OTHER_ERROR
 
 
-def test_a_short_step_is_that_of_its_launches() -> None:
+def test_a_short_step_takes_its_launch_time() -> None:
     w = workload("gpt2-small", "h100", batch_size=1, sequence_length=16)
     assert w.forward_s + w.backward_s == pytest.approx(language_estimate.LAUNCH_S * w.tensors)
     assert "launches of operations" in {a.name for a in w.assumptions}
 
 
-def test_defaults_are_said() -> None:
+def test_defaults_are_listed_as_assumptions() -> None:
     w = catalogue.workload(catalogue.model("gpt2-xl"))
     said = {a.name: a.value for a in w.assumptions}
     assert (w.device, w.precision) == ("h100", "mixed")
@@ -198,10 +198,10 @@ def test_measured_timings_are_used_at_their_length_only() -> None:
     [
         ({"model": "gpt2-xl", "sequence_length": 2048}, "2048 tokens, but the model has 1024"),
         ({"model": "gpt2-xl", "sequence_length": 0}, "sequence_length: must be at least 1, got 0"),
-        ({"model": "resnet50", "sequence_length": 9}, "resnet50 is not described as a language"),
-        ({"model": "alexnet", "activation_checkpointing": True}, "are in no blocks"),
+        ({"model": "resnet50", "sequence_length": 9}, "resnet50 is not a language model with"),
+        ({"model": "alexnet", "activation_checkpointing": True}, "form no blocks"),
         ({"model": "gpt2-xl", "accumulation": 0}, "accumulation: must be at least 1, got 0"),
-        ({"model": "gpt2-xl", "batch_size": 6, "accumulation": 4}, "do not make 4 equal passes"),
+        ({"model": "gpt2-xl", "batch_size": 6, "accumulation": 4}, "be split into 4 equal passes"),
         ({"model": "gpt2-xl", "device": "h10"}, "did you mean 'h100'"),
     ],
 )
@@ -213,13 +213,13 @@ def test_mistakes_are_one_clear_line(given: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
-        ({"heads": 3}, "heads: 3 do not share a width of 4 evenly"),
-        ({"kv_heads": 4}, "kv_heads: 2 heads do not share 4 evenly"),
+        ({"heads": 3}, "heads: 3 do not divide the hidden width 4"),
+        ({"kv_heads": 4}, "kv_heads: 4 do not divide 2 heads"),
         ({"positions": 2}, "3 tokens, but the model has 2 positions"),
         ({"blocks": 0}, "blocks: must be at least 1, got 0"),
     ],
 )
-def test_dimensions_fit_together(changed: dict[str, Any], text: str) -> None:
+def test_inconsistent_dimensions_are_refused(changed: dict[str, Any], text: str) -> None:
     given = {name: getattr(TINY, name) for name in TINY.__struct_fields__}
     with pytest.raises(InputError, match=re.escape(text)):
         Decoder(**given | changed)
@@ -252,15 +252,15 @@ def test_checkpointing_costs_a_third_and_saves_memory() -> None:
 
 
 def test_accumulation_by_hand() -> None:
-    """Four passes of 13 s and 25 s, three of them before the one that sends."""
+    """Four passes of 13 s and 25 s; the last one communicates."""
     whole = accumulated(Workload.of("three", LAYERS, batch_size=2), 4)
     assert whole.batch_size == 8
     assert whole.layers[0].forward_s == 1.0 + 3 * 38.0
     assert (whole.forward_s, whole.backward_s) == (13.0 + 3 * 38.0, 25.0)
 
 
-def test_accumulation_hides_the_network() -> None:
-    """The same samples by four passes: as much computing, a quarter of the gradients sent."""
+def test_accumulation_reduces_the_network_share() -> None:
+    """The same samples in four passes: the same computation, a quarter of the gradient traffic."""
     given: dict[str, Any] = {
         "model": "gpt2-xl", "device": "a100", "workers": 4, "arch": "allreduce", "cluster":
         "ethernet-10g", "sequence_length": 512,
@@ -272,7 +272,7 @@ def test_accumulation_hides_the_network() -> None:
     assert whole.memory.worker_bytes == each.memory.worker_bytes
 
 
-def test_sharded_training_sends_sixteen_bits_where_it_computes_with_them() -> None:
+def test_sharded_training_sends_16_bit_values_if_it_computes_with_them() -> None:
     given: dict[str, Any] = {
         "model": "llama-1b", "device": "a100-80", "workers": 4, "arch": "fsdp", "cluster":
         "ethernet-10g", "batch_size": 1,
@@ -283,7 +283,7 @@ def test_sharded_training_sends_sixteen_bits_where_it_computes_with_them() -> No
     assert low.memory.worker_bytes < full.memory.worker_bytes
 
 
-def test_70b_fits_on_many_but_not_on_one() -> None:
+def test_70b_fits_on_many_devices_but_not_on_one() -> None:
     given: dict[str, Any] = {
         "model": "llama-70b", "device": "h100", "arch": "fsdp", "batch_size": 1,
         "activation_checkpointing": True,
@@ -300,7 +300,7 @@ def test_a_resolved_workload_cannot_be_changed() -> None:
     assert make_job(workload=done, sequence_length=1024).workload is done
 
 
-def test_flags_a_job_file_and_python_say_the_same(tmp_path: Path) -> None:
+def test_flags_job_file_and_python_agree(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(
         'schema = "perfmodel.job/1"\nmodel = "llama-1b"\ndevice = "h200"\narch = "fsdp"\n'
         "workers = 4\nbatch_size = 4\nsequence_length = 1024\nactivation_checkpointing = true\n"
@@ -318,7 +318,7 @@ def test_flags_a_job_file_and_python_say_the_same(tmp_path: Path) -> None:
         assert any(note.startswith("accumulation: ") for note in said["notes"])
 
 
-def test_a_sweep_goes_over_lengths() -> None:
+def test_a_sweep_can_vary_the_length() -> None:
     words = "--model gpt2-xl --arch ring --workers 2 --sequence-length 256,512 --csv -"
     done = CliRunner().invoke(cli, ["sweep", *words.split()])
     assert done.exit_code == 0, done.output

@@ -1,4 +1,4 @@
-"""Measured collectives: one formula, both routes, and what they leave to the links."""
+"""Measured collectives: the formula, both routes, and the interaction with links."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SWIFT = tuple(
     measured(operation, SMALL, QUICK)
     for operation in ("all_reduce", "all_gather", "reduce_scatter")
 )
-"""Faster than the links allow a ring to be: 0.001 s for a byte that takes 0.01 s there."""
+"""Faster than a ring on these links: 0.001 s per byte instead of 0.01 s."""
 
 
 def where(collectives: tuple[Collective, ...] = EVERY, **fields: Any) -> Cluster:
@@ -57,7 +57,7 @@ def both(one: Job) -> tuple[float, float]:
 # -- the formula -----------------------------------------------------------------------------------
 
 
-def test_pieces_grow_as_they_say() -> None:
+def test_pieces_grow_as_declared() -> None:
     found = measured("all_reduce", SMALL, LARGE)
     assert measured_collective_s(found, 2, 10.0) == pytest.approx(0.05 + 0.02)
     assert measured_collective_s(found, 5, 10.0) == pytest.approx(3 * 0.05 + 0.02)
@@ -82,7 +82,7 @@ def test_numbers_arrays_and_symbols_agree() -> None:
             )
 
 
-def test_uneven_ranks_have_a_factor_of_their_own() -> None:
+def test_uneven_ranks_have_their_own_factor() -> None:
     even, uneven = (
         measured("all_reduce", SMALL, LARGE, uneven=each) for each in ((), (Uneven(3, 1.5),))
     )
@@ -118,13 +118,13 @@ def test_both_routes_agree(
     assert registry.model_of(one).exact(one)
     fine_s, coarse_s = both(one)
     assert fine_s == pytest.approx(coarse_s, rel=1e-9)
-    if workers > 1:  # a canary: without what was measured it is another time
+    if workers > 1:  # canary: without the measurement the time differs
         assert both(job(WORK, where(()), workers, arch, options))[0] != pytest.approx(fine_s, 1e-3)
 
 
 @pytest.mark.parametrize("workers", [2, 4, 5])
 @pytest.mark.parametrize("collectives", [EVERY, SWIFT], ids=["slow", "swift"])
-def test_a_ring_job_takes_computation_and_its_collectives(
+def test_a_ring_job_takes_its_computation_plus_its_collectives(
     workers: int, collectives: tuple[Collective, ...]
 ) -> None:
     options = {"bucketing": "layer", "overlap": False}
@@ -144,7 +144,7 @@ def test_wait_free_buckets_follow_each_other() -> None:
     assert both(one) == pytest.approx((end + 0.1, end + 0.1), rel=1e-9)
 
 
-def test_workers_that_differ_meet_in_a_measured_collective() -> None:
+def test_unequal_workers_synchronise_in_a_measured_collective() -> None:
     options = {"bucketing": "one"}
     one = job(WORK, where(), 4, "ring", options, stragglers=[Straggler(1, 2.0)])
     expected = 2 * 2.5 + measured_collective_s(EVERY[0], 4, BYTES)
@@ -167,7 +167,7 @@ def test_folding_changes_nothing() -> None:
     assert rates[0] == pytest.approx(rates[1], rel=1e-9)
 
 
-def test_a_grid_of_workers_equals_one_by_one() -> None:
+def test_a_grid_of_workers_equals_single_evaluations() -> None:
     one = job(WORK, where(), 2, "ring", {"bucketing": "layer"})
     workers = np.array([2, 3, 4, 8])
     grid = evaluate(one, workers=workers).iteration_s
@@ -178,7 +178,7 @@ def test_a_grid_of_workers_equals_one_by_one() -> None:
     assert grid.tolist() == pytest.approx(single, rel=1e-12)
 
 
-def test_on_a_node_without_a_link_inside_they_take_as_long() -> None:
+def test_they_take_the_same_time_on_a_node_without_an_inner_link() -> None:
     one = job(WORK, where(devices_per_node=4), 4, "ring", {"bucketing": "one", "overlap": False})
     expected = 2.5 + measured_collective_s(EVERY[0], 4, BYTES)
     assert both(one) == pytest.approx((expected, expected), rel=1e-9)
@@ -186,7 +186,7 @@ def test_on_a_node_without_a_link_inside_they_take_as_long() -> None:
 
 @pytest.mark.parametrize("bucketing", ["mg_wfbp", "horovod"])
 def test_merged_messages_are_near_the_simulation(bucketing: str) -> None:
-    """Messages that are merged at run time follow the line from no bytes to all of them."""
+    """Messages merged at run time follow the straight line from zero bytes to all bytes."""
     one = job(WORK, where(), 4, "ring", {"bucketing": bucketing, "fusion_cycle_s": 0.01}
               if bucketing == "horovod" else {"bucketing": bucketing})  # fmt: skip
     assert not registry.model_of(one).exact(one)
@@ -194,7 +194,7 @@ def test_merged_messages_are_near_the_simulation(bucketing: str) -> None:
     assert coarse_s == pytest.approx(fine_s, rel=0.1)
 
 
-# -- who uses them, and who does not ---------------------------------------------------------------
+# -- where measurements apply ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("algorithm", ["tree", "halving_doubling", "hierarchical"])
@@ -206,22 +206,22 @@ def test_another_algorithm_keeps_its_closed_form(algorithm: str) -> None:
     assert found[0] == found[1]
 
 
-def test_operations_that_were_not_measured_keep_theirs() -> None:
+def test_unmeasured_operations_keep_their_closed_form() -> None:
     only = (measured("broadcast", SMALL), measured("all_gather", Piece(0.1, 0.1)))
     assert both(job(WORK, where(only), 4, "ring")) == both(job(WORK, where(()), 4, "ring"))
 
 
 @pytest.mark.parametrize("arch", ["ring", "fsdp", "local_sgd"])
-def test_adding_is_part_of_what_was_measured(arch: str) -> None:
+def test_measured_times_include_the_reduction(arch: str) -> None:
     one = job(WORK, where(), 4, arch, {"reduce_per_byte_s": 0.001})
     for fidelity in ("fine", "coarse"):
         with pytest.raises(
-            InputError, match=r"reduce_per_byte_s: the cluster's measured .* adding"
+            InputError, match=r"reduce_per_byte_s: the cluster's measured .* already includes it"
         ):
             predict(one, fidelity=fidelity)
 
 
-def test_two_at_once_share_links_only_where_these_limit() -> None:
+def test_concurrent_collectives_share_links_only_if_these_are_the_limit() -> None:
     even = workload([1.0], [1.0], [100.0])
     for per_byte_s, slower in ((0.01, 2.0), (0.02, 1.0)):
         times = []
@@ -248,10 +248,10 @@ def test_a_slower_link_makes_bytes_take_longer_in_proportion() -> None:
         assert both(one) == pytest.approx((expected, expected), rel=1e-9)
 
 
-# -- what a prediction says of it ------------------------------------------------------------------
+# -- notes ----------------------------------------------------------------------------------------
 
 
-def test_notes_say_what_is_extrapolated() -> None:
+def test_notes_name_extrapolated_collectives() -> None:
     few = (measured("all_reduce", SMALL, LARGE, ranks=(2, 4), bytes=(20.0, 1e6)),)
 
     def notes(workers: int, **options: Any) -> tuple[str, ...]:
@@ -266,13 +266,13 @@ def test_notes_say_what_is_extrapolated() -> None:
     )
     assert notes(1) == ()
     assert notes(4, each_send=True) == (
-        "each_send: every send is simulated, and the measured all_reduce is left out",
+        "each_send: every send is simulated; the measured all_reduce is not used",
     )
     assert allreduce.notes(job(WORK, where(few), 8, "allreduce", {"algorithm": "tree"})) == ()
     assert allreduce.notes(job(WORK, where(()), 8, "ring", {"each_send": True})) == ()
 
 
-def test_other_architectures_note_it_too() -> None:
+def test_other_architectures_note_extrapolation_too() -> None:
     for arch, module, operations in (
         ("fsdp", fsdp, ["all_gather", "reduce_scatter"]),
         ("local_sgd", local_sgd, ["all_reduce"]),
@@ -285,7 +285,7 @@ def test_other_architectures_note_it_too() -> None:
 # -- files -----------------------------------------------------------------------------------------
 
 
-def test_a_cluster_file_gives_back_what_it_was_given(tmp_path: Path) -> None:
+def test_a_cluster_file_round_trips(tmp_path: Path) -> None:
     path = tmp_path / "lab.json"
     asked = where((measured("all_reduce", SMALL, LARGE, uneven=(Uneven(3, 1.5),)),))
     path.write_bytes(msgspec.json.encode(asked))
@@ -326,13 +326,13 @@ pieces = [
         ({"pieces": (LARGE,)}, "pieces: the first must be above_bytes = 0"),
         ({"pieces": (SMALL, LARGE, LARGE)}, "pieces: above_bytes must increase"),
         ({"ranks": (1, 4)}, r"ranks\[0\]: must be at least 2, got 1"),
-        ({"ranks": (4, 2)}, "ranks: least first, then most, got 4 and 2"),
-        ({"bytes": (4.0, 2.0)}, "bytes: least first, then most, got 4 and 2"),
+        ({"ranks": (4, 2)}, "ranks: give the smallest value first, then the largest; got 4 and 2"),
+        ({"bytes": (4.0, 2.0)}, "bytes: give the smallest value first, .* got 4 and 2"),
         ({"error_fraction": -1.0}, "error_fraction: must be at least 0"),
         ({"uneven": (Uneven(2, 2.0), Uneven(2, 3.0))}, "uneven: 2 ranks are given twice"),
     ],
 )
-def test_what_makes_no_sense_is_refused(change: dict[str, Any], text: str) -> None:
+def test_invalid_collectives_are_refused(change: dict[str, Any], text: str) -> None:
     fine: dict[str, Any] = {
         "operation": "all_reduce",
         "pieces": (SMALL, LARGE),
@@ -344,12 +344,12 @@ def test_what_makes_no_sense_is_refused(change: dict[str, Any], text: str) -> No
         Collective(**{**fine, **change})
 
 
-def test_an_operation_is_given_once() -> None:
+def test_an_operation_given_twice_is_refused() -> None:
     with pytest.raises(InputError, match="collectives: all_reduce is given twice"):
         where((EVERY[0], EVERY[0]))
 
 
-def test_numbers_of_a_piece_are_checked() -> None:
+def test_numbers_of_a_piece_are_validated() -> None:
     with pytest.raises(InputError, match="per_byte_s: must be at least 0"):
         Piece(0.0, -1.0)
     with pytest.raises(InputError, match="factor: must be more than 0"):
@@ -360,7 +360,7 @@ def test_numbers_of_a_piece_are_checked() -> None:
 
 
 @pytest.mark.parametrize("fidelity", ["fine", "coarse"])
-def test_a_prediction_notes_what_is_extrapolated(fidelity: Any) -> None:
+def test_a_prediction_notes_extrapolation(fidelity: Any) -> None:
     few = (measured("all_reduce", SMALL, LARGE, ranks=(2, 4)),)
     note = "all_reduce among 8 workers is extrapolated: measured among 2 to 4 ranks"
     assert note in predict(job(WORK, where(few), 8, "ring"), fidelity=fidelity).notes
@@ -368,7 +368,7 @@ def test_a_prediction_notes_what_is_extrapolated(fidelity: Any) -> None:
 
 
 @pytest.mark.parametrize("change", [{"bandwidth_bytes_per_s": 50.0}, {"latency_s": 0.1}])
-def test_other_links_are_not_those_measured(change: dict[str, float]) -> None:
+def test_changed_links_discard_the_measurements(change: dict[str, float]) -> None:
     found = make_job(workload=WORK, cluster=where(), workers=4, arch="ring", **change)
     closed = make_job(workload=WORK, cluster=where(()), workers=4, arch="ring", **change)
     assert predict(found).iteration_s == predict(closed).iteration_s
@@ -379,7 +379,7 @@ def test_other_links_are_not_those_measured(change: dict[str, float]) -> None:
     assert grid.tolist() == pytest.approx([predict(found, fidelity="coarse").iteration_s])
 
 
-def test_crossovers_keep_the_bandwidth_that_was_measured() -> None:
+def test_crossovers_keep_the_measured_bandwidth() -> None:
     one = job(WORK, where(), 4, "ring", {"bucketing": "one"})
     found = crossovers.explain(one)
     assert found.iteration_s == pytest.approx(predict(one).iteration_s)
@@ -388,5 +388,5 @@ def test_crossovers_keep_the_bandwidth_that_was_measured() -> None:
     other = job(WORK, where(), 4, "ps")
     variables = {c.variable for c in crossovers.against(one, other, "ring", "ps")}
     assert "bandwidth_bytes_per_s" not in variables
-    with pytest.raises(InputError, match="cannot be varied where collectives were measured"):
+    with pytest.raises(InputError, match="cannot be varied if collectives were measured"):
         crossovers.between(one, other, "bandwidth_bytes_per_s", ("ring", "ps"))

@@ -1,4 +1,4 @@
-"""Times at batch sizes and on devices that nobody measured, where the truth is known."""
+"""Times at unmeasured batch sizes and on unmeasured devices, where the truth is known."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Law = Callable[[int], Sequence[float]]
 
 
 def off(law: Law, sizes: Sequence[int], batch_size: int) -> float:
-    """How far the times at a batch size are from a law that was measured at others."""
+    """Error of the times at a batch size, extrapolated from a law measured at others."""
     found = at_batch_size(sizes, [law(b) for b in sizes], batch_size, tensors=4)
     truth = np.asarray(law(batch_size))
     return float(np.max(np.abs(found - truth) / np.maximum(truth, 1e-12)))
@@ -50,7 +50,7 @@ def test_affine_layers_are_recovered_at_every_size(sizes: tuple[int, ...], batch
     assert off(affine, sizes, batch_size) < 1e-9
 
 
-def test_canary_a_law_that_is_not_affine_is_not_recovered() -> None:
+def test_canary_a_non_affine_law_is_not_recovered() -> None:
     assert off(lambda b: [0.01 + 0.002 * b**1.5], (4, 16, 64), 256) > 0.1
 
 
@@ -59,7 +59,7 @@ seconds = st.floats(1e-5, 10.0)
 
 @st.composite
 def measured(draw: st.DrawFn) -> tuple[list[int], NDArray[np.float64]]:
-    """Batch sizes and any times whatever at them, of up to three layers."""
+    """Batch sizes with arbitrary times, of up to three layers."""
     sizes = sorted(draw(st.sets(st.integers(1, 512), min_size=1, max_size=5)))
     layers = draw(st.integers(1, 3))
     row = st.lists(st.one_of(st.just(0.0), seconds), min_size=layers, max_size=layers)
@@ -67,7 +67,7 @@ def measured(draw: st.DrawFn) -> tuple[list[int], NDArray[np.float64]]:
 
 
 @given(measured(), st.integers(1, 4096), st.integers(1, 300))
-def test_any_measurements_give_times_that_can_be(
+def test_any_measurements_give_plausible_times(
     points: tuple[list[int], NDArray[np.float64]], batch_size: int, tensors: int
 ) -> None:
     sizes, t = points
@@ -77,7 +77,7 @@ def test_any_measurements_give_times_that_can_be(
     if batch_size in sizes:
         assert np.array_equal(found, t[sizes.index(batch_size)])
     tolerance = 1e-9 * (1.0 + t.max())
-    if batch_size > sizes[-1]:  # no faster than the largest, no slower than in proportion
+    if batch_size > sizes[-1]:  # no faster than at the largest size, no slower than proportional
         assert np.all(found >= t[-1] - tolerance)
         assert np.all(found <= t[-1] * batch_size / sizes[-1] + tolerance * batch_size)
     if batch_size < sizes[0]:
@@ -91,13 +91,13 @@ def test_times_are_continuous_at_the_measured_ends() -> None:
         assert at_batch_size(sizes, t, end, tensors=1) == pytest.approx(t[i], rel=2e-3)
 
 
-def test_all_sizes_count_beyond_not_only_the_nearest_two() -> None:
+def test_extrapolation_uses_all_sizes_not_only_the_nearest_two() -> None:
     sizes, t = [8, 16, 32, 64], [[0.9], [1.7], [3.3], [3.2]]  # the last one is an outlier
     assert at_batch_size(sizes, t, 128, tensors=1)[0] > 5.0
     assert at_batch_size(sizes[2:], t[2:], 128, tensors=1)[0] == pytest.approx(3.2)
 
 
-def test_small_batches_are_not_faster_in_proportion() -> None:
+def test_small_batches_take_more_than_their_proportional_time() -> None:
     found = at_batch_size([64], [[0.3, 0.1]], 1, tensors=100)
     fixed = 100 * batch_scaling.LAUNCH_S
     assert found.sum() == pytest.approx(fixed + (0.4 - fixed) / 64)
@@ -106,7 +106,7 @@ def test_small_batches_are_not_faster_in_proportion() -> None:
     assert short == pytest.approx(1e-3 * (2 - batch_scaling.MOST_LAUNCHING))
 
 
-def test_errors_grow_with_the_distance_and_shrink_with_what_is_known() -> None:
+def test_errors_grow_with_distance_and_shrink_with_more_measurements() -> None:
     assert batch_error([8, 16], 16) is None
     several = [batch_error([8, 16], b) for b in (12, 32, 64, 128, 1024)]
     one = [batch_error([16], b) for b in (32, 64, 128, 1024)]
@@ -118,7 +118,7 @@ def test_errors_grow_with_the_distance_and_shrink_with_what_is_known() -> None:
     assert batch_error([8, 16], 4) == batch_error([8, 16], 32)
 
 
-def test_errors_together_are_more_than_each_and_less_than_their_product() -> None:
+def test_combined_errors_exceed_each_one_but_not_their_product() -> None:
     both = together(0.5, 0.5)
     assert together(None, None) is None
     assert both is not None
@@ -159,7 +159,7 @@ BACKWARD = {"embedding": 0.1, "convolution": 0.6, "norm": 0.5, "linear": 0.3}
 
 
 def truth(where: str, batch_size: int, layers: Sequence[Layer] = LAYERS) -> Timing:
-    """A step that is the roofline with an efficiency for each kind of layer and each pass."""
+    """A step from the roofline with an efficiency per layer kind and pass."""
     place = DEVICES[where]
     least = roofline_s(place, layers, batch_size, "float32")
     kinds = [group(layer.kind) for layer in layers]
@@ -197,7 +197,7 @@ def layer_errors(found: Workload, expected: Timing) -> float:
 
 @pytest.mark.parametrize(("there", "here"), [("slow", "fast"), ("fast", "slow")])
 @pytest.mark.parametrize("layers", [LAYERS, LAYERS[1:]], ids=["embedding first", "conv first"])
-def test_a_roofline_with_an_efficiency_for_each_kind_is_exact(
+def test_a_roofline_with_an_efficiency_per_layer_kind_is_exact(
     there: str, here: str, layers: Sequence[Layer]
 ) -> None:
     profile = net(truth(there, 32, layers), truth(there, 64, layers), layers=layers)
@@ -215,7 +215,7 @@ def test_canary_a_slower_layer_of_the_same_kind_is_not_recovered() -> None:
     assert layer_errors(on("fast", net(planted)), truth("fast", 32)) > 0.1
 
 
-def test_a_batch_size_that_was_not_measured_adds_to_the_error() -> None:
+def test_an_unmeasured_batch_size_adds_to_the_error() -> None:
     profile = net(truth("slow", 32), truth("slow", 64))
     found = on("fast", profile, batch_size=256)
     assert layer_errors(found, truth("fast", 256)) < 0.02  # rooflines bend where memory limits
@@ -223,7 +223,7 @@ def test_a_batch_size_that_was_not_measured_adds_to_the_error() -> None:
     assert found.error_fraction > batch_scaling.KIND_ERROR
 
 
-def test_other_models_say_how_much_better_a_device_is_than_its_peaks() -> None:
+def test_other_models_correct_the_ratio_of_device_peaks() -> None:
     def faster(timing: Timing) -> Timing:
         assert isinstance(timing.forward_s, tuple)
         assert isinstance(timing.backward_s, tuple)
@@ -250,7 +250,7 @@ def test_other_models_say_how_much_better_a_device_is_than_its_peaks() -> None:
     assert found.error_fraction == batch_scaling.COMMON_ERROR
 
 
-def test_of_several_devices_those_most_alike_count() -> None:
+def test_the_most_similar_devices_are_used() -> None:
     def like(device: Device, name: str, rate: float) -> Device:
         peak = msgspec.structs.replace(
             device.peak_flop_per_s, float32=rate * device.peak_flop_per_s.float32
@@ -274,7 +274,7 @@ def test_of_several_devices_those_most_alike_count() -> None:
     assert farther.compute_s > 10.0 * found.compute_s
 
 
-def test_another_kind_of_device_takes_the_efficiency_of_other_models_on_it() -> None:
+def test_another_kind_of_device_uses_its_efficiency_on_other_models() -> None:
     mine = net(truth("host", 32))
     step = sum(roofline_s(DEVICES["fast"], LAYERS, 32, "float32"))
 
@@ -292,7 +292,7 @@ def test_another_kind_of_device_takes_the_efficiency_of_other_models_on_it() -> 
     assert batch_scaling.COMMON_ERROR < batch_scaling.TYPICAL_ERROR <= batch_scaling.FOREIGN_ERROR
 
 
-def test_without_operations_the_speeds_of_the_devices_decide() -> None:
+def test_without_operation_counts_device_speeds_are_used() -> None:
     timing = Timing("slow", 32, MEASURED, forward_s=1.0, backward_s=2.0, optimizer_s=0.3)
     coarse = Profile(name="net", source=MEASURED, gradients=Gradients(1e6, 4), timings=(timing,))
     found = on("fast", coarse)
@@ -308,11 +308,11 @@ def test_without_operations_the_speeds_of_the_devices_decide() -> None:
     assert on("fast", coarse, [other]).forward_s == pytest.approx(0.25)
 
 
-def test_what_cannot_be_estimated_is_an_error() -> None:
+def test_impossible_estimates_are_refused() -> None:
     timing = Timing("host", 32, MEASURED, step_s=1.0)
     coarse = Profile(name="net", source=MEASURED, gradients=Gradients(1e6), timings=(timing,))
     with pytest.raises(
-        InputError, match=r"device: net has no timing on 'fast' \(but on host\); to"
+        InputError, match=r"device: net has no timing on 'fast' \(only on host\); to"
     ):
         on("fast", coarse)
     with pytest.raises(InputError, match=r"unknown precision 'half'.*known: float32, mixed, tf32"):
@@ -321,12 +321,12 @@ def test_what_cannot_be_estimated_is_an_error() -> None:
         on("fast", net(truth("slow", 8)), batch_size=0)
 
 
-def test_layers_without_a_roofline_change_with_the_rest() -> None:
+def test_layers_without_a_roofline_scale_with_the_rest() -> None:
     found = transferred(["other", "linear"], [1.0, 4.0], [0.0, 2.0], [0.0, 1.0])
     assert found.tolist() == [0.5, 2.0]
 
 
-# -- how the constants were learnt -----------------------------------------------------------------
+# -- stated errors --------------------------------------------------------------------------------
 
 BANDS = {
     "other gpu, models on both": batch_scaling.COMMON_ERROR,
@@ -340,7 +340,7 @@ BANDS = {
 
 
 def outside(cases: Sequence[benchmark.Case], bands: dict[str, float]) -> list[str]:
-    """Groups of which more than one in seven cases lies beyond its stated error (said: in ten)."""
+    """Groups with more than one in seven cases outside the stated error (nominal: one in ten)."""
     groups: dict[str, list[benchmark.Case]] = defaultdict(list)
     for case in cases:
         groups[case.group].append(case)
@@ -390,12 +390,12 @@ def test_the_benchmark_finds_no_error_in_an_affine_series() -> None:
     assert max(case.error for case in cases) < 1e-9
 
 
-def test_canary_the_benchmark_sees_a_series_that_is_not_affine() -> None:
+def test_canary_the_benchmark_notices_a_non_affine_series() -> None:
     for find in (benchmark.between, benchmark.beyond):
         assert max(case.error for case in find(made(lambda b: 1 + b**1.5))) > 0.1
 
 
-def test_quantiles_let_every_series_weigh_the_same() -> None:
+def test_quantiles_weight_every_series_equally() -> None:
     many = [benchmark.Case("g", "many", 0.1)] * 99
     few = [benchmark.Case("g", "few", 0.9)]
     assert benchmark.quantile([*many, *few], 0.5) == 0.1

@@ -1,4 +1,4 @@
-"""Sites in a cluster file: what is read, and what is wrong with them."""
+"""Sites in a cluster file: reading and validation."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def read(tmp_path: Path, text: str) -> Cluster:
     return read_cluster(path)
 
 
-def test_links_of_each_pair_and_of_all_others(tmp_path: Path) -> None:
+def test_links_per_pair_and_default_link(tmp_path: Path) -> None:
     found = read(tmp_path, FILE).between_sites()
     assert found.names == ("oslo", "lima", "perth")
     slow, fast = 62.5e6, 125e6
@@ -58,17 +58,17 @@ def test_links_of_each_pair_and_of_all_others(tmp_path: Path) -> None:
     )
 
 
-def test_nodes_are_numbered_site_after_site(tmp_path: Path) -> None:
+def test_nodes_are_numbered_site_by_site(tmp_path: Path) -> None:
     found = read(tmp_path, FILE)
     assert found.workers_nodes == 6
     assert found.sites_of(6, 6).tolist() == [0, 0, 1, 2, 2, 2]
-    # of three workers and two servers at perth; or, where nothing is said, at the first site
+    # three workers and two servers at perth; by default servers are at the first site
     assert found.sites_of(5, 3).tolist() == [0, 0, 1, 0, 0]
     there = msgspec.structs.replace(found, server=Server(site="perth"))
     assert there.sites_of(5, 3).tolist() == [0, 0, 1, 2, 2]
 
 
-def test_the_round_trip_takes_both_ways(tmp_path: Path) -> None:
+def test_the_round_trip_is_both_latencies(tmp_path: Path) -> None:
     back = """
 [[site_links]]
 between = ["lima", "oslo"]
@@ -116,29 +116,29 @@ WRONG = {
         {
             "window_bytes = 0.0": "site_links[0]: window_bytes: must be more than 0, got 0",
             'between = ["oslo", "perth"]':
-                "site_links: nothing for 'lima' and 'perth'; give the pair, or an entry without "
-                "between for all others",
+                "site_links: no link between 'lima' and 'perth'; add the pair, or an entry without "
+                "between for all other pairs",
             'between = ["oslo", "lima"]': "site_links: the pair 'oslo' and 'lima' is given twice",
         },
     '{ name = "lima" }':
         {
             '{ name = "oslo" }': "sites: 'oslo' is given twice",
-            '{ name = " " }': "sites[1]: name: a site needs a name",
+            '{ name = " " }': "sites[1]: name: must not be empty",
             '{ name = "lima", nodes = 0 }': "sites[1]: nodes: must be at least 1, got 0",
         },
     'name = "lab"':
         {
-            'name = "lab"\nnodes = 7': "nodes: the sites say how many there are; leave it out",
+            'name = "lab"\nnodes = 7': "nodes: the number follows from the sites; leave it out",
             'name = "lab"\ncore_oversubscription = 2.0':
-                "core_oversubscription: a core joins the nodes of one place; leave it, or sites, "
-                "out",
+                "core_oversubscription: models the core of a single site; cannot be combined with "
+                "sites",
             'name = "lab"\nqueue_bytes = 1e6':
-                "queue_bytes: queues are in front of nodes, not of sites; leave it, or sites, out",
+                "queue_bytes: models queues within a single site; cannot be combined with sites",
             'name = "lab"\nserver = { site = "olso" }':
                 "unknown site of the server 'olso'; did you mean 'oslo'? (known: lima, oslo, "
                 "perth)",
             'name = "lab"\nserver = { site = "oslo", placement = "colocated" }':
-                "server: site: servers on the nodes of workers are where their nodes are",
+                "server: site: colocated servers are at the workers' sites; leave it out",
         },
     'sites = [{ name = "oslo", nodes = 2 }, { name = "lima" }, { name = "perth", nodes = 3 }]':
         {"": "site_links: the cluster has no sites"},
@@ -149,29 +149,29 @@ WRONG = {
     ("old", "new", "text"),
     [(old, new, text) for old, by_new in WRONG.items() for new, text in by_new.items()],
 )
-def test_what_is_wrong_is_said_in_a_line(tmp_path: Path, old: str, new: str, text: str) -> None:
+def test_mistakes_are_reported_in_one_line(tmp_path: Path, old: str, new: str, text: str) -> None:
     assert FILE.count(old) == 1
     with pytest.raises(InputError) as error:
         read(tmp_path, FILE.replace(old, new))
     assert str(error.value) == f"{tmp_path / 'lab.toml'}: {text}"
 
 
-def test_a_server_needs_sites_to_be_at_one() -> None:
+def test_a_server_site_needs_sites() -> None:
     with pytest.raises(InputError, match=r"^server\.site: the cluster has no sites$"):
         msgspec.structs.replace(catalogue.cluster("ethernet-1g"), server=Server(site="oslo"))
 
 
-def test_measured_collectives_are_of_one_place() -> None:
+def test_measured_collectives_cannot_span_sites() -> None:
     from perfmodel.inputs.cluster import Collective, Piece
 
     measured = Collective(
         operation="all_reduce", pieces=(Piece(0.0, 1e-9),), ranks=(2, 8), bytes=(1.0, 1e9)
     )
-    with pytest.raises(InputError, match="collectives: they were measured among nodes of one"):
+    with pytest.raises(InputError, match="collectives: were measured within a single site"):
         msgspec.structs.replace(catalogue.cluster("three-sites-1g"), collectives=(measured,))
 
 
-def test_the_shipped_cluster_says_where_it_is_from() -> None:
+def test_the_shipped_cluster_has_a_source() -> None:
     found = catalogue.cluster("three-sites-1g")
     assert found.source.kind == "estimated"
     assert [site.nodes * found.devices_per_node for site in found.sites] == [8, 8, 8]

@@ -35,7 +35,7 @@ def per_layer(batch_size: int, scale: float) -> Timing:
     )
 
 
-def test_a_measured_batch_size_is_taken_as_it_is() -> None:
+def test_a_measured_batch_size_is_used_unchanged() -> None:
     timings = [per_layer(8, 1.0), per_layer(16, 1.5)]
     w = resolve(profile(*timings), timings, batch_size=16)
     assert (w.forward_s, w.backward_s, w.quality) == (4.5, 10.5, "measured")
@@ -43,8 +43,8 @@ def test_a_measured_batch_size_is_taken_as_it_is() -> None:
     assert w.assumptions == ()
 
 
-def test_what_comes_before_the_pass_that_communicates_is_in_its_first_layer() -> None:
-    """Copies, what nobody explains, and three of four accumulated passes."""
+def test_time_before_the_communicating_pass_is_in_its_first_layer() -> None:
+    """Copies, unexplained time, and three of four accumulated passes."""
     timing = msgspec.structs.replace(per_layer(8, 1.0), copy_s=0.25, other_s=0.75, accumulation=4)
     w = resolve(profile(timing), [timing])
     assert [layer.forward_s for layer in w.layers] == [0.25 + 1.0 + 0.75 * 10.0, 0.5]
@@ -52,7 +52,7 @@ def test_what_comes_before_the_pass_that_communicates_is_in_its_first_layer() ->
     assert w.compute_s == timing.total_s == 11.5
 
 
-def test_buffers_are_kept_also_where_a_profile_without_them_is_joined() -> None:
+def test_buffers_are_kept_when_joined_with_a_profile_without_them() -> None:
     plain = profile(per_layer(8, 1.0))
     buffered = msgspec.structs.replace(plain, buffer_bytes=24.0)
     assert resolve(buffered, buffered.timings, batch_size=16).buffer_bytes == 24.0
@@ -71,7 +71,7 @@ def test_a_noise_scale_is_kept() -> None:
     measured = msgspec.structs.replace(profile(per_layer(8, 1.0)), noise_scale=noise)
     assert resolve(measured, measured.timings, batch_size=16).noise_scale_samples == 120.0
     assert resolve(profile(per_layer(8, 1.0)), measured.timings).noise_scale_samples is None
-    assert str(noise) == "gradient noise scale: 120 ± 9 samples (20 times 8 batches of 8)"
+    assert str(noise) == "gradient noise scale: 120 ± 9 samples (20 x 8 batches of 8)"
 
 
 LINEAR = "linear in the batch size from the profile's 8, 16"
@@ -82,7 +82,7 @@ FITTED = "a fixed and a proportional part, fitted to the profile's 8, 16"
     ("batch_size", "forward_s", "how"),
     [(12, 3.75, LINEAR), (24, 6.0, FITTED), (4, 2.25, FITTED)],
 )
-def test_other_batch_sizes_lie_on_the_line_through_two_measured_ones(
+def test_other_batch_sizes_are_interpolated_linearly(
     batch_size: int, forward_s: float, how: str
 ) -> None:
     timings = [per_layer(8, 1.0), per_layer(16, 1.5)]
@@ -93,9 +93,9 @@ def test_other_batch_sizes_lie_on_the_line_through_two_measured_ones(
     assert w.optimizer_s == 0.5
 
 
-def test_a_single_batch_size_is_scaled_but_for_what_launches_operations() -> None:
+def test_a_single_batch_size_is_scaled_except_for_launch_time() -> None:
     w = resolve(profile(per_layer(8, 1.0)), [per_layer(8, 1.0)], batch_size=2)
-    fixed = 3 * LAUNCH_S / 10.0  # of three tensors, as a part of a step of 10 s
+    fixed = 3 * LAUNCH_S / 10.0  # launch time of three tensors, as a fraction of a 10 s step
     assert w.forward_s == pytest.approx(3.0 * (fixed + (1 - fixed) / 4))
     assert w.quality == "estimated"
 
@@ -115,7 +115,7 @@ def test_the_error_of_derived_times_is_among_the_assumptions() -> None:
     assert "compute time error" in {a.name for a in result.assumptions}
 
 
-def test_measured_and_published_sizes_have_no_error() -> None:
+def test_measured_and_published_sizes_have_no_derivation_error() -> None:
     timings = [per_layer(8, 1.0), per_layer(16, 1.5)]
     published = Timing("gpu", 10, PUBLISHED, samples_per_s=5.0)
     for w in (resolve(profile(*timings), timings), resolve(profile(published), [published])):
@@ -123,7 +123,7 @@ def test_measured_and_published_sizes_have_no_error() -> None:
         assert "compute time error" not in {a.name for a in w.assumptions}
 
 
-def test_optimizer_and_spread_are_those_of_the_nearest_size() -> None:
+def test_optimizer_and_spread_are_from_the_nearest_size() -> None:
     timings = [
         Timing("cpu", size, MEASURED, forward_s=(1.0, 2.0), backward_s=(3.0, 4.0),
                forward_std_s=(spread, 0.0), backward_std_s=(0.0, 0.0), optimizer_s=spread)
@@ -134,12 +134,12 @@ def test_optimizer_and_spread_are_those_of_the_nearest_size() -> None:
         assert (w.optimizer_s, w.step_cv) == pytest.approx((nearest, nearest / 10.0))
 
 
-def test_loading_data_from_a_single_size_is_in_proportion() -> None:
+def test_data_loading_from_a_single_size_is_proportional() -> None:
     timing = Timing("cpu", 8, MEASURED, step_s=1.0, data_loading_s=0.4)
     assert resolve(profile(timing), [timing], batch_size=4).data_loading_s == pytest.approx(0.2)
 
 
-def test_a_published_step_is_shared_by_operations_and_never_called_measured() -> None:
+def test_a_published_step_is_split_by_operations_and_marked_estimated() -> None:
     timing = Timing("gpu", 10, PUBLISHED, samples_per_s=5.0)
     w = resolve(profile(timing), [timing])
     assert w.forward_s + w.backward_s == pytest.approx(2.0)
@@ -166,7 +166,7 @@ def test_a_coarse_workload_keeps_its_totals_and_can_be_expanded() -> None:
     assert sum(layer.backward_s for layer in fine.layers) == pytest.approx(4.0)
 
 
-def test_a_prediction_from_a_coarse_workload_says_that_it_is_estimated() -> None:
+def test_a_prediction_from_a_coarse_workload_is_marked_estimated() -> None:
     p = coarse(Timing("gpu", 8, MEASURED, step_s=6.0))
     result = predict(job(resolve(p, p.timings), cluster(1e9), 2, "ring"))
     assert result.quality == "estimated"
@@ -200,19 +200,19 @@ def test_the_default_device_is_one_with_per_layer_times() -> None:
         ({"forward_s": 1.0}, "a timing needs exactly one of"),
         ({"step_s": 1.0, "samples_per_s": 1.0}, "a timing needs exactly one of"),
         ({"step_s": 0.0}, "step_s: must be more than 0, got 0"),
-        ({"forward_s": (1.0,), "backward_s": 1.0}, "both per layer"),
+        ({"forward_s": (1.0,), "backward_s": 1.0}, "or totals for both"),
         (
             {"forward_s": (float("nan"),), "backward_s": (1.0,)},
             r"forward_s\[0\]: expected a finite",
         ),
     ],
 )
-def test_timings_that_cannot_be(fields: dict[str, object], message: str) -> None:
+def test_impossible_timings_are_refused(fields: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Timing("gpu", 8, MEASURED, **fields)
 
 
 @pytest.mark.parametrize("largest", [101.0, 10.0])
-def test_a_largest_tensor_that_cannot_be(largest: float) -> None:
+def test_an_impossible_largest_tensor_is_refused(largest: float) -> None:
     with pytest.raises(InputError, match="largest_bytes"):
         Gradients(100.0, 5, largest)

@@ -1,8 +1,8 @@
 """From measurements to a prediction, and real training to compare, on emulated nodes.
 
-Links carry 200 Mbit/s, and accelerators are waits, so that a busy machine disturbs little. What
-still does only ever makes a run unlike its prediction, so a run may be repeated, and one that is as
-predicted is enough. A prediction of another network is as far off in every repetition: the canary.
+Links carry 200 Mbit/s and accelerators are emulated by waits, so that a busy machine disturbs
+little. Any disturbance only moves a run away from its prediction, so a run may be repeated, and one
+that matches is enough. The canary: a prediction for another network is off in every repetition.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ needs_cubic = pytest.mark.skipif(
 
 BITS_PER_S = 200e6
 PORT = 29_500
-"""In namespaces of their own nobody else has it."""
+"""The port is free, since each node has its own namespace."""
 
 BOUND = 0.1
 ATTEMPTS = 5
@@ -45,7 +45,7 @@ LAYERS = (("a", 0.02, 0.04, 0.2), ("b", 0.03, 0.06, 1.2), ("c", 0.03, 0.1, 2.0))
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a workload, and measurements of the network between two nodes."""
+    """A folder with a workload and measurements of the network between two nodes."""
     here = tmp_path_factory.mktemp("end_to_end")
     source = {"kind": "exact", "text": "waits"}
     workload = {
@@ -77,7 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def everywhere(nodes: namespaces.Nodes, *parts: Sequence[object]) -> None:
-    """Run a command on every node, each with its rank, until all are done."""
+    """Run a command on every node, each with its rank, until all have ended."""
     words = [str(word) for part in parts for word in part]
     meet = ("--ranks", str(len(nodes.names)), "--address", f"{nodes.addresses[0]}:{PORT}")
     with contextlib.ExitStack() as stack:
@@ -102,7 +102,7 @@ def everywhere(nodes: namespaces.Nodes, *parts: Sequence[object]) -> None:
 
 @contextlib.contextmanager
 def ending(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
-    """A process that is gone afterwards."""
+    """A process that is killed on exit."""
     try:
         yield process
     finally:
@@ -111,12 +111,12 @@ def ending(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 def calibrated(folder: Path) -> Cluster:
-    """The cluster as two measured nodes tell it."""
+    """The cluster fitted to measurements of two nodes."""
     return fit_network([read_measurements(folder / "network.json")]).cluster
 
 
 def trained(folder: Path, processes: int, *more: str) -> MeasuredRun:
-    """A real run of the workload with ``processes`` processes, each on a node of its own."""
+    """A real run of the workload with ``processes`` processes, each on its own node."""
     path = folder / "run.json"
     with namespaces.cluster(processes, BITS_PER_S) as nodes:
         everywhere(
@@ -128,13 +128,13 @@ def trained(folder: Path, processes: int, *more: str) -> MeasuredRun:
 
 
 def error(run: MeasuredRun, cluster: Cluster, folder: Path) -> float:
-    """Predicted over measured iteration, less one."""
+    """Predicted over measured iteration time, minus one."""
     job = make_job(workload=folder / "net.json", cluster=cluster, **run.arguments())
     return predict(job).iteration_s / run.measured.iteration_s - 1.0
 
 
 def check(folder: Path, cluster: Cluster, processes: int, *more: str) -> None:
-    """Run a job until it is as predicted; predict it on slower links as well: the canary."""
+    """Run a job until it matches its prediction; the canary predicts it on slower links."""
     errors = []
     slower = msgspec.structs.replace(
         cluster,
@@ -154,7 +154,7 @@ def check(folder: Path, cluster: Cluster, processes: int, *more: str) -> None:
     raise AssertionError(f"off by {errors}")
 
 
-def test_the_network_is_measured_as_it_is(folder: Path) -> None:
+def test_the_network_is_measured_correctly(folder: Path) -> None:
     nic = calibrated(folder).nic
     assert 0.85 * BITS_PER_S < 8 * nic.goodput_bytes_per_s < 1.05 * BITS_PER_S
     assert nic.latency_s < 0.01

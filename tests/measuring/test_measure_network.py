@@ -1,7 +1,8 @@
-"""Measuring a network: what is computed from times, who takes part, and how it ends."""
+"""Measuring a network: what is computed from times, the ranks, and how a measurement ends."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -35,7 +36,7 @@ TOKEN = Token(os.environ["PERFMODEL_TOKEN"].encode(), "these tests")
 
 
 def at_once(count: int, act: Callable[[int], Any]) -> list[Any]:
-    """What ``act`` of 0 to ``count`` - 1 return or raise, all at the same time in threads."""
+    """Results or errors of ``act`` for 0 to ``count`` - 1, run concurrently in threads."""
     found: list[Any] = [None] * count
 
     def run(i: int) -> None:
@@ -56,7 +57,7 @@ def at_once(count: int, act: Callable[[int], Any]) -> list[Any]:
 
 
 def all_ranks(ranks: int, act: Callable[[Place], Any]) -> list[Any]:
-    """What ``act`` returns or raises in each rank."""
+    """Result or error of ``act`` on each rank."""
     with free_port() as port:
         return at_once(ranks, lambda rank: act(Place(rank, ranks, HOST, port)))
 
@@ -78,7 +79,7 @@ def connected(timeout_s: float = PATIENCE_S) -> Iterator[tuple[Connection, Conne
 # connections
 
 
-def test_what_is_sent_arrives() -> None:
+def test_sent_messages_arrive() -> None:
     with connected() as (here, there):
         for data in (b"", b"x", bytes(range(256)) * 1000):
             here.send_message(data)
@@ -87,7 +88,7 @@ def test_what_is_sent_arrives() -> None:
         assert there.receive_object() == {"a": [1, "b"]}
 
 
-def test_both_ways_at_once_need_no_room_in_between() -> None:
+def test_both_directions_at_once_need_no_buffer() -> None:
     size = 20_000_000
     data: list[Any] = [np.full(size, i + 1, dtype=np.uint8) for i in range(2)]
     into: list[Any] = [np.zeros(size, dtype=np.uint8) for _ in range(2)]
@@ -98,10 +99,10 @@ def test_both_ways_at_once_need_no_room_in_between() -> None:
     np.testing.assert_array_equal(into[1], data[0])
 
 
-def test_an_end_that_closes_is_seen() -> None:
+def test_a_closed_connection_is_detected() -> None:
     with connected() as (here, there):
         there.close()
-        with pytest.raises(LostError, match=r"^there has gone$"):
+        with pytest.raises(LostError, match=r"^there disconnected$"):
             here.receive_message()
 
 
@@ -111,23 +112,23 @@ def test_an_end_that_closes_is_seen() -> None:
     ids=["message", "transfer"],
 )
 def test_silence_ends(wait: Callable[[Connection], None]) -> None:
-    line = f"^there: nothing moved for {IMPATIENCE_S:g} s$"
+    line = f"^there: no data transferred for {IMPATIENCE_S:g} s$"
     with connected(IMPATIENCE_S) as (here, _), pytest.raises(LostError, match=line):
         wait(here)
 
 
-def test_what_is_no_message_is_said() -> None:
+def test_invalid_messages_are_reported() -> None:
     with connected() as (here, there):
         here.send(b"GET / HTTP/1.1\r\n\r\n")
-        with pytest.raises(LostError, match=r"^here: sent something that is no message$"):
+        with pytest.raises(LostError, match=r"^here sent an invalid message$"):
             there.receive_message()
     with connected() as (here, there):
         here.send_message(b"GET")
-        with pytest.raises(LostError, match=r"^here: sent something that is no message$"):
+        with pytest.raises(LostError, match=r"^here sent an invalid message$"):
             there.receive_object()
 
 
-def test_nobody_answers() -> None:
+def test_a_peer_that_does_not_answer() -> None:
     with (
         free_port() as port,
         pytest.raises(LostError, match=f"^rank 0: no answer at {HOST}:{port} "),
@@ -135,7 +136,7 @@ def test_nobody_answers() -> None:
         connect(HOST, port, IMPATIENCE_S, TOKEN, peer="rank 0")
 
 
-def test_a_place_in_use_is_said() -> None:
+def test_an_address_in_use_is_reported() -> None:
     line = f"^--address, --listen: cannot listen on {HOST}:"
     with Listener(HOST, 0, PATIENCE_S, TOKEN) as one, pytest.raises(InputError, match=line):
         Listener(HOST, one.port, PATIENCE_S, TOKEN)
@@ -162,7 +163,7 @@ def test_congestion_control() -> None:
 
 
 def ring(values: list[np.ndarray[Any, Any]]) -> int:
-    """All-reduce ``values`` of each rank in place; the bytes that were sent."""
+    """All-reduce the ``values`` of each rank in place; return the bytes sent."""
     ranks = len(values)
     sent = []
 
@@ -190,22 +191,22 @@ def test_a_ring_adds_up(ranks: int, size: int) -> None:
     sent = ring(values)
     for found in values:
         np.testing.assert_array_equal(found, before.sum(axis=0))
-    # each rank sends every value twice, but for its own part
+    # each rank sends every value twice, except its own part
     assert sent == 2 * (ranks - 1) * size * 4
 
 
-def test_canary_a_ring_that_stops_early_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_canary_a_ring_that_stops_early_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perfmodel.measuring.network.tcp.np.add", lambda a, b, out: None)
     values = [np.ones(10, dtype=np.float32) for _ in range(3)]
     ring(values)
     assert not all((found == 3.0).all() for found in values)
 
 
-# what is computed from times
+# results computed from times
 
 
 class Emulated:
-    """A network where every word takes ``one_way_s`` and an operation ``takes_s``, by its clock."""
+    """A network whose notifications take ``one_way_s`` and operations ``takes_s``, on its clock."""
 
     def __init__(self, one_way_s: float, takes_s: float) -> None:
         self.one_way_s, self.takes_s = one_way_s, takes_s
@@ -214,23 +215,23 @@ class Emulated:
         self.said: list[Any] = []
         self.case: NetworkCase | None = None
 
-    def tell(self, rank: int, value: Any) -> None:
+    def send(self, rank: int, value: Any) -> None:
         self.said.append(value)
 
-    def hear(self, rank: int) -> str:
+    def receive(self, rank: int) -> str:
         last = self.said[-1]
-        # there and back for a word; the end of an operation only comes back
+        # a notification makes a round trip; the end of an operation only a one-way trip
         self.now += 2.0 * self.one_way_s if last == "word" else self.one_way_s
         return "done"
 
     def prepare(self, operation: str, size: int, ranks: int, count: int) -> Callable[[], None]:
         def act() -> None:
             trips = 2.0 if operation == "ping_pong" else 1.0
-            # who waits for a word to begin begins later
+            # a rank that waits for a notification begins later
             late_s = self.one_way_s if self.said[-1] == "go" else 0.0
             self.now += self.takes_s * trips + late_s
 
-        self.now += 5.0  # making room is not measured
+        self.now += 5.0  # allocating buffers is not measured
         return act
 
 
@@ -244,26 +245,26 @@ OPERATIONS = (*tcp.OPERATIONS, "all_gather", "reduce_scatter", "broadcast")
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("one_way_s", [0.0, 1e-4, 0.01])
-def test_words_are_not_counted(operation: str, one_way_s: float) -> None:
+def test_notifications_are_not_counted(operation: str, one_way_s: float) -> None:
     assert measured_once(Emulated(one_way_s, 0.5), operation) == pytest.approx(0.5, rel=1e-9)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_canary_words_would_be_seen(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_canary_counted_notifications_show(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "net", lambda _, elapsed_s, __: elapsed_s)
     assert measured_once(Emulated(0.01, 0.5), operation) > 0.509
 
 
-def test_no_time_is_less_than_half() -> None:
+def test_no_measured_time_is_less_than_half() -> None:
     assert net("stream", 1.0, 0.9) == 0.5
     assert net("all_reduce", 1.0, 0.1) == 0.9
 
 
-# what is measured, and how often
+# sizes and repetitions
 
 
 class Link:
-    """A made-up network with a clock: ``fixed_s`` and ``per_byte_s`` of each repetition."""
+    """A fake network with a clock: a repetition takes ``fixed_s`` and ``per_byte_s``."""
 
     def __init__(self, fixed_s: float, per_byte_s: float) -> None:
         self.fixed_s, self.per_byte_s = fixed_s, per_byte_s
@@ -298,7 +299,9 @@ FAST, SLOW = (1e-6, 1e-11), (2e-3, 1e-6)
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("rate", [FAST, (5e-5, 1e-9), (1e-4, 5e-8), SLOW])
 @pytest.mark.parametrize("sizes", [None, [1000, 10**9], [10**8]])
-def test_the_time_is_kept(ranks: int, rate: tuple[float, float], sizes: list[int] | None) -> None:
+def test_the_time_limit_is_kept(
+    ranks: int, rate: tuple[float, float], sizes: list[int] | None
+) -> None:
     link = Link(*rate)
     series = cases(tcp.OPERATIONS, ranks, sizes, exact)
     try:
@@ -307,7 +310,7 @@ def test_the_time_is_kept(ranks: int, rate: tuple[float, float], sizes: list[int
         assert sizes is not None
         assert min(sizes) * rate[1] > 1.0
         found = []
-    # the last of each series may be more than a fair share of what is left
+    # the last size of each series may exceed a fair share of the remaining time
     assert link.now < 22.0
     for one in found:
         case = NetworkCase(one.operation, round(one.bytes), one.ranks, one.count)
@@ -317,7 +320,7 @@ def test_the_time_is_kept(ranks: int, rate: tuple[float, float], sizes: list[int
     assert bool(left_out) == bool(link.notes)
 
 
-def test_a_fast_network_is_measured_whole() -> None:
+def test_a_fast_network_is_measured_completely() -> None:
     link = Link(*FAST)
     found = link.measured(cases(tcp.OPERATIONS, 2, None, exact), 20.0)
     assert [len(one.seconds) for one in found] == [20] * len(found)
@@ -331,29 +334,31 @@ def test_canary_without_a_limit_a_slow_network_takes_long() -> None:
     assert link.now > 1000.0
 
 
-def test_what_is_left_out_is_said() -> None:
+def test_skipped_sizes_are_reported() -> None:
     link = Link(0.0, 1e-6)
     found = link.measured(
         [[NetworkCase("stream", size) for size in (10**5, 10**6, 10**8, 10**9)]], 20.0
     )
     assert [one.bytes for one in found] == [10**5, 10**6]
-    assert link.notes == ["stream among 2 ranks: no 100 MB and more: 20 s in all are too few"]
+    note = "stream among 2 ranks: skipped 100 MB and more: not enough time within 20 s"
+    assert link.notes == [note]
 
 
 def test_a_pause_does_not_grow_with_the_size() -> None:
     series = [[NetworkCase("stream", size) for size in (10**3, 10**6)]]
     assert len(Link(0.5, 1e-9).measured(series, 10.0, idle_s=0.5)) == 2
-    # canary: taken for a part of what the bytes need, it leaves no time for more of them
+    # canary: if the pause counted as time for bytes, there would be no time for larger sizes
     assert len(Link(0.5, 1e-9).measured(series, 10.0)) == 1
 
 
 def test_no_time_for_anything() -> None:
-    with pytest.raises(InputError, match=r"^--seconds: 1 are too few for any of the sizes$"):
+    line = r"^--seconds: 1 s is too short to measure any of the sizes$"
+    with pytest.raises(InputError, match=line):
         Link(0.0, 1e-3).measured([[NetworkCase("stream", 10**6)]], 1.0)
 
 
 @pytest.mark.parametrize("rate", [FAST, SLOW])
-def test_progress_ends_with_all(rate: tuple[float, float]) -> None:
+def test_progress_reaches_the_total(rate: tuple[float, float]) -> None:
     told: list[tuple[int, int]] = []
     series = cases(tcp.OPERATIONS, 3, None, exact)
     Link(*rate).measured(series, 20.0, progress=lambda *done: told.append(done))
@@ -366,7 +371,7 @@ def members(ranks: int, operation: str) -> list[int]:
     return [series[0].ranks for series in cases([operation], ranks, [8], exact)]  # type: ignore[list-item]
 
 
-def test_groups_show_how_it_grows_with_ranks() -> None:
+def test_groups_show_how_times_grow_with_ranks() -> None:
     assert members(2, "all_reduce") == [2]
     assert members(5, "all_reduce") == [2, 3, 4, 5]
     assert members(5, "incast") == [3, 4, 5]
@@ -383,16 +388,14 @@ def test_equal_sizes_are_measured_once() -> None:
     assert [case.bytes for case in series] == [12, 24]
 
 
-def test_operations_are_checked() -> None:
+def test_unknown_operations_are_refused() -> None:
     assert chosen_operations(None, tcp.OPERATIONS, 2) == [
         one for one in tcp.OPERATIONS if one != "incast"
     ]
     assert chosen_operations(["stream", "ping_pong"], tcp.OPERATIONS, 3) == ["ping_pong", "stream"]
     with pytest.raises(InputError, match="unknown operation 'strem'; did you mean 'stream'"):
         chosen_operations(["strem"], tcp.OPERATIONS, 2)
-    with pytest.raises(
-        InputError, match=r"^--operations: incast needs at least 3 ranks, here are 2"
-    ):
+    with pytest.raises(InputError, match=r"^--operations: incast needs at least 3 ranks, got 2"):
         chosen_operations(["incast"], tcp.OPERATIONS, 2)
 
 
@@ -421,13 +424,13 @@ def test_ranks_measure_together(ranks: int, tmp_path: Path) -> None:
     assert read_measurements(path) == first
 
 
-def test_ranks_say_their_nodes() -> None:
+def test_ranks_report_their_nodes() -> None:
     first, *_ = all_ranks(3, lambda place: small(place, node=(0, 1, 1)[place.rank]))
     assert first.nodes == (0, 1, 1)
 
 
 def ended(found: Sequence[Any]) -> set[str]:
-    """The line that all ended with; each is one line."""
+    """The error lines of all ranks; each must be a single line."""
     assert all(isinstance(one, PerfmodelError) for one in found), found
     lines = {str(one) for one in found}
     assert all("\n" not in line for line in lines)
@@ -446,11 +449,11 @@ def ended(found: Sequence[Any]) -> set[str]:
         ),
         (
             [{"operations": ["incast"]}] * 2,
-            "--operations: incast needs at least 3 ranks, here are 2",
+            "--operations: incast needs at least 3 ranks, got 2",
         ),
     ],
 )
-def test_all_end_where_they_do_not_agree(given: list[dict[str, Any]], line: str) -> None:
+def test_all_ranks_end_if_they_disagree(given: list[dict[str, Any]], line: str) -> None:
     found = all_ranks(len(given), lambda place: small(place, **given[place.rank]))
     assert ended(found) == {line}
 
@@ -459,17 +462,17 @@ def with_places(change: Callable[[Place], Place], ranks: int) -> list[Any]:
     return all_ranks(ranks, lambda place: small(change(place)))
 
 
-def test_another_number_of_ranks_is_seen() -> None:
+def test_a_different_number_of_ranks_is_detected() -> None:
     found = with_places(lambda p: msgspec.structs.replace(p, ranks=2 + p.rank), 2)
     assert ended(found) == {"rank 1 was given --ranks 3, rank 0 --ranks 2"}
 
 
-def test_the_same_rank_twice_is_seen() -> None:
+def test_a_duplicate_rank_is_detected() -> None:
     found = with_places(lambda p: msgspec.structs.replace(p, rank=min(p.rank, 1)), 3)
     assert ended(found) == {"two processes were given --rank 1"}
 
 
-def test_another_version_is_seen() -> None:
+def test_a_different_version_is_detected() -> None:
     def act(place: Place) -> Any:
         if place.rank == 0:
             return small(place)
@@ -482,34 +485,35 @@ def test_another_version_is_seen() -> None:
     assert ended(all_ranks(2, act)) == {line}
 
 
-def test_a_rank_that_is_missing_is_named() -> None:
+def test_a_missing_rank_is_named() -> None:
     with free_port() as port:
-        with pytest.raises(InputError, match=f"^rank 1, 2 did not come within {IMPATIENCE_S:g} s$"):
+        line = f"^rank 1, 2 did not connect within {IMPATIENCE_S:g} s$"
+        with pytest.raises(InputError, match=line):
             small(Place(0, 3, HOST, port), timeout_s=IMPATIENCE_S)
         with pytest.raises(LostError, match=f"^rank 0: no answer at {HOST}:{port} within "):
             small(Place(1, 3, HOST, port), timeout_s=IMPATIENCE_S)
 
 
 class OneGuest(Listener):
-    """Whoever comes after the first is taken for not coming at all."""
+    """All ranks that connect after the first are treated as missing."""
 
     guests = 0
 
     def accept(self, within_s: float, peer: str = "another process") -> Connection:
         self.guests += 1
         if self.guests > 1:
-            raise LostError(f"{peer} did not come")
+            raise LostError(f"{peer} did not connect")
         return super().accept(within_s, peer)
 
 
-def test_those_who_came_are_told_who_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connected_ranks_learn_which_rank_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perfmodel.measuring.processes.group.Listener", OneGuest)
     found = with_places(lambda place: msgspec.structs.replace(place, ranks=3), 2)
-    assert ended(found) == {f"rank 2 did not come within {PATIENCE_S:g} s"}
+    assert ended(found) == {f"rank 2 did not connect within {PATIENCE_S:g} s"}
 
 
 @pytest.mark.parametrize("dying", [0, 1, 2])
-def test_all_end_when_one_dies(dying: int) -> None:
+def test_all_ranks_end_when_one_dies(dying: int) -> None:
     def act(place: Place) -> Any:
         group = meet(place, {}, timeout_s=PATIENCE_S)
         with group.together():
@@ -524,20 +528,20 @@ def test_all_end_when_one_dies(dying: int) -> None:
                     leader.once(NetworkCase("all_reduce", 400, 3))
             if place.rank != dying:
                 follow(group, transport)
-            for _ in range(network.WORDS):
-                group.tell(0, group.hear(0))
+            for _ in range(network.ROUND_TRIPS):
+                group.send(0, group.receive(0))
             for _ in range(2):
-                msgspec.convert(group.hear(0), NetworkCase)
+                msgspec.convert(group.receive(0), NetworkCase)
                 act = transport.prepare("all_reduce", 400, 3, 1)
-                group.tell(0, "ready")
-                group.hear(0)
+                group.send(0, "ready")
+                group.receive(0)
                 act()
-                group.tell(0, "done")
+                group.send(0, "done")
             return "died"
 
     found = all_ranks(3, act)
     assert found.pop(dying) == "died"
-    assert ended(found) == {f"rank {dying} has gone"}
+    assert ended(found) == {f"rank {dying} disconnected"}
 
 
 @pytest.mark.parametrize(
@@ -554,9 +558,7 @@ def test_all_end_when_one_dies(dying: int) -> None:
         ({"sizes_bytes": [0.0]}, "--sizes: must be at least 1, got 0"),
     ],
 )
-def test_arguments_are_checked_before_anybody_is_waited_for(
-    given: dict[str, Any], line: str
-) -> None:
+def test_arguments_are_checked_before_waiting(given: dict[str, Any], line: str) -> None:
     with pytest.raises(InputError) as caught:
         small(Place(0, 2, HOST, 1), **given)
     assert str(caught.value).startswith(line)
@@ -566,7 +568,7 @@ def test_arguments_are_checked_before_anybody_is_waited_for(
 
 
 def commands(given: Sequence[Sequence[str]], folder: Path) -> list[tuple[int, str, str]]:
-    """Exit code, output and errors of a process for each rank."""
+    """Exit code, output and errors of each rank's process."""
     with free_port() as port:
         processes: list[subprocess.Popen[str]] = []
         try:
@@ -597,12 +599,16 @@ def commands(given: Sequence[Sequence[str]], folder: Path) -> list[tuple[int, st
 QUICK = ["--sizes", "1KB", "--repetitions", "2", "--seconds", "60"]
 
 
-def test_the_command_writes_a_file(tmp_path: Path) -> None:
-    (code, out, err), other = commands([QUICK, QUICK], tmp_path)
+def test_the_command_writes_a_file_and_a_picture(tmp_path: Path) -> None:
+    picture = tmp_path / "net.svg"
+    plot = ["--plot", str(picture)] if importlib.util.find_spec("matplotlib") else []
+    (code, out, err), other = commands([[*QUICK, *plot], QUICK], tmp_path)
     assert code == 0, err
     assert other == (0, "", "")
     path = tmp_path / "net.json"
-    listens, wrote = err.splitlines()
+    listens, wrote, *drawn = err.splitlines()
+    assert drawn == ([f"wrote {picture}"] if plot else [])
+    assert not plot or picture.read_bytes().startswith(b"<?xml")
     assert listens.startswith(f"perfmodel: rank 0 listens on {HOST}, port ")
     assert listens.endswith("; token: PERFMODEL_TOKEN")
     assert wrote == f"wrote {path}; next: perfmodel calibrate network {path}"
@@ -614,14 +620,14 @@ def test_the_command_writes_a_file(tmp_path: Path) -> None:
     assert {one.bytes for one in found.measurements} == {1000.0}
 
 
-def test_commands_that_do_not_agree_end_with_a_line(tmp_path: Path) -> None:
+def test_commands_that_disagree_end_with_one_line(tmp_path: Path) -> None:
     found = commands([QUICK, [*QUICK, "--operations", "stream"]], tmp_path)
     line = "perfmodel: error: rank 1 was given --operations 'stream', rank 0 ''"
     assert [(code, out, err.splitlines()[-1]) for code, out, err in found] == [(2, "", line)] * 2
     assert list(tmp_path.iterdir()) == []
 
 
-def test_gloo(tmp_path: Path) -> None:
+def test_gloo_is_measured(tmp_path: Path) -> None:
     pytest.importorskip("torch.distributed")
     (code, _, err), other = commands([[*QUICK, "--backend", "gloo"]] * 2, tmp_path)
     assert code == 0, err
@@ -631,7 +637,7 @@ def test_gloo(tmp_path: Path) -> None:
     assert {"ping_pong", "all_reduce", "broadcast"} <= {m.operation for m in found.measurements}
 
 
-def test_torchrun_has_its_own_store_at_the_address() -> None:
+def test_the_store_of_torchrun_is_found_at_its_address() -> None:
     dist = pytest.importorskip("torch.distributed")
     store = dist.TCPStore(HOST, 0, None, is_master=True, wait_for_workers=False)
     environment = {
@@ -648,7 +654,7 @@ def test_torchrun_has_its_own_store_at_the_address() -> None:
     assert at_once(2, act) == [(1,), (0,)]
 
 
-def test_without_torch_gloo_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gloo_without_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     found = all_ranks(2, lambda place: small(place, backend="gloo"))
     assert ended(found) == {"--backend gloo: needs torch: pip install 'perfmodel[torch]'"}

@@ -1,4 +1,4 @@
-"""Who does not know the run's token: dropped with one line, while the run goes on."""
+"""A process without the run's token is dropped with one line, and the run goes on."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ LISTENERS = (
 
 @pytest.fixture
 def strangers(caplog: pytest.LogCaptureFixture) -> Iterator[Strangers]:
-    """Strangers who are gone afterwards."""
+    """Strangers that are disconnected on exit."""
     caplog.set_level(logging.WARNING, "perfmodel.measuring")
     with Strangers() as found:
         yield found
 
 
 def dropped(caplog: pytest.LogCaptureFixture) -> Counter[str]:
-    """Who was dropped, and with how many lines, of which each is one line."""
+    """The dropped addresses and the number of log lines; each entry must be a single line."""
     found: Counter[str] = Counter()
     for record in caplog.records:
         line = record.getMessage()
@@ -83,11 +83,11 @@ def dropped(caplog: pytest.LogCaptureFixture) -> Counter[str]:
     return found
 
 
-# -- who listens -------------------------------------------------------------------------------
+# -- listening -------------------------------------------------------------------------------
 
 
 def admitted(attack: Attack, strangers: Strangers) -> bool:
-    """Whether a process of the run gets in although a stranger came before."""
+    """Whether a process of the run can connect although a stranger came first."""
     with Listener(HOST, 0, PATIENCE_S, TOKEN) as listener:
         strangers.come(listener.port, attack)
         acts: Any = (
@@ -110,20 +110,20 @@ def test_a_stranger_is_dropped_with_one_line(
     assert dropped(caplog) == Counter(strangers.addresses)
 
 
-def test_who_stays_silent_is_dropped_in_time(
+def test_a_silent_visitor_is_dropped_in_time(
     strangers: Strangers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connecting, "HANDSHAKE_S", 0.1)
     with Listener(HOST, 0, PATIENCE_S, TOKEN) as listener:
         for name in ("silence", "half a greeting"):
             strangers.come(listener.port, ATTACKS[name])
-        with pytest.raises(LostError, match=r"^nobody did not come within 1 s$"):
+        with pytest.raises(LostError, match=r"^nobody did not connect within 1 s$"):
             listener.accept(1.0, "nobody")
         assert dropped(caplog) == Counter(strangers.addresses)
-    assert "did not prove within 0.1 s who it is; said nothing" in caplog.text
+    assert "did not authenticate within 0.1 s; sent nothing" in caplog.text
 
 
-def test_a_crowd_keeps_nobody_out(
+def test_a_crowd_does_not_keep_ranks_out(
     strangers: Strangers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connecting, "HANDSHAKE_S", 1e9)
@@ -139,14 +139,14 @@ def test_a_crowd_keeps_nobody_out(
         for one in at_once(2, lambda i: acts[i]()):
             one.close()
     lines = [record.getMessage() for record in caplog.records]
-    assert all("had to make room for others" in line for line in lines[:4])
-    assert lines[4:] == ["dropped 5 connections; further ones are not logged"]
+    assert all("too many connections were waiting" in line for line in lines[:4])
+    assert lines[4:] == ["dropped 5 connections; no more will be logged"]
 
 
 @examples(60)
 @given(st.lists(st.binary(max_size=100), max_size=4), st.booleans())
 @example([bytes(ANSWER_BYTES - len(GREETING))], True)
-def test_random_bytes_do_not_matter(parts: list[bytes], greets: bool) -> None:
+def test_random_bytes_are_dropped(parts: list[bytes], greets: bool) -> None:
     def attack(one: socket.socket) -> None:
         for part in [GREETING, *parts] if greets else parts:
             one.sendall(part)
@@ -161,14 +161,14 @@ def test_no_random_answer_is_a_proof(answer: bytes) -> None:
     assert Question(TOKEN).verdict(GREETING + answer[len(GREETING) :]) == REFUSED
 
 
-def test_a_proof_is_of_one_question_and_one_side() -> None:
+def test_a_proof_is_valid_for_one_challenge_and_one_side() -> None:
     first, second = Question(TOKEN), Question(TOKEN)
     answer = Answer(TOKEN, first.frame)
     verdict = first.verdict(answer.frame)
     assert answer.accepts(verdict)
     assert second.verdict(answer.frame) == REFUSED
     assert first.verdict(Answer(WRONG, first.frame).frame) == REFUSED
-    # what either side has said proves nothing when the other says it
+    # one side's proof proves nothing when the other side sends it
     mirrored = answer.frame[:-32] + verdict
     assert first.verdict(mirrored) == REFUSED
     assert not answer.accepts(answer.frame[-32:])
@@ -183,16 +183,16 @@ def test_a_token_is_never_sent() -> None:
     assert TOKEN.text.encode() not in said
 
 
-# -- what is said by who has proved itself -----------------------------------------------------
+# -- messages after authentication ------------------------------------------------------------
 
 
 def test_nesting_is_bounded() -> None:
-    with pytest.raises(RecursionError):  # canary: this is what it would do
+    with pytest.raises(RecursionError):  # canary: without the limit this would happen
         msgspec.json.decode(NESTED[8:], type=Hello)
     with connected() as (here, there):
         thread = threading.Thread(target=here.send, args=(NESTED,))
         thread.start()
-        with pytest.raises(LostError, match=r"^here: sent something that is no message$"):
+        with pytest.raises(LostError, match=r"^here sent an invalid message$"):
             there.receive_object(Hello)
         thread.join(PATIENCE_S)
 
@@ -202,7 +202,7 @@ def test_nesting_is_bounded() -> None:
 @example(b"{}", 10 * 10**9)
 @example(b'"\xff"', None)
 @example(b"1e999", None)
-def test_random_messages_end_with_a_line(data: bytes, length: int | None) -> None:
+def test_random_messages_end_with_one_line(data: bytes, length: int | None) -> None:
     with connected(IMPATIENCE_S) as (here, there):
         size = len(data) if length is None else length
         here.send(size.to_bytes(8, "big") + data)
@@ -215,7 +215,7 @@ def test_random_messages_end_with_a_line(data: bytes, length: int | None) -> Non
 
 
 def attack_all(strangers: Strangers, monkeypatch: pytest.MonkeyPatch, *attacks: Attack) -> None:
-    """Strangers come to everyone who listens in a run, before its own processes can."""
+    """Send strangers to every listener of a run, before its own processes connect."""
     for name in LISTENERS:
         monkeypatch.setattr(name, attacked(strangers, *attacks))
 
@@ -223,14 +223,14 @@ def attack_all(strangers: Strangers, monkeypatch: pytest.MonkeyPatch, *attacks: 
 def test_a_measurement_goes_on_among_strangers(
     strangers: Strangers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # who says nothing would be waited for without end, if anybody waited
+    # a wait for a silent stranger would never end
     monkeypatch.setattr(connecting, "HANDSHAKE_S", 1e9)
     attack_all(strangers, monkeypatch, *ATTACKS.values())
     first, *others = all_ranks(3, lambda place: small(place, seconds=PATIENCE_S))
     assert isinstance(first, Measurements)
     assert {one.operation for one in first.measurements} >= {"ping_pong", "all_reduce", "incast"}
     assert others == [None, None]
-    assert len(strangers.addresses) == 2 * len(ATTACKS)  # ranks 0 and 1 await somebody
+    assert len(strangers.addresses) == 2 * len(ATTACKS)  # ranks 0 and 1 listen
     assert dropped(caplog) == Counter(strangers.addresses)
 
 
@@ -253,13 +253,13 @@ def test_a_training_run_goes_on_among_strangers(
     assert isinstance(run, MeasuredRun)
     assert run.measured.iterations == 6
     assert others == [None, None]
-    assert len(strangers.addresses) == 3 * len(ATTACKS)  # ranks 0 and 1, and the server
+    assert len(strangers.addresses) == 3 * len(ATTACKS)  # ranks 0 and 1 and the server listen
     assert dropped(caplog) == Counter(strangers.addresses)
 
 
 @pytest.fixture
 def intruder(strangers: Strangers, monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
-    """Everybody is taken for a process of the run, and a stranger is the first of all."""
+    """Accept every visitor as a process of the run; a stranger comes first."""
 
     def intrude(data: bytes) -> None:
         inside = threading.Event()
@@ -294,14 +294,14 @@ def test_canary_without_a_check_a_stranger_ends_training(
 
 
 class Serial(Listener):
-    """Hears one visitor to the end before it looks at the next."""
+    """Serves one visitor to the end before the next."""
 
     def _let_in(self, peer: str) -> None:
         if not self._visitors:
             super()._let_in(peer)
 
 
-def test_canary_who_is_heard_alone_keeps_all_others_waiting(
+def test_canary_serving_one_visitor_at_a_time_blocks_the_others(
     strangers: Strangers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connecting, "HANDSHAKE_S", 1e9)
@@ -314,27 +314,27 @@ def test_canary_who_is_heard_alone_keeps_all_others_waiting(
         assert all(isinstance(one, LostError) for one in at_once(2, lambda i: acts[i]()))
 
 
-# -- who has another token ---------------------------------------------------------------------
+# -- a different token -------------------------------------------------------------------------
 
 
-def test_another_token_is_said_on_both_sides(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_different_token_is_reported_on_both_sides(caplog: pytest.LogCaptureFixture) -> None:
     def act(place: Place) -> Any:
         token = Token(b"another token than", "--token-file: other") if place.rank else None
         return small(msgspec.structs.replace(place, token=token), timeout_s=2.0)
 
     first, other = all_ranks(2, act)
-    assert str(first) == "rank 1 did not come within 2 s"
+    assert str(first) == "rank 1 did not connect within 2 s"
     assert re.fullmatch(
-        rf"rank 0 at {HOST}:\d+ has another token than --token-file: other here; "
-        "give all ranks the same one, by PERFMODEL_TOKEN or --token-file",
+        rf"rank 0 at {HOST}:\d+ has a different token from this rank's \(--token-file: other\); "
+        "give all ranks the same one, with PERFMODEL_TOKEN or --token-file",
         str(other),
     )
     (line,) = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
-    assert re.fullmatch(rf"dropped {HOST}:\d+: has another token", line)
+    assert re.fullmatch(rf"dropped {HOST}:\d+: has a different token", line)
 
 
 @pytest.mark.parametrize("said", [b"SSH-2.0-OpenSSH_9.2\r\n", GREETING + bytes(64)])
-def test_who_listens_has_to_prove_itself(said: bytes) -> None:
+def test_the_listener_must_prove_itself(said: bytes) -> None:
     def listens() -> None:
         accepted, _ = listening.accept()
         with accepted:
@@ -352,7 +352,7 @@ def test_who_listens_has_to_prove_itself(said: bytes) -> None:
     assert "rank 0 at" in str(error)
 
 
-def test_commands_tell_of_strangers(tmp_path: Path) -> None:
+def test_commands_report_strangers(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "perfmodel", "measure", "network", "--ranks", "2"]
     words += ["--sizes", "1KB", "--repetitions", "2", "--output", str(tmp_path / "net.json")]
     environment = os.environ | {"PERFMODEL_TOKEN": "given to these two commands"}
@@ -381,14 +381,14 @@ def test_commands_tell_of_strangers(tmp_path: Path) -> None:
             first.kill()
             first.communicate()
     assert said == (
-        f"perfmodel: dropped {found.addresses[0]}: is no process of this version of perfmodel; "
-        "said b'\\x1b[2J\\x07\\r\\nperfmodel: error: all is lost\\n'\n"
+        f"perfmodel: dropped {found.addresses[0]}: is not a perfmodel process of this version; "
+        "sent b'\\x1b[2J\\x07\\r\\nperfmodel: error: all is lost\\n'\n"
     )
     assert wrong.returncode == 2
-    assert "has another token than PERFMODEL_TOKEN here" in wrong.stderr
+    assert "has a different token from this rank's (PERFMODEL_TOKEN)" in wrong.stderr
     assert (right.returncode, right.stderr) == (0, "")
     assert first.returncode == 0
-    assert re.match(rf"perfmodel: dropped {HOST}:\d+: has another token\nwrote ", err)
+    assert re.match(rf"perfmodel: dropped {HOST}:\d+: has a different token\nwrote ", err)
 
 
 def run_to_end(words: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -403,10 +403,10 @@ def run_to_end(words: list[str], environment: dict[str, str]) -> subprocess.Comp
     )
 
 
-# -- where the token is from -------------------------------------------------------------------
+# -- origin of the token -----------------------------------------------------------------------
 
 
-def test_a_file_comes_before_the_environment(tmp_path: Path) -> None:
+def test_a_token_file_takes_precedence_over_the_environment(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_bytes(b"  of sixteen bytes at least \n")
     environment = {"PERFMODEL_TOKEN": "of the environment"}
@@ -425,17 +425,19 @@ def test_a_file_comes_before_the_environment(tmp_path: Path) -> None:
         (
             None,
             {"PERFMODEL_TOKEN": ""},
-            "PERFMODEL_TOKEN: a token has 16 to 1024 bytes, here are 0",
+            "PERFMODEL_TOKEN: a token must have 16 to 1024 bytes, got 0",
         ),
-        (None, {"PERFMODEL_TOKEN": "x" * 15}, "PERFMODEL_TOKEN: a token has 16 to 1024 bytes"),
-        (None, {"PERFMODEL_TOKEN": "x" * 1025}, "PERFMODEL_TOKEN: a token has 16 to 1024 bytes"),
+        (None, {"PERFMODEL_TOKEN": "x" * 15}, "PERFMODEL_TOKEN: a token must have 16 to 1024"),
+        (None, {"PERFMODEL_TOKEN": "x" * 1025}, "PERFMODEL_TOKEN: a token must have 16 to 1024"),
         ("no/such/file", {}, "--token-file: no/such/file: cannot read: "),
         (".", {}, "--token-file: .: cannot read: "),
         ("a\0b", {}, "--token-file: "),
-        (os.devnull, {}, f"--token-file: {os.devnull}: a token has 16 to 1024 bytes, here are 0"),
+        (os.devnull, {}, f"--token-file: {os.devnull}: a token must have 16 to 1024 bytes, got 0"),
     ],
 )
-def test_what_is_no_token_is_said(path: str | None, environment: dict[str, str], line: str) -> None:
+def test_invalid_tokens_are_reported(
+    path: str | None, environment: dict[str, str], line: str
+) -> None:
     with pytest.raises(InputError) as caught:
         given_token(path, environment)
     assert str(caught.value).startswith(line)
@@ -443,7 +445,7 @@ def test_what_is_no_token_is_said(path: str | None, environment: dict[str, str],
 
 def test_a_user_has_a_token_that_others_cannot_read(tmp_path: Path) -> None:
     environment = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
-    found = at_once(8, lambda _: own_token(environment))  # all processes make it at once
+    found = at_once(8, lambda _: own_token(environment))  # all processes create it at once
     assert len({one.text for one in found}) == 1
     assert len(found[0].text) == 64
     path = tmp_path / "config" / "perfmodel" / "token"
@@ -452,17 +454,17 @@ def test_a_user_has_a_token_that_others_cannot_read(tmp_path: Path) -> None:
     assert [one.name for one in path.parent.iterdir()] == ["token"]
     assert own_token({"XDG_CONFIG_HOME": str(tmp_path / "other")}).text != found[0].text
     path.chmod(0o640)
-    with pytest.raises(InputError, match="others may read this token; delete it, or chmod 600 it"):
+    with pytest.raises(InputError, match="other users can read this token; delete it, or chmod"):
         own_token(environment)
 
 
-def test_a_home_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_an_unwritable_home_is_reported(tmp_path: Path) -> None:
     (tmp_path / "perfmodel").write_text("in the way")
-    with pytest.raises(InputError, match=r"cannot keep a token there: .*; set PERFMODEL_TOKEN$"):
+    with pytest.raises(InputError, match=r"cannot store a token there: .*; set PERFMODEL_TOKEN$"):
         own_token({"XDG_CONFIG_HOME": str(tmp_path)})
 
 
-def test_without_anything_given_the_user_s_token_counts(tmp_path: Path) -> None:
+def test_the_default_is_the_user_s_token(tmp_path: Path) -> None:
     environment = {"XDG_CONFIG_HOME": str(tmp_path)}
 
     def act(one: Place) -> str:
@@ -472,11 +474,11 @@ def test_without_anything_given_the_user_s_token_counts(tmp_path: Path) -> None:
     assert all_ranks(2, act) == [str(tmp_path / "perfmodel" / "token")] * 2
 
 
-# -- where is listened -------------------------------------------------------------------------
+# -- listening address -------------------------------------------------------------------------
 
 
 def listening(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Addresses on which is listened from now on."""
+    """Addresses on which sockets listen from now on."""
     found: list[str] = []
 
     class Noted(Listener):
@@ -489,10 +491,10 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_only_the_address_of_the_run_is_listened_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_listen_only_on_the_address_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     found = listening(monkeypatch)
     of_training.runs([of_training.plan()] * 3)
-    assert found == [HOST] * 3  # rank 0, rank 1 for rank 2, and the server
+    assert found == [HOST] * 3  # rank 0, rank 1 for rank 2, and the server listen
 
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="about Linux")
@@ -518,7 +520,7 @@ def test_the_address_can_be_chosen(
     assert found == [expected] * 2
 
 
-def test_an_address_that_is_not_of_this_machine_is_said() -> None:
+def test_a_foreign_address_is_reported() -> None:
     with pytest.raises(InputError, match=r"^--address, --listen: cannot listen on 192\.0\.2\.1:"):
         small(Place(0, 2, HOST, 1, "192.0.2.1"))
     with pytest.raises(InputError, match=r"^--address, --listen: cannot listen on no such place:"):
@@ -528,12 +530,12 @@ def test_an_address_that_is_not_of_this_machine_is_said() -> None:
 @pytest.mark.parametrize(
     ("address", "listen", "line"),
     [
-        ("0.0.0.0:29500", None, "--address: 0.0.0.0 is no address that others can reach"),
-        ("[::]:29500", None, "--address: :: is no address that others can reach"),
+        ("0.0.0.0:29500", None, "--address: 0.0.0.0 is not an address that other ranks can reach"),
+        ("[::]:29500", None, "--address: :: is not an address that other ranks can reach"),
         (None, "", "--listen: expected an address or a network interface, got nothing"),
     ],
 )
-def test_no_address_is_said(address: str | None, listen: str | None, line: str) -> None:
+def test_invalid_addresses_are_reported(address: str | None, listen: str | None, line: str) -> None:
     with pytest.raises(InputError) as caught:
         place(0, 2, address, listen, environment={})
     assert str(caught.value).startswith(line)
@@ -544,7 +546,7 @@ def test_no_address_is_said(address: str | None, listen: str | None, line: str) 
 
 @pytest.fixture
 def torchrun() -> Iterator[dict[str, str]]:
-    """The variables of torchrun, and its store."""
+    """torchrun's variables and its store."""
     dist = pytest.importorskip("torch.distributed")
     store = dist.TCPStore(HOST, 0, None, is_master=True, wait_for_workers=False)
     yield {
@@ -556,7 +558,7 @@ def torchrun() -> Iterator[dict[str, str]]:
 
 
 def met(environment: dict[str, str], act: Callable[[Any], Any], **more: Any) -> list[Any]:
-    """What ``act`` says of the groups of three ranks that torchrun started."""
+    """Results of ``act`` for the groups of three ranks started by torchrun."""
 
     def one(rank: int) -> Any:
         host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
@@ -567,7 +569,7 @@ def met(environment: dict[str, str], act: Callable[[Any], Any], **more: Any) -> 
     return at_once(3, one)
 
 
-def test_torchrun_hands_on_a_token_and_the_address(
+def test_torchrun_passes_on_a_token_and_the_address(
     torchrun: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = listening(monkeypatch)
@@ -579,7 +581,7 @@ def test_torchrun_hands_on_a_token_and_the_address(
     assert found == [HOST] * 2
 
 
-def test_a_given_token_is_not_in_torchrun_s_store(torchrun: dict[str, str]) -> None:
+def test_a_given_token_is_not_stored_by_torchrun(torchrun: dict[str, str]) -> None:
     import torch.distributed
 
     said = met(torchrun, lambda group: group.token.text, token=TOKEN)
@@ -591,27 +593,27 @@ def test_a_given_token_is_not_in_torchrun_s_store(torchrun: dict[str, str]) -> N
 
 
 @linux
-def test_a_name_that_leads_elsewhere_on_the_node_itself(
+def test_a_name_that_resolves_differently_on_its_own_node(
     torchrun: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = listening(monkeypatch)
-    # connections to there come from 127.0.0.1
+    # connections to it come from 127.0.0.1
     said = met(torchrun | {"MASTER_ADDR": "127.0.1.1"}, lambda group: group.rank_0_host)
     assert said == [HOST] * 3
     assert found == [HOST] * 2
 
 
-def test_ranks_on_other_nodes_say_where_rank_0_is(
+def test_ranks_on_other_nodes_determine_the_address_of_rank_0(
     torchrun: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 1 is on the node of rank 0, where its name leads elsewhere; rank 2 is not."""
+    """Rank 1 is on rank 0's node, where its name resolves differently; rank 2 is not."""
     from perfmodel.measuring.processes.torchrun import Route, Store
 
-    def tell_route(self: Any) -> None:
+    def publish_route(self: Any) -> None:
         rank = self._place.rank
         self._set(f"route/{rank}", Route(f"127.0.0.{rank}", same_node=rank == 1))
 
-    monkeypatch.setattr(Store, "tell_route", tell_route)
+    monkeypatch.setattr(Store, "publish_route", publish_route)
     found = listening(monkeypatch)
     assert met(torchrun, lambda group: group.rank_0_host) == ["127.0.0.2"] * 3
     assert found[0] == "127.0.0.2"
@@ -631,6 +633,6 @@ def test_torch_listens_on_one_address_too() -> None:
     assert made.get("word") == b"said"
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", made.port), PATIENCE_S)
-    # canary: by itself it listens on all addresses
+    # canary: by default it listens on all addresses
     wide = torch.TCPStore(HOST, 0, 2, is_master=True, wait_for_workers=False, timeout=patience)
     socket.create_connection(("127.0.0.2", wide.port), PATIENCE_S).close()

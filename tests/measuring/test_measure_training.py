@@ -1,7 +1,8 @@
-"""Real training runs on this machine: what servers answer, what is measured, and how runs end."""
+"""Real training runs on this machine: servers' answers, measurements, and how runs end."""
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import subprocess
 import sys
@@ -52,7 +53,7 @@ def workload(*layers: tuple[float, float, tuple[float, ...]], **more: Any) -> Wo
 TINY = workload((1e-3, 1e-3, (400.0, 40.0)), (1e-3, 2e-3, (4000.0,)), batch_size=8)
 
 
-# -- what a server answers ---------------------------------------------------------------------
+# -- server replies ---------------------------------------------------------------------------
 
 
 def shard(workers: int, bound: float, sizes: Sequence[int] = (4,)) -> Shard:
@@ -64,16 +65,16 @@ def ones(size: int = 4) -> Array:
 
 
 def pushed(one: Shard, worker: int) -> list[int]:
-    """Workers that are answered when ``worker`` pushes ones."""
+    """The workers that get an answer when ``worker`` pushes ones."""
     return [reply.worker for reply in one.push(0, worker, ones(), counted=True)]
 
 
 def waits_for_all(one: Shard) -> bool:
-    """Whether nobody is answered before three workers have pushed, and then all are."""
+    """Whether no worker gets an answer before all three have pushed, and then all do."""
     return [pushed(one, worker) for worker in (2, 0, 1)] == [[], [], [2, 0, 1]]
 
 
-def test_bsp_answers_when_all_have_pushed() -> None:
+def test_bsp_replies_when_all_have_pushed() -> None:
     one = shard(3, 0.0)
     assert waits_for_all(one)
     assert waits_for_all(one)
@@ -81,23 +82,23 @@ def test_bsp_answers_when_all_have_pushed() -> None:
 
 
 @pytest.mark.parametrize("bound", [1.0, math.inf])
-def test_canary_an_early_answer_is_seen(bound: float) -> None:
+def test_canary_an_early_reply_is_noticed(bound: float) -> None:
     assert not waits_for_all(shard(3, bound))
 
 
-def test_asp_answers_at_once() -> None:
+def test_asp_replies_immediately() -> None:
     one = shard(3, math.inf)
     assert [pushed(one, worker) for worker in (2, 2, 0)] == [[2], [2], [0]]
 
 
-def test_an_answer_does_not_change_afterwards() -> None:
+def test_a_reply_does_not_change_afterwards() -> None:
     one = shard(2, math.inf)
     (reply,) = one.push(0, 0, ones(), counted=True)
     pushed(one, 1)
     assert reply.values.tolist() == [-1.0] * 4
 
 
-def test_nobody_waits_for_who_has_left() -> None:
+def test_no_worker_waits_for_one_that_has_left() -> None:
     one = shard(3, 0.0)
     pushed(one, 0)
     assert one.leave(1) == []
@@ -105,7 +106,7 @@ def test_nobody_waits_for_who_has_left() -> None:
 
 
 def random_run(one: Shard, workers: int, pushes: int, seed: int) -> tuple[list[int], list[int]]:
-    """Random pushes of workers that are not waiting: who pushed, and by how many answered pushes
+    """Random pushes of workers that are not waiting: the worker, and by how many answered pushes
     a worker was ahead of the slowest at each answer."""
     random = np.random.default_rng(seed)
     free, done = set(range(workers)), [0] * workers
@@ -129,12 +130,12 @@ def test_the_bound_is_never_exceeded(bound: float, seed: int) -> None:
     assert max(ahead) <= bound
 
 
-def test_canary_a_bound_that_is_exceeded_is_seen() -> None:
+def test_canary_an_exceeded_bound_is_noticed() -> None:
     _, ahead = random_run(shard(4, 2.0), 4, 50, seed=0)
     assert max(ahead) > 1.0
 
 
-def test_staleness_is_the_updates_of_others_since_the_last_answer() -> None:
+def test_staleness_counts_updates_of_others_since_the_last_reply() -> None:
     one = shard(3, math.inf)
     order, _ = random_run(one, 3, 40, seed=1)
     expected: Counter[int] = Counter()
@@ -145,26 +146,26 @@ def test_staleness_is_the_updates_of_others_since_the_last_answer() -> None:
     assert sum(one.staleness.values()) == len(order) == sum(one.updates)
 
 
-def test_in_turn_staleness_is_the_number_of_the_others() -> None:
+def test_staleness_in_turn_is_the_number_of_other_workers() -> None:
     one = shard(4, math.inf)
     for i in range(40):
         one.push(0, i % 4, ones(), counted=i >= 4)
     assert one.staleness == {3: 36}
 
 
-def test_under_ssp_staleness_counts_from_the_answer() -> None:
+def test_ssp_staleness_counts_from_the_reply() -> None:
     one = shard(2, 0.0)
     pushed(one, 0)
-    pushed(one, 1)  # answers both, after two updates
+    pushed(one, 1)  # both are answered, after two updates
     pushed(one, 0)
     assert one.staleness == {0: 2, 1: 1}
 
 
-# -- where tensors live ------------------------------------------------------------------------
+# -- tensor placement --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("servers", [1, 2, 3])
-def test_pieces_are_those_of_the_model(servers: int) -> None:
+def test_pieces_agree_with_the_simulated_placement(servers: int) -> None:
     job = workload((0.0, 0.0, (4e6, 400.0)), (0.0, 0.0, (40e6,)), (0.0, 0.0, (8e6, 44.0)))
     pieces, slices = pieces_of(job, servers), slices_of(job, Options(servers=servers))
     assert [piece.layer for piece in pieces] == slices.layer.tolist()
@@ -181,7 +182,7 @@ def test_pieces_are_those_of_the_model(servers: int) -> None:
 # -- the cost of updates -----------------------------------------------------------------------
 
 
-def test_the_cost_of_updates_is_found() -> None:
+def test_update_costs_are_recovered() -> None:
     shapes = [(1.0, 4e2), (1.0, 4e6), (3.0, 2e6), (10.0, 1e4)]
     applied = [Applied(n, size, 2e-5 * n + 3e-10 * size) for n, size in shapes]
     per_tensor_s, per_byte_s = update_cost(applied)
@@ -199,7 +200,7 @@ def test_costs_are_never_negative() -> None:
 @pytest.mark.parametrize(
     "applied", [[], [Applied(1.0, 4e6, 1e-3)], [Applied(1.0, 4e6, 1e-3), Applied(2.0, 9e6, 2e-3)]]
 )
-def test_what_cannot_be_told_apart_is_none(applied: list[Applied]) -> None:
+def test_indistinguishable_costs_are_none(applied: list[Applied]) -> None:
     assert update_cost(applied) == (None, None)
 
 
@@ -207,7 +208,7 @@ def test_what_cannot_be_told_apart_is_none(applied: list[Applied]) -> None:
 
 
 class Clock:
-    """A clock that only sleeping moves, and always by ``late_s`` too much."""
+    """A clock that only advances by sleeping, and always oversleeps by ``late_s``."""
 
     def __init__(self, late_s: float = 0.0) -> None:
         self.now_s, self.late_s = 100.0, late_s
@@ -225,14 +226,14 @@ def device(clock: Clock) -> EmulatedDevice:
 
 
 class Adding(EmulatedDevice):
-    """Sleeps for each piece of work from when it wakes up."""
+    """Sleeps for each piece of work from its last wake-up."""
 
     def compute(self, seconds: float, ready_s: float = -math.inf) -> None:
         super().compute(seconds, self.clock())
 
 
 def late_s(kind: type[EmulatedDevice]) -> float:
-    """How late a device is after 100 pieces of work of 1 s, when each sleep is 0.125 s too long."""
+    """How late a device is after 100 pieces of work of 1 s if each sleep is 0.125 s too long."""
     clock = Clock(late_s=0.125)
     one = kind(clock, clock.sleep)
     for _ in range(100):
@@ -241,11 +242,11 @@ def late_s(kind: type[EmulatedDevice]) -> float:
     return clock.now_s - 200.0
 
 
-def test_being_late_does_not_add_up() -> None:
+def test_lateness_does_not_accumulate() -> None:
     assert late_s(EmulatedDevice) == 0.125
 
 
-def test_canary_lateness_that_adds_up_is_seen() -> None:
+def test_canary_accumulating_lateness_is_seen() -> None:
     assert late_s(Adding) == 12.5
 
 
@@ -259,7 +260,7 @@ def test_work_waits_for_its_inputs() -> None:
 
 
 class Answers:
-    """Parameters that come ``later_s`` after they were pushed; keeps who pushed when."""
+    """Parameters that arrive ``later_s`` after a push; records the pushes and their times."""
 
     def __init__(self, clock: Clock, later_s: Sequence[float]) -> None:
         self.clock, self.later_s = clock, later_s
@@ -292,7 +293,7 @@ def test_layers_are_pushed_backwards_and_waited_for_forwards() -> None:
     ]
     answers.events.clear()
     one.iteration(answers)
-    # layer 0 came at 120 and starts; layer 1 came at 138 and starts only then
+    # layer 0 arrives at 120 and starts; layer 1 arrives at 138 and starts only then
     assert answers.events[2:] == [("push", 1, 138.0 + 3.0 + 4.0), ("push", 0, 147.0)]
 
 
@@ -314,7 +315,7 @@ def test_a_worker_waits_for_its_data() -> None:
     assert np.diff(ends).tolist() == [5.0] * 9
 
 
-def test_jitter_has_mean_one_and_the_spread_asked_for() -> None:
+def test_jitter_has_mean_one_and_the_requested_spread() -> None:
     for text in ("lognormal:0.3", "gamma:0.3"):
         source = factors(Jitter.parse(text), seed=7, worker=1)
         drawn = np.array([next(source) for _ in range(20_000)])
@@ -322,7 +323,7 @@ def test_jitter_has_mean_one_and_the_spread_asked_for() -> None:
         assert drawn.std() == pytest.approx(0.3, abs=0.01)
 
 
-def test_jitter_is_by_seed_and_worker() -> None:
+def test_jitter_depends_on_seed_and_worker() -> None:
     def first(seed: int, worker: int) -> float:
         return next(factors(Jitter(0.3), seed, worker))
 
@@ -333,7 +334,7 @@ def test_jitter_is_by_seed_and_worker() -> None:
 
 @pytest.mark.parametrize("text", ["measured", "0.1:op"])
 def test_other_jitter_cannot_be_emulated(text: str) -> None:
-    with pytest.raises(InputError, match="cannot be emulated"):
+    with pytest.raises(InputError, match="cannot emulate"):
         next(factors(Jitter.parse(text), 0, 0))
 
 
@@ -385,7 +386,7 @@ def served(server: ParameterServer) -> Report:
 def serving(
     pieces: Sequence[ShardPiece], workers: int, servers: int, bound: float, warmup: int = 0
 ) -> Iterator[tuple[list[tuple[str, int]], Callable[[], list[tuple[Shard, Report]]]]]:
-    """Servers in threads: their addresses, and a function that waits for what they have seen."""
+    """Servers in threads: their addresses, and a function that waits for their reports."""
     with ThreadPoolExecutor(servers) as pool:
         listeners = [Listener("127.0.0.1", 0, TIMEOUT_S, TOKEN) for _ in range(servers)]
         started, shards = [], []
@@ -424,7 +425,7 @@ def trained(
     before: Callable[[int, int], None] = lambda worker, iteration: None,
     ended: Callable[[int], None] = lambda worker: None,
 ) -> tuple[list[list[Array]], list[tuple[Shard, Report]], list[Ran]]:
-    """Parameters of each worker at the end, and what servers and workers have seen."""
+    """Final parameters of each worker, and the records of servers and workers."""
     pieces = pieces_of(LAYERS, servers)
 
     def work(worker: int, addresses: list[tuple[str, int]]) -> tuple[list[Array], Ran]:
@@ -459,11 +460,11 @@ def test_bsp_is_sequential_sgd(servers: int) -> None:
     assert [one.sent_bytes for one in ran] == [6 * 4 * sum(SIZES)] * 3
 
 
-def test_canary_a_server_that_answers_early_is_caught() -> None:
+def test_canary_a_server_that_replies_early_is_noticed() -> None:
     through = threading.Event()
 
     def before(worker: int, iteration: int) -> None:
-        if worker == 1:  # pushes nothing until worker 0 was answered for the last time
+        if worker == 1:  # pushes nothing until worker 0 has had its last answer
             assert through.wait(TIMEOUT_S)
 
     def ended(worker: int) -> None:
@@ -479,7 +480,7 @@ def test_every_update_is_counted_after_the_warmup(bound: float) -> None:
     _, seen, _ = trained(bound, workers=2, iterations=8, warmup=3, servers=2)
     for made, report in seen:
         assert sum(made.updates) == 2 * 8 * len(made.values)
-        # those after a worker has left are of a smaller job
+        # updates after a worker has left belong to a smaller job
         assert sum(report.staleness.values()) <= 2 * 5 * len(made.values)
         assert set(report.staleness) <= set(range(2 * 8))
         assert {one.bytes for one in report.applied} == {4.0 * len(v) for v in made.values}
@@ -497,7 +498,7 @@ def test_a_worker_alone_is_never_stale() -> None:
 def runs(
     plans: Sequence[Plan], *, told: Sequence[Any] = ()
 ) -> list[MeasuredRun | PerfmodelError | None]:
-    """What :func:`measure` returns or raises on each rank, in threads."""
+    """Result or error of :func:`measure` on each rank, in threads."""
     with free_port() as port, ThreadPoolExecutor(len(plans)) as pool:
 
         def one(rank: int) -> MeasuredRun | PerfmodelError | None:
@@ -552,7 +553,7 @@ def test_a_run_is_measured_and_can_be_predicted(sync: str, servers: int, tmp_pat
 
 
 class Instant:
-    """Servers that answer before they are asked."""
+    """Servers that answer too early."""
 
     sent_bytes = 0
 
@@ -567,19 +568,19 @@ class Instant:
 
 
 def took_s(sleep: Callable[[float], None]) -> tuple[float, float]:
-    """Seconds that ten real iterations took, and that they were to compute."""
+    """Measured seconds of ten real iterations, and their requested computing time."""
     one = EmulatedModel(TINY, Jitter(0.2), 0, 0, EmulatedDevice(sleep=sleep))
     client: Any = Instant()
     found = train(client, one, iterations=10)
     return found.ends_s[-1] - found.ends_s[0], sum(found.computed_s)
 
 
-def test_waiting_takes_at_least_as_long_as_asked() -> None:
+def test_emulated_computation_takes_at_least_the_requested_time() -> None:
     took, asked = took_s(time.sleep)
     assert took >= asked > 0.0
 
 
-def test_no_bound_at_all_can_be_said(tmp_path: Path) -> None:
+def test_the_bound_can_be_infinite(tmp_path: Path) -> None:
     run, *_ = runs([plan(sync="ssp", staleness_bound=math.inf)] * 3)
     assert isinstance(run, MeasuredRun)
     path = tmp_path / "run.json"
@@ -590,7 +591,7 @@ def test_no_bound_at_all_can_be_said(tmp_path: Path) -> None:
 
 def test_the_time_limit_ends_a_run() -> None:
     (run, *_) = runs([plan(steps=1_000_000, time_limit_s=1.0)] * 3)
-    if isinstance(run, InputError):  # a machine too busy for two iterations
+    if isinstance(run, InputError):  # the machine may be too busy for two iterations
         assert "--time-limit" in str(run)
     else:
         assert isinstance(run, MeasuredRun)
@@ -599,7 +600,7 @@ def test_the_time_limit_ends_a_run() -> None:
 
 def test_a_missing_rank_is_named() -> None:
     (found,) = runs_alone(plan(timeout_s=0.5), ranks=3)
-    assert "1, 2 did not come within 0.5 s" in str(found)
+    assert "1, 2 did not connect within 0.5 s" in str(found)
 
 
 def runs_alone(alone: Plan, ranks: int) -> list[PerfmodelError]:
@@ -618,7 +619,7 @@ def runs_alone(alone: Plan, ranks: int) -> list[PerfmodelError]:
         ({"workload": workload((1e-3, 1e-3, (44.0,)))}, "--workload"),
     ],
 )
-def test_who_was_given_something_else_is_named(other: dict[str, Any], named: str) -> None:
+def test_a_rank_with_different_arguments_is_named(other: dict[str, Any], named: str) -> None:
     for found in runs([plan(), plan(), plan(**other)]):
         assert isinstance(found, InputError)
         assert "rank 2" in str(found)
@@ -656,7 +657,7 @@ def test_a_worker_that_dies_ends_all_others() -> None:
     for error in errors:
         assert isinstance(error, PerfmodelError)
         assert "rank 1" in str(error)
-        assert "gone" in str(error)
+        assert "disconnected" in str(error)
         assert "\n" not in str(error)
 
 
@@ -669,14 +670,14 @@ def test_a_mistake_in_one_process_ends_all_others() -> None:
     assert all(isinstance(error, InputError) for error in found)
 
 
-# -- what is made of the times -----------------------------------------------------------------
+# -- results from the times --------------------------------------------------------------------
 
 
 def ran(*ends_s: float, computed_s: float = 0.5) -> Ran:
     return Ran(list(ends_s), [computed_s] * (len(ends_s) - 1), 0)
 
 
-def test_rates_are_of_the_time_in_which_all_ran() -> None:
+def test_rates_cover_the_time_in_which_all_ran() -> None:
     # worker 0 takes 1 s from 0 to 20; worker 1 takes 2 s, from 4 to 24, and 10 s at its start
     fast = ran(*range(21))
     slow = ran(-6.0, *range(4, 26, 2))
@@ -700,14 +701,14 @@ def test_synchronous_workers_are_measured_in_the_same_iterations() -> None:
     assert found.iteration_s == pytest.approx(1.0)
 
 
-def test_the_spread_is_that_of_iterations() -> None:
+def test_the_spread_is_between_iterations() -> None:
     found = measured_of([ran(0.0, 1.0, 2.0, 5.0, 6.0, 9.0)], warmup=1, batch_size=1)
     assert found.iteration_s == pytest.approx(2.0)
     assert found.iteration_std_s == pytest.approx(1.0)
 
 
 def test_too_few_iterations_are_an_error() -> None:
-    with pytest.raises(InputError, match="worker 1 ended fewer than 2 iterations"):
+    with pytest.raises(InputError, match="worker 1 completed fewer than 2 iterations"):
         measured_of([ran(*range(20)), ran(0, 3, 8)], warmup=1, batch_size=1)
 
 
@@ -737,7 +738,7 @@ def a_run(**changed: Any) -> MeasuredRun:
     )
 
 
-def test_predictions_stand_beside_what_was_measured() -> None:
+def test_predictions_are_shown_beside_measurements() -> None:
     said = {
         "iteration_s": 2.2,
         "throughput_samples_per_s": 14.4,
@@ -787,6 +788,8 @@ def test_the_command_measures_writes_and_compares(tmp_path: Path) -> None:
     common = ["--workload", "tagger.json", "--emulate", "--sync", "asp", "--ranks", "3"]
     common += ["--steps", "5", "--warmup", "1"]
     more = ["--output", "run.json", "--cluster", "ethernet-10g"]
+    plot = ["--plot", "run.png"] if importlib.util.find_spec("matplotlib") else []
+    more += plot
     with free_port() as port:
         address = ["--address", f"127.0.0.1:{port}"]
         processes = [
@@ -813,6 +816,7 @@ def test_the_command_measures_writes_and_compares(tmp_path: Path) -> None:
     assert said[1:] == ["", ""]
     for word in ("iteration", "throughput", "idle", "staleness", "predicted", "wrote run.json"):
         assert word in said[0]
+    assert not plot or (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
     run = read_run(tmp_path / "run.json")
     assert (run.workload, run.workers, run.arch) == ("tagger", 2, "ps")
     make_job(workload=tmp_path / "tagger.json", cluster="ethernet-10g", **run.arguments())
@@ -823,7 +827,7 @@ def test_the_command_measures_writes_and_compares(tmp_path: Path) -> None:
     [
         ("", "--rank: needed"),
         ("--rank 0 --ranks 1", "--ranks: must be at least 2"),
-        ("--rank 0 --ranks 2", "one of them says what is trained"),
+        ("--rank 0 --ranks 2", "one of them is needed"),
         ("--rank 0 --ranks 2 --emulate", "--emulate: needs --workload"),
         ("--rank 0 --ranks 2 --model x:y", "--batch-size: a real model needs it"),
         ("--rank 0 --ranks 2 --workload no.json --emulate", "no.json: cannot read"),
@@ -837,8 +841,8 @@ def test_the_command_measures_writes_and_compares(tmp_path: Path) -> None:
         ("@ --bucket-cap 5", "--bucket-cap: has no meaning with --arch ps"),
         ("@ --arch ring --bucket-cap 0", "--bucket-cap: must be more than 0"),
         ("@ --arch ring --backend mpi", "unknown --backend 'mpi'"),
-        ("@ --optimizer sgd", "--optimizer: is of a real model"),
-        ("@ --jitter 0.1:op", "cannot be emulated"),
+        ("@ --optimizer sgd", "--optimizer: applies to a real model"),
+        ("@ --jitter 0.1:op", "cannot emulate"),
         ("@ --steps 1", "--steps: must be at least 2"),
         ("@ --warmup 0", "--warmup: must be at least 1"),
         ("@ --time-limit 0s", "--time-limit: must be more than 0"),
@@ -848,6 +852,7 @@ def test_the_command_measures_writes_and_compares(tmp_path: Path) -> None:
         ("@ --cluster no-such", "unknown cluster 'no-such'"),
         ("@ --output no/such/place.json", "no/such/place.json: cannot write"),
         ("@ --congestion warp", "'warp'"),
+        ("@ --plot no/such/place.png", "no/such/place.png: cannot write"),
     ],
 )
 def test_a_mistake_is_one_line(

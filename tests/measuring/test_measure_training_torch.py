@@ -1,4 +1,4 @@
-"""Real models and DistributedDataParallel: needs PyTorch."""
+"""Real models and DistributedDataParallel; needs PyTorch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WORKERS, ITERATIONS, RATE = 2, 4, 0.05
 
 
 def network() -> Any:
-    """A small model in which one layer has parameters that are used without calling it."""
+    """A small model with one layer whose parameters are used without calling it."""
 
     class Inner(torch.nn.Module):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
@@ -53,7 +53,7 @@ def network() -> Any:
 
 
 def batch_of(worker: int) -> Any:
-    """A function that makes the batches of a worker."""
+    """A function that makes a worker's batches."""
     random = torch.Generator().manual_seed(worker)
 
     def make(size: int) -> Any:
@@ -64,7 +64,7 @@ def batch_of(worker: int) -> Any:
 
 
 def trainings() -> list[Any]:
-    """A training for each worker, of the same weights and other data."""
+    """A training setup for each worker, with the same weights and different data."""
     made = []
     for worker in range(WORKERS):
         torch.manual_seed(3)
@@ -142,7 +142,7 @@ def near(found: Sequence[Any], expected: Sequence[Any]) -> bool:
 
 
 def test_a_parameter_server_trains_like_one_process() -> None:
-    # both make the same number of batches before they train
+    # both draw the same number of batches before they train
     alone = trainings()
     for one in alone:
         HookedModel(one)
@@ -151,14 +151,14 @@ def test_a_parameter_server_trains_like_one_process() -> None:
     assert all(near(values, expected) for values in found)
 
 
-def test_canary_a_gradient_that_is_lost_is_seen() -> None:
+def test_canary_a_lost_gradient_is_noticed() -> None:
     alone = trainings()
     for one in alone:
         HookedModel(one)
     assert not near(by_server(trainings())[0], sequentially(alone, workers=1))
 
 
-def test_layers_are_what_is_called() -> None:
+def test_layers_are_the_called_modules() -> None:
     found = HookedModel(trainings()[0])
     sizes = {name: sum(p.numel() for p in ps) for name, ps in found.layers}
     assert sizes == {"0": 36, "2": 42 + 3, "3": 14}
@@ -171,7 +171,7 @@ LAYERS = {"a": (40_000,), "b": (2_000_000,), "c": (400_000,)}
 
 
 def run_of(folder: Path, ranks: int, *arguments: str) -> tuple[MeasuredRun, str]:
-    """The file of a run of so many processes, and what they printed."""
+    """The file of a run with this many processes, and their output."""
     with free_port() as port:
         processes = [
             subprocess.Popen(
@@ -222,9 +222,7 @@ def write_workload(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("cap", [None, 0.25])
-def test_emulated_layers_train_in_the_buckets_that_are_said(
-    cap: float | None, tmp_path: Path
-) -> None:
+def test_emulated_layers_train_in_the_reported_buckets(cap: float | None, tmp_path: Path) -> None:
     path = write_workload(tmp_path)
     more = [] if cap is None else ["--bucket-cap", str(cap)]
     run, _ = run_of(

@@ -1,4 +1,4 @@
-"""Emulated nodes, and what a measurement finds on links whose rate is known."""
+"""Emulated nodes, and measurements on links with a known rate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests import namespaces
 
 NOMINAL_BITS_PER_S = 200e6
 STREAM_S = 0.5
-"""How long a stream takes at best."""
+"""The shortest time of a stream."""
 
 PORT = 29500
 PATIENCE_S = 120.0
@@ -27,7 +27,7 @@ def need_namespaces() -> None:
 
 
 def measured(bits_per_s: float, folder: Path, *more: str) -> Measurements:
-    """What two nodes find on links of that rate."""
+    """The goodput that two nodes measure on links of this rate."""
     path = folder / "network.json"
     with namespaces.cluster(2, bits_per_s) as nodes:
         words = ["--ranks", "2", "--address", f"{nodes.addresses[0]}:{PORT}", *more]
@@ -62,25 +62,25 @@ def best_bits_per_s(bits_per_s: float, folder: Path) -> float:
 
 
 def is_nominal(found_bits_per_s: float) -> bool:
-    """Whether goodput is what a link of the nominal rate lets pass, or a little less."""
+    """Whether goodput is at most what a link of the nominal rate allows, and close to it."""
     return 0.85 * NOMINAL_BITS_PER_S <= found_bits_per_s <= NOMINAL_BITS_PER_S
 
 
 @pytest.mark.usefixtures("need_namespaces")
-def test_a_known_rate_is_found(tmp_path: Path) -> None:
+def test_a_known_rate_is_measured(tmp_path: Path) -> None:
     tries: list[float] = []
-    while len(tries) < 3 and not any(map(is_nominal, tries)):  # others may use this machine
+    while len(tries) < 3 and not any(map(is_nominal, tries)):  # the machine may be busy
         tries.append(best_bits_per_s(NOMINAL_BITS_PER_S, tmp_path))
     assert any(map(is_nominal, tries)), tries
 
 
 @pytest.mark.usefixtures("need_namespaces")
-def test_canary_another_rate_is_seen(tmp_path: Path) -> None:
+def test_canary_another_rate_is_noticed(tmp_path: Path) -> None:
     assert best_bits_per_s(NOMINAL_BITS_PER_S / 4, tmp_path) < 0.5 * NOMINAL_BITS_PER_S
 
 
 @pytest.mark.usefixtures("need_namespaces")
-def test_nodes_are_told_apart_and_congestion_control_is_recorded(tmp_path: Path) -> None:
+def test_nodes_are_distinguished_and_congestion_control_is_recorded(tmp_path: Path) -> None:
     allowed = namespaces.congestion_available("reno")
     chosen = ["--congestion", "reno"] if allowed else []
     found = measured(1e9, tmp_path, "--operations", "ping_pong", "--sizes", "1KB", *chosen)
@@ -90,7 +90,7 @@ def test_nodes_are_told_apart_and_congestion_control_is_recorded(tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("need_namespaces")
-def test_torchrun_s_ranks_meet_at_the_address_of_a_node(tmp_path: Path) -> None:
+def test_torchrun_s_ranks_connect_at_the_address_of_a_node(tmp_path: Path) -> None:
     pytest.importorskip("torch.distributed")
     environment = {name: os.environ[name] for name in os.environ if name != "PERFMODEL_TOKEN"}
     path = tmp_path / "network.json"
@@ -124,7 +124,7 @@ def test_torchrun_s_ranks_meet_at_the_address_of_a_node(tmp_path: Path) -> None:
     assert len(set(read_measurements(path).nodes)) == 2
     listens = [line for line in "".join(said).splitlines() if "listens on" in line]
     assert len(listens) == 1
-    # which of the nodes is that of rank 0 is up to torchrun
+    # torchrun chooses the node of rank 0
     starts = [f"perfmodel: rank 0 listens on {address}, port " for address in nodes.addresses]
     assert listens[0].startswith(tuple(starts))
     assert listens[0].endswith("; token: torchrun's store")
@@ -154,7 +154,7 @@ def test_nothing_is_left_after_an_error() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="about Linux")
-def test_who_is_not_root_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_root_there_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert namespaces.available.__wrapped__() == "network namespaces need root"
 

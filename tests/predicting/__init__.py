@@ -1,1 +1,1 @@
-"""Tests of both routes, and of each against the other."""
+"""Tests of both routes, each against the other."""

@@ -1,4 +1,4 @@
-"""Formulas against simulations of jobs drawn at random, and the bands that are measured so."""
+"""Formulas against simulations of random jobs, and the error bands measured in this way."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from perfmodel.predicting import bands, coarse
 from perfmodel.predicting.bands import BandTable, narrowest
 
 FRESH = 5
-"""A seed that neither measures bands nor checks them."""
+"""A seed used neither to measure bands nor to check them."""
 
 FEW, MANY = 360, 1000
-"""Jobs that are drawn in every run of the tests, and in the slow one."""
+"""Numbers of jobs drawn in every test run, and in the slow one."""
 
 SMALL = 6
-"""Workers of a job at most that is simulated in every run."""
+"""Largest number of workers of a job simulated in every test run."""
 
 
 @functools.cache
 def first_cells() -> list[Cell]:
-    """The first jobs of the draw, which begins the same however many are drawn."""
+    """The first jobs of the draw, which do not depend on how many are drawn."""
     return list(cells(FRESH, 600))
 
 
 # -- the draw ----------------------------------------------------------------------------------
 
 
-def test_a_draw_has_all_that_users_vary() -> None:
+def test_a_draw_varies_everything_that_users_vary() -> None:
     jobs = [one.job for one in first_cells()]
     assert {job.architecture.name for job in jobs} == set(names())
     assert {job.cluster.devices_per_node for job in jobs} == {1, 2, 4, 8}
@@ -65,7 +65,7 @@ def test_a_draw_has_all_that_users_vary() -> None:
         assert len(drawn) > 1
 
 
-def test_a_job_is_the_same_whoever_draws_it() -> None:
+def test_a_drawn_job_does_not_depend_on_the_process() -> None:
     assert cell(FRESH, 17).job == list(cells(FRESH, 18))[17].job
     assert cell(FRESH, 17).job != cell(FRESH + 1, 17).job
 
@@ -73,7 +73,7 @@ def test_a_job_is_the_same_whoever_draws_it() -> None:
 # -- bands -------------------------------------------------------------------------------------
 
 
-def test_a_band_holds_nine_in_ten_further_jobs() -> None:
+def test_a_band_covers_90_percent_of_further_jobs() -> None:
     """Whatever the distribution of errors, and however few were measured."""
     generator = np.random.default_rng(1)
     for few in (9, 24, 100):
@@ -82,13 +82,13 @@ def test_a_band_holds_nine_in_ten_further_jobs() -> None:
         assert 0.885 <= held <= 0.95
 
 
-def test_canary_a_quantile_of_few_jobs_does_not_hold() -> None:
+def test_canary_a_plain_quantile_of_few_jobs_covers_too_few() -> None:
     errors = np.random.default_rng(1).lognormal(-4.0, 1.5, (4000, 10))
     assert np.mean(errors[:, -1] <= np.quantile(errors[:, :-1], 0.9, axis=1)) < 0.885
 
 
 def planted(number: int) -> list[Known]:
-    """Jobs whose errors are large where they have jitter; another trait tells nothing."""
+    """Jobs whose errors are large with jitter; the other trait has no effect."""
     generator = np.random.default_rng(2)
     found = []
     for jitter, other, error in zip(
@@ -103,7 +103,7 @@ def planted(number: int) -> list[Known]:
     return found
 
 
-def test_classes_are_split_by_what_tells_errors_apart() -> None:
+def test_classes_are_split_by_the_trait_that_separates_errors() -> None:
     whole = grown(planted(400))
     assert whole.trait == "jitter"
     having, others = whole.with_trait, whole.without_trait
@@ -133,13 +133,13 @@ def test_the_table_has_every_group_and_classes_that_are_large_enough() -> None:
         assert 0.0 <= whole.median <= whole.p90
 
 
-def test_what_was_not_measured_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unmeasured_classes_are_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     job = make_job(model="resnet18", arch="asp", workers=4)
     empty = BandTable(seed=0, drawn=0, groups={})
     monkeypatch.setattr(bands, "table", lambda: empty)
     found = coarse.error_band(job)
     assert found.p90 is None
-    assert "was not measured" in found.text
+    assert "has not been measured" in found.text
     assert predict(job, fidelity="auto", tolerance=1.0).fidelity == "fine"
 
 
@@ -173,8 +173,8 @@ def test_the_page_shows_coverage() -> None:
 
 
 def near_enough(jobs: Sequence[Cell]) -> dict[str, list[bool]]:
-    """By architecture: whether what ``auto`` says of a job is within its tolerance of the
-    simulation. What it simulates is that."""
+    """By architecture: whether ``auto`` is within its tolerance of the simulation for each job.
+    Jobs that it simulates count as within."""
     found: dict[str, list[bool]] = defaultdict(list)
     for one in jobs:
         answer = predict(one.job, fidelity="auto")
@@ -192,7 +192,7 @@ def by_formula(one: Cell) -> bool:
 
 
 def test_auto_is_within_its_tolerance_for_nine_in_ten_small_jobs() -> None:
-    """Of the jobs that it answers by formulas: what it simulates is right."""
+    """Only jobs that it answers by formulas count; simulated ones are exact."""
     jobs = [one for one in first_cells()[:FEW] if one.job.workers <= SMALL and by_formula(one)]
     assert len(jobs) >= 50
     found = [near for each in near_enough(jobs[::2]).values() for near in each]
@@ -208,7 +208,7 @@ def test_auto_is_within_its_tolerance_for_nine_in_ten_jobs() -> None:
     for name in names():
         wrong = sum(not near for near in found[name])
         assert 1.0 - wrong / asked[name] >= 0.9, name
-        if len(found[name]) >= 40:  # also of those that are answered by formulas alone
+        if len(found[name]) >= 40:  # also among the jobs answered by formulas alone
             assert np.mean(found[name]) >= 0.85, name
 
 
@@ -224,7 +224,7 @@ def slow_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coarse, "phases", wrong)
 
 
-def test_canary_a_wrong_formula_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_canary_a_wrong_formula_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     slow_formulas(monkeypatch)
     jobs = [one for one in first_cells()[:FEW] if one.job.workers <= SMALL and by_formula(one)]
     found = [near for each in near_enough(jobs[::4]).values() for near in each]
@@ -232,7 +232,7 @@ def test_canary_a_wrong_formula_is_seen(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_declared_bands_hold_on_small_jobs() -> None:
-    """Nine in ten of the jobs that are not exact are within the error that is declared for them."""
+    """90 % of the jobs that are not exact are within their declared error."""
     jobs = [one for one in first_cells()[:FEW] if one.job.workers <= SMALL and known(one)]
     inside = []
     for one in jobs[::3]:
@@ -243,4 +243,4 @@ def test_declared_bands_hold_on_small_jobs() -> None:
         else:
             inside.append(error <= (math.inf if expected is None else expected))
     assert len(inside) >= 30
-    assert np.mean(inside) >= 0.8  # of few jobs; the page has the share of many
+    assert np.mean(inside) >= 0.8  # a small sample; the page has the share of many jobs

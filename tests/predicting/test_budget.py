@@ -1,4 +1,4 @@
-"""What a simulation takes is said before it begins."""
+"""The cost of a simulation is estimated before it begins."""
 
 from __future__ import annotations
 
@@ -43,25 +43,25 @@ def test_the_size_of_a_graph_is_known_without_building_it(
 
 
 def said_ops(text: str) -> float:
-    """Operations that a refusal says a simulation takes."""
+    """Number of operations that a refusal names."""
     found = re.search(r"takes about ([0-9.]+)( million)? operations", text)
     assert found, text
     return float(found[1]) * (1e6 if found[2] else 1.0)
 
 
 @pytest.mark.parametrize(("arch", "workers"), [("asp", 10_000), ("gosgd", 4096)])
-def test_what_takes_long_is_refused_at_once(arch: str, workers: int) -> None:
+def test_expensive_simulations_are_refused_immediately(arch: str, workers: int) -> None:
     one = job(arch, workers)
     begin = time.process_time()
     with pytest.raises(InputError) as error:
         predict(one)
-    assert time.process_time() - begin < 5.0  # was over a minute, or never
+    assert time.process_time() - begin < 5.0  # formerly took over a minute, or never ended
     said = str(error.value)
     for words in ("million operations", "min", "GB of memory", "--fidelity coarse", "--max-ops"):
         assert words in said
 
 
-def test_what_is_suggested_is_enough() -> None:
+def test_the_suggested_limit_is_enough() -> None:
     one = job("asp", 16)
     with pytest.raises(InputError) as error:
         predict(one, max_ops=1000)
@@ -76,13 +76,13 @@ def test_many_tensors_of_few_workers_are_refused_while_building() -> None:
         predict(one)
 
 
-def test_auto_goes_back_to_coarse_and_says_so() -> None:
+def test_auto_falls_back_to_coarse_and_notes_it() -> None:
     answer = predict(job("asp", 10_000), fidelity="auto", tolerance=1e-6)
     assert answer.fidelity == "coarse"
     assert "million operations" in answer.notes[-1]
 
 
-def test_a_sweep_leaves_out_what_is_too_large() -> None:
+def test_a_sweep_skips_jobs_that_are_too_large() -> None:
     found = sweep(
         model="resnet50", device="v100", arch="asp", workers=[2, 10_000], fidelity="fine"
     )
@@ -101,23 +101,23 @@ def test_a_trace_is_under_the_same_limit() -> None:
 
 
 @pytest.mark.parametrize("wrong", [0, -1, math.nan, "many", 10**400])
-def test_a_limit_that_is_none(wrong: Any) -> None:
+def test_invalid_limits_are_refused(wrong: Any) -> None:
     with pytest.raises(InputError, match="max_ops: "):
         predict(job("ps", 2), max_ops=wrong)
 
 
-def test_no_limit() -> None:
+def test_an_infinite_limit_is_allowed() -> None:
     assert predict(job("ps", 2), max_ops=math.inf).fidelity == "fine"
 
 
-def test_the_first_iterations_have_their_own_cost() -> None:
+def test_first_iterations_have_their_own_cost() -> None:
     one = job("asp", 8)
     assert predict(one, iterations=2).fidelity == "fine"
     with pytest.raises(InputError, match="million operations"):
         predict(one, iterations=100_000)
 
 
-def test_a_long_bound_takes_as_many_rounds() -> None:
+def test_a_large_staleness_bound_takes_more_rounds() -> None:
     short, long = (job("ssp", 4, options={"staleness_bound": bound}) for bound in (3, 3000))
     costs = [budget.cost_of(build_graph(one), one) for one in (short, long)]
     assert costs[0].graph_ops == costs[1].graph_ops

@@ -1,4 +1,4 @@
-"""Traces: the rules of the format, with a canary for each, and what a trace shows of a job."""
+"""Traces: the rules of the format, with a canary for each, and the contents of a trace."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RESERVED = {
     "terrible",
     "grey",
 }
-"""Those of the colour names that viewers know that are used."""
+"""The viewers' reserved colour names that traces use."""
 
 
 def synchronous() -> Job:
@@ -169,7 +169,7 @@ CANARIES: dict[str, Callable[[Trace], Any]] = {
 
 
 @pytest.mark.parametrize("error", CANARIES)
-def test_the_rules_notice(error: str) -> None:
+def test_canary_each_rule_notices_a_violation(error: str) -> None:
     """A canary for each rule."""
     trace = copy.deepcopy(predict(synchronous()).to_chrome_trace())
     check(trace)
@@ -212,7 +212,7 @@ def test_arrows_pass_operations_that_take_no_time() -> None:
     assert not any("applied" in a + b for a, b in found)
 
 
-def test_the_use_of_links_adds_up_to_the_prediction() -> None:
+def test_link_utilisation_agrees_with_the_prediction() -> None:
     result = predict(synchronous())
     trace = result.to_chrome_trace()
     begin, end = (1e6 * trace["otherData"][key] for key in ("begin_s", "end_s"))
@@ -228,7 +228,7 @@ def test_the_use_of_links_adds_up_to_the_prediction() -> None:
         assert mean == pytest.approx(100.0 * result.utilisation.links[link], rel=1e-5)
 
 
-def test_the_staleness_of_each_worker_is_counted() -> None:
+def test_the_staleness_of_each_worker_is_shown() -> None:
     trace = predict(asynchronous()).to_chrome_trace()
     stale = [e for e in by_phase(trace, "C") if "staleness (updates)" in e["args"]]
     assert {e["name"] for e in stale} == {"worker 0", "worker 1", "worker 2"}
@@ -237,7 +237,7 @@ def test_the_staleness_of_each_worker_is_counted() -> None:
     assert not [e for e in by_phase(none, "C") if "staleness (updates)" in e["args"]]
 
 
-def test_queues_are_counted_and_end_empty() -> None:
+def test_queue_counters_end_at_zero() -> None:
     where = cluster(1e6, update_per_tensor_s=3.0)
     trace = predict(job(WORK, where, 3, "ps")).to_chrome_trace()
     queue = [
@@ -249,7 +249,7 @@ def test_queues_are_counted_and_end_empty() -> None:
     assert queue[-1] == 0
 
 
-def test_a_trace_says_which_iterations_of_the_steady_state_it_shows() -> None:
+def test_a_trace_names_the_steady_state_iterations_it_shows() -> None:
     result = predict(synchronous())
     trace = result.to_chrome_trace()
     said = trace["otherData"]

@@ -1,4 +1,4 @@
-"""The coarse route: against the simulation, against laws, and as arrays against itself."""
+"""The coarse route: against the simulation, against laws, and arrays against scalars."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import click
 import hypothesis
 import msgspec
 import numpy as np
@@ -29,6 +30,7 @@ from perfmodel.architectures import registry
 from perfmodel.architectures.base import Coarse
 from perfmodel.architectures.registry import find, names
 from perfmodel.cli.printing import prediction
+from perfmodel.cli.shared import VERBOSITY
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities
 from perfmodel.predicting import coarse
@@ -46,7 +48,7 @@ WORK = workload([1.0, 2.0, 1.0], [2.0, 3.0, 1.0], [30.0, 50.0, 20.0])
 
 
 def variants(which: Callable[[str, dict[str, Any]], bool]) -> Any:
-    """Parametrise by those variants of all architectures that ``which`` holds for."""
+    """Parametrise by the variants of all architectures for which ``which`` holds."""
     found = [(arch, options) for arch, options in ALL if which(arch, options)]
     ids = [name for name, one in zip(ALL_IDS, ALL, strict=True) if which(*one)]
     return pytest.mark.parametrize(("arch", "options"), found, ids=ids)
@@ -79,7 +81,7 @@ def plain_workloads(draw: st.DrawFn) -> Workload:
 
 @st.composite
 def plain_jobs(draw: st.DrawFn, arch: str, options: dict[str, Any]) -> Job:
-    """Jobs of one to five workers, each on a node of its own, on links that are alike."""
+    """Jobs of one to five workers, each on its own node, with equal links."""
     where = cluster(
         draw(st.sampled_from([1.0, 13.0, 100.0])),
         draw(st.sampled_from([0.0, 0.01, 1.5])),
@@ -94,7 +96,7 @@ def plain_jobs(draw: st.DrawFn, arch: str, options: dict[str, Any]) -> Job:
 
 @st.composite
 def any_jobs(draw: st.DrawFn, arch: str, options: dict[str, Any]) -> Job:
-    """Jobs with jitter, stragglers, nodes that differ and data to wait for, or without."""
+    """Jobs with or without jitter, stragglers, unequal nodes and data loading."""
     found: Job = draw(jobs(arch, options, jitter=True))
     loading_s = draw(st.sampled_from([0.0, 0.0, 1.0, 50.0]))
     found = replace(found, workload=replace(found.workload, data_loading_s=loading_s))
@@ -125,9 +127,9 @@ def exact_jobs(
     shrink: bool = True,
     which: Callable[[dict[str, Any]], bool] = lambda options: True,
 ) -> list[Job]:
-    """Draw jobs of an architecture; return those that the formulas say they are exact for.
+    """Draw jobs of an architecture; return those for which the formulas claim to be exact.
 
-    They equal the simulation, or this raises AssertionError.
+    Raises AssertionError if these differ from the simulation.
     """
     found: list[Job] = []
     stages = [hypothesis.Phase.generate, *([hypothesis.Phase.shrink] if shrink else [])]
@@ -156,7 +158,8 @@ def several(found: Sequence[Job]) -> int:
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("arch", names())
 def test_exact_formulas_equal_the_simulation(arch: str) -> None:
-    """On plain clusters: often enough, and for several workers, unless one of them is alone."""
+    """On plain clusters: for enough jobs, and for several workers unless only one worker is
+    exact."""
     alone = arch in ("ad_psgd", "easgd")
     found = exact_jobs(arch, plain_jobs, count=30 if alone else 16)
     assert len(found) >= 10
@@ -238,12 +241,12 @@ def test_canary_formulas_that_claim_too_much(arch: str, monkeypatch: pytest.Monk
 
 
 def alike_steps(arch: str, options: dict[str, Any]) -> bool:
-    """Whether every iteration is like the next."""
+    """Return whether all iterations are equal."""
     return find(arch)[0].options(**options).period == 1 if "period" in options else True
 
 
 def exact_with_alike_steps(arch: str, options: dict[str, Any]) -> bool:
-    """Whether formulas are exact for some number of workers, and iterations like each other."""
+    """Return whether formulas are exact for some number of workers, with equal iterations."""
     if not alike_steps(arch, options) or (arch, options) == ("easgd", {}):
         return False
     least = 1 + options.get("backup_workers", 0)
@@ -260,7 +263,7 @@ def test_every_architecture_has_exact_variants() -> None:
 @few
 @given(data=st.data())
 def test_slow_data_sets_the_pace(arch: str, options: dict[str, Any], data: st.DataObject) -> None:
-    """A loader that takes longer than all else, where formulas are exact without one."""
+    """A loader that is slower than everything else, if formulas are exact without a loader."""
     drawn: Job = data.draw(plain_jobs(arch, options).filter(exact))
     loading_s = data.draw(st.floats(0.1, 100.0))
     slow = replace(drawn, workload=replace(drawn.workload, data_loading_s=loading_s))
@@ -277,7 +280,7 @@ def without_a_server(arch: str, options: dict[str, Any]) -> bool:
 def test_one_worker_without_a_server_is_a_single_device(
     arch: str, options: dict[str, Any], data: st.DataObject
 ) -> None:
-    """Whatever the cluster: there is nobody to talk to."""
+    """On any cluster: there is no communication."""
     alone = replace(data.draw(jobs(arch, options)), workers=1)
     equal(float(coarse.phases(alone).iteration_s), alone.workload.compute_s)
     equal(predict(alone).iteration_s, alone.workload.compute_s)
@@ -289,7 +292,7 @@ ROUNDING = 1e-12
 
 
 def sound(p: Prediction, found: Phases, workers: int) -> None:
-    """A coarse prediction is complete and consistent."""
+    """Check that a coarse prediction is complete and consistent."""
     assert math.isfinite(p.iteration_s)
     assert p.iteration_s > 0.0
     least = -ROUNDING * max(p.iteration_s, 1.0)
@@ -319,7 +322,7 @@ def sound(p: Prediction, found: Phases, workers: int) -> None:
 @each
 @few
 @given(data=st.data())
-def test_there_is_a_sound_answer_for_every_job(
+def test_every_job_has_a_consistent_prediction(
     arch: str, options: dict[str, Any], data: st.DataObject
 ) -> None:
     drawn = data.draw(any_jobs(arch, options))
@@ -333,7 +336,7 @@ def test_there_is_a_sound_answer_for_every_job(
 
 @each
 def test_idle_is_the_mean_over_workers(arch: str, options: dict[str, Any]) -> None:
-    """Of workers that are alike, and of those that wait for the slowest."""
+    """For equal workers, and for workers that wait for the slowest."""
     for slow in ((), (Straggler(1, 3.0),)):
         where = cluster(20.0, 0.01, update_per_byte_s=0.001)
         unlike = job(WORK, where, 3, arch, options, stragglers=slow)
@@ -343,8 +346,8 @@ def test_idle_is_the_mean_over_workers(arch: str, options: dict[str, Any]) -> No
         assert np.mean(idle.per_worker) == pytest.approx(idle.mean, abs=1e-9)
 
 
-def test_canary_an_unsound_answer() -> None:
-    """Each part of an answer in turn is wrong."""
+def test_canary_an_inconsistent_prediction_is_noticed() -> None:
+    """Each part of the prediction is wrong in turn."""
     asked = job(WORK, cluster(20.0, 0.01), 3, "ps", {"sync": "asp"}, jitter=Jitter(0.3))
     p, found = predict(asked, fidelity="coarse"), coarse.phases(asked)
     sound(p, found, 3)
@@ -373,12 +376,15 @@ def test_canary_an_unsound_answer() -> None:
 
 
 @each
-def test_an_answer_can_be_printed(
+def test_a_prediction_can_be_printed(
     arch: str, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = job(WORK, cluster(20.0, 0.01), 3, arch, options, jitter=Jitter(0.2))
     answer = predict(asked, fidelity="coarse")
-    prediction.prediction(answer)
+    verbose = click.Context(click.Command("predict"))
+    verbose.meta[VERBOSITY] = 1
+    with verbose:
+        prediction.prediction(answer, ())
     shown = " ".join(capsys.readouterr().out.split())  # long lines wrap
     assert answer.bottleneck.text.split(";")[0] in shown
     words = {word for name in answer.phases_s for word in name.split()}
@@ -389,20 +395,20 @@ def test_an_answer_can_be_printed(
 
 
 def never_rises(seconds: Sequence[float] | np.ndarray[Any, Any], rounding: float = 1e-9) -> None:
-    """Each value is at most the one before."""
+    """Check that each value is at most the previous one."""
     values = np.asarray(seconds)
     rise = np.diff(values) / values[:-1]
     assert (rise <= rounding).all(), rise.max()
 
 
-def test_canary_values_that_rise() -> None:
+def test_canary_rising_values_are_noticed() -> None:
     never_rises([3.0, 2.0, 2.0])
     with pytest.raises(AssertionError):
         never_rises([3.0, 2.0, 2.0 + 1e-6])
 
 
 def fuses(arch: str, options: dict[str, Any]) -> bool:
-    """Whether messages are fused at ticks: what ends earlier may just miss one."""
+    """Return whether messages are fused at ticks: an op that ends earlier may just miss a tick."""
     return options.get("bucketing") == "horovod"
 
 
@@ -420,7 +426,7 @@ def test_a_better_network_is_never_slower(
 
 
 def may_overlap(arch: str, options: dict[str, Any]) -> bool:
-    """Whether an architecture can overlap; buckets that are planned differ with it."""
+    """Return whether an architecture has an overlap option that does not change planned buckets."""
     found = find(arch)[0].options(**options)
     planned = options.get("bucketing") in ("mg_wfbp", "horovod")
     return hasattr(found, "overlap") and not (found.overlap and planned)
@@ -430,7 +436,7 @@ def may_overlap(arch: str, options: dict[str, Any]) -> bool:
 @few
 @given(data=st.data())
 def test_overlap_is_never_slower(arch: str, options: dict[str, Any], data: st.DataObject) -> None:
-    """Without jitter: formulas know that pushes without overlap end at different times then."""
+    """Without jitter: with it, formulas account for pushes without overlap that end apart."""
     drawn = data.draw(jobs(arch, options))
     seconds = [
         float(coarse.phases(replace(drawn, options=replace(drawn.options, overlap=on))).iteration_s)
@@ -440,11 +446,11 @@ def test_overlap_is_never_slower(arch: str, options: dict[str, Any], data: st.Da
 
 
 FALL = 0.1
-"""Part by which one more worker may lower the throughput of asynchronous jobs by the formulas,
-where laps overlap. More than no fall at all is an error of mean-value analysis with overlap."""
+"""Fraction by which one more worker may lower the formulas' throughput of asynchronous jobs if laps
+overlap. Any fall is an error of mean-value analysis with overlap."""
 
 MOST = 80
-"""Workers: beyond those for which the recursion is exact."""
+"""Largest number of workers: beyond the range of the exact recursion."""
 
 
 def grid(drawn: Job, step: int = 1) -> tuple[np.ndarray[Any, Any], predicting_variants.Variants]:
@@ -460,8 +466,8 @@ def grid(drawn: Job, step: int = 1) -> tuple[np.ndarray[Any, Any], predicting_va
 def test_throughput_of_asynchronous_jobs_is_bounded(
     arch: str, options: dict[str, Any], data: st.DataObject
 ) -> None:
-    """X(N) <= min(N X(1), 1/D_max), and it falls by little, if at all. Each worker has a node of
-    its own; the first one that gossips has nobody to talk to, so two may be slower than one."""
+    """X(N) <= min(N X(1), 1/D_max), and it hardly falls. Each worker has its own node;
+    a single gossiping worker has no peer, so two may be slower than one."""
     drawn: Job = data.draw(jobs(arch, options, jitter=True))
     apart = replace(drawn, cluster=replace(drawn.cluster, devices_per_node=1))
     workers, found = grid(apart)
@@ -483,6 +489,16 @@ def test_throughput_without_overlap_never_falls(data: st.DataObject) -> None:
     never_rises(seconds, 1e-5)
 
 
+def test_throughput_hardly_falls_where_a_server_saturates_beyond_the_recursion() -> None:
+    """At most by the error of the fixed point, 1 %: at 70 workers it has a second solution."""
+    times = [(9.0, 0.0, ()), (0.0, 1.0, (1.0,)), (1.0, 1.0, (1.0, 1.0))]
+    layers = [WorkloadLayer(f"layer{i}", *values) for i, values in enumerate(times)]
+    where = cluster(13.0, 0.0, update_per_tensor_s=0.1)
+    options = {"sync": "asp", "overlap": False}
+    drawn = job(Workload.of("chain", layers), where, 1, "ps", options)
+    never_rises(1.0 / grid(drawn)[1].throughput_samples_per_s, 0.01)
+
+
 @variants(lambda arch, options: not asynchronous(arch, options))
 @few
 @given(data=st.data())
@@ -498,7 +514,7 @@ def test_throughput_of_synchronous_jobs_is_bounded(
 
 
 def doubled(one: Job) -> Job:
-    """The job with all its durations doubled."""
+    """The job with all durations doubled."""
     w, where = one.workload, one.cluster
 
     def link(given: Link | None) -> Link | None:
@@ -549,7 +565,7 @@ def test_twice_the_durations_take_twice_as_long(
 
 
 def test_canary_a_duration_that_is_not_doubled() -> None:
-    """Each in turn: of a job in which all of them matter."""
+    """Each duration in turn, in a job in which all of them matter."""
     where = cluster(20.0, 0.1, update_per_tensor_s=0.1, update_per_byte_s=0.1)
     options = {"overlap": False, "compression": "top_k", "encode_per_byte_s": 0.1}
     asked = job(WORK, where, 3, "ps", options)
@@ -566,11 +582,11 @@ def test_canary_a_duration_that_is_not_doubled() -> None:
             equal(float(coarse.phases(other).iteration_s), 2.0 * once)
 
 
-# -- as arrays -------------------------------------------------------------------------------------
+# -- arrays ----------------------------------------------------------------------------------------
 
 
 def changed(one: Job, **axes: Any) -> Job:
-    """The job with values of :data:`perfmodel.predicting.variants.AXES`, one by one."""
+    """The job with the given values of :data:`perfmodel.predicting.variants.AXES`."""
     nic, w = one.cluster.nic, one.workload
     bandwidth = float(axes.get("bandwidth_bytes_per_s", nic.bandwidth_bytes_per_s))
     nic = replace(
@@ -606,7 +622,7 @@ def changed(one: Job, **axes: Any) -> Job:
 def same_as_scalars(
     found: predicting_variants.Variants, one: Job, axes: Mapping[str, Any], rounding: float = 1e-12
 ) -> None:
-    """Every element is what a job with those values gets by itself."""
+    """Check that every element equals the result of a job with those values."""
     shape = np.broadcast_shapes(*(np.shape(values) for values in axes.values()))
     grids = {name: np.broadcast_to(values, shape) for name, values in axes.items()}
     assert found.iteration_s.shape == shape
@@ -649,7 +665,7 @@ def points(arch: str, options: dict[str, Any], seed: int) -> dict[str, Any]:
 @each
 @few
 @given(data=st.data(), seed=st.integers(0, 2**32))
-def test_arrays_are_many_scalars(
+def test_arrays_equal_scalars(
     arch: str, options: dict[str, Any], data: st.DataObject, seed: int
 ) -> None:
     drawn = data.draw(jobs(arch, options, jitter=True))
@@ -663,7 +679,7 @@ def test_arrays_are_many_scalars(
 def test_batch_sizes_of_workers_that_differ(
     arch: str, options: dict[str, Any], data: st.DataObject
 ) -> None:
-    """Up to how far the fixed point of several classes is repeated."""
+    """Up to the tolerance of the fixed point of several classes."""
     drawn = data.draw(any_jobs(arch, options))
     axes = {"batch_size": np.arange(1, 5)}
     same_as_scalars(predicting_variants.evaluate(drawn, **axes), drawn, axes, 1e-8)
@@ -708,8 +724,8 @@ def test_a_number_gives_a_number() -> None:
 
 
 @pytest.mark.parametrize("arch", ["ring", "ps"])
-def test_more_than_a_block(arch: str) -> None:
-    """Every element is where it belongs, in the first block and in the last; servers are mixed."""
+def test_arrays_of_more_than_one_block(arch: str) -> None:
+    """Every element is at its place, in the first block and in the last; servers vary."""
     asked = job(WORK, cluster(20.0), 3, arch)
     size = 2 * predicting_variants.BLOCK + 5
     rng = np.random.default_rng(1)
@@ -752,7 +768,7 @@ def test_the_whole_model_by_hand() -> None:
 
 
 def per_configuration_s(call: Callable[[], Any], size: int, times: int) -> float:
-    """The best of several runs, for each of ``size`` configurations."""
+    """Shortest time per configuration of several runs with ``size`` configurations."""
     call()
     best = math.inf
     for _ in range(times):
@@ -764,7 +780,7 @@ def per_configuration_s(call: Callable[[], Any], size: int, times: int) -> float
 
 @pytest.mark.parametrize("arch", ["ring", "ps", "asp"])
 def test_arrays_are_a_hundred_times_faster(arch: str) -> None:
-    """In the same run, for each configuration."""
+    """Per configuration, measured in the same run."""
     asked = job(WORK, cluster(20.0, 0.01, update_per_byte_s=0.001), 3, arch)
     workers, bandwidth = np.arange(1, 65)[:, None], np.geomspace(1.0, 100.0, 256)
     many = per_configuration_s(
@@ -837,7 +853,7 @@ def test_workers_that_differ_cannot_be_varied() -> None:
 # -- fidelity --------------------------------------------------------------------------------------
 
 
-def test_fidelity_that_does_not_exist() -> None:
+def test_an_unknown_fidelity_is_refused() -> None:
     with pytest.raises(InputError) as caught:
         predict(job(WORK, cluster(), 2, "ring"), fidelity="corse")  # type: ignore[arg-type]
     assert str(caught.value) == (
@@ -853,13 +869,13 @@ def test_fidelity_that_does_not_exist() -> None:
         (math.nan, "tolerance: expected a finite number, got nan"),
     ],
 )
-def test_tolerance_out_of_range(tolerance: float, text: str) -> None:
+def test_a_tolerance_out_of_range_is_refused(tolerance: float, text: str) -> None:
     with pytest.raises(InputError) as caught:
         predict(job(WORK, cluster(), 2, "ring"), fidelity="auto", tolerance=tolerance)
     assert str(caught.value) == text
 
 
-def test_an_architecture_without_formulas() -> None:
+def test_an_architecture_without_formulas_has_no_coarse_route() -> None:
     bare = replace(find("ps")[0], coarse=None)
     with pytest.raises(InputError) as caught:
         registry.coarse_of(bare)
@@ -871,41 +887,41 @@ ROUGHLY = job(WORK, cluster(20.0, 0.01), 3, "asp")
 LACKING = job(WORK, cluster(20.0), 3, "ps", {"transmission": "priority"})
 
 
-def test_auto_is_coarse_where_that_is_exact() -> None:
+def test_auto_is_coarse_if_formulas_are_exact() -> None:
     answer = predict(EXACTLY, fidelity="auto", tolerance=0.001)
     assert answer.fidelity == "coarse"
     assert answer.error_band is not None
     assert answer.error_band.p90 == 0.0
     assert answer.notes[-1] == (
-        "coarse: it equals the simulation for this job; asked for within 0.1%"
+        "coarse: it equals the simulation for this job; tolerance 0.1%"
     )
 
 
-def test_auto_is_as_good_as_asked_for() -> None:
+def test_auto_is_within_the_requested_tolerance() -> None:
     band = coarse.error_band(ROUGHLY)
     assert band.p90 is not None
     wide = predict(ROUGHLY, fidelity="auto", tolerance=band.p90)
     assert wide.fidelity == "coarse"
     assert wide.error_band == band
-    assert wide.notes[-1] == f"coarse: {band.text}; asked for within {band.p90:.1%}"
+    assert wide.notes[-1] == f"coarse: {band.text}; tolerance {band.p90:.1%}"
     narrow = predict(ROUGHLY, fidelity="auto", tolerance=band.p90 * 0.99)
     assert narrow.fidelity == "fine"
     assert narrow.error_band is None
-    assert narrow.notes[-1].startswith(f"fine, because coarse is not enough: {band.text}; asked")
+    assert narrow.notes[-1].startswith(f"fine, because coarse is not accurate enough: {band.text}")
     assert narrow.to_chrome_trace()["traceEvents"]
 
 
-def test_auto_is_fine_where_something_is_left_out() -> None:
+def test_auto_is_fine_if_formulas_leave_something_out() -> None:
     answer = predict(LACKING, fidelity="auto", tolerance=1.0)
     assert answer.fidelity == "fine"
     assert answer.notes[-1] == (
-        "fine, because coarse is not enough: it leaves out transmission=priority, so its error is "
-        "not known; asked for within 100.0%"
+        "fine, because coarse is not accurate enough: it leaves out transmission=priority, so its "
+        "error is unknown; tolerance 100.0%"
     )
     assert coarse.error_band(LACKING).p90 is None
 
 
-def test_fine_unless_said_otherwise() -> None:
+def test_fine_is_the_default() -> None:
     assert predict(EXACTLY).fidelity == "fine"
     coarsely = predict(LACKING, fidelity="coarse")
     assert coarsely.fidelity == "coarse"
@@ -922,7 +938,7 @@ def test_bands_are_declared(arch: str, options: dict[str, Any]) -> None:
         assert 0.0 <= found.median <= found.p90 < 10.0
 
 
-# -- staleness, and workers that differ ------------------------------------------------------------
+# -- staleness, and unequal workers ---------------------------------------------------------------
 
 ASP = [{"sync": "asp"}, {"sync": "asp", "overlap": False}]
 
@@ -932,7 +948,7 @@ ASP = [{"sync": "asp"}, {"sync": "asp", "overlap": False}]
 def test_staleness_of_asynchronous_workers(
     options: dict[str, Any], workers: int, cv: float
 ) -> None:
-    """N - 1 on average, and spread as in the simulation."""
+    """N - 1 on average, with the spread of the simulation."""
     where = cluster(100.0, 0.01, update_per_byte_s=0.001)
     asked = job(WORK, where, workers, "ps", options, jitter=Jitter(cv), start="staggered")
     found, simulated = predict(asked, fidelity="coarse").staleness, predict(asked).staleness
@@ -945,7 +961,7 @@ def test_staleness_of_asynchronous_workers(
     assert mean == pytest.approx(workers - 1.0, rel=0.01)
 
 
-def test_staleness_without_jitter_is_a_number() -> None:
+def test_staleness_without_jitter_is_constant() -> None:
     found = predict(job(WORK, cluster(100.0), 5, "asp"), fidelity="coarse").staleness
     assert found is not None
     assert found.histogram == {"4": 1.0}
@@ -955,7 +971,8 @@ def test_staleness_without_jitter_is_a_number() -> None:
 @pytest.mark.parametrize("options", ASP, ids=["overlap", "phases"])
 @pytest.mark.parametrize("workers", [4, 6])
 def test_a_slow_worker_among_others(options: dict[str, Any], workers: int) -> None:
-    """It is three times slower: each worker's staleness and idleness are near the simulated."""
+    """It is three times slower: each worker's staleness and idleness are close to the
+    simulation."""
     where = cluster(100.0, 0.01, update_per_byte_s=0.001)
     asked = job(
         WORK, where, workers, "ps", options, stragglers=[Straggler(1, 3.0)], start="staggered"
@@ -975,8 +992,8 @@ def test_a_slow_worker_among_others(options: dict[str, Any], workers: int) -> No
     )
 
 
-def test_canary_workers_that_do_not_differ() -> None:
-    """A mean worker for all would be caught."""
+def test_canary_averaging_unequal_workers_is_noticed() -> None:
+    """Replacing all workers by a mean worker would be caught."""
     asked = job(WORK, cluster(100.0, 0.01), 4, "asp", stragglers=[Straggler(1, 3.0)])
     found = predict(asked, fidelity="coarse")
     assert found.staleness is not None

@@ -1,4 +1,4 @@
-"""Formulas where workers, links or cores are not alike, and where jitter meets overlap."""
+"""Formulas for unequal workers, links or cores, and for jitter combined with overlap."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LATE = (Straggler(0, 1.5),)
 
 
 def error(one: Job, rel_ci: float = 0.01) -> float:
-    """Of the formulas' iteration, as a fraction of the simulated one."""
+    """Error of the formulas' iteration, as a fraction of the simulated one."""
     return float(coarse.phases(one).iteration_s) / predict(one, rel_ci=rel_ci).iteration_s - 1.0
 
 
@@ -73,9 +73,9 @@ def test_ssp_without_a_bound_is_asp(options: dict[str, Any], late: tuple[Straggl
 
 
 @pytest.mark.parametrize("bound", [1, 3, 10])
-def test_a_finite_bound_ties_all_to_the_slowest(bound: int) -> None:
-    """In the long run, however high it is: with one worker 1.1 times slower than three others
-    1322 samples/s, which the asynchronous formula has at 1420."""
+def test_a_finite_bound_limits_all_to_the_slowest_pace(bound: int) -> None:
+    """In the steady state, however high the bound: with one worker 1.1 times slower than three
+    others it is 1322 samples/s, against 1420 by the asynchronous formula."""
     one = make_job(
         model="resnet50", device="v100", workers=4, bandwidth_bytes_per_s=100e9 / 8, arch="ssp",
         options={"staleness_bound": bound}, stragglers=[Straggler(3, 1.1)], start="together",
@@ -88,7 +88,7 @@ def test_a_finite_bound_ties_all_to_the_slowest(bound: int) -> None:
 
 @pytest.mark.parametrize(("bound", "cv"), [(1, 0.1), (3, 0.3), (8, 0.2)])
 def test_the_bound_is_between_bsp_and_asp(bound: int, cv: float) -> None:
-    """The less it binds the more iterations may lie between workers."""
+    """The larger the bound, the more iterations may lie between workers."""
     where = cluster(400.0, 0.0)
 
     def iteration_s(arch: str, **options: Any) -> float:
@@ -102,7 +102,7 @@ def test_the_bound_is_between_bsp_and_asp(bound: int, cv: float) -> None:
 
 @pytest.mark.parametrize("workers", [4, 16])
 @pytest.mark.parametrize(("bound", "cv"), [(1, 0.1), (1, 0.3), (3, 0.3)])
-def test_what_jitter_costs_at_a_bound(workers: int, bound: int, cv: float) -> None:
+def test_the_cost_of_jitter_under_a_bound(workers: int, bound: int, cv: float) -> None:
     where = cluster(1e9)
     one = job(WORK, where, workers, "ssp", {"staleness_bound": bound}, jitter=Jitter(cv))
     assert abs(error(one)) < 0.03
@@ -129,12 +129,12 @@ BARRIERS: list[tuple[str, dict[str, Any]]] = [
 def test_barriers_of_unequal_workers_with_jitter(
     arch: str, options: dict[str, Any], late: tuple[Straggler, ...], work: Any
 ) -> None:
-    """Few layers with jitter or unequal workers were 10 to 19 % off."""
+    """Jobs of few layers with jitter or unequal workers were once 10 to 19 % off."""
     one = job(work, cluster(150.0, 0.01), 6, arch, options, jitter=Jitter(0.2), stragglers=late)
     assert abs(error(one)) < TOLERANCE
 
 
-def test_canary_a_straggler_that_counts_for_all() -> None:
+def test_canary_applying_a_straggler_to_all_is_noticed() -> None:
     """The largest of six factors times the slowest kind of worker, as if all six were slow."""
     one = job(WORK, cluster(1e9), 6, "bsp", jitter=Jitter(0.2), stragglers=LATE)
     all_slow = 1.5 * order_statistics.expected_maximum(6, 0.2, "lognormal")
@@ -143,7 +143,7 @@ def test_canary_a_straggler_that_counts_for_all() -> None:
 
 
 def test_a_straggler_and_a_slow_link_need_not_be_the_same_worker() -> None:
-    """D-PSGD without overlap: 18 % too slow, if the slowest of both were one worker's."""
+    """D-PSGD without overlap: 18 % too slow if both were on the same worker."""
     slow = (NodeOverride(3, Link(20.0)),)
     where = cluster(80.0, overrides=slow)
     one = job(WORK, where, 6, "d_psgd", {"overlap": False}, stragglers=[Straggler(0, 2.0)])
@@ -151,7 +151,7 @@ def test_a_straggler_and_a_slow_link_need_not_be_the_same_worker() -> None:
 
 
 def test_update_threads_do_not_share_an_update() -> None:
-    """Two workers have two of four threads busy: 27 % too fast if all four did one update."""
+    """Two workers have two of four threads busy: 27 % too fast if all four shared one update."""
     where = cluster(1e4, server=Server(update_per_byte_s=0.05, threads=4))
     one = job(WORK, where, 2, "bsp", {"overlap": False, "duplex": True})
     assert abs(error(one)) < 0.1
@@ -185,16 +185,16 @@ def slow_link(arch: str, options: dict[str, Any], workers: int, slower: float) -
     ("arch", "options"), [("asp", {}), ("easgd", {}), ("ssp", {}), ("bsp", {}), ("p2p", {})]
 )
 def test_one_slow_link(arch: str, options: dict[str, Any], slower: float) -> None:
-    """It was up to 58 % (ASP), 38 % (EASGD) and 97 % (SSP) off; where it is still more than the
-    tolerance, such jobs are simulated."""
+    """Errors were once up to 58 % (ASP), 38 % (EASGD) and 97 % (SSP); jobs that still exceed the
+    tolerance are simulated."""
     one = slow_link(arch, options, 8, slower)
     off = abs(error(one, rel_ci=0.04))
     assert off < 0.25
     assert off <= TOLERANCE or predict(one, fidelity="auto", rel_ci=0.1).fidelity == "fine"
 
 
-def test_a_slow_link_holds_up_all_who_gossip() -> None:
-    """Everybody sends there now and then, and has to wait: 5 times too fast without that."""
+def test_a_slow_link_delays_all_gossiping_workers() -> None:
+    """Every worker sends over it sometimes and must wait: without that, 5 times too fast."""
     assert abs(error(slow_link("gosgd", {"probability": 1.0, "queue": 1}, 6, 0.1))) < 0.25
 
 
@@ -211,11 +211,11 @@ def test_workers_of_a_node_do_not_always_share_its_link() -> None:
     assert abs(error(one)) < 0.25
 
 
-# -- what was refused by one route only, or answered wrongly ---------------------------------------
+# -- former disagreements of the routes ----------------------------------------------------------
 
 
-def test_each_send_is_simulated_whatever_was_measured() -> None:
-    """By formula, too: it was 94 % off where collectives were measured to be slow."""
+def test_single_sends_do_not_use_measured_collectives() -> None:
+    """Also by formula, which was once 94 % off with slow measured collectives."""
     slow = Collective(
         operation="all_reduce", pieces=(Piece(5.0, 1.0),), ranks=(2, 64), bytes=(1.0, 1e9)
     )
@@ -230,8 +230,8 @@ def test_each_send_is_simulated_whatever_was_measured() -> None:
 
 
 @pytest.mark.parametrize("arch", ["ring", "local_sgd", "zero2", "zero3"])
-def test_a_worker_alone_adds_nothing(arch: str) -> None:
-    """Formulas refused what simulations answer: time to add, where collectives were measured."""
+def test_a_single_worker_reduces_nothing(arch: str) -> None:
+    """Formulas once refused what simulations accept: reduction time with measured collectives."""
     measured = tuple(
         Collective(operation=name, pieces=(Piece(1.0, 0.1),), ranks=(2, 64), bytes=(1.0, 1e9))
         for name in ("all_reduce", "reduce_scatter", "all_gather")
@@ -243,10 +243,10 @@ def test_a_worker_alone_adds_nothing(arch: str) -> None:
 @pytest.mark.parametrize("fidelity", ["fine", "coarse", "auto"])
 @pytest.mark.parametrize("late", [[], [Straggler(0, 2.0)]])
 @pytest.mark.parametrize("spare", [3, 4])
-def test_backup_workers_leave_somebody_to_wait_for(
+def test_backup_workers_leave_at_least_one_worker(
     fidelity: Any, late: list[Straggler], spare: int
 ) -> None:
-    text = f"backup_workers: {spare} of 3 workers leave nobody to wait for \\(at most 2\\)"
+    text = f"backup_workers: must be fewer than the 3 workers, got {spare} \\(at most 2\\)"
     with pytest.raises(InputError, match=text):
         predict(
             make_job(
@@ -257,7 +257,7 @@ def test_backup_workers_leave_somebody_to_wait_for(
         )  # fmt: skip
 
 
-def test_backup_workers_leave_somebody_in_every_variant() -> None:
+def test_backup_workers_leave_at_least_one_worker_in_every_variant() -> None:
     one = make_job(model="resnet18", arch="bsp", workers=4, options={"backup_workers": 2})
     with pytest.raises(InputError, match="workers: expected more than the 2 backup workers"):
         evaluate(one, workers=[2, 3])
@@ -265,8 +265,8 @@ def test_backup_workers_leave_somebody_in_every_variant() -> None:
 
 @pytest.mark.parametrize("kind", ["gamma", "lognormal"])
 @pytest.mark.parametrize("arch", ["bsp", "asp", "ring", "d_psgd"])
-def test_next_to_no_jitter_is_none(kind: str, arch: str) -> None:
-    """``gamma:1e-155`` gave 7 times the right throughput."""
+def test_negligible_jitter_is_none(kind: str, arch: str) -> None:
+    """``gamma:1e-155`` once gave 7 times the right throughput."""
     none, least = (
         make_job(model="resnet18", arch=arch, workers=3, jitter=jitter)
         for jitter in (None, f"{kind}:1e-155")
@@ -276,7 +276,7 @@ def test_next_to_no_jitter_is_none(kind: str, arch: str) -> None:
         assert found.iteration_s == predict(none, fidelity=fidelity).iteration_s  # type: ignore[arg-type]
 
 
-def test_the_least_jitter_is_the_same_everywhere() -> None:
+def test_the_smallest_jitter_is_the_same_everywhere() -> None:
     assert Jitter(0.9 * NO_SPREAD).cv == 0.0
     assert Jitter(1.1 * NO_SPREAD).cv > 0.0
     for kind in ("gamma", "lognormal"):
@@ -286,7 +286,7 @@ def test_the_least_jitter_is_the_same_everywhere() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "tree", "double_tree", "halving_doubling"])
-def test_a_core_that_limits_is_simulated_where_formulas_are_far_off(algorithm: str) -> None:
+def test_a_limiting_core_is_simulated_if_formulas_are_far_off(algorithm: str) -> None:
     where = cluster(20.0, 0.01, core_oversubscription=8.0)
     one = job(WORK, where, 9, "allreduce", {"algorithm": algorithm, "bucketing": "one"})
     found = predict(one, fidelity="auto")

@@ -1,4 +1,4 @@
-"""Predictions are what they were, to the last digit, on five hundred jobs written down before."""
+"""Predictions of about 500 recorded jobs have not changed, to the last digit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TIMES, DIGITS = 1.0 + 1e-15, 1e-9
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_predictions_are_what_they_were(part: int) -> None:
+def test_predictions_have_not_changed(part: int) -> None:
     exactly = corpus.same_arithmetic()
     moved = []
     for number, entry in list(enumerate(corpus.read()))[part::PARTS]:
@@ -22,10 +22,10 @@ def test_predictions_are_what_they_were(part: int) -> None:
             off = now[route][1] / samples_per_s - 1.0
             if abs(off) > DIGITS or (exactly and now[route][0] != digest):
                 moved.append(f"job {number} {route}: throughput {off:+.3g}")
-    assert not moved, "python -m tests.corpus writes them down anew:\n" + "\n".join(moved)
+    assert not moved, "python -m tests.corpus records the new predictions:\n" + "\n".join(moved)
 
 
-def test_it_has_all_options_of_all_architectures() -> None:
+def test_the_corpus_has_all_options_of_all_architectures() -> None:
     from perfmodel.architectures.registry import all_architectures, find
 
     seen = {(find(e.job["arch"])[0].name, o) for e in corpus.read() for o in e.job["options"]}
@@ -35,7 +35,7 @@ def test_it_has_all_options_of_all_architectures() -> None:
             assert preset or (architecture.name, option) in seen
 
 
-def test_canary_a_move_of_one_last_digit_is_seen() -> None:
+def test_canary_a_change_of_the_last_digit_is_noticed() -> None:
     answer = predict(corpus.job_of(corpus.read()[0].job)).to_dict()
     moved = {**answer, "iteration_s": answer["iteration_s"] * TIMES}
     assert moved["iteration_s"] != answer["iteration_s"]

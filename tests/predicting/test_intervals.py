@@ -1,4 +1,4 @@
-"""Intervals of predictions: what makes them wide, and whether measured runs lie in them."""
+"""Prediction intervals: what widens them, and whether they cover measured runs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from benchmarks.accuracy import intervals as learning
 from perfmodel import InputError, Jitter, Source, make_job, predict
 from perfmodel.base.uncertainty import Uncertainty
 from perfmodel.calibration.residuals import PredictedRun
+from perfmodel.inputs.cluster import Collective, Piece
 from perfmodel.predicting.intervals import (
     LEARNT,
     JobKind,
@@ -41,7 +42,7 @@ def total(**more: Any) -> float:
 
 
 @given(st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.floats(1e-3, 1e3))
-def test_an_interval_holds_the_value_and_is_as_wide_on_either_side(
+def test_an_interval_contains_the_value_and_is_symmetric(
     model: float, measurement: float, value: float
 ) -> None:
     low, high = Uncertainty(model=model, measurement=measurement).interval(value)
@@ -55,7 +56,7 @@ def test_nine_in_ten_draws_lie_inside() -> None:
     low, high = parts.interval(1.0)
     inside = np.mean((low <= draws) & (draws <= high))
     assert inside == pytest.approx(0.9, abs=0.005)
-    # a canary: without the model's part it is too narrow
+    # canary: without the model's part it is too narrow
     low, high = msgspec.structs.replace(parts, model=0.0).interval(1.0)
     assert np.mean((low <= draws) & (draws <= high)) < 0.6
 
@@ -66,12 +67,12 @@ def test_no_part_is_negative_or_unknown(value: float) -> None:
         Uncertainty(model=value)
 
 
-# -- what makes them wide --------------------------------------------------------------------------
+# -- contributions --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fidelity", ["fine", "coarse", "auto"])
 @pytest.mark.parametrize("arch", ["ring", "ps", "asp", "p2p", "ad_psgd", "gosgd"])
-def test_every_prediction_has_one(arch: str, fidelity: Any) -> None:
+def test_every_prediction_has_an_interval(arch: str, fidelity: Any) -> None:
     answer = predict(job(arch=arch), fidelity=fidelity)
     assert answer.interval is not None
     assert answer.interval.coverage == 0.9
@@ -83,12 +84,32 @@ def test_every_prediction_has_one(arch: str, fidelity: Any) -> None:
     assert answer.interval.text
 
 
-def test_a_measured_network_makes_it_narrower() -> None:
+def test_a_measured_network_narrows_the_interval() -> None:
     measured, nominal = (
         msgspec.structs.replace(cluster(), source=Source(kind, "by someone"))
         for kind in ("measured", "published")
     )
     assert total(cluster=measured) < total(cluster=nominal)
+
+
+def test_the_text_names_what_is_estimated() -> None:
+    """A language model's compute times; an all-reduce that was measured with large errors."""
+    estimated = predict(make_job(model="llama-7b", device="a100", arch="zero3", workers=2))
+    assert estimated.interval is not None
+    assert "estimated compute times" in estimated.interval.text
+    measured = Collective(
+        operation="all_reduce",
+        pieces=(Piece(0.05, 0.01),),
+        ranks=(2, 4),
+        bytes=(1.0, 1e9),
+        error_fraction=3.0,
+    )
+    where = msgspec.structs.replace(
+        cluster(), source=Source("measured", "by someone"), collectives=(measured,)
+    )
+    answer = predict(job(cluster=where, arch="ring"))
+    assert answer.interval is not None
+    assert "errors of measured collectives" in answer.interval.text
 
 
 def fast(latency_s: float = 20e-6, kind: Any = "published") -> Any:
@@ -98,7 +119,7 @@ def fast(latency_s: float = 20e-6, kind: Any = "published") -> Any:
 
 
 def upper(where: Any, **more: Any) -> float:
-    """How many times as long as predicted a step may take."""
+    """Upper bound of the step time, relative to the prediction."""
     big = workload([0.01], [0.02], [500e6])
     answer = predict(job(workload=big, cluster=where, **more))
     assert answer.interval is not None
@@ -117,12 +138,12 @@ def test_tcp_may_deliver_much_less_than_a_fast_link() -> None:
 @pytest.mark.parametrize(
     "where", [fast(latency_s=2e-6), fast(kind="measured"), cluster(1.25e9, 20e-6)]
 )
-def test_not_so_rdma_slow_links_and_measured_ones(where: Any) -> None:
+def test_rdma_slow_links_and_measured_links_deliver_their_bandwidth(where: Any) -> None:
     assert upper(where) < 2.0 < upper(fast())
     assert upper(fast(), workers=1) < 1.1
 
 
-def test_estimated_computing_makes_it_wider_and_the_less_it_matters_the_less() -> None:
+def test_estimated_compute_times_widen_the_interval_by_their_share() -> None:
     rough = msgspec.structs.replace(WORK, error_fraction=0.5)
     assert total(workload=rough) > total()
     slow = cluster(bandwidth_bytes_per_s=0.001)
@@ -130,7 +151,7 @@ def test_estimated_computing_makes_it_wider_and_the_less_it_matters_the_less() -
     assert more < 0.2 * (total(workload=rough) - total())
 
 
-def test_it_widens_beyond_the_runs_it_was_learnt_from_and_says_so() -> None:
+def test_extrapolation_beyond_the_known_runs_widens_the_interval() -> None:
     most = LEARNT[kind_of(job())].workers
     within, beyond = job(workers=most), job(workers=8 * most)
     answers = predict(within), predict(beyond)
@@ -138,8 +159,8 @@ def test_it_widens_beyond_the_runs_it_was_learnt_from_and_says_so() -> None:
     assert answers[1].interval is not None
     assert answers[0].interval.parts.extrapolation == 0.0
     assert answers[1].interval.parts.extrapolation == pytest.approx(3 * 0.03)
-    assert f"beyond {most} workers" in answers[1].interval.text
-    assert "beyond" not in answers[0].interval.text
+    assert f"at most {most} workers" in answers[1].interval.text
+    assert "extrapolated" not in answers[0].interval.text
 
 
 def test_one_worker_has_no_model_error() -> None:
@@ -149,7 +170,7 @@ def test_one_worker_has_no_model_error() -> None:
     assert answer.interval.parts.extrapolation == 0.0
 
 
-def test_a_rough_simulation_is_wider() -> None:
+def test_a_short_simulation_widens_the_interval() -> None:
     shaken = job(jitter=Jitter(0.3), arch="asp")
     sure, rough = predict(shaken, rel_ci=0.01), predict(shaken, rel_ci=0.1)
     assert rough.throughput_ci_fraction > sure.throughput_ci_fraction
@@ -158,7 +179,7 @@ def test_a_rough_simulation_is_wider() -> None:
     assert rough.interval.parts.measurement > sure.interval.parts.measurement
 
 
-def test_a_formula_that_is_not_exact_is_wider() -> None:
+def test_an_inexact_formula_widens_the_interval() -> None:
     made = job(arch="asp", workers=6)
     fine, coarse = predict(made), predict(made, fidelity="coarse")
     assert coarse.error_band is not None
@@ -170,13 +191,13 @@ def test_a_formula_that_is_not_exact_is_wider() -> None:
     assert coarse.interval.parts.model > fine.interval.parts.model
 
 
-# -- learning them ---------------------------------------------------------------------------------
+# -- fitting the constants--------------------------------------------------------------------------
 
 
 def made_up(
     always: float, waiting: float, count: int, *, sources: int = 40, shift: float = 0.0
 ) -> list[PredictedRun]:
-    """Runs of jobs that wait more or less, as far off as these constants say."""
+    """Runs of jobs that wait more or less, with errors drawn according to these constants."""
     rng = np.random.default_rng(3)
     found = []
     for i in range(count):
@@ -190,7 +211,7 @@ def made_up(
 
 
 @pytest.mark.parametrize(("always", "waiting"), [(0.02, 0.2), (0.1, 0.02)])
-def test_what_predictions_leave_unexplained_is_found_again(always: float, waiting: float) -> None:
+def test_the_constants_are_recovered(always: float, waiting: float) -> None:
     some = made_up(always, waiting, 400)
     learnt = learning.learn(some)
     assert learnt.runs == 400
@@ -202,7 +223,7 @@ def test_what_predictions_leave_unexplained_is_found_again(always: float, waitin
     assert 0.85 < inside / count < 0.95
 
 
-def test_what_takes_longer_than_predicted_moves_the_interval_up() -> None:
+def test_a_bias_moves_the_interval_up() -> None:
     late = made_up(0.05, 0.05, 200, shift=0.3)
     learnt = learning.learn(late)
     assert learnt.shift == pytest.approx(0.3, abs=0.02)
@@ -212,19 +233,19 @@ def test_what_takes_longer_than_predicted_moves_the_interval_up() -> None:
     assert high / run.prediction.iteration_s > math.exp(0.3)
 
 
-def test_few_sources_teach_little() -> None:
+def test_few_sources_give_uncertain_constants() -> None:
     few, many = (learning.learn(made_up(0.05, 0.05, 120, sources=n)) for n in (3, 60))
     assert few.always > 1.4 * many.always
 
 
-def test_intervals_learnt_from_better_predictions_are_too_narrow() -> None:
+def test_canary_intervals_fitted_to_better_predictions_are_too_narrow() -> None:
     good, bad = made_up(0.01, 0.02, 80, sources=8), made_up(0.1, 0.2, 40)
     bad = [msgspec.structs.replace(run, source="other") for run in bad]
     found = learning.covered([*good, *bad])
     assert found["other"][0] < 0.5 * found["other"][1]
 
 
-def test_constants_are_there_for_every_kind() -> None:
+def test_every_kind_of_cluster_has_constants() -> None:
     kinds = [JobKind(network, way) for network in ("measured", "nominal") for way in (False, True)]
     assert set(LEARNT) == set(kinds)
     assert all(isinstance(each, Learnt) and each.always > 0.0 for each in LEARNT.values())

@@ -1,4 +1,4 @@
-"""Workers that are groups of devices: worked by hand, and the same as what they are made of."""
+"""Workers that are groups of devices: by hand, and against the architectures they combine."""
 
 from __future__ import annotations
 
@@ -82,9 +82,8 @@ def test_unequal_islands() -> None:
     assert predicted.idle_fraction.per_worker == pytest.approx((6.0 / 9.0, 6.0 / 9.0))
 
 
-def test_samples_count_by_rate_where_nothing_is_waited_for() -> None:
-    """Without waiting for each other, of a server whose links are fast: 10 samples in 5 s and 5 in
-    3 s."""
+def test_asynchronous_islands_add_up_by_rate() -> None:
+    """Asynchronous islands and a server with fast links: 10 samples in 5 s plus 5 in 3 s."""
     fast = nodes(2, nic=pm.Link(1e9))
     found = job("2+1", fast, arch="ps", options={"sync": "asp"}, island_options=ONE)
     assert pm.predict(found).throughput_samples_per_s == pytest.approx(10 / 5 + 5 / 3, rel=1e-3)
@@ -98,7 +97,7 @@ def test_a_slow_node_makes_a_slow_island() -> None:
 
 
 def test_the_slowest_device_of_an_island_sets_its_jitter() -> None:
-    """The spread of an island's step is less than that of a device: extremes are alike."""
+    """The spread of an island's step is smaller than that of a device, as extremes vary less."""
     fast = nodes(8, intra_node=None)
     alone, many = (job(n, fast, jitter=0.1, island_options=ONE) for n in (1, 8))
     assert alone.jitter == pm.Jitter(0.1)
@@ -107,7 +106,7 @@ def test_the_slowest_device_of_an_island_sets_its_jitter() -> None:
     assert many.islands[0].step_s > 3.0 * 1.1
 
 
-# -- what they are made of -------------------------------------------------------------------------
+# -- equivalences ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("arch", "options"), ALL, ids=ALL_IDS)
@@ -121,7 +120,7 @@ def test_islands_of_one_device_are_the_flat_job(arch: str, options: dict[str, An
 
 
 @pytest.mark.parametrize("arch", ["local_sgd", "ps", "easgd", "allreduce", "gosgd"])
-def test_as_composed_islands_of_one_device_are_it_too(arch: str) -> None:
+def test_composed_islands_of_one_device_are_the_flat_job(arch: str) -> None:
     flat = pm.make_job(model="alexnet", workers=3, arch=arch)
     composed = islands.joined(flat, (1, 1, 1), "allreduce", {})
     assert composed.islands
@@ -140,7 +139,7 @@ def test_as_composed_islands_of_one_device_are_it_too(arch: str) -> None:
         ("bsp", {}),
     ],
 )
-def test_a_step_inside_is_that_of_the_architecture_alone(
+def test_a_step_inside_equals_the_architecture_by_itself(
     arch: str, options: dict[str, Any]
 ) -> None:
     given: dict[str, Any] = {"model": "gpt2-small", "device": "a100", "cluster": "dgx-a100"}
@@ -160,7 +159,7 @@ def test_a_step_inside_is_that_of_the_architecture_alone(
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("period", [2, 7])
 def test_steps_before_an_all_reduce_are_local_sgd(devices: int, period: int) -> None:
-    """An exchange of what an island has learnt, after H steps: two ways to say it."""
+    """An exchange of an island's accumulated update after H steps, expressed in two ways."""
     where = nodes(2)
     ring = {"algorithm": "ring"}
     local = job(devices, where, options={"period": period, **ring}, island_options=ONE)
@@ -176,8 +175,8 @@ def test_steps_before_an_all_reduce_are_local_sgd(devices: int, period: int) -> 
 
 
 def test_asynchronous_outer_steps() -> None:
-    """Islands of 5 s and of 3 s a step, four steps each, push 8 bytes and pull 8 bytes over links
-    of 1 byte/s: 20 + 16 s and 12 + 16 s where the server's link is fast."""
+    """Islands with steps of 5 s and 3 s, four steps each, push and pull 8 bytes over links of
+    1 byte/s: 20 + 16 s and 12 + 16 s if the server's link is fast."""
     where = nodes(2, overrides=(pm.NodeOverride(2, pm.Link(1e6)),))
     found = job("2+1", where, arch="ps", options={"sync": "asp"}, island_steps=4,
                 island_options=ONE)  # fmt: skip
@@ -204,8 +203,8 @@ def test_a_quorum_and_a_bound_of_outer_steps() -> None:
     assert bound.updates_per_s == pytest.approx(3 * barrier.updates_per_s, rel=0.15)
 
 
-def test_islands_that_take_equally_long() -> None:
-    """Ten steps of 3 s, and six of 5 s: nobody waits for the other."""
+def test_islands_with_equal_outer_steps_do_not_wait() -> None:
+    """Ten steps of 3 s, and six of 5 s: neither waits."""
     where = nodes(2, nic=pm.Link(1e9))
     given: dict[str, Any] = {"arch": "allreduce", "options": ONE, "island_options": ONE}
     even = job("2+1", where, island_steps="equal:10", **given)
@@ -226,17 +225,17 @@ def test_a_straggler_does_fewer_steps() -> None:
 
 def test_a_schedule_of_several_steps_is_refused() -> None:
     found = pm.predict(job(1, nodes(2), arch="ps", options={}, island_steps=4))
-    with pytest.raises(pm.InputError, match="after several steps"):
+    with pytest.raises(pm.InputError, match="several steps between exchanges"):
         found.schedule(10)
 
 
-def test_canary_a_step_that_is_too_long() -> None:
+def test_canary_a_step_that_is_too_long_is_noticed() -> None:
     found = job(2, nodes(2), island_options=ONE)
     slower = msgspec.structs.replace(found, workload=found.workload.scaled("compute_s", 1.01))
     assert pm.predict(slower).iteration_s != pytest.approx(9.0)
 
 
-def test_the_optimizer_of_servers_is_not_run_inside() -> None:
+def test_the_optimizer_on_servers_does_not_run_inside() -> None:
     work = workload([1.0], [2.0], [8.0], optimizer_s=1.0)
     for arch, expected in (("ps", 5.0), ("local_sgd", 6.0)):
         made = pm.make_job(
@@ -249,7 +248,7 @@ def test_the_optimizer_of_servers_is_not_run_inside() -> None:
 # -- files, command line, Python -------------------------------------------------------------------
 
 
-def test_all_ways_say_the_same(tmp_path: Path) -> None:
+def test_files_flags_and_python_agree(tmp_path: Path) -> None:
     given: dict[str, Any] = {
         "model": "resnet18",
         "workers": 2,
@@ -291,8 +290,8 @@ def test_sweeps_vary_islands() -> None:
     ]
 
 
-def test_requirements_and_advice_are_of_islands() -> None:
-    """An aim is met where a prediction says so, and changes keep the islands."""
+def test_requirements_and_advice_keep_islands() -> None:
+    """A prediction confirms that the aim is met, and changes keep the islands."""
     given: dict[str, Any] = {
         "model": "resnet18",
         "device": "v100",
@@ -319,14 +318,14 @@ def test_requirements_and_advice_are_of_islands() -> None:
     [
         ({"island_devices": 0}, "island_devices: must be"),
         ({"island_devices": "2x"}, "cannot read '2x'"),
-        ({"island_devices": "2+2+2"}, "2+2+2 are 3 islands, workers are 2"),
+        ({"island_devices": "2+2+2"}, "2+2+2 is 3 islands, but workers is 2"),
         ({"island_arch": "fsdp"}, "need island_devices"),
         ({"island_steps": 0}, "island_steps: must be"),
         ({"island_steps": "same:4"}, "cannot read 'same:4'"),
         ({"island_steps": "equal:-4"}, "cannot read 'equal:-4'"),
         ({"island_devices": 2, "island_arch": "fdsp"}, "did you mean 'fsdp'?"),
-        ({"island_devices": 2, "island_arch": "asp"}, "have models of their own"),
-        ({"island_devices": 2, "island_arch": "d_psgd"}, "have models of their own"),
+        ({"island_devices": 2, "island_arch": "asp"}, "each keep their own model"),
+        ({"island_devices": 2, "island_arch": "d_psgd"}, "each keep their own model"),
         ({"island_devices": 2, "island_options": {"stage": 2}}, "does not apply to allreduce"),
         ({"island_devices": 8, "cluster": nodes(2, nodes=4)}, "need 8 nodes"),
         ({"island_devices": 2, "cluster": nodes(2, devices_on_nodes=(1,))}, "devices_on_nodes"),
@@ -341,5 +340,5 @@ def test_mistakes_are_named(given: dict[str, Any], said: str) -> None:
 def test_variants_that_change_a_step_inside_are_refused() -> None:
     found = job(2, nodes(2), island_options=ONE)
     assert pm.evaluate(found, workers=[2, 4]).iteration_s == pytest.approx([9.0, 5.0 + 12.0 / 2.0])
-    with pytest.raises(pm.InputError, match="make a job of each"):
+    with pytest.raises(pm.InputError, match="make a job per value"):
         pm.evaluate(found, batch_size=[1, 2])

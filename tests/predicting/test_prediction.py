@@ -1,4 +1,4 @@
-"""What a prediction holds beside its headline: time to train, memory, words, trace, frame."""
+"""Further contents of a prediction: training time, memory, texts, trace, data frame."""
 
 from __future__ import annotations
 
@@ -60,6 +60,15 @@ def test_the_bottleneck_can_be_the_server_or_latency() -> None:
     assert far.resource == "latency"
 
 
+def test_the_second_part_of_a_bottleneck_is_named_from_one_per_cent_on() -> None:
+    def text(bandwidth: float, fidelity: Fidelity) -> str:
+        return predict(job(WORK, cluster(bandwidth), 2, "ps"), fidelity=fidelity).bottleneck.text
+
+    for fidelity in ("fine", "coarse"):
+        assert "; next: " not in text(1e6, fidelity)
+        assert "; next: " in text(100.0, fidelity)  # canary
+
+
 def test_the_bottleneck_names_the_straggler_and_the_slow_link() -> None:
     lame = predict(job(WORK, cluster(1e6), 3, "ring", stragglers=[Straggler(1, 5.0)]))
     assert lame.bottleneck.resource == "device of worker 1"
@@ -90,7 +99,7 @@ def test_memory_counts_parameters_gradients_optimizer_and_activations() -> None:
     assert ring.server_bytes is None
 
 
-def test_too_large_a_batch_is_noted() -> None:
+def test_a_batch_too_large_for_memory_is_noted() -> None:
     job_ = make_job(model="vgg16", device="v100", arch="ring", batch_size=2000)
     assert "more than the 17.18 GB of v100" in predict(job_).notes[0]
 
@@ -137,7 +146,7 @@ def test_no_two_slices_of_a_trace_overlap_on_one_thread(
     assert min(e["pid"] for e in events) >= 0
 
 
-def test_a_plot_is_a_picture_and_needs_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plot_is_an_image_and_needs_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     result = predict(job(WORK, cluster(), 2, "ps"))
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(InputError, match=r"plots need matplotlib: pip install 'perfmodel\[plot\]'"):
@@ -209,7 +218,7 @@ def test_a_job_file_is_the_same_as_its_arguments(tmp_path: Path) -> None:
     assert from_file.to_json() == predict(given).to_json()
 
 
-def test_files_named_in_a_job_file_lie_beside_it(tmp_path: Path) -> None:
+def test_files_named_in_a_job_file_are_relative_to_it(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(
         'schema = "perfmodel.job/1"\nworkload = "net.json"\ncluster = "lab.toml"\n'
     )
@@ -217,8 +226,8 @@ def test_files_named_in_a_job_file_lie_beside_it(tmp_path: Path) -> None:
     assert arguments == {"workload": tmp_path / "net.json", "cluster": tmp_path / "lab.toml"}
 
 
-def test_a_random_job_is_run_until_its_interval_is_narrow() -> None:
-    """Little jitter needs the fewest runs; much jitter more of them, and says how wide it is."""
+def test_a_random_job_is_simulated_until_its_interval_is_narrow() -> None:
+    """Little jitter needs the fewest runs; much jitter needs more, and the width is reported."""
     calls: list[tuple[int, int]] = []
 
     def runs(cv: float) -> int:
@@ -232,7 +241,7 @@ def test_a_random_job_is_run_until_its_interval_is_narrow() -> None:
 
 
 def test_the_confidence_interval_covers_the_long_run() -> None:
-    """Over 40 seeds, the 95 % interval misses the mean of all of them only a few times."""
+    """Over 40 seeds, the 95 % interval rarely misses the mean of all of them."""
     results = [
         predict(job(WORK, cluster(2.0), 2, "ring", jitter=Jitter(0.5), seed=seed), rel_ci=0.03)
         for seed in range(40)

@@ -32,7 +32,7 @@ seconds = st.floats(0.0, 10.0, allow_subnormal=False)
 
 @st.composite
 def plain_jobs(draw: st.DrawFn, arch: str, options: dict[str, Any]) -> Job:
-    """Jobs on plain clusters: a worker to each node, no core, no link inside."""
+    """Jobs on plain clusters: one worker per node, no core, no link inside nodes."""
     count = draw(st.integers(1, 4))
     sizes = draw(st.lists(st.sampled_from([0.0, 7.0, 40.0]), min_size=count, max_size=count))
     if not any(sizes):
@@ -59,7 +59,7 @@ def exactly(fine_s: float, coarse_s: float) -> bool:
 
 
 def exact_variants() -> Iterator[Any]:
-    """Variants of which some jobs are exact: if any, then a small one of one layer."""
+    """Variants with exact jobs: if any is exact, a small one with one layer is."""
     for (arch, options), name in zip(ALL, ALL_IDS, strict=True):
         workers = 1 + options.get("backup_workers", 0)
         one = job(workload([1.0], [1.0], [1.0]), cluster(), workers, arch, options)
@@ -70,7 +70,7 @@ def exact_variants() -> Iterator[Any]:
 @pytest.mark.parametrize(("arch", "options"), list(exact_variants()))
 @settings(few, suppress_health_check=[HealthCheck.filter_too_much])
 @given(data=st.data())
-def test_formulas_equal_the_simulation_where_they_say_so(
+def test_formulas_declared_exact_equal_the_simulation(
     arch: str, options: dict[str, Any], data: st.DataObject
 ) -> None:
     one = data.draw(plain_jobs(arch, options))
@@ -113,7 +113,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("error", PLANTED)
-def test_canary_a_planted_error_is_seen(error: str) -> None:
+def test_canary_a_planted_error_is_noticed(error: str) -> None:
     one = simple("bsp", {"overlap": False}, 8)
     q = quantities_of(one)
     wrong = msgspec.structs.replace(q, **PLANTED[error](q))
@@ -219,7 +219,7 @@ def test_servers_are_an_axis() -> None:
 
 @pytest.mark.parametrize(("arch", "options"), KINDS)
 def test_symbols_equal_numbers(arch: str, options: dict[str, Any]) -> None:
-    """At random points, with the others that one finds as they are for numbers."""
+    """At random points, with queue lengths taken from the numeric evaluation."""
     generator = np.random.default_rng(2)
     one = measured(arch, options)
     parts = {name: numeric(part) for name, part in formulas.expressions(one).items()}
@@ -262,7 +262,7 @@ def numeric(expression: sympy.Expr) -> tuple[list[sympy.Symbol], Callable[..., f
 
 
 def numbers(one: Job, q: Any, seen: dict[str, float]) -> Phases:
-    """The phases as numbers; ``seen`` gets the others found at each station."""
+    """The phases as numbers; ``seen`` receives the customers found at each station."""
     original = contention.contended
 
     def spy(*args: Any, stations: tuple[str, ...] = (), **more: Any) -> Any:
@@ -276,7 +276,7 @@ def numbers(one: Job, q: Any, seen: dict[str, float]) -> Phases:
         return coarse.phases(one, among=q)
 
 
-def test_canary_a_wrong_symbol_is_seen() -> None:
+def test_canary_a_wrong_symbol_is_noticed() -> None:
     parts = formulas.expressions(measured("bsp", {"overlap": False}))
     symbols = formulas.symbols()
     q = quantities_of(measured("bsp", {"overlap": False}))
@@ -288,7 +288,7 @@ def test_canary_a_wrong_symbol_is_seen() -> None:
 
 
 def test_a_million_variants_are_cheap() -> None:
-    """One of many in a call costs a small part of one on its own."""
+    """One of many variants in a call costs a small fraction of a single one."""
     from time import perf_counter
 
     one = measured("bsp", {"overlap": False})
@@ -304,11 +304,11 @@ def test_a_million_variants_are_cheap() -> None:
     assert each_s < alone_s / 50
 
 
-# -- workers that meet -------------------------------------------------------------------------
+# -- contention --------------------------------------------------------------------------------
 
 
 def rounds(demands: list[float], think_s: float) -> contention.CycleTime:
-    """A cycle that is the sum of stations, and time to think."""
+    """A cycle that is the sum of stations plus a think time."""
 
     def cycle(others: Any) -> Any:
         held = [(1.0 + found) * demand for found, demand in zip(others, demands, strict=True)]
@@ -326,7 +326,7 @@ networks = st.tuples(
 
 @few
 @given(network=networks)
-def test_meeting_at_stations_is_mean_value_analysis(
+def test_contention_at_stations_equals_mean_value_analysis(
     network: tuple[int, list[float], float],
 ) -> None:
     customers, demands, think_s = network
@@ -336,7 +336,7 @@ def test_meeting_at_stations_is_mean_value_analysis(
     assert customers / cycle(found)[0] == pytest.approx(throughput, rel=1e-9)
 
 
-def test_canary_meeting_one_more_is_seen() -> None:
+def test_canary_one_more_customer_is_noticed() -> None:
     cycle = rounds([1.0, 0.5], 2.0)
     (found,) = contention.contended([5], [1.0, 0.5], [cycle])
     throughput, _, _ = mva(4, [1.0, 0.5], 2.0)
@@ -344,7 +344,7 @@ def test_canary_meeting_one_more_is_seen() -> None:
 
 
 @pytest.mark.parametrize("customers", [65, 100, 300])
-def test_crowds_are_near_mean_value_analysis(customers: int) -> None:
+def test_many_customers_are_close_to_mean_value_analysis(customers: int) -> None:
     demands, think_s = [1.0, 0.7, 0.2], 80.0
     cycle = rounds(demands, think_s)
     (found,) = contention.contended([customers], demands, [cycle])
@@ -352,7 +352,7 @@ def test_crowds_are_near_mean_value_analysis(customers: int) -> None:
     assert customers / cycle(found)[0] == pytest.approx(throughput, rel=0.01)
 
 
-def test_several_classes_are_near_exact_analysis() -> None:
+def test_several_classes_are_close_to_exact_analysis() -> None:
     demands = [1.0, 0.5]
     cycles = [rounds(demands, 4.0), rounds(demands, 9.0)]
     found = contention.contended([3, 5], demands, cycles)
@@ -361,8 +361,8 @@ def test_several_classes_are_near_exact_analysis() -> None:
     assert rates == pytest.approx(exact.throughput_per_s.tolist(), rel=0.03)
 
 
-def test_unequal_workers_go_at_their_own_pace() -> None:
-    """Each as stale and as idle as simulated."""
+def test_unequal_workers_have_their_own_pace() -> None:
+    """Each with the staleness and idleness of the simulation."""
     slow = Straggler(0, 3.0)
     one = make_job(
         model="resnet50", device="v100", arch="asp", workers=6, stragglers=[slow],
@@ -386,15 +386,15 @@ def test_shared_links_are_as_busy_as_simulated() -> None:
     )
 
 
-# -- which route -------------------------------------------------------------------------------
+# -- choice of route---------------------------------------------------------------------------
 
 
-def test_auto_takes_formulas_where_they_are_good_enough() -> None:
+def test_auto_uses_formulas_if_they_are_good_enough() -> None:
     exact, rough = measured("ring", {}), measured("asp", {})
     assert predict(exact, fidelity="auto").fidelity == "coarse"
     assert "equals the simulation" in predict(exact, fidelity="auto").notes[-1]
     assert predict(rough, fidelity="auto").fidelity == "fine"
-    assert "not enough" in predict(rough, fidelity="auto").notes[-1]
+    assert "not accurate enough" in predict(rough, fidelity="auto").notes[-1]
     assert predict(rough, fidelity="auto", tolerance=0.5).fidelity == "coarse"
     left_out = measured("bsp", {"transmission": "quantum"})
     assert predict(left_out, fidelity="auto", tolerance=1.0).fidelity == "fine"

@@ -1,14 +1,14 @@
-"""Schedules of training against ones worked out by hand, against the staleness that the engine
-counts, and followed row by row.
+"""Training schedules: against hand-made ones, against the staleness that the engine counts, and
+replayed row by row.
 
-Workers compute forward in 1 s and backward in 2 s, and have models of 2 bytes; all links carry 1
-byte/s.
-"""
+Workers take 1 s for forward and 2 s for backward and have models of 2 bytes; all links carry 1
+byte/s."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import hypothesis
 import msgspec
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel import InputError, Job, Prediction, Schedule, Straggler, predict
+from perfmodel.base.errors import DeadlockError
 from perfmodel.results.schedule import CENTRE, NO_MODEL, WHOLE, Event
 from tests.jobs import ALL, ALL_IDS, cluster, job, jobs, workload
 from tests.schedules import Follower, recorded, told
@@ -67,7 +68,7 @@ def test_asp() -> None:
         "16 apply 1x 0.1 -> centre@3",
         "16 read centre@3 for 0.2",
         "18 gradient 0.2 on centre@3",
-        "23 apply 1x 1.1 -> centre@4",  # pulls and pushes of both share the link since 20
+        "23 apply 1x 1.1 -> centre@4",  # pulls and pushes of both share the link from 20 s
         "23 read centre@4 for 1.2",
         "24 apply 1x 0.2 -> centre@5",
         "24 read centre@5 for 0.3",
@@ -75,7 +76,7 @@ def test_asp() -> None:
 
 
 def test_ssp_reads_at_the_reply() -> None:
-    """With a bound of 0 worker 0 has its reply when worker 1's push has come as well."""
+    """With a bound of 0 worker 0 gets its reply when worker 1's push has arrived as well."""
     options = {"sync": "ssp", "staleness_bound": 0}
     assert told(schedule(2, "ps", 3, options, stragglers=SLOW))[:8] == [
         "0 read centre@0 for 0.0",
@@ -90,7 +91,7 @@ def test_ssp_reads_at_the_reply() -> None:
 
 
 def test_softsync_gathers_gradients() -> None:
-    """As asp, but two gradients make an update, half of each; nobody waits for it."""
+    """As asp, but two gradients make an update, half of each; no worker waits for it."""
     options = {"sync": "asp", "softsync": 2}
     assert told(schedule(2, "ps", 4, options, stragglers=SLOW))[:8] == [
         "4 gradient 0.0 on centre@0",
@@ -105,8 +106,8 @@ def test_softsync_gathers_gradients() -> None:
 
 
 def test_backup_workers_drop_what_is_late() -> None:
-    """All pull to 6; workers 0 and 1 compute to 9 and push to 13, worker 2 computes to 15 and has
-    pushed at 17: too late."""
+    """All pull to 6; workers 0 and 1 compute to 9 and push to 13, worker 2 computes to 15
+    and pushes to 17: too late."""
     late = (Straggler(2, 3.0),)
     assert told(schedule(3, "ps", 4, {"backup_workers": 1}, stragglers=late))[3:14] == [
         "6 gradient 0.0 on centre@0",
@@ -141,7 +142,7 @@ def test_all_reduce() -> None:
 
 
 def test_local_sgd_averages_every_second_step() -> None:
-    """Two steps to 6, and the average of 2 bytes to 8: of both models as they were."""
+    """Two steps to 6, then averaging 2 bytes to 8, of both models as they were."""
     found = told(schedule(2, "local_sgd", 5, {"period": 2}))
     assert sorted(found[2:10]) == sorted(
         [
@@ -159,7 +160,7 @@ def test_local_sgd_averages_every_second_step() -> None:
 
 
 def test_easgd_moves_worker_and_centre_by_the_same_difference() -> None:
-    """Worker 0 reads the centre at 3 and has it at 5; its difference is there at 7. Worker 1 reads
+    """Worker 0 reads the centre at 3 and has it at 5; its difference arrives at 7. Worker 1 reads
     at 6, before that, so that its difference of 10 is from an old centre."""
     options = {"period": 2, "moving_rate": 0.1}
     found = told(schedule(2, "easgd", 6, options, stragglers=SLOW))
@@ -188,8 +189,8 @@ def test_gosgd_merges_by_weight() -> None:
 
 
 def test_ad_psgd_averages_pairs() -> None:
-    """The passive worker 1 has the model of worker 0 at 2, which has its own of that time at 4, and
-    has taken in a gradient at 3."""
+    """The passive worker 1 gets the model of worker 0 at 2; worker 0 gets worker 1's model of that
+    time at 4, and has applied a gradient at 3."""
     assert told(schedule(2, "ad_psgd", 3, stragglers=SLOW))[:11] == [
         "0 gradient 0.0 on 0@0",
         "0 gradient 1.0 on 1@0",
@@ -206,7 +207,8 @@ def test_ad_psgd_averages_pairs() -> None:
 
 
 def test_d_psgd_averages_with_neighbours_as_they_were() -> None:
-    """Two models share each link, 4 s. The slow worker mixes at 6 what the others were before 4."""
+    """Two models share each link, 4 s. At 6 the slow worker mixes in the others' models from before
+    4."""
     found = told(schedule(3, "d_psgd", 3, stragglers=SLOW))
     third = f"{1 / 3:.4g}x"
     assert [line for line in found if "-> 0@1" in line] == [
@@ -235,7 +237,11 @@ def test_staleness_is_the_engines(arch: str, options: dict[str, Any], data: st.D
     """
     some = data.draw(jobs(arch, options, jitter=True))
     start = data.draw(st.sampled_from(["together", "staggered"]))
-    found, seen = recorded(msgspec.structs.replace(some, start=start), 6)
+    try:
+        found, seen = recorded(msgspec.structs.replace(some, start=start), 6)
+    except DeadlockError:  # others have ended their iterations, so no update comes any more
+        assert options.get("backup_workers")
+        hypothesis.reject()
     found.check()
     if options.get("local_aggregation") or options.get("backup_workers") or arch == "p2p":
         assert set(found.staleness_histogram()) == set(seen) == {0}
@@ -249,16 +255,16 @@ def test_staleness_is_the_engines(arch: str, options: dict[str, Any], data: st.D
 @pytest.mark.parametrize(("arch", "options"), ALL, ids=ALL_IDS)
 @examples(2)
 @given(data=st.data())
-def test_rows_follow_from_those_before(
+def test_rows_are_consistent_with_earlier_rows(
     arch: str, options: dict[str, Any], data: st.DataObject
 ) -> None:
-    """Gradients are computed on the versions that are there, and applied once or dropped; nothing
-    is read or mixed in before it was made."""
+    """Gradients are computed on existing versions, and applied once or dropped; nothing is read or
+    mixed in before it exists."""
     some = data.draw(jobs(arch, options, jitter=True))
     found, _ = recorded(some, 5)
     followed = Follower(found)
     assert len(followed.computed) >= some.workers * 5 * (not options.get("backup_workers"))
-    if spare := options.get("backup_workers", 0):  # what they push late may still be on its way
+    if spare := options.get("backup_workers", 0):  # late pushes may still be in flight
         assert len({worker for worker, _ in followed.pending}) <= spare
     else:
         assert len(followed.pending) < options.get("softsync", 1)
@@ -277,20 +283,22 @@ def test_rows_follow_from_those_before(
         ("easgd", {"period": 1, "servers": 2}, 2),
     ],
 )
-def test_averages_lose_nothing(arch: str, options: dict[str, Any], workers: int) -> None:
-    """Each gradient is in all models together exactly once: mixing matrices are doubly stochastic,
-    elastic differences cancel."""
+def test_averaging_preserves_each_gradient(
+    arch: str, options: dict[str, Any], workers: int
+) -> None:
+    """All models together contain each gradient exactly once: mixing matrices are doubly
+    stochastic, elastic differences cancel."""
     found, _ = recorded(job(WORK, cluster(), workers, arch, options, jitter=0.3), 8)
     followed = Follower(found)
     for slice in range(followed.width):
         models = [followed.content(model, slice) for model in range(CENTRE, workers)]
         for gradient in followed.computed:
             assert sum(model[gradient] for model in models) == pytest.approx(1.0)
-    assert max(len(model) for model in models) > 8  # the canary: something was mixed
+    assert max(len(model) for model in models) > 8  # canary: something was mixed
 
 
-def test_weights_of_gosgd_stay_a_mean() -> None:
-    """Parts between 0 and 1; a model of three workers has gradients of all."""
+def test_weights_of_gosgd_form_a_mean() -> None:
+    """Weights are between 0 and 1; with three workers, a model contains gradients of all."""
     found, _ = recorded(job(WORK, cluster(), 3, "gosgd", {"probability": 0.5}, jitter=0.3), 20)
     mixes = found.event == Event.MIX
     assert mixes.sum() > 10
@@ -300,7 +308,7 @@ def test_weights_of_gosgd_stay_a_mean() -> None:
 
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_ssp_keeps_its_bound(bound: int) -> None:
-    """No worker reads for a step that is further ahead of the slowest's applied ones."""
+    """No worker reads for a step further ahead of the slowest worker's applied steps."""
     options = {"sync": "ssp", "staleness_bound": bound}
     found = schedule(3, "ps", 60, options, stragglers=(Straggler(1, 5.0),), jitter=0.2)
     done, leads = [0, 0, 0], []
@@ -312,7 +320,7 @@ def test_ssp_keeps_its_bound(bound: int) -> None:
     assert max(leads) == bound
 
 
-def test_bytes_of_slices_are_those_of_the_model() -> None:
+def test_bytes_of_slices_add_up_to_the_model() -> None:
     work = workload([1.0, 1.0], [1.0, 1.0], [3.0, 5.0])
     found = predict(job(work, cluster(), 2, "ps", {"sync": "asp"})).schedule(6)
     assert sorted(found.header.slices) == [3.0, 5.0]
@@ -320,7 +328,7 @@ def test_bytes_of_slices_are_those_of_the_model() -> None:
     assert Follower(found).width == 2
 
 
-def test_what_happens_to_all_slices_is_one_row() -> None:
+def test_events_on_all_slices_are_one_row() -> None:
     """Under bsp all slices have the same versions."""
     work = workload([1.0] * 5, [1.0] * 5, [3.0] * 5)
     found = predict(job(work, cluster(), 2, "ps", {})).schedule(20)
@@ -329,14 +337,14 @@ def test_what_happens_to_all_slices_is_one_row() -> None:
     assert found.staleness_histogram() == {0: 20 * 5}
 
 
-# -- asked for ---------------------------------------------------------------------------------
+# -- requests ----------------------------------------------------------------------------------
 
 
 def asynchronous(seed: int = 0) -> Job:
     return job(WORK, cluster(), 3, "ps", {"sync": "asp"}, jitter=0.3, start="staggered", seed=seed)
 
 
-def test_the_number_of_updates_is_that_asked_for() -> None:
+def test_the_number_of_updates_is_as_requested() -> None:
     result = predict(asynchronous())
     assert result.schedule(50).gradients == 50
     assert result.schedule().gradients == 3000
@@ -344,14 +352,14 @@ def test_the_number_of_updates_is_that_asked_for() -> None:
     assert np.array_equal(first.time_s, result.schedule(80).time_s[: len(first)])
 
 
-def test_a_schedule_is_that_of_its_seed() -> None:
+def test_a_schedule_depends_on_its_seed() -> None:
     once, again, other = (predict(asynchronous(seed)).schedule(40) for seed in (1, 1, 2))
     assert np.array_equal(once.time_s, again.time_s)
     assert not np.array_equal(once.time_s[:20], other.time_s[:20])
     assert once.header.seed == 1
 
 
-def test_the_header_says_what_the_job_is() -> None:
+def test_the_header_describes_the_job() -> None:
     result = predict(asynchronous())
     header = result.schedule(5).header
     assert (header.workers, header.slices, header.batch_size) == (3, (2.0,), 4)
@@ -368,7 +376,7 @@ def test_the_plain_loop_records_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found[0] == found[1]
 
 
-def test_recording_leaves_predictions_as_they_were() -> None:
+def test_recording_does_not_change_predictions() -> None:
     result = predict(asynchronous())
     result.schedule(100)
     assert predict(asynchronous()).to_dict() == result.to_dict()
@@ -380,7 +388,7 @@ def test_there_is_no_schedule_without_a_simulation() -> None:
         coarse.schedule()
     read = msgspec.structs.replace(predict(asynchronous()), timeline=None)
     assert isinstance(read, Prediction)
-    with pytest.raises(InputError, match="read back from JSON"):
+    with pytest.raises(InputError, match="read from JSON"):
         read.schedule()
     with pytest.raises(InputError, match="updates: must be at least 1, got 0"):
         predict(asynchronous()).schedule(0)
@@ -388,15 +396,17 @@ def test_there_is_no_schedule_without_a_simulation() -> None:
         predict(asynchronous(), max_ops=1e5).schedule(10**6)
 
 
-def test_an_architecture_may_have_no_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_architecture_without_event_meanings_has_no_schedule(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     some = asynchronous()
     silent = msgspec.structs.replace(some.architecture, meaning=None)
     result = predict(msgspec.structs.replace(some, architecture=silent))
-    with pytest.raises(InputError, match="ps does not say what its operations mean"):
+    with pytest.raises(InputError, match="ps does not define what its operations mean"):
         result.schedule()
 
 
-def test_no_model_but_the_centre_is_read() -> None:
+def test_only_the_centre_is_read() -> None:
     found = schedule(2, "ps", 10, {"sync": "asp"})
     reads = found.event == Event.READ
     assert set(found.other[reads]) == {CENTRE}

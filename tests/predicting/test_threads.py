@@ -1,4 +1,4 @@
-"""Four threads at once find what one finds, to the last digit."""
+"""Four concurrent threads give the same results as one, to the last digit."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def both_routes(way: tuple[str, dict[str, Any]]) -> str:
 
 
 def differ(work: Callable[[Any], Any], given: tuple[Any, ...]) -> int:
-    """How many of the answers of four threads, which begin at once and each with another of
-    ``given``, are not those of one."""
+    """Number of results of four threads that differ from those of one thread; the threads start
+    together, each at another element of ``given``."""
     alone = [work(each) for each in given]
     begin = threading.Barrier(THREADS)
 
@@ -94,7 +94,7 @@ def test_threads_find_intervals_as_one_does() -> None:
     assert differ(both_routes, WAYS) == 0
 
 
-def test_canary_a_shared_place_is_seen() -> None:
+def test_canary_shared_state_is_noticed() -> None:
     shared: dict[str, Any] = {}
 
     def work(way: tuple[str, dict[str, Any]]) -> float:

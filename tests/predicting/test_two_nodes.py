@@ -1,4 +1,4 @@
-"""Two nodes that have a single path between them."""
+"""Two nodes with a single path between them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HALVED = msgspec.structs.replace(WHERE, nic=Link(20.0, 0.01, 0.5))
         ("asp", {}),
     ],
 )
-def test_only_two_nodes_get_a_part_of_their_links(
+def test_only_two_nodes_get_a_fraction_of_their_links(
     fidelity: Fidelity, arch: str, options: dict[str, Any]
 ) -> None:
     beside = Server(placement="colocated")
@@ -41,13 +41,13 @@ def test_only_two_nodes_get_a_part_of_their_links(
         return predict(job(WORK, placed, workers, arch, options), fidelity=fidelity).iteration_s
 
     assert step_s(PAIRED, 4) == pytest.approx(step_s(HALVED, 4), rel=1e-9)
-    assert step_s(PAIRED, 4) > 1.05 * step_s(WHERE, 4)  # canary: it matters
+    assert step_s(PAIRED, 4) > 1.05 * step_s(WHERE, 4)  # canary: the fraction matters
     for workers in (2, 6):
         assert step_s(PAIRED, workers) == step_s(WHERE, workers)
 
 
 @pytest.mark.parametrize("fidelity", ["fine", "coarse"])
-def test_a_dedicated_server_is_a_node(fidelity: Fidelity) -> None:
+def test_a_dedicated_server_counts_as_a_node(fidelity: Fidelity) -> None:
     found = [
         predict(job(WORK, where, 2, "ps", {}), fidelity=fidelity).iteration_s
         for where in (PAIRED, HALVED, WHERE)
@@ -56,7 +56,7 @@ def test_a_dedicated_server_is_a_node(fidelity: Fidelity) -> None:
     assert found[0] > 1.05 * found[2]
 
 
-def test_variants_of_the_number_of_workers_know_it() -> None:
+def test_variants_of_the_number_of_workers_apply_it() -> None:
     some = np.array([2, 4, 6, 8])
     found = evaluate(job(WORK, PAIRED, 4, "allreduce"), workers=some).iteration_s
     each = [
@@ -67,6 +67,6 @@ def test_variants_of_the_number_of_workers_know_it() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, 1.5])
-def test_it_is_a_fraction(value: float) -> None:
+def test_the_value_must_be_a_fraction(value: float) -> None:
     with pytest.raises(InputError, match="pair_efficiency: must be at"):
         msgspec.structs.replace(WHERE, pair_efficiency=value)

@@ -1,4 +1,4 @@
-"""Many values at once: the longest ways through the layers give what a walk through them gives."""
+"""Vectorised evaluation: the longest paths through the layers equal a walk through them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def axes(size: int = SIZE) -> dict[str, Any]:
 
 
 def both(one: Job, monkeypatch: pytest.MonkeyPatch) -> tuple[Variants, Variants]:
-    """By the longest ways, and by a walk through the layers."""
+    """Phases by the longest paths, and by a walk through the layers."""
     monkeypatch.setattr(lines, "MANY", 2)
     fast = evaluate(one, **axes())
     monkeypatch.setattr(lines, "MANY", 10 * SIZE)
@@ -53,13 +53,13 @@ def off(fast: Variants, slow: Variants) -> float:
 
 
 @pytest.mark.parametrize(("model", "arch", "options"), CASES)
-def test_the_longest_way_is_the_walk(
+def test_the_longest_path_equals_the_walk(
     model: str, arch: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert off(*both(job(model, arch, options), monkeypatch)) < 1e-13
 
 
-def test_canary_a_way_too_few_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_canary_a_missing_path_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     one = job("alexnet", "asp", {})
     good = lines.pull
 
@@ -74,7 +74,7 @@ def test_canary_a_way_too_few_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"servers": 2}])
 def test_layers_cost_little_more_than_the_whole(options: dict[str, Any]) -> None:
-    """In the same run. A walk through its layers would cost a hundred times as much."""
+    """Measured in the same run. A walk through the layers would cost a hundred times as much."""
     one, size = job("resnet50", "asp", options), 10 * lines.MANY
 
     def seconds(sharpness: float | None) -> float:
@@ -102,8 +102,8 @@ def test_by_hand() -> None:
     assert last == pytest.approx(updated + 0.5)
 
 
-def test_many_ways_are_not_looked_for() -> None:
-    """A third stage, such as pulls beside pushes, and layers of which too many ways are left."""
+def test_too_many_paths_are_not_enumerated() -> None:
+    """A third stage, such as pulls during pushes, and layers with too many remaining paths."""
     service = lines.Service(0.0, 1.0, 0.0)
     backward = lines.Backward((1.0,), (1.0,), (((0, 1.0, 1.0),),), 0.0)
     assert lines.send(backward, (service,) * 2, overlap=True, encoded=False) is not None
@@ -112,7 +112,7 @@ def test_many_ways_are_not_looked_for() -> None:
 
 @pytest.mark.parametrize("model", ["bert-base", "vit-b16", "gpt2-small"])
 @pytest.mark.slow
-def test_layers_of_the_catalogue_have_few_ways(model: str) -> None:
+def test_layers_of_the_catalogue_have_few_paths(model: str) -> None:
     profile = catalogue.model(model)
     layers = Layers.of(catalogue.workload(profile, device_name="v100", batch_size=32))
     stages = lines.Service(0.0, 1.0, 0.0), lines.Service(2e-4, 9e-11, 0.0)

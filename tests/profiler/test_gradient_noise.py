@@ -1,4 +1,4 @@
-"""The gradient noise scale of PyTorch models against that of the gradients of single samples."""
+"""The gradient noise scale of PyTorch models against the gradients of single samples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SAMPLES = 200
 
 
 class Data:
-    """Samples of a linear regression, drawn with replacement from a few."""
+    """Samples of a linear regression, drawn with replacement from a small set."""
 
     def __init__(self) -> None:
         draws = torch.Generator().manual_seed(0)
@@ -45,7 +45,7 @@ def net() -> Any:
 
 
 def backward(model: Any, data: Data, size: int) -> Callable[[], Any]:
-    """Draws a batch, and makes its gradient."""
+    """Draws a batch and computes its gradient."""
 
     def run() -> None:
         inputs, targets = data.batch(size)
@@ -55,7 +55,7 @@ def backward(model: Any, data: Data, size: int) -> Callable[[], Any]:
 
 
 def exact(model: Any, data: Data) -> float:
-    """Trace of the covariance of the gradients of all samples over the square of their mean."""
+    """Trace of the covariance of all samples' gradients over the square of their mean."""
     rows = []
     for inputs, target in zip(data.inputs, data.targets, strict=True):
         model.zero_grad()
@@ -67,7 +67,7 @@ def exact(model: Any, data: Data) -> float:
 
 
 @pytest.mark.parametrize("size", [1, 8])
-def test_the_noise_is_that_of_single_samples(size: int) -> None:
+def test_the_noise_equals_that_of_single_samples(size: int) -> None:
     model, data = net(), Data()
     truth = exact(model, data)
     found = measure_noise(model, backward(model, data, size), batch_size=size, steps=300)
@@ -76,11 +76,11 @@ def test_the_noise_is_that_of_single_samples(size: int) -> None:
     assert abs(found.samples - truth) < 3.5 * found.std_error_samples
     assert abs(found.samples - 2.0 * truth) > 3.5 * found.std_error_samples
     assert (found.batch_size, found.batches, found.steps) == (size, 8, 300)
-    assert "300 times 8 batches" in found.source.text
+    assert "300 estimates from 8 batches" in found.source.text
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_the_standard_error_is_the_spread_of_repeated_measurements() -> None:
+def test_the_standard_error_matches_repeated_measurements() -> None:
     model, data = net(), Data()
     found = [
         measure_noise(model, backward(model, data, 4), batch_size=4, batches=4, steps=30)
@@ -99,7 +99,7 @@ def test_updates_get_the_mean_gradient_and_lead_to_more_noise() -> None:
         model, backward(model, data, 16), batch_size=16, steps=10, update=optimizer.step
     )
     assert "over training steps" in found.source.text
-    assert exact(model, data) > 2.0 * before  # of this model: the gradient vanishes
+    assert exact(model, data) > 2.0 * before  # its gradient vanishes at the minimum
     plain = net()
     step = torch.optim.SGD(plain.parameters(), lr=0.1)
     again = Data()
@@ -112,7 +112,7 @@ def test_updates_get_the_mean_gradient_and_lead_to_more_noise() -> None:
         assert torch.allclose(one, other, atol=1e-5)
 
 
-def test_sparse_gradients_and_parameters_without_any() -> None:
+def test_sparse_gradients_and_parameters_without_gradients() -> None:
     words = torch.nn.Embedding(6, 2, sparse=True)
     model = torch.nn.ModuleList([words, torch.nn.Linear(2, 2)])
     draws = torch.Generator().manual_seed(0)
@@ -145,7 +145,7 @@ def test_wrong_numbers_are_refused(given: dict[str, int], said: str) -> None:
         measure_noise(model, backward(model, Data(), 2), **{"batch_size": 2} | given)
 
 
-def test_batches_that_say_nothing_of_noise_are_refused() -> None:
+def test_batches_without_noise_information_are_refused() -> None:
     model, inputs = net(), torch.randn(4, 5)
 
     def same() -> None:
@@ -160,16 +160,16 @@ def test_batches_that_say_nothing_of_noise_are_refused() -> None:
         (next(signs) * model(inputs)).mean().backward()
 
     for run, said in (
-        (same, "all batches have the same gradient; each must be drawn anew"),
+        (same, "all batches have the same gradient; draw a new batch at each call"),
         (broken, "a gradient is not finite"),
-        (lambda: None, "made no gradient"),
-        (balanced, "lost in noise after 2 steps of 4 batches of 4 samples; take more"),
+        (lambda: None, "produced no gradient"),
+        (balanced, "lost in noise after 2 steps of 4 batches of 4 samples; use more"),
     ):
         with pytest.raises(InputError, match=said):
             measure_noise(model, run, batch_size=4, batches=4, steps=2)
 
 
-def test_a_profiler_measures_it_aside_from_training(tmp_path: Path) -> None:
+def test_a_profiler_measures_noise_without_affecting_training(tmp_path: Path) -> None:
     model, data = net(), Data()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with Profiler(model, optimizer, warmup=1, steps=3, device_name="here") as profiler:
@@ -190,12 +190,13 @@ def test_a_profiler_measures_it_aside_from_training(tmp_path: Path) -> None:
     read = read_profile(path)
     assert read.noise_scale is not None
     assert read.noise_scale.samples == pytest.approx(found.samples, rel=1e-5)
-    assert read.noise_scale.source.text.startswith("half-way, 20 times 8 batches of 8 samples")
+    begin = "half-way, 20 estimates from 8 batches of 8 samples"
+    assert read.noise_scale.source.text.startswith(begin)
     profiler.noise_scale = None
-    assert profiler.save(path, append=True).noise_scale is not None  # that of the file stays
+    assert profiler.save(path, append=True).noise_scale is not None  # the file keeps its own
 
 
-def test_recording_measures_it_before_training() -> None:
+def test_recording_measures_noise_before_training() -> None:
     data = Data()
     built = Built(net(), "net", "a regression", input_shape=(5,))
     truth = exact(built.model, data)
@@ -208,9 +209,9 @@ def test_recording_measures_it_before_training() -> None:
     assert found.std_error_samples is not None
     assert (found.batch_size, found.steps) == (4, 50)
     assert abs(found.samples - truth) < 3.5 * found.std_error_samples
-    assert "mse_loss, data of batch, parameters as net makes them" in found.source.text
+    assert "mse_loss, data of batch, initial parameters of net" in found.source.text
     assert record(built, **given).profile.noise_scale is None
-    with pytest.raises(InputError, match="made-up data do not have that of yours"):
+    with pytest.raises(InputError, match="random data do not have the noise of your data"):
         record(built, noise_steps=2, **given)
 
 

@@ -1,4 +1,4 @@
-"""The profiler around loops whose times are known: a clock that only their modules move."""
+"""The profiler around loops with known times, on a clock that only their modules advance."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def layer_names(profiler: Profiler) -> list[str]:
 # --- shares ------------------------------------------------------------------------------------
 
 
-def test_every_part_is_exact() -> None:
+def test_every_part_of_a_step_is_exact() -> None:
     time = Time()
     model = chain(time)
     loss = Wait(time, 100.0, 200.0)
@@ -69,9 +69,9 @@ def test_every_part_is_exact() -> None:
 
     profiler = trained(model, time, whole, update_s=5.0)
     average = profiler.average()
-    # what comes before the first layer is the first layer's, what follows a layer is that layer's
+    # time before the first layer counts towards it, time after a layer towards that layer
     assert average.forward_s == near((0.5 + 1.0 + 0.125, 3.0 + 8.0))
-    # gradients of the last layer are ready after the wait behind it; the first wait's backward
+    # the last layer's gradients are ready after the wait behind it; the first wait's backward
     # comes after the last gradient
     assert average.backward_s == near((0.0625 + 2.0, 16.0 + 4.0))
     assert average.optimizer_s == near(5.0)
@@ -88,7 +88,7 @@ def test_every_part_is_exact() -> None:
     assert "other: 76% before optimizer, 22% loss, 2% before forward" in timing.source.text
 
 
-def test_buffers_are_counted_also_those_that_are_not_saved() -> None:
+def test_buffers_are_counted_even_if_not_saved() -> None:
     time = Time()
     model = chain(time)
     assert trained(model, time).profile().buffer_bytes == 0.0
@@ -98,7 +98,7 @@ def test_buffers_are_counted_also_those_that_are_not_saved() -> None:
 
 
 def test_parts_add_up_to_what_the_clock_says() -> None:
-    time = Time(per_mark_s=0.001)  # which also makes every hook take time
+    time = Time(per_mark_s=0.001)  # this also makes every hook take time
     model = chain(time)
     starts = []
 
@@ -108,19 +108,19 @@ def test_parts_add_up_to_what_the_clock_says() -> None:
 
     average = trained(model, time, step, iterations=5).average()
     steps = [(b - a) * 1e-9 for a, b in itertools.pairwise(starts)][1:]
-    # the marks that end a step and begin the next are a millisecond from each other
+    # the marks that end a step and begin the next are a millisecond apart
     assert average.step_s == near(sum(steps) / len(steps) - 0.001)
     assert average.step_s == near(all_parts_s(average))
 
 
-def test_canary_undeclared_time_is_seen() -> None:
+def test_canary_undeclared_time_is_noticed() -> None:
     time = Time()
     model = chain(time)
     model[1].forward_s = 1.5
     assert trained(model, time).average().forward_s != near((1.625, 11.0))
 
 
-def test_spread_is_that_of_the_steps() -> None:
+def test_the_spread_is_between_steps() -> None:
     time = Time()
     model = torch.nn.Sequential(Work(time, 1.0, 0.0), Work(time, 0.0, 1.0))
     seconds = iter([9.0, 9.0, 1.0, 3.0])
@@ -150,7 +150,7 @@ def test_unmarked_time_before_forward_is_loading() -> None:
     assert "before forward" not in average.other_s
 
 
-def test_a_loader_is_loading() -> None:
+def test_time_in_a_data_loader_counts_as_loading() -> None:
     time = Time()
     model = chain(time)
     optimizer = sgd(model, time)
@@ -176,7 +176,7 @@ def test_a_pause_does_not_count() -> None:
 
     def step(profiler: Profiler) -> None:
         with profiler.paused():
-            seen.append(hooks(model) if len(seen) else 0)  # the first step looks for layers
+            seen.append(hooks(model) if len(seen) else 0)  # the first step discovers layers
             model(inputs())
             time.spend(1000.0)
         model(inputs()).sum().backward()
@@ -215,9 +215,9 @@ def test_layers_are_exact() -> None:
         [("2.weight", 8 * 4), ("2.bias", 8 * 4)],
         [("5.weight", 5 * 288 * 4), ("5.bias", 5 * 4)],
     ]
-    # two for a multiply-add, and for an element that batch normalisation puts out
+    # two per multiply-add, and two per output element of batch normalisation
     assert [layer.forward_flop for layer in found] == [2 * 288 * 27, 2 * 288, 2 * 288 * 5]
-    # convolution and ReLU each make a tensor; work in place, and the view of Flatten, make none
+    # convolution and ReLU each make a tensor; in-place work and the view of Flatten make none
     assert [layer.activation_bytes for layer in found] == [2 * 288 * 4, 288 * 4, 5 * 4]
 
 
@@ -239,11 +239,11 @@ def test_flop_of_attention_and_embeddings() -> None:
 
     words, project = trained(model, Time(), step).profile().layers
     assert words.forward_flop == 0
-    # 5 tokens, 2 heads of 4: queries by keys, and weights by values
+    # 5 tokens, 2 heads of 4: queries times keys, and weights times values
     assert project.forward_flop == 2 * 5 * 8 * 24 + 2 * (2 * 2 * 5 * 5 * 4)
 
 
-def test_shared_parameters_are_one_tensor_ready_at_the_end() -> None:
+def test_shared_parameters_are_one_tensor_that_is_ready_last() -> None:
     time = Time()
 
     class Tied(torch.nn.Module):
@@ -266,7 +266,7 @@ def test_shared_parameters_are_one_tensor_ready_at_the_end() -> None:
     average = profiler.average()
     assert average.forward_s == near((1.0, 4.0 + 16.0))
     assert average.backward_s == near((2.0, 32.0 + 8.0))
-    assert any(note.endswith("the time is of the layer before: third") for note in profiler.notes)
+    assert any(note.endswith("timed with the layer before: third") for note in profiler.notes)
 
 
 def test_a_module_that_runs_twice_has_both_times() -> None:
@@ -280,14 +280,14 @@ def test_a_module_that_runs_twice_has_both_times() -> None:
 
 
 @pytest.mark.parametrize("frozen", [0, 1, 2])
-def test_frozen_layers_are_their_neighbours(frozen: int) -> None:
+def test_frozen_layers_count_towards_their_neighbours(frozen: int) -> None:
     time = Time()
     model = torch.nn.Sequential(Work(time, 1.0, 2.0), Work(time, 4.0, 8.0), Work(time, 16.0, 32.0))
     model[frozen].requires_grad_(False)
     profiler = trained(model, time)
     average = profiler.average()
     assert layer_names(profiler) == [str(i) for i in range(3) if i != frozen]
-    # forward: of the layer before, or of the first; backward: of the layer whose gradient follows
+    # forward counts towards the layer before, or the first; backward towards the next gradient
     expected = {
         0: ((1.0 + 4.0, 16.0), (8.0, 32.0)),
         1: ((1.0 + 4.0, 16.0), (8.0 + 2.0, 32.0)),
@@ -301,7 +301,7 @@ def test_layers_are_in_the_reverse_order_of_their_gradients() -> None:
     time = Time()
 
     class Late(torch.nn.Module):
-        """Owns a scale that it applies after its child."""
+        """A module with a scale that it applies after its child."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -341,7 +341,7 @@ def test_unused_parameters_are_left_out_and_named() -> None:
     assert note in profiler.profile().timings[0].source.text
 
 
-def test_parameters_of_modules_around_and_of_modules_that_are_not_called() -> None:
+def test_parameters_of_enclosing_and_uncalled_modules() -> None:
     class Model(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -371,7 +371,7 @@ def test_parameters_of_modules_around_and_of_modules_that_are_not_called() -> No
 
 
 @pytest.mark.parametrize("at_each_pass", [False, True])
-def test_accumulation_is_found(at_each_pass: bool) -> None:
+def test_accumulation_is_detected(at_each_pass: bool) -> None:
     time = Time()
     model = chain(time)
     optimizer = sgd(model, time, 5.0)
@@ -389,12 +389,12 @@ def test_accumulation_is_found(at_each_pass: bool) -> None:
     assert average.steps == 3
     assert average.forward_s == near((3 * 1.625, 3 * 11.0))
     assert average.backward_s == near((3 * 2.0625, 3 * 20.0))
-    # the wait before the first layer goes backward after the last gradient, and so between passes
+    # the wait before the first layer runs backward after the last gradient, so between passes
     assert average.loading_s == near(3 * 1.0 + 2 * 0.25)
     assert average.step_s == near(all_parts_s(average))
 
 
-def test_accumulation_that_is_given_holds() -> None:
+def test_given_accumulation_is_used() -> None:
     time = Time()
     model = chain(time)
 
@@ -424,7 +424,7 @@ def test_several_forward_passes_and_one_backward() -> None:
 
 
 class Checkpointed(torch.nn.Module):
-    """Its middle is run again in the backward pass."""
+    """A model whose middle is recomputed in the backward pass."""
 
     def __init__(self, time: Time, reentrant: bool) -> None:
         super().__init__()
@@ -438,9 +438,9 @@ class Checkpointed(torch.nn.Module):
         return checkpoint(self.middle, self.first(x), use_reentrant=self.reentrant)
 
 
-# not reentrant it stops as soon as it has what backward needs: the product of the last layer
+# non-reentrant recomputation stops once it has what backward needs: the last layer's product
 @pytest.mark.parametrize(("reentrant", "again_s"), [(False, 4.0), (True, 4.0 + 16.0)])
-def test_recomputing_is_backward(reentrant: bool, again_s: float) -> None:
+def test_recomputation_counts_as_backward(reentrant: bool, again_s: float) -> None:
     time = Time()
     profiler = trained(Checkpointed(time, reentrant), time)
     average = profiler.average()
@@ -452,14 +452,16 @@ def test_recomputing_is_backward(reentrant: bool, again_s: float) -> None:
     assert average.step_s == near(all_parts_s(average))
 
 
-def test_canary_recomputing_taken_for_forward_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_canary_recomputation_counted_as_forward_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(marks, "in_backward", lambda: lambda: False)
     time = Time()
     average = trained(Checkpointed(time, False), time).average()
     assert average.forward_s != near((1.0, 4.0, 16.0))
 
 
-def test_an_output_that_the_loss_does_not_take() -> None:
+def test_an_output_that_the_loss_does_not_use() -> None:
     time = Time()
 
     class Hidden(torch.nn.Module):
@@ -481,7 +483,7 @@ def test_an_output_that_the_loss_does_not_take() -> None:
     assert (average.forward_s, average.step_s) == (near((1.0,)), near(3.0))
 
 
-def test_parts_of_a_model_that_are_called_from_outside() -> None:
+def test_parts_of_a_model_called_from_outside() -> None:
     time = Time()
     model = torch.nn.ModuleDict({"a": Work(time, 1.0, 2.0), "b": Work(time, 4.0, 8.0)})
 
@@ -516,11 +518,11 @@ def test_mixed_precision() -> None:
     assert (profile.timings[0].precision, profile.parameter_bytes) == ("bf16", 2 * (3 + 1))
 
 
-def test_batch_size_is_found_or_given() -> None:
+def test_batch_size_is_detected_or_given() -> None:
     time = Time()
     found = trained(chain(time), time)
     assert found.profile().timings[0].batch_size == SAMPLES
-    assert "batch size as the model's first argument has it" in found.notes
+    assert "batch size taken from the model's first argument" in found.notes
     given = trained(chain(time), time, batch_size=12)
     assert given.profile().timings[0].batch_size == 12
     assert given.notes == []
@@ -539,10 +541,10 @@ def test_an_incomplete_batch_is_left_out() -> None:
     profiler = trained(model, time, step, iterations=5)
     assert profiler.average().steps == 3
     assert profiler.average().loading_s == near(0.0)
-    assert "1 steps of another number of samples or passes are left out" in profiler.notes
+    assert "left out 1 steps with an unusual number of samples or passes" in profiler.notes
 
 
-def test_state_of_optimizers() -> None:
+def test_optimizer_state_is_counted() -> None:
     time = Time()
 
     def fraction(make: Any) -> float:
@@ -604,11 +606,11 @@ def test_hooks_are_gone_after_an_error(failing: int) -> None:
         run()
     assert hooks(model) == 0
     assert not optimizer._optimizer_step_pre_hooks
-    # nothing is left that would count operations
+    # nothing that counts operations is left
     assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
 
 
-def test_gradients_and_weights_are_as_without() -> None:
+def test_profiling_does_not_change_gradients_and_weights() -> None:
     def run(block: Any) -> list[Any]:
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU(), torch.nn.Linear(5, 1))
@@ -627,7 +629,7 @@ def test_gradients_and_weights_are_as_without() -> None:
     assert all(torch.equal(a, b) for a, b in zip(plain, hooked, strict=True))
 
 
-def test_overhead_is_what_marks_cost() -> None:
+def test_overhead_is_the_cost_of_the_marks() -> None:
     time = Time()
     model = torch.nn.Sequential(Work(time, 1.0, 0.0), Work(time, 1.0, 0.0))
     optimizer = sgd(model, time)
@@ -654,7 +656,7 @@ def test_overhead_is_what_marks_cost() -> None:
 # --- files and mistakes ------------------------------------------------------------------------
 
 
-def test_what_is_saved_is_read_and_resolved(tmp_path: Any) -> None:
+def test_a_saved_profile_can_be_read_and_resolved(tmp_path: Any) -> None:
     time = Time()
     profiler = trained(chain(time), time, update_s=5.0, name="mine", device_name="here")
     path = tmp_path / "mine.json"
@@ -674,12 +676,12 @@ def test_what_is_saved_is_read_and_resolved(tmp_path: Any) -> None:
         trained(other, time).save(path, append=True)
 
 
-def test_mistakes() -> None:
+def test_mistakes_are_refused() -> None:
     time = Time()
     model = chain(time)
     with pytest.raises(InputError, match=r"expected a torch\.nn\.Module, got a int"):
         Profiler(3)
-    with pytest.raises(InputError, match="it has no parameters"):
+    with pytest.raises(InputError, match="model: has no parameters"):
         Profiler(torch.nn.ReLU())
     with pytest.raises(InputError, match=r"expected a torch\.optim\.Optimizer, got a float"):
         Profiler(model, 0.1)
@@ -693,9 +695,9 @@ def test_mistakes() -> None:
         Profiler(model).profile()
     with pytest.raises(InputError, match="called no module"):
         trained(model, time, lambda _: None)
-    with pytest.raises(InputError, match="made no gradient"):
+    with pytest.raises(InputError, match="produced no gradient"):
         trained(model, time, lambda _: model(inputs()))
-    with pytest.raises(InputError, match="overhead is measured after the block"):
+    with pytest.raises(InputError, match="measure the overhead after the with block"):
         Profiler(model).measure_overhead(lambda: None)
 
     class Strange(torch.nn.Module):
@@ -707,6 +709,6 @@ def test_mistakes() -> None:
             return self.inner.forward(torch.ones(3)).sum()
 
     strange = Strange()
-    with pytest.raises(InputError, match="batch_size: the model's arguments do not show it"):
+    with pytest.raises(InputError, match="batch_size: cannot be inferred from the model's"):
         trained(strange, time, lambda _: strange().backward()).profile()
     assert hooks(model) == hooks(strange) == 0

@@ -1,4 +1,4 @@
-"""``perfmodel profile`` end to end on small models of the user's, and what it says of mistakes."""
+"""``perfmodel profile`` end to end on small user models, and its error messages."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def profiled(folder: Path, arguments: str, *, before: str = "pass") -> tuple[int
 
 
 def predicted(folder: Path, *arguments: str) -> dict[str, object]:
-    """What ``perfmodel predict`` says of a workload file."""
+    """Output of ``perfmodel predict`` for a workload file."""
     done = subprocess.run(
         [sys.executable, "-m", "perfmodel", "predict", *arguments, "--json"],
         cwd=folder,
@@ -121,7 +121,7 @@ def predicted(folder: Path, *arguments: str) -> dict[str, object]:
 
 
 @needs_torch
-def test_a_model_of_the_users_is_profiled_and_predicted(folder: Path) -> None:
+def test_a_users_model_is_profiled_and_predicted(folder: Path) -> None:
     code, out, error = profiled(
         folder,
         "--model nets:net --input-shape 3,4,4 --batch-size 4,8 --accumulate 2 --device-name mine "
@@ -150,7 +150,7 @@ def test_a_model_of_the_users_is_profiled_and_predicted(folder: Path) -> None:
 
 
 @needs_torch
-def test_batches_of_the_users_and_timings_that_are_added(folder: Path) -> None:
+def test_user_batches_and_added_timings(folder: Path) -> None:
     assert profiled(folder, f"--model nets:words --batch nets:texts {QUICK}")[0] == 0
     code, out, _ = profiled(
         folder, f"--model nets:words --batch nets:texts {QUICK} --dtype bf16 --append --json"
@@ -184,7 +184,7 @@ def test_batches_of_the_users_and_timings_that_are_added(folder: Path) -> None:
         ("--loss nets:halved", "images", "nets:halved"),
     ],
 )
-def test_losses(folder: Path, loss: str, batch: str, said: str) -> None:
+def test_built_in_losses(folder: Path, loss: str, batch: str, said: str) -> None:
     arguments = f"--model nets:net --batch nets:{batch} {loss} {QUICK} --name a --json"
     code, out, error = profiled(folder, arguments)
     assert (code, error) == (0, "wrote a.json; perfmodel predict --workload a.json\n")
@@ -196,7 +196,7 @@ def test_losses(folder: Path, loss: str, batch: str, said: str) -> None:
 
 
 @needs_torch
-def test_the_noise_scale_is_measured_and_kept(folder: Path) -> None:
+def test_the_noise_scale_is_measured_and_saved(folder: Path) -> None:
     arguments = f"--model nets:net --batch nets:drawn {QUICK} --noise-scale --noise-steps 30"
     code, out, _ = profiled(folder, arguments)
     assert code == 0
@@ -205,7 +205,7 @@ def test_the_noise_scale_is_measured_and_kept(folder: Path) -> None:
     assert (found.batch_size, found.batches, found.steps) == (8, 8, 30)
     assert found.samples > 1.0
     assert f"{found}\n" in out
-    assert "data of nets:drawn, parameters as net makes them" in found.source.text
+    assert "data of nets:drawn, initial parameters of net" in found.source.text
     profiled(folder, f"--model nets:net --batch nets:drawn {QUICK} --batch-size 4 --append")
     profile = read_profile(folder / "net.json")
     assert profile.noise_scale == found
@@ -224,20 +224,20 @@ MISTAKES = {
     "--model net": f"model: expected {KNOWN}, got 'net'",
     "--model nets:nte": "model: module nets has no 'nte'; did you mean 'net'?",
     "--model nets:LOADED": "model: nets:LOADED is a int, not a function",
-    "--model nots:net": "model: there is no module 'nots' (searched {folder} first)",
+    "--model nots:net": "model: no module named 'nots' (searched {folder} first)",
     "--model nets:three": "model: nets:three returned a int, not a torch.nn.Module",
     "--model nets:failing": "nets:failing(): ValueError: planted",
     "--model nets:frozen --input-shape 3,4,4": "model: frozen has no trainable parameters",
     "--model nets:net":
-        "model: nobody says what net takes; give the shape of one sample (--input-shape "
+        "model: the input shape of net is unknown; give the shape of one sample (--input-shape "
         "3,224,224) or a function that makes batches (--batch module:function)",
     "--model nets:net --input-shape 3,4,5":
-        "model: net does not take --input-shape, inputs of shape 8x3x4x5: RuntimeError: ...",
+        "model: net does not accept --input-shape, with inputs of shape 8x3x4x5: RuntimeError: ...",
     "--model nets:net --input-shape 3,x": "--input-shape: expected a whole number, got 'x'",
     "--model nets:net --input-shape 3,0": "input_shape: must be at least 1, got 0",
     f"{NET} --batch nets:images": "input_shape and batch: give one of them",
     "--model nets:net --batch nets:wrong":
-        "model: net does not take the batch, inputs of shape 8x7: RuntimeError: ...",
+        "model: net does not accept the batch, with inputs of shape 8x7: RuntimeError: ...",
     "--model nets:net --batch nets:nothing":
         "batch: nets:nothing returned a NoneType; expected (inputs, targets), a tensor of "
         "inputs, or a dict of the model's arguments",
@@ -248,22 +248,22 @@ MISTAKES = {
         "unknown loss 'mse_los'; did you mean 'mse_loss'? (known: "
         "binary_cross_entropy_with_logits, cross_entropy, l1_loss, mean, mse_loss)",
     f"{NET} --loss nets:not_a_number":
-        "loss: nets:not_a_number gives a tensor of shape 8x4, not a number",
+        "loss: nets:not_a_number returns a tensor of shape 8x4, not a scalar",
     f"{NET} --optimizer adamm":
         "unknown optimizer 'adamm'; did you mean 'adam'? (known: adam, adamw, sgd)",
     f"{NET} --dtype fp8": "unknown dtype 'fp8' (known: bf16, float32)",
     f"{NET} --device gpu": "device: expected cpu, cuda or cuda:N, got 'gpu'",
     f"{NET} --batch-size 0": "batch_size: must be at least 1, got 0",
     f"{NET} --batch-size 6 --accumulate 4":
-        "batch_size: 6 samples cannot be shared evenly by 4 passes",
+        "batch_size: 6 samples cannot be split evenly into 4 passes",
     f"{NET} --steps 1": "steps: must be at least 2, got 1",
     f"{NET} --warmup 0": "warmup: must be at least 1, got 0",
     f"{NET} --threads 0": "threads: must be at least 1, got 0",
     f"{NET} --noise-steps 9": "--noise-steps: needs --noise-scale",
     f"{NET} --noise-scale --noise-steps 1": "--noise-steps: must be at least 2, got 1",
     f"{NET} --noise-scale":
-        "noise scale: made-up data do not have that of yours; give a function that makes "
-        "batches (--batch module:function)",
+        "noise scale: random data do not have the noise of your data; give a function that "
+        "makes batches (--batch module:function)",
     f"{NET} --output nowhere/a.json":
         f"nowhere/a.json: cannot write: {os.strerror(2)}",
     f"{NET} --output nets.py --append":
@@ -299,10 +299,10 @@ def test_a_mistake_is_one_line(
 
 
 @needs_torch
-def test_no_gpu_is_one_line(folder: Path) -> None:
+def test_a_missing_gpu_is_reported_in_one_line(folder: Path) -> None:
     before = "import torch; torch.cuda.is_available = lambda: False"
     code, _, error = profiled(folder, f"{NET} --device cuda", before=before)
-    said = "device: cuda asked for, but PyTorch finds no CUDA device; use cpu"
+    said = "device: PyTorch finds no CUDA device for 'cuda'; use cpu"
     assert (code, error) == (2, f"perfmodel: error: {said}\n")
 
 
@@ -311,7 +311,7 @@ def test_no_gpu_is_one_line(folder: Path) -> None:
     ("spec", "library"),
     [("torchvision:resnet18", "torchvision"), ("transformers:gpt2", "transformers")],
 )
-def test_a_library_that_is_missing(folder: Path, spec: str, library: str) -> None:
+def test_a_missing_library_is_reported(folder: Path, spec: str, library: str) -> None:
     before = f"sys.modules[{library!r}] = None"
     code, _, error = profiled(folder, f"--model {spec}", before=before)
     said = f"model: {library} is missing: pip install {library}"
@@ -319,7 +319,7 @@ def test_a_library_that_is_missing(folder: Path, spec: str, library: str) -> Non
 
 
 @pytest.mark.parametrize("arguments", [NET, "--model torchvision:resnet18"])
-def test_without_torch_it_names_the_extra(folder: Path, arguments: str) -> None:
+def test_without_torch_the_extra_is_named(folder: Path, arguments: str) -> None:
     before = "sys.modules['torch'] = None"
     code, out, error = profiled(folder, arguments, before=before)
     said = "this needs PyTorch: pip install 'perfmodel[torch]'"

@@ -1,4 +1,4 @@
-"""The clock of CUDA devices, on made-up events: no GPU takes part."""
+"""The clock of CUDA devices on fake events, without a GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perfmodel.profiler.clocks import CpuClock, CudaClock
 
 
 class Device:
-    """A stream that does what it is given later, as a GPU does behind the host's back."""
+    """A stream that runs its work later, as a GPU does asynchronously to the host."""
 
     def __init__(self) -> None:
         self.work: list[Any] = []
@@ -21,7 +21,7 @@ class Device:
 
     @property
     def cuda(self) -> Any:
-        """What stands in the place of ``torch.cuda``."""
+        """A fake ``torch.cuda``."""
         return SimpleNamespace(
             Event=lambda enable_timing: Event(self, enable_timing), synchronize=self.synchronize
         )
@@ -34,7 +34,7 @@ class Device:
         self.run(len(self.work))
 
     def run(self, count: int) -> None:
-        """The device does the next ``count`` pieces of its work."""
+        """Run the next ``count`` pieces of the device's work."""
         for piece in self.work[:count]:
             if isinstance(piece, Event):
                 piece.at_ms = self.now_ms
@@ -69,7 +69,7 @@ class Event:
         return other.at_ms - self.at_ms
 
 
-def test_marks_are_read_when_the_device_has_come_to_them() -> None:
+def test_marks_are_read_when_the_device_has_reached_them() -> None:
     device = Device()
     clock = CudaClock("cuda:0", device.cuda)
     marks = []
@@ -85,7 +85,7 @@ def test_marks_are_read_when_the_device_has_come_to_them() -> None:
     assert device.waits == 1
 
 
-def test_events_are_used_again() -> None:
+def test_events_are_reused() -> None:
     device = Device()
     clock = CudaClock("cuda:0", device.cuda)
     for step in range(10):
@@ -98,7 +98,7 @@ def test_events_are_used_again() -> None:
     assert not device.work
 
 
-def test_the_host_needs_no_wait() -> None:
+def test_the_host_does_not_wait() -> None:
     now = iter([5, 7, 1_000_000_005])
     clock = CpuClock(lambda: next(now))
     marks = [clock.mark(), clock.mark(), clock.mark()]
@@ -134,7 +134,7 @@ def test_profiling_on_a_device_does_not_wait_inside_steps() -> None:
             if step % 2:  # the device falls behind, and catches up
                 device.run(len(device.work))
         assert device.waits == 0
-        # a step has a dozen marks; those of a few steps are under way at most
+        # a step has a dozen marks; at most a few steps' marks are pending
         assert device.events < 100
     average = profiler.average()
     assert average.steps == 19

@@ -1,4 +1,4 @@
-"""Recording profiles of the catalogue, on a small model; and that the large ones can be made."""
+"""Recording profiles for the catalogue on a small model; the large models can be made."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def library(name: str) -> None:
         pytest.skip(f"{name} is not installed")
 
 
-def test_recording_renews_what_was_measured_and_keeps_the_rest(
+def test_recording_replaces_measured_values_and_keeps_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = record_profiles.Model("tiny", "Tiny", (5,), ", as a test")
@@ -76,13 +76,13 @@ def test_progress_and_batch_sizes() -> None:
 
 
 @pytest.mark.parametrize(("longer_s", "steps"), [(1.0, 3), (4.0, 6)])
-def test_unlike_steps_are_measured_for_longer(
+def test_varying_steps_are_measured_for_longer(
     longer_s: float, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     time = Time()
 
     class Uneven(torch.nn.Linear):
-        """Takes a second, and every other time another."""
+        """Takes ``longer_s`` at every other call, else a second."""
 
         calls = 0
 
@@ -97,15 +97,15 @@ def test_unlike_steps_are_measured_for_longer(
     assert recorded.measured[0].average.steps == steps
 
 
-def test_another_model_cannot_be_added_to() -> None:
+def test_timings_of_another_model_cannot_be_added() -> None:
     old = record(TINY, steps=2, warmup=1, overhead_pairs=0).profile
     built = Built(torch.nn.Linear(5, 4), "wide", "", input_shape=(5,))
-    with pytest.raises(InputError, match="layer 'linear' is not as in this model"):
+    with pytest.raises(InputError, match="layer 'linear' differs from this model"):
         record(built, steps=2, warmup=1, overhead_pairs=0, old=old)
 
 
 def test_a_training_steps() -> None:
-    """The interface that real training runs are built on."""
+    """The interface that real training runs use."""
     trained = training(TINY, batch_size=4, optimizer="adamw", seed=3)
     before = trained.model.weight.detach().clone()
     loss = trained.step()
@@ -123,7 +123,7 @@ def test_a_training_steps() -> None:
 
 @pytest.mark.parametrize("name", sorted(record_profiles.MODELS))
 def test_models_of_the_catalogue(name: str) -> None:
-    """Every trainable tensor is in one layer. Small inputs: only sizes are of interest."""
+    """Every trainable tensor is in one layer. Inputs are small, since only sizes matter."""
     model = record_profiles.MODELS[name]
     library(model.spec.partition(":")[0])
     shape = (8,) if len(model.input_shape) == 1 else model.input_shape

@@ -1,4 +1,4 @@
-"""What the profiler makes of marks and of pairs of steps: arithmetic, without PyTorch."""
+"""The profiler's arithmetic on marks and on pairs of steps, without PyTorch."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ ONE_STEP = (
 
 
 def walked(marks: Sequence[tuple[Kind, int]], seconds: Sequence[float]) -> StepTimes:
-    """Parts of a step whose marks are ``seconds`` from each other."""
+    """Parts of a step whose marks are ``seconds`` apart."""
     times = list(itertools.accumulate(seconds, initial=0.0))
     return parts([(kind, number, None) for kind, number in marks], times, 2)
 
 
 def test_each_interval_has_its_part() -> None:
-    # powers of two: each sum says which intervals are in it
+    # powers of two: each sum reveals its intervals
     step = walked(ONE_STEP, [2.0**i for i in range(len(ONE_STEP) - 1)])
     assert step.loading_s == 2.0**1 + 2.0**3
     assert step.copy_s == 2.0**2
@@ -82,7 +82,7 @@ def test_parts_always_add_up(found: list[tuple[Kind, int, int]], last: int) -> N
     assert min(*every, step.loading_s, step.copy_s, step.optimizer_s, 0.0) == 0.0
 
 
-def test_a_pause_is_no_part() -> None:
+def test_a_pause_belongs_to_no_part() -> None:
     marks = [(Kind.STEP, 0), (Kind.PAUSE, 0), (Kind.END, 0), (Kind.OPEN, 1), (Kind.STEP, 0)]
     assert walked(marks, [1.0, 100.0, 2.0, 4.0]).total_s == 7.0
 
@@ -93,11 +93,11 @@ def test_accumulated_passes() -> None:
     three = [(Kind.GRADIENT, 8), (Kind.READY, 1), (Kind.READY, 0)]
     marks = [(Kind.STEP, 0), *one, *two, *one, *three, (Kind.STEP, 0)]
     step = walked(marks, [1.0] * (len(marks) - 1))
-    # each pass's wait before its first layer is that layer's
+    # in each pass, the wait before the first layer counts towards it
     assert step.forward_s == [0.0, 4.0]
     assert step.backward_s == [2.0, 2.0]
     assert (step.samples, step.backwards) == ((4, 4), 2)
-    # nothing is marked: what comes before forward passes is loading
+    # nothing is marked, so time before forward passes is loading
     assert step.loading_s == 2.0
     assert step.other_s == {("forward", "backward"): 2.0, ("backward", "end"): 1.0}
 
@@ -122,7 +122,7 @@ def test_the_interval_is_that_of_order_statistics(pairs: int, rank: int) -> None
     assert ("interval" in str(found)) == (pairs >= 6)
 
 
-def test_overhead_needs_a_pair() -> None:
+def test_overhead_needs_a_pair_of_steps() -> None:
     with pytest.raises(InputError, match="at least one pair"):
         overhead([], [])
 
@@ -144,7 +144,7 @@ def workload(*timings: Timing, size: float = 8.0) -> Profile:
     return Profile(name="w", source=Source("exact", "here"), layers=layers, timings=timings)
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_written_profiles_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "w.json"
     saving.save(path, workload(timing(8, copy_s=0.5, accumulation=2)))
     found = read_profile(path)
@@ -179,7 +179,7 @@ def test_timings_of_another_model_are_not_added(tmp_path: Path) -> None:
     path = tmp_path / "w.json"
     saving.save(path, workload(timing(8)))
     before = path.read_bytes()
-    with pytest.raises(InputError, match="layer 'two' is not as in this model") as error:
+    with pytest.raises(InputError, match="layer 'two' differs from this model") as error:
         saving.save(path, workload(timing(8), size=12.0), append=True)
     assert str(error.value).startswith(f"{path}: ")
     assert path.read_bytes() == before

@@ -1,4 +1,4 @@
-"""Layers of the catalogue's models, found anew on the meta device."""
+"""Layers of the catalogue's models, found again on the meta device."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ QUICK = ("vgg11", "ncf", "dlrm-dense")
 
 
 def shipped(name: str) -> Profile:
-    """The model of the catalogue; skips where what makes it is missing."""
+    """The catalogue's model; skips if the library that makes it is missing."""
     if record_layers.MODELS[name].spec.startswith("transformers"):
         pytest.importorskip("transformers")
     return catalogue.model(name)
 
 
 def same(name: str) -> None:
-    """The layers are those of the catalogue, tensor by tensor and operation by operation."""
+    """The layers equal those of the catalogue, tensor by tensor and operation by operation."""
     old, new = shipped(name), record_layers.recorded(name)
     assert difference(old, new) == "the layers are the same"
     for field in ("forward_flop", "activation_bytes"):
@@ -36,13 +36,13 @@ def same(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_layers_are_those_of_the_catalogue(name: str) -> None:
+def test_recorded_layers_equal_the_catalogue(name: str) -> None:
     same(name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(record_layers.MODELS) - set(QUICK)))
-def test_all_layers_are_those_of_the_catalogue(name: str) -> None:
+def test_all_recorded_layers_equal_the_catalogue(name: str) -> None:
     same(name)
 
 

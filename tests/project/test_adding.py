@@ -1,4 +1,4 @@
-"""Adding an architecture, an option or a device is one file: everything else finds it by itself."""
+"""Adding an architecture, an option or a device takes one file; everything else finds it."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from benchmarks.coarse import draw
 from perfmodel import InputError, architectures, make_job, predict
 from perfmodel.architectures import base, reference, registry
 from perfmodel.cli import cli
-from perfmodel.inputs import catalogue
+from perfmodel.inputs import catalogue, shipped
 from tests.architectures import test_laws, test_traffic
 from tests.jobs import cluster, job, workload
 
 SOURCE = Path(architectures.__file__).with_name("d_psgd.py")
 NAME = "newest_psgd"
-"""Of the copy; part of nothing that is printed otherwise."""
+"""Name of the copy; appears in no other output."""
 WORK = workload([1.0, 2.0], [2.0, 3.0], [30.0, 60.0], optimizer_s=0.5)
 
 
 @pytest.fixture
 def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The file of a new architecture: a copy of D-PSGD, with an option more."""
+    """The file of a new architecture: a copy of D-PSGD with one more option."""
     source = SOURCE.read_text(encoding="utf-8")
     text = source.replace('name="d_psgd"', f'name="{NAME}"').replace(
         'title="D-PSGD', 'title="a copy of D-PSGD'
@@ -64,15 +64,15 @@ def test_the_command_line_finds_an_architecture() -> None:
     assert "a copy of D-PSGD" in shown
     assert "how much is averaged" in shown
     asked = ["predict", "--model", "resnet18", "--arch", NAME, "--workers", "4"]
-    answer = printed(*asked, "--option", "overlap=false")
+    answer = printed(*asked, "--option", "overlap=false", "--verbose")
     assert f"4 x cpu-epyc-2core, {NAME}, batch" in answer
-    assert re.search(rf"^gain +0.5 +default of {NAME}", answer, re.MULTILINE)
+    assert re.search(rf"^gain +0.5 .*default of {NAME}", answer, re.MULTILINE)
     assert "coarse" in printed("sweep", *asked[1:])
 
 
 @pytest.mark.usefixtures("added")
 @pytest.mark.parametrize("fidelity", ["fine", "coarse"])
-def test_both_routes_answer_as_for_the_original(fidelity: str) -> None:
+def test_both_routes_predict_as_for_the_original(fidelity: str) -> None:
     answers = [
         predict(make_job(model="resnet18", arch=arch, workers=4), fidelity=fidelity).iteration_s  # type: ignore[arg-type]
         for arch in (NAME, "d_psgd")
@@ -81,7 +81,7 @@ def test_both_routes_answer_as_for_the_original(fidelity: str) -> None:
 
 
 @pytest.mark.usefixtures("added")
-def test_an_option_is_read_checked_and_written_down() -> None:
+def test_an_option_is_parsed_validated_and_recorded() -> None:
     found = predict(make_job(model="resnet18", arch=NAME, workers=2, options={"gain": "0.25"}))
     assert found.provenance.inputs["options"] == {"overlap": True, "gain": 0.25}
     assert "gain" not in [one.name for one in found.assumptions]
@@ -92,7 +92,7 @@ def test_an_option_is_read_checked_and_written_down() -> None:
 
 
 @pytest.mark.usefixtures("added")
-def test_laws_and_traffic_hold_for_it() -> None:
+def test_laws_and_traffic_hold_for_the_copy() -> None:
     found = registry.find(NAME)[0]
     assert NAME in registry.names()
     assert found.variants == ({}, {"overlap": False, "gain": 1.0})
@@ -106,7 +106,7 @@ def test_laws_and_traffic_hold_for_it() -> None:
 
 
 @pytest.mark.usefixtures("added")
-def test_the_reference_and_the_comparison_of_both_routes_find_it() -> None:
+def test_the_reference_and_the_route_comparison_include_the_copy() -> None:
     page = reference.reference(registry.all_architectures())
     assert f"## {NAME}\n" in page
     assert "| `gain` | number | 0.5 |  | how much is averaged; no effect on time |" in page
@@ -131,7 +131,7 @@ def test_a_device_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (folder / "devices" / "newest.toml").write_text(
         text.replace('name = "v100"', 'name = "newest"'), encoding="utf-8"
     )
-    monkeypatch.setattr(catalogue, "folder", lambda: folder)
+    monkeypatch.setattr(shipped, "folder", lambda: folder)
     assert "newest" in printed("list", "devices")
     assert "newest" in printed("show", "newest")
     answer = predict(make_job(model="resnet50", device="newest", arch="ring", workers=2))

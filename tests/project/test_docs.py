@@ -1,15 +1,15 @@
-"""The pages say what the program does: outputs, files, links and option tables are checked.
+"""Documentation pages match the program: outputs, files, links and option tables are checked.
 
 Conventions for README.md, examples/README.md and docs/**/*.md:
 
 - a ```console block holds commands, ``$ perfmodel ...``, each followed by what it prints, on
-  standard output and standard error together (``> FILE`` keeps standard output). Nothing after
-  a command means that its output is not shown: then it only has to succeed;
-- a ```python block is run; a ```text block right behind it is what it prints;
-- ``<!-- file: NAME -->`` before a block makes NAME for the commands that follow on that page;
-- all blocks of a page run in order, in one empty folder. Blanks at line ends do not count.
+  standard output and standard error together (``> FILE`` redirects standard output). If nothing
+  follows a command, its output is not checked, only its success;
+- a ```python block is run; a ```text block right after it is its output;
+- ``<!-- file: NAME -->`` before a block creates NAME for the following commands of the page;
+- all blocks of a page run in order, in one empty folder. Trailing blanks are ignored.
 
-``PERFMODEL_UPDATE_OUTPUTS=1`` writes what the commands print into the pages instead.
+``PERFMODEL_UPDATE_OUTPUTS=1`` updates the outputs in the pages instead.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ROOT = Path(__file__).parents[2]
 FRONT = [ROOT / "README.md", ROOT / "examples" / "README.md"]
 PAGES = [*FRONT, *sorted((ROOT / "docs").rglob("*.md"))]
 SLOW = ("calibrate", "study-ipccc20", "study-ipdps21", "three-sites", "tour", "which-algorithm")
-"""Pages whose commands take long."""
+"""Pages with slow commands."""
 
 UPDATE = os.environ.get("PERFMODEL_UPDATE_OUTPUTS") == "1"
 KINDS = {
@@ -75,7 +75,7 @@ by_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to
 
 
 def rendered(text: str, folder: Path) -> str:
-    """The page with what its commands really print."""
+    """The page with the real outputs of its commands."""
     names: dict[str, object] = {"__name__": "__page__"}
     parts, done, ended, printed = [], 0, 0, None
     for block in BLOCK.finditer(text):
@@ -110,7 +110,7 @@ def _console(body: str, folder: Path) -> str:
 
 
 def _run(command: str, folder: Path) -> str:
-    """What a command prints. It runs in this process, as if it were alone in it."""
+    """Output of a command, run in this process as if it were alone in it."""
     program, *words = shlex.split(command)
     assert program == "perfmodel", f"only perfmodel can be run here: {command}"
     target = folder / words.pop() if words[-2:-1] == [">"] else None
@@ -123,7 +123,7 @@ def _run(command: str, folder: Path) -> str:
     ):
         patch.setattr(sys, "argv", [program, *(word for word in words if word != ">")])
         patch.setattr(gc, "set_threshold", lambda *_: None)
-        patch.setattr(warnings, "showwarning", warnings.showwarning)  # which the program changes
+        patch.setattr(warnings, "showwarning", warnings.showwarning)  # changed by the program
         for name in ("FORCE_COLOR", "COLUMNS"):
             patch.delenv(name, raising=False)
         with pytest.raises(SystemExit) as end:
@@ -151,17 +151,17 @@ def test_commands_print_what_the_page_shows(page: Path, tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
     real = rendered(text, tmp_path)
     if UPDATE:
-        files.write(page, real.encode())  # whole or not at all: other tests read it meanwhile
+        files.write(page, real.encode())  # atomically: other tests read it meanwhile
         return
     difference = difflib.unified_diff(text.splitlines(), real.splitlines(), "page", "real")
     assert real == text, "\n".join(["PERFMODEL_UPDATE_OUTPUTS=1 rewrites the page", *difference])
 
 
-def test_the_readme_is_a_front_door() -> None:
+def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 
 
-def test_something_is_run() -> None:
+def test_pages_contain_commands() -> None:
     blocks = [b["kind"] for page in PAGES for b in BLOCK.finditer(page.read_text(encoding="utf-8"))]
     assert blocks.count("console") >= 10
     assert blocks.count("python") >= 3
@@ -175,13 +175,13 @@ def test_something_is_run() -> None:
         "```console\n$ perfmodel list \\\n    architectures\nnone\n```\n",
     ],
 )
-def test_canary_a_wrong_output_is_seen(text: str, tmp_path: Path) -> None:
+def test_canary_a_wrong_output_is_noticed(text: str, tmp_path: Path) -> None:
     real = rendered(text, tmp_path)
     assert real != text
     assert rendered(real, tmp_path) == real
 
 
-def test_canary_a_failing_command_is_seen(tmp_path: Path) -> None:
+def test_canary_a_failing_command_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="exit 2"):
         rendered("```console\n$ perfmodel show nothing > file\n```\n", tmp_path)
 
@@ -209,17 +209,17 @@ def broken_links(page: Path, text: str) -> list[str]:
 
 
 @by_page
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_are_not_broken(page: Path) -> None:
     assert broken_links(page, page.read_text(encoding="utf-8")) == []
 
 
-def test_canary_a_broken_link_is_seen() -> None:
+def test_canary_a_broken_link_is_noticed() -> None:
     text = "# Here\n[a](nowhere.md) [b](LICENSE) [c](#here) [d](#there) [e](https://example.org)"
     assert broken_links(ROOT / "README.md", text) == ["nowhere.md", "#there"]
 
 
 def schemas_read(text: str, name: str) -> int:
-    """Read every input file shown in ``text``; how many there are."""
+    """Read every input file shown in ``text``; returns their number."""
     found = 0
     for block in BLOCK.finditer(text):
         schema = re.search(r'^\s*[{]?\s*"?schema"?\s*[:=]\s*"([^"]+)"', block["body"], re.M)
@@ -244,7 +244,7 @@ def test_input_files_shown_can_be_read() -> None:
     assert found["measurement-file.md"] >= 1
 
 
-def test_canary_a_wrong_input_file_is_seen() -> None:
+def test_canary_a_wrong_input_file_is_noticed() -> None:
     with pytest.raises(InputError, match="unknown key 'nik'"):
         schemas_read('```toml\nschema = "perfmodel.cluster/1"\nname = "a"\nnik = 1\n```\n', "page")
 
@@ -298,7 +298,7 @@ def _missing_names(names: list[str]) -> list[str]:
 
 
 def not_listed(listing: str, pages: list[str]) -> list[str]:
-    """Pages that the list of all pages lacks: the site would have no way to them."""
+    """Pages missing from the list of all pages, which the site could not reach."""
     return [page for page in pages if f"]({page})" not in listing]
 
 
@@ -329,12 +329,12 @@ def test_the_lengths_of_runs_are_as_described() -> None:
     assert f"more than {steady.MOST_CORRELATION:g}," in decision
 
 
-def test_canary_a_missing_option_is_seen() -> None:
+def test_canary_a_missing_option_is_noticed() -> None:
     assert _missing_names([*perfmodel.__all__, "nothing"]) == ["nothing"]
     assert _missing("command-line.md", ["--no-such-option"]) == ["--no-such-option"]
 
 
-def test_the_page_of_options_is_what_architectures_say() -> None:
+def test_the_page_of_options_matches_the_architectures() -> None:
     path = ROOT / "docs" / "reference" / "options.md"
     head = path.read_text(encoding="utf-8").partition("\n## ")[0]
     page = f"{head}\n{reference(registry.all_architectures())}"

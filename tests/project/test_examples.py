@@ -1,4 +1,4 @@
-"""Every example runs, without a word on standard error, and prints what its .out file says."""
+"""Every example runs without output on standard error and prints what its .out file says."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_example_prints_its_output(example: Path, tmp_path: Path) -> None:
 
 
 def drawn(example: Path, path: Path) -> None:
-    """Have an example draw its picture."""
+    """Run an example that draws a figure."""
     pytest.importorskip("matplotlib")
     subprocess.run([sys.executable, "-W", "error", str(example), str(path)], check=True)
 
@@ -73,7 +73,7 @@ def test_example_is_short_and_listed(example: Path) -> None:
 
 
 def loaded(name: str) -> Any:
-    """An example that is a program to build on, as a module."""
+    """An example that is meant to be extended, as a module."""
     spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -94,8 +94,8 @@ def test_the_scheduler_ends_jobs_sooner_than_equal_shares(
     assert earlier > 2 * later
 
 
-def test_the_scheduler_gives_gpus_where_they_gain_most() -> None:
-    """Against all ways to share six GPUs among three jobs."""
+def test_the_scheduler_allocates_gpus_optimally() -> None:
+    """Against all allocations of six GPUs to three jobs."""
     scheduler = loaded("scheduler")
     alone = np.array([[0.0, 1.0, 1.9, 2.7, 3.4, 4.0, 4.5], [0.0, 5.0, 5.5, 5.8, 6, 6, 6],
                       [0.0, 2.0, 2.0, 5.0, 5.0, 5.0, 5.0]])  # fmt: skip
@@ -112,8 +112,8 @@ def test_the_scheduler_gives_gpus_where_they_gain_most() -> None:
     assert worth[6, 0, 0] < max(worth.values())
 
 
-def test_the_time_for_skypilot_is_that_of_a_plan() -> None:
-    """A stand-in for `sky.Resources` has what the estimator reads of it."""
+def test_the_time_for_skypilot_equals_that_of_a_plan() -> None:
+    """The stand-in for `sky.Resources` has the attributes that the estimator reads."""
     module = loaded("skypilot_time_estimator")
     estimate = module.time_estimator("resnet50", dataset_size=1281167, epochs=90, nodes=2)
 

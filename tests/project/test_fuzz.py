@@ -1,8 +1,8 @@
-"""Files and command lines with mistakes: each is accepted, and answered with finite numbers, or
-refused in one line; soon, and without much memory.
+"""Files and command lines with mistakes: each is either accepted and gives finite numbers, or is
+refused in one line; quickly, and with little memory.
 
-The slow tests try 10 000 of each, the same ones each time; so many as PERFMODEL_FUZZ says, if it is
-set, and then different ones each time.
+The slow tests try 10 000 of each, the same ones each time. If PERFMODEL_FUZZ is set, it gives the
+number, and the examples differ each time.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
@@ -43,7 +44,7 @@ from perfmodel.measuring.training.run import read_run
 from perfmodel.studies.crossovers import explain
 from perfmodel.traces.workload import import_trace
 from perfmodel.validation.cases import of_run, read_cases
-from tests.mutations import as_json, command_lines, documents, drawn, tables, texts
+from tests.mutations import ODD, as_json, command_lines, documents, drawn, tables, texts
 from tests.traces.test_traces import data_parallel
 
 INPUTS = Path(__file__).parents[1] / "inputs" / "valid"
@@ -52,11 +53,11 @@ ASKED = os.environ.get("PERFMODEL_FUZZ")
 SECONDS, MORE_BYTES = 2.0, 500 * 10**6
 REFERENCE_S = 0.09
 SMALL = 2e5
-"""Operations of a simulation that is made here: more would only take longer."""
+"""Largest number of operations of a simulation here; more would only take longer."""
 
 
 def bounded(few: int) -> Any:
-    """How many examples a test tries."""
+    """Number of examples of a test."""
     return settings(
         max_examples=int(ASKED) if ASKED and few == MANY else few,
         database=None,
@@ -70,7 +71,7 @@ def bounded(few: int) -> Any:
 
 @contextlib.contextmanager
 def little_memory() -> Iterator[None]:
-    """Let what is done inside have some memory more, and no more than that."""
+    """Limit the additional memory of the block."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + MORE_BYTES, hard))
@@ -81,20 +82,20 @@ def little_memory() -> Iterator[None]:
 
 
 def one_line(text: str) -> bool:
-    """Whether a message is one line of what may be printed, and not too long to be read."""
+    """Return whether a message is one printable line of readable length."""
     return bool(text) and text.isprintable() and len(text) <= 4200
 
 
 class TooSlowError(Exception):
-    """Something took too long, twice."""
+    """An action took too long, twice."""
 
 
 _predicting_s: list[float] = []
-"""Times of the predictions that a file has led to."""
+"""Durations of the predictions made from a file."""
 
 
 def reference_s() -> float:
-    """CPU time of work that takes REFERENCE_S on a machine with nothing else to do."""
+    """CPU time of work that takes REFERENCE_S on an idle machine."""
     begin, x = time.process_time(), 0.0
     for k in range(2_000_000):
         x = 0.5 * x + k
@@ -102,9 +103,9 @@ def reference_s() -> float:
 
 
 def soon(use: Callable[[], Any]) -> Any:
-    """What ``use`` returns or raises, within SECONDS.
+    """Result or exception of ``use``, which must come within SECONDS.
 
-    Tried twice, and the second time in proportion to how slow the machine is.
+    Tried twice; the second limit is scaled by how slow the machine is.
     """
     for _ in range(2):
         said = error = None
@@ -123,7 +124,8 @@ def soon(use: Callable[[], Any]) -> Any:
 
 
 def check(use: Callable[[], Any]) -> bool:
-    """Whether something was accepted; fails if it was neither answered nor refused as it should.
+    """Return whether the input was accepted; fails if it was neither accepted nor refused
+    correctly.
 
     Reading may take SECONDS, and so may each prediction.
     """
@@ -144,7 +146,7 @@ def check(use: Callable[[], Any]) -> bool:
 
 
 def answers(job: Job) -> list[Any]:
-    """What both routes say; alike where the coarse one says that it is exact."""
+    """Predict by both routes, which must agree if the coarse one claims to be exact."""
     with_formulas = soon(lambda: predict(job, fidelity="coarse"))
     found = [with_formulas.to_dict()]
     try:
@@ -317,7 +319,7 @@ ZIPPED = gzip.compress(as_json(TRACE), mtime=0)
 
 
 def documented(path: Path) -> st.SearchStrategy[bytes]:
-    """Files like a valid one: its contents with mistakes as JSON, or its text with mistakes."""
+    """Mutated files: a valid document with mistakes as JSON, or its text with mistakes."""
     return mistaken(read_document(path), path.read_bytes())
 
 
@@ -326,7 +328,7 @@ def made(document: Any) -> st.SearchStrategy[bytes]:
 
 
 def mistaken(document: Any, text: bytes) -> st.SearchStrategy[bytes]:
-    """Mostly other contents, one time in four other text."""
+    """Mostly mutated contents, one time in four mutated text."""
     return drawn(lambda r: as_json(documents(r, document)) if r.random() < 0.75 else texts(r, text))
 
 
@@ -375,7 +377,7 @@ LOADERS: dict[str, tuple[Callable[[Path], Any], st.SearchStrategy[tuple[str, byt
 
 @pytest.fixture(scope="module", autouse=True)
 def warm() -> None:
-    """Compile and read what is compiled and read once, so that it does not count below."""
+    """Do one-time compilation and reading in advance, so that it does not count below."""
     predict(make_job(model="resnet50", device="v100", arch="asp", workers=32))
     for arch in ("ps", "ring", "p2p", "asp"):
         job = make_job(model="resnet18", arch=arch, workers=2, jitter=0.1)
@@ -385,7 +387,7 @@ def warm() -> None:
 
 
 def tried(name: str, count: int, folder: Path) -> None:
-    """Try a loader on so many files."""
+    """A test that tries a loader on ``count`` files."""
     use, strategy = LOADERS[name]
 
     @bounded(count)
@@ -399,6 +401,14 @@ def tried(name: str, count: int, folder: Path) -> None:
         check(lambda: use(path))
 
     test()
+
+
+def test_mistakes_stay_in_their_document() -> None:
+    before = json.dumps(ODD)
+    r = Random(0)
+    for _ in range(3000):
+        json.dumps(documents(r, [None, {"a": True}]))  # refuses a document that contains itself
+    assert json.dumps(ODD) == before
 
 
 @pytest.mark.parametrize("name", LOADERS)
@@ -486,16 +496,16 @@ def tried_commands(count: int, folder: Path) -> None:
     test()
 
 
-def test_a_link_slower_than_any_is_refused(tmp_path: Path) -> None:
-    """Its workers would be simulated for millions of iterations of the others."""
+def test_an_extremely_slow_link_is_refused(tmp_path: Path) -> None:
+    """The other workers would be simulated for millions of iterations."""
     text = (INPUTS / "cluster.toml").read_text()
     (tmp_path / "cluster.toml").write_text(text.replace('latency_s = "50us"', "latency_s = 1000"))
     with pytest.raises(InputError, match="latency_s: must be at most 100, got 1000"):
         of_cluster(tmp_path / "cluster.toml")
 
 
-def test_ten_thousand_servers_are_predicted_soon(tmp_path: Path) -> None:
-    """Servers with the same parts of tensors are alike, and gone through once."""
+def test_ten_thousand_servers_are_predicted_quickly(tmp_path: Path) -> None:
+    """Servers with equal shares of tensors are evaluated once."""
     (tmp_path / "runs.csv").write_text(
         "model,device,batch_size,workers,arch,sync,servers,jitter,bandwidth_bytes_per_s,step_s\n"
         "resnet18,v100,32,2,ps,bsp,10000,0.1,1e9,0.5\n"

@@ -1,4 +1,4 @@
-"""Rooms import from the rooms below them only, and no module imports itself through others."""
+"""Rooms import only from the rooms below them, and imports are not circular."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import perfmodel
 PACKAGE = Path(perfmodel.__file__).parent
 
 ROOT = frozenset({"__init__", "__main__", "api"})
-"""Modules of no room."""
+"""Modules outside the rooms."""
 
 ABOVE_BASE = "base theory inputs graph phases results"
 ROOMS: Mapping[str, frozenset[str]] = {
@@ -43,10 +43,10 @@ ROOMS: Mapping[str, frozenset[str]] = {
         "__main__": "cli",
     }.items()
 }
-"""Whom each room may import. Lowest first: each names rooms of earlier rows only."""
+"""Rooms that each room may import, lowest first; each names only rooms of earlier rows."""
 
 FACADE = frozenset({"__version__"})
-"""All that modules may take from the package itself; the rest they take where it is defined."""
+"""Names that modules may import from the package itself; others are imported where defined."""
 
 TOLD = ("does not know", "through the package", "is of no room", "in a circle")
 
@@ -57,10 +57,10 @@ def room_of(module: str) -> str:
 
 
 def imports(source: str, module: str, modules: frozenset[str]) -> list[tuple[int, str]]:
-    """Line and target of each import of the package's own names, wherever in the file it stands.
+    """Line and target of each import of the package's own names, anywhere in the file.
 
-    A target is a module without the package's name; "" is the package, "?name" a name that is
-    taken from the package but is not a module.
+    A target is a module without the package's name; "" is the package itself, "?name" a name
+    imported from the package that is not a module.
     """
     found: list[tuple[int, str]] = []
     inside = any(other.startswith(f"{module}.") for other in modules)  # itself a package
@@ -118,7 +118,7 @@ def violations(sources: Mapping[str, str]) -> list[str]:
 
 
 def package_sources() -> dict[str, str]:
-    """Source of each module but the package's own file, which imports lazily from all of them."""
+    """Source of each module except the package's own file, which lazily imports from all."""
     sources = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = list(path.relative_to(PACKAGE).with_suffix("").parts)
@@ -129,11 +129,11 @@ def package_sources() -> dict[str, str]:
     return sources
 
 
-def test_imports_go_down() -> None:
+def test_rooms_import_only_from_below() -> None:
     assert violations(package_sources()) == []
 
 
-def test_a_row_names_earlier_rows_only() -> None:
+def test_each_row_names_only_earlier_rows() -> None:
     seen: set[str] = set()
     for room, may in ROOMS.items():
         assert may <= seen
@@ -145,20 +145,20 @@ def test_every_row_is_a_room() -> None:
     assert rooms | ROOT - {"__init__"} == set(ROOMS)
 
 
-def test_the_root_has_four_files() -> None:
+def test_only_the_listed_modules_are_outside_rooms() -> None:
     assert {path.stem for path in PACKAGE.glob("*.py")} == ROOT
     assert (PACKAGE / "py.typed").exists()
 
 
 @pytest.mark.parametrize("room", sorted(set(ROOMS) - ROOT))
-def test_a_room_says_what_it_is_for(room: str) -> None:
+def test_each_room_has_a_one_sentence_purpose(room: str) -> None:
     text = ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text()))
     assert text
     assert text.splitlines()[0].endswith(".")
 
 
 def planted(module: str, source: str) -> list[str]:
-    """What is wrong in a package of empty modules, but for one."""
+    """Violations in a package whose modules are empty except for one."""
     names = (
         "base.units base.errors inputs.job inputs.catalogue graph.op_graph engine.loop "
         "engine.world architectures.ps architectures.base profiler.record api cli predicting.fine"
@@ -214,7 +214,7 @@ def test_canary_a_planted_import_is_reported(module: str, source: str, expected:
     assert [text[: len(expected)] for text in found] == ([expected] if expected else [])
 
 
-def test_canary_a_circle_is_reported() -> None:
+def test_canary_a_circular_import_is_reported() -> None:
     sources = {"base.a": "import perfmodel.base.b", "base.b": "from perfmodel.base import a"}
     assert violations(sources) == ["base.a base.b import each other in a circle"]
 

@@ -1,4 +1,4 @@
-"""Each notebook still prints what is committed of it. Pictures are only drawn, not compared."""
+"""Each notebook still prints its committed outputs; images are drawn but not compared."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ by_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 
 
 def outputs(notebook: dict[str, Any]) -> list[list[str]]:
-    """What each code cell prints: text as it is, of a picture only that it is there."""
+    """Outputs of each code cell: text, and for images only their presence."""
     found = []
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
@@ -33,7 +33,7 @@ def outputs(notebook: dict[str, Any]) -> list[list[str]]:
 
 
 def executed(path: Path) -> dict[str, Any]:
-    """The notebook, run anew in its folder, without what differs from run to run."""
+    """The notebook, executed in its folder, without parts that differ between runs."""
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
     pytest.importorskip("matplotlib")
@@ -52,7 +52,7 @@ def executed(path: Path) -> dict[str, Any]:
     return values
 
 
-def test_there_are_notebooks_without_paths_of_a_machine() -> None:
+def test_notebooks_contain_no_local_paths() -> None:
     assert len(NOTEBOOKS) >= 2
     gallery = (FOLDER.parent / "README.md").read_text(encoding="utf-8")
     for path in NOTEBOOKS:
@@ -70,15 +70,15 @@ def test_a_notebook_is_committed_with_its_outputs(path: Path) -> None:
 
 @pytest.mark.slow
 @by_notebook
-@pytest.mark.filterwarnings("default")  # of the notebook machinery
-def test_a_notebook_prints_what_is_committed(path: Path) -> None:
+@pytest.mark.filterwarnings("default")  # from the notebook packages
+def test_a_notebook_prints_its_committed_outputs(path: Path) -> None:
     now = executed(path)
     if UPDATE:
         files.write(path, (json.dumps(now, indent=1, ensure_ascii=False) + "\n").encode())
     assert outputs(json.loads(path.read_text(encoding="utf-8"))) == outputs(now)
 
 
-def test_canary_another_output_is_seen() -> None:
+def test_canary_another_output_is_noticed() -> None:
     notebook = json.loads(NOTEBOOKS[0].read_text(encoding="utf-8"))
     planted = copy.deepcopy(notebook)
     cell = next(c for c in planted["cells"] if c["cell_type"] == "code")

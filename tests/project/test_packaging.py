@@ -1,4 +1,4 @@
-"""The shipped profiles are found however the package is installed, and nothing else is shipped."""
+"""The shipped profiles are found after any kind of installation, and nothing else is shipped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SETUPTOOLS = 77
 
 
 def missing() -> str:
-    """What this environment lacks to build the package, if anything."""
+    """What this environment lacks to build the package; empty if nothing."""
     if importlib.util.find_spec("pip") is None:
         return "pip is needed"
     try:
@@ -69,7 +69,7 @@ print(json.dumps({
 
 
 def folder_of(*modules: str) -> list[str]:
-    """Folders that those modules are imported from here."""
+    """Folders from which these modules are imported."""
     folders = []
     for module in modules:
         spec = importlib.util.find_spec(module)
@@ -85,7 +85,7 @@ def run(
     path: list[str] | None = None,
     variables: dict[str, str] | None = None,
 ) -> str:
-    """Standard output of a command that has to succeed; ``path`` is its PYTHONPATH."""
+    """Standard output of a command that must succeed; ``path`` is its PYTHONPATH."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "PIP_"))}
     environment |= (variables or {}) | {"PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     if path:
@@ -105,7 +105,7 @@ def pip(
     python: Path = Path(sys.executable),
     path: list[str] | None = None,
 ) -> None:
-    """Run pip without the network, with the tools that this environment has."""
+    """Run pip without network access, with the build tools of this environment."""
     tools = [*folder_of("pip", "setuptools"), *(path or [])]
     run(python, "-m", "pip", *arguments, "--no-deps", cwd=cwd, path=tools)
 
@@ -114,8 +114,8 @@ JOB = make_job(model="resnet18", workers=2)
 
 
 def check(found: str, inside: Path, how: str = "compiled code") -> None:
-    """That an installation below ``inside`` answered, has all the profiles there are here, and
-    simulates so."""
+    """Check that the output comes from an installation below ``inside`` with all profiles, which
+    simulates with the expected loop."""
     answer = json.loads(found)
     for place in ("file", "folder"):
         assert Path(answer[place]).resolve().is_relative_to(inside.resolve()), answer[place]
@@ -133,7 +133,7 @@ def check(found: str, inside: Path, how: str = "compiled code") -> None:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what a checkout needs to be built, so that the checkout itself stays clean."""
+    """A copy of the files needed for a build, so that the checkout stays clean."""
     copy = tmp_path_factory.mktemp("packaging") / "tree"
     copy.mkdir()
     for name in ("pyproject.toml", "setup.cfg", "setup.py", "README.md", "LICENSE"):
@@ -162,7 +162,8 @@ def wheel(sdist: Path) -> Path:
 
 
 def built(sdist: Path, folder: Path, path: list[str] | None = None) -> Path:
-    """Build the wheel where no command is found, and so no C compiler; ``path`` comes first."""
+    """Build the wheel with an empty command path, and so without a C compiler; ``path`` comes
+    first."""
     folder.mkdir()
     run(
         *(sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps"),
@@ -174,12 +175,12 @@ def built(sdist: Path, folder: Path, path: list[str] | None = None) -> Path:
     return found
 
 
-PAGES = ("page.css", "page.html", "page.js")
-"""What the pages of reports are made with."""
+PAGES = ("page.css", "page.html", "page.js", "theme.js")
+"""Files needed to make report pages."""
 
 
 def misplaced(names: list[str], version: str) -> list[str]:
-    """Files of a wheel that do not belong in it."""
+    """Files of a wheel that do not belong there."""
     allowed = ("perfmodel/", f"perfmodel-{version}.dist-info/")
     endings = (".py", ".json", ".toml", "instances.csv", "py.typed", *PAGES, LIBRARY[0])
     return [
@@ -271,7 +272,7 @@ def test_profiles_are_found_after_an_editable_install(tree: Path, tmp_path: Path
     environment = tmp_path / "venv"
     venv.create(environment, with_pip=False, symlinks=os.name != "nt")
     python = environment / ("Scripts" if os.name == "nt" else "bin") / "python"
-    # an environment of its own: what is installed in this one has to stay as it is
+    # in a separate environment, so that this one stays unchanged
     pip(
         "install", "--ignore-installed", "--no-build-isolation", "-e", tree,
         cwd=tmp_path, python=python, path=folder_of("numba"),
@@ -306,13 +307,13 @@ def test_missing_profiles_are_reported(tree: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["profiles/models/resnet18.json", "tests/test_cli.py", "perfmodel/notes.txt", "x.py"]
 )
-def test_canary_a_misplaced_file_is_seen(name: str) -> None:
+def test_canary_a_misplaced_file_is_noticed(name: str) -> None:
     right = ["perfmodel/cli/jobs.py", "perfmodel/_profiles/devices/v100.toml", "perfmodel/py.typed",
              "perfmodel-1.0.dist-info/METADATA"]
     assert misplaced([*right, name], "1.0") == [name]
 
 
-def test_canary_another_installation_is_seen(tmp_path: Path) -> None:
+def test_canary_another_installation_is_noticed(tmp_path: Path) -> None:
     dependencies = folder_of("msgspec")
     found = run(sys.executable, "-c", PROBE, *dependencies, cwd=tmp_path, path=[str(ROOT)])
     check(found, ROOT)

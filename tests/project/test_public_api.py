@@ -1,4 +1,4 @@
-"""What programs rely on: the names of the package and the keys of a prediction's JSON."""
+"""The public interface: names of the package and JSON keys of a prediction."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ NAMES = [
 NUMBER, WHOLE, TEXT = (int, float), (int,), (str,)
 NOTHING = (type(None),)
 NUMBERS_BY_NAME = {"*": NUMBER}
-"""A mapping with keys of the job's own, such as names of links."""
+"""A mapping whose keys depend on the job, such as link names."""
 LINK = {"bandwidth_bytes_per_s": NUMBER, "latency_s": NUMBER, "efficiency": NUMBER}
 COLLECTIVE = {
     "operation": TEXT,
@@ -259,7 +259,7 @@ JOBS = {
 
 
 def differences(value: Any, shape: Any, place: str = "") -> list[str]:
-    """Where a JSON value departs from a shape; key order counts."""
+    """Differences of a JSON value from its expected shape; key order counts."""
     if isinstance(shape, tuple):
         if isinstance(value, bool) and bool not in shape:
             return [f"{place}: bool"]
@@ -280,7 +280,7 @@ def differences(value: Any, shape: Any, place: str = "") -> list[str]:
 
 
 def disagreements(p: dict[str, Any]) -> list[str]:
-    """What in a prediction's JSON does not add up."""
+    """Inconsistencies in a prediction's JSON."""
     idle, staleness = p["idle_fraction"], p["staleness"]
     workers = p["workers"]
     keys = list(staleness["histogram"])
@@ -301,7 +301,7 @@ def disagreements(p: dict[str, Any]) -> list[str]:
 
 @functools.cache
 def printed(job: str, *more: str) -> str:
-    """What ``predict --json`` prints for one of the jobs."""
+    """Output of ``predict --json`` for one of the jobs."""
     arguments = ["predict", "--model", "resnet18", *JOBS[job], *more, "--json"]
     done = CliRunner().invoke(cli, arguments, catch_exceptions=False)
     assert (done.exit_code, done.stderr) == (0, "")
@@ -309,7 +309,7 @@ def printed(job: str, *more: str) -> str:
 
 
 def predicted(job: str, *more: str) -> Any:
-    """The JSON of one of the jobs, as a value of the caller's own."""
+    """The JSON of one of the jobs, as a fresh value."""
     return json.loads(printed(job, *more), parse_constant=no_json)
 
 
@@ -317,18 +317,18 @@ def no_json(word: str) -> NoReturn:
     raise AssertionError(f"{word} is not JSON")
 
 
-def test_names_of_the_package() -> None:
+def test_the_package_has_the_expected_names() -> None:
     assert dir(perfmodel) == NAMES
 
 
-def test_every_name_is_there() -> None:
+def test_every_public_name_exists() -> None:
     for name in NAMES:
         assert getattr(perfmodel, name) is not None
     with pytest.raises(AttributeError, match="'perfmodel' has no attribute 'Predicton'"):
         perfmodel.Predicton  # noqa: B018
 
 
-def test_causes_of_waiting() -> None:
+def test_causes_of_waiting_are_unchanged() -> None:
     assert sorted(CAUSES) == ["cpu", "data", "network", "server", "staleness_bound", "straggler"]
 
 
@@ -341,7 +341,7 @@ def test_json_keeps_its_shape(job: str) -> None:
     assert differences(predicted(job), shape) == []
 
 
-def test_json_of_a_whole_training() -> None:
+def test_json_of_a_training_keeps_its_shape() -> None:
     p = predicted("random", "--dataset-size", "1000")
     assert differences(p, PREDICTION) == []
 
@@ -351,7 +351,7 @@ def test_json_adds_up(job: str) -> None:
     assert disagreements(predicted(job)) == []
 
 
-def test_json_is_the_prediction() -> None:
+def test_json_equals_the_prediction() -> None:
     job = perfmodel.make_job(
         model="resnet18", arch="ps", workers=3, options={"sync": "asp"},
         jitter=perfmodel.Jitter(0.2), stragglers=[perfmodel.Straggler(1, 1.5)], seed=7,
@@ -376,7 +376,7 @@ def test_json_is_the_prediction() -> None:
         (lambda p: p.update(notes={}), ".notes: dict"),
     ],
 )
-def test_canary_a_changed_shape_is_seen(change: Any, expected: str) -> None:
+def test_canary_a_changed_shape_is_noticed(change: Any, expected: str) -> None:
     p = predicted("random", "--dataset-size", "1000")
     change(p)
     assert [text[: len(expected)] for text in differences(p, PREDICTION)] == [expected]
@@ -392,7 +392,7 @@ def test_canary_a_changed_shape_is_seen(change: Any, expected: str) -> None:
          ["shares", "greatest staleness"]),
     ],
 )
-def test_canary_a_wrong_sum_is_seen(change: Any, expected: list[str]) -> None:
+def test_canary_a_wrong_sum_is_noticed(change: Any, expected: list[str]) -> None:
     p = predicted("random")
     change(p)
     assert disagreements(p) == expected
@@ -413,7 +413,7 @@ FORMER = {
     "queueing": "Station asymptotic_bounds mva near_deterministic",
     "units": "parse",
 }
-"""What was described of the modules that have moved."""
+"""Documented names of modules that have moved."""
 
 STAYED = {
     "calibration": "Series fit_runs read_runs",
@@ -423,11 +423,11 @@ STAYED = {
     "profiler": "Profiler",
     "validation": "read_cases validate",
 }
-"""What was described of packages that are where they were."""
+"""Documented names of packages that have not moved."""
 
 
 @pytest.mark.parametrize("name", FORMER)
-def test_a_former_name_is_found_with_a_warning(name: str) -> None:
+def test_a_former_name_works_with_a_warning(name: str) -> None:
     sys.modules.pop(f"perfmodel.{name}", None)
     with pytest.warns(DeprecationWarning, match=f"perfmodel.{name} is now perfmodel"):
         module = importlib.import_module(f"perfmodel.{name}")
@@ -437,17 +437,17 @@ def test_a_former_name_is_found_with_a_warning(name: str) -> None:
         module.nonsense  # noqa: B018
 
 
-def test_every_former_name_is_one_that_was_described() -> None:
+def test_former_names_are_the_documented_ones() -> None:
     assert set(FORMER) == set(NEW_HOMES)
 
 
 @pytest.mark.parametrize("name", STAYED)
-def test_other_names_are_where_they_were(name: str) -> None:
+def test_other_documented_names_still_exist(name: str) -> None:
     module = importlib.import_module(f"perfmodel.{name}")
     for each in STAYED[name].split():
         assert callable(getattr(module, each)) or each == "PUBLISHED"
 
 
-def test_canary_a_name_that_never_was_is_not_found() -> None:
+def test_canary_an_unknown_name_is_not_found() -> None:
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("perfmodel.nonsense")

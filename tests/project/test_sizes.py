@@ -1,8 +1,8 @@
-"""Modules, functions and parameter lists that are small enough to be read in one go.
+"""Modules, functions and parameter lists stay small enough to read in one go.
 
 A module of the package has at most 500 lines, a function at most 80, and a function at most 8
-parameters, ``self`` and ``cls`` not counted. A function may exceed a limit if its docstring (that
-of the class, for ``__init__``) says why, in a sentence with the words "lines because" or
+parameters, ``self`` and ``cls`` not counted. A function may exceed a limit if its docstring (for
+``__init__``, that of the class) explains it in a sentence with the words "lines because" or
 "parameters because". The parameters of a click command are its options, and are not counted.
 An adapter of a source of measured runs has at most 149.
 """
@@ -43,7 +43,7 @@ def functions(node: ast.AST, docstring: str = "") -> Iterator[tuple[str, Functio
 
 
 def is_command(function: Function) -> bool:
-    """Whether a function is made a click command."""
+    """Return whether a function is a click command."""
     return any(
         isinstance(call, ast.Call)
         and isinstance(call.func, ast.Attribute)
@@ -53,7 +53,7 @@ def is_command(function: Function) -> bool:
 
 
 def parameters(function: Function) -> list[str]:
-    """Names of all parameters but ``self`` and ``cls``."""
+    """Names of all parameters except ``self`` and ``cls``."""
     given = function.args
     names = [a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
     names += [a.arg for a in (given.vararg, given.kwarg) if a is not None]
@@ -61,7 +61,7 @@ def parameters(function: Function) -> list[str]:
 
 
 def too_large(texts: Mapping[str, str], most: int = MOST_MODULE_LINES) -> list[str]:
-    """What exceeds a limit without saying why, by module name without the package."""
+    """Names that exceed a limit without an explanation, by module name without the package."""
     found = []
     for module, source in texts.items():
         lines = len(source.splitlines())
@@ -89,11 +89,11 @@ def package_sources() -> dict[str, str]:
     }
 
 
-def test_everything_is_small_enough() -> None:
+def test_modules_functions_and_parameter_lists_are_small() -> None:
     assert too_large(package_sources()) == []
 
 
-def test_adapters_only_map() -> None:
+def test_adapters_only_map_rows() -> None:
     folder = Path(sources.__file__).parent
     texts = {name: (folder / f"{name}.py").read_text(encoding="utf-8") for name in sources.SOURCES}
     assert too_large(texts, MOST_ADAPTER_LINES) == []
@@ -150,5 +150,5 @@ WHY_WIDE = "It has this many parameters because each is a column."
         ),
     ],
 )
-def test_canary_what_is_too_large_is_reported(source: str, expected: list[str]) -> None:
+def test_canary_oversized_definitions_are_reported(source: str, expected: list[str]) -> None:
     assert too_large({"m": source}) == expected

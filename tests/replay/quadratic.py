@@ -1,4 +1,4 @@
-"""A task whose runs have closed forms: the squared distance to a point."""
+"""A task with closed-form runs: the squared distance to a point."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from perfmodel.replay.tasks import Evaluation
 
 
 class Quadratic:
-    """Loss |x - a|^2 / 2 + 1 for the mean a of a batch's points; without noise all are equal."""
+    """Loss |x - a|^2 / 2 + 1, where a is the mean of a batch's points; all equal without noise."""
 
     name = "quadratic"
 

@@ -1,4 +1,4 @@
-"""Schedules that are recorded from simulated jobs of two layers, for replays."""
+"""Schedules recorded from simulated jobs of two layers, for replays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORK = workload([0.01, 0.02], [0.02, 0.05], [2.0, 1.0], optimizer_s=0.001)
 """Steps of 0.1 s, and 3 bytes of gradients."""
 
 LINK_BYTES_PER_S = 300.0
-"""A model of WORK takes 0.01 s."""
+"""Sending a model of WORK takes 0.01 s."""
 
 
 def recorded(
@@ -31,9 +31,9 @@ def recorded(
     batch_size: int = 8,
     seed: int = 0,
 ) -> Schedule:
-    """The schedule of a job until so many gradients have been applied.
+    """The schedule of a job until this many gradients have been applied.
 
-    ``slow`` is how much longer the first worker computes, ``batch_size`` that of the replay.
+    ``slow`` is the factor by which the first worker is slower; ``batch_size`` is the replay's.
     """
     made = job(
         WORK,

@@ -1,4 +1,4 @@
-"""A schedule replayed word by word, row by row, with every version of every model kept."""
+"""Replays a schedule literally, row by row, and keeps every version of every model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perfmodel.results.schedule import CENTRE, COLUMNS, WHOLE, Event, Schedule
 
 
 def slow_loss(schedule: Schedule, task: Task, optimizer: Optimizer, seed: int = 0) -> float:
-    """Loss at the end, of the centre or of the mean of all models; momentum at the server."""
+    """Final loss of the centre or of the mean of all models; momentum is at the server."""
     h = schedule.header
     start = task.initial(seed)
     models = {m: start.copy() for m in range(CENTRE, h.workers)}
@@ -61,7 +61,7 @@ def slow_loss(schedule: Schedule, task: Task, optimizer: Optimizer, seed: int = 
                 momentum + gradient + optimizer.weight_decay * models[model][part]
             )
             models[model][part] -= optimizer.learning_rate * velocity[model][part]
-        for key, view in list(versions.items()):  # those just made: they are final now
+        for key, view in list(versions.items()):  # the versions just made are final now
             if view.base is not None:
                 versions[key] = view.copy()
     if (schedule.model == CENTRE).any():

@@ -1,4 +1,4 @@
-"""Schedules of few lines each, written row by row: what an architecture would record."""
+"""Short schedules, written row by row as an architecture would record them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Gradient = tuple[int, int]
 
 
 class Writer:
-    """Writes rows, and counts versions and steps."""
+    """Writes rows and counts versions and steps."""
 
     def __init__(self, workers: int, slices: Sequence[float] = (1.0,), batch_size: int = 8) -> None:
         self.workers, self.slices, self.batch_size = workers, tuple(slices), batch_size
@@ -35,7 +35,7 @@ class Writer:
         self.has_reads = False
 
     def end(self) -> None:
-        """The rows since the last end take effect together."""
+        """End a group: its rows take effect together."""
         self.group += 1
         self.changed.clear()
 
@@ -49,7 +49,7 @@ class Writer:
     def gradient(self, worker: int) -> Gradient:
         """A group by itself."""
         step = self.steps[worker]
-        model = CENTRE if self.has_reads else worker  # where its parameters come from
+        model = CENTRE if self.has_reads else worker  # the source of its parameters
         self._row(Event.GRADIENT, worker, step, model, version=self.versions[model, 0])
         self.steps[worker] += 1
         self.end()
@@ -67,13 +67,13 @@ class Writer:
         part: int = WHOLE,
         weight: float = 1.0,
     ) -> None:
-        """A step of the optimizer; goes into the present group."""
+        """Add an optimizer step to the current group."""
         version = self._version(model, part)
         for worker, step in gradients:
             self._row(Event.APPLY, worker, step, model, NO_MODEL, part, weight, version)
 
     def mix(self, model: int, other: int, weight: float, age: int = 0) -> None:
-        """Mixes in a model as it was ``age`` versions ago; goes into the present group."""
+        """Add a mix with a model as it was ``age`` versions ago to the current group."""
         seen = self.versions[other, 0] - ((other, 0) in self.changed) - age
         version = self._version(model, WHOLE)
         self._row(Event.MIX, max(model, 0), -1, model, other, WHOLE, weight, version, seen)
@@ -112,7 +112,7 @@ class Writer:
         self.rows.append((self.time_s, *row))
 
     def _version(self, model: int, part: int) -> int:
-        """The version that a row of the present group makes: one for all rows of the group."""
+        """The version that a row of the current group makes; all rows of the group share it."""
         for k in range(len(self.slices)) if part == WHOLE else (part,):
             if (model, k) not in self.changed:
                 self.changed.add((model, k))
@@ -167,7 +167,7 @@ def asp(
     batch_size: int = 8,
     seed: int = 5,
 ) -> Schedule:
-    """A server that applies each gradient as it comes, from workers with random step times."""
+    """A server that applies each gradient on arrival, from workers with random step times."""
     w = Writer(workers, slices, batch_size)
     rng = np.random.default_rng(seed)
     queue: list[tuple[float, int]] = []
@@ -191,7 +191,7 @@ def asp(
 
 
 def pushed_in_parts(workers: int, updates: int, slices: int, batch_size: int = 8) -> Schedule:
-    """As :func:`asp`, but slices of several workers come in between each other."""
+    """As :func:`asp`, but slices of several workers interleave."""
     w = Writer(workers, [1.0 + k % 3 for k in range(slices)], batch_size)
     rng = np.random.default_rng(7)
     queue: list[tuple[float, int, int]] = []
@@ -220,7 +220,7 @@ def pushed_in_parts(workers: int, updates: int, slices: int, batch_size: int = 8
 
 
 def ssp_0(workers: int, rounds: int, batch_size: int = 8) -> Schedule:
-    """Stale synchronous with bound 0: all read, then each gradient is applied as it comes."""
+    """Stale synchronous with bound 0: all read, then each gradient is applied on arrival."""
     w = Writer(workers, batch_size=batch_size)
     rng = np.random.default_rng(6)
     for k in range(rounds):
@@ -236,7 +236,7 @@ def ssp_0(workers: int, rounds: int, batch_size: int = 8) -> Schedule:
 
 
 def local_sgd(workers: int, updates: int, period: int, batch_size: int = 8) -> Schedule:
-    """Every worker steps by itself; every ``period`` steps all models are averaged."""
+    """Every worker steps its own model; all models are averaged every ``period`` steps."""
     w = Writer(workers, batch_size=batch_size)
     for k in range(updates):
         w.time_s = float(k + 1)

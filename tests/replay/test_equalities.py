@@ -1,6 +1,6 @@
-"""Replays of recorded schedules whose result is known: equal algorithms learn equally.
+"""Replays of recorded schedules with known results: equal algorithms learn equally.
 
-The jobs have random computation times, so that messages of workers come in another order each time.
+The jobs have random computation times, so that messages arrive in a different order each time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def ids(variants: list[Variant]) -> list[str]:
 
 
 def is_synchronous(arch: str, options: dict[str, Any]) -> bool:
-    """Whether every step is that of the mean gradient of all workers."""
+    """Whether every step uses the mean gradient of all workers."""
     if arch == "ps":
         return options.get("sync", "bsp") == "bsp" and not options.get("backup_workers")
     if arch in ("local_sgd", "diloco"):
@@ -52,8 +52,8 @@ ALONE = [
     (arch, options)
     for arch, options in ALL
     if arch != "easgd"  # the centre follows the worker: see the closed form below
-    and not options.get("backup_workers")  # one worker has none to spare
-    and options.get("softsync", 1) == 1  # two gradients of the worker make an update
+    and not options.get("backup_workers")  # a single worker has no backup
+    and options.get("softsync", 1) == 1  # an update takes two gradients of the worker
 ]
 
 
@@ -73,14 +73,14 @@ def by_hand(optimizer: Optimizer, batch_size: int) -> Floats:
 def run(
     arch: str, options: dict[str, Any], optimizer: Optimizer, workers: int = WORKERS, **job: Any
 ) -> Curve:
-    """A curve with an evaluation after the gradients of each step of all workers."""
+    """A curve with an evaluation after each step of all workers."""
     schedule = recorded(arch, options, workers, STEPS * workers, batch_size=BATCH, **job)
     return replay(schedule, TASK, optimizer, evaluations=STEPS)
 
 
 @pytest.mark.parametrize(("arch", "options"), SYNCHRONOUS, ids=ids(SYNCHRONOUS))
 def test_synchronous_training_is_sgd_with_large_batches(arch: str, options: dict[str, Any]) -> None:
-    """Whatever the network: bandwidth changes seconds, and no bit of the loss."""
+    """Whatever the network: bandwidth changes the seconds, but not a bit of the loss."""
     slow, fast = (run(arch, options, MOMENTUM, link_bytes_per_s=b) for b in (30.0, 30_000.0))
     np.testing.assert_allclose(fast.loss, by_hand(MOMENTUM, WORKERS * BATCH), **ROUNDING)
     np.testing.assert_array_equal(slow.loss, fast.loss)
@@ -88,7 +88,7 @@ def test_synchronous_training_is_sgd_with_large_batches(arch: str, options: dict
     assert slow.time_s[-1] > fast.time_s[-1]
 
 
-def test_synchronous_architectures_are_there() -> None:
+def test_synchronous_architectures_exist() -> None:
     assert {arch for arch, _ in SYNCHRONOUS} == {
         *("ps", "allreduce", "p2p", "fsdp"),
         *("local_sgd", "diloco"),
@@ -97,7 +97,7 @@ def test_synchronous_architectures_are_there() -> None:
 
 @pytest.mark.parametrize("workers", [2, 5])
 @pytest.mark.parametrize("arch", ["allreduce", "ps"])
-def test_with_any_number_of_workers(arch: str, workers: int) -> None:
+def test_synchronous_training_with_any_number_of_workers(arch: str, workers: int) -> None:
     found = run(arch, {}, SGD, workers, slow=3.0)
     np.testing.assert_allclose(found.loss, by_hand(SGD, workers * BATCH), **ROUNDING)
 
@@ -106,7 +106,7 @@ def test_with_any_number_of_workers(arch: str, workers: int) -> None:
     ("arch", "options"),
     [("ps", {"sync": "asp"}), ("ps", {"backup_workers": 1}), ("local_sgd", {"period": 2})],
 )
-def test_canary_other_algorithms_are_not(arch: str, options: dict[str, Any]) -> None:
+def test_canary_other_algorithms_are_not_synchronous(arch: str, options: dict[str, Any]) -> None:
     found = run(arch, options, MOMENTUM)
     assert abs(found.loss[2:] - by_hand(MOMENTUM, WORKERS * BATCH)[2:]).max() > 1e-3
 
@@ -124,11 +124,11 @@ def test_one_worker_is_plain_sgd(arch: str, options: dict[str, Any]) -> None:
     np.testing.assert_allclose(found.loss, by_hand(MOMENTUM, BATCH), **ROUNDING)
 
 
-def test_every_architecture_has_one_worker() -> None:
+def test_every_architecture_runs_with_one_worker() -> None:
     assert {arch for arch, _ in ALONE} == {*VARIANTS} - {"easgd"}
 
 
-def test_canary_one_worker_with_softsync_is_not() -> None:
+def test_canary_one_worker_with_softsync_is_not_plain_sgd() -> None:
     found = run("ps", {"sync": "asp", "softsync": 2}, SGD, workers=1)
     assert abs(found.loss[1:3] - by_hand(SGD, BATCH)[1:3]).max() > 1e-4
 
@@ -138,14 +138,14 @@ def ssp(bound: float, optimizer: Optimizer = SGD, **options: Any) -> Curve:
 
 
 def test_ssp_with_bound_0_is_bsp() -> None:
-    """Without momentum: the sum of gradients of the same parameters is N times their mean."""
+    """Without momentum, the sum of gradients at the same parameters is N times their mean."""
     bsp = run("ps", {"sync": "bsp"}, replace(SGD, scaling="linear"), slow=4.0)
     np.testing.assert_allclose(ssp(0.0).loss, bsp.loss, **ROUNDING)
 
 
 def test_ssp_without_bound_is_asp() -> None:
-    """Where each push is answered at once; else SSP reads as the pull begins, ASP as the gradient
-    is applied, a little earlier."""
+    """If each push is answered at once. Otherwise SSP reads when the pull begins, and ASP when the
+    gradient is applied, a little earlier."""
     for optimizer in (SGD, MOMENTUM):
         asp = run("ps", {"sync": "asp", "duplex": True}, optimizer, slow=4.0)
         found = ssp(np.inf, optimizer, duplex=True)
@@ -179,12 +179,12 @@ class Distance:
 
 @pytest.mark.parametrize("workers", [2, 4])
 def test_stale_gradients_are_the_delayed_recursion(workers: int) -> None:
-    """x(k+1) = x(k) - rate x(k - d(k)), of the staleness d(k) that the schedule counts."""
+    """x(k+1) = x(k) - rate x(k - d(k)), with the staleness d(k) that the schedule counts."""
     rate = 0.1
     schedule = recorded(
         "ps", {"sync": "asp"}, workers, STEPS * workers, slow=2.0, link_bytes_per_s=30.0
     )
-    sizes = schedule.header.slices  # as many bytes as Distance has parameters
+    sizes = schedule.header.slices  # one byte per parameter of Distance
     applied = schedule.slice[schedule.event == Event.APPLY].tolist()
     slices = [k for part in applied for k in (range(len(sizes)) if part == WHOLE else (part,))]
     away = [[1.0] for _ in sizes]
@@ -203,10 +203,10 @@ def test_stale_gradients_are_the_delayed_recursion(workers: int) -> None:
 
 
 def elastic(workers: int, rate: float, alpha: float) -> Floats:
-    """Loss of the centre after each step of EASGD with period 1, of workers that are alike.
+    """Loss of the centre after each step of EASGD with period 1 and equal workers.
 
-    Synchronous EASGD (Zhang, Choromanska and LeCun, NIPS 2015, equations 5 and 6), but that a
-    worker moves to the centre before it computes its gradient.
+    Synchronous EASGD (Zhang, Choromanska and LeCun, NIPS 2015, equations 5 and 6), except
+    that a worker moves to the centre before it computes its gradient.
     """
     pull = np.array([[1.0 - alpha, alpha], [workers * alpha, 1.0 - workers * alpha]])
     step = np.diag([1.0 - rate, 1.0])
@@ -228,7 +228,7 @@ def test_easgd_with_period_1_has_its_closed_form(workers: int) -> None:
 
 @pytest.mark.parametrize("period", [1, 3])
 def test_local_sgd_has_its_closed_form(period: int) -> None:
-    """Of a quadratic loss the mean of all models is that of one process, whatever the period."""
+    """With a quadratic loss, the mean of all models is that of one process, for any period."""
     rate = 0.3
     schedule = recorded("local_sgd", {"period": period}, WORKERS, STEPS * WORKERS, jitter=0.0)
     found = replay(schedule, Distance(), Optimizer(learning_rate=rate), evaluations=STEPS)
@@ -259,10 +259,10 @@ def diloco_by_hand(
 @pytest.mark.parametrize("late", [0.0, 0.25])
 @pytest.mark.parametrize("outer", [(1.0, 0.0), (0.7, 0.0), (0.7, 0.9), (1.0, 0.5)])
 @pytest.mark.parametrize("period", [2, 3])
-def test_diloco_makes_the_step_of_its_outer_optimizer(
+def test_diloco_applies_its_outer_optimizer(
     period: int, outer: tuple[float, float], late: float
 ) -> None:
-    """SGD with Nesterov's momentum, as in PyTorch, on the mean of what workers have learned."""
+    """SGD with Nesterov momentum, as in PyTorch, on the mean of the workers' changes."""
     rate = 0.1
     names = ("outer_learning_rate", "outer_momentum")
     options: dict[str, Any] = {"period": period, **dict(zip(names, outer, strict=True))}
@@ -272,7 +272,7 @@ def test_diloco_makes_the_step_of_its_outer_optimizer(
     found = replay(schedule, Distance(), Optimizer(learning_rate=rate), evaluations=STEPS)
     expected = diloco_by_hand(period, rate, *outer, late)
     steps = np.arange(STEPS + 1)
-    # where merges are late, some models are merged as the last gradient of a step is applied
+    # if merges are late, some models are merged when the last gradient of a step is applied
     seen = (steps <= period) | (steps % period != 1) if late else steps >= 0
     np.testing.assert_allclose(found.loss[seen], expected[seen], **ROUNDING)
     wrong = diloco_by_hand(period, rate, outer[0] * 0.9, outer[1], late)  # the canary
@@ -286,7 +286,7 @@ PARAMETERS = 50_000
 
 
 def peak_vectors(schedule: Schedule) -> float:
-    """The most memory that a replay takes at once, in vectors of all parameters."""
+    """The peak memory of a replay, in vectors of all parameters."""
     task = Distance(PARAMETERS)
     tracemalloc.start()
     try:
@@ -297,7 +297,7 @@ def peak_vectors(schedule: Schedule) -> float:
 
 
 def oldest(schedule: Schedule) -> int:
-    """Versions that a model which is mixed in is behind its present one, at most."""
+    """The most versions by which a mixed-in model is behind its current version."""
     written: dict[tuple[int, int], int] = {}
     most = 0
     everything = range(len(schedule.header.slices))
@@ -326,8 +326,8 @@ def oldest(schedule: Schedule) -> int:
 def test_memory_is_bounded_by_staleness(
     arch: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does not grow with the number of updates: of each model only those versions are kept that
-    are still to be mixed in, no more than the oldest of them is behind."""
+    """It does not grow with the number of updates: only those versions of a model are kept that
+    are still to be mixed in, at most as many as the oldest of them lags."""
     monkeypatch.setattr(module, "_ROWS", 64)
     short, long = (
         recorded(arch, options, WORKERS, updates, link_bytes_per_s=100.0, slow=2.0)
@@ -337,11 +337,11 @@ def test_memory_is_bounded_by_staleness(
     models = WORKERS + 1
     assert many < few + models
     assert many < 3 * models + models * oldest(long)
-    assert few > models  # it is measured at all
+    assert few > models  # something is measured
 
 
 def test_canary_old_versions_take_memory() -> None:
-    """Where models travel for longer, more versions are kept."""
+    """If models travel for longer, more versions are kept."""
     slow, fast = (
         recorded("gosgd", {"probability": 0.5}, WORKERS, 200, link_bytes_per_s=b)
         for b in (1.0, 3000.0)
@@ -352,7 +352,7 @@ def test_canary_old_versions_take_memory() -> None:
 
 @pytest.mark.slow
 def test_20_000_updates_of_8_workers_are_quick_beside_their_gradients() -> None:
-    """At most four times as long, with the recording, in the same run."""
+    """The replay with its recording takes at most four times as long as its gradients."""
     pytest.importorskip("sklearn")
     task, rng = make_task("digits"), np.random.default_rng(0)
     parameters = task.initial(0)

@@ -1,9 +1,8 @@
-"""What workers, staleness, momentum and exchanges do to accuracy, on recorded schedules of jobs.
+"""Effects of workers, staleness, momentum and exchanges on accuracy, on recorded schedules.
 
-The settings are those of docs/tutorial/which-algorithm.md. Each seed draws the computation times of
-the job, the initial parameters and the order of the samples. Differences between two jobs are taken
-seed by seed, and count as seen from three standard errors on.
-"""
+The settings are those of docs/tutorial/which-algorithm.md. Each seed draws the compute times of the
+job, the initial parameters and the sample order. Differences between two jobs are taken per seed
+and count as significant from three standard errors up."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ SEEN = 3.0
 
 
 class Kind(NamedTuple):
-    """An architecture, its options as pairs, and what the job has besides."""
+    """An architecture, its options as pairs, and the job's other arguments."""
 
     arch: str
     options: tuple[tuple[str, Any], ...] = ()
@@ -60,7 +59,7 @@ def task(name: str) -> Task:
 def curves(
     name: str, kind: Kind, workers: int, optimizer: Optimizer, gradients: int = GRADIENTS
 ) -> tuple[Curve, ...]:
-    """A curve for each seed."""
+    """One curve per seed."""
     options, job = dict(kind.options), dict(kind.job)
     found = []
     for seed in range(SEEDS):
@@ -82,7 +81,7 @@ def late(found: tuple[Curve, ...], column: str = "accuracy") -> np.ndarray[Any, 
 
 
 class Difference(NamedTuple):
-    """Mean over seeds of what is lost (accuracy) or added (loss), and its standard error."""
+    """Mean over seeds of the accuracy lost or the loss added, and its standard error."""
 
     mean: float
     error: float
@@ -111,7 +110,7 @@ def steep(kind: Kind, workers: int) -> tuple[Curve, ...]:
     return curves("mixture-softmax", kind, workers, STEEP)
 
 
-def test_asynchronous_workers_lose_accuracy_and_more_of_them_more() -> None:
+def test_asynchronous_workers_lose_accuracy_increasing_with_their_number() -> None:
     losses = [lost(steep(ASP, 1), steep(ASP, workers)) for workers in (4, 8, 16)]
     assert losses[0].mean < losses[1].mean < losses[2].mean
     assert losses[2].is_seen
@@ -126,14 +125,14 @@ def test_synchronous_workers_lose_little() -> None:
     assert lost(steep(BSP, 16), steep(ASP, 16)).is_seen
 
 
-def test_canary_one_worker_loses_nothing_to_itself() -> None:
+def test_canary_one_worker_loses_nothing_against_itself() -> None:
     assert lost(steep(BSP, 1), steep(ASP, 1)) == pytest.approx((0.0, 0.0), abs=1e-12)
     assert not lost(steep(ASP, 16), steep(ASP, 1)).is_seen
 
 
-def test_a_bound_on_staleness_lies_between() -> None:
-    """By the loss, whose differences are clearer. A bound of 0 is not BSP: its gradients are of
-    the same parameters, but are applied one by one, and momentum goes on in between."""
+def test_a_staleness_bound_lies_between_synchronous_and_asynchronous() -> None:
+    """Measured by the loss, whose differences are clearer. A bound of 0 is not BSP: its gradients
+    use the same parameters but are applied one by one, and momentum advances in between."""
     bsp, none, one, all_ = (steep(kind, 16) for kind in (BSP, ssp(0.0), ssp(1.0), ASP))
     for less, more in ((bsp, one), (none, one), (one, all_)):
         assert added(less, more).is_seen
@@ -141,7 +140,7 @@ def test_a_bound_on_staleness_lies_between() -> None:
 
 
 def test_larger_batches_lose_at_equal_epochs() -> None:
-    """The learning rate grows with the batch, or stays as it is: both lose."""
+    """Whether the learning rate grows with the batch or stays constant, accuracy is lost."""
     for optimizer in (MOMENTUM, replace(MOMENTUM, scaling="none")):
         few, many = (curves("mixture", BSP, workers, optimizer) for workers in (1, 64))
         assert lost(few, many).is_seen
@@ -157,7 +156,7 @@ def asp(workers: int, optimizer: Optimizer = MOMENTUM) -> tuple[Curve, ...]:
 
 
 def test_asp_with_momentum_degrades_and_diverges() -> None:
-    """A few workers learn as well as one, more of them less, and many diverge."""
+    """A few workers learn as well as one, more learn less, and many diverge."""
     assert [diverged(asp(workers)) for workers in (4, 8, 12, 32)] == [0, 0, 0, SEEDS]
     assert added(asp(4), asp(12)).is_seen
     assert not added(asp(1), asp(4)).is_seen
@@ -174,13 +173,13 @@ def test_asp_with_momentum_degrades_and_diverges() -> None:
     ],
     ids=["without momentum", "larger rate", "divided by staleness", "momentum at the worker"],
 )
-def test_it_does_not_without_momentum_at_the_server(optimizer: Optimizer) -> None:
+def test_asp_does_not_degrade_without_momentum_at_the_server(optimizer: Optimizer) -> None:
     for workers in (16, 32):
         assert diverged(asp(workers, optimizer)) == 0
 
 
 def test_canary_staleness_diverges_without_momentum_at_a_large_learning_rate() -> None:
-    """With steps as long as those of momentum are in the long run."""
+    """With a learning rate whose steps are as long as with momentum in the long run."""
     large = replace(MOMENTUM, momentum=0.0, learning_rate=0.02 / (1.0 - 0.9))
     assert diverged(asp(8, large)) == 0
     assert diverged(asp(32, large)) == SEEDS
@@ -202,7 +201,7 @@ def exchanging(arch: str, period: int) -> Kind:
 
 
 def test_easgd_and_gosgd_lose_as_the_period_grows() -> None:
-    """Of 20 epochs; the mean of models that are hardly ever exchanged learns little."""
+    """Over 20 epochs; the mean of models that are hardly ever exchanged learns little."""
     for arch in ("easgd", "gosgd"):
         often, seldom = (hard(exchanging(arch, period)) for period in (4, 256))
         assert lost(often, seldom).is_seen
@@ -212,7 +211,7 @@ def test_easgd_and_gosgd_lose_as_the_period_grows() -> None:
     assert not lost(gosgd, local).is_seen
 
 
-def test_easgd_and_gosgd_lose_most() -> None:
+def test_easgd_and_gosgd_lose_the_most() -> None:
     """At the learning rate of eight batches."""
 
     def found(arch: str, period: int) -> tuple[Curve, ...]:
@@ -228,7 +227,7 @@ def test_easgd_and_gosgd_lose_most() -> None:
 
 
 def test_ad_psgd_loses_less_than_asp_at_equal_samples() -> None:
-    """With momentum; without it no difference is seen."""
+    """With momentum; without it there is no visible difference."""
     assert lost(steep(AD_PSGD, 8), steep(ASP, 8)).is_seen
     plain = replace(STEEP, momentum=0.0, learning_rate=0.1)
     one, other = (curves("mixture-softmax", kind, 8, plain) for kind in (ASP, AD_PSGD))
@@ -242,7 +241,7 @@ TARGET = 0.95
 
 
 def seconds(kind: Kind, workers: int, optimizer: Optimizer = MOMENTUM) -> np.ndarray[Any, Any]:
-    """Predicted seconds to the target, for each seed; infinite where it is not reached."""
+    """Predicted seconds to the target, for each seed; infinite if it is not reached."""
     times = [curve.time_to(TARGET) for curve in curves("mixture", kind, workers, optimizer)]
     return np.array([math.inf if time is None else time for time in times])
 

@@ -1,4 +1,4 @@
-"""Gradients by hand against finite differences, and the cross entropy against its definition."""
+"""Gradients against finite differences, and the cross entropy against its definition."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def batch() -> tuple[Floats, Ids]:
 
 
 def worst_difference(network: Network, wrong: float = 0.0) -> float:
-    """Largest difference of a gradient, with one part changed by ``wrong``, from a central one."""
+    """Largest difference between a gradient, with an error ``wrong``, and central differences."""
     inputs, targets = batch()
     rng = np.random.default_rng(2)
     parameters = network.initial(rng) + 0.3 * rng.standard_normal(network.parameters)
@@ -40,13 +40,13 @@ def worst_difference(network: Network, wrong: float = 0.0) -> float:
 
 
 @pytest.mark.parametrize("kind", ["softmax", "two layers"])
-def test_gradients_are_finite_differences(kind: str) -> None:
+def test_gradients_equal_finite_differences(kind: str) -> None:
     # error of a central difference: rounding 1e-16 / h, and h**2 times the third derivative
     assert worst_difference(made(kind)) < 2e-9
 
 
 @pytest.mark.parametrize("kind", ["softmax", "two layers"])
-def test_canary_a_wrong_gradient_is_seen(kind: str) -> None:
+def test_canary_a_wrong_gradient_is_noticed(kind: str) -> None:
     assert worst_difference(made(kind), wrong=1e-6) > 5e-7
 
 
@@ -58,7 +58,7 @@ def test_the_loss_is_the_mean_negative_log_probability() -> None:
 
 
 @pytest.mark.parametrize("kind", ["softmax", "two layers"])
-def test_the_loss_is_that_of_the_scores(kind: str) -> None:
+def test_the_loss_agrees_with_the_scores(kind: str) -> None:
     network = made(kind)
     inputs, targets = batch()
     parameters = network.initial(np.random.default_rng(3))

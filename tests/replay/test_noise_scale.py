@@ -22,14 +22,14 @@ TASK = softmax_task("small", mixture(samples=300, test_samples=50, features=6, c
 
 
 def exact(task: NetworkTask, parameters: Floats) -> tuple[float, float]:
-    """Trace of the covariance, and squared mean, of the gradients of all samples one by one."""
+    """Trace of the covariance, and squared mean, of the gradients of single samples."""
     gradients = np.array([task.gradient(parameters, np.array([k]))[1] for k in range(task.samples)])
     mean = gradients.mean(axis=0)
     return float(gradients.var(axis=0).sum()), float(mean @ mean)
 
 
 @pytest.mark.parametrize("size", [1, 8])
-def test_the_noise_is_that_of_single_gradients(size: int) -> None:
+def test_the_noise_equals_that_of_single_gradients(size: int) -> None:
     start = TASK.initial(0)
     found = [
         measure_noise(TASK, start, batch_size=size, batches=64 // size, seed=seed)
@@ -41,7 +41,7 @@ def test_the_noise_is_that_of_single_gradients(size: int) -> None:
         assert abs(values.mean() - 1.5 * expected) > 3.5 * values.std(ddof=1) / math.sqrt(60)
 
 
-def test_the_noise_of_a_quadratic_is_that_of_its_points() -> None:
+def test_the_noise_of_a_quadratic_equals_that_of_its_points() -> None:
     task = Quadratic(noise=1.0, samples=2000)
     noise = average([measure_noise(task, task.initial(0), batch_size=4, seed=k) for k in range(40)])
     mean = task.points.mean(axis=0)
@@ -49,7 +49,7 @@ def test_the_noise_of_a_quadratic_is_that_of_its_points() -> None:
     assert noise.scale_samples == pytest.approx(expected, rel=0.1)
 
 
-def test_a_replay_measures_it_at_each_evaluation_and_trains_the_same() -> None:
+def test_a_replay_measures_noise_at_each_evaluation_without_changing_training() -> None:
     schedule = schedules.bsp(4, 40)
     optimizer = Optimizer(learning_rate=0.2)
     plain = replay(schedule, TASK, optimizer, evaluations=4)
@@ -62,7 +62,7 @@ def test_a_replay_measures_it_at_each_evaluation_and_trains_the_same() -> None:
 
 
 def samples_to(loss: float, batch_size: int, updates: int) -> float:
-    """Samples to a loss with the best of several learning rates, mean over seeds."""
+    """Samples to reach a loss with the best of several learning rates, mean over seeds."""
     task = make_task("mixture-softmax")
     found = []
     for rate in (0.4, 0.8, 1.6, 3.2):
@@ -79,7 +79,7 @@ def samples_to(loss: float, batch_size: int, updates: int) -> float:
 
 
 def test_the_noise_scale_says_what_large_batches_cost() -> None:
-    """Within a factor of 2: the scale changes over the run, and the formula has one number."""
+    """Within a factor of 2: the scale changes over the run, but the formula has one value."""
     task = make_task("mixture-softmax")
     run = replay(
         schedules.plain(50, 64),
@@ -93,7 +93,7 @@ def test_the_noise_scale_says_what_large_batches_cost() -> None:
     small, large = samples_to(0.4, 16, 150), samples_to(0.4, 256, 40)
     ratio = efficiency(scale, 256.0, 16.0) / (small / large)
     assert 0.5 < ratio < 2.0
-    assert small / large < 0.5  # that they cost the same is further off
+    assert small / large < 0.5  # the assumption of equal cost is further off
 
 
 def test_one_batch_is_not_enough() -> None:

@@ -1,4 +1,4 @@
-"""The optimizer: PyTorch's steps, the learning rate over a run, and wrong values."""
+"""The optimizer: steps as in PyTorch, the learning rate over a run, and invalid values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perfmodel.replay.optimizer import Optimizer
 from perfmodel.results.schedule import CENTRE
 
 
-def test_the_defaults_are_a_constant_rate() -> None:
+def test_the_default_learning_rate_is_constant() -> None:
     assert Optimizer(learning_rate=0.3).rate(5.0, gathered=8.0) == 0.3
     assert Optimizer().is_constant
 
@@ -49,7 +49,7 @@ def test_wrong_values_are_refused(given: dict[str, Any], said: str) -> None:
         Optimizer(**given)
 
 
-def test_slices_are_contiguous_and_in_proportion() -> None:
+def test_slices_are_contiguous_and_proportional() -> None:
     assert edges_of(10, (100.0, 300.0, 100.0)) == [0, 2, 8, 10]
     assert edges_of(3, (5.0,)) == [0, 3]
     assert edges_of(2, (1.0, 1.0, 1.0, 1.0)) == [0, 0, 1, 2, 2]
@@ -57,7 +57,7 @@ def test_slices_are_contiguous_and_in_proportion() -> None:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("decay", [0.0, 0.01])
-def test_steps_are_those_of_pytorch(momentum: float, decay: float) -> None:
+def test_steps_equal_those_of_pytorch(momentum: float, decay: float) -> None:
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(0)
     start, gradients = rng.standard_normal(5), rng.standard_normal((6, 5))

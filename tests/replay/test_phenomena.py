@@ -1,6 +1,6 @@
-"""What staleness, momentum and workers do to accuracy, over seeds.
+"""Effects of staleness, momentum and workers on accuracy, over seeds.
 
-Differences are compared with their standard errors over the seeds: three of them count as seen.
+A difference of three standard errors over the seeds counts as significant.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def lost(made: Callable[[int], Schedule], workers: int, fewer: int = 1) -> tuple
     return float(differences.mean()), float(differences.std(ddof=1)) / math.sqrt(len(SEEDS))
 
 
-def test_asynchronous_workers_lose_accuracy_and_more_of_them_more() -> None:
+def test_asynchronous_workers_lose_accuracy_increasing_with_their_number() -> None:
     for fewer, workers in ((4, 16), (16, 32)):
         loss, error = lost(asp, workers, fewer)
         assert loss > 2.0 * error
@@ -121,13 +121,13 @@ def test_momentum_and_staleness_degrade_before_they_diverge() -> None:
     ],
     ids=["without momentum", "divided by staleness"],
 )
-def test_neither_alone_diverges(optimizer: Optimizer) -> None:
+def test_neither_momentum_nor_staleness_alone_diverges(optimizer: Optimizer) -> None:
     for workers in (1, 16, 32):
         assert divergences(optimizer, workers) == [None] * len(SEEDS)
 
 
 def delayed(delay: int, updates: int) -> Schedule:
-    """Round robin: every gradient but the first ones is ``delay`` updates old."""
+    """Round robin: every gradient except the first ones is ``delay`` updates old."""
     w = schedules.Writer(delay + 1)
     gradients = []
     for worker in range(delay + 1):
@@ -143,7 +143,7 @@ def delayed(delay: int, updates: int) -> Schedule:
 
 
 @pytest.mark.parametrize("delay", [0, 1, 3, 7])
-def test_the_limit_of_the_learning_rate_is_that_of_the_delayed_recursion(delay: int) -> None:
+def test_the_largest_stable_learning_rate_is_that_of_the_delayed_recursion(delay: int) -> None:
     """x(k+1) = x(k) - a x(k-d) converges for a < 2 sin(pi / (4 d + 2)) (Levin and May, 1976)."""
     limit = 2.0 * math.sin(math.pi / (4 * delay + 2))
     schedule = delayed(delay, 600)

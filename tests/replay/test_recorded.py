@@ -1,4 +1,4 @@
-"""Replays of recorded schedules: what is the same in theory is the same to rounding."""
+"""Replays of recorded schedules: algorithms equal in theory agree up to rounding."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ KINDS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "easgd of 3 servers": ("easgd", {"period": 1, "servers": 3}),
 }
 NOT_PLAIN = ("softsync", "easgd", "easgd of period 1", "easgd of 3 servers")
-"""With one worker a step has two gradients, or the centre that is evaluated follows behind."""
+"""With one worker, a step has two gradients, or the evaluated centre lags behind."""
 
 SYNCHRONOUS = (
     "bsp",
@@ -67,7 +67,7 @@ def record(
 
 @pytest.mark.parametrize("optimizer", [SGD, MOMENTUM])
 @pytest.mark.parametrize("kind", KINDS)
-def test_replays_are_those_of_the_words_of_the_format(kind: str, optimizer: Optimizer) -> None:
+def test_replays_follow_the_description_of_the_format(kind: str, optimizer: Optimizer) -> None:
     schedule = recorded(kind)
     loss = run(schedule, optimizer).loss[-1]
     assert loss == pytest.approx(slow_loss(schedule, TASK, optimizer), rel=1e-10)
@@ -77,8 +77,8 @@ def test_replays_are_those_of_the_words_of_the_format(kind: str, optimizer: Opti
     ("transmission", "duplex"), [("shared", True), ("priority", False), ("quantum", True)]
 )
 def test_slices_that_overtake_each_other(transmission: str, duplex: bool) -> None:
-    """Slices of one gradient are applied in another order, and at another age, than those of the
-    next one: which use of a gradient is its last is not that of the schedule's order."""
+    """Slices of one gradient are applied in a different order and at a different age than slices of
+    the next, so the last use of a gradient does not follow the schedule's order."""
     options = {"sync": "asp", "transmission": transmission, "duplex": duplex}
     schedule = record("ps", {**options, "split_above_bytes": 1.0}, 8, 200)
     loss = run(schedule, MOMENTUM).loss[-1]
@@ -100,13 +100,13 @@ def test_synchronous_workers_are_sgd_with_large_batches(kind: str, optimizer: Op
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in SYNCHRONOUS])
-def test_canary_others_are_not(kind: str) -> None:
+def test_canary_other_architectures_are_not_plain_sgd(kind: str) -> None:
     loss = run(recorded(kind), SGD).loss[-1]
     assert abs(loss - by_hand(TASK, SGD, GRADIENTS // 4, 32)[-1]) > 1e-5
 
 
 def test_ssp_with_bound_0_is_bsp_with_gradients_one_by_one() -> None:
-    """Its updates have weight 1: the learning rate is that of BSP divided by the workers."""
+    """Its updates have weight 1, so the learning rate is BSP's divided by the workers."""
     one_by_one = record("ps", {"sync": "ssp", "staleness_bound": 0}, 4, GRADIENTS, start="together")
     quarter = Optimizer(learning_rate=SGD.learning_rate / 4.0)
     loss = run(one_by_one, quarter).loss[-1]
@@ -127,7 +127,7 @@ def test_elastic_averaging_has_its_closed_form() -> None:
     assert loss == pytest.approx(1.0 + 1.5 * centre**2, rel=1e-10)
 
 
-def test_one_gradient_is_stale_as_the_schedule_says() -> None:
+def test_staleness_in_the_replay_follows_the_schedule() -> None:
     schedule = recorded("asp", gradients=200)
     divided = run(schedule, Optimizer(learning_rate=0.1, by_staleness=True))
     less = run(schedule, Optimizer(learning_rate=0.1 / (1.0 + schedule.staleness().max())))

@@ -1,4 +1,4 @@
-"""Replays of schedules whose result is known in another way."""
+"""Replays of schedules whose result is known independently."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def test_one_process_is_plain_sgd(optimizer: Optimizer) -> None:
     ids=["bsp", "bsp slices", "asp", "asp slices", "all-reduce", "ssp", "local"],
 )
 @pytest.mark.parametrize("optimizer", [SGD, MOMENTUM, AT_WORKER])
-def test_one_worker_is_plain_sgd_everywhere(schedule: Schedule, optimizer: Optimizer) -> None:
+def test_one_worker_is_plain_sgd_for_every_schedule(
+    schedule: Schedule, optimizer: Optimizer
+) -> None:
     np.testing.assert_allclose(
         run(schedule, optimizer).loss, by_hand(TASK, optimizer, 20, 8), **ROUNDING
     )
@@ -62,7 +64,7 @@ def test_bsp_is_sgd_with_large_batches(slices: tuple[float, ...], optimizer: Opt
     assert curve.updates[-1] == 20
 
 
-def test_canary_another_batch_size_is_seen() -> None:
+def test_canary_another_batch_size_is_noticed() -> None:
     curve = run(schedules.bsp(4, 20), SGD)
     assert abs(curve.loss[1:] - by_hand(TASK, SGD, 20, 3 * 8)[1:]).min() > 1e-6
 
@@ -85,7 +87,7 @@ def test_local_sgd_with_period_1_is_bsp(optimizer: Optimizer) -> None:
     np.testing.assert_allclose(one.loss, run(schedules.bsp(4, 20), optimizer).loss, **ROUNDING)
 
 
-def test_canary_local_sgd_with_period_2_is_not() -> None:
+def test_canary_local_sgd_with_period_2_is_not_bsp() -> None:
     one = run(schedules.local_sgd(4, 20, 2), SGD)
     assert abs(one.loss[2:] - run(schedules.bsp(4, 20), SGD).loss[2:]).max() > 1e-4
 
@@ -98,7 +100,7 @@ def test_elastic_averaging_has_its_closed_form() -> None:
         Optimizer(learning_rate=rate),
         evaluations=rounds * workers,
     )
-    matrix = np.eye(workers + 1)  # of the distances of all models, the centre's last
+    matrix = np.eye(workers + 1)  # acts on the distances of all models, the centre last
     moves = []
     for worker in range(workers):
         step = np.eye(workers + 1)
@@ -147,18 +149,18 @@ MANY = {
 
 @pytest.mark.parametrize("optimizer", [SGD, MOMENTUM])
 @pytest.mark.parametrize("name", MANY)
-def test_replays_are_those_of_the_words_of_the_format(name: str, optimizer: Optimizer) -> None:
+def test_replays_follow_the_description_of_the_format(name: str, optimizer: Optimizer) -> None:
     loss = run(MANY[name], optimizer).loss[-1]
     assert loss == pytest.approx(slow_loss(MANY[name], TASK, optimizer), rel=1e-10)
 
 
-def test_canary_another_order_of_updates_is_seen() -> None:
+def test_canary_another_order_of_updates_is_noticed() -> None:
     schedule = MANY["in parts"]
     other = schedules.asp(4, 40, schedule.header.slices)
     assert abs(run(schedule, SGD).loss[-1] - slow_loss(other, TASK, SGD)) > 1e-5
 
 
-def test_slices_that_come_one_by_one_are_put_together() -> None:
+def test_slices_that_arrive_one_by_one_are_combined() -> None:
     schedule = schedules.asp(4, 100, [1.0] * 40)  # each worker's slices in a row
     assert len(rows_of(schedule, make_plan(schedule)).time_s) < 3.1 * 100
 
@@ -176,7 +178,7 @@ def test_a_gradient_can_be_divided_by_its_staleness() -> None:
 
 
 @pytest.mark.parametrize(("scaling", "factor"), [("linear", 4.0), ("square-root", 2.0)])
-def test_scaling_is_by_the_gradients_of_one_step(scaling: str, factor: float) -> None:
+def test_scaling_uses_the_gradients_of_one_step(scaling: str, factor: float) -> None:
     scaled = run(schedules.bsp(4, 10), replace(SGD, scaling=scaling))
     by_hand_ = run(schedules.bsp(4, 10), replace(SGD, learning_rate=factor * 0.1))
     np.testing.assert_allclose(scaled.loss, by_hand_.loss, **ROUNDING)
@@ -184,12 +186,12 @@ def test_scaling_is_by_the_gradients_of_one_step(scaling: str, factor: float) ->
     np.testing.assert_array_equal(one_by_one.loss, run(schedules.asp(4, 10), SGD).loss)
 
 
-def test_where_momentum_is_matters_where_gradients_are_stale() -> None:
+def test_the_place_of_momentum_matters_with_stale_gradients() -> None:
     schedule = schedules.asp(4, 40)
     assert abs(run(schedule, MOMENTUM).loss[1:] - run(schedule, AT_WORKER).loss[1:]).max() > 1e-3
 
 
-def test_a_dropped_gradient_is_not_applied_but_its_batch_is_used_up() -> None:
+def test_a_dropped_gradient_is_not_applied_but_uses_its_batch() -> None:
     w = Writer(1)
     w.read(0)
     w.drop(w.gradient(0))
@@ -204,7 +206,7 @@ def test_a_dropped_gradient_is_not_applied_but_its_batch_is_used_up() -> None:
     assert curve.samples.tolist() == [0, 8]
 
 
-def test_models_are_mixed_as_they_were_before_the_group() -> None:
+def test_mixing_uses_models_from_before_the_group() -> None:
     w = Writer(2)
     w.apply([w.gradient(0)], model=0)
     w.end()
@@ -219,7 +221,7 @@ def test_models_are_mixed_as_they_were_before_the_group() -> None:
 
 
 @pytest.mark.parametrize("slices", [(1.0,), (1.0, 2.0)])
-def test_a_model_is_mixed_in_as_it_was_sent(slices: tuple[float, ...]) -> None:
+def test_mixing_uses_the_model_as_it_was_sent(slices: tuple[float, ...]) -> None:
     w = Writer(2, slices)
     for _ in range(3):
         w.apply([w.gradient(0)], model=0)
@@ -248,7 +250,7 @@ def test_memory_does_not_grow_with_versions(monkeypatch: pytest.MonkeyPatch) -> 
     task = Quadratic(parameters=100_000)
     short, long = (peak_bytes(schedules.asp(4, updates), task) for updates in (20, 200))
     assert long - short < 8 * task.parameters  # one version more, of 180
-    assert short > 5 * 8 * task.parameters  # it is measured at all: 4 workers and the centre
+    assert short > 5 * 8 * task.parameters  # something is measured: 4 workers and the centre
 
 
 def test_old_versions_are_kept_while_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,20 +273,20 @@ def test_old_versions_are_kept_while_they_are_needed(monkeypatch: pytest.MonkeyP
     assert 9.5 < vectors(200, 12) - vectors(200, 2) < 10.5
 
 
-def test_groups_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_are_not_split(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run(schedules.local_sgd(4, 20, 2), MOMENTUM)
     monkeypatch.setattr(module, "_ROWS", 5)
     np.testing.assert_array_equal(whole.loss, run(schedules.local_sgd(4, 20, 2), MOMENTUM).loss)
 
 
-def test_the_seed_decides() -> None:
+def test_the_seed_determines_the_result() -> None:
     schedule = schedules.asp(3, 20)
     one, again, other = (replay(schedule, TASK, SGD, seed) for seed in (1, 1, 2))
     np.testing.assert_array_equal(one.loss, again.loss)
     assert not np.array_equal(one.loss, other.loss)
 
 
-def test_evaluations_are_at_equal_distances() -> None:
+def test_evaluations_are_equally_spaced() -> None:
     curve = run(schedules.asp(4, 100), SGD, evaluations=10)
     assert curve.samples.tolist() == list(range(0, 801, 80))
     frame = curve.frame()
@@ -296,14 +298,14 @@ def test_more_evaluations_than_updates() -> None:
     assert run(schedules.plain(3), SGD, evaluations=50).updates.tolist() == [0, 1, 2, 3]
 
 
-def test_targets() -> None:
+def test_time_to_a_target_accuracy() -> None:
     curve = run(schedules.plain(200), SGD, evaluations=40)
     target = float(curve.accuracy.max())
     first = int(np.argmax(curve.accuracy >= target))
     assert curve.time_to(target) == curve.time_s[first]
     assert curve.samples_to(target) == curve.samples[first]
     assert curve.time_to(1.0) is None or curve.accuracy.max() == 1.0
-    for wrong, said in ((1.5, "an accuracy is at most 1, got 1.5"), (0.0, "must be more than 0")):
+    for wrong, said in ((1.5, "accuracy must be at most 1, got 1.5"), (0.0, "must be more than 0")):
         with pytest.raises(InputError, match=said):
             curve.time_to(wrong)
 
@@ -314,12 +316,12 @@ def test_divergence_is_reported_and_ends_the_curve() -> None:
     assert 0 < curve.divergence.update < 60
     assert curve.divergence.samples == 8 * curve.divergence.update
     assert curve.divergence.time_s == curve.divergence.update + 1
-    assert "5 times that before training" in curve.divergence.reason
+    assert "5 times the initial loss" in curve.divergence.reason
     assert np.isfinite(curve.loss).all()
     assert curve.updates[-1] <= curve.divergence.update
 
 
-def test_a_loss_that_is_no_number_is_a_divergence() -> None:
+def test_a_loss_of_nan_is_a_divergence() -> None:
     task = Quadratic()
     task.gradient = lambda x, indices: (float("nan"), x)  # type: ignore[method-assign]
     curve = replay(schedules.plain(40), task, SGD)
@@ -331,7 +333,7 @@ def test_a_loss_that_is_no_number_is_a_divergence() -> None:
     assert np.isfinite(curve.batch_loss).all()
 
 
-def test_tasks_that_contradict_themselves_are_refused() -> None:
+def test_inconsistent_tasks_are_refused() -> None:
     schedule = schedules.plain(2)
     initial, gradient, empty = Quadratic(), Quadratic(), Quadratic()
     initial.initial = lambda seed: np.zeros(7)  # type: ignore[method-assign]
@@ -358,7 +360,7 @@ def test_a_schedule_without_updates_is_evaluated_once() -> None:
     assert run(w.schedule(), SGD).updates.tolist() == [0]
 
 
-def test_the_centre_is_evaluated_where_there_is_one() -> None:
+def test_the_centre_is_evaluated_if_there_is_one() -> None:
     w = Writer(1)
     w.apply([w.gradient(0)], model=CENTRE)
     assert run(w.schedule(), SGD).evaluated == "centre"

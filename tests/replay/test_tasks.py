@@ -1,4 +1,4 @@
-"""Shipped tasks, tasks of the user, and their data."""
+"""Shipped tasks, user tasks, and their data."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "own_tasks", raising=False)
 
 
-def test_a_mixture_comes_from_its_seed() -> None:
+def test_a_mixture_depends_only_on_its_seed() -> None:
     first, again, other = mixture(3), mixture(3), mixture(4)
     np.testing.assert_array_equal(first.inputs, again.inputs)
     assert not np.array_equal(first.inputs, other.inputs)
@@ -57,13 +57,13 @@ def test_digits_are_split_once() -> None:
     assert not np.array_equal(data.targets, digits(1).targets)
 
 
-def test_digits_name_their_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_scikit_learn_digits_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(InputError, match=r"pip install 'perfmodel\[converge\]'"):
         make_task("digits-softmax")
 
 
-def test_the_nearest_task_is_named() -> None:
+def test_the_nearest_task_name_is_suggested() -> None:
     with pytest.raises(InputError, match="unknown task 'mixture-sofmax'; did you mean 'mixture-s"):
         make_task("mixture-sofmax")
 
@@ -92,17 +92,17 @@ def test_a_task_of_the_user() -> None:
     [
         ("own_tasks:smal", "did you mean 'small'"),
         ("own_tasks:nothing", "returned a int, not a task"),
-        ("no_such_tasks:small", "there is no module"),
+        ("no_such_tasks:small", "no module named"),
         (":small", "expected package.module:function"),
     ],
 )
-def test_what_is_no_task_is_refused(spec: str, said: str) -> None:
+def test_an_invalid_task_is_refused(spec: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
         make_task(spec)
 
 
 @pytest.mark.parametrize(("samples", "workers", "size"), [(12, 3, 2), (10, 3, 4), (5, 8, 3)])
-def test_workers_together_draw_what_one_would(samples: int, workers: int, size: int) -> None:
+def test_workers_together_draw_the_batches_of_one(samples: int, workers: int, size: int) -> None:
     many = Batches(samples, workers, size, seed=7)
     one = Batches(samples, 1, workers * size, seed=7)
     for _ in range(9):

@@ -1,4 +1,4 @@
-"""The user's own PyTorch model against the same model in NumPy, and what does not fit together."""
+"""A user's PyTorch model against the same model in NumPy, and parts that do not fit together."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def task(model: Any = linear, **more: Any) -> TorchTask:
 
 
 class Starting:
-    """A task of PyTorch that starts where NumPy's does."""
+    """A PyTorch task with the same initial parameters as the NumPy task."""
 
     def __init__(self, inner: TorchTask) -> None:
         self.inner, self.name = inner, inner.name
@@ -52,7 +52,7 @@ class Starting:
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-def test_the_replay_is_that_of_the_same_model_in_numpy(workers: int) -> None:
+def test_the_replay_equals_that_of_the_same_model_in_numpy(workers: int) -> None:
     optimizer = Optimizer(learning_rate=0.1, momentum=0.9)
     schedule = schedules.asp(workers, 40)
     ours = replay(schedule, NUMPY, optimizer, evaluations=8)
@@ -61,7 +61,7 @@ def test_the_replay_is_that_of_the_same_model_in_numpy(workers: int) -> None:
     np.testing.assert_allclose(theirs.accuracy, ours.accuracy)
 
 
-def test_the_replay_of_one_worker_is_a_loop_of_pytorch() -> None:
+def test_the_replay_of_one_worker_equals_a_pytorch_loop() -> None:
     model = linear()
     made = task(model)
     curve = replay(schedules.plain(15), made, Optimizer(learning_rate=0.1), evaluations=15)
@@ -77,7 +77,7 @@ def test_the_replay_of_one_worker_is_a_loop_of_pytorch() -> None:
     assert curve.loss[-1] == pytest.approx(float(LOSS(model(test[0]), test[1]).detach()))
 
 
-def test_the_seed_makes_the_model_and_a_module_keeps_its_own() -> None:
+def test_the_seed_initialises_a_factory_but_not_a_module() -> None:
     made = task()
     np.testing.assert_array_equal(made.initial(1), made.initial(1))
     assert not np.array_equal(made.initial(1), made.initial(2))
@@ -85,7 +85,7 @@ def test_the_seed_makes_the_model_and_a_module_keeps_its_own() -> None:
     np.testing.assert_array_equal(fixed.initial(1), fixed.initial(2))
 
 
-def test_it_is_a_task_and_its_noise_can_be_measured() -> None:
+def test_a_torch_task_can_measure_its_noise() -> None:
     made: Task = task()
     assert isinstance(made, Task)
     noise = measure_noise(made, made.initial(0), batch_size=8, batches=12)
@@ -109,21 +109,21 @@ def test_frozen_and_unused_parameters() -> None:
     assert not gradient[18:].any()
 
 
-def test_buffers_start_again_with_each_replay() -> None:
+def test_buffers_are_reset_for_each_replay() -> None:
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3)).double()
     made, optimizer = task(model), Optimizer(learning_rate=0.1)
     first, second = (replay(schedules.asp(2, 20), made, optimizer) for _ in range(2))
     np.testing.assert_array_equal(first.loss, second.loss)
 
 
-def test_dropout_comes_from_the_seed() -> None:
+def test_dropout_depends_on_the_seed() -> None:
     model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(5, 3)).double()
     made, optimizer = task(model), Optimizer(learning_rate=0.1)
     first, second = (replay(schedules.asp(2, 20), made, optimizer) for _ in range(2))
     np.testing.assert_array_equal(first.loss, second.loss)
 
 
-def test_loaders_are_taken_apart() -> None:
+def test_a_data_loader_is_decomposed() -> None:
     samples = [{"x": row[0].float(), "y": row[1]} for row in dataset()]
     loader = torch.utils.data.DataLoader(samples, batch_size=5, shuffle=True)
 
@@ -185,7 +185,7 @@ def test_a_collate_function_makes_the_batches() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(change: dict[str, Any], said: str) -> None:
+def test_invalid_combinations_are_refused(change: dict[str, Any], said: str) -> None:
     given = {"model": linear, "loss": LOSS, "train": dataset(), "test": dataset(test=True)}
     with pytest.raises(InputError, match=said):
         TorchTask(**(given | change))
@@ -193,12 +193,12 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], said: str) -> None
 
 def test_batches_without_targets_need_an_accuracy() -> None:
     rows = [{"input": row[0]} for row in dataset()]
-    with pytest.raises(InputError, match="accuracy: a batch without targets needs a function"):
+    with pytest.raises(InputError, match="accuracy: a batch without targets needs its own"):
         TorchTask(linear, lambda output, _: output.sum(), rows, rows)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_gives_the_same() -> None:
+def test_a_gpu_gives_the_same_result() -> None:
     optimizer = Optimizer(learning_rate=0.1, momentum=0.9)
     there = Starting(task(device="cuda"))
     ours = replay(schedules.asp(4, 40), NUMPY, optimizer, evaluations=8)

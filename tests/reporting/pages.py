@@ -1,4 +1,4 @@
-"""Reads the tables of a page, and says what a page would load."""
+"""Reads the tables of a page and finds what a page would load."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 
 class Tables(HTMLParser):
-    """Cells of the tables of a page by their names: exact values as text, and what is shown."""
+    """Cells of the tables of a page by table name: exact values as text, and shown text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,14 +28,14 @@ class Tables(HTMLParser):
 
 
 def tables(text: str) -> dict[str, list[list[str]]]:
-    """Rows of each table, without its head."""
+    """Rows of each table, without the header."""
     reader = Tables()
     reader.feed(text)
     return {name: [row for row in rows if row] for name, rows in reader.exact.items()}
 
 
 def loads(text: str) -> list[str]:
-    """Elements and style sheets by which a page would load something."""
+    """Elements and style sheets through which a page would load something."""
     reader = Tables()
     reader.feed(text)
     style = "".join(re.findall(r"<style>(.*?)</style>", text, re.S))

@@ -1,6 +1,6 @@
-"""Pages in a real browser: nothing is loaded, nothing goes wrong, and the figures work.
+"""Pages in a real browser: no requests, no errors, and working figures.
 
-Needs the package playwright, and Chromium as the distribution has it.
+Needs the package playwright, and Chromium of the distribution.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 MOST_BYTES, MOST_S = 3_000_000, 2.0
-"""Size of the page of 64 workers, and the time in which it opens."""
+"""Limits on size and opening time of the page of 64 workers."""
 
 TOOLTIPS = """(() => {
     const all = (root) => [...root.querySelectorAll("*")].flatMap(
@@ -40,7 +40,7 @@ WIDE, PHONE = (1200, 900), (390, 844)
 
 
 class Opened(NamedTuple):
-    """A page, what it asked for, what went wrong in it, and how long it took to open."""
+    """A page with its requests, errors and opening time."""
 
     page: Any
     requests: list[str]
@@ -97,7 +97,7 @@ def opened(
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of 64 workers, with all that there can be in a timeline."""
+    """The report of 64 workers, with the largest possible timeline."""
     path = tmp_path_factory.mktemp("report") / "64.html"
     report(model="resnet50", device="v100", arch="ps", workers=64, options={"servers": 4}).to_html(
         path
@@ -123,7 +123,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {path.stem: path for path in folder.iterdir()}
 
 
-def test_a_large_report_is_small_and_opens_fast(browser: Any, large: Path) -> None:
+def test_the_report_of_a_large_job_is_small_and_opens_fast(browser: Any, large: Path) -> None:
     assert large.stat().st_size < MOST_BYTES
     tries = [opened(browser, large) for _ in range(4)]  # the first also starts the browser
     assert [each.wrong for each in tries] == [[]] * len(tries)
@@ -132,7 +132,7 @@ def test_a_large_report_is_small_and_opens_fast(browser: Any, large: Path) -> No
 
 @pytest.mark.parametrize("name", ["job", "lines", "words", "comparison", "plan", "validation"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_is_loaded_and_nothing_goes_wrong(
+def test_pages_make_no_requests_and_have_no_errors(
     browser: Any, pages: dict[str, Path], name: str, scheme: str
 ) -> None:
     found = opened(browser, pages[name], scheme=scheme)
@@ -144,7 +144,7 @@ def test_nothing_is_loaded_and_nothing_goes_wrong(
     assert found.run("document.documentElement.dataset.painted") == scheme
 
 
-def test_canary_a_request_and_an_error_are_seen(
+def test_canary_a_request_and_an_error_are_noticed(
     browser: Any, pages: dict[str, Path], tmp_path: Path
 ) -> None:
     path = tmp_path / "wrong.html"
@@ -190,7 +190,7 @@ def test_the_wheel_zooms_the_timeline_and_dragging_moves_it(
     assert found.wrong == []
 
 
-def test_pointing_at_a_block_says_what_it_is(browser: Any, pages: dict[str, Path]) -> None:
+def test_hovering_over_a_block_shows_its_details(browser: Any, pages: dict[str, Path]) -> None:
     found = opened(browser, pages["job"])
     figure = found.page.locator("#timeline .bk-Figure")
     figure.scroll_into_view_if_needed()
@@ -205,7 +205,52 @@ def test_pointing_at_a_block_says_what_it_is(browser: Any, pages: dict[str, Path
     assert "worker" in said
 
 
-def test_the_tables_of_the_browser_are_those_of_the_file(
+GROUND = "getComputedStyle(document.body).backgroundColor"
+AXIS = """(() => Bokeh.documents.flatMap((d) => [...d.all_models])
+    .find((m) => m.type === "LinearAxis").axis_label_text_color)()"""
+CHECKED = "document.querySelector('input[name=theme]:checked').value"
+
+
+def test_the_reader_chooses_light_or_dark_and_the_page_keeps_it(
+    browser: Any, pages: dict[str, Path]
+) -> None:
+    found = opened(browser, pages["job"], scheme="light")
+    light, ink = found.run(GROUND), found.run(AXIS)
+    assert found.run(CHECKED) == "system"
+    found.page.get_by_label("Dark").check()
+    assert found.run(GROUND) != light
+    assert found.run(AXIS) != ink
+    assert found.run("document.documentElement.dataset.painted") == "dark"
+    found.page.reload()
+    found.page.wait_for_function("document.documentElement.dataset.painted")
+    assert found.run(CHECKED) == "dark"
+    assert found.run(GROUND) != light
+    found.page.get_by_label("System").check()
+    assert (found.run(GROUND), found.run(AXIS)) == (light, ink)
+    found.page.emulate_media(color_scheme="dark")
+    found.page.wait_for_function("document.documentElement.dataset.painted === 'dark'")
+    assert found.run(GROUND) != light
+    assert found.run(AXIS) != ink
+    found.page.get_by_label("Light").check()
+    assert (found.run(GROUND), found.run(AXIS)) == (light, ink)
+    assert found.wrong == []
+
+
+def test_light_and_dark_can_be_chosen_from_the_keyboard(
+    browser: Any, pages: dict[str, Path]
+) -> None:
+    found = opened(browser, pages["words"])
+    light = found.run(GROUND)
+    found.page.keyboard.press("Tab")
+    assert found.run("document.activeElement.name") == "theme"
+    found.page.keyboard.press("ArrowRight")
+    assert (found.run(CHECKED), found.run(GROUND)) == ("light", light)
+    found.page.keyboard.press("ArrowRight")
+    assert found.run(CHECKED) == "dark"
+    assert found.run(GROUND) != light
+
+
+def test_tables_in_the_browser_equal_those_in_the_file(
     browser: Any, pages: dict[str, Path]
 ) -> None:
     found = opened(browser, pages["job"])

@@ -1,4 +1,4 @@
-"""Colours of figures can be told apart with any kind of colour blindness."""
+"""Colours of figures are distinguishable with any kind of colour blindness."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import itertools
 import numpy as np
 import pytest
 
-from perfmodel.reporting.figures import COLOURS, PALETTE
+from perfmodel.reporting.colours import CAUSE_COLOURS, KIND_COLOURS, PALETTE
+from perfmodel.results import style
 
 LEAST = 12.0
-"""Least distance of two colours in CIELAB; about 2 can just be told apart side by side."""
+"""Smallest distance of two colours in CIELAB; about 2 is just distinguishable side by side."""
 
 SEEN = {
     "none": np.eye(3),
@@ -24,13 +25,13 @@ SEEN = {
         [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]]
     ),
 }
-"""What is seen of linear RGB: Machado, Oliveira and Fernandes, IEEE TVCG 2009, full severity."""
+"""Perceived linear RGB: Machado, Oliveira and Fernandes, IEEE TVCG 2009, full severity."""
 
 TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
 
 
 def lab(colour: str, seen: np.ndarray) -> np.ndarray:
-    """CIELAB of a colour as it is seen."""
+    """CIELAB of a colour as perceived."""
     rgb = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255.0
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     x, y, z = np.cbrt(TO_XYZ @ np.clip(seen @ linear, 0.0, 1.0) / (TO_XYZ @ np.ones(3)))
@@ -38,18 +39,19 @@ def lab(colour: str, seen: np.ndarray) -> np.ndarray:
 
 
 def closest(colours: tuple[str, ...], kind: str) -> float:
-    """Distance of the two colours that are most alike."""
+    """Distance of the two most similar colours."""
     seen = [lab(colour, SEEN[kind]) for colour in colours]
     return min(float(np.linalg.norm(a - b)) for a, b in itertools.combinations(seen, 2))
 
 
 @pytest.mark.parametrize("kind", SEEN)
-def test_colours_can_be_told_apart(kind: str) -> None:
+def test_colours_are_distinguishable(kind: str) -> None:
     assert closest(PALETTE, kind) > LEAST
-    assert len(set(COLOURS.values())) == len(COLOURS)
+    assert len(set(CAUSE_COLOURS.values())) == len(CAUSE_COLOURS)
+    assert set(style.SERIES) | set(KIND_COLOURS.values()) <= set(PALETTE)
 
 
-def test_canary_red_and_green_are_alike_to_some() -> None:
+def test_canary_red_and_green_are_too_similar_for_some() -> None:
     pair = ("#b04a3a", "#7a6a3a")
     assert closest(pair, "none") > 2.0 * closest(pair, "deuteranopia")
     assert closest(pair, "protanopia") < closest(pair, "none")

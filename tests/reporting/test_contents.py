@@ -31,13 +31,13 @@ def test_cells_are_shown_with_their_unit(cell: Cell, unit: str, text: str) -> No
     assert shown(cell, unit) == text
 
 
-def test_exact_values_can_be_read_again() -> None:
+def test_exact_values_can_be_parsed() -> None:
     value = 0.1 + 0.2
     assert float(raw(Quantity(value, "s"))) == value
     assert float(raw(value)) == value
 
 
-def test_rows_become_a_table_in_their_order() -> None:
+def test_rows_become_a_table_in_order() -> None:
     rows = [
         {"job": "a", "iteration_s": 1.5, "none": None},
         {"job": "b", "iteration_s": 2, "none": None},

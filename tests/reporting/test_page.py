@@ -1,10 +1,11 @@
-"""Pages: their tables are the results, and they load nothing."""
+"""Pages: their tables equal the results, and they load nothing."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from perfmodel import compare, make_job, plan, predict, report, sweep
@@ -49,7 +50,7 @@ def mismatches(text: str, values: dict[str, Any]) -> list[str]:
             ["iteration", p["iteration_s"], *i["iteration_s"]],
             ["idle fraction", p["idle_fraction"]["mean"], *i["idle_fraction"]],
             ["staleness (updates)", staleness["mean"], *(i["staleness"] or [])],
-            ["memory of a worker", p["memory"]["worker_bytes"], None, None],
+            ["memory per worker", p["memory"]["worker_bytes"], None, None],
         ],
         "Idle time by cause": [
             [cause.replace("_", " "), share]
@@ -63,12 +64,12 @@ def mismatches(text: str, values: dict[str, Any]) -> list[str]:
             )
         ],
         "Scaling": [list(row.values()) for row in values["scaling"]],
-        "What assumptions are worth": [
+        "Effect of each assumption": [
             [row[key] for key in OF_ASSUMPTIONS]
             for row in values["sensitivity"]
             if not row["unvaried"]
         ],
-        "What if": [
+        "Changes": [
             [row[key] for key in ("change", "flags", "gain", "low", "high", "recommended", "price")]
             for row in values["advice"]
         ],
@@ -81,11 +82,11 @@ def mismatches(text: str, values: dict[str, Any]) -> list[str]:
     return [name for name, rows in wanted.items() if found.get(name) != rows]
 
 
-def test_the_tables_are_those_of_the_json(text: str, made: Report) -> None:
+def test_the_tables_equal_the_json(text: str, made: Report) -> None:
     assert mismatches(text, made.to_dict()) == []
 
 
-def test_canary_a_wrong_number_is_seen(text: str, made: Report) -> None:
+def test_canary_a_wrong_number_is_noticed(text: str, made: Report) -> None:
     exact = str(made.prediction.throughput_samples_per_s)
     wrong = text.replace(exact, f"{exact}1")
     assert "Prediction and 90 % interval" in mismatches(wrong, made.to_dict())
@@ -95,13 +96,13 @@ def test_a_page_loads_nothing(text: str) -> None:
     assert loads(text) == []
 
 
-def test_canary_what_a_page_loads_is_seen(text: str) -> None:
+def test_canary_a_page_that_loads_something_is_noticed(text: str) -> None:
     for more in ('<img src="http://x/a.png">', '<link href="a.css">', "<style>@import 'a'</style>"):
         assert len(loads(text.replace("<footer>", f"{more}<footer>"))) == 1
 
 
-def test_names_cannot_change_the_page() -> None:
-    """Neither in text, nor among the values of figures."""
+def test_names_cannot_inject_markup() -> None:
+    """Neither in text nor in the values of figures."""
 
     def made(name: str) -> str:
         bars = Stacks([name], {name: [1.0]}, name)
@@ -118,6 +119,19 @@ def test_names_cannot_change_the_page() -> None:
 def test_a_coarse_prediction_says_why_it_has_no_timeline() -> None:
     text = predict(make_job(**JOB), fidelity="coarse").report()
     assert "a coarse prediction has no timeline" in text
+
+
+def test_a_prediction_has_the_page_of_its_job(made: Report, text: str) -> None:
+    job = make_job(**JOB)
+    assert tables(predict(job).report()) == tables(text)
+    assert mismatches(predict(job).report(), made.to_dict()) == []
+
+
+def test_a_job_that_was_changed_has_the_page_of_its_prediction_alone() -> None:
+    job = msgspec.structs.replace(make_job(**JOB), workers=2)
+    found = tables(predict(job).report())
+    assert "Scaling" not in found
+    assert "Assumptions" in found
 
 
 def test_every_result_has_a_page(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Tests of both routes, and of each against the other."""
+"""Tests of the result types, figures and schedules."""

@@ -1,10 +1,9 @@
-"""Figures: labels with units, nothing cut off, legends beside the data, formats of files."""
+"""Figures: labels with units, nothing cut off, legends beside the data, file formats."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,56 +21,11 @@ from perfmodel.measuring.training.run import MeasuredRun, RunResults
 from perfmodel.results import drawing, style
 from perfmodel.results.measured_drawing import Error, fit
 from tests.jobs import cluster, job, workload
+from tests.results.readable import check
 
 pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
 
 WORK = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], batch_size=4)
-
-PLAIN = {"workers", "idle fraction", "share of the updates", "factor of the fitted value"}
-"""Labels of numbers without a unit."""
-
-
-def boxes(figure: Any, artists: Any) -> list[Any]:
-    renderer = figure.canvas.get_renderer()
-    found = [artist.get_window_extent(renderer) for artist in artists]
-    return [box for box in found if box.width * box.height > 0.0]
-
-
-def check(figure: Any) -> None:
-    """Whether a figure can be read."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    FigureCanvasAgg(figure).draw()
-    for axes in figure.axes:
-        for axis in (axes.xaxis, axes.yaxis):
-            words = axis.label.get_text()
-            named = [t.get_text() for t in axis.get_ticklabels() if t.get_visible()]
-            numbers = any(text.replace(".", "").isdecimal() for text in named if text)
-            assert words or not numbers, "axis without a label"
-            assert (
-                not words
-                or words in PLAIN
-                or "(" in words
-                or "accuracy" in words
-                or "samples" in words
-            ), "no unit"
-            shown = [t for t in axis.get_ticklabels() if t.get_text() and t.get_visible()]
-            spans = sorted(
-                (b.x0, b.x1) if axis is axes.xaxis else (b.y0, b.y1) for b in boxes(figure, shown)
-            )
-            assert all(a[1] <= b[0] for a, b in pairwise(spans)), "tick labels overlap"
-        outer = axes.get_tightbbox(figure.canvas.get_renderer())
-        whole = figure.bbox.padded(1.0)
-        assert whole.x0 <= outer.x0, "cut off"
-        assert outer.x1 <= whole.x1, "cut off"
-        assert whole.y0 <= outer.y0, "cut off"
-        assert outer.y1 <= whole.y1, "cut off"
-    legends = [*figure.legends, *(a.get_legend() for a in figure.axes if a.get_legend())]
-    beside = boxes(figure, legends)
-    data = [axes.get_window_extent() for axes in figure.axes]
-    assert not any(box.overlaps(of) for box in beside for of in data), "legend over the data"
-    titles = boxes(figure, [figure._suptitle] if figure._suptitle else [])
-    assert not any(a.overlaps(b) for a in titles for b in [*beside, *data]), "title over others"
 
 
 def network() -> Measurements:
@@ -172,13 +126,13 @@ FIGURES: dict[str, Callable[[], Any]] = {
 
 
 LONG = {"measured network", "fitted runs", "measured run", "coarse prediction", "comparison"}
-"""Figures of parts that others have as well."""
+"""Figures made of parts that other figures share."""
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in FIGURES]
 )
-def test_figures_can_be_read(name: str) -> None:
+def test_figures_are_readable(name: str) -> None:
     check(FIGURES[name]())
 
 
@@ -198,7 +152,7 @@ CANARIES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("error", CANARIES)
-def test_the_check_notices(error: str) -> None:
+def test_canary_the_check_notices_each_violation(error: str) -> None:
     """A canary for each rule."""
     figure = FIGURES["plan"]()
     check(figure)
@@ -207,7 +161,7 @@ def test_the_check_notices(error: str) -> None:
         check(figure)
 
 
-def test_intervals_are_drawn_where_there_are_any() -> None:
+def test_intervals_are_drawn_if_available() -> None:
     result = predict(job(WORK, cluster(), 4, "ps"))
     ends = result.interval.iteration_s
     (line,) = result.plot().axes[0].get_lines()
@@ -231,7 +185,7 @@ def test_a_fitted_network_is_drawn_through_its_points() -> None:
             np.testing.assert_allclose(line.get_ydata(), measured, rtol=0.2)
 
 
-def test_a_timeline_has_the_window_and_its_words() -> None:
+def test_a_timeline_shows_the_window_and_its_labels() -> None:
     result = predict(job(WORK, cluster(), 2, "ps"))
     timeline = result.plot().axes[1]
     said = result.to_chrome_trace()["otherData"]
@@ -241,7 +195,7 @@ def test_a_timeline_has_the_window_and_its_words() -> None:
     assert kinds == ["forward", "backward", "push", "pull"]
 
 
-def test_of_many_resources_whole_nodes_and_servers_are_drawn() -> None:
+def test_with_many_resources_whole_nodes_and_servers_are_drawn() -> None:
     result = predict(job(WORK, cluster(update_per_tensor_s=0.1), 20, "ps", {"sync": "asp"}))
     timeline = result.plot().axes[1]
     rows = [text.get_text() for text in timeline.get_yticklabels()]
@@ -251,7 +205,7 @@ def test_of_many_resources_whole_nodes_and_servers_are_drawn() -> None:
     assert "device of worker 19" not in rows
 
 
-def test_without_matplotlib_every_figure_says_so_in_one_line(
+def test_without_matplotlib_every_figure_names_the_extra_in_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
@@ -263,7 +217,7 @@ def test_without_matplotlib_every_figure_says_so_in_one_line(
 @pytest.mark.parametrize(
     ("ending", "begin"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")]
 )
-def test_files_of_every_format_are_whole_or_not_there(
+def test_figure_files_are_written_completely_or_not_at_all(
     ending: str, begin: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / f"network.{ending}"

@@ -1,4 +1,4 @@
-"""The file of a schedule: what is written is read, and what contradicts itself is refused."""
+"""Schedule files: round trips, and refusal of inconsistent files."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ def same(a: Schedule, b: Schedule) -> bool:
     )
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_a_written_schedule_can_be_read(tmp_path: Path) -> None:
     SCHEDULE.write(tmp_path / "asp.npz")
     read = Schedule.read(tmp_path / "asp.npz")
     assert same(read, SCHEDULE)
     assert repr(read) == "Schedule(ps, 2 workers: 5 rows, 2 gradients applied)"
     changed = msgspec.structs.replace(SCHEDULE, weight=SCHEDULE.weight + 1.0)
-    assert not same(read, changed)  # the canary
+    assert not same(read, changed)  # canary
 
 
-def test_a_recorded_schedule_is_read_as_it_was(tmp_path: Path) -> None:
+def test_a_recorded_schedule_round_trips(tmp_path: Path) -> None:
     options = {"sync": "ssp", "staleness_bound": "inf"}
     found = predict(job(workload([1.0], [2.0], [2.0]), cluster(), 3, "ps", options)).schedule(20)
     found.write(tmp_path / "ssp.npz")
@@ -80,7 +80,7 @@ def test_any_program_can_read_the_file(tmp_path: Path) -> None:
 
 
 def test_staleness_counts_versions_between_read_and_update() -> None:
-    """Both rows are of the whole model, which has two slices."""
+    """Both rows are for the whole model, which has two slices."""
     assert SCHEDULE.staleness().tolist() == [0, 0, 1, 1]
     assert SCHEDULE.staleness_histogram() == {0: 2, 1: 2}
 
@@ -104,8 +104,8 @@ def test_staleness_of_slices() -> None:
 
 
 @pytest.mark.parametrize(("version", "accepted"), [(0, True), (1, True), (2, False)])
-def test_only_versions_that_were_made_are_mixed_in(version: int, accepted: bool) -> None:
-    """Worker 1 has made version 1 of its model, in a group before."""
+def test_only_existing_versions_can_be_mixed_in(version: int, accepted: bool) -> None:
+    """Worker 1 has made version 1 of its model in an earlier group."""
     rows = [
         (0.0, Event.GRADIENT, 1, 0, 1, -2, -1, 0.0, 0, 0, -1),
         (1.0, Event.APPLY, 1, 0, 1, -2, -1, 1.0, 1, 1, -1),
@@ -115,11 +115,11 @@ def test_only_versions_that_were_made_are_mixed_in(version: int, accepted: bool)
     if accepted:
         of_rows(rows).check()
     else:
-        with pytest.raises(InputError, match="other_version: row 2 is wrong: must be one that"):
+        with pytest.raises(InputError, match="other_version: row 2 is wrong: must be a version"):
             of_rows(rows).check()
 
 
-def test_the_page_has_every_column_and_key() -> None:
+def test_the_page_documents_every_column_and_key() -> None:
     page = (Path(__file__).parents[2] / "docs/reference/schedule.md").read_text("utf-8")
     for name, kind in COLUMNS.items():
         assert f"| `{name}` | {np.dtype(kind).name} |" in page
@@ -159,16 +159,16 @@ def test_an_empty_schedule(tmp_path: Path) -> None:
         (4, "slice", 2, "slice: row 4 is wrong: must be a slice of the header"),
         (4, "weight", np.inf, "weight: row 4 is wrong: must be finite"),
         (3, "group", 1, "group: row 3 is wrong: must be in order"),
-        (4, "version", 3, "version: row 4 is wrong: must be one more than that of the group"),
+        (4, "version", 3, "version: row 4 is wrong: must be one more than in the previous"),
         (2, "version", 0, "version: row 2 is wrong"),
         (3, "version", 0, "version: row 3 is wrong: must be that of the centre, for a READ"),
-        (4, "step", 1, "step: row 4 is wrong: must be of a gradient that was computed before"),
-        (0, "event", Event.DROP, "step: row 0 is wrong: must be of a gradient that was computed"),
-        (1, "worker", 0, "step: row 1 is wrong: must be of a gradient that was not computed"),
+        (4, "step", 1, "step: row 4 is wrong: must be a step whose gradient was computed before"),
+        (0, "event", Event.DROP, "step: row 0 is wrong: must be a step whose gradient was"),
+        (1, "worker", 0, "step: row 1 is wrong: must be a step whose gradient is computed only"),
         (4, "event", Event.MIX, "other: row 4 is wrong: must be a model, for a MIX"),
     ],
 )
-def test_rows_that_cannot_be_are_refused(
+def test_inconsistent_rows_are_refused(
     tmp_path: Path, row: int, column: str, value: Any, message: str
 ) -> None:
     values = getattr(SCHEDULE, column).copy()
@@ -199,8 +199,8 @@ def without(name: str) -> dict[str, NDArray[Any]]:
     [
         (lambda: without("header"), "not a schedule: it has no header"),
         (lambda: without("weight"), "column 'weight' is missing"),
-        (lambda: {**parts(), "time_s": np.zeros(5, "f4")}, "time_s: expected a row of float64"),
-        (lambda: {**parts(), "step": np.zeros((5, 1), "i4")}, "step: expected a row of int32"),
+        (lambda: {**parts(), "time_s": np.zeros(5, "f4")}, "time_s: expected a one-dim.* float64"),
+        (lambda: {**parts(), "step": np.zeros((5, 1), "i4")}, "step: expected a one-dim.* int32"),
         (lambda: {**parts(), "step": np.zeros(4, "i4")}, "step: expected 5 rows, got 4"),
         (lambda: {**parts(), "header": np.zeros(3, np.uint8)}, "header: not valid JSON"),
         (lambda: headed(format="perfmodel.schedule/2"), "format: expected 'perfmodel.schedule/1'"),
@@ -212,7 +212,7 @@ def without(name: str) -> dict[str, NDArray[Any]]:
         (lambda: {**parts(), "step": np.array([{}] * 5)}, "not a schedule"),
     ],
 )
-def test_files_that_are_no_schedules_are_refused(
+def test_files_that_are_not_schedules_are_refused(
     tmp_path: Path, make: Callable[[], dict[str, NDArray[Any]]], message: str
 ) -> None:
     path = tmp_path / "other.npz"

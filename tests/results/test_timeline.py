@@ -1,4 +1,4 @@
-"""The rows of a timeline: a row per worker, server and link, with every operation on its row."""
+"""The rows of a timeline: one per worker, server and link, with every operation on its row."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_workers_servers_and_links_have_a_row_each() -> None:
     assert rows[-1] == "out of node 2 (server 0)"
 
 
-def test_a_transfer_is_on_both_of_its_links_and_computing_on_the_device() -> None:
+def test_a_transfer_is_on_both_links_and_computation_on_the_device() -> None:
     found = {each.name: each.blocks for each in resources(events(workers=1))}
     device = {(b.kind, round(b.end_s - b.start_s, 9)) for b in found["device of worker 0"]}
     assert device == {("forward", 1.0), ("backward", 2.0)}
@@ -52,14 +52,14 @@ def test_a_transfer_is_on_both_of_its_links_and_computing_on_the_device() -> Non
     assert {b.kind for b in out} == {"push"}
 
 
-def test_busy_time_counts_what_overlaps_once() -> None:
+def test_busy_time_counts_overlapping_operations_once() -> None:
     both = Resource("link out of node 0", [block(0.0, 2.0), block(1.0, 3.0), block(5.0, 6.0)])
     assert busy_s([both]) == [("link out of node 0", "push", 4.0, 3)]
     device = Resource("d", [block(0.0, 1.0, "forward"), block(1.0, 3.0, "backward")])
     assert [row[1:3] for row in busy_s([device])] == [("forward", 1.0), ("backward", 2.0)]
 
 
-def test_operations_at_the_same_time_are_below_each_other() -> None:
+def test_concurrent_operations_are_below_each_other() -> None:
     drawn = timeline([Resource("a", [block(0.0, 2.0), block(1.0, 3.0), block(2.0, 4.0)])])
     tops = [b.top for b in drawn.blocks]
     assert tops[0] == tops[2] < tops[1]
@@ -67,7 +67,7 @@ def test_operations_at_the_same_time_are_below_each_other() -> None:
     assert drawn.length_s == 4.0
 
 
-def test_too_many_at_the_same_time_become_one_block() -> None:
+def test_too_many_concurrent_operations_are_merged() -> None:
     count = timelines.MOST_LANES + 1
     drawn = timeline([Resource("a", [block(0.1 * k, 5.0, name=f"op {k}") for k in range(count)])])
     (one,) = drawn.blocks
@@ -75,7 +75,7 @@ def test_too_many_at_the_same_time_become_one_block() -> None:
     assert one.name == f"op 0 and {count - 1} more"
 
 
-def test_too_many_blocks_are_joined_without_losing_any(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_blocks_are_merged_without_losing_any(monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = [block(float(k), k + 0.5) for k in range(100)]
     assert len(timeline([Resource("a", blocks)]).blocks) == 100
     monkeypatch.setattr(timelines, "MOST_BLOCKS", 10)
@@ -86,5 +86,5 @@ def test_too_many_blocks_are_joined_without_losing_any(monkeypatch: pytest.Monke
     assert drawn.blocks[-1].end_s == 99.5
 
 
-def test_nothing_takes_time() -> None:
+def test_an_empty_trace_has_no_blocks() -> None:
     assert timeline(resources([])).blocks == []

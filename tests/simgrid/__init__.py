@@ -1,4 +1,4 @@
-"""Graphs of delays and transfers, run by the engine and by SimGrid, which knows nothing of it."""
+"""Graphs of delays and transfers, run by the engine and independently by SimGrid."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Times = NDArray[np.float64]
 class Op:
     """Waits for ``after``, then ``seconds``, then moves ``bytes`` over ``path``.
 
-    What comes after it waits ``latency_s`` longer.
+    Its successors wait ``latency_s`` longer.
     """
 
     seconds: float = 0.0
@@ -52,20 +52,20 @@ class Dag:
     ops: tuple[Op, ...]
 
     def scaled(self, link: int, factor: float) -> Dag:
-        """The same with one link faster or slower."""
+        """The same graph with one link faster or slower."""
         capacity = list(self.capacity)
         capacity[link] *= factor
         return replace(self, capacity=tuple(capacity))
 
     def without(self, link: int) -> Dag:
-        """The same with one link left out of every path."""
+        """The same graph with one link removed from every path."""
         ops = (replace(op, path=tuple(x for x in op.path if x != link)) for op in self.ops)
         return replace(self, ops=tuple(ops))
 
 
 @functools.cache
 def missing() -> str:
-    """Why the oracle cannot be built here; empty if it can."""
+    """Why the oracle cannot be built here; empty if it can be."""
     compiler = shutil.which("g++")
     if compiler is None:
         return NEEDED
@@ -96,9 +96,9 @@ def binary() -> Path:
 
 
 def description(dag: Dag) -> str:
-    """The graph as the oracle reads it.
+    """The graph in the oracle's input format.
 
-    A rate cap is a link of the op's own, a latency one more op that what comes after waits for.
+    A rate cap becomes a separate link of the op, a latency one more op before its successors.
     """
     capacity, ops = list(dag.capacity), list(dag.ops)
     awaited = list(range(len(ops)))
@@ -118,7 +118,7 @@ def description(dag: Dag) -> str:
 
 
 def run(text: str) -> tuple[Times, tuple[float, float, float]]:
-    """When every op ends; the CPU seconds of building and simulating, and the peak MB."""
+    """End of every op, CPU seconds for building and simulating, and peak memory in MB."""
     done = subprocess.run([str(binary())], input=text, text=True, capture_output=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr)
@@ -127,7 +127,7 @@ def run(text: str) -> tuple[Times, tuple[float, float, float]]:
 
 
 def by_simgrid(dag: Dag) -> Times:
-    """When every op ends according to SimGrid."""
+    """End of every op according to SimGrid."""
     return run(description(dag))[0][: len(dag.ops)]
 
 
@@ -154,7 +154,7 @@ def graph(dag: Dag) -> OpGraph:
 
 
 def by_engine(dag: Dag, compiled: bool | None = None) -> Times:
-    """When every op ends according to the engine; each runs once."""
+    """End of every op according to the engine; each runs once."""
     ends = np.full(len(dag.ops), np.nan)
     with Simulation(graph(dag), 0, compiled, limit=1, record=range(1)) as run:
         run.drain()

@@ -1,1 +1,1 @@
-"""Tests of many predictions at once."""
+"""Tests of studies of many predictions."""

@@ -1,4 +1,4 @@
-"""Advice: gains are predicted, flags do what they say, and nothing unsure is recommended."""
+"""Advice: gains are predicted, flags make the change, and nothing uncertain is recommended."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_every_rule_applies_to_some_job(advice: dict[str, Advice]) -> None:
 
 
 @pytest.mark.parametrize("arch", ["ps", "ring", "local_sgd", "easgd"])
-def test_a_gain_is_that_of_its_flags(arch: str) -> None:
+def test_flags_give_the_stated_gain(arch: str) -> None:
     found = advise(**SLOW, arch=arch)
     some = [each for each in (*found.recommended, *found.unsure) if each.flags]
     assert some
@@ -63,7 +63,7 @@ def test_a_gain_is_that_of_its_flags(arch: str) -> None:
         assert then / before == pytest.approx(each.gain.ratio, rel=1e-12)
 
 
-def test_what_is_recommended_is_sure(advice: dict[str, Advice]) -> None:
+def test_recommended_changes_are_certain_to_help(advice: dict[str, Advice]) -> None:
     for found in advice.values():
         assert all(each.gain.interval[0] > 1.0 for each in found.recommended)
         assert all(each.gain.interval[0] <= 1.0 < each.gain.ratio for each in found.unsure)
@@ -86,12 +86,12 @@ def test_a_worker_alone_needs_a_faster_device(advice: dict[str, Advice]) -> None
 def test_staleness_is_named_as_the_price(advice: dict[str, Advice]) -> None:
     (each,) = [r for r in advice["jitter"].recommended if r.rule == "synchronisation"]
     assert each.flags == "--arch asp"
-    assert each.price == "gradients are 7 updates old instead of 0"
+    assert each.price == "mean staleness is 7 instead of 0 updates"
     assert each.prediction.staleness is not None
     assert each.prediction.staleness.mean == pytest.approx(7.0, abs=0.01)
 
 
-def test_what_does_not_fit_into_memory_is_left_out() -> None:
+def test_changes_that_exceed_memory_are_left_out() -> None:
     """A step of 256 samples takes 16.6 of 17.2 GB, one of 128 half of that."""
     half, full = (advise(**SLOW, arch="ps", batch_size=batch) for batch in (128, 256))
     assert "batch size" in {each.rule for each in (*half.recommended, *half.unsure)}
@@ -121,7 +121,7 @@ def answered(spread: Uncertainty, rate: float) -> tuple[Job, Prediction]:
     return job, msgspec.structs.replace(p, throughput_samples_per_s=rate, interval=interval)
 
 
-def test_what_both_predictions_share_cancels() -> None:
+def test_errors_shared_by_both_predictions_cancel() -> None:
     """Nominal links: variance 2 m^2 + 2 (1 - rho) r^2 of two equal uncertainties."""
     spread = Uncertainty(measurement=0.03, model=0.2)
     before, after = answered(spread, 100.0), answered(spread, 150.0)
@@ -132,7 +132,7 @@ def test_what_both_predictions_share_cancels() -> None:
     assert found.probability == pytest.approx(0.5 * math.erfc(-math.log(1.5) / sd / math.sqrt(2)))
 
 
-def test_canary_independent_errors_make_gains_less_sure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_canary_independent_errors_make_gains_less_certain(monkeypatch: pytest.MonkeyPatch) -> None:
     spread = Uncertainty(measurement=0.03, model=0.2)
     before, after = answered(spread, 100.0), answered(spread, 150.0)
     known = gain(*before, *after)
@@ -140,14 +140,14 @@ def test_canary_independent_errors_make_gains_less_sure(monkeypatch: pytest.Monk
     assert gain(*before, *after).interval[0] < known.interval[0]
 
 
-def test_nothing_gained_is_as_likely_as_not() -> None:
+def test_no_gain_has_probability_one_half() -> None:
     same = answered(Uncertainty(model=0.1), 100.0)
     assert gain(*same, *same).probability == 0.5
     exact = answered(Uncertainty(), 100.0)
     assert gain(*exact, *exact) == gains.Gain(1.0, (1.0, 1.0), 0.5)
 
 
-def test_the_command_prints_what_the_library_finds() -> None:
+def test_the_command_prints_the_library_result() -> None:
     words = ["advise", "--model", "vgg16", "--device", "v100", "--workers", "8"]
     found = advise(**SLOW)
     printed = CliRunner().invoke(cli, [*words, "--json"])

@@ -1,4 +1,4 @@
-"""Comparisons: every second of a difference is accounted for, and the words say the same."""
+"""Comparisons: every second of a difference is accounted for, in numbers and in text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from perfmodel import (
 )
 from perfmodel.cli import cli, main
 from perfmodel.graph.op_graph import CAUSES
-from perfmodel.results.style import CAUSE_COLOURS
+from perfmodel.reporting.colours import CAUSE_COLOURS
 from perfmodel.studies.comparison import WORDS, both_as_json, differences, parts_s
 from perfmodel.studies.grids import distinct
 from tests.jobs import ALL, ALL_IDS, cluster, job, workload
@@ -51,7 +51,7 @@ def run(command: str) -> tuple[str, str]:
 
 
 def unaccounted(p: Prediction) -> list[str]:
-    """What the parts of a prediction do not add up to."""
+    """Difference between a prediction's iteration and the sum of its parts."""
     wrong = []
     if sum(parts_s(p).values()) != pytest.approx(p.iteration_s, rel=1e-9):
         wrong.append("iteration")
@@ -71,7 +71,7 @@ def test_parts_add_up(arch: str, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("cause", ["network", "straggler", "compute"])
-def test_canary_a_part_that_is_lost_is_seen(cause: str) -> None:
+def test_canary_a_missing_part_is_noticed(cause: str) -> None:
     p = predict(ring(stragglers=[Straggler(1, 1.5)]))
     assert unaccounted(p) == []
     if cause == "compute":
@@ -96,26 +96,27 @@ def test_a_faster_network_by_hand() -> None:
     """4 s computing and 3 bytes: 3 s at 1 byte/s, 1 s at 3 bytes/s; 7 s instead of 5 s."""
     found = compare([ring(1.0), ring(3.0)], ["slow", "fast"])
     assert found.text == [
-        "fast is 40% faster than slow: an iteration takes 5 s instead of 7 s; the difference is "
-        "waiting for the network (busiest there: link out of node 0, 43%)"
+        "fast is 40% faster than slow: an iteration takes 5 s instead of 7 s; the whole difference "
+        "is waiting for the network (busiest: link out of node 0, 43% in use)"
     ]
 
 
 def test_a_straggler_by_hand() -> None:
-    """Twice as slow, one of 2 computes 8 s: the other waits 4 s, and both compute 6 s on average.
+    """At half speed, one of 2 workers computes 8 s: the other waits 4 s; they compute 6 s on
+    average.
 
     At 1 byte/s instead of 3 the network takes 3 s instead of 1 s: 9 s and 7 s.
     """
     lame = ring(3.0, stragglers=[Straggler(0, 2.0)])
     found = compare([lame, ring(1.0)], ["lame", "slow"])
     assert found.text == [
-        "slow is 28.6% faster than lame: an iteration takes 7 s instead of 9 s; of the 2 s "
-        "difference 2 s is computing, 2 s waiting for another worker, less 2 s waiting for the "
-        "network"
+        "slow is 28.6% faster than lame: an iteration takes 7 s instead of 9 s; the 2 s "
+        "difference is 2 s more computing, 2 s more waiting for another worker and 2 s less "
+        "waiting for the network"
     ]
 
 
-def test_what_takes_times_as_long_by_hand() -> None:
+def test_large_ratios_are_given_as_factors() -> None:
     """4 s + 3 s at 1 byte/s, 4 s + 12 s at a quarter of it."""
     text = compare([ring(0.25), ring(1.0)], ["a", "b"]).text[0]
     assert text.startswith("b is 2.29 times as fast as a: an iteration takes 7 s instead of 16 s; ")
@@ -126,10 +127,10 @@ def test_other_numbers_of_workers_are_compared_per_sample_by_hand() -> None:
     found = compare([ring(), ring(workers=4)], ["two", "four"])
     assert found.per_sample
     assert found.text == [
-        "four is 1.65 times as fast as two: a sample takes all workers together 531.2 ms instead "
-        "of 875 ms (per sample, because iterations are of 16 and 8 samples, and take 8.5 s and "
-        "7 s); of the 343.8 ms difference 250 ms is computing, 93.75 ms waiting for the network "
-        "(busiest there: link out of node 0, 43%)"
+        "four is 1.65 times as fast as two: all workers together need 531.2 ms instead of 875 ms "
+        "per sample (global batches are 16 and 8 samples; iterations take 8.5 s and 7 s); the "
+        "343.8 ms difference is 250 ms more computing and 93.75 ms more waiting for the network "
+        "(busiest: link out of node 0, 43% in use)"
     ]
 
 
@@ -140,7 +141,7 @@ def test_equal_jobs_are_equally_fast() -> None:
     assert found.differing == ({}, {})
 
 
-def test_a_difference_within_the_confidence_intervals_is_none() -> None:
+def test_a_difference_within_the_confidence_intervals_counts_as_equal() -> None:
     one, other = (ring(jitter=Jitter(0.3), seed=seed) for seed in (1, 2))
     text = compare([one, other], ["a", "b"], rel_ci=0.1).text[0]
     assert "are equally fast within their uncertainty (± " in text
@@ -148,7 +149,7 @@ def test_a_difference_within_the_confidence_intervals_is_none() -> None:
     assert slower.startswith("a is ")
 
 
-def test_a_difference_within_the_error_of_coarse_predictions_is_none() -> None:
+def test_a_difference_within_the_error_of_coarse_predictions_counts_as_equal() -> None:
     """Asynchronous workers on links of 1 and of 1.001 bytes/s."""
     jobs = [job(WORK, cluster(rate), 4, "ps", {"sync": "asp"}) for rate in (1.0, 1.001)]
     found = compare(jobs, ["a", "b"], fidelity="coarse")
@@ -159,7 +160,7 @@ def test_a_difference_within_the_error_of_coarse_predictions_is_none() -> None:
 
 
 def test_stale_gradients_are_mentioned() -> None:
-    """Where nobody waits for a straggler, each gradient is as old as there are other workers."""
+    """If no worker waits for a straggler, staleness is the number of other workers."""
     bsp, asp = (
         job(WORK, cluster(100.0), 3, "ps", {"sync": sync}, stragglers=[Straggler(0, 2.0)])
         for sync in ("bsp", "asp")
@@ -169,8 +170,8 @@ def test_stale_gradients_are_mentioned() -> None:
     assert stale is not None
     assert stale.mean == pytest.approx(2.0, rel=0.01)
     assert found.text[-1] == (
-        f"throughput is not progress: the gradients of asp are {stale.mean:.3g} updates old on "
-        "average, those of bsp 0"
+        f"throughput is not progress: mean gradient staleness is {stale.mean:.3g} updates with asp "
+        "and 0 with bsp"
     )
     assert len(compare([bsp, ring()]).text) == 1
 
@@ -221,7 +222,7 @@ def test_the_order_of_jobs_does_not_matter() -> None:
         ),
     ],
 )
-def test_only_what_differs_is_named(
+def test_only_differing_inputs_are_listed(
     one: dict[str, Any], other: dict[str, Any], expected: dict[str, tuple[Any, Any]]
 ) -> None:
     base = {"model": "resnet18", "workers": 3}
@@ -230,7 +231,7 @@ def test_only_what_differs_is_named(
     assert {name: (rows[0][name], rows[1][name]) for name in rows[0]} == expected
 
 
-def test_names_are_made_of_what_differs() -> None:
+def test_names_are_made_of_differing_inputs() -> None:
     one = make_job(model="resnet18", arch="ps", workers=4, cluster="infiniband-56g")
     other = make_job(model="resnet18", arch="ps", workers=4, options={"servers": 2})
     assert compare([one, other]).names == (
@@ -255,7 +256,7 @@ def test_a_row_adds_up() -> None:
     assert frame["of_best_fraction"].max() == 1.0
 
 
-def test_predictions_are_taken_as_they_are() -> None:
+def test_given_predictions_are_used_unchanged() -> None:
     predictions = [predict(ring(1.0)), predict(ring(3.0))]
     found = compare(predictions)
     assert found.predictions == tuple(predictions)
@@ -266,18 +267,18 @@ def test_predictions_are_taken_as_they_are() -> None:
     ("count", "names", "said"),
     [
         (1, None, "compare: needs at least two jobs, got 1"),
-        (17, None, "compare: 17 jobs; at most 16 (perfmodel sweep is for more)"),
-        (2, ["a"], "names: expected 2 different ones, got ['a']"),
-        (2, ["a", "a"], "names: expected 2 different ones, got ['a', 'a']"),
+        (17, None, "compare: 17 jobs; at most 16 (use perfmodel sweep for more)"),
+        (2, ["a"], "names: expected 2 different names, got ['a']"),
+        (2, ["a", "a"], "names: expected 2 different names, got ['a', 'a']"),
     ],
 )
-def test_what_cannot_be_compared(count: int, names: list[str] | None, said: str) -> None:
+def test_invalid_comparisons_are_refused(count: int, names: list[str] | None, said: str) -> None:
     with pytest.raises(InputError) as error:
         compare([ring()] * count, names)
     assert str(error.value) == said
 
 
-def test_a_picture_has_a_bar_as_long_as_an_iteration() -> None:
+def test_the_bars_of_a_figure_are_as_long_as_the_iterations() -> None:
     pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
     found = compare([ring(1.0, stragglers=[Straggler(1, 1.5)]), ring(3.0)], ["a", "b"])
     drawing = found.plot()
@@ -286,7 +287,7 @@ def test_a_picture_has_a_bar_as_long_as_an_iteration() -> None:
     assert sorted(ends.values()) == pytest.approx(sorted(p.iteration_s for p in found.predictions))
     labels = [text.get_text() for text in drawing.legends[0].get_texts()]
     assert labels == ["compute", "network", "straggler", "90 % interval"]
-    assert "sample of all workers" in compare([ring(), ring(workers=4)]).plot().axes[0].get_xlabel()
+    assert "time per sample" in compare([ring(), ring(workers=4)]).plot().axes[0].get_xlabel()
     assert found.to_image("svg").startswith(b"<?xml")
 
 
@@ -307,7 +308,7 @@ def test_differences_by_hand() -> None:
     assert set(differences(slow, slow).values()) == {0.0}
 
 
-def test_a_difference_from_nothing_is_none() -> None:
+def test_a_difference_from_zero_is_none() -> None:
     bsp, asp = (
         predict(job(WORK, cluster(8.0), 3, "ps", {"sync": sync})) for sync in ("bsp", "asp")
     )
@@ -338,13 +339,16 @@ def test_both_fidelities_and_their_difference() -> None:
 def test_a_coarse_prediction_shows_its_phases_and_its_error() -> None:
     text, _ = run(f"{PREDICT} --fidelity coarse")
     lines = {line.split()[0]: line for line in text.splitlines() if line.strip()}
-    assert "it equals the simulation for this job" in lines["throughput"]
+    assert "it equals the simulation for this job" in lines["by"]
+    assert "phases" not in lines
+    text, _ = run(f"{PREDICT} --fidelity coarse --verbose")
+    lines = {line.split()[0]: line for line in text.splitlines() if line.strip()}
     assert "pull" in lines["phases"]
     assert lines["phases"].rstrip().endswith("of an iteration")
 
 
 @pytest.mark.parametrize(("sync", "chosen"), [("bsp", "coarse:"), ("asp", "fine, because")])
-def test_auto_says_what_was_chosen_and_why(sync: str, chosen: str) -> None:
+def test_auto_notes_its_choice_and_the_reason(sync: str, chosen: str) -> None:
     command = f"{PREDICT} --sync {sync} --rel-ci 20% --fidelity auto --tolerance 0.1%"
     notes = json.loads(run(f"{command} --json")[0])["notes"]
     assert [note[: len(chosen)] for note in notes] == [chosen]
@@ -357,13 +361,13 @@ COMMAND = "compare --model vgg16 --device v100 --workers 4"
 
 
 def called(**fields: Any) -> Comparison:
-    """What the command compares, with a parameter server against a ring."""
+    """The library call that the command makes: a parameter server against a ring."""
     base = {"model": "vgg16", "device": "v100", "workers": 4}
     jobs = [make_job(**base, arch="ring"), make_job(**base, arch="ps", **fields)]
     return compare(jobs, ["ring", "ps"])
 
 
-def test_the_command_is_the_call() -> None:
+def test_the_command_equals_the_library_call() -> None:
     found, said = run(f"{COMMAND} --arch ring,ps --json")
     assert json.loads(found) == called().to_dict()
     assert said == ""
@@ -371,7 +375,7 @@ def test_the_command_is_the_call() -> None:
 
 def test_the_table_has_a_column_for_each_job_and_ends_in_sentences() -> None:
     text, said = run(f"{COMMAND} --arch ring,ps --servers 2")
-    assert said == "note: servers does not apply to ring: left out there\n"
+    assert said == "note: servers does not apply to ring and is ignored there\n"
     lines = text.splitlines()
     assert lines[0] == "vgg16, v100, batch 16, 4 workers"
     assert lines[1].split() == ["ring", "ps"]
@@ -395,12 +399,12 @@ def test_job_files_are_compared_by_their_names(tmp_path: Path) -> None:
     ]
 
 
-def test_an_impossible_job_is_left_out_and_said(tmp_path: Path) -> None:
+def test_an_impossible_job_is_left_out_and_reported(tmp_path: Path) -> None:
     found, said = run(f"{COMMAND} --arch ring,ps,p2p --global-batch-size 64,63 --json")
     assert len(json.loads(found)["rows"]) == 3
     assert said == (
         "skipped 3 jobs (the first: global batch 63, ring): "
-        "global_batch_size: 63 samples cannot be shared evenly by 4 workers\n"
+        "global_batch_size: 63 samples cannot be split evenly among 4 workers\n"
     )
 
 
@@ -411,15 +415,15 @@ def test_an_impossible_job_is_left_out_and_said(tmp_path: Path) -> None:
         (f"{COMMAND} --arch ring,rng", "unknown architecture 'rng'; did you mean 'ring'?"),
         (
             f"{COMMAND} --global-batch-size 64,63",
-            "compare: needs at least two jobs; global_batch_size: 63 samples cannot be shared",
+            "compare: needs at least two jobs; global_batch_size: 63 samples cannot be split",
         ),
-        (f"{COMMAND} --seed 1..17", "compare: 17 jobs; at most 16 (perfmodel sweep is for more)"),
+        (f"{COMMAND} --seed 1..17", "compare: 17 jobs; at most 16 (use perfmodel sweep for more)"),
         ("compare --job a.toml --job b.toml", "a.toml: cannot read: No such file"),
         (f"{COMMAND} --arch ring,ps --plot missing/a.png", "missing/a.png: cannot write: "),
         (f"{COMMAND} --arch ring,ps --tolerance 5%", "--tolerance: needs --fidelity auto"),
     ],
 )
-def test_wrong_comparisons(
+def test_wrong_command_lines_are_refused(
     command: str,
     said: str,
     tmp_path: Path,
@@ -435,7 +439,7 @@ def test_wrong_comparisons(
     assert err.startswith(f"perfmodel: error: {said}")
 
 
-def test_a_job_file_that_is_no_job_is_named(
+def test_an_invalid_job_file_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, workers in (("good", 2), ("bad", 0)):

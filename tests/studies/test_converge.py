@@ -1,4 +1,4 @@
-"""Trainings in the order of jobs: seconds of the job, accuracy of the task."""
+"""Training in the order of jobs: times of the job, accuracy of the task."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def found() -> Convergence:
     return converge(SETUP, seeds=2, processes=1, arch=["ring", "gosgd"], **JOB)
 
 
-def test_seconds_are_those_of_the_job(found: Convergence) -> None:
+def test_times_are_those_of_the_job(found: Convergence) -> None:
     """Half an epoch of 4000 samples is 125 gradients of 16, in 32 steps of four workers."""
     ring = found.trained[0]
     step_s = predict(make_job(**JOB, arch="ring")).iteration_s
@@ -63,7 +63,7 @@ def test_each_combination_is_a_job() -> None:
     assert [t.prediction.workers for t in several.trained] == [2, 3]
 
 
-def test_bandwidth_changes_seconds_and_nothing_else() -> None:
+def test_bandwidth_changes_only_times() -> None:
     slow, fast = converge(
         SETUP, seeds=1, processes=1, arch="ring", bandwidth_bytes_per_s=[1e8, 1e9], **JOB
     ).trained
@@ -71,14 +71,14 @@ def test_bandwidth_changes_seconds_and_nothing_else() -> None:
     assert slow.mean("time_s")[0][-1] > 1.5 * fast.mean("time_s")[0][-1]
 
 
-def test_half_widths_are_students() -> None:
+def test_half_widths_follow_students_t() -> None:
     values = np.array([[1.0], [2.0], [4.0]])
     low, high = stats.t.interval(0.9, 2, loc=7.0 / 3.0, scale=stats.sem(values[:, 0]))
     assert half_width(values)[0] == pytest.approx((high - low) / 2.0)
     assert np.isnan(half_width(values[:1])).all()
 
 
-def test_target_is_part_of_the_best_accuracy(found: Convergence) -> None:
+def test_the_default_target_is_a_fraction_of_the_best_accuracy(found: Convergence) -> None:
     best = max(t.accuracy[0] for t in found.trained)
     assert found.target == 0.98 * best
     never = converge(SETUP, seeds=1, processes=1, target=1.0, arch="ring", **JOB)
@@ -97,14 +97,14 @@ def test_divergence_is_reported_with_its_update() -> None:
     assert all(np.isfinite(c.loss).all() for c in trained.curves)
 
 
-def test_where_all_diverge_none_reaches_the_target() -> None:
+def test_if_all_diverge_none_reaches_the_target() -> None:
     wild = TrainingSetup(epochs=1.0, optimizer=Optimizer(learning_rate=50.0, momentum=0.9))
     found = converge(wild, seeds=1, processes=1, arch="ring", **JOB)
     assert found.rows()[0]["reached"] == 0
     assert found.first is None
 
 
-def test_noise_is_measured_where_asked_for(found: Convergence) -> None:
+def test_noise_is_measured_on_request(found: Convergence) -> None:
     assert found.trained[0].noise_scale_samples is None
     setup = TrainingSetup(epochs=0.25, evaluations=2, noise_batches=16)
     (noisy,) = converge(setup, seeds=1, processes=1, arch="ring", **JOB).trained
@@ -112,20 +112,20 @@ def test_noise_is_measured_where_asked_for(found: Convergence) -> None:
     assert noisy.noise_scale_samples > 0.0
 
 
-def test_the_command_says_what_the_library_finds(found: Convergence) -> None:
+def test_the_command_prints_the_library_result(found: Convergence) -> None:
     result = CliRunner().invoke(cli, [*WORDS, "--json"])
     assert result.exit_code == 0, result.output
     values, expected = json.loads(result.stdout), json.loads(found.to_json())
     assert values["rows"] == expected["rows"]
     assert values["points"] == expected["points"]
     text = CliRunner().invoke(cli, WORDS).stdout
-    assert text.startswith("seconds are those predicted for")
+    assert text.startswith("times are predicted for")
     assert "those of the task 'mixture'" in " ".join(text.split())
     printed = CliRunner().invoke(cli, [*WORDS, "--csv", "-"]).stdout
     assert len(list(csv.DictReader(io.StringIO(printed)))) == len(values["points"])
 
 
-def test_published_accuracies_stand_alone() -> None:
+def test_published_accuracies_are_printed_without_training() -> None:
     result = CliRunner().invoke(cli, ["converge", "--published", "--json"])
     rows = json.loads(result.stdout)["rows"]
     assert len(rows) == len(PUBLISHED)
@@ -136,7 +136,7 @@ def test_published_accuracies_stand_alone() -> None:
 
 
 def test_a_schedule_in_a_file_is_replayed(found: Convergence, tmp_path: Path) -> None:
-    """The ring's curves of seed 0 from its file, of as many gradients."""
+    """The ring's curves of seed 0, from a file with the same number of gradients."""
     path = tmp_path / "ring.npz"
     words = ["--model", "resnet18", "--device", "v100", "--workers", "4", "--arch", "ring"]
     written = CliRunner().invoke(
@@ -161,7 +161,7 @@ def test_a_schedule_in_a_file_is_replayed(found: Convergence, tmp_path: Path) ->
     assert result.exit_code == 0, result.output
     values = json.loads(result.stdout)
     expected = found.trained[0]
-    assert values["title"].startswith("seconds are those of the schedules")
+    assert values["title"].startswith("times are taken from the schedules")
     assert [row["job"] for row in values["rows"]] == [str(path)]
     assert values["rows"][0]["accuracy"] == expected.accuracy[0]
     assert values["rows"][0]["iteration_s"] == pytest.approx(expected.iteration_s)
@@ -215,7 +215,7 @@ def test_bad_input_is_one_line(
     assert said in error
 
 
-def test_the_library_refuses_what_the_command_refuses() -> None:
+def test_the_library_refuses_the_same_input() -> None:
     with pytest.raises(InputError, match="target"):
         converge(SETUP, target=1.5, **JOB)
 

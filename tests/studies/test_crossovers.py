@@ -1,4 +1,4 @@
-"""Where another phase, or another job, takes over: what is named is where it happens."""
+"""Crossovers between phases or jobs happen at the values that are reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from perfmodel import InputError, Jitter, Job, NodeOverride, Straggler
 from perfmodel.phases.quantities import quantities_of
 from perfmodel.predicting import coarse, variants
-from perfmodel.studies import crossovers, formulas
+from perfmodel.studies import crossovers, explaining, formulas
 from perfmodel.studies.crossovers import Crossover, against, between, explain
 from tests.jobs import ALL, cluster, job, workload
 from tests.oracles import equal
@@ -26,22 +26,22 @@ from tests.predicting.test_coarse import changed, never_rises
 from tests.settings import examples
 
 ONCE = [hypothesis.Phase.generate]
-"""Without shrinking, which takes minutes here."""
+"""Runs without shrinking, which would take minutes here."""
 
 few = settings(examples(5), phases=ONCE)
 
 replace = msgspec.structs.replace
 
 LEFT_OUT = {"partition_bytes", "compression", "transmission", "softsync", "fusion_cycle_s"}
-"""Parts of a few bytes, of which there would be millions; ticks, at which the phases jump; and what
-changes numbers only."""
+"""Options left out: parts of a few bytes, of which there would be millions; ticks, at which phases
+jump; and options that only change numbers."""
 
 CHOSEN = [(arch, options) for arch, options in ALL if not LEFT_OUT & set(options)]
 IDS = ["-".join([arch, *(f"{k}={v}" for k, v in o.items())]) for arch, o in CHOSEN]
 each = pytest.mark.parametrize(
     ("arch", "options"),
     [
-        # with a bound on staleness, which is no BSP, it takes a hundred times as long
+        # a staleness bound above 0 takes a hundred times as long to evaluate
         pytest.param(a, o, id=name, marks=[pytest.mark.slow] if o.get("staleness_bound") else [])
         for (a, o), name in zip(CHOSEN, IDS, strict=True)
     ],
@@ -50,7 +50,7 @@ each = pytest.mark.parametrize(
 
 @st.composite
 def large_jobs(draw: st.DrawFn, arch: str, options: dict[str, Any]) -> Job:
-    """Jobs on fast links, which explain() varies: bytes are millions, workers one to eight."""
+    """Jobs on fast links with millions of bytes and one to eight workers, varied by explain()."""
     n = draw(st.integers(1, 4))
     durations = st.lists(st.floats(0.01, 5.0), min_size=n, max_size=n)
     sizes = st.lists(st.sampled_from([1e6, 4e7, 1e9]), min_size=n, max_size=n)
@@ -72,14 +72,14 @@ def large_jobs(draw: st.DrawFn, arch: str, options: dict[str, Any]) -> Job:
 
 
 def ranked(one: Job, **axis: Any) -> list[tuple[float, str]]:
-    """The phases with these values, the longest first; of those that are as long, the first."""
+    """The phases at these values, longest first; ties keep their order."""
     seconds = coarse.phases(changed(one, **axis)).parts
     rounded = [(float(f"{float(p.seconds):.9e}"), name) for name, p in seconds.items()]
     return sorted(rounded, key=lambda row: -row[0])
 
 
 def longest(one: Job, **axis: Any) -> set[str]:
-    """The first phases that are the longest, up to a tenth and up to ten times of rounding."""
+    """The dominant phases if ties are within a tenth of, and ten times, the rounding tolerance."""
     seconds = {n: float(p.seconds) for n, p in coarse.phases(changed(one, **axis)).parts.items()}
     most = max(seconds.values())
     return {
@@ -89,9 +89,9 @@ def longest(one: Job, **axis: Any) -> set[str]:
 
 
 def rules_change(one: Job, c: Crossover) -> None:
-    """Two phases are as long as each other, and no phase is longer; or they change places.
+    """Check that two phases are equally long and no phase is longer, or that they change places.
 
-    Whole numbers: each rules on its side; either may where they differ by rounding.
+    For integers, each dominates on its side; within rounding, either may.
     """
     if c.variable in crossovers.WHOLE:
         step = one.options.group_size if c.variable == "workers" else 1
@@ -114,11 +114,11 @@ def rules_change(one: Job, c: Crossover) -> None:
 @each
 @few
 @given(data=st.data())
-def test_phases_change_places_where_it_is_said(
+def test_phases_change_places_at_the_reported_value(
     arch: str, options: dict[str, Any], data: st.DataObject
 ) -> None:
     asked = data.draw(large_jobs(arch, options))
-    # with a core nothing is solved in symbols, which takes most of the time
+    # with a core nothing is solved in symbols, which would take most of the time
     core = data.draw(st.sampled_from([1.0, 4.0, None]))
     asked = replace(asked, cluster=replace(asked.cluster, core_oversubscription=core))
     found = explain(asked)
@@ -142,8 +142,8 @@ SYNCHRONOUS = job(
 
 
 def test_crossovers_by_hand() -> None:
-    """4 x 8e9 / B = 8 s; N x 8 s = 8 s for one worker, and a pull rules for two; and 8 s grow
-    with the batch of 8 to 32 s with one of 32."""
+    """4 x 8e9 / B = 8 s; N x 8 s = 8 s for one worker, and the pull dominates for two; 8 s at
+    batch 8 grow to 32 s at batch 32."""
     found = {c.variable: c for c in explain(SYNCHRONOUS).crossovers}
     assert (found["workers"].below, found["workers"].above) == ("compute", "pull")
     assert found["workers"].value == 2.0
@@ -153,7 +153,7 @@ def test_crossovers_by_hand() -> None:
     assert (found["batch_size"].value, found["batch_size"].above) == (32.0, "compute")
 
 
-def test_canary_a_crossover_somewhere_else() -> None:
+def test_canary_a_crossover_elsewhere_is_noticed() -> None:
     for c in explain(SYNCHRONOUS).crossovers:
         rules_change(SYNCHRONOUS, c)
         step = 1.0 if c.variable in crossovers.WHOLE else 1e-4 * c.value
@@ -166,7 +166,7 @@ def test_canary_a_crossover_somewhere_else() -> None:
                 rules_change(SYNCHRONOUS, wrong)
 
 
-def test_nothing_takes_over_where_one_phase_is_all_there_is() -> None:
+def test_a_single_phase_has_no_crossover() -> None:
     """A worker alone without a server."""
     alone = job(workload([1.0], [2.0], [1e6]), cluster(1e9), 1, "ring")
     found = explain(alone)
@@ -175,7 +175,7 @@ def test_nothing_takes_over_where_one_phase_is_all_there_is() -> None:
     assert found.saturations == ()
 
 
-def test_jobs_whose_workers_differ() -> None:
+def test_only_the_batch_size_varies_for_unequal_workers() -> None:
     """Only the batch size can be varied."""
     for unlike in (
         replace(SYNCHRONOUS, stragglers=(Straggler(0, 2.0),)),
@@ -187,8 +187,8 @@ def test_jobs_whose_workers_differ() -> None:
         assert {c.variable for c in explain(unlike).crossovers} <= {"batch_size"}
 
 
-def test_backup_workers_need_somebody_to_wait_for() -> None:
-    """One worker and a backup worker are the fewest that are looked at, with jitter as well."""
+def test_backup_workers_limit_the_smallest_number_of_workers() -> None:
+    """One worker plus one backup worker is the smallest number evaluated, also with jitter."""
     backed = replace(
         SYNCHRONOUS,
         options=replace(SYNCHRONOUS.options, backup_workers=1),
@@ -208,11 +208,11 @@ SOLVED: list[tuple[str, dict[str, Any]]] = [
     ("local_sgd", {"period": 2}),
     ("d_psgd", {"overlap": False}),
 ]
-"""Jobs for which a model as a whole is no simplification."""
+"""Jobs for which the whole-model formula is exact."""
 
 
 def root(c: Crossover, one: Job) -> float:
-    """What a formula comes to with the numbers of a job."""
+    """Value of a formula with the numbers of a job."""
     assert c.formula is not None
     name, text = c.formula.split(" = ")
     symbols = {str(symbol): symbol for symbol in formulas.symbols().values()}
@@ -228,12 +228,12 @@ def root(c: Crossover, one: Job) -> float:
 @pytest.mark.parametrize(("arch", "options"), SOLVED)
 @settings(examples(6), phases=ONCE)
 @given(data=st.data())
-def test_formulas_are_what_was_searched_for(
+def test_formulas_agree_with_the_search(
     arch: str, options: dict[str, Any], data: st.DataObject
 ) -> None:
-    """The bandwidth that is achieved; and the first whole number of workers that is as much."""
+    """The achieved bandwidth, and the smallest integer number of workers that reaches the value."""
     asked: Job = data.draw(large_jobs(arch, options))
-    if arch == "p2p":  # whose update of the first layer alone is waited for
+    if arch == "p2p":  # waits only for the update of the first layer
         asked = replace(asked, workload=replace(asked.workload, optimizer_s=0.0))
     for c in explain(asked).crossovers:
         if c.formula is None:
@@ -245,7 +245,7 @@ def test_formulas_are_what_was_searched_for(
 
 
 @pytest.mark.parametrize(("arch", "options"), SOLVED)
-def test_there_is_a_formula(arch: str, options: dict[str, Any]) -> None:
+def test_simple_crossovers_have_a_formula(arch: str, options: dict[str, Any]) -> None:
     asked = job(SYNCHRONOUS.workload, SYNCHRONOUS.cluster, 4, arch, options)
     found = [c for c in explain(asked).crossovers if c.variable == "bandwidth_bytes_per_s"]
     assert [c.formula is not None for c in found] == [True]
@@ -258,7 +258,7 @@ def test_a_formula_by_hand() -> None:
     assert found["batch_size"] is None
 
 
-def test_canary_a_formula_with_an_error() -> None:
+def test_canary_a_formula_with_an_error_is_noticed() -> None:
     (right,) = (c for c in explain(SYNCHRONOUS).crossovers if c.variable == "bandwidth_bytes_per_s")
     equal(root(right, SYNCHRONOUS), right.value, 1e-6)
     for text in ("B = M*(N - 1)/(P*(F + G))", "B = M*N/(P*(F + G + O + 1))"):
@@ -273,7 +273,7 @@ def test_canary_a_formula_with_an_error() -> None:
         {"core_oversubscription": 3.0},
     ],
 )
-def test_no_formula_for_links_that_differ(where: Mapping[str, Any]) -> None:
+def test_unequal_links_have_no_formula(where: Mapping[str, Any]) -> None:
     beyond = replace(SYNCHRONOUS, cluster=replace(SYNCHRONOUS.cluster, **where))
     assert {c.formula for c in explain(beyond).crossovers} <= {None}
 
@@ -300,10 +300,10 @@ def rates(variable: str, value: float, *of: Job) -> list[float]:
         (("ring", {"algorithm": "ring"}), ("allreduce", {"algorithm": "tree"})),
     ],
 )
-def test_two_jobs_are_equally_fast_where_it_is_said(
+def test_two_jobs_are_equally_fast_at_the_reported_value(
     variable: str, first: tuple[str, dict[str, Any]], second: tuple[str, dict[str, Any]]
 ) -> None:
-    """Or change places, from one whole number to the next."""
+    """Or change places between two consecutive integers."""
     where = replace(SYNCHRONOUS.cluster, nic=replace(SYNCHRONOUS.cluster.nic, latency_s=0.05))
     one, other = (job(SYNCHRONOUS.workload, where, 4, *named) for named in (first, second))
     for c in between(one, other, variable, ("first", "second")):
@@ -320,8 +320,9 @@ def test_two_jobs_are_equally_fast_where_it_is_said(
 
 
 def test_two_jobs_by_hand() -> None:
-    """4 servers with no latency pull and push 8e9 bytes a worker: 16 s at 1e9 bytes/s. A ring of 4
-    moves 12e9 bytes, and waits 6 times for the latency: equally fast if that is 4e9 / B."""
+    """4 servers without latency, 8e9 bytes pulled and pushed per worker: 16 s at 1e9 bytes/s. A
+    ring of 4 moves 12e9 bytes, and waits 6 times for the latency: equally fast if that is 4e9 /
+    B."""
     latency_s = 0.05
     where = replace(SYNCHRONOUS.cluster, nic=replace(SYNCHRONOUS.cluster.nic, latency_s=latency_s))
     free = replace(where, server=replace(where.server, update_per_byte_s=0.0))
@@ -330,23 +331,23 @@ def test_two_jobs_by_hand() -> None:
     servers = job(SYNCHRONOUS.workload, free, 4, "ps", options)
     around = job(SYNCHRONOUS.workload, free, 4, "ring", ring)
     (c,) = between(servers, around, "bandwidth_bytes_per_s", ("ps", "ring"))
-    # which is named where their rates are the same but for EQUAL: here they hardly differ at all
+    # reported where the rates agree within EQUAL: here they hardly differ at all
     equal(c.value, 4e9 / (4.0 * latency_s), 100.0 * crossovers.EQUAL)
     assert (c.below, c.above) == ("ring", "ps")
 
 
-def test_no_place_where_the_same_job_overtakes_itself() -> None:
+def test_a_job_has_no_crossover_with_itself() -> None:
     for variable in crossovers.RANGES:
         assert between(RING, RING, variable, ("a", "b")) == []
 
 
-def test_a_job_that_is_always_faster() -> None:
+def test_a_job_that_is_always_faster_has_no_crossover() -> None:
     """With twice the bandwidth; and with less to compute."""
     quick = replace(RING, workload=replace(RING.workload, forward_s=0.5 * RING.workload.forward_s))
     assert between(quick, RING, "batch_size", ("quick", "ring")) == []
 
 
-def test_against_looks_along_every_variable() -> None:
+def test_against_searches_every_variable() -> None:
     found = against(SYNCHRONOUS, RING, "ps", "ring")
     along = [c for v in crossovers.RANGES for c in between(SYNCHRONOUS, RING, v, ("ps", "ring"))]
     assert list(found) == along
@@ -367,9 +368,9 @@ def test_against_looks_along_every_variable() -> None:
             lambda: between(
                 RING, replace(SYNCHRONOUS, stragglers=(Straggler(0, 2.0),)), "workers", ("a", "b")
             ),
-            "workers: cannot be varied where workers or links differ",
+            "workers: cannot be varied if workers or links differ",
         ),
-        (lambda: against(RING, RING, "ring", "ring"), "against: both are ring"),
+        (lambda: against(RING, RING, "ring", "ring"), "against: both architectures are ring"),
     ],
 )
 def test_a_mistake_is_one_clear_line(call: Any, text: str) -> None:
@@ -384,7 +385,8 @@ def test_a_mistake_is_one_clear_line(call: Any, text: str) -> None:
 @pytest.mark.parametrize("arch", ["asp", "ssp", "easgd"])
 @pytest.mark.parametrize("workers", [1, 4])
 def test_saturation_is_the_knee_of_the_bounds(arch: str, workers: int) -> None:
-    """N* = T(1) / D, whatever the number of workers; far beyond it that resource is the limit."""
+    """N* = T(1) / D, independent of the number of workers; far beyond N* that resource is the
+    limit."""
     asked = job(SYNCHRONOUS.workload, SYNCHRONOUS.cluster, workers, arch)
     alone = coarse.phases(replace(asked, workers=1))
     found = explain(asked).saturations
@@ -412,19 +414,18 @@ def test_synchronous_jobs_do_not_saturate() -> None:
 # -- words -----------------------------------------------------------------------------------------
 
 
-def test_words_name_what_was_found() -> None:
-    lines = crossovers.words(explain(SYNCHRONOUS), SYNCHRONOUS)
-    assert lines[0].startswith("pull rules: 32 s of ")
-    assert any(
-        line.startswith("workers: compute rules below 2, pull from 2 on (now 4)") for line in lines
-    )
+def test_sentences_give_the_crossovers() -> None:
+    lines = explaining.words(explain(SYNCHRONOUS), SYNCHRONOUS)
+    assert lines[0].startswith("pull dominates: 32 s of ")
+    workers = "workers: compute dominates below 2, pull from 2 up (now 4)"
+    assert any(line.startswith(workers) for line in lines)
     bandwidth = next(line for line in lines if line.startswith("bandwidth:"))
-    assert "pull rules below 32 Gbps, compute from 32 Gbps on (now 8 Gbps)" in bandwidth
+    assert "pull dominates below 32 Gbps, compute from 32 Gbps up (now 8 Gbps)" in bandwidth
     assert bandwidth.endswith("B = M*N/(P*(F + G))")
 
 
 def test_an_explanation_survives_json() -> None:
     found = explain(SYNCHRONOUS)
     again = msgspec.convert(json.loads(json.dumps(found.to_dict())), type(found))
-    assert again == found
+    assert again == msgspec.structs.replace(found, job=None)
     assert np.isfinite([c.value for c in found.crossovers]).all()

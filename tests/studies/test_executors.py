@@ -1,4 +1,4 @@
-"""Studies are the same whatever does their work, and what goes wrong there is one line."""
+"""Studies give the same results on any executor, and failures there give one line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PLAN |= {"objective": "time"}
 
 
 def differences(one: Sweep, other: Sweep) -> list[str]:
-    """What two sweeps differ in."""
+    """Differences of two sweeps."""
     parts: dict[str, Callable[[Sweep], Any]] = {
         "axes": lambda s: s.axes,
         "points": lambda s: s.points,
@@ -48,7 +48,7 @@ def differences(one: Sweep, other: Sweep) -> list[str]:
 
 
 class Elsewhere(Executor):
-    """Does work on pickled copies, the last task first, when results are waited for."""
+    """Runs work on pickled copies, last task first, when results are requested."""
 
     def __init__(self) -> None:
         self.tasks: list[tuple[Future[Any], bytes]] = []
@@ -80,12 +80,12 @@ def test_a_sweep_is_the_same_in_another_order_on_copies() -> None:
     assert {p.fidelity for p in alone.predictions} == {"coarse", "fine"}
 
 
-def test_canary_a_sweep_of_another_seed_is_told_apart() -> None:
+def test_canary_a_sweep_with_another_seed_differs() -> None:
     one, other = (sweep(**MIXED, seed=seed) for seed in (1, 2))
     assert differences(one, other) == ["predictions", "csv", "json"]
 
 
-def test_a_simulation_done_elsewhere_can_be_looked_at() -> None:
+def test_a_simulation_done_elsewhere_has_a_timeline() -> None:
     with ThreadPoolExecutor(2) as pool:
         one = sweep(**MIXED, fidelity="fine", executor=pool).predictions[-1]
     assert one.to_chrome_trace()["traceEvents"]
@@ -101,7 +101,7 @@ def test_a_plan_is_the_same_in_threads() -> None:
     assert other.to_json() == alone.to_json()
 
 
-def test_predictions_from_many_threads_are_those_of_one() -> None:
+def test_predictions_from_many_threads_equal_those_of_one() -> None:
     jobs = [
         make_job(workload=WORK, cluster=cluster(), arch=arch, workers=workers, jitter=0.1)
         for arch in ("easgd", "ring", "d_psgd")
@@ -133,11 +133,11 @@ def test_a_plan_with_many_simulations_is_the_same_in_threads() -> None:
         assert plan(**asked, executor=pool) == alone
 
 
-def test_processes_do_the_same() -> None:
+def test_processes_give_the_same_sweep() -> None:
     with Processes(2) as pool:
         assert differences(sweep(**MIXED), sweep(**MIXED, executor=pool)) == []
         assert not pool.here
-        with pytest.raises(InputError, match=r"^a process that predicts has ended; is there"):
+        with pytest.raises(InputError, match=r"^a prediction process ended unexpectedly; is there"):
             list(completed(pool, os._exit, [3]))
     assert not [p for p in multiprocessing.active_children() if p.is_alive()]
 
@@ -155,11 +155,11 @@ def _process(_: int) -> int:
     return os.getpid()
 
 
-# -- what goes wrong ---------------------------------------------------------------------------
+# -- failures ----------------------------------------------------------------------------------
 
 
 class Broken(Executor):
-    """Breaks down after so many tasks, when they are submitted or done."""
+    """Breaks down after the given number of tasks, at submission or execution."""
 
     def __init__(self, good: int, error: BaseException, *, late: bool) -> None:
         self.good, self.error, self.late = good, error, late
@@ -179,11 +179,13 @@ class Broken(Executor):
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_what_breaks_down_is_one_line_and_the_rest_is_cancelled(late: bool) -> None:
+def test_a_broken_executor_gives_one_line_and_cancels_the_rest(late: bool) -> None:
     pool = Broken(2, BrokenExecutor("killed"), late=late)
     come = completed(pool, abs, range(6))
     assert [next(come), next(come)] == [(0, 0), (1, 1)]
-    with pytest.raises(InputError, match=r"^a process that predicts has ended; is there enough"):
+    with pytest.raises(
+        InputError, match=r"^a prediction process ended unexpectedly; is there enough"
+    ):
         next(come)
     assert all(future.cancelled() for future in pool.waiting[1:])
 
@@ -193,7 +195,7 @@ def test_a_bug_is_not_hidden() -> None:
         list(completed(InLine(), (1).__truediv__, [0]))
 
 
-def test_an_interrupt_leaves_the_loop_at_once() -> None:
+def test_an_interrupt_leaves_the_loop_immediately() -> None:
     def interrupted(_: int) -> None:
         raise KeyboardInterrupt
 
@@ -201,12 +203,12 @@ def test_an_interrupt_leaves_the_loop_at_once() -> None:
         list(completed(InLine(), interrupted, range(3)))
 
 
-def test_work_of_another_installation_is_refused_unread() -> None:
+def test_work_of_another_installation_is_refused_without_unpickling() -> None:
     task = Sent("perfmodel 0.0.1 (source 12345678, NumPy 1.0)", b"cannot be read")
     with pytest.raises(InputError) as error:
         task.run()
     assert str(error.value).endswith(
-        f" has {fingerprint()}, the client perfmodel 0.0.1 (source 12345678, NumPy 1.0): "
+        f" has {fingerprint()}, the client has perfmodel 0.0.1 (source 12345678, NumPy 1.0): "
         "install the same on both"
     )
     sent = pickle.loads(pickle.dumps(Task(abs, -3)))
@@ -214,7 +216,7 @@ def test_work_of_another_installation_is_refused_unread() -> None:
     assert sent.run() == 3
 
 
-def test_jobs_travel_with_their_files_and_workloads_once(tmp_path: Path) -> None:
+def test_jobs_are_sent_with_their_files_and_each_workload_once(tmp_path: Path) -> None:
     own = tmp_path / "own.toml"
     text = (
         'schema = "perfmodel.cluster/1"\nname = "own"\nsource = {kind = "estimated", text = "x"}\n'
@@ -236,13 +238,13 @@ def test_jobs_travel_with_their_files_and_workloads_once(tmp_path: Path) -> None
     ("flags", "said"),
     [
         ("--jobs 0", "processes: must be at least 1, got 0"),
-        ("--jobs 2 --dask tcp://localhost:1", "--jobs and --dask: give one of them"),
+        ("--jobs 2 --dask tcp://localhost:1", "--jobs and --dask: give only one of them"),
         ("--dask tcp://localhost:1", "--dask: needs Dask: pip install 'perfmodel[dask]'"),
         ("--parquet t.parquet", "Parquet needs pyarrow: pip install 'perfmodel[parquet]'"),
     ],
 )
 @pytest.mark.parametrize("command", ["sweep", "plan"])
-def test_what_cannot_be_asked_for(
+def test_invalid_executor_flags_are_refused(
     command: str,
     flags: str,
     said: str,
@@ -258,7 +260,7 @@ def test_what_cannot_be_asked_for(
     assert capsys.readouterr().err == f"perfmodel: error: {said}\n"
 
 
-# -- ends --------------------------------------------------------------------------------------
+# -- interrupts----------------------------------------------------------------------------------
 
 LONG = (
     "sweep --model resnet50 --device v100 --arch asp,easgd --workers 4,8,16,32 --jitter 0.1 "
@@ -267,14 +269,14 @@ LONG = (
 
 
 def children(process: int) -> list[int]:
-    """Processes that a process has started, and that are there."""
+    """Running child processes of a process."""
     path = Path(f"/proc/{process}/task/{process}/children")
     return [int(number) for number in path.read_text().split()]
 
 
 @pytest.fixture
 def begun(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """A long sweep in two processes, of which some shards are there."""
+    """A long sweep in two processes that has written some shards."""
     if not Path("/proc/self/task").exists():
         pytest.skip("needs /proc")
     folder = tmp_path / "shards"
@@ -293,7 +295,7 @@ def begun(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_an_end_leaves_finished_shards_and_no_process(
+def test_an_interrupted_sweep_leaves_finished_shards_and_no_process(
     begun: tuple[subprocess.Popen[str], Path], how: signal.Signals
 ) -> None:
     client, folder = begun
@@ -304,7 +306,7 @@ def test_an_end_leaves_finished_shards_and_no_process(
     assert out == ""
     if how is signal.SIGINT:
         assert (client.returncode, err) == (130, "\nperfmodel: interrupted\n")
-    else:  # Python may mention semaphores that it cleans up
+    else:  # Python may report semaphores that it cleans up
         assert client.returncode == -how
         assert "Traceback" not in err
     until = time.monotonic() + 20.0

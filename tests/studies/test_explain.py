@@ -1,4 +1,4 @@
-"""Which phase rules, where it stops, and which architecture is faster from where on."""
+"""The dominant phase, its crossovers, and crossovers between architectures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def longest(one: Job, variable: str, value: float) -> str:
     [("bsp", {}), ("bsp", {"overlap": False}), ("asp", {}), ("ring", {}), ("easgd", {}),
      ("p2p", {"overlap": False})],
 )  # fmt: skip
-def test_phases_change_places_where_it_is_said(arch: str, options: dict[str, Any]) -> None:
+def test_phases_change_places_at_the_reported_value(arch: str, options: dict[str, Any]) -> None:
     one = measured(arch, options)
     found = explain(one)
     assert found.crossovers
@@ -45,14 +45,14 @@ def test_phases_change_places_where_it_is_said(arch: str, options: dict[str, Any
         assert longest(one, c.variable, c.value + (0.0 if c.variable in WHOLE else step)) == c.above
 
 
-def test_the_longest_phase_rules() -> None:
+def test_the_longest_phase_is_reported_as_dominant() -> None:
     found = explain(measured("bsp", {"overlap": False}))
     assert found.rules == next(iter(found.phases_s))
     assert found.phases_s[found.rules] == max(found.phases_s.values())
     assert sum(found.phases_s.values()) == pytest.approx(found.iteration_s)
 
 
-def test_a_crossover_in_symbols_is_that_in_numbers() -> None:
+def test_a_symbolic_crossover_equals_the_numeric_one() -> None:
     """Without overlap nothing depends on layers: B = M N / (P (F + G))."""
     one = measured("bsp", {"overlap": False})
     (crossover,) = [c for c in explain(one).crossovers if c.variable == "bandwidth_bytes_per_s"]
@@ -62,7 +62,7 @@ def test_a_crossover_in_symbols_is_that_in_numbers() -> None:
     assert value == pytest.approx(goodput, rel=1e-6)
 
 
-def test_canary_a_wrong_crossover_is_seen() -> None:
+def test_canary_a_wrong_crossover_is_noticed() -> None:
     one = measured("bsp", {"overlap": False})
     (crossover,) = [c for c in explain(one).crossovers if c.variable == "bandwidth_bytes_per_s"]
     assert crossover.formula is not None
@@ -79,7 +79,7 @@ def solved(one: Job, text: str) -> float:
     return float(expression.subs(values))
 
 
-def test_two_jobs_are_equally_fast_where_they_change_places() -> None:
+def test_two_jobs_are_equally_fast_at_their_crossover() -> None:
     first, second = measured("ring", {"overlap": False}), measured("asp")
     found = between(first, second, "bandwidth_bytes_per_s", ("ring", "asp"))
     assert found
@@ -96,8 +96,8 @@ def test_two_jobs_are_equally_fast_where_they_change_places() -> None:
         assert ("ring" if before[0] > before[1] else "asp") == c.below
 
 
-def test_a_server_is_busy_from_so_many_workers_on() -> None:
-    """N* = (Z + D) / D_max, and more workers bring no more."""
+def test_a_server_saturates_at_the_reported_number_of_workers() -> None:
+    """N* = (Z + D) / D_max, and more workers do not increase throughput."""
     one = measured("asp", {"overlap": False})
     found = explain(one)
     least = min(s.workers for s in found.saturations)
@@ -125,17 +125,17 @@ def run(line: str) -> str:
     return result.output
 
 
-def test_explain_is_printed_in_words() -> None:
+def test_explain_prints_sentences() -> None:
     text = run("explain --model resnet50 --device v100 --arch asp --workers 8 --against ring")
-    assert "compute rules" in text
-    assert "busy all the time" in text
+    assert "compute dominates" in text
+    assert "saturated from" in text
     assert "ring is faster below" in text
 
 
 def test_explain_as_json_has_the_fields_of_an_explanation() -> None:
     line = "explain --model resnet50 --device v100 --workers 8 --json --against ring"
     values = json.loads(run(line))
-    assert set(values) == {*Explanation.__struct_fields__, "against"}
+    assert set(values) == {*Explanation.__struct_fields__, "against"} - {"job"}
     assert values["schema"] == "perfmodel.explanation/1"
 
 

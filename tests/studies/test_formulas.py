@@ -1,4 +1,4 @@
-"""Formulas to read: symbols that numbers are put in for give what the numbers give."""
+"""Symbolic formulas: substituting numbers gives the numeric results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.oracles import equal
 replace = msgspec.structs.replace
 
 SLOW = {"ps": (0, 1, 2, 4, 5, 6, 13, 23)}
-"""Variants of the parameter server that are looked at: SymPy takes long for some of them."""
+"""Variants of the parameter server that are tested; SymPy is slow for some others."""
 
 CHOSEN = [
     (arch, index, options)
@@ -43,7 +43,7 @@ each = pytest.mark.parametrize(
 
 
 def a_job(arch: str, options: Mapping[str, Any], *, seed: int = 0, workers: int = 5) -> Job:
-    """A random one with nodes of one device; parameters are cut evenly over servers."""
+    """A random job with nodes of one device; parameters are split evenly over servers."""
     rng = np.random.default_rng(seed)
     layers = [
         WorkloadLayer(f"layer{i}", float(f), float(b), (float(s),))
@@ -53,7 +53,7 @@ def a_job(arch: str, options: Mapping[str, Any], *, seed: int = 0, workers: int 
     given = dict(options)
     if arch == "ps":
         given["split_above_bytes"] = 0
-    several = given.get("servers", 1) > 1  # each of which has a part of every tensor
+    several = given.get("servers", 1) > 1  # each server has a part of every tensor
     where = cluster(
         float(rng.uniform(5.0, 50.0)),
         float(rng.uniform(0.0, 0.1)),
@@ -69,11 +69,11 @@ def read(arch: str, index: int) -> tuple[dict[str, sympy.Expr], formulas.Formula
     return formulas.expressions(asked), formulas.formula(asked)
 
 
-# -- numbers for symbols ---------------------------------------------------------------------------
+# -- substituting numbers --------------------------------------------------------------------------
 
 
 class Found:
-    """What is found by mean-value analysis of numbers while this watches, by symbol."""
+    """Records queue lengths found by numeric mean-value analysis, by symbol."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.others: dict[str, float] = {}
@@ -91,7 +91,7 @@ class Found:
 
 
 def numbers(asked: Job, others: Mapping[str, float], symbols: set[sympy.Symbol]) -> dict[Any, Any]:
-    """Values of symbols for a job without jitter, whose slowest worker is like the others."""
+    """Values of symbols for a job without jitter, whose slowest worker equals the others."""
     q = quantities_of(asked)
     values: dict[Any, Any] = {
         symbol: (int if symbol.is_integer else float)(getattr(q, name))
@@ -103,7 +103,7 @@ def numbers(asked: Job, others: Mapping[str, float], symbols: set[sympy.Symbol])
 
 
 def value(expression: sympy.Expr, at: Mapping[sympy.Symbol, float]) -> float:
-    """Of an expression; all symbols at once, which is faster than one after the other."""
+    """Value of an expression; all symbols are substituted at once, which is faster."""
     return float(expression.xreplace({symbol: sympy.sympify(v) for symbol, v in at.items()}))
 
 
@@ -112,13 +112,13 @@ def symbols_of(parts: Mapping[str, sympy.Expr]) -> set[sympy.Symbol]:
 
 
 def bounds(asked: Job) -> bool:
-    """Whether the formula is an upper bound: of a double tree's rounds, or a ring for what *auto*
+    """Return whether the formula is an upper bound: for double trees, or a ring where *auto*
     chooses."""
     return getattr(asked.options, "algorithm", None) in ("auto", "double_tree")
 
 
 def agree(asked: Job, parts: Mapping[str, sympy.Expr], found: Found) -> None:
-    """Every phase is what it is for numbers; those without a formula take no time."""
+    """Check that every phase equals its numeric value; phases without a formula take no time."""
     right = coarse.phases(asked, sharpness=math.inf)
     at = numbers(asked, found.others, symbols_of(parts))
     assert set(parts) <= set(right.parts)
@@ -131,17 +131,17 @@ def agree(asked: Job, parts: Mapping[str, sympy.Expr], found: Found) -> None:
 
 @each
 @pytest.mark.parametrize("seed", [1, 2])
-def test_formulas_of_numbers(
+def test_formulas_equal_numeric_phases(
     arch: str, index: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Random ones; order statistics are 1, and others found are those of mean-value analysis."""
+    """Random values; order statistics are 1, and queue lengths are those of mean-value analysis."""
     parts, _ = read(arch, index)
     workers = int(np.random.default_rng(seed).integers(2, 40))
     found = Found(monkeypatch)
     agree(a_job(arch, VARIANTS[arch][index], seed=seed, workers=workers), parts, found)
 
 
-def test_canary_a_formula_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_canary_a_formula_with_an_error_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each symbol in turn is 1 % larger in the formula."""
     found = Found(monkeypatch)
     parts, _ = read("ps", VARIANTS["ps"].index({"sync": "bsp", "overlap": False}))
@@ -166,7 +166,7 @@ LAYERED: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("arch", "options"), LAYERED)
-def test_layers_of_numbers_with_symbols(arch: str, options: dict[str, Any]) -> None:
+def test_numeric_layers_with_symbolic_workers(arch: str, options: dict[str, Any]) -> None:
     """Three layers, of which times and bytes are numbers; workers and bandwidth are symbols."""
     asked = a_job(arch, options, seed=3)
     q = quantities_of(asked)
@@ -189,7 +189,7 @@ def test_layers_of_numbers_with_symbols(arch: str, options: dict[str, Any]) -> N
         equal(seconds, float(coarse.phases(single).iteration_s))
 
 
-# -- to read ---------------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------
 
 FUNCTIONS = {"Max", "Min", "floor", "ceiling", "log"}
 WORD = re.compile(r"S_\(N-\d+\)\w*|[A-Za-z_]\w*")
@@ -212,8 +212,8 @@ def test_text_and_legend_have_the_same_symbols(arch: str, index: int) -> None:
 
 
 @each
-def test_text_can_be_read_back(arch: str, index: int) -> None:
-    """By SymPy: the same numbers, to the digits that are shown."""
+def test_text_can_be_parsed_back(arch: str, index: int) -> None:
+    """By SymPy: the same numbers, to the digits shown."""
     parts, found = read(arch, index)
     at = {symbol: 3 if symbol.is_integer else 0.7 for symbol in symbols_of(parts)}
     names_ = {symbol: f"x{k}" for k, symbol in enumerate(sorted(map(str, at), key=len))}
@@ -224,7 +224,7 @@ def test_text_can_be_read_back(arch: str, index: int) -> None:
         assert again == pytest.approx(value(parts[term.name], at), rel=1e-9, abs=1e-9)
 
 
-def test_canary_a_legend_that_lacks_a_symbol() -> None:
+def test_canary_a_legend_without_a_symbol_is_noticed() -> None:
     assert words("M*Max(1/B, S_(N-1)*(Q_pull + 1)/(B*P)) - floor(log(N)/log(2))") == {
         *("M", "B", "P", "N", "Q_pull", "S_(N-1)"),
     }
@@ -246,7 +246,7 @@ def test_formulas_survive_json() -> None:
     assert again == found
 
 
-def test_what_a_formula_says() -> None:
+def test_an_all_reduce_formula_by_hand() -> None:
     """All-reduce after backward, by hand; and what its symbols mean."""
     found = formulas.of_architecture("ring", {"overlap": False})
     assert found.architecture == "ring"
@@ -263,26 +263,26 @@ def test_what_a_formula_says() -> None:
     assert found.text == "T = (compute) + (wait for the slowest) + (all-reduce)"
     assert [row.symbol for row in found.legend] == [*"NB", "alpha", *"FGOM", "S_N"]
     assert found.legend[-1].meaning == (
-        "time of the slowest of N workers over the mean; 1 without jitter"
+        "time of the slowest of N workers relative to the mean; 1 without jitter"
     )
 
 
-def test_a_number_is_shown_with_the_digits_it_has() -> None:
+def test_numbers_are_shown_without_extra_digits() -> None:
     found = formulas.of_architecture("gosgd", {"probability": 0.5, "merge_per_model_s": 0.1})
     assert {term.name: term.text for term in found.phases}["merge"] == "0.05"
 
 
-def test_order_statistics_say_whose_they_are() -> None:
+def test_order_statistics_are_explained_in_the_legend() -> None:
     backed = formulas.of_architecture("ps", {"backup_workers": 2})
     (slowest,) = [row for row in backed.legend if row.symbol.startswith("S_")]
     assert slowest.symbol == "S_(N-2)"
-    assert slowest.meaning.startswith("time of worker N-2 of N, by speed, over the mean")
+    assert slowest.meaning.startswith("time of the worker ranked N-2 of N relative to the mean")
     several = formulas.of_architecture("local_sgd", {"period": 3})
     (slowest,) = [row for row in several.legend if row.symbol.startswith("S_")]
     assert "in sums of 3 iterations" in slowest.meaning
 
 
-def test_an_architecture_that_does_not_exist() -> None:
+def test_unknown_architectures_and_options_are_refused() -> None:
     with pytest.raises(InputError, match="unknown architecture 'rign'; did you mean 'ring'"):
         formulas.of_architecture("rign")
     with pytest.raises(InputError, match="option 'overlp' does not apply to allreduce"):

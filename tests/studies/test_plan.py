@@ -1,4 +1,4 @@
-"""Plans: the choice is the best of what exhaustive simulation finds, and its reasons hold."""
+"""Plans: the choice is the best according to exhaustive simulation, and its reasons hold."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def seeded(seed: int, folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def exhaustive(path: Path, space: dict[str, Any], objective: str) -> dict[tuple[Any, ...], float]:
-    """What each candidate is worth by simulation, more being better."""
+    """Simulated value of the objective for each candidate; larger is better."""
     found = {}
     for row in read_instances(path):
         for arch, workers, size in itertools.product(
@@ -78,7 +78,7 @@ def exhaustive(path: Path, space: dict[str, Any], objective: str) -> dict[tuple[
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_the_choice_is_the_best_of_an_exhaustive_simulation(seed: int, tmp_path: Path) -> None:
+def test_the_choice_is_the_best_of_all_simulated_candidates(seed: int, tmp_path: Path) -> None:
     path, space = seeded(seed, tmp_path)
     objective: Any = ["cost", "time"][seed % 2]
     first = plan(catalogue_file=path, objective=objective, **space, **AMOUNT).first
@@ -87,7 +87,7 @@ def test_the_choice_is_the_best_of_an_exhaustive_simulation(seed: int, tmp_path:
     assert worth[key] >= 0.98 * max(worth.values())
 
 
-def test_canary_the_exhaustive_simulation_tells_choices_apart(tmp_path: Path) -> None:
+def test_canary_exhaustive_simulation_distinguishes_choices(tmp_path: Path) -> None:
     path, space = seeded(0, tmp_path)
     worth = sorted(exhaustive(path, space, "cost").values())
     assert worth[-2] < 0.999 * worth[-1]
@@ -107,7 +107,7 @@ def test_fifty_thousand_candidates_take_seconds() -> None:
     assert time.process_time() - begin < 10.0
 
 
-def test_figures_are_those_of_the_prediction() -> None:
+def test_figures_equal_those_of_the_prediction() -> None:
     found = plan(**SMALL, **AMOUNT)
     for each in found.ranked:
         p = each.prediction
@@ -141,7 +141,7 @@ def test_each_objective_ranks_by_its_own_figure(objective: Any) -> None:
     assert values == sorted(values, reverse=objective in ("throughput", "samples-per-usd"))
 
 
-def test_none_of_the_front_is_beaten() -> None:
+def test_no_candidate_of_the_front_is_dominated() -> None:
     found = plan(**SMALL, **AMOUNT)
     for one, other in itertools.permutations(found.front, 2):
         assert one.time_s < other.time_s or one.cost_usd < other.cost_usd
@@ -161,7 +161,7 @@ def test_limits_are_kept() -> None:
     assert {each.workers for each in few.ranked} == {8}
 
 
-def test_lifting_a_limit_is_worth_what_it_gains() -> None:
+def test_lifting_a_limit_gives_the_stated_gain() -> None:
     free = plan(objective="time", fidelity="coarse", **SMALL, **AMOUNT)
     budget = 0.9 * free.first.cost_usd
     kept = plan(
@@ -176,18 +176,20 @@ def test_lifting_a_limit_is_worth_what_it_gains() -> None:
     assert kept.change.gain >= gained * (1.0 - 1e-9)
 
 
-def test_memory_of_the_device_counts() -> None:
-    with pytest.raises(InputError, match=r"none of 1 candidates fits: a worker needs \d.*memory"):
+def test_device_memory_is_a_limit() -> None:
+    with pytest.raises(
+        InputError, match=r"none of 1 candidates fits: a worker needs at least \d.*memory"
+    ):
         plan(model="resnet50", instance=["p3.2xlarge"], arch="ring", workers=1, batch_size=4096)
 
 
-def test_a_global_batch_that_nothing_keeps_to_is_named() -> None:
+def test_an_impossible_global_batch_limit_is_named() -> None:
     few = PlanLimits(max_global_batch_size=100)
-    with pytest.raises(InputError, match=r"2 candidates fits: .* is 512 samples, of 100 at most"):
+    with pytest.raises(InputError, match=r"2 candidates fits: .* is 512 samples, the limit is 100"):
         plan(**{**SMALL, "arch": "ring", "instance": ["p3.16xlarge"]}, limits=few)
 
 
-def test_chances_of_two_are_those_of_their_gain() -> None:
+def test_chances_of_two_candidates_follow_from_their_gain() -> None:
     jobs = [make_job(model="resnet50", device="v100", arch="ring", workers=n) for n in (8, 9)]
     found = [predict(job, fidelity="coarse") for job in jobs]
     rates = [p.throughput_samples_per_s for p in found]
@@ -196,7 +198,7 @@ def test_chances_of_two_are_those_of_their_gain() -> None:
     assert first + second == pytest.approx(1.0)
 
 
-def test_canary_chances_know_of_one_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_canary_errors_on_one_cluster_are_correlated(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = [make_job(model="resnet50", device="v100", arch="ring", workers=n) for n in (8, 10)]
     found = [predict(job, fidelity="coarse") for job in jobs]
     rates = [p.throughput_samples_per_s for p in found]
@@ -209,7 +211,7 @@ def test_canary_chances_know_of_one_cluster(monkeypatch: pytest.MonkeyPatch) -> 
     assert chances(apart, found, rates)[1] < known[1] - 0.02
 
 
-def test_chances_know_one_cluster_wherever_its_servers_are() -> None:
+def test_errors_on_one_cluster_are_correlated_wherever_its_servers_are() -> None:
     gpu = next(row for row in read_instances() if row.name == "p3.2xlarge")
     jobs = [
         make_job(model="vgg16", device="v100", cluster=cluster, arch="ps", workers=4)
@@ -222,7 +224,7 @@ def test_chances_know_one_cluster_wherever_its_servers_are() -> None:
     assert first + second == pytest.approx(1.0)
 
 
-def test_a_limit_at_the_end_of_the_interval_is_kept_in_19_of_20() -> None:
+def test_a_limit_at_the_interval_bound_is_met_with_95_percent() -> None:
     p = predict(make_job(model="resnet50", device="v100", arch="ring", workers=8))
     assert p.interval is not None
     low, high = p.interval.iteration_s
@@ -239,15 +241,15 @@ def test_a_worker_alone_is_one_candidate() -> None:
     assert {each.architecture for each in found.ranked} == {"ring", "p2p", "zero1"}
 
 
-def test_what_is_left_out_is_named() -> None:
+def test_omitted_instances_are_named() -> None:
     found = plan(
         model="resnet50", instance=["g5.xlarge", "p3.2xlarge"], arch="ring", workers=[1, 2]
     )
-    assert found.left_out == ("g5.xlarge (1 x A10G): no device 'A10G' in the catalogue",)
+    assert found.left_out == ("g5.xlarge (1 x A10G): the catalogue has no device 'A10G'",)
     assert [(each.instance, each.date) for each in found.prices] == [("p3.2xlarge", "2024-10-01")]
 
 
-def test_the_command_says_what_the_library_finds(tmp_path: Path) -> None:
+def test_the_command_prints_the_library_result(tmp_path: Path) -> None:
     words = "plan --model resnet50 --instance p3.16xlarge,p3.2xlarge --arch ring,ps --workers 8,16"
     words += " --batch-size 64 --servers 2 --dataset-size 1281167 --epochs 90 --deadline 100h"
     found = plan(limits=PlanLimits(deadline_s=360000.0), **SMALL, **AMOUNT)
@@ -272,7 +274,10 @@ def test_the_figure_is_drawn(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--dataset-size 1281167 --epochs 90 --deadline 6min", "takes 0.399 h of 0.1 h; p3.2xl"),
+        (
+            "--dataset-size 1281167 --epochs 90 --deadline 6min",
+            "takes 0.399 h (limit 0.1 h); p3.2xl",
+        ),
         ("--dataset-size 1281167 --budget 0.01", "costs"),
         ("--dataset-size 1281167 --budget -5", "budget_usd: must be more than 0"),
         ("--deadline 24h", "deadline_s: needs dataset_size"),
@@ -284,7 +289,7 @@ def test_the_figure_is_drawn(tmp_path: Path) -> None:
         ("--arch rings", "unknown architecture 'rings'"),
         ("--option algorithmus=ring", "option 'algorithmus' does not apply"),
         ("--workers 0", "workers: must be at least 1"),
-        ("--max-idle 0.0001% --workers 8,16", "idles"),
+        ("--max-idle 0.0001% --workers 8,16", "is idle"),
         ("--instances nowhere.csv", "nowhere.csv"),
         ("--model resnet", "unknown model"),
         ("--precision float8", "float8"),
@@ -325,7 +330,7 @@ def with_servers(folder: Path, **more: Any) -> Any:
     return plan(catalogue_file=written(folder, *MACHINES), **{**given, **more}, **AMOUNT)
 
 
-def test_servers_have_machines_of_their_own_and_cost(tmp_path: Path) -> None:
+def test_dedicated_servers_have_machines_and_costs(tmp_path: Path) -> None:
     found = with_servers(tmp_path)
     assert {each.server_instance for each in found.ranked} == {None, "box"}
     for each in found.ranked:
@@ -337,8 +342,8 @@ def test_servers_have_machines_of_their_own_and_cost(tmp_path: Path) -> None:
     assert ("box", 0.5) in [(each.instance, each.price_usd_per_h) for each in found.prices]
 
 
-def test_servers_link_and_connections_are_those_of_their_machines(tmp_path: Path) -> None:
-    """Twice the link of the workers, and 5 Gbps for each connection."""
+def test_dedicated_servers_use_the_links_of_their_machines(tmp_path: Path) -> None:
+    """Twice the workers' link rate, and 5 Gbps per connection."""
     boxes = [r for r in read_instances(written(tmp_path, *MACHINES), bare=True) if r.name == "box"]
     gpu = read_instances(written(tmp_path, *MACHINES))[0]
     one, apart = gpu.cluster(), gpu.cluster(boxes[0])
@@ -350,19 +355,19 @@ def test_servers_link_and_connections_are_those_of_their_machines(tmp_path: Path
 
 
 def test_servers_are_in_the_region_of_the_workers(tmp_path: Path) -> None:
-    """The cheaper box elsewhere is not taken."""
+    """The cheaper instance elsewhere is not used."""
     found = with_servers(tmp_path)
     assert {p.region for p in found.prices} == {"here"}
 
 
-def test_servers_that_no_candidate_can_have(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="in elsewhere, here only, where no workers are"):
+def test_unusable_server_instances_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="only in elsewhere, here, where no workers are"):
         with_servers(tmp_path, region="there")
     with pytest.raises(InputError, match="server_instances: no architecture has servers"):
         with_servers(tmp_path, arch="ring", servers=None)
 
 
-def test_dear_servers_lose_by_cost_and_may_win_by_time(tmp_path: Path) -> None:
+def test_expensive_servers_lose_by_cost_and_may_win_by_time(tmp_path: Path) -> None:
     cheap = with_servers(tmp_path, server_instances=["dear"], objective="cost")
     assert cheap.first.server_instance is None
     fast = with_servers(tmp_path, server_instances=["dear"], objective="time")
@@ -378,7 +383,7 @@ def test_dear_servers_lose_by_cost_and_may_win_by_time(tmp_path: Path) -> None:
         (("odd,,,-1.0,here,20,",), ["odd"], "line 7: Price: must be more than 0"),
     ],
 )
-def test_server_instances_that_will_not_do(
+def test_invalid_server_instances_are_refused(
     rows: tuple[str, ...], names: list[str], said: str, tmp_path: Path
 ) -> None:
     path = written(tmp_path, *MACHINES, *rows)
@@ -388,7 +393,7 @@ def test_server_instances_that_will_not_do(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
-def test_the_choice_of_server_machines_is_the_best_of_all_simulated(
+def test_the_choice_of_server_instances_is_the_best_of_all_simulated(
     seed: int, tmp_path: Path
 ) -> None:
     draw = random.Random(seed)

@@ -1,4 +1,4 @@
-"""The report of a job: what it has, and that it can be made again from what it says."""
+"""The report of a job: its contents, and reproducing it from the job file it shows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def found() -> Report:
     return report(**JOB, dataset_size=1000, epochs=2)
 
 
-def test_it_has_both_routes_and_the_training(found: Report) -> None:
+def test_a_report_has_both_routes_and_the_training(found: Report) -> None:
     assert found.prediction.fidelity == "fine"
     assert found.prediction.training is not None
     again = predict(make_job(**JOB))
@@ -39,7 +39,7 @@ def test_it_has_both_routes_and_the_training(found: Report) -> None:
     assert found.coarse.throughput_samples_per_s == formulas.throughput_samples_per_s
 
 
-def test_the_scaling_curve_goes_through_the_answer(found: Report) -> None:
+def test_the_scaling_curve_passes_through_the_prediction(found: Report) -> None:
     assert [each.workers for each in found.scaling] == [1, 2, 3, 4]
     here = found.scaling[2]
     p = found.prediction
@@ -51,7 +51,7 @@ def test_the_scaling_curve_goes_through_the_answer(found: Report) -> None:
     assert found.scaling[1].fine_samples_per_s == two.throughput_samples_per_s
 
 
-def test_a_job_that_does_not_scale_has_no_curve_beyond_itself() -> None:
+def test_the_scaling_curve_keeps_enough_workers_for_a_straggler() -> None:
     straggler = (Straggler(2, 2.0),)
     found = report(**JOB, stragglers=straggler, fidelity="coarse")
     assert [each.workers for each in found.scaling] == [3, 4]
@@ -59,7 +59,7 @@ def test_a_job_that_does_not_scale_has_no_curve_beyond_itself() -> None:
     assert found.scaling[0].fine_samples_per_s is None
 
 
-def test_the_job_file_is_the_job(found: Report, tmp_path: Path) -> None:
+def test_the_job_file_reproduces_the_job(found: Report, tmp_path: Path) -> None:
     given = {
         **JOB,
         "arch": "ring",
@@ -76,12 +76,12 @@ def test_the_job_file_is_the_job(found: Report, tmp_path: Path) -> None:
     assert found.job == {"schema": "perfmodel.job/1", **JOB}
 
 
-def test_objects_of_a_program_have_no_job_file() -> None:
+def test_jobs_made_of_objects_have_no_job_file() -> None:
     where = Cluster(name="own", nic=Link(1e9), source=Source("estimated", "a test"))
     assert report(**JOB, cluster=where, fidelity="coarse").job is None
 
 
-def test_global_batches_are_shared_by_other_numbers_of_workers() -> None:
+def test_the_scaling_curve_keeps_a_global_batch() -> None:
     given = {**JOB, "workers": 2, "global_batch_size": 32}
     found = report(**given, fidelity="coarse")
     assert found.prediction.batch_size == 16
@@ -91,7 +91,7 @@ def test_global_batches_are_shared_by_other_numbers_of_workers() -> None:
 
 
 @needs_bokeh
-def test_the_command_writes_a_page_and_can_be_given_again(tmp_path: Path) -> None:
+def test_the_command_writes_a_page_that_shows_its_command(tmp_path: Path) -> None:
     path, again = tmp_path / "report.html", tmp_path / "again.html"
     flags = ["report", "--model", "resnet18", "--arch", "ring", "--workers", "2", "--fidelity"]
     first = CliRunner().invoke(cli, [*flags, "coarse", "--output", str(path), "--json"])
@@ -121,7 +121,7 @@ def test_other_commands_write_pages_too(flags: str, tmp_path: Path) -> None:
     assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
-def test_without_the_extra_one_line_says_what_to_install(
+def test_without_the_extra_one_line_names_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "bokeh", None)
@@ -138,7 +138,7 @@ def test_without_the_extra_one_line_says_what_to_install(
 
 
 @needs_bokeh
-def test_a_place_that_cannot_be_written_is_told_before_the_work(tmp_path: Path) -> None:
+def test_an_unwritable_path_is_reported_before_the_work(tmp_path: Path) -> None:
     flags = ["report", "--model", "resnet18", "--output", str(tmp_path / "no" / "a.html")]
     ended = CliRunner().invoke(cli, flags)
     assert isinstance(ended.exception, InputError)

@@ -1,4 +1,4 @@
-"""Inverse questions: at the value that is found the aim is just met, and beside it no more."""
+"""Inverse questions: the aim is just met at the value found, and no longer beside it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def answered(variable: str, value: float, **arguments: Any) -> Prediction:
 def test_the_aim_is_just_met(
     variable: str, aim: str, step: float, arguments: dict[str, Any]
 ) -> None:
-    """Inside by a step it is met, outside by a step it is not."""
+    """One step inside the aim is met, one step outside it is not."""
     found = require(variable, aim, dataset_size=10_000, **arguments)
     value, wanted = found.found.value, Aim.parse(aim)
     assert value is not None
@@ -68,7 +68,7 @@ def test_the_aim_is_just_met(
     assert not met(outside)
 
 
-def test_by_hand() -> None:
+def test_a_ring_by_hand() -> None:
     """A ring of 4 sends 2 * 3 / 4 of 8 bytes after 6 s of computing: 12 s a step at 2 bytes/s."""
     where = cluster(1.0)
     work = workload([2.0], [4.0], [8.0])
@@ -122,9 +122,12 @@ def test_a_formula_gives_the_same_value() -> None:
         ),
     ],
 )
-def test_the_period_that_a_link_asks_for(options: dict[str, Any], least: int, formula: str) -> None:
+def test_the_period_that_a_slow_link_needs(
+    options: dict[str, Any], least: int, formula: str
+) -> None:
     """4.5 bytes round a ring of four at 0.05 bytes/s take 90 s. At 5 s a step of 4.5 s has 0.5 s
-    for them, so 180 steps have just enough. In int8 a quarter is. Two fragments hide 4.5 s each."""
+    for them, so 180 steps have just enough. With int8 a quarter is enough. Two fragments hide 4.5 s
+    each."""
     work = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], optimizer_s=0.5)
     found = require(
         "period",
@@ -147,7 +150,7 @@ def test_surely_is_stricter_than_possibly() -> None:
 
 
 @pytest.mark.parametrize("sign", ["<", ">"])
-def test_the_surer_end_of_the_interval_decides(sign: str) -> None:
+def test_the_worse_end_of_the_interval_meets_the_aim_at_the_sure_value(sign: str) -> None:
     """At the sure value even the worse end of the interval meets the aim."""
     arguments = {**V100, "arch": "ring", "batch_size": 32}
     found = require("workers", f"throughput{sign}2000", **arguments)
@@ -159,18 +162,18 @@ def test_the_surer_end_of_the_interval_decides(sign: str) -> None:
     assert low > 2000 if sign == ">" else high < 2000
 
 
-def test_what_nothing_reaches_is_said_plainly() -> None:
+def test_an_unreachable_aim_is_reported() -> None:
     found = require("bandwidth", "scaling>0.9", arch="ps", workers=64, **V100)
     assert found.found.holds == "never"
     assert found.found.value is None
-    assert found.text.startswith("no bandwidth reaches scaling > 0.9: at best it is")
+    assert found.text.startswith("no value of bandwidth meets scaling > 0.9: the closest is")
     assert "because" in found.text
 
 
-def test_what_everything_reaches_is_said_plainly() -> None:
+def test_an_aim_met_everywhere_is_reported() -> None:
     found = require("bandwidth", "throughput>0.001", arch="ring", workers=4, **V100)
     assert found.found.holds == "always"
-    assert found.text.startswith("any bandwidth")
+    assert "is met at every value of bandwidth from" in found.text
 
 
 def test_impossible_values_are_left_out() -> None:
@@ -184,7 +187,7 @@ def test_impossible_values_are_left_out() -> None:
     assert "from 3 to 8" in found.text or "from 3 to 7" in found.text
 
 
-def test_the_command_says_what_the_library_finds() -> None:
+def test_the_command_prints_the_library_result() -> None:
     words = ["require", "bandwidth", "--to", "scaling>0.9", "--model", "resnet50"]
     words += ["--device", "v100", "--arch", "ring", "--workers", "16"]
     found = require("bandwidth", "scaling>0.9", arch="ring", workers=16, **V100)
@@ -197,7 +200,7 @@ def test_the_command_says_what_the_library_finds() -> None:
     ("text", "said"),
     [
         ("scalling>0.9", "did you mean 'scaling'"),
-        ("scaling", "cannot read"),
+        ("scaling", "cannot parse"),
         ("scaling>1.2", "at most 1"),
         ("idle<-0.1", "positive"),
         ("throughput>nan", "positive"),
@@ -205,7 +208,7 @@ def test_the_command_says_what_the_library_finds() -> None:
         ("time<24x", "24x"),
     ],
 )
-def test_aims_that_cannot_be_read(text: str, said: str) -> None:
+def test_invalid_aims_are_refused(text: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
         Aim.parse(text)
 

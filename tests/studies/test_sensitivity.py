@@ -1,4 +1,4 @@
-"""What assumptions are worth: each alternative is the job with that value, predicted."""
+"""Sensitivity to assumptions: each alternative is the job predicted with that value."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CASES: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_alternative_is_the_job_with_that_value(found: Sensitivity, name: str) -> None:
+def test_an_alternative_equals_the_job_with_that_value(found: Sensitivity, name: str) -> None:
     alternatives = effect(found, name).alternatives
     assert sorted(each.value for each in alternatives) == [value for value, _ in CASES[name]]
     now = found.prediction.throughput_samples_per_s
@@ -63,7 +63,7 @@ def test_the_largest_effect_comes_first(found: Sensitivity) -> None:
     assert swings[0] == max(abs(math.log(ratio)) for ratio in ratios) > 0.0
 
 
-def test_every_assumption_is_there_with_an_alternative_or_a_reason(found: Sensitivity) -> None:
+def test_every_assumption_has_an_alternative_or_a_reason(found: Sensitivity) -> None:
     said = {each.assumption for each in found.effects}
     assert {a.name for a in said - set(found.prediction.assumptions)} == {"compute time"}
     assert said >= set(found.prediction.assumptions)
@@ -80,7 +80,7 @@ def test_an_efficiency_is_at_most_one(found: Sensitivity) -> None:
     assert values == [pytest.approx(0.9415 / 2.0), 1.0]
 
 
-def test_a_cluster_that_is_given_is_no_assumption() -> None:
+def test_a_given_cluster_is_not_an_assumption() -> None:
     where = catalogue.cluster_or_file("ethernet-10g")
     given = {**JOB, "cluster": where}
     assert not [e for e in sensitivity(**given).effects if e.assumption.name == "bandwidth"]
@@ -96,7 +96,7 @@ def test_assumptions_of_islands_are_those_of_their_devices() -> None:
             assert other.throughput_samples_per_s == pytest.approx(same, rel=1e-9)
 
 
-def test_what_is_given_is_no_assumption() -> None:
+def test_given_values_are_not_assumptions() -> None:
     found = sensitivity(**JOB, bandwidth_bytes_per_s=1e9, options={"servers": 4})
     names = {each.assumption.name for each in found.effects}
     assert {"bandwidth", "servers"}.isdisjoint(names)
@@ -129,6 +129,6 @@ def test_an_estimated_compute_time_is_an_assumption_too() -> None:
     assert not [e for e in measured.effects if e.assumption.name == "compute time"]
 
 
-def test_an_impossible_job_is_an_error() -> None:
+def test_an_impossible_job_is_refused() -> None:
     with pytest.raises(InputError, match="unknown model"):
         sensitivity(model="nothing")

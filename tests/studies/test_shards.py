@@ -1,4 +1,4 @@
-"""Sweeps that go on: what a folder holds, what is predicted again, and what is refused."""
+"""Resuming sweeps: contents of the folder, jobs predicted again, and refusals."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ WORK = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], batch_size=4)
 ASKED: dict[str, Any] = {"workload": WORK, "cluster": cluster(nodes=3), "workers": [1, 2, 9]}
 ASKED |= {"arch": ["ring", "ps"], "options": {"split_above_bytes": [1.0, float("inf")]}}
 JOBS = 6
-"""Of these nine combinations; three need too many nodes."""
+"""Number of possible jobs among nine combinations; three need too many nodes."""
 
 
 @pytest.fixture(params=["csv", "parquet"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The kind of the shards."""
+    """The file type of the shards."""
     if request.param == "parquet":
         pytest.importorskip("pyarrow", reason="needs the extra 'parquet'")
     else:
@@ -39,7 +39,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 @pytest.fixture
 def predicted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """The jobs that were predicted, architecture and workers; the last of them cannot be."""
+    """Architecture and workers of the predicted jobs; the last one is impossible."""
     done: list[tuple[str, int]] = []
     real = api.predict
 
@@ -54,11 +54,11 @@ def predicted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
 
 def there(folder: Path) -> list[Path]:
-    """The shards of a folder, in the order of the jobs."""
+    """The shards in a folder, in job order."""
     return sorted(folder.glob("0*"))
 
 
-# -- going on ----------------------------------------------------------------------------------
+# -- resuming ---------------------------------------------------------------------------------
 
 
 def test_a_folder_does_not_change_a_sweep(
@@ -74,7 +74,7 @@ def test_a_folder_does_not_change_a_sweep(
     assert [path.name[:6] for path in there(tmp_path)] == [f"{k:06d}" for k in range(JOBS)]
 
 
-def test_only_what_is_missing_is_predicted(
+def test_only_missing_jobs_are_predicted(
     tmp_path: Path, predicted: list[tuple[str, int]], kind: str
 ) -> None:
     alone = sweep(**ASKED, resume=tmp_path)
@@ -88,7 +88,7 @@ def test_only_what_is_missing_is_predicted(
 
 
 @pytest.mark.parametrize("what", [KeyboardInterrupt, ZeroDivisionError])
-def test_what_was_done_before_an_end_is_kept(
+def test_results_before_an_interruption_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: type[BaseException]
 ) -> None:
     alone, real, done = sweep(**ASKED), api.predict, []
@@ -108,7 +108,7 @@ def test_what_was_done_before_an_end_is_kept(
     assert len(done) == JOBS - 4
 
 
-def test_canary_what_a_shard_says_is_what_a_sweep_says(tmp_path: Path, kind: str) -> None:
+def test_canary_a_changed_shard_changes_the_sweep(tmp_path: Path, kind: str) -> None:
     alone = sweep(**ASKED, resume=tmp_path)
     first, second, *_ = there(tmp_path)
     first.rename(tmp_path / "x")
@@ -120,7 +120,7 @@ def test_canary_what_a_shard_says_is_what_a_sweep_says(tmp_path: Path, kind: str
 
 
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.9])
-def test_a_shard_that_was_cut_is_predicted_again(
+def test_a_truncated_shard_is_predicted_again(
     tmp_path: Path, predicted: list[tuple[str, int]], kind: str, part: float
 ) -> None:
     alone = sweep(**ASKED, resume=tmp_path)
@@ -134,7 +134,7 @@ def test_a_shard_that_was_cut_is_predicted_again(
     assert cut.read_bytes() == data
 
 
-def test_progress_begins_with_what_is_there(tmp_path: Path) -> None:
+def test_progress_begins_with_the_saved_jobs(tmp_path: Path) -> None:
     sweep(**ASKED, resume=tmp_path)
     for path in there(tmp_path)[:2]:
         path.unlink()
@@ -151,7 +151,7 @@ def test_a_noise_scale_may_change(tmp_path: Path, predicted: list[tuple[str, int
     assert predicted == []
 
 
-def test_islands_go_on_too(tmp_path: Path, predicted: list[tuple[str, int]]) -> None:
+def test_sweeps_of_islands_can_resume(tmp_path: Path, predicted: list[tuple[str, int]]) -> None:
     asked = {"workload": WORK, "cluster": cluster(), "arch": ["ring", "ps"], "workers": 2}
     asked |= {"island_devices": ["2", "4+2"], "seed": 3}
     alone = sweep(**asked)
@@ -162,7 +162,7 @@ def test_islands_go_on_too(tmp_path: Path, predicted: list[tuple[str, int]]) -> 
         sweep(**asked | {"island_devices": ["2", "4+4"]}, resume=tmp_path)
 
 
-def test_shards_are_tables_for_other_programs(tmp_path: Path, kind: str) -> None:
+def test_shards_are_readable_tables(tmp_path: Path, kind: str) -> None:
     found = sweep(**ASKED, resume=tmp_path)
     read: Callable[[Path], pd.DataFrame] = pd.read_csv if kind == "csv" else pd.read_parquet
     frame = pd.concat([read(path) for path in there(tmp_path)])
@@ -177,7 +177,7 @@ def test_shards_are_tables_for_other_programs(tmp_path: Path, kind: str) -> None
 
 @pytest.mark.parametrize("fidelity", ["coarse", "fine"])
 @pytest.mark.parametrize("arch", registry.names())
-def test_a_prediction_comes_back_whole(arch: str, fidelity: api.Fidelity) -> None:
+def test_a_saved_prediction_round_trips(arch: str, fidelity: api.Fidelity) -> None:
     slow = (Straggler(1, 2.0),)
     job = make_job(workload=WORK, cluster=cluster(), arch=arch, workers=4, stragglers=slow)
     found = msgspec.structs.replace(predict(job, fidelity=fidelity), timeline=None)
@@ -190,7 +190,7 @@ def test_a_prediction_comes_back_whole(arch: str, fidelity: api.Fidelity) -> Non
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder with a sweep, which stays as it is."""
+    """A folder with a sweep, which is not changed."""
     sweep(**ASKED, resume=tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     yield tmp_path
@@ -200,13 +200,13 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"workers": [1, 2, 3]}, "workers is [1, 2, 9] there, and [1, 2, 3] here"),
-        ({"workers": 1}, "it varies options, workers there, and options here"),
-        ({"fidelity": "fine"}, "fidelity is auto there, and fine here"),
-        ({"rel_ci": 0.1}, "rel_ci is 0.01 there, and 0.1 here"),
-        ({"max_ops": float("inf")}, "max_ops is 50000000 there, and inf here"),
-        ({"seed": 1}, "of other jobs, or of other contents of their files"),
-        ({"cluster": cluster(9.0, nodes=3)}, "of other jobs, or of other contents of their files"),
+        ({"workers": [1, 2, 3]}, "workers is [1, 2, 9] in that sweep, [1, 2, 3] in this one"),
+        ({"workers": 1}, "that sweep varies options, workers, this one options"),
+        ({"fidelity": "fine"}, "fidelity is auto in that sweep, fine in this one"),
+        ({"rel_ci": 0.1}, "rel_ci is 0.01 in that sweep, 0.1 in this one"),
+        ({"max_ops": float("inf")}, "max_ops is 50000000 in that sweep, inf in this one"),
+        ({"seed": 1}, "its jobs, or the contents of their files, differ"),
+        ({"cluster": cluster(9.0, nodes=3)}, "its jobs, or the contents of their files, differ"),
     ],
 )
 def test_a_folder_of_another_sweep_is_refused(
@@ -223,14 +223,14 @@ def test_a_folder_of_another_version_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shards, "fingerprint", lambda: "perfmodel 9.9")
-    said = f"{folder} holds another sweep, of {fingerprint()}; this is perfmodel 9.9"
-    with pytest.raises(InputError, match=re.escape(said)):
+    text = f"{folder} holds another sweep, made by {fingerprint()}; this is perfmodel 9.9"
+    with pytest.raises(InputError, match=re.escape(text)):
         sweep(**ASKED, resume=folder)
 
 
 def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(InputError, match=r"is not empty and holds no sweep$"):
+    with pytest.raises(InputError, match=r"is not empty and does not hold a sweep$"):
         sweep(**ASKED, resume=tmp_path)
     with pytest.raises(InputError, match=r"thesis\.tex: File exists$"):
         sweep(**ASKED, resume=tmp_path / "thesis.tex")
@@ -252,7 +252,7 @@ def test_a_folder_of_parquet_needs_parquet(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("fidelity", ["coarse", "auto", "fine"])
 @pytest.mark.parametrize("count", [1, 63, 64, 127, 128, 1000, 5000, 100_000])
-def test_chunks_are_all_jobs_once_and_none_is_long(count: int, fidelity: str) -> None:
+def test_chunks_cover_all_jobs_once_and_are_short(count: int, fidelity: str) -> None:
     parts = list(chunks.slices(count, fidelity))
     assert [k for part in parts for k in range(part.start, part.stop)] == list(range(count))
     sizes = {part.stop - part.start for part in parts}
@@ -264,7 +264,7 @@ def test_chunks_are_all_jobs_once_and_none_is_long(count: int, fidelity: str) ->
 # -- Parquet -----------------------------------------------------------------------------------
 
 
-def test_a_table_in_parquet_is_that_in_csv(tmp_path: Path) -> None:
+def test_a_parquet_table_equals_the_csv_table(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="needs the extra 'parquet'")
     found = sweep(**ASKED | {"jitter": [0.1, "gamma:0.1"]})
     data = found.to_parquet(tmp_path / "t.parquet")

@@ -1,4 +1,4 @@
-"""Sweeps: which jobs they are, what their table says, and what becomes of impossible ones."""
+"""Sweeps: their jobs, their table, and impossible jobs."""
 
 from __future__ import annotations
 
@@ -83,28 +83,28 @@ def test_without_ranges_two_dots_are_text() -> None:
         ("1,2,", "a value is missing in '1,2,'"),
         ("1..", "a value is missing in '1..'"),
         ("..8", "a value is missing in '..8'"),
-        ("8..1", "'8..1': the range goes down from 8 to 1"),
-        ("1,2,4..3", "'1,2,4..3': the range goes down from 4 to 3"),
-        ("4,2..8", "'4,2..8': the numbers before '..' do not rise"),
-        ("2,2..8", "'2,2..8': the numbers before '..' do not rise"),
-        ("1,2,5..8", "'1,2,5..8': the numbers before '..' rise by no fixed step or factor"),
-        ("0,1,5..8", "'0,1,5..8': the numbers before '..' rise by no fixed step or factor"),
-        ("1,2,4...8", "'1,2,4...8': '..' continues plain numbers only, as in 1,2,4..64"),
-        ("1..2..8", "'1..2..8': '..' continues plain numbers only, as in 1,2,4..64"),
-        ("1Gbps..8Gbps", "'1Gbps..8Gbps': '..' continues plain numbers only, as in 1,2,4..64"),
-        ("1..nan", "'1..nan': '..' continues plain numbers only, as in 1,2,4..64"),
-        ("1..1e9", "'1..1e9': '..' continues plain numbers only, as in 1,2,4..64"),
+        ("8..1", "'8..1': the range decreases from 8 to 1"),
+        ("1,2,4..3", "'1,2,4..3': the range decreases from 4 to 3"),
+        ("4,2..8", "'4,2..8': the numbers before '..' do not increase"),
+        ("2,2..8", "'2,2..8': the numbers before '..' do not increase"),
+        ("1,2,5..8", "'1,2,5..8': the numbers before '..' have no common difference or ratio"),
+        ("0,1,5..8", "'0,1,5..8': the numbers before '..' have no common difference or ratio"),
+        ("1,2,4...8", "'1,2,4...8': '..' can only continue plain numbers, as in 1,2,4..64"),
+        ("1..2..8", "'1..2..8': '..' can only continue plain numbers, as in 1,2,4..64"),
+        ("1Gbps..8Gbps", "'1Gbps..8Gbps': '..' can only continue plain numbers, as in 1,2,4..64"),
+        ("1..nan", "'1..nan': '..' can only continue plain numbers, as in 1,2,4..64"),
+        ("1..1e9", "'1..1e9': '..' can only continue plain numbers, as in 1,2,4..64"),
         ("1..1000000000", "'1..1000000000': 999999999 values; at most 100000"),
     ],
 )
-def test_a_list_that_makes_no_sense(text: str, said: str) -> None:
+def test_invalid_lists_are_refused(text: str, said: str) -> None:
     with pytest.raises(InputError) as error:
         values(text, "--workers")
     assert str(error.value) == f"--workers: {said}"
 
 
 @given(st.integers(0, 50), st.integers(1, 9), st.integers(0, 90), st.integers(2, 4))
-def test_steps_are_those_of_range(first: int, step: int, more: int, shown: int) -> None:
+def test_constant_steps_match_range(first: int, step: int, more: int, shown: int) -> None:
     known = [first + step * k for k in range(shown)]
     end = known[-1] + more
     text = ",".join(map(str, known)) + f"..{end}"
@@ -112,7 +112,7 @@ def test_steps_are_those_of_range(first: int, step: int, more: int, shown: int) 
 
 
 @given(st.integers(1, 9), st.integers(2, 5), st.integers(0, 5000))
-def test_factors_are_those_of_powers(first: int, factor: int, more: int) -> None:
+def test_constant_factors_match_powers(first: int, factor: int, more: int) -> None:
     known = [first * factor**k for k in range(3)]
     end = known[-1] + more
     expected = itertools.takewhile(lambda n: n <= end, (first * factor**k for k in range(99)))
@@ -138,7 +138,7 @@ def test_workers_vary_fastest_whatever_the_order_of_arguments() -> None:
 
 
 def wrong_rows(found: Sweep, fixed: Mapping[str, Any]) -> list[int]:
-    """Rows that do not say what the prediction of that job alone says."""
+    """Rows that differ from the prediction of the job by itself."""
     wrong = []
     options = {axis.name for axis in found.axes if axis.option}
     for i, (point, row) in enumerate(zip(found.points, found.rows(), strict=True)):
@@ -159,7 +159,7 @@ def wrong_rows(found: Sweep, fixed: Mapping[str, Any]) -> list[int]:
     return wrong
 
 
-def test_each_row_is_the_prediction_of_its_job() -> None:
+def test_each_row_equals_the_prediction_of_its_job() -> None:
     fixed = {**SMALL, "seed": 3, "options": {"overlap": False}}
     options = {"overlap": False, "sync": ["bsp", "asp"]}
     found = sweep(
@@ -173,7 +173,7 @@ def test_each_row_is_the_prediction_of_its_job() -> None:
     assert wrong_rows(found, fixed) == []
 
 
-def test_canary_rows_that_are_exchanged_are_seen() -> None:
+def test_canary_exchanged_rows_are_noticed() -> None:
     found = sweep(**SMALL, fidelity="fine", arch="ps", workers=[1, 2, 4])
     first, second, third = found.predictions
     exchanged = Sweep(
@@ -194,14 +194,14 @@ def test_models_are_read_once_and_jobs_are_the_same() -> None:
     assert found.jobs[0].workload is found.jobs[1].workload
 
 
-def test_an_option_is_left_out_where_it_does_not_apply() -> None:
+def test_an_option_is_ignored_where_it_does_not_apply() -> None:
     found = sweep(**SMALL, arch=["ring", "ps"], workers=2, options={"servers": ["1", "2"]})
     assert [tuple(point.values()) for point in found.points] == [
         ("ring", None),
         ("ps", 1),
         ("ps", 2),
     ]
-    assert found.notes == ("servers does not apply to ring: left out there",)
+    assert found.notes == ("servers does not apply to ring and is ignored there",)
     assert found.to_frame()["servers"].dtype == "Int64"
 
 
@@ -230,7 +230,7 @@ def test_whole_objects_may_vary() -> None:
     assert all(p.provenance.inputs["stragglers"] for p in alone.predictions)
 
 
-def test_objects_of_the_same_name_are_kept_apart() -> None:
+def test_objects_of_the_same_name_are_numbered() -> None:
     found = sweep(workload=WORK, cluster=[cluster(8.0), WHERE], workers=[1, 2], arch="ring")
     assert found.to_frame()["cluster"].unique().tolist() == ["test", "test (2)"]
     assert efficiency_is_wrong(found) == []
@@ -238,22 +238,22 @@ def test_objects_of_the_same_name_are_kept_apart() -> None:
 
 
 @pytest.mark.parametrize("several", [[1, 2, 4], (1, 2, 4), np.array([1, 2, 4])])
-def test_lists_tuples_and_arrays_are_lists(several: Any) -> None:
+def test_lists_tuples_and_arrays_are_all_accepted(several: Any) -> None:
     assert grid({**SMALL, "workers": several}).axes[0].values == (1, 2, 4)
 
 
-def test_a_global_batch_is_shared_by_however_many_workers() -> None:
+def test_a_global_batch_is_divided_among_the_workers() -> None:
     found = sweep(model="resnet18", global_batch_size=96, workers=[1, 2, 3, 5])
     assert [p.batch_size for p in found.predictions] == [96, 48, 32]
     assert [(s.point, s.reason) for s in found.skipped] == [
         (
             {"workers": 5},
-            "global_batch_size: 96 samples cannot be shared evenly by 5 workers",
+            "global_batch_size: 96 samples cannot be split evenly among 5 workers",
         )
     ]
 
 
-# -- what is impossible ------------------------------------------------------------------------
+# -- impossible jobs ---------------------------------------------------------------------------
 
 
 def test_impossible_jobs_are_skipped_with_their_reasons() -> None:
@@ -291,7 +291,7 @@ def test_jobs_that_fail_while_they_are_predicted_are_skipped(
             "; workers: must be at least 1, got -1 (1)",
         ),
         ({"workers": 0}, "workers: must be at least 1, got 0"),
-        ({"workers": []}, "workers: an empty list"),
+        ({"workers": []}, "workers: the list is empty"),
         ({"workers": [1, 2, 1]}, "workers: 1 is given twice"),
         (
             {"batch_size": 4, "global_batch_size": 8},
@@ -299,7 +299,7 @@ def test_jobs_that_fail_while_they_are_predicted_are_skipped(
         ),
         (
             {"workers": range(1, 1001), "latency_s": list(np.linspace(0, 1, 101))},
-            "sweep: 101 latency_s x 1000 workers are 101000 jobs; at most 100000",
+            "sweep: 101 latency_s x 1000 workers make 101000 jobs; at most 100000",
         ),
         ({"arch": ["ring", "pss"]}, "unknown architecture 'pss'; did you mean 'ps'? (known: "),
         (
@@ -308,13 +308,13 @@ def test_jobs_that_fail_while_they_are_predicted_are_skipped(
         ),
     ],
 )
-def test_what_cannot_be_swept(arguments: dict[str, Any], said: str) -> None:
+def test_invalid_sweeps_are_refused(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError) as error:
         sweep(**{**SMALL, **arguments})
     assert str(error.value).startswith(said)
 
 
-def test_an_unknown_argument_is_an_error_of_the_program() -> None:
+def test_an_unknown_argument_raises_type_error() -> None:
     with pytest.raises(TypeError, match="worker"):
         sweep(**SMALL, worker=2)
 
@@ -323,7 +323,7 @@ def test_an_unknown_argument_is_an_error_of_the_program() -> None:
 
 
 def efficiency_is_wrong(found: Sweep) -> list[int]:
-    """Rows whose efficiency does not lead from the fewest workers of their series to their rate."""
+    """Rows whose efficiency is inconsistent with the fewest workers of their series."""
     frame = found.to_frame()
     others = [a.name for a in found.axes if a.name != "workers"]
     wrong: list[int] = []
@@ -354,7 +354,7 @@ def test_goodput_by_hand() -> None:
     assert "goodput_samples_per_s" not in sweep(**SMALL, arch="ring").rows()[0]
 
 
-def test_asynchronous_updates_have_a_worker_s_samples() -> None:
+def test_asynchronous_updates_have_the_samples_of_one_worker() -> None:
     found = sweep(**SMALL, arch=["bsp", "asp"], workers=4, noise_scale_samples=16.0)
     efficiency = found.to_frame()["statistical_efficiency"]
     assert efficiency.tolist() == pytest.approx([20.0 / 32.0, 1.0])
@@ -374,18 +374,18 @@ def test_the_noise_scale_of_the_workload_is_the_default() -> None:
     assert given.notes == ()
 
 
-def test_workloads_of_different_noise_have_no_common_one() -> None:
+def test_workloads_with_different_noise_scales_have_no_efficiency() -> None:
     for other in (None, 8.0):
         workloads = [with_noise(24.0), with_noise(other)]
         found = sweep(**SMALL | {"workload": workloads, "arch": "ring", "workers": 2})
         assert "goodput_samples_per_s" not in found.rows()[0]
         assert found.notes == (
-            "noise scale: workloads have different ones, or none: no statistical efficiency",
+            "noise scale: not the same for all workloads, so no statistical efficiency is given",
         )
 
 
 @pytest.mark.parametrize("wrong", [-1.0, math.nan])
-def test_a_noise_scale_is_a_number_of_samples(wrong: float) -> None:
+def test_an_invalid_noise_scale_is_refused(wrong: float) -> None:
     with pytest.raises(InputError, match="noise_scale_samples"):
         sweep(**SMALL, noise_scale_samples=wrong)
 
@@ -398,13 +398,13 @@ def test_scaling_efficiency_is_within_a_series() -> None:
     assert "scaling_efficiency" not in sweep(**SMALL, arch=["ring", "ps"]).rows()[0]
 
 
-def test_canary_an_efficiency_of_another_series_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_canary_an_efficiency_of_another_series_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     found = sweep(**SMALL, arch=["ring", "ps"], workers=[1, 2, 4])
     monkeypatch.setattr(Sweep, "_scaling_efficiency", lambda _: [1.0, 0.5, 0.5, 1.0, 0.5, 0.5])
     assert efficiency_is_wrong(found)
 
 
-def test_the_columns_are_what_varied_and_then_the_results() -> None:
+def test_the_columns_are_varied_inputs_then_results() -> None:
     found = sweep(**SMALL, arch=["ring", "ps"], workers=[1, 2], options={"overlap": [True, False]})
     frame = found.to_frame()
     results = [*RESULTS[:5], "scaling_efficiency", *RESULTS[5:]]
@@ -413,7 +413,7 @@ def test_the_columns_are_what_varied_and_then_the_results() -> None:
     assert list(sweep(**SMALL).to_frame().columns) == RESULTS
 
 
-def test_what_follows_from_what_varied_is_shown() -> None:
+def test_inputs_that_follow_from_varied_ones_are_shown() -> None:
     found = sweep(model="resnet18", global_batch_size=96, workers=[1, 2])
     assert list(found.to_frame().columns[:2]) == ["workers", "batch_size"]
     assert found.to_frame()["batch_size"].tolist() == [96, 48]
@@ -423,7 +423,7 @@ def test_what_follows_from_what_varied_is_shown() -> None:
     assert works["batch_size"].tolist() == [4, 8]
 
 
-def test_csv_is_the_frame(tmp_path: Path) -> None:
+def test_csv_equals_the_frame(tmp_path: Path) -> None:
     found = sweep(**SMALL, arch=["ring", "ps"], workers=[1, 2], options={"servers": [1, 2]})
     text = found.to_csv(tmp_path / "sweep.csv")
     assert (tmp_path / "sweep.csv").read_text() == text
@@ -457,14 +457,14 @@ def test_points_have_names(point: dict[str, Any], expected: str) -> None:
     assert label(point) == expected
 
 
-def test_progress_is_told_after_each_job() -> None:
+def test_progress_is_reported_after_each_job() -> None:
     told = []
     sweep(**SMALL, workers=[1, 2, 3], progress=lambda done, of: told.append((done, of)))
     assert told == [(1, 3), (2, 3), (3, 3)]
 
 
-def test_a_sweep_is_coarse_where_that_is_good_enough() -> None:
-    """Without overlap a ring is exactly its phases; asynchronous workers are not."""
+def test_a_sweep_is_coarse_if_that_is_accurate_enough() -> None:
+    """Without overlap a ring is exactly the sum of its phases; asynchronous workers are not."""
     asked = {**SMALL, "arch": ["ring", "asp"], "workers": [2, 4], "options": {"overlap": False}}
     found = sweep(**asked, tolerance=1e-6)
     frame = found.to_frame()
@@ -481,10 +481,10 @@ def test_a_sweep_is_coarse_where_that_is_good_enough() -> None:
     assert (coarse["error_p90_fraction"][2:] > 0.0).all()
 
 
-# -- pictures ----------------------------------------------------------------------------------
+# -- figures ----------------------------------------------------------------------------------
 
 
-def test_a_picture_has_a_line_for_each_series() -> None:
+def test_a_figure_has_a_line_for_each_series() -> None:
     pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
     found = sweep(**SMALL, arch=["ring", "ps"], workers=[1, 2, 4, 8], bandwidth_bytes_per_s=[1, 9])
     throughput, idle = found.plot().axes
@@ -513,7 +513,7 @@ def test_a_picture_has_a_line_for_each_series() -> None:
         ({"workers": 2, "jitter": [0.0, 0.1, 0.2]}, "jitter (fraction)", "linear"),
     ],
 )
-def test_a_picture_is_drawn_over_the_natural_number(
+def test_a_figure_uses_the_preferred_x_axis(
     arguments: dict[str, Any], over: str, scale: str
 ) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
@@ -521,7 +521,7 @@ def test_a_picture_is_drawn_over_the_natural_number(
     assert (idle.get_xlabel(), idle.get_xscale()) == (over, scale)
 
 
-def test_a_picture_of_words_has_bars_and_of_many_series_few_lines() -> None:
+def test_figures_have_bars_for_names_and_few_lines_for_many_series() -> None:
     pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
     words = sweep(**SMALL, workers=2, arch=["ring", "ps", "p2p"]).plot().axes[0]
     assert [text.get_text() for text in words.get_yticklabels()] == ["ring", "ps", "p2p"]
@@ -549,15 +549,17 @@ def run(command: str) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-def test_the_command_is_the_call() -> None:
+def test_the_command_equals_the_library_call() -> None:
     found = sweep(model="resnet18", fidelity="fine", arch=["ring", "ps"], workers=[1, 2, 4])
     assert run(f"{COMMAND} --csv -") == (found.to_csv(), "")
     assert json.loads(run(f"{COMMAND} --json")[0]) == found.to_dict()
     table, said = run(COMMAND)
     assert said == ""
-    assert [line.split()[:2] for line in table.splitlines()[2:]] == [
+    rows, _, assumed = table.partition("\n\n")
+    assert [line.split()[:2] for line in rows.splitlines()[2:]] == [
         [arch, str(workers)] for arch in ("ring", "ps") for workers in (1, 2, 4)
     ]
+    assert assumed.startswith("assumed")
 
 
 @pytest.mark.parametrize(
@@ -585,7 +587,7 @@ def test_the_command_is_the_call() -> None:
     ],
     ids=["of the work", "of the cluster"],
 )
-def test_every_list_of_the_command_arrives(lists: str, expected: dict[str, list[Any]]) -> None:
+def test_every_list_of_the_command_is_used(lists: str, expected: dict[str, list[Any]]) -> None:
     text, _ = run(
         f"sweep --arch ps --fidelity fine --workers 2 {lists} --seed 1 --servers 1 "
         "--option duplex=true --rel-ci 50% --csv -"
@@ -604,23 +606,23 @@ def test_a_job_file_is_the_base_of_a_sweep(tmp_path: Path) -> None:
     assert pd.read_csv(io.StringIO(text))["global_batch_size"].tolist() == [6, 12]
 
 
-def test_what_is_left_out_is_said_on_standard_error() -> None:
+def test_ignored_options_are_reported_on_standard_error() -> None:
     done, said = run(
         "sweep --model resnet18 --arch ring,ps --workers 2,3 --servers 1,2 "
         "--global-batch-size 64 --csv -"
     )
     assert len(done.splitlines()) == 1 + 3
     assert said.splitlines() == [
-        "note: servers does not apply to ring: left out there",
+        "note: servers does not apply to ring and is ignored there",
         "skipped 3 jobs (the first: ring, 3 workers): "
-        "global_batch_size: 64 samples cannot be shared evenly by 3 workers",
+        "global_batch_size: 64 samples cannot be split evenly among 3 workers",
     ]
 
 
 def failed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: str
 ) -> str:
-    """What a command says that fails before any job is predicted."""
+    """Error message of a command that fails before any job is predicted."""
 
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a job was predicted")
@@ -651,7 +653,7 @@ def failed(
         ("--workers 8,8", "workers: 8 is given twice"),
         (
             "--workers 1..1000 --seed 1..1000",
-            "sweep: 1000 seed x 1000 workers are 1000000 jobs; at most 100000",
+            "sweep: 1000 seed x 1000 workers make 1000000 jobs; at most 100000",
         ),
         (
             "--batch-size 1,2 --global-batch-size 8",
@@ -659,11 +661,11 @@ def failed(
         ),
         (
             "--global-batch-size 7 --workers 2,4",
-            "none of 2 jobs is possible: global_batch_size: 7 samples cannot be shared evenly by 2",
+            "none of 2 jobs is possible: global_batch_size: 7 samples cannot be split evenly",
         ),
     ],
 )
-def test_wrong_sweeps(
+def test_wrong_command_lines_are_refused(
     more: str,
     said: str,
     tmp_path: Path,
@@ -675,7 +677,7 @@ def test_wrong_sweeps(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_picture_of_an_unknown_kind_is_refused_at_once(
+def test_a_figure_of_an_unknown_format_is_refused_immediately(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
@@ -696,12 +698,12 @@ def test_files_of_a_sweep(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"<?xml")
 
 
-def test_canary_a_job_that_is_predicted_early_is_seen(
+def test_canary_a_job_predicted_before_the_check_is_noticed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(AssertionError, match="a job was predicted"):
         failed(monkeypatch, capsys, "sweep --model resnet18 --workers 1,2")
 
 
-def test_the_module_and_the_function_have_names_of_their_own() -> None:
+def test_the_module_and_the_function_have_different_names() -> None:
     assert sweeps.sweep is sweep

@@ -1,4 +1,4 @@
-"""Closed forms that a simulation must hit exactly, written from their sources."""
+"""Closed forms from the literature that a simulation must match exactly."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def ring_allreduce_s(
 def one_worker_s(work: Workload, rate: float) -> float:
     """From the end of one forward pass to that of the next.
 
-    Gradients are sent once backward has come down to their layer: the last at max over l of the
-    backward down to l, and the sending of l and all below. Then parameters come in forward order,
-    and layers from l on compute once those of l are there. The forward pass begins when backward
-    has ended and all gradients are sent. So the layers below the first one with parameters compute
-    while parameters come: their forward, and the rest of their backward.
+    Gradients are sent once backward has reached their layer: the last one is sent at the maximum
+    over l of backward down to l plus sending l and all layers below. Then parameters arrive in
+    forward order, and layers from l on compute once those of l have arrived. The forward pass
+    begins when backward has ended and all gradients are sent. So the layers below the first one
+    with parameters compute while parameters arrive: their forward, and the rest of backward.
     """
     forward = list(accumulate(reversed([layer.forward_s for layer in work.layers])))[::-1]
     backward = list(accumulate(reversed([layer.backward_s for layer in work.layers])))[::-1]
@@ -54,7 +54,8 @@ def one_worker_s(work: Workload, rate: float) -> float:
 
 
 def wait_free_backward_s(work: Workload, comm_s: list[float]) -> float:
-    """Wait-free back-propagation: a layer's all-reduce follows its backward and the one before."""
+    """Wait-free back-propagation: a layer's all-reduce follows its backward and the previous
+    all-reduce."""
     ready = free = 0.0
     for layer, seconds in zip(reversed(work.layers), reversed(comm_s), strict=True):
         ready += layer.backward_s
@@ -72,13 +73,13 @@ def test_one_worker_with_overlap(work: Workload, rate: float) -> None:
 
 
 def test_passes_of_first_layers_overlap_with_transfers() -> None:
-    """Layer 0 has no parameters. Gradients are sent from 0 s to 2 s, parameters come until 4 s; its
-    backward takes until 3 s, its forward until 4 s."""
+    """Layer 0 has no parameters. Gradients are sent from 0 s to 2 s, parameters arrive until 4 s;
+    its backward lasts until 3 s, its forward until 4 s."""
     work = workload([1.0, 0.0], [3.0, 0.0], [0.0, 1.0])
     assert one_worker_s(work, 0.5) == 4.0
     for sync in ("bsp", "asp"):
         equal(predict(job(work, cluster(0.5), 1, "ps", {"sync": sync})).iteration_s, 4.0)
-    with pytest.raises(AssertionError):  # as if all of backward were before the parameters come
+    with pytest.raises(AssertionError):  # the result if all of backward preceded the parameters
         equal(4.0, 3.0 + 2.0)
 
 
@@ -106,7 +107,8 @@ def test_synchronous_parameter_server_in_phases(workers: int, servers: int) -> N
     options = {"overlap": False, "servers": servers, "split_above_bytes": 0}
     where = cluster(20.0, update_per_byte_s=0.001)
     result = predict(job(work, where, workers, "ps", options))
-    share = max(workers / servers, 1.0)  # a worker's own link limits it below one worker a server
+    # with fewer workers than servers, a worker's own link is the limit
+    share = max(workers / servers, 1.0)
     transfer = share * 100.0 / 20.0
     update = workers * 100.0 / servers * 0.001
     equal(result.iteration_s, 9.0 + 2 * transfer + update)
@@ -147,7 +149,7 @@ def test_all_reduce_with_wait_free_backward(work: Workload, workers: int, rate: 
 
 @few
 @given(work=workloads())
-def test_one_worker_without_server_takes_the_single_device_time(work: Workload) -> None:
+def test_one_worker_without_a_server_takes_the_single_device_time(work: Workload) -> None:
     result = predict(job(work, cluster(1.0, 0.5), 1, "ring"))
     equal(result.iteration_s, work.compute_s)
     assert result.exposed_communication_s == pytest.approx(0.0, abs=1e-9)

@@ -1,4 +1,4 @@
-"""Collectives: who sends what, what it costs, and send by send the same time as a closed form."""
+"""Collectives: schedules of sends, their cost, and agreement of single sends with closed forms."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ SCHEDULES: dict[str, Callable[[int], Schedule]] = {
 each = pytest.mark.parametrize("name", SCHEDULES)
 
 
-def everybody_hears_from_everybody(schedule: Schedule) -> None:
-    """In the end each member has received something that depends on each other member."""
+def all_members_exchange_data(schedule: Schedule) -> None:
+    """Check that each member finally holds data from every other member."""
     heard = np.eye(schedule.members, dtype=bool)
     unrolled = schedule.unrolled()
     for index in range(unrolled.rounds):
@@ -55,7 +55,7 @@ def everybody_hears_from_everybody(schedule: Schedule) -> None:
 
 
 def one_partner_a_round(schedule: Schedule) -> None:
-    """Nobody sends to two members in one round, nor receives from two, nor sends to itself."""
+    """Check that no member sends to or receives from two members in a round, or sends to itself."""
     for end in (schedule.source, schedule.target):
         pairs = list(zip(schedule.round.tolist(), end.tolist(), strict=True))
         assert len(set(pairs)) == len(pairs)
@@ -64,7 +64,7 @@ def one_partner_a_round(schedule: Schedule) -> None:
 
 
 def no_round_is_idle(schedule: Schedule) -> None:
-    """The longest chain of sends that wait for each other is as long as there are rounds."""
+    """Check that the longest chain of dependent sends has as many sends as there are rounds."""
     waits = waits_of(schedule.unrolled())
     depth = np.ones(len(schedule.unrolled().part), int)
     for after, before in sorted(zip(waits.after.tolist(), waits.before.tolist(), strict=True)):
@@ -74,9 +74,9 @@ def no_round_is_idle(schedule: Schedule) -> None:
 
 @each
 @pytest.mark.parametrize("members", [2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 31])
-def test_schedules_are_sound(name: str, members: int) -> None:
+def test_schedules_are_valid(name: str, members: int) -> None:
     schedule = SCHEDULES[name](members)
-    everybody_hears_from_everybody(schedule)
+    all_members_exchange_data(schedule)
     one_partner_a_round(schedule)
     no_round_is_idle(schedule)
     assert schedule.sent().sum() == pytest.approx(schedule.received().sum())
@@ -92,7 +92,7 @@ def test_canary_a_send_left_out_is_noticed() -> None:
     schedule = tree_all_reduce(5)
     for send in range(len(schedule.part)):
         with pytest.raises(AssertionError):
-            everybody_hears_from_everybody(without(schedule, send))
+            all_members_exchange_data(without(schedule, send))
 
 
 def test_canary_two_sends_at_once_are_noticed() -> None:
@@ -104,11 +104,11 @@ def test_canary_two_sends_at_once_are_noticed() -> None:
 RING = {n: [2 * (n - 1) / n] * n for n in (2, 3, 4, 8)}
 SENT: dict[str, dict[int, list[float]]] = {
     "ring": RING,
-    # 2(p-1)/p; of three, one gives its part to a neighbour that halves and doubles with the third
+    # 2(p-1)/p; with three, one gives its data to a neighbour that halves and doubles with the third
     "halving_doubling": {**RING, 3: [1.0, 2.0, 1.0]},
     # once up, and once to each child of a binomial tree
     "tree": {2: [1, 1], 3: [2, 1, 1], 4: [2, 1, 2, 1], 8: [3, 1, 2, 1, 3, 1, 2, 1]},
-    # half of it up in each tree but that of which it is the root, and half to each child
+    # half of it up in each tree except the one of which it is the root, and half to each child
     "double_tree": {
         2: [1.0, 1.0],
         3: [1.5, 1.0, 1.5],
@@ -117,7 +117,7 @@ SENT: dict[str, dict[int, list[float]]] = {
     },
     "hierarchical": RING,
 }
-"""Parts of the bytes that each member sends, and by symmetry receives, from the sources."""
+"""Fractions of the bytes that each member sends, and by symmetry receives, from the sources."""
 
 
 @pytest.mark.parametrize("each_send", [False, True])
@@ -142,7 +142,7 @@ def test_a_double_tree_sends_no_more_than_twice_the_bytes(each_send: bool) -> No
 
 
 def communication_s(members: int, options: dict[str, Any], **fields: Any) -> float:
-    """What a step takes longer than its computation, of 2 s."""
+    """Step time minus the computation of 2 s."""
     where = cluster(**{"bandwidth_bytes_per_s": 4.0, "latency_s": 0.25, **fields})
     return predict(job(WORK, where, members, "allreduce", {**ONE, **options})).iteration_s - 2.0
 
@@ -179,7 +179,7 @@ def test_canary_another_number_of_members_is_noticed() -> None:
 def test_hierarchical_is_exact(
     nodes: int, devices: int, kind: Any, nics: int, each_send: bool
 ) -> None:
-    """Rates are those of a device while all devices of its node send."""
+    """Rates are per device while all devices of its node send."""
     options = {"algorithm": "hierarchical", "each_send": each_send, "reduce_per_byte_s": 0.125}
     found = communication_s(
         nodes * devices,
@@ -214,7 +214,7 @@ def test_the_link_inside_a_node_carries_each_devices_bytes_up_and_down() -> None
 @pytest.mark.parametrize("members", [2, 3, 4, 5, 8, 13, 16])
 @pytest.mark.parametrize("chunks", [1, 4, 16])
 def test_double_tree_within_its_bounds(members: int, chunks: int) -> None:
-    """Exactly its rounds; of these at least two a chunk of all four halves for more than two."""
+    """Exactly the time of its rounds, at least two per chunk with more than two members."""
     options = {"algorithm": "double_tree", "chunks": chunks}
     found = communication_s(members, options)
     most = collective_times.double_tree_allreduce_s(
@@ -229,8 +229,9 @@ def test_double_tree_within_its_bounds(members: int, chunks: int) -> None:
 
 @pytest.mark.parametrize("members", [8, 12, 16])
 @pytest.mark.parametrize("name", SENT)
-def test_send_by_send_is_no_slower_on_shared_links(name: str, members: int) -> None:
-    """A round of a flow lasts until its last send has ended; sends of different rounds overlap."""
+def test_single_sends_are_no_slower_on_shared_links(name: str, members: int) -> None:
+    """A round of a flow lasts until its last send ends; single sends of different rounds
+    overlap."""
     fields: dict[str, Any] = {"devices_per_node": 2, "intra_node": Link(16.0, 0.125)}
     whole = communication_s(members, {"algorithm": name}, **fields)
     sends = communication_s(members, {"algorithm": name, "each_send": True}, **fields)

@@ -1,4 +1,4 @@
-"""Mean-value analysis with overlap: equal to the exact one where a cycle is a sum of stations."""
+"""Mean-value analysis with overlap: exact if a cycle is a sum of stations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ few = examples(60)
 
 
 def cycle_of(demands_s: Sequence[Any], think_s: Any) -> CycleTime:
-    """Thinking, and one visit of each station after the other."""
+    """A cycle of thinking, then one visit to each station in turn."""
 
     def cycle(others: Sequence[Any]) -> tuple[Any, list[Any]]:
         held = [(1.0 + found) * demand for found, demand in zip(others, demands_s, strict=True)]
@@ -37,7 +37,7 @@ def throughput(customers: Any, demands_s: Sequence[Any], think_s: Any, **how: An
 
 @st.composite
 def networks(draw: st.DrawFn) -> tuple[list[float], float]:
-    """Demands of one to four stations, and a time to think."""
+    """Demands of one to four stations, and a think time."""
     demands = draw(st.lists(st.floats(0.01, 10.0), min_size=1, max_size=4))
     return demands, draw(st.sampled_from([0.0, 0.1, 1.0, 10.0, 100.0])) * sum(demands)
 
@@ -47,7 +47,7 @@ def networks(draw: st.DrawFn) -> tuple[list[float], float]:
 
 @few
 @given(network=networks(), customers=st.integers(1, EXACT))
-def test_laps_that_are_sums_are_exact(network: tuple[list[float], float], customers: int) -> None:
+def test_cycles_that_are_sums_are_exact(network: tuple[list[float], float], customers: int) -> None:
     demands, think_s = network
     exact_per_s, residence, _ = mva(customers, demands, think_s)
     equal(throughput(customers, demands, think_s), exact_per_s)
@@ -56,7 +56,7 @@ def test_laps_that_are_sums_are_exact(network: tuple[list[float], float], custom
         equal((1.0 + others) * demand, float(seconds))
 
 
-def test_canary_the_oracle_sees_a_demand_that_is_off() -> None:
+def test_canary_the_oracle_notices_a_wrong_demand() -> None:
     exact_per_s, _, _ = mva(8, [1.0, 0.5], 3.0)
     equal(throughput(8, [1.0, 0.5], 3.0), exact_per_s)
     for wrong in ([1.001, 0.5], [1.0, 0.501]):
@@ -64,8 +64,8 @@ def test_canary_the_oracle_sees_a_demand_that_is_off() -> None:
             equal(throughput(8, wrong, 3.0), exact_per_s)
 
 
-def test_canary_one_who_finds_himself() -> None:
-    """The queue of n customers in the place of that of n - 1."""
+def test_canary_counting_the_customer_itself_is_noticed() -> None:
+    """The queue of n customers in place of that of n - 1."""
     exact_per_s, _, _ = mva(8, [1.0, 0.5], 3.0)
     cycle = cycle_of([1.0, 0.5], 3.0)
     (found,) = contended([9], [1.0, 0.5], [cycle])
@@ -74,7 +74,8 @@ def test_canary_one_who_finds_himself() -> None:
 
 
 def exact_per_s(customers: int, demands_s: Sequence[float], think_s: float) -> float:
-    """Throughput by the recursion over queue lengths, which is stable for thousands."""
+    """Throughput by the recursion over queue lengths, which is stable for thousands of
+    customers."""
     demands = np.asarray(demands_s)
     queue, rate = np.zeros(len(demands)), 0.0
     for present in range(1, customers + 1):
@@ -85,18 +86,20 @@ def exact_per_s(customers: int, demands_s: Sequence[float], think_s: float) -> f
 
 
 NEAR = [([1.0], 75.0), ([1.0, 0.5, 0.5], 90.0), ([1.0, 1.0], 40.0), ([1.0, 0.1], 200.0)]
-"""Networks that saturate where the recursion ends, and somewhat later."""
+"""Networks that saturate where the recursion ends, and slightly later."""
 
 
 @few
 @given(network=st.one_of(networks(), st.sampled_from(NEAR)), customers=st.integers(EXACT + 1, 600))
-def test_crowds_are_within_a_hundredth(network: tuple[list[float], float], customers: int) -> None:
+def test_many_customers_are_within_one_percent(
+    network: tuple[list[float], float], customers: int
+) -> None:
     demands, think_s = network
     equal(throughput(customers, demands, think_s), exact_per_s(customers, demands, think_s), 0.01)
 
 
 def fixed_point(customers: int, demands_s: Sequence[float], think_s: float) -> float:
-    """Throughput if one finds (n - 1)/n of those who are at a station: Bard and Schweitzer."""
+    """Throughput if an arrival finds (n - 1)/n of the customers at a station (Bard, Schweitzer)."""
     demands = np.asarray(demands_s)
     queue, rate = np.full(len(demands), customers / len(demands)), 0.0
     for _ in range(2000):
@@ -107,7 +110,7 @@ def fixed_point(customers: int, demands_s: Sequence[float], think_s: float) -> f
 
 
 @pytest.mark.parametrize(("demands", "think_s"), NEAR)
-def test_canary_a_crowd_that_is_not_corrected(demands: list[float], think_s: float) -> None:
+def test_canary_an_uncorrected_fixed_point_is_noticed(demands: list[float], think_s: float) -> None:
     """The plain fixed point is further off where a network saturates."""
     knee = round((think_s + sum(demands)) / max(demands))
     exact = exact_per_s(knee, demands, think_s)
@@ -116,15 +119,37 @@ def test_canary_a_crowd_that_is_not_corrected(demands: list[float], think_s: flo
 
 
 @pytest.mark.parametrize(("demands", "think_s"), NEAR)
-def test_the_crowd_begins_where_the_recursion_ends(demands: list[float], think_s: float) -> None:
-    """One more customer never lowers the throughput by more than what is left off."""
+def test_the_fixed_point_continues_the_recursion(demands: list[float], think_s: float) -> None:
+    """One more customer never lowers the throughput by more than the approximation error."""
     rates = [throughput(n, demands, think_s) for n in range(EXACT - 3, EXACT + 8)]
     for before, after in itertools.pairwise(rates):
         assert after >= before * (1.0 - 1e-5)
 
 
+@pytest.mark.parametrize(
+    ("think_s", "least_s"), [(0.0, 87.0), (0.0, 100.0), (80.0, 0.0), (86.0, 0.0)]
+)
+def test_the_fixed_point_is_found_quickly_close_to_saturation(
+    think_s: float, least_s: float
+) -> None:
+    seen = []
+
+    def cycle(others: Sequence[Any]) -> tuple[Any, list[Any]]:
+        seen.append(others)
+        held = 1.0 + others[0]
+        return max(think_s + held, least_s), [held]
+
+    contended([86], [1.0], [cycle])
+    assert len(seen) < 300
+
+
+def test_a_fixed_point_that_is_found_slowly() -> None:
+    demands, think_s = [1.0, 1.5, 1.5, 1.59375], 55.9375
+    equal(throughput(232, demands, think_s), exact_per_s(232, demands, think_s), 0.01)
+
+
 @pytest.mark.parametrize("customers", [1000, 100_000])
-def test_a_huge_crowd_keeps_the_busiest_station_busy(customers: int) -> None:
+def test_very_many_customers_saturate_the_busiest_station(customers: int) -> None:
     equal(throughput(customers, [1.0, 0.5], 100.0), 1.0, 1e-3)
 
 
@@ -133,8 +158,8 @@ def test_a_huge_crowd_keeps_the_busiest_station_busy(customers: int) -> None:
 def test_never_above_the_asymptotic_bound(
     network: tuple[list[float], float], customers: int
 ) -> None:
-    """As customers come at random. If they come evenly, a cycle is not shorter than that of one who
-    is alone, and short of what the busiest station allows by less than two services."""
+    """With random arrivals. With even arrivals, a cycle is no shorter than that of a single
+    customer, and is below the bound of the busiest station by less than two services."""
     demands, think_s = network
     rounding = 1.0 + (1e-9 if customers <= EXACT else 1e-4)
     most = bound(customers, demands, think_s) * rounding
@@ -145,17 +170,17 @@ def test_never_above_the_asymptotic_bound(
         assert customers / even > (customers - 2.0) * max(demands)
 
 
-def test_customers_that_come_evenly_by_hand() -> None:
-    """Two of them, 1 s of service and 3 s of thinking: one is served for a quarter of the time, and
-    half of that is over when the other one comes."""
+def test_even_arrivals_by_hand() -> None:
+    """Two customers, 1 s of service and 3 s of thinking: each is served a quarter of the time, and
+    half of its service is over when the other arrives."""
     cycle = cycle_of([1.0], 3.0)
     assert contended([2], [1.0], [cycle]) == [[0.25]]
     assert contended([2], [1.0], [cycle], even=[1.0]) == [[0.125]]
     assert contended([2], [1.0], [cycle], even=[0.5]) == [[0.1875]]
 
 
-def test_a_lap_that_overlaps_by_hand() -> None:
-    """Who computes for 3 s beside a transfer of 1 s does not wait, however many others he finds."""
+def test_a_cycle_with_overlap_by_hand() -> None:
+    """A worker that computes for 3 s during a transfer of 1 s does not wait, whatever it finds."""
 
     def cycle(others: Sequence[Any]) -> tuple[Any, list[Any]]:
         held = 1.0 + others[0]
@@ -168,7 +193,7 @@ def test_a_lap_that_overlaps_by_hand() -> None:
     equal(found, 2.0 / 3.0 * (1.0 + 1.0 / 3.0))
 
 
-def test_nobody_to_meet() -> None:
+def test_a_single_customer_finds_an_empty_station() -> None:
     assert contended([1], [2.0, 3.0], [cycle_of([2.0, 3.0], 1.0)]) == [[0.0, 0.0]]
 
 
@@ -178,7 +203,7 @@ def test_nobody_to_meet() -> None:
 def exact_of_two(
     customers: tuple[int, int], demands_s: Sequence[float], think_s: tuple[float, float]
 ) -> float:
-    """Throughput of both classes: who arrives finds the network without himself."""
+    """Throughput of both classes: an arrival finds the network without itself."""
     demands = np.asarray(demands_s)
     rate = 0.0
     queue = {(0, 0): np.zeros(len(demands))}
@@ -200,10 +225,10 @@ def exact_of_two(
     customers=st.tuples(st.integers(1, 15), st.integers(1, 15)),
     slower=st.sampled_from([1.0, 1.5, 5.0]),
 )
-def test_two_classes_are_near_the_exact_analysis(
+def test_two_classes_are_close_to_the_exact_analysis(
     network: tuple[list[float], float], customers: tuple[int, int], slower: float
 ) -> None:
-    """Within 3 %, and 1 % where they are alike, which is the analysis of one class."""
+    """Within 3 %, and within 1 % if they are equal, which is the analysis of one class."""
     demands, think_s = network
     times = think_s, slower * think_s
     cycles = [cycle_of(demands, seconds) for seconds in times]
@@ -216,16 +241,16 @@ def test_two_classes_are_near_the_exact_analysis(
         equal(exact, mva(sum(customers), demands, think_s)[0])
 
 
-def test_canary_two_classes_taken_for_one() -> None:
-    """The mean time to think for both."""
+def test_canary_two_classes_taken_for_one_are_noticed() -> None:
+    """The mean think time for both."""
     exact = exact_of_two((4, 4), [1.0], (2.0, 30.0))
     with pytest.raises(AssertionError):
         equal(throughput(8, [1.0], 16.0), exact, 0.03)
 
 
 def test_one_of_each_class() -> None:
-    """Two customers at one station: each finds the other one for the time that he is there alone:
-    1 s of 8 s, and 1 s of 4 s."""
+    """Two customers at one station: each finds the other for the fraction of time that the other
+    is there by itself: 1 s of 8 s, and 1 s of 4 s."""
     cycles = [cycle_of([1.0], 3.0), cycle_of([1.0], 7.0)]
     (first,), (second,) = contended([1, 1], [1.0], cycles)
     assert first == pytest.approx(0.125, abs=0.02)
@@ -233,7 +258,7 @@ def test_one_of_each_class() -> None:
 
 
 def test_arrays_of_several_classes() -> None:
-    """Times to think are arrays."""
+    """Think times are arrays."""
     think_s = np.array([1.0, 5.0, 20.0])
     cycles = [cycle_of([1.0, 0.5], think_s), cycle_of([1.0, 0.5], 2.0 * think_s)]
     found = contended([2, 3], [1.0, 0.5], cycles)
@@ -249,8 +274,9 @@ def test_arrays_of_several_classes() -> None:
 
 @examples(10)
 @given(network=networks(), seed=st.integers(0, 2**32))
-def test_arrays_are_many_scalars(network: tuple[list[float], float], seed: int) -> None:
-    """Of customers, demands and times to think; for crowds as far as a fixed point is repeated."""
+def test_arrays_equal_scalars(network: tuple[list[float], float], seed: int) -> None:
+    """Arrays of customers, demands and think times; for many customers up to the fixed point's
+    tolerance."""
     demands, think_s = network
     rng = np.random.default_rng(seed)
     for most, rounding in ((EXACT, 1e-12), (200, 1e-7)):
@@ -278,10 +304,10 @@ def test_symbols_have_the_names_of_the_stations() -> None:
     assert ask.is_positive
 
 
-# -- how evenly customers come ---------------------------------------------------------------------
+# -- regularity of arrivals ------------------------------------------------------------------------
 
 
-def test_regularity_is_between_random_and_even() -> None:
+def test_regularity_lies_between_random_and_even() -> None:
     assert regularity(0.0, 1.0) == 0.0
     assert regularity(1.0, 1.0) == regularity(5.0, 1.0) == 1.0
     assert regularity(1.0, 0.0) == 0.0

@@ -1,4 +1,4 @@
-"""The largest of lines: the same without the lines that are left out."""
+"""The maximum of lines is unchanged without the lines that are dropped."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from perfmodel.theory.fronts import largest, needed
 
 @pytest.mark.parametrize("quantities", [1, 2, 3, 4])
 @pytest.mark.parametrize("seed", range(5))
-def test_no_line_is_missed(quantities: int, seed: int) -> None:
-    """At points in all directions, and at those with zeros."""
+def test_no_needed_line_is_dropped(quantities: int, seed: int) -> None:
+    """At points in all directions, including points with zeros."""
     draw = np.random.default_rng(seed)
     lines = draw.lognormal(0.0, 1.0, (80, quantities)) * (draw.random((80, quantities)) < 0.8)
     points = 10.0 ** draw.uniform(-6.0, 6.0, (quantities, 2000))
@@ -22,22 +22,22 @@ def test_no_line_is_missed(quantities: int, seed: int) -> None:
     assert now == pytest.approx(before, rel=1e-13)
 
 
-def test_of_two_quantities_the_hull_is_left() -> None:
-    """Of points on a quarter of a circle all are needed, and none inside it."""
+def test_in_two_dimensions_the_hull_remains() -> None:
+    """All points on a quarter circle are needed, and none inside it."""
     angle = np.linspace(0.0, np.pi / 2.0, 20)
     circle = np.stack([np.cos(angle), np.sin(angle)], axis=1)
     inside = 0.9 * circle
     assert len(needed(np.concatenate([circle, inside]))) == len(circle)
 
 
-def test_lines_that_are_equal_but_for_rounding_count_once() -> None:
-    """Layers that repeat: many points on one edge."""
+def test_lines_equal_up_to_rounding_count_once() -> None:
+    """Repeated layers give many points on one edge."""
     along = np.linspace(0.0, 1.0, 50)[:, None]
     edge = along * np.array([3.0, 0.1]) + (1.0 - along) * np.array([0.7, 2.9])
     assert len(needed(edge)) == 2
 
 
-def test_canary_a_line_too_few_is_seen() -> None:
+def test_canary_a_missing_line_is_noticed() -> None:
     lines = needed(np.array([[0.0, 4.0], [3.0, 3.0], [4.0, 0.0]]))
     values = [np.array([1.0, 1.0]), np.array([1.0, 9.0])]
     before, now = largest([lines, np.delete(lines, 1, axis=0)], values)

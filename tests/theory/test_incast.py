@@ -1,4 +1,4 @@
-"""Many send to one: how unequal losses make their parts of its link, and what that costs."""
+"""Incast: unequal losses give senders unequal shares of a link, at a cost."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from tests.jobs import VARIANTS, cluster, job, workload
 BANDWIDTH = 1e6
 QUEUE_BYTES = 2.0**17
 FIRST, LAST = 4e5, 6e5
-"""Bytes of the two layers; backward makes the gradients of the last one first."""
+"""Bytes of the two layers; backward makes the gradients of the last layer first."""
 NO_TIME = 1e-9
 WORK = workload([NO_TIME, NO_TIME], [NO_TIME, NO_TIME], [FIRST, LAST])
 DUPLEX = {"sync": "bsp", "duplex": True}
 
 
 def incast(workers: int, queue_bytes: float | None, **options: Any) -> Job:
-    """Two layers that take no time to compute, pushed to one server and pulled from it."""
+    """A job of two layers without compute time, pushed to one server and pulled from it."""
     where = cluster(BANDWIDTH, queue_bytes=queue_bytes)
     return job(WORK, where, workers, "ps", DUPLEX | options)
 
 
 def averages(k: float, *, decrease: float = DECREASE) -> np.ndarray:
-    """Simulated windows that grow steadily and lose at random: each one's average over k losses."""
+    """Simulated windows that grow steadily and lose at random: average of each over k losses."""
     rng = np.random.default_rng(1)
     found = np.empty(20_000)
     for i in range(len(found)):
@@ -45,11 +45,11 @@ def averages(k: float, *, decrease: float = DECREASE) -> np.ndarray:
     return found
 
 
-# -- the parts -------------------------------------------------------------------------------------
+# -- the shares ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("k", [0.3, 1.6, 8.0])
-def test_the_spread_is_that_of_windows_that_lose_at_random(k: float) -> None:
+def test_the_spread_equals_that_of_windows_with_random_losses(k: float) -> None:
     sent = k * QUEUE_BYTES / losses(4, QUEUE_BYTES, QUEUE_BYTES)
     assert losses(4, sent, QUEUE_BYTES) == pytest.approx(k)
     found = averages(k)
@@ -57,14 +57,14 @@ def test_the_spread_is_that_of_windows_that_lose_at_random(k: float) -> None:
     assert found.std() == pytest.approx(spread(4, sent, QUEUE_BYTES), rel=0.03)
 
 
-def test_canary_windows_that_lose_more_are_told_apart() -> None:
+def test_canary_windows_with_more_losses_differ() -> None:
     sent = 1.6 * QUEUE_BYTES / losses(4, QUEUE_BYTES, QUEUE_BYTES)
     halved = averages(1.6, decrease=0.5).std()
     assert halved > 1.2 * spread(4, sent, QUEUE_BYTES)
 
 
-def test_losses_come_as_often_as_windows_grow_back() -> None:
-    """Eight windows in a queue of 512 KiB: 45 segments each, of which a loss takes 14."""
+def test_the_loss_rate_balances_window_growth() -> None:
+    """Eight windows in a queue of 512 KiB: 45 segments each, of which a loss removes 14."""
     window = 2**19 / 8 / SEGMENT_BYTES
     round_trips = 8 * 2e6 / 2**19
     assert losses(8, 2e6, 2**19) == pytest.approx(round_trips / (0.3 * window / GROWTH))
@@ -72,7 +72,7 @@ def test_losses_come_as_often_as_windows_grow_back() -> None:
 
 
 @pytest.mark.parametrize("sent", [1.0, 1e4, 1e6, 1e9])
-def test_parts_are_within_bounds(sent: float) -> None:
+def test_shares_are_within_bounds(sent: float) -> None:
     """More senders lose more often; the spread never exceeds that of the long run."""
     few, many = spread(2, sent, 1e6), spread(8, sent, 1e6)
     assert 0.0 < few <= math.sqrt(0.3 / 1.7)
@@ -83,12 +83,12 @@ def test_parts_are_within_bounds(sent: float) -> None:
     assert np.std(np.log(found)) <= math.sqrt(math.log1p(spread(5, sent, 1e6) ** 2))
 
 
-def test_the_spread_goes_smoothly_to_nothing() -> None:
+def test_the_spread_vanishes_smoothly() -> None:
     found = [spread(4, sent, 1e6) / math.sqrt(sent) for sent in (1.0, 1e2, 1e3, 2e3, 5e3, 1e4)]
     assert found == pytest.approx([found[0]] * len(found), rel=5e-3)
 
 
-def test_the_seed_deals_the_parts() -> None:
+def test_the_seed_determines_the_shares() -> None:
     first, again, other, elsewhere = (
         parts(np.ones(8), 1e6, 1e6, seed=seed, link=link)
         for seed, link in [(1, 0), (1, 0), (2, 0), (1, 1)]
@@ -103,10 +103,10 @@ def test_the_seed_deals_the_parts() -> None:
 
 
 def step_by_hand(shares: np.ndarray) -> float:
-    """Nobody computes: all push the last layer, then the first; pulls share the link evenly.
+    """Without computation: all push the last layer, then the first; pulls share the link evenly.
 
-    The last copy of the last layer is in once the slowest has pushed it, by when each other one has
-    pushed in proportion to its part, or all it has.
+    The last copy of the last layer arrives when the slowest worker has pushed it; by then each
+    other worker has pushed in proportion to its share, or everything.
     """
     n, whole = len(shares), FIRST + LAST
     last_in = np.minimum(whole, LAST * shares / shares.min()).sum() / BANDWIDTH
@@ -115,7 +115,7 @@ def step_by_hand(shares: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("workers", [3, 6])
-def test_a_step_waits_for_the_smallest_part(workers: int) -> None:
+def test_a_step_waits_for_the_smallest_share(workers: int) -> None:
     shares = parts(np.ones(workers), FIRST + LAST, QUEUE_BYTES, seed=0, link=0)
     found = predict(incast(workers, QUEUE_BYTES)).iteration_s
     assert found == pytest.approx(step_by_hand(shares), rel=1e-6)
@@ -129,22 +129,22 @@ def weights(of: Job) -> list[float]:
 
 
 @pytest.mark.parametrize("options", VARIANTS["ps"], ids=str)
-def test_without_a_queue_all_share_alike(options: dict[str, Any]) -> None:
+def test_without_a_queue_all_share_equally(options: dict[str, Any]) -> None:
     where = cluster(BANDWIDTH, devices_per_node=2)
     assert weights(job(WORK, where, 4, "ps", options)) == [1.0]
 
 
-def test_as_many_servers_as_workers_share_alike() -> None:
-    """No queue fills there."""
+def test_with_as_many_servers_as_workers_all_share_equally() -> None:
+    """No queue fills."""
     assert weights(incast(4, QUEUE_BYTES, servers=4)) == [1.0]
     assert len(weights(incast(4, QUEUE_BYTES, sync="ssp"))) > 1
     assert len(weights(incast(4, QUEUE_BYTES, sync="asp"))) > 1
     assert len(weights(incast(4, QUEUE_BYTES, servers=2))) > 1
 
 
-def test_unequal_parts_break_the_lockstep_at_a_hot_server() -> None:
-    """Most bytes are whole on one of two servers. With equal parts, asynchronous workers that begin
-    together stay together: all compute while the hot link has nothing to do."""
+def test_unequal_shares_break_the_lockstep_at_a_hot_server() -> None:
+    """Most bytes are on one of two servers. With equal shares, asynchronous workers that begin
+    together stay together: all compute while the hot link is idle."""
     work = workload([0.2, 0.2], [0.2, 0.2], [8e6, 1e6])
     options = DUPLEX | {"sync": "asp", "servers": 2, "split_above_bytes": math.inf}
 
@@ -157,8 +157,8 @@ def test_unequal_parts_break_the_lockstep_at_a_hot_server() -> None:
     assert bound <= step_s(2**19) < 1.15 * bound
 
 
-def test_servers_on_the_workers_nodes() -> None:
-    """Four servers with four workers: nobody is flooded. One: by the three that are elsewhere."""
+def test_colocated_servers() -> None:
+    """Four servers with four workers: no incast. One server: incast by the three other workers."""
     where = cluster(BANDWIDTH, queue_bytes=QUEUE_BYTES, server=Server("colocated"))
     for servers, kinds in ((4, 1), (1, 3)):
         found = weights(job(WORK, where, 4, "ps", DUPLEX | {"servers": servers}))
@@ -173,7 +173,7 @@ def test_a_long_queue_is_fair() -> None:
 
 
 def test_a_worker_on_a_slow_link_cannot_catch_up() -> None:
-    """A smaller part costs it more than it costs others, who get the link for themselves later."""
+    """A smaller share costs it more than the others, which have the link to themselves later."""
 
     def slow(queue_bytes: float | None) -> Job:
         where = cluster(BANDWIDTH, queue_bytes=queue_bytes)
@@ -192,14 +192,14 @@ def test_plain_and_compiled_loops_agree() -> None:
     assert first.iterations_per_s.tolist() == second.iterations_per_s.tolist()
 
 
-# -- around it -------------------------------------------------------------------------------------
+# -- limits ---------------------------------------------------------------------------------------
 
 
-def test_the_coarse_model_says_that_it_leaves_this_out() -> None:
+def test_the_coarse_model_notes_that_it_omits_incast() -> None:
     found = predict(incast(4, QUEUE_BYTES), fidelity="coarse")
     assert found.error_band is not None
     assert found.error_band.p90 is None
-    assert "unequal parts of a full link" in found.error_band.text
+    assert "unequal shares of a full link" in found.error_band.text
     for alike in (incast(4, None), incast(4, None, sync="asp")):
         found = predict(alike, fidelity="coarse")
         assert found.error_band is not None
@@ -207,12 +207,12 @@ def test_the_coarse_model_says_that_it_leaves_this_out() -> None:
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, math.nan])
-def test_a_queue_has_a_length(wrong: float) -> None:
+def test_invalid_queue_lengths_are_refused(wrong: float) -> None:
     with pytest.raises(InputError, match="queue_bytes: "):
         cluster(BANDWIDTH, queue_bytes=wrong)
 
 
-def test_a_slower_link_has_a_smaller_part() -> None:
+def test_a_slower_link_has_a_smaller_share() -> None:
     equal = parts(np.ones(4), 1e6, 1e6, seed=1, link=0)
     slow = parts(np.array([0.5, 1.0, 1.0, 1.0]), 1e6, 1e6, seed=1, link=0)
     assert slow[1:].tolist() == equal[1:].tolist()
@@ -222,8 +222,8 @@ def test_a_slower_link_has_a_smaller_part() -> None:
 
 @pytest.mark.parametrize("servers", [1, 4])
 def test_a_request_waits_behind_the_pushes_of_others(servers: int) -> None:
-    """Half of the queue, once, as all pushes of the only layer end before; not where as many
-    servers as workers leave no queue, and not for replies."""
+    """Half of the queue, once, as all pushes of the only layer end before; not with as many servers
+    as workers, which leave no queue, and not for replies."""
     one = workload([NO_TIME], [NO_TIME], [FIRST])
     for pull, waits in (("request", servers == 1), ("reply", False)):
         options = DUPLEX | {"pull": pull, "servers": servers, "split_above_bytes": 1.0}

@@ -29,7 +29,7 @@ from perfmodel.theory.order_statistics import (
 from tests.settings import examples
 
 ACCURACY = 1e-6
-"""Relative, of what is found by quadrature."""
+"""Relative accuracy of quadrature."""
 
 few = examples(60)
 kinds = st.sampled_from(KINDS)
@@ -38,7 +38,7 @@ spreads = st.floats(0.001, 1.0)
 N, C = sympy.symbols("n c", positive=True)
 
 Expected = Callable[[int, int, float, str], float]
-"""From rank, n, cv and kind to the expected order statistic."""
+"""Maps rank, n, cv and kind to the expected order statistic."""
 
 # -- tables and closed forms -----------------------------------------------------------------------
 
@@ -82,15 +82,15 @@ def test_exponential_is_harmonic(n: int) -> None:
 
 @functools.cache
 def integrated(rank: int, n: int, cv: float, kind: str) -> float:
-    """The mean of x times the density of the k-th of n, to 20 digits."""
+    """The integral of x times the density of the k-th of n, to 20 digits."""
     spread = mpmath.mpf(cv)
     with mpmath.workdps(20):
-        if kind == "lognormal":  # over the logarithm, standardised
+        if kind == "lognormal":  # integrate over the standardised logarithm
             sigma = mpmath.sqrt(mpmath.log1p(spread**2))
             cdf, tail, density = mpmath.ncdf, lambda z: mpmath.ncdf(-z), mpmath.npdf
             value = lambda z: mpmath.exp(sigma * z - sigma**2 / 2)  # noqa: E731
             pieces = [-20, -8, -4, -2, 0, 2, 4, 8, 20]
-        else:  # over the logarithm, too: a gamma density may have a pole at 0
+        else:  # also over the logarithm: a gamma density may have a pole at 0
             shape = 1 / spread**2
             cdf = lambda z: mpmath.gammainc(shape, 0, shape * mpmath.exp(z), True)  # noqa: E731
             tail = lambda z: mpmath.gammainc(shape, shape * mpmath.exp(z), mpmath.inf, True)  # noqa: E731
@@ -129,12 +129,12 @@ def equals_the_integral(expected: Expected, case: tuple[int, int, float, str]) -
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_equal_to_the_integral(case: tuple[int, int, float, str]) -> None:
+def test_order_statistics_equal_the_integral(case: tuple[int, int, float, str]) -> None:
     equals_the_integral(expected_order_statistic, case)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_canary_another_spread(case: tuple[int, int, float, str]) -> None:
+def test_canary_another_spread_is_noticed(case: tuple[int, int, float, str]) -> None:
     def wrong(rank: int, n: int, cv: float, kind: str) -> float:
         return float(expected_order_statistic(rank, n, cv * (1.0 + 1e-4), kind))
 
@@ -146,7 +146,7 @@ def test_canary_another_spread(case: tuple[int, int, float, str]) -> None:
 
 
 def add_up(expected: Expected, n: int, cv: float, kind: str) -> None:
-    """The n order statistics are the n factors in another order."""
+    """Check the sum: the n order statistics are the n factors in another order."""
     total = math.fsum(expected(rank, n, cv, kind) for rank in range(1, n + 1))
     assert total == pytest.approx(n, rel=ACCURACY)
 
@@ -171,7 +171,7 @@ def test_order_statistics_recur(n: int, part: float, cv: float, kind: str) -> No
 
 @few
 @given(n=st.integers(2, 200), cv=spreads, kind=kinds)
-def test_more_or_later_is_slower(n: int, cv: float, kind: str) -> None:
+def test_order_statistics_grow_with_n_and_rank(n: int, cv: float, kind: str) -> None:
     ranked = [expected_order_statistic(rank, n, cv, kind) for rank in (1, n // 2 + 1, n)]
     assert ranked == sorted(ranked)
     assert expected_maximum(n - 1, cv, kind) < expected_maximum(n, cv, kind)
@@ -189,7 +189,7 @@ def test_without_spread_all_are_one(n: int, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_canary_a_rank_off_by_one(kind: str) -> None:
+def test_canary_a_rank_off_by_one_is_noticed(kind: str) -> None:
     def shifted(rank: int, n: int, cv: float, kind: str) -> float:
         return float(expected_order_statistic(max(rank - 1, 1), n, cv, kind))
 
@@ -207,7 +207,7 @@ def test_canary_a_rank_off_by_one(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_arrays_are_many_numbers(kind: str) -> None:
+def test_arrays_equal_scalars(kind: str) -> None:
     n = np.array([[1], [4], [64], [4]])
     cv = np.array([0.0, 0.1, 1.0])
     found = expected_maximum(n, cv, kind)
@@ -228,7 +228,7 @@ def test_arrays_are_many_numbers(kind: str) -> None:
 def test_a_convex_function_is_averaged(
     kind: str, rank: int, n: int, cv: float, within: float
 ) -> None:
-    """max(x, a) for a from the fastest tenth to the slowest: what a covers, and what is beyond."""
+    """max(x, a) for a from the fastest tenth to the slowest."""
     values, weights = quantiles_of_order_statistic(rank, n, cv, kind)
     assert values.shape == weights.shape == (16,)
     assert np.all(np.diff(values) > 0.0)
@@ -238,7 +238,7 @@ def test_a_convex_function_is_averaged(
     p = (np.arange(200_000) + 0.5) / 200_000
     order = quantile(special.betaincinv(rank, n - rank + 1, p), cv, kind)
     for a in np.quantile(order, np.linspace(0.1, 0.9, 17)):
-        exact = np.maximum(order, a).mean() + mean - order.mean()  # the tail that p leaves out
+        exact = np.maximum(order, a).mean() + mean - order.mean()  # the tail beyond p
         assert float(weights @ np.maximum(values, a)) == pytest.approx(exact, rel=within)
 
 
@@ -255,8 +255,8 @@ def test_quantiles_of_arrays() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_quantiles_are_those_of_the_distribution(kind: str) -> None:
-    """Factors at equally spaced parts have mean 1 and the given spread."""
+def test_quantiles_have_mean_one_and_the_given_spread(kind: str) -> None:
+    """Factors at equally spaced probabilities."""
     parts = (np.arange(100_000) + 0.5) / 100_000
     factors = quantile(parts, 0.3, kind)
     assert factors.mean() == pytest.approx(1.0, abs=1e-5)
@@ -269,8 +269,9 @@ def test_quantiles_are_those_of_the_distribution(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", SIMULATED)
 @pytest.mark.parametrize("n", [2, 8, 16])
-def test_the_simulator_draws_the_same(kind: str, n: int) -> None:
-    """Its 2^16 equally likely factors end where 1 in 2^17 is larger: one of n, n times as often."""
+def test_the_simulator_draws_the_same_distribution(kind: str, n: int) -> None:
+    """Its 2^16 equally likely factors end where 1 in 2^17 is larger; for the largest of n, n in
+    2^17."""
     table = np.sort(noise.table(0.3, SIMULATED.index(kind)))
     shares = np.diff((np.arange(len(table) + 1) / len(table)) ** n)
     expected = expected_maximum(n, 0.3, kind)

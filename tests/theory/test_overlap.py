@@ -1,4 +1,4 @@
-"""How long overlapping work takes: each recursion against a clock that runs from event to event."""
+"""Duration of overlapping work: each recursion against an event-driven clock."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ sizes = st.sampled_from([1.0, 7.0, 40.0])
 
 @st.composite
 def gradients(draw: st.DrawFn) -> tuple[list[float], list[float]]:
-    """When each of one to six is ready, in order, and its bytes."""
+    """Ready times of one to six messages, in order, and their bytes."""
     n = draw(st.integers(1, 6))
     ready = list(itertools.accumulate(draw(st.lists(seconds, min_size=n, max_size=n))))
     return ready, draw(st.lists(sizes, min_size=n, max_size=n))
 
 
-# -- clocks that run from event to event -----------------------------------------------------------
+# -- event-driven clocks ---------------------------------------------------------------------------
 
 
 def sent_one_by_one(ready_s: list[float], seconds: list[float]) -> float:
-    """A link that is idle takes the first message that waits; else time runs to the next event."""
+    """An idle link takes the first waiting message; otherwise time advances to the next event."""
     now, waiting = 0.0, list(zip(ready_s, seconds, strict=True))
     while waiting:
         if waiting[0][0] > now:
@@ -54,7 +54,7 @@ def sent_at_ticks(
     cycle_s: float,
     cap_bytes: float,
 ) -> float:
-    """An idle link looks at each tick for what is ready, and takes as much as is allowed."""
+    """At each tick an idle link takes as many ready messages as allowed."""
     end, tick, first = 0.0, 0, 0
     while first < len(ready_s):
         now = tick * cycle_s
@@ -74,7 +74,7 @@ def sent_at_ticks(
 def through_stages(
     layers: Layers, scale: float, stages: list[tuple[float, float]], *, overlap: bool
 ) -> list[float]:
-    """Backward layer by layer; at every place each stage takes what waits, first come first."""
+    """Backward layer by layer; at every place each stage serves first come, first served."""
     made: list[tuple[float, Part]] = []
     now = 0.0
     rows = zip(layers.backward_s[::-1], layers.parts[::-1], strict=True)
@@ -98,7 +98,7 @@ def through_stages(
 
 
 def waits_for_parameters(layers: Layers, per_byte_s: float, scale: float) -> float:
-    """Forward layer by layer, each once its parts have come over the links of their places."""
+    """Forward layer by layer, each once its parts have arrived over the links of their places."""
     free: dict[int, float] = {}
     now = layers.first_s * scale
     for duration, parts in zip(layers.forward_s, layers.parts, strict=True):
@@ -125,7 +125,7 @@ def test_wait_free_back_propagation(given_: tuple[list[float], list[float]], rat
     startup=st.sampled_from([0.0, 0.5, 5.0]),
     per_byte=st.sampled_from([0.01, 0.3]),
 )
-def test_merged_as_the_buckets_are(
+def test_messages_are_merged_into_buckets(
     given_: tuple[list[float], list[float]], startup: float, per_byte: float
 ) -> None:
     """A bucket is ready with its last layer."""
@@ -147,10 +147,10 @@ def test_merged_as_the_buckets_are(
     cycle=st.sampled_from([0.3137, 1.0171, 7.0313]),
     cap=st.sampled_from([0.0, 8.0, 50.0, math.inf]),
 )
-def test_fused_at_ticks(
+def test_messages_are_fused_at_ticks(
     given_: tuple[list[float], list[float]], startup: float, cycle: float, cap: float
 ) -> None:
-    """Ticks that nothing ends at, where rounding would decide."""
+    """Tick intervals that avoid ties, which rounding would decide."""
     ready, size = given_
     found = fused_wait_free(
         ready, size, startup_s=startup, per_byte_s=0.1, cycle_s=cycle, cap_bytes=cap
@@ -158,8 +158,8 @@ def test_fused_at_ticks(
     equal(float(found), sent_at_ticks(ready, size, startup, 0.1, cycle, cap))
 
 
-def test_canary_messages_that_do_not_wait() -> None:
-    """For each other, for their layer, or for the tick."""
+def test_canary_messages_that_do_not_wait_are_noticed() -> None:
+    """Not waiting for each other, for their layer, or for the tick."""
     ready, size = [1.0, 2.0, 2.5], [4.0, 1.0, 3.0]
     right = sent_one_by_one(ready, size)
     equal(float(wait_free(ready, size)), right)
@@ -178,7 +178,7 @@ def test_canary_messages_that_do_not_wait() -> None:
             equal(other, at_ticks)
 
 
-def test_canary_layers_that_are_not_merged() -> None:
+def test_canary_unmerged_layers_are_noticed() -> None:
     ready, size = [1.0, 2.0, 9.0], [1.0, 1.0, 1.0]
     merged = float(merged_wait_free(ready, size, startup_s=8.0, per_byte_s=1.0))
     with pytest.raises(AssertionError):
@@ -235,8 +235,8 @@ def test_forward_waits_for_its_parameters(layers: Layers, per_byte: float, scale
 
 
 def test_latency_hides_behind_the_last_backward_and_the_first_forward() -> None:
-    """Two layers without parameters around the one that has some: made at 2 s, sent at 3 s, there
-    at 8 s; backward ends at 6 s, and the next first layer at 7 s."""
+    """Two layers without parameters around one with parameters: gradients made at 2 s, sent at 3 s,
+    arriving at 8 s; backward ends at 6 s, and the next first layer at 7 s."""
     layers = Layers.of(workload([1.0, 0.0, 0.0], [4.0, 1.0, 1.0], [0.0, 10.0, 0.0]))
     stages = [Stage(0.0, 0.1)]
     assert layers.backward_and_send_s(1.0, stages, latency_s=5.0) == [6.0, 6.0, 8.0]
@@ -245,8 +245,8 @@ def test_latency_hides_behind_the_last_backward_and_the_first_forward() -> None:
     assert layers.backward_and_send_s(1.0, stages, latency_s=5.0, overlap=False) == [6.0, 7.0, 12.0]
 
 
-def test_canary_one_place_for_all() -> None:
-    """Parts on two places are handled at once."""
+def test_canary_one_place_for_all_is_noticed() -> None:
+    """Parts on two places are handled concurrently."""
     layers = Layers.of(workload([1.0], [1.0], [40.0]))
     halves = layers.placed({0: [Part(0, 20.0, 1.0), Part(1, 20.0, 1.0)]})
     expected = through_stages(halves, 1.0, [(0.0, 1.0)], overlap=True)
@@ -260,7 +260,7 @@ def test_canary_one_place_for_all() -> None:
 
 @few
 @given(first=seconds, second=seconds)
-def test_a_blend_is_between_hiding_and_following(first: float, second: float) -> None:
+def test_a_blend_lies_between_full_and_no_overlap(first: float, second: float) -> None:
     equal(float(blend(first, second, 1.0)), first + second)
     assert blend(first, second, math.inf) == max(first, second)
     values = [float(blend(first, second, p)) for p in (1.0, 1.5, 2.0, 4.0, 64.0, math.inf)]
@@ -269,7 +269,7 @@ def test_a_blend_is_between_hiding_and_following(first: float, second: float) ->
     equal(float(blend(second, first, 3.0)), float(blend(first, second, 3.0)), 1e-12)
 
 
-def test_a_blend_with_nothing() -> None:
+def test_a_blend_with_zero() -> None:
     assert blend(0.0, 0.0, 2.0) == 0.0
     assert blend(3.0, 0.0, 2.0) == 3.0
     assert blend(np.array([0.0, 3.0]), np.array([0.0, 4.0]), 2.0).tolist() == [0.0, 5.0]
@@ -301,7 +301,7 @@ FUNCTIONS: dict[str, Callable[[list[Any], list[Any], Any], Any]] = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 @examples(30)
 @given(given_=gradients(), seed=st.integers(0, 2**32))
-def test_arrays_are_many_scalars(
+def test_arrays_equal_scalars(
     name: str, given_: tuple[list[float], list[float]], seed: int
 ) -> None:
     ready, size = given_

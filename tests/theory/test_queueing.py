@@ -1,7 +1,7 @@
-"""The engine against mean-value analysis, and that analysis against older formulas.
+"""The engine against mean-value analysis, and mean-value analysis against older formulas.
 
-Every random network is run for 16 seeds, so that the runs themselves tell the standard error of
-their mean; it is about 0.5 % when each run asks for an interval of 4 %.
+Every random network is run with 16 seeds, which give the standard error of the mean: about 0.5 % if
+each run asks for an interval of 4 %.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROUNDING = 1e-9
 
 
 class Station(msgspec.Struct, frozen=True):
-    """Where customers queue: ``cv`` of the service; a shared link is processor sharing."""
+    """A station: ``cv`` of its service time; a shared link is processor sharing."""
 
     demand_s: float
     kind: Literal["slot", "link"] = "slot"
@@ -59,7 +59,7 @@ def network(n: int, think_s: float, stations: Sequence[Station], think_cv: float
 
 
 def noise(b: GraphBuilder, n: int, cv: float) -> np.ndarray:
-    """A stream for each worker's op; gamma with cv 1 is exponential."""
+    """A random stream per worker and op; gamma with cv 1 is exponential."""
     return b.streams((n,), cv=cv, kind="gamma") if cv else np.full(n, NONE)
 
 
@@ -81,7 +81,7 @@ def exact(
 # -- the oracle itself -----------------------------------------------------------------------------
 
 
-def test_mva_of_a_textbook() -> None:
+def test_mva_of_a_textbook_example() -> None:
     """Menasce, Almeida, Dowdy, Performance by Design, 2004, section 12.2: a database server.
 
     Two customers; 10 s at the processor, half of them 15 s at the fast disk, half 30 s at the slow
@@ -113,7 +113,7 @@ def test_mva_of_machines_and_repairmen(n: int, servers: int, think_s: float) -> 
     demands=st.lists(st.floats(0.1, 5.0), min_size=1, max_size=4),
     think_s=st.floats(0.0, 10.0),
 )
-def test_mva_keeps_littles_law_and_the_bound(n: int, demands: list[float], think_s: float) -> None:
+def test_mva_obeys_littles_law_and_the_bound(n: int, demands: list[float], think_s: float) -> None:
     rate, residence, queues = queueing.mva(n, demands, think_s)
     assert rate * think_s + queues.sum() == pytest.approx(n, rel=1e-9)
     assert rate <= queueing.bound(n, demands, think_s) * (1 + 1e-9)
@@ -129,7 +129,7 @@ FIFO, PS = Station(1.0), Station(1.0, "link")
 
 
 class Network(msgspec.Struct, frozen=True):
-    """``rel_ci`` is finer where throughput hardly varies, but other measures do."""
+    """A network; ``rel_ci`` is smaller if throughput hardly varies but other measures do."""
 
     n: int
     think_s: float
@@ -160,8 +160,8 @@ def samples(name: str) -> tuple[Measures, ...]:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_product_form(name: str) -> None:
-    """Throughput, utilisation and residence times; Little's law makes queue lengths of these."""
+def test_product_form_networks_match_mva(name: str) -> None:
+    """Throughput, utilisation and residence times; Little's law gives queue lengths from these."""
     net, many = NETWORKS[name], samples(name)
     n, laps = net.n, min(m.rounds for m in many)
     rate, residence, _ = exact(n, net.think_s, net.stations)
@@ -183,9 +183,9 @@ def test_product_form(name: str) -> None:
 
 
 def intervals_hold(narrower: float = 1.0) -> None:
-    """Of 160 intervals of 95 %, at least 143 hold the exact throughput.
+    """Check that at least 143 of 160 95 % intervals cover the exact throughput.
 
-    An honest engine fails this with a probability of 0.001 (binomial).
+    A correct engine fails with probability 0.001 (binomial).
     """
     hold = 0
     for name, net in NETWORKS.items():
@@ -197,7 +197,7 @@ def intervals_hold(narrower: float = 1.0) -> None:
     assert hold >= 143, hold
 
 
-def test_confidence_intervals_hold_what_they_promise() -> None:
+def test_confidence_intervals_have_their_coverage() -> None:
     intervals_hold()
     with pytest.raises(AssertionError):
         intervals_hold(narrower=0.6)
@@ -231,7 +231,7 @@ def test_no_service_beats_the_bound(
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
 def test_one_station_of_fixed_service_attains_the_bound(n: int) -> None:
-    """Workers fall into a stagger: nobody waits before the station is always busy."""
+    """Workers become staggered: none waits until the station is saturated."""
     measures = simulate(network(n, 3.0, [Station(1.0, cv=0.0)], 0.0))
     assert throughput(measures) == pytest.approx(queueing.bound(n, [1.0], 3.0), rel=ROUNDING)
 
@@ -250,7 +250,7 @@ WRONG = {
 
 
 SUBTLE = ("fixed service, one at a time", "half as random")
-"""Off by some 3 %, which takes longer runs to tell from chance."""
+"""Off by about 3 %, which needs longer runs to distinguish from chance."""
 
 
 @pytest.mark.parametrize("error", WRONG)

@@ -33,7 +33,7 @@ from tests.settings import examples
 from tests.theory import test_queueing
 
 ROUNDING = 1e-9
-"""Relative: what is added up in another order."""
+"""Relative tolerance for sums in another order."""
 
 few = examples(60)
 demands = st.lists(st.floats(0.1, 5.0), min_size=1, max_size=4)
@@ -46,7 +46,7 @@ def fifo(*demands_s: Any, cv: float = 1.0) -> list[Station]:
 
 
 def of(means: NetworkMeans) -> list[float]:
-    """All figures of a network."""
+    """All measures of a network."""
     figures = (
         means.throughput_per_s,
         means.cycle_s,
@@ -60,7 +60,7 @@ def of(means: NetworkMeans) -> list[float]:
 # -- books -----------------------------------------------------------------------------------------
 
 
-def test_a_terminal_system() -> None:
+def test_a_textbook_terminal_system() -> None:
     """Jain, The Art of Computer Systems Performance Analysis, 1991, example 34.2: 20 users think
     4 s; processor and two disks of 125, 300, 200 ms, visited 16, 10 and 5 times."""
     visits = np.array([16.0, 10.0, 5.0])
@@ -69,7 +69,7 @@ def test_a_terminal_system() -> None:
     assert laps.queue_length == pytest.approx([1.991, 16.177, 0.500], abs=6e-4)
 
 
-def test_a_central_server() -> None:
+def test_a_textbook_central_server() -> None:
     """Bolch, Greiner, de Meer, Trivedi, Queueing Networks and Markov Chains, 1998, example 8.3."""
     visits = np.array([1.0, 0.4, 0.2, 0.1])
     laps = mva(6, fifo(*(visits * [0.02, 0.2, 0.4, 0.6])))
@@ -81,7 +81,7 @@ def test_a_central_server() -> None:
     assert laps.utilisation == pytest.approx([0.198, 0.794, 0.794, 0.595], abs=6e-4)
 
 
-def test_a_station_of_two_servers_and_a_delay() -> None:
+def test_a_textbook_station_of_two_servers_and_a_delay() -> None:
     """Bolch et al., 1998, example 8.4."""
     stations = [
         Station("two processors", 0.5, "fifo", servers=2),
@@ -93,7 +93,7 @@ def test_a_station_of_two_servers_and_a_delay() -> None:
     assert laps.queue_length == pytest.approx([0.624, 0.473, 0.686, 1.217], abs=6e-4)
 
 
-def test_three_centres_and_thinking() -> None:
+def test_a_textbook_network_of_three_centres() -> None:
     """Lazowska et al., Quantitative System Performance, 1984, p. 117: a processor and two disks."""
     laps = mva(3, fifo(0.605, 2.1, 1.35), 15.0)
     assert laps.throughput_per_s == pytest.approx(0.152, abs=6e-4)
@@ -103,7 +103,7 @@ BATCH: Any = ([1, 1], [[1.0, 3.0], [2.0, 4.0]], ["shared", "shared"])
 """Lazowska et al., 1984, p. 142: one customer of each class at a processor and a disk."""
 
 
-def test_two_classes() -> None:
+def test_textbook_networks_of_two_classes() -> None:
     laps = multiclass_mva(*BATCH)
     assert laps.throughput_per_s == pytest.approx([3 / 19, 2 / 19], rel=ROUNDING)
     np.testing.assert_allclose(laps.residence_s, [[4 / 3, 5.0], [5 / 2, 7.0]], rtol=ROUNDING)
@@ -134,13 +134,13 @@ def equal_to_oracle(
 
 @few
 @given(n=st.integers(1, 10), demands_s=demands, places=servers, think_s=thinking)
-def test_mva_is_that_of_the_oracle(
+def test_mva_equals_the_oracle(
     n: int, demands_s: list[float], places: list[int], think_s: float
 ) -> None:
     equal_to_oracle(n, demands_s, places[: len(demands_s)], think_s)
 
 
-def test_canary_other_demands() -> None:
+def test_canary_other_demands_are_noticed() -> None:
     equal_to_oracle(4, [1.0, 2.0], [2, 1], 3.0)
     with pytest.raises(AssertionError):
         equal_to_oracle(4, [1.0, 2.0], [2, 1], 3.0, more=1.0 + 1e-6)
@@ -164,8 +164,9 @@ def test_several_servers_lose_no_digits(n: int, repairmen: int) -> None:
     assert laps.throughput_per_s == pytest.approx(exact, rel=1e-12)
 
 
-def test_canary_chances_from_their_sum_lose_all_digits() -> None:
-    """1 less the chances of all other states, as the oracle takes it, is wrong for many."""
+def test_canary_probabilities_by_subtraction_lose_all_digits() -> None:
+    """1 minus the probabilities of all other states, as in the oracle, is wrong for many
+    customers."""
     rate, _, _ = queueing.mva(400, [1.0], 2.0, [8])
     assert rate != pytest.approx(8.0, rel=0.1)
 
@@ -179,7 +180,7 @@ def by_enumeration(
     """Queue lengths (classes, stations), from the weight of each state of a product-form network.
 
     Baskett, Chandy, Muntz, Palacios, JACM 22(2), 1975, doi 10.1145/321879.321887. ``places`` is
-    how many customers a station serves at once.
+    the number of customers a station serves at once.
     """
     classes, stations = len(customers), len(places)
     ways = [
@@ -210,7 +211,7 @@ def by_enumeration(
     places=servers,
     think_s=thinking,
 )
-def test_mva_is_an_average_over_all_states(
+def test_mva_equals_the_average_over_all_states(
     n: int, demands_s: list[float], places: list[int], think_s: float
 ) -> None:
     stations = [Station(str(i), d, servers=places[i]) for i, d in enumerate(demands_s)]
@@ -221,7 +222,9 @@ def test_mva_is_an_average_over_all_states(
 
 @few
 @given(data=st.data(), customers=st.lists(st.integers(0, 3), min_size=1, max_size=3))
-def test_classes_are_an_average_over_all_states(data: st.DataObject, customers: list[int]) -> None:
+def test_multiclass_mva_equals_the_average_over_all_states(
+    data: st.DataObject, customers: list[int]
+) -> None:
     count = data.draw(st.integers(1, 3 if len(customers) < 3 else 2))
     row = st.lists(st.floats(0.1, 5.0), min_size=count, max_size=count)
     demands_s = [data.draw(row) for _ in customers]
@@ -243,7 +246,7 @@ def test_classes_are_an_average_over_all_states(data: st.DataObject, customers: 
             assert math.isnan(laps.cycle_s[c])
 
 
-def test_canary_a_delay_taken_for_a_queue() -> None:
+def test_canary_a_delay_taken_for_a_queue_is_noticed() -> None:
     laps = multiclass_mva([2, 1], [[1.0, 2.0], [3.0, 1.0]], ["shared", "delay"])
     right = by_enumeration([2, 1], [[1.0, 2.0], [3.0, 1.0]], [1, math.inf], [0.0, 0.0])
     wrong = by_enumeration([2, 1], [[1.0, 2.0], [3.0, 1.0]], [1, 1], [0.0, 0.0])
@@ -255,7 +258,9 @@ def test_canary_a_delay_taken_for_a_queue() -> None:
 @given(
     n=st.integers(1, 12), part=st.integers(0, 12), demands_s=demands, think_s=st.floats(0.0, 20.0)
 )
-def test_equal_classes_are_one(n: int, part: int, demands_s: list[float], think_s: float) -> None:
+def test_equal_classes_act_as_one(
+    n: int, part: int, demands_s: list[float], think_s: float
+) -> None:
     one = mva(n, fifo(*demands_s), think_s)
     split = [min(part, n), n - min(part, n)]
     kinds = ["fifo"] * len(demands_s)
@@ -298,8 +303,8 @@ LINKS = [Station("out of the server", 1.0), Station("into the server", 1.0)]
 
 @pytest.mark.parametrize("workers", [2, 4, 6])
 @pytest.mark.parametrize("jitter", ["gamma:1", "lognormal:0.05"])
-def test_a_training_job_is_a_network(workers: int, jitter: str) -> None:
-    """Exponential computation or nearly constant: where links are shared only means matter."""
+def test_a_training_job_is_a_queueing_network(workers: int, jitter: str) -> None:
+    """Exponential or nearly constant computation: with shared links only means matter."""
     agrees_with_training(workers, LINKS, 3.0, jitter)
 
 
@@ -312,7 +317,7 @@ def test_a_training_job_is_a_network(workers: int, jitter: str) -> None:
         (LINKS, 2.5),
     ],
 )
-def test_canary_another_network(stations: list[Station], think_s: float) -> None:
+def test_canary_another_network_is_noticed(stations: list[Station], think_s: float) -> None:
     with pytest.raises(AssertionError, match="expected"):
         agrees_with_training(6, stations, think_s)
 
@@ -373,7 +378,7 @@ def test_canary_mva_breaks_the_bounds_of_less_demand() -> None:
         in_order(rate, asymptotic_bounds(16, fifo(1.2, 0.6), 2.0)[1])
 
 
-def test_nothing_saturates_a_delay() -> None:
+def test_a_delay_never_saturates() -> None:
     stations = [Station("latency", 1.0, "delay"), Station("idle", 0.0)]
     for rate in (
         *asymptotic_bounds(8, stations, 1.0),
@@ -384,7 +389,7 @@ def test_nothing_saturates_a_delay() -> None:
         assert rate == pytest.approx(4.0, rel=ROUNDING)
 
 
-# -- service that varies little --------------------------------------------------------------------
+# -- low-variance service --------------------------------------------------------------------------
 
 
 @few
@@ -399,9 +404,7 @@ def test_exponential_service_needs_no_correction(
 
 @few
 @given(n=st.integers(1, 30), demands_s=demands, think_s=thinking, cv=st.floats(0.0, 1.0))
-def test_what_is_corrected_adds_up(
-    n: int, demands_s: list[float], think_s: float, cv: float
-) -> None:
+def test_corrected_values_add_up(n: int, demands_s: list[float], think_s: float, cv: float) -> None:
     stations = [*fifo(*demands_s), Station("pool", 2.0, "fifo", servers=3)]
     laps = near_deterministic(n, stations, think_s, cv=cv)
     assert think_s + sum(laps.residence_s) == pytest.approx(laps.cycle_s, rel=ROUNDING)
@@ -413,9 +416,9 @@ def test_what_is_corrected_adds_up(
 
 @pytest.mark.parametrize("cv", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("load", [0.2, 0.5, 0.8])
-def test_many_who_think_long_are_an_open_queue(load: float, cv: float) -> None:
-    """Pollaczek and Khinchine: residence in an M/G/1 queue. What is missing halves when n doubles,
-    so that twice one less the other is the limit of infinitely many."""
+def test_many_customers_with_long_think_times_form_an_open_queue(load: float, cv: float) -> None:
+    """Pollaczek and Khinchine: residence in an M/G/1 queue. The error halves when n doubles,
+    so twice the second value minus the first is the limit for infinitely many."""
     some, twice = (
         near_deterministic(n, fifo(1.0, cv=cv), n / load).residence_s[0] for n in (20_000, 40_000)
     )
@@ -424,7 +427,7 @@ def test_many_who_think_long_are_an_open_queue(load: float, cv: float) -> None:
 
 
 @pytest.mark.parametrize("n", [2, 5, 64])
-def test_who_never_thinks_keeps_a_single_station_busy(n: int) -> None:
+def test_without_think_time_a_single_station_is_always_busy(n: int) -> None:
     laps = near_deterministic(n, fifo(2.0, cv=0.0))
     assert of(laps) == pytest.approx([0.5, 2.0 * n, 2.0 * n, n, 1.0], rel=ROUNDING)
 
@@ -451,11 +454,11 @@ def simulated(
 @pytest.mark.parametrize(("n", "think_s", "demands_s"), KNEES)
 @pytest.mark.parametrize("away", [1.0, 0.2])
 @pytest.mark.parametrize("cv", [0.0, 0.3])
-def test_the_correction_is_as_good_as_it_says(
+def test_the_correction_has_its_stated_accuracy(
     n: int, think_s: float, demands_s: list[float], cv: float, away: float
 ) -> None:
-    """-4 to 5 % with exponential thinking, to -11 % where thinking varies by 0.2. And nearer than
-    without. 1 % is left to chance: each mean is of four runs of 2 %."""
+    """-4 to 5 % with exponential think times, down to -11 % if their variation is 0.2, and better
+    than without. 1 % is allowed for noise: each mean is of four runs of 2 %."""
     real = simulated(n, think_s, tuple(demands_s), cv, away)
     off = near_deterministic(n, fifo(*demands_s, cv=cv), think_s).throughput_per_s / real - 1.0
     without = mva(n, fifo(*demands_s), think_s).throughput_per_s / real - 1.0
@@ -499,7 +502,7 @@ def substituted(expression: Any, d1: float, d2: float, z: float, n: int) -> floa
     return float(expression.xreplace(values))
 
 
-def test_expressions_of_the_bounds_are_the_numbers() -> None:
+def test_symbolic_bounds_equal_numeric_ones() -> None:
     written = [Station("link", D1), Station("update", D2, "fifo")]
     numbers = [Station("link", 0.7), Station("update", 1.1, "fifo")]
     for n in (1, 3, 9):
@@ -545,7 +548,7 @@ LINK = Station("link", 1.0)
         ),
         (
             lambda: asymptotic_bounds(np.array([1, 2]), [Station("a", D1)]),
-            "symbols and arrays do not go together",
+            "cannot mix symbols and arrays",
         ),
         (
             lambda: asymptotic_bounds(np.array([1, 2]), [Station("a", np.ones(3))]),

@@ -1,4 +1,4 @@
-"""What TCP delivers through a shaper: limits, and one value worked by hand."""
+"""Goodput of TCP through a shaper: limits, and one value by hand."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def efficiency(rate: float, **changed: Any) -> float:
     return ring_efficiency(rate, **{**given, **changed})
 
 
-def test_one_value_by_hand() -> None:
+def test_a_value_by_hand() -> None:
     """At 80,000 bytes/s the queue has 8 segments, 4 for each connection. A window of 4 overflows it
-    once in 0.3 * 4 / (0.9 / 1.7) round trips, and each time four links stall for one."""
+    once in 0.3 * 4 / (0.9 / 1.7) round trips, and each time four links stall for one round trip."""
     between = 0.3 * 4 / (0.9 / 1.7)
-    stalls = 4 * 1.0  # round trips of all links for each overflow of theirs
+    stalls = 4 * 1.0  # round trips of all links per overflow
     assert efficiency(80_000.0) == pytest.approx(between / (between + stalls))
 
 

@@ -1,4 +1,4 @@
-"""The rate of a TCP connection, and the order of places on a ring, against plain searches."""
+"""The rate of a TCP connection and the order of sites on a ring, against brute force."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from perfmodel.theory.cycles import MOST_TRIED, best_cycle, most_along
 from perfmodel.theory.tcp import connection_bytes_per_s
 
 
-def test_a_window_each_round_trip() -> None:
+def test_a_connection_sends_one_window_per_round_trip() -> None:
     # 64 KiB, the largest window without scaling, over 80 ms: 6.55 Mbit/s
     found = connection_bytes_per_s(0.08, window_bytes=65536.0)
     assert found * 8 / 1e6 == pytest.approx(6.5536)
     assert connection_bytes_per_s(0.16, window_bytes=65536.0) == pytest.approx(found / 2)
 
 
-def test_the_square_root_law_against_a_window_step_by_step() -> None:
-    """A window that grows by a segment each round trip, and halves once in 1/p segments."""
+def test_the_square_root_law_matches_a_simulated_window() -> None:
+    """The window grows by one segment per round trip and halves once per 1/p segments."""
     loss_rate, round_trip_s = 1e-5, 0.1
     window, since, sent, times = 1.0, 0.0, 0.0, 0
     for _ in range(200_000):
@@ -38,7 +38,7 @@ def test_the_square_root_law_against_a_window_step_by_step() -> None:
     )
 
 
-def test_the_smaller_of_window_and_losses_counts() -> None:
+def test_the_smaller_of_window_and_loss_limit_applies() -> None:
     lossy = connection_bytes_per_s(0.1, loss_rate=1e-4)
     assert lossy == pytest.approx(14_600 * math.sqrt(15_000))
     assert connection_bytes_per_s(0.1, loss_rate=1e-4, window_bytes=1e9) == lossy
@@ -48,13 +48,13 @@ def test_the_smaller_of_window_and_losses_counts() -> None:
 
 
 def slowest(order: Sequence[int], *matrices: NDArray[np.float64]) -> tuple[float, ...]:
-    """The greatest value of the steps round a cycle, in each of several matrices."""
+    """The largest step of a cycle, in each of several matrices."""
     hops = list(zip(order, [*order[1:], order[0]], strict=True))
     return tuple(max(float(matrix[hop]) for hop in hops) for matrix in matrices)
 
 
 @pytest.mark.parametrize("places", [1, 2, 3, 5, 6])
-def test_no_order_has_a_faster_slowest_step(places: int) -> None:
+def test_the_order_minimises_the_slowest_step(places: int) -> None:
     rng = np.random.default_rng(places)
     for _ in range(20):
         per_byte_s, latency_s = rng.random((2, places, places)).round(1)
@@ -76,7 +76,7 @@ def test_many_places_on_a_line_are_visited_in_order() -> None:
     assert set(np.diff(found).tolist()) <= {1, -1, count - 1, 1 - count}
 
 
-def test_the_longest_way_along_a_cycle() -> None:
+def test_the_longest_path_along_a_cycle() -> None:
     rng = np.random.default_rng(3)
     for places, steps in [(1, 1), (1, 5), (4, 3), (4, 6), (5, 5), (7, 12)]:
         step_s = rng.random(places)

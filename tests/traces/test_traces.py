@@ -1,4 +1,4 @@
-"""Importing traces: each microsecond of made-up steps is attributed to what it was made for."""
+"""Importing traces: each microsecond of synthetic steps is attributed correctly."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ US = 1e-6
 
 
 class Made:
-    """A trace in the making; times in microseconds."""
+    """Builder of a trace; times in microseconds."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
@@ -59,7 +59,7 @@ class Made:
         stream: int = COMPUTE,
         cat: str = "kernel",
     ) -> None:
-        """Something a device does, and its launch."""
+        """A device activity and its launch."""
         args = {"correlation": len(self.events), "device": 0}
         self._add("cuda_runtime", "cudaLaunchKernel", 100, thread, launched, launched + 1, args)
         self._add(cat, name, 0, stream, start, end, args)
@@ -116,8 +116,8 @@ def all_reduce(made: Made, elements: int, at: float, kernel: tuple[float, float]
 
 
 def data_parallel(steps: int = 2) -> Made:
-    """Two linear layers on one of two GPUs, 1000 us per step; the second step's first layer is 20
-    us longer, and starts as much earlier.
+    """Two linear layers on one of two GPUs, 1000 us per step; the second step's first layer
+    takes 20 us longer and starts 20 us earlier.
 
     On the device: a copy, forward (linear 60, relu 20; linear 40, loss 10), backward of the second
     layer (60), a copy to a bucket (5), two all-reduces of 100 each, behind which backward of the
@@ -173,7 +173,7 @@ BYTES = 4.0 * (4 + 4 * 32 + 32 + 32 * 8)
 
 
 def as_expected(found: ImportedTrace) -> bool:
-    """Whether everything in the made-up trace is found where it was put."""
+    """Check that everything in the synthetic trace is attributed as constructed."""
     if found.workload is None or not found.workload.layers:
         return False
     timing = found.workload.timings[0]
@@ -198,7 +198,7 @@ def as_expected(found: ImportedTrace) -> bool:
 
 
 @pytest.mark.parametrize("name", ["made.json", "made.json.gz", "made.pt.trace.json.gz"])
-def test_all_work_is_found_where_it_was_put(tmp_path: Path, name: str) -> None:
+def test_all_work_is_attributed_correctly(tmp_path: Path, name: str) -> None:
     found = import_trace(data_parallel().to(tmp_path / name))
     assert as_expected(found)
     assert found.workload is not None
@@ -253,7 +253,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_canary_a_changed_trace_is_seen(
+def test_canary_a_changed_trace_is_noticed(
     tmp_path: Path, change: Callable[[dict[str, Any]], None]
 ) -> None:
     made = data_parallel()
@@ -262,7 +262,7 @@ def test_canary_a_changed_trace_is_seen(
     assert not as_expected(import_trace(made.to(tmp_path / "made.json"), batch_size=16))
 
 
-def test_given_values_come_first(tmp_path: Path) -> None:
+def test_given_values_take_precedence(tmp_path: Path) -> None:
     path = data_parallel().to(tmp_path / "made.json")
     given: dict[str, Any] = {
         "name": "mine",
@@ -281,8 +281,8 @@ def test_given_values_come_first(tmp_path: Path) -> None:
 # -- steps -----------------------------------------------------------------------------------------
 
 
-def test_a_device_behind_its_host_has_steps_of_its_own(tmp_path: Path) -> None:
-    """The host launches three steps of 10 us each; each takes the device 100."""
+def test_a_device_that_lags_its_host_has_its_own_steps(tmp_path: Path) -> None:
+    """The host launches three steps of 10 us each; each takes the device 100 us."""
     made = Made()
     for n in range(3):
         made.host(f"ProfilerStep#{n}", 10 * n, 10 * n + 10, cat="user_annotation")
@@ -298,7 +298,7 @@ def test_a_device_behind_its_host_has_steps_of_its_own(tmp_path: Path) -> None:
 
 
 def unmarked(steps: int, updates: bool) -> Made:
-    """As above without annotations of steps, every 200 us, with or without those of updates."""
+    """The same steps every 200 us without step annotations, with or without update annotations."""
     made = Made()
     for n in range(steps):
         t = 200.0 * n
@@ -312,9 +312,9 @@ def unmarked(steps: int, updates: bool) -> Made:
     return made
 
 
-def test_steps_without_annotations_go_from_update_to_update(tmp_path: Path) -> None:
+def test_steps_without_annotations_are_delimited_by_updates(tmp_path: Path) -> None:
     found = import_trace(unmarked(4, updates=True).to(tmp_path / "made.json"))
-    assert found.steps == 3  # the first one's beginning is not known
+    assert found.steps == 3  # the beginning of the first one is unknown
     assert "update" in found.steps_by
     assert found.step_s == pytest.approx(200 * US)
     assert found.step_std_s == pytest.approx(0.0, abs=1e-12)
@@ -330,7 +330,7 @@ def test_a_trace_without_any_mark_is_one_step(tmp_path: Path) -> None:
     assert found.workload.timings[0].forward_std_s is None
 
 
-def test_a_profiler_that_paused_leaves_no_long_step(tmp_path: Path) -> None:
+def test_a_pause_of_the_profiler_is_not_a_long_step(tmp_path: Path) -> None:
     made = data_parallel(4)
     for event in made.events:  # the last two steps follow a pause
         if event["ts"] >= 5e6 + 2000:
@@ -341,16 +341,16 @@ def test_a_profiler_that_paused_leaves_no_long_step(tmp_path: Path) -> None:
     assert found.step_s == pytest.approx(995 * US)
 
 
-def test_work_from_before_the_trace_leaves_out_the_first_step(tmp_path: Path) -> None:
+def test_work_launched_before_the_trace_drops_the_first_step(tmp_path: Path) -> None:
     made = data_parallel(3)
     made.kernel(-50, 0, 40)
     del made.events[-2]  # its launch
     found = import_trace(made.to(tmp_path / "made.json"))
     assert found.steps == 2
-    assert any("first step is left out" in note for note in found.notes)
+    assert any("first step left out" in note for note in found.notes)
 
 
-def test_accumulation_is_counted(tmp_path: Path) -> None:
+def test_accumulation_is_detected(tmp_path: Path) -> None:
     made = Made()
     for n in range(2):
         made.host(f"ProfilerStep#{n}", 1000 * n, 1000 * n + 1000, cat="user_annotation")
@@ -370,7 +370,7 @@ def test_accumulation_is_counted(tmp_path: Path) -> None:
     assert profile.parameter_bytes == 16.0
 
 
-def test_loading_on_the_training_thread_is_no_limit_of_its_own(tmp_path: Path) -> None:
+def test_loading_on_the_training_thread_is_not_a_separate_limit(tmp_path: Path) -> None:
     made = data_parallel()
     for event in made.events:
         event["name"] = event["name"].replace("MultiProcessing", "SingleProcess")
@@ -386,7 +386,7 @@ def test_loading_on_the_training_thread_is_no_limit_of_its_own(tmp_path: Path) -
 
 
 def one_step() -> Made:
-    """Forward 40 and backward 60 of one layer, each with a moment before or behind it."""
+    """Forward 40 and backward 60 of one layer, each with a short op before or after it."""
     made = Made()
     made.host("ProfilerStep#1", 0, 400, cat="user_annotation")
     made.host("aten::linear", 50, 60, Sequence_number=1, **shaped([8, 2], [2, 2]))
@@ -414,7 +414,7 @@ def test_work_before_the_first_layer(tmp_path: Path, annotation: str, phase: str
 
 
 @pytest.mark.parametrize(("thread", "phase"), [(AUTOGRAD, "backward"), (MAIN, "other")])
-def test_work_behind_the_last_node(tmp_path: Path, thread: int, phase: str) -> None:
+def test_work_after_the_last_node(tmp_path: Path, thread: int, phase: str) -> None:
     made = one_step()
     made.kernel(90, 200, 207, "scale", thread)
     found = import_trace(made.to(tmp_path / "made.json"))
@@ -431,7 +431,7 @@ def test_work_behind_the_last_node(tmp_path: Path, thread: int, phase: str) -> N
         ("Memset (Device)", "computing"),
     ],
 )
-def test_what_a_device_does_is_told_by_its_name(tmp_path: Path, name: str, part: str) -> None:
+def test_device_activities_are_classified_by_name(tmp_path: Path, name: str, part: str) -> None:
     made = one_step()
     made.kernel(90, 300, 307, name, cat="kernel" if "nccl" in name else "gpu_memcpy")
     found = import_trace(made.to(tmp_path / "made.json"))
@@ -439,7 +439,7 @@ def test_what_a_device_does_is_told_by_its_name(tmp_path: Path, name: str, part:
     assert found.parts_s[part] == pytest.approx(base + 7 * US)
 
 
-def test_passes_of_different_models_are_no_accumulation(tmp_path: Path) -> None:
+def test_passes_of_different_models_are_not_accumulation(tmp_path: Path) -> None:
     made = one_step()
     for i, op in enumerate(("aten::conv2d", "aten::batch_norm")):
         made.host(op, 210 + 10 * i, 220 + 10 * i, Sequence_number=5 + i)
@@ -483,7 +483,7 @@ def without_shapes() -> Made:
     return made
 
 
-def test_without_shapes_messages_say_how_much(tmp_path: Path) -> None:
+def test_without_shapes_sizes_come_from_messages(tmp_path: Path) -> None:
     path = without_shapes().to(tmp_path / "made.json")
     found = import_trace(path)
     assert found.workload is None
@@ -498,7 +498,7 @@ def test_without_shapes_messages_say_how_much(tmp_path: Path) -> None:
     assert timing.forward_std_s == pytest.approx(200**0.5 * US)
 
 
-def test_messages_are_known_by_shapes_too(tmp_path: Path) -> None:
+def test_message_sizes_also_come_from_shapes(tmp_path: Path) -> None:
     made = data_parallel()
     for event in made.events:
         elements = event["args"].pop("In msg nelems", None)
@@ -509,7 +509,7 @@ def test_messages_are_known_by_shapes_too(tmp_path: Path) -> None:
     assert as_expected(found)
 
 
-def test_without_shapes_and_messages_the_size_is_asked_for(tmp_path: Path) -> None:
+def test_without_shapes_and_messages_the_size_is_requested(tmp_path: Path) -> None:
     made = without_shapes()
     for event in made.events:
         event["args"].pop("In msg nelems", None)
@@ -531,7 +531,7 @@ def test_parameters_of_layers_stand_in_for_gradients(tmp_path: Path) -> None:
     assert as_expected(found)
 
 
-def test_parameters_that_messages_contradict_are_not_taken(tmp_path: Path) -> None:
+def test_parameters_that_contradict_messages_are_not_used(tmp_path: Path) -> None:
     made = data_parallel()
     for event in made.events:
         if event["name"] == "torch::autograd::AccumulateGrad":
@@ -548,7 +548,7 @@ def test_gradients_and_messages_that_differ_are_reported(tmp_path: Path) -> None
     made = data_parallel()
     for event in made.events:
         if "dtype" in event["args"]:
-            event["args"]["dtype"] = "Half"  # compressed on the way
+            event["args"]["dtype"] = "Half"  # compressed in transit
     found = import_trace(made.to(tmp_path / "made.json"))
     assert (found.gradients.bytes, found.gradients.message_bytes) == (BYTES, BYTES / 2)
     assert any(f"{BYTES:.0f} bytes" in note and f"{BYTES / 2:.0f}" in note for note in found.notes)
@@ -562,7 +562,7 @@ def test_gradients_and_messages_that_differ_are_reported(tmp_path: Path) -> None
 def on_cpu() -> Made:
     """One step on the CPU: forward 40 and 30, backward 50 less 8 for sending, update 10.
 
-    The all-reduce begins on a thread of its own when backward is through.
+    The all-reduce begins on its own thread when backward has ended.
     """
     made = Made()
     made.host("ProfilerStep#1", 0, 300, cat="user_annotation")
@@ -580,7 +580,7 @@ def on_cpu() -> Made:
     return made
 
 
-def test_the_cpu_alone(tmp_path: Path) -> None:
+def test_a_trace_of_the_cpu_alone(tmp_path: Path) -> None:
     made = on_cpu()
     made.properties.clear()
     found = import_trace(made.to(tmp_path / "made.json"))
@@ -629,20 +629,20 @@ CHAKRA = {
         (b"", "not valid JSON"),
         (b"PK\x03\x04", "not valid JSON"),
         (b'{"traceEvents": [', "not valid JSON"),
-        (b'"text"', "not a trace"),
+        (b'"text"', "not a PyTorch profiler trace"),
         ({"schema": "perfmodel.workload/1"}, "it has no traceEvents"),
-        (CHAKRA, r"holds no times; .* \(--gradient-bytes 1000B\)"),
-        ({"traceEvents": [{"ph": 3}]}, "not a trace"),
+        (CHAKRA, r"has no times; .* \(--gradient-bytes 1000B\)"),
+        ({"traceEvents": [{"ph": 3}]}, "not a PyTorch profiler trace"),
         ({"traceEvents": []}, "no event has a time and a duration"),
         ([], "no event has a time and a duration"),
-        ({"traceEvents": [EVENT | {"cat": "Trace"}]}, "no operator and no kernel"),
-        ({"traceEvents": [EVENT | {"dur": 0.0}]}, "no step of the trace takes any time"),
-        ({"traceEvents": [EVENT | {"ts": "soon"}]}, "an event cannot be understood"),
-        ({"traceEvents": [EVENT | {"args": 3}]}, "an event cannot be understood"),
+        ({"traceEvents": [EVENT | {"cat": "Trace"}]}, "there are no operators and no kernels"),
+        ({"traceEvents": [EVENT | {"dur": 0.0}]}, "all steps of the trace have zero length"),
+        ({"traceEvents": [EVENT | {"ts": "soon"}]}, "cannot read an event"),
+        ({"traceEvents": [EVENT | {"args": 3}]}, "cannot read an event"),
         (b'{"traceEvents": [{"args": ' + b"[" * 100_000, "nested too deeply|not valid JSON"),
     ],
 )
-def test_what_is_no_trace_is_refused(tmp_path: Path, data: Any, message: str) -> None:
+def test_files_that_are_not_traces_are_refused(tmp_path: Path, data: Any, message: str) -> None:
     path = written(tmp_path / "wrong.json", data)
     with pytest.raises(InputError, match=message) as error:
         import_trace(path)
@@ -651,13 +651,13 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, data: Any, message: str) ->
 
 
 @pytest.mark.parametrize("kept", [3, 12, 200, -1])
-def test_a_compressed_file_that_was_cut_off_is_refused(tmp_path: Path, kept: int) -> None:
+def test_a_truncated_compressed_file_is_refused(tmp_path: Path, kept: int) -> None:
     whole = data_parallel().to(tmp_path / "made.json.gz").read_bytes()
-    with pytest.raises(InputError, match="cut off or damaged"):
+    with pytest.raises(InputError, match="truncated or damaged"):
         import_trace(written(tmp_path / "cut.json.gz", whole[:kept]))
 
 
-def test_a_plain_file_that_was_cut_off_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_plain_file_is_refused(tmp_path: Path) -> None:
     whole = data_parallel().to(tmp_path / "made.json").read_bytes()
     with pytest.raises(InputError, match="not valid JSON"):
         import_trace(written(tmp_path / "cut.json", whole[: len(whole) // 2]))
@@ -672,13 +672,13 @@ def test_a_plain_file_that_was_cut_off_is_refused(tmp_path: Path) -> None:
         ({"gradient_bytes": -1.0}, "--gradient-bytes: must be more than 0, got -1"),
     ],
 )
-def test_wrong_choices_are_named(tmp_path: Path, given: dict[str, Any], message: str) -> None:
+def test_wrong_arguments_are_named(tmp_path: Path, given: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         import_trace(data_parallel().to(tmp_path / "made.json"), **given)
 
 
-def test_one_of_several_processes_is_taken(tmp_path: Path) -> None:
-    """Two ranks in one file: each alone is as it would be in a file of its own."""
+def test_one_of_several_processes_can_be_chosen(tmp_path: Path) -> None:
+    """Two ranks in one file: each gives the same result as in its own file."""
     made, other = data_parallel(), data_parallel()
     for event in other.events:
         event["pid"] = 200 if event["pid"] == 100 else 1
@@ -695,7 +695,7 @@ def test_one_of_several_processes_is_taken(tmp_path: Path) -> None:
 # -- the command -----------------------------------------------------------------------------------
 
 
-def test_the_command_writes_what_predict_reads(tmp_path: Path) -> None:
+def test_the_command_writes_a_file_that_predict_can_read(tmp_path: Path) -> None:
     trace, output = data_parallel().to(tmp_path / "made.json.gz"), tmp_path / "workload.json"
     done = CliRunner().invoke(cli, ["import", str(trace), "--output", str(output), "--json"])
     assert done.exit_code == 0, done.output
@@ -705,12 +705,13 @@ def test_the_command_writes_what_predict_reads(tmp_path: Path) -> None:
     assert said["workload"]["name"] == profile.name == "made"
     assert [layer.name for layer in profile.layers] == ["linear_0", "linear_1"]
     alone = api.predict(api.make_job(workload=str(output), workers=1, arch="ring"))
-    assert alone.iteration_s == pytest.approx((995 - 120) * US)  # as measured, nobody to send to
+    # as measured, without communication
+    assert alone.iteration_s == pytest.approx((995 - 120) * US)
     shown = CliRunner().invoke(cli, ["predict", "--workload", str(output), "--workers", "4"])
     assert shown.exit_code == 0, shown.output
 
 
-def test_the_command_says_what_was_found(tmp_path: Path) -> None:
+def test_the_command_prints_a_summary(tmp_path: Path) -> None:
     trace = data_parallel().to(tmp_path / "made.json")
     text = CliRunner().invoke(cli, ["import", str(trace)]).stdout
     for words in (
@@ -776,15 +777,15 @@ def test_real_traces(name: str, steps: int, tensors: int, message_bytes: float |
 
 
 def test_steps_of_a_busy_device_are_as_long_as_its_work() -> None:
-    """The V100's host is 60 ms ahead, so that its steps on the host are of any length."""
+    """The V100's host is 60 ms ahead, so step lengths on the host are arbitrary."""
     found = import_trace(shared("hta_resnet50_1xV100.json.gz"))
     assert found.step_std_s is not None
     assert found.step_std_s < 0.05 * found.step_s
     assert found.parts_s["idle"] < 0.05 * found.step_s
 
 
-def test_communication_of_a_real_trace_is_taken_out() -> None:
-    """Seconds of NCCL's kernels in the file, which overlap with none of their own kind."""
+def test_communication_of_a_real_trace_is_separated() -> None:
+    """Seconds of the NCCL kernels in the file, which do not overlap each other."""
     path = shared("hta_resnet50_ddp_2xA100_rank0.json.gz")
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     sent = [e["dur"] for e in events if e.get("cat") == "kernel" and "nccl" in e["name"]]
@@ -794,6 +795,6 @@ def test_communication_of_a_real_trace_is_taken_out() -> None:
 
 
 def test_a_graph_without_times_is_refused() -> None:
-    with pytest.raises(InputError, match="holds no times") as error:
+    with pytest.raises(InputError, match="has no times") as error:
         import_trace(shared("param_resnet_2gpu_chakra_et.json.gz"))
     assert f"--gradient-bytes {RESNET50_BYTES:.0f}B" in str(error.value)

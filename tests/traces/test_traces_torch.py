@@ -1,4 +1,4 @@
-"""Traces that torch.profiler really writes: a small model on the CPU."""
+"""Traces written by torch.profiler: a small model on the CPU."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_canary_another_model_has_other_gradients(tmp_path: Path) -> None:
     assert profile.parameter_bytes == sum(4.0 * p.numel() for p in net.parameters()) - 4.0 * 32
 
 
-def test_without_shapes_it_is_said_what_is_missing(tmp_path: Path) -> None:
+def test_without_shapes_the_missing_option_is_named(tmp_path: Path) -> None:
     found = profiled(tmp_path / "trace.json", model(), shapes=False)
     assert found.workload is None
     for option in ("--gradient-bytes", "--batch-size", "record_shapes=True"):

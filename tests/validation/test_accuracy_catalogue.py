@@ -1,7 +1,7 @@
-"""Published tables that are predicted from the catalogue alone.
+"""Published tables, predicted from the catalogue alone.
 
-The measurements are not part of the repository; what needs them is skipped where they are not at
-hand. Made-up folders always run.
+The measurements are not part of the repository; tests that need them are skipped if they are
+missing. Tests on synthetic folders always run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ GAVEL = {
 
 @pytest.fixture
 def cases(tmp_path: Path) -> Callable[..., list[Case]]:
-    """The cases of an adapter, with a row of the table for each change of the first one."""
+    """The cases of an adapter, with one table row for each change of the first row."""
 
     def of(adapter: Any, first: dict[str, Any], *changes: dict[str, Any]) -> list[Case]:
         name = "train_throughput.csv" if adapter is mlperf else "throughput.csv"
@@ -67,7 +67,7 @@ def cases(tmp_path: Path) -> Callable[..., list[Case]]:
     ],
     ids=lambda value: getattr(value, "SOURCE", None),
 )
-def test_published_rows_are_met_without_a_fit(
+def test_published_rows_are_predicted_without_a_fit(
     adapter: Any, median: float, p90: float, least: float
 ) -> None:
     found = summarise(adapter.cases(measured(adapter.ABOUT.folder)))[f"{adapter.SOURCE}/none"]
@@ -95,7 +95,7 @@ def test_units_of_a_table_and_samples_of_a_model(cases: Callable[..., list[Case]
     assert pairs.group == "mlperf/nodes/resnet50"
 
 
-def test_what_the_catalogue_lists_is_no_prediction(
+def test_rows_in_the_catalogue_are_not_predictions(
     cases: Callable[..., list[Case]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     alone = {"num_gpus": 1, "global_batch": 448, "throughput": 1301.0}
@@ -141,7 +141,7 @@ def test_a_row_of_nvidia_by_hand(cases: Callable[..., list[Case]]) -> None:
     assert alone_s < case.predicted < 1.05 * alone_s
 
 
-def test_passes_before_an_update_are_told_from_batch_sizes(
+def test_accumulated_passes_follow_from_batch_sizes(
     cases: Callable[..., list[Case]],
 ) -> None:
     row = NVIDIA | {"example": "TensorFlow/LanguageModeling/BERT", "num_gpus": 2}
@@ -177,7 +177,7 @@ def test_batch_sizes_of_a_column(
 
 
 def test_a_ratio_of_gavel_by_hand(cases: Callable[..., list[Case]]) -> None:
-    """Both files have the same runs, so that they count once."""
+    """Both files have the same runs, so each counts once."""
     rows = [{}, {"consolidated": 1, "steps_per_s": 30.0}]
     rows += [row | {"file": "b"} for row in rows]
     (case,) = cases(gavel, GAVEL, *rows, {"scale_factor": 1}, {"model": "A3C"})

@@ -1,7 +1,7 @@
-"""Staleness and idleness of measured runs, predicted from the fits that are part of the repository.
+"""Staleness and idleness of measured runs, predicted from the fits in the repository.
 
-The measurements themselves are not; what needs them is skipped where they are not at hand. The
-same adapters predict made-up runs, of which the truth is known.
+The measurements are not part of it; tests that need them are skipped if they are missing. The same
+adapters predict synthetic runs with known parameters.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.measured import measured
 
 @pytest.fixture
 def fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder instead of that of the repository's fits."""
+    """An empty folder in place of the repository's fits."""
     folder = tmp_path / "fitted"
     monkeypatch.setattr(fitted, "FOLDER", folder)
     return folder
@@ -37,7 +37,7 @@ def mean_error(cases: Iterable[Case]) -> float:
 
 
 def assert_same(first: object, second: object) -> None:
-    """Equal up to what rounding on another machine may change."""
+    """Check equality up to rounding on another machine."""
     assert type(first) is type(second)
     if isinstance(first, dict) and isinstance(second, dict):
         assert first.keys() == second.keys()
@@ -56,7 +56,7 @@ def assert_same(first: object, second: object) -> None:
 # -- the measured runs -----------------------------------------------------------------------------
 
 
-def test_staleness_of_second_halves() -> None:
+def test_staleness_of_second_halves_is_predicted() -> None:
     groups = summarise(staleness_delay.cases(measured("staleness_delay_data")))
     assert groups["staleness_delay/mean-BCD:staleness"]["worst"] < 0.005
     assert groups["staleness_delay/p90-BCD:staleness"]["worst"] <= 1.0
@@ -64,7 +64,7 @@ def test_staleness_of_second_halves() -> None:
     assert groups["staleness_delay/mean-BCD:staleness"]["coverage90"] == 1.0
 
 
-def test_idleness_of_production_jobs() -> None:
+def test_idleness_of_production_jobs_is_predicted() -> None:
     cases = bytedance.cases(measured("bytedance_stragglers"))
     groups = summarise(cases)
     assert mean_error(cases) < 0.03
@@ -72,13 +72,13 @@ def test_idleness_of_production_jobs() -> None:
     assert groups["bytedance/half:idle"]["coverage90"] >= 0.85
 
 
-def test_waiting_of_unequal_workers() -> None:
+def test_waiting_of_unequal_workers_is_predicted() -> None:
     cases = adsp.cases(measured("adsp_waiting"))
     assert mean_error(cases) < 0.03
 
 
 @pytest.mark.parametrize("adapter", [staleness_delay, bytedance, adsp])
-def test_the_fits_are_those_of_the_runs(adapter: object, fits: Path) -> None:
+def test_the_stored_fits_are_reproduced_from_the_runs(adapter: object, fits: Path) -> None:
     kept = Path(fitted.__file__).parent / "fitted"
     name = adapter.__name__.rpartition(".")[2]  # type: ignore[attr-defined]
     adapter.fit(measured(adapter.ABOUT.folder))  # type: ignore[attr-defined]
@@ -86,11 +86,11 @@ def test_the_fits_are_those_of_the_runs(adapter: object, fits: Path) -> None:
     assert_same(again, json.loads((kept / f"{name}.json").read_bytes()))
 
 
-# -- made-up logs of staleness ---------------------------------------------------------------------
+# -- synthetic staleness logs ----------------------------------------------------------------------
 
 
 def updates(workers: int, cv: float, count: int, seed: int) -> list[tuple[float, int]]:
-    """Times at which workers that never wait report, and who does."""
+    """Update times of workers that never wait, and the worker of each update."""
     generator = np.random.default_rng(seed)
     each = 3 * count // workers
     times = generator.gamma(1 / cv**2, cv**2, (workers, each)).cumsum(axis=1)
@@ -100,7 +100,7 @@ def updates(workers: int, cv: float, count: int, seed: int) -> list[tuple[float,
 
 
 def shared_memory(workers: int, cv: float, count: int, seed: int = 1) -> list[list[int]]:
-    """Updates by others between two of the same worker."""
+    """Updates by others between two updates of the same worker."""
     last = dict.fromkeys(range(workers), -1)
     rows = []
     for place, (_, worker) in enumerate(updates(workers, cv, count, seed)):
@@ -118,7 +118,9 @@ def write_log(folder: Path, name: str, rows: Sequence[Sequence[int]]) -> Path:
 
 @pytest.mark.usefixtures("fits")
 @pytest.mark.parametrize(("workers", "cv"), [(8, 0.2), (4, 0.5), (4, 0.1)])
-def test_a_spread_is_found_and_predicts_the_tail(tmp_path: Path, workers: int, cv: float) -> None:
+def test_a_spread_is_recovered_and_predicts_the_tail(
+    tmp_path: Path, workers: int, cv: float
+) -> None:
     folder = write_log(tmp_path / "logs", "BCD_a_made", shared_memory(workers, cv, 6000))
     staleness_delay.fit(folder)
     kept = fitted.read("staleness_delay", staleness_delay.StalenessFit)["made"]
@@ -133,7 +135,7 @@ def test_a_spread_is_found_and_predicts_the_tail(tmp_path: Path, workers: int, c
 
 
 @pytest.mark.usefixtures("fits")
-def test_canary_another_spread_is_an_error(tmp_path: Path) -> None:
+def test_canary_another_spread_increases_the_error(tmp_path: Path) -> None:
     calm, wild = shared_memory(8, 0.1, 4000), shared_memory(8, 0.6, 4000)
     folder = write_log(tmp_path / "logs", "BCD_a_made", calm[:2000] + wild[2000:])
     staleness_delay.fit(folder)
@@ -156,8 +158,8 @@ def test_second_halves_are_never_fitted_to(tmp_path: Path, fits: Path) -> None:
 
 
 @pytest.mark.usefixtures("fits")
-def test_logs_never_seen_are_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Another problem and another number of workers; what cannot be predicted is named."""
+def test_unseen_logs_are_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another problem and another number of workers; logs that cannot be predicted are named."""
     staleness_delay.fit(write_log(tmp_path / "seen", "BCD_a_made", shared_memory(8, 0.2, 4000)))
     other = write_log(tmp_path / "other", "BCD_b_new", shared_memory(4, 0.2, 4000, seed=2))
     write_log(other, "BCD_b_short", shared_memory(8, 0.2, 100))
@@ -187,7 +189,7 @@ def test_mistakes_in_logs_are_named(tmp_path: Path) -> None:
         staleness_delay.fit(tmp_path)
 
 
-# -- made-up traces --------------------------------------------------------------------------------
+# -- synthetic traces ------------------------------------------------------------------------------
 
 Trace = list[dict[str, object]]
 COLUMNS = ["start_ts", "step", "stage", "dp_rank", "optype", "duration", "mb_id", "mc", "rank"]
@@ -196,9 +198,9 @@ COLUMNS = ["start_ts", "step", "stage", "dp_rank", "optype", "duration", "mb_id"
 def pipeline(
     step: int, worker: int, forward_s: float, backward_s: float, microbatches: int
 ) -> Trace:
-    """Two stages. The last takes forward and backward of each microbatch in turn; the first takes
-    all forwards, then all backwards. So the last ends after (m + 1) forwards and m backwards, the
-    first a backward later."""
+    """Two stages. The last stage alternates forward and backward of each microbatch; the first
+    stage runs all forwards, then all backwards. So the last one ends after (m + 1) forwards and m
+    backwards, and the first one a backward later."""
     rows: Trace = []
 
     def add(stage: int, kind: str, microbatch: int, start_s: float, seconds: float) -> float:
@@ -257,7 +259,7 @@ def test_a_slow_worker_is_waited_for(tmp_path: Path, capsys: pytest.CaptureFixtu
     write_trace(tmp_path / "traces", "unknown", rows)
     found = {case.name: case for case in bytedance.cases(tmp_path / "traces")}
     said = capsys.readouterr().err.splitlines()
-    assert said == [f"no fit to other steps, left out: unknown stage {k}" for k in (0, 1)]
+    assert said == [f"left out, no fit to other steps: unknown stage {k}" for k in (0, 1)]
     ends_s = {0: 5 + 5 * 2, 1: 5 + 4 * 2}  # of the stages of the fast one
     for stage, end_s in ends_s.items():
         expected = 0.5 * end_s / (1.5 * ends_s[0])

@@ -1,7 +1,7 @@
 """Sharded language models of llm-foundry, predicted from the catalogue alone.
 
-The measurements are not part of the repository; what needs them is skipped where they are not at
-hand. Made-up folders always run.
+The measurements are not part of the repository; tests that need them are skipped if they are
+missing. Tests on synthetic folders always run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROW: dict[str, Any] = {
 
 
 def table(folder: Path, *changes: dict[str, Any]) -> Path:
-    """A folder with a row for each change."""
+    """A folder with one row for each change."""
     with (folder / llm_foundry.FILE).open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(ROW))
         writer.writeheader()
@@ -34,7 +34,7 @@ def table(folder: Path, *changes: dict[str, Any]) -> Path:
 
 
 @pytest.mark.slow
-def test_published_rows_are_met_without_a_fit() -> None:
+def test_published_rows_are_predicted_without_a_fit() -> None:
     found = summarise(llm_foundry.cases(measured(llm_foundry.ABOUT.folder)))["llm_foundry/none"]
     assert found["median"] < 0.10
     assert found["p90"] < 0.30
@@ -50,7 +50,7 @@ def test_a_row_by_hand(tmp_path: Path) -> None:
     assert case.predicted == predict(llm_foundry.job(row)).iteration_s
 
 
-def test_jobs_are_what_rows_say() -> None:
+def test_jobs_match_their_rows() -> None:
     one = llm_foundry.job(llm_foundry.Row(**ROW))
     w = one.workload
     assert (w.name, w.device, w.precision, w.batch_size) == ("mpt-1b", "a100-80", "mixed", 4)

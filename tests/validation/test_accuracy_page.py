@@ -1,4 +1,4 @@
-"""The page on accuracy: what is written of a source, and whether goals that were missed show."""
+"""The accuracy page: the text of each source, and the marking of missed goals."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("fits")
-def test_all_of_a_source_is_written() -> None:
+def test_all_parts_of_a_source_are_written() -> None:
     text = page([source([0.01, -0.02, 0.03])], {"between": [Estimate("between", "net", 0.25)]})
     assert "## Rings in the lab" in text
     assert "python -m benchmarks.accuracy dlperf DATA/lab_rings" in text
@@ -85,7 +85,7 @@ def test_all_of_a_source_is_written() -> None:
     [([0.01] * 9, "yes"), ([0.06] * 9, "no"), ([0.01] * 7 + [0.2] * 3, "no")],
 )
 @pytest.mark.usefixtures("fits")
-def test_a_goal_that_was_missed_shows(errors: list[float], reached: str) -> None:
+def test_a_missed_goal_is_marked(errors: list[float], reached: str) -> None:
     text = page([source(errors)], {})
     row = next(line for line in text.splitlines() if line.startswith("| dlperf/few | "))
     assert f"| 5% / 15% | {reached} |" in row
@@ -103,7 +103,7 @@ def test_idleness_is_judged_by_its_mean_error(errors: list[float], reached: str)
     assert f"| {POOL} | 2 | mean {mean:.3f} | 0.05 | {reached} |" in text
 
 
-def test_goals_are_of_sources_that_there_are() -> None:
+def test_goals_refer_to_existing_sources() -> None:
     for target in TARGETS:
         assert target.group.partition("/")[0] in SOURCES
         assert 0.0 < target.median < target.p90 < 1.0
@@ -112,7 +112,7 @@ def test_goals_are_of_sources_that_there_are() -> None:
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_every_source_says_what_it_is(name: str) -> None:
+def test_every_source_has_a_description(name: str) -> None:
     about = adapter(name).ABOUT
     assert about.title
     assert about.citation
@@ -126,7 +126,8 @@ def test_every_source_says_what_it_is(name: str) -> None:
 
 
 def with_interval(width: float, group: str = "dlperf/few/net") -> list[Case]:
-    """A hundred runs that are up to 10 % off either way, in intervals of so much."""
+    """A hundred runs with errors up to 10 % in either direction, and intervals of the given
+    width."""
     return [
         Case(group, f"run {i}", 1.0, 1.0 + off, interval=(1.0 - width, 1.0 + width))
         for i, off in enumerate(np.linspace(-0.1, 0.1, 100).tolist())
@@ -137,7 +138,7 @@ def with_interval(width: float, group: str = "dlperf/few/net") -> list[Case]:
     ("width", "inside", "reached"), [(0.09, "90%", "yes"), (0.2, "100%", "no"), (0.05, "50%", "no")]
 )
 @pytest.mark.usefixtures("fits")
-def test_intervals_that_are_too_narrow_or_too_wide_show(
+def test_intervals_that_are_too_narrow_or_too_wide_are_marked(
     width: float, inside: str, reached: str
 ) -> None:
     cases = with_interval(width)
@@ -154,8 +155,8 @@ def test_small_groups_and_idleness_do_not_count_as_groups() -> None:
     assert coverage(idle) is None
 
 
-def test_groups_that_are_off_as_a_whole_cannot_all_be_right() -> None:
-    """With normal errors, and intervals that know their standard deviations."""
+def test_groups_with_common_errors_cannot_all_be_covered() -> None:
+    """With normal errors, and intervals from the true standard deviations."""
     generator = np.random.Generator(np.random.Philox(2))
     errors = 0.1 * generator.standard_normal((400, 200))
     shares = []
@@ -170,25 +171,25 @@ def test_groups_that_are_off_as_a_whole_cannot_all_be_right() -> None:
     assert attainable([[0.1] * 19]) == 0.0
 
 
-def test_few_runs_hardly_have_the_right_part_by_chance() -> None:
+def test_few_runs_rarely_have_the_nominal_coverage_by_chance() -> None:
     assert chance_of_right(7) == pytest.approx(7 * 0.9**6 * 0.1)  # six of seven
     drawn = np.random.default_rng(0).binomial(64, 0.9, 100_000) / 64
     right = float(np.mean((drawn >= 0.85) & (drawn <= 0.97)))
     assert chance_of_right(64) == pytest.approx(right, abs=0.01)
     assert chance_of_right(2000) > 0.999
-    assert abs(chance_of_right(64) - float(np.mean(drawn >= 0.85))) > 0.01  # a canary
+    assert abs(chance_of_right(64) - float(np.mean(drawn >= 0.85))) > 0.01  # canary
 
 
 WIDE = ("dlperf", "diloco_measured", "gavel", "lambda_pytorch", "mlperf", "nvidia")
-"""Sources of which so little is known beforehand (other frameworks, devices estimated, a shaper
-assumed) that their intervals are rightly wider than 20 %."""
+"""Sources with so little prior information (other frameworks, estimated devices, an assumed shaper)
+that their intervals are rightly wider than 20 %."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SOURCES)
-def test_canary_a_bias_turns_the_coverage_of_a_source_red(name: str) -> None:
-    """Steps that last 20 % longer than measured are outside of their intervals too often. Where
-    intervals are wider than that, steps off by the square of what half of the intervals allow."""
+def test_canary_a_bias_breaks_the_coverage_of_a_source(name: str) -> None:
+    """Steps 20 % longer than measured fall outside their intervals too often. For sources with
+    wider intervals, steps are off by the square of what half of the intervals allow."""
     folder = DATA / adapter(name).ABOUT.folder
     if not folder.is_dir():
         pytest.skip("the measurements are not there")
@@ -205,8 +206,8 @@ def test_canary_a_bias_turns_the_coverage_of_a_source_red(name: str) -> None:
     assert biased.inside < COVERED[0]
 
 
-def test_the_readme_has_the_table_of_the_page() -> None:
-    """Every figure of the README's table stands in docs/accuracy.md, in the row of its group."""
+def test_the_readme_table_agrees_with_the_page() -> None:
+    """Every figure of the README's table is in docs/accuracy.md, in the row of its group."""
     readme = README.read_text(encoding="utf-8")
     table = readme.partition(BEGIN)[2].partition(END)[0]
     rows = [line.strip("| ").split(" | ") for line in table.strip().splitlines()[2:]]
@@ -218,14 +219,14 @@ def test_the_readme_has_the_table_of_the_page() -> None:
         assert any(line.startswith(start) for line in lines), start
 
 
-def test_the_readme_must_have_a_place_for_the_table() -> None:
+def test_a_readme_without_a_place_for_the_table_is_refused() -> None:
     assert with_summary(f"a\n{BEGIN}\nold\n{END}\nb", "new") == f"a\n{BEGIN}\nnew\n{END}\nb"
     with pytest.raises(InputError, match="needs <!-- accuracy"):
         with_summary("nothing", "new")
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_the_commands_of_a_source_are_commands(name: str) -> None:
+def test_the_commands_of_a_source_exist(name: str) -> None:
     for line in adapter(name).ABOUT.commands.strip().splitlines():
         program, *words = shlex.split(line)
         if program == "python:":

@@ -1,4 +1,4 @@
-"""What the benchmarks of accuracy say of many cases: distributions, coverage, rankings."""
+"""Summaries of the accuracy benchmarks over many cases: distributions, coverage, rankings."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_one_swap_of_three_pairs_costs_two_thirds() -> None:
     assert ranked([1.0, 3.0, 2.0], [1.0, 2.0, 3.0])["median_kendall_tau"] == pytest.approx(1 / 3)
 
 
-def test_pairs_that_are_close_do_not_count() -> None:
+def test_close_pairs_do_not_count() -> None:
     found = ranked([1.0, 3.0, 2.9], [1.0, 2.0, 2.02])
     assert found["median_kendall_tau"] == 1.0
     assert ranked([1.0, 2.0, 3.0], [1.0, 1.01, 1.02]) == {}
@@ -80,7 +80,7 @@ def test_throughput_not_step_time_is_ranked() -> None:
     assert ranking_summary(rankings(swapped))["best_within_3_percent"] == 0.0
 
 
-def test_no_more_than_pairs_are_ranked_by_setting_and_split() -> None:
+def test_only_pairs_are_ranked_by_setting_and_split() -> None:
     cases = [case(x, x, setting="a", samples=1.0) for x in (1.0, 2.0, 3.0)]
     cases += [case(x, x, setting="b", samples=1.0) for x in (1.0, 2.0)]
     cases += [case(x, x) for x in (1.0, 2.0, 3.0)]
@@ -93,7 +93,7 @@ class Row(msgspec.Struct):
     extra: float | None = None
 
 
-def test_rows_are_read_whatever_else_is_there(tmp_path: Path) -> None:
+def test_further_columns_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text("other,count,name,extra\nx,3,a,\ny,4,b,0.5\n")
     assert rows.read(path, Row) == [Row("a", 3), Row("b", 4, 0.5)]
@@ -108,7 +108,7 @@ def test_rows_are_read_whatever_else_is_there(tmp_path: Path) -> None:
     ],
 )
 def test_tables_may_be_written_by_other_programs(tmp_path: Path, text: str) -> None:
-    """Windows line ends, quotes, a mark of the encoding, an empty line at the end or none."""
+    """Windows line ends, quotes, a byte order mark, and a final empty line or none."""
     path = tmp_path / "table.csv"
     path.write_bytes(text.encode())
     assert rows.read(path, Row) == [Row("a", 3), Row("b", 4, 0.5)]
@@ -139,7 +139,7 @@ class Entry(msgspec.Struct):
     value: float
 
 
-def test_fits_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fits_are_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fitted, "FOLDER", tmp_path / "fitted")
     with pytest.raises(InputError, match="--fit makes it"):
         fitted.read("net", Entry)
@@ -151,7 +151,7 @@ def test_fits_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         fitted.read("net", Entry)
 
 
-def test_an_unknown_source_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
+def test_an_unknown_source_is_refused_with_a_suggestion(tmp_path: Path) -> None:
     answer = CliRunner().invoke(main, ["testbet", str(tmp_path)])
     assert isinstance(answer.exception, InputError)
     assert "testbed" in str(answer.exception)

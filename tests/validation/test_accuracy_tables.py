@@ -1,8 +1,7 @@
-"""Published tables of throughput: what is fitted to them, and what is predicted from the fits.
+"""Published throughput tables: fits to them, and predictions from the fits.
 
-Made-up tables have a known truth. The published ones are not part of the repository; what needs
-them is skipped where they are not at hand.
-"""
+Synthetic tables have known parameters. The published ones are not part of the repository; tests
+that need them are skipped if they are missing."""
 
 from __future__ import annotations
 
@@ -45,14 +44,14 @@ from tests.measured import measured
         ("VGG-16", 138.36e6),
     ],
 )
-def test_dnns_have_as_many_parameters_as_published(name: str, parameters: float) -> None:
+def test_dnns_have_the_published_number_of_parameters(name: str, parameters: float) -> None:
     layers = dnns.layers_of(name)
     assert layers is not None
     assert dnns.bytes_of(layers) == pytest.approx(4 * parameters, rel=1e-3)
 
 
 def test_deeper_relatives_have_no_larger_tensors() -> None:
-    """Depth repeats blocks; were tensors scaled instead, the largest would be larger."""
+    """Depth repeats blocks; if tensors were scaled instead, the largest would grow."""
     few, many = dnns.layers_of("resnet50"), dnns.layers_of("resnet152")
     assert few is not None
     assert many is not None
@@ -73,17 +72,17 @@ def test_a_published_size_changes_the_first_fully_connected_layer() -> None:
     assert changed == ["classifier.1"]
 
 
-def test_a_dnn_that_nobody_knows_needs_a_size() -> None:
+def test_an_unknown_dnn_needs_a_size() -> None:
     assert dnns.layers_of("foonet") is None
     assert dnns.profile("foonet", "gpu", 8, 100.0) is None
     assert dnns.profile("foonet", "gpu", 8, 100.0, 5e7) is not None
 
 
-# -- made-up tables with a known truth -------------------------------------------------------------
+# -- synthetic tables ----------------------------------------------------------------------------
 
 
 def rings(gpus: Sequence[int] = (4, 8, 16)) -> list[hkbu.Row]:
-    """Runs of HKBU's with rings, one node to several, whose step is that of :data:`TRUTH`."""
+    """HKBU runs with rings on one to several nodes, with the step times of :data:`TRUTH`."""
     found = []
     for dnn, batch, alone_s in (("ResNet-18", 64, 0.16), ("VGG16", 32, 0.3)):
         for count in gpus:
@@ -104,7 +103,7 @@ TRUTH = {
 }
 
 
-def test_a_fit_recovers_what_runs_were_made_with() -> None:
+def test_a_fit_recovers_the_true_parameters() -> None:
     found = table_fits.fit(rings(), hkbu.prior)
     for name in ("10GbE with TCP/IP", "inside"):
         assert found.values[name] == pytest.approx(TRUTH[name], rel=0.05)
@@ -119,7 +118,7 @@ def test_canary_another_network_is_not_recovered() -> None:
     assert found.values["10GbE with TCP/IP"] < 0.8 * TRUTH["10GbE with TCP/IP"]
 
 
-def test_the_job_carries_how_well_its_values_are_known() -> None:
+def test_the_job_carries_the_uncertainty_of_its_values() -> None:
     found = table_fits.fit(rings(), hkbu.prior)
     near, far = rings((16,))[0], rings((64,))[0]
     other = msgspec.structs.replace(near, connection="100GbE with TCP/IP")
@@ -130,26 +129,26 @@ def test_the_job_carries_how_well_its_values_are_known() -> None:
         assert set(job.cluster.calibration.parameters) == {v for v in row.fields.values() if v}
         low, high = predict(job).interval.iteration_s
         widths.append(high / low)
-    assert widths[1] > widths[0]  # more workers than were fitted to
-    assert widths[2] - 1.0 > 3.0 * (widths[0] - 1.0)  # a network that no run tells of
+    assert widths[1] > widths[0]  # more workers than in the fit
+    assert widths[2] - 1.0 > 3.0 * (widths[0] - 1.0)  # a network without any run
 
 
-def test_nothing_to_fit_to_is_said() -> None:
+def test_a_fit_without_runs_is_refused() -> None:
     with pytest.raises(InputError, match="no rows"):
         table_fits.fit([], hkbu.prior)
 
 
-def test_groups_are_left_out_one_at_a_time() -> None:
+def test_groups_are_held_out_one_at_a_time() -> None:
     found = table_fits.without("dnn", rings((4, 8)), hkbu.prior)
     assert found["dnn without VGG16"].dnns == ("ResNet-18",)
     assert found["dnn without ResNet-18"].dnns == ("VGG16",)
     assert table_fits.without("dnn", rings((4, 8))[:2], hkbu.prior) == {}
 
 
-def test_a_step_on_one_gpu_is_that_of_the_most_alike_row(
+def test_a_step_on_one_gpu_is_that_of_the_most_similar_row(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Of the folder before that of the fits, which is said; rows without any are left out."""
+    """The folder's row, else that of the fits, which is reported; other rows are left out."""
     common = {"cluster": "25GbE", "method": "Horovod", "batch_per_gpu": 64, "images_per_s": 128.0}
     table = [
         horovod.Row(model=model, num_gpus=count, **common)  # type: ignore[arg-type]
@@ -169,14 +168,14 @@ def test_an_unknown_value_has_no_expectation() -> None:
         hkbu.prior("latencies_s")
 
 
-def test_the_rows_with_fewest_gpus_of_each_series() -> None:
+def test_each_series_starts_with_its_fewest_gpus() -> None:
     assert {row.num_gpus for row in tables.fewest(rings())} == {4}
 
 
-# -- what single sources are mapped to -------------------------------------------------------------
+# -- mapping of single sources --------------------------------------------------------------------
 
 
-def test_a_node_gets_more_of_several_servers_by_tcp() -> None:
+def test_a_node_gets_more_tcp_bandwidth_with_several_servers() -> None:
     rates = []
     for nodes in (2, 4):
         row = hkbu.Row(model="VGG16", batch_per_gpu=32, connection="100GbE with TCP/IP",
@@ -205,7 +204,7 @@ def test_tensorflow_loads_images_on_the_threads_of_a_node() -> None:
     assert slow == pytest.approx(8 * 512 / (10.0 * 32), rel=0.01)
 
 
-def test_dlperf_takes_a_node_as_its_own_row_says() -> None:
+def test_dlperf_uses_the_node_of_the_row() -> None:
     row = dlperf.Row(model="ResNet50 V1.5", precision="FP32", framework="OneFlow",
                      batch_per_gpu=128, num_nodes=2, num_gpus=16, images_per_s=1.0, alone_s=0.3,
                      node_s=0.33)  # fmt: skip
@@ -213,7 +212,7 @@ def test_dlperf_takes_a_node_as_its_own_row_says() -> None:
     assert row.job({}).cluster.neighbour_slowdown(0, 8) == pytest.approx(1.1)
 
 
-def test_no_fit_knows_what_it_predicts() -> None:
+def test_predicted_rows_are_never_fitted_to() -> None:
     few = fitted.read("hkbu", table_fits.Fit)
     assert few["dnn without BERT-Large"].dnns == ("ResNet-50",)
     assert not any(" 16 GPUs" in key for key in few["few"].keys)
@@ -249,7 +248,7 @@ def predicted() -> Callable[[ModuleType], list[Case]]:
         (hkbu, "dnn", 0.10, 1.0),
         (tensorflow, "few", 0.05, 0.15),
         # the goal of 0.05 is missed: VGG-16's one dense tensor over NCCL and TCP takes 1.5 times as
-        # long as by RDMA, where no other DNN has such a tensor
+        # long as by RDMA, and no other DNN has such a tensor
         (horovod, "few", 0.08, 0.15),
         (mxnet, "few", 0.05, 0.15),
         (kungfu, "few", 0.05, 0.15),
@@ -260,7 +259,7 @@ def predicted() -> Callable[[ModuleType], list[Case]]:
     ],
 )
 @pytest.mark.slow
-def test_step_times_are_met(
+def test_step_times_are_predicted(
     predicted: Callable[[ModuleType], list[Case]],
     module: ModuleType,
     split: str,
@@ -293,14 +292,14 @@ def test_baselines_are_beaten(
     for name in ("ideal scaling", "plain alpha-beta"):
         for figure in ("median", "p90"):
             if (module, name, figure) == (mxnet, "plain alpha-beta", "median"):
-                # both 1.2 %: three rows, which are off by 1 %, are weighed as if by SPREAD
+                # both 1.2 %: three rows, off by 1 %, are weighted by SPREAD
                 continue
             assert found[figure] < times * found["others"][name][figure], (name, figure)
 
 
 @pytest.mark.slow
 def test_canary_a_slower_network_is_noticed() -> None:
-    """What the tests above rely on: other bandwidths do not meet the runs as well."""
+    """The tests above rely on this: other bandwidths fit the runs less well."""
     few = fitted.read("hkbu", table_fits.Fit)["few"]
     rows = [row for row in hkbu.read(measured(hkbu.ABOUT.folder), few.alone_s)[0] if not row.few]
 
@@ -318,7 +317,7 @@ def test_canary_a_slower_network_is_noticed() -> None:
 @pytest.mark.slow
 def test_methods_are_ranked(predicted: Callable[[ModuleType], list[Case]]) -> None:
     few = [case for case in predicted(hkbu) if "/few/" in case.group]
-    # ByteScheduler-PS has several connections to a server, of which runs on 4 GPUs tell nothing
+    # ByteScheduler-PS has several connections per server, which runs on 4 GPUs do not reveal
     told = [case for case in few if "BERT-Large ByteScheduler-PS 8 GPUs 100GbE" not in case.name]
     assert ranking_summary(rankings(few))["settings"] == 6
     assert ranking_summary(rankings(few))["worst_lost"] <= 0.03

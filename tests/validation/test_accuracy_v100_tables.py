@@ -1,7 +1,7 @@
 """Published runs of transient servers in the cloud.
 
-They are predicted from the fits that are part of the repository. The measurements themselves are
-not; what needs them is skipped where they are not at hand. Made-up folders always run.
+They are predicted from the fits in the repository. The measurements are not part of it; tests that
+need them are skipped if they are missing. Tests on synthetic folders always run.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def own_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of fits of its own, with none but that of the cloud campaign."""
+    """A separate folder of fits with only that of the cloud campaign."""
     folder = tmp_path / "fitted"
     folder.mkdir()
     shutil.copy(fitted.FOLDER / "cmdare.json", folder)
@@ -62,7 +62,9 @@ def own_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("transient", "transient/few", 13, 0.05, 0.15),
     ],
 )
-def test_step_times_are_met(name: str, group: str, count: int, median: float, p90: float) -> None:
+def test_step_times_are_predicted(
+    name: str, group: str, count: int, median: float, p90: float
+) -> None:
     adapter = ADAPTERS[name]
     cases = adapter.cases(shared(adapter))
     found = summarise(cases)[group]
@@ -74,7 +76,7 @@ def test_step_times_are_met(name: str, group: str, count: int, median: float, p9
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
-def test_the_fits_are_those_of_the_runs(
+def test_the_stored_fits_are_reproduced_from_the_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapter = ADAPTERS[name]
@@ -95,7 +97,7 @@ def changed(
     monkeypatch: pytest.MonkeyPatch,
     faster: Callable[[dict[str, Any]], bool],
 ) -> list[Case]:
-    """What a fit predicts of the measured runs where some were twice as fast when it was fitted."""
+    """Predictions of the measured runs by a fit to which some runs were given twice as fast."""
     adapter = ADAPTERS[name]
     folder = shared(adapter)
     figure = next(key for key in rows_of(folder)[0] if key.endswith("per_s"))
@@ -123,7 +125,7 @@ def changed(
         ),
     ],
 )
-def test_what_is_predicted_is_never_fitted_to(
+def test_predicted_rows_are_never_fitted_to(
     name: str,
     split: str,
     predicted: Callable[[Case], bool],
@@ -132,7 +134,7 @@ def test_what_is_predicted_is_never_fitted_to(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rows that a split predicts may be anything when it is fitted; those that it names may not."""
+    """Rows that a split predicts do not affect its fit; rows that it names as fitted do."""
 
     def of(cases: Iterable[Case]) -> dict[str, float]:
         some = (case for case in cases if f"{name}/{split}/" in case.group and predicted(case))
@@ -148,7 +150,7 @@ def test_what_is_predicted_is_never_fitted_to(
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
-def test_canary_wrong_speeds_are_errors(name: str, tmp_path: Path) -> None:
+def test_canary_wrong_speeds_increase_the_error(name: str, tmp_path: Path) -> None:
     adapter = ADAPTERS[name]
     folder = shared(adapter)
     figure = next(key for key in rows_of(folder)[0] if key.endswith("per_s"))
@@ -168,7 +170,7 @@ SYSTEMS = {
 }
 
 
-# -- transient servers: made-up folders ------------------------------------------------------------
+# -- transient servers: synthetic folders ----------------------------------------------------------
 
 
 def runs(config: str, *rates: float, experiment: str = "x") -> list[dict[str, Any]]:
@@ -179,7 +181,7 @@ def test_transient_predicts_mixed_devices_and_two_servers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = [
-        *runs("1ps2v", 26.8),  # was fitted to
+        *runs("1ps2v", 26.8),  # fitted to
         *runs("2ps7v", 70.0, 72.0, 90.0),
         *runs("1v1p2k", 33.0),
         *runs("4-demand", 17.8, experiment="k80_on_demand"),

@@ -1,6 +1,6 @@
-"""Asynchronous servers on a public cloud: predicted from the fits that are part of the repository.
+"""Asynchronous servers on a public cloud, predicted from the fits in the repository.
 
-The measurements themselves are not; what needs them is skipped where they are not at hand.
+The measurements are not part of it; tests that need them are skipped if they are missing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def write(path: Path, found: Iterable[dict[str, str]]) -> None:
 
 
 @pytest.mark.parametrize(("split", "median", "p90"), [("n4", 0.04, 0.10), ("n3", 0.04, 0.17)])
-def test_step_times_are_met(folder: Path, split: str, median: float, p90: float) -> None:
+def test_step_times_are_predicted(folder: Path, split: str, median: float, p90: float) -> None:
     groups = summarise(cmdare.cases(folder))
     found = groups[f"cmdare/{split}"]
     assert found["n"] >= 6
@@ -57,7 +57,7 @@ def test_step_times_are_met(folder: Path, split: str, median: float, p90: float)
     assert sum(groups[name]["n"] for name in models) == found["n"]
 
 
-def test_ideal_scaling_is_beaten(folder: Path) -> None:
+def test_predictions_beat_ideal_scaling(folder: Path) -> None:
     groups = summarise(cmdare.cases(folder))
     for split in ("n3", "n4"):
         found = groups[f"cmdare/{split}"]
@@ -65,7 +65,7 @@ def test_ideal_scaling_is_beaten(folder: Path) -> None:
         assert found["p90"] < found["others"]["ideal scaling"]["p90"]
 
 
-def test_the_fits_are_those_of_the_runs(folder: Path) -> None:
+def test_the_stored_fits_are_reproduced_from_the_runs(folder: Path) -> None:
     kept = fitted.read("cmdare", AsynchronousFit)
     assert kept.keys() == cmdare.MOST_WORKERS.keys() == cmdare.ABOUT.splits.keys()
     found = cmdare.calibrated(folder, cmdare.MOST_WORKERS["n3"])
@@ -76,7 +76,8 @@ def test_the_fits_are_those_of_the_runs(folder: Path) -> None:
 
 
 def refitted(folder: Path, to: Path, most: int, changed: Callable[[int], bool]) -> dict[str, float]:
-    """Parameters of the fit to up to ``most`` workers when some runs are twice as fast."""
+    """Parameters of the fit to runs of up to ``most`` workers, with some runs made twice as
+    fast."""
     write(
         to / SPEEDS,
         (
@@ -93,7 +94,7 @@ def refitted(folder: Path, to: Path, most: int, changed: Callable[[int], bool]) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("most", [3, 4])
-def test_what_is_predicted_is_never_fitted_to(folder: Path, tmp_path: Path, most: int) -> None:
+def test_predicted_rows_are_never_fitted_to(folder: Path, tmp_path: Path, most: int) -> None:
     fit = cmdare.calibrated(folder, most)
     kept = fit.costs | fit.compute_s
     assert refitted(folder, tmp_path, most, lambda workers: workers > most) == kept
@@ -149,14 +150,14 @@ def made(to: Path, speeds: list[dict[str, str]]) -> Path:
 
 
 def test_other_runs_are_predicted(tmp_path: Path) -> None:
-    """More workers, two servers, mixed devices, and a model of which one worker is known."""
+    """More workers, two servers, mixed devices, and a model with runs of one worker only."""
     found = cmdare.cases(made(tmp_path, OTHER))
     assert {case.name for case in found} == {
         "p100 resnet32 8 workers 1 servers",
         "p100 resnet32 8 workers 2 servers",
         "2k80+1p100 resnet32 3 workers 1 servers",
         "p100 custom4 2 workers 1 servers",
-    }  # the others were fitted to, or are what a model is known by
+    }  # the others were fitted to, or are a model's runs of one worker
     assert len(found) == 4 * len(cmdare.MOST_WORKERS)
     for case in found:
         assert abs(case.error) < 0.15
@@ -167,16 +168,14 @@ def test_other_runs_are_predicted(tmp_path: Path) -> None:
     }
 
 
-def test_canary_a_wrong_rate_is_an_error(tmp_path: Path) -> None:
+def test_canary_a_wrong_rate_increases_the_error(tmp_path: Path) -> None:
     wrong = [run("p100", "resnet32", 1, 8, 2 * 48.0)]
     groups = summarise(cmdare.cases(made(tmp_path, wrong)))
     assert groups["cmdare/n4"]["median"] > 0.5
     assert groups["cmdare/n4"]["coverage90"] == 0.0
 
 
-def test_what_cannot_be_predicted_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unpredictable_rows_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     more = [*OTHER, run("v100", "resnet32", 1, 2, 27.0)]
     found = cmdare.cases(made(tmp_path, more))
     assert len(found) == 4 * len(cmdare.MOST_WORKERS)
@@ -222,7 +221,7 @@ def test_intervals_are_wider_for_a_second_server(tmp_path: Path) -> None:
     assert math.log(two[1] / two[0]) > math.log(one[1] / one[0])
 
 
-def test_the_step_times_may_be_missing(tmp_path: Path) -> None:
+def test_the_step_time_table_may_be_missing(tmp_path: Path) -> None:
     write(tmp_path / SPEEDS, [run("p100", "resnet32", 1, 8, 48.0)])
     assert len(cmdare.cases(tmp_path)) == len(cmdare.MOST_WORKERS)
 
@@ -237,8 +236,8 @@ def test_order_and_further_columns_do_not_matter(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("speeds", "message"),
     [
-        ([run("2k80+1p100", "resnet32", 1, 4, 1.0)], "no run that can be predicted"),
-        ([run("k80", "resnet32", 1, 2, 9.0)], "no run that can be predicted and was not fitted to"),
+        ([run("2k80+1p100", "resnet32", 1, 4, 1.0)], "no predictable run"),
+        ([run("k80", "resnet32", 1, 2, 9.0)], "no predictable run outside the fits"),
         (
             [run("k80", "resnet32", 1, 2, -9.0)],
             "line 2: steady_steps_per_s_wall: must be more than 0",
@@ -271,7 +270,7 @@ def test_missing_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_the_command_writes_fits_and_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a folder of its own: two models, one and two servers."""
+    """On a separate folder: two models, one and two servers."""
     monkeypatch.setattr(fitted, "FOLDER", tmp_path / "fitted")
     speeds = [
         *(

@@ -1,4 +1,4 @@
-"""The adapter of runs of DiLoCo behind shaped links, on a made-up table."""
+"""The adapter of DiLoCo runs behind shaped links, on a synthetic table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def row(algorithm: str, period: int = 4, rate: float = SLOW, step_s: float = 1.0
 
 
 def test_rows_become_steps(tmp_path: Path) -> None:
-    """4 MB between two workers at 1 MB/s, less headers and losses, every fourth step."""
+    """4 MB between two workers at 1 MB/s minus headers and losses, every fourth step."""
     link = diloco_measured.shaped(1e6, 2).nic.goodput_bytes_per_s
     latencies_s = 2 * diloco_measured.TENSORS * diloco_measured.LATENCY_S
     exchange_s = latencies_s + 4e6 / link
@@ -42,7 +42,7 @@ def test_rows_become_steps(tmp_path: Path) -> None:
     }
 
 
-def test_canary_headers_and_losses_are_in(tmp_path: Path) -> None:
+def test_canary_headers_and_losses_matter(tmp_path: Path) -> None:
     (case,) = diloco_measured.cases(written(tmp_path, row("diloco")))
     assert case.predicted > 0.31 + 4.0 / 4 * 1.005
 
@@ -55,7 +55,7 @@ def test_canary_headers_and_losses_are_in(tmp_path: Path) -> None:
         (row("diloco", rate=-1.0), "line 2: bandwidth_bytes_per_s"),
     ],
 )
-def test_rows_that_cannot_be_read_are_named(tmp_path: Path, line: str, message: str) -> None:
+def test_unreadable_rows_are_named(tmp_path: Path, line: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         diloco_measured.cases(written(tmp_path, line))
 

@@ -1,6 +1,6 @@
-"""Synchronous servers in containers: predicted from the fits that are part of the repository.
+"""Synchronous servers in containers, predicted from the fits in the repository.
 
-The measurements themselves are not; what needs them is skipped where they are not at hand.
+The measurements are not part of it; tests that need them are skipped if they are missing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TRUTHS = {
     "deep": (20.0, 0.3, 0.2, 0.1),
     "slow": (40.0, 0.8, 0.25, 0.15),
 }
-"""Megabytes, computing, and seconds of a server for an update and for a worker."""
+"""Megabytes, compute time, and server seconds per update and per worker."""
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def write(path: Path, found: Iterable[dict[str, str]]) -> None:
 
 
 def made(to: Path, changed: Iterable[tuple[str, int, int]] = (), factor: float = 2.0) -> Path:
-    """A folder of made-up runs, those ``changed`` so many times as fast."""
+    """A folder of synthetic runs; those in ``changed`` are faster by the given factor."""
     wrong = set(changed)
     runs = [(name, w, p) for name in TRUTHS for w, p in GRID]
     write(to / SPEEDS, [row_of(*run, factor if run in wrong else 1.0) for run in runs])
@@ -84,7 +84,7 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SynchronousFi
     return dl2.entries_of(made(tmp_path_factory.mktemp("made")))
 
 
-def test_made_up_runs_are_predicted_and_none_that_was_fitted_to(
+def test_only_runs_that_were_not_fitted_to_are_predicted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entries: dict[str, SynchronousFit]
 ) -> None:
     monkeypatch.setattr(fitted, "FOLDER", tmp_path / "fitted")
@@ -105,10 +105,11 @@ def test_made_up_runs_are_predicted_and_none_that_was_fitted_to(
 
 
 @pytest.mark.parametrize("within", [False, True])
-def test_what_is_predicted_is_never_fitted_to(
+def test_predicted_rows_are_never_fitted_to(
     tmp_path: Path, entries: dict[str, SynchronousFit], within: bool
 ) -> None:
-    """Runs get twice as fast; only if they are among those calibrated on do the fits change."""
+    """Runs are made twice as fast; fits change only if these runs are among the calibration
+    runs."""
     few = set(entries["few"].dnns["wide"].seen)
     assert len(few) == len(GRID) // 4
     changed = [("wide", w, p) for w, p in GRID if ((w, p) in few) == within]
@@ -138,14 +139,14 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     (tmp_path / PROFILES).unlink()
     with pytest.raises(InputError, match="runs of at least two DNNs"):
         dl2.entries_of(tmp_path)
-    with pytest.raises(InputError, match="no run that can be predicted"):
+    with pytest.raises(InputError, match="no predictable run"):
         dl2.cases(tmp_path)
 
 
 # -- the measured runs -----------------------------------------------------------------------------
 
 
-def test_step_times_are_met(folder: Path) -> None:
+def test_step_times_are_predicted(folder: Path) -> None:
     groups = summarise(dl2.cases(folder))
     few = groups["dl2/few"]
     assert few["n"] >= 100
@@ -159,7 +160,7 @@ def test_step_times_are_met(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_fits_are_those_of_the_runs(folder: Path) -> None:
+def test_the_stored_fits_are_reproduced_from_the_runs(folder: Path) -> None:
     found, kept = dl2.entries_of(folder), fitted.read("dl2", SynchronousFit)
     assert found.keys() == kept.keys()
     for name, entry in kept.items():

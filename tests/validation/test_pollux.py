@@ -1,6 +1,6 @@
-"""Steps by placement on clusters of others, predicted from fits that are part of the repository.
+"""Steps by placement on published clusters, predicted from the fits in the repository.
 
-The measurements themselves are not; what needs them is skipped where they are not at hand.
+The measurements are not part of it; tests that need them are skipped if they are missing.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ FIGURES = {
     "pollux": [("a", "", 0.08, 0.20, 0.060), ("b", "", 0.14, 0.30, 0.07)],
     "sia": [
         ("a", "rtx", 0.045, 0.125, 0.052),
-        # waiting with a loader that is no exchange: YOLOv3 gets ahead while it waits (b on rtx),
+        # waiting for a loader rather than an exchange: YOLOv3 gets ahead while it waits (b on rtx),
         # and waits for the loaders of other nodes (dgx)
         ("b", "rtx", 0.085, 0.26, None),
         ("a", "dgx", 0.065, 0.19, None),
-        # bytes of BERT take a quarter less than those of others, which no step on one device tells
+        # bytes of BERT take a quarter less time, which steps on one device cannot show
         ("b", "quad", 0.055, 0.23, None),
     ],
 }
@@ -83,7 +83,7 @@ FIGURES = {
 
 
 def some(found: Iterable[dict[str, str]], cluster: str) -> list[dict[str, str]]:
-    """Every tenth row, and all on one node, which predictions need."""
+    """Every tenth row, plus all rows on one node, which predictions need."""
     own = [row for row in found if not cluster or row["cluster"] == cluster]
     return [row for i, row in enumerate(own) if row["num_nodes"] == "1" or i % 10 == 0]
 
@@ -100,11 +100,11 @@ def check(source: ModuleType, found: list[Case], figures: tuple[Any, ...]) -> No
         float(np.median([abs(case.error_of(case.others[other])) for case in pool(found, name)]))
         for other in ("ideal scaling", "plain alpha-beta")
     ]
-    if cluster not in ("dgx", "quad"):  # where next to nothing is waited for
+    if cluster not in ("dgx", "quad"):  # waiting is negligible
         assert error(found, name, 0.5) < min(naive)
 
 
-def test_some_steps_are_met(tmp_path: Path) -> None:
+def test_some_steps_are_predicted(tmp_path: Path) -> None:
     folder, first = DATA / pollux.ABOUT.folder, FIGURES["pollux"][0]
     if not (folder / placement_rows.FILE).is_file():
         pytest.skip("the measured steps are not at hand")
@@ -113,8 +113,8 @@ def test_some_steps_are_met(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_step_is_met(source: ModuleType) -> None:
-    """And intervals hold as many of all steps of a source as they should."""
+def test_every_step_is_predicted(source: ModuleType) -> None:
+    """And intervals have their nominal coverage over all steps of a source."""
     found = source.cases(DATA / source.ABOUT.folder)
     for figures in FIGURES[source.SOURCE]:
         check(source, found, figures)
@@ -124,8 +124,8 @@ def test_every_step_is_met(source: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("key", ["a/cifar10", "b/cifar10+ncf"])
-def test_what_is_predicted_is_never_fitted_to(key: str, tmp_path: Path) -> None:
-    """Only one of the DNNs that are left in may change a fit."""
+def test_predicted_rows_are_never_fitted_to(key: str, tmp_path: Path) -> None:
+    """Only DNNs that are not held out may change a fit."""
     folder = DATA / pollux.ABOUT.folder
     if not (folder / placement_rows.FILE).is_file():
         pytest.skip("the measured steps are not at hand")
@@ -155,7 +155,7 @@ COMPUTING = {"cifar10": 1e-3, "yolov3": 40e-3, "ncf": 0.2e-3, "bert": 20e-3, "ne
 
 
 def row(model: str, placement: str, batch: int, nodes: int = 0, devices: int = 0) -> dict[str, str]:
-    """A step with a network of 1 GB/s, of which half is hidden."""
+    """A step with a network of 1 GB/s, half of whose time is hidden."""
     counts = [int(digit) for digit in placement] or [devices // nodes] * nodes
     size = placement_rows.DNNS[model][0] * 4 if model in placement_rows.DNNS else 4e6
     computing = 0.01 + COMPUTING[model] * batch
@@ -183,7 +183,7 @@ def made(models: Iterable[str] = ("cifar10", "yolov3", "ncf")) -> list[dict[str,
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of made-up steps, and fits to them."""
+    """A folder of synthetic steps, and fits to them."""
     monkeypatch.setattr(fitted, "FOLDER", tmp_path / "fitted")
     folder = write(tmp_path, made())
     pollux.fit(folder)
@@ -207,7 +207,7 @@ def test_every_split_has_its_cases(own: Path) -> None:
             assert case.interval is not None
             assert case.interval[0] < case.predicted < case.interval[1]
             assert case.samples > 0
-    assert error(found, "pollux/a", 0.5) < 0.25  # they do not follow the formula
+    assert error(found, "pollux/a", 0.5) < 0.25  # these do not follow the formula
     entries = fitted.read("pollux", placements.Entry)
     assert {key: entry.rows for key, entry in entries.items()} == {
         "all": 54,
@@ -216,7 +216,7 @@ def test_every_split_has_its_cases(own: Path) -> None:
     }
 
 
-def test_canary_a_wrong_step_is_an_error(own: Path) -> None:
+def test_canary_a_wrong_step_increases_the_error(own: Path) -> None:
     wrong = [
         each | {"step_time_s": str(3.0 * float(each["step_time_s"]))}
         if each["num_nodes"] != "1"
@@ -248,7 +248,7 @@ def test_more_nodes_and_another_dnn_are_predicted(own: Path) -> None:
     assert len([case for case in pool(found, "pollux/b") if "bert" in case.name]) == 3
 
 
-def test_what_cannot_be_predicted_is_named(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unpredictable_rows_are_named(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rest = [row("new", "1", 8), row("new", "11", 8), row("bert", "11", 8)]
     lines = [each for each in made() if each["model"] != "ncf" or each["num_nodes"] != "1"]
     found = pollux.cases(write(own, [*lines, *rest]))
@@ -271,7 +271,7 @@ def test_steps_on_one_node_are_not_predicted_from_themselves(own: Path) -> None:
     assert error(found, "pollux/all", 0.0) > 0.3
 
 
-def test_what_tcp_delivers_is_between_a_part_and_a_rate() -> None:
+def test_tcp_goodput_lies_between_a_fraction_and_a_rate() -> None:
     slow, fast = (placement_rows.ethernet("", g * 1e9 / 8, g * 1e9 / 8).nic for g in (1, 100))
     assert fast.goodput_bytes_per_s == pytest.approx((1.3e9 * 2.9e9) ** 0.5)
     assert slow.goodput_bytes_per_s < 1e9 / 8
@@ -307,7 +307,7 @@ def test_missing_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         pollux.fit(tmp_path)
     with pytest.raises(InputError, match="no DNN was run on one device and on several"):
         pollux.fit(write(tmp_path, [row("cifar10", "1", 8)]))
-    with pytest.raises(InputError, match="no step that can be predicted"):
+    with pytest.raises(InputError, match="no predictable step"):
         pollux.cases(write(tmp_path, [row("cifar10", "1", 8)]))
     monkeypatch.setattr(fitted, "FOLDER", tmp_path / "none")
     with pytest.raises(InputError, match="--fit makes it"):

@@ -1,4 +1,4 @@
-"""Real runs, where their measurements are at hand: predicted from their configuration alone."""
+"""Real runs, predicted from their configuration alone; skipped if measurements are missing."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def groups(found: list[Case]) -> dict[str, dict[str, Any]]:
         if target.group == group
     ],
 )
-def test_step_times_are_met(
+def test_step_times_are_predicted(
     groups: dict[str, dict[str, Any]], target: tuple[str, float, float], worst: float
 ) -> None:
     name, median, p90 = target
@@ -60,18 +60,18 @@ def test_step_times_are_met(
     assert groups[name]["worst"] < worst
 
 
-def test_mean_staleness_is_met(groups: dict[str, dict[str, Any]]) -> None:
+def test_mean_staleness_is_predicted(groups: dict[str, dict[str, Any]]) -> None:
     assert groups["testbed/ps_async:staleness"]["worst"] < 0.05
     assert groups["testbed/ps_ssp:staleness"]["worst"] < 0.15
     assert groups["testbed/adpsgd:staleness"]["worst"] < 0.3
 
 
-def test_idleness_is_met(groups: dict[str, dict[str, Any]]) -> None:
+def test_idleness_is_predicted(groups: dict[str, dict[str, Any]]) -> None:
     for group in ("ring", "p2p", "dpsgd", "ps_bsp", "ps_async", "ps_ssp", "adpsgd", "mxnet_bsp"):
         assert groups[f"testbed/{group}:idle"]["median"] < 0.03
 
 
-def test_intervals_hold_nine_of_ten(groups: dict[str, dict[str, Any]]) -> None:
+def test_intervals_cover_nine_of_ten(groups: dict[str, dict[str, Any]]) -> None:
     assert 0.85 <= groups["testbed/all"]["coverage90"] <= 0.95
 
 
@@ -88,7 +88,7 @@ def test_runs_are_ranked(found: list[Case]) -> None:
     assert ranking["median_kendall_tau"] >= 0.9
 
 
-def test_unequal_parts_are_what_makes_many_senders_slow(folder: Path, found: list[Case]) -> None:
+def test_unequal_shares_explain_slow_incast(folder: Path, found: list[Case]) -> None:
     """Without the queue, steps of 6 and 8 workers with many small layers are 10 % too short."""
     fair = {
         run.name: predict(without_queue(run.job)).iteration_s / (run.step_s or 0.0) - 1.0
@@ -109,7 +109,7 @@ def without_queue(job: Job) -> Job:
 
 
 @pytest.mark.slow
-def test_the_fits_are_those_of_the_runs(
+def test_the_stored_fits_are_reproduced_from_the_runs(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = fitted.read("testbed", Calibration)
@@ -124,7 +124,7 @@ def test_summaries_notice_errors() -> None:
     assert summarise([case])["g"]["worst"] == pytest.approx(0.2)
 
 
-# -- made-up runs ----------------------------------------------------------------------------------
+# -- synthetic runs -------------------------------------------------------------------------------
 
 RATE = 200e6
 NET = {"tcp_goodput_bps": 0.956 * RATE, "rtt_s": 1e-4, "queue": 2**19}
@@ -195,12 +195,12 @@ def steps(folder: Path) -> list[Case]:
 
 @functools.cache
 def every() -> list[dict[str, Any]]:
-    """A run of each group. Whoever changes one works on a copy."""
+    """A run of each group; tests that change one work on a copy."""
     return [run(*kind.split(), workers=8) for kind in testbed.KINDS]
 
 
 def test_runs_of_a_new_dnn_are_predicted(tmp_path: Path) -> None:
-    """Without any gloo.jsonl, at a rate and with a DNN that nothing was learnt from."""
+    """Without any gloo.jsonl, with a rate and a DNN that were not fitted."""
     found = steps(made(tmp_path, every()))
     assert [c.group for c in found] == [f"testbed/{k[0]}" for k in testbed.KINDS.values()]
     for case in found:
@@ -214,7 +214,7 @@ def test_runs_of_a_new_dnn_are_predicted(tmp_path: Path) -> None:
     assert len({case.setting for case in found}) == len(ARCHITECTURES)
 
 
-def test_canary_a_run_that_takes_longer_is_an_error(tmp_path: Path) -> None:
+def test_canary_a_longer_run_increases_the_error(tmp_path: Path) -> None:
     slow = [run(*kind.split(), factor=1.8) for kind in testbed.KINDS]
     found = summarise(steps(made(tmp_path, slow)))["testbed/all"]
     assert found["bias"] == pytest.approx(1.0 / 1.8 - 1.0)
@@ -232,9 +232,7 @@ def test_more_workers_than_in_known_runs_widen_intervals(tmp_path: Path) -> None
     assert widths[0] < widths[2]
 
 
-def test_what_cannot_be_predicted_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unpredictable_runs_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new, broken, failed = (json.loads(json.dumps(every()[0])) for _ in range(3))
     new["config"]["arch"] = "pipeline"
     del broken["config"]["layers"]
@@ -273,7 +271,7 @@ def test_wrong_numbers_are_named(
     assert str(error.value).endswith(f"results.jsonl: line 2: {message}")
 
 
-def test_a_line_that_breaks_off_is_named(tmp_path: Path) -> None:
+def test_a_truncated_line_is_named(tmp_path: Path) -> None:
     folder = made(tmp_path, every()[:2])
     text = (folder / "results.jsonl").read_text().rstrip()
     (folder / "results.jsonl").write_text(text[:-20])
@@ -281,8 +279,8 @@ def test_a_line_that_breaks_off_is_named(tmp_path: Path) -> None:
         testbed.cases(folder)
 
 
-def test_a_run_may_lack_what_is_not_needed(tmp_path: Path) -> None:
-    """Windows line ends, no totals, no seed, nothing measured but the step."""
+def test_optional_parts_of_a_run_may_be_missing(tmp_path: Path) -> None:
+    """Windows line ends, no totals, no seed, and only the step measured."""
     bare = json.loads(json.dumps(every()))
     for one in bare:
         one["meas"] = {"iter_s_mean": one["meas"]["iter_s_mean"]}
@@ -292,10 +290,10 @@ def test_a_run_may_lack_what_is_not_needed(tmp_path: Path) -> None:
     assert [c.others["ideal scaling"] for c in steps(tmp_path)] == pytest.approx([0.18] * len(bare))
 
 
-def test_intervals_are_learnt_from_the_other_dnns(
+def test_intervals_are_fitted_to_the_other_dnns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Runs of *bad* are far off: nothing of that is in its own intervals, all in the others'."""
+    """Runs of *bad* are far off: this widens the intervals of the others but not its own."""
     monkeypatch.setattr(fitted, "FOLDER", tmp_path / "fitted")
     some = [
         run("ps", "async", model, workers, factor)

@@ -51,7 +51,7 @@ group = "ring"
 job = { workload = "net", cluster = "lab", arch = "ring", workers = 2, options.overlap = false }
 measured = { samples_per_s = 1.6 }
 """
-"""A worker alone takes 3 s. Two of them send 3 bytes each at 1 byte/s after that: 6 s."""
+"""One worker takes 3 s. Two workers then send 3 bytes each at 1 byte/s: 6 s."""
 
 
 def written(folder: Path, text: str = FILE, name: str = "cases.toml") -> Path:
@@ -67,7 +67,7 @@ def run(*arguments: object) -> Result:
 def failing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str
 ) -> str:
-    """Error line of a command that ends with exit code 2."""
+    """Error line of a command that exits with code 2."""
     monkeypatch.setattr("sys.argv", ["perfmodel", "validate", *words])
     with pytest.raises(SystemExit) as end:
         main()
@@ -98,13 +98,13 @@ def test_the_distribution_of_errors() -> None:
     assert Score(2.0, 4.0, relative=False).error == -2.0
 
 
-def test_predictions_are_those_of_predict(tmp_path: Path) -> None:
+def test_predictions_equal_those_of_predict(tmp_path: Path) -> None:
     cases = read_cases(written(tmp_path))
     for case, outcome in zip(cases, validate(cases).outcomes, strict=True):
         assert outcome.scores["step_s"].predicted == predict(case.job).iteration_s
 
 
-def test_json_says_all_of_it(tmp_path: Path) -> None:
+def test_json_contains_all_results(tmp_path: Path) -> None:
     found = json.loads(run(written(tmp_path), "--json").output)
     assert found["schema"] == "perfmodel.validation/1"
     assert [case["name"] for case in found["cases"]] == ["alone", "two"]
@@ -121,7 +121,7 @@ def test_json_says_all_of_it(tmp_path: Path) -> None:
     assert found["cases"][0]["measures"]["idle_fraction"]["interval"] is None
 
 
-def test_coverage_is_the_part_inside_the_intervals(tmp_path: Path) -> None:
+def test_coverage_is_the_fraction_inside_the_intervals(tmp_path: Path) -> None:
     inside = FILE.replace("step_s = 2.5", "step_s = 2.99")
     assert inside != FILE
     near, far = (validate(read_cases(written(tmp_path, text))) for text in (inside, FILE))
@@ -132,7 +132,7 @@ def test_coverage_is_the_part_inside_the_intervals(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("statistic", [[], ["--statistic", "median"], ["--statistic", "p90"]])
 @pytest.mark.parametrize(("tolerance", "code"), [("25%", 0), ("0.21", 0), ("15%", 1)])
-def test_the_exit_code_says_whether_errors_are_tolerable(
+def test_the_exit_code_depends_on_the_tolerance(
     tmp_path: Path, statistic: list[str], tolerance: str, code: int
 ) -> None:
     done = run(written(tmp_path), "--tolerance", tolerance, *statistic)
@@ -140,7 +140,7 @@ def test_the_exit_code_says_whether_errors_are_tolerable(
     assert ("above" in done.stderr) is (code == 1)
 
 
-def test_the_process_ends_with_that_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_exits_with_that_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(written(tmp_path))
     for tolerance, code in (("15%", 1), ("25%", 0)):
         monkeypatch.setattr("sys.argv", ["perfmodel", "validate", path, "--tolerance", tolerance])
@@ -157,8 +157,8 @@ def test_tables_show_cases_and_groups(tmp_path: Path) -> None:
     assert shown.count("ring") >= 2
 
 
-def test_shipped_cases_are_predicted_as_published() -> None:
-    """Their errors are stated in the documentation: they may not grow unseen."""
+def test_shipped_cases_have_their_documented_errors() -> None:
+    """The documentation states their errors, which must not grow unnoticed."""
     answer = validate(shipped_cases(), fidelity="fine")
     assert len(answer.outcomes) >= 20
     found = answer.summaries()["all"]["step_s"]
@@ -167,7 +167,7 @@ def test_shipped_cases_are_predicted_as_published() -> None:
     assert all(case.source.text for case in shipped_cases())
 
 
-def test_what_one_worker_did_is_all_a_case_needs_to_know(tmp_path: Path) -> None:
+def test_a_case_only_needs_the_throughput_of_one_worker(tmp_path: Path) -> None:
     text = FILE.replace(
         'job = { workload = "net", cluster = "lab", arch = "ring" }',
         'job = { model = "resnet50", device = "ours", batch_size = 8, cluster = "lab", '
@@ -223,7 +223,7 @@ def read_cases_of_text() -> Any:
         ("step_s = 2.5", "stepp_s = 2.5", "unknown key 'stepp_s'; did you mean 'step_s'?"),
         ("step_s = 2.5, idle_fraction = 0.25", "", "measured: needs step_s"),
         ("idle_fraction = 0.25", "idle_fraction = 1.25", "idle_fraction: must be at most 1"),
-        ('name = "two"', 'name = "alone"', "cases[1]: a second one is called 'alone'"),
+        ('name = "two"', 'name = "alone"', "cases[1]: the name 'alone' is used twice"),
         ('"perfmodel.cases/1"', '"perfmodel.cases/2"', "schema: expected 'perfmodel.cases/1'"),
         (
             'workload = "net", cluster = "lab", arch',
@@ -237,7 +237,7 @@ def read_cases_of_text() -> Any:
         ),
     ],
 )
-def test_errors_say_where_and_what(
+def test_error_messages_name_place_and_problem(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -258,13 +258,13 @@ def test_errors_say_where_and_what(
     [
         (["nowhere.toml"], "nowhere.toml: cannot read"),
         (["--workload", "w.json"], "--workload and --cluster"),
-        (["--workload", "w.json", "--cluster", "ethernet-10g"], "needs the files of runs"),
+        (["--workload", "w.json", "--cluster", "ethernet-10g"], "needs run files"),
         (["--statistic", "median"], "--statistic: needs --tolerance"),
         (["--tolerance", "-1%"], "--tolerance"),
         (["--plot", "nowhere/cases.png"], "nowhere/cases.png: cannot write"),
     ],
 )
-def test_wrong_options(
+def test_wrong_options_are_refused(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -281,7 +281,7 @@ def test_no_cases_are_refused() -> None:
         validate([])
 
 
-def test_the_picture_shows_every_case(tmp_path: Path) -> None:
+def test_the_figure_shows_every_case(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     answer = validate(read_cases(written(tmp_path)))
     axes = answer.plot().axes[0]
@@ -292,7 +292,7 @@ def test_the_picture_shows_every_case(tmp_path: Path) -> None:
     assert out.read_bytes().startswith(b"\x89PNG")
 
 
-def test_canary_a_case_that_is_off_is_seen(tmp_path: Path) -> None:
+def test_canary_a_wrong_case_is_noticed(tmp_path: Path) -> None:
     cases = read_cases(written(tmp_path))
     right = msgspec.structs.replace(cases[0].measured, step_s=3.0)
     good = validate([msgspec.structs.replace(cases[0], measured=right)])

@@ -1,4 +1,4 @@
-"""All-reduce: every worker keeps the model, and gradients are summed by collectives."""
+"""All-reduce: every worker keeps the model, and collectives sum the gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from perfmodel.inputs.job import Job
 
 
 def notes(job: Job) -> tuple[str, ...]:
-    """Notes where a job extrapolates the measured collectives of its cluster."""
+    """Return notes for a job that extrapolates the measured collectives of its cluster."""
     options, sent = Options.of(job), broadcast_bytes(job)
     buffers = measured_notes(job, {"broadcast": np.array([sent])}) if sent > 0.0 else ()
     operation = operation_of(options)
@@ -27,7 +27,7 @@ def notes(job: Job) -> tuple[str, ...]:
     if measured_in(job.cluster.collectives, operation) is None:
         return buffers
     if options.each_send:
-        left = f"each_send: every send is simulated, and the measured {operation} is left out"
+        left = f"each_send: every send is simulated; the measured {operation} is not used"
         return (left, *buffers)
     messages = options.sent_bytes(messages_of(job).bytes)
     found = {operation: messages * (job.workers if options.sparse else 1)}
@@ -35,11 +35,11 @@ def notes(job: Job) -> tuple[str, ...]:
 
 
 def _fold(job: Job) -> OpGraph | None:
-    """With each send simulated, one worker can represent all only in a ring of one worker per node,
-    at one site: others, and members of a tree, differ in their receivers."""
+    """Fold a job with each send simulated only for a ring with one worker per node, at one site:
+    other workers, and members of a tree, send to different kinds of receivers."""
     options = Options.of(job)
     if options.each_send:
-        if broadcast_bytes(job) > 0.0:  # not the same on all links
+        if broadcast_bytes(job) > 0.0:  # its load differs between links
             return None
         shared = job.cluster.node_of_worker(job.workers - 1) < job.workers - 1 or job.crosses_sites
         members = Members.of(job.cluster, job.workers)
@@ -49,8 +49,8 @@ def _fold(job: Job) -> OpGraph | None:
 
 
 def traffic(job: Job) -> Traffic | None:
-    """Bytes of a worker round a ring; sparse gradients go to all workers. None with a broadcast,
-    which the last worker does not send on, and the first does not receive."""
+    """Return a worker's bytes on a ring; sparse gradients go to all workers. None with a broadcast:
+    the last worker does not forward it, and the first does not receive it."""
     options, n = Options.of(job), job.workers
     if broadcast_bytes(job) > 0.0:
         return None
@@ -71,16 +71,16 @@ ARCHITECTURE = Architecture(
     server_bytes=None,
     assumptions=(
         *REDUCTION_ASSUMPTIONS,
-        "buckets are reduced in the order in which they fill, unless priorities say otherwise",
-        "the next forward pass starts after the optimizer, the optimizer after the last bucket; "
-        "with cross_barrier each layer has an update of its own, whose part of the optimizer's "
-        "time is that of its bytes",
-        "copying tensors into and out of a fused message, and agreeing on what is ready, take no "
-        "time",
-        "buffers go from worker 0 along the rings, in pieces that follow each other, as worker 0 "
-        "begins a step; the forward pass of each worker waits until all have them",
-        "sparse gradients are gathered, not summed on the way: everybody receives those of all "
-        "others; quantised ones are summed as they are",
+        "buckets are reduced in the order in which they fill, unless priorities are set",
+        "the optimizer starts after the last bucket, and the next forward pass after the "
+        "optimizer; with cross_barrier each layer has its own update, which takes a share of the "
+        "optimizer's time in proportion to its bytes",
+        "copying tensors into and out of a fused message takes no time, and neither does agreeing "
+        "on which tensors are ready",
+        "buffers are pipelined from worker 0 along the rings as worker 0 begins a step; each "
+        "worker's forward pass waits until all workers have them",
+        "sparse gradients are gathered, not summed on the way: each worker receives those of all "
+        "others; quantised gradients are summed as they are",
     ),
     source="Patarasuk, Yuan, JPDC 69, 2009, doi 10.1016/j.jpdc.2008.09.002; "
     "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521; "

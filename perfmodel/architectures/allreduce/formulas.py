@@ -26,7 +26,7 @@ from perfmodel.theory.overlap import fused_wait_free, merged_wait_free, wait_fre
 
 
 def _rate(job: Job, q: Quantities) -> Rate | Fastest:
-    """Cost of summing gradients, by the bytes of one worker's gradients before compression."""
+    """Return the cost of summing gradients, by a worker's gradient bytes before compression."""
     options = Options.of(job)
     sent = options.sent_share
     if options.each_send:  # sends are simulated, so measured collectives do not apply
@@ -39,12 +39,12 @@ def _rate(job: Job, q: Quantities) -> Rate | Fastest:
 
 
 def phases(job: Job, q: Quantities) -> Phases:
-    """Computation, and the exposed part of the collectives."""
+    """Return computation and the exposed part of the collectives."""
     return q.at_paces(lambda late: _phases(job, q, late))
 
 
 def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
-    """The phases if the slowest worker computes ``late`` times as long as the mean one."""
+    """Return the phases if the slowest worker computes ``late`` times as long as the mean one."""
     options = Options.of(job)
     rate, alone = _rate(job, q), q.workers <= 1
     if isinstance(q.layers, Whole):
@@ -99,43 +99,43 @@ def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
 
 
 def operation_of(options: Options) -> str:
-    """The collective that gradients are summed with."""
+    """Return the name of the collective that sums gradients."""
     return "all_gather" if options.sparse else "all_reduce"
 
 
 def exact(job: Job) -> bool:
-    """Whether the coarse model equals the simulation."""
+    """Return whether the coarse model equals the simulation."""
     options = Options.of(job)
     in_order = not (options.cross_barrier or options.each_send or options.credit_bytes > 0.0)
     one_by_one = options.concurrent == 1 and options.bucketing != "horovod"
-    # the simulation merges layers by backward times alone, without handing over, and then cuts the
-    # merged messages with times that are linear in the size
+    # the simulation merges layers by their backward times alone, without the handover, and then
+    # cuts the merged messages with times linear in the size
     same = options.partition_bytes == math.inf and options.encode_per_byte_s == 0.0
     same = same and job.cluster.handover == Handover()
     same = same and measured_in(job.cluster.collectives, operation_of(options)) is None
     as_planned = options.bucketing != "mg_wfbp" or same
     known = one_by_one and as_planned and closed(job, options.reduction)
     data = job.workload.data_loading_s == 0.0
-    # the formula takes a broadcast to cross the slowest link between sites, which it may not
+    # the formula assumes that a broadcast crosses the slowest link between sites, which it may not
     near = broadcast_bytes(job) == 0.0 or not job.crosses_sites
     return in_order and known and data and near and alike(job) and leaves_out(job) is None
 
 
 def leaves_out(job: Job) -> str | None:
-    """The first feature of a job that the coarse model leaves out; None if there is none."""
+    """Return the first feature of a job that the coarse model leaves out, or None."""
     options = Options.of(job)
     ring = options.sparse or options.algorithm == "ring"
     return left_out(job, core=False, connections=False, sites=not ring)
 
 
 def _shares(job: Job) -> tuple[list[float], list[int]]:
-    """Each message's share of all bytes, and the layer that completes it."""
+    """Return each message's share of all bytes, and the layer that completes it."""
     messages = messages_of(msgspec.structs.replace(job, options=_unmerged(Options.of(job))))
     return (messages.bytes / messages.bytes.sum()).tolist(), messages.layer.tolist()
 
 
 def _unmerged(options: Options) -> Options:
-    """The options without merging, where the coarse model merges layers itself."""
+    """Return the options without merging, for layers that the coarse model merges itself."""
     if options.bucketing != "mg_wfbp":
         return options
     return msgspec.structs.replace(options, bucketing="layer", overlap=True)

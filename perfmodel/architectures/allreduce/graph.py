@@ -45,7 +45,7 @@ class End(msgspec.Struct, frozen=True, eq=False):
     waiting : ops that wait for messages, (workers, ends).
     updates : ops that update parameters, (workers, updates).
     mark : the last op of an iteration on each device, (workers,).
-    message, column : message ``message[k]`` is needed by end ``column[k]``, (pairs,).
+    message, column : end ``column[k]`` needs message ``message[k]``, (pairs,).
     """
 
     waiting: Ids
@@ -55,13 +55,13 @@ class End(msgspec.Struct, frozen=True, eq=False):
     column: Ids
 
     def follow(self, b: GraphBuilder, done: Ids) -> None:
-        """Let the ends wait for the op that ends each message, (messages,)."""
+        """Make the ends wait for the op that ends each message, (messages,)."""
         after = self.waiting[:, self.column]
         b.edge(np.broadcast_to(done[self.message], after.shape), after)
 
 
 def _at_once(b: GraphBuilder, job: Job, workers: Workers, messages: Messages) -> End:
-    """One optimizer step of each worker, after all messages have been decompressed."""
+    """Add one optimizer step per worker, after all messages have been decompressed."""
     optimizer = waiting = add_optimizer(b, job, workers)
     decode_s = decode_per_byte_s_of(Options.of(job), job.workers) * job.workload.gradient_bytes
     if decode_s > 0.0 and job.workers > 1:
@@ -73,8 +73,8 @@ def _at_once(b: GraphBuilder, job: Job, workers: Workers, messages: Messages) ->
 
 
 def _by_layer(b: GraphBuilder, job: Job, workers: Workers, messages: Messages) -> End:
-    """An update of each layer once it has been reduced; the next forward pass of a layer waits for
-    its own update only."""
+    """Add an update of each layer once it has been reduced. A layer's next forward pass waits only
+    for its own update."""
     layers, column = np.unique(messages.part_layer, return_inverse=True)
     dense = np.array([sum(a.tensor_bytes) for a in expanded(job.workload).layers])[layers]
     decode_per_byte_s = decode_per_byte_s_of(Options.of(job), job.workers)
@@ -87,7 +87,7 @@ def _by_layer(b: GraphBuilder, job: Job, workers: Workers, messages: Messages) -
 
 
 def build(job: Job, *, fold: bool = False) -> OpGraph:
-    """The op graph; with ``fold`` of the first worker, which represents all of them."""
+    """Build the op graph; with ``fold``, of the first worker only, which represents all."""
     options = Options.of(job)
     b = GraphBuilder()
     workers = add_workers(b, job, first=1 if fold else None)
@@ -115,7 +115,7 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
 
 
 def meaning(job: Job) -> tuple[Recorder, Meaning]:
-    """Replicas of one model, updated as a whole or, with cross_barrier, layer by layer."""
+    """Record replicas of one model, updated as a whole or, with cross_barrier, layer by layer."""
     from perfmodel.architectures.parts.recorder import Recorder, replicas
 
     slices = [float(job.workload.gradient_bytes)]
@@ -129,7 +129,7 @@ def meaning(job: Job) -> tuple[Recorder, Meaning]:
 def _add_collectives(
     b: GraphBuilder, job: Job, messages: Messages, ready: Ids, end: End, fold: bool
 ) -> tuple[Network, Ids | None]:
-    """Every message as one transfer over all members' links, both ways at once."""
+    """Add every message as one transfer over all members' links, in both directions at once."""
     options = Options.of(job)
     sent = options.sent_bytes(messages.bytes)
     cost = cost_of(job, sent)
@@ -153,8 +153,8 @@ def _add_collectives(
 
 
 def _network(b: GraphBuilder, job: Job, cost: Cost, members: Members, fold: bool) -> Network:
-    """The links; with ``fold`` the first node stands for all where all carry the same, which they
-    do not in a broadcast."""
+    """Add the links. With ``fold`` the first node stands for all if all links carry the same, which
+    is not so in a broadcast."""
     alike = cost.symmetric(members.fabric) and broadcast_bytes(job) == 0.0
     return Network(b, job, fold=fold and alike)
 
@@ -162,7 +162,7 @@ def _network(b: GraphBuilder, job: Job, cost: Cost, members: Members, fold: bool
 def _add_broadcast(
     b: GraphBuilder, job: Job, workers: Workers, end: End, communicator: Communicator
 ) -> None:
-    """The buffers from worker 0, as it begins, to all others; forward passes wait for them."""
+    """Broadcast the buffers from worker 0 as it begins a step; all forward passes wait for them."""
     members = Members.of(job.cluster, job.workers)
     cost = broadcast_cost(members, np.array([broadcast_bytes(job)]))
     sent = communicator.add("broadcast", cost, axis="buffers")
@@ -175,12 +175,12 @@ def _add_broadcast(
 def _add_fused(
     b: GraphBuilder, job: Job, messages: Messages, ready: Ids, end: End, fold: bool
 ) -> tuple[Network, Ids | None]:
-    """One op that reduces, at each tick, the tensors that are ready on all workers together."""
+    """Add an op that reduces, at each tick, all tensors that are ready on all workers."""
     options = Options.of(job)
     sent = options.sent_bytes(messages.bytes)
     nothing, whole = np.zeros(1), sent.sum(keepdims=True)
     startup, cost = cost_of(job, nothing), cost_of(job, whole)
-    # sizes are not known before: all costs per byte are part of the transfer
+    # sizes are not known in advance: all costs per byte are part of the transfer
     cost = msgspec.structs.replace(
         cost, startup_s=startup.seconds, transfer_s=cost.seconds - startup.seconds
     )
@@ -209,7 +209,7 @@ def _add_fused(
 def _add_sends(
     b: GraphBuilder, job: Job, messages: Messages, ready: Ids, end: End, fold: bool
 ) -> tuple[Network, Ids | None]:
-    """Every send of every message as an op of its own."""
+    """Add every send of every message as its own op."""
     options = Options.of(job)
     sent = options.sent_bytes(messages.bytes)
     members, after = Members.of(job.cluster, job.workers), end.waiting[:, 0]
@@ -219,7 +219,7 @@ def _add_sends(
         schedule = schedule.among(members.fabric.by_site(members.ends[0]))
     else:
         reduction = reduction_of(job, members)
-        if reduction.by_measurements:  # a ring, measured collectives apart
+        if reduction.by_measurements:  # a ring, as measured collectives do not apply here
             _add_ring_sends(b, job, network, sent, ready, after)
             return network, None
         schedule = schedule_of(members, reduction)
@@ -230,10 +230,10 @@ def _add_sends(
 def _add_ring_sends(
     b: GraphBuilder, job: Job, network: Network, sizes: Floats, ready: Ids, after: Ids
 ) -> None:
-    """Every step of every bucket as a send from each worker to the next on the ring.
+    """Add every step of every bucket as a send from each worker to the next on the ring.
 
-    A worker forwards a part once it has received it from the worker before, and added its own.
-    Several rings have equal parts of the bytes.
+    A worker forwards a part once it has received it from the previous worker and added its own. If
+    there are several rings, each carries an equal share of the bytes.
     """
     options = Options.of(job)
     members = job.workers
@@ -260,11 +260,11 @@ def _add_ring_sends(
             group=worker[:, None, None],
             axes=(("worker", None), ("bucket", None), ("step", None)),
         )
-        # bucket after bucket: a worker's first step of one waits for its last of the one before
+        # bucket by bucket: a worker's first step of a bucket waits for its last of the previous one
         in_order = send.reshape(n, buckets * steps)
-        before = np.empty_like(in_order)  # sends of the worker before
+        before = np.empty_like(in_order)  # sends of the previous worker
         before[following[:n] if n == members else worker] = in_order
-        if network.fabric.between is None:  # over long links the next part follows on the way
+        if network.fabric.between is None:  # over long links the next part is sent meanwhile
             b.chain(in_order)
         b.edge(before[:, :-1], in_order[:, 1:])
         b.edge(ready, send[:, :, 0])

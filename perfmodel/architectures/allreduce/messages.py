@@ -21,11 +21,11 @@ from perfmodel.theory.buckets import ddp_buckets, mg_wfbp_buckets
 
 
 class Messages(msgspec.Struct, frozen=True, eq=False):
-    """Messages that are reduced, in the order in which they are ready.
+    """Messages to reduce, in the order in which they become ready.
 
-    ``bytes`` (messages,) of gradients, before compression; ``layer`` (messages,) the layer whose
-    backward pass completes it: its layer closest to the input. The layers in a message are given
-    in pairs: ``message``, ``part_layer`` (pairs,).
+    ``bytes`` (messages,) are gradient bytes before compression; ``layer`` (messages,) is the layer
+    whose backward pass completes the message, its layer closest to the input. The layers in a
+    message are given in pairs: ``message``, ``part_layer`` (pairs,).
     """
 
     bytes: Floats
@@ -35,7 +35,7 @@ class Messages(msgspec.Struct, frozen=True, eq=False):
 
 
 def messages_of(job: Job) -> Messages:
-    """Group a workload's gradient tensors into messages, and cut those that are too large."""
+    """Group a workload's gradient tensors into messages, and cut messages that are too large."""
     options = Options.of(job)
     tensors = tensors_of(job.workload)
     groups = _groups(job, tensors.layer.tolist(), tensors.bytes.tolist())
@@ -53,7 +53,7 @@ def messages_of(job: Job) -> Messages:
 
 
 def _groups(job: Job, layer: list[int], sizes: list[float]) -> list[list[int]]:
-    """Indices of the tensors in each message; ``layer`` and ``sizes`` are those of the tensors."""
+    """Return the indices of the tensors in each message; ``layer``, ``sizes`` are per tensor."""
     options = Options.of(job)
     of_layer: dict[int, list[int]] = {}
     for tensor, index in enumerate(layer):
@@ -79,7 +79,7 @@ def _groups(job: Job, layer: list[int], sizes: list[float]) -> list[list[int]]:
 def _merged(
     job: Job, by_layer: list[list[int]], layer: list[int], sizes: list[float]
 ) -> list[list[int]]:
-    """Layers merged by the cost of a collective here, and the profiled backward times."""
+    """Merge layers by the cost of a collective on this cluster and the profiled backward times."""
     if job.workers == 1:
         return by_layer
     options = Options.of(job)
@@ -98,7 +98,7 @@ def _merged(
 
 
 def cost_of(job: Job, sent: Floats) -> Cost:
-    """Cost of summing gradients of which each worker has ``sent`` bytes, (sizes,)."""
+    """Return the cost of summing gradients of which each worker has ``sent`` bytes, (sizes,)."""
     options = Options.of(job)
     members = Members.of(job.cluster, job.workers)
     if options.sparse:
@@ -107,13 +107,13 @@ def cost_of(job: Job, sent: Floats) -> Cost:
 
 
 def broadcast_bytes(job: Job) -> float:
-    """Bytes of the buffers that worker 0 sends to several others before each forward pass."""
+    """Return the bytes of the buffers that worker 0 broadcasts before each forward pass."""
     return job.workload.buffer_bytes if Options.of(job).broadcast_buffers else 0.0
 
 
 def reduction_of(job: Job, members: Members) -> Reduction:
-    """The all-reduce: one algorithm for all messages where their sizes are not known before, are
-    planned, or are simulated send by send."""
+    """Return the options of the all-reduce. One algorithm is used for all messages if their sizes
+    are not known in advance, are planned, or if every send is simulated."""
     options = Options.of(job)
     largest = largest_bytes(options, job.workload.gradient_bytes)
     if options.each_send and largest is None:

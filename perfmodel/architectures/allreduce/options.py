@@ -39,14 +39,14 @@ class Options(Compression, frozen=True, forbid_unknown_fields=True):
     bucketing: Annotated[
         Literal["ddp", "one", "layer", "horovod", "mg_wfbp"],
         Option(
-            "what is reduced together: ddp (buckets of a size), one (everything), layer, "
-            "horovod (what is ready at a tick) or mg_wfbp (merged where that is faster)"
+            "which tensors are reduced together: ddp (buckets of a given size), one (everything), "
+            "layer, horovod (whatever is ready in a cycle) or mg_wfbp (merged if that is faster)"
         ),
     ] = "ddp"
     bucket_cap_bytes: Annotated[
         float,
         Option(
-            "with bucketing=ddp, buckets are of at least this size",
+            "with bucketing=ddp, a bucket closes once it reaches this size",
             lambda o: o.bucketing != "ddp",
         ),
     ] = DDP_BUCKET_BYTES
@@ -56,63 +56,63 @@ class Options(Compression, frozen=True, forbid_unknown_fields=True):
     ] = DDP_FIRST_BUCKET_BYTES
     fusion_cycle_s: Annotated[
         float,
-        Option("with bucketing=horovod, time between ticks", lambda o: o.bucketing != "horovod"),
+        Option("with bucketing=horovod, cycle time", lambda o: o.bucketing != "horovod"),
     ] = HOROVOD_CYCLE_S
     fusion_threshold_bytes: Annotated[
         float,
         Option(
-            "with bucketing=horovod, the most that is fused; 0: no fusion",
+            "with bucketing=horovod, largest fused message; 0: no fusion",
             lambda o: o.bucketing != "horovod",
         ),
     ] = HOROVOD_THRESHOLD_BYTES
     partition_bytes: Annotated[
         float,
         Option(
-            "larger buckets are cut into parts of at most this size",
+            "cut larger buckets into parts of at most this size",
             lambda o: o.bucketing == "horovod",
         ),
     ] = math.inf
     priority: Annotated[
         bool,
         Option(
-            "of the buckets that wait, the one closest to the input goes first",
+            "among waiting buckets, reduce the one closest to the input first",
             lambda o: o.each_send or o.bucketing == "horovod",
         ),
     ] = False
     credit_bytes: Annotated[
         float,
         Option(
-            "bytes of gradients that may be under way at once; 0: as concurrent says",
+            "gradient bytes that may be in flight at once; 0: limited by concurrent instead",
             lambda o: o.each_send or o.bucketing == "horovod",
         ),
     ] = 0.0
     cross_barrier: Annotated[
         bool,
-        Option("a layer's next forward waits for its own update only", lambda o: o.each_send),
+        Option("a layer's next forward waits only for its own update", lambda o: o.each_send),
     ] = False
     concurrent: Annotated[
         int,
         Option(
-            "collectives at once: 1 for NCCL, 2 for gloo",
+            "concurrent collectives: 1 for NCCL, 2 for gloo",
             lambda o: o.each_send or o.credit_bytes > 0.0 or o.bucketing == "horovod",
         ),
     ] = 1
     each_send: Annotated[
-        bool, Option("simulate each send, to see a straggler inside a collective")
+        bool, Option("simulate each send, to show the effect of a straggler inside a collective")
     ] = False
     reduce_per_byte_s: ReduceOption = 0.0
     broadcast_buffers: Annotated[
         bool,
         Option(
-            "worker 0 sends the buffers of the module (buffer_bytes of the workload) to all others "
-            "before each forward pass, as DistributedDataParallel does by default",
+            "worker 0 broadcasts the module's buffers (buffer_bytes of the workload) before each "
+            "forward pass, as DistributedDataParallel does by default",
             needs="buffer_bytes",
         ),
     ] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.reduction  # validates its own options
+        _ = self.reduction  # validates the options of the reduction
         number("bucket_cap_bytes", self.bucket_cap_bytes)
         number("first_bucket_bytes", self.first_bucket_bytes)
         number("fusion_cycle_s", self.fusion_cycle_s, above=0.0)
@@ -126,7 +126,7 @@ class Options(Compression, frozen=True, forbid_unknown_fields=True):
         self._check_sparse()
         if self.credit_bytes > 0.0 and self.concurrent > 1:
             raise InputError(
-                "credit_bytes: says how much may be under way at once, so concurrent must be 1"
+                "credit_bytes: already limits what is in flight, so concurrent must be 1"
             )
 
     def _check_sends(self) -> None:
@@ -137,21 +137,21 @@ class Options(Compression, frozen=True, forbid_unknown_fields=True):
                 "each_send: simulates one collective at a time, so concurrent must be 1"
             )
         if self.bucketing == "horovod":
-            raise InputError("each_send: what is fused is not known before, so no horovod")
+            raise InputError("each_send: cannot simulate horovod, whose messages vary at run time")
         for name in ("priority", "credit_bytes", "cross_barrier"):
             if getattr(self, name):
-                raise InputError(f"{name}: with each_send, buckets go in the order they fill")
+                raise InputError(f"{name}: not available with each_send, which keeps bucket order")
 
     def _check_fusion(self) -> None:
         if self.bucketing == "mg_wfbp" and not self.overlap:
-            raise InputError("bucketing: mg_wfbp plans the overlap, so overlap must be true")
+            raise InputError("bucketing: mg_wfbp plans for overlap, so overlap must be true")
         if self.bucketing != "horovod":
             return
         for name in ("priority", "credit_bytes"):
             if getattr(self, name):
-                raise InputError(f"{name}: horovod fuses what is ready, in the order it is ready")
+                raise InputError(f"{name}: horovod fuses tensors in the order they become ready")
         if self.partition_bytes != math.inf:
-            raise InputError("partition_bytes: horovod fuses tensors, it does not cut them")
+            raise InputError("partition_bytes: horovod fuses tensors and does not cut them")
         if self.concurrent > 1:
             raise InputError("concurrent: horovod runs one fused collective at a time")
 
@@ -160,23 +160,23 @@ class Options(Compression, frozen=True, forbid_unknown_fields=True):
             return
         if self.algorithm not in ("auto", "ring"):
             raise InputError(
-                f"algorithm: {self.compression} gradients are gathered round a ring (allowed: auto "
+                f"algorithm: {self.compression} gradients are gathered on a ring (allowed: auto "
                 "or ring)"
             )
         if self.reduce_per_byte_s > 0.0:
             raise InputError(
-                f"reduce_per_byte_s: {self.compression} gradients are gathered, then added; "
-                "give decode_per_byte_s"
+                f"reduce_per_byte_s: {self.compression} gradients are gathered and then added; set "
+                "decode_per_byte_s instead"
             )
 
     @property
     def reduction(self) -> Reduction:
-        """The algorithm of the sum, and its options."""
+        """The algorithm that sums gradients, and its options."""
         return Reduction(self.algorithm, self.chunks, self.reduce_per_byte_s)
 
 
 def largest_bytes(options: Options, gradient_bytes: Quantity) -> Quantity | None:
-    """The message size by which one algorithm is chosen for all; None if each has its own."""
+    """Return the message size that decides the algorithm for all; None if each has its own."""
     match options.bucketing:
         case "mg_wfbp":
             return options.sent_share * gradient_bytes
@@ -188,5 +188,5 @@ def largest_bytes(options: Options, gradient_bytes: Quantity) -> Quantity | None
 
 
 def decode_per_byte_s_of(options: Options, workers: Quantity) -> Quantity:
-    """Time of a device to decompress what it receives, per byte of gradients."""
+    """Return the time a device takes to decompress what it receives, per byte of gradients."""
     return options.decode_per_byte_s * (workers - 1 if options.sparse else 1)

@@ -1,4 +1,4 @@
-"""DiLoCo: workers train independently, and an outer optimizer takes in what they have learned."""
+"""DiLoCo: workers train independently, and an outer optimizer combines their progress."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def _fold(job: Job) -> OpGraph | None:
 
 
 def model_age(job: Job) -> ModelAge | None:
-    """Steps since the last exchange of a fragment began: uniform on 0 to period - 1 where workers
-    wait for it, and ``overlap_steps`` more where they compute meanwhile."""
+    """Return the steps since the last exchange of a fragment began: uniform on 0 to period - 1 if
+    workers wait for it, and ``overlap_steps`` more if they compute meanwhile."""
     if job.workers == 1:
         return None
     options = Options.of(job)
@@ -30,8 +30,8 @@ def model_age(job: Job) -> ModelAge | None:
 
 
 def notes(job: Job) -> tuple[str, ...]:
-    """The mean rate at which a worker sends, and the one that hides an exchange; and where a job
-    extrapolates the measured collectives of its cluster."""
+    """Return notes on the mean rate at which a worker sends, the rate that hides an exchange, and
+    measured collectives that the job extrapolates."""
     options = Options.of(job)
     if job.workers == 1:
         return ()
@@ -40,24 +40,24 @@ def notes(job: Job) -> tuple[str, ...]:
     found: tuple[str, ...] = ()
     if (moved := traffic(job)) is not None and step_s > 0.0:
         mean = show(moved.sent / step_s, "bytes_per_s")
-        found = (f"a worker sends {mean} on average, were no exchange waited for",)
+        found = (f"a worker sends {mean} on average if it never waits for an exchange",)
         if hidden_s := _hidden_s(job):
             peak = moved.sent * options.period * float(cut.share.max()) / hidden_s
-            found = (f"{found[0]}, and {show(peak, 'bytes_per_s')} while it exchanges a fragment",)
+            found = (f"{found[0]}, and {show(peak, 'bytes_per_s')} during a fragment's exchange",)
     if not options.by_server and options.by_measurements:
         found += measured_notes(job, {"all_reduce": sizes})
     return found
 
 
 def _hidden_s(job: Job) -> float:
-    """Time for which a worker computes while it exchanges a fragment."""
+    """Return how long a worker computes while it exchanges a fragment."""
     options, work = Options.of(job), job.device_work
     during = work.backward_s + work.optimizer_s if options.during_backward else 0.0
     return options.overlap_steps * work.compute_s + during
 
 
 def worker_bytes(job: Job) -> float:
-    """Memory of a worker: parameters, gradients, activations, the state of its optimizer and,
+    """Return the memory of a worker: parameters, gradients, activations, optimizer state and,
     without a server, the parameters and the momentum of the outer optimizer."""
     w = job.workload
     outer = 0.0 if Options.of(job).by_server or job.workers == 1 else 2.0
@@ -65,8 +65,8 @@ def worker_bytes(job: Job) -> float:
 
 
 def server_bytes(job: Job) -> float:
-    """Memory of a server: the parameters and the momentum of the outer optimizer, and a receive
-    buffer for a fragment of each worker; 0 where there is none."""
+    """Return the memory of a server: the outer optimizer's parameters and momentum, and a receive
+    buffer for a fragment of each worker; 0 without a server."""
     options = Options.of(job)
     if not options.by_server:
         return 0.0
@@ -75,7 +75,7 @@ def server_bytes(job: Job) -> float:
 
 
 def traffic(job: Job) -> Traffic | None:
-    """Bytes of a worker round a ring, or to and from a server, in one of ``period`` steps."""
+    """Return a worker's bytes on a ring, or to and from a server, in one of ``period`` steps."""
     options, n = Options.of(job), job.workers
     share = options.exchanged_share * options.sent_share * job.workload.gradient_bytes
     if options.by_server:
@@ -95,14 +95,14 @@ ARCHITECTURE = Architecture(
     worker_bytes=worker_bytes,
     assumptions=(
         *REDUCTION_ASSUMPTIONS,
-        "pseudo-gradients have as many elements as gradients, of 32 bits before they are encoded",
-        "all workers exchange a fragment at once, and one fragment at a time",
-        "a fragment has as many layers with parameters as the others, or one more; a model of "
-        "fewer such layers is cut into equal parts",
-        "a worker waits for a fragment before it begins the step after overlap_steps; one that "
+        "pseudo-gradients have as many elements as gradients, with 32 bits each before encoding",
+        "all workers exchange a fragment at the same time, and only one fragment at a time",
+        "fragments differ by at most one in their number of layers with parameters; a model with "
+        "fewer such layers than fragments is cut into equal parts",
+        "a worker waits for a fragment before the step that follows overlap_steps; a fragment that "
         "arrives earlier is merged before the next step begins",
         "between two exchanges workers do not wait for each other",
-        "a worker alone makes no outer step",
+        "a single worker makes no outer step",
     ),
     source="Douillard et al., 2023, arXiv 2311.08105; Douillard et al., 2025, arXiv 2501.18512; "
     "Jaghouar et al., 2024, arXiv 2407.07852 and 2412.01152",

@@ -15,11 +15,12 @@ from perfmodel.phases.quantities import Quantities
 
 
 def phases(job: Job, q: Quantities) -> Phases:
-    r"""Computation, and a step's share of what the exchanges of a period add to it.
+    r"""Return computation, and a step's share of what the exchanges of a period add to it.
 
-    With the step :math:`c`, the exchange :math:`T_p` of a fragment is exposed for
-    :math:`\max(0, T_p - h)`: hidden are :math:`h = \tau c` and, with *during_backward*, a backward
-    pass with its optimizer, but no more than the :math:`H c / P` from one exchange to the next.
+    With a step time :math:`c`, the exchange :math:`T_p` of a fragment is exposed for
+    :math:`\max(0, T_p - h)`. The hidden part :math:`h` is :math:`\tau c` plus, with
+    *during_backward*, a backward pass with its optimizer step, but no more than the :math:`H c / P`
+    from one exchange to the next.
     """
     options = Options.of(job)
     period = options.period
@@ -52,15 +53,15 @@ def phases(job: Job, q: Quantities) -> Phases:
 
 
 Seconds = Callable[[float], Quantity]
-"""From a share of the parameters to the time of its exchange."""
+"""Maps a share of the parameters to the time of its exchange."""
 
 Busy = Callable[[float], dict[str, Quantity]]
-"""From a share of the parameters to the busy time of each resource in its exchange."""
+"""Maps a share of the parameters to the busy time of each resource in its exchange."""
 
 
 def _shares(job: Job, q: Quantities) -> Iterable[tuple[float, int]]:
-    """Shares of the parameters that fragments have, and how many have each; equal ones for
-    symbols."""
+    """Return the fragments' shares of the parameters, and how many fragments have each; equal
+    shares for symbols."""
     options = Options.of(job)
     if is_symbol(q.workers):
         return [(1 / options.fragments, options.fragments)]
@@ -68,14 +69,14 @@ def _shares(job: Job, q: Quantities) -> Iterable[tuple[float, int]]:
 
 
 def _device_s(options: Options, q: Quantities) -> Quantity:
-    """Time of a worker's device in a period to encode, and for the outer step where it makes it."""
+    """Return a device's time per period to encode, and for the outer step if workers make it."""
     outer_s = 0.0 if options.by_server else options.outer_s
     encode_s = options.encode_per_byte_s * q.gradient_bytes if options.encode_per_byte_s else 0.0
     return (encode_s + outer_s) * q.slowdown
 
 
 def _all_reduced(job: Job, q: Quantities) -> tuple[Seconds, Busy]:
-    """The exchange by an all-reduce."""
+    """Return the exchange by an all-reduce."""
     options = Options.of(job)
     rate, count = all_reduce_rate(job, q, options), options.messages
     one = q.gradient_bytes * options.sent_share / count
@@ -86,7 +87,7 @@ def _all_reduced(job: Job, q: Quantities) -> tuple[Seconds, Busy]:
 
 
 def _through_server(job: Job, q: Quantities) -> tuple[Seconds, Busy]:
-    """The exchange through a server: all workers push, it updates, then all pull."""
+    """Return the exchange through a server: all workers push, it updates, then all pull."""
     options = Options.of(job)
     whole = q.gradient_bytes * options.sent_share
     at_server_s = q.workers * whole / q.server_bandwidth_bytes_per_s
@@ -110,7 +111,7 @@ def _through_server(job: Job, q: Quantities) -> tuple[Seconds, Busy]:
 
 
 def exact(job: Job) -> bool:
-    """Whether the coarse model equals the simulation."""
+    """Return whether the coarse model equals the simulation."""
     options = Options.of(job)
     if job.workload.data_loading_s or not alike(job) or leaves_out(job) is not None:
         return False
@@ -120,8 +121,8 @@ def exact(job: Job) -> bool:
 
 
 def _apart(job: Job) -> bool:
-    """Whether each exchange ends before the next one begins, and nothing else of the exchange takes
-    time on a device that computes meanwhile."""
+    """Return whether each exchange ends before the next begins, and nothing else of the exchange
+    takes time on a device that is computing."""
     options = Options.of(job)
     hidden = options.overlap_steps + options.during_backward
     if hidden and (options.encode_per_byte_s or options.outer_s):
@@ -130,8 +131,8 @@ def _apart(job: Job) -> bool:
 
 
 def leaves_out(job: Job) -> str | None:
-    """The first feature of a job that the coarse model leaves out; None if there is none."""
+    """Return the first feature of a job that the coarse model leaves out, or None."""
     if not Options.of(job).by_server:
         return left_out(job, core=False, connections=False)
     colocated = job.cluster.server.placement == "colocated"
-    return left_out(job, {"servers on the nodes of workers": colocated}, connections=False)
+    return left_out(job, {"servers colocated with workers": colocated}, connections=False)

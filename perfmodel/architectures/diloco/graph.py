@@ -1,4 +1,4 @@
-"""The op graph of DiLoCo: local steps, and the exchange of fragments beside them."""
+"""The op graph of DiLoCo: local steps, and the exchange of fragments alongside them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from perfmodel.graph.op_graph import Axis, OpGraph
 from perfmodel.inputs.job import Job
 
 FIRST = -1
-"""Priority of ops on a device that go before the next step."""
+"""Priority of ops on a device that run before the next step."""
 
 AXES: tuple[Axis, Axis, Axis] = (("worker", None), ("fragment", None), ("server", None))
 
 
 def build(job: Job, *, fold: bool = False) -> OpGraph:
-    """The op graph; with ``fold`` of the first worker, which represents all of them."""
+    """Build the op graph; with ``fold``, of the first worker only, which represents all."""
     b = GraphBuilder()
     options = Options.of(job)
     home = homes_of(job, 1) if options.by_server else np.zeros(0, np.int64)
@@ -53,11 +53,11 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
 def add_exchanges(
     b: GraphBuilder, job: Job, workers: Workers, done: Ids, begin: Ids, home: Ids, *, fold: bool
 ) -> None:
-    """Add the exchange of each fragment, whatever a local step is made of.
+    """Add the exchange of each fragment, whatever a local step consists of.
 
     ``done`` (workers,) are the ops of each step after which a fragment may be sent, ``begin``
-    (workers,) those that begin a step. Every ``period`` steps a worker sends a fragment, and it
-    begins the step ``overlap_steps`` after the next one once the fragment has been merged.
+    (workers,) those that begin a step. Every ``period`` steps a worker sends a fragment. It begins
+    the step ``overlap_steps`` after the next one once the fragment has been merged.
     """
     options, cut = Options.of(job), fragments_of(job)
     sent = _add_sending(b, job, workers, done, cut)
@@ -86,8 +86,8 @@ def add_exchanges(
 
 
 def _add_sending(b: GraphBuilder, job: Job, workers: Workers, done: Ids, cut: Fragments) -> Ids:
-    """The ops after which a worker has sent a fragment to the network, once in a period, (workers,
-    fragments): encoding if that takes time."""
+    """Return the ops after which a worker has sent a fragment to the network, once per period,
+    (workers, fragments): encoding, if that takes time."""
     options, shape = Options.of(job), (len(done), len(cut.share))
     seconds = options.encode_per_byte_s * cut.share * job.workload.gradient_bytes
     if options.encode_per_byte_s > 0.0:
@@ -104,8 +104,8 @@ def _add_sending(b: GraphBuilder, job: Job, workers: Workers, done: Ids, cut: Fr
 def _permit(
     b: GraphBuilder, options: Options, workers: Workers, arrived: Ids, begin: Ids, cut: Fragments
 ) -> None:
-    """Let a worker begin so many steps before a fragment has ``arrived`` (workers, fragments) for
-    the first time, and ``period`` more each time that it has."""
+    """Let a worker begin a number of steps before a fragment has ``arrived`` (workers, fragments)
+    for the first time, and ``period`` more each time it has."""
     period = options.period
     permit = b.ops("permit", arrived.shape, group=workers.index[:, None], axes=AXES[:2])
     for k, step in enumerate(cut.step.tolist()):
@@ -120,8 +120,8 @@ def _permit(
 def _add_server(
     b: GraphBuilder, job: Job, workers: Workers, home: Ids, sent: Ids, cut: Fragments
 ) -> Ids:
-    """The exchange through a server: it adds what each worker pushes, makes the outer step, and all
-    pull.
+    """Exchange through a server: it adds what each worker pushes, makes the outer step, and then
+    all workers pull.
 
     Returns the ops after which a worker has a fragment, (workers, fragments).
     """
@@ -176,6 +176,6 @@ def _add_server(
 
 
 def _once(b: GraphBuilder, ops: Ids, tokens: int) -> None:
-    """Let each of ``ops`` run once for so many tokens: as often as that, not once in a step."""
+    """Let each of ``ops`` run once per ``tokens`` tokens, instead of once per step."""
     for op in ops.ravel().tolist():
         b.every(op, tokens)

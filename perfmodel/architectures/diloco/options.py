@@ -1,4 +1,4 @@
-"""Options of DiLoCo, and the fragments that they cut a model into."""
+"""Options of DiLoCo, and the fragments they cut a model into."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from perfmodel.inputs.workload import expanded
 
 PERIOD = 100
 MOST_PERIOD = 1000
-"""Steps between two exchanges of the same parameters; a limit that catches typing errors."""
+"""Largest number of steps between two exchanges of the same parameters; catches typing errors."""
 
 MOST_MESSAGES = 100_000
-"""Collectives of a fragment; a limit that catches typing errors."""
+"""Largest number of collectives per fragment; catches typing errors."""
 
 MOST_LOCAL = 0.99
-"""Greatest weight of a worker's own parameters; with 1 it would take in nothing of the others."""
+"""Greatest weight of a worker's own parameters; with 1 it would ignore the others entirely."""
 
 BITS = {"fp32": 32, "bf16": 16, "int8": 8, "fp4": 4}
 """Bits of an element on the network, by format."""
@@ -31,8 +31,8 @@ BITS = {"fp32": 32, "bf16": 16, "int8": 8, "fp4": 4}
 class Fragments(NamedTuple):
     """The fragments of a model, in the order in which they are exchanged.
 
-    ``share`` (fragments,) are their parts of the parameters; ``step`` (fragments,) is the step of a
-    period, from 0, after which each is exchanged.
+    ``share`` (fragments,) are their shares of the parameters; ``step`` (fragments,) is the step of
+    a period, from 0, after which each is exchanged.
     """
 
     share: Floats
@@ -42,27 +42,25 @@ class Fragments(NamedTuple):
 class Options(Reduction, frozen=True, forbid_unknown_fields=True):
     """Options of DiLoCo."""
 
-    period: Annotated[int, Option("steps from one exchange of a fragment to its next exchange")] = (
-        PERIOD
-    )
+    period: Annotated[int, Option("steps between two exchanges of the same fragment")] = PERIOD
     fragments: Annotated[
-        int, Option("parts of the model that are exchanged in turns, one every period/fragments")
+        int, Option("parts of the model, exchanged in turn, one every period/fragments")
     ] = 1
     pattern: Annotated[
         Literal["sequential", "strided"],
         Option(
-            "layers of a fragment: sequential (neighbours) or strided (one in every `fragments`)",
+            "layers of a fragment: sequential (adjacent) or strided (one in every `fragments`)",
             lambda o: o.fragments == 1,
         ),
     ] = "sequential"
     overlap_steps: Annotated[
-        int, Option("steps that a worker computes at most while a fragment is exchanged")
+        int, Option("steps that a worker may compute while a fragment is exchanged")
     ] = 0
     during_backward: Annotated[
         bool,
         Option(
-            "exchange during the backward pass of the last step as well, as the simulator of "
-            "Streaming DiLoCo does; else after that step"
+            "also exchange during the backward pass of the last step, as the simulator of "
+            "Streaming DiLoCo does; otherwise after that step"
         ),
     ] = False
     sent_as: Annotated[
@@ -70,16 +68,16 @@ class Options(Reduction, frozen=True, forbid_unknown_fields=True):
         Option("format of pseudo-gradients on the network"),
     ] = "fp32"
     encode_per_byte_s: Annotated[
-        float, Option("time of the device to encode one byte's worth of pseudo-gradients")
+        float, Option("device time to encode pseudo-gradients, per unencoded byte")
     ] = 0.0
     outer_s: Annotated[
-        float, Option("time of the outer optimizer's step for the whole model, where it is made")
+        float, Option("time of the outer optimizer's step for the whole model, wherever it runs")
     ] = 0.0
     messages: Annotated[
         int,
         Option(
-            "collectives of equal size that a fragment is exchanged in, one after the other, such "
-            "as one for each tensor",
+            "number of equal collectives per fragment, run one after the other (such as one per "
+            "tensor)",
             lambda o: o.exchange == "server",
         ),
     ] = 1
@@ -92,14 +90,14 @@ class Options(Reduction, frozen=True, forbid_unknown_fields=True):
     local_weight: Annotated[
         float,
         Option(
-            "weight of the worker's own parameters where a fragment that arrives late is merged; "
+            "weight of the worker's own parameters when a fragment that arrives late is merged; "
             "no effect on time",
             lambda o: o.overlap_steps == 0 and not o.during_backward,
         ),
     ] = 0.5
     exchange: Annotated[
         Literal["all_reduce", "server"],
-        Option("all_reduce, or server: one that sums pseudo-gradients and makes the outer step"),
+        Option("all_reduce, or server, which sums pseudo-gradients and makes the outer step"),
     ] = "all_reduce"
 
     def __post_init__(self) -> None:
@@ -108,14 +106,14 @@ class Options(Reduction, frozen=True, forbid_unknown_fields=True):
         whole_number("fragments", self.fragments)
         if self.fragments > self.period:
             raise InputError(
-                f"fragments: at most one is exchanged after a step, so at most period = "
-                f"{self.period}, got {self.fragments}"
+                f"fragments: at most one per step of a period, so at most period = {self.period}, "
+                f"got {self.fragments}"
             )
         whole_number("messages", self.messages, at_most=MOST_MESSAGES)
         whole_number("overlap_steps", self.overlap_steps, at_least=0)
         if self.overlap_steps >= self.period:
             raise InputError(
-                f"overlap_steps: a fragment must be back before it is sent again, so less than "
+                f"overlap_steps: a fragment must return before it is sent again, so less than "
                 f"period = {self.period}, got {self.overlap_steps}"
             )
         for name in ("encode_per_byte_s", "outer_s"):
@@ -146,13 +144,13 @@ class Options(Reduction, frozen=True, forbid_unknown_fields=True):
 
     @property
     def kept_weight(self) -> float:
-        """Weight of the worker's own parameters in a merge: 0 where it has waited for it."""
+        """Weight of the worker's own parameters in a merge: 0 if it has waited for the fragment."""
         return self.local_weight if self.overlap_steps or self.during_backward else 0.0
 
 
 def fragments_of(job: Job) -> Fragments:
-    """The fragments of a job's model: each of as many layers with parameters as the others, or one
-    more; equal parts of the parameters where there are fewer such layers than fragments.
+    """Return the fragments of a job's model. They differ by at most one in their number of layers
+    with parameters; a model with fewer such layers than fragments is cut into equal parts.
     """
     options = Options.of(job)
     every, count = expanded(job.workload).layers, options.fragments

@@ -1,4 +1,4 @@
-"""What the ops of DiLoCo mean for training."""
+"""The meaning of DiLoCo's ops for training."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def meaning(job: Job) -> tuple[Recorder, Meaning]:
-    """Own steps; and the merge of a fragment into all models as its average is there or, where
-    workers compute meanwhile, into each as its next step begins."""
+    """Record own steps, and the merge of a fragment: into all models once its average has arrived
+    or, if workers compute meanwhile, into each model as its next step begins."""
     from perfmodel.architectures.parts.recorder import Recorder
 
     options, n = Options.of(job), job.workers
@@ -22,7 +22,7 @@ def meaning(job: Job) -> tuple[Recorder, Meaning]:
     recorder = Recorder(n, (share * job.workload.gradient_bytes).tolist(), central=False)
     outer = [_Outer(options, recorder, k) for k in range(len(share))]
     waits = options.kept_weight == 0.0
-    arrived: list[list[int]] = [[] for _ in range(n)]  # fragments that each has not merged yet
+    arrived: list[list[int]] = [[] for _ in range(n)]  # fragments that each has yet to merge
 
     def update(worker: int, _drawn: int) -> None:
         for k in range(len(share)):
@@ -56,33 +56,33 @@ def meaning(job: Job) -> tuple[Recorder, Meaning]:
 
 
 class _Outer:
-    r"""The outer optimizer of a fragment, in terms of the versions of the workers' models.
+    r"""The outer optimizer of a fragment, expressed in versions of the workers' models.
 
     With the outer parameters :math:`c_k`, the mean :math:`m_k` of the models as they were sent, the
     learning rate :math:`\eta` and the momentum :math:`\mu`, a step of SGD with Nesterov's momentum
     is :math:`c_{k+1} = z_{k+1} + \mu (z_{k+1} - z_k)` with :math:`z_0 = c_0` and
-    :math:`z_{k+1} = c_k - \eta (c_k - m_k)`. A merge makes :math:`w' = a w + (1 - a) c_k` of a
-    model :math:`w`, so :math:`c_k = (w' - a w) / (1 - a)`.
+    :math:`z_{k+1} = c_k - \eta (c_k - m_k)`. A merge turns a model :math:`w` into
+    :math:`w' = a w + (1 - a) c_k`, so :math:`c_k = (w' - a w) / (1 - a)`.
     """
 
     def __init__(self, options: Options, recorder: Recorder, slice: int) -> None:
         self._options, self._recorder, self._slice = options, recorder, slice
         n = recorder.workers
         self._sending = [0] * n
-        self._sent: list[list[int]] = []  # versions in the averages so far, the last two
+        self._sent: list[list[int]] = []  # versions in the last two averages
         self._merged: list[list[tuple[int, int]]] = [[] for _ in range(n)]
-        """Versions of each model before and after its merges, the last two."""
+        """Versions of each model before and after its last two merges."""
 
     def send(self, worker: int) -> None:
-        """A worker sends its model."""
+        """Note that a worker sends its model."""
         self._sending[worker] = self._recorder.version(worker, self._slice)
 
     def average(self) -> None:
-        """All models that were sent are averaged."""
+        """Note that all models that were sent are averaged."""
         self._sent = [*self._sent[-1:], list(self._sending)]
 
     def merge(self, workers: Sequence[int]) -> None:
-        """Workers take in the outer parameters after the last average, together."""
+        """Let workers take in the outer parameters after the last average, together."""
         from perfmodel.architectures.parts.recorder import Mix
 
         recorder, k = self._recorder, self._slice
@@ -98,7 +98,7 @@ class _Outer:
             self._merged[worker] = [*self._merged[worker][-1:], new]
 
     def _parts(self, worker: int) -> Iterator[tuple[int, int, float]]:
-        """Models, versions and weights whose sum is the outer parameters."""
+        """Yield models, versions and weights whose sum is the outer parameters."""
         rate, momentum = self._options.outer_learning_rate, self._options.outer_momentum
         terms = [(1.0 + momentum, self._sent[-1], self._merged[worker][-1:])]
         if len(self._sent) > 1:
@@ -113,7 +113,7 @@ class _Outer:
     def _outer_before(
         self, worker: int, merged: list[tuple[int, int]], weight: float
     ) -> Iterator[tuple[int, int, float]]:
-        """The outer parameters that a worker has ``merged``; those at the start without any."""
+        """Yield the outer parameters that a worker has ``merged``; initially those at the start."""
         if not merged:
             yield from _some(worker, 0, weight)
             return
@@ -124,6 +124,6 @@ class _Outer:
 
 
 def _some(model: int, version: int, weight: float) -> Iterator[tuple[int, int, float]]:
-    """A part, if there is any."""
+    """Yield a part unless its weight is zero."""
     if weight:
         yield model, version, weight

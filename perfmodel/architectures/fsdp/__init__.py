@@ -16,14 +16,14 @@ from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
 
 ACCUMULATED = (
-    "accumulation: parameters are gathered and gradients reduced once an update; where each pass "
+    "accumulation: parameters are gathered and gradients reduced once per update; if each pass "
     "does so, predict a job with the batch of one pass"
 )
-"""Note on a job whose passes share an update."""
+"""Note on a job whose update accumulates several passes."""
 
 
 def notes(job: Job) -> tuple[str, ...]:
-    """Notes on accumulation, and where measured collectives are extrapolated."""
+    """Return notes on accumulation, and on measured collectives that are extrapolated."""
     options = Options.of(job)
     sizes = units_of(job.workload, options.unit_bytes).bytes * sent_share(job)
     groups = Groups.of(job.cluster, job.workers, options.shards(job.workers))
@@ -39,12 +39,12 @@ def notes(job: Job) -> tuple[str, ...]:
 
 
 def worker_bytes(job: Job) -> float:
-    """Peak memory of one worker: optimizer state, gradients, parameters and activations.
+    """Return the peak memory of one worker: optimizer state, gradients, parameters, activations.
 
-    At stage 1 each of the n workers of a shard group keeps an n-th of the optimizer state. At stage
-    2 it keeps an n-th of the gradients, too, and those of one unit that is being reduced. At stage
-    3 it keeps an n-th of the parameters as well, and the units that are gathered: the one that
-    computes and those prefetched. What is sent with 16 bits is kept so while it is whole.
+    At stage 1 each of the n workers of a shard group keeps 1/n of the optimizer state. At stage 2
+    it also keeps only 1/n of the gradients, plus those of one unit being reduced. At stage 3 it
+    also keeps only 1/n of the parameters, plus the gathered units: the one that computes and those
+    prefetched. Tensors sent in 16 bits are kept in 16 bits while whole.
     """
     options = Options.of(job)
     whole, n = job.workload.gradient_bytes, int(options.shards(job.workers))
@@ -61,7 +61,7 @@ def worker_bytes(job: Job) -> float:
 
 
 def _fold(job: Job) -> OpGraph | None:
-    """One worker represents all where all groups lie on the nodes in the same way, at one site."""
+    """Let one worker represent all if all groups are placed alike on nodes, at one site."""
     size = Options.of(job).shards(job.workers)
     same = same_place(job.cluster, job.workers, size)
     apart = job.crosses_sites and size < job.workers
@@ -69,8 +69,8 @@ def _fold(job: Job) -> OpGraph | None:
 
 
 def traffic(job: Job) -> Traffic:
-    """Bytes of a worker: (n-1)/n of the model in each reduce-scatter and each all-gather among n,
-    and 2(r-1)/r of its part of the gradients in all-reduces among r replicas."""
+    """Return a worker's bytes: (n-1)/n of the model in each reduce-scatter and each all-gather
+    among n, and 2(r-1)/r of its part of the gradients in all-reduces among r replicas."""
     options = Options.of(job)
     n = options.shards(job.workers)
     r = job.workers // n
@@ -90,19 +90,19 @@ ARCHITECTURE = Architecture(
     server_bytes=None,
     worker_bytes=worker_bytes,
     assumptions=(
-        "a ring reduce-scatter, or all-gather, moves (n-1)/n of a unit's bytes over every member's "
+        "a ring reduce-scatter or all-gather moves (n-1)/n of a unit's bytes over every member's "
         "link, both ways, at the pace of the slowest link",
-        "collectives go one at a time, in the order in which they are issued: at stage 3 a unit's "
-        "gradients are reduced before what may be gathered from then on, as in PyTorch",
+        "collectives run one at a time, in the order of issue: at stage 3 a unit's gradients are "
+        "reduced before any gather issued after them, as in PyTorch",
         "a worker's optimizer updates its own part of the parameters, in 1/n of the time",
         "at stages 1 and 2 all parameters are gathered between the optimizer and the next forward "
-        "pass; both take the same time, and differ in memory alone",
-        "a unit that was freed after forward is gathered again for backward, the last one included",
-        "gathered parameters have as many bytes as gradients; both are sent with 16 bits where a "
-        "device computes with 16 bits (mixed), as FSDP's MixedPrecision does, and stored with 32",
-        "a shard group is so many consecutive workers, and does all of the above on its own; then "
-        "each worker's part of a unit's gradients is all-reduced round a ring among the groups, in "
-        "another process group, beside the collectives of the shard groups",
+        "pass; the two stages take the same time and differ only in memory",
+        "a unit that is freed after forward is gathered again for backward, including the last one",
+        "gathered parameters have as many bytes as gradients; both are sent in 16 bits if the "
+        "device computes in 16 bits (mixed), as with FSDP's MixedPrecision, and stored in 32",
+        "a shard group consists of consecutive workers and does all of the above on its own; then "
+        "each worker's part of a unit's gradients is all-reduced on a ring across the groups, in a "
+        "separate process group that runs alongside the collectives of the shard groups",
         MEASURED_ASSUMPTION,
     ),
     source="Rajbhandari et al., SC 2020, doi 10.1109/SC41405.2020.00024; "

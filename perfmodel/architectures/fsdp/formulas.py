@@ -28,12 +28,12 @@ from perfmodel.theory.overlap import in_tandem
 
 
 def phases(job: Job, q: Quantities) -> Phases:
-    """Computation, and the exposed part of all-gathers and reduce-scatters."""
+    """Return computation and the exposed part of all-gathers and reduce-scatters."""
     return q.at_paces(lambda late: _phases(job, q, late))
 
 
 def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
-    """The phases if the slowest worker computes ``late`` times as long as the mean one."""
+    """Return the phases if the slowest worker computes ``late`` times as long as the mean one."""
     options = Options.of(job)
     alone, shards = q.workers <= 1, options.shards(q.workers)
     units = q.layers.once(
@@ -48,7 +48,7 @@ def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
     gathers = [gather.seconds(size) for size in sizes]
     scatters = [scatter.seconds(size) for size in sizes]
     sums = [reduce.seconds(size / shards) for size in sizes] if reduce is not None else []
-    if sums:  # on the same links they take turns, unless connections limit
+    if sums:  # they take turns on shared links, unless connections are the limit
         turns = share_links(q, shards) & (q.flow_bytes_per_s == math.inf)
         scatters = [a + where(turns, b, 0.0) for a, b in zip(scatters, sums, strict=True)]
         sums = [where(turns, 0.0, seconds) for seconds in sums]
@@ -84,14 +84,14 @@ def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
 
 
 class _Reduced(NamedTuple):
-    """Seconds of reduce-scatters and, where there are replicas, all-reduces, by unit."""
+    """Seconds of reduce-scatters and, if there are replicas, all-reduces, by unit."""
 
     scatters: list[Quantity]
     sums: list[Quantity]
 
 
 def _rates(job: Job, q: Quantities) -> tuple[Rate | Either, Rate | Either, Rate | Either | None]:
-    """Rates of all-gathers, reduce-scatters and, where there are replicas, all-reduces."""
+    """Return the rates of all-gathers, reduce-scatters and, with replicas, all-reduces."""
     options = Options.of(job)
     gamma = options.reduce_per_byte_s
     if not np.any(_replicated(options, q.workers)):
@@ -106,16 +106,16 @@ def _rates(job: Job, q: Quantities) -> tuple[Rate | Either, Rate | Either, Rate 
 
 
 def _replicated(options: Options, workers: Quantity) -> Quantity:
-    """Whether so many workers have more than one copy of the model."""
+    """Return whether this many workers hold more than one copy of the model."""
     if options.shard_group == 0:
         return False
     return True if is_symbol(workers) else workers > options.shard_group
 
 
 def exact(job: Job) -> bool:
-    """Whether the coarse model equals the simulation.
+    """Return whether the coarse model equals the simulation.
 
-    At stage 3 the formula lets layers without parameters wait for the unit before them.
+    At stage 3 the formula makes layers without parameters wait for the preceding unit.
     """
     data = job.workload.data_loading_s == 0.0
     known = Options.of(job).stage < 3 or all(a.tensor_bytes for a in expanded(job.workload).layers)
@@ -123,13 +123,11 @@ def exact(job: Job) -> bool:
 
 
 def leaves_out(job: Job) -> str | None:
-    """The first feature of a job that the coarse model leaves out; None if there is none."""
+    """Return the first feature of a job that the coarse model leaves out, or None."""
     size = Options.of(job).shards(job.workers)
     several = 1 < size < job.workers
     beyond = {
-        "shard groups that lie differently on nodes": not same_place(
-            job.cluster, job.workers, size
-        ),
+        "shard groups placed differently on nodes": not same_place(job.cluster, job.workers, size),
         "links that shard groups and replicas share": several
         and bool(share_links(quantities_of(job), size)),
     }
@@ -144,10 +142,10 @@ def _in_time(
     gathers: list[Quantity],
     reduced: _Reduced,
 ) -> Quantity:
-    """Seconds until all gradients are reduced, if each unit is gathered before it computes.
+    """Return the seconds until all gradients are reduced, if units are gathered before computing.
 
-    One collective of a shard group at a time, in the order of issue
-    (:func:`perfmodel.architectures.fsdp.order.issue_order`), and one of a replica group beside it.
+    A shard group runs one collective at a time, in the order of issue
+    (:func:`perfmodel.architectures.fsdp.order.issue_order`); a replica group runs one alongside.
     """
     count = len(units.first)
     starts = [*map(layers.index.index, units.first.tolist()), len(layers.index)]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def build(job: Job, *, fold: bool = False) -> OpGraph:
-    """The op graph; with ``fold`` of the first worker, which represents all of them."""
+    """Build the op graph; with ``fold``, of the first worker only, which represents all."""
     b = GraphBuilder()
     workers = add_workers(b, job, first=1 if fold else None)
     shards = Options.of(job).shards(job.workers)
@@ -49,7 +49,7 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
 
 
 def meaning(job: Job) -> tuple[Recorder, Meaning]:
-    """One model, of which each worker updates its part."""
+    """Record one model, of which each worker updates its part."""
     from perfmodel.architectures.parts.recorder import Recorder, replicas
 
     recorder = Recorder(job.workers, [float(job.workload.gradient_bytes)], central=True)
@@ -59,8 +59,8 @@ def meaning(job: Job) -> tuple[Recorder, Meaning]:
 def _add_collectives(
     b: GraphBuilder, job: Job, workers: Workers, optimizer: Ids, fold: bool
 ) -> None:
-    """All-gathers and reduce-scatters, on a communicator of each shard group, and all-reduces of
-    what has been scattered, on a communicator of each replica group."""
+    """Add all-gathers and reduce-scatters, on a communicator per shard group, and all-reduces of
+    the scattered gradients, on a communicator per replica group."""
     options = Options.of(job)
     units = order.units_of(job.workload, options.unit_bytes)
     sent = units.bytes * order.sent_share(job)
@@ -96,15 +96,15 @@ def _add_collectives(
 
 
 class Added(NamedTuple):
-    """Ops of a shard group, of which each waits for all of its workers: all-gathers in forward
-    order, (units,), and reduce-scatters, (units,)."""
+    """Ops of a shard group that each wait for all of its workers: all-gathers in forward order,
+    (units,), and reduce-scatters, (units,)."""
 
     gathered: Ids
     reduced: Ids
 
 
 def _among(workers: Workers, rows: Ids) -> Workers:
-    """The passes of some of the workers."""
+    """Return the passes of some of the workers."""
     return msgspec.structs.replace(
         workers, forward=workers.forward[rows], backward=workers.backward[rows]
     )
@@ -119,7 +119,7 @@ def _add_shard_group(
     communicator: Communicator,
     costs: Sequence[Cost],
 ) -> Added:
-    """All-gathers of parameters and reduce-scatters of gradients of a group, with their costs."""
+    """Add a group's all-gathers of parameters, and reduce-scatters of gradients, with costs."""
     gather, scatter = costs
     gathered = communicator.add("all-gather", gather, axis="unit")
     again = (
@@ -141,12 +141,12 @@ def _add_shard_group(
 
 
 def _add_sums(b: GraphBuilder, communicator: Communicator, cost: Cost, made: Ids) -> Ids:
-    """All-reduces of each unit's part of the gradients in a replica group, (units,).
+    """Add the all-reduces of each unit's part of the gradients in a replica group, (units,).
 
-    One after the other, in the order in which gradients are ``made`` (shard groups, units): in
-    PyTorch they have a process group and a stream of their own, which waits for the reduce-scatter
-    (torch/distributed/fsdp: ``_runtime_utils.py``, ``_reduce_grad``; ``_fully_shard/``
-    ``_fsdp_collectives.py``, ``foreach_reduce``).
+    They run one after the other, in the order in which gradients are ``made`` (shard groups,
+    units). In PyTorch they have their own process group, and a stream that waits for the
+    reduce-scatter (torch/distributed/fsdp: ``_runtime_utils.py``, ``_reduce_grad``;
+    ``_fully_shard/_fsdp_collectives.py``, ``foreach_reduce``).
     """
     summed = communicator.add("all-reduce", cost, axis="unit")
     b.chain(summed[::-1])
@@ -163,7 +163,7 @@ def _in_issue_order(
     gathers: Ids,
     reduced: Ids,
 ) -> None:
-    """Edges of stage 3: each unit is gathered before it computes, and reduced after its backward.
+    """Add the edges of stage 3: units are gathered before they compute, reduced after backward.
 
     ``gathers`` and ``reduced`` are in the order of issue; each waits for the one issued before.
     """
@@ -182,5 +182,5 @@ def _in_issue_order(
 
 
 def _edge_from_all(b: GraphBuilder, before: Ids, after: Ids, lag: int = 0) -> None:
-    """Let ``after`` (ops,) wait for ``before`` (workers, ops) of every worker."""
+    """Make ``after`` (ops,) wait for ``before`` (workers, ops) of every worker."""
     b.edge(before, np.broadcast_to(after, before.shape), lag)

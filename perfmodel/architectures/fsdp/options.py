@@ -11,7 +11,7 @@ from perfmodel.inputs.options import Option
 from perfmodel.inputs.options import Options as Base
 
 UNIT_BYTES = 25 * 2**20
-"""Size at which a unit is closed (25 MiB), as that of a bucket without sharding."""
+"""Size at which a unit is closed (25 MiB), the same as for an unsharded bucket."""
 
 
 class Options(Base, frozen=True, forbid_unknown_fields=True):
@@ -19,11 +19,11 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
 
     stage: Annotated[
         Literal[1, 2, 3],
-        Option("1: optimizer state is sharded; 2: gradients as well; 3: parameters, too"),
+        Option("1: shard the optimizer state; 2: gradients as well; 3: parameters as well"),
     ] = 3
     unit_bytes: Annotated[
         float,
-        Option("layers travel together in units of at least this size; 0: each on its own"),
+        Option("close a unit of layers once it reaches this size; 0: one layer per unit"),
     ] = UNIT_BYTES
     prefetch: Annotated[
         int,
@@ -42,14 +42,14 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
     shard_group: Annotated[
         int,
         Option(
-            "workers that share one copy of the model, next to each other; their gradients are "
-            "then all-reduced with those of the other groups (hybrid sharding); 0: all workers"
+            "consecutive workers that share one copy of the model; with several such groups, "
+            "gradients are all-reduced across them (hybrid sharding); 0: all workers"
         ),
     ] = 0
-    reduce_per_byte_s: Annotated[float, Option("time to add one byte's worth of gradients")] = 0.0
+    reduce_per_byte_s: Annotated[float, Option("time to add gradients, per byte")] = 0.0
     mixed_precision: Annotated[
         bool,
-        Option("send 16 bits of each parameter and gradient, if computing is with 16 bits"),
+        Option("send parameters and gradients in 16 bits if the device computes in 16 bits"),
     ] = True
 
     def __post_init__(self) -> None:
@@ -60,15 +60,15 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
 
     @property
     def group_size(self) -> int:
-        """Workers of a shard group; 1 where all workers are one."""
+        """Workers of a shard group; 1 if all workers form one group."""
         return max(self.shard_group, 1)
 
     def shards(self, workers: Quantity) -> Quantity:
-        """Workers of a shard group, of so many in all."""
+        """Return the number of workers of a shard group, out of this many in total."""
         if self.shard_group == 0:
             return workers
         return self.shard_group if is_symbol(workers) else minimum(self.shard_group, workers)
 
     def reduction(self) -> Reduction:
-        """The all-reduce among replicas."""
+        """Options of the all-reduce among replicas."""
         return Reduction("ring", reduce_per_byte_s=self.reduce_per_byte_s)

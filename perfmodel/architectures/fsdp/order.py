@@ -27,7 +27,7 @@ class Units(msgspec.Struct, frozen=True, eq=False):
 
 
 def units_of(workload: Workload, unit_bytes: float) -> Units:
-    """Group a workload's layers; a unit is closed by the layer with which it reaches its size."""
+    """Group a workload's layers; a layer that brings its unit to the full size closes it."""
     found = [
         (index, sum(layer.tensor_bytes))
         for index, layer in enumerate(expanded(workload).layers)
@@ -44,13 +44,13 @@ def units_of(workload: Workload, unit_bytes: float) -> Units:
 
 
 def sent_share(job: Job) -> float:
-    """Bytes of a parameter as it is sent over those as it is stored."""
+    """Return the bytes of a parameter when sent, relative to its bytes when stored."""
     low = Options.of(job).mixed_precision and job.workload.precision in SIXTEEN_BITS
     return 0.5 if low else 1.0
 
 
 class Issue(NamedTuple):
-    """A collective of stage 3 in the order of issue: an all-gather or a reduce-scatter, by its
+    """A collective of stage 3 in the order of issue: an all-gather or a reduce-scatter, with its
     ``number`` among those of its kind, issued once computation ``after`` has ended (-1: none)."""
 
     gather: bool
@@ -59,16 +59,16 @@ class Issue(NamedTuple):
 
 
 def issue_order(units: int, options: Options) -> list[Issue]:
-    """The order in which PyTorch's FSDP issues the collectives of an iteration of stage 3.
+    """Return the order in which PyTorch's FSDP issues the collectives of a stage-3 iteration.
 
-    Computations are numbered: the forward passes of all units, then, in reverse, their backward
-    passes. All-gather k belongs to computation k, reduce-scatter k follows the backward pass
-    units + k. An all-gather is issued ``prefetch`` + 1 computations before its own, once its unit
-    has been freed. At the end of a backward pass its gradients are reduced before the next unit is
-    gathered: the post-backward hook of a unit comes before the pre-backward hook of the
-    next one, which gathers and prefetches (torch/distributed/fsdp: ``_runtime_utils.py``,
+    Computations are numbered: the forward passes of all units and then, in reverse order, their
+    backward passes. All-gather k belongs to computation k, and reduce-scatter k follows backward
+    pass units + k. An all-gather is issued ``prefetch`` + 1 computations before its own, once its
+    unit has been freed. After a unit's backward pass its gradients are reduced before the next unit
+    is gathered, because its post-backward hook runs before the pre-backward hook of the next unit,
+    which gathers and prefetches (torch/distributed/fsdp: ``_runtime_utils.py``,
     ``_fully_shard/_fsdp_param_group.py``; BackwardPrefetch.BACKWARD_PRE). The collectives of one
-    process group go one after the other in the order of issue, whatever their streams.
+    process group run one after the other in the order of issue, whatever their streams.
     """
     gathers = 2 * units if options.reshard_after_forward else units
     freed = [-1] * units + [units - 1] * units

@@ -1,1 +1,1 @@
-"""What architectures share: workers, networks, messages and collectives."""
+"""Building blocks that architectures share: workers, networks, messages and collectives."""

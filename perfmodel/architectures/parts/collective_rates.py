@@ -21,21 +21,21 @@ from perfmodel.theory.collective_times import LinearCost
 from perfmodel.theory.cycles import most_along
 
 MOST_IN_DOUBLE_TREE, MOST = 1024, 16_384
-"""Workers up to which the rounds of a double tree, and of other algorithms, are counted; beyond,
-closed forms are used. The schedule of a large double tree takes long to make."""
+"""Numbers of workers up to which the rounds of a double tree, and of other algorithms, are counted;
+closed forms are used beyond. The schedule of a large double tree takes long to build."""
 
 
 def most_of(options: Reduction) -> int:
-    """Workers up to which rounds are counted."""
+    """Return the number of workers up to which rounds are counted."""
     return MOST_IN_DOUBLE_TREE if options.algorithm in ("auto", "double_tree") else MOST
 
 
 class Ring(msgspec.Struct, frozen=True, eq=False):
-    """A ring through the workers of a group, or several where nodes have several NICs.
+    """A ring through the workers of a group, or several if nodes have several NICs.
 
-    ``use`` is the busy time for each byte that a worker sends, with the rings of all groups,
-    ``hop_s`` the latency of a step inside a site, ``flow_s`` the least time of a connection for
-    each byte, ``sites_s`` (workers,) the latency between the sites of each worker and of the next
+    ``use`` is the busy time for each byte that a worker sends, with the rings of all groups;
+    ``hop_s`` the latency of a step inside a site; ``flow_s`` the least time per byte on one
+    connection; ``sites_s`` (workers,) the latency from the site of each worker to that of the next
     one.
     """
 
@@ -46,14 +46,14 @@ class Ring(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, q: Quantities, span: Span | None = None) -> Ring:
-        """The rings through the workers of each group of a job; of all workers by default."""
+        """Return the rings through the workers of each group of a job; by default of all."""
         several = span is not None
         span = span or Span.of_all(q)
         away, here, least = span.away, span.on_node, span.least
         rings = minimum(span.nics, least) if q.nics_per_node > 1 else 1
         if q.bus:
             inside = span.beside * where(away, here - 1, span.members)
-        else:  # a device that sends to another node does not use its port
+        else:  # a device that sends to another node does not use its port inside the node
             all_send = (least == here) & (here <= q.nics_per_node)
             some = where(all_send, 1.0 - 1.0 / rings, 1.0)
             inside = where(away, where(here > 1, some, 0.0), 1.0)
@@ -76,9 +76,10 @@ class Ring(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def chain(cls, q: Quantities) -> Ring:
-        """The rings through all workers without their last steps, to the first worker.
+        """Return the rings through all workers without their last steps, to the first worker.
 
-        The core, and a bus that has all workers, carry less by these; other links are as busy.
+        The core, and a bus that joins all workers, carry less without them; other links are as
+        busy.
         """
         ring, span = cls.of(q), Span.of_all(q)
         rings = minimum(span.nics, span.least) if q.nics_per_node > 1 else 1
@@ -91,7 +92,7 @@ class Ring(msgspec.Struct, frozen=True, eq=False):
         return msgspec.structs.replace(ring, use=use)
 
     def rate(self, cost: Callable[..., Quantity], moved: Quantity, **figures: Quantity) -> Rate:
-        """Rate of a collective in which each worker sends ``moved`` bytes per byte of its size."""
+        """Return the rate of a collective in which each worker sends ``moved`` bytes per byte."""
         use = self.use
         slowest_s = maximum(use.nic_s, use.core_s, use.inside_s, use.sites_s, self.flow_s)
         added = {**figures, "bandwidth_bytes_per_s": math.inf}
@@ -107,7 +108,7 @@ class Ring(msgspec.Struct, frozen=True, eq=False):
 def _measured(
     q: Quantities, operation: str, reduce_per_byte_s: float, span: Span | None = None
 ) -> Rate | None:
-    """The measured rate of an operation, if there is one, with the link usage of a ring."""
+    """Return an operation's measured rate, if there is one, with the link usage of a ring."""
     ranks = q.workers if span is None else span.members
     if isinstance(ranks, (int, float)) and ranks == 1:
         reduce_per_byte_s = 0.0  # nothing to add
@@ -119,8 +120,8 @@ def _measured(
 
 
 def all_reduce_rate(job: Job, q: Quantities, options: Reduction) -> Rate | Fastest:
-    """Rate of an all-reduce among the workers; for symbols, and across sites, *auto* is a
-    ring."""
+    """Return the rate of an all-reduce among the workers; for symbols, and across sites, *auto* is
+    a ring."""
     moved = collective_times.ring_allreduce_bytes(q.workers, 1.0)
     if options.by_measurements:
         rate = _measured(q, "all_reduce", options.reduce_per_byte_s)
@@ -161,7 +162,7 @@ def _rate(job: Job, q: Quantities, options: Reduction, moved: Quantity) -> Rate:
 
 
 def _closed(q: Quantities, options: Reduction) -> Rate:
-    """By closed forms, with all workers of a node sending at once."""
+    """Return the rate by closed forms, with all workers of a node sending at once."""
     away, g = q.nodes > 1, q.fullest
     gamma = options.reduce_per_byte_s
     share = minimum(
@@ -195,7 +196,7 @@ def _closed(q: Quantities, options: Reduction) -> Rate:
                 intra_latency_s=q.inside_latency_s,
                 reduce_per_byte_s=gamma,
             )
-    # any algorithm moves as many bytes as a ring: n - 1 gradients in, and n - 1 sums out
+    # any algorithm moves as many bytes as a ring: n - 1 gradients in, n - 1 sums out
     ranks = q.nodes if options.algorithm == "hierarchical" else q.workers
     moved = collective_times.ring_allreduce_bytes(ranks, 1.0)
     return msgspec.structs.replace(
@@ -204,7 +205,7 @@ def _closed(q: Quantities, options: Reduction) -> Rate:
 
 
 def _by_rounds(shape: Cluster, q: Quantities, options: Reduction) -> Rate:
-    """Sum over the rounds, each as long as its bottleneck link is busy."""
+    """Return the sum over the rounds, each as long as its bottleneck link is busy."""
     counts = q.workers
     if not isinstance(counts, np.ndarray):
         return _rounds_rate(shape, q, options, counts)
@@ -231,9 +232,9 @@ def _fields(values: LinearCost | Use) -> dict[str, Quantity]:
 
 
 def _rounds_rate(shape: Cluster, q: Quantities, options: Reduction, count: int) -> Rate:
-    """Rate for ``count`` workers; bandwidths and latencies may be arrays.
+    """Return the rate for ``count`` workers; bandwidths and latencies may be arrays.
 
-    Zero for a single worker, and for more workers than :func:`most_of`.
+    It is zero for a single worker, and for more workers than :func:`most_of`.
     """
     if not 1 < count <= most_of(options):
         return Rate((LinearCost(0.0, 0.0),))
@@ -257,7 +258,7 @@ def _rounds_rate(shape: Cluster, q: Quantities, options: Reduction, count: int) 
 
 
 def _total(count: Floats, columns: list[Quantity]) -> Quantity:
-    """Sum over the rounds of ``count`` times the largest of the columns (rounds, ...)."""
+    """Return the sum over rounds of ``count`` times the largest of the columns (rounds, ...)."""
     depth = max(np.ndim(column) for column in columns)
     alike = [np.reshape(c, (*c.shape, *(1,) * (depth - np.ndim(c)))) for c in columns]
     found = np.tensordot(count, maximum(*alike), axes=(0, 0))
@@ -265,23 +266,23 @@ def _total(count: Floats, columns: list[Quantity]) -> Quantity:
 
 
 def closed(job: Job, options: Reduction) -> bool:
-    """Whether the formula of an all-reduce among a job's workers is exact."""
+    """Return whether the formula of an all-reduce among a job's workers is exact."""
     return options.algorithm == "ring" or job.workers <= most_of(options)
 
 
 def reduce_scatter_rate(q: Quantities, reduce_per_byte_s: float = 0.0) -> Rate:
-    """Rate of a ring reduce-scatter among the workers, by bytes before it."""
+    """Return the rate of a ring reduce-scatter among the workers, by bytes before it."""
     found = _measured(q, "reduce_scatter", reduce_per_byte_s)
     return found or _by_rings(q, "reduce_scatter", reduce_per_byte_s)
 
 
 def all_gather_rate(q: Quantities) -> Rate:
-    """Rate of a ring all-gather among the workers, by bytes after it."""
+    """Return the rate of a ring all-gather among the workers, by bytes after it."""
     return _measured(q, "all_gather", 0.0) or _by_rings(q, "all_gather", 0.0)
 
 
 def broadcast_rate(q: Quantities) -> Rate:
-    """Rate of a broadcast from the first worker along the rings."""
+    """Return the rate of a broadcast from the first worker along the rings."""
     chain, moved = Ring.chain(q), _moved("broadcast", q.workers)
     rate = measured_rate(q.collectives, "broadcast", q.workers, 0.0)
     if rate is not None:
@@ -292,8 +293,8 @@ def broadcast_rate(q: Quantities) -> Rate:
 def group_rate(
     q: Quantities, operation: str, span: Span, reduce_per_byte_s: float = 0.0
 ) -> Rate | Either:
-    """Rate of a collective in each of several groups at the same time, on rings; as measured where
-    a group has its links for itself."""
+    """Return the rate of a collective that runs in several groups at the same time, on rings; as
+    measured, if each group has its links to itself."""
     rings = _by_rings(q, operation, reduce_per_byte_s, span)
     if not np.any(span.alone):
         return rings
@@ -317,7 +318,7 @@ def _by_rings(
 
 
 def _moved(operation: str, ranks: Quantity) -> Quantity:
-    """Bytes that each member sends round a ring, per byte of a collective's size."""
+    """Return the bytes that each member sends on a ring, per byte of a collective's size."""
     if operation == "all_reduce":
         return collective_times.ring_allreduce_bytes(ranks, 1.0)
     if operation == "broadcast":

@@ -1,4 +1,4 @@
-"""Collective operations in an op graph: as one flow over all members' links, or send by send."""
+"""Collective operations in an op graph: one flow over all members' links, or individual sends."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from perfmodel.graph.op_graph import Axis
 from perfmodel.theory.collective_schedules import NONE, Schedule, waits_of
 
 ROUNDING = 1e-12
-"""Relative difference from the rate of its links below which a collective has no rate cap."""
+"""Relative difference from the rate of its links below which a collective gets no rate cap."""
 
 
 class Communicator:
     """Collectives among a group of workers, each modelled as one flow over all the group's links.
 
-    ``capacity`` is the number of concurrent collectives, or the credit in bytes. Where the network
-    is folded, costs are symmetric, and the first node represents all. ``group`` names one of
-    several groups. ``slot`` is that of another communicator whose turn is the same; None for one of
-    its own.
+    ``capacity`` is the number of concurrent collectives, or the credit in bytes. On a folded
+    network costs are symmetric, and the first node represents all. ``group`` names one of several
+    groups. ``slot`` is the slot of another communicator to take turns with; None for its own.
     """
 
     def __init__(
@@ -47,7 +46,7 @@ class Communicator:
         self._numbers, self._links = numbers, network.ids(numbers)
 
     def flow(self, cost: Cost) -> dict[str, Any]:
-        """Arguments of ops that are collectives of such a cost, one for each size."""
+        """Return the arguments of ops that are collectives of this cost, one for each size."""
         loads, capacity = cost.loads[:, self._numbers], self._fabric.capacity[self._numbers]
         used = (loads > 0.0).any(axis=0) & (self._links != NONE)
         loads, links = loads[:, used], self._links[used]
@@ -89,11 +88,11 @@ def add_sends(
     *,
     reduce_per_byte_s: float,
 ) -> None:
-    """Add every send of a collective of each of ``sizes`` bytes, one collective after the other.
+    """Add every send of a collective for each of ``sizes`` bytes, one collective after the other.
 
-    A member enters after its ops ``ready`` (members, sizes); ``after`` (members,) waits for all
-    that it sends and receives. A send waits until both its ends have entered and completed all
-    their sends of earlier rounds.
+    A member enters after its ops ``ready`` (members, sizes); ``after`` (members,) waits for
+    everything it sends and receives. A send waits until both its ends have entered and have
+    completed their sends of earlier rounds.
     """
     each = schedule.unrolled()
     waits = waits_of(each)

@@ -1,4 +1,4 @@
-"""The links of a cluster by number, and the paths of transfers over them."""
+"""The numbered links of a cluster, and the paths that transfers take over them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from perfmodel.inputs.sites import Between
 
 
 def places_of(cluster: Cluster, workers: int) -> Ids:
-    """The node of each worker, (workers,).
+    """Return the node of each worker, (workers,).
 
-    Equal to :meth:`perfmodel.inputs.cluster.Cluster.node_of_worker` of each.
+    It equals :meth:`perfmodel.inputs.cluster.Cluster.node_of_worker` of each.
     """
     listed = cluster.devices_on_nodes
     first = np.repeat(np.arange(len(listed)), listed)[:workers]
@@ -27,27 +27,27 @@ def places_of(cluster: Cluster, workers: int) -> Ids:
 
 
 class Fabric(msgspec.Struct, frozen=True, eq=False):
-    """The links of a cluster's first nodes, and the attachment of endpoints to them.
+    """The links of a cluster's first nodes, and how endpoints are attached to them.
 
-    Endpoints (*ends*) are the workers, then the servers. Links are numbered: out of each NIC, into
-    each NIC, the core, then those inside nodes: a bus for each node, or a port out of and a port
-    into each worker's device; last those between sites, from each to each other.
+    Endpoints (*ends*) are the workers, then the servers. Links are numbered in this order: out of
+    each NIC, into each NIC, the core, those inside nodes (a bus per node, or a port out of and a
+    port into each worker's device), and those between sites, for each ordered pair.
 
     Attributes
     ----------
     place : node of each end, (ends,).
-    nic : number of the link to the network that each end uses, (ends,).
+    nic : number of the network link that each end uses, (ends,).
     port : number of each end's device, (ends,); NONE for a server, which has no port.
-    nics : links to the network of all nodes together.
+    nics : number of network links of all nodes together.
     capacity : of each link (bytes/s), (links,); infinite for a core that never limits, and for a
         bus of unlimited bandwidth.
     owner : node of each link, (links,); NONE for the core.
-    latency_s : of each node's links to the network, (nodes,).
+    latency_s : of each node's network links, (nodes,).
     inside_latency_s : between two ends on one node.
-    bus : whether devices of a node share one link inside it.
+    bus : whether the devices of a node share one link inside it.
     flow_bytes_per_s : the most that one connection between two nodes carries.
-    site : of each node, a number among the sites that ends are at, (nodes,).
-    between : these sites; None where all ends are at one.
+    site : of each node, numbered among the sites that ends are at, (nodes,).
+    between : what joins these sites; None if all ends are at one site.
     """
 
     place: Ids
@@ -65,7 +65,7 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, cluster: Cluster, workers: int, homes: Sequence[int] | Ids = ()) -> Fabric:
-        """The fabric of so many workers, and of servers on the nodes ``homes`` (servers,)."""
+        """Return the fabric of some workers, and of servers on the nodes ``homes`` (servers,)."""
         own = places_of(cluster, workers)
         place = np.concatenate([own, np.asarray(homes, np.int64)])
         nodes = int(place.max()) + 1
@@ -106,7 +106,7 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def nics_per_node(self) -> int:
-        """Links of each node to the network."""
+        """Number of network links of each node."""
         return self.nics // len(self.latency_s)
 
     @property
@@ -116,18 +116,18 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def ports(self) -> int:
-        """Number of devices with a port out and a port in; 0 where nodes have a bus."""
+        """Number of devices with a port out and a port in; 0 if nodes have a bus."""
         return 0 if self.bus else (self.sites - self.core - 1) // 2
 
     @property
     def sites(self) -> int:
-        """Number of the first link between sites; that of links where there is none."""
+        """Number of the first link between sites; the total number of links if there is none."""
         return len(self.capacity) - (self.between.pairs.sum() if self.between is not None else 0)
 
     @property
     def kinds(self) -> tuple[slice, ...]:
-        """Numbers of the links of each kind: out of NICs, into NICs, the core, inside nodes (buses,
-        or ports out and ports in), and between sites."""
+        """Ranges of link numbers by kind: out of NICs, into NICs, the core, inside nodes (buses, or
+        ports out and ports in), and between sites."""
         inside = self.core + 1
         ends = [inside, inside + self.ports, self.sites, len(self.capacity)]
         bounds = [0, self.nics, self.core, *ends]
@@ -135,10 +135,10 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
         return tuple(span for span in spans if span.start < span.stop)
 
     def path(self, source: ArrayLike, target: ArrayLike) -> Ids:
-        """Numbers of the links from one end to another (broadcast), (..., 3), with several sites
-        (..., 4).
+        """Return the link numbers from one end to another (broadcast), (..., 3), or (..., 4) with
+        several sites.
 
-        Padded with NONE, which also replaces links that never limit.
+        Paths are padded with NONE, which also replaces links that never limit.
         """
         a, z = np.broadcast_arrays(source, target)
         away = self.place[a] != self.place[z]
@@ -162,9 +162,9 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
         return np.where((path != NONE) & np.isfinite(self.capacity[path]), path, NONE)
 
     def flow_between(self, source: ArrayLike, target: ArrayLike) -> Floats:
-        """The most that one connection carries from one end to another (broadcast), bytes/s."""
+        """Return the most one connection carries between two ends (broadcast), bytes/s."""
         a, z = np.broadcast_arrays(source, target)
-        if math.isinf(self.flow_bytes_per_s) and self.between is None:  # as nearly everywhere
+        if math.isinf(self.flow_bytes_per_s) and self.between is None:  # the usual case
             return np.broadcast_to(math.inf, a.shape)
         flow = np.where(self.place[a] != self.place[z], self.flow_bytes_per_s, math.inf)
         if self.between is None:
@@ -173,8 +173,8 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
         return np.where(self.between.pairs[pair], self.between.flow_bytes_per_s[pair], flow)
 
     def between_s(self, source: ArrayLike, target: ArrayLike) -> Floats:
-        """One-way latency from one end to another (broadcast): the greatest of the two nodes' and
-        that between their sites."""
+        """Return the one-way latency between two ends (broadcast): the greatest of the two nodes'
+        and that between their sites."""
         found = self.between_nodes_s(source, target)
         if self.between is None:
             return found
@@ -182,19 +182,19 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
         return np.maximum(found, self.between.latency_s[sites])
 
     def between_nodes_s(self, source: ArrayLike, target: ArrayLike) -> Floats:
-        """The same as if all nodes were at one site: the greater of the two nodes'."""
+        """Return the same as if all nodes were at one site: the greater of the two nodes'."""
         ends = np.broadcast_arrays(source, target)
         a, z = self.place[ends[0]], self.place[ends[1]]
         apart = np.maximum(self.latency_s[a], self.latency_s[z])
         return np.where(a != z, apart, self.inside_latency_s)
 
     def rings(self, ends: Ids) -> Ids:
-        """The rings of a collective among ``ends`` (members,), by position, (rings, members).
+        """Return the rings of a collective among ``ends`` (members,) by position, (rings, members).
 
-        Ends are sorted by node. There are as many rings as the least number of NICs that the ends
-        use on any node. Each goes through all ends, node after node and site after site, with
-        an equal part of the bytes, and enters and leaves a node by NICs that no other ring uses, as
-        NCCL's channels. The order of sites is that whose slowest crossing is fastest.
+        Ends are sorted by node. There are as many rings as the fewest NICs that the ends use on any
+        node. Each ring carries an equal share of the bytes and passes through all ends, node after
+        node and site after site. It enters and leaves a node by NICs that no other ring uses, like
+        NCCL's channels. Sites are ordered such that the slowest crossing is as fast as possible.
         """
         order = np.arange(len(ends))
         nodes, count = np.unique(self.place[ends], return_counts=True)
@@ -215,8 +215,8 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
         return found[:, by_site]
 
     def by_site(self, ends: Ids, rings: int = 1) -> Ids:
-        """The positions of ``ends`` (members,), site after site, in the order of the sites that
-        suits so many ``rings``."""
+        """Return the positions of ``ends`` (members,), site after site, in the best order of sites
+        for this number of ``rings``."""
         order = np.arange(len(ends))
         if self.between is None:
             return order
@@ -226,12 +226,12 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
         return np.concatenate([order[site == each] for each in best.tolist()])
 
     def _sites_of(self, a: Ids, z: Ids) -> tuple[Ids, Ids]:
-        """The sites of two ends, of the same shape."""
+        """Return the sites of two ends, of the same shape."""
         return self.site[self.place[a]], self.site[self.place[z]]
 
 
 def _sites(cluster: Cluster, workers: int, place: Ids, nodes: int) -> tuple[Ids, Between | None]:
-    """The site of each node among those that ends are at, and what joins these sites."""
+    """Return the site of each node among those that ends are at, and what joins these sites."""
     if not cluster.sites:
         return np.zeros(nodes, np.int64), None
     site = cluster.sites_of(nodes, workers)
@@ -243,7 +243,7 @@ def _sites(cluster: Cluster, workers: int, place: Ids, nodes: int) -> tuple[Ids,
 
 
 def _within(place: Ids) -> Ids:
-    """The index of each end on its node."""
+    """Return the index of each end on its node."""
     order = np.argsort(place, kind="stable")
     ranked = place[order]
     begin = np.flatnonzero(np.diff(ranked, prepend=NONE - 1))

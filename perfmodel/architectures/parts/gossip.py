@@ -20,7 +20,7 @@ def add_begin(
 ) -> Ids:
     """Add the op that begins each worker's iteration, (workers,).
 
-    It follows the ``optimizer`` of the iteration before and precedes the forward pass, and whatever
+    It follows the previous iteration's ``optimizer``, and precedes the forward pass and everything
     a worker sends during computation. Staggered workers start within the time of ``period``
     iterations of which one communicates.
     """
@@ -43,22 +43,22 @@ def add_begin(
 def add_network(b: GraphBuilder, job: Job, *, fold: bool = False) -> Network:
     """Add the network between the workers of a job without servers.
 
-    With ``fold`` the first link of a kind, and each transfer of the first worker, represents all.
+    With ``fold``, the first link of a kind, and each transfer of the first worker, represent all.
     """
     return Network(b, job, fold=fold, core_share=job.workers if fold else 1)
 
 
 def others(workers: int) -> Ids:
-    """For each worker all others, from the next one on, (workers, workers - 1)."""
+    """Return for each worker all others, from the next one on, (workers, workers - 1)."""
     index = np.arange(workers)
     return (index[:, None] + index[None, 1:]) % workers
 
 
 class Partners(msgspec.Struct, frozen=True, eq=False):
-    """Workers that draw a partner for each iteration, independently of each other.
+    """Workers that independently draw a partner for each iteration.
 
-    ``worker`` (senders,) worker numbers; ``candidates`` (senders, candidates) the worker numbers
-    of those that each may draw, all equally likely; ``draw`` (senders,) streams.
+    ``worker`` (senders,) are worker numbers; ``candidates`` (senders, candidates) the workers that
+    each may draw, all equally likely; ``draw`` (senders,) random streams.
     """
 
     worker: Ids
@@ -67,12 +67,12 @@ class Partners(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def add(cls, b: GraphBuilder, worker: Ids, candidates: Ids) -> Partners:
-        """Partners of workers (senders,) among ``candidates`` (senders, candidates)."""
+        """Add partners of workers (senders,) among ``candidates`` (senders, candidates)."""
         return cls(worker, candidates, b.streams(worker.shape))
 
     @property
     def axis(self) -> Axis:
-        """Names of the workers that draw, for ops of shape (senders, ...)."""
+        """Return the names of the drawing workers, for ops of shape (senders, ...)."""
         return ("worker", [f"worker {worker}" for worker in self.worker])
 
     def send(
@@ -108,7 +108,7 @@ class Partners(msgspec.Struct, frozen=True, eq=False):
         return sent
 
     def when_drawn(self, b: GraphBuilder, label: str, probability: float = 1.0) -> Ids:
-        """Add ops without duration, active where that candidate was drawn, (senders, candidates).
+        """Add zero-length ops, active if that candidate was drawn, (senders, candidates).
 
         ``probability`` is that of drawing any partner at all.
         """

@@ -1,4 +1,4 @@
-"""Shard groups, whose workers share one copy of the model, and the replica groups across them."""
+"""Shard groups, whose workers share one copy of the model, and replica groups across them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perfmodel.phases.quantities import Quantities
 
 class Group(NamedTuple):
     """A group in a graph: the ``rows`` of its members among the graph's workers, the members on
-    their links, and the group's name; None where it is the only one, or stands for all."""
+    their links, and the group's name; None if it is the only one or stands for all."""
 
     rows: Ids
     members: Members
@@ -29,8 +29,8 @@ class Group(NamedTuple):
 class Groups(msgspec.Struct, frozen=True, eq=False):
     """The workers of a job in shard groups of ``size`` consecutive workers.
 
-    Each of the ``count`` shard groups has the whole model, a part on each of its workers. The
-    workers with the same part are a replica group: the i-th of each shard group.
+    Each of the ``count`` shard groups has the whole model, a part on each of its workers. Workers
+    with the same part form a replica group: the i-th worker of each shard group.
     """
 
     cluster: Cluster
@@ -40,25 +40,25 @@ class Groups(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, cluster: Cluster, workers: int, size: int) -> Groups:
-        """The groups of so many workers, a multiple of ``size``."""
+        """Return the groups of this many workers, a multiple of ``size``."""
         return cls(cluster, Fabric.of(cluster, workers), size, workers // size)
 
     def shards(self, *, fold: bool) -> list[Group]:
-        """The shard groups; with ``fold`` one that stands for all."""
+        """Return the shard groups; with ``fold`` one that stands for all."""
         return self._groups("shard group", self._table, fold)
 
     def replicas(self, *, fold: bool) -> list[Group]:
-        """The replica groups; with ``fold`` one that stands for all."""
+        """Return the replica groups; with ``fold`` one that stands for all."""
         return self._groups("replica group", self._table.T, fold)
 
     @property
     def shards_measured(self) -> bool:
-        """Whether collectives that were measured apply to the shard groups."""
+        """Whether measured collectives apply to the shard groups."""
         return _apart(self.cluster, self.fabric, self._table)
 
     @property
     def replicas_measured(self) -> bool:
-        """Whether collectives that were measured apply to the replica groups."""
+        """Whether measured collectives apply to the replica groups."""
         return _apart(self.cluster, self.fabric, self._table.T)
 
     @property
@@ -80,8 +80,8 @@ class Groups(msgspec.Struct, frozen=True, eq=False):
 
 
 def _apart(cluster: Cluster, fabric: Fabric, table: Ids) -> bool:
-    """Whether collectives take as long in each group as in one that has the cluster alone, as one
-    has that is measured: no two groups share a node, or a core that limits."""
+    """Return whether each group has the cluster to itself, as a measured group has: no two groups
+    share a node or an oversubscribed core."""
     if len(table) == 1:
         return True
     nodes = fabric.place[table]
@@ -90,7 +90,7 @@ def _apart(cluster: Cluster, fabric: Fabric, table: Ids) -> bool:
 
 
 def together(make: Callable[[Members], Cost], members: Members) -> Cost:
-    """The cost of one collective in all groups of ``members`` at the same time.
+    """Return the cost of one collective in all groups of ``members`` at the same time.
 
     Its weight on shared links is that of as many flows as there are groups.
     """
@@ -104,34 +104,34 @@ def together(make: Callable[[Members], Cost], members: Members) -> Cost:
 
 
 def same_place(cluster: Cluster, workers: int, size: int) -> bool:
-    """Whether all shard groups, and all replica groups, lie on the nodes in the same way."""
+    """Return whether all shard groups, and all replica groups, are placed alike on the nodes."""
     devices = cluster.fullest(workers)
     fits = devices % size == 0 or size % devices == 0
     return size in (1, workers) or (cluster.even(workers) and fits)
 
 
 def share_links(q: Quantities, size: Quantity) -> Quantity:
-    """Whether shard groups, and replica groups of several workers, use the same links, where they
-    lie alike.
+    """Return whether shard groups, and replica groups of several workers, share links, if they are
+    placed alike.
 
-    Shard groups within nodes use the links inside, and replica groups of one device of each node
-    the links between nodes.
+    They do not if shard groups stay within nodes and use the links inside, and replica groups of
+    one device per node use the links between nodes.
     """
     inside = q.inside_bandwidth_bytes_per_s < math.inf
     return (size > 1) & ((size > q.fullest) | ((size < q.fullest) & inside))
 
 
 class Span(msgspec.Struct, frozen=True, eq=False):
-    """How groups that are alike lie on nodes, for formulas.
+    """How groups of one kind are placed on nodes, for formulas.
 
     Attributes
     ----------
-    members : of a group.
-    on_node, least : its members on the node that has most, and fewest, of them.
-    nics : of a node that its members use.
-    beside : groups on a node.
-    away : whether a group is on several nodes.
-    alone : whether no other group shares its nodes, or a core that limits.
+    members : number of members of a group.
+    on_node, least : most and fewest members of a group on a node that has any.
+    nics : number of a node's NICs that its members use.
+    beside : number of groups on a node.
+    away : whether a group spans several nodes.
+    alone : whether no other group shares its nodes, or an oversubscribed core.
     """
 
     members: Quantity
@@ -144,13 +144,13 @@ class Span(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of_all(cls, q: Quantities) -> Span:
-        """Of one group of all workers."""
-        away = is_symbol(q.workers) or q.nodes > 1  # symbols: one worker to a node
+        """Return the span of one group of all workers."""
+        away = is_symbol(q.workers) or q.nodes > 1  # symbols: one worker per node
         return cls(q.workers, q.fullest, q.emptiest, q.nics_per_node, 1.0, away, True)
 
     @classmethod
     def of_shards(cls, q: Quantities, size: Quantity, *, core: bool) -> Span:
-        """Of shard groups of ``size`` workers; ``core`` says whether the core limits."""
+        """Return the span of shard groups of ``size`` workers; ``core``: does the core limit."""
         full = q.fullest
         inside = size <= full
         beside = where(inside, full / size, 1.0)
@@ -167,7 +167,7 @@ class Span(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of_replicas(cls, q: Quantities, size: Quantity, *, core: bool) -> Span:
-        """Of the replica groups across shard groups of ``size`` workers."""
+        """Return the span of the replica groups across shard groups of ``size`` workers."""
         full = q.fullest
         across = size >= full
         beside = where(across, full, size)
@@ -183,5 +183,5 @@ class Span(msgspec.Struct, frozen=True, eq=False):
 
 
 def _alone(beside: Quantity, core: bool) -> Quantity:
-    """Whether a group has its nodes for itself, and no core that limits is shared."""
+    """Return whether a group has its nodes to itself, and does not share an oversubscribed core."""
     return (beside <= 1) & (not core)

@@ -27,21 +27,21 @@ class Use(msgspec.Struct, frozen=True, eq=False):
     sites_s: Quantity = 0.0
 
     def times(self, factor: Quantity) -> Use:
-        """Busy times multiplied by a factor."""
+        """Return the busy times multiplied by a factor."""
         return Use(*(each * factor for each in msgspec.structs.astuple(self)))
 
     def plus(self, other: Use) -> Use:
-        """Sum of busy times."""
+        """Return the sum of two busy times."""
         pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
         return Use(*(one + more for one, more in pairs))
 
     def or_else(self, condition: Quantity, other: Use) -> Use:
-        """These where a condition holds, else the others."""
+        """Return these busy times if a condition holds, else the others."""
         pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
         return Use(*(where(condition, one, instead) for one, instead in pairs))
 
     def by_link(self, job: Job) -> dict[str, Quantity]:
-        """Busy times by name of the links that a job has."""
+        """Return the busy times by name, for the links that a job has."""
         found = {"link of each node": self.nic_s}
         if job.cluster.core_oversubscription is not None:
             found["core"] = self.core_s
@@ -57,7 +57,7 @@ class Use(msgspec.Struct, frozen=True, eq=False):
 class Rate(msgspec.Struct, frozen=True, eq=False):
     """Cost of a collective: seconds to start, and per byte of its size.
 
-    One line in closed form; for measured ones, a line for each piece. ``use`` is per byte; where
+    It is one line in closed form, and a line for each piece if measured. ``use`` is per byte; if
     ``measured``, links are busy for at most the measured time.
     """
 
@@ -66,12 +66,12 @@ class Rate(msgspec.Struct, frozen=True, eq=False):
     measured: bool = False
 
     def seconds(self, size_bytes: Quantity) -> Quantity:
-        """Seconds of a collective of so many bytes."""
+        """Return the seconds of a collective of ``size_bytes``."""
         startup_s, moving_s = collective_times.line_s(self.lines, size_bytes)
         return startup_s + moving_s
 
     def busy(self, size_bytes: Quantity) -> Use:
-        """Busy time of the links in a collective of so many bytes."""
+        """Return the links' busy time in a collective of ``size_bytes``."""
         found = self.use.times(size_bytes)
         if not self.measured:
             return found
@@ -81,18 +81,18 @@ class Rate(msgspec.Struct, frozen=True, eq=False):
         return found.times(minimum(1.0, moving_s / where(some, longest, 1.0)))
 
     def at(self, size_bytes: Quantity) -> Rate:
-        """The rate chosen for messages of so many bytes: this one."""
+        """Return the rate chosen for messages of ``size_bytes``: this one."""
         return self
 
     def chord(self, size_bytes: Quantity) -> LinearCost:
-        """The line through sizes 0 and ``size_bytes``, where a linear cost is needed."""
+        """Return the line through sizes 0 and ``size_bytes``, for uses that need a linear cost."""
         if len(self.lines) == 1:
             return self.lines[0]
         startup_s = self.seconds(0.0)
         return LinearCost(startup_s, (self.seconds(size_bytes) - startup_s) / size_bytes)
 
     def sent(self, share: Quantity, at_once: int = 1) -> Rate:
-        """The rate by bytes before compression to ``share``, of ``at_once`` concurrent ones."""
+        """Return the rate by bytes before compression to ``share``, with ``at_once`` concurrent."""
         lines = tuple(
             LinearCost(line.startup_s / at_once, share * line.per_byte_s, line.above_bytes / share)
             for line in self.lines
@@ -101,40 +101,40 @@ class Rate(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, cost: Callable[..., Quantity], **figures: Quantity) -> Rate:
-        """The rate of a closed form of :mod:`perfmodel.theory.collective_times`, which is linear in
-        the size."""
+        """Return the rate of a closed form of :mod:`perfmodel.theory.collective_times`, which is
+        linear in the size."""
         still = {name: 0.0 for name in figures if "latency" in name}
         startup_s = cost(size_bytes=0.0, **figures)
         return cls((LinearCost(startup_s, cost(size_bytes=1.0, **{**figures, **still})),))
 
 
 class Either(msgspec.Struct, frozen=True, eq=False):
-    """One rate where a condition holds, else another, element by element."""
+    """One rate if a condition holds, else another, element by element."""
 
     condition: Quantity
     yes: Rate
     no: Rate
 
     def seconds(self, size_bytes: Quantity) -> Quantity:
-        """Seconds of a message of so many bytes."""
+        """Return the seconds of a message of ``size_bytes``."""
         return where(self.condition, self.yes.seconds(size_bytes), self.no.seconds(size_bytes))
 
     def busy(self, size_bytes: Quantity) -> Use:
-        """Busy time of the links for a message of so many bytes."""
+        """Return the links' busy time for a message of ``size_bytes``."""
         return self.yes.busy(size_bytes).or_else(self.condition, self.no.busy(size_bytes))
 
 
 class Fastest(msgspec.Struct, frozen=True, eq=False):
-    """For each message the fastest of several rates; the first on ties."""
+    """For each message, the fastest of several rates; the first on ties."""
 
     rates: tuple[Rate, ...]
 
     def seconds(self, size_bytes: Quantity) -> Quantity:
-        """Seconds of a message of so many bytes."""
+        """Return the seconds of a message of ``size_bytes``."""
         return minimum(*(rate.seconds(size_bytes) for rate in self.rates))
 
     def busy(self, size_bytes: Quantity) -> Use:
-        """Busy time of the links for a message of so many bytes."""
+        """Return the links' busy time for a message of ``size_bytes``."""
         found = self.rates[0].busy(size_bytes)
         least = self.rates[0].seconds(size_bytes)
         for rate in self.rates[1:]:
@@ -144,7 +144,7 @@ class Fastest(msgspec.Struct, frozen=True, eq=False):
         return found
 
     def at(self, size_bytes: Quantity) -> Rate:
-        """The rate chosen for messages of so many bytes."""
+        """Return the rate chosen for messages of ``size_bytes``."""
         found, least = self.rates[0], self.rates[0].seconds(size_bytes)
         for rate in self.rates[1:]:
             seconds = rate.seconds(size_bytes)
@@ -158,32 +158,32 @@ class Fastest(msgspec.Struct, frozen=True, eq=False):
         return found
 
     def chord(self, size_bytes: Quantity) -> LinearCost:
-        """The line of the rate chosen for so many bytes."""
+        """Return the line of the rate chosen for ``size_bytes``."""
         return self.at(size_bytes).lines[0]
 
     def sent(self, share: Quantity, at_once: int = 1) -> Fastest:
-        """The rate by bytes before compression to ``share``, of ``at_once`` concurrent ones."""
+        """Return the rate by bytes before compression to ``share``, with ``at_once`` concurrent."""
         return Fastest(tuple(rate.sent(share, at_once) for rate in self.rates))
 
 
 def measured_in(collectives: Iterable[Collective], operation: str) -> Collective | None:
-    """The measured collective of an operation, if there is one."""
+    """Return the measured collective of an operation, if there is one."""
     return next((each for each in collectives if each.operation == operation), None)
 
 
 def measured_rate(
     collectives: Iterable[Collective], operation: str, ranks: Quantity, reduce_per_byte_s: float
 ) -> Rate | None:
-    """The measured rate of an operation among ``ranks``, which includes the time to add.
+    """Return the measured rate of an operation among ``ranks``, which includes the time to add.
 
-    The one place where both routes replace closed forms by measurements.
+    This is the one place in which both routes replace closed forms by measurements.
     """
     measured = measured_in(collectives, operation)
     if measured is None:
         return None
     if reduce_per_byte_s > 0.0:
         raise InputError(
-            f"reduce_per_byte_s: the cluster's measured {operation} includes adding; leave it out"
+            f"reduce_per_byte_s: the cluster's measured {operation} already includes it; omit it"
         )
     return Rate(measured_collectives.measured_lines(measured, ranks), measured=True)
 
@@ -191,10 +191,10 @@ def measured_rate(
 def measured_notes(
     job: Job, used: Mapping[str, Floats], members: int | None = None
 ) -> tuple[str, ...]:
-    """Notes where a job extrapolates measurements: ``used`` has the sizes (messages,) by operation,
-    among so many ``members``; by default all workers.
+    """Return notes for a job that extrapolates measurements. ``used`` holds the sizes (messages,)
+    by operation, among ``members`` members, by default all workers.
 
-    Empty for a cluster without measured collectives, and for one worker.
+    There are none for a cluster without measured collectives, nor for a single worker.
     """
     notes = []
     count = job.workers if members is None else members

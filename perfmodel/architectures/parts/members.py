@@ -21,9 +21,9 @@ class Members(msgspec.Struct, frozen=True, eq=False):
     ----------
     fabric : the links.
     collectives : those measured among these members.
-    groups : the members, as ends of the fabric, (groups, members). Several groups are alike, and
-        each does the same at the same time; loads are those of all groups. None for one group of
-        all ends, the only one for which there are schedules other than rings.
+    groups : the members, as ends of the fabric, (groups, members). Several groups are alike and
+        each does the same at the same time; loads are those of all groups. None for a single group
+        of all ends, the only case with schedules other than rings.
     """
 
     fabric: Fabric
@@ -32,12 +32,12 @@ class Members(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, cluster: Cluster, workers: int) -> Members:
-        """The workers of a job on their nodes."""
+        """Return the workers of a job on their nodes."""
         return cls(Fabric.of(cluster, workers), cluster.collectives_of(workers))
 
     @property
     def group(self) -> Ids:
-        """The site of each member where these are at several, else its node, (members,)."""
+        """The site of each member if there are several sites, else its node, (members,)."""
         fabric = self.fabric
         return fabric.place if fabric.between is None else fabric.site[fabric.place]
 
@@ -52,16 +52,16 @@ class Members(msgspec.Struct, frozen=True, eq=False):
         return int(self.ends.shape[1])
 
     def loads(self, path: Ids, part: Floats) -> Floats:
-        """Bytes over each link of sends of ``part`` bytes each (sends,), on ``path`` (sends, most
-        links of a path)."""
+        """Return the bytes over each link of sends of ``part`` bytes each (sends,), on ``path``
+        (sends, most links of a path)."""
         used = path != NONE
         weight = np.broadcast_to(part[:, None], path.shape)
         size = len(self.fabric.capacity)
         return np.bincount(path[used], weight[used], minlength=size).astype(np.float64)
 
     def around(self, *, closed: bool = True) -> tuple[Floats, float]:
-        """Where each member sends one byte round the rings: bytes over each link, (links,), and the
-        least seconds of a connection.
+        """Return the bytes over each link, (links,), and the least seconds of a connection, if each
+        member sends one byte round the rings.
 
         Without ``closed`` the rings are chains: nothing is sent to the first member.
         """
@@ -77,10 +77,10 @@ class Members(msgspec.Struct, frozen=True, eq=False):
         return self.loads(path, part), flow_s
 
     def latency_s(self, steps: int) -> float:
-        """Latency of so many steps round the rings.
+        """Return the latency of ``steps`` steps round the rings.
 
-        Inside a site each step has that of the longest hop there. A message passes the links
-        between sites once in each round, not in each step: theirs add up along the ring.
+        Inside a site, each step has the latency of the longest hop there. A message passes the
+        links between sites once per round, not in each step: their latencies add up along the ring.
         """
         if self.count == 1:
             return 0.0
@@ -94,7 +94,7 @@ class Members(msgspec.Struct, frozen=True, eq=False):
         )
 
     def _hops(self) -> tuple[Ids, Ids]:
-        """The ends of each hop of each ring, (groups, rings, members)."""
+        """Return the ends of each hop of each ring, (groups, rings, members)."""
         rings = self.ends[:, self.fabric.rings(self.ends[0])]
         return rings, np.roll(rings, -1, axis=-1)
 
@@ -109,7 +109,7 @@ class Cost(msgspec.Struct, frozen=True, eq=False):
         see :class:`perfmodel.architectures.parts.fabric.Fabric`.
     startup_s : latencies, and time to add, (sizes,).
     transfer_s : time to move the bytes, (sizes,).
-    weight : its part where links are shared with other collectives: that of a single group is 1.
+    weight : its weight on links shared with other collectives; 1 for a single group.
     """
 
     bytes: Floats
@@ -120,7 +120,7 @@ class Cost(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, sizes: Floats, loads: Floats, startup_s: Floats, transfer_s: Floats) -> Cost:
-        """The cost of ``loads`` bytes over each link (links,) per byte of ``sizes`` (sizes,)."""
+        """Return the cost of ``loads`` bytes over each link (links,) per byte of ``sizes``."""
         least = loads[loads > 0.0].min(initial=math.inf)
         least = least if least < math.inf else 1.0
         return cls(sizes * least, loads[None] / least, startup_s, transfer_s)
@@ -131,7 +131,7 @@ class Cost(msgspec.Struct, frozen=True, eq=False):
         return self.startup_s + self.transfer_s
 
     def times(self, count: int) -> Cost:
-        """The costs of ``count`` equal collectives of each size, one after the other."""
+        """Return the costs of ``count`` equal collectives of each size, one after the other."""
         if count == 1:
             return self
         return msgspec.structs.replace(
@@ -142,13 +142,13 @@ class Cost(msgspec.Struct, frozen=True, eq=False):
         )
 
     def symmetric(self, fabric: Fabric) -> bool:
-        """Whether all links of a kind have the same load; those between sites differ."""
+        """Return whether all links of a kind have the same load; those between sites differ."""
         return fabric.between is None and all(
             bool((self.loads[:, kind] == self.loads[:, kind][:, :1]).all()) for kind in fabric.kinds
         )
 
     def fastest(self, others: tuple[Cost, ...]) -> Cost:
-        """For each size the fastest of this and the ``others``; the first on ties."""
+        """Return for each size the fastest of this and the ``others``; the first on ties."""
         costs = (self, *others)
         best = np.argmin([cost.seconds for cost in costs], axis=0)
         sizes = np.arange(len(best))
@@ -168,8 +168,8 @@ class Cost(msgspec.Struct, frozen=True, eq=False):
 def ring_cost(
     members: Members, moved: Floats, steps: int, added_s: Floats, *, closed: bool = True
 ) -> Cost:
-    """Cost of rings on which each member sends ``moved`` bytes (sizes,) in so many steps; without
-    ``closed`` of chains that end before the first member."""
+    """Return the cost of rings on which each member sends ``moved`` bytes (sizes,) in ``steps``
+    steps; without ``closed``, of chains that end before the first member."""
     loads, flow_s = members.around(closed=closed)
     moving_s = moved * max(float((loads / members.fabric.capacity).max()), flow_s)
     startup_s = members.latency_s(steps) + added_s
@@ -179,7 +179,7 @@ def ring_cost(
 def measured_cost(
     members: Members, moved: Floats, startup_s: Floats, moving_s: Floats, *, closed: bool = True
 ) -> Cost:
-    """Cost with the measured time on idle links, and the loads of a ring, or of a chain.
+    """Return the cost with the measured time on idle links, and the loads of a ring or a chain.
 
     Loads are capped at what links can carry in that time, so that idle links never lengthen it.
     """
@@ -192,7 +192,7 @@ def measured_cost(
 def scheduled_cost(
     members: Members, schedule: Schedule, sizes: Floats, reduce_per_byte_s: float
 ) -> Cost:
-    """Cost of the rounds, each as long as its slowest send, with links shared by all its sends."""
+    """Return the cost of rounds as long as their slowest sends, which share the links they use."""
     fabric = members.fabric
     total = np.zeros(len(fabric.capacity))
     latency_s = adding_s = moving_s = 0.0
@@ -207,9 +207,9 @@ def scheduled_cost(
 class Round(msgspec.Struct, frozen=True, eq=False):
     """Concurrent sends, repeated ``times`` times in a row.
 
-    ``loads`` (links,) are bytes over each link, ``flow_s`` the least seconds of a connection, and
-    ``added`` the most bytes that a member adds, per byte to be reduced; ``hop_s`` (sends,) their
-    latencies.
+    Per byte to be reduced: ``loads`` (links,) are the bytes over each link, ``flow_s`` the least
+    seconds of a connection, and ``added`` the most bytes that a member adds. ``hop_s`` (sends,) are
+    the latencies of the sends.
     """
 
     times: int
@@ -220,7 +220,7 @@ class Round(msgspec.Struct, frozen=True, eq=False):
 
 
 def rounds_of(members: Members, schedule: Schedule) -> list[Round]:
-    """The rounds of a schedule among members."""
+    """Return the rounds of a schedule among members."""
     path = members.fabric.path(schedule.source, schedule.target)
     hop_s = members.fabric.between_s(schedule.source, schedule.target)
     added = np.where(schedule.adds, schedule.part, 0.0)
@@ -239,5 +239,5 @@ def rounds_of(members: Members, schedule: Schedule) -> list[Round]:
 
 
 def _limited(members: Members, loads: Floats) -> Floats:
-    """The loads of links that may limit, 0 elsewhere."""
+    """Return the loads of links that may limit, and 0 elsewhere."""
     return np.where(np.isfinite(members.fabric.capacity), loads, 0.0)

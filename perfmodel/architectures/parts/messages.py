@@ -1,4 +1,4 @@
-"""Messages made of gradients: their order, compression, and scheduling on connections."""
+"""Messages of gradients: their order, compression, and scheduling on connections."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from perfmodel.inputs.options import Option, Options
 from perfmodel.inputs.workload import Workload, expanded
 
 ELEMENT_BITS = 32
-"""Bits of a gradient's element before compression: float32."""
+"""Bits of a gradient element before compression: float32."""
 
 TOP_K_BITS = 32 + 32
-"""Bits of an element that top-k sends: a value and an index."""
+"""Bits that top-k sends per element: a value and an index."""
 
 DGC_BITS = 32 + 16
-"""Bits of an element that deep gradient compression sends: a value and a run length of 16 bits.
+"""Bits that deep gradient compression sends per element: a value and a 16-bit run length.
 Lin et al., ICLR 2018, arXiv 1712.01887."""
 
 
@@ -39,7 +39,7 @@ class Tensors(msgspec.Struct, frozen=True, eq=False):
 
 
 def tensors_of(workload: Workload) -> Tensors:
-    """All gradient tensors of a workload."""
+    """Return all gradient tensors of a workload."""
     layers = expanded(workload).layers
     counts = [len(layer.tensor_bytes) for layer in layers]
     first = np.concatenate([[0], np.cumsum(counts)])
@@ -53,15 +53,15 @@ def tensors_of(workload: Workload) -> Tensors:
 
 
 MOST_PARTS = 200_000
-"""Messages of one iteration; a limit that catches typing errors."""
+"""Largest number of messages in one iteration; catches typing errors."""
 
 
 def parts_of(sizes: Floats, partition_bytes: float) -> Ids:
-    """Parts of at most ``partition_bytes`` that each message is cut into.
+    """Return the number of parts of at most ``partition_bytes`` each message is cut into.
 
     Raises
     ------
-    InputError : more than MOST_PARTS parts in all.
+    InputError : there are more than MOST_PARTS parts in total.
     """
     parts = np.maximum(np.ceil(sizes / partition_bytes), 1.0)
     if parts.sum() > MOST_PARTS:
@@ -73,30 +73,30 @@ def parts_of(sizes: Floats, partition_bytes: float) -> Ids:
 
 
 class Compression(Options, frozen=True):
-    """Options of gradient compression, a part of an architecture's options."""
+    """Options of gradient compression, which some architectures include in their own."""
 
     compression: Annotated[
         Literal["none", "top_k", "dgc", "quantised"],
-        Option("of gradients; none, top_k, dgc (deep gradient compression) or quantised"),
+        Option("gradient compression: none, top_k, dgc (deep gradient compression) or quantised"),
     ] = "none"
     density: Annotated[
-        float, Option("part of the elements that top_k and dgc send", lambda o: not o.sparse)
+        float, Option("fraction of elements that top_k and dgc send", lambda o: not o.sparse)
     ] = 0.001
     quantised_bits: Annotated[
         int,
-        Option("bits an element that quantised sends", lambda o: o.compression != "quantised"),
+        Option("bits per element with quantised", lambda o: o.compression != "quantised"),
     ] = 8
     encode_per_byte_s: Annotated[
         float,
         Option(
-            "time of the device to compress one byte's worth of gradients",
+            "device time to compress gradients, per uncompressed byte",
             lambda o: o.compression == "none",
         ),
     ] = 0.0
     decode_per_byte_s: Annotated[
         float,
         Option(
-            "time to decompress one byte's worth of gradients where they arrive",
+            "receiver's time to decompress gradients, per uncompressed byte",
             lambda o: o.compression == "none",
         ),
     ] = 0.0
@@ -106,7 +106,7 @@ class Compression(Options, frozen=True):
         whole_number("quantised_bits", self.quantised_bits, at_most=ELEMENT_BITS)
         for name in ("encode_per_byte_s", "decode_per_byte_s"):
             if number(name, getattr(self, name)) > 0.0 and self.compression == "none":
-                raise InputError(f"{name}: there is nothing to encode without compression")
+                raise InputError(f"{name}: has no effect without compression")
 
     @property
     def sparse(self) -> bool:
@@ -125,14 +125,14 @@ class Compression(Options, frozen=True):
         return min(share, 1.0)
 
     def sent_bytes(self, dense: Floats) -> Floats:
-        """Bytes sent for gradients of ``dense`` bytes, of the same shape."""
+        """Return the bytes sent for gradients of ``dense`` bytes, of the same shape."""
         return dense * self.sent_share
 
     def encoded(self, b: GraphBuilder, workers: Workers, dense_by_layer: Floats) -> Ids:
-        """The ops that end a layer's gradient, encoded if that takes time: (workers, layers).
+        """Return the ops that end a layer's gradient, after any encoding: (workers, layers).
 
-        ``dense_by_layer`` (layers,) are the bytes to encode. Encoding occupies the device, right
-        after the layer's backward.
+        ``dense_by_layer`` (layers,) are the bytes to encode. Encoding occupies the device right
+        after the layer's backward pass.
         """
         seconds = self.encode_per_byte_s * dense_by_layer
         if not seconds.any():
@@ -143,12 +143,12 @@ class Compression(Options, frozen=True):
 
 
 class Transmission(Compression, frozen=True):
-    """Options of compression, and of scheduling on a connection."""
+    """Options of compression, and of scheduling messages on a connection."""
 
     transmission: Annotated[
         Literal["fifo", "quantum", "shared", "priority", "random"],
         Option(
-            "order on a connection: fifo, quantum (take turns), shared (all at once), "
+            "order on a connection: fifo, quantum (round robin), shared (all at once), "
             "priority (what the next forward needs first) or random (TensorFlow)",
             formulas=False,
         ),
@@ -156,17 +156,17 @@ class Transmission(Compression, frozen=True):
     quantum_bytes: Annotated[
         float,
         Option(
-            "piece that a message sends at its turn, with transmission=quantum",
+            "bytes a message sends per turn, with transmission=quantum",
             lambda o: o.transmission != "quantum",
         ),
     ] = 65536.0
     partition_bytes: Annotated[
-        float, Option("larger messages are cut into parts of at most this size")
+        float, Option("cut larger messages into parts of at most this size")
     ] = math.inf
     credit_bytes: Annotated[
         float,
         Option(
-            "bytes that may be under way at once on a connection; 0: one message",
+            "bytes that may be in flight at once on a connection; 0: one message",
             lambda o: o.transmission in ("quantum", "shared"),
             formulas=False,
         ),
@@ -180,15 +180,17 @@ class Transmission(Compression, frozen=True):
         number("credit_bytes", self.credit_bytes)
         if self.credit_bytes > 0.0 and self.transmission in ("quantum", "shared"):
             raise InputError(
-                f"credit_bytes: has no meaning with transmission={self.transmission} "
+                f"credit_bytes: has no effect with transmission={self.transmission} "
                 "(allowed: fifo, priority, random)"
             )
 
     def priority(self, layer: Ids, workers: int, stream: tuple[int, ...]) -> Ids:
-        """Priorities of the messages of these layers, shape (messages,) or (workers, messages).
+        """Return the priorities of the messages of these layers, (messages,) or (workers,
+        messages).
 
-        Those that the next forward pass needs first; or drawn for each of the ``workers``, from
-        random numbers that ``stream`` tells from others; or all equal: first come, first served.
+        What the next forward pass needs first goes first; or the order is drawn for each of the
+        ``workers``, with random numbers specific to ``stream``; or all are equal: first come, first
+        served.
         """
         if self.transmission == "random":
             sequence = np.random.SeedSequence(stream)
@@ -200,10 +202,10 @@ class Transmission(Compression, frozen=True):
     def connections(
         self, b: GraphBuilder, label: str, shape: tuple[int, ...], bytes: Floats, **slots: Any
     ) -> tuple[Ids, Ids]:
-        """Connections of ``shape``: slots, and the units of them that messages of ``bytes`` hold.
+        """Return slots for connections of ``shape``, and the units that messages of ``bytes`` hold.
 
-        One message at a time; with credit, as many bytes as it allows; with *shared*, no slot at
-        all.
+        A slot takes one message at a time or, with credit, as many bytes as the credit allows; with
+        *shared* there is no slot at all.
         """
         one = np.ones(np.shape(bytes), np.int64)
         if self.transmission == "shared":
@@ -215,6 +217,6 @@ class Transmission(Compression, frozen=True):
         return b.slots(label, shape, capacity=credit, **slots), units
 
     def finish(self, b: GraphBuilder, messages: Ids) -> None:
-        """Serve ``messages`` round robin where that option is set."""
+        """Serve ``messages`` round robin if that option is set."""
         if self.transmission == "quantum":
             b.quantum(messages, self.quantum_bytes)

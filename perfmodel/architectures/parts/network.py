@@ -1,4 +1,4 @@
-"""The network of a job as links, and the paths and latencies between its nodes."""
+"""The network of a job as links, with the paths and latencies between its nodes."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _AXES = {
     "inside link into": "worker",
     BETWEEN_SITES: "sites",
 }
-"""What links of a kind are named after, where not after nodes."""
+"""What links of a kind are named after, if not after nodes."""
 
 
 class Network:
     """The links between the ends of a job in its graph: its workers, then its servers.
 
     ``homes`` are the nodes of the servers. With ``fold`` the first link of each kind represents all
-    of its kind. ``core_share`` multiplies the load of each transfer on the core: the number of
-    workers where one represents all.
+    of that kind. ``core_share`` multiplies the load of each transfer on the core: it is the number
+    of workers if one represents all.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Network:
         self._ids = self._add(b, self.fabric, fold, core_share)
 
     def _add(self, b: GraphBuilder, fabric: Fabric, fold: bool, core_share: int) -> Ids:
-        """Links of the graph by number in the fabric; NONE for those that never limit."""
+        """Add the graph's links, by their number in the fabric; NONE for those that never limit."""
         labels = ["link out of", "link into", "core"]
         labels += ["link inside"] if fabric.bus else ["inside link out of", "inside link into"]
         labels += [BETWEEN_SITES] if fabric.between is not None else []
@@ -66,7 +66,7 @@ class Network:
         return ids
 
     def _named(self, label: str, count: int) -> list[str]:
-        """Names of the links of a kind; none for the core."""
+        """Return the names of the links of a kind; none for the core."""
         if label == "core":
             return []
         if label.startswith("inside link"):
@@ -79,25 +79,25 @@ class Network:
         return [f"{name}, NIC {i}" for name in self._names for i in range(self._each)]
 
     def ids(self, numbers: Ids) -> Ids:
-        """Links of the graph by number in the fabric; NONE for those that never limit."""
+        """Return the graph's links by number in the fabric; NONE for those that never limit."""
         return np.where(numbers == NONE, NONE, self._ids[numbers])
 
     def path(self, source: ArrayLike, target: ArrayLike) -> Ids:
-        """Links from one end to another (broadcast), padded with NONE."""
+        """Return the links from one end to another (broadcast), padded with NONE."""
         return self.ids(self.fabric.path(source, target))
 
     def flow(self, source: ArrayLike, target: ArrayLike) -> Floats:
-        """The most that one connection carries from one end to another (broadcast), bytes/s."""
+        """Return the most one connection carries between two ends (broadcast), bytes/s."""
         return self.fabric.flow_between(source, target)
 
     def latency_s(self, source: ArrayLike, target: ArrayLike) -> Floats:
-        """One-way latency from one end to another (broadcast): the greatest of the two nodes' and
-        that between their sites."""
+        """Return the one-way latency between two ends (broadcast): the greatest of the two nodes'
+        and that between their sites."""
         return self.fabric.between_s(source, target)
 
 
 def homes_of(job: Job, servers: int) -> Ids:
-    """The node of each server of a job, (servers,).
+    """Return the node of each server of a job, (servers,).
 
     Raises
     ------
@@ -106,14 +106,14 @@ def homes_of(job: Job, servers: int) -> Ids:
     home = np.array([job.cluster.node_of_server(server, job.workers) for server in range(servers)])
     if job.cluster.nodes is not None and home[-1] >= job.cluster.nodes:
         raise InputError(
-            f"servers: {servers} dedicated servers beside {job.workers} workers do not fit on "
+            f"servers: {servers} dedicated servers and {job.workers} workers do not fit on "
             f"cluster {job.cluster.name!r} ({job.cluster.nodes} nodes)"
         )
     return home
 
 
 def node_names(job: Job, homes: Ids) -> list[str]:
-    """Names of the nodes of a job, with the servers on them."""
+    """Return the names of a job's nodes, with the servers on them."""
     hosts: dict[int, list[str]] = {n: [] for n in range(job.cluster.nodes_for(job.workers))}
     for server, node in enumerate(homes.tolist()):
         hosts.setdefault(node, []).append(f"server {server}")

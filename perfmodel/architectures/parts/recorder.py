@@ -1,4 +1,4 @@
-"""Writes down what a simulation's ops mean for training: reads, gradients, updates and averages."""
+"""Record what a simulation's ops mean for training: reads, gradients, updates and averages."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from perfmodel.base.arrays import NONE
 from perfmodel.results.schedule import CENTRE, COLUMNS, NO_MODEL, WHOLE, Event, Header, Schedule
 
 Handler = Callable[[int, int], None]
-"""What is done as a logged op is ready or ends: given its index in the block that is logged,
-flattened, and the number of the alternative that it has drawn."""
+"""Called when a logged op becomes ready or ends, with its index in the logged block, flattened, and
+the number of the alternative it has drawn."""
 
 READ, GRADIENT, APPLY, MIX, DROP = (int(event) for event in Event)
 
 MOST_KEPT = 100_000
-"""Rows that are kept one by one before they become arrays."""
+"""Rows kept one by one before they are packed into arrays."""
 
 _Row = tuple[int, int, int, int, int, float]
 """The columns worker, step, model, other, slice and weight of a row."""
@@ -28,11 +28,11 @@ _SLICE, _WEIGHT, _GROUP, _VERSION = (
 )
 
 Meaning = Mapping[str, Handler]
-"""What logged ops mean, by their labels."""
+"""The handlers of logged ops, by the ops' labels."""
 
 
 class Mix(NamedTuple):
-    """A part ``weight`` of the way from a model to a version of an ``other``."""
+    """A move of a model by ``weight`` towards a version of an ``other`` model."""
 
     other: int
     version: int
@@ -40,7 +40,7 @@ class Mix(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A model on its way: its version, and its weight in a mean."""
+    """A model in flight: its version, and its weight in a mean."""
 
     sender: int
     receiver: int
@@ -49,10 +49,10 @@ class Message(NamedTuple):
 
 
 class Recorder:
-    """Collects the rows of a schedule; ``now`` (s) is the time of what is recorded next.
+    """Collects the rows of a schedule; ``now`` (s) is the time of the next event.
 
-    ``slices`` are the bytes of each slice. With ``central`` workers compute gradients on what they
-    have read from the centre, else on their own models.
+    ``slices`` are the bytes of each slice. With ``central``, workers compute gradients on what they
+    have read from the centre, otherwise on their own models.
     """
 
     def __init__(self, workers: int, slices: Sequence[float], *, central: bool) -> None:
@@ -60,9 +60,9 @@ class Recorder:
         self.now = 0.0
         self.begins_s = [0.0] * workers
         self.applied = 0
-        """Gradients that have been applied, once for each slice."""
+        """Gradients applied so far, counted once for each slice."""
         self._steps = [0] * workers
-        self._versions = [[0] * len(self.slices) for _ in range(workers + 1)]  # CENTRE is last
+        self._versions = [[0] * len(self.slices) for _ in range(workers + 1)]  # CENTRE comes last
         self._read = [[0] * len(self.slices) for _ in range(workers)]
         self._next = [[0] * len(self.slices) for _ in range(workers)]
         self._done: list[list[NDArray[Any]]] = []
@@ -71,16 +71,16 @@ class Recorder:
         self._run = _Run(len(self.slices))
 
     def version(self, model: int, slice: int = WHOLE) -> int:
-        """Groups of rows that have changed a slice of a model so far; NONE where slices differ."""
+        """Return how often a slice of a model has changed so far; NONE if slices differ."""
         return _same(self._versions[model]) if slice == WHOLE else self._versions[model][slice]
 
     def begin(self, worker: int, _drawn: int) -> None:
-        """A worker begins a step; when it begins the first one is noted."""
+        """Begin a worker's step; the start of its first step is recorded."""
         if self._steps[worker] == 0:
             self.begins_s[worker] = self.now
 
     def read(self, worker: int, slice: int = WHOLE) -> None:
-        """A worker takes a slice of the centre, for its next gradient."""
+        """Let a worker read a slice of the centre for its next gradient."""
         of = range(len(self.slices)) if slice == WHOLE else (slice,)
         for k in of:
             self._read[worker][k] = self._versions[CENTRE][k]
@@ -90,7 +90,7 @@ class Recorder:
         self._groups += 1
 
     def gradient(self, worker: int, _drawn: int = NONE) -> None:
-        """A worker computes a gradient on the parameters that it has."""
+        """Let a worker compute a gradient on its current parameters."""
         step, model = self._steps[worker], CENTRE if self.central else worker
         self._steps[worker] = step + 1
         version = _same(self._read[worker] if self.central else self._versions[worker])
@@ -98,7 +98,7 @@ class Recorder:
         self._groups += 1
 
     def drop(self, worker: int) -> None:
-        """A worker's oldest gradient that has not been applied is thrown away."""
+        """Discard a worker's oldest gradient that has not been applied."""
         step = self._taken(worker, WHOLE)
         row = (worker, step, CENTRE, NO_MODEL, WHOLE, 0.0)
         self._add(DROP, row, self.version(CENTRE))
@@ -112,8 +112,8 @@ class Recorder:
         slice: int = WHOLE,
         mixes: Iterable[Mix] = (),
     ) -> None:
-        """A model takes in other models, and then the oldest gradients of ``workers`` that have not
-        been applied to this slice of it, each with this weight: together one version."""
+        """Let a model take in other models, and then the oldest gradients of ``workers`` not yet
+        applied to this slice, each with its weight. Together they make one version."""
         for other, version, part in mixes:
             self.part(model, Mix(other, version, part), model, slice)
         made = self._made(model, slice)
@@ -124,9 +124,10 @@ class Recorder:
         self.together((model,), slice)
 
     def part(self, model: int, mix: Mix, worker: int, slice: int = WHOLE) -> None:
-        """A model takes in a part of another, together with what follows until :meth:`together`.
+        """Move a model towards another, in one version with what follows until :meth:`together`.
 
-        ``worker`` is the one that causes it. A part of the model itself as it is changes nothing.
+        ``worker`` is the worker that causes it. Moving a model towards its current self has no
+        effect.
         """
         if mix.other == model and mix.version == self.version(model, slice):
             return
@@ -134,16 +135,16 @@ class Recorder:
         self._add(MIX, row, self._made(model, slice), mix.version)
 
     def together(self, models: Iterable[int], slice: int = WHOLE) -> None:
-        """The parts since the last call take effect, and make a version of each of these models."""
+        """Apply the parts since the last call, as one new version of each of these models."""
         self._groups += 1
         for model in models:
             for k in range(len(self.slices)) if slice == WHOLE else (slice,):
                 self._versions[model][k] += 1
 
     def close(self) -> None:
-        """The rows since the last call are all that happens at once.
+        """End a group of rows: all rows since the last call happen at once.
 
-        Where the same has happened to one slice after the other, and nothing in between, these rows
+        If the same happened to one slice after the other, with nothing in between, these rows
         become rows of the whole model.
         """
         if self._run.extend(self._rows):
@@ -152,7 +153,7 @@ class Recorder:
             self._pack(self._run.start)
 
     def schedule(self, **known: Any) -> Schedule:
-        """The schedule so far; ``known`` are the other fields of its header."""
+        """Return the schedule so far; ``known`` are the other fields of its header."""
         self._pack(len(self._rows))
         header = Header(
             workers=self.workers, slices=self.slices, begins_s=tuple(self.begins_s), **known
@@ -161,7 +162,7 @@ class Recorder:
         return Schedule(header, **{name: np.concatenate(parts) for name, parts in columns})
 
     def _pack(self, count: int) -> None:
-        """Turn the first ``count`` rows into arrays, which take less memory."""
+        """Pack the first ``count`` rows into arrays, which take less memory."""
         columns = list(zip(*self._rows[:count], strict=True)) or [()] * len(COLUMNS)
         kinds = zip(columns, COLUMNS.values(), strict=True)
         self._done.append([np.array(values, kind) for values, kind in kinds])
@@ -169,12 +170,12 @@ class Recorder:
         self._run.shift(count)
 
     def _made(self, model: int, slice: int) -> int:
-        """The version of a model that the present group makes."""
+        """Return the version of a model that the current group makes."""
         version = self.version(model, slice)
         return NONE if version == NONE else version + 1
 
     def _taken(self, worker: int, slice: int) -> int:
-        """The step of a worker's oldest gradient that was not yet taken for a slice; takes it."""
+        """Take the step of a worker's oldest gradient not yet taken for a slice, and return it."""
         taken = self._next[worker]
         step = taken[max(slice, 0)]
         for k in range(len(self.slices)) if slice == WHOLE else (slice,):
@@ -186,9 +187,9 @@ class Recorder:
 
 
 class _Run:
-    """Rows of one slice after the other, to which the same happens.
+    """Rows that do the same to one slice after the other.
 
-    ``start`` is the index of its first row.
+    ``start`` is the index of the first row.
     """
 
     def __init__(self, width: int) -> None:
@@ -197,7 +198,7 @@ class _Run:
         self._what: list[tuple[Any, ...]] = []
 
     def extend(self, rows: list[tuple[Any, ...]]) -> bool:
-        """Whether the rows that are new complete a run; it is then replaced by rows of WHOLE."""
+        """Return whether the new rows complete a run; if so, replace it by rows of WHOLE."""
         if len(rows) == self._end:
             return False
         new = rows[self._end :]
@@ -225,20 +226,20 @@ class _Run:
         return True
 
     def shift(self, count: int) -> None:
-        """The first rows, before the run, were taken away."""
+        """Adjust to the removal of the first ``count`` rows, all before the run."""
         self.start, self._end = max(self.start - count, 0), self._end - count
 
 
 def _same(versions: Sequence[int]) -> int:
-    """The version of all slices, NONE where they differ."""
+    """Return the version of all slices, or NONE if they differ."""
     return versions[0] if versions.count(versions[0]) == len(versions) else NONE
 
 
 def replicas(recorder: Recorder) -> Meaning:
-    """Workers that apply the same mean gradient, each to its own copy of the one model.
+    """Record workers that each apply the same mean gradient to their own copy of one model.
 
-    Logged are the ops "update" (workers, slices). As the first worker has updated a slice, that is
-    a new version of it, which each reads as it has updated its own copy.
+    The logged ops are "update" (workers, slices). When the first worker has updated a slice, that
+    is a new version of it, which each worker reads when it has updated its own copy.
     """
     width = len(recorder.slices)
     done = [[0] * width for _ in range(recorder.workers)]

@@ -29,19 +29,19 @@ from perfmodel.theory.collective_schedules import Schedule
 Algorithm = Literal["auto", "ring", "halving_doubling", "tree", "double_tree", "hierarchical"]
 
 CHUNKS = 16
-"""Pieces of each half of the bytes in a double tree."""
+"""Number of pieces of each half of the bytes in a double tree."""
 
 MOST_CHUNKS = 1000
 
 MOST_IN_TREES = 20_000
-"""Workers up to which *auto* considers trees, which need a schedule for each number of chunks."""
+"""Number of workers up to which *auto* considers trees: each number of chunks needs a schedule."""
 
 
 AlgorithmOption = Annotated[
     Algorithm,
     Option(
-        "how the sum is made: auto (for each message the fastest of ring, double_tree and "
-        "hierarchical, as NCCL chooses; or as measured, if the cluster says), ring, "
+        "how gradients are summed: auto (for each message the fastest of ring, double_tree and "
+        "hierarchical, as NCCL chooses; or as measured, if the cluster has measurements), ring, "
         "halving_doubling (Rabenseifner), tree, double_tree or hierarchical (inside each node, "
         "then rings among nodes; with several sites inside each site, then rings among sites)",
         lambda o: o.sparse,
@@ -50,18 +50,18 @@ AlgorithmOption = Annotated[
 ChunksOption = Annotated[
     int,
     Option(
-        "pieces of each half of the bytes, with algorithm=double_tree; at most so many with auto",
+        "pieces of each half of the bytes, with algorithm=double_tree; upper limit with auto",
         lambda o: o.sparse or o.algorithm not in ("auto", "double_tree"),
     ),
 ]
 ReduceOption = Annotated[
     float,
-    Option("time to add one byte's worth of gradients", lambda o: o.sparse),
+    Option("time to add gradients, per byte", lambda o: o.sparse),
 ]
 
 
 class Reduction(Options, frozen=True):
-    """Options of an all-reduce, a part of an architecture's options."""
+    """Options of an all-reduce, which some architectures include in their own."""
 
     algorithm: AlgorithmOption = "auto"
     chunks: ChunksOption = CHUNKS
@@ -73,7 +73,7 @@ class Reduction(Options, frozen=True):
 
     @property
     def sparse(self) -> bool:
-        """Whether members gather all gradients, instead of summing them on the way."""
+        """Whether members gather all gradients instead of summing them on the way."""
         return False
 
     @property
@@ -83,24 +83,24 @@ class Reduction(Options, frozen=True):
 
 
 MEASURED_ASSUMPTION = (
-    "where the cluster file has measured collectives, these take as long as measured, in the place "
-    "of a ring, and of what auto would choose; they load every link with what a ring moves over it"
+    "if the cluster file has measured collectives, they replace rings and the choice of auto: they "
+    "take as long as measured, and load every link with the bytes that a ring moves over it"
 )
 
 REDUCTION_ASSUMPTIONS = (
-    "a ring moves 2(n-1)/n of the bytes from each member to the next; it goes at the pace of the "
-    "slowest link; through nodes of several NICs there are several rings, which share the bytes",
-    "other algorithms go round by round; in each a member sends to one other, and receives from "
-    "one, and a round takes as long as the slowest of its sends",
-    "a tree handles all bytes at once; a double tree has each half in chunks, of which each is a "
-    "message with a latency of its own",
-    "devices of a node share what joins them if that is a bus, and have a port each otherwise",
+    "a ring moves 2(n-1)/n of the bytes from each member to the next, at the pace of the slowest "
+    "link; nodes with several NICs have several rings, which share the bytes",
+    "other algorithms go round by round; in each round a member sends to one other and receives "
+    "from one, and the round takes as long as the slowest of its sends",
+    "a tree handles all bytes at once; a double tree splits each half into chunks, each a message "
+    "with its own latency",
+    "devices of a node share its bus if it has one; otherwise each has its own port",
     MEASURED_ASSUMPTION,
 )
 
 
 def schedule_of(members: Members, options: Reduction) -> Schedule:
-    """The sends of an all-reduce, of any algorithm but *auto*, among members site after site."""
+    """Return the sends of an all-reduce, for any algorithm but *auto*, among members by site."""
     n, order = members.count, members.fabric.by_site(members.ends[0])
     match options.algorithm:
         case "halving_doubling":
@@ -120,12 +120,12 @@ def schedule_of(members: Members, options: Reduction) -> Schedule:
 
 def candidates(options: Reduction, *, several_nodes: bool, several_devices: bool,
                trees: bool = True) -> list[Reduction]:  # fmt: skip
-    """The options that *auto* chooses from, the first on ties; else the options themselves.
+    """Return the options that *auto* chooses from, the first on ties; else the options themselves.
 
-    A double tree with 1, 4, 16 ... chunks, up to ``chunks``. Hierarchical is a ring unless
-    there are several nodes with several devices.
+    They include a double tree with 1, 4, 16 ... chunks, up to ``chunks``. Hierarchical equals a
+    ring unless there are several nodes with several devices.
 
-    NVIDIA's NCCL chooses by the predicted time of a message as well, from a latency and a bandwidth
+    NVIDIA's NCCL also chooses by the predicted time of a message, from a latency and a bandwidth
     for rings and for double binary trees (src/graph/tuning.cc); its trees are chains inside nodes.
     """
     if options.algorithm != "auto":
@@ -145,7 +145,7 @@ def candidates(options: Reduction, *, several_nodes: bool, several_devices: bool
 
 
 def candidates_among(members: Members, options: Reduction) -> list[Reduction]:
-    """The options that *auto* chooses from among members; else the options themselves."""
+    """Return the options that *auto* chooses from among members; else the options themselves."""
     if options.algorithm == "auto" and members.count == 1:
         return [msgspec.structs.replace(options, algorithm="ring")]
     count = np.bincount(members.group)
@@ -158,7 +158,7 @@ def candidates_among(members: Members, options: Reduction) -> list[Reduction]:
 
 
 def all_reduce_cost(members: Members, sizes: Floats, options: Reduction) -> Cost:
-    """Cost of an all-reduce of each of ``sizes`` bytes."""
+    """Return the cost of an all-reduce of each of ``sizes`` bytes."""
     n = members.count
     if options.by_measurements:
         rate = measured_rate(members.collectives, "all_reduce", n, options.reduce_per_byte_s)
@@ -180,9 +180,9 @@ def _cost(members: Members, sizes: Floats, options: Reduction) -> Cost:
 
 
 def chosen(members: Members, options: Reduction, size_bytes: float) -> Reduction:
-    """The options that *auto* chooses for a message of ``size_bytes``.
+    """Return the options that *auto* chooses for a message of ``size_bytes``.
 
-    With measured collectives there is nothing to choose.
+    With measured collectives there is no choice.
     """
     measured = measured_in(members.collectives, "all_reduce") is not None
     if options.algorithm != "auto" or measured:
@@ -194,12 +194,12 @@ def chosen(members: Members, options: Reduction, size_bytes: float) -> Reduction
 
 
 def reduce_scatter_cost(members: Members, sizes: Floats, reduce_per_byte_s: float) -> Cost:
-    """Cost of a ring reduce-scatter of each of ``sizes`` bytes."""
+    """Return the cost of a ring reduce-scatter of each of ``sizes`` bytes."""
     return _half_ring_cost(members, sizes, "reduce_scatter", reduce_per_byte_s)
 
 
 def all_gather_cost(members: Members, sizes: Floats) -> Cost:
-    """Cost of a ring all-gather with results of ``sizes`` bytes, an n-th from each member."""
+    """Return the cost of a ring all-gather with results of ``sizes`` bytes, 1/n per member."""
     return _half_ring_cost(members, sizes, "all_gather", 0.0)
 
 
@@ -215,7 +215,7 @@ def _half_ring_cost(
 
 
 def broadcast_cost(members: Members, sizes: Floats) -> Cost:
-    """Cost of a broadcast of each of ``sizes`` bytes from the first member along the rings."""
+    """Return the cost of broadcasts of ``sizes`` bytes from the first member along the rings."""
     rate = measured_rate(members.collectives, "broadcast", members.count, 0.0)
     if rate is not None:
         line = collective_times.line_s(rate.lines, sizes)
@@ -225,17 +225,17 @@ def broadcast_cost(members: Members, sizes: Floats) -> Cost:
 
 
 class Rounds(msgspec.Struct, frozen=True, eq=False):
-    """The rounds of an all-reduce where all links of a kind are alike; equal rounds are grouped.
+    """The rounds of an all-reduce on a cluster whose links of a kind are alike, grouped if equal.
 
-    Per byte to be reduced; all of shape (rounds,) but ``totals``.
+    Per byte to be reduced; all of shape (rounds,) except ``totals``.
 
     Attributes
     ----------
     times : repetitions of each round.
-    nic, core, inside : bytes over the busiest link of a node to the network; over the core, divided
-        by the number of nodes; over the busiest link inside a node.
+    nic, core, inside : bytes over a node's busiest network link; over the core, divided by the
+        number of nodes; over the busiest link inside a node.
     apart : bytes of the largest send between nodes.
-    away, within : 1 where something is sent between nodes, or inside one.
+    away, within : 1 if anything is sent between nodes, or inside a node.
     added : the most bytes that a member adds.
     totals : bytes over the busiest link of each of these kinds in all rounds together, (3,).
     """
@@ -252,7 +252,7 @@ class Rounds(msgspec.Struct, frozen=True, eq=False):
 
 
 def shape_of(cluster: Cluster) -> Cluster:
-    """A cluster with the same nodes and devices, on which all links are alike."""
+    """Return a cluster with the same nodes and devices, and equal links."""
     inside = cluster.intra_node
     return Cluster(
         name="shape",
@@ -269,7 +269,7 @@ def shape_of(cluster: Cluster) -> Cluster:
 
 @functools.lru_cache(maxsize=4096)
 def rounds_among(shape: Cluster, workers: int, options: Reduction) -> Rounds:
-    """The rounds of an all-reduce among workers on a cluster, given its :func:`shape_of`."""
+    """Return the rounds of an all-reduce among workers, given the cluster's :func:`shape_of`."""
     members = Members(Fabric.of(shape, workers))
     fabric = members.fabric
     nodes = len(fabric.latency_s)

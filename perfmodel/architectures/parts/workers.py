@@ -1,4 +1,4 @@
-"""The workers of a job: their computation, its random factors, and where they run."""
+"""The workers of a job: their computation, its random factors, and the nodes they run on."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import expanded
 
 PREFETCH = 2
-"""Batches the data loader may be ahead of the worker (PyTorch's DataLoader default per process)."""
+"""Batches that the data loader may be ahead (default of PyTorch's DataLoader, per process)."""
 
 CORES = "cores of"
 """Label of the links that model the processors of nodes."""
 
 
 class Noise:
-    """Streams of the random factors of the workers' computation."""
+    """Random streams for the factors of the workers' computation."""
 
     def __init__(self, b: GraphBuilder, job: Job, workers: int) -> None:
         self._b, self._jitter, self._workers = b, job.jitter, workers
@@ -33,7 +33,7 @@ class Noise:
             self._shared = self._streams((workers,))
 
     def of(self, *shape: int) -> Ids:
-        """Streams for ops of shape (workers, *shape): one per worker, or one per op."""
+        """Return streams for ops of shape (workers, *shape): one per worker, or one per op."""
         if self._jitter is not None and self._jitter.cv > 0.0 and self._jitter.scope == "op":
             return self._streams((self._workers, *shape))
         return self._shared.reshape(-1, *(1 for _ in shape))
@@ -46,11 +46,11 @@ class Noise:
 
 
 class Processors:
-    """The cores of each node, where workers compute on them and servers update on them.
+    """The cores of each node, on which workers compute and servers update.
 
-    Work on shared cores is a flow over them, on at most as many cores as it has threads; what is
-    too little for all is shared by operations or by threads, as the cluster says. Where workers
-    compute on accelerators there is no contention for cores, and work has a fixed time.
+    Work on shared cores is a flow over them, on at most as many cores as it has threads. If there
+    are too few cores, they are shared by operations or by threads, as the cluster says. If workers
+    compute on accelerators, there is no contention for cores, and work takes a fixed time.
     """
 
     def __init__(self, b: GraphBuilder, cluster: Cluster, nodes: int) -> None:
@@ -66,7 +66,7 @@ class Processors:
         return self._cores is not None
 
     def work(self, seconds: ArrayLike, node: NDArray[Any], threads: int) -> dict[str, Any]:
-        """Arguments of an op for work that ``threads`` threads of ``node`` do in ``seconds``."""
+        """Return arguments of an op that uses ``threads`` threads of ``node`` for ``seconds``."""
         if self._cores is None:
             return {"seconds": seconds}
         return {
@@ -79,10 +79,10 @@ class Processors:
 
 class Workers(msgspec.Struct, frozen=True, eq=False):
     """The workers' ops. ``forward`` and ``backward`` have shape (workers, layers), layers in
-    forward order; ``loading`` (workers,) load data, None where that takes no time;
-    ``device`` (workers,) are slots; ``node`` (workers,) node numbers; ``noise`` the
-    random factors of their computation; ``slowdown`` (workers,) the computation of each over the
-    profiled one."""
+    forward order; ``loading`` (workers,) are the ops that load data, None if that takes no time;
+    ``device`` (workers,) are slots; ``node`` (workers,) node numbers; ``noise`` the random factors
+    of their computation; ``slowdown`` (workers,) each worker's compute time relative to the
+    profile."""
 
     node: Ids
     device: Ids
@@ -131,23 +131,23 @@ class Workers(msgspec.Struct, frozen=True, eq=False):
 
 
 def alike(job: Job) -> bool:
-    """Whether all workers do the same at the same time, so that one may represent all of them."""
+    """Return whether all workers do the same at the same time, so that one can represent all."""
     own_cores = job.cluster.worker_threads is None
     return steady(job) and not job.unequal and own_cores and job.start == "together"
 
 
 def plain(job: Job) -> bool:
-    """Whether workers do the same at the same time, each on its own node, and wait for no data."""
+    """Return whether workers do the same at once, each on its own node, and never wait for data."""
     return equal(job) and job.cluster.fullest(job.workers) == 1
 
 
 def equal(job: Job) -> bool:
-    """Whether workers do the same at the same time, and wait for no data."""
+    """Return whether workers do the same at the same time, and never wait for data."""
     return alike(job) and job.workload.data_loading_s == 0.0
 
 
 def steady(job: Job) -> bool:
-    """Whether the computation of an iteration is constant."""
+    """Return whether the compute time of an iteration is constant."""
     return job.jitter is None or job.jitter.cv == 0.0
 
 
@@ -159,15 +159,15 @@ def left_out(
     connections: bool = True,
     sites: bool = True,
 ) -> str | None:
-    """The first feature of a job that a coarse model leaves out; None if there is none.
+    """Return the first feature of a job that a coarse model leaves out, or None.
 
-    These are shared processor cores, with ``core`` an oversubscribed network core, with ``sites``
-    the links between sites, with ``connections`` their greatest rate, and the features in
-    ``beyond``, by name, that are true.
+    These features are shared processor cores; an oversubscribed network core, with ``core``; links
+    between sites, with ``sites``; a limit on the rate of connections, with ``connections``; and
+    those in ``beyond``, by name, that are true.
     """
     known = {
         "workers that share cores": job.cluster.worker_threads is not None,
-        "a core that limits": core and job.cluster.core_oversubscription is not None,
+        "an oversubscribed core": core and job.cluster.core_oversubscription is not None,
         "links between sites": sites and job.crosses_sites,
         "flow_bytes_per_s of the cluster": connections
         and job.cluster.flow_bytes_per_s is not None,
@@ -179,7 +179,7 @@ def left_out(
 def add_workers(
     b: GraphBuilder, job: Job, *, first: int | None = None, nodes: int | None = None
 ) -> Workers:
-    """Add the data loading, forward and backward pass of every worker, or the ``first`` few.
+    """Add the data loading, forward and backward pass of every worker, or of the ``first`` few.
 
     ``nodes`` is the number of nodes with cores in use; by default those of the workers.
     """
@@ -224,8 +224,8 @@ def add_workers(
 
 
 def add_optimizer(b: GraphBuilder, job: Job, workers: Workers) -> Ids:
-    """Add each worker's own update of its parameters, (workers,): after its backward pass, and
-    before its next forward pass."""
+    """Add each worker's own update of its parameters, (workers,), between its backward pass and its
+    next forward pass."""
     optimizer = workers.compute(b, "optimizer", job.workload.optimizer_s)
     b.edge(workers.backward[:, 0], optimizer)
     b.edge(optimizer, workers.forward[:, 0], lag=1)
@@ -233,16 +233,16 @@ def add_optimizer(b: GraphBuilder, job: Job, workers: Workers) -> Ids:
 
 
 def log_steps(b: GraphBuilder, workers: Workers, *, central: bool = False) -> None:
-    """Log where steps begin, and where the parameters of a gradient are all there: as the first
-    layer begins or, where slices of the centre arrive one by one, as the last one does."""
+    """Log the start of steps, and the time when all parameters of a gradient have arrived: when the
+    first layer begins or, if slices of the centre arrive one by one, when the last layer does."""
     b.log("begin", workers.forward[:, 0], at_ready=True)
     b.log("gradient", workers.forward[:, -1 if central else 0], at_ready=True)
 
 
 def stagger_s(job: Job) -> Floats:
-    """Time within which each worker starts: its iteration without contention, (workers,).
+    """Return the time within which each worker starts, (workers,): its uncontended iteration.
 
-    That is its computation, and sending and receiving the model once over an idle link.
+    That is its computation, plus sending and receiving the model once over an idle link.
     """
     if job.start == "together" or job.workers == 1:
         return np.zeros(job.workers)

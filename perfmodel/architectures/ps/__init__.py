@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 
 def server_bytes(job: Job) -> float:
-    """Memory of the fullest server: parameters, optimizer state, a receive buffer per worker."""
+    """Return the memory of the fullest server: parameters, optimizer state, a buffer per worker."""
     slices = slices_of(job.workload, Options.of(job))
     state = job.workload.optimizer_state_bytes / job.workload.gradient_bytes
     return float(np.bincount(slices.server, slices.bytes).max() * (1 + state + job.workers))
 
 
 def group(job: Job) -> str:
-    """How the servers synchronise, by which the formulas' errors are grouped."""
+    """Return the group that errors of formulas are measured for: how the servers synchronise."""
     options = Options.of(job)
     sync: str = options.sync
-    if sync == "ssp":  # SSP at either end of its bound is one of the others
+    if sync == "ssp":  # SSP with bound 0 or without bound behaves like BSP or ASP
         sync = {0.0: "bsp", math.inf: "asp"}.get(options.staleness_bound, sync)
     return f"ps {sync}{' with backup workers' if options.backup_workers else ''}"
 
 
 def traffic(job: Job) -> Traffic | None:
-    """Bytes of a worker: its gradients to the servers, the parameters from them.
+    """Return a worker's bytes: its gradients to the servers, the parameters from them.
 
-    None where servers have unequal parts, or some gradients come too late.
+    None if servers hold unequal parts, or if some gradients come too late.
     """
     options, slices = Options.of(job), slices_of(job.workload, Options.of(job))
     kept = np.bincount(slices.server, slices.bytes, options.servers)
@@ -50,7 +50,7 @@ def traffic(job: Job) -> Traffic | None:
 
 
 def meaning(job: Job) -> tuple[Recorder, Meaning]:
-    """Reads of slices of the centre, and updates of them."""
+    """Record reads of slices of the centre, and updates of them."""
     from perfmodel.architectures.ps import recording
 
     return recording.meaning(job)
@@ -63,19 +63,20 @@ ARCHITECTURE = Architecture(
     build=build,
     server_bytes=server_bytes,
     assumptions=(
-        "one connection per worker and server and direction, one message at a time, in order; the "
-        "tensors that a layer keeps on one server travel together; a random order is one for each "
-        "worker, the same in all iterations",
-        "all connections share a full link alike, unless queue_bytes of the cluster says that "
-        "losses make their parts unequal",
+        "there is one connection per worker, server and direction; it carries one message at a "
+        "time, in order, and the tensors that a layer keeps on one server travel together; a "
+        "random order is drawn once per worker and is the same in all iterations",
+        "all connections get equal shares of a full link, unless queue_bytes of the cluster makes "
+        "losses skew the shares",
         "every pushed tensor costs the server its update time, also under BSP; without overlap "
-        "(and without duplex) nothing is applied before a worker's whole gradient is in",
-        "a worker's copy is the one right after its own push was applied (asp), with the update "
-        "that this push completes (softsync), or the one at the reply that the bound allows (ssp)",
+        "(and without duplex) nothing is applied before a worker's whole gradient has arrived",
+        "a worker's copy is the version right after its own push was applied (asp), the update "
+        "that this push completes (softsync), or the version at the reply that the bound allows "
+        "(ssp)",
         "the optimizer runs on the server: the worker's optimizer time does not count",
-        "compression shrinks what is pushed; what is pulled are whole parameters",
-        "servers contend with workers for cores only where workers compute on them "
-        "(worker_threads of the cluster)",
+        "compression shrinks what is pushed; pulls carry uncompressed parameters",
+        "servers contend with workers for cores only if workers compute on them (worker_threads of "
+        "the cluster)",
     ),
     source="Li et al., IEEE TPDS 33(11), 2022, doi 10.1109/TPDS.2022.3151739; "
     "Jia et al., IPCCC 2020; SSP: Ho et al., NIPS 2013; backup workers: Chen et al., 2016, "
@@ -83,7 +84,7 @@ ARCHITECTURE = Architecture(
     "slices: Jayarajan et al., MLSys 2019, arXiv 1905.03960; credit: Peng et al., SOSP 2019, "
     "doi 10.1145/3341301.3359642; random order in TensorFlow: Hashemi et al. (TicTac), MLSys 2019, "
     "arXiv 1803.03288",
-    aliases={sync: {"sync": sync} for sync in ("bsp", "asp", "ssp")},
+    aliases={"bsp": {"sync": "bsp"}, "asp": {"sync": "asp"}, "ssp": {"sync": "ssp"}},
     group=group,
     variants=VARIANTS,
     traffic=traffic,

@@ -16,10 +16,10 @@ from perfmodel.phases.layers import Whole
 from perfmodel.phases.quantities import Quantities
 
 CUT_FROM, CUT_TO = 0.7, 0.9
-"""Fractions of the model cut evenly over the servers at which lockstep begins, and is complete."""
+"""Fractions of the model, cut evenly over the servers, at which lockstep begins and is complete."""
 
 MANY_SERVERS = 3
-"""Servers from which lockstep is complete; with two it is a quarter."""
+"""Number of servers from which lockstep is complete; with two it is a quarter."""
 
 
 class Demands(msgspec.Struct, frozen=True, eq=False):
@@ -27,19 +27,19 @@ class Demands(msgspec.Struct, frozen=True, eq=False):
 
     Attributes
     ----------
-    own_s, shared_s : transfer time of each byte on the worker's own link, without contention, and
-        on a server's.
-    flow_s : least transfer time of each byte on the connection to a server.
+    own_s, shared_s : transfer time per byte on the worker's own link, without contention, and on a
+        server's.
+    flow_s : least transfer time per byte on the connection to a server.
     beside : other workers of the node, which send over the same link.
     fullest : fraction of the model on the fullest server.
-    lockstep : 1 where most of the model is cut evenly over all servers, so that asynchronous
-        workers tend towards lockstep; 0 where no tensor is cut.
-    update_s : update time of the server that has most to update, with all its threads.
-    per_tensor_s, per_byte_s : the same for each tensor and each byte.
-    optimizer_per_byte_s : further time for each byte of an update of all workers together.
+    lockstep : 1 if most of the model is cut evenly over all servers, so that asynchronous workers
+        tend towards lockstep; 0 if no tensor is cut.
+    update_s : update time of the server with the most to update, using all its threads.
+    per_tensor_s, per_byte_s : the same per tensor and per byte.
+    optimizer_per_byte_s : further time per byte of an update of all workers together.
     threads : of a server; one update takes one of them.
     longest_s : the longest update, on its thread.
-    sent : bytes pushed for each byte of gradients.
+    sent : bytes pushed per byte of gradients.
     """
 
     own_s: Quantity
@@ -58,12 +58,12 @@ class Demands(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, job: Job, q: Quantities) -> Demands:
-        """The demands of a worker with these quantities."""
+        """Return the demands of a worker with these quantities."""
         options = Options.of(job)
         tensor_s = q.update_per_tensor_s / q.update_threads
         byte_s = (q.update_per_byte_s + options.decode_per_byte_s) / q.update_threads
         once_s = q.optimizer_per_byte_s / q.update_threads
-        if options.sync != "bsp":  # each gradient is an update, or a part of one
+        if options.sync != "bsp":  # each gradient is an update, or part of one
             byte_s, once_s = byte_s + once_s / options.softsync, 0.0
         fullest, lockstep = 1.0 / q.servers, 0.0
         update_s = fullest * (q.tensors * tensor_s + q.gradient_bytes * byte_s)
@@ -96,12 +96,12 @@ class Demands(msgspec.Struct, frozen=True, eq=False):
         )
 
     def optimizer_s(self, gradient_bytes: Quantity) -> Quantity:
-        """Time of the fullest server for an update of all workers together, beside their pushes."""
+        """Return the fullest server's time for an update of all workers, besides their pushes."""
         return self.optimizer_per_byte_s * self.fullest * gradient_bytes
 
 
 def _longest_s(q: Quantities, tensor_s: Quantity, byte_s: Quantity) -> Quantity:
-    """The longest update of a part of the model on one thread; 0 where nothing is cut."""
+    """Return the longest update of a part of the model on one thread; 0 if nothing is cut."""
     if isinstance(q.layers, Whole):
         return 0.0
     parts = {part for parts in q.layers.parts for part in parts}
@@ -112,7 +112,7 @@ def _longest_s(q: Quantities, tensor_s: Quantity, byte_s: Quantity) -> Quantity:
 class Flows(msgspec.Struct, frozen=True, eq=False):
     """How many workers pull, push and update at the same time, including the one considered.
 
-    ``own_pulling`` and ``own_pushing`` are those on the link of its node; ``in_step`` says that
+    ``own_pulling`` and ``own_pushing`` are those on the link of its node; ``in_step`` is true if
     workers are synchronous.
     """
 
@@ -125,5 +125,5 @@ class Flows(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def shared(self) -> tuple[Quantity, Quantity, Quantity]:
-        """Those at the servers: on their links out and in, and at their update threads."""
+        """Workers at the servers: on their outgoing links, incoming links and update threads."""
         return self.pulling, self.pushing, self.updating

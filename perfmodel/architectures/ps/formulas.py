@@ -24,19 +24,19 @@ from perfmodel.phases.quantities import Quantities
 from perfmodel.theory.contention import contended, regularity
 
 GROUPS = 16
-"""Groups of workers that finish their computation at about the same time."""
+"""Number of groups of workers that finish their computation at about the same time."""
 
 FEW_GROUPS = 5
 """The same with overlap by layer, which is slower to evaluate."""
 
 LOCKSTEP_SHARE = 0.5
-"""Degree of lockstep of asynchronous workers, from 0 for random arrivals to 1, where tensors are
-cut evenly but servers hold unequal parts: each cycle waits for the fullest server. The mean over
-simulated jobs of AlexNet and VGG-16 with 8 to 24 workers on 4 and 6 servers, where it
-was 0.13 to 0.73."""
+"""Degree of lockstep of asynchronous workers, from 0 for random arrivals to 1, if tensors are cut
+evenly but servers hold unequal parts, so that each cycle waits for the fullest server. It is the
+mean over simulated jobs of AlexNet and VGG-16 with 8 to 24 workers on 4 and 6 servers, whose
+values were 0.13 to 0.73."""
 
 TIED = 4
-"""Iterations of the fixed point of SSP: the slowest worker and those that wait for it contend."""
+"""Iterations of the fixed point of SSP: the slowest worker contends with those that wait for it."""
 
 OVERSHOOT = 0.583
 """Mean overshoot of a random walk of normal steps over a barrier, in standard deviations."""
@@ -46,7 +46,7 @@ NO_TIME = 1e-150
 
 
 def phases(job: Job, q: Quantities) -> Phases:
-    """Pull, compute, push and update of a worker's iteration."""
+    """Return the pull, compute, push and update phases of a worker's iteration."""
     options = Options.of(job)
     if isinstance(q.layers, Whole):
         q = msgspec.structs.replace(
@@ -62,14 +62,14 @@ def phases(job: Job, q: Quantities) -> Phases:
 
 
 def queues(job: Job) -> bool:
-    """Whether workers iterate independently, so that they queue."""
+    """Return whether workers iterate independently, so that they queue."""
     options = Options.of(job)
     in_step = options.sync == "ssp" and options.staleness_bound == 0.0
     return options.sync != "bsp" and not in_step
 
 
 def _placed(job: Job, layers: Layers) -> Layers:
-    """The layers, with their slices on the servers."""
+    """Return the layers, with their slices on the servers."""
     slices = slices_of(job.workload, Options.of(job))
     parts: dict[int, list[Part]] = {}
     columns = (slices.layer, slices.server, slices.bytes, slices.tensors)
@@ -79,11 +79,11 @@ def _placed(job: Job, layers: Layers) -> Layers:
 
 
 def _together(job: Job, q: Quantities) -> Phases:
-    """BSP: all workers in step, at the pace of the slowest."""
+    """Return the phases of BSP: all workers in step, at the pace of the slowest."""
     options = Options.of(job)
     pushers = q.nodes if options.local_aggregation else q.workers
     demands = Demands.of(job, q)
-    # where links differ, the worker with the smallest share of a link
+    # if links differ, take the worker with the smallest share of a link
     own_s = 1.0 / (q.bandwidth_bytes_per_s if options.local_aggregation else q.at_once_bytes_per_s)
     demands = msgspec.structs.replace(demands, own_s=own_s)
     found = q.at_paces(
@@ -95,12 +95,12 @@ def _together(job: Job, q: Quantities) -> Phases:
 
 
 def _in_step(job: Job, q: Quantities, d: Demands, late: Quantity, pushers: Quantity) -> Phases:
-    """An iteration with a barrier, in which the slowest worker computes ``late`` times the mean.
+    """Return an iteration with a barrier; the slowest worker computes ``late`` times the mean.
 
-    All pull at the same time. Faster workers push earlier, so that the iteration ends with the last
-    busy period of the link: the pushes of the slowest worker alone, or of all workers from some
-    quantile group on. The maximum over the groups is the makespan of a work-conserving link
-    (Pinedo, "Scheduling", 5th ed., section 4.1).
+    All pull at the same time. Faster workers push earlier, so the iteration ends with the last busy
+    period of the link: the pushes of the slowest worker alone, or of all workers from some quantile
+    group on. The maximum over the groups is the makespan of a work-conserving link (Pinedo,
+    "Scheduling", 5th ed., section 4.1).
     """
     options = Options.of(job)
     all_at_once = Flows(pushers, pushers, pushers, 1.0, 1.0, in_step=True)
@@ -123,7 +123,7 @@ def _in_step(job: Job, q: Quantities, d: Demands, late: Quantity, pushers: Quant
 
 
 def _each_step(job: Job, q: Quantities) -> Phases:
-    """SSP with a bound of 0: a barrier as with BSP, but each gradient is an update."""
+    """Return the phases of SSP with bound 0: BSP's barrier, but each gradient is an update."""
     found = _together(job, q)
     parts = {name: part for name, part in found.parts.items() if part.cause != "straggler"}
     waiting = sum(part.seconds for part in found.parts.values() if part.cause == "straggler")
@@ -137,7 +137,7 @@ def _each_step(job: Job, q: Quantities) -> Phases:
 
 
 def _iteration(job: Job, q: Quantities, d: Demands, late: Quantity, flows: Flows) -> Phases:
-    """An iteration of a worker that computes ``late`` times as long as the mean."""
+    """Return an iteration of a worker that computes ``late`` times as long as the mean."""
     options = Options.of(job)
     m = q.gradient_bytes
     pulling_s, pushing_s = flows.pulling * d.shared_s, flows.pushing * d.shared_s
@@ -146,7 +146,7 @@ def _iteration(job: Job, q: Quantities, d: Demands, late: Quantity, flows: Flows
     compute, latency = q.forward_s + q.backward_s, 2.0 * q.latency_s
     encode_per_byte_s = options.encode_per_byte_s * q.slowdown
     work = compute + encode_per_byte_s * m
-    # where workers differ, the late ones are the slow ones, and are not waited for
+    # if workers differ, the late ones are the slow ones, and nothing waits for them
     least = minimum(late, 1.0) if options.backup_workers and q.classes else 1.0
     if options.overlap or options.duplex:
         # the rate from all servers together is at most that of the worker's own link
@@ -203,10 +203,10 @@ def _iteration(job: Job, q: Quantities, d: Demands, late: Quantity, flows: Flows
 def _one_by_one(
     q: Quantities, late: Quantity, push_s: Quantity, update_s: Quantity
 ) -> tuple[Quantity, Quantity]:
-    """The remaining time of pushes and updates when the slowest worker has computed.
+    """Return the time that pushes and updates still take when the slowest worker has computed.
 
-    Without overlap the others have pushed before. All pushes take ``push_s`` together, all updates
-    ``update_s``. Workers that arrive at the same time share the link, and all their pushes end
+    Without overlap the others have pushed before. All pushes together take ``push_s``, all updates
+    ``update_s``. Workers that arrive at the same time share the link, and their pushes end
     together; workers further apart than the pushes are served one after the other. In between the
     result is interpolated linearly.
     """
@@ -226,10 +226,10 @@ def _one_by_one(
 
 
 def _apart(job: Job, q: Quantities) -> Phases:
-    """ASP: workers iterate independently, and contend for links and servers.
+    """Return the phases of ASP: workers iterate independently and contend for links and servers.
 
-    SSP: no worker is more than ``staleness_bound`` iterations ahead of the slowest, so that in the
-    long run all have its rate.
+    With SSP no worker is more than ``staleness_bound`` iterations ahead of the slowest, so in the
+    long run all workers have its rate.
     """
     options = Options.of(job)
     kinds = q.by_class()
@@ -239,7 +239,7 @@ def _apart(job: Job, q: Quantities) -> Phases:
     beside = job.cluster.devices_per_node > job.cluster.nics_per_node
     even = regularity(each[0].update_s, link_s) if q.corrected else 0.0
     regular = [even, even, 1.0 if q.corrected else 0.0]
-    if beside:  # workers of a node contend for its link as well
+    if beside:  # workers of a node also contend for its link
         demands, regular = [*demands, 0.0, 0.0], [*regular, 0.0, 0.0]
 
     def slowed(
@@ -277,45 +277,45 @@ def _apart(job: Job, q: Quantities) -> Phases:
     if options.sync == "ssp" and options.staleness_bound < math.inf:
         late = _late(q, int(options.staleness_bound))
         step_s, tied = _burst(job, q, kinds, each, late)
-        for _ in range(TIED):
+        known: dict[str, list[list[Quantity]]] = {}  # values of slowest_s recur, up to rounding
+        for number in range(TIED):
             rows = zip(kinds, each, found, late, strict=True)
-            slowest_s = maximum(0.0, *(slowed(*row).iteration_s for row in rows))
-            slowest_s = slowest_s + tied * maximum(step_s - slowest_s, 0.0)
-            found = settled(slowest_s)
+            own_s = maximum(0.0, *(slowed(*row).iteration_s for row in rows))
+            slowest_s = own_s + tied * maximum(step_s - own_s, 0.0)
+            key = f"{slowest_s:.12g}" if type(slowest_s) is float else f"round {number}"
+            found = known[key] = known.get(key) or settled(slowest_s)
     classes = [slowed(*row, 1.0) for row in zip(kinds, each, found, strict=True)]
     if options.sync == "ssp":
         classes = [_bounded(found, slowest_s) for found in classes]
-    both = list(zip(kinds, each, strict=True))
+    on_nic_s = [k.on_a_nic(k.fullest) * d.own_s for k, d in zip(kinds, each, strict=True)]
     result = resource_limited(
         q.counts,
         classes,
         links_s=maximum(
             q.workers * maximum(*demands[:2]),
-            _least_s(q, [kind.on_a_nic(kind.fullest) * d.own_s for kind, d in both])
-            * maximum(1.0, each[0].sent),
+            _least_s(q, on_nic_s) * maximum(1.0, each[0].sent),
         ),
         servers_s=q.workers * demands[2],
     )
-    together = options.softsync
     return msgspec.structs.replace(
         result,
         busy_s={name: q.workers * seconds for name, seconds in result.busy_s.items()},
-        updates=1.0 / together,
-        # between a worker's read and its update, each of the others updates once on average
-        staleness=(q.workers - 1.0) / together,
+        updates=1.0 / options.softsync,
+        # between a worker's read and its update, each of the other workers updates once on average
+        staleness=(q.workers - 1.0) / options.softsync,
         spread=q.cv * result.compute_s / maximum(result.iteration_s, NO_TIME),
     )
 
 
 def _least_s(q: Quantities, own_s: Sequence[Quantity]) -> Quantity:
-    """Least busy time of a worker's own link per iteration. Where links differ, it is that of the
-    fastest: asynchronous workers are each limited by their own link."""
+    """Return the least busy time of a worker's own link per iteration. If links differ, it is that
+    of the fastest: asynchronous workers are each limited by their own link."""
     return q.gradient_bytes * functools.reduce(minimum, own_s)
 
 
 def _late(q: Quantities, bound: int) -> list[Quantity]:
-    """For each class, the factor on its mean computation while others wait for it at the bound:
-    more than 1 for the slowest class only."""
+    """Return for each class the factor on its mean computation while others wait for it at the
+    bound: more than 1 only for the slowest class."""
     longer = q.slowest_followed(bound) / q.unequal
     most = max((kind.scale for kind in q.classes), default=0.0)
     return [longer if kind.scale == most else 1.0 for kind in q.classes] or [longer]
@@ -328,10 +328,10 @@ def _burst(
     each: Sequence[Demands],
     late: Sequence[Quantity],
 ) -> tuple[Quantity, Quantity]:
-    """An iteration of SSP if all workers wait at the staleness bound (s), and the fraction of the
-    workers that do.
+    """Return an iteration of SSP if all workers wait at the staleness bound (s), and the fraction
+    of the workers that do.
 
-    Those are released at the same time, when the slowest is done, as with BSP.
+    They are released at the same time, when the slowest is done, as with BSP.
     """
     bound, n = Options.of(job).staleness_bound, q.workers
     d = msgspec.structs.replace(Demands.of(job, q), own_s=1.0 / q.at_once_bytes_per_s)
@@ -346,13 +346,13 @@ def _burst(
 
 
 def _tied(q: Quantities, bound: float, faster: Sequence[Quantity]) -> Quantity:
-    """Mean fraction of the other workers that wait at the staleness bound in an iteration.
+    """Return the mean fraction of the other workers that wait at the staleness bound.
 
-    ``faster`` is the speed of each class over that of the slowest. The lead of a worker over the
+    ``faster`` is the speed of each class relative to the slowest. The lead of a worker over the
     slowest is a random walk with drift between reflecting barriers: it is near the upper one except
     for exp(-2 drift bound / variance) of the time (Harrison, "Brownian Motion and Stochastic Flow
     Systems", 1985, section 5.6). There it waits in steps of the walk's overshoot over a barrier:
-    the drift and 0.583 standard deviations (Siegmund, "Sequential Analysis", 1985, section 10.4).
+    the drift plus 0.583 standard deviations (Siegmund, "Sequential Analysis", 1985, section 10.4).
     """
     if not q.classes:
         return 0.0
@@ -366,8 +366,8 @@ def _tied(q: Quantities, bound: float, faster: Sequence[Quantity]) -> Quantity:
 
 
 def _flows(q: Quantities, d: Demands, others: Sequence[Quantity]) -> Flows:
-    """The flows with ``others`` at each station. Of these, the fraction on the worker's own node
-    shares the link of that node."""
+    """Return the flows with ``others`` at each station. Of these, the fraction on the worker's own
+    node shares the link of that node."""
     pulling, pushing, updating = (1.0 + found for found in others[:3])
     if len(others) == 3:
         return Flows(pulling, pushing, updating, 1.0, 1.0)
@@ -378,7 +378,7 @@ def _flows(q: Quantities, d: Demands, others: Sequence[Quantity]) -> Flows:
 def _in_lockstep(
     q: Quantities, d: Demands, use: Quantity, others: Sequence[Quantity]
 ) -> list[Quantity]:
-    """The others present, corrected for lockstep where several servers hold unequal parts.
+    """Return the others present, corrected for lockstep if several servers hold unequal parts.
 
     ``use`` is the utilisation of the fullest server's link by one worker.
     """
@@ -394,7 +394,7 @@ def _in_lockstep(
 
 
 def _bounded(found: Phases, slowest_s: Quantity) -> Phases:
-    """An iteration at the staleness bound: at least as long as that of the slowest worker."""
+    """Return an iteration at the staleness bound: no shorter than the slowest worker's."""
     late = maximum(slowest_s - found.iteration_s, 0.0)
     return msgspec.structs.replace(
         found, parts={**found.parts, "staleness bound": Phase(late, "staleness_bound")}
@@ -405,14 +405,14 @@ def _bounded(found: Phases, slowest_s: Quantity) -> Phases:
 
 
 def exact(job: Job) -> bool:
-    """Whether the coarse model equals the simulation."""
+    """Return whether the coarse model equals the simulation."""
     options = Options.of(job)
-    # layers before the first one with parameters begin while updates are still going on
+    # layers before the first one with parameters begin while updates are still running
     first = options.duplex or not options.overlap or expanded(job.workload).layers[0].tensor_bytes
     one_by_one = options.servers == 1 and job.cluster.update_threads == 1
     one_by_one &= options.sync != "bsp" or job.cluster.server.optimizer_per_byte_s == 0.0
     simple = bool(first) and one_by_one and leaves_out(job) is None
-    if options.sync == "ssp" and options.staleness_bound == 0.0:  # whenever workers start
+    if options.sync == "ssp" and options.staleness_bound == 0.0:  # for any start of the workers
         return simple and plain(msgspec.structs.replace(job, start="together"))
     if options.sync == "bsp":
         return simple and plain(job) and options.backup_workers == 0
@@ -421,21 +421,21 @@ def exact(job: Job) -> bool:
 
 
 def leaves_out(job: Job) -> str | None:
-    """The first feature of a job that the coarse model leaves out; None if there is none."""
+    """Return the first feature of a job that the coarse model leaves out, or None."""
     options = Options.of(job)
     return left_out(
         job,
         {
-            "servers on the nodes of workers": job.cluster.server.placement == "colocated",
+            "servers colocated with workers": job.cluster.server.placement == "colocated",
             "the link inside a node": job.cluster.intra_node is not None
             and options.local_aggregation,
             f"transmission={options.transmission}": options.transmission != "fifo",
             "credit": options.credit_bytes > 0.0,
-            "several servers, and links that devices share": options.servers > 1
+            "several servers with links shared by devices": options.servers > 1
             and options.sync != "bsp"
             and job.cluster.fullest(job.workers) > job.cluster.nics_per_node,
             "pull=request": options.pull == "request",
-            "unequal parts of a full link": job.cluster.queue_bytes is not None
+            "unequal shares of a full link": job.cluster.queue_bytes is not None
             and job.workers > options.servers,
         },
         connections=False,

@@ -44,12 +44,12 @@ def _pushers(workers: Workers, options: Options) -> Pushers:
 
 
 def build(job: Job) -> OpGraph:
-    """The op graph: forward, backward, push, update, pull of every slice of every worker."""
+    """Build the op graph: forward, backward, push, update and pull of each worker's slices."""
     return _Builder(job).graph()
 
 
 class _Builder:
-    """The parts of a parameter server's graph, which share shapes: (pushers, slices)."""
+    """Builds the parts of a parameter server's graph, most of shape (pushers, slices)."""
 
     def __init__(self, job: Job) -> None:
         self.job, self.options = job, Options.of(job)
@@ -88,7 +88,7 @@ class _Builder:
     # -- messages ------------------------------------------------------------------------------
 
     def _gradients(self) -> Ids:
-        """Ops that end each slice's gradient, with local aggregation that of the whole node."""
+        """Return the ops that end each slice's gradient; with local aggregation, the node's."""
         b, workers, slices = self.b, self.workers, self.slices
         dense = np.zeros(len(workers.layer_names))
         np.add.at(dense, slices.layer, slices.bytes)
@@ -110,7 +110,7 @@ class _Builder:
         return summed
 
     def _parameters(self, pull: Ids) -> Ids:
-        """Ops after which each worker has the new parameters, (workers, slices)."""
+        """Return the ops after which each worker has the new parameters, (workers, slices)."""
         if not len(self.pushers.others):
             return pull
         arrived = pull[self.pushers.of]
@@ -120,7 +120,7 @@ class _Builder:
         return arrived
 
     def _inside(self, label: str) -> Ids:
-        """A transfer of each slice between a worker and the first of its node."""
+        """Add a transfer of each slice between a worker and the first of its node."""
         others = self.pushers.others[:, None]
         leaders = self.pushers.worker[self.pushers.of[self.pushers.others]][:, None]
         ends = (others, leaders) if label == "gather" else (leaders, others)
@@ -140,13 +140,13 @@ class _Builder:
         return push
 
     def _pull(self) -> Ids:
-        # in forward order: lower ids, which win ties, to the layers that forward needs first
+        # in forward order: layers that forward needs first get lower ids, which win ties
         pull = self._transfers("pull", self.slices.bytes, to_servers=False)
         self.options.finish(self.b, pull)
         return pull
 
     def _parts(self) -> Floats:
-        """What each push gets of a full link into its server, (pushers, slices): 1 if all alike."""
+        """Return each push's share of its server's link if full, (pushers, slices): 1 if equal."""
         server_of, queue_bytes = self.slices.server, self.job.cluster.queue_bytes
         found = np.ones((self.shape[0], self.options.servers))
         nics = [self.job.cluster.nic_of(int(node)) for node in self._pushing_nodes]
@@ -159,8 +159,8 @@ class _Builder:
         return found[:, server_of]
 
     def _queueing_s(self) -> Floats:
-        """Mean wait of a small message in front of its server, (pushers, slices): the queue is full
-        while several push there, and is taken to be so half of the time (docs/decisions/0029)."""
+        """Return the mean wait of a small message at its server's queue, (pushers, slices). The
+        queue is full while several push there, taken as half of the time (docs/decisions/0029)."""
         found = np.zeros((self.shape[0], self.options.servers))
         for server, away in self._crowds():
             link = self.job.cluster.nic_of_server(server, self.job.workers)
@@ -173,11 +173,11 @@ class _Builder:
         return self.workers.node[self.pushers.worker]
 
     def _crowds(self) -> Iterator[tuple[int, NDArray[np.bool_]]]:
-        """Servers in front of whose links queues fill, each with the pushers that fill it."""
+        """Yield servers whose incoming queues fill up, each with the pushers that fill them."""
         node, receivers = self._pushing_nodes, len(ranked(self.home)[1])
         for server, home in enumerate(self.home):
             away = node != home
-            # from fewer nodes queues are too short for losses
+            # with fewer nodes, queues are too short for losses
             if self.job.cluster.queue_bytes is not None and len(ranked(node[away])[1]) > receivers:
                 yield server, away
 
@@ -258,9 +258,9 @@ class _Builder:
             self.b.edge(pushed[:, None], update)
 
     def _replies(self, update: Ids, pull: Ids) -> Ids:
-        """Edges from updates to pulls; returns the ops that end an update of each slice.
+        """Add edges from updates to pulls; return the ops that end an update of each slice.
 
-        Shape (1, slices) where all gradients make one update, else (pushers, slices). With
+        They have shape (1, slices) if all gradients make one update, else (pushers, slices). With
         ``softsync`` they end a part of an update, and no pull waits for the rest.
         """
         b, options = self.b, self.options
@@ -275,7 +275,7 @@ class _Builder:
             self._bound(update, answer, lag=0)
         elif options.backup_workers:
             self._quorum(update, fresh, pull)
-        else:  # one reply phase: a worker pulls once all updates it waits for are applied
+        else:  # one reply phase: a worker pulls once all updates it waits for have been applied
             whole = b.ops("model applied", (len(fresh),), cause="server")
             b.edge(fresh, whole[:, None])
             b.edge(np.broadcast_to(whole[:, None], (len(pull), 1)), pull, lag=1)
@@ -283,7 +283,7 @@ class _Builder:
         return fresh
 
     def _optimised(self) -> Ids:
-        """The end of an update of each slice by all workers: the optimizer, if that takes time."""
+        """Add the end of each slice's update by all workers: the optimizer, if it takes time."""
         optimizer_s = self.job.cluster.server.optimizer_per_byte_s * self.slices.bytes
         if not optimizer_s.any():
             return self._for_all("all applied by", "server", self.names)
@@ -292,11 +292,11 @@ class _Builder:
         return self._for_all("all applied by", "server", self.names, slot=self.threads, **work)
 
     def _requests(self, pull: Ids) -> Ids:
-        """Pulls on request: an acknowledgement to the worker, and its request to the server.
+        """Add pulls on request: an acknowledgement to the worker, and its request to the server.
 
-        Both are small, yet queue on their connections: the first behind pulls, the second behind
-        pushes, and in front of the server behind what others push. Returns the acknowledgements,
-        (pushers, slices).
+        Both are small, but they queue on their connections: the first behind pulls, the second
+        behind pushes and, at the server, behind other workers' pushes. Returns the
+        acknowledgements, (pushers, slices).
         """
         server = self.job.workers + self.slices.server
         small: dict[str, Any] = {
@@ -325,7 +325,7 @@ class _Builder:
         )
 
     def _bound(self, applied: Ids, pull: Ids, lag: int) -> None:
-        """SSP: no reply before the slowest worker is at most ``staleness_bound`` behind."""
+        """Add SSP's bound: no reply until the slowest worker is within ``staleness_bound``."""
         if self.options.sync != "ssp" or self.options.staleness_bound == math.inf:
             return
         names = self.names if self.options.duplex else ("model",)
@@ -335,7 +335,7 @@ class _Builder:
         self.b.edge(np.broadcast_to(slowest, pull.shape), pull, lag=lag)
 
     def _quorum(self, update: Ids, fresh: Ids, pull: Ids) -> None:
-        """Backup workers: the update waits for all but a few; the late ones' gradients are lost."""
+        """Add backup workers: an update ignores the last few, whose gradients are dropped."""
         b, needed = self.b, self.job.workers - self.options.backup_workers
         worker = (("worker", None),)
         own = b.ops("gradient applied", (len(update),), group=self.pushers.worker, axes=worker)
@@ -354,18 +354,18 @@ class _Builder:
     # -- workers -------------------------------------------------------------------------------
 
     def _steps(self, push: Ids, arrived: Ids) -> None:
-        """Edges between the communication and the computation of each worker."""
+        """Add edges between the communication and the computation of each worker."""
         b, options, workers, slices = self.b, self.options, self.workers, self.slices
         lag = int(options.duplex)  # duplex: the reply to iteration i's push serves iteration i+1
         b.edge(workers.backward[:, 0], workers.forward[:, 0], lag=1)
         if not options.duplex and 0 not in slices.layer:
-            # a first layer without parameters waits for no pull, but for the end of all pushes
+            # a first layer without parameters waits for the end of all pushes instead of a pull
             b.edge(push[self.pushers.of], workers.forward[:, :1], lag=1)
         waiting = workers.forward[:, slices.layer] if options.overlap else workers.forward[:, :1]
         b.edge(arrived, waiting, lag=lag)
 
     def _log(self, update: Ids, pull: Ids, fresh: Ids) -> None:
-        """What a schedule is recorded by, see :mod:`perfmodel.architectures.ps.recording`."""
+        """Log what schedules are recorded from, see :mod:`perfmodel.architectures.ps.recording`."""
         log_steps(self.b, self.workers, central=True)
         self.b.log("update", update if self.options.sync == "ssp" else fresh)
         if self.options.sync != "asp":
@@ -374,7 +374,7 @@ class _Builder:
     def _probes(self, push: Ids, update: Ids, pull: Ids, fresh: Ids) -> None:
         b, options = self.b, self.options
         counter = b.counters(fresh, every=options.softsync)
-        if options.sync == "ssp":  # the version read is the one at the reply
+        if options.sync == "ssp":  # the version that is read is the one at the reply
             lag = int(options.duplex)
             opened, closed, at_ready = pull, update, True
         else:

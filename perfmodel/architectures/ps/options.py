@@ -10,7 +10,7 @@ from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.inputs.options import Option
 
 MOST_SERVERS = 10_000
-"""Servers of one job; a limit that catches typing errors."""
+"""Largest number of servers of a job; catches typing errors."""
 
 
 class Options(Transmission, frozen=True, forbid_unknown_fields=True):
@@ -19,8 +19,8 @@ class Options(Transmission, frozen=True, forbid_unknown_fields=True):
     sync: Annotated[
         Literal["bsp", "asp", "ssp"],
         Option(
-            "bsp: an update waits for every worker; asp: every push is applied at once; ssp: asp, "
-            "but no worker runs further ahead than staleness_bound"
+            "bsp: an update waits for every worker; asp: every push is applied at once; ssp: like "
+            "asp, but no worker gets further ahead of the slowest than staleness_bound"
         ),
     ] = "bsp"
     staleness_bound: Annotated[
@@ -30,10 +30,12 @@ class Options(Transmission, frozen=True, forbid_unknown_fields=True):
             lambda o: o.sync != "ssp",
         ),
     ] = 3.0
-    servers: Annotated[int, Option("number of servers the parameters are spread over")] = 1
+    servers: Annotated[int, Option("number of servers that share the parameters")] = 1
     overlap: Annotated[
         bool,
-        Option("push a layer as soon as its gradient is ready, start it as soon as it is back"),
+        Option(
+            "push each gradient once it is ready; start each layer once its parameters are back"
+        ),
     ] = True
     duplex: Annotated[
         bool,
@@ -42,8 +44,8 @@ class Options(Transmission, frozen=True, forbid_unknown_fields=True):
     pull: Annotated[
         Literal["reply", "request"],
         Option(
-            "reply: a push is answered with the new parameters; request: with an "
-            "acknowledgement, after which the worker asks for them, behind its pushes (MXNet)",
+            "reply: a push is answered with the new parameters; request: it is acknowledged, and "
+            "the worker then requests them, queued behind its pushes (MXNet)",
             lambda o: not o.duplex,
             formulas=False,
         ),
@@ -51,41 +53,41 @@ class Options(Transmission, frozen=True, forbid_unknown_fields=True):
     sharding: Annotated[
         Literal["bytes", "hash"],
         Option(
-            "where whole tensors go: bytes (the emptiest server) or hash (of their number)",
+            "placement of whole tensors: bytes (emptiest server) or hash (of the tensor's number)",
             lambda o: o.servers == 1,
         ),
     ] = "bytes"
     split_above_bytes: Annotated[
         float,
         Option(
-            "larger tensors are cut evenly over all servers; inf: none is cut",
+            "cut tensors above this size evenly over all servers; inf: cut none",
             lambda o: o.servers == 1,
         ),
     ] = 4e6
     uneven: Annotated[
         float,
         Option(
-            "fraction of the cut tensors that stays with one server, beside its even share",
+            "fraction of each cut tensor that one server holds on top of its even share",
             lambda o: o.servers == 1,
         ),
     ] = 0.0
     local_aggregation: Annotated[
         bool,
         Option(
-            "sum gradients inside each node first; the node pushes once (bsp)",
+            "sum gradients inside each node first; the node then pushes once (bsp)",
             lambda o: o.sync != "bsp",
         ),
     ] = False
     backup_workers: Annotated[
         int,
         Option(
-            "updates do not wait for so many of the slowest workers (bsp)",
+            "number of slowest workers that an update does not wait for (bsp)",
             lambda o: o.sync != "bsp",
         ),
     ] = 0
     softsync: Annotated[
         int,
-        Option("gradients from any workers that make one update (asp)", lambda o: o.sync != "asp"),
+        Option("gradients (of any workers) per update (asp)", lambda o: o.sync != "asp"),
     ] = 1
 
     def __post_init__(self) -> None:
@@ -108,7 +110,7 @@ class Options(Transmission, frozen=True, forbid_unknown_fields=True):
         if self.softsync > 1 and self.sync != "asp":
             raise InputError(f"softsync: needs sync=asp, got sync={self.sync}")
         if self.pull == "request" and not self.duplex:
-            raise InputError("pull=request: needs duplex, where a push is answered at once")
+            raise InputError("pull=request: needs duplex, which answers each push at once")
         if self.backup_workers > 0 and (self.duplex or self.local_aggregation):
             other = "duplex" if self.duplex else "local_aggregation"
             raise InputError(f"backup_workers: cannot be combined with {other}")
@@ -132,5 +134,5 @@ class Options(Transmission, frozen=True, forbid_unknown_fields=True):
 
     @property
     def bounded_lead(self) -> float | None:
-        """Iterations that a worker may be ahead of the slowest, where that is bounded (SSP)."""
+        """Iterations that a worker may be ahead of the slowest; None if there is no bound."""
         return self.staleness_bound if self.sync == "ssp" else None

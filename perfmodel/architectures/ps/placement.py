@@ -18,8 +18,8 @@ HASH = 9973
 class Slices(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """The part of each layer on each server, in the order in which backward computes gradients.
 
-    All of shape (slices,): ``layer`` index, ``server`` index, ``bytes``, and how many tensors
-    (or parts of tensors) they are.
+    All of shape (slices,): ``layer`` index, ``server`` index, ``bytes``, and the number of
+    ``tensors`` (or parts of tensors).
     """
 
     layer: Ids
@@ -31,10 +31,10 @@ class Slices(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 def slices_of(workload: Workload, options: Options) -> Slices:
     """Place a workload's tensors; the part of a layer on a server is one message, a slice.
 
-    Tensors of more than ``split_above_bytes`` are cut evenly over all servers, but for a fraction
-    ``uneven``, which the first server has on top. The others go whole: by *hash* of their number,
-    or, the largest first, to the server with the fewest *bytes* so far. Slices larger than
-    ``partition_bytes`` are then cut evenly.
+    Tensors of more than ``split_above_bytes`` are cut evenly over all servers, except for a
+    fraction ``uneven``, which the first server holds in addition. Other tensors stay whole. They go
+    to a server by *hash* of their number or, the largest first, to the one with the fewest *bytes*
+    so far. Slices larger than ``partition_bytes`` are then cut evenly.
     """
     tensors = tensors_of(workload)
     servers = options.servers

@@ -1,4 +1,4 @@
-"""What the ops of a parameter server mean for training."""
+"""The meaning of a parameter server's ops for training."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from perfmodel.results.schedule import CENTRE
 
 
 def meaning(job: Job) -> tuple[Recorder, Meaning]:
-    """Reads of slices of the centre, and updates of them by one gradient, or by several.
+    """Record reads of slices of the centre, and updates of them by one gradient or several.
 
-    Under asp a worker reads a slice as its own push of it has been applied, else as the reply or
-    the pull begins.
+    Under asp a worker reads a slice when its own push of it has been applied, otherwise when the
+    reply or the pull begins.
     """
     options, slices = Options.of(job), slices_of(job.workload, Options.of(job))
     recorder = Recorder(job.workers, slices.bytes.tolist(), central=True)
@@ -44,7 +44,7 @@ def meaning(job: Job) -> tuple[Recorder, Meaning]:
 
 
 def _read(job: Job, recorder: Recorder, *, aggregated: bool = False) -> Handler:
-    """A pull, for the worker itself or, with aggregation, for all workers of its node."""
+    """Return the handler of a pull, by one worker or, if aggregated, for all of its node."""
     members = [[worker] for worker in range(job.workers)]
     if aggregated:
         node = [job.cluster.node_of_worker(worker) for worker in range(job.workers)]
@@ -61,10 +61,10 @@ def _read(job: Job, recorder: Recorder, *, aggregated: bool = False) -> Handler:
 
 
 def _quorum(recorder: Recorder, spare: int) -> Meaning:
-    """The first gradients of an iteration are applied; those that come later are dropped."""
+    """Apply the first gradients of an iteration, and drop those that come later."""
     needed = recorder.workers - spare
     iteration = [0] * recorder.workers
-    gathered: list[list[int]] = [[]]  # of each iteration
+    gathered: list[list[int]] = [[]]  # in each iteration
     updates = [0] * len(recorder.slices)
 
     def reply(worker: int, _drawn: int) -> None:

@@ -1,4 +1,4 @@
-"""Fits links and collectives to a measured network."""
+"""Fits links and collectives to network measurements."""
 
 from perfmodel.calibration.network.collectives import fit_collective, plain_alpha_beta
 from perfmodel.calibration.network.fit import fit_network, read

@@ -4,11 +4,11 @@ A collective of n bytes among p ranks is assumed to take
 
 .. math:: g_\alpha(p)\, \alpha + g_\beta(p)\, n \beta
 
-with an alpha, a beta and ways to grow with p for each range of sizes: libraries switch algorithms
-with the size (Thakur, Rabenseifner, Gropp, 2005, doi 10.1177/1094342005051521). The boundaries of
-the ranges are found by dynamic programming (Bellman, Roth, J. Am. Stat. Assoc. 64, 1969, doi
-10.1080/01621459.1969.10501038), their number by the Bayesian information criterion (Schwarz, Ann.
-Stat. 6, 1978, doi 10.1214/aos/1176344136), both for relative errors with an exponential tail, so
+Each range of sizes has its own alpha, beta and growth with p, because libraries switch algorithms
+with the size (Thakur, Rabenseifner, Gropp, 2005, doi 10.1177/1094342005051521). Dynamic programming
+finds the boundaries of the ranges (Bellman, Roth, J. Am. Stat. Assoc. 64, 1969, doi
+10.1080/01621459.1969.10501038), and the Bayesian information criterion their number (Schwarz, Ann.
+Stat. 6, 1978, doi 10.1214/aos/1176344136). Both use relative errors with an exponential tail, so
 that outliers have little influence.
 """
 
@@ -35,32 +35,32 @@ GROWTHS: tuple[Growth, ...] = get_args(Growth)
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
 
 MOST_PIECES = 5
-"""Most pieces: libraries have two or three algorithms for an operation, and protocols for small
-messages."""
+"""Maximum number of pieces: libraries have two or three algorithms for an operation, and protocols
+for small messages."""
 
 MOST_BEGINNINGS = 24
-"""Most candidate boundaries, spread evenly over the measured sizes: two per octave from 1 KiB to 4
-MiB."""
+"""Maximum number of candidate boundaries, spread evenly over the measured sizes: two per octave
+from 1 KiB to 4 MiB."""
 
 FEWEST_SIZES = 3
-"""Fewest sizes of a piece: one more than a line needs."""
+"""Minimum number of sizes in a piece: one more than a line needs."""
 
 SHORTEST = 2.0
-"""Least ratio of the last size of a piece to its first: a step between two sizes is not a piece."""
+"""Minimum ratio of a piece's last size to its first: a jump between two sizes is not a piece."""
 
 PRECISION = 0.01
-"""Mean relative error that counts as 0: equal runs differ by more."""
+"""Mean relative error that counts as 0: repeated runs differ by more."""
 
 PARAMETERS = 4
-"""Parameters of a piece: its boundary, two times, and their growth."""
+"""Parameters of a piece: its boundary, two times, and the growth of each."""
 
 UNIDENTIFIED_GROWTH: tuple[Growth, Growth] = ("log", "ring")
-"""Growth of both times where all points have one number of ranks, so that it is not identified: as
-in libraries, trees for small messages and a ring's bytes for large ones."""
+"""Growth of both times if all points have the same number of ranks and so do not determine it. As
+in libraries: trees for small messages, and a ring's bytes for large ones."""
 
 
 class Point(msgspec.Struct, frozen=True):
-    """A measured collective: ``at_once`` equal ones at the same time took ``seconds``."""
+    """A measurement: ``at_once`` equal collectives, run concurrently, took ``seconds``."""
 
     ranks: int
     bytes: float
@@ -75,15 +75,15 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class CollectiveFit(msgspec.Struct, frozen=True, kw_only=True):
-    """A fitted collective, and its errors at the points it was fitted to.
+    """A fitted collective, and its errors at the points of the fit.
 
     Attributes
     ----------
     collective : for the ``collectives`` of a cluster.
-    startup_s, per_byte_s : of each piece, among two ranks, with their intervals.
-    points : how many were fitted to.
-    contention : seconds that each further concurrent collective adds, as a fraction of a single
-    one; 1 where they share the links evenly. None where that was not measured.
+    startup_s, per_byte_s : of each piece, between two ranks, with intervals.
+    points : number of points in the fit.
+    contention : time that each further concurrent collective adds, as a fraction of the time of one
+        alone; 1 if they share the links evenly. None if not measured.
     """
 
     collective: Collective
@@ -96,11 +96,11 @@ class CollectiveFit(msgspec.Struct, frozen=True, kw_only=True):
     def predict(
         self, ranks: int, size_bytes: float, *, at_once: int = 1, extrapolate: bool = False
     ) -> float:
-        """Seconds of a collective, or of ``at_once`` equal ones at the same time.
+        """Seconds of a collective, or of ``at_once`` equal ones run concurrently.
 
         Raises
         ------
-        InputError : outside the sizes or ranks that were measured, unless ``extrapolate``.
+        InputError : outside the measured sizes or ranks, unless ``extrapolate``.
         """
         measured = self.collective
         whole_number("ranks", ranks, at_least=2)
@@ -112,36 +112,36 @@ class CollectiveFit(msgspec.Struct, frozen=True, kw_only=True):
         ):
             if not extrapolate and not least <= value <= most:
                 raise InputError(
-                    f"{name}: {value:g} is outside of what was measured, {least:g} to {most:g}; "
-                    "ask for extrapolation if you want it nevertheless"
+                    f"{name}: {value:g} is outside the measured range {least:g} to {most:g}; "
+                    "set extrapolate to predict it anyway"
                 )
         share = 1.0 if self.contention is None else self.contention.value
         alone = float(measured_collective_s(measured, ranks, size_bytes))
         return alone * (1.0 + (at_once - 1) * share)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-like values."""
+        """Return the fit as JSON-like values."""
         values: dict[str, Any] = msgspec.to_builtins(self)
         return values
 
 
 class _Segment(msgspec.Struct, frozen=True):
-    """A fitted piece, with the sum of its relative errors."""
+    """A fitted piece, and the sum of its relative errors."""
 
     piece: Piece
     error: float
 
 
 def fit_collective(operation: Operation, points: Sequence[Point]) -> CollectiveFit:
-    """Fit pieces to measured times; points of one size and number of ranks count as their median.
+    """Fit pieces to measured times; repeated measurements of a point count as their median.
 
-    Each part of a piece grows with the ranks in the way that fits best; see UNIDENTIFIED_GROWTH for
-    points that all have one number of ranks. Numbers of ranks that deviate are recorded as
-    *uneven*.
+    For each part of a piece the growth with the ranks that fits best is chosen; see
+    UNIDENTIFIED_GROWTH if all points have the same number of ranks. Rank counts whose times deviate
+    from the pieces are recorded as *uneven*.
 
     Raises
     ------
-    InputError : no points of a single collective.
+    InputError : no point measures a single collective.
 
     >>> points = [Point(p, n, 1e-4 * (p - 1) + 2e-9 * n * (p - 1) / p)
     ...           for p in (2, 4) for n in (1e3, 1e4, 1e5, 1e6)]
@@ -167,11 +167,11 @@ def fit_collective(operation: Operation, points: Sequence[Point]) -> CollectiveF
 
 
 def plain_alpha_beta(operation: Operation, points: Sequence[Point]) -> CollectiveFit:
-    r"""The usual model of a ring, for comparison: least squares of relative errors.
+    r"""Fit the usual model of a ring, for comparison: least squares of relative errors.
 
     .. math:: 2 (p-1) \alpha + 2 \frac{p-1}{p} n \beta
 
-    One alpha and one beta for all sizes, no interval, no contention.
+    There is one alpha and one beta for all sizes, no interval and no contention.
     """
     from scipy.optimize import nnls
 
@@ -194,7 +194,7 @@ def _alone(points: Sequence[Point]) -> tuple[Floats, Floats, Floats]:
         if point.at_once == 1:
             times.setdefault((point.bytes, point.ranks), []).append(point.seconds)
     if not times:
-        raise InputError("collectives: at least one point with at_once = 1 is needed")
+        raise InputError("collectives: needs at least one point with at_once = 1")
     keys = sorted(times)
     return (
         np.array([ranks for _, ranks in keys], float),
@@ -242,7 +242,7 @@ def _fit(
 def _uneven(
     collective: Collective, ranks: Floats, sizes: Floats, seconds: Floats
 ) -> Iterator[Uneven]:
-    """Numbers of ranks whose times deviate from the pieces in one direction at three in four
+    """Rank counts whose times deviate from the pieces in the same direction at three in four
     sizes."""
     times = seconds / np.asarray(measured_collective_s(collective, ranks, sizes))
     for count in np.unique(ranks).tolist():
@@ -253,9 +253,10 @@ def _uneven(
 
 
 def _design(ranks: Floats, sizes: Floats, piece: Piece) -> Floats:
-    """Coefficients of alpha and beta of a piece at each point, (points, 2).
+    """Coefficients of a piece's alpha and beta at each point, (points, 2).
 
-    With a single size they are confounded: then the time is taken to be proportional to the bytes.
+    With a single size they cannot be separated; the time is then taken as proportional to the
+    bytes.
     """
     startups = startup_growth(piece.startup_growth, ranks)
     if (sizes == sizes[0]).all() and sizes[0] > 0.0:
@@ -264,7 +265,7 @@ def _design(ranks: Floats, sizes: Floats, piece: Piece) -> Floats:
 
 
 def _pieces(ranks: Floats, sizes: Floats, seconds: Floats) -> list[Piece]:
-    """The best pieces, with their number chosen by the information criterion."""
+    """The best pieces; the information criterion chooses their number."""
     distinct = np.unique(sizes)
     index = np.linspace(0, len(distinct), min(MOST_BEGINNINGS, len(distinct)) + 1)
     index = np.unique(np.rint(index)).astype(np.int64)
@@ -279,7 +280,7 @@ def _pieces(ranks: Floats, sizes: Floats, seconds: Floats) -> list[Piece]:
             here = (sizes >= edges[low]) & (sizes < edges[high])
             begin = edges[low] if low else 0.0
             segments[low, high] = _segment(ranks[here], sizes[here], seconds[here], begin)
-    # best[k][j]: k + 1 pieces of all sizes before edge j
+    # best[k][j]: k + 1 pieces for all sizes before edge j
     best[0] |= {j: (s.error, [s.piece]) for (i, j), s in segments.items() if i == 0 and j < count}
     for _ in range(1, MOST_PIECES):
         longer: dict[int, tuple[float, list[Piece]]] = {}

@@ -1,4 +1,4 @@
-"""Fits links and collectives of a cluster file to measurement files."""
+"""Fits the links and collectives of a cluster file to measurement files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 import msgspec
 
-from perfmodel.base import tables
+from perfmodel.base import files, tables
 from perfmodel.base.errors import InputError, unknown_name, whole_number
 from perfmodel.base.files import finite
 from perfmodel.base.provenance import Source
@@ -31,19 +31,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TABLE_COLUMNS = ("operation", "ranks", "bytes", "seconds")
-"""Required columns of a table of measurements; at_once and count are optional."""
+"""Required columns of a measurement table; at_once and count are optional."""
 
 
 class NetworkFit(Drawn, frozen=True, kw_only=True):
-    """A measured cluster and the fits behind it; None, or absent, for anything that was not
-    measured.
+    """A measured cluster and the fits behind it; what was not measured is None or absent.
 
     Attributes
     ----------
-    link, inside : between nodes, and between the devices of one node.
-    collectives : one for each measured operation.
+    link, inside : fits of the link between nodes, and of that between the devices of a node.
+    collectives : one per measured operation.
     notes : what was left out, and why.
-    measured : what was fitted to, for the figure.
+    measured : the measurements of the fit, for the figure.
     """
 
     cluster: Cluster
@@ -54,14 +53,14 @@ class NetworkFit(Drawn, frozen=True, kw_only=True):
     measured: tuple[Measurements, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-like values, without ``measured``; unknown ends of intervals are None."""
+        """Return JSON-like values, without ``measured``; unknown interval ends are None."""
         fitted = msgspec.structs.replace(self, measured=())
         values: dict[str, Any] = finite(msgspec.to_builtins(fitted))
         del values["measured"]
         return values
 
     def plot(self) -> Figure:
-        """A matplotlib figure: measured and fitted times over size (extra ``plot``).
+        """Draw measured and fitted times over size as a matplotlib figure (extra ``plot``).
 
         Raises
         ------
@@ -72,7 +71,7 @@ class NetworkFit(Drawn, frozen=True, kw_only=True):
         return times(series(self.measured, self._fitted_s), f"cluster {self.cluster.name}")
 
     def _fitted_s(self, m: Measurements, each: Measurement) -> float | None:
-        """Seconds of a measurement by the fit; None where it is not of it."""
+        """Fitted seconds of a measurement; None if it was not part of the fit."""
         for fit in self.collectives:
             if fit.collective.operation == each.operation:
                 return fit.predict(each.ranks, each.bytes, at_once=each.at_once, extrapolate=True)
@@ -82,7 +81,7 @@ class NetworkFit(Drawn, frozen=True, kw_only=True):
         return link.seconds(each)
 
     def lines(self) -> list[str]:
-        """As a table to print: estimates with their 90 % intervals, pieces, and residuals."""
+        """Return a printable table: estimates with their 90 % intervals, pieces, and residuals."""
         rows: list[tuple[str, ...]] = []
         for name, link in (("link", self.link), ("link inside a node", self.inside)):
             if link is not None:
@@ -90,18 +89,25 @@ class NetworkFit(Drawn, frozen=True, kw_only=True):
         for fit in self.collectives:
             rows += _collective_rows(fit)
         width = [max(len(row[i]) for row in rows) for i in range(2)]
-        told = [f"{a:{width[0]}}  {b:{width[1]}}  {c}".rstrip() for a, b, c in rows]
-        return [*told, *(f"note: {note}" for note in self.notes)]
+        printed = [f"{a:{width[0]}}  {b:{width[1]}}  {c}".rstrip() for a, b, c in rows]
+        return [*printed, *(f"note: {note}" for note in self.notes)]
+
+
+def _is_table(path: str | Path) -> bool:
+    """Whether a file is a table: by its name, or by its content where it has none."""
+    if str(path) == files.STDIN:
+        return not files.is_json(files.read_bytes(path))
+    return Path(path).suffix.lower() == ".csv"
 
 
 def read(path: str | Path) -> Measurements:
-    """Read a measurement file, or a table (CSV) with a measurement in each line.
+    """Read a measurement file, or a table (CSV) with one measurement per row.
 
     Raises
     ------
-    InputError : it cannot be read, or a line is out of range.
+    InputError : the file cannot be read, or a row is out of range.
     """
-    if Path(path).suffix.lower() != ".csv":
+    if not _is_table(path):
         return read_measurements(path)
     table = tables.read(path)
     table.need(*TABLE_COLUMNS)
@@ -123,7 +129,7 @@ def read(path: str | Path) -> Measurements:
             )
         )
     return Measurements(
-        name=Path(path).stem,
+        name=Path(path).stem.strip("<>"),
         backend="table",
         measurements=tuple(found),
         source=Source("measured", f"table {Path(path).name}"),
@@ -140,23 +146,25 @@ def fit_network(
 ) -> NetworkFit:
     """Fit a cluster to measurements.
 
-    Messages are between ranks 0 and 1: on two nodes they measure the link between nodes, on one
-    node that inside. If some collectives span several nodes, those within one node are left out.
+    Messages are between ranks 0 and 1. If these are on two nodes they measure the link between
+    nodes; on one node, the link inside. If some collectives span several nodes, those within one
+    node are left out.
 
     Parameters
     ----------
-    name : of the cluster; by default that of ``base``, or of the first measurements.
+    name : name of the cluster; defaults to that of ``base``, or else of the first measurements.
     nominal_bytes_per_s : nominal bandwidth of the link between nodes; the achieved fraction becomes
-    its efficiency. By default the bandwidth is the achieved one.
-    devices_per_node : by default the number of ranks on one node.
-    base : a cluster for all values that were not measured.
+        its efficiency. By default the achieved bandwidth is taken as nominal.
+    devices_per_node : defaults to the number of ranks on one node.
+    base : a cluster that provides all values that were not measured.
 
     Raises
     ------
-    InputError : no measurements; messages that measure no link; an unknown link between nodes.
+    InputError : there are no measurements; messages cannot determine a link; the link between nodes
+        is neither measured nor given.
     """
     if not measured:
-        raise InputError("measurements: at least one file is needed")
+        raise InputError("measurements: needs at least one file")
     if devices_per_node is not None:
         whole_number("devices_per_node", devices_per_node)
     link = _link([m for m in measured if not _inside(m)])
@@ -174,7 +182,7 @@ def fit_network(
         nic = inside.link()
     else:
         raise InputError(
-            "measurements: no ping_pong or stream between two nodes; give a base cluster, or the "
+            "measurements: no ping_pong or stream between two nodes; give a base cluster or the "
             "nominal bandwidth"
         )
     fitted = Cluster(
@@ -196,16 +204,16 @@ def fit_network(
 
 
 def merged(base: Cluster, fitted: Cluster, *, devices: bool = True) -> Cluster:
-    """A cluster with the links and collectives of a measured one.
+    """Return ``base`` with the links and collectives of a measured cluster.
 
-    Everything else stays, such as servers and nodes that differ, and so do operations that were not
-    measured again. With ``devices`` the devices of a node are those of the measured one.
+    Everything else stays: servers, overrides of nodes, and operations that were not measured again.
+    With ``devices``, the devices per node are those of the measured cluster.
     """
     again = {each.operation for each in fitted.collectives}
     kept = tuple(each for each in base.collectives if each.operation not in again)
     source = Source(
         fitted.source.kind,
-        f"{fitted.source.text}; all else as cluster {base.name}: {base.source.text}",
+        f"{fitted.source.text}; all else from cluster {base.name}: {base.source.text}",
         url=base.source.url,
         date=fitted.source.date,
     )
@@ -221,14 +229,14 @@ def merged(base: Cluster, fitted: Cluster, *, devices: bool = True) -> Cluster:
 
 
 def _joined(link: Link, base: Cluster | None) -> IntraNode:
-    """The connection of devices in a node, of which two were measured: of the base's kind."""
+    """The links inside a node, measured between two devices; of the same kind as in ``base``."""
     known = None if base is None else base.intra_node
     kind = "bus" if known is None else known.kind
     return IntraNode(link.bandwidth_bytes_per_s, link.latency_s, link.efficiency, kind)
 
 
 def _inside(measured: Measurements) -> bool:
-    """Whether ranks 0 and 1 share a node."""
+    """Return whether ranks 0 and 1 share a node."""
     return len(measured.nodes) > 1 and measured.nodes[0] == measured.nodes[1]
 
 
@@ -246,7 +254,7 @@ def _link(measured: Sequence[Measurements]) -> LinkFit | None:
 def _collectives(
     measured: Sequence[Measurements], devices_per_node: int
 ) -> tuple[list[CollectiveFit], list[str]]:
-    """A fit of each operation, and notes on what was left out."""
+    """Fit each operation; also return notes on what was left out."""
     fits, notes = [], []
     for operation in get_args(Operation):
         found = [
@@ -260,7 +268,7 @@ def _collectives(
             continue
         beyond = [point for point in found if point.ranks > devices_per_node]
         if beyond and len(beyond) < len(found):
-            notes.append(f"{operation} among ranks of one node is left out: others go beyond it")
+            notes.append(f"{operation}: runs within one node are left out: others span nodes")
         fits.append(fit_collective(operation, beyond or found))
     return fits, notes
 
@@ -276,8 +284,8 @@ def _link_rows(name: str, link: LinkFit) -> list[tuple[str, ...]]:
         "latency": (link.latency_s, "s"),
         "bandwidth": (link.bandwidth_bytes_per_s, "bytes_per_s"),
         "each further message": (link.per_message_s, "s"),
-        "duplex, each way over one alone": (link.duplex_fraction, ""),
-        "incast, time over even shares": (link.incast_factor, ""),
+        "duplex, rate over one way alone": (link.duplex_fraction, ""),
+        "incast, time over even sharing": (link.incast_factor, ""),
     }
     rows = [
         (f"{name}: {what}", show(estimate.value, unit), _interval(estimate, unit))
@@ -307,7 +315,7 @@ def _collective_rows(fit: CollectiveFit) -> list[tuple[str, ...]]:
         part = fit.contention
         rows.append(
             (
-                f"{measured.operation}: each further one at once adds, over one alone",
+                f"{measured.operation}: each further concurrent one adds, over one alone",
                 show(part.value, ""),
                 _interval(part, ""),
             )
@@ -321,7 +329,7 @@ def _collective_rows(fit: CollectiveFit) -> list[tuple[str, ...]]:
 
 def _interval(estimate: Estimate, unit: str) -> str:
     if math.isinf(estimate.high):
-        return "(interval not known: too few points)"
+        return "(interval unknown: too few points)"
     return f"({show(estimate.low, unit)} to {show(estimate.high, unit)})"
 
 

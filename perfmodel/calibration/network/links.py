@@ -1,12 +1,12 @@
-r"""Fits a link to measured messages: latency, bandwidth, and the costs of several messages.
+r"""Fits a link to measured messages: latency, bandwidth, and the cost of further messages.
 
-k messages of n bytes, back to back, are assumed to arrive after
+k messages of n bytes, sent back to back, are assumed to arrive after
 
 .. math:: \alpha + (k - 1) \gamma + k n \beta
 
-with k = 1 for *ping_pong* and *stream*. All three are fitted together, to the median of each
-measurement, by the least sum of relative errors. Messages of medium size are left out of the fit:
-their times depend on the history of the link (a token bucket, or a window, that filled up in a
+with k = 1 for *ping_pong* and *stream*. All three parameters are fitted together to the median of
+each measurement, by the smallest sum of relative errors. Messages of medium size are left out:
+their times depend on the history of the link (a token bucket or a window that filled up during a
 pause), while small ones identify the latency and large ones the long-run bandwidth.
 """
 
@@ -28,13 +28,13 @@ from perfmodel.inputs.cluster import Link
 from perfmodel.measuring.measurements import Measurement
 
 LEAST_MOVING = 0.5
-"""Least fraction of a message's time spent moving bytes, to measure how directions or senders
-share."""
+"""Minimum fraction of a message's time spent moving bytes, for it to show how directions or senders
+share the link."""
 
 
 END_FACTOR = 16.0
-"""Messages within this factor of the smallest are small ones, those within this factor of the
-largest are large ones."""
+"""Messages within this factor of the smallest count as small, those within this factor of the
+largest as large."""
 
 
 class LinkFit(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,16 +42,16 @@ class LinkFit(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes
     ----------
-    latency_s : one way. bandwidth_bytes_per_s : of payload, one way.
-    per_message_s : time that each further message takes beside its bytes.
-    duplex_fraction : rate of each direction while both send, as a fraction of that of a single one:
-    1 for full duplex, 0.5 for half.
-    incast_factor : time of several senders to one receiver, as a multiple of that of their bytes
-    over its link: 1 where they share it without loss.
-    bytes : least and greatest message that latency and bandwidth were fitted to.
-    residuals : relative errors of all single messages, and of those back to back.
-
-    The middle three are None where not measured.
+    latency_s : one way.
+    bandwidth_bytes_per_s : of payload, one way.
+    per_message_s : time that each further message takes in addition to its bytes; None if not
+        measured.
+    duplex_fraction : rate of each direction while both send, as a fraction of the rate of one
+        alone: 1 for full duplex, 0.5 for half; None if not measured.
+    incast_factor : time of several senders to one receiver, over the time of their bytes on its
+        link: 1 if they share it without loss; None if not measured.
+    bytes : smallest and largest message in the fit of latency and bandwidth.
+    residuals : relative errors of all messages, single and back to back.
     """
 
     latency_s: Estimate
@@ -63,11 +63,11 @@ class LinkFit(msgspec.Struct, frozen=True, kw_only=True):
     residuals: Residuals
 
     def link(self, nominal_bytes_per_s: float | None = None) -> Link:
-        """The link for a cluster: its nominal bandwidth, with the achieved fraction as efficiency.
+        """Make a cluster's link: its nominal bandwidth, with the achieved fraction as efficiency.
 
         Raises
         ------
-        InputError : more than the nominal bandwidth is achieved.
+        InputError : the achieved bandwidth exceeds the nominal one.
         """
         achieved = rounded(self.bandwidth_bytes_per_s.value)
         latency_s = rounded(self.latency_s.value)
@@ -75,13 +75,13 @@ class LinkFit(msgspec.Struct, frozen=True, kw_only=True):
             return Link(achieved, latency_s)
         if achieved > nominal_bytes_per_s:
             raise InputError(
-                f"nominal: {show(achieved, 'bytes_per_s')} were achieved, more than "
+                f"nominal: the achieved {show(achieved, 'bytes_per_s')} exceeds the nominal "
                 f"{show(nominal_bytes_per_s, 'bytes_per_s')}"
             )
         return Link(nominal_bytes_per_s, latency_s, rounded(achieved / nominal_bytes_per_s))
 
     def seconds(self, each: Measurement) -> float | None:
-        """Seconds of a measured message by the fit; None for what was not fitted."""
+        """Fitted seconds of a measured message; None for kinds that were not fitted."""
         sent_s = each.bytes / self.bandwidth_bytes_per_s.value
         if each.operation == "duplex" and self.duplex_fraction is not None:
             return self.latency_s.value + sent_s / self.duplex_fraction.value
@@ -95,7 +95,7 @@ class LinkFit(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-like values."""
+        """Return the fit as JSON-like values."""
         values: dict[str, Any] = msgspec.to_builtins(self)
         return values
 
@@ -105,7 +105,7 @@ def fit_link(measurements: Sequence[Measurement]) -> LinkFit:
 
     Raises
     ------
-    InputError : ping_pong and stream have fewer than two sizes, or take no longer for more bytes.
+    InputError : ping_pong and stream have fewer than two sizes, or more bytes take no longer.
 
     >>> def sent(n, k=1, name="stream"):
     ...     seconds = 50e-6 + (k - 1) * 2e-6 + k * n / 1e9
@@ -119,7 +119,7 @@ def fit_link(measurements: Sequence[Measurement]) -> LinkFit:
     sizes = {m.bytes for m in single}
     if len(sizes) < 2:
         raise InputError(
-            "measurements: ping_pong or stream of at least two sizes are needed for a link, "
+            "measurements: a link needs ping_pong or stream of at least two sizes, "
             f"got {len(sizes)}"
         )
     trains = [m for m in measurements if m.operation == "messages" and m.count > 1]
@@ -128,8 +128,8 @@ def fit_link(measurements: Sequence[Measurement]) -> LinkFit:
     latency, per_byte, *rest = estimates(_design(used, bool(trains)), _medians(used))
     if not per_byte.value > 0.0:
         raise InputError(
-            "measurements: more bytes took no longer; ping_pong or stream of larger messages are "
-            "needed for a bandwidth"
+            "measurements: more bytes took no longer; a bandwidth needs ping_pong or stream of "
+            "larger messages"
         )
 
     every = [*single, *trains]

@@ -1,4 +1,4 @@
-"""Robust linear fits by least sums of relative errors, and bootstrap intervals."""
+"""Robust linear fits with the smallest sum of relative errors, and bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from perfmodel.base.arrays import Floats
 from perfmodel.calibration.statistics import Estimate
 
 QUANTILES = (0.05, 0.95)
-"""Ends of an interval of 90 %."""
+"""Ends of a 90 % interval."""
 
 ROUNDS, SETTLED = 20, 1e-4
-"""Most iterations of reweighting, and the relative change at which they end."""
+"""Maximum reweighting iterations, and the relative change at which they stop."""
 
 ALMOST_NOTHING = 1e-14
 """Regularisation added to the normal equations, as a fraction of the largest element."""
@@ -23,18 +23,18 @@ SMALLEST = 1e-4
 """Relative error below which weights stay constant: the resolution of clocks and printed digits."""
 
 DRAWS = 200
-"""Bootstrap samples for an interval, whose ends are the 10th least and 10th greatest estimates."""
+"""Bootstrap samples for an interval; its ends are the 10th smallest and 10th largest estimates."""
 
 
 def least_absolute(design: Floats, values: Floats) -> Floats:
-    r"""Factors x of 0 or more (..., terms) with the least sum of relative errors.
+    r"""Factors x of 0 or more (..., terms) with the smallest sum of relative errors.
 
     .. math:: \sum_i | (A x)_i / v_i - 1 |
 
-    ``design`` A is (..., points, terms), ``values`` v is (..., points), all above 0. Outliers have
-    little influence if they are a minority, unlike in least squares.
-    By iteratively reweighted least squares (Holland, Welsch, Communications in Statistics A6, 1977,
-    doi 10.1080/03610927708827533).
+    ``design`` A is (..., points, terms), ``values`` v is (..., points), all above 0. Unlike in
+    least squares, outliers have little influence if they are a minority. Solved by iteratively
+    reweighted least squares (Holland, Welsch, Communications in Statistics A6, 1977, doi
+    10.1080/03610927708827533).
 
     >>> sizes = np.array([1.0, 2.0, 3.0, 4.0])
     >>> x = least_absolute(np.stack([sizes**0, sizes], axis=1), np.array([3.0, 5.0, 70.0, 9.0]))
@@ -45,13 +45,13 @@ def least_absolute(design: Floats, values: Floats) -> Floats:
     size = np.abs(scaled).max(axis=-2, keepdims=True)
     size[size == 0.0] = 1.0
     scaled = scaled / size
-    found = _renewed(scaled, _squares)
+    found = _reweighted(scaled, _squares)
     for index in np.argwhere((found < 0.0).any(axis=-1)).tolist():
-        found[tuple(index)] = _renewed(scaled[tuple(index)], _squares_above_0)
+        found[tuple(index)] = _reweighted(scaled[tuple(index)], _squares_above_0)
     return np.asarray(found / size[..., 0, :])
 
 
-def _renewed(scaled: Floats, squares: Callable[[Floats, Floats], Floats]) -> Floats:
+def _reweighted(scaled: Floats, squares: Callable[[Floats, Floats], Floats]) -> Floats:
     """Iteratively reweighted least squares of ``scaled`` x - 1."""
     weight = np.ones(scaled.shape[:-1])
     found = squares(scaled, weight)
@@ -66,7 +66,7 @@ def _renewed(scaled: Floats, squares: Callable[[Floats, Floats], Floats]) -> Flo
 def _squares(scaled: Floats, weight: Floats) -> Floats:
     weighted = scaled * weight[..., None]
     square = np.swapaxes(weighted, -1, -2) @ scaled
-    some = ALMOST_NOTHING * square.max() * np.eye(square.shape[-1])  # a factor may be 0
+    some = ALMOST_NOTHING * square.max() * np.eye(square.shape[-1])  # in case a factor is 0
     return np.asarray(np.linalg.solve(square + some, weighted.sum(axis=-2)[..., None])[..., 0])
 
 
@@ -78,11 +78,11 @@ def _squares_above_0(scaled: Floats, weight: Floats) -> Floats:
 
 
 def estimates(design: Floats, values: Floats) -> tuple[Estimate, ...]:
-    """Each factor of :func:`least_absolute` with its bootstrap interval.
+    """Estimate each factor of :func:`least_absolute` with a bootstrap interval.
 
     Relative errors are resampled (Efron, Tibshirani, "An introduction to the bootstrap", 1993,
     chapter 9), scaled up to correct for the degrees of freedom of the fit. If there are no more
-    points than factors, the scatter is unknown and the interval is from 0 to infinity.
+    points than factors, the scatter is unknown and the interval extends from 0 to infinity.
     """
     found = least_absolute(design, values)
     points, terms = design.shape
@@ -101,5 +101,5 @@ def estimates(design: Floats, values: Floats) -> tuple[Estimate, ...]:
 
 
 def rounded(value: float) -> float:
-    """Round to six digits for files, which is more than any measurement has."""
+    """Round to six digits for files; no measurement is more precise."""
     return float(f"{value:.6g}")

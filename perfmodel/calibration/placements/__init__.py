@@ -1,4 +1,4 @@
-"""Fits data-parallel training on placements of devices over nodes."""
+"""Fits data-parallel training to measured placements of devices on nodes."""
 
 from perfmodel.calibration.placements.fit import Placements, Traits, calibrate_placements
 from perfmodel.calibration.placements.table import Step, Training

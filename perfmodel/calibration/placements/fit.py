@@ -1,10 +1,10 @@
 r"""Fits a cluster's links and traits of DNNs to measured steps on placements of devices.
 
 The formula is in :mod:`perfmodel.calibration.placements.model`. All DNNs on a cluster share its
-links; traits of a DNN are fitted as far as its steps identify them, and otherwise shrunk to those
-of most DNNs (Gelman, Hill, "Data Analysis Using Regression and Multilevel/Hierarchical Models",
-2007, chapter 12). What comes out are a :class:`Cluster` and a :class:`Profile` for each DNN, of
-which :func:`perfmodel.predict` answers.
+links. The traits of a DNN are fitted as far as its steps identify them, and otherwise shrunk
+towards those of most DNNs (Gelman, Hill, "Data Analysis Using Regression and
+Multilevel/Hierarchical Models", 2007, chapter 12). The results are a :class:`Cluster`, and a
+:class:`Profile` for each DNN, which :func:`perfmodel.predict` takes.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KEPT = 0.5
-"""Fraction of a one-node step's logarithmic deviation from the formula that carries over to
-others, as computing. 0.3 to 0.7 do as well on two published clusters."""
+"""Fraction of a one-node step's logarithmic deviation from the formula that carries over to other
+placements, as compute time. Values from 0.3 to 0.7 do as well on two published clusters."""
 
 STEP_SPREAD, NODE_STEP_SPREAD = 0.07, 0.1
-"""Expected standard deviations of logarithms: of steps on several nodes, and on one."""
+"""Expected standard deviations of the logarithm of a step time, on several nodes and on one."""
 
 AS_MANY = (200, 60)
-"""Effective number of steps of each DNN on several nodes and on one, whatever their actual number:
-neighbouring batches are alike."""
+"""Effective number of steps of each DNN on several nodes and on one, whatever the actual number:
+neighbouring batch sizes give similar steps."""
 
 ROUNDS = 3
-"""How often spreads are learnt. The less DNNs differ, the better they tell the links, of which the
-spreads are what is left."""
+"""Rounds of learning the spreads. The less the DNNs differ, the better they determine the links,
+and the spreads are what the links leave unexplained."""
 
 FIRM = 1e-3
-"""Standard deviation of the logarithm of a link that is taken as it is."""
+"""Standard deviation of the logarithm of a link value that is kept as it is."""
 
 SOURCE = Source("measured", "fitted to measured steps (perfmodel.calibration.placements)")
 
@@ -61,9 +61,9 @@ SOURCE = Source("measured", "fitted to measured steps (perfmodel.calibration.pla
 class Traits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a DNN differs from others, see :data:`perfmodel.calibration.placements.model.TRAITS`.
 
-    ``known`` is where its steps were measured that tell: on several *nodes*, on several devices of
-    one *node*, or on one *device* only. ``spread`` is the standard deviation of the logarithm of
-    what its bytes take on the network, ``noise`` that of steps that should be equal.
+    ``known`` names the measurements that the traits come from: steps on several *nodes*, on several
+    devices of one *node*, or on one *device* only. ``spread`` is the standard deviation of the
+    logarithm of its cost per byte on the network, ``noise`` that of repeated steps.
     """
 
     bytes: float = TRAITS["bytes"].value
@@ -76,13 +76,13 @@ class Traits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Placements(Drawn, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A calibrated cluster, and what is known of the DNNs that it was calibrated with.
+    """A calibrated cluster, and the traits of the DNNs that it was calibrated with.
 
     Attributes
     ----------
-    cluster : with the fitted links.
-    traits : of each DNN that was run on several devices.
-    spreads : what is left unknown of other DNNs.
+    cluster : the cluster with the fitted links.
+    traits : of each DNN that ran on several devices.
+    spreads : the remaining uncertainty for other DNNs.
     """
 
     cluster: Cluster
@@ -90,7 +90,7 @@ class Placements(Drawn, frozen=True, forbid_unknown_fields=True, kw_only=True):
     spreads: Spreads
 
     def plot(self) -> Figure:
-        """A matplotlib figure: the links with their intervals (extra ``plot``).
+        """Draw the links with their intervals as a matplotlib figure (extra ``plot``).
 
         Raises
         ------
@@ -106,20 +106,21 @@ class Placements(Drawn, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return fit(rows, [], f"{self.cluster.name}: {len(self.traits)} models on several devices")
 
     def traits_of(self, training: Training) -> Traits:
-        """How a DNN differs from others: as fitted, or from its steps on one node."""
+        """Traits of a DNN: as fitted, or else estimated from its steps on one node."""
         found = self.traits.get(training.name)
         return _own_traits(self.cluster, self.spreads, training) if found is None else found
 
     def knowing(self, training: Training) -> Placements:
-        """The same with the traits of a DNN, so that they are not fitted each time."""
+        """Return a copy that stores the traits of a DNN, so that they are not fitted each time."""
         traits = self.traits | {training.name: self.traits_of(training)}
         return msgspec.structs.replace(self, traits=traits)
 
     def profile(self, training: Training, devices: int = 1) -> Profile:
-        """The workload of a DNN where so many devices share the fullest node.
+        """Make the workload of a DNN with ``devices`` devices on the fullest node.
 
-        Computing is that on as many devices of one node; where that was not measured, or its
-        waiting is unknown, it grows from that on one device by what is known of the DNN.
+        Compute time is the one measured on that many devices of one node. If that was not measured,
+        or its waiting time is unknown, it is extrapolated from one device by the DNN's known
+        growth.
         """
         own, traits = OneNode(training), self.traits_of(training)
         sizes = own.batches(devices)
@@ -156,13 +157,13 @@ class Placements(Drawn, frozen=True, forbid_unknown_fields=True, kw_only=True):
         )
 
     def job(self, profile: Profile, devices: Sequence[int], batch_size: int) -> Job:
-        """A job with so many devices on each node, and so many samples on each device.
+        """Make a job with ``devices`` devices on each node and ``batch_size`` samples per device.
 
         ``profile`` is the workload for as many devices as the fullest node has.
 
         Raises
         ------
-        InputError : no node, no device on a node, or no sample.
+        InputError : there is no node, a node has no device, or ``batch_size`` is not positive.
         """
         check_devices(tuple(devices))
         most = max(*devices, self.cluster.devices_per_node)
@@ -183,7 +184,7 @@ class Placements(Drawn, frozen=True, forbid_unknown_fields=True, kw_only=True):
         if devices > 1 and not own.knows(devices):
             part = 1.0 - 1.0 / devices if traits.known == "device" else 0.0
             known["compute_s"] = max(self.spreads.contention * part, self.spreads.growth)
-        # equal steps differ: the measured one, and those that computing was taken from
+        # repeated steps vary: the measured one, and those that the compute time comes from
         noise = self.spreads.noise if traits.known == "device" else traits.noise
         known["compute_s"] = math.hypot(known.get("compute_s", 0.0), noise)
         values = list(known.values())
@@ -202,21 +203,23 @@ def calibrate_placements(
     cluster: Cluster,
     spreads: Mapping[str, float] | None = None,
 ) -> Placements:
-    """Fit the links of a cluster, and traits of DNNs, to steps of DNNs on it.
+    """Fit a cluster's links and the traits of DNNs to measured steps on it.
 
-    ``cluster`` says what is expected of its links, and ``spreads`` how firmly: standard deviations
-    of logarithms of :data:`perfmodel.calibration.placements.model.LINKS`, where these differ.
-    Without steps on more than one device it stays as expected; intervals are accordingly wide.
+    ``cluster`` has the expected link values. ``spreads`` overrides how firmly they are expected:
+    standard deviations of logarithms, by names of
+    :data:`perfmodel.calibration.placements.model.LINKS`. Without steps on more than one device the
+    links stay as expected, with correspondingly wide intervals.
 
     Raises
     ------
-    InputError : two DNNs of one name; no links inside nodes, or those of a bus; no such link.
+    InputError : two DNNs have the same name; the cluster has no links inside nodes, or a bus; an
+        unknown name in ``spreads``.
     """
     names = [training.name for training in trainings]
     if len(set(names)) < len(names):
-        raise InputError(f"trainings: more than one of a name: {', '.join(sorted(names))}")
+        raise InputError(f"trainings: names must differ: {', '.join(sorted(names))}")
     if cluster.intra_node is None or cluster.intra_node.kind == "bus":
-        raise InputError("cluster: intra_node of kind per_device is needed")
+        raise InputError("cluster: needs intra_node of kind per_device")
     for name, spread in (spreads or {}).items():
         if name not in LINKS:
             raise unknown_name("fitted link", name, LINKS)
@@ -235,7 +238,7 @@ def calibrate_placements(
 
 
 class _Measured:
-    """Measured steps on more than one device, in arrays for the fit.
+    """Measured steps on more than one device, as arrays for the fit.
 
     ``links`` are the parameters of the links.
     """
@@ -267,7 +270,7 @@ class _Measured:
         self.regression = Regression([*links, *own], self._misses, weight)
 
     def _misses(self, values: Mapping[str, Floats], points: int) -> Floats:
-        """Logarithms of predicted over measured steps, (points, steps)."""
+        """Logarithms of predicted over measured step times, (points, steps)."""
         if not len(self.dnn):
             return np.zeros((points, 0))
         links = {name: values[name][:, None] for name in LINKS}
@@ -279,14 +282,14 @@ class _Measured:
         return self.regression.solve([self.regression.centre])
 
     def without(self, index: int, point: Floats) -> dict[str, float]:
-        """The most likely links without the steps of a DNN, by name."""
+        """The most likely links without the steps of one DNN, by name."""
         others = np.flatnonzero(self.dnn != index)
         values = self.regression.values(self.regression.solve([point], of=others))
         return {name: values[name] for name in LINKS}
 
     def link_covariance(self, point: Floats, bytes_spread: float) -> Floats:
-        """Covariance of the logarithms of the links, in the order of :data:`LINKS`, where what the
-        bytes of a DNN take has such a spread."""
+        """Covariance of the logarithms of the links, in the order of :data:`LINKS`, if the cost per
+        byte of a DNN has the spread ``bytes_spread``."""
         usual = self.regression
         links = [usual.parameters[name] for name in LINKS]
         traits = model.trait_parameters(self.names, bytes_spread)
@@ -297,7 +300,7 @@ class _Measured:
     def traits(self, point: Floats) -> dict[str, Traits]:
         """How each DNN with steps on several devices differs from others."""
         values, names = self.regression.values(point), self.regression.names
-        # given the links: what is left unknown of those is the cluster's
+        # given the links: their own uncertainty belongs to the cluster
         rest = [i for i, name in enumerate(names) if name not in LINKS]
         precision = np.linalg.inv(self.regression.covariance(point, 1.0))
         covariance = np.linalg.inv(precision[np.ix_(rest, rest)])
@@ -324,9 +327,9 @@ class _Measured:
 def _left_out(
     measured: _Measured, trainings: Sequence[Training], point: Floats, index: int
 ) -> Left:
-    """How far a DNN's steps on several nodes are off where other DNNs tell the links.
+    """Prediction errors of a DNN's steps on several nodes if only other DNNs determine the links.
 
-    Those on several devices of one node, if there are no others.
+    If there are none on several nodes, those on several devices of one node.
     """
     training, links = trainings[index], measured.without(index, point)
     alone = tuple(step for step in training.steps if len(step.devices) == 1)
@@ -364,23 +367,24 @@ def _left_out(
 
 
 def _own_traits(cluster: Cluster, spreads: Spreads, training: Training) -> Traits:
-    """How a DNN differs from others, from its steps on one node.
+    """Traits of a DNN from its steps on one node.
 
-    Links that other DNNs told are taken as they are; those of no DNN may be other than expected.
+    Links that other DNNs determined are kept as they are; otherwise they may deviate from the
+    expected values.
     """
     steps = tuple(step for step in training.steps if len(step.devices) == 1)
     if all(step.devices == (1,) for step in steps):
         return Traits(spread=spreads.device)
     one = msgspec.structs.replace(training, steps=steps)
-    told = cluster.calibration is None or cluster.calibration.rows > 0
-    firm = dict.fromkeys(LINKS, FIRM) if told else {}
+    fitted = cluster.calibration is None or cluster.calibration.rows > 0
+    firm = dict.fromkeys(LINKS, FIRM) if fitted else {}
     measured = _Measured(cluster, [one], link_parameters(cluster, firm))
     found = measured.traits(measured.solve())[training.name]
     return msgspec.structs.replace(found, spread=spreads.node)
 
 
 def formula_s(cluster: Cluster, traits: Traits, own: OneNode, steps: Sequence[Step]) -> Floats:
-    """Seconds of steps of a DNN by the formula, (steps,)."""
+    """Step times of a DNN by the formula, (steps,)."""
     if not steps:
         return np.zeros(0)
     links = {name: np.full((1, 1), value_at(cluster, name)) for name in LINKS}
@@ -389,7 +393,7 @@ def formula_s(cluster: Cluster, traits: Traits, own: OneNode, steps: Sequence[St
 
 
 def with_links(cluster: Cluster, links: Mapping[str, float]) -> Cluster:
-    """A cluster with other values of fitted links, by name."""
+    """Return a cluster with other values of fitted links, by name."""
     for name, value in links.items():
         cluster = scaled(cluster, name, _rounded(value) / value_at(cluster, name))
     return cluster
@@ -398,11 +402,11 @@ def with_links(cluster: Cluster, links: Mapping[str, float]) -> Cluster:
 def _calibrated(
     measured: _Measured, trainings: Sequence[Training], point: Floats, spreads: Spreads
 ) -> Cluster:
-    """The cluster with the most likely links, and what is left unknown of them."""
+    """Return the cluster with the most likely links and their remaining uncertainty."""
     nodes, values = measured.placed.nodes, measured.regression.values(point)
     cluster = with_links(measured.cluster, {name: values[name] for name in LINKS})
     growth = DOUBLING
-    if nodes.max(initial=1.0) > 2.0:  # what two nodes have of their links only two can tell
+    if nodes.max(initial=1.0) > 2.0:  # only steps on two nodes determine pair_efficiency
         firm = link_parameters(cluster, {"pair_efficiency": FIRM})
         growth = _growth(_Measured(cluster, trainings, firm))
     return msgspec.structs.replace(
@@ -421,10 +425,10 @@ def _calibrated(
 
 
 def _growth(measured: _Measured) -> float:
-    """Standard deviation added for each doubling of the nodes: of the steps on more than two nodes,
-    predicted from those on two at most, what is beyond that of the latter.
+    """Standard deviation added per doubling of the nodes: the excess of the errors on more than
+    two nodes, predicted from those on at most two, over the errors of the latter.
 
-    What is assumed of all jobs counts as :data:`WEIGHT` steps a doubling away.
+    The general assumption for all jobs counts as :data:`WEIGHT` steps one doubling away.
     """
     far, regression = measured.placed.nodes > 2.0, measured.regression
     misses = regression.misses(regression.solve([regression.centre], of=~far)[None])[0]
@@ -435,5 +439,5 @@ def _growth(measured: _Measured) -> float:
 
 
 def _rounded(value: float) -> float:
-    """Six digits, which is more than any measurement has."""
+    """Round to six digits; no measurement is more precise."""
     return float(f"{value:.6g}")

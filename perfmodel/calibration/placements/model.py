@@ -1,13 +1,13 @@
-r"""Step time of data-parallel training as a function of the placement of devices, on arrays.
+r"""Step time of data-parallel training as a function of device placement, on arrays.
 
-It is the all-reduce of :mod:`perfmodel.architectures.allreduce` with a ring, a bucket for each
-layer, and a workload of *m* equal layers, without what these steps do not need: the iteration of
+This is the all-reduce of :mod:`perfmodel.architectures.allreduce` with a ring, one bucket per layer
+and a workload of *m* equal layers, reduced to what these steps need. An iteration takes
 
 .. math:: T = (1 - h o) C + \max(h o C / m + R, \; h o C + R / m)
 
-seconds, where *C* is computing, of which the fraction *h o* can hide the exchange *R* of all
-gradients (:func:`perfmodel.theory.overlap.equal_wait_free`). *o* is the fraction of backward that
-remains once gradients are ready, known of the DNN.
+seconds, where *C* is the compute time, of which the fraction *h o* can overlap with *R*, the
+exchange of all gradients (:func:`perfmodel.theory.overlap.equal_wait_free`). *o* is the fraction of
+backward that remains once the first gradients are ready; it is known for each DNN.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from perfmodel.theory.collective_times import ring_allreduce_s
 from perfmodel.theory.overlap import equal_wait_free
 
 CARRIED = 0.5
-"""Fraction of what the bytes of a DNN take more on one node, in logarithms, that they take more on
-the network. 0.3 to 0.5 do as well on two published clusters."""
+"""Fraction of a DNN's excess cost per byte on one node, in logarithms, that carries over to the
+network. Values from 0.3 to 0.5 do as well on two published clusters."""
 
 MESSAGES, MOST_MESSAGES = 8.0, 64.0
-"""Messages that a DNN's gradients are sent in, if its steps do not tell, and at most."""
+"""Messages that a DNN's gradients are sent in: the default if its steps do not tell, and the
+maximum."""
 
 TRAITS = {
     each.name: each
@@ -41,9 +42,10 @@ TRAITS = {
         Parameter("messages", MESSAGES, 0.7, most=MOST_MESSAGES),
     )
 }
-"""Traits of a DNN: what its bytes take on the network more than those of others, beyond what
-carries over from one node; what they take more on one node; the part of computing that can hide an
-exchange; messages. The spreads are those among DNNs on two published clusters."""
+"""Traits of a DNN: its cost per byte on the network relative to other DNNs, beyond what carries
+over from one node; its cost per byte on one node; the fraction of compute time that can overlap
+with an exchange; the number of messages. The spreads are those among DNNs on two published
+clusters."""
 
 LINKS = {
     "nic.efficiency": 0.46,
@@ -52,8 +54,8 @@ LINKS = {
     "intra_node.efficiency": 1.0,
     "intra_node.latency_s": 0.5,
 }
-"""Fields of a cluster that are fitted, and standard deviations of the logarithms of what is
-expected of them. Nine in ten TCP connections deliver a tenth to nearly half of fast links."""
+"""Fitted fields of a cluster, and standard deviations of the logarithms of their expected values.
+Nine in ten TCP connections deliver between a tenth and nearly half of a fast link."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,10 @@ class Placed:
 
     Attributes
     ----------
-    nodes, devices, fullest : nodes, devices, and devices of the fullest node.
-    gradient_bytes, overlap : of the DNN; *o* above.
-    computing_s : of the same batch on as many devices of one node as the fullest has.
+    nodes, devices, fullest : number of nodes, of devices, and of devices on the fullest node.
+    gradient_bytes, overlap : of the DNN; overlap is *o* above.
+    computing_s : compute time of the same batch on one node with as many devices as the fullest
+        has.
     """
 
     nodes: Floats
@@ -76,7 +79,7 @@ class Placed:
 
     @classmethod
     def of(cls, own: OneNode, steps: Sequence[Step]) -> Placed:
-        """The placements of steps of one DNN."""
+        """Placements of the steps of one DNN."""
         ones, training = np.ones(len(steps)), own.training
         return cls(
             nodes=np.array([float(len(step.devices)) for step in steps]),
@@ -91,7 +94,7 @@ class Placed:
 
     @classmethod
     def joined(cls, several: Sequence[Placed]) -> Placed:
-        """Those of several, one after the other."""
+        """Concatenate the placements of several DNNs."""
         if not several:
             return cls(*(np.zeros(0) for _ in fields(cls)))
         return cls(
@@ -100,7 +103,7 @@ class Placed:
 
 
 def link_parameters(cluster: Cluster, spreads: Mapping[str, float]) -> list[Parameter]:
-    """Parameters of the links of a cluster, whose values are what is expected of them."""
+    """Parameters of a cluster's links, with their expected values."""
     inside = cluster.intra_node
     expected = {
         "nic.efficiency": cluster.nic.efficiency,
@@ -126,7 +129,7 @@ def link_parameters(cluster: Cluster, spreads: Mapping[str, float]) -> list[Para
 def trait_parameters(
     names: Sequence[str], bytes_spread: float = TRAITS["bytes"].spread
 ) -> list[Parameter]:
-    """Parameters of the traits of DNNs, called ``trait:name``, with a spread of ``bytes``."""
+    """Parameters of the traits of DNNs, called ``trait:name``, with this spread of ``bytes``."""
     spreads = {trait: p.spread for trait, p in TRAITS.items()} | {"bytes": bytes_spread}
     return [
         Parameter(f"{trait}:{name}", p.value, spreads[trait], scale=p.scale, most=p.most)
@@ -136,7 +139,7 @@ def trait_parameters(
 
 
 def traits_of(values: Mapping[str, Floats], names: Sequence[str], dnn: Ids) -> dict[str, Floats]:
-    """Traits of the DNN of each step, (points, steps), by name."""
+    """Traits of the DNN of each step, by trait, each (points, steps)."""
     return {
         trait: np.stack([values[f"{trait}:{name}"] for name in names], axis=-1)[..., dnn]
         for trait in TRAITS
@@ -144,7 +147,7 @@ def traits_of(values: Mapping[str, Floats], names: Sequence[str], dnn: Ids) -> d
 
 
 def network_bytes(bytes_more: Floats, node_bytes: Floats) -> Floats:
-    """What the bytes of a DNN take on the network, over those of others."""
+    """A DNN's cost per byte on the network, relative to other DNNs."""
     return np.asarray(bytes_more * node_bytes**CARRIED)
 
 
@@ -154,9 +157,9 @@ def steps_s(
     traits: Mapping[str, Floats],
     placed: Placed,
 ) -> Floats:
-    """Seconds of steps, (points, steps).
+    """Step times, (points, steps).
 
-    ``links`` are values of :data:`LINKS`, numbers or (points, 1); ``traits`` those of
+    ``links`` has values of :data:`LINKS`, numbers or (points, 1); ``traits`` those of
     :data:`TRAITS`, (points, steps).
     """
     away, inside = placed.nodes > 1, cluster.intra_node

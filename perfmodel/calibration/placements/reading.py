@@ -12,13 +12,13 @@ from perfmodel.calibration.placements.table import Step, Training
 
 DEVICES = re.compile("[0-9]{1,6}")
 MOST_SHOWN = 40
-"""Number of devices of a node; characters of a wrong text that an error shows."""
+"""Maximum characters of a wrong text that an error shows."""
 
 NEEDED = ("model", "placement", "batch_size", "step_s", "gradient_bytes")
 
 
 def has_placements(table: Table) -> bool:
-    """Whether a table is one of DNNs and placements, rather than of jobs with architectures."""
+    """Return whether a table has DNNs and placements, rather than jobs with architectures."""
     return "arch" not in table.columns and {"placement", "gradient_bytes"} <= set(table.columns)
 
 
@@ -26,13 +26,13 @@ def read_trainings(path: str | Path) -> list[Training]:
     """Read a table of steps: ``model``, ``placement`` (devices on each node, such as ``4+2``),
     ``batch_size`` (samples per device), ``step_s``, ``gradient_bytes``.
 
-    ``waiting_s`` is the part in which the first device waits for gradients, ``overlap_fraction``
-    that of backward that is left once gradients get ready; both may be missing.
+    ``waiting_s`` is the time in which the first device waits for gradients, ``overlap_fraction``
+    the fraction of backward that remains once the first gradients are ready; both are optional.
 
     Raises
     ------
-    InputError : as :func:`perfmodel.base.tables.read`; a line without a needed value, a DNN with
-        two sizes, or without a step on a single device.
+    InputError : as :func:`perfmodel.base.tables.read`; a row lacks a required value; a DNN has two
+        sizes, or no step on a single device.
     """
     table = tables.read(path)
     table.need(*NEEDED)
@@ -43,7 +43,7 @@ def read_trainings(path: str | Path) -> list[Training]:
         size = line.number("gradient_bytes", above=0.0)
         left = line.number("overlap_fraction", at_most=1.0) if line.has("overlap_fraction") else 1.0
         if sizes.setdefault(name, (size, left)) != (size, left):
-            raise InputError(f"{line.place}: {name} has other gradient_bytes or overlap_fraction")
+            raise InputError(f"{line.place}: {name}: gradient_bytes or overlap_fraction changed")
         steps.setdefault(name, []).append(_step(line))
     try:
         return [
@@ -68,17 +68,17 @@ def _step(line: TableRow) -> Step:
 
 
 def placement(text: str) -> tuple[int, ...]:
-    """Devices on each node, of text such as ``4+2``.
+    """Devices on each node, from text such as ``4+2``.
 
     >>> placement("4+2")
     (4, 2)
 
     Raises
     ------
-    InputError : no such numbers.
+    InputError : the text does not have this form.
     """
     parts = [part.strip() for part in text.split("+")]
     if not all(DEVICES.fullmatch(part) for part in parts):
         shown = text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
-        raise InputError(f"placement: {shown!r}: must be devices of each node, such as 4+2")
+        raise InputError(f"placement: {shown!r}: expected devices on each node, such as 4+2")
     return tuple(map(int, parts))

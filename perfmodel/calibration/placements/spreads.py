@@ -1,4 +1,4 @@
-"""Standard deviations that a fit leaves, learnt from DNNs that were left out of it in turn."""
+"""Standard deviations that remain after a fit, learnt by leaving out one DNN at a time."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from perfmodel.base.arrays import Floats
 from perfmodel.calibration.regression import WEIGHT
 
 EXPECTED_SPREAD = 1.0
-"""Standard deviation, of the logarithm, of what is expected of the standard deviations."""
+"""Standard deviation of the logarithm of the expected standard deviations."""
 
 AS_MANY = 10.0
 """Effective number of independent steps of a DNN that was left out."""
 
 CONTENTION, CONTENTION_DNNS = 0.27, 2
-"""Standard deviation of the growth of computing on a node, where no DNN tells it, and as how many
-DNNs it counts: that of 18 pairs of DNN and cluster, of which six say nearly all (a loader that
-limits)."""
+"""Standard deviation of the growth of compute time on a node if no DNN determines it, and the
+number of DNNs that it counts as. It comes from 18 pairs of DNN and cluster, of which six (limited
+by data loading) contribute nearly all."""
 
 NOISE = 0.03
-"""Expected standard deviation of equal steps."""
+"""Expected standard deviation of repeated steps."""
 
 
 class Spreads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Standard deviations of logarithms; the defaults are those before any run.
+    """Standard deviations of logarithms; the defaults hold before any run.
 
     Attributes
     ----------
     step : of measured steps around predictions, beyond ``noise``.
-    noise : of equal steps, of DNNs that were measured on one device only.
-    node, device : of what the bytes of a DNN take on the network, if it was measured on one node
-        only, or on one device.
-    contention : of the growth of a DNN's computing from one device to many on a node.
-    growth : of computing on several devices of a node around that growth.
-    computing : of computing on several nodes, which the waiting part is the rest of.
+    noise : of repeated steps, for DNNs measured on one device only.
+    node, device : of a DNN's cost per byte on the network, if it was measured on one node only, or
+        on one device only.
+    contention : of the growth of a DNN's compute time from one device to many on a node.
+    growth : of compute time on several devices of a node around that growth.
+    computing : of compute time on several nodes; the rest of a step is waiting.
     """
 
     step: float = 0.08
@@ -54,10 +54,10 @@ class Spreads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 class Left:
     """Steps on several nodes of a DNN that was left out of a fit; arrays (steps,).
 
-    ``node`` and ``device`` are logarithms of predicted over measured, if its steps on one node are
-    known, or none on several devices, and ``computed`` that of computing, if waiting was measured.
-    ``exchanged``, ``computing`` and ``links`` (links, steps) are elasticities of the step;
-    ``noise`` is that of the DNN.
+    ``node`` and ``device`` are logarithms of predicted over measured step time, given its steps on
+    one node, or only those on one device. ``computed`` is the same for compute time, if waiting was
+    measured. ``exchanged``, ``computing`` and ``links`` (links, steps) are elasticities of the step
+    time; ``noise`` is that of the DNN.
     """
 
     node: Floats
@@ -72,36 +72,36 @@ class Left:
 def learnt(left: Sequence[Left], growths: Sequence[float], links: Floats) -> Spreads:
     """The most likely spreads, each expected to be near its default.
 
-    ``growths`` are those of the computing of the DNNs, whose expectation is 0; ``links`` is the
-    covariance of the links.
+    ``growths`` has the growth of each DNN's compute time on a node, expected to be 0; ``links`` is
+    the covariance of the links.
     """
     from scipy.optimize import minimize
 
     usual = Spreads()
     centre = np.log([usual.step, usual.node, usual.device])
-    told = [each for each in left if len(each.node)]
+    used = [each for each in left if len(each.node)]
     known = [
         np.einsum("is,ij,js->s", each.links, links, each.links)
         + (each.noise**2) * (1.0 + each.computing**2)
-        for each in told
+        for each in used
     ]
 
     def cost(x: Floats) -> float:
         step, *others = np.exp(2.0 * x)
         found = float((((x - centre) / EXPECTED_SPREAD) ** 2).sum())
-        for each, already in zip(told, known, strict=True):
+        for each, already in zip(used, known, strict=True):
             for misses, own in zip((each.node, each.device), others, strict=True):
                 variance = already + step + own * each.exchanged**2
                 found += AS_MANY * float(np.mean(np.log(variance) + misses**2 / variance))
         return found
 
-    step, node, device = np.exp(minimize(cost, centre).x).tolist() if told else np.exp(centre)
-    computed = [float(np.mean(each.computed**2)) for each in told if each.computed is not None]
+    step, node, device = np.exp(minimize(cost, centre).x).tolist() if used else np.exp(centre)
+    computed = [float(np.mean(each.computed**2)) for each in used if each.computed is not None]
     found = {
         "step": step,
         "node": node,
         "device": device,
-        "noise": _rms([each.noise**2 for each in told], NOISE, 1),
+        "noise": _rms([each.noise**2 for each in used], NOISE, 1),
         "contention": _rms([growth**2 for growth in growths], CONTENTION, CONTENTION_DNNS),
         "computing": _rms(computed, usual.computing, 1),
     }
@@ -109,13 +109,13 @@ def learnt(left: Sequence[Left], growths: Sequence[float], links: Floats) -> Spr
 
 
 def _rms(squares: Sequence[float], expected: float, as_many: float) -> float:
-    """Root of the mean, where what is expected counts as so many."""
+    """Root mean square, in which the expected value counts ``as_many`` times."""
     return math.sqrt((as_many * expected**2 + sum(squares)) / (as_many + len(squares)))
 
 
 def noise_of(misses: Floats, devices: Floats, batch_size: Floats) -> float:
-    """Standard deviation of steps of a DNN on one node that should be equal: of their ``misses``
-    beyond a part for each number of devices and one for each batch size, all (steps,).
+    """Standard deviation of a DNN's repeated steps on one node: of their ``misses``, after removing
+    an effect of each number of devices and of each batch size, all (steps,).
 
     :data:`NOISE` counts as :data:`perfmodel.calibration.regression.WEIGHT` degrees of freedom.
     """

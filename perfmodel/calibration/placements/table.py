@@ -1,4 +1,4 @@
-"""Measured steps of data-parallel training, and tables of those on one node."""
+"""Measured steps of data-parallel training, and their tables on one node."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.inputs.batch_scaling import at_batch_size
 
 TENSORS = 100
-"""Parameter tensors of a DNN, to interpolate batch sizes that were not measured."""
+"""Parameter tensors of a DNN, to interpolate to batch sizes that were not measured."""
 
 LEAST_PART = 0.01
-"""Lower bound of the computing fraction of a step."""
+"""Lower bound of the compute fraction of a step."""
 
 LEAST_GROWTH = 0.2
-"""Lower bound of the computing time on a crowded node over that of a device alone."""
+"""Lower bound of the compute time on a full node over that of a device alone."""
 
 
 class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A measured step: ``devices`` on each node, samples per device, seconds.
 
-    ``waiting_s`` is the part in which the first device of the first node waits for gradients.
+    ``waiting_s`` is the time in which the first device of the first node waits for gradients.
     """
 
     devices: tuple[int, ...]
@@ -33,7 +33,7 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def computing_s(self) -> float:
-        """The rest of the step; more than 0."""
+        """The rest of the step; always above 0."""
         return max(self.step_s - self.waiting_s, LEAST_PART * self.step_s)
 
     def __post_init__(self) -> None:
@@ -46,8 +46,8 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A DNN: bytes of its gradients, and measured steps.
 
-    ``overlap_fraction`` is the part of backward that is left once its first large gradients are
-    ready: about 1 if layers are alike, near 0 if most bytes are of an embedding of the input.
+    ``overlap_fraction`` is the fraction of backward that remains once its first large gradients are
+    ready: about 1 if all layers are alike, near 0 if most bytes are in an embedding of the input.
     """
 
     name: str
@@ -59,24 +59,24 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         number(f"{self.name}: gradient_bytes", self.gradient_bytes, above=0.0)
         number(f"{self.name}: overlap_fraction", self.overlap_fraction, at_most=1.0)
         if not any(step.devices == (1,) for step in self.steps):
-            raise InputError(f"{self.name}: steps: at least one on a single device is needed")
+            raise InputError(f"{self.name}: steps: needs at least one on a single device")
 
 
 class OneNode:
-    """Steps of a DNN on one node, by devices and samples per device; others are interpolated.
+    """Steps of a DNN on one node, by devices and samples per device; other sizes are interpolated.
 
-    Where no waiting was measured on several devices, computing is only known on one device.
+    If no waiting time was measured on several devices, compute time is known on one device only.
     """
 
     def __init__(self, training: Training) -> None:
         self.training = training
         alone = [step for step in training.steps if len(step.devices) == 1]
-        tells = any(step.waiting_s > 0.0 and step.devices[0] > 1 for step in alone)
+        has_waiting = any(step.waiting_s > 0.0 and step.devices[0] > 1 for step in alone)
         found: dict[tuple[int, bool], dict[int, list[float]]] = {}
         for step in alone:
             count = step.devices[0]
             for waiting, seconds in ((True, step.step_s), (False, step.computing_s)):
-                if waiting or tells or count == 1:
+                if waiting or has_waiting or count == 1:
                     sizes = found.setdefault((count, waiting), {})
                     sizes.setdefault(step.batch_size, []).append(seconds)
         self._seconds = {
@@ -86,12 +86,12 @@ class OneNode:
         self.growth = self._growth()
 
     def step_s(self, devices: int, batch_size: int) -> float | None:
-        """Seconds of a step; None where no step was measured on so many devices."""
+        """Seconds of a step; None if none was measured on that many devices."""
         return self._at(self._seconds.get((devices, True)), batch_size)
 
     def computing_s(self, devices: int, batch_size: int) -> float:
-        """Computing of a step on so many devices of one node, grown from that on one device where
-        it was not measured."""
+        """Compute time of a step on ``devices`` devices of one node, extrapolated from one device
+        if not measured."""
         found = self._at(self._seconds.get((devices, False)), batch_size)
         if found is not None:
             return found
@@ -99,11 +99,11 @@ class OneNode:
         return alone * max(1.0 + self.growth * (1.0 - 1.0 / devices), LEAST_GROWTH)
 
     def knows(self, devices: int) -> bool:
-        """Whether computing on so many devices of one node was measured."""
+        """Return whether compute time on that many devices of one node was measured."""
         return (devices, False) in self._seconds
 
     def batches(self, devices: int) -> list[int]:
-        """Batch sizes of which computing was measured, on so many devices or else on one."""
+        """Batch sizes with measured compute times, on that many devices or else on one."""
         return list(self._seconds.get((devices, False), self._seconds[1, False]))
 
     def _at(self, seconds: dict[int, float] | None, batch_size: int) -> float | None:
@@ -115,7 +115,7 @@ class OneNode:
         return seconds[batch_size]
 
     def _growth(self) -> float:
-        """*c* in computing times of 1 + c (1 - 1 / k) on k devices of a node, by least squares."""
+        """*c* in compute times of 1 + c (1 - 1 / k) on k devices of a node, by least squares."""
         x, y = [], []
         for (devices, waiting), sizes in self._seconds.items():
             for size, seconds in sizes.items() if devices > 1 and not waiting else ():
@@ -125,10 +125,10 @@ class OneNode:
 
 
 def smoothed(training: Training, batch_sizes: Iterable[int] | None = None) -> Training:
-    """Steps on one node as lines over the batch, fitted with least absolute errors.
+    """Replace the steps on one node by lines over the batch size, with least absolute errors.
 
-    At the least and the greatest batch measured, or at ``batch_sizes``; waiting is the median
-    fraction.
+    The lines are evaluated at the smallest and largest measured batch size, or at ``batch_sizes``;
+    the waiting fraction is the median.
     """
     from perfmodel.calibration.network.robust import least_absolute
 
@@ -150,6 +150,6 @@ def smoothed(training: Training, batch_sizes: Iterable[int] | None = None) -> Tr
 def check_devices(devices: tuple[int, ...]) -> None:
     """Raise InputError for a placement without nodes, or with a node without devices."""
     if not devices:
-        raise InputError("devices: at least one node is needed")
+        raise InputError("devices: needs at least one node")
     for index, count in enumerate(devices):
         whole_number(f"devices[{index}]", count)

@@ -1,6 +1,7 @@
-"""Fits parameters of network, server and computation to a table of past runs.
+"""Fits network, server and compute parameters to a table of past runs.
 
-Step times are those of the coarse model. The priors are the current values, known within a decade.
+Step times come from the coarse model. The priors are the current values, known within a factor of
+ten.
 """
 
 from __future__ import annotations
@@ -49,35 +50,34 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 _Searched = tuple["_RunsRegression", Floats, float]
-"""Runs with one setting of the overlap, the fit to them, and its scale."""
+"""A regression with one setting of the overlap, its fit, and the fit's scale."""
 
 RUN_SPREAD = 0.03
-"""Prior standard deviation of equal runs as a fraction of their mean, as in
+"""Prior standard deviation of repeated runs as a fraction of their mean, as in
 :mod:`perfmodel.calibration.servers.asynchronous`."""
 
 OUTLIER = 5.0
 """Standard deviations beyond which a run is reported as an outlier."""
 
 EFFECT = 0.01
-"""A parameter is fitted by default if one prior standard deviation of it changes some run by this
-fraction."""
+"""A parameter is fitted by default if one prior standard deviation of it changes some run by at
+least this fraction."""
 
 MARGIN = 2.0
-"""Difference of the log-likelihoods needed to decide whether communication overlaps."""
+"""Difference in log-likelihood needed to decide whether communication overlaps."""
 
 STARTS_OF_ONE = np.array([0.0, 1.0])
-"""Where the search for one more parameter starts: prior standard deviations from its mean."""
+"""Starts of the search for one more parameter, in prior standard deviations from its mean."""
 
 FOLDS = 5
 """Folds of the cross-validation."""
 
 OF_CLUSTER = {name: field.path for name, field in FIELDS.items()}
 OF_WORKLOAD = {"compute_factor": "compute_s"}
-"""Fields of the parameters that a cluster and a workload have."""
+"""Fields of a cluster and of a workload that the parameters belong to."""
 
 COARSE_ERROR = 0.05
-"""A note is added if the coarse model's error, within which nine of ten such jobs lie, exceeds
-this."""
+"""A note is added if the 90th percentile of the coarse model's error for such jobs exceeds this."""
 
 
 class RunsFit(Drawn, frozen=True, kw_only=True):
@@ -85,13 +85,14 @@ class RunsFit(Drawn, frozen=True, kw_only=True):
 
     Attributes
     ----------
-    estimates : each parameter that was fitted, or has too little effect to be.
-    overlap : None where all runs specify it, or it was not asked for.
+    estimates : each parameter that was fitted, or that has too little effect to be fitted.
+    overlap : None if all runs specify it, or if it was not requested.
     run_spread : standard deviation of a run around the fit, as a fraction.
-    residuals, held_out : errors of the fit, and of the cross-validation; None for too few runs.
-    ranges : least and greatest value among the runs, by name.
-    architectures : of the runs.
-    of_cluster, of_workload : what is left unknown of the cluster and of computing, for the
+    residuals, held_out : errors of the fit, and of the cross-validation; None if there are too few
+        runs.
+    ranges : smallest and largest value among the runs, by feature.
+    architectures : those of the runs.
+    of_cluster, of_workload : remaining uncertainty of the cluster and of compute times, for the
         intervals of predictions.
     """
 
@@ -115,15 +116,15 @@ class RunsFit(Drawn, frozen=True, kw_only=True):
         return {e.name: e.value for e in self.estimates if e.status != "not identified"}
 
     def __getitem__(self, name: str) -> Fitted:
-        """The estimate of a parameter."""
+        """Return the estimate of a parameter."""
         return next(e for e in self.estimates if e.name == name)
 
     def apply(self, job: Job) -> Job:
-        """The job with the fitted parameters, for :func:`perfmodel.predict`.
+        """Return the job with the fitted parameters, for :func:`perfmodel.predict`.
 
         Raises
         ------
-        InputError : the job's options do not go with the overlap that was found.
+        InputError : the job's options are incompatible with the fitted overlap.
         """
         found = on_job(with_overlap(job, self._overlap), self.values)
         return msgspec.structs.replace(
@@ -133,13 +134,13 @@ class RunsFit(Drawn, frozen=True, kw_only=True):
         )
 
     def cluster(self, base: Cluster) -> Cluster:
-        """The cluster with the fitted parameters."""
-        told = [
+        """Return the cluster with the fitted parameters."""
+        fitted = [
             f"{e.name} {_shown(e)}"
             for e in self.estimates
             if e.name in OF_CLUSTER and e.name in self.values
         ]
-        text = f"{', '.join(told) or 'nothing'} fitted to {self.seen}; else: {base.source.text}"
+        text = f"{', '.join(fitted) or 'nothing'} fitted to {self.seen}; else: {base.source.text}"
         named = msgspec.structs.replace(
             base,
             name=f"{base.name}-calibrated",
@@ -149,14 +150,14 @@ class RunsFit(Drawn, frozen=True, kw_only=True):
         return on_cluster(named, self.values)
 
     def profile(self, base: Profile, workload: Workload) -> Profile:
-        """A workload's profile, with its times scaled by the fitted compute factor.
+        """Return a workload's profile with its times scaled by the fitted compute factor.
 
         Raises
         ------
-        InputError : the factor is not identified; or the profile has no times on that device.
+        InputError : the factor is not identified, or the profile has no times on that device.
         """
         if "compute_factor" not in self.values:
-            raise InputError("compute_factor: the runs do not tell how long computing takes")
+            raise InputError("compute_factor: the runs do not determine it")
         why = f"fitted to {self.seen}"
         scaled = slower_profile(base, workload, self.values["compute_factor"], why)
         return msgspec.structs.replace(scaled, calibration=self.of_workload)
@@ -168,16 +169,16 @@ class RunsFit(Drawn, frozen=True, kw_only=True):
         return f"{len(self.runs)} runs ({', '.join((*self.architectures, *spans))})"
 
     def to_dict(self) -> dict[str, Any]:
-        """The fit as JSON-like values."""
+        """Return the fit as JSON-like values."""
         values: dict[str, Any] = msgspec.to_builtins(self)
         return values
 
     def to_json(self) -> str:
-        """The fit as JSON text."""
+        """Return the fit as JSON text."""
         return json.dumps(self.to_dict(), indent=1)
 
     def plot(self) -> Figure:
-        """A matplotlib figure: estimates, and the error of each run (extra ``plot``).
+        """Draw the estimates, and the error of each run, as a matplotlib figure (extra ``plot``).
 
         Raises
         ------
@@ -207,15 +208,15 @@ def fit_runs(
 
     Parameters
     ----------
-    runs : at least one; all on the same cluster, but for the bandwidth of its links. fit : names of
-    :data:`perfmodel.calibration.runs.parameters.PARAMETERS`, and *overlap*; without it
-        all that have an effect on these runs.
-    run_spread : prior standard deviation of equal runs, as a fraction; updated by the misfits.
+    runs : at least one; all on the same cluster, except for the bandwidth of its links.
+    fit : names from :data:`perfmodel.calibration.runs.parameters.PARAMETERS`, and *overlap*; by
+        default all that have an effect on these runs.
+    run_spread : prior standard deviation of repeated runs, as a fraction; updated by the misfits.
     progress : called with (done, expected).
 
     Raises
     ------
-    InputError : no run, different clusters, an unknown parameter, or none with an effect.
+    InputError : there is no run, clusters differ, a parameter is unknown, or none has an effect.
     """
     runs = tuple(runs)
     number("run_spread", run_spread, above=0.0)
@@ -225,17 +226,17 @@ def fit_runs(
     problems = [_RunsRegression(runs, some, run_spread) for some in _choices(runs, choosing)]
     names = _fitted(problems[0], asked)
     if not names and not choosing:
-        raise InputError(f"fit: {', '.join(asked or ()) or 'nothing'}: the runs say it themselves")
+        raise InputError(f"fit: {', '.join(asked or ()) or 'nothing'}: all runs specify it")
     steps = _Steps(progress, len(problems) + FOLDS + 1)
     optional = [name for name in names if asked is None and _optional(name)]
     searched = [_searched(problem, names, optional, choosing, steps) for problem in problems]
     (problem, x, scale), overlap = _chosen(searched) if choosing else (searched[0], None)
     known = problem.identified(x, scale)
-    silent = [name for name, what in known.items() if what.status == "not identified"]
+    unidentified = [name for name, what in known.items() if what.status == "not identified"]
     kept = x
-    if silent:  # these keep their former values exactly
-        kept = x[[name not in silent for name in problem.names]]
-        problem.names = [name for name in problem.names if name not in silent]
+    if unidentified:  # these keep their former values exactly
+        kept = x[[name not in unidentified for name in problem.names]]
+        problem.names = [name for name in problem.names if name not in unidentified]
         kept = problem.solve([kept], scale)
     steps.next()
     parts = _parts(problem, len(kept))
@@ -291,25 +292,25 @@ def _optional(name: str) -> bool:
 
 
 def _fitted(problem: Regression, asked: Sequence[str] | None) -> list[str]:
-    """The names of the parameters to fit: those asked for, or all usual ones.
+    """Names of the parameters to fit: those requested, or all usual ones.
 
     Raises
     ------
-    InputError : one that the cluster of the runs has no place for.
+    InputError : the cluster of the runs has no field for a requested parameter.
     """
     usual = [n for n in problem.parameters if n not in FIELDS or FIELDS[n].usual]
     if asked is None:
         return usual
     for name in asked:
         if name in FIELDS and name not in problem.parameters:
-            raise InputError(f"fit: {name}: no run has several devices with links on a node")
+            raise InputError(f"fit: {name}: no run has several linked devices on a node")
     return [name for name in problem.parameters if name in asked]
 
 
 def _with_more(
     problem: Regression, optional: Sequence[str], x: Floats, scale: float
 ) -> tuple[Floats, float]:
-    """The fit with those optional parameters without which runs left out are predicted worse."""
+    """Add each optional parameter to the fit that improves the prediction of held-out runs."""
     for name in optional:
         parts = _parts(problem, len(x) + 1)
         if not parts or problem.effect(name) <= EFFECT:
@@ -346,7 +347,7 @@ class _Steps:
 
 def _check(runs: Sequence[PastRun]) -> None:
     if not runs:
-        raise InputError("runs: at least one is needed")
+        raise InputError("runs: needs at least one")
 
     def without_rate(cluster: Cluster) -> Cluster:
         nic = msgspec.structs.replace(cluster.nic, bandwidth_bytes_per_s=1.0)
@@ -365,7 +366,7 @@ def _choices(runs: Sequence[PastRun], choosing: bool) -> list[bool | None]:
     try:
         for r in runs:
             with_overlap(r.job, not was)
-    except InputError:  # other options require it
+    except InputError:  # other options require the default
         return [was]
     return [was, not was]
 
@@ -377,11 +378,11 @@ def _searched(
     choosing: bool,
     steps: _Steps,
 ) -> _Searched:
-    """The best fit of the parameters that have an effect, and of those optional ones that help."""
+    """Fit the parameters that have an effect, and the optional ones that improve the fit."""
     needed = [name for name in names if name not in optional]
     problem.names = [name for name in needed if problem.effect(name) > EFFECT]
     if not problem.names and not choosing:
-        raise InputError(f"fit: {', '.join(names)}: changes no run by {EFFECT:.0%} or more")
+        raise InputError(f"fit: {', '.join(names)}: no run changes by {EFFECT:.0%} or more")
     first = problem.solve(problem.starts(), 1.0)
     scale = problem.scale(first)
     steps.next()
@@ -389,7 +390,7 @@ def _searched(
 
 
 def _chosen(searched: Sequence[_Searched]) -> tuple[_Searched, Overlap]:
-    """The fit with the more likely overlap; that with the default where the margin is too small."""
+    """Return the fit with the more likely overlap, or with the default if the margin is small."""
     scale = min(scale for _, _, scale in searched)
     costs = [problem.cost(problem.solve([x], scale), scale) for problem, x, _ in searched]
     margin = abs(costs[0] - costs[-1])
@@ -400,7 +401,7 @@ def _chosen(searched: Sequence[_Searched]) -> tuple[_Searched, Overlap]:
 
 
 def _parts(problem: Regression, parameters: int) -> list[int]:
-    """Number of the part of the cross-validation that each run is in; none if there are too few."""
+    """Cross-validation fold of each run; empty if there are too few runs."""
     count = len(problem.spreads)
     if count <= parameters + 1:
         return []
@@ -416,9 +417,9 @@ def _estimate(p: Parameter, job: Job, found: dict[str, float], known: dict[str, 
     what = known.get(name)
     if what is None:
         status: Status = "not identified"
-        low, high, note = was, was, f"changes no run by {EFFECT:.0%}"
+        low, high, note = was, was, f"no run changes by {EFFECT:.0%} or more"
         if _optional(name):
-            note = "without it runs that were left out are predicted no worse"
+            note = "does not improve the prediction of held-out runs"
     else:
         status, low, high = what.status, min(what.low, value), max(what.high, value)
         note = {
@@ -463,11 +464,11 @@ def _shown(estimate: Fitted) -> str:
 
 
 def _flags(found: dict[str, float], overlap: Overlap | None) -> list[str]:
-    """Notes on parameters that are not stored in a cluster or workload file."""
+    """Notes on parameters that cluster and workload files do not store."""
     flags = [f"--jitter {found['jitter']:.3g}"] if "jitter" in found else []
     if overlap is not None and overlap.value != overlap.was:
         flags.append("--overlap" if overlap.value else "--no-overlap")
-    return [f"neither a cluster nor a workload has {flag}: say it to predict" for flag in flags]
+    return [f"cluster and workload files do not store {flag}: give it to predict" for flag in flags]
 
 
 def _notes(runs: Sequence[PastRun], errors: Floats, spread: float) -> list[str]:
@@ -476,16 +477,16 @@ def _notes(runs: Sequence[PastRun], errors: Floats, spread: float) -> list[str]:
         expected = math.hypot(spread, r.spread_fraction)
         if abs(math.log1p(error)) > OUTLIER * expected:
             notes.append(
-                f"{r.place or 'a run'} took {1.0 / (1.0 + error):.3g} times as long as fitted, "
-                "which is unlike the others: check it"
+                f"{r.place or 'a run'} took {1.0 / (1.0 + error):.3g} times the fitted time, "
+                "unlike the other runs: check it"
             )
     bands = [coarse.error_band(r.job).p90 for r in runs]
     known = [band for band in bands if band is not None]
     if len(known) < len(bands):
-        notes.append("some runs have what the coarse model leaves out: parameters make up for it")
+        notes.append("the coarse model leaves out part of some runs: the fit compensates for it")
     if max(known, default=0.0) > COARSE_ERROR:
         notes.append(
-            f"the coarse model is up to {max(known):.0%} off the simulation of such jobs in 9 of "
-            "10 cases, and parameters make up for it: predict with --fidelity coarse"
+            f"for such jobs the coarse model is within {max(known):.0%} of the simulation in 9 of "
+            "10 cases; the fit compensates for that error, so predict with --fidelity coarse"
         )
     return notes

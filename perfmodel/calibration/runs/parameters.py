@@ -1,7 +1,8 @@
 """Parameters that can be fitted to past runs, and step times as functions of them.
 
-Step times are those of the coarse model. A table of runs has few jobs, each with several numbers of
-workers: :class:`JobGroup` evaluates one job for all of these, and for many values, at once.
+Step times come from the coarse model. A table of runs has few distinct jobs, each with several
+numbers of workers: :class:`JobGroup` evaluates one job for all of these, and for many values, at
+once.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from perfmodel.phases.quantities import Quantities, quantities_of
 from perfmodel.predicting import coarse
 
 Values = Mapping[str, Quantity]
-"""Values of parameters by name: numbers, or arrays of as many points."""
+"""Values of parameters by name: numbers, or arrays with one value per point."""
 
 DECADE = math.log(10.0)
 """Standard deviation of the logarithm (or logit) of a value known within a factor of ten."""
@@ -38,8 +39,8 @@ DECADE = math.log(10.0)
 class Field(NamedTuple):
     """A parameter that is a field of a cluster, such as ``nic.latency_s``.
 
-    ``least`` is where its search starts if it is 0. An ``optional`` one is fitted only if runs that
-    are left out are then predicted better; one that is not ``usual``, only if it is asked for.
+    ``least`` is where its search starts if the value is 0. An ``optional`` parameter is fitted only
+    if that improves the prediction of held-out runs; one that is not ``usual`` only on request.
     """
 
     path: str
@@ -60,18 +61,18 @@ FIELDS: Mapping[str, Field] = {
     "handover_per_tensor_s": Field("handover.per_tensor_s", "s", 1e-5, usual=False),
     "handover_per_byte_s": Field("handover.per_byte_s", "s", 1e-10, usual=False),
 }
-"""Of the nodes' links and of those inside a node, of servers, and of devices."""
+"""Fields of the links between nodes and inside a node, of servers, and of devices."""
 
 PARAMETERS = (*FIELDS, "compute_factor", "jitter")
-"""All of them by name: the fields, how many times longer than profiled computing takes, and the
-coefficient of variation of an iteration's computation."""
+"""Names of all parameters: the fields, the compute time as a multiple of the profiled time, and the
+coefficient of variation of the compute time of an iteration."""
 
 SLOWDOWN = "slowdown_per_neighbour"
 HANDOVERS = frozenset(("handover_per_tensor_s", "handover_per_byte_s"))
 
 
 def parameters_of(jobs: Sequence[Job]) -> list[Parameter]:
-    """Parameters that can be fitted to runs of such jobs, the current values as prior means."""
+    """Parameters that can be fitted to runs of these jobs, with current values as prior means."""
     given = now(jobs[0])
     several = any(job.cluster.fullest(job.workers) > 1 for job in jobs)
     found = [
@@ -98,18 +99,18 @@ SCALED = (
     *("forward_s", "backward_s", "forward_std_s", "backward_std_s", "step_s"),
     *("optimizer_s", "copy_s", "other_s", "step_std_s"),
 )
-"""Times of a profile that a factor of computing applies to."""
+"""Times of a profile that the compute factor scales."""
 
 OVERLAP = "overlap"
-"""The option that can be fitted as well: whether communication overlaps with computation."""
+"""The option that can also be fitted: whether communication overlaps with computation."""
 
 
 def names_of(asked: Sequence[str]) -> list[str]:
-    """The names asked for, each once.
+    """Return the requested names, each once.
 
     Raises
     ------
-    InputError : one that is neither a parameter nor the overlap.
+    InputError : a name is neither a parameter nor *overlap*.
     """
     for name in asked:
         if name not in (*PARAMETERS, OVERLAP):
@@ -118,7 +119,7 @@ def names_of(asked: Sequence[str]) -> list[str]:
 
 
 def now(job: Job) -> dict[str, float]:
-    """Current values of a job; without those that its cluster has no place for."""
+    """Current values of a job's parameters, without those that its cluster has no field for."""
     inside = job.cluster.intra_node is not None
     known = {
         name: value_at(job.cluster, field.path)
@@ -130,7 +131,7 @@ def now(job: Job) -> dict[str, float]:
 
 
 def on_cluster(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
-    """A cluster with these values; links of nodes that differ stay as they are."""
+    """Return a cluster with these values; the links of nodes that differ stay as they are."""
     for name, field in FIELDS.items():
         if name in values:
             cluster = with_value(cluster, field.path, values[name])
@@ -138,7 +139,7 @@ def on_cluster(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
 
 
 def on_job(job: Job, values: Mapping[str, float]) -> Job:
-    """A job with these values; a jitter that was given stays."""
+    """Return a job with these values; a jitter that was given stays."""
     factor = values.get("compute_factor", 1.0)
     workload = job.workload
     if factor != 1.0:
@@ -152,13 +153,13 @@ def on_job(job: Job, values: Mapping[str, float]) -> Job:
 
 
 def slower_profile(profile: Profile, workload: Workload, factor: float, why: str) -> Profile:
-    """A profile whose times on the workload's device, at its precision, are ``factor`` as long.
+    """Return a profile with the times on the workload's device and precision scaled by ``factor``.
 
-    Loading data takes as long as before.
+    Data loading times stay the same.
 
     Raises
     ------
-    InputError : the profile has no times on that device: they were estimated.
+    InputError : the profile has no times on that device, because they were estimated.
     """
     chosen = (workload.device, workload.precision)
     if chosen not in {(t.device, t.precision) for t in profile.timings}:
@@ -185,12 +186,12 @@ def _times(value: Seconds | None, factor: float) -> Seconds | None:
 
 
 def free_overlap(job: Job) -> bool:
-    """Whether the overlap of communication with computation was not specified."""
+    """Return whether the overlap of communication with computation was left unspecified."""
     return any(a.name == OVERLAP for a in job.assumptions)
 
 
 def with_overlap(job: Job, overlap: bool | None) -> Job:
-    """The job with this overlap, if it was not specified.
+    """Return the job with this overlap, if it was left unspecified.
 
     Raises
     ------
@@ -215,7 +216,7 @@ class JobGroup(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def uneven(self) -> bool:
-        """Whether any job has nodes with unlike numbers of devices."""
+        """Whether a job has nodes with different numbers of devices."""
         return not all(self.job.cluster.even(count) for count in self.workers.tolist())
 
     def step_s(self, values: Values, points: int) -> Floats:
@@ -268,11 +269,11 @@ def _unlike(job: Job) -> bool:
 
 
 def groups_of(jobs: Sequence[Job]) -> list[JobGroup]:
-    """Jobs in groups."""
+    """Group the jobs that differ only in the number of workers."""
     alike: list[tuple[Job, list[int]]] = []
     for i, job in enumerate(jobs):
         least = 1 + job.options.spare_workers
-        like = {"workers": least, "assumptions": ()}
+        like: dict[str, Any] = {"workers": least, "assumptions": ()}
         key = job if _unlike(job) else msgspec.structs.replace(job, **like)
         found = next((members for one, members in alike if one == key), None)
         if found is None or _unlike(job):

@@ -1,4 +1,4 @@
-"""What a fit to past runs says of each run, and of overlap."""
+"""Results of a fit to past runs: errors of each run, and the overlap."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from perfmodel.calibration.statistics import Status
 
 
 class FittedRun(msgspec.Struct, frozen=True):
-    """A run and its errors, predicted / measured - 1: of the fit, and of one without this run.
+    """A run and its errors, predicted / measured - 1: of the fit, and of a fit without this run.
 
-    ``held_out`` is None where there were too few runs.
+    ``held_out`` is None if there were too few runs.
     """
 
     place: str
@@ -21,9 +21,9 @@ class FittedRun(msgspec.Struct, frozen=True):
 
 
 class Overlap(msgspec.Struct, frozen=True):
-    """Whether communication overlaps with computation in runs that do not say.
+    """Whether communication overlaps with computation in runs that do not specify it.
 
-    ``was`` is the default, ``margin`` the difference of the log-likelihoods in favour of ``value``.
+    ``was`` is the default, ``margin`` the difference in log-likelihood in favour of ``value``.
     """
 
     value: bool

@@ -1,4 +1,4 @@
-"""A table of past runs: their jobs and step times."""
+"""Tables of past runs: their jobs and step times."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from perfmodel.inputs.profile import Profile
 from perfmodel.predicting import job_facts
 
 MEASURED = ("step_s", "iteration_s", "samples_per_s", "steps_per_s")
-"""Columns for the measured speed; each line fills one of them."""
+"""Columns for the measured speed; each row fills in one of them."""
 
 WHOLE = ("workers", "batch_size", "global_batch_size")
 TEXTS = ("model", "workload", "device", "precision", "arch", "jitter")
@@ -28,9 +28,9 @@ RATE, SPREAD, PLACEMENT = "bandwidth_bytes_per_s", "spread_fraction", "placement
 
 
 class PastRun(msgspec.Struct, frozen=True):
-    """A measured run: its job, and the mean step time of a worker in its steady state.
+    """A measured run: its job, and the mean step time of a worker in steady state.
 
-    ``spread_fraction`` is the standard deviation of this mean as a fraction of it, ``place`` the
+    ``spread_fraction`` is the standard deviation of this mean as a fraction of it; ``place`` is the
     name of the run in errors and reports.
     """
 
@@ -61,21 +61,19 @@ def read_runs(
 ) -> RunsTable:
     """Read a table of past runs.
 
-    A line is a run: ``workers``, ``arch`` and what else :func:`perfmodel.make_job` takes, any
-    option of the architecture, and one of ``step_s`` (or ``iteration_s``: seconds),
-    ``samples_per_s`` and ``steps_per_s`` (of all workers together). An empty cell takes the
-    default.
+    Each row is a run: ``workers``, ``arch`` and any other argument of :func:`perfmodel.make_job`,
+    any option of the architecture, and one of ``step_s`` (or ``iteration_s``: seconds),
+    ``samples_per_s`` and ``steps_per_s`` (of all workers together). Empty cells take the default.
 
     Parameters
     ----------
-    cluster : where all runs were; ``bandwidth_bytes_per_s`` may differ by run.
-    profile, device : of the lines that name none.
+    cluster : where all runs took place; ``bandwidth_bytes_per_s`` may differ between runs.
+    profile, device : defaults for rows that name none.
 
     Raises
     ------
-    InputError : as :func:`perfmodel.base.tables.read`; a column whose name is nearly one that
-    counts; a
-        line that describes no job, or has no measured time or two of them.
+    InputError : as :func:`perfmodel.base.tables.read`; a column name is nearly that of a known one;
+        a row describes no valid job, or has no measured speed or more than one.
     """
     table = tables.read(path)
     table.need("workers", "arch")
@@ -87,7 +85,7 @@ def read_runs(
     for column in unused:
         hint = nearest(column, known)
         if hint is not None:
-            raise InputError(f"{table.name}: column {column!r} is unknown; is it {hint!r}?")
+            raise InputError(f"{table.name}: unknown column {column!r}; did you mean {hint!r}?")
     reader = _Reader(Path(path).parent, cluster, profile, device, frozenset(options), {})
     runs = []
     for line in table:
@@ -103,7 +101,7 @@ def read_runs(
 
 
 class _Reader(msgspec.Struct):
-    """Makes jobs of lines; ``used`` are the profiles so far, by name or file as in the table."""
+    """Makes jobs from rows; ``used`` has the profiles so far, by name or file in the table."""
 
     folder: Path
     cluster: Cluster
@@ -113,7 +111,7 @@ class _Reader(msgspec.Struct):
     used: dict[str, Profile]
 
     def job(self, line: TableRow) -> Job:
-        """The job of a line."""
+        """Make the job of a row."""
         given: dict[str, Any] = {name: line.text(name) for name in TEXTS if line.has(name)}
         given |= {name: line.whole(name) for name in WHOLE if line.has(name)}
         given["workers"], given["arch"] = line.whole("workers"), line.text("arch")
@@ -121,8 +119,8 @@ class _Reader(msgspec.Struct):
             samples, workers = given.pop("global_batch_size"), given["workers"]
             if "batch_size" in given or samples % workers:
                 raise InputError(
-                    f"global_batch_size: {samples}: needs an empty batch_size, and as many samples "
-                    f"for each of {workers} workers"
+                    f"global_batch_size: {samples}: needs an empty batch_size, and must be a "
+                    f"multiple of the {workers} workers"
                 )
             given["batch_size"] = samples // workers
         if self.device is not None:
@@ -141,7 +139,7 @@ class _Reader(msgspec.Struct):
             counts = placement(line.text(PLACEMENT))
             if sum(counts) != given["workers"]:
                 raise InputError(
-                    f"placement: has {sum(counts)} devices, and workers are {given['workers']}"
+                    f"placement: has {sum(counts)} devices, but workers is {given['workers']}"
                 )
             cluster = msgspec.structs.replace(cluster, devices_on_nodes=counts)
         options = {name: _option(line.text(name)) for name in self.options if line.has(name)}
@@ -151,7 +149,7 @@ class _Reader(msgspec.Struct):
     def _profile(self, name: str | None, is_file: bool) -> Profile:
         if name is None:
             if self.profile is None:
-                raise InputError("model or workload: neither in the table nor given beside it")
+                raise InputError("model or workload: given neither in the table nor separately")
             return self.used.setdefault("", self.profile)
         if name not in self.used:
             path = is_file or files.looks_like_path(name)
@@ -161,7 +159,7 @@ class _Reader(msgspec.Struct):
 
 
 def _option(text: str) -> str:
-    """An option's text; spreadsheets write truth in capitals."""
+    """Text of an option; spreadsheets write TRUE and FALSE in capitals."""
     return text.lower() if text.lower() in ("true", "false") else text
 
 

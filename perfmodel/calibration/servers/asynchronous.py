@@ -1,11 +1,11 @@
-"""Fit asynchronous parameter servers to measured throughput.
+"""Fits asynchronous parameter servers to measured throughput.
 
-The step is that of the formulas of ``arch=ps,sync=asp``, a closed queueing network of workers,
-links and servers, times what the simulation of the job at the last estimate says of them: where the
-server begins to limit they are several percent off. What a server takes per tensor and per byte is
-common to all DNNs, and known from published figures before any run: with few workers the server is
-mostly idle, so that their throughput says little about it. The computing of each DNN on each device
-comes from its own runs.
+Step times come from the formulas of ``arch=ps,sync=asp``, a closed queueing network of workers,
+links and servers, corrected by the ratio of simulation to formula at the last estimate: where the
+server becomes the bottleneck, the formulas are several percent off. All DNNs share the server's
+costs per tensor and per byte. Their priors are published figures, because with few workers the
+server is mostly idle, so that throughput says little about it. The compute time of each DNN on each
+device comes from its own runs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import Workload
 
 RUN_SPREAD = 0.03
-"""Standard deviation of the throughput of equal runs, as a fraction of it.
+"""Standard deviation of the throughput of repeated runs, as a fraction of it.
 
 Median of ten groups of 5 to 10 runs each: asynchronous training with 2 to 7 workers on a public
 cloud (Li, Walls, Xu, Guo, "Speeding up Deep Learning with Transient Servers", ICAC 2019).
@@ -45,13 +45,13 @@ COSTS = (
     Parameter("update_per_tensor_s", 0.2e-3, float(np.log(2.0)), "s"),
     Parameter("update_per_byte_s", 1.25e-9, float(np.log(2.0)), "s"),
 )
-"""Costs of a TensorFlow server before any run, within a factor of 2; see :data:`PUBLISHED`."""
+"""Prior costs of a TensorFlow server, known within a factor of 2; see :data:`PUBLISHED`."""
 
 PUBLISHED = (
     Source(
         "published",
         "one TensorFlow server on a cloud machine applies 46 updates/s of 104 tensors: 0.2 ms "
-        "for each, if nothing else took time (Li, Walls, Xu, Guo, ICAC 2019)",
+        "each, if nothing else took time (Li, Walls, Xu, Guo, ICAC 2019)",
         url="https://arxiv.org/abs/1903.00045",
     ),
     Source(
@@ -60,18 +60,18 @@ PUBLISHED = (
         url="https://github.com/tensorflow/tensorflow/issues/6116",
     ),
 )
-"""Where :data:`COSTS` come from."""
+"""Sources of :data:`COSTS`."""
 
 ROUNDS, TAKEN = 4, 0.7
-"""How often the simulation is asked, and how much of its answer is taken at a time: of the first
-one all."""
+"""Rounds of simulation, and the fraction of each new correction that is applied; the first is
+applied in full."""
 
 COMPUTE_SPREAD = 0.5
-"""How far computing may be off the step of the fewest workers: a wide guess."""
+"""Prior spread of compute time around the step time with the fewest workers: a wide guess."""
 
 SERVERS_GROWTH = 0.15
-"""Standard deviation of the logarithm of the step for each doubling of the servers, where all runs
-had the same number of them: an assumption, wider than what runs of synchronous servers show
+"""Standard deviation of the logarithm of the step time per doubling of the servers, if all runs had
+the same number of them. It is an assumption, wider than what runs of synchronous servers show
 (:mod:`perfmodel.calibration.servers.synchronous`)."""
 
 
@@ -80,9 +80,9 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes
     ----------
-    job : of the run with the fewest workers; its computing times may be rough.
-    workers, step_s : of each run, and the step of a worker there.
-    spread : standard deviation of the logarithm of each step, as runs differ.
+    job : of the run with the fewest workers; its compute times may be rough.
+    workers, step_s : number of workers of each run, and step time of a worker in it.
+    spread : standard deviation of the logarithm of each step time between runs.
     """
 
     job: Job
@@ -92,20 +92,20 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not self.workers or len(self.workers) != len(self.step_s):
-            raise InputError(f"{self.name}: each run needs workers and step_s")
+            raise InputError(f"{self.name}: each run needs both workers and step_s")
         for step_s in self.step_s:
             number(f"{self.name}: step_s", step_s, above=0.0)
 
     @property
     def name(self) -> str:
-        """DNN and device."""
+        """Name of the DNN and the device."""
         return f"{self.job.workload.device}/{self.job.workload.name}"
 
 
 class AsynchronousFit(msgspec.Struct, frozen=True, kw_only=True):
-    """Costs of the servers, and computing time of each series in a step.
+    """Costs of the servers, and compute time per step of each series.
 
-    ``known`` is how well the costs are known, ``compute_known`` the same of computing times.
+    ``known`` says how precisely the costs are known, ``compute_known`` the same for compute times.
     """
 
     rows: int
@@ -115,18 +115,18 @@ class AsynchronousFit(msgspec.Struct, frozen=True, kw_only=True):
     compute_known: dict[str, Calibration]
 
     def cluster(self, base: Cluster) -> Cluster:
-        """The cluster with these costs of its servers."""
+        """Return the cluster with these server costs."""
         found = with_costs(base, self.costs)
         return msgspec.structs.replace(found, calibration=self.known)
 
     def workload(self, like: Workload) -> Workload:
-        """A workload with the computing time of its series."""
+        """Return a workload with the compute time of its series."""
         name = f"{like.device}/{like.name}"
         scaled = like.scaled("compute_s", self.compute_s[name] / like.compute_s)
         return msgspec.structs.replace(scaled, calibration=self.compute_known.get(name))
 
     def without(self, device: str) -> AsynchronousFit:
-        """The same without the series on a device."""
+        """Return a copy without the series on a device."""
         names = [name for name in self.compute_s if not name.startswith(f"{device}/")]
         return msgspec.structs.replace(
             self,
@@ -135,7 +135,7 @@ class AsynchronousFit(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def with_series(self, series: Sequence[Series]) -> AsynchronousFit:
-        """The same with further series, which tell their computing times only."""
+        """Return a copy with further series; only their compute times are fitted."""
         problem = _Problem(series, ())
         fixed = {name: np.array([value]) for name, value in self.costs.items()}
         problem.fixed = fixed
@@ -155,11 +155,11 @@ def fit_asynchronous_servers(
 
     Raises
     ------
-    InputError : no series, or two of one name.
+    InputError : there is no series, or two have the same name.
     """
     names = [one.name for one in series]
     if not series or len(set(names)) < len(names):
-        raise InputError("series: at least one is needed, each with a name of its own")
+        raise InputError("series: needs at least one, and each needs its own name")
     problem = _Problem(series, costs)
     x, scale = problem.regression.fit()
     for _ in range(ROUNDS):
@@ -226,7 +226,7 @@ class _Problem:
         return misses if self.simulated is None else misses + self.simulated
 
     def simulate(self, values: Mapping[str, float]) -> None:
-        """Correct the formulas by the simulation of each run with these values."""
+        """Correct the formulas by simulating each run with these values."""
         found = []
         for one in self.series:
             costs = {name: values[name] for name in self.costs}
@@ -249,11 +249,11 @@ class _Problem:
         return {*self.costs, *self.fixed}
 
     def compute_s(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Computing time of each series."""
+        """Compute time of each series."""
         return {one.name: float(f"{values[_own(one)]:.6g}") for one in self.series}
 
     def compute_known(self, x: Floats, scale: float) -> dict[str, Calibration]:
-        """How well each computing time is known."""
+        """How precisely each compute time is known."""
         covariance = self.regression.log_covariance(x, scale)
         return {
             one.name: Calibration(parameters=("compute_s",), covariance=((covariance[i][i],),))

@@ -1,4 +1,4 @@
-"""Costs of a parameter server from measured runs, for a cluster."""
+"""Costs of a parameter server, from measured runs, for a cluster file."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ COSTS = ("update_per_tensor_s", "update_per_byte_s")
 """Costs of an update: per tensor and per byte."""
 
 COVERAGE = 0.9
-"""Of an interval."""
+"""Coverage of an interval."""
 
 
 class ServerCosts(Drawn, frozen=True, kw_only=True):
-    """Costs of an update of a server (schema ``perfmodel.calibration/1``).
+    """Update costs of a server (schema ``perfmodel.calibration/1``).
 
     Attributes
     ----------
     estimates : per tensor, then per byte.
-    seen : what they are based on, as text.
+    seen : the runs they are based on, as text.
     """
 
     schema: Literal["perfmodel.calibration/1"] = "perfmodel.calibration/1"
@@ -41,7 +41,7 @@ class ServerCosts(Drawn, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
     def cluster(self, base: Cluster) -> Cluster:
-        """The cluster with these costs of its servers."""
+        """Return the cluster with these server costs."""
         found = {e.name: e.value for e in self.estimates if e.status != "not identified"}
         text = f"{', '.join(found)} of the server {self.seen}; else: {base.source.text}"
         return msgspec.structs.replace(
@@ -52,16 +52,16 @@ class ServerCosts(Drawn, frozen=True, kw_only=True):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The costs as JSON-like values."""
+        """Return the costs as JSON-like values."""
         found: dict[str, Any] = msgspec.to_builtins(self)
         return found
 
     def to_json(self) -> str:
-        """The costs as JSON text."""
+        """Return the costs as JSON text."""
         return json.dumps(self.to_dict(), indent=1)
 
     def plot(self) -> Figure:
-        """A matplotlib figure: the costs with their intervals (extra ``plot``).
+        """Draw the costs with their intervals as a matplotlib figure (extra ``plot``).
 
         Raises
         ------
@@ -73,14 +73,14 @@ class ServerCosts(Drawn, frozen=True, kw_only=True):
 
 
 def measured_costs(runs: Sequence[MeasuredRun], cluster: Cluster) -> ServerCosts:
-    """Median costs of an update in several runs.
+    """Return the median update costs over several runs.
 
-    The interval is between two of the runs' values that contain the median in 90 % of cases, or the
-    least and greatest of few, with a note of that probability.
+    The interval lies between two of the runs' values and contains the median in 90 % of cases. With
+    few runs it is from the smallest to the largest value, and a note gives its probability.
 
     Raises
     ------
-    InputError : no run measured it.
+    InputError : no run measured them.
     """
     estimates, notes = [], []
     for name in COSTS:
@@ -91,25 +91,25 @@ def measured_costs(runs: Sequence[MeasuredRun], cluster: Cluster) -> ServerCosts
             continue
         found, sure = median_interval(values, COVERAGE)
         if len(values) == 1:
-            notes.append(f"{name}: a single run: how far others are off is not known")
+            notes.append(f"{name}: a single run: the difference between runs is unknown")
         elif sure < COVERAGE:
             notes.append(
-                f"{name}: {len(values)} runs: their least and greatest hold the median in "
-                f"{sure:.0%} of cases"
+                f"{name}: {len(values)} runs: their smallest and largest value contain the median "
+                f"in {sure:.0%} of cases"
             )
         estimates.append(_fitted(name, was, found))
     if all(e.status == "not identified" for e in estimates):
-        raise InputError("runs: none measured what an update costs its server")
+        raise InputError("runs: none of them measured the server's update costs")
     seen = f"measured in {len(runs)} run{'s' * (len(runs) > 1)}"
     return ServerCosts(estimates=tuple(estimates), seen=seen, notes=tuple(notes))
 
 
 def with_server(cluster: Cluster, *runs: MeasuredRun) -> Cluster:
-    """The cluster with the costs of updates from these runs.
+    """Return the cluster with the update costs from these runs.
 
     Raises
     ------
-    InputError : no run measured it.
+    InputError : no run measured them.
     """
     return measured_costs(runs, cluster).cluster(cluster)
 

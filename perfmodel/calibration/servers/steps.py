@@ -1,4 +1,4 @@
-"""Step times of jobs with parameter servers, as the formulas give them for many values at once."""
+"""Step times of jobs with parameter servers, from the formulas, for many values at once."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from perfmodel.phases.quantities import quantities_of
 from perfmodel.predicting import coarse
 
 COSTS = ("update_per_tensor_s", "update_per_byte_s", "optimizer_per_byte_s")
-"""What a server does, as fields of :class:`perfmodel.inputs.cluster.Server`."""
+"""Costs of a server, as fields of :class:`perfmodel.inputs.cluster.Server`."""
 
 
 class Steps(NamedTuple):
-    """Seconds of a worker's step, of the computing in it, and of the fullest server in that time,
-    (points, runs)."""
+    """Seconds of a worker's step, of its computation, and of the work of the fullest server in that
+    time, (points, runs)."""
 
     step_s: Floats
     compute_s: Floats
@@ -43,9 +43,9 @@ def steps_of(
 
     Parameters
     ----------
-    workers : of each run, (runs,).
-    fullest : part of the model on the fullest of its servers, (points, runs) or (runs,).
-    computing : computing time over that of the job's workload, (points, runs).
+    workers : number of workers of each run, (runs,).
+    fullest : fraction of the model on the fullest server, (points, runs) or (runs,).
+    computing : compute time over that of the job's workload, (points, runs).
     costs : some of :data:`COSTS`, each (points, 1) or (points, runs).
     """
     shape = computing.shape
@@ -66,7 +66,7 @@ def steps_of(
 
 
 def fullest_of(job: Job) -> float:
-    """The part of the model's bytes on the fullest server of a job."""
+    """Fraction of the model's bytes on the fullest server of a job."""
     slices = slices_of(job.workload, Options.of(job))
     kept = np.bincount(slices.server, slices.bytes)
     return float(kept.max() / kept.sum())
@@ -75,10 +75,10 @@ def fullest_of(job: Job) -> float:
 def spread_beside(
     regression: Regression, misses: Floats, x: Floats, covariance: Floats, least: float
 ) -> float:
-    """Standard deviation of measured steps beside what the ``covariance`` of the fit at ``x`` says.
+    """Standard deviation of measured steps beyond the fit's ``covariance`` at ``x``.
 
-    ``misses`` (runs,) are those of the first rows, each from a fit without it: 9 in 10 of them are
-    to be within an interval of both together.
+    ``misses`` (runs,) are those of the first rows, each from a fit without it: 9 in 10 of them
+    should lie in an interval that combines both.
     """
     explained = regression.explained(x, covariance)[: len(misses)]
     needed = float(np.quantile((misses / WIDTH) ** 2 - explained, COVERAGE))
@@ -86,5 +86,5 @@ def spread_beside(
 
 
 def with_costs(cluster: Cluster, costs: Mapping[str, float]) -> Cluster:
-    """A cluster whose servers have these costs."""
+    """Return a cluster whose servers have these costs."""
     return msgspec.structs.replace(cluster, server=msgspec.structs.replace(cluster.server, **costs))

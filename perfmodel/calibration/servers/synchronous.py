@@ -1,21 +1,21 @@
-r"""Fit synchronous parameter servers, whose workers share one batch, to measured steps.
+r"""Fits synchronous parameter servers, whose workers share one batch, to measured steps.
 
-Servers are limited by their processors, as in containers with few cores. The step is that of the
-formulas of ``arch=ps``, with these values of each DNN:
+Servers are limited by their processors, as in containers with few cores. Step times come from the
+formulas of ``arch=ps``, with these values for each DNN:
 
-- A single worker computes for *C* on the whole batch. *w* of them compute for
+- A single worker computes for *C* on the whole batch. *w* workers compute for
 
   .. math:: C \left( 1 - d + d / w \right), \quad d = d_0 \left( 1 - K \lambda / C \right)
 
-  where each of *K* tensors costs :math:`\lambda`, whatever the batch, and of the rest the fraction
-  :math:`d_0` is proportional to it.
+  where each of *K* tensors costs :math:`\lambda`, whatever the batch size, and the fraction
+  :math:`d_0` of the rest is proportional to the batch size.
 - Servers take *B* for the gradients of each worker (``update_per_byte_s``) and *A* for each update
   (``optimizer_per_byte_s``).
-- The fraction *h* of that stays on one of several servers (``uneven``).
+- The fraction *h* of that work stays on one of several servers (``uneven``).
 
-*B* is near a common value, *A* near a common multiple of *B*, *h* near a common fraction,
-:math:`\lambda` is common. A few runs tell what is peculiar to a DNN, the runs of all DNNs what is
-common: a multilevel model (Gelman, Hill, "Data Analysis Using Regression and
+*B* is near a common value, *A* near a common multiple of *B* and *h* near a common fraction;
+:math:`\lambda` is common. A DNN's own few runs determine how it differs, and the runs of all DNNs
+what they have in common: a multilevel model (Gelman, Hill, "Data Analysis Using Regression and
 Multilevel/Hierarchical Models", 2007, chapter 12).
 """
 
@@ -39,12 +39,13 @@ from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import Workload
 
 RUN_SPREAD, WORKER_CPU_SPREAD, SERVER_CPU_SPREAD = 0.05, 0.1, 0.15
-"""Standard deviations of the logarithms of a measured step and of the processor time of a worker
-and of a single server around the formulas: assumptions, which the fit scales together."""
+"""Standard deviations, around the formulas, of the logarithms of a measured step time and of the
+processor time of a worker and of a single server. These are assumptions; the fit scales them
+together."""
 
 BUSY = 0.95
-"""Part of a worker's cores that is busy while it computes, where that is all that the containers
-have: an assumption."""
+"""Fraction of a worker's cores that is busy while it computes, if the container has no other cores:
+an assumption."""
 
 COMMON = (
     Parameter("worker_s", 0.1, 1.5, "s"),
@@ -52,22 +53,22 @@ COMMON = (
     Parameter("uneven", 0.17, 1.0, scale="logit"),
     Parameter("launch_s", LAUNCH_S, 1.0, "s"),
 )
-"""What DNNs have in common, before any run: wide guesses."""
+"""Values that DNNs have in common; the priors are wide guesses."""
 
 COMPUTE_SPREAD, WORKER_SPREAD, OPTIMIZER_SPREAD, UNEVEN_SPREAD = 0.5, 0.3, 1.5, 0.4
-"""How far a DNN's computing may be off the time given for it, and its *B*, *A* and *h* off what is
-common: assumptions, rounded from the values with the best cross-validation between DNNs. Optimizers
-differ more in the cost of an update than workers in that of messages."""
+"""Prior spreads of a DNN's compute time around the given one, and of its *B*, *A* and *h* around
+the common values. These are assumptions, rounded from the values with the best cross-validation
+between DNNs. Optimizers differ more in update cost than workers differ in message cost."""
 
 DIVISIBLE, DIVISIBLE_SPREAD = 0.62, 1.0
-"""Prior of the fraction of the rest of computing that shrinks with the batch, and the standard
-deviation of its logit: nearly uniform."""
+"""Prior of the fraction of the remaining compute time that shrinks with the batch size, and the
+standard deviation of its logit: nearly uniform."""
 
 FOLDS = 6
-"""Parts that the runs are divided into, for predicting each from the others."""
+"""Folds of the cross-validation."""
 
 MOST_LAUNCHING = 0.95
-"""Largest part of computing that launches may be."""
+"""Largest fraction of compute time that launches may take."""
 
 
 class SynchronousRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,10 +78,9 @@ class SynchronousRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ----------
     workers, servers : containers of each.
     step_s : time of a step, in which all workers together train on one batch.
-    worker_cpu_s : processor time of a worker in a step over the number of its cores; None if
-        unknown.
-    server_cpu_s : same of a server. Used only where there is one server: several are busy while
-        they wait.
+    worker_cpu_s : processor time of a worker per step over its number of cores; None if unknown.
+    server_cpu_s : the same for a server. Used only with a single server: several servers are busy
+        even while they wait.
     """
 
     workers: int
@@ -99,9 +99,9 @@ class SynchronousRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Dnn(msgspec.Struct, frozen=True, kw_only=True):
-    """A DNN and its runs; none if it was never run.
+    """A DNN and its runs, if it has any.
 
-    ``job`` has one worker and one server, the whole batch, and computing times that may be rough.
+    ``job`` has one worker, one server and the whole batch; its compute times may be rough.
     """
 
     job: Job
@@ -109,16 +109,16 @@ class Dnn(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The name of its workload."""
+        """Name of its workload."""
         return self.job.workload.name
 
 
 class ServedDnn(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found of a DNN: seconds of one worker's step, and costs of its servers.
+    """Fitted values of a DNN: seconds of one worker's step, and costs of its servers.
 
-    ``divisible`` is the fraction of computing that is proportional to the batch, ``uneven`` the
-    option of that name. ``seen`` are workers and servers of the runs that were fitted to;
-    ``known`` says how well values of the cluster and of the workload are known.
+    ``divisible`` is the fraction of compute time that is proportional to the batch size; ``uneven``
+    is the option of that name. ``seen`` has the workers and servers of the fitted runs; ``known``
+    says how precisely the values of the cluster and of the workload are known.
     """
 
     compute_s: float
@@ -130,7 +130,7 @@ class ServedDnn(msgspec.Struct, frozen=True, kw_only=True):
     known: tuple[Calibration, Calibration]
 
     def workload(self, whole: Workload, batch_size: int) -> Workload:
-        """The workload at a part of the ``whole`` batch."""
+        """Return the workload at a part of the ``whole`` batch."""
         share = 1.0 - self.divisible + self.divisible * batch_size / whole.batch_size
         times = self.compute_s / whole.compute_s * share
         return msgspec.structs.replace(
@@ -138,18 +138,18 @@ class ServedDnn(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def cluster(self, base: Cluster) -> Cluster:
-        """The cluster with the costs of this DNN's servers."""
+        """Return the cluster with the costs of this DNN's servers."""
         names = ("update_per_byte_s", "optimizer_per_byte_s")
         found = with_costs(base, {name: getattr(self, name) for name in names})
         return msgspec.structs.replace(found, calibration=self.known[0])
 
 
 class SynchronousFit(msgspec.Struct, frozen=True, kw_only=True):
-    """A fit: what was found of each DNN, and what a further one is expected to have.
+    """A fit: the values of each DNN, and the expected values of a further one.
 
-    ``common`` are the values of :data:`COMMON`, and standard deviations of their coordinates, by
-    name, as the fit leaves them; ``further`` is the
-    spread of the steps of a DNN that no other run is known of than its smallest.
+    ``common`` has the values of :data:`COMMON` and the standard deviations of their coordinates
+    after the fit, by name. ``further`` is the spread of the step times of a DNN of which only the
+    smallest run is known.
     """
 
     rows: int
@@ -159,7 +159,7 @@ class SynchronousFit(msgspec.Struct, frozen=True, kw_only=True):
     growth: dict[str, float]
 
     def of(self, dnn: Dnn) -> ServedDnn:
-        """What a further DNN is expected to have, from the few runs that it has."""
+        """Return the expected values of a further DNN, given its few runs."""
         before = []
         for parameter in COMMON:
             value, spread = self.common[parameter.name]
@@ -172,18 +172,18 @@ class SynchronousFit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fit_synchronous_servers(dnns: Sequence[Dnn], *, for_others: bool = False) -> SynchronousFit:
-    """Fit all DNNs together; ``for_others`` only to find what further DNNs are expected to have.
+    """Fit all DNNs together; with ``for_others``, only the values expected of further DNNs.
 
     Raises
     ------
-    InputError : no DNN, one without runs, or two of one name.
+    InputError : there is no DNN, one has no runs, or two have the same name.
     """
     names = [dnn.name for dnn in dnns]
     if not dnns or len(set(names)) < len(names):
-        raise InputError("dnns: at least one is needed, each with a name of its own")
+        raise InputError("dnns: needs at least one, and each needs its own name")
     for dnn in dnns:
         if not dnn.runs:
-            raise InputError(f"{dnn.name}: at least one run is needed")
+            raise InputError(f"{dnn.name}: needs at least one run")
     problem = _Problem(dnns, COMMON)
     x, covariance = problem.minimum()
     spread, growth = (RUN_SPREAD, {}) if for_others else problem.held_out(x, covariance)
@@ -204,7 +204,7 @@ def fit_synchronous_servers(dnns: Sequence[Dnn], *, for_others: bool = False) ->
 
 
 def _further(dnns: Sequence[Dnn]) -> float:
-    """Spread of the runs of a DNN around a fit to the others and its smallest run."""
+    """Spread of a DNN's runs around a fit to the other DNNs and its smallest run."""
     found: list[Floats] = []
     for dnn in dnns:
         smallest = min(dnn.runs, key=lambda run: (run.workers * run.servers, run.workers))
@@ -251,7 +251,7 @@ class _Problem:
         )
 
     def _of(self, dnn: Dnn, own: Mapping[str, Floats], points: int) -> tuple[Floats, ...]:
-        """Logarithms of the step, computing and serving of a DNN's runs, (points, runs)."""
+        """Logarithms of step time, compute time and server time of a DNN's runs, (points, runs)."""
         workers = np.array([float(run.workers) for run in dnn.runs])
         servers = np.array([float(run.servers) for run in dnn.runs])
         whole = dnn.job.workload
@@ -269,17 +269,17 @@ class _Problem:
         return tuple(np.log(part) for part in found)
 
     def step_misses(self, own: Mapping[str, float]) -> Floats:
-        """Misfits of the steps of the only DNN, with these values, (runs,)."""
+        """Misfits of the step times of the only DNN with these values, (runs,)."""
         values = {name: np.array([value]) for name, value in own.items()}
         return np.asarray(self._of(self.dnns[0], values, 1)[0][0] - self.steps)
 
     def served_values(self, dnn: Dnn, x: Floats) -> dict[str, float]:
-        """The values of a DNN at a point."""
+        """Values of a DNN at a point."""
         values = {name: np.array([v]) for name, v in self.regression.values(x).items()}
         return {name: float(v[0]) for name, v in _values(dnn, values).items()}
 
     def served(self, dnn: Dnn, x: Floats, known: tuple[Calibration, Calibration]) -> ServedDnn:
-        """A DNN at a point, with six digits of each value."""
+        """A DNN at a point, with each value rounded to six digits."""
         values = {n: float(f"{v:.6g}") for n, v in self.served_values(dnn, x).items()}
         seen = tuple((run.workers, run.servers) for run in dnn.runs)
         return ServedDnn(**values, seen=seen, known=known)
@@ -287,7 +287,7 @@ class _Problem:
     def known(
         self, dnn: Dnn, x: Floats, covariance: Floats, spread: float, growth: Mapping[str, float]
     ) -> tuple[Calibration, Calibration]:
-        """What the fit leaves unknown of the costs of a DNN's servers, and of its computing."""
+        """Remaining uncertainty of a DNN's server costs, and of its compute time."""
         names = ("update_per_byte_s", "optimizer_per_byte_s", "compute_s")
         slopes = []
         for aside in DIFFERENCE * np.eye(len(x)):
@@ -313,17 +313,17 @@ class _Problem:
         return servers, Calibration(parameters=("compute_s",), covariance=_nested(matrix[2:, 2:]))
 
     def minimum(self) -> tuple[Floats, Floats]:
-        """The best point, and the covariance there.
+        """Return the best point, and the covariance there.
 
-        The spreads of misfits are taken as they are: with few runs of each DNN, scaled ones would
-        outweigh the priors, which tie DNNs together.
+        The spreads of the misfits are not rescaled: with few runs of each DNN, rescaled ones would
+        outweigh the priors, which tie the DNNs together.
         """
         x = self.regression.solve(self.regression.starts())
         return x, self.regression.covariance(x, 1.0)
 
     def held_out(self, x: Floats, covariance: Floats) -> tuple[float, dict[str, float]]:
-        """Spread of the steps of DNNs with a number of servers around a fit without them, and
-        its growth for each doubling of workers and of servers beyond those fitted to."""
+        """Spread of step times around fits without the runs of the same DNN and number of
+        servers, and its growth per doubling of workers and of servers beyond the fitted range."""
         misses = self.regression.left_out(self.folds * 3, x, 1.0).misses[: len(self.steps)]
         spread = spread_beside(self.regression, misses, x, covariance, RUN_SPREAD)
         growth = {
@@ -334,7 +334,7 @@ class _Problem:
 
 
 def _own(dnn: Dnn) -> list[Parameter]:
-    """The parameters of a DNN, relative to what is common."""
+    """Parameters of a DNN, relative to the common values."""
     return [
         Parameter(f"compute_s {dnn.name}", dnn.job.workload.compute_s, COMPUTE_SPREAD, "s"),
         Parameter(f"divisible {dnn.name}", DIVISIBLE, DIVISIBLE_SPREAD, scale="logit"),
@@ -345,7 +345,7 @@ def _own(dnn: Dnn) -> list[Parameter]:
 
 
 def _values(dnn: Dnn, values: Mapping[str, Floats]) -> dict[str, Floats]:
-    """The values of a DNN as fields, from those that are fitted."""
+    """Values of a DNN as fields, from the fitted parameters."""
     name, workload = dnn.name, dnn.job.workload
     compute_s = values[f"compute_s {name}"]
     launching = np.minimum(values["launch_s"] * workload.tensors / compute_s, MOST_LAUNCHING)

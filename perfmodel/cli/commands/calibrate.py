@@ -6,11 +6,12 @@ import click
 
 from perfmodel.cli.commands.calibrate_network import network
 from perfmodel.cli.commands.calibrate_runs import runs, server
+from perfmodel.cli.help import Group
 
 
-@click.group()
+@click.group(cls=Group)
 def calibrate() -> None:
-    """Fit a cluster or a workload to what was measured."""
+    """Fit a cluster or a workload to measurements."""
 
 
 for _command in (network, runs, server):

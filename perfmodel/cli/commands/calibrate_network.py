@@ -13,12 +13,15 @@ from perfmodel.cli.options import check_files, drawn, one, read_quantity, write_
     "--nominal",
     metavar="RATE",
     callback=one(read_quantity("bytes_per_s")),
-    help="Bandwidth the links are sold as, such as 10Gbps.  [default: what is achieved]",
+    help="Nominal bandwidth of links, such as 10Gbps.  [default: what is achieved]",
 )
-@click.option("--name", metavar="NAME", help="Of the cluster.")
-@click.option("--base", metavar="NAME|FILE", help="Cluster that keeps what was not measured.")
+@click.option("--name", metavar="NAME", help="Name of the cluster.")
+@click.option("--base", metavar="NAME|FILE", help="Cluster that provides what was not measured.")
 @click.option(
-    "--devices-per-node", type=int, metavar="N", help="By default the ranks of a measured node."
+    "--devices-per-node",
+    type=int,
+    metavar="N",
+    help="Devices of a node.  [default: ranks of a measured node]",
 )
 @click.option("--output", metavar="FILE", help="Write the cluster file.")
 @click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
@@ -33,10 +36,9 @@ def network(
     plot: str | None,
     as_json: bool,
 ) -> None:
-    """Fit links and collectives to what was measured.
+    """Fit links and collectives to measurements.
 
-    From measurement files, or from tables (.csv) with the columns operation, ranks, bytes and
-    seconds.
+    Reads measurement files, or tables (.csv) with the columns operation, ranks, bytes and seconds.
 
     \b
     perfmodel calibrate network network.json --nominal 10Gbps --output lab.json
@@ -65,4 +67,6 @@ def network(
 
         click.echo(json.dumps(fitted.to_dict(), indent=2))
     else:
-        click.echo("\n".join(fitted.lines()))
+        from perfmodel.cli.printing.text import show
+
+        show("\n".join(fitted.lines()))

@@ -1,4 +1,4 @@
-"""``perfmodel calibrate runs`` and ``server``: from training that was done to what it tells."""
+"""``perfmodel calibrate runs`` and ``server``: parameters from past training runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from perfmodel.base.errors import InputError
-from perfmodel.cli.options import check_files, drawn, progress, write_files
+from perfmodel.cli.options import check_files, drawn, progress, remark, write_files
 
 if TYPE_CHECKING:
     import msgspec
@@ -21,21 +21,23 @@ if TYPE_CHECKING:
 @click.option(
     "--model",
     metavar="NAME",
-    help="Model of the catalogue, of lines that name none; of a table of placements the one that "
-    "--workload-output is for.",
+    help="Model from the catalogue, for lines without one; for a table of placements, the model of "
+    "--workload-output.",
 )
-@click.option("--workload", metavar="FILE", help="Workload file, instead of --model.")
-@click.option("--device", metavar="NAME", help="Device, of lines that name none.")
-@click.option("--cluster", metavar="NAME|FILE", help="Where they ran.  [default: ethernet-10g]")
+@click.option("--workload", metavar="FILE", help="Workload file instead of --model.")
+@click.option("--device", metavar="NAME", help="Device, for lines without one.")
+@click.option(
+    "--cluster", metavar="NAME|FILE", help="Cluster of the runs.  [default: ethernet-10g]"
+)
 @click.option(
     "--fit",
     metavar="NAME,...",
-    help="Of latency_s, efficiency, inside_efficiency, update_per_tensor_s, update_per_byte_s, "
-    "slowdown_per_neighbour, handover_per_tensor_s, handover_per_byte_s, compute_factor, jitter, "
-    "overlap.  [default: all but the handover that have an effect]",
+    help="Parameters to fit: latency_s, efficiency, inside_efficiency, update_per_tensor_s, "
+    "update_per_byte_s, slowdown_per_neighbour, handover_per_tensor_s, handover_per_byte_s, "
+    "compute_factor, jitter, overlap.  [default: all with an effect, but the handover]",
 )
 @click.option("--output", metavar="FILE", help="Write the cluster with what was found.")
-@click.option("--workload-output", metavar="FILE", help="Write the workload, its times scaled.")
+@click.option("--workload-output", metavar="FILE", help="Write the workload with scaled times.")
 @click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def runs(
@@ -50,11 +52,11 @@ def runs(
     plot: str | None,
     as_json: bool,
 ) -> None:
-    """Fit links, servers and computing to a table of past runs.
+    """Fit links, servers and compute times to a table of past runs.
 
-    A line is a run: its workers, arch and options, and step_s, samples_per_s or steps_per_s. Or it
-    is a step of data-parallel training of which no profile is known: model, placement, batch_size,
-    step_s and gradient_bytes.
+    Each line is a run: its workers, arch and options, and step_s, samples_per_s or steps_per_s. Or
+    each line is a data-parallel step without a profile: model, placement, batch_size, step_s and
+    gradient_bytes.
 
     \b
     perfmodel calibrate runs runs.csv --model resnet50 --device v100 --output lab.json
@@ -74,7 +76,7 @@ def runs(
     if has_placements(tables.read(table)):
         for name, value in (("--workload", workload), ("--device", device), ("--fit", fit)):
             if value is not None:
-                raise InputError(f"{name}: does not go with a table of placements")
+                raise InputError(f"{name}: cannot be used with a table of placements")
         _placements(table, base, model, output, workload_output, plot, as_json)
         return
     found = read_runs(table, cluster=base, profile=_profile(model, workload), device=device)
@@ -92,7 +94,7 @@ def runs(
         written.append((workload_output, _json(scaled), ""))
     write_files([*written, *drawn(fitted, plot)])
     if found.unused:
-        click.echo(f"columns that were not used: {', '.join(found.unused)}", err=True)
+        remark(f"unused columns: {', '.join(found.unused)}")
     if as_json:
         click.echo(fitted.to_json())
     else:
@@ -136,7 +138,9 @@ def _placements(
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, metavar="RUN.json...")
-@click.option("--cluster", metavar="NAME|FILE", help="Whose server.  [default: ethernet-10g]")
+@click.option(
+    "--cluster", metavar="NAME|FILE", help="Cluster of the server.  [default: ethernet-10g]"
+)
 @click.option("--output", metavar="FILE", help="Write the cluster with what was found.")
 @click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -147,9 +151,9 @@ def server(
     plot: str | None,
     as_json: bool,
 ) -> None:
-    """Find what updates cost a parameter server, from files of runs that measured it.
+    """Find the cost of updates on a parameter server from runs that measured it.
 
-    Costs are found in tables of throughput by: perfmodel calibrate runs.
+    To find it from a table of throughputs, use perfmodel calibrate runs.
 
     \b
     perfmodel calibrate server run1.json run2.json --cluster lab.toml --output lab.json

@@ -1,4 +1,4 @@
-"""``perfmodel list`` and ``perfmodel show``: what there is, and what is known about it."""
+"""``perfmodel list`` and ``perfmodel show``: the catalogue and the architectures."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ def list_(kind: str | None) -> None:
 
 @click.command()
 @click.argument("name")
-@click.option("--formula", is_flag=True, help="Of an architecture: its coarse model, to read.")
+@click.option(
+    "--formula", is_flag=True, help="Print the coarse model of an architecture as formulas."
+)
 @click.option(
     "--option",
     "options",
     multiple=True,
     metavar="KEY=VALUE",
-    help="With --formula, an option of the architecture; repeatable.",
+    help="With --formula: an option of the architecture; repeatable.",
 )
 @click.option("--json", "as_json", is_flag=True, help="With --formula: print one JSON object.")
 def show(name: str, formula: bool, options: tuple[str, ...], as_json: bool) -> None:

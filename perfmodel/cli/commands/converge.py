@@ -24,7 +24,7 @@ TRAINING = (
         default="mixture",
         show_default=True,
         help="What is trained: mixture, mixture-softmax, digits, digits-softmax (extra: converge), "
-        "or package.module:function of one's own.",
+        "or your own package.module:function.",
     ),
     click.option(
         "--epochs",
@@ -32,7 +32,7 @@ TRAINING = (
         callback=one(read_number),
         default="5",
         show_default=True,
-        help="Passes over the task's samples, of all workers together.",
+        help="Passes over the task's data by all workers together.",
     ),
     click.option(
         "--task-batch-size",
@@ -40,29 +40,29 @@ TRAINING = (
         metavar="N",
         default=16,
         show_default=True,
-        help="Samples of the task in one worker's gradient.",
+        help="Task samples per worker and gradient.",
     ),
     click.option(
         "--lr", metavar="RATE", callback=one(read_number), default="0.02", show_default=True,
-        help="Learning rate of one worker's batch.",
+        help="Learning rate for the batch of one worker.",
     ),
     click.option(
         "--lr-scaling",
         metavar="none|linear|square-root",
         default="linear",
         show_default=True,
-        help="How the learning rate grows with the gradients of one step.",
+        help="How the learning rate grows with the number of gradients per step.",
     ),
     click.option(
         "--lr-by-staleness", is_flag=True, help="Divide each gradient by its staleness + 1."
     ),
     click.option(
         "--warmup-epochs", metavar="N", callback=one(read_number), default="0", show_default=True,
-        help="Epochs in which the learning rate grows from 0.",
+        help="Epochs over which the learning rate rises from 0.",
     ),
     click.option(
         "--momentum", metavar="M", callback=one(read_number), default="0.9", show_default=True,
-        help="Of SGD, below 1.",
+        help="Momentum of SGD, below 1.",
     ),
     click.option(
         "--momentum-at",
@@ -73,10 +73,10 @@ TRAINING = (
     ),
     click.option(
         "--weight-decay", metavar="W", callback=one(read_number), default="0", show_default=True,
-        help="Of SGD.",
+        help="Weight decay of SGD.",
     ),
     click.option("--evaluations", type=int, metavar="N", default=20, show_default=True,
-                 help="How often accuracy is measured."),
+                 help="Number of times that accuracy is measured."),
 )  # fmt: skip
 
 
@@ -84,38 +84,45 @@ TRAINING = (
 @job_options(lists=True)
 @all_of(TRAINING)
 @click.option(
-    "--seeds", type=int, metavar="N", default=5, show_default=True, help="Trainings of each job."
+    "--seeds",
+    type=int,
+    metavar="N",
+    default=5,
+    show_default=True,
+    help="Training runs of each job.",
 )
 @click.option(
     "--target",
     metavar="ACCURACY",
     callback=one(read_number),
-    help="Accuracy whose time is asked for.  [default: 98 % of the best]",
+    help="Report the time to this accuracy.  [default: 98 % of the best]",
 )
-@click.option("--noise", is_flag=True, help="Measure the gradient noise scale as well.")
-@click.option("--processes", type=int, metavar="N", help="At once.  [default: processor cores]")
+@click.option("--noise", is_flag=True, help="Also measure the gradient noise scale.")
+@click.option(
+    "--processes", type=int, metavar="N", help="Number of processes.  [default: processor cores]"
+)
 @click.option(
     "--replay",
     "schedules",
     multiple=True,
     metavar="FILE",
-    help="Schedule that perfmodel predict --schedule wrote, in place of a job; repeatable.",
+    help="Schedule written by perfmodel predict --schedule, instead of a job; repeatable.",
 )
 @click.option(
     "--published",
     is_flag=True,
-    help="Print published accuracies of the same algorithms, and train nothing.",
+    help="Print published accuracies of the same algorithms instead of training.",
 )
-@click.option("--csv", metavar="FILE", help="Write the curves as CSV; - prints them instead.")
+@click.option("--csv", metavar="FILE", help="Write the curves as CSV.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
 def converge(
     flags: JobFlags, csv: str | None, as_json: bool, plot: str | None, **given: Any
 ) -> None:  # fmt: skip
-    """Train a small task in the order of a job, and read accuracy against predicted time.
+    """Train a small task in the predicted order of a job's updates, to see accuracy over time.
 
-    The speed comes from the job, the learning from the task. Options of the job take lists, as in
-    perfmodel sweep: each combination is trained.
+    The job determines the speed, the task the learning. Job options take lists, as in perfmodel
+    sweep; each combination is trained.
 
     \b
     perfmodel converge --model resnet50 --device v100 --workers 8 --arch bsp,asp --epochs 5
@@ -130,7 +137,7 @@ def converge(
     from perfmodel.results.schedule import Schedule
     from perfmodel.studies import convergence
 
-    check_outputs(csv, as_json, plot)
+    check_outputs(csv, plot)
     training = convergence.TrainingSetup(
         task=given["task"],
         epochs=given["epochs"],
@@ -148,11 +155,13 @@ def converge(
         ),
     )
     how = {name: given[name] for name in ("seeds", "target", "processes")}
+    if given["schedules"]:
+        flags = flags.typed()
     arguments = flags.arguments(flags.job, lists=True)
     with progress() as advance:
         if given["schedules"]:
             if any(arguments.values()):
-                raise InputError("--replay: a schedule is of its job; give no other")
+                raise InputError("--replay: a schedule has its own job; give no other")
             read = {path: Schedule.read(path) for path in given["schedules"]}
             found = convergence.retrace(read, training, **how, progress=advance)
         else:

@@ -6,9 +6,10 @@ import click
 
 from perfmodel.cli.commands.measure_network import network
 from perfmodel.cli.commands.measure_training import training
+from perfmodel.cli.help import Group
 
 
-@click.group()
+@click.group(cls=Group)
 def measure() -> None:
     """Measure a network, or a real training run."""
 

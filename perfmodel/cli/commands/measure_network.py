@@ -1,4 +1,4 @@
-"""``perfmodel measure network``: what a network does, seen by processes on its nodes."""
+"""``perfmodel measure network``: network performance between processes on its nodes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perfmodel.cli.meeting import WHO, logged, take_place
+from perfmodel.cli import rendezvous
 from perfmodel.cli.options import (
     all_of,
     check_files,
@@ -14,33 +14,51 @@ from perfmodel.cli.options import (
     items,
     progress,
     read_quantity,
+    remark,
     write_files,
 )
 
 if TYPE_CHECKING:
     from perfmodel.measuring.measurements import Measurement, Measurements
 
-LINE = "{:<14} {:>5} {:>10} {:>11} {:>10} {:>10} {:>11}"
-
 
 @click.command("network")
-@all_of(WHO)
-@click.option("--output", metavar="FILE", required=True, help="Measurement file rank 0 writes.")
-@click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
-@click.option("--backend", default="tcp", metavar="NAME", help="tcp (default), gloo or nccl.")
-@click.option("--operations", metavar="LIST", help="Such as ping_pong,all_reduce; default: all.")
-@click.option("--sizes", metavar="LIST", help="Such as 1KB,64KB,1MB; default: 4 B to 67 MB.")
+@all_of(rendezvous.OPTIONS)
 @click.option(
-    "--repetitions", type=int, default=20, metavar="N", help="Of each size, at most (20)."
+    "--output", metavar="FILE", required=True, help="Measurement file, written by rank 0."
+)
+@click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
+@click.option("--backend", default="tcp", metavar="NAME", help="tcp, gloo or nccl.  [default: tcp]")
+@click.option("--operations", metavar="LIST", help="Such as ping_pong,all_reduce.  [default: all]")
+@click.option("--sizes", metavar="LIST", help="Such as 1KB,64KB,1MB.  [default: 4 B to 67 MB]")
+@click.option(
+    "--repetitions",
+    type=int,
+    default=20,
+    metavar="N",
+    help="Most repetitions of each size.  [default: 20]",
 )
 @click.option(
-    "--seconds", type=float, default=20.0, metavar="S", help="For everything, about (20)."
+    "--seconds",
+    type=float,
+    default=20.0,
+    metavar="S",
+    help="Approximate time of all measurements.  [default: 20]",
 )
 @click.option("--pause", metavar="TIME", help="Idle time before each repetition, such as 100ms.")
-@click.option("--congestion", default="", metavar="NAME", help="Of TCP, such as cubic.")
-@click.option("--node", type=int, metavar="N", help="Node of this rank; default: by its address.")
 @click.option(
-    "--timeout", type=float, default=60.0, metavar="S", help="Wait so long for others (60)."
+    "--congestion",
+    default="",
+    metavar="NAME",
+    help="TCP congestion control, such as cubic.  [default: the system's]",
+)
+@click.option("--node", type=int, metavar="N", help="Node of this rank.  [default: by its address]")
+@click.option(
+    "--timeout",
+    type=float,
+    default=60.0,
+    metavar="S",
+    help="How long to wait for other ranks.  [default: 60]",
 )
 def network(
     output: str,
@@ -56,7 +74,7 @@ def network(
     timeout: float,
     **who: Any,
 ) -> None:
-    """Measure a network: run this on each of its nodes, with another --rank.
+    """Measure a network: run this on every node, each with its own --rank.
 
     \b
     perfmodel measure network --rank 0 --ranks 2 --address 10.0.0.1:29500 --output network.json
@@ -64,14 +82,15 @@ def network(
     """
     from pathlib import Path
 
+    from perfmodel.base import files
     from perfmodel.measuring.network.measure import measure, to_json
 
-    here = take_place(who)
+    here = rendezvous.take_place(who)
     if here.rank == 0:
         check_files(plot, output)
     read = read_quantity("bytes")
     notes: list[str] = []
-    with logged(), progress() as advance:
+    with rendezvous.logged(), progress() as advance:
         found = measure(
             here,
             backend=backend,
@@ -83,7 +102,7 @@ def network(
             congestion=congestion,
             node=node,
             timeout_s=timeout,
-            name=Path(output).stem,
+            name="network" if output == files.STDOUT else Path(output).stem,
             say=notes.append,
             progress=advance if here.rank == 0 else None,
         )
@@ -91,7 +110,7 @@ def network(
         return
     _table(found)
     for note in notes:
-        click.echo(note, err=True)
+        remark(note)
     written = (output, to_json(found), f"; next: perfmodel calibrate network {output}")
     write_files([written, *drawn(found, plot)])
 
@@ -102,10 +121,17 @@ def _listed(value: Any) -> list[Any]:
 
 def _table(found: Measurements) -> None:
     """A line for each operation, size and number of ranks."""
+    from perfmodel.cli.printing.console import new_console, new_table
+    from perfmodel.cli.printing.text import show
+
+    show(found.source.text)
     heads = ("operation", "ranks", "bytes", "repetitions", "median", "fastest", "rate")
-    click.echo(found.source.text)
-    for cells in (heads, *map(_cells, found.measurements)):
-        click.echo(LINE.format(*cells))
+    table = new_table(*heads)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for each in found.measurements:
+        table.add_row(*_cells(each))
+    new_console().print(table)
 
 
 def _cells(one: Measurement) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perfmodel.base.errors import InputError, unknown_name
-from perfmodel.cli.meeting import WHO, logged, take_place
+from perfmodel.cli import rendezvous
 from perfmodel.cli.options import (
     all_of,
     check_files,
@@ -26,25 +26,35 @@ if TYPE_CHECKING:
 
 MODEL_FLAGS = ("input_shape", "batch", "loss", "optimizer", "dtype")
 
-HOW = (
-    click.option("--arch", default="ps", metavar="ps|ring", help="[default: ps]"),
-    click.option("--sync", metavar="bsp|asp|ssp", help="Of the parameter server.  [default: bsp]"),
+ARCHITECTURE_OPTIONS = (
+    click.option("--arch", default="ps", metavar="ps|ring", help="Architecture.  [default: ps]"),
     click.option(
-        "--staleness-bound", type=float, metavar="S", help="Of ssp; inf: any.  [default: 3]"
+        "--sync",
+        metavar="bsp|asp|ssp",
+        help="Synchronisation of the parameter server.  [default: bsp]",
     ),
     click.option(
-        "--servers", type=int, metavar="P", help="Servers, the last P ranks.  [default: 1]"
+        "--staleness-bound",
+        type=float,
+        metavar="S",
+        help="Staleness bound of ssp; inf: no bound.  [default: 3]",
+    ),
+    click.option(
+        "--servers",
+        type=int,
+        metavar="P",
+        help="Number of servers, the last P ranks.  [default: 1]",
     ),
     click.option(
         "--bucket-cap",
         type=float,
         metavar="MIB",
-        help="Of DistributedDataParallel.  [default: 25, the first bucket 1]",
+        help="Bucket size of DistributedDataParallel.  [default: 25, the first bucket 1]",
     ),
-    click.option("--backend", metavar="gloo|nccl", help="Of collectives.  [default: gloo]"),
+    click.option("--backend", metavar="gloo|nccl", help="Backend of collectives.  [default: gloo]"),
 )
 
-WHAT = (
+MODEL_OPTIONS = (
     click.option("--workload", metavar="FILE", help="Workload file."),
     click.option(
         "--emulate", is_flag=True, help="Wait for the workload's times instead of computing."
@@ -53,43 +63,55 @@ WHAT = (
         "--jitter",
         callback=one(read_jitter),
         metavar="0.1|gamma:0.1",
-        help="Random spread of emulated compute, per worker and iteration.",
+        help="Random variation of emulated compute times, per worker and iteration.",
     ),
     click.option(
-        "--model", metavar="NAME", help="Real model: torchvision:resnet18, package.module:function."
+        "--model", metavar="NAME", help="Real model: torchvision:NAME or package.module:function."
     ),
-    click.option("--input-shape", metavar="3,224,224", help="Of one sample of the real model."),
-    click.option("--batch", metavar="MODULE:FUNCTION", help="Makes batches of the real model."),
-    click.option("--loss", metavar="NAME|MODULE:FUNCTION", help="Of the real model."),
+    click.option(
+        "--input-shape", metavar="3,224,224", help="Shape of one sample of the real model."
+    ),
+    click.option(
+        "--batch", metavar="MODULE:FUNCTION", help="Function that makes batches of the real model."
+    ),
+    click.option("--loss", metavar="NAME|MODULE:FUNCTION", help="Loss of the real model."),
     click.option(
         "--optimizer",
         metavar="sgd|adam|adamw",
-        help="Of the real model; a parameter server has plain SGD.  [default: sgd]",
+        help="Optimizer of the real model; a parameter server has plain SGD.  [default: sgd]",
     ),
-    click.option("--dtype", metavar="float32|bf16", help="Of the real model.  [default: float32]"),
+    click.option(
+        "--dtype", metavar="float32|bf16", help="Data type of the real model.  [default: float32]"
+    ),
     click.option(
         "--device",
         metavar="NAME",
-        help="Where the real model is (cpu, cuda); with --emulate, whose times.",
+        help="Device of the real model (cpu, cuda); with --emulate, the device to emulate.",
     ),
     click.option("--batch-size", type=int, metavar="N", help="Samples per worker and iteration."),
 )
 
-RUN = (
+RUN_OPTIONS = (
     click.option(
         "--steps", type=int, default=50, metavar="N", help="Iterations to measure.  [default: 50]"
     ),
     click.option(
-        "--warmup", type=int, default=5, metavar="N", help="Iterations before.  [default: 5]"
+        "--warmup",
+        type=int,
+        default=5,
+        metavar="N",
+        help="Warm-up iterations before.  [default: 5]",
     ),
     click.option(
         "--time-limit",
         callback=one(read_quantity("s")),
         metavar="60s",
-        help="End after this time, if the steps take longer.",
+        help="Stop after this time, if the steps take longer.",
     ),
-    click.option("--seed", type=int, default=0, metavar="N", help="Of jitter and weights."),
-    click.option("--threads", type=int, metavar="N", help="That each process computes with."),
+    click.option(
+        "--seed", type=int, default=0, metavar="N", help="Random seed of jitter and weights."
+    ),
+    click.option("--threads", type=int, metavar="N", help="Compute threads of each process."),
     click.option(
         "--congestion",
         default="",
@@ -102,9 +124,9 @@ RUN = (
         metavar="60s",
         help="How long to wait for another process.  [default: 60s]",
     ),
-    click.option("--output", metavar="FILE", help="File of the run, written by rank 0."),
+    click.option("--output", metavar="FILE", help="Run file, written by rank 0."),
     click.option(
-        "--cluster", metavar="NAME|FILE", help="Predict the run on this cluster, and compare."
+        "--cluster", metavar="NAME|FILE", help="Also predict the run on this cluster, and compare."
     ),
     click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot)."),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
@@ -112,7 +134,7 @@ RUN = (
 
 
 @click.command("training")
-@all_of((*WHO, *HOW, *WHAT, *RUN))
+@all_of((*rendezvous.OPTIONS, *ARCHITECTURE_OPTIONS, *MODEL_OPTIONS, *RUN_OPTIONS))
 def training(
     output: str | None,
     cluster: str | None,
@@ -120,11 +142,11 @@ def training(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Train for real on several nodes, and measure how fast that is.
+    """Run a real training job on several nodes, and measure its speed.
 
-    The same command on every node, each with a --rank of its own, or started by torchrun. Rank 0
-    prints and writes. --arch ring is PyTorch's DistributedDataParallel; --arch ps a parameter
-    server, whose last --servers ranks are servers.
+    Run the same command on every node, each with its own --rank, or start it with torchrun. Rank 0
+    prints and writes the result. --arch ring is PyTorch's DistributedDataParallel; --arch ps is a
+    parameter server, with the last --servers ranks as servers.
 
     \b
     perfmodel measure training --workload tagger.json --emulate --arch ps --rank 0 --ranks 3 \\
@@ -132,7 +154,7 @@ def training(
     torchrun --nnodes 4 --nproc-per-node 1 --rdzv-endpoint node0:29400 --rdzv-backend c10d \\
         -m perfmodel measure training --arch ring --model torchvision:resnet18 --batch-size 8
     """
-    where = take_place(given)
+    where = rendezvous.take_place(given)
     plan = _plan(given)
     if where.rank == 0:
         check_files(plot, output)
@@ -141,10 +163,10 @@ def training(
     from perfmodel.measuring.training.measure import measure
 
     if where.rank != 0:
-        with logged():
+        with rendezvous.logged():
             measure(plan, where)
         return
-    with logged(), progress() as advance:
+    with rendezvous.logged(), progress() as advance:
         run = measure(plan, where, advance)
     if run is None:
         return
@@ -162,7 +184,7 @@ def training(
 
 
 def _plan(given: dict[str, Any]) -> Plan:
-    """The plan of a run, from the flags; contradictory ones are refused."""
+    """The plan of a run, from the flags; refuses contradictory flags."""
     from perfmodel.inputs.job import Jitter
     from perfmodel.measuring.training.measure import ARCHITECTURES, Plan
 
@@ -192,14 +214,14 @@ def _what(given: dict[str, Any]) -> dict[str, Any]:
     """The emulated workload, or the arguments of the real model."""
     if given["emulate"]:
         if given["workload"] is None:
-            raise InputError("--emulate: needs --workload, whose times are waited for")
-        _refuse(given, ("model", *MODEL_FLAGS), "is of a real model; leave out --emulate")
+            raise InputError("--emulate: needs --workload, which has the times")
+        _refuse(given, ("model", *MODEL_FLAGS), "applies to a real model; leave out --emulate")
         return {
             "workload": _workload(given["workload"], given["device"], given["batch_size"]),
             "device": given["device"],
         }
     if given["model"] is None:
-        raise InputError("--model, or --workload with --emulate: one of them says what is trained")
+        raise InputError("--model, or --workload with --emulate: one of them is needed")
     if given["batch_size"] is None:
         raise InputError("--batch-size: a real model needs it")
     model = {name: given[name] for name in (*MODEL_FLAGS, "device", "batch_size")}
@@ -228,7 +250,7 @@ def _workload(path: str, device: str | None, batch_size: int | None) -> Any:
 
 
 def _check_cluster(plan: Plan, cluster: str, workload: str | None) -> None:
-    """Refuse what cannot be predicted before it is measured."""
+    """Refuse a run that cannot be predicted, before it is measured."""
     from perfmodel.inputs import catalogue
 
     found = catalogue.cluster_or_file(cluster)
@@ -238,8 +260,8 @@ def _check_cluster(plan: Plan, cluster: str, workload: str | None) -> None:
         _workload(workload, None, plan.model["batch_size"])
     if plan.arch == "ps" and found.server.placement != "dedicated":
         raise InputError(
-            f"--cluster: {found.name} has its servers on workers' nodes; here they are processes "
-            "of their own (placement dedicated)"
+            f"--cluster: {found.name} places servers on workers' nodes; measured servers are "
+            "separate processes (placement dedicated)"
         )
 
 
@@ -265,5 +287,6 @@ def _say(run: MeasuredRun, predicted: Prediction | None, as_json: bool) -> None:
 
         click.echo(json.dumps(summary.to_dict(run, found), indent=2))
     else:
-        for line in summary.lines(run, found):
-            click.echo(line)
+        from perfmodel.cli.printing.text import show
+
+        show("\n".join(summary.lines(run, found)))

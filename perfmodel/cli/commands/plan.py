@@ -34,50 +34,52 @@ LIMITS = {
     "max_workers": "max_workers",
     "max_global_batch_size": "max_global_batch_size",
 }
-"""The flags of limits, and what the limits are called."""
+"""Flags of limits, and the names of the limits."""
 
 SPACE = ("arch", "workers", "servers", "batch_size", "precision", "instance", "server_instances")
 """Flags that take lists."""
 
 _limits = all_of(
     (
-        click.option("--budget", type=float, metavar="USD", help="Most that it may cost."),
+        click.option("--budget", type=float, metavar="USD", help="Maximum cost."),
         click.option(
-            "--deadline", callback=one(read_quantity("s")), metavar="24h", help="Longest time."
+            "--deadline", callback=one(read_quantity("s")), metavar="24h", help="Maximum time."
         ),
         click.option(
-            "--max-idle", callback=one(read_fraction), metavar="20%", help="Most mean idleness."
+            "--max-idle", callback=one(read_fraction), metavar="20%", help="Maximum mean idleness."
         ),
-        click.option("--max-staleness", type=float, metavar="N", help="Most mean staleness."),
-        click.option("--max-workers", type=int, metavar="N", help="Most workers."),
+        click.option("--max-staleness", type=float, metavar="N", help="Maximum mean staleness."),
+        click.option("--max-workers", type=int, metavar="N", help="Maximum number of workers."),
         click.option(
-            "--max-global-batch-size", type=int, metavar="N", help="Most samples of an update."
+            "--max-global-batch-size", type=int, metavar="N", help="Maximum samples per update."
         ),
     )
 )
 
 _space = all_of(
     (
-        click.option("--instances", metavar="FILE", help="Catalogue of instances, your own copy."),
+        click.option("--instances", metavar="FILE", help="Your own catalogue of instances."),
         click.option(
             "--instance",
             callback=list_of(read_text, ranges=False),
             metavar="NAME,...",
-            help="Instance types at hand.  [default: all]",
+            help="Instance types to choose from.  [default: all]",
         ),
         click.option(
             "--server-instances",
             callback=list_of(read_text, ranges=False),
             metavar="NAME,...",
-            help="Instance types of servers that have machines of their own.  [default: none]",
+            help="Instance types for servers on separate machines.  [default: none]",
         ),
-        click.option("--region", metavar="NAME", help="Of the prices.  [default: the cheapest]"),
-        click.option("--spot", is_flag=True, help="Spot prices instead of those on demand."),
+        click.option(
+            "--region", metavar="NAME", help="Region of the prices.  [default: the cheapest]"
+        ),
+        click.option("--spot", is_flag=True, help="Use spot prices instead of on-demand prices."),
         click.option(
             "--arch",
             callback=list_of(read_text, ranges=False),
             metavar="NAME,...",
-            help="Architectures.  [default: allreduce,ps,p2p,zero1,zero3]",
+            help="Architectures to try.  [default: allreduce,ps,p2p,zero1,zero3]",
         ),
         click.option(
             "--option",
@@ -91,7 +93,7 @@ _space = all_of(
                 f"--{name}", callback=list_of(read_whole, ranges=True), metavar="N,...", help=text
             )
             for name, text in {
-                "workers": "[default: whole nodes, up to 256 workers]",
+                "workers": "Numbers of workers.  [default: whole nodes, up to 256 workers]",
                 "servers": "Parameter servers.  [default: 1,4,16]",
                 "batch-size": "Samples per worker and step.  [default: 32,64,128,256,512]",
             }.items()
@@ -102,15 +104,17 @@ _space = all_of(
             metavar="NAME,...",
             help="float32, tf32 or mixed.  [default: the first of the profile]",
         ),
-        click.option("--jitter", callback=one(read_jitter), metavar="0.1", help="As for predict."),
-        click.option("--seed", type=int, metavar="N", help="Of everything random."),
+        click.option(
+            "--jitter", callback=one(read_jitter), metavar="0.1", help="As in perfmodel predict."
+        ),
+        click.option("--seed", type=int, metavar="N", help="Random seed."),
     )
 )
 
 
 @click.command()
-@click.option("--model", metavar="NAME", help="Model of the catalogue.")
-@click.option("--workload", metavar="FILE", help="Workload file, instead of --model.")
+@click.option("--model", metavar="NAME", help="Model from the catalogue.")
+@click.option("--workload", metavar="FILE", help="Workload file instead of --model.")
 @click.option(
     "--objective",
     default="cost",
@@ -118,22 +122,24 @@ _space = all_of(
     help="cost, time, throughput or samples-per-usd.  [default: cost]",
 )
 @click.option("--dataset-size", type=int, metavar="N", help="Samples per epoch.")
-@click.option("--epochs", type=int, metavar="N", help="[default: 1]")
+@click.option("--epochs", type=int, metavar="N", help="Epochs to train.  [default: 1]")
 @_limits
 @_space
-@click.option("--top", type=int, default=10, show_default=True, help="Candidates to list.")
+@click.option(
+    "--top", type=int, metavar="N", default=10, show_default=True, help="Candidates to list."
+)
 @click.option(
     "--fidelity",
     type=click.Choice(["auto", "coarse"]),
     default="auto",
     show_default=True,
-    help="Simulate the best until their order is settled, or never.",
+    help="Simulate the best candidates until their order is settled (auto), or never (coarse).",
 )
 @executor_options
-@click.option("--csv", metavar="FILE|-", help="Write the candidates as CSV.")
+@click.option("--csv", metavar="FILE", help="Write the candidates as CSV.")
 @click.option("--parquet", metavar="FILE", help="Write them as Parquet (extra: parquet).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--plot", metavar="FILE", help="Draw time and cost as png, svg or pdf.")
+@click.option("--plot", metavar="FILE", help="Draw time and cost as png, svg or pdf (extra: plot).")
 @page_option
 def plan(
     instances: str | None,
@@ -147,15 +153,15 @@ def plan(
     page: str | None,
     **given: Any,
 ) -> None:
-    """Choose instances, workers, architecture and batch size for a training.
+    """Choose instances, workers, architecture and batch size for a training run.
 
-    The whole space is evaluated by formulas, and the best candidates are simulated. Prices are
-    those of the catalogue, on their date.
+    Formulas evaluate the whole space, and the best candidates are simulated. Prices are from the
+    catalogue, each with its date.
 
     \b
     perfmodel plan --model resnet50 --dataset-size 1281167 --epochs 90 --objective cost --deadline 24h
     """  # noqa: E501
-    check_outputs(csv, as_json, plot, parquet)
+    check_outputs(csv, plot, parquet)
     check_page(page)
     from perfmodel.studies import executors
     from perfmodel.studies.plan_search import PlanLimits

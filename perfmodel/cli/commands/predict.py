@@ -20,6 +20,8 @@ from perfmodel.cli.options import (
     progress,
     put_out,
     read_number,
+    remark,
+    verbosity,
     write_files,
     write_page,
 )
@@ -32,17 +34,17 @@ if TYPE_CHECKING:
 @job_options()
 @model_options("fine", "both")
 @click.option(
-    "--iterations", type=int, metavar="N", help="Of the first N iterations, not of the long run."
+    "--iterations", type=int, metavar="N", help="Predict the first N iterations, not the long run."
 )
 @click.option(
-    "--run-iterations", type=int, metavar="N", help="The interval is of a run of N iterations."
+    "--run-iterations", type=int, metavar="N", help="Give the interval for a run of N iterations."
 )
-@click.option("--dataset-size", type=int, metavar="N", help="Samples per epoch, for its time.")
-@click.option("--epochs", type=int, metavar="N", help="Epochs, for the training time.")
+@click.option("--dataset-size", type=int, metavar="N", help="Samples per epoch, for training time.")
+@click.option("--epochs", type=int, metavar="N", help="Epochs of the training time.  [default: 1]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--trace", metavar="FILE", help="Write two iterations as a trace for Perfetto.")
-@click.option("--schedule", metavar="FILE", help="Write which gradient is applied when, as .npz.")
-@click.option("--updates", type=int, metavar="N", help="Gradients in the schedule.")
+@click.option("--schedule", metavar="FILE", help="Write the order of reads and updates (.npz).")
+@click.option("--updates", type=int, metavar="N", help="Number of gradients in the schedule.")
 @click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
 def predict(
     flags: JobFlags,
@@ -70,12 +72,13 @@ def predict(
     if trace is not None and fidelity in ("coarse", "auto"):
         raise InputError("--trace: shows a simulation; needs --fidelity fine")
     if schedule is not None and fidelity in ("coarse", "auto"):
-        raise InputError("--schedule: is of a simulation; needs --fidelity fine")
+        raise InputError("--schedule: comes from a simulation; needs --fidelity fine")
     if updates is not None and schedule is None:
-        raise InputError("--updates: of a schedule; needs --schedule")
+        raise InputError("--updates: is the length of a schedule; needs --schedule")
     check_files(plot, trace, schedule)
     arguments = flags.arguments(flags.job)
-    job = api.make_job(**per_worker(arguments, "--global-batch-size"))
+    given = per_worker(arguments, "--global-batch-size")
+    job = api.make_job(**given)
     if fidelity == "both":
         asked["fidelity"] = "fine"
     with progress() as advance:
@@ -97,14 +100,17 @@ def predict(
         click.echo(both_as_json(prediction, other))
     elif as_json:
         click.echo(prediction.to_json())
-    elif other is not None:
-        from perfmodel.cli.printing.side_by_side import both
-
-        both(prediction, other)
     else:
         from perfmodel.cli.printing import prediction as report
+        from perfmodel.studies.sensitivity import effects
 
-        report.prediction(prediction)
+        worth = effects(job) if verbosity() >= 0 else ()
+        if other is not None:
+            from perfmodel.cli.printing.side_by_side import both
+
+            both(prediction, other, worth)
+        else:
+            report.prediction(prediction, worth)
 
 
 @click.command()
@@ -114,13 +120,13 @@ def predict(
     "--noise-scale",
     metavar="SAMPLES",
     callback=one(read_number),
-    help="Gradient noise scale of the training: also show how well batches use their samples.",
+    help="Gradient noise scale: also print statistical efficiency and goodput.",
 )
 @executor_options
 @click.option(
-    "--resume", metavar="FOLDER", help="Keep what is done there, and go on with what is there."
+    "--resume", metavar="FOLDER", help="Keep finished jobs there, and continue from them."
 )
-@click.option("--csv", metavar="FILE", help="Write the table as CSV; - prints it instead.")
+@click.option("--csv", metavar="FILE", help="Write the table as CSV.")
 @click.option("--parquet", metavar="FILE", help="Write the table as Parquet (extra: parquet).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
@@ -149,7 +155,7 @@ def sweep(
     """
     from perfmodel.studies import executors, sweeps
 
-    check_outputs(csv, as_json, plot, parquet)
+    check_outputs(csv, plot, parquet)
     check_page(page)
     arguments = {**how.arguments(), **flags.arguments(flags.job, lists=True)}
     with executors.opened(processes, dask) as executor, progress() as advance:
@@ -165,8 +171,10 @@ def sweep(
     write_page(found, page)
     if put_out(found, csv, as_json, plot):
         from perfmodel.cli.printing import studies
+        from perfmodel.studies.sensitivity import effects
 
-        studies.sweep(found)
+        worth = effects(found.fastest) if found.fastest is not None and verbosity() >= 0 else ()
+        studies.sweep(found, worth)
     _say(found.notes, found.skipped)
 
 
@@ -202,8 +210,10 @@ def compare(
         click.echo(answer.to_json())
     else:
         from perfmodel.cli.printing import studies
+        from perfmodel.studies.robustness import robustness
 
-        studies.comparison(answer)
+        shared = robustness(found.jobs) if verbosity() >= 0 else ()
+        studies.comparison(answer, shared)
     _say(found.notes, found.skipped)
 
 
@@ -211,7 +221,8 @@ def compare(
 @job_options()
 @click.option("--against", metavar="NAME", help="Where is this architecture faster, or slower?")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def explain(flags: JobFlags, against: str | None, as_json: bool) -> None:
+@click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
+def explain(flags: JobFlags, against: str | None, as_json: bool, plot: str | None) -> None:
     """Say which phase of an iteration rules, and where it stops ruling.
 
     By the formulas of the coarse model: at how many workers, which bandwidth or batch size another
@@ -226,9 +237,11 @@ def explain(flags: JobFlags, against: str | None, as_json: bool) -> None:
     from perfmodel.inputs.job import per_worker
     from perfmodel.studies import crossovers
 
+    check_files(plot)
     arguments = per_worker(flags.arguments(flags.job), "--global-batch-size")
     job = api.make_job(**arguments)
     found = crossovers.explain(job)
+    write_files(drawn(found, plot))
     others: tuple[crossovers.Crossover, ...] = ()
     if against is not None:
         other = api.make_job(**crossovers.other_arguments(arguments, against))
@@ -240,7 +253,10 @@ def explain(flags: JobFlags, against: str | None, as_json: bool) -> None:
         values = found.to_dict() | {"against": [c.to_dict() for c in others]}
         click.echo(json.dumps(values, indent=2))
     else:
-        studies.explanation(found, job, others)
+        from perfmodel.studies.sensitivity import effects
+
+        worth = effects(job) if verbosity() >= 0 else ()
+        studies.explanation(found, job, others, worth)
 
 
 def _say(notes: Iterable[str], skipped: Iterable[Skipped]) -> None:
@@ -248,6 +264,6 @@ def _say(notes: Iterable[str], skipped: Iterable[Skipped]) -> None:
     from perfmodel.studies.grids import reasons
 
     for note in notes:
-        click.echo(f"note: {note}", err=True)
+        remark(f"note: {note}")
     for line in reasons(skipped):
-        click.echo(line, err=True)
+        remark(line)

@@ -1,4 +1,4 @@
-"""``perfmodel profile``: what a model's training step is made of, measured here."""
+"""``perfmodel profile``: the training step of a model, measured on this machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from perfmodel.base.errors import InputError, whole_number
-from perfmodel.cli.options import check_files, list_of, progress, read_whole
+from perfmodel.cli.options import check_files, list_of, progress, read_whole, say_written
 
 
 @click.command("profile")
@@ -27,13 +27,13 @@ from perfmodel.cli.options import check_files, list_of, progress, read_whole
 @click.option(
     "--batch",
     metavar="MODULE:FUNCTION",
-    help="Makes batches: called with the batch size, returns (inputs, targets) or a dict.",
+    help="Function that takes the batch size and returns (inputs, targets) or a dict.",
 )
 @click.option(
     "--loss",
     metavar="NAME",
     help="cross_entropy, mse_loss, l1_loss, binary_cross_entropy_with_logits, mean, or "
-    "MODULE:FUNCTION of output and targets. Default: the model's own, or cross entropy.",
+    "MODULE:FUNCTION of output and targets.  [default: the model's own, else cross entropy]",
 )
 @click.option(
     "--optimizer", metavar="NAME", default="sgd", show_default=True, help="sgd, adam or adamw."
@@ -44,7 +44,7 @@ from perfmodel.cli.options import check_files, list_of, progress, read_whole
     default="8",
     show_default=True,
     callback=list_of(read_whole, ranges=True),
-    help="Samples of a step.",
+    help="Samples per step.",
 )
 @click.option(
     "--accumulate",
@@ -52,7 +52,7 @@ from perfmodel.cli.options import check_files, list_of, progress, read_whole
     type=int,
     default=1,
     show_default=True,
-    help="Passes before an update, each with its share of the batch.",
+    help="Passes per update, which split the batch.",
 )
 @click.option(
     "--device", metavar="NAME", default="cpu", show_default=True, help="cpu, cuda or cuda:N."
@@ -65,19 +65,21 @@ from perfmodel.cli.options import check_files, list_of, progress, read_whole
     help="float32, or bf16 by autocast.",
 )
 @click.option(
-    "--steps", metavar="N", type=int, default=10, show_default=True, help="Measured steps."
+    "--steps", metavar="N", type=int, default=10, show_default=True, help="Steps to measure."
 )
 @click.option(
-    "--warmup", metavar="N", type=int, default=3, show_default=True, help="Steps before them."
+    "--warmup", metavar="N", type=int, default=3, show_default=True, help="Warm-up steps before."
 )
-@click.option("--threads", metavar="N", type=int, help="Threads of PyTorch on the CPU.")
-@click.option("--no-overhead", is_flag=True, help="Do not measure what measuring costs.")
+@click.option("--threads", metavar="N", type=int, help="PyTorch threads on the CPU.")
+@click.option("--no-overhead", is_flag=True, help="Do not measure the overhead of measuring.")
 @click.option("--noise-scale", is_flag=True, help="Measure the gradient noise scale of --batch.")
-@click.option("--noise-steps", metavar="N", type=int, help="Estimates of it (default: 20).")
-@click.option("--name", metavar="NAME", help="Name of the workload (default: of the model).")
+@click.option(
+    "--noise-steps", metavar="N", type=int, help="Estimates of the noise scale.  [default: 20]"
+)
+@click.option("--name", metavar="NAME", help="Name of the workload.  [default: that of the model]")
 @click.option("--device-name", metavar="NAME", help="Name of the device in the file.")
-@click.option("--output", metavar="FILE", help="Workload file (default: the name, .json).")
-@click.option("--append", is_flag=True, help="Add the timings to those the file has.")
+@click.option("--output", metavar="FILE", help="Workload file.  [default: the name with .json]")
+@click.option("--append", is_flag=True, help="Add the timings to those in the file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def profile(
     spec: str,
@@ -93,8 +95,8 @@ def profile(
 ) -> None:
     """Measure the training steps of a PyTorch model, layer by layer (extra: torch).
 
-    The model is trained for some steps on random data, or on --batch, and a workload file is
-    written for --workload of perfmodel predict. Weights are random.
+    Trains the model for a few steps on random data, or on --batch, and writes a workload file for
+    perfmodel predict --workload. Weights are random.
 
     \b
     perfmodel profile --model torchvision:resnet50 --batch-size 8,16 --device-name my-cpu
@@ -102,6 +104,7 @@ def profile(
     """
     from pathlib import Path
 
+    from perfmodel.base import files
     from perfmodel.base.pytorch import check_device
     from perfmodel.inputs.profile import read_profile
     from perfmodel.profiler import saving
@@ -119,9 +122,11 @@ def profile(
     built = build(spec)
     path = output or f"{given['name'] or built.name}.json"
     check_files(None, path)
+    if append and path == files.STDOUT:
+        raise InputError("--append: needs a file, and --output is standard output")
     old = read_profile(path) if append and Path(path).exists() else None
     if old is not None and given["name"] not in (None, old.name):
-        raise InputError(f"--name: {path} is of {old.name!r}; --append keeps its name")
+        raise InputError(f"--name: {path} is a workload of {old.name!r}; --append keeps its name")
     with progress() as advance:
         recorded = record(
             built,
@@ -144,7 +149,7 @@ def profile(
         from perfmodel.cli.printing.profile import show_recorded
 
         show_recorded(recorded)
-    click.echo(f"wrote {path}; perfmodel predict --workload {path}", err=True)
+    say_written(path, f"; perfmodel predict --workload {path}")
 
 
 def _listed(value: Any) -> list[int]:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from perfmodel.base.errors import InputError
+from perfmodel.cli import config
 from perfmodel.cli.jobs import JobFlags, ModelFlags, job_options, model_options
 from perfmodel.cli.options import check_page, progress, write_files
 
@@ -16,7 +17,7 @@ ARGUMENTS = "perfmodel.arguments"
 
 
 class Recorded(click.Command):
-    """A command that knows how it was typed."""
+    """A command that keeps its arguments as they were typed."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         """Keep the arguments before they are read."""
@@ -28,10 +29,13 @@ class Recorded(click.Command):
 @job_options()
 @model_options("fine")
 @click.option(
-    "--iterations", type=int, metavar="N", help="Of the first N iterations, not of the long run."
+    "--iterations",
+    type=int,
+    metavar="N",
+    help="Predict the first N iterations, not the steady state.",
 )
 @click.option(
-    "--run-iterations", type=int, metavar="N", help="The interval is of a run of N iterations."
+    "--run-iterations", type=int, metavar="N", help="Give the interval of a run of N iterations."
 )
 @click.option("--dataset-size", type=int, metavar="N", help="Samples per epoch, for its time.")
 @click.option("--epochs", type=int, metavar="N", help="Epochs, for the training time.")
@@ -42,7 +46,7 @@ class Recorded(click.Command):
     metavar="FILE",
     help="The page to write (extra: report).",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, too.")
+@click.option("--json", "as_json", is_flag=True, help="Also print one JSON object.")
 @click.pass_context
 def report(
     context: click.Context,
@@ -53,11 +57,11 @@ def report(
     as_json: bool,
     **run: int | None,
 ) -> None:
-    """Write a page about a job, to be looked at in any browser.
+    """Write a page about a job, to be opened in any browser.
 
-    It needs no network. It shows the answer with its interval, what each assumption is worth, where
-    the time goes, a timeline of two iterations, idleness, staleness, the scaling curve, and what
-    would be faster.
+    It needs no network. It shows the prediction with its interval, the effect of each assumption,
+    where the time goes, a timeline of two iterations, idleness, staleness, the scaling curve, and
+    what would be faster.
 
     \b
     perfmodel report --model resnet50 --device v100 --arch ps --workers 8 --output report.html
@@ -70,6 +74,7 @@ def report(
     arguments: dict[str, Any] = {**how.arguments(), **flags.arguments(flags.job)}
     arguments |= {name: value for name, value in run.items() if value is not None}
     command = shlex.join(["perfmodel", "report", *context.meta[ARGUMENTS]])
+    command = " ".join([command, *config.told()])
     with progress() as advance:
         found = reports.report(**arguments, command=command, progress=advance)
     write_files([(output, found.to_html().encode(), "; open it in a browser")])

@@ -1,4 +1,4 @@
-"""``perfmodel import``: a workload file from the trace of a PyTorch profiler."""
+"""``perfmodel import``: a workload file from a PyTorch profiler trace."""
 
 from __future__ import annotations
 
@@ -16,26 +16,30 @@ if TYPE_CHECKING:
 @click.command("import")
 @click.argument("trace")
 @click.option("--output", metavar="FILE", help="Write a workload file.")
-@click.option("--name", metavar="NAME", help="The workload's name; else that of the trace's file.")
-@click.option("--device-name", metavar="NAME", help="The device's name; else as in the trace.")
-@click.option("--batch-size", type=int, metavar="N", help="Samples of a step; else from shapes.")
+@click.option("--name", metavar="NAME", help="Name of the workload.  [default: that of the file]")
 @click.option(
-    "--precision", metavar="NAME", help="float32, tf32 or mixed; else the gradients' type."
+    "--device-name", metavar="NAME", help="Name of the device.  [default: that in the trace]"
+)
+@click.option(
+    "--batch-size", type=int, metavar="N", help="Samples per step.  [default: from recorded shapes]"
+)
+@click.option(
+    "--precision", metavar="NAME", help="float32, tf32 or mixed.  [default: the gradients' type]"
 )
 @click.option(
     "--gradient-bytes",
     metavar="SIZE",
     callback=one(read_quantity("bytes")),
-    help="All gradients together, where the trace does not say.",
+    help="Size of all gradients, if the trace does not tell.",
 )
-@click.option("--pid", metavar="ID", help="The process, of several in the file.")
-@click.option("--gpu", type=int, metavar="N", help="The GPU, of several in the file.")
+@click.option("--pid", metavar="ID", help="Process to read, if the file has several.")
+@click.option("--gpu", type=int, metavar="N", help="GPU to read, if the file has several.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def import_(trace: str, output: str | None, as_json: bool, **given: Any) -> None:
-    """Import the trace of a PyTorch profiler as a workload.
+    """Import a PyTorch profiler trace as a workload.
 
-    Says what the device does in a step, and which part of it communication takes. The workload has
-    none of that: it is what one worker does by itself.
+    Reports what the device does in a step, and how much of it is communication. The workload leaves
+    communication out: it is what one worker does by itself.
 
     \b
     perfmodel import trace.json.gz
@@ -62,24 +66,20 @@ def import_(trace: str, output: str | None, as_json: bool, **given: Any) -> None
 
 
 def _show(found: ImportedTrace) -> None:
-    """Print where a step's time goes, what was found of gradients, and what to know of it."""
-    import sys
-
-    from rich.console import Console
+    """Print where a step's time goes, the gradients found, and notes."""
     from rich.markup import escape
-    from rich.table import Table
 
     from perfmodel.base.units import show
+    from perfmodel.cli.printing.console import new_console, new_table
 
-    out = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    out = new_console()
     count = f"{found.steps} step{'s' if found.steps > 1 else ''}"
     spread = f" ± {show(found.step_std_s, 's')}" if found.step_std_s is not None else ""
     out.print(
         f"[bold]{escape(plain(found.trace))}[/] on {escape(found.device)}: {count} "
         f"({escape(found.steps_by)}) of {show(found.step_s, 's')}{spread}"
     )
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="bold")
+    table = new_table("", "", "")
     for name, seconds in found.parts_s.items():
         part = f"{seconds / found.step_s:.1%}"
         table.add_row(name.replace("_", " "), show(seconds, "s"), part)

@@ -1,4 +1,4 @@
-"""``perfmodel validate``: predictions held against what was measured."""
+"""``perfmodel validate``: predictions compared with measurements."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from perfmodel.cli.options import (
 
 @click.command()
 @click.argument("cases", nargs=-1, metavar="[CASES]...")
-@click.option("--workload", metavar="FILE", help="What runs of perfmodel measure training trained.")
-@click.option("--cluster", metavar="NAME|FILE", help="Where those runs were.")
+@click.option("--workload", metavar="FILE", help="Workload of the runs.")
+@click.option("--cluster", metavar="NAME|FILE", help="Cluster of the runs.")
 @click.option(
     "--fidelity",
     type=click.Choice(["fine", "coarse", "auto"]),
     default="fine",
-    help="Simulate (fine), add up phases (coarse), or as needed (auto).  [default: fine]",
+    help="Simulate (fine), use formulas (coarse), or either as needed (auto).  [default: fine]",
 )
 @click.option(
     "--tolerance",
     metavar="15%",
     callback=one(read_fraction),
-    help="End with exit code 1 where a group's step time is further off than this.",
+    help="Exit with code 1 if the step time of a group is further off than this.",
 )
 @click.option(
     "--statistic",
     type=click.Choice(["median", "p90", "worst"]),
-    help="What of a group's errors --tolerance is compared with.  [default: worst]",
+    help="Which of a group's errors to compare with --tolerance.  [default: worst]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
@@ -58,10 +58,10 @@ def validate(
     plot: str | None,
     page: str | None,
 ) -> None:
-    """Predict jobs that were measured, and say how far off the predictions are.
+    """Predict measured jobs, and report how far off the predictions are.
 
     CASES are cases files, or runs of perfmodel measure training (with --workload and --cluster).
-    Without any, those that come with perfmodel are taken: published figures, each with its source.
+    The default is the cases that come with perfmodel: published figures, each with its source.
 
     \b
     perfmodel validate
@@ -77,9 +77,9 @@ def validate(
     if statistic is not None and tolerance is None:
         raise InputError("--statistic: needs --tolerance")
     if (workload is None) != (cluster is None):
-        raise InputError("--workload and --cluster: runs need both of them")
+        raise InputError("--workload and --cluster: runs need both")
     if workload is not None and not cases:
-        raise InputError("--workload: needs the files of runs")
+        raise InputError("--workload: needs run files")
     found = []
     for path in cases:
         found += cases_.read_measurements(path, workload, cluster)

@@ -38,4 +38,4 @@ def _list(some: Sequence[Recommendation], title: str) -> None:
         }
         for name, text in lines.items():
             if text:
-                show(f"    {dim(f'{name:10}')}{text}")
+                show(f"    {dim(f'{name:11}')}{text}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -17,6 +16,7 @@ from perfmodel.calibration.runs.fit import RunsFit
 from perfmodel.calibration.runs.results import Overlap
 from perfmodel.calibration.servers.costs import ServerCosts
 from perfmodel.calibration.statistics import Fitted, Residuals
+from perfmodel.cli.printing.console import new_console, new_table
 from perfmodel.inputs.calibration import value_at
 from perfmodel.inputs.cluster import Cluster
 
@@ -33,7 +33,7 @@ WORDS = {
 
 def runs(fit: RunsFit) -> None:
     """Print a fit to past runs."""
-    out = _console()
+    out = new_console()
     out.print(f"[bold]{escape(fit.seen)}[/]")
     table = _estimates(fit.estimates)
     if fit.overlap is not None:
@@ -46,11 +46,11 @@ def runs(fit: RunsFit) -> None:
 
 def placements(fit: Placements, before: Cluster) -> None:
     """Print a fit to steps on placements of devices."""
-    out, known = _console(), fit.cluster.calibration
+    out, known = new_console(), fit.cluster.calibration
     if known is None:
         return
     out.print(f"[bold]{known.rows} steps of {len(fit.traits)} models on several devices[/]")
-    table = _table("", "value", "90 % interval", "was")
+    table = new_table("", "value", "90 % interval", "was")
     for i, path in enumerate(known.parameters):
         factor = math.exp(WIDTH * math.sqrt(known.covariance[i][i]))
         value, was = value_at(fit.cluster, path), value_at(before, path)
@@ -59,7 +59,7 @@ def placements(fit: Placements, before: Cluster) -> None:
         table.add_row(path, show(value, unit), " to ".join(ends), show(was, unit))
     out.print(table)
     out.print()
-    table = _table("model", "its bytes take", "inside a node", "can hide behind", "messages")
+    table = new_table("model", "its bytes take", "inside a node", "can hide behind", "messages")
     for name, own in fit.traits.items():
         hidden = f"{own.hidden_fraction:.0%} of computing"
         row = (f"{own.bytes:.2f} x", f"{own.node_bytes:.2f} x", hidden, f"{own.messages:.0f}")
@@ -71,27 +71,15 @@ def placements(fit: Placements, before: Cluster) -> None:
 
 def server(costs: ServerCosts) -> None:
     """Print what updates cost a server."""
-    out = _console()
+    out = new_console()
     out.print(f"[bold]server costs {escape(costs.seen)}[/]")
     out.print(_estimates(costs.estimates))
     _say(out, costs.notes)
 
 
-def _console() -> Console:
-    # a file or a pipe has no width: do not wrap lines there
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for i, column in enumerate(columns):
-        table.add_column(column, style="bold" if i == 0 else "", overflow="fold")
-    return table
-
-
 def _estimates(estimates: Sequence[Fitted]) -> Table:
     """A line for each parameter; with an interval where the runs identify it."""
-    table = _table("", "value", "90 % interval", "was", "")
+    table = new_table("", "value", "90 % interval", "was", "")
     for e in estimates:
         value, was, low, high = (show(v, e.unit) for v in (e.value, e.was, e.low, e.high))
         interval = f"{low} to {high}" if e.low < e.high else ""
@@ -109,7 +97,7 @@ def _overlap(found: Overlap) -> tuple[str, str, str, str]:
 
 
 def _errors(found: dict[str, Residuals | None]) -> Table:
-    table = _table("errors of the step time", "median", "9 in 10 within", "worst")
+    table = new_table("errors of the step time", "median", "9 in 10 within", "worst")
     for name, r in found.items():
         cells = (f"{v:.1%}" for v in (r.median, r.p90, r.worst)) if r else ("too few runs", "", "")
         table.add_row(name, *cells)

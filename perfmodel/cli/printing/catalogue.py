@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import click
 import msgspec
 from rich.markup import escape
 
@@ -128,6 +129,4 @@ def _show_model(name: str) -> None:
 def _show_struct(value: msgspec.Struct) -> None:
     import json
 
-    new_console().print(
-        json.dumps(msgspec.to_builtins(value), indent=2, ensure_ascii=False), markup=False
-    )
+    click.echo(json.dumps(msgspec.to_builtins(value), indent=2, ensure_ascii=False))

@@ -6,28 +6,32 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal, TextIO
 
 from rich.console import Console
 from rich.table import Table
 
 from perfmodel.base.units import dimension_of
 from perfmodel.base.units import show as quantity
+from perfmodel.cli.printing.tables import FittingTable
+from perfmodel.cli.printing.text import styled
 from perfmodel.studies.comparison import WORDS
 
 
 def new_console() -> Console:
     """Standard output."""
     # a file or a pipe has no width: do not wrap lines there
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    return _console(sys.stdout, width=None if sys.stdout.isatty() else 160)
+
+
+def _console(stream: TextIO, width: int | None = None) -> Console:
+    colours: Literal["auto"] | None = "auto" if styled(stream) else None
+    return Console(file=stream, width=width, color_system=colours, highlight=False)
 
 
 def new_table(*columns: str) -> Table:
     """A table without lines; headers only where there are names."""
-    table = Table(box=None, pad_edge=False, show_header=any(columns), header_style="dim")
-    for i, column in enumerate(columns):
-        table.add_column(column, style="bold" if i == 0 else "", overflow="fold")
-    return table
+    return FittingTable(*columns)
 
 
 HEADS = {
@@ -111,7 +115,7 @@ def progress() -> Iterator[Callable[[int, int], None]]:
 
             # time left by the speed of all the time: a chunk of jobs may take minutes
             bar = Progress(
-                console=Console(stderr=True), transient=True, speed_estimate_period=math.inf
+                console=_console(sys.stderr), transient=True, speed_estimate_period=math.inf
             )
             bar.start()
             task = bar.add_task("simulating", total=of, completed=done)

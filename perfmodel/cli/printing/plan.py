@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.markup import escape
+
+from perfmodel.cli.options import verbosity
+from perfmodel.cli.printing.console import new_console, new_table
+from perfmodel.cli.printing.prediction import assumed
 from perfmodel.cli.printing.text import bold, dim, show
 from perfmodel.studies.plans import HOUR_S, Candidate, Plan, Price, Trade, said_of
 
@@ -32,13 +37,21 @@ def plan(found: Plan) -> None:
     if found.change is not None:
         change = f"{found.change.change}: {found.change.gain:.2f} times as good"
         show(f"{dim('change')}   the single change that would help most: {change}")
-    show("\nNone is both faster and cheaper than these:\n")
-    _table([("", "candidate", "time (h)", "cost (USD)"), *map(_trade, found.front)])
+    everything = verbosity() > 0
+    if everything:
+        show("\nNone is both faster and cheaper than these:\n")
+        _table([("", "candidate", "time (h)", "cost (USD)"), *map(_trade, found.front)])
+    elif len(found.front) > 1:
+        show(f"{dim('trade')}    {_span(found.front)}")
+    named = {(each.instance, each.accelerator) for each in found.ranked}
+    named |= {(each.server_instance or "", "") for each in found.ranked}
+    prices = [p for p in found.prices if everything or (p.instance, p.accelerator) in named]
     show("\nPrices, of the catalogue on their date:\n")
-    _table([("", "instance", "USD/h", "region", "date", "line"), *map(_price, found.prices)])
+    _table([("", "instance", "USD/h", "region", "date", "line"), *map(_price, prices)])
     for name, texts in (("left out", _out(found.left_out)), ("note", found.notes)):
         for text in texts:
             show(f"\n{dim(name)}: {text}")
+    assumed(found.effects, " of the first")
 
 
 def _row(rank: int, each: Candidate) -> tuple[str, ...]:
@@ -61,6 +74,15 @@ def _trade(each: Trade) -> tuple[str, ...]:
         f"{each.architecture}{said_of(each)}, batch {each.batch_size}"
     )
     return "", label, f"{each.time_s / HOUR_S:.3g}", f"{each.cost_usd:.4g}"
+
+
+def _span(front: Sequence[Trade]) -> str:
+    """Return the fastest and the cheapest candidate of the front."""
+    fast, cheap = (
+        f"{each.time_s / HOUR_S:.3g} h for {each.cost_usd:.4g} USD"
+        for each in (front[0], front[-1])
+    )
+    return f"{len(front)} candidates, from {fast} to {cheap}; --verbose lists them"
 
 
 def _price(each: Price) -> tuple[str, ...]:
@@ -96,8 +118,9 @@ def _out(texts: Sequence[str]) -> list[str]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> None:
-    """Print rows in columns, the first of them in bold."""
-    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
-    for number, row in enumerate(rows):
-        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        show(bold(line.rstrip()) if number == 0 else line.rstrip())
+    """Print rows in columns; the first has their names."""
+    names, *others = rows
+    table = new_table(*names)
+    for row in others:
+        table.add_row(*map(escape, row))
+    new_console().print(table)

@@ -2,96 +2,156 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from perfmodel.base.provenance import Assumption
 from perfmodel.base.units import show as quantity
+from perfmodel.cli.options import verbosity
 from perfmodel.cli.printing.text import bold, dim, show, show_rows
-from perfmodel.results.prediction import Prediction
+from perfmodel.results.prediction import ErrorBand, Prediction
+from perfmodel.studies.sensitivity import MATTERS, Effect
+
+Row = tuple[str, str, str]
+"""Name, value and remark of a figure."""
 
 SHORT_TRANSIENT = 20
-"""Longest transient that is not mentioned (iterations)."""
+"""Transients up to this length are not printed (iterations)."""
+
+MOST_VALUES = 3
+"""Most other values of an assumption that are printed."""
+
+LONGEST_VALUE = 24
+"""Values up to this many characters are printed in a column of their own."""
+
+LEAST = 0.0005
+"""Smallest relative change of the throughput that is printed."""
 
 
-def prediction(p: Prediction) -> None:
-    """Print a prediction: figures, bottleneck and assumptions."""
+def prediction(p: Prediction, worth: Sequence[Effect]) -> None:
+    """Print the answer in eight lines, notes, and the assumptions that matter.
+
+    With --verbose all figures and all assumptions; with --quiet no assumptions.
+    """
     show(title(p))
-    show_rows(_figures(p))
+    show_rows(_details(p) if verbosity() > 0 else _answer(p))
     show(f"{bold('bottleneck')}: {p.bottleneck.text}")
     for note in p.notes:
         show(f"{bold('note')}: {note}")
-    show_assumptions(p.assumptions)
+    assumed(worth)
 
 
-def _figures(p: Prediction) -> Iterator[tuple[str, str, str]]:
-    """Name, value and remark of each figure."""
-    yield (
-        "throughput",
-        f"{p.throughput_samples_per_s:.5g} samples/s",
-        certainty(p),
-    )
-    if p.sequence_length is not None:
-        tokens = float(f"{p.throughput_samples_per_s * p.sequence_length:.5g}")
-        yield ("tokens", f"{tokens:.12g} tokens/s", f"{p.sequence_length} of each sample")
+def _answer(p: Prediction) -> Iterator[Row]:
+    """Yield the figures that answer the question."""
+    interval = ""
     if p.interval is not None:
         low, high = p.interval.throughput_samples_per_s
-        yield (f"{p.interval.coverage:.0%} interval", f"{low:.4g} to {high:.4g}", p.interval.text)
-    yield (
-        "iteration",
-        quantity(p.iteration_s, "s"),
-        f"of which {quantity(p.compute_s, 's')} compute",
-    )
-    if p.iterations is not None:
-        yield ("of the start", f"{p.iterations} iterations", "of each worker, at least")
+        interval = f"{p.interval.coverage:.0%} interval {low:.4g} to {high:.4g}: {p.interval.text}"
+    yield "throughput", f"{p.throughput_samples_per_s:.5g} samples/s", interval
+    yield from _tokens(p)
+    if p.error_band is not None:
+        yield "by formulas", _error(p.error_band), p.error_band.text
+    yield "iteration", quantity(p.iteration_s, "s"), ", ".join(_of_iteration(p))
+    yield from _training(p)
+    yield _idle(p)
+    yield from _staleness_in_a_row(p)
+    yield _memory(p)
+
+
+def _details(p: Prediction) -> Iterator[Row]:
+    """Yield all figures."""
+    yield "throughput", f"{p.throughput_samples_per_s:.5g} samples/s", certainty(p)
+    yield from _tokens(p)
+    if p.interval is not None:
+        low, high = p.interval.throughput_samples_per_s
+        yield f"{p.interval.coverage:.0%} interval", f"{low:.4g} to {high:.4g}", p.interval.text
+    yield "iteration", quantity(p.iteration_s, "s"), ", ".join(_of_iteration(p))
     if p.transient_iterations >= SHORT_TRANSIENT:
         yield (
             "transient",
             f"{p.transient_iterations} iterations",
-            "about as long do workers drift apart; the figures are of the time after it",
+            "until workers have drifted apart; the figures are of the time after it",
         )
-    if p.training is not None:
-        t = p.training
-        yield (
-            "training",
-            _duration(t.training_s),
-            f"{t.epochs} x {_duration(t.epoch_s)} of {t.iterations_per_epoch} iterations",
-        )
-    causes = ", ".join(f"{c} {part:.1%}" for c, part in p.idle_fraction.by_cause.items())
-    workers = p.idle_fraction.per_worker
-    spread = f"workers {min(workers):.1%} to {max(workers):.1%}"
-    yield ("idle", f"{p.idle_fraction.mean:.1%}", "; ".join(filter(None, [causes, spread])))
-    yield ("exposed communication", quantity(p.exposed_communication_s, "s"), "per iteration")
-    if p.staleness is not None:
-        s = p.staleness
-        yield (
-            "staleness",
-            f"{s.mean:.3g} updates",
-            f"median {s.p50}, p90 {s.p90}, at most {s.max}",
-        )
-    if p.model_age is not None:
-        age = p.model_age
-        text = f"p90 {age.p90}, an exchange every {age.exchange_every:.3g} steps"
-        yield ("model age", f"{age.mean:.3g} steps", text)
+    yield from _training(p)
+    yield _idle(p)
+    yield from _staleness(p)
     phases = ", ".join(f"{name} {quantity(s, 's')}" for name, s in p.phases_s.items())
     if phases:
-        yield ("phases", phases, "of an iteration")
+        yield "phases", phases, "of an iteration"
     operations = ", ".join(f"{n} {quantity(s, 's')}" for n, s in p.operation_s.items())
     if operations:
-        yield ("mean times", operations, f"{p.updates_per_s:.4g} model updates/s")
-    busiest = max(p.utilisation.links.items(), key=lambda item: item[1], default=None)
-    if busiest is not None:
-        yield ("busiest link", f"{busiest[1]:.1%}", busiest[0])
-    busiest = max(p.utilisation.cores.items(), key=lambda item: item[1], default=None)
-    if busiest is not None:
-        yield ("busiest processor", f"{busiest[1]:.1%}", busiest[0])
+        yield "mean times", operations, f"{p.updates_per_s:.4g} model updates/s"
+    for name, used in (("link", p.utilisation.links), ("processor", p.utilisation.cores)):
+        busiest = max(used.items(), key=lambda item: item[1], default=None)
+        if busiest is not None:
+            yield f"busiest {name}", f"{busiest[1]:.1%}", busiest[0]
+    yield _memory(p)
+
+
+def _error(band: ErrorBand) -> str:
+    """Return the error of the formulas in a word."""
+    if band.p90 is None:
+        return "error unknown"
+    return f"± {band.p90:.1%}" if band.p90 else "exact"
+
+
+def _tokens(p: Prediction) -> Iterator[Row]:
+    if p.sequence_length is not None:
+        tokens = float(f"{p.throughput_samples_per_s * p.sequence_length:.5g}")
+        yield "tokens", f"{tokens:.12g} tokens/s", f"{p.sequence_length} per sample"
+
+
+def _of_iteration(p: Prediction) -> Iterator[str]:
+    yield f"compute {quantity(p.compute_s, 's')}"
+    yield f"exposed communication {quantity(p.exposed_communication_s, 's')}"
+    if p.iterations is not None:
+        yield f"mean of each worker's first {p.iterations} iterations"
+
+
+def _training(p: Prediction) -> Iterator[Row]:
+    if p.training is not None:
+        t = p.training
+        epochs = f"{t.epochs} x {_duration(t.epoch_s)} of {t.iterations_per_epoch} iterations"
+        yield "training", _duration(t.training_s), epochs
+
+
+def _idle(p: Prediction) -> Row:
+    causes = ", ".join(f"{c} {part:.1%}" for c, part in p.idle_fraction.by_cause.items())
+    least, most = (f"{end(p.idle_fraction.per_worker):.1%}" for end in (min, max))
+    spread = f"workers {least} to {most}" if least != most else ""
+    return "idle", f"{p.idle_fraction.mean:.1%}", "; ".join(filter(None, [causes, spread]))
+
+
+def _staleness(p: Prediction) -> Iterator[Row]:
+    if p.staleness is not None:
+        s = p.staleness
+        row = f"median {s.p50}, p90 {s.p90}, at most {s.max}"
+        yield "staleness", f"{s.mean:.3g} updates", row
+    if p.model_age is not None:
+        age = p.model_age
+        row = f"p90 {age.p90}, an exchange every {age.exchange_every:.3g} steps"
+        yield "model age", f"{age.mean:.3g} steps", row
+
+
+def _staleness_in_a_row(p: Prediction) -> Iterator[Row]:
+    """Yield staleness and model age in one row."""
+    rows = list(_staleness(p))
+    if len(rows) == 2:
+        (name, value, spread), (other, age, more) = rows
+        rows = [(name, value, f"{spread}; {other} {age}, {more}")]
+    yield from rows
+
+
+def _memory(p: Prediction) -> Row:
     memory = f"worker {quantity(p.memory.worker_bytes, 'bytes')}"
     if p.memory.server_bytes is not None:
         memory += f", server {quantity(p.memory.server_bytes, 'bytes')}"
-    yield ("memory", memory, "estimated")
+    return "memory", memory, "estimated"
 
 
 def title(p: Prediction) -> str:
-    """The job in a line."""
+    """Return the job in a line."""
     unit = "island" if p.island_devices else "worker"
     return (
         f"{bold(p.model)} on {workers_of(p)}, {p.architecture}, "
@@ -101,13 +161,13 @@ def title(p: Prediction) -> str:
 
 
 def workers_of(p: Prediction) -> str:
-    """The devices, and how they are grouped."""
+    """Return the devices and how they are grouped."""
     count = _groups(p.island_devices) if p.island_devices else str(p.workers)
     return f"{count} x {p.device}"
 
 
 def _groups(devices: Sequence[int]) -> str:
-    """Islands of so many devices each.
+    """Return how many islands there are, and their devices.
 
     >>> _groups((8, 8, 8)), _groups((8, 4))
     ('3 islands of 8', 'islands of 8+4')
@@ -118,29 +178,79 @@ def _groups(devices: Sequence[int]) -> str:
 
 
 def certainty(p: Prediction) -> str:
-    """Uncertainty of a throughput, apart from errors of the model."""
+    """Return the uncertainty of a throughput, apart from model errors."""
     if p.error_band is not None:
         return p.error_band.text
     ci = p.throughput_ci_fraction
     return f"± {ci:.1%} (95 % confidence)" if ci else "deterministic"
 
 
-def show_assumptions(assumptions: Sequence[Assumption]) -> None:
-    """Print what was assumed, if anything, and where it comes from."""
-    if not assumptions:
+def assumed(worth: Sequence[Effect], of: str = "", *, everything: bool = False) -> None:
+    """Print the assumptions that matter and count the others; print nothing with --quiet.
+
+    Parameters
+    ----------
+    worth : what each assumption is worth, the largest effect first.
+    of : whose throughput that is, to be said after the word.
+    everything : print all of them, as with --verbose.
+    """
+    if not worth or verbosity() < 0:
         return
-    show(f"\n{dim('assumed, because not given:')}")
-    show_rows((a.name, _value(a), a.source) for a in assumptions)
+    everything = everything or verbosity() > 0
+    shown = [each for each in worth if everything or each.matters]
+    if shown:
+        title = f"assumed (and how other values change the throughput{of}):"
+        show(f"\n{dim(title)}")
+        least = LEAST if everything else MATTERS
+        show_rows(assumption_row(each.assumption, _worth(each, least)) for each in shown)
+    rest = [each for each in worth if each not in shown]
+    unknown = sum(each.left_out for each in rest)
+    more = f"; formulas cannot judge {unknown} more" if unknown else ""
+    uncounted(len(rest) - unknown, f"change it by less than {MATTERS:.0%}{more}", first=not shown)
 
 
-def _value(a: Assumption) -> str:
-    if isinstance(a.value, (int, float)) and a.unit in ("s", "bytes", "bytes_per_s", "flop_per_s"):
-        return quantity(a.value, a.unit)
-    return str(a.value) if a.value == "inf" else f"{a.value} {a.unit}".strip()
+def uncounted(number: int, what: str, *, first: bool) -> None:
+    """Print how many assumptions are not listed, if any, and their effect."""
+    if number:
+        other = "" if first else "other "
+        line = f"{number} {other}default{'s' * (number > 1)} {what}; --verbose lists them"
+        show(("\n" if first else "") + dim(line))
+
+
+def assumption_row(a: Assumption, effect: str) -> Row:
+    """Return the row of an assumption; a long value goes to the remark."""
+    value = quantity_text(a.value, a.unit)
+    long = len(value) > LONGEST_VALUE
+    return a.name, "" if long else value, "; ".join(filter(None, [value * long, effect, a.source]))
+
+
+def _worth(each: Effect, least: float) -> str:
+    """Return the changes of the throughput by other values that exceed ``least``."""
+    if each.left_out:
+        return each.unvaried
+    others = sorted(each.alternatives, key=lambda other: -other.swing)[:MOST_VALUES]
+    return ", ".join(
+        f"{other.ratio - 1.0:+.1%} with {quantity_text(other.value, each.assumption.unit)}"
+        for other in others
+        if other.swing > math.log1p(least)
+    )
+
+
+def quantity_text(value: Any, unit: str) -> str:
+    """Return a value with its unit.
+
+    >>> quantity_text(1.25e9, "bytes_per_s"), quantity_text(0.5, "of bandwidth")
+    ('10 Gbps', '0.5 of bandwidth')
+    """
+    if isinstance(value, (str, bool)) or value is None:
+        return str(value)
+    if unit in ("s", "bytes", "bytes_per_s", "flop_per_s"):
+        return quantity(value, unit)
+    return f"{value:.4g} {unit}".strip() if isinstance(value, float) else f"{value} {unit}".strip()
 
 
 def _duration(seconds: float) -> str:
-    """Seconds in the unit people would use.
+    """Return seconds in a readable unit.
 
     >>> _duration(90), _duration(7200), _duration(2.5)
     ('1.5 min', '2 h', '2.5 s')

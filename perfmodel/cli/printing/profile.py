@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import msgspec
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from perfmodel.base.units import show
+from perfmodel.cli.printing.console import new_console, new_table
 from perfmodel.profiler.record import MeasuredBatch, Recorded
 
 TOP = 8
@@ -20,8 +18,7 @@ TOP = 8
 def show_recorded(recorded: Recorded) -> None:
     """Print a line for each batch size, and the layers that took longest at the last one."""
     profile = recorded.profile
-    # a file or a pipe has no width: do not wrap lines there
-    out = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    out = new_console()
     timing = recorded.measured[0].timing
     gradients = show(profile.parameter_bytes, "bytes")
     out.print(
@@ -30,7 +27,7 @@ def show_recorded(recorded: Recorded) -> None:
         f"{gradients} of gradients"
     )
     columns = ("batch", "step", "std", "forward", "backward", "optimizer")
-    table = _table(*columns, "loading", "copies", "other", "overhead")
+    table = new_table(*columns, "loading", "copies", "other", "overhead")
     for one in recorded.measured:
         table.add_row(*_cells(one))
     out.print(table)
@@ -43,7 +40,7 @@ def show_recorded(recorded: Recorded) -> None:
     out.print(
         f"\nlayers that take longest at batch size {recorded.measured[-1].timing.batch_size}:"
     )
-    table = _table("layer", "kind", "forward", "backward", "of step", "gradients")
+    table = new_table("layer", "kind", "forward", "backward", "of step", "gradients")
     for row in layers(recorded, recorded.measured[-1])[:TOP]:
         table.add_row(
             escape(row["name"]),
@@ -124,11 +121,3 @@ def _cells(one: MeasuredBatch) -> list[str]:
         *(show(value, "s") for value in seconds),
         overhead,
     ]
-
-
-def _table(*columns: str) -> Table:
-    """A table without lines."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for i, column in enumerate(columns):
-        table.add_column(column, style="bold" if i == 0 else "", overflow="fold")
-    return table

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from perfmodel.cli.printing.console import cell_text, head_text, new_console, new_table
-from perfmodel.cli.printing.prediction import certainty, show_assumptions, title
+from perfmodel.cli.printing.prediction import assumed, certainty, title
 from perfmodel.cli.printing.text import bold, show
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.comparison import differences
+from perfmodel.studies.sensitivity import Effect
 from perfmodel.studies.sweeps import figures
 
 
-def both(fine: Prediction, coarse: Prediction) -> None:
+def both(fine: Prediction, coarse: Prediction, worth: Sequence[Effect]) -> None:
     """Print a fine and a coarse prediction of the same job side by side."""
     show(title(fine))
     table = new_table("", "fine", "coarse", "difference")
@@ -27,7 +30,7 @@ def both(fine: Prediction, coarse: Prediction) -> None:
         show(f"{bold(f'bottleneck, {name}')}: {p.bottleneck.text}")
     for note in dict.fromkeys((*fine.notes, *coarse.notes)):
         show(f"{bold('note')}: {note}")
-    show_assumptions(fine.assumptions)
+    assumed(worth)
 
 
 def _change(part: float | None, points: bool) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from perfmodel.base.units import show
+from perfmodel.cli.printing.console import new_console, new_table
 from perfmodel.validation.scores import MEASURES, Score, Summary
 from perfmodel.validation.validate import Validation
 
@@ -24,8 +23,7 @@ HEADS = {
 
 def validation(found: Validation, *, cases: bool = True) -> None:
     """Print a table of cases, if asked for, and one of their groups."""
-    # a file or a pipe has no width: do not wrap lines there
-    out = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    out = new_console()
     if cases:
         out.print(_cases(found))
         out.print()
@@ -36,7 +34,8 @@ def _cases(found: Validation) -> Table:
     measures = [name for name in MEASURES if any(name in o.scores for o in found.outcomes)]
     # throughput is redundant with step time
     measures = [name for name in measures if name != "samples_per_s" or "step_s" not in measures]
-    table = _table("group", "case", *(h for m in measures for h in (HEADS[m], "measured", "error")))
+    heads = (head for name in measures for head in (HEADS[name], "measured", "error"))
+    table = new_table("group", "case", *heads)
     for outcome in found.outcomes:
         row = [outcome.group, outcome.name]
         for name in measures:
@@ -74,7 +73,7 @@ def _error(name: str, error: float, sign: str = "+") -> str:
 
 def _groups(found: Validation) -> Table:
     heads = ("cases", "median", "p90", "worst", "bias", "in 90% interval")
-    table = _table("group", "measure", *heads)
+    table = new_table("group", "measure", *heads)
     coverage = found.coverage()
     for group, summaries in found.summaries().items():
         for name, summary in summaries.items():
@@ -91,10 +90,3 @@ def _figures(name: str, summary: Summary) -> list[str]:
         *(_error(name, size, sign="") for size in sizes.values()),
         _error(name, summary.bias),
     ]
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for i, column in enumerate(columns):
-        table.add_column(column, style="bold" if i == 0 else "", overflow="fold")
-    return table

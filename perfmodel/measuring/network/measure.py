@@ -1,9 +1,9 @@
-"""Measure a network among processes of its nodes: messages, streams and collectives.
+"""Measure a network between processes on its nodes: messages, streams and collectives.
 
-Rank 0 sends the orders and measures the times. For every repetition it announces the operation,
-waits until all its ranks are ready, and measures the time until it is done. Where this includes a
-notification from another rank, or to the others, its latency is subtracted, as half of the median
-round trip of such notifications.
+Rank 0 sends the orders and takes the times. For every repetition it announces the operation,
+waits until all participating ranks are ready, and measures the time until the operation is done. If
+this time includes a notification to or from another rank, its latency is subtracted: half of the
+median round trip of such notifications.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from perfmodel.measuring.processes.ranks import Place
 SECONDS, REPETITIONS, TIMEOUT_S = 20.0, 20, 60.0
 """Defaults."""
 
-WORDS = 11
-"""Round trips of a notification, of which the median is used."""
+ROUND_TRIPS = 11
+"""Round trips of a notification; their median is used."""
 
 CALLED: tuple[Operation, ...] = ("incast", "all_reduce", "all_gather", "reduce_scatter")
-"""Operations begun by other ranks, after a notification from rank 0."""
+"""Operations that other ranks start, after a notification from rank 0."""
 ANSWERED: tuple[Operation, ...] = ("stream", "messages", "duplex", "broadcast")
 """Operations that end on another rank, which notifies rank 0."""
 
@@ -54,12 +54,12 @@ class Transport(Protocol):
         """Supported operations."""
 
     def size(self, operation: Operation, size_bytes: int, ranks: int) -> int:
-        """The bytes actually moved for a requested ``size_bytes``."""
+        """Return the bytes actually moved for a requested ``size_bytes``."""
 
     def prepare(
         self, operation: Operation, size_bytes: int, ranks: int, count: int
     ) -> Callable[[], None]:
-        """Do the unmeasured preparation, and return this rank's part in the operation."""
+        """Do the preparation, which is not timed, and return this rank's part of the operation."""
 
     def close(self) -> None:
         """Release its resources."""
@@ -81,25 +81,25 @@ def measure(
     say: Say | None = None,
     progress: Advance | None = None,
 ) -> Measurements | None:
-    """Take part in a measurement of all ranks; rank 0 returns the measurements, the others None.
+    """Take part in a measurement by all ranks; return the measurements on rank 0, None elsewhere.
 
-    It has this many parameters because each is an option of ``perfmodel measure network``.
+    It has many parameters because each is an option of ``perfmodel measure network``.
 
     Parameters
     ----------
-    place : which rank this is, of how many, and where they meet.
-    backend : *tcp* (plain sockets), or *gloo* or *nccl* of torch.
-    sizes_bytes : sizes of all operations; by default 4 B to 67 MB.
-    operations : by default all that the backend has.
-    repetitions : of each operation and size, after one warm-up.
-    seconds : approximate total time: slow operations are repeated less, or left out.
-    pause_s : how long the network is idle before each repetition.
-    congestion : TCP's congestion control; "" for the system's.
-    node : number of this rank's node; by default ranks of the same address share one.
-    timeout_s : how long to wait for the others, and for any connection without progress.
-    name : of the measurements.
-    say : called with notes on what was left out.
-    progress : called with (cases done, cases in all).
+    place : rank of this process, number of ranks, and rendezvous address.
+    backend : *tcp* (plain sockets), or torch's *gloo* or *nccl*.
+    sizes_bytes : sizes for all operations; by default 4 B to 67 MB.
+    operations : by default all that the backend supports.
+    repetitions : number of repetitions of each operation and size, after one warm-up.
+    seconds : approximate total time; slow operations are repeated less often or skipped.
+    pause_s : idle time of the network before each repetition.
+    congestion : TCP congestion control; "" for the system's default.
+    node : number of this rank's node; by default ranks with the same address share a node.
+    timeout_s : how long to wait for the other ranks, and for any connection without progress.
+    name : name of the measurements.
+    say : called with a note for each series of sizes that is cut short.
+    progress : called with (cases done, cases in total).
 
     Raises
     ------
@@ -145,18 +145,18 @@ def measure(
 
 
 def _source(group: Group, pause_s: float, congestion: str, one_way_s: float) -> Source:
-    """Source of the measurements."""
+    """Describe how the measurements were taken."""
     when = f"after pauses of {show(pause_s, 's')}" if pause_s else "back to back"
     text = (
         f"perfmodel {__version__}, {group.place.ranks} ranks on {_nodes(group)}, "
         f"congestion control {congestion or 'unknown'}, {when}, "
-        f"by rank 0's clock, less {show(one_way_s, 's')} where it waited for a word"
+        f"timed on rank 0, minus {show(one_way_s, 's')} where it waited for a notification"
     )
     return Source("measured", text, date=dt.date.today().isoformat())
 
 
 def to_json(found: Measurements) -> bytes:
-    """A measurement file, with a line for each measurement."""
+    """Return a measurement file, with one line per measurement."""
     rest = {
         name: value for name, value in msgspec.to_builtins(found).items() if name != "measurements"
     }
@@ -171,7 +171,7 @@ def _nodes(group: Group) -> str:
 
 
 class Leader:
-    """Rank 0: sends orders, and measures times."""
+    """Rank 0: sends orders and takes times."""
 
     def __init__(
         self, group: Group, transport: Transport, pause_s: float, clock: Clock = time.perf_counter
@@ -180,51 +180,51 @@ class Leader:
         self.one_way_s = [0.0, *(self._one_way(rank) for rank in range(1, group.place.ranks))]
 
     def once(self, case: NetworkCase) -> float:
-        """Run a case once; returns its seconds."""
+        """Run a case once, and return its seconds."""
         members = range(1, case.ranks)
         for rank in members:
-            self.group.tell(rank, msgspec.to_builtins(case))
+            self.group.send(rank, msgspec.to_builtins(case))
         act = self.transport.prepare(case.operation, case.bytes, case.ranks, case.count)
-        self._hear_all(members)
+        self._await_all(members)
         if self.pause_s:
             time.sleep(self.pause_s)
         began = self.clock()
         if case.operation in CALLED:
             for rank in members:
-                self.group.tell(rank, "go")
+                self.group.send(rank, "go")
         act()
         ended = self.clock()
-        self._hear_all(members)
+        self._await_all(members)
         if case.operation in ANSWERED:
             ended = self.clock()
         took_s = net(case.operation, ended - began, max(self.one_way_s[: case.ranks]))
-        return float(f"{took_s:.6g}")  # more digits than any clock has
+        return float(f"{took_s:.6g}")  # more digits than any clock resolves
 
     def end(self) -> None:
         """Tell all ranks that the measurement is over."""
         for rank in range(1, self.group.place.ranks):
-            self.group.tell(rank, None)
+            self.group.send(rank, None)
 
-    def _hear_all(self, members: range) -> None:
+    def _await_all(self, members: range) -> None:
         for rank in members:
-            self.group.hear(rank)
+            self.group.receive(rank)
 
     def _one_way(self, rank: int) -> float:
-        """Half of the round trip of a notification."""
+        """Return half of the median round trip of a notification."""
         trips = []
-        for _ in range(WORDS):
+        for _ in range(ROUND_TRIPS):
             began = self.clock()
-            self.group.tell(rank, "word")
-            self.group.hear(rank)
+            self.group.send(rank, "word")
+            self.group.receive(rank)
             trips.append(self.clock() - began)
         return statistics.median(trips) / 2.0
 
 
 def net(operation: Operation, elapsed_s: float, one_way_s: float) -> float:
-    """Duration of an operation, from the time that passed on rank 0.
+    """Return the duration of an operation, from the time elapsed on rank 0.
 
-    The latency of a notification is ``one_way_s``, but at most half of the time: the operation
-    itself uses the same network.
+    The notification latency ``one_way_s`` is subtracted, but never more than half of the elapsed
+    time: the operation itself uses the same network.
 
     >>> net("ping_pong", 0.4, 0.1), net("stream", 0.5, 0.1), net("stream", 0.1, 0.1)
     (0.2, 0.4, 0.05)
@@ -235,18 +235,18 @@ def net(operation: Operation, elapsed_s: float, one_way_s: float) -> float:
 
 
 def follow(group: Group, transport: Transport) -> None:
-    """Any other rank: follow the orders of rank 0 until the end."""
-    while (order := group.hear(0)) is not None:
+    """Follow the orders of rank 0 until it ends the measurement."""
+    while (order := group.receive(0)) is not None:
         if order == "word":
-            group.tell(0, "word")
+            group.send(0, "word")
             continue
         case = msgspec.convert(order, ready(NetworkCase))
         act = transport.prepare(case.operation, case.bytes, case.ranks, case.count)
-        group.tell(0, "ready")
+        group.send(0, "ready")
         if case.operation in CALLED:
-            group.hear(0)
+            group.receive(0)
         act()
-        group.tell(0, "done")
+        group.send(0, "done")
 
 
 def _sizes(sizes_bytes: Sequence[float]) -> list[int]:
@@ -274,13 +274,13 @@ def _check(
 
 
 def _transport(backend: str, group: Group) -> tuple[Transport, str]:
-    """The transport, and its congestion control; "" if unknown."""
+    """Return the transport and its congestion control ("" if unknown)."""
     if backend == "tcp":
         from perfmodel.measuring.network.tcp import Sockets
 
         return Sockets(group), next(iter(group.links.values())).congestion
     from perfmodel.measuring.processes.torch_backend import Torch
 
-    # gloo's sockets have the system's default, as those of the group
+    # gloo's sockets use the system's default, as do the group's control connections
     used = next(iter(group.control.values())).congestion if backend == "gloo" else ""
     return Torch(backend, group), used

@@ -1,4 +1,4 @@
-"""Which operations of a network to measure, and how often, within a given time."""
+"""Choose which network operations to measure, and how often, within a given time."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ FEWEST_BULK_BYTES = 4**8
 messages."""
 
 MOST_MESSAGES, MOST_MESSAGES_BYTES = 200, 4 * 2**20
-"""Most back-to-back messages, and most bytes of all of them."""
+"""Maximum number of back-to-back messages, and maximum of their total bytes."""
 
 MOST_GROUPS = 8
-"""Up to this number of ranks, groups of 2, 3, ... are measured; beyond, of 2, 4, 8, ... and all."""
+"""Up to this number of ranks, groups of 2, 3, ... are measured; above it, groups of 2, 4, 8, ...
+and all ranks."""
 
 STEP = 4
-"""Factor by which sizes increase when estimating the time of a larger one."""
+"""Factor between the sizes that are run to estimate the time of a larger size."""
 
 BULK: tuple[Operation, ...] = ("stream", "duplex", "incast")
 
@@ -44,7 +45,7 @@ class NetworkCase(msgspec.Struct, frozen=True):
 
     @property
     def moved_bytes(self) -> int:
-        """Of all messages."""
+        """Bytes of all messages together."""
         return self.bytes * self.count
 
 
@@ -55,17 +56,17 @@ Once = Callable[[NetworkCase], float]
 def chosen_operations(
     asked: Sequence[str] | None, offered: Sequence[Operation], ranks: int
 ) -> list[Operation]:
-    """The operations to measure, in the order of ``offered``.
+    """Return the operations to measure, in the order of ``offered``.
 
     Raises
     ------
-    InputError : one that the backend does not have, or that needs more ranks.
+    InputError : the backend does not support an operation, or it needs more ranks.
     """
     for name in asked or ():
         if name not in offered:
             raise unknown_name("operation", name, offered)
         if name == "incast" and ranks < 3:
-            raise InputError(f"--operations: incast needs at least 3 ranks, here are {ranks}")
+            raise InputError(f"--operations: incast needs at least 3 ranks, got {ranks}")
     able = [one for one in offered if one != "incast" or ranks > 2]
     return [one for one in able if not asked or one in asked]
 
@@ -76,9 +77,9 @@ def cases(
     sizes_bytes: Sequence[int] | None,
     real_size: Callable[[Operation, int, int], int],
 ) -> list[list[NetworkCase]]:
-    """A series of cases, from small to large, for each operation and number of ranks.
+    """Return a series of cases, from small to large, for each operation and number of ranks.
 
-    ``real_size`` gives the bytes actually moved for a requested size.
+    ``real_size`` returns the bytes actually moved for a requested size.
     """
     found = []
     for operation in operations:
@@ -94,7 +95,7 @@ def cases(
 
 
 def count(operation: Operation, size_bytes: int) -> int:
-    """How many messages of a size go in one repetition."""
+    """Return the number of messages in one repetition."""
     if operation != "messages":
         return 1
     return min(max(MOST_MESSAGES_BYTES // size_bytes, 1), MOST_MESSAGES)
@@ -109,7 +110,7 @@ def _default_sizes(operation: Operation) -> Sequence[int]:
 
 
 def members_of(operation: Operation, ranks: int) -> list[int]:
-    """How many ranks take part, each in turn."""
+    """Return the numbers of ranks for which to measure an operation."""
     if operation not in (*COLLECTIVES, "incast"):
         return [2]
     fewest = 3 if operation == "incast" else 2
@@ -130,22 +131,22 @@ def within(
     progress: Advance | None = None,
     clock: Clock = time.perf_counter,
 ) -> list[Measurement]:
-    """Measure cases in about ``seconds``: each series, of growing sizes, gets its share of them.
+    """Measure cases in about ``seconds``; each series of growing sizes gets an equal share.
 
-    Unused time passes on to the following series. A case is run once as a warm-up, then as often as
-    time permits, at most ``repetitions`` times and at least once. It is left out, with the larger
-    ones of its series, if running it twice would exceed the remaining time. That is estimated from
-    the previous size, and from unrecorded sizes in between if it is more than ``STEP`` times
+    Unused time passes on to the following series. A case runs once as a warm-up, then as often as
+    time permits, at most ``repetitions`` times and at least once. It is skipped, with the larger
+    cases of its series, if running it twice would exceed the remaining time. Its time is estimated
+    from the previous size, and from unrecorded sizes in between if it is more than ``STEP`` times
     larger. ``idle_s`` seconds of each repetition do not grow with the size.
 
     Raises
     ------
-    InputError : there is no time for anything.
+    InputError : there is no time for any case.
     """
     found: list[Measurement] = []
     until = clock() + seconds
     done, total = 0, sum(map(len, series))
-    largest = known = 0, 0.0  # bytes moved, and the seconds that took
+    largest = known = 0, 0.0  # bytes moved, and the seconds it took
     for i, group in enumerate(series):
         end = clock() + max(until - clock(), 0.0) / (len(series) - i)
         known = largest
@@ -180,12 +181,13 @@ def within(
         if progress is not None:
             progress(done, total)
     if not found:
-        raise InputError(f"--seconds: {seconds:g} are too few for any of the sizes")
+        raise InputError(f"--seconds: {seconds:g} s is too short to measure any of the sizes")
     return found
 
 
 def _expected(case: NetworkCase, known: tuple[int, float], idle_s: float) -> float:
-    """Upper estimate of a case's seconds if it moves more bytes than ``known``; else 0."""
+    """Return an upper estimate of a case's seconds if it moves more bytes than ``known``; else
+    0."""
     moved, took_s = known
     if not case.moved_bytes >= moved > 0:
         return 0.0
@@ -193,8 +195,8 @@ def _expected(case: NetworkCase, known: tuple[int, float], idle_s: float) -> flo
 
 
 def _probes(case: NetworkCase, moved_bytes: int) -> list[NetworkCase]:
-    """The same case with fewer bytes, increasing by ``STEP``, from above ``moved_bytes``."""
-    unit = 4 * case.ranks  # equal parts of whole values
+    """Return the same case with fewer bytes, growing by ``STEP``, from above ``moved_bytes``."""
+    unit = 4 * case.ranks  # equal parts of whole float32 values
     found = []
     size = case.bytes // STEP // unit * unit
     while size and size * case.count > moved_bytes:
@@ -206,8 +208,8 @@ def _probes(case: NetworkCase, moved_bytes: int) -> list[NetworkCase]:
 def _repeated(
     case: NetworkCase, once: Once, repetitions: int, limit: float, clock: Clock
 ) -> tuple[list[float], float]:
-    """Seconds of the repetitions until ``limit``, and the mean duration of one including its
-    overhead."""
+    """Return the seconds of each repetition until ``limit``, and the mean duration of a repetition
+    with its overhead."""
     began = clock()
     once(case)
     values: list[float] = []
@@ -222,6 +224,6 @@ def _left_out(rest: Sequence[NetworkCase], seconds: float) -> str:
     first = rest[0]
     more = " and more" if len(rest) > 1 else ""
     return (
-        f"{first.operation} among {first.ranks} ranks: no {show(first.bytes, 'bytes')}{more}: "
-        f"{show(seconds, 's')} in all are too few"
+        f"{first.operation} among {first.ranks} ranks: skipped {show(first.bytes, 'bytes')}{more}: "
+        f"not enough time within {show(seconds, 's')}"
     )

@@ -1,4 +1,4 @@
-"""Measured operations over plain sockets: messages between ranks, and a ring all-reduce."""
+"""Operations over plain sockets: messages between ranks, and a ring all-reduce."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPERATIONS: tuple[Operation, ...] = (
 
 
 class Sockets:
-    """One rank's part in operations over the links of a group."""
+    """One rank's part of the operations over the links of a group."""
 
     operations = OPERATIONS
 
@@ -28,13 +28,13 @@ class Sockets:
         self._buffers: dict[str, NDArray[np.uint8]] = {}
 
     def size(self, operation: Operation, size_bytes: int, ranks: int) -> int:
-        """The bytes actually moved for a requested ``size_bytes``."""
+        """Return the bytes actually moved for a requested ``size_bytes``."""
         return _whole(size_bytes, 4) if operation == "all_reduce" else size_bytes
 
     def prepare(
         self, operation: Operation, size_bytes: int, ranks: int, count: int
     ) -> Callable[[], None]:
-        """Do the unmeasured preparation, and return this rank's part in the operation."""
+        """Do the preparation, which is not timed, and return this rank's part of the operation."""
         out = self._buffer("out", size_bytes)
         into = self._buffer("into", size_bytes)
         if operation == "incast":
@@ -53,12 +53,12 @@ class Sockets:
         return lambda: _messages(link, out if first else into, count, first)
 
     def close(self) -> None:
-        """Nothing to release: the links belong to the group."""
+        """Do nothing: the links belong to the group."""
 
     def _incast(self, out: Any, into: Any, ranks: int) -> Callable[[], None]:
         if self.rank:
             return lambda: self.links[0].send(out)
-        # received data is not used: all share one buffer
+        # received data is discarded, so all senders share one buffer
         senders = [(self.links[rank], into) for rank in range(1, ranks)]
         return lambda: transfer([], senders)
 
@@ -66,11 +66,11 @@ class Sockets:
         if self.rank == 0:
             transfer([(link, out)], [(link, into)])
             return
-        link.receive_into(into[:1])  # both begin at the same time
+        link.receive_into(into[:1])  # wait for the first byte, so that both start together
         transfer([(link, out)], [(link, into[1:])])
 
     def _buffer(self, name: str, size_bytes: int) -> NDArray[np.uint8]:
-        """A reused buffer of zeros, so that sums stay zero."""
+        """Return a reused buffer of zeros, so that sums stay zero."""
         kept = self._buffers.get(name)
         if kept is None or len(kept) < size_bytes:
             kept = np.empty(size_bytes, dtype=np.uint8)
@@ -87,11 +87,12 @@ def ring_all_reduce(
     before: Connection,
     scratch: NDArray[Any] | None = None,
 ) -> None:
-    """Add up ``values`` of all ranks, (n,), in place, around a ring.
+    """Sum ``values`` (n,) over all ranks, in place, around a ring.
 
-    A chunk is sent to the rank ``after`` while another is received from the rank ``before``:
-    ``ranks`` - 1 steps of reduce-scatter and as many of all-gather, each of about n / ranks values
-    (Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009).
+    In each step a rank sends one chunk to the rank ``after`` and receives another from the rank
+    ``before``: ``ranks`` - 1 steps of reduce-scatter and as many of all-gather, each of about
+    n / ranks values (Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+    workstations", 2009).
     """
     chunks: list[Any] = np.array_split(values, ranks)
     incoming: Any = np.empty_like(chunks[0]) if scratch is None else scratch
@@ -122,5 +123,5 @@ def _messages(link: Connection, data: Any, count: int, first: bool) -> None:
 
 
 def _whole(size_bytes: int, unit: int) -> int:
-    """The size rounded up to a multiple of ``unit``, at least one."""
+    """Round a size up to a multiple of ``unit``, at least one unit."""
     return max(-(-size_bytes // unit), 1) * unit

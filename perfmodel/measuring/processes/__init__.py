@@ -1,1 +1,1 @@
-"""Processes that find each other and exchange messages."""
+"""Rendezvous, connections and messages between the processes of a run."""

@@ -1,7 +1,7 @@
-"""Connections between the processes of a run: listening, connecting, rejecting strangers.
+"""Connections between the processes of a run: listen, connect, reject strangers.
 
-Both ends prove that they know the run's token (:mod:`.tokens`) before anything else is sent. Other
-connections are closed with one logged line, and do not delay valid ones.
+Both ends prove that they know the run's token (:mod:`.tokens`) before anything else is sent. Any
+other connection is closed with one logged line, and does not delay valid ones.
 """
 
 from __future__ import annotations
@@ -36,19 +36,21 @@ if TYPE_CHECKING:
     pass
 
 RETRY_S, ATTEMPT_S = 0.05, 5.0
-"""Time between attempts to reach a process that does not listen yet, and limit of one attempt."""
+"""Time between attempts to reach a process that is not listening yet, and time limit of one
+attempt."""
 
 HANDSHAKE_S = 5.0
 """Time limit for a connecting process to prove that it knows the token."""
 
 MOST_VISITORS = 64
-"""Most unauthenticated connections at a time; beyond, the oldest is closed."""
+"""Maximum number of unauthenticated connections; if there are more, the oldest is closed."""
 
 MOST_LOGGED = 100
-"""Most rejected connections that a listener logs; then it logs once that there are more."""
+"""Maximum number of rejected connections that a listener logs; then it logs once that there are
+more."""
 
 _QUOTED_BYTES = 40
-"""Bytes quoted of what a rejected connection sent."""
+"""Maximum number of bytes quoted from a rejected connection."""
 
 _LOG = logging.getLogger("perfmodel.measuring")
 
@@ -60,46 +62,46 @@ class Visitor:
         self.socket, self.address = accepted, address
         self.until = time.monotonic() + HANDSHAKE_S
         self._question = Question(token)
-        self._said = bytearray()
+        self._received = bytearray()
         accepted.setblocking(False)
         accepted.send(self._question.frame)  # far smaller than any buffer
 
     def listen(self) -> bool:
-        """Read available data; whether the visitor is now authenticated.
+        """Read available data, and return whether the visitor is now authenticated.
 
         Raises
         ------
-        LostError : it is rejected; the text has the reason.
+        LostError : it is rejected; the text gives the reason.
         """
-        said = self.socket.recv(ANSWER_BYTES - len(self._said))
-        if not said:
-            raise LostError(f"has gone{self._quoted()}")
-        self._said += said
-        if not is_greeting(self._said):
-            raise LostError(f"is no process of this version of perfmodel{self._quoted()}")
-        if len(self._said) < ANSWER_BYTES:
+        received = self.socket.recv(ANSWER_BYTES - len(self._received))
+        if not received:
+            raise LostError(f"disconnected{self._quoted()}")
+        self._received += received
+        if not is_greeting(self._received):
+            raise LostError(f"is not a perfmodel process of this version{self._quoted()}")
+        if len(self._received) < ANSWER_BYTES:
             return False
-        verdict = self._question.verdict(bytes(self._said))
+        verdict = self._question.verdict(bytes(self._received))
         self.socket.send(verdict)
         if verdict == REFUSED:
-            raise LostError("has another token")
+            raise LostError("has a different token")
         return True
 
     def late(self, when: str) -> LostError:
-        """Error for a visitor that exceeds its time."""
-        return LostError(f"did not prove {when} who it is{self._quoted()}")
+        """Return the error for a visitor that exceeds its time."""
+        return LostError(f"did not authenticate {when}{self._quoted()}")
 
     def _quoted(self) -> str:
-        if not self._said:
-            return "; said nothing"
-        return f"; said {bytes(self._said[:_QUOTED_BYTES])!r}"
+        if not self._received:
+            return "; sent nothing"
+        return f"; sent {bytes(self._received[:_QUOTED_BYTES])!r}"
 
 
 class Listener(Closing):
-    """Accepts connections of processes that know the run's token; ``host`` is an address of this
+    """Accepts connections from processes that know the run's token; ``host`` is an address of this
     machine.
 
-    Port 0 is a free one.
+    Port 0 selects a free port.
 
     Raises
     ------
@@ -140,17 +142,17 @@ class Listener(Closing):
 
     @property
     def port(self) -> int:
-        """The port, also where 0 was asked for."""
+        """The actual port, even if 0 was requested."""
         return int(self.socket.getsockname()[1])
 
     def accept(self, within_s: float, peer: str = "another process") -> Connection:
-        """The next authenticated connection; it inherits the congestion control.
+        """Return the next authenticated connection; it inherits the congestion control.
 
-        All visitors are served concurrently, each for :data:`HANDSHAKE_S` at most.
+        All visitors are served concurrently, each for at most :data:`HANDSHAKE_S`.
 
         Raises
         ------
-        LostError : none came within ``within_s`` seconds.
+        LostError : none connected within ``within_s`` seconds.
         """
         until = time.monotonic() + within_s
         while True:
@@ -168,39 +170,39 @@ class Listener(Closing):
             for one in [one for one in self._visitors.values() if one.until <= now]:
                 self._drop(one, one.late(f"within {HANDSHAKE_S:g} s"))
             if now >= until:
-                raise LostError(f"{peer} did not come within {within_s:.3g} s")
+                raise LostError(f"{peer} did not connect within {within_s:.3g} s")
 
-    def turn_away(self, one: Connection, why: str) -> None:
-        """Close a connection whose other end cannot take part, and log ``why``."""
+    def reject(self, one: Connection, why: str) -> None:
+        """Close a connection whose other end cannot take part, and log the reason ``why``."""
         self._log(one.address, why)
         one.close()
 
     def close(self) -> None:
         """Stop accepting connections."""
         for one in list(self._visitors.values()):
-            self._drop(one, one.late("before all were there"))
+            self._drop(one, one.late("before the listener closed"))
         self.socket.close()
 
     def _let_in(self, peer: str) -> None:
-        """Accept one more visitor, and send it a challenge."""
+        """Accept another visitor, and send it a challenge."""
         if len(self._visitors) >= MOST_VISITORS:
             first = next(iter(self._visitors.values()))
-            self._drop(first, LostError("had to make room for others"))
+            self._drop(first, LostError("too many connections were waiting to authenticate"))
         try:
             accepted, (host, number, *_) = self.socket.accept()
         except (BlockingIOError, ConnectionAbortedError):
-            return  # it has disconnected already
+            return  # it has already disconnected
         except OSError as error:
-            raise LostError(f"{peer} did not come: {error.strerror or error}") from None
+            raise LostError(f"{peer} could not connect: {error.strerror or error}") from None
         address = f"{host}:{number}"
         try:
             self._visitors[accepted] = Visitor(accepted, address, self._token)
         except OSError:
             accepted.close()
-            self._log(address, "has gone; said nothing")
+            self._log(address, "disconnected; sent nothing")
 
     def _proves(self, one: Visitor) -> bool:
-        """Whether a visitor is authenticated; invalid ones are closed."""
+        """Return whether a visitor is authenticated; close it if it is invalid."""
         try:
             return one.listen()
         except LostError as error:
@@ -208,7 +210,7 @@ class Listener(Closing):
         except BlockingIOError:
             pass
         except OSError as error:
-            self._drop(one, LostError(f"has gone ({error.strerror or error})"))
+            self._drop(one, LostError(f"disconnected ({error.strerror or error})"))
         return False
 
     def _drop(self, one: Visitor, why: LostError) -> None:
@@ -221,7 +223,7 @@ class Listener(Closing):
         if self._dropped <= MOST_LOGGED:
             _LOG.warning("dropped %s: %s", address, printable(why))
         elif self._dropped == MOST_LOGGED + 1:
-            _LOG.warning("dropped %d connections; further ones are not logged", self._dropped)
+            _LOG.warning("dropped %d connections; no more will be logged", self._dropped)
 
 
 def connect(
@@ -232,13 +234,13 @@ def connect(
     congestion: str = "",
     peer: str = "another process",
 ) -> Connection:
-    """Connect, as soon as a process that knows the token listens there.
+    """Connect as soon as a process that knows the token listens at this address.
 
     Raises
     ------
-    LostError : none did within ``timeout_s``.
-    InputError : the host is unknown, the listener has another token, or ``congestion`` cannot be
-    set.
+    LostError : none listened within ``timeout_s``.
+    InputError : the host is unknown, the listener has a different token, or ``congestion`` cannot
+    be set.
     """
     until = time.monotonic() + timeout_s
     attempts = 0
@@ -246,7 +248,7 @@ def connect(
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
-            raise InputError(f"--address: {host}: {_said(error)}") from None
+            raise InputError(f"--address: {host}: {_reason(error)}") from None
         family, kind, protocol, _, address = found[attempts % len(found)]  # each in turn
         attempts += 1
         one = socket.socket(family, kind, protocol)
@@ -263,52 +265,52 @@ def connect(
             one.close()
             raise
         except OSError as error:
-            reason = _said(error).lower()
+            reason = _reason(error).lower()
         one.close()
         if time.monotonic() > until:
             raise LostError(f"{peer}: no answer at {host}:{port} within {timeout_s:g} s ({reason})")
         time.sleep(RETRY_S)
 
 
-def _prove(one: socket.socket, token: Token, until: float, who: str) -> None:
+def _prove(one: socket.socket, token: Token, until: float, peer: str) -> None:
     """Answer the listener's challenge, and check its proof.
 
     Raises
     ------
-    InputError : it has another token, or is not a process of this kind.
+    InputError : it has a different token, or is not a perfmodel process of this version.
     OSError : it has disconnected, or does not answer.
     """
-    answer = Answer(token, _exactly(one, QUESTION_BYTES, until, who))
+    answer = Answer(token, _exactly(one, QUESTION_BYTES, until, peer))
     one.sendall(answer.frame)
     verdict = _exactly(one, PROOF_BYTES, until, "")
     if verdict == REFUSED:
         raise InputError(
-            f"{who} has another token than {token.source} here; give all ranks the same one, by "
-            f"{VARIABLE} or --token-file"
+            f"{peer} has a different token from this rank's ({token.source}); give all ranks the "
+            f"same one, with {VARIABLE} or --token-file"
         )
     if not answer.accepts(verdict):
-        raise InputError(f"{who} does not know the token of {token.source}")
+        raise InputError(f"{peer} does not know this rank's token ({token.source})")
 
 
 def _exactly(one: socket.socket, count: int, until: float, greeted_by: str) -> bytes:
-    """Receive ``count`` bytes in time, and check that they begin with a greeting where one is
-    expected."""
-    said = bytearray()
-    while len(said) < count:
+    """Receive ``count`` bytes before ``until``; if ``greeted_by`` is given, they must begin with a
+    greeting."""
+    received = bytearray()
+    while len(received) < count:
         if not ready([one], within_s=until - time.monotonic())[0]:
-            raise TimeoutError("it says nothing")
-        some = one.recv(count - len(said))
+            raise TimeoutError("it sent nothing")
+        some = one.recv(count - len(received))
         if not some:
-            raise ConnectionResetError("it hung up")
-        said += some
-        if greeted_by and not is_greeting(said):
-            raise InputError(f"{greeted_by} is no process of this version of perfmodel")
-    return bytes(said)
+            raise ConnectionResetError("it closed the connection")
+        received += some
+        if greeted_by and not is_greeting(received):
+            raise InputError(f"{greeted_by} is not a perfmodel process of this version")
+    return bytes(received)
 
 
-def _said(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return str(getattr(error, "strerror", None) or error)
 
 
 def _cannot_listen(host: str, port: int, error: Exception) -> InputError:
-    return InputError(f"--address, --listen: cannot listen on {host}:{port}: {_said(error)}")
+    return InputError(f"--address, --listen: cannot listen on {host}:{port}: {_reason(error)}")

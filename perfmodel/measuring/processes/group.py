@@ -1,9 +1,8 @@
 """A group of connected processes that agree on their arguments and end together.
 
-Rank 0 listens. The others connect, prove that they know the run's token, send their rank and
-arguments, and are told whether all agree. Then each has a *control* connection to rank 0 (rank 0 to
-each), over which rank 0 sends orders, and a *link* for measurements to rank 0 and to its two
-neighbours.
+Rank 0 listens. The others connect, prove that they know the run's token, and send their rank and
+arguments; rank 0 answers whether all agree. Each rank then has a *control* connection to rank 0,
+over which rank 0 sends orders, and *links* for measurements to rank 0 and to its two neighbours.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ GREETING = "perfmodel"
 _LOG = logging.getLogger("perfmodel.measuring")
 
 GRACE_S = 5.0
-"""How much longer the others wait for rank 0's answer than it waits for them."""
+"""How much longer the other ranks wait for rank 0's answer than rank 0 waits for them."""
 
-LAST_WORD_S = 2.0
-"""How long a process that lost another waits for the reason from the others."""
+REASON_WITHIN_S = 2.0
+"""How long a process that has lost another waits for the others to send the reason."""
 
 
 class Hello(msgspec.Struct):
-    """First message of a rank; ``port`` is where its neighbour connects, 0 if it has none."""
+    """First message of a rank; its neighbour connects to ``port``, which is 0 if it has none."""
 
     greeting: str
     version: str
@@ -54,7 +53,7 @@ class Hello(msgspec.Struct):
 
 
 class LinkHello(msgspec.Struct):
-    """First message of a rank on a link: its number."""
+    """First message of a rank on a link: its rank."""
 
     link: int
 
@@ -72,13 +71,13 @@ class Group(Closing):
 
     Attributes
     ----------
-    control : connections for orders, by rank: to all on rank 0, to rank 0 elsewhere.
+    control : connections for orders, by rank: on rank 0 to all others, elsewhere to rank 0.
     links : connections for measurements, by rank.
-    nodes : node of each rank, by number from 0, (ranks,).
+    nodes : node of each rank, numbered from 0, (ranks,).
     token : the shared secret.
-    local_host : address of this process, as the others see it.
-    rank_0_host : address of rank 0, as this process reaches it.
-    patience_s : how long to wait for a message, which may come only after others have done work.
+    local_host : address at which the others see this process.
+    rank_0_host : address at which this process reaches rank 0.
+    patience_s : how long to wait for a message, including the work that its sender does first.
     """
 
     def __init__(self, place: Place, token: Token, timeout_s: float) -> None:
@@ -89,30 +88,30 @@ class Group(Closing):
         self.nodes: tuple[int, ...] = ()
         self.local_host = self.rank_0_host = place.host
 
-    def tell(self, rank: int, value: Any) -> None:
-        """Send ``rank`` an order, or an answer."""
+    def send(self, rank: int, value: Any) -> None:
+        """Send an order or an answer to ``rank``."""
         self.control[rank].send_object({"value": value})
 
-    def hear(self, rank: int) -> Any:
-        """The next message of ``rank``, within ``patience_s``.
+    def receive(self, rank: int) -> Any:
+        """Return the next message from ``rank``, received within ``patience_s``.
 
         Raises
         ------
         LostError : it has disconnected, or sends nothing.
-        PerfmodelError : it sends the reason for which all end.
+        PerfmodelError : it sends the reason why all processes end.
         """
         one = self.control[rank]
         one.timeout_s = self.patience_s
-        word = one.receive_object(dict[str, Any])
-        if "error" in word:
-            raise PerfmodelError(word["error"])
-        if "value" not in word:
+        message = one.receive_object(dict[str, Any])
+        if "error" in message:
+            raise PerfmodelError(message["error"])
+        if "value" not in message:
             raise one.no_message()
-        return word["value"]
+        return message["value"]
 
     @contextlib.contextmanager
     def together(self) -> Iterator[Self]:
-        """An error inside, in one process, ends all of them with the same message."""
+        """End all processes with the same message if one of them raises an error inside."""
         try:
             yield self
         except PerfmodelError as error:
@@ -125,24 +124,24 @@ class Group(Closing):
             self.close()
 
     def _reason(self, error: PerfmodelError) -> str:
-        """The reason that another rank sends for ``error``, or which one was lost; else its own
-        text."""
+        """Return the text of ``error``; if it is a LostError, prefer the reason that another rank
+        sends, or the rank found lost."""
         if not isinstance(error, LostError):
             return str(error)
         sockets = {one.socket: one for one in self.control.values()}
-        until = time.monotonic() + LAST_WORD_S
+        until = time.monotonic() + REASON_WITHIN_S
         while (left := until - time.monotonic()) > 0:
             for key in ready(sockets, within_s=left)[0]:
                 try:
-                    word = sockets[key].receive_object(dict[str, Any])
+                    message = sockets[key].receive_object(dict[str, Any])
                 except LostError as found:
                     return str(found)
-                if "error" in word:
-                    return str(word["error"])
+                if "error" in message:
+                    return str(message["error"])
         return str(error)
 
     def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         for one in (*self.control.values(), *self.links.values()):
             one.close()
 
@@ -156,21 +155,22 @@ def meet(
     node: int | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> Group:
-    """Meet the other ranks, whose version and ``arguments`` (by flag) must be the same.
+    """Connect to the other ranks, whose version and ``arguments`` (by flag) must be the same.
 
     Parameters
     ----------
-    place : ``token`` None means that of the environment (``PERFMODEL_TOKEN``), else under torchrun
-    one generated by rank 0, else this user's (:func:`.tokens.own_token`).
-    timeout_s : how long to wait for them, and later for any connection without progress.
-    congestion : congestion control of all connections; "" for the system's.
-    node : number of this rank's node. Either all ranks give one or none; then ranks with the same
-    address share a node.
+    place : rank and rendezvous address. A ``token`` of None means the one in the environment
+    (``PERFMODEL_TOKEN``); without it, under torchrun one that rank 0 generates, and otherwise this
+    user's (:func:`.tokens.own_token`).
+    timeout_s : how long to wait for the other ranks, and later for any connection without progress.
+    congestion : congestion control of all connections; "" for the system's default.
+    node : number of this rank's node, given by all ranks or by none; without it, ranks with the
+    same address share a node.
 
     Raises
     ------
-    InputError : they do not agree, have other tokens, or the address cannot be used.
-    LostError : one did not connect, or has disconnected.
+    InputError : ranks do not agree, have different tokens, or the address cannot be used.
+    LostError : a rank did not connect, or has disconnected.
     """
     hello = Hello(
         GREETING, __version__, place.rank, place.ranks, dict(arguments), node, place.host, 0
@@ -181,7 +181,7 @@ def meet(
         token = own_token(environment)
     if place.rank == 0:
         return _receive_all(place, hello, store, token, timeout_s, congestion)
-    return _come(place, hello, store, token, timeout_s, congestion)
+    return _join(place, hello, store, token, timeout_s, congestion)
 
 
 def _receive_all(
@@ -192,9 +192,9 @@ def _receive_all(
     timeout_s: float,
     congestion: str,
 ) -> Group:
-    """Rank 0: wait for the others, check their messages, let them connect to each other."""
+    """On rank 0: wait for the others, check their messages, let them connect to each other."""
     until = time.monotonic() + timeout_s
-    token = given or torchrun.made_up()
+    token = given or torchrun.generated_token()
     host, port = _listens_on(place), place.port
     if store is not None:
         host, port = host or store.address(), 0
@@ -210,31 +210,31 @@ def _receive_all(
         )
         if store is not None:
             there = place.host if listener.host in EVERYWHERE else listener.host
-            store.tell(there, listener.port, None if given else token)
-        said = {0: own}
+            store.publish(there, listener.port, None if given else token)
+        hellos = {0: own}
         error = ""
-        while len(said) < place.ranks and not error:
+        while len(hellos) < place.ranks and not error:
             try:
                 one, hello = _visitor(listener, until, Hello)
             except LostError:
-                missing = [f"{rank}" for rank in range(place.ranks) if rank not in said]
-                error = f"rank {', '.join(missing)} did not come within {timeout_s:g} s"
+                missing = [f"{rank}" for rank in range(place.ranks) if rank not in hellos]
+                error = f"rank {', '.join(missing)} did not connect within {timeout_s:g} s"
                 continue
-            error = _refusal(own, hello, said)
+            error = _refusal(own, hello, hellos)
             if hello.rank in group.control or not 0 < hello.rank < place.ranks:
                 _answer(one, Welcome(error, [], []))
                 one.close()
                 continue
-            said[hello.rank] = hello
+            hellos[hello.rank] = hello
             one.peer = f"rank {hello.rank}"
             group.control[hello.rank] = one
             group.local_host = group.rank_0_host = own.host = one.local_host
         if not error:
-            error = _disagreement(said)
+            error = _disagreement(hellos)
         addresses, nodes = [], []
         if not error:
-            addresses = [(said[rank].host, said[rank].port) for rank in range(place.ranks)]
-            nodes = _nodes([said[rank] for rank in range(place.ranks)])
+            addresses = [(hellos[rank].host, hellos[rank].port) for rank in range(place.ranks)]
+            nodes = _nodes([hellos[rank] for rank in range(place.ranks)])
         for one in group.control.values():
             _answer(one, Welcome(error, addresses, nodes))
         if error:
@@ -244,7 +244,7 @@ def _receive_all(
     return group
 
 
-def _come(
+def _join(
     place: Place,
     own: Hello,
     store: torchrun.Store | None,
@@ -252,14 +252,14 @@ def _come(
     timeout_s: float,
     congestion: str,
 ) -> Group:
-    """Any other rank: connect to rank 0, then open links to it and to the neighbours."""
+    """On any other rank: connect to rank 0, then open links to it and to the neighbours."""
     host, port, token = place.host, place.port, given
     if store is not None:
-        store.tell_route()
-        host, port, made_up = store.told()
-        token = given or made_up
+        store.publish_route()
+        host, port, generated = store.published()
+        token = given or generated
     if token is None:
-        raise InputError("rank 0 was given a token and this rank none; give all the same")
+        raise InputError("rank 0 was given a token, this rank was not; give all ranks the same one")
     with _closed_on_error(Group(place, token, timeout_s)) as group:
         control = connect(host, port, timeout_s, token, congestion, "rank 0")
         group.control[0] = control
@@ -279,11 +279,11 @@ def _come(
             if welcome.error:
                 raise InputError(welcome.error)
             group.nodes = tuple(welcome.nodes)
-            meeting = [(0, (host, port))]
+            peers = [(0, (host, port))]
             if place.rank > 1:
-                meeting.append((place.rank - 1, welcome.addresses[place.rank - 1]))
-            for rank, (there, door) in meeting:
-                link = connect(there, door, timeout_s, token, congestion, f"rank {rank}")
+                peers.append((place.rank - 1, welcome.addresses[place.rank - 1]))
+            for rank, (peer_host, peer_port) in peers:
+                link = connect(peer_host, peer_port, timeout_s, token, congestion, f"rank {rank}")
                 group.links[rank] = link
                 link.send_object(msgspec.to_builtins(LinkHello(place.rank)))
             if listener is not None:
@@ -301,18 +301,18 @@ def _closed_on_error(group: Group) -> Iterator[Group]:
 
 
 def _listens_on(place: Place) -> str:
-    """The address to listen on, resolved if an interface was given; or ""."""
+    """Return the address to listen on, resolved if an interface was given; "" if none was given."""
     return address_of(place.listen) or place.listen
 
 
 def _let_in(group: Group, listener: Listener, awaited: set[int]) -> None:
-    """Accept the links of other ranks."""
+    """Accept the links from the ranks in ``awaited``."""
     until = time.monotonic() + listener.timeout_s
     while awaited:
         names = ", ".join(map(str, sorted(awaited)))
         link, found = _visitor(listener, until, LinkHello, f"rank {names}")
         if found.link not in awaited:
-            listener.turn_away(link, f"says that it is rank {found.link}, which is not awaited")
+            listener.reject(link, f"claims to be rank {found.link}, which is not expected")
             continue
         awaited.remove(found.link)
         link.peer = f"rank {found.link}"
@@ -322,7 +322,7 @@ def _let_in(group: Group, listener: Listener, awaited: set[int]) -> None:
 def _visitor(
     listener: Listener, until: float, kind: Any, peer: str = "another process"
 ) -> tuple[Connection, Any]:
-    """The next connection with the expected first message; others are closed."""
+    """Return the next connection with the expected first message; close any other."""
     timeout_s = listener.timeout_s
     while True:
         one = listener.accept(until - time.monotonic(), peer)
@@ -330,7 +330,7 @@ def _visitor(
             one.timeout_s = min(HANDSHAKE_S, timeout_s)
             found = one.receive_object(kind)
         except LostError as error:
-            listener.turn_away(one, str(error))
+            listener.reject(one, str(error))
             continue
         one.timeout_s = timeout_s
         return one, found
@@ -341,23 +341,23 @@ def _answer(one: Connection, welcome: Welcome) -> None:
         one.send_object(msgspec.to_builtins(welcome))
 
 
-def _refusal(own: Hello, hello: Hello, said: Mapping[int, Hello]) -> str:
-    """Why a rank cannot take part, regardless of the others; "" if it can."""
+def _refusal(own: Hello, hello: Hello, hellos: Mapping[int, Hello]) -> str:
+    """Return why a rank cannot take part, regardless of the others; "" if it can."""
     if hello.greeting != GREETING or hello.version != own.version:
         version = printable(hello.version)
         return f"rank {hello.rank} runs perfmodel {version}, rank 0 runs {own.version}"
     if hello.ranks != own.ranks:
         return f"rank {hello.rank} was given --ranks {hello.ranks}, rank 0 --ranks {own.ranks}"
-    if hello.rank in said or not 0 < hello.rank < own.ranks:
+    if hello.rank in hellos or not 0 < hello.rank < own.ranks:
         return f"two processes were given --rank {hello.rank}"
     return ""
 
 
-def _disagreement(said: Mapping[int, Hello]) -> str:
-    """The first difference between the ranks' arguments; "" if there is none."""
-    own = said[0]
+def _disagreement(hellos: Mapping[int, Hello]) -> str:
+    """Return the first difference between the ranks' arguments; "" if there is none."""
+    own = hellos[0]
     for rank in range(1, own.ranks):
-        other = said[rank]
+        other = hellos[rank]
         for flag in {**own.arguments, **other.arguments}:
             here, there = own.arguments.get(flag, ""), other.arguments.get(flag, "")
             if here != there:
@@ -368,7 +368,7 @@ def _disagreement(said: Mapping[int, Hello]) -> str:
     return ""
 
 
-def _nodes(said: Sequence[Hello]) -> list[int]:
-    """Node of each rank: as given, or one for each address."""
-    hosts = list(dict.fromkeys(one.host for one in said))
-    return [hosts.index(one.host) if one.node is None else one.node for one in said]
+def _nodes(hellos: Sequence[Hello]) -> list[int]:
+    """Return the node of each rank: as given, or one per address."""
+    hosts = list(dict.fromkeys(one.host for one in hellos))
+    return [hosts.index(one.host) if one.node is None else one.node for one in hellos]

@@ -7,21 +7,21 @@ import struct
 from collections.abc import Iterator
 
 _ASK_ADDRESS = 0x8915
-"""SIOCGIFADDR of Linux: the IPv4 address of an interface."""
+"""Linux's SIOCGIFADDR: get the IPv4 address of an interface."""
 
 
 def interface_of(host: str) -> str:
-    """The network interface with the IPv4 address ``host``; "" where that cannot be found."""
+    """Return the network interface with the IPv4 address ``host``; "" if there is none."""
     return next((name for name, address in _interfaces() if address == host), "")
 
 
 def address_of(name: str) -> str:
-    """The IPv4 address of interface ``name``; "" where there is none."""
+    """Return the IPv4 address of interface ``name``; "" if it has none."""
     return next((address for found, address in _interfaces() if found == name), "")
 
 
 def _interfaces() -> Iterator[tuple[str, str]]:
-    """Interfaces that have an address."""
+    """Yield the name and address of each interface that has an address."""
     try:
         import fcntl
     except ImportError:

@@ -1,7 +1,7 @@
-"""Coordination of the processes of a run: they share values, stop, and fail together.
+"""Coordination of the processes of a run: they share values, stop together and fail together.
 
-A thread listens to each peer, so that the failure or loss of one process ends all others at once,
-whatever they are waiting for, with the same reason.
+One thread listens to each peer. So when one process fails or is lost, all others end at once with
+the same reason, whatever they are waiting for.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
     from typing import Self
 
 PROBES = 16
-"""Round trips for a comparison of clocks; the shortest is used."""
+"""Round trips for comparing clocks; the shortest is used."""
 
 REASON_WITHIN_S = 10.0
 """How long a process that has lost another waits for the reason."""
 
 
 class Meeting:
-    """This process in a run, whose first ``workers`` ranks are workers.
+    """This process as a member of a run whose first ``workers`` ranks are workers.
 
     Attributes
     ----------
-    place : its rank and the meeting point.
-    token : what all of them know.
-    offset_s : added to this process's ``time.monotonic()``, gives that of rank 0.
-    local_host : this machine's address on the route to rank 0.
-    rank_0_host : address of rank 0, as this process reaches it.
-    stopped : set once all workers have done enough, or at the time limit.
+    place : rank of this process, and the rendezvous address.
+    token : the shared secret.
+    offset_s : ``time.monotonic()`` of rank 0 minus that of this process.
+    local_host : address of this machine on the route to rank 0.
+    rank_0_host : address at which this process reaches rank 0.
+    stopped : set once all workers have done their iterations, or at the time limit.
 
     Raises
     ------
-    LostError : one of them has disconnected.
+    LostError : a process has disconnected.
     """
 
     def __init__(self, group: Group, workers: int) -> None:
@@ -78,41 +78,38 @@ class Meeting:
             if self.place.rank == 0:
                 _probe(peer)
             else:
-                while "offset_s" not in (said := peer.receive_object(dict[str, Any])):
+                while "offset_s" not in (message := peer.receive_object(dict[str, Any])):
                     peer.send_object(time.monotonic())
-                self.offset_s = said["offset_s"]
+                self.offset_s = message["offset_s"]
 
-    # -- being together ------------------------------------------------------------------------
+    # -- coordination --------------------------------------------------------------------------
 
     def share(self, value: Any) -> list[Any]:
-        """All-gather of values, in the order of ranks; all ranks must call it.
-
-        Values must be JSON-like.
-        """
+        """All-gather JSON-like values, in rank order; all ranks must call it."""
         if self.place.rank != 0:
-            self._tell(0, {"value": value})
-            return list(self._next(0))
-        values = [value, *(self._next(rank) for rank in range(1, self.place.ranks))]
+            self._send(0, {"value": value})
+            return list(self._receive(0))
+        values = [value, *(self._receive(rank) for rank in range(1, self.place.ranks))]
         for rank in self._peers:
-            self._tell(rank, {"value": values})
+            self._send(rank, {"value": values})
         return values
 
     def enough(self) -> None:
-        """Report that this worker has done enough; it continues until ``stopped``."""
+        """Report that this worker has done its iterations; it continues until ``stopped``."""
         if self.place.rank == 0:
             self._has_enough(0)
         else:
-            self._tell(0, {"enough": True})
+            self._send(0, {"enough": True})
 
     def stop(self) -> None:
-        """Stop all processes; called by rank 0."""
+        """Stop all processes; only rank 0 calls it."""
         if not self.stopped.is_set():
             self.stopped.set()
             for rank in self._peers:
-                self._tell(rank, {"stop": True})
+                self._send(rank, {"stop": True})
 
     def on_failure(self, call: Callable[[], None]) -> None:
-        """Register a callback for failure of the run, to end blocking waits."""
+        """Register a callback for when the run fails, to end blocking waits."""
         with self._lock:
             failed = bool(self._failure)
             self._on_failure.append(call)
@@ -120,7 +117,7 @@ class Meeting:
             call()
 
     def fail(self, text: str) -> None:
-        """Record that the run has failed, and notify all others unless it had failed before."""
+        """Record that the run has failed, and notify all others unless it has failed before."""
         with self._lock:
             if self._failure or self._closing:
                 return
@@ -128,26 +125,26 @@ class Meeting:
             self._failed.set()
             calls = list(self._on_failure)
         for rank in self._peers:
-            self._tell(rank, {"error": text})
+            self._send(rank, {"error": text})
         for inbox in self._inbox.values():
             inbox.put(_FAILED)
         for call in calls:
             call()
 
     def reason(self, error: PerfmodelError) -> PerfmodelError:
-        """Why the run has failed: the shared reason if other processes were lost; else
-        ``error``."""
+        """Return why the run has failed: the shared reason if ``error`` reports a lost process,
+        else ``error`` itself."""
         if not isinstance(error, LostError):
             return error
         self._failed.wait(REASON_WITHIN_S)
         return InputError(self._failure or str(error))
 
     def at_end(self, call: Callable[[], None]) -> None:
-        """Register a callback for the end of this process, after the others were notified."""
+        """Register a callback for when this process ends, after it has notified the others."""
         self._at_end.append(call)
 
     def check(self) -> None:
-        """Raise InputError where the run has failed."""
+        """Raise InputError if the run has failed."""
         if self._failure:
             raise InputError(self._failure)
 
@@ -159,7 +156,7 @@ class Meeting:
             for listener in self._listeners:
                 listener.join(timeout=10.0)
         else:
-            self._tell(0, {"bye": True})
+            self._send(0, {"bye": True})
         self._hang_up()
 
     def __enter__(self) -> Self:
@@ -174,17 +171,17 @@ class Meeting:
         if error is None:
             self.close()
             return
-        said = str(error) if isinstance(error, PerfmodelError) else repr(error)
-        self.fail(said if said.startswith("rank ") else f"rank {self.place.rank}: {said}")
+        text = str(error) if isinstance(error, PerfmodelError) else repr(error)
+        self.fail(text if text.startswith("rank ") else f"rank {self.place.rank}: {text}")
         self._hang_up()
 
     # -- messages ------------------------------------------------------------------------------
 
-    def _tell(self, rank: int, message: dict[str, Any]) -> None:
+    def _send(self, rank: int, message: dict[str, Any]) -> None:
         with contextlib.suppress(LostError, OSError), self._lock:
             self._peers[rank].send_object(message)
 
-    def _next(self, rank: int) -> Any:
+    def _receive(self, rank: int) -> Any:
         self.check()
         value = self._inbox[rank].get()
         if value is _FAILED:
@@ -195,18 +192,18 @@ class Meeting:
         peer = self._peers[rank]
         while True:
             try:
-                said = peer.receive_object(dict[str, Any])
+                message = peer.receive_object(dict[str, Any])
             except (LostError, OSError, ValueError):
-                self.fail(f"rank {rank} has gone before the end of the run")
+                self.fail(f"rank {rank} disconnected before the end of the run")
                 return
-            if "value" in said:
-                self._inbox[rank].put(said["value"])
-            elif "enough" in said:
+            if "value" in message:
+                self._inbox[rank].put(message["value"])
+            elif "enough" in message:
                 self._has_enough(rank)
-            elif "stop" in said:
+            elif "stop" in message:
                 self.stopped.set()
-            elif "error" in said:
-                self.fail(said["error"])
+            elif "error" in message:
+                self.fail(message["error"])
                 return
             else:
                 return
@@ -231,7 +228,7 @@ _FAILED = object()
 
 
 def _probe(peer: Connection) -> None:
-    """Send a peer the offset of its clock, from the shortest of several round trips."""
+    """Measure the clock offset of a peer in the shortest of several round trips, and send it."""
     shortest_s, offset_s = math.inf, 0.0
     for _ in range(PROBES):
         begin_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""Rank of this process and meeting point: from flags, or from torchrun's variables."""
+"""Rank of this process and rendezvous address, from flags or from torchrun's variables."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Place(msgspec.Struct, frozen=True):
 
     Attributes
     ----------
-    listen : address or network interface to listen on; empty for the one by which the others reach
-    it.
-    token : the shared secret; None: see :func:`perfmodel.measuring.processes.group.meet`.
+    listen : address or network interface to listen on; empty for the address at which the others
+    reach this process.
+    token : the shared secret; for None see :func:`perfmodel.measuring.processes.group.meet`.
     """
 
     rank: int
@@ -46,13 +46,13 @@ def place(
     token_file: str | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> Place:
-    """The place given by flags, completed from torchrun's variables.
+    """Return the place given by flags, completed from torchrun's variables.
 
     ``address`` is HOST:PORT of rank 0.
 
     Raises
     ------
-    InputError : neither gives it, a number is out of range, or the token cannot be read.
+    InputError : a value is given by neither or out of range, or the token cannot be read.
     """
     rank = _number(rank, "--rank", "RANK", environment)
     ranks = _number(ranks, "--ranks", "WORLD_SIZE", environment)
@@ -64,8 +64,8 @@ def place(
     host = host.strip("[]")
     if host in EVERYWHERE:
         raise InputError(
-            f"--address: {host} is no address that others can reach; to listen on all addresses "
-            f"give --listen {host}"
+            f"--address: {host} is not an address that other ranks can reach; to listen on all "
+            f"addresses, give --listen {host}"
         )
     if listen is not None and not listen.strip("[]"):
         raise InputError("--listen: expected an address or a network interface, got nothing")
@@ -81,7 +81,7 @@ def _number(given: int | None, flag: str, name: str, environment: Mapping[str, s
         return given
     text = environment.get(name)
     if text is None:
-        raise InputError(f"{flag}: needed, as this was not started by torchrun (no {name})")
+        raise InputError(f"{flag}: needed, since torchrun did not start this process (no {name})")
     try:
         return int(text)
     except ValueError:

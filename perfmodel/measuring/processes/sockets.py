@@ -1,9 +1,7 @@
-"""TCP connections between processes of a run, with timeouts and clear errors.
+"""TCP connections between the processes of a run, with timeouts and clear errors.
 
-A wait without progress for ``timeout_s`` raises :class:`LostError`, and so does one for a process
-that closes its end. Nagle's algorithm is off.
-
-They are established in :mod:`.connecting`.
+A wait raises :class:`LostError` if there is no progress for ``timeout_s``, or if the other process
+closes its end. Nagle's algorithm is off. :mod:`.connecting` establishes the connections.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 LARGEST_MESSAGE_BYTES = 2**24
-"""Largest message; a larger length cannot be of this protocol."""
+"""Largest message of this protocol; a larger length is invalid."""
 
 _LENGTH = struct.Struct("!Q")
 _AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
@@ -38,7 +36,7 @@ class LostError(PerfmodelError, ConnectionError):
 
 
 class Closing:
-    """A context manager that calls its ``close`` at the end."""
+    """A context manager that calls its ``close`` on exit."""
 
     def __enter__(self) -> Self:
         return self
@@ -49,16 +47,15 @@ class Closing:
         self.close()
 
     def close(self) -> None:
-        """Release what it holds."""
+        """Release its resources."""
         raise NotImplementedError
 
 
 class Connection(Closing):
-    """One end of a TCP connection; ``peer`` is the name of the other end, at ``address``, in
-    errors.
+    """One end of a TCP connection; errors call the other end ``peer``. Its address is ``address``.
 
     ``send`` and ``receive_into`` move plain bytes. A message is its length (8 bytes, big-endian)
-    and its bytes, an object a message of JSON.
+    followed by its bytes. An object is a message of JSON.
     """
 
     def __init__(
@@ -91,11 +88,11 @@ class Connection(Closing):
 
     @property
     def congestion(self) -> str:
-        """Congestion control of what this end sends; "" if unknown."""
+        """Congestion control of this end; "" if unknown."""
         return congestion_of(self.socket)
 
     def send(self, data: Buffer) -> None:
-        """Send the bytes of ``data``, which needs to be contiguous."""
+        """Send the bytes of ``data``, which must be contiguous."""
         rest = _bytes(data)
         try:
             while rest:
@@ -123,7 +120,7 @@ class Connection(Closing):
             self.send(view)
 
     def receive_message(self) -> bytearray:
-        """The next message."""
+        """Return the next message."""
         header = bytearray(_LENGTH.size)
         self.receive_into(header)
         (length,) = _LENGTH.unpack(header)
@@ -138,7 +135,7 @@ class Connection(Closing):
         self.send_message(msgspec.json.encode(value))
 
     def receive_object(self, kind: Any = Any) -> Any:
-        """The next message, as ``kind``."""
+        """Return the next message, decoded as ``kind``."""
         message = self.receive_message()
         try:
             return msgspec.json.decode(message, type=files.ready(kind))
@@ -146,8 +143,8 @@ class Connection(Closing):
             raise self.no_message() from None
 
     def no_message(self) -> LostError:
-        """Error for an invalid message."""
-        return LostError(f"{self.peer}: sent something that is no message")
+        """Return the error for an invalid message."""
+        return LostError(f"{self.peer} sent an invalid message")
 
     def close(self) -> None:
         """Close the connection."""
@@ -155,17 +152,17 @@ class Connection(Closing):
 
     def _some(self, count: int) -> int:
         if not count:
-            raise LostError(f"{self.peer} has gone")
+            raise LostError(f"{self.peer} disconnected")
         return count
 
     def _lost(self, error: OSError) -> LostError:
         if isinstance(error, LostError):
             return error
         if isinstance(error, TimeoutError):
-            return LostError(f"{self.peer}: nothing moved for {self.timeout_s:g} s")
+            return LostError(f"{self.peer}: no data transferred for {self.timeout_s:g} s")
         if isinstance(error, (BrokenPipeError, ConnectionResetError)):
-            return LostError(f"{self.peer} has gone")
-        return LostError(f"{self.peer} has gone ({error.strerror or error})")
+            return LostError(f"{self.peer} disconnected")
+        return LostError(f"{self.peer} disconnected ({error.strerror or error})")
 
 
 def _bytes(data: Buffer) -> memoryview:
@@ -176,16 +173,16 @@ def _bytes(data: Buffer) -> memoryview:
 def transfer(
     outgoing: Sequence[tuple[Connection, Buffer]], incoming: Sequence[tuple[Connection, Buffer]]
 ) -> None:
-    """Send and fill all buffers concurrently; each connection at most once in each list.
+    """Send and fill all buffers concurrently; a connection appears at most once in each list.
 
     Raises
     ------
-    LostError : a process has disconnected, or there was no progress for the first connection's
-    ``timeout_s``.
+    LostError : a process has disconnected, or there was no progress for the ``timeout_s`` of the
+    first connection.
     """
     out = {one.socket: (one, _bytes(data)) for one, data in outgoing}
     into = {one.socket: (one, _bytes(data)) for one, data in incoming}
-    # an empty buffer is done before it begins
+    # empty buffers need no transfer
     out = {key: value for key, value in out.items() if value[1]}
     into = {key: value for key, value in into.items() if value[1]}
     while out or into:
@@ -193,7 +190,7 @@ def transfer(
         readable, writable = ready(into, out, within_s=first.timeout_s)
         if not readable and not writable:
             names = ", ".join(sorted({one.peer for one, _ in (*out.values(), *into.values())}))
-            raise LostError(f"{names}: nothing moved for {first.timeout_s:g} s")
+            raise LostError(f"{names}: no data transferred for {first.timeout_s:g} s")
         for key in readable:
             _step(into, key, receive=True)
         for key in writable:
@@ -203,7 +200,8 @@ def transfer(
 def ready(
     reading: Iterable[socket.socket], writing: Iterable[socket.socket] = (), *, within_s: float
 ) -> tuple[list[socket.socket], list[socket.socket]]:
-    """Sockets that can be read and written, as soon as there is one; none after the timeout."""
+    """Return the sockets that can be read and written, as soon as there is one; none after the
+    timeout."""
     readable, writable, _ = select.select(list(reading), list(writing), [], max(within_s, 0.0))
     return readable, writable
 
@@ -211,7 +209,7 @@ def ready(
 def _step(
     left: dict[socket.socket, tuple[Connection, memoryview]], key: socket.socket, *, receive: bool
 ) -> None:
-    """Move available data on one socket, and remove it when it is done."""
+    """Move available data on one socket, and remove the socket when it is done."""
     one, rest = left[key]
     try:
         moved = one._some(key.recv_into(rest)) if receive else key.send(rest)
@@ -224,7 +222,7 @@ def _step(
 
 
 def congestion_of(one: socket.socket) -> str:
-    """The congestion control of a socket, such as *cubic*; "" if unknown."""
+    """Return the congestion control of a socket, such as *cubic*; "" if unknown."""
     option = getattr(socket, "TCP_CONGESTION", None)
     if option is None:
         return ""
@@ -232,17 +230,17 @@ def congestion_of(one: socket.socket) -> str:
 
 
 def set_congestion(one: socket.socket, name: str) -> None:
-    """Make a socket use congestion control ``name``; "" leaves the system's.
+    """Make a socket use congestion control ``name``; "" keeps the system's default.
 
     Raises
     ------
-    InputError : the system does not have it, or does not permit it.
+    InputError : the system does not support it, or does not permit it.
     """
     if not name:
         return
     option = getattr(socket, "TCP_CONGESTION", None)
     if option is None:
-        raise InputError("--congestion: this system cannot choose it")
+        raise InputError("--congestion: this system does not let a program choose it")
     try:
         one.setsockopt(socket.IPPROTO_TCP, option, name.encode())
     except OSError as error:
@@ -253,5 +251,5 @@ def set_congestion(one: socket.socket, name: str) -> None:
 
 
 def printable(text: str) -> str:
-    """``text`` in one line, with control characters escaped."""
+    """Return ``text`` on one line, with control characters escaped."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

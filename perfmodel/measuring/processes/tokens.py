@@ -1,9 +1,9 @@
-"""The token of a run: a shared secret, and a mutual challenge-response authentication with it.
+"""The token of a run: a shared secret for mutual challenge-response authentication.
 
-The listener sends a challenge, a random number. The connecting process answers with its own random
-number and the HMAC-SHA256 (RFC 2104) of both under the token; the listener proves itself in the
-same way. The token is never sent. All frames have a fixed size, so that no length is read from an
-unauthenticated connection.
+The listener sends a challenge, which is a random number. The connecting process answers with its
+own random number and the HMAC-SHA256 (RFC 2104) of both under the token. The listener proves itself
+in the same way. The token itself is never sent. All frames have a fixed size, so that no length is
+read from an unauthenticated connection.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from pathlib import Path
 from perfmodel.base.errors import InputError
 
 VARIABLE = "PERFMODEL_TOKEN"
-"""Environment variable that has the token of a run."""
+"""Environment variable with the token of a run."""
 
 SHORTEST, LONGEST = 16, 1024
-"""Bytes of a token."""
+"""Minimum and maximum length of a token, in bytes."""
 
 GREETING = b"perfmdl2"
-"""First bytes of both sides of this protocol; 8 bytes."""
+"""First 8 bytes that each side sends in this protocol."""
 
 NONCE_BYTES, PROOF_BYTES = 32, 32
 QUESTION_BYTES = len(GREETING) + NONCE_BYTES
 ANSWER_BYTES = len(GREETING) + NONCE_BYTES + PROOF_BYTES
 
 REFUSED = bytes(PROOF_BYTES)
-"""Sent instead of a proof to a process with another token."""
+"""Sent instead of a proof to a process with a different token."""
 
 
 class Token:
-    """A secret, and its origin (for messages); the secret is never printed."""
+    """A secret, and its origin for messages; the secret is never printed."""
 
     def __init__(self, secret: bytes, source: str) -> None:
         self._secret = secret
@@ -50,13 +50,13 @@ class Token:
         """The secret itself."""
         return self._secret.decode("latin-1")
 
-    def proof(self, who: bytes, asked: bytes, answered: bytes) -> bytes:
-        """HMAC of two random numbers under the token."""
-        return hmac.digest(self._secret, GREETING + who + asked + answered, "sha256")
+    def proof(self, role: bytes, asked: bytes, answered: bytes) -> bytes:
+        """Return the HMAC of the role and two random numbers under the token."""
+        return hmac.digest(self._secret, GREETING + role + asked + answered, "sha256")
 
-    def proves(self, said: bytes, who: bytes, asked: bytes, answered: bytes) -> bool:
-        """Whether ``said`` is that proof, compared in constant time."""
-        return hmac.compare_digest(said, self.proof(who, asked, answered))
+    def proves(self, received: bytes, role: bytes, asked: bytes, answered: bytes) -> bool:
+        """Return whether ``received`` is that proof, compared in constant time."""
+        return hmac.compare_digest(received, self.proof(role, asked, answered))
 
 
 class Question:
@@ -68,8 +68,10 @@ class Question:
         self.frame = GREETING + self._nonce
 
     def verdict(self, answer: bytes) -> bytes:
-        """A proof for a visitor that knows the token, else :data:`REFUSED`; see
-        :func:`is_greeting`."""
+        """Return a proof if the visitor knows the token, else :data:`REFUSED`.
+
+        The answer must pass :func:`is_greeting` first.
+        """
         nonce, proof = _parts(answer)
         if not self._token.proves(proof, b"comes", self._nonce, nonce):
             return REFUSED
@@ -86,30 +88,30 @@ class Answer:
         self.frame = GREETING + self._nonce + token.proof(b"comes", self._asked, self._nonce)
 
     def accepts(self, verdict: bytes) -> bool:
-        """Whether the listener has proved that it knows the token."""
+        """Return whether the listener has proved that it knows the token."""
         return self._token.proves(verdict, b"listens", self._asked, self._nonce)
 
 
-def is_greeting(said: bytes | bytearray) -> bool:
-    """Whether the bytes so far are the beginning of a challenge or an answer."""
-    return GREETING.startswith(said[: len(GREETING)])
+def is_greeting(received: bytes | bytearray) -> bool:
+    """Return whether the bytes so far can be the beginning of a challenge or an answer."""
+    return GREETING.startswith(received[: len(GREETING)])
 
 
 def _parts(frame: bytes) -> tuple[bytes, bytes]:
-    """Random number and proof of a frame."""
+    """Return the random number and the proof in a frame."""
     rest = frame[len(GREETING) :]
     return rest[:NONCE_BYTES], rest[NONCE_BYTES:]
 
 
 def random_token(source: str) -> Token:
-    """A new token."""
+    """Return a new token."""
     return Token(secrets.token_hex(32).encode(), source)
 
 
 def given_token(path: str | None, environment: Mapping[str, str] = os.environ) -> Token | None:
-    """The token in the file ``path`` (``--token-file``), else in the environment, else None.
+    """Return the token in the file ``path`` (``--token-file``), else in the environment, else None.
 
-    White space around it is ignored.
+    Leading and trailing white space is ignored.
 
     Raises
     ------
@@ -123,13 +125,14 @@ def given_token(path: str | None, environment: Mapping[str, str] = os.environ) -
 
 
 def own_token(environment: Mapping[str, str] = os.environ) -> Token:
-    """The token of this user, from a file that only the user can read; generated if there is none.
+    """Return this user's token from a file that only the user can read; generate it if there is
+    none.
 
-    It is the same for all processes of a user on one machine, or with a shared home directory.
+    All processes of a user on one machine, or with a shared home directory, get the same token.
 
     Raises
     ------
-    InputError : it cannot be read or written, or others have permission to read it.
+    InputError : it cannot be read or written, or other users have permission to read it.
     """
     home = environment.get("XDG_CONFIG_HOME") or "~/.config"
     path = Path(home, "perfmodel", "token")
@@ -140,9 +143,9 @@ def own_token(environment: Mapping[str, str] = os.environ) -> Token:
         mode = path.stat().st_mode
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{path}: cannot keep a token there: {reason}; set {VARIABLE}") from None
+        raise InputError(f"{path}: cannot store a token there: {reason}; set {VARIABLE}") from None
     if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise InputError(f"{path}: others may read this token; delete it, or chmod 600 it")
+        raise InputError(f"{path}: other users can read this token; delete it, or chmod 600 it")
     return _checked(_read(path, ""), str(path))
 
 
@@ -173,7 +176,7 @@ def _checked(secret: bytes, source: str) -> Token:
     secret = secret.strip()
     if not SHORTEST <= len(secret) <= LONGEST:
         raise InputError(
-            f"{source}: a token has {SHORTEST} to {LONGEST} bytes, here are {len(secret)}; "
+            f"{source}: a token must have {SHORTEST} to {LONGEST} bytes, got {len(secret)}; "
             "openssl rand -hex 32 makes one"
         )
     return Token(secret, source)

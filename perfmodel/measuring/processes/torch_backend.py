@@ -1,4 +1,4 @@
-"""Measured operations of ``torch.distributed``: messages and collectives of gloo or NCCL."""
+"""Operations of ``torch.distributed``: messages and collectives of gloo or NCCL."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ OPERATIONS: tuple[Operation, ...] = (
     *("ping_pong", "all_reduce", "all_gather", "reduce_scatter", "broadcast"),
 )
 VALUE_BYTES = 4
-"""Of a float32."""
+"""Size of a float32."""
 
 INTERFACES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 """Environment variables that select the network interface of a backend."""
 
 
 class Torch:
-    """One rank's part in operations of a backend, among the first 2, 3, ... or all ranks.
+    """One rank's part of a backend's operations, among the first 2, 3, ... or all ranks.
 
     Raises
     ------
@@ -45,9 +45,9 @@ class Torch:
             ) from None
         self._dist, self._torch, self._backend = dist, torch, backend
         if not getattr(dist, f"is_{backend}_available")():
-            raise InputError(f"--backend {backend}: this build of torch does not have it")
+            raise InputError(f"--backend {backend}: this build of torch does not support it")
         if dist.is_initialized():
-            raise InputError(f"--backend {backend}: torch.distributed is in use already")
+            raise InputError(f"--backend {backend}: torch.distributed is already initialised")
         self.rank, ranks = group.place.rank, group.place.ranks
         self._device = torch.device("cpu")
         if backend == "nccl":
@@ -70,7 +70,7 @@ class Torch:
         self.operations = tuple(one for one in OPERATIONS if self._has(one, ranks))
 
     def size(self, operation: Operation, size_bytes: int, ranks: int) -> int:
-        """The bytes actually moved for a requested ``size_bytes``."""
+        """Return the bytes actually moved for a requested ``size_bytes``."""
         unit = VALUE_BYTES
         if operation in ("all_gather", "reduce_scatter"):
             unit *= ranks  # equal parts
@@ -79,7 +79,7 @@ class Torch:
     def prepare(
         self, operation: Operation, size_bytes: int, ranks: int, count: int
     ) -> Callable[[], None]:
-        """Do the unmeasured preparation, and return this rank's part in the operation."""
+        """Do the preparation, which is not timed, and return this rank's part of the operation."""
         dist, whole = self._dist, self._buffer("whole", size_bytes)
         if operation == "ping_pong":
             return self._guarded(lambda: self._ping_pong(whole))
@@ -106,7 +106,7 @@ class Torch:
             step(whole, 1 - self.rank)
 
     def _guarded(self, act: Callable[[], Any]) -> Callable[[], None]:
-        """Run to completion, on the device too; errors become one line."""
+        """Run to completion, on the device too, and reduce errors to one line."""
 
         def guarded() -> None:
             try:
@@ -122,7 +122,7 @@ class Torch:
         return LostError(f"{self._backend}: {str(error).strip().splitlines()[0]}")
 
     def _has(self, operation: Operation, ranks: int) -> bool:
-        """Whether the backend supports it; the same on all ranks."""
+        """Return whether the backend supports an operation; the answer is the same on all ranks."""
         if operation == "ping_pong":
             return True
         try:
@@ -132,7 +132,7 @@ class Torch:
         return True
 
     def _buffer(self, name: str, size_bytes: int) -> Any:
-        """A reused buffer of zeros, so that sums stay zero."""
+        """Return a reused buffer of zeros, so that sums stay zero."""
         values = size_bytes // VALUE_BYTES
         kept = self._buffers.get(name)
         if kept is None or len(kept) < values:
@@ -142,28 +142,29 @@ class Torch:
 
 
 def _either(dist: Any, name: str, former: str) -> Any:
-    """A function of torch by its current or its former name."""
+    """Return a torch function by its current or its former name."""
     return getattr(dist, name, None) or getattr(dist, former)
 
 
 def _store(dist: Any, group: Group, timeout: timedelta) -> Any:
-    """Store of the ranks' addresses: at rank 0, on a free port."""
+    """Return the store of the ranks' addresses, which rank 0 serves on a free port."""
     place = group.place
     if place.rank:
-        group.tell(0, "here")  # report a failure before the others wait for the store
-        return store(dist, group.rank_0_host, group.hear(0), place.ranks, timeout)
+        group.send(0, "here")  # report a failure before the others wait for the store
+        return store(dist, group.rank_0_host, group.receive(0), place.ranks, timeout)
     for rank in range(1, place.ranks):
-        group.hear(rank)
+        group.receive(rank)
     made = store(dist, group.rank_0_host, None, place.ranks, timeout)
     for rank in range(1, place.ranks):
-        group.tell(rank, made.port)
+        group.send(rank, made.port)
     return made
 
 
 def store(dist: Any, host: str, port: int | None, ranks: int, timeout: timedelta) -> Any:
-    """The TCPStore of all ranks at rank 0, ``host``; a new one where there is no ``port`` yet.
+    """Return the TCPStore that rank 0 serves at ``host`` for all ranks; start it if ``port`` is
+    None.
 
-    A new one listens on this address only, not on all addresses, which is the default.
+    A new store listens on this address only. torch's default is to listen on all addresses.
     """
     if port is not None:
         return dist.TCPStore(host, port, ranks, is_master=False, timeout=timeout)
@@ -183,22 +184,22 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def _device_index(torch: Any, group: Group) -> int:
-    """The GPU of this rank: ranks of one node take one each."""
+    """Return the GPU of this rank: each rank of a node takes its own."""
     own = group.place.rank
     index = group.nodes[:own].count(group.nodes[own])
     found = torch.cuda.device_count()
     if index >= found:
         raise InputError(
-            f"--backend nccl: needs a GPU for each rank; rank {own} is number {index + 1} on its "
-            f"node, GPUs there: {found}"
+            f"--backend nccl: needs one GPU per rank; rank {own} is number {index + 1} on its "
+            f"node, GPUs found: {found}"
         )
     return index
 
 
 def choose_interface(backend: str, host: str) -> None:
-    """Make a backend use the interface of address ``host``, unless the user has set one.
+    """Make a backend use the interface with address ``host``, unless the user has set one.
 
-    By default gloo uses that of the host's name, which is often the loopback.
+    By default gloo uses the interface that the host name resolves to, often the loopback.
     """
     name = interface_of(host)
     if name:

@@ -1,1 +1,1 @@
-"""Runs small training jobs and records how fast they are."""
+"""Runs short training jobs and records their iteration times, idleness and staleness."""

@@ -1,4 +1,4 @@
-"""Training with PyTorch's DistributedDataParallel, of a real model or of emulated layers."""
+"""Training of a real model or of emulated layers with PyTorch's DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from perfmodel.profiler.training import TrainingSetup
 from perfmodel.theory.buckets import DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES
 
 CONCURRENT = {"gloo": 2, "nccl": 1}
-"""Concurrent collectives of a backend: gloo has two threads for each process group."""
+"""Concurrent collectives of a backend: gloo runs two threads per process group."""
 
 ALGORITHM = {"gloo": "ring", "nccl": "auto"}
 """Algorithm of a backend, as an option of *allreduce*: gloo uses a ring."""
 
 ALONE = 10
-"""Iterations without communication that measure a real model's computing time, after one
+"""Iterations without communication that measure the computing time of a real model, after one
 warm-up."""
 
 _SYSTEM_CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
 class Buckets(msgspec.Struct, frozen=True):
-    """Caps of DDP's buckets, and the bytes of the actual buckets, in order."""
+    """Caps of DDP's buckets, and the sizes of its actual buckets, in order."""
 
     cap_bytes: float
     first_bytes: float
@@ -46,7 +46,10 @@ class Buckets(msgspec.Struct, frozen=True):
 
 
 def caps(bucket_cap_mib: float | None) -> tuple[float, float]:
-    """Caps in bytes of buckets and of the first one, which is smaller only by default."""
+    """Return the caps in bytes of all buckets and of the first, which is smaller only by default.
+
+    ``bucket_cap_mib`` None means DDP's default.
+    """
     if bucket_cap_mib is None:
         return float(DDP_BUCKET_BYTES), float(DDP_FIRST_BUCKET_BYTES)
     cap_bytes = float(int(bucket_cap_mib * 2**20))
@@ -54,32 +57,32 @@ def caps(bucket_cap_mib: float | None) -> tuple[float, float]:
 
 
 def version() -> str:
-    """Version of torch."""
+    """Return the version of torch."""
     return str(import_torch().__version__)
 
 
 def check_congestion(name: str) -> None:
-    """Check the congestion control: collectives have their own sockets, with the system's default.
+    """Check the congestion control: collectives open their own sockets, with the system's default.
 
     Raises
     ------
-    InputError : another one was requested.
+    InputError : it is not the system's default.
     """
     if name and (found := system_congestion()) != name:
         raise InputError(
-            f"--congestion: collectives use the system's, which is {found or 'unknown'} here; "
-            f"as root: sysctl -w net.ipv4.tcp_congestion_control={name}"
+            f"--congestion: collectives use the system's default, here {found or 'unknown'}; to "
+            f"change it, as root: sysctl -w net.ipv4.tcp_congestion_control={name}"
         )
 
 
 def system_congestion() -> str:
-    """Congestion control of new sockets; empty if unknown."""
+    """Return the congestion control of new sockets; empty if unknown."""
     return _SYSTEM_CONGESTION.read_text().strip() if _SYSTEM_CONGESTION.exists() else ""
 
 
 @contextmanager
 def process_group(meeting: Meeting, backend: str, timeout_s: float) -> Iterator[Any]:
-    """Initialise torch.distributed among the processes of a meeting."""
+    """Initialise torch.distributed among the processes of a run."""
     torch = import_torch()
     distributed, place = torch.distributed, meeting.place
     wait = dt.timedelta(seconds=timeout_s)
@@ -114,15 +117,15 @@ class DataParallel:
         index = torch.device(device)
         ids = {"device_ids": [index]} if index.type == "cuda" else {}
         wrap = torch.nn.parallel.DistributedDataParallel
-        # buffers (running means) are not broadcast: predictions include gradients only
+        # do not broadcast buffers (running means): predictions cover gradients only
         new = "forward_sync_buffers" in inspect.signature(wrap.__init__).parameters
         buffers = {"forward_sync_buffers" if new else "broadcast_buffers": False}
         self.model = wrap(module, **buffers, **more, **ids)
 
     def buckets(self) -> Buckets:
-        """Actual buckets of DDP, after two iterations."""
-        said = self.model._get_ddp_logging_data()
-        text = said.get("rebuilt_bucket_sizes") or said.get("bucket_sizes") or ""
+        """Return DDP's actual buckets; they are final after two iterations."""
+        logged = self.model._get_ddp_logging_data()
+        text = logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or ""
         made = tuple(int(part) for part in text.replace(" ", "").split(",") if part)
         return Buckets(*self._caps, made)
 
@@ -149,7 +152,7 @@ class EmulatedSteps(DataParallel):
         self._factor = 1.0
 
     def iteration(self) -> float:
-        """Forward pass, backward pass and optimizer; returns the seconds it computed."""
+        """Run forward pass, backward pass and optimizer; return the computing time in seconds."""
         device, before_s = self._device, self._device.busy_s
         self._factor = next(self._factors)
         device.compute(0.0, max(device.clock(), self._loader.ready_s()))
@@ -179,7 +182,7 @@ class RealSteps(DataParallel):
         self._alone_s = 0.0
 
     def measure_alone(self) -> None:
-        """Measure iterations without communication, which do not change the parameters."""
+        """Measure iterations without communication; they do not change the parameters."""
         seconds = []
         with self.model.no_sync():
             for _ in range(1 + ALONE):
@@ -191,9 +194,9 @@ class RealSteps(DataParallel):
         self._alone_s = sum(seconds[1:]) / ALONE + time.monotonic() - begin_s
 
     def iteration(self) -> float:
-        """Forward pass, backward pass and optimizer.
+        """Run forward pass, backward pass and optimizer.
 
-        Returns the computing time: without communication, but with the optimizer.
+        Returns the computing time in seconds, with the optimizer but without communication.
         """
         self._pass()
         begin_s = time.monotonic()
@@ -219,8 +222,8 @@ def train(
     progress: Callable[[int, int], None] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Ran:
-    """Train ``warmup`` and ``steps`` iterations, or as many as rank 0 estimates for the time
-    limit."""
+    """Train ``warmup`` + ``steps`` iterations, or as many as fit into the time limit by rank 0's
+    estimate."""
     torch = import_torch()
     begin_s = clock()
     ends_s, last = [begin_s], warmup + steps
@@ -229,15 +232,15 @@ def train(
         if time_limit_s is not None and len(computed_s) == warmup:
             each_s = (clock() - begin_s) / warmup
             fit = min(steps, max(1, int((time_limit_s - (clock() - begin_s)) / each_s)))
-            said = torch.tensor([fit], device=device)
-            distributed.broadcast(said, src=0)
-            last = warmup + int(said)
+            agreed = torch.tensor([fit], device=device)
+            distributed.broadcast(agreed, src=0)
+            last = warmup + int(agreed)
             ends_s[-1] = clock()
         try:
             computed_s.append(one())
         except RuntimeError as error:
             if "out of memory" in str(error):
-                raise InputError("--batch-size: the model does not fit into memory") from error
+                raise InputError("--batch-size: the model does not fit in memory") from error
             raise LostError(f"a collective failed: {str(error).splitlines()[0]}") from error
         ends_s.append(clock())
         if progress is not None:
@@ -246,9 +249,10 @@ def train(
 
 
 def waiting_module(workload: Workload, compute: Callable[[float, bool], None]) -> Any:
-    """A module with layers that wait, and parameters of the workload's sizes.
+    """Return a module whose layers wait, with parameters of the workload's sizes.
 
-    ``compute`` is called with a layer's seconds, and whether it is the first layer of forward.
+    ``compute`` is called with a layer's seconds, and with whether it is the first layer of the
+    forward pass.
     """
     torch = import_torch()
 
@@ -271,7 +275,7 @@ def waiting_module(workload: Workload, compute: Callable[[float, bool], None]) -
             super().__init__()
             self.forward_s, self.backward_s, self.first = forward_s, backward_s, first
             self.weights = torch.nn.ParameterList(torch.zeros(elements(size)) for size in sizes)
-            # the last tensor first, as in backward
+            # last tensor first, as in the backward pass
             self.backwards = list(self.weights)[::-1]
             self.gradients = [torch.zeros_like(weight) for weight in self.backwards]
 

@@ -1,4 +1,4 @@
-"""An emulated accelerator: a layer waits for its time in the workload file, without computing."""
+"""An emulated accelerator: each layer waits for its time in the workload, without computing."""
 
 from __future__ import annotations
 
@@ -27,18 +27,17 @@ class Exchange(Protocol):
     """Exchange of a layer's gradients and parameters."""
 
     def wait(self, layer: int) -> float:
-        """Wait for the layer's parameters; returns their time of arrival (on the clock of the
-        device)."""
+        """Wait for the layer's parameters; return when they arrived, on the device's clock."""
 
     def push(self, layer: int, gradient: Array) -> None:
-        """Send the layer's gradient, all its tensors in one array, which is not copied."""
+        """Send the layer's gradient: all its tensors in one array, which is not copied."""
 
 
 class EmulatedDevice:
     """An accelerator that is busy from deadline to deadline.
 
     Work starts when the previous work has ended and its inputs are available, not when this process
-    is scheduled: late wake-ups delay the next event, but do not accumulate.
+    is scheduled. So late wake-ups delay the next event, but do not accumulate.
     """
 
     def __init__(self, clock: Clock = time.monotonic, sleep: Sleep = time.sleep) -> None:
@@ -67,17 +66,17 @@ def check_jitter(jitter: Jitter) -> None:
 
     Raises
     ------
-    InputError : it is neither lognormal nor gamma, or not of whole iterations.
+    InputError : it is neither lognormal nor gamma, or does not apply to whole iterations.
     """
     if jitter.scope != "iteration" or jitter.kind not in ("lognormal", "gamma"):
         raise InputError(
-            f"jitter: {jitter.kind} of scope {jitter.scope} cannot be emulated "
-            "(allowed: lognormal:0.1 or gamma:0.1, one factor for each iteration)"
+            f"jitter: cannot emulate {jitter.kind} with scope {jitter.scope} "
+            "(allowed: lognormal or gamma with one factor per iteration, such as lognormal:0.1)"
         )
 
 
 def factors(jitter: Jitter, seed: int, worker: int) -> Iterator[float]:
-    """Random factors of mean 1 on the computation of a worker, one for each iteration."""
+    """Yield random factors of mean 1 on a worker's computing time, one per iteration."""
     check_jitter(jitter)
     random = np.random.default_rng([seed, worker])
     variance = jitter.cv**2
@@ -92,14 +91,14 @@ def factors(jitter: Jitter, seed: int, worker: int) -> Iterator[float]:
 
 
 class EmulatedLoader:
-    """A data loader that prefetches batches, one after the other, ``seconds`` each."""
+    """A data loader that prefetches batches one after another, ``seconds`` each."""
 
     def __init__(self, seconds: float, start_s: float) -> None:
         self._seconds, self._loaded_s = seconds, start_s
         self._begun: list[float] = []
 
     def ready_s(self) -> float:
-        """When the next batch is available."""
+        """Return when the next batch is available."""
         if self._seconds == 0.0:
             return -math.inf
         room_s = self._begun[-PREFETCH] if len(self._begun) >= PREFETCH else -math.inf
@@ -107,7 +106,7 @@ class EmulatedLoader:
         return self._loaded_s
 
     def begun(self, at_s: float) -> None:
-        """Record that the worker took a batch, for its first layer, at ``at_s``."""
+        """Record that the worker took a batch for its first layer at ``at_s``."""
         self._begun.append(at_s)
 
 
@@ -125,7 +124,7 @@ class EmulatedModel:
         self._gradients = [np.zeros(elements(size), np.float32) for size in sizes]
 
     def iteration(self, exchange: Exchange) -> float:
-        """Forward and backward pass; returns the seconds it computed."""
+        """Run forward and backward pass; return the computing time in seconds."""
         device, factor = self.device, next(self._factors)
         if device.busy_s == 0.0:
             device.begin()
@@ -143,5 +142,5 @@ class EmulatedModel:
 
 
 def elements(size_bytes: float) -> int:
-    """Elements of float32 in so many bytes."""
+    """Return the number of float32 elements in ``size_bytes``."""
     return round(size_bytes / ELEMENT_BYTES)

@@ -1,4 +1,4 @@
-"""A real model trained with a parameter server: hooks push gradients and wait for parameters."""
+"""A real model on a parameter server: hooks push gradients and wait for parameters."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from perfmodel.profiler.training import TrainingSetup
 
 
 class HookedModel:
-    """A model whose layers wait for their parameters, and push their gradients when these are
+    """A model whose layers wait for their parameters, and push their gradients as soon as these are
     complete.
 
-    A layer is a module that has its own parameters and is called; a module that is not called
-    itself, but whose parameters are used, belongs to the module that contains it. Layers are in the
-    order of calls in the first forward pass.
+    A layer is a module that is called and has its own parameters. A module that is not called, but
+    whose parameters are used, belongs to the module that contains it. Layers are in the order of
+    their calls in the first forward pass.
     """
 
     def __init__(self, training: TrainingSetup) -> None:
@@ -40,7 +40,7 @@ class HookedModel:
 
     @property
     def workload(self) -> Workload:
-        """The layers' gradients, without times."""
+        """The sizes of the layers' gradients, without times."""
         return Workload.of(
             self._training.built.name,
             [
@@ -53,11 +53,11 @@ class HookedModel:
         )
 
     def values(self, layer: int) -> Array:
-        """A layer's parameters, all in one array."""
+        """Return a layer's parameters, all in one array."""
         return _flat([p.detach() for p in self.layers[layer][1]], self._torch)
 
     def iteration(self, exchange: Client) -> float:
-        """Forward and backward pass; returns the seconds in which it did not wait."""
+        """Run forward and backward pass; return the seconds in which it did not wait."""
         self._exchange = exchange
         self._fresh = [False] * len(self.layers)
         self._missing = [len(parameters) for _, parameters in self.layers]
@@ -83,9 +83,9 @@ class HookedModel:
             return
         self._fresh[index] = True
         begin_s = time.monotonic()
-        came_s = self._exchange.wait(index)
+        arrived_s = self._exchange.wait(index)
         self._waited_s += time.monotonic() - begin_s
-        if came_s < 0.0:
+        if arrived_s < 0.0:
             return  # nothing was pushed yet
         flat = self._torch.from_numpy(self._exchange.parameters[index])
         first = 0
@@ -110,7 +110,7 @@ class HookedModel:
 
 
 def _layers(training: TrainingSetup, torch: Any) -> list[tuple[str, list[Any]]]:
-    """Names of called modules and their trainable parameters."""
+    """Return the names of called modules and their trainable parameters."""
     model = training.model
     called: dict[str, None] = {}
     hooks = [
@@ -134,6 +134,6 @@ def _layers(training: TrainingSetup, torch: Any) -> list[tuple[str, list[Any]]]:
 
 
 def _flat(tensors: list[Any], torch: Any) -> Array:
-    """Concatenated tensors, as a new float32 array on the host."""
+    """Concatenate tensors into a new float32 array on the host."""
     joined = torch.cat([tensor.detach().reshape(-1).float() for tensor in tensors])
     return np.asarray(joined.cpu().numpy(), np.float32)

@@ -1,4 +1,4 @@
-"""Runs a short training, and measures it."""
+"""Runs a short training job and measures it."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ ARCHITECTURES = {"ps": "ps", "ring": "allreduce", "allreduce": "allreduce", "ddp
 SYNCS = ("bsp", "asp", "ssp")
 
 LEARNING_RATE = 1e-4
-"""Learning rate of a parameter server's SGD; small, since only the times matter."""
+"""Learning rate of a parameter server's SGD; it is small because only the times matter."""
 
 FEWEST = 2
-"""Fewest iterations of a worker for a rate."""
+"""Minimum number of iterations from which to compute a worker's rate."""
 
 Progress = Callable[[int, int], None]
 
@@ -50,14 +50,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     arch : *ps* or *allreduce*.
-    servers : number of parameter servers: the last ranks.
+    servers : number of parameter servers, which are the last ranks.
     workload : the emulated workload; None for a real model.
     model : arguments of :func:`perfmodel.profiler.training.training`, for a real model.
-    device : requested device of the workload's times; empty for the default.
-    bucket_cap_mib : of DistributedDataParallel; None for its default.
-    time_limit_s : the run ends after this time, even before ``steps`` are done.
-    threads : of numerical libraries, in each process; None for their default.
-    timeout_s : how long to wait for another process, longer than an iteration.
+    device : device whose times in the workload are emulated; empty for the default.
+    bucket_cap_mib : bucket cap of DistributedDataParallel; None for its default.
+    time_limit_s : the run ends after this time even if ``steps`` are not done.
+    threads : threads of numerical libraries in each process; None for their default.
+    timeout_s : how long to wait for another process; must be longer than an iteration.
     """
 
     arch: Literal["ps", "allreduce"] = "ps"
@@ -99,16 +99,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             number("--time-limit", self.time_limit_s, above=0.0)
         check_jitter(self.jitter)
         if self.workload is None and self.jitter.cv > 0.0:
-            raise InputError("--jitter: a real model has its own; needs --emulate")
+            raise InputError("--jitter: needs --emulate; a real model has jitter of its own")
         if self.workload is not None and self.backend == "nccl" and self.arch == "allreduce":
-            raise InputError("--backend nccl: moves what is on GPUs; with --emulate use gloo")
+            raise InputError("--backend nccl: transfers GPU memory only; with --emulate use gloo")
 
     def workers(self, ranks: int) -> int:
-        """Number of workers, which are the first ranks.
+        """Return the number of workers, which are the first ranks.
 
         Raises
         ------
-        InputError : none is left.
+        InputError : no rank is left for a worker.
         """
         workers = ranks - self.servers if self.arch == "ps" else ranks
         if workers < 1:
@@ -116,7 +116,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return workers
 
     def arguments(self) -> dict[str, str]:
-        """Arguments that must agree on all ranks, by flag."""
+        """Return the arguments that must agree on all ranks, by flag."""
         given = {_flag(name): getattr(self, name) for name in self._flags}
         given["--jitter"] = f"{self.jitter.kind}:{self.jitter.cv:g}:{self.jitter.scope}"
         if self.workload is not None:
@@ -134,7 +134,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return (*common, "bucket_cap_mib", "backend")
 
     def options(self) -> dict[str, str | int | float | bool]:
-        """The equivalent options for ``make_job``."""
+        """Return the equivalent options for ``make_job``."""
         if self.arch == "ps":
             made: dict[str, str | int | float | bool] = {
                 "sync": self.sync, "servers": self.servers, "overlap": True, "duplex": True,
@@ -160,7 +160,7 @@ def _flag(name: str) -> str:
 
 
 class RankReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Message of a rank to rank 0 at the end; ``ran`` of a worker, ``report`` of a server."""
+    """Message from a rank to rank 0 at the end; workers set ``ran``, servers ``report``."""
 
     ran: Ran | None = None
     report: Report | None = None
@@ -170,12 +170,13 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure(plan: Plan, place: Place, progress: Progress | None = None) -> MeasuredRun | None:
-    """Take part in a run as the process ``place``; returns the measurements on rank 0 (else None).
+    """Take part in a run as the process ``place``; return the measurements on rank 0, None
+    elsewhere.
 
     Raises
     ------
-    PerfmodelError : another process did not connect, has disconnected, or has other arguments; or
-    the run was too short.
+    PerfmodelError : another process did not connect, has disconnected, or has different arguments;
+    or the run was too short.
     """
     workers = plan.workers(place.ranks)
     if plan.arch == "allreduce":
@@ -197,8 +198,8 @@ def measure(plan: Plan, place: Place, progress: Progress | None = None) -> Measu
         values = meeting.share(msgspec.to_builtins(report))
         if place.rank != 0:
             return None
-        said = [msgspec.convert(value, ready(RankReport), strict=False) for value in values]
-        return _run(plan, said, workers)
+        reports = [msgspec.convert(value, ready(RankReport), strict=False) for value in values]
+        return _run(plan, reports, workers)
 
 
 def _take_part(plan: Plan, meeting: Meeting, workers: int, progress: Progress | None) -> RankReport:
@@ -217,7 +218,7 @@ def _real_model(plan: Plan) -> Any:
     if plan.threads is not None:
         torch.set_num_threads(plan.threads)
     arguments = {**plan.model, "seed": plan.seed}
-    if arguments.get("device") == "cuda" and "LOCAL_RANK" in os.environ:  # torchrun says
+    if arguments.get("device") == "cuda" and "LOCAL_RANK" in os.environ:  # set by torchrun
         arguments["device"] = f"cuda:{os.environ['LOCAL_RANK']}"
     return training(**arguments)
 
@@ -246,7 +247,7 @@ def _data_parallel(plan: Plan, meeting: Meeting, progress: Progress | None) -> R
         buckets = steps.buckets()
         about = (
             f"DistributedDataParallel, {plan.backend}, torch {data_parallel.version()}, "
-            f"TCP {data_parallel.system_congestion() or 'of the system'}, buckets of "
+            f"TCP {data_parallel.system_congestion() or '(system default)'}, buckets of "
             f"{', '.join(map(str, buckets.made_bytes))} bytes"
         )
     return RankReport(
@@ -301,10 +302,10 @@ def _worker(plan: Plan, meeting: Meeting, workers: int, progress: Progress | Non
     elif rank == 0:
         for layer in range(len(trained.layers)):
             client.begin(layer, trained.values(layer))
-    about = f"parameter server, TCP {client.congestion or 'of the system'}"
+    about = f"parameter server, TCP {client.congestion or '(system default)'}"
     meeting.share(None)
     limit = _limit(plan, meeting)
-    if plan.sync != "bsp":  # staggered, as in predictions
+    if plan.sync != "bsp":  # stagger the start, as predictions do
         part = float(offsets(plan.seed, workers)[rank])
         meeting.stopped.wait(part * workload.compute_s)
     ran = train(
@@ -323,7 +324,7 @@ def _worker(plan: Plan, meeting: Meeting, workers: int, progress: Progress | Non
 
 
 def _limit(plan: Plan, meeting: Meeting) -> threading.Timer | None:
-    """Timer that stops the run at its time limit, on rank 0."""
+    """Start the timer that stops the run at its time limit; only on rank 0."""
     if plan.time_limit_s is None or meeting.place.rank != 0:
         return None
     timer = threading.Timer(plan.time_limit_s, meeting.stop)
@@ -333,12 +334,12 @@ def _limit(plan: Plan, meeting: Meeting) -> threading.Timer | None:
 
 
 def _on_rank_0(ran: Ran, meeting: Meeting) -> Ran:
-    """A worker's record, on the clock of rank 0."""
+    """Convert a worker's record to the clock of rank 0."""
     return msgspec.structs.replace(ran, ends_s=[end + meeting.offset_s for end in ran.ends_s])
 
 
 def _run(plan: Plan, messages: Sequence[RankReport], workers: int) -> MeasuredRun:
-    """The run's file, from the messages of all ranks."""
+    """Make the measured run from the messages of all ranks."""
     first = messages[0]
     ran = [one.ran for one in messages if one.ran is not None]
     reports = [one.report for one in messages if one.report is not None]
@@ -373,14 +374,15 @@ def _run(plan: Plan, messages: Sequence[RankReport], workers: int) -> MeasuredRu
 def measured_of(
     ran: Sequence[Ran], *, warmup: int, batch_size: int, synchronous: bool = False
 ) -> RunResults:
-    """Results of the workers in the window in which all were past their warm-up and running.
+    """Compute the results in the window in which all workers were past their warm-up and running.
 
-    A worker's iteration is the mean of those that begin and end in this window; all ``ends_s`` are
-    on one clock. Where workers are ``synchronous`` it is the mean of the same iterations of all.
+    A worker's iteration time is the mean over the iterations that begin and end in this window; all
+    ``ends_s`` are on one clock. If workers are ``synchronous``, it is the mean over the same
+    iterations for all.
 
     Raises
     ------
-    InputError : a worker has no two iterations there.
+    InputError : a worker has fewer than two iterations in the window.
     """
     begin_s = max(one.ends_s[min(warmup, len(one.ends_s) - 1)] for one in ran)
     end_s = min(one.ends_s[-1] for one in ran)
@@ -393,8 +395,8 @@ def measured_of(
             inside = np.arange(warmup, fewest)
         if len(inside) <= FEWEST:
             raise InputError(
-                f"--steps: worker {worker} ended fewer than {FEWEST} iterations while all were "
-                "running; give more steps, or a longer --time-limit"
+                f"--steps: worker {worker} completed fewer than {FEWEST} iterations while all were "
+                "running; increase --steps or --time-limit"
             )
         first, last = int(inside[0]), int(inside[-1])
         mean_s = float(ends_s[last] - ends_s[first]) / (last - first)
@@ -420,7 +422,7 @@ def measured_of(
 def _with_servers(
     measured: RunResults, ran: Sequence[Ran], reports: Sequence[Report], *, stale: bool
 ) -> RunResults:
-    """Add the servers' reports; for equal pieces on several servers, the median of medians."""
+    """Add the servers' reports; equal pieces on several servers get the median of their medians."""
     staleness: dict[int, int] = {}
     shapes: dict[tuple[float, float], list[float]] = {}
     for report in reports:

@@ -1,4 +1,4 @@
-"""File of a training run: its configuration and results."""
+"""The file of a training run, with its configuration and results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SCHEMA = "perfmodel.run/1"
 
 MOST_DIGITS = 9
-"""Most digits of a staleness."""
+"""Maximum number of digits in a staleness value."""
 
 
 class RunResults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -29,16 +29,16 @@ class RunResults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     ----------
     iterations : measured iterations of each worker.
     warmup : unmeasured iterations before them.
-    iteration_s : workers / (iterations of all workers per second).
-    iteration_std_s : standard deviation of one iteration, over all workers.
-    worker_iteration_s : mean iteration of each worker, (workers,).
-    samples_per_s : of all workers together.
-    compute_s : mean seconds of an iteration in which a worker computed.
-    idle_fraction : fraction of a worker's time without computing.
-    staleness : histogram of the staleness of updates; keys are staleness values as text. None where
-    it is always zero.
-    update_per_tensor_s, update_per_byte_s : cost of applying a pushed tensor on the server; None
-    without a server, or where the two are confounded.
+    iteration_s : workers / (iterations per second of all workers together).
+    iteration_std_s : standard deviation of the iteration time, over all workers.
+    worker_iteration_s : mean iteration time of each worker, (workers,).
+    samples_per_s : throughput of all workers together.
+    compute_s : mean computing time of a worker per iteration.
+    idle_fraction : fraction of a worker's time in which it does not compute.
+    staleness : number of updates by staleness; keys are staleness values as text. None if staleness
+    is always zero.
+    update_per_tensor_s, update_per_byte_s : server's cost of applying a pushed tensor, and per
+    byte; None without a server, or if the two cannot be told apart.
     sent_bytes : bytes that a worker sent per iteration.
     """
 
@@ -73,11 +73,11 @@ class RunResults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
                 raise InputError(f"staleness: expected whole numbers as keys, got {stale!r}")
             whole_number(f"staleness[{stale}]", count, at_least=0)
         if self.staleness and not any(self.staleness.values()):
-            raise InputError("staleness: counts no update")
+            raise InputError("staleness: all counts are zero")
 
     @property
     def mean_staleness(self) -> float | None:
-        """Mean over all updates; None where there is no staleness."""
+        """Mean staleness over all updates; None if there is no staleness."""
         if not self.staleness:
             return None
         total = sum(self.staleness.values())
@@ -90,11 +90,11 @@ class MeasuredRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     Attributes
     ----------
     workload : name of the workload that was trained.
-    batch_size : samples of a worker and iteration.
+    batch_size : samples per worker and iteration.
     arch, options : the equivalent architecture and options for ``make_job``.
-    jitter : as text for ``make_job``; empty where the run added none.
-    emulated : whether the accelerator was emulated by waits of the workload's times.
-    device : of those times; empty for the workload's default.
+    jitter : jitter that the run added, as text for ``make_job``; empty if it added none.
+    emulated : whether the accelerator was emulated by waiting for the workload's times.
+    device : device of these times; empty for the workload's default.
     """
 
     schema: Literal["perfmodel.run/1"] = "perfmodel.run/1"
@@ -120,9 +120,9 @@ class MeasuredRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             )
 
     def plot(self, predicted: Prediction | None = None) -> Figure:
-        """A matplotlib figure: iterations by worker, and staleness (extra ``plot``).
+        """A matplotlib figure: iteration times by worker, and staleness (extra ``plot``).
 
-        With a prediction, that is drawn beside them.
+        A prediction, if given, is drawn beside them.
 
         Raises
         ------
@@ -150,14 +150,14 @@ class MeasuredRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
         Raises
         ------
-        InputError : matplotlib is not installed, or does not write that format.
+        InputError : matplotlib is not installed, or does not write this format.
         """
         from perfmodel.results.style import image
 
         return image(self.plot(predicted), ending)
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of ``make_job`` that describe the run, but for its workload and cluster."""
+        """Return the arguments of ``make_job`` for the run, except its workload and cluster."""
         given: dict[str, Any] = {
             "batch_size": self.batch_size,
             "workers": self.workers,
@@ -169,7 +169,7 @@ class MeasuredRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 def read_run(path: str | Path) -> MeasuredRun:
-    """Read the file of a run.
+    """Read the file of a training run.
 
     Raises
     ------

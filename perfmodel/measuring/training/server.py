@@ -21,22 +21,22 @@ from perfmodel.measuring.training.emulated import ELEMENT_BYTES
 from perfmodel.measuring.training.shards import Applied, Array, Reply, Shard, ShardPiece
 
 HEADER = struct.Struct("!BIQ")
-"""Header of a message: kind, piece of the server, iteration (from 0)."""
+"""Header of a message: kind, the server's piece, iteration (from 0)."""
 
 HELLO, PUSH, SET, LEAVE, PARAMETERS = 1, 2, 3, 4, 5
-"""Kinds of messages: the worker's number; a gradient; initial parameters; a worker leaves; new
+"""Kinds of messages: a worker's number, a gradient, initial parameters, a worker's leave, new
 parameters."""
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Report of a server: updates by staleness, and the seconds of its updates."""
+    """Report of a server: number of updates by staleness, and the update times."""
 
     staleness: dict[int, int]
     applied: tuple[Applied, ...]
 
 
 class Incoming(msgspec.Struct, frozen=True):
-    """A message of a worker, or how its connection ended."""
+    """A message from a worker, or how its connection ended."""
 
     worker: int
     kind: int
@@ -47,7 +47,7 @@ class Incoming(msgspec.Struct, frozen=True):
 
 
 FAILED = Incoming(-1, 0)
-"""Notification that the run has failed elsewhere."""
+"""Notification that the run has failed in another process."""
 
 
 def send_with_header(connection: Connection, header: bytes, values: Array) -> None:
@@ -56,7 +56,7 @@ def send_with_header(connection: Connection, header: bytes, values: Array) -> No
     try:
         sent = connection.socket.sendmsg([header, data]) - len(header)
     except OSError as error:
-        raise LostError(f"{connection.peer} has gone ({error.strerror or error})") from None
+        raise LostError(f"{connection.peer} disconnected ({error.strerror or error})") from None
     if sent < 0:  # a header is far smaller than any buffer
         connection.send(header[sent:])
         sent = 0
@@ -64,7 +64,7 @@ def send_with_header(connection: Connection, header: bytes, values: Array) -> No
 
 
 def end(connection: Connection) -> None:
-    """Close a connection that threads are waiting on."""
+    """Close a connection on which threads may be waiting."""
     with contextlib.suppress(OSError):
         connection.socket.shutdown(socket.SHUT_RDWR)
     connection.close()
@@ -73,8 +73,8 @@ def end(connection: Connection) -> None:
 class ParameterServer:
     """Serves ``pieces`` to ``workers`` workers until all have left.
 
-    One thread receives from each worker, one sends to each, and one applies updates one after the
-    other, in the order in which pushes are completed.
+    Each worker has one receiving and one sending thread. A single thread applies updates one by
+    one, in the order in which pushes complete.
     """
 
     def __init__(
@@ -98,11 +98,11 @@ class ParameterServer:
         self._seconds: dict[tuple[float, int], list[float]] = {}
 
     def accept(self) -> None:
-        """Accept each worker once; connections with another first message are closed.
+        """Accept each worker once; close connections with any other first message.
 
         Raises
         ------
-        LostError : one does not connect in time.
+        LostError : a worker does not connect in time.
         """
         until = time.monotonic() + self._timeout_s
         while len(self._connections) < self._workers:
@@ -110,7 +110,7 @@ class ParameterServer:
             try:
                 worker = self._greeted(connection)
             except LostError as error:
-                self._listener.turn_away(connection, str(error))
+                self._listener.reject(connection, str(error))
                 continue
             connection.peer = f"rank {worker}"
             connection.socket.settimeout(None)
@@ -123,7 +123,7 @@ class ParameterServer:
                 self._threads.append(thread)
 
     def _greeted(self, connection: Connection) -> int:
-        """Number of the worker that connected."""
+        """Return the number of the worker that connected."""
         connection.timeout_s = min(HANDSHAKE_S, self._timeout_s)
         header = bytearray(HEADER.size)
         connection.receive_into(header)
@@ -131,21 +131,21 @@ class ParameterServer:
         if kind != HELLO:
             raise connection.no_message()
         if worker >= self._workers:
-            raise LostError(f"says that it is worker {worker} of {self._workers}")
+            raise LostError(f"claims to be worker {worker}, but there are {self._workers} workers")
         if worker in self._connections:
-            raise LostError(f"says that it is worker {worker}, which is here already")
+            raise LostError(f"claims to be worker {worker}, which is already connected")
         return int(worker)
 
     def fail(self) -> None:
-        """End :meth:`serve`, as the run has failed."""
+        """End :meth:`serve` because the run has failed."""
         self._inbox.put(FAILED)
 
     def serve(self) -> Report:
-        """Apply pushes and answer until all workers have left.
+        """Apply pushes and answer them until all workers have left.
 
         Raises
         ------
-        LostError : a worker has disconnected, or none of them sends anything.
+        LostError : a worker has disconnected, or no worker sends anything.
         """
         left: set[int] = set()
         while len(left) < self._workers:
@@ -169,7 +169,7 @@ class ParameterServer:
         return Report(dict(self._shard.staleness), tuple(applied))
 
     def close(self) -> None:
-        """End all connections and threads."""
+        """Close all connections and end all threads."""
         for outbox in self._outboxes:
             outbox.put(None)
         for connection in self._connections.values():
@@ -199,7 +199,7 @@ class ParameterServer:
 
     def _receive(self, worker: int) -> None:
         connection = self._connections[worker]
-        # a worker pushes a piece again only after the answer, so one buffer each is enough
+        # a worker pushes a piece again only after the answer, so one buffer per piece is enough
         buffers = [np.empty(piece.elements, np.float32) for piece in self._pieces]
         header = bytearray(HEADER.size)
         kind = 0
@@ -213,7 +213,7 @@ class ParameterServer:
                 if kind not in (SET, PUSH) or piece >= len(buffers):
                     raise connection.no_message()
                 connection.receive_into(buffers[piece].data)
-                if kind == SET:  # no worker pushes before the one that sets has all answers
+                if kind == SET:  # no worker pushes before the worker that sets has all answers
                     reply = self._shard.begin(piece, worker, buffers[piece])
                     self._outboxes[worker].put(reply)
                     continue

@@ -1,4 +1,4 @@
-"""Logic of a parameter server without sockets: apply pushes, count staleness, decide on answers."""
+"""Logic of a parameter server, without sockets: apply pushes, count staleness, time answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Array = NDArray[np.float32]
 
 
 class ShardPiece(msgspec.Struct, frozen=True):
-    """Part of a layer on a server: elements ``first`` to ``last``.
+    """Part of a layer on a server: elements ``first`` to ``last`` (exclusive).
 
     ``tensors`` is the number of tensors, or parts of tensors, in it.
     """
@@ -37,10 +37,10 @@ class ShardPiece(msgspec.Struct, frozen=True):
 
 
 def pieces_of(workload: Workload, servers: int) -> list[ShardPiece]:
-    """Place a workload's layers on servers as the model does by default, in backward order.
+    """Place a workload's layers on servers as predictions do by default, in backward order.
 
-    A layer's pieces have the sizes of the performance model, in whole elements, and are
-    consecutive: which elements are where makes no difference to the network.
+    A layer's pieces have the sizes that predictions use, in whole elements. They are consecutive,
+    since the network does not depend on which elements a piece holds.
     """
     slices = slices_of(workload, Options(servers=servers))
     end_bytes: dict[int, float] = {}
@@ -60,7 +60,7 @@ def pieces_of(workload: Workload, servers: int) -> list[ShardPiece]:
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """New parameters of a piece for a worker. The array is not modified afterwards."""
+    """New parameters of a piece for a worker; the array is never modified afterwards."""
 
     worker: int
     piece: int
@@ -70,10 +70,10 @@ class Reply(msgspec.Struct, frozen=True):
 class Shard:
     """The pieces of one server.
 
-    A push is applied immediately, and answered when no active worker is more than ``bound`` pushes
-    of the same piece behind: 0 is bulk-synchronous, infinity asynchronous, and values in between
-    stale-synchronous (Ho et al., NIPS 2013). The staleness of an update is the number of updates of
-    the piece since the parameters that the worker received last.
+    A push is applied immediately. It is answered once no active worker is more than ``bound``
+    pushes of the same piece behind: 0 is bulk-synchronous, infinity asynchronous, and values in
+    between stale-synchronous (Ho et al., NIPS 2013). The staleness of an update is the number of
+    updates of the piece since the worker last received its parameters.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Shard:
         return Reply(worker, piece, self.values[piece])
 
     def push(self, piece: int, worker: int, gradient: Array, *, counted: bool) -> list[Reply]:
-        """Apply a gradient, which is overwritten; returns the answers that are due now.
+        """Apply a gradient, which is overwritten; return the answers that are due now.
 
         Its staleness is recorded if ``counted``.
         """
@@ -110,7 +110,7 @@ class Shard:
         return self._answers(piece)
 
     def leave(self, worker: int) -> list[Reply]:
-        """Remove a worker, so that no other waits for it; returns the answers that are due now."""
+        """Remove a worker, so that no other waits for it; return the answers that are due now."""
         self._training.discard(worker)
         return [reply for piece in range(len(self.values)) for reply in self._answers(piece)]
 
@@ -125,7 +125,7 @@ class Shard:
 
 
 class Applied(msgspec.Struct, frozen=True):
-    """Median seconds of updates of pieces of one shape."""
+    """Median update time of the pieces of one shape."""
 
     tensors: float
     bytes: float
@@ -133,15 +133,15 @@ class Applied(msgspec.Struct, frozen=True):
 
 
 IDENTIFIABLE = 2.0
-"""Least ratio of the bytes per tensor among pieces for which the costs per tensor and per byte can
-be identified."""
+"""Minimum ratio between the largest and smallest bytes per tensor among pieces; below it, the costs
+per tensor and per byte cannot be told apart."""
 
 
 def update_cost(applied: Sequence[Applied]) -> tuple[float | None, float | None]:
-    """Cost of an update per tensor and per byte (s), both at least 0.
+    """Return the cost of an update per tensor and per byte (s), both at least 0.
 
-    Least squares of relative errors; the medians are robust to interruptions. (None, None) if the
-    pieces are too similar.
+    It is a least-squares fit of relative errors; medians make it robust to interruptions. Returns
+    (None, None) if the pieces are too similar.
     """
     per_tensor = [one.bytes / one.tensors for one in applied if one.seconds > 0.0]
     if not per_tensor or max(per_tensor) < IDENTIFIABLE * min(per_tensor):

@@ -1,4 +1,4 @@
-"""Summary of a measured run, with predictions."""
+"""Summary of a measured run, beside its prediction if there is one."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from perfmodel.results.prediction import Prediction
 
 
 class Quantity(msgspec.Struct, frozen=True):
-    """A quantity by name: ``measured``, ``predicted`` (or None), and ``error``: predicted /
-    measured - 1, or the difference for a fraction or a count."""
+    """A measured quantity, its prediction and the prediction's error.
+
+    ``error`` is predicted / measured - 1, or the difference for a fraction or a count. Both are
+    None without a prediction.
+    """
 
     name: str
     measured: float
@@ -23,9 +26,9 @@ class Quantity(msgspec.Struct, frozen=True):
 
 
 def quantities(run: MeasuredRun, predicted: Mapping[str, float] | None = None) -> list[Quantity]:
-    """Measured quantities that can be predicted; ``predicted`` has the same names.
+    """Return the measured quantities that can be predicted; ``predicted`` has the same names.
 
-    These are *iteration_s*, *throughput_samples_per_s*, *idle_fraction* and *staleness_mean*.
+    They are *iteration_s*, *throughput_samples_per_s*, *idle_fraction* and *staleness_mean*.
     """
     measured = run.measured
     stale = measured.mean_staleness
@@ -49,7 +52,7 @@ def quantities(run: MeasuredRun, predicted: Mapping[str, float] | None = None) -
 
 
 def of_prediction(prediction: Prediction) -> dict[str, float]:
-    """Predicted values of :func:`quantities`."""
+    """Return the predicted values for :func:`quantities`."""
     return {
         "iteration_s": prediction.iteration_s,
         "throughput_samples_per_s": prediction.throughput_samples_per_s,
@@ -59,7 +62,7 @@ def of_prediction(prediction: Prediction) -> dict[str, float]:
 
 
 def to_dict(run: MeasuredRun, found: Sequence[Quantity]) -> dict[str, Any]:
-    """The run's file and the quantities, as JSON-like values."""
+    """Return the contents of the run's file and the quantities, as JSON-like values."""
     made: dict[str, Any] = msgspec.to_builtins(run)
     return {**made, "quantities": msgspec.to_builtins(found)}
 
@@ -75,7 +78,7 @@ _SHOWN: dict[str, tuple[str, Callable[[float], str], Callable[[float], str]]] = 
 
 
 def lines(run: MeasuredRun, found: Sequence[Quantity]) -> list[str]:
-    """Lines to print."""
+    """Return the lines to print."""
     measured = run.measured
     rows = []
     for one in found:
@@ -95,8 +98,9 @@ def lines(run: MeasuredRun, found: Sequence[Quantity]) -> list[str]:
             ["update", f"{show(cost[0], 's')} per tensor", f"{cost[1] * 1e9:.3g} ns per byte"]
         )
     if measured.sent_bytes is not None:
-        rows.append(["sent", show(measured.sent_bytes, "bytes"), "by a worker in an iteration"])
+        rows.append(["sent", show(measured.sent_bytes, "bytes"), "per worker and iteration"])
     widths = [max((len(row[i]) for row in rows if i < len(row)), default=0) for i in range(4)]
-    head = f"{run.name}: {measured.iterations} iterations after {measured.warmup} of warm-up"
+    head = f"{run.name}: {measured.iterations} iterations after {measured.warmup} warm-up"
+    head += " iterations"
     table = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=False)) for row in rows]
     return [head, *(line.rstrip() for line in table)]

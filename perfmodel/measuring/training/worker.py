@@ -51,8 +51,8 @@ class ServerConnection:
 class Client:
     """A worker's connections to all servers, and its copy of the parameters.
 
-    A layer's pieces are pushed in order, each on the connection to its server. ``clock`` gives the
-    time of arrival of parameters.
+    A layer's pieces are pushed in order, each on the connection to its server. ``clock`` timestamps
+    arriving parameters.
 
     Raises
     ------
@@ -118,17 +118,16 @@ class Client:
         self.wait(layer)
 
     def push(self, layer: int, gradient: Array) -> None:
-        """Send a layer's gradient, whose array must not change until the parameters have
+        """Send a layer's gradient; its array must not change until the new parameters have
         arrived."""
         self._put(PUSH, layer, gradient, self._pushed[layer])
         self._pushed[layer] += 1
         self.sent_bytes += len(gradient) * ELEMENT_BYTES
 
     def wait(self, layer: int) -> float:
-        """Wait for the parameters that answer the last push of a layer; returns their time of
-        arrival.
+        """Wait for the parameters that answer a layer's last push.
 
-        Minus infinity if nothing was pushed.
+        Returns when they arrived; minus infinity if nothing was pushed.
 
         Raises
         ------
@@ -137,17 +136,17 @@ class Client:
         indices = self._of_layer.get(layer, [])
         with self._changed:
             self._changed.wait_for(
-                lambda: bool(self._failure) or self._is_there(indices), self._timeout_s
+                lambda: bool(self._failure) or self._complete(indices), self._timeout_s
             )
-            there, failure = self._is_there(indices), self._failure
-        if not there and failure:
+            complete, failure = self._complete(indices), self._failure
+        if not complete and failure:
             raise LostError(failure)
-        if not there:
-            raise LostError(f"no parameters of layer {layer} came within {self._timeout_s:g} s")
+        if not complete:
+            raise LostError(f"no parameters of layer {layer} arrived within {self._timeout_s:g} s")
         return max((self._arrived_s[index] for index in indices), default=-math.inf)
 
     def leave(self) -> None:
-        """Wait for all answers, and tell the servers that this worker leaves."""
+        """Wait for all answers, then tell the servers that this worker leaves."""
         for layer in self._of_layer:
             self.wait(layer)
         for line in self._lines:
@@ -163,12 +162,12 @@ class Client:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         for line in self._lines:
             line.outbox.put(None)
             end(line.connection)
 
-    def _is_there(self, indices: Sequence[int]) -> bool:
+    def _complete(self, indices: Sequence[int]) -> bool:
         return all(self._arrived[index] == self._sent[index] for index in indices)
 
     def _put(self, kind: int, layer: int, values: Array, iteration: int = 0) -> None:
@@ -215,14 +214,14 @@ class Trained(Protocol):
     """A model that a worker can train."""
 
     def iteration(self, exchange: Client) -> float:
-        """Forward and backward pass; returns the seconds it computed."""
+        """Run forward and backward pass; return the computing time in seconds."""
 
 
 class Ran(msgspec.Struct, frozen=True):
     """Record of a worker.
 
-    ``ends_s`` (iterations + 1,): its beginning, and the end of each iteration; ``computed_s``
-    (iterations,): computing time of each; ``sent_bytes``: total.
+    ``ends_s`` (iterations + 1,): the start, then the end of each iteration. ``computed_s``
+    (iterations,): computing time of each iteration. ``sent_bytes``: total bytes sent.
     """
 
     ends_s: list[float]
@@ -240,7 +239,7 @@ def train(
     progress: Callable[[int, int], None] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Ran:
-    """Train this number of iterations, and continue until ``stopped`` if that is given.
+    """Train ``iterations`` iterations; if ``stopped`` is given, continue until it is set.
 
     ``enough`` is called after ``iterations``.
     """

@@ -9,33 +9,42 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from perfmodel.cli.options import remark
+
 if TYPE_CHECKING:
     from perfmodel.measuring.processes.ranks import Place
 
-WHO = (
-    click.option("--rank", type=int, metavar="R", help="Of this process, from 0 (torchrun)."),
-    click.option("--ranks", type=int, metavar="N", help="How many processes there are (torchrun)."),
+OPTIONS = (
+    click.option(
+        "--rank",
+        type=int,
+        metavar="R",
+        help="Rank of this process, from 0.  [default: from torchrun]",
+    ),
+    click.option(
+        "--ranks", type=int, metavar="N", help="Number of processes.  [default: from torchrun]"
+    ),
     click.option(
         "--address",
         metavar="HOST:PORT",
-        help="Of rank 0, where all meet.  [default: what torchrun says, or 127.0.0.1:29500]",
+        help="Address of rank 0, for the rendezvous.  [default: from torchrun, or 127.0.0.1:29500]",
     ),
     click.option(
         "--listen",
         metavar="ADDRESS|INTERFACE",
-        help="Listen on this address of this machine.  [default: that by which others reach it]",
+        help="Address of this machine to listen on.  [default: the one that others reach it by]",
     ),
     click.option(
         "--token-file",
         metavar="FILE",
-        help="Has the secret that lets a process take part.  [default: PERFMODEL_TOKEN, or the "
-        "user's own]",
+        help="File with the secret that all processes share.  [default: PERFMODEL_TOKEN, or the "
+        "user's token]",
     ),
 )
 
 
 def take_place(given: dict[str, Any]) -> Place:
-    """The process that :data:`WHO` and the environment say; takes these out of ``given``."""
+    """This process, by :data:`OPTIONS` and the environment; removes them from ``given``."""
     from perfmodel.measuring.processes.ranks import place
 
     names = ("rank", "ranks", "address", "listen", "token_file")
@@ -62,4 +71,4 @@ class _Echo(logging.Handler):
     """A line on standard error for each record."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        click.echo(f"perfmodel: {record.getMessage()}", err=True)
+        remark(f"perfmodel: {record.getMessage()}")

@@ -1,0 +1,70 @@
+"""Robustness of a comparison: how the assumptions that its jobs share change it.
+
+Twice the bandwidth may speed up every job and leave their order unchanged. An assumption matters to
+a comparison if it changes one job more than another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from perfmodel.base.provenance import Assumption
+from perfmodel.inputs.job import Job
+from perfmodel.studies.sensitivity import MATTERS, Effect, effects
+
+
+class Shift(msgspec.Struct, frozen=True):
+    """Another value of an assumption that all jobs share.
+
+    Attributes
+    ----------
+    value : the other value.
+    ratios : throughput with this value over predicted throughput, for each job (jobs,).
+    """
+
+    value: float | int | str | bool
+    ratios: tuple[float, ...]
+
+    @property
+    def swing(self) -> float:
+        """Largest difference between two jobs in the change of log throughput."""
+        return math.log(max(self.ratios) / min(self.ratios))
+
+
+class SharedAssumption(msgspec.Struct, frozen=True):
+    """An assumption that all jobs share, and the effects of other values on them."""
+
+    assumption: Assumption
+    shifts: tuple[Shift, ...]
+
+    @property
+    def swing(self) -> float:
+        """Largest swing of its shifts."""
+        return max((each.swing for each in self.shifts), default=0.0)
+
+    @property
+    def matters(self) -> bool:
+        """Whether it changes the ratio of two jobs by more than :data:`MATTERS`."""
+        return self.swing > math.log1p(MATTERS)
+
+
+def robustness(jobs: Sequence[Job]) -> tuple[SharedAssumption, ...]:
+    """Return the assumptions that all jobs share, by formulas, the largest shift first."""
+    found = [{each.assumption: each for each in effects(job)} for job in jobs]
+    first, *rest = found
+    shared = [a for a in first if all(a in other for other in rest)]
+    answers = (SharedAssumption(a, _shifts([each[a] for each in found])) for a in shared)
+    return tuple(sorted(answers, key=lambda each: -each.swing))
+
+
+def _shifts(same: Sequence[Effect]) -> tuple[Shift, ...]:
+    """Return the effect of each other value that is possible for all jobs."""
+    ratios = [{repr(o.value): o.ratio for o in each.alternatives} for each in same]
+    return tuple(
+        Shift(other.value, tuple(of[repr(other.value)] for of in ratios))
+        for other in same[0].alternatives
+        if all(repr(other.value) in of for of in ratios)
+    )

@@ -1,0 +1,66 @@
+"""What makes a figure readable."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+from typing import Any
+
+PLAIN = {
+    "workers",
+    "idle fraction",
+    "share of updates",
+    "relative to the fitted value",
+    "servers",
+    "scaling efficiency",
+}
+"""Labels of numbers without a unit."""
+
+
+def boxes(figure: Any, artists: Any) -> list[Any]:
+    renderer = figure.canvas.get_renderer()
+    found = [artist.get_window_extent(renderer) for artist in artists]
+    return [box for box in found if box.width * box.height > 0.0]
+
+
+def check(figure: Any) -> None:
+    """Raise AssertionError if a figure cannot be read."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    FigureCanvasAgg(figure).draw()
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            words = axis.label.get_text()
+            named = [t.get_text() for t in axis.get_ticklabels() if t.get_visible()]
+            numbers = any(text.replace(".", "").isdecimal() for text in named if text)
+            assert words or not numbers, "axis without a label"
+            at_ticks = named and all(text[-1:].isalpha() for text in named if text)
+            assert (
+                not words
+                or words in PLAIN
+                or at_ticks
+                or "(" in words
+                or "accuracy" in words
+                or "samples" in words
+            ), "no unit"
+            shown = [t for t in axis.get_ticklabels() if t.get_text() and t.get_visible()]
+            spans = sorted(
+                (b.x0, b.x1) if axis is axes.xaxis else (b.y0, b.y1) for b in boxes(figure, shown)
+            )
+            assert all(a[1] <= b[0] for a, b in pairwise(spans)), "tick labels overlap"
+        outer = axes.get_tightbbox(figure.canvas.get_renderer())
+        whole = figure.bbox.padded(1.0)
+        assert whole.x0 <= outer.x0, "cut off"
+        assert outer.x1 <= whole.x1, "cut off"
+        assert whole.y0 <= outer.y0, "cut off"
+        assert outer.y1 <= whole.y1, "cut off"
+    legends = [*figure.legends, *(a.get_legend() for a in figure.axes if a.get_legend())]
+    beside = boxes(figure, legends)
+    data = [axes.get_window_extent() for axes in figure.axes]
+    assert not any(box.overlaps(of) for box in beside for of in data), "legend over the data"
+    for axes in figure.axes:
+        texts = boxes(figure, axes.texts)
+        assert not any(a.overlaps(b) for a, b in combinations(texts, 2)), "texts overlap"
+        inside = axes.get_window_extent().padded(1.0)
+        assert all(inside.x0 <= b.x0 and b.x1 <= inside.x1 for b in texts), "text outside"
+    titles = boxes(figure, [figure._suptitle] if figure._suptitle else [])
+    assert not any(a.overlaps(b) for a in titles for b in [*beside, *data]), "title over others"

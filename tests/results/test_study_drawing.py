@@ -1,0 +1,181 @@
+"""Figures of studies and schedules: readable, and showing the numbers of their results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from perfmodel import Straggler, advise, explain, predict, require, sensitivity
+from perfmodel.cli import cli
+from perfmodel.replay.curve import Curve
+from perfmodel.reporting.ticks import decades
+from tests.jobs import cluster, job, workload
+from tests.results.readable import check
+
+pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
+
+WORK = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], batch_size=4)
+JOB: dict[str, Any] = {"workload": WORK, "cluster": cluster(), "workers": 4, "arch": "ps"}
+V100: dict[str, Any] = {"model": "resnet50", "device": "v100", "workers": 8}
+
+
+def curve() -> Curve:
+    steps = np.arange(5)
+    return Curve(
+        task="mixture", seed=3, evaluated="centre", samples=16 * steps, updates=steps,
+        time_s=0.5 * steps, loss=1.0 / (1.0 + steps), accuracy=steps / 5.0,
+        batch_loss=1.0 / (1.0 + steps), noise=(), divergence=None,
+    )  # fmt: skip
+
+
+def scheduled(arch: str, workers: int = 4, **more: Any) -> Any:
+    return predict(job(WORK, cluster(), workers, arch, **more)).schedule(200)
+
+
+FIGURES: dict[str, Callable[[], Any]] = {
+    "aim, a fraction": lambda: require("bandwidth", "scaling>0.9", **V100, arch="ring"),
+    "aim, a rate": lambda: require("batch-size", "throughput>2000", **V100, arch="ring"),
+    "aim, hours": lambda: require(
+        "workers", "time<24h", **V100, arch="ring", dataset_size=1_281_167, epochs=90
+    ),
+    "aim, never": lambda: require("bandwidth", "scaling>0.9", **V100 | {"workers": 64}, arch="ps"),
+    "aim, updates": lambda: require("workers", "staleness<5", **JOB | {"arch": "asp"}),
+    "gains": lambda: advise(model="vgg16", device="v100", arch="ps", workers=8, fidelity="coarse"),
+    "no gains": lambda: advise(**JOB | {"workers": 1}, fidelity="coarse"),
+    "sensitivity": lambda: sensitivity(model="vgg16", device="v100", arch="ring", workers=8),
+    "sensitivity, alone": lambda: sensitivity(**V100 | {"workers": 1}),
+    "phases": lambda: explain(job(WORK, cluster(), 4, "ps")),
+    "phases, one variable": lambda: explain(
+        job(WORK, cluster(), 4, "ring", stragglers=(Straggler(1, 1.5),))
+    ),
+    "schedule": lambda: scheduled("asp", start="staggered"),
+    "schedule, nothing stale": lambda: scheduled("ring"),
+    "schedule, many workers": lambda: scheduled("asp", 40, start="staggered"),
+    "curve": curve,
+}
+
+
+LONG = {
+    *("aim, a rate", "aim, hours", "aim, never", "aim, updates", "sensitivity, alone"),
+    *("phases, one variable", "schedule, many workers", "curve"),
+}
+"""Figures of parts that others have as well."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in FIGURES]
+)
+def test_figures_can_be_read(name: str) -> None:
+    check(FIGURES[name]().plot())
+
+
+def lines(axes: Any) -> dict[str, Any]:
+    """The lines of a figure's part by their labels."""
+    return {line.get_label(): line for line in axes.get_lines()}
+
+
+def test_the_curve_of_an_aim_crosses_it_where_the_answer_is() -> None:
+    found = require("bandwidth", "scaling>0.9", **V100, arch="ring")
+    (axes,) = found.plot().axes
+    predicted = lines(axes)["predicted"]
+    xs, ys = predicted.get_xdata(), predicted.get_ydata()
+    assert np.interp(found.found.low, xs, ys) == pytest.approx(0.9, rel=1e-6)
+    assert (np.diff(xs) > 0.0).all()
+    assert xs[0] < found.now < xs[-1]
+    assert lines(axes)["the job now"].get_xdata()[0] == found.now
+
+
+def test_times_are_drawn_in_hours() -> None:
+    found = require("workers", "time<24h", **V100, arch="ring", dataset_size=1_281_167, epochs=90)
+    (axes,) = found.plot().axes
+    assert axes.get_ylabel() == "training time (h)"
+    assert lines(axes)["aim"].get_ydata()[0] == pytest.approx(24.0)
+
+
+def test_gains_have_their_bars_and_intervals() -> None:
+    found = advise(model="vgg16", device="v100", arch="ps", workers=8, fidelity="coarse")
+    (axes,) = found.plot().axes
+    gains = [each.gain for each in (*found.recommended, *found.unsure)]
+    ends = sorted(bar.get_x() + bar.get_width() for bar in axes.patches)
+    assert ends == pytest.approx(sorted(gain.ratio for gain in gains))
+    drawn = [tuple(line.get_xdata()) for line in axes.get_lines() if len(line.get_xdata()) == 2]
+    assert {gain.interval for gain in gains} <= set(drawn)
+
+
+def test_bars_of_a_tornado_end_at_the_ratios() -> None:
+    found = sensitivity(**V100, arch="asp")
+    tornado = found.tornado()
+    assert tornado is not None
+    (axes,) = found.plot().axes
+    ends = {
+        round(x, 9) for bar in axes.patches for x in (bar.get_x(), bar.get_x() + bar.get_width())
+    }
+    assert {round(ratio, 9) for ratio in (*tornado.low, *tornado.high)} <= ends
+    largest = found.effects[0]
+    assert largest.swing == pytest.approx(np.log(max(tornado.high[0], 1.0 / tornado.low[0])))
+
+
+def test_phases_add_up_and_cross_where_they_are_said_to() -> None:
+    found = explain(job(WORK, cluster(), 4, "ps"))
+    bar, *panels = found.plot().axes
+    assert sum(part.get_width() for part in bar.patches) == pytest.approx(found.iteration_s)
+    assert len(panels) == 3
+    marked = {
+        line.get_xdata()[0]
+        for axes in panels
+        for line in axes.get_lines()
+        if line.get_label() == "longest phase changes"
+    }
+    assert marked == {crossover.value for crossover in found.crossovers}
+    assert marked
+
+
+def test_an_explanation_without_a_job_has_its_phases() -> None:
+    import msgspec
+
+    found = msgspec.structs.replace(explain(job(WORK, cluster(), 4, "ps")), job=None)
+    assert len(found.plot().axes) == 1
+
+
+def test_a_schedule_has_the_mean_staleness_and_all_gradients() -> None:
+    found = scheduled("asp", start="staggered")
+    stale, bars = found.plot().axes
+    mean = lines(stale)["mean"].get_ydata()
+    counts = [len(part) for part in np.array_split(found.staleness(), len(mean))]
+    assert np.average(mean, weights=counts) == pytest.approx(found.staleness().mean())
+    assert sum(bar.get_width() for bar in bars.patches) == found.gradients == 200
+
+
+def test_synchronous_schedules_have_no_staleness_to_draw() -> None:
+    (bars,) = scheduled("ring").plot().axes
+    assert {bar.get_width() for bar in bars.patches} == {50}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "require bandwidth --to scaling>0.9 --model resnet50 --device v100 --workers 8",
+        "advise --model resnet50 --device v100 --workers 2 --fidelity coarse",
+        "explain --model resnet50 --device v100 --arch ps --workers 8",
+    ],
+)
+def test_commands_write_the_picture(line: str, tmp_path: Path) -> None:
+    picture = tmp_path / "a.svg"
+    done = CliRunner().invoke(cli, [*line.split(), "--plot", str(picture)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert picture.read_bytes().startswith(b"<?xml")
+    refused = CliRunner().invoke(cli, [*line.split(), "--plot", str(tmp_path / "a.doc")])
+    assert "cannot write 'doc' files" in str(refused.exception)
+
+
+def test_ticks_are_round_and_as_many_as_fit() -> None:
+    for low, high in ((0.97, 1.02), (0.7, 1.4), (3.0, 80.0), (1e-3, 1e5), (1.0, 1e12)):
+        for most in (4, 7):
+            found = decades(low, high, most)
+            assert 1 < len(found) <= most
+            assert low <= found[0] <= found[-1] <= high
