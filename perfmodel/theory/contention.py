@@ -11,6 +11,7 @@ mean-value analysis.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -19,11 +20,12 @@ from perfmodel.base.quantities import Quantity, is_symbol, maximum, minimum, whe
 EXACT = 64
 """Customers of one class up to which the exact recursion is used; beyond, it would be slow."""
 
-MOST_ROUNDS, CLOSE = 200, 1e-9
+MOST_ROUNDS, CLOSE = 1000, 1e-9
 """Most iterations of the fixed point, and the relative change at which it has converged."""
 
-EXTRAPOLATED = 4
-"""Iterations of the fixed point between two extrapolations; close to saturation it is slow."""
+EXTRAPOLATED, MOST_RATIO = 4, 0.999999
+"""Iterations of the fixed point between two extrapolations, as it is slow close to saturation, and
+the largest ratio of successive steps that these use."""
 
 CycleTime = Callable[[Sequence[Quantity]], tuple[Quantity, Sequence[Quantity]]]
 """Maps the others present at each station to the cycle time and the time at each station (s)."""
@@ -104,9 +106,7 @@ def _where(condition: Quantity, yes: Sequence[Quantity], no: Sequence[Quantity])
     return [where(condition, new, old) for new, old in zip(yes, no, strict=True)]
 
 
-def _parts(
-    found: Table, shorter: Sequence[Quantity], cycles: Sequence[CycleTime]
-) -> Table:
+def _parts(found: Table, shorter: Sequence[Quantity], cycles: Sequence[CycleTime]) -> Table:
     """Return the fraction of its time a customer spends at each station, given the others."""
     parts = []
     for cycle, others in zip(cycles, found, strict=True):
@@ -170,41 +170,57 @@ def _settled(
     """Iterate to the fixed point, until the relative change is below CLOSE.
 
     It is that of Bard and Schweitzer, corrected by ``falls``: an arrival sees all customers of
-    other classes, and all but one of its own, each at a station for a fraction of its time.
+    other classes, and all but one of its own, each at a station for a fraction of its time. An
+    extrapolation that leads further away from the fixed point is taken back.
     """
     found: Table = [[0.0] * len(demands_s) for _ in cycles]
     shorter = _shorter(demands_s, regular)
-    earlier = before = found
+    earlier = before = plain = found
+    allowed: Quantity = np.inf
     for rounds in range(1, MOST_ROUNDS + 1):
-        seen = _each(lambda p, f: p + f, _parts(found, shorter, cycles), falls)
-        present = [
-            sum(count * part for count, part in zip(customers, column, strict=True))
-            for column in zip(*seen, strict=True)
-        ]
-        target = [
-            [maximum(0.0, whole - mine) for whole, mine in zip(present, own, strict=True)]
-            for own in seen
-        ]
-        off = _each(lambda n, o: float(np.max(np.abs(n - o) / (1.0 + o))), target, found)
+        parts = _each(lambda part, fall: part + fall, _parts(found, shorter, cycles), falls)
+        target = _target(customers, parts)
+        off = _off(target, found)
         earlier, before = before, found
         found = _each(lambda new, old: (new + old) / 2.0, target, found)
-        if max(map(max, off)) < CLOSE:
+        if rounds > 1 and rounds % EXTRAPOLATED == 1:
+            found = _each(partial(where, off <= allowed), found, plain)
+        if np.max(off) < CLOSE:
             break
         if rounds % EXTRAPOLATED == 0:
+            plain, allowed = found, off
             found = _each(_limit, earlier, before, found)
     return found
+
+
+def _target(customers: Sequence[Quantity], parts: Table) -> Table:
+    """Return the others seen by a customer of each class that sees one customer less of its own."""
+    present = [
+        sum(count * part for count, part in zip(customers, column, strict=True))
+        for column in zip(*parts, strict=True)
+    ]
+    return [
+        [maximum(0.0, whole - mine) for whole, mine in zip(present, own, strict=True)]
+        for own in parts
+    ]
+
+
+def _off(target: Table, found: Table) -> Quantity:
+    """Return the largest relative change at any station."""
+    changes = _each(lambda new, old: abs(new - old) / (1.0 + old), target, found)
+    return maximum(0.0, *(change for row in changes for change in row))
 
 
 def _limit(first: Quantity, second: Quantity, third: Quantity) -> Quantity:
     """Return where three successive values lead if each step shrinks by the same ratio.
 
     That is Aitken's delta-squared process. A value that does not approach a limit steadily stays as
-    it is, and no ratio above 0.999 is used.
+    it is, and no ratio above :data:`MOST_RATIO` is used.
     """
     step, next_step = second - first, third - second
     ratio = next_step / where(step != 0.0, step, 1.0)
-    steady = where((ratio > 0.0) * (ratio < 1.0), minimum(ratio, 0.999), 0.0)
-    return third + next_step * steady / (1.0 - steady)
+    steady = where((ratio > 0.0) * (ratio < 1.0), minimum(ratio, MOST_RATIO), 0.0)
+    return maximum(0.0, third + next_step * steady / (1.0 - steady))
 
 
 def _each(function: Callable[..., Quantity], *tables: Table) -> Table:

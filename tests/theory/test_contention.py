@@ -143,9 +143,45 @@ def test_the_fixed_point_is_found_quickly_close_to_saturation(
     assert len(seen) < 300
 
 
-def test_a_fixed_point_that_is_found_slowly() -> None:
-    demands, think_s = [1.0, 1.5, 1.5, 1.59375], 55.9375
-    equal(throughput(232, demands, think_s), exact_per_s(232, demands, think_s), 0.01)
+SLOW = [
+    (201, [2.0, 4.640625, 4.703125], 0.0),
+    (232, [1.0, 1.5, 1.5, 1.59375], 55.9375),
+    (300, [9.9, 10.0, 10.0], 0.0),
+]
+"""Stations that are almost equally busy: plain iteration takes thousands of rounds."""
+
+
+@pytest.mark.parametrize(("customers", "demands", "think_s"), SLOW)
+def test_a_fixed_point_that_is_found_slowly(
+    customers: int, demands: list[float], think_s: float
+) -> None:
+    found = throughput(customers, demands, think_s)
+    equal(found, exact_per_s(customers, demands, think_s), 0.01)
+    assert found <= bound(customers, demands, think_s) * (1.0 + 1e-6)
+
+
+@pytest.mark.parametrize(("customers", "demands", "think_s"), SLOW)
+def test_canary_a_fixed_point_that_has_not_converged_is_noticed(
+    customers: int, demands: list[float], think_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    converged = throughput(customers, demands, think_s)
+    monkeypatch.setattr("perfmodel.theory.contention.MOST_ROUNDS", 20_000)
+    equal(throughput(customers, demands, think_s), converged, 1e-6)
+    monkeypatch.setattr("perfmodel.theory.contention.MOST_ROUNDS", 20)
+    with pytest.raises(AssertionError):
+        equal(throughput(customers, demands, think_s), converged, 1e-6)
+
+
+@pytest.mark.parametrize("customers", [*range(EXACT + 1, EXACT + 26), np.arange(65.0, 90.0)])
+def test_extrapolation_leads_to_the_fixed_point(
+    customers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Saturated where the recursion ends, a round from the wrong side leads away."""
+    demands = [2.87890625, 0.99609375]
+    found = throughput(customers, demands, 0.0)
+    monkeypatch.setattr("perfmodel.theory.contention.EXTRAPOLATED", 100_000)
+    monkeypatch.setattr("perfmodel.theory.contention.MOST_ROUNDS", 5000)
+    np.testing.assert_allclose(found, throughput(customers, demands, 0.0), rtol=1e-6)
 
 
 @pytest.mark.parametrize("customers", [1000, 100_000])
@@ -161,7 +197,7 @@ def test_never_above_the_asymptotic_bound(
     """With random arrivals. With even arrivals, a cycle is no shorter than that of a single
     customer, and is below the bound of the busiest station by less than two services."""
     demands, think_s = network
-    rounding = 1.0 + (1e-9 if customers <= EXACT else 1e-4)
+    rounding = 1.0 + (1e-9 if customers <= EXACT else 1e-6)
     most = bound(customers, demands, think_s) * rounding
     assert throughput(customers, demands, think_s) <= most
     even = throughput(customers, demands, think_s, even=[1.0] * len(demands))
