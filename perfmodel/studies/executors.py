@@ -45,6 +45,9 @@ MOST_PROCESSES = 1024
 CONNECT_S = 5
 """Timeout for connecting to a Dask scheduler, in seconds."""
 
+POLL_S = 1.0
+"""Time between two looks whether a Dask client still has its scheduler, in seconds."""
+
 
 class InLine(Executor):
     """Runs work immediately in the thread that submits it."""
@@ -176,7 +179,10 @@ def _dask(address: str) -> Iterator[Executor]:
         raise InputError(f"--dask: no Dask scheduler at {address!r}: {why}") from None
     if found != "Scheduler":
         raise InputError(f"--dask: {address!r} is a Dask {found.lower()}, not a scheduler")
-    with Client(address, timeout=CONNECT_S, set_as_default=False) as client:
+    with (
+        _silent("tornado.application"),  # logs what the closing connection interrupts
+        Client(address, timeout=CONNECT_S, set_as_default=False) as client,
+    ):
         # use a built-in function: a worker dies if it unpickles one from a package it lacks
         found = client.run(eval, _FINGERPRINT, on_error="return")
         for worker, own in found.items():
@@ -185,6 +191,18 @@ def _dask(address: str) -> Iterator[Executor]:
             text = f"the Dask cluster at {address} has no workers yet; waiting for them"
             warnings.warn(text, PerfmodelWarning, stacklevel=1)
         yield client.get_executor(pure=False)
+
+
+@contextmanager
+def _silent(name: str) -> Iterator[None]:
+    """Show no errors of a logger."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 _FINGERPRINT = f"__import__({fingerprint.__module__!r}, fromlist=['*']).fingerprint()"
@@ -287,7 +305,12 @@ def completed(
                 future = done.get()
                 yield places.pop(future), result(future)
         while places:
-            future = done.get()
+            try:
+                future = done.get(timeout=POLL_S)
+            except queue.Empty:
+                if _lost(executor):
+                    raise _cancelled() from None
+                continue
             yield places.pop(future), result(future)
     except BrokenExecutor:  # by submit
         raise _broken() from None
@@ -309,11 +332,21 @@ def result(future: Future[R]) -> R:
     except BrokenExecutor:
         raise _broken() from None
     except CancelledError:
-        raise InputError("work was cancelled: the scheduler stopped or dropped it") from None
+        raise _cancelled() from None
     except Exception as error:
         if type(error).__module__.partition(".")[0] != "distributed":
             raise
         raise InputError(f"the Dask cluster failed: {said(error)}") from None
+
+
+def _lost(executor: Executor) -> bool:
+    """Return whether a Dask client is closed; results that it was fetching then never arrive."""
+    client = getattr(executor, "_client", None)  # distributed has no public name for it
+    return getattr(client, "status", None) == "closed"
+
+
+def _cancelled() -> InputError:
+    return InputError("work was cancelled: the scheduler stopped or dropped it")
 
 
 def _broken() -> InputError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -199,6 +200,28 @@ def test_workers_of_another_version_give_one_line(
         opened(None, dask.address),
     ):
         pass
+
+
+def test_errors_that_tornado_logs_are_not_shown(
+    dask: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A coroutine that was fetching a result may fail when the scheduler stops."""
+
+    def fail() -> None:
+        raise OSError("the connection is closed")
+
+    with Client(dask.address, set_as_default=False) as client:
+        client.loop.add_callback(fail)
+        client.sync(asyncio.sleep, 0.1)
+    assert "the connection is closed" in caplog.text
+    caplog.clear()
+    with opened(None, dask.address) as executor:
+        client = executor._client  # type: ignore[attr-defined]
+        client.loop.add_callback(fail)
+        client.sync(asyncio.sleep, 0.1)
+        assert client.status == "running"
+    assert client.status == "closed"
+    assert caplog.text == ""
 
 
 def test_an_executor_of_a_dask_client_can_be_used(dask: Cluster) -> None:

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 from pathlib import Path
+from threading import Timer
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -188,6 +190,30 @@ def test_a_broken_executor_gives_one_line_and_cancels_the_rest(late: bool) -> No
     ):
         next(come)
     assert all(future.cancelled() for future in pool.waiting[1:])
+
+
+class Unanswered(Executor):
+    """Like that of a Dask client that was fetching its last result when the scheduler stopped."""
+
+    def __init__(self, status: str) -> None:
+        self._client = SimpleNamespace(status=status)
+        self.future: Future[Any] = Future()
+
+    def submit(self, *_: Any, **__: Any) -> Future[Any]:
+        return self.future
+
+
+def test_a_result_that_never_arrives_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executors, "POLL_S", 0.01)
+    with pytest.raises(InputError, match="the scheduler stopped or dropped it"):
+        list(completed(Unanswered("closed"), abs, [0]))
+
+
+def test_a_result_is_waited_for_while_the_scheduler_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executors, "POLL_S", 0.01)
+    slow = Unanswered("running")
+    Timer(0.2, slow.future.set_result, [5]).start()
+    assert list(completed(slow, abs, [0])) == [(0, 5)]
 
 
 def test_a_bug_is_not_hidden() -> None:
