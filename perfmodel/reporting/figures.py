@@ -34,6 +34,9 @@ REFERENCE = "#8c8c8c"
 PHONE_PX = 330
 """Width of a figure on a phone."""
 
+NARROW_PX = 5
+"""Width of a character on an axis, at least."""
+
 LONGEST_NAME = 24
 """Longest name on an axis; longer ones are cut."""
 
@@ -67,11 +70,15 @@ def _plot(height: int, **more: Any) -> Plot:
     return plot
 
 
-def _legend(plot: Plot) -> None:
-    """Put the legend above, as wide as a phone, with entries that hide and show what they name."""
+def _legend(plot: Plot, beside: Sequence[str] = ()) -> None:
+    """Put the legend above, as wide as a phone, with entries that hide and show what they name.
+
+    ``beside`` are the names on the vertical axis: the legend starts above them.
+    """
+    names_px = NARROW_PX * max(map(len, beside), default=0)
     for legend in plot.legend:
         legend.orientation = "horizontal"
-        legend.location = "left"
+        legend.location = (-names_px, 0)
         legend.click_policy = "hide"
         legend.label_text_font_size = "11px"
         legend.background_fill_alpha = 0.0
@@ -135,7 +142,7 @@ def stacks(content: Stacks) -> Plot:
         plot.yaxis.visible = False
     plot.ygrid.visible = False
     _hover(plot, [("", "@name"), ("", "@kind: @value")], bars)
-    _legend(plot)
+    _legend(plot, names if len(names) > 1 else ())
     return plot
 
 
@@ -200,7 +207,7 @@ def tornado(content: Tornado) -> Plot:
     plot.xaxis.axis_label = content.title
     plot.ygrid.visible = False
     _hover(plot, [("", "@name = @value"), (content.title, "@ratio")], bars)
-    _legend(plot)
+    _legend(plot, names)
     return plot
 
 
@@ -326,14 +333,13 @@ def timeline(content: Timeline) -> Plot:
             )
         )
     plot.yaxis.ticker = [row + 0.5 for row in range(count)]
-    plot.yaxis.major_label_overrides = {
-        row + 0.5: name for row, name in enumerate(_short(content.rows))
-    }
+    rows = _short(content.rows)
+    plot.yaxis.major_label_overrides = {row + 0.5: name for row, name in enumerate(rows)}
     plot.yaxis.major_tick_line_color = None
     plot.ygrid.visible = False
     plot.xaxis.axis_label = "time (s)"
     _hover(plot, [("", "@name"), ("takes", "@took"), ("", "@more")], bars)
-    _legend(plot)
+    _legend(plot, rows)
     return plot
 
 

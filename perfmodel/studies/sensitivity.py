@@ -304,7 +304,7 @@ def _unvaried(assumption: Assumption) -> str:
     value = assumption.value
     if isinstance(value, str) and value != "inf":
         return "a name or a rule"
-    return f"{value} has no half and no double" if value in (0, "inf", None) else "of the profile"
+    return "cannot be halved or doubled" if value in (0, "inf", None) else "of the profile"
 
 
 def _changes(assumption: Assumption, job: Job) -> Iterator[Change]:

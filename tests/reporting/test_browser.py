@@ -36,6 +36,20 @@ TOOLTIPS = """(() => {
 })()"""
 """The text of all tooltips of a page."""
 
+LOADING = """
+schema = "perfmodel.workload/1"
+name = "speech"
+source = { kind = "estimated", text = "invented" }
+gradients = { bytes = "240MB", tensors = 60 }
+[[timings]]
+device = "lab-gpu"
+batch_size = 32
+step_s = "120ms"
+data_loading_s = "10ms"
+source = { kind = "estimated", text = "invented" }
+"""
+"""A workload whose timeline has long names beside its rows: those of data loaders."""
+
 WIDE, PHONE = (1200, 900), (390, 844)
 
 
@@ -120,7 +134,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, result in results.items():
         result.report(folder / f"{name}.html")
     report(**job, arch="asp", jitter=0.2).to_html(folder / "job.html")
-    return {path.stem: path for path in folder.iterdir()}
+    (folder / "speech.toml").write_text(LOADING, encoding="utf-8")
+    report(workload=folder / "speech.toml", workers=4, arch="ring").to_html(folder / "loading.html")
+    return {path.stem: path for path in folder.glob("*.html")}
 
 
 def test_the_report_of_a_large_job_is_small_and_opens_fast(browser: Any, large: Path) -> None:
@@ -156,7 +172,7 @@ def test_canary_a_request_and_an_error_are_noticed(
     assert "planted" in found.wrong
 
 
-@pytest.mark.parametrize("name", ["job", "lines", "comparison", "plan", "validation"])
+@pytest.mark.parametrize("name", ["job", "loading", "lines", "comparison", "plan", "validation"])
 def test_a_phone_does_not_scroll_sideways(browser: Any, pages: dict[str, Path], name: str) -> None:
     found = opened(browser, pages[name], PHONE, touch=True)
     assert found.run("document.documentElement.scrollWidth") <= PHONE[0]

@@ -69,7 +69,7 @@ def test_every_assumption_has_an_alternative_or_a_reason(found: Sensitivity) -> 
     assert said >= set(found.prediction.assumptions)
     assert all(bool(each.alternatives) != bool(each.unvaried) for each in found.effects)
     assert effect(found, "cluster").unvaried == "a name or a rule"
-    assert effect(found, "jitter").unvaried == "0.0 has no half and no double"
+    assert effect(found, "jitter").unvaried == "cannot be halved or doubled"
     rows = found.rows()
     assert len(rows) == sum(max(len(each.alternatives), 1) for each in found.effects)
     assert len(found.to_frame()) == len(rows)
