@@ -158,8 +158,12 @@ def test_130_where_it_is_interrupted() -> None:
 
 
 ANNOUNCED = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
 from perfmodel import api
 predict = api.predict
+# Python loses interrupts at some moments of an import, so all modules are imported before.
+predict(api.make_job(model="resnet18", arch="asp", workers=2, jitter=0.3))
 def announced(*given, **named):
     print("begins", flush=True)
     return predict(*given, **named)
