@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -29,31 +30,25 @@ def _ignore_config(context: click.Context, _: click.Parameter, given: bool) -> N
         context.meta[config.IGNORED] = True
 
 
+def _flag(
+    names: Sequence[str],
+    callback: Callable[[click.Context, click.Parameter, bool], None],
+    text: str,
+) -> click.Option:
+    """A flag whose effect is its callback's."""
+    return click.Option(
+        names, is_flag=True, is_eager=True, expose_value=False, callback=callback, help=text
+    )
+
+
 SHARED = (
-    click.Option(
-        ["-q", "--quiet"],
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=_set_verbosity,
-        help="Print only the answer and errors: no notes, warnings or progress.",
+    _flag(
+        ("-q", "--quiet"),
+        _set_verbosity,
+        "Print only the answer and errors: no notes, warnings or progress.",
     ),
-    click.Option(
-        ["-v", "--verbose"],
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=_set_verbosity,
-        help="Print more details, such as all assumptions.",
-    ),
-    click.Option(
-        ["--no-config"],
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=_ignore_config,
-        help="Ignore the configuration file.",
-    ),
+    _flag(("-v", "--verbose"), _set_verbosity, "Print more details, such as all assumptions."),
+    _flag(("--no-config",), _ignore_config, "Ignore the configuration file."),
 )
 
 
