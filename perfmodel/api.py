@@ -15,9 +15,10 @@ from perfmodel.base.files import finite
 from perfmodel.base.provenance import Assumption
 from perfmodel.engine.warmup import Progress
 from perfmodel.inputs import catalogue
-from perfmodel.inputs.cluster import Cluster, Link
+from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.islands import ONE_STEP, read_devices, read_steps
 from perfmodel.inputs.job import Jitter, Job, Start, Straggler
+from perfmodel.inputs.job_cluster import LinkChange, cluster_of
 from perfmodel.inputs.options import Options, described
 from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.workload import Workload
@@ -113,12 +114,14 @@ def make_job(
     architecture, preset = registry.find(arch)
     asked = {**preset, **_options(arch, preset, options or {})}
     chosen = registry.read_options(architecture, asked)
-    place, chosen_place = _place(cluster, resolved.device)
-    where, of_cluster = _cluster(place, bandwidth_bytes_per_s, latency_s, chosen.server_count > 0)
+    links = LinkChange(bandwidth_bytes_per_s, latency_s)
+    where, of_cluster = cluster_of(cluster, links, resolved, servers=chosen.server_count > 0)
+    chosen, of_choice = _adapted(chosen, asked, where, workers)
     spread, of_jitter = _jitter(jitter, resolved)
-    assumed = (*resolved.assumptions, *chosen_place, *of_cluster)
+    assumed = (*resolved.assumptions, *of_cluster, *of_choice)
     start, of_start = start_of(start, chosen)
-    of_options = _defaults(architecture.name, chosen, asked, resolved)
+    known = {*asked, *(row.name for row in of_choice)}
+    of_options = _defaults(architecture.name, chosen, known, resolved)
     job = Job(
         workload=resolved,
         cluster=where,
@@ -143,18 +146,6 @@ def arguments_given(arguments: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in arguments.items()
         if value is not defaults[name] and value not in (defaults[name], {})
     }
-
-
-def _place(
-    given: Cluster | str | Path | None, device: str
-) -> tuple[Cluster | str | Path, list[Assumption]]:
-    """Return the given cluster, or the device's default and an assumption that says so."""
-    if given is not None:
-        return given, []
-    own = catalogue.default_cluster_of(device)
-    name = catalogue.DEFAULT_CLUSTER if own is None else own
-    why = "default" if own is None else f"default for {device}"
-    return name, [Assumption("cluster", catalogue.cluster(name).name, "", why)]
 
 
 def start_of(given: Start | None, chosen: Options) -> tuple[Start, list[Assumption]]:
@@ -312,6 +303,20 @@ def _defaults(
     ]
 
 
+def _adapted(
+    chosen: Options, given: Collection[str], cluster: Cluster, workers: int
+) -> tuple[Options, list[Assumption]]:
+    """Return the options with defaults that depend on the cluster, and assumptions about these."""
+    adapted = {
+        name: (value, why)
+        for name, (value, why) in chosen.defaults_on(cluster, workers).items()
+        if name not in given
+    }
+    values = {name: value for name, (value, _) in adapted.items()}
+    notes = [Assumption(name, value, "", why) for name, (value, why) in adapted.items()]
+    return msgspec.structs.replace(chosen, **values) if values else chosen, notes
+
+
 class Passes(NamedTuple):
     """How a step passes through the model, as in :func:`make_job`; None where not given."""
 
@@ -384,69 +389,6 @@ def _jitter(
         raise InputError(f"jitter: no spread was measured for workload {workload.name!r}")
     note = Assumption("jitter", workload.step_cv, "", "measured with the workload")
     return Jitter(workload.step_cv, "lognormal", jitter.scope), [note]
-
-
-def _cluster(
-    cluster: Cluster | str | Path,
-    bandwidth_bytes_per_s: float | None,
-    latency_s: float | None,
-    servers: bool,
-) -> tuple[Cluster, list[Assumption]]:
-    """Return the cluster with the given link changes, and the assumptions taken from its file."""
-    if isinstance(cluster, Cluster):
-        base, notes = cluster, []
-    else:
-        base = catalogue.cluster_or_file(cluster)
-        notes = _of_file(base, bandwidth_bytes_per_s, latency_s, servers)
-    if bandwidth_bytes_per_s is None and latency_s is None:
-        return base, notes
-
-    def changed(link: Link) -> Link:
-        return Link(
-            link.bandwidth_bytes_per_s
-            if bandwidth_bytes_per_s is None
-            else number("bandwidth_bytes_per_s", bandwidth_bytes_per_s, above=0.0),
-            link.latency_s if latency_s is None else number("latency_s", latency_s),
-            link.efficiency,
-        )
-
-    overrides = tuple(
-        msgspec.structs.replace(o, nic=changed(o.nic)) if o.nic is not None else o
-        for o in base.overrides
-    )
-    if base.collectives:
-        why = "the measured ones are for another bandwidth or latency"
-        notes = [*notes, Assumption("collectives", "closed forms", "", why)]
-    changes: dict[str, Any] = {"nic": changed(base.nic), "overrides": overrides, "collectives": ()}
-    if base.server.nic is not None:
-        nic = changed(base.server.nic)
-        changes["server"] = msgspec.structs.replace(base.server, nic=nic)
-    return msgspec.structs.replace(base, **changes), notes
-
-
-def _of_file(
-    cluster: Cluster, bandwidth_bytes_per_s: float | None, latency_s: float | None, servers: bool
-) -> list[Assumption]:
-    """Return assumptions for values taken from the cluster file because none were given."""
-    name, nic, cost = f"cluster {cluster.name}", cluster.nic, cluster.server
-    inside = cluster.intra_node
-    rows: list[tuple[bool, str, float, str, str]] = [
-        (bandwidth_bytes_per_s is None, "bandwidth", nic.bandwidth_bytes_per_s, "bytes_per_s", ""),
-        (latency_s is None, "latency", nic.latency_s, "s", ""),
-        (True, "efficiency", nic.efficiency, "of bandwidth", ""),
-        (cluster.devices_per_node > 1, "devices per node", cluster.devices_per_node, "", ""),
-        (cluster.nics_per_node > 1, "NICs per node", cluster.nics_per_node, "", ""),
-    ]
-    if inside is not None:
-        rate, kind = inside.bandwidth_bytes_per_s, f", {inside.kind}"
-        rows.append((True, "inside a node", rate, "bytes_per_s", kind))
-    if cluster.sites:
-        rows.append((True, "sites", len(cluster.sites), "", ", with the links between them"))
-    rows += [
-        (servers, "update per tensor", cost.update_per_tensor_s, "s", ""),
-        (servers, "update per byte", cost.update_per_byte_s, "s", ""),
-    ]
-    return [Assumption(what, v, unit, name + more) for there, what, v, unit, more in rows if there]
 
 
 __all__ = ["MOST_OPS", "REL_CI", "TOLERANCE", "build_graph", "make_job", "predict"]

@@ -18,6 +18,7 @@ from perfmodel.inputs.links import IntraNode as IntraNode
 from perfmodel.inputs.links import Link as Link
 from perfmodel.inputs.sites import Between, Site, SiteLink, check_sites, sites_of_nodes
 from perfmodel.theory.collective_times import Growth
+from perfmodel.theory.order_statistics import normal_maximum
 
 SCHEMA = "perfmodel.cluster/1"
 
@@ -216,6 +217,11 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     sites : sites of the nodes, which are numbered site after site; empty if all nodes are at one
         site.
     site_links : the links between sites, one for each pair or one for all pairs.
+    device_spread : standard deviation of the speeds of equal devices, as a fraction; the devices of a
+        synchronous job go at the pace of the slowest.
+    losses : whether the usual losses are added to the figures
+        (:mod:`perfmodel.inputs.usual_losses`): *usual* or *none*; None for *usual* if the source
+        is estimated or published and nothing was fitted.
     calibration : how precisely the fitted values are known; None if nothing was fitted.
     """
 
@@ -243,6 +249,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     flow_bytes_per_s: float | None = None
     sites: tuple[Site, ...] = ()
     site_links: tuple[SiteLink, ...] = ()
+    device_spread: float = 0.0
+    losses: Literal["usual", "none"] | None = None
     calibration: Calibration | None = None
     source: Source
 
@@ -251,11 +259,12 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         whole_number("nics_per_node", self.nics_per_node, at_most=MOST_NICS)
         inside: Link | None = self.intra_node
         if inside is not None and not isinstance(inside, IntraNode):
-            bus = IntraNode(inside.bandwidth_bytes_per_s, inside.latency_s, inside.efficiency)
+            bus = IntraNode(*(getattr(inside, name) for name in Link.__struct_fields__))
             msgspec.structs.force_setattr(self, "intra_node", bus)
         for i, count in enumerate(self.devices_on_nodes):
             whole_number(f"devices_on_nodes[{i}]", count, at_most=self.devices_per_node)
         number("slowdown_per_neighbour", self.slowdown_per_neighbour)
+        number("device_spread", self.device_spread, at_most=1.0)
         if self.loaders_per_node is not None:
             number("loaders_per_node", self.loaders_per_node, at_least=1.0)
         if self.queue_bytes is not None:
@@ -331,9 +340,20 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         """Workers on the fullest node, of ``workers`` in all."""
         return max(self.devices_at(node, workers) for node in self.samples(workers))
 
+    @property
+    def copies_through_host(self) -> bool:
+        """Whether copies between the devices of a node cross the host's memory."""
+        return self.intra_node is not None and self.intra_node.interconnect == "host"
+
     def neighbour_slowdown(self, node: int, workers: int) -> float:
         """Compute time of a device of ``node`` over that of a device alone on its node."""
         return 1.0 + self.slowdown_per_neighbour * (self.devices_at(node, workers) - 1)
+
+    def pace(self, workers: int) -> float:
+        """Compute time of the slowest of ``workers`` equal devices over that of a mean one."""
+        if self.device_spread == 0.0:
+            return 1.0
+        return 1.0 + self.device_spread * normal_maximum(workers)
 
     def loading_slowdown(self, node: int, workers: int) -> float:
         """Loading time of a device of ``node`` over that of a device alone on its node."""
@@ -342,11 +362,17 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return max(self.devices_at(node, workers) / self.loaders_per_node, 1.0)
 
     @property
-    def by_workers(self) -> bool:
-        """Whether a device's speed depends on the number of workers."""
-        crowded = self.slowdown_per_neighbour > 0.0 or self.loaders_per_node is not None
+    def crowds(self) -> bool:
+        """Whether a device's speed depends on how many workers are on its node, or on how many
+        nodes have workers."""
+        beside = self.slowdown_per_neighbour > 0.0 and self.devices_per_node > 1
         placed = bool(self.devices_on_nodes) or self.pair_efficiency < 1.0
-        return crowded or self.handover != Handover() or placed
+        return beside or self.loaders_per_node is not None or placed
+
+    @property
+    def by_workers(self) -> bool:
+        """Whether a device's speed depends on the number of workers, apart from its pace."""
+        return self.crowds or self.handover != Handover()
 
     def node_of_server(self, server: int, workers: int) -> int:
         """Node that server ``server`` runs on, in a job of ``workers`` workers."""

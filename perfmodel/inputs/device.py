@@ -53,7 +53,8 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """A device type (schema ``perfmodel.device/1``): peak rates and memory.
 
     Times can be transferred between devices of the same ``kind``. ``default_cluster`` is the
-    catalogue's cluster for jobs that name none. ``aliases`` are further names of the device.
+    catalogue's cluster for jobs that name none. ``peer_access`` says whether devices on PCIe usually
+    access each other's memory; otherwise copies go through the host. ``aliases`` are further names of the device.
     ``language_models`` are published figures from which the times of other language models are
     estimated.
     """
@@ -66,6 +67,7 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     memory_bandwidth_bytes_per_s: float
     memory_bytes: float | None = None
     default_cluster: str | None = None
+    peer_access: bool = True
     aliases: tuple[str, ...] = ()
     language_models: tuple[Utilisation, ...] = ()
     source: Source

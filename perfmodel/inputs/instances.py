@@ -18,6 +18,7 @@ from perfmodel.base.provenance import Source
 from perfmodel.base.tables import TableRow
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import Cluster, IntraNode, Link
+from perfmodel.inputs.usual_losses import RDMA_LATENCY_S
 
 NEEDED = ("InstanceType", "AcceleratorName", "AcceleratorCount", "Price", "Region")
 """Columns that a catalogue must have."""
@@ -28,12 +29,9 @@ GIB = 2.0**30
 LATENCY_S = 25e-6
 """Assumed latency of a link without a stated one: that of switched Ethernet."""
 
-TCP_EFFICIENCY, RDMA_EFFICIENCY = 0.9415, 0.97
-"""Fraction of a nominal rate that protocols leave: TCP headers, and an assumption for RDMA, as in
-the shipped clusters."""
-
-RDMA_LATENCY_S = 10e-6
-"""Links with a lower latency are assumed to use RDMA."""
+TCP_EFFICIENCY, RDMA_EFFICIENCY = 0.9415, 0.85
+"""Fraction of a nominal rate that protocols leave: TCP headers, and what collectives reach over
+RDMA, as in the shipped clusters."""
 
 INSIDE: Mapping[str, float] = {"v100": 150e9, "a100": 300e9, "h100": 450e9}
 """NVLink rate of a device in bytes per second each way, by device."""
@@ -145,16 +143,21 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
             server = msgspec.structs.replace(server, placement="dedicated", nic=servers.nic)
             own = servers.flow_bytes_per_s
             flows += [servers.nic.efficiency * own] if own else []
-        inside = self.inside_bytes_per_s or INSIDE.get(self.device or "", PCIE_BYTES_PER_S)
+        nvlink = INSIDE.get(self.device or "")
+        inside = IntraNode(
+            self.inside_bytes_per_s or nvlink or PCIE_BYTES_PER_S,
+            INSIDE_LATENCY_S,
+            INSIDE_EFFICIENCY,
+            kind="per_device",
+            interconnect="pcie" if nvlink is None else "nvlink",
+        )
         return Cluster(
             name=self.name,
             title=self.label,
             nic=nic,
             devices_per_node=self.devices,
             nics_per_node=self.nics,
-            intra_node=IntraNode(inside, INSIDE_LATENCY_S, INSIDE_EFFICIENCY, "per_device")
-            if self.devices > 1
-            else None,
+            intra_node=inside if self.devices > 1 else None,
             server=server,
             flow_bytes_per_s=min(flows, default=None),
             source=Source("published", self.source or self.place, None, self.date or None),

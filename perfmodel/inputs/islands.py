@@ -194,6 +194,7 @@ def among(
         overrides=tuple(overrides),
         collectives=(),
         slowdown_per_neighbour=0.0,
+        device_spread=0.0,
         loaders_per_node=None,
         flow_bytes_per_s=None if flow is None else flow * min(devices),
         sites=tuple(sites),

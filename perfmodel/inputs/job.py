@@ -225,7 +225,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         """Compute time of worker ``worker`` over the profiled time, without jitter."""
         factor = next((s.factor for s in self.stragglers if s.worker == worker), 1.0)
         cluster, node = self.cluster, self.cluster.node_of_worker(worker)
-        return factor * cluster.neighbour_slowdown(node, self.workers) / cluster.speed_of(node)
+        beside = cluster.neighbour_slowdown(node, self.workers)
+        return self.pace * factor * beside / cluster.speed_of(node)
+
+    @property
+    def pace(self) -> float:
+        """Compute time of the slowest worker over the mean, for jobs that go at its pace: 1 for
+        asynchronous ones."""
+        return 1.0 if self.options.asynchronous else self.cluster.pace(self.workers)
 
     def loading_s(self, worker: int) -> float:
         """Seconds that worker ``worker`` takes to load a batch."""

@@ -20,11 +20,14 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A full-duplex link: ``bandwidth_bytes_per_s`` each way, of which ``efficiency`` is achieved.
 
     ``latency_s`` is one way, from the last byte sent to the last byte usable at the other end.
+    ``ceiling_bytes_per_s`` is the most that software gets out of the link however fast it is; None
+    if there is no such limit.
     """
 
     bandwidth_bytes_per_s: float
     latency_s: float = 0.0
     efficiency: float = 1.0
+    ceiling_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
         number("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, above=0.0)
@@ -33,11 +36,14 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         number("efficiency", self.efficiency, at_least=LEAST_EFFICIENCY)
         if self.efficiency > 1.0:
             raise InputError(f"efficiency: must be at most 1, got {self.efficiency:g}")
+        if self.ceiling_bytes_per_s is not None:
+            number("ceiling_bytes_per_s", self.ceiling_bytes_per_s, above=0.0)
 
     @property
     def goodput_bytes_per_s(self) -> float:
         """Payload bytes per second, one way."""
-        return self.bandwidth_bytes_per_s * self.efficiency
+        reached = self.bandwidth_bytes_per_s * self.efficiency
+        return reached if self.ceiling_bytes_per_s is None else min(reached, self.ceiling_bytes_per_s)
 
 
 class IntraNode(Link, frozen=True, forbid_unknown_fields=True):
@@ -47,6 +53,11 @@ class IntraNode(Link, frozen=True, forbid_unknown_fields=True):
     full-duplex port per device, to a switch that is never a bottleneck (NVSwitch). A transfer uses
     the sender's outgoing port and the receiver's incoming port, so that ``bandwidth_bytes_per_s``
     is what one device can send, and at the same time receive.
+
+    ``interconnect`` says what the links are made of. With *pcie*, devices without peer access copy
+    through the host's memory, as with *host*, which does not overlap with computation. None if
+    unknown.
     """
 
     kind: Literal["bus", "per_device"] = "bus"
+    interconnect: Literal["nvlink", "pcie", "host"] | None = None

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Protocol, Self
 import msgspec
 
 from perfmodel.base.units import dimension_of
+from perfmodel.inputs.cluster import Cluster
 
 
 class Option(msgspec.Struct, frozen=True):
@@ -102,6 +103,10 @@ class Options(msgspec.Struct, frozen=True):
     def bounded_lead(self) -> float | None:
         """Iterations that a worker may be ahead of the slowest (SSP); None if unbounded."""
         return None
+
+    def defaults_on(self, cluster: Cluster, workers: int) -> dict[str, tuple[Any, str]]:
+        """Return defaults that depend on the cluster: by name, the value and the reason."""
+        return {}
 
     @property
     def unused(self) -> frozenset[str]:

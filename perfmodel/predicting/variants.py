@@ -14,6 +14,7 @@ from perfmodel.architectures.registry import model_of
 from perfmodel.base.errors import InputError
 from perfmodel.base.quantities import Quantity
 from perfmodel.inputs.job import MOST_WORKERS, Job
+from perfmodel.inputs.links import Link
 from perfmodel.phases.layers import Layers
 from perfmodel.phases.quantities import Quantities, iteration_cv, quantities_of
 from perfmodel.predicting.coarse import Floats, phases
@@ -212,20 +213,37 @@ def _blocks(where: NDArray[np.int64], queued: Axis | None) -> list[NDArray[np.in
     return np.array_split(where, -(-len(where) // BLOCK))
 
 
+def _reached(link: Link, bandwidth_bytes_per_s: Floats) -> Floats:
+    """Return what links of these nominal rates achieve over what ``link`` does."""
+    goodput = bandwidth_bytes_per_s * link.efficiency
+    ceiling = math.inf if link.ceiling_bytes_per_s is None else link.ceiling_bytes_per_s
+    return np.minimum(goodput, ceiling) / link.goodput_bytes_per_s
+
+
+def _paced(job: Job, q: Quantities, workers: Axis) -> Quantities:
+    """Return the quantities with the compute times of the slowest of other numbers of workers."""
+    counts, where = np.unique(workers, return_inverse=True)
+    paces = np.array([job.cluster.pace(count) for count in counts.tolist()])
+    ratio = paces[where] / job.pace
+    names = ("forward_s", "backward_s", "optimizer_s", "scale", "slowdown")
+    return msgspec.structs.replace(q, **{name: getattr(q, name) * ratio for name in names})
+
+
 def _evaluated(
     job: Job, q: Quantities, axes: Mapping[str, Axis], sharpness: float | None
 ) -> dict[str, Quantity]:
     """Evaluate a block of variants; returns fields of :class:`Variants`. ``q`` are the job's."""
     changed: dict[str, Quantity] = {}
-    nominal = job.cluster.nic.bandwidth_bytes_per_s
     if "workers" in axes:
         changed["workers"] = axes["workers"]
+        if job.pace != 1.0:
+            q = _paced(job, q, axes["workers"])
     if "latency_s" in axes or "bandwidth_bytes_per_s" in axes:
         changed["collectives"] = ()  # they were measured at other bandwidths or latencies
     if "latency_s" in axes:
         changed["latency_s"] = axes["latency_s"]
     if "bandwidth_bytes_per_s" in axes:
-        ratio = axes["bandwidth_bytes_per_s"] / nominal
+        ratio = _reached(job.cluster.nic, axes["bandwidth_bytes_per_s"])
         for name in ("bandwidth", "server_bandwidth", "core_bandwidth"):
             changed[f"{name}_bytes_per_s"] = getattr(q, f"{name}_bytes_per_s") * ratio
         changed["classes"] = tuple(

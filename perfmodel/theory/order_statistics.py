@@ -62,6 +62,25 @@ def expected_maximum(n: Quantity, cv: Quantity, kind: str) -> Quantity:
     return expected_order_statistic(n, n, cv, kind)
 
 
+def normal_maximum(n: int) -> float:
+    r"""Return about the expected largest of n standard normal variables.
+
+    .. math:: \Phi^{-1}\left(\frac{n - 3/8}{n + 1/4}\right)
+
+    It is within 0.025 of the exact value.
+
+    References
+    ----------
+    G. Blom, "Statistical estimates and transformed beta-variables", Wiley, 1958.
+
+    >>> [round(normal_maximum(n), 3) for n in (1, 2, 8, 1024)]  # exact: 0, 0.564, 1.424, 3.248
+    [0.0, 0.589, 1.434, 3.231]
+    """
+    from statistics import NormalDist
+
+    return NormalDist().inv_cdf((n - 0.375) / (n + 0.25))
+
+
 def expected_order_statistic(rank: Quantity, n: Quantity, cv: Quantity, kind: str) -> Quantity:
     r"""Return the expected k-th smallest of n factors, as a multiple of their mean.
 

@@ -347,7 +347,7 @@ def test_auto_is_the_fastest(size: float, workers: int) -> None:
     )
     found = {
         algorithm: seconds({"algorithm": algorithm}, size, where, workers)
-        for algorithm in ("auto", "ring", "hierarchical", "double_tree")
+        for algorithm in ("auto", "ring", "node_tree", "double_tree")
     }
     assert found["auto"] <= min(found.values()) * (1.0 + 1e-9) + 1e-15
 
@@ -361,7 +361,7 @@ def test_auto_chooses_for_each_message() -> None:
     assert chosen(members, options, 1e3).algorithm == "ring"
     boxed = Members.of(DGX, 64)
     assert {o.algorithm for o in candidates_among(boxed, options)} == {
-        "ring", "hierarchical", "double_tree"
+        "ring", "node_tree", "double_tree"
     }  # fmt: skip
     work = workload([1.0, 1.0], [1.0, 1.0], [1e-3, 1e3])
     layered = {"bucketing": "layer", "overlap": False}

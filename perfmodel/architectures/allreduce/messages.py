@@ -118,4 +118,6 @@ def reduction_of(job: Job, members: Members) -> Reduction:
     largest = largest_bytes(options, job.workload.gradient_bytes)
     if options.each_send and largest is None:
         largest = float(options.sent_bytes(messages_of(job).bytes).max())
-    return options.reduction if largest is None else chosen(members, options.reduction, largest)
+    if largest is None:
+        return options.reduction
+    return chosen(members, options.reduction, largest, by_sends=options.each_send)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from perfmodel.architectures.parts.messages import Compression
 from perfmodel.architectures.parts.reduction import (
@@ -15,6 +15,7 @@ from perfmodel.architectures.parts.reduction import (
 )
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.base.quantities import Quantity, maximum, minimum
+from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.options import Option
 from perfmodel.theory.buckets import (
     DDP_BUCKET_BYTES,
@@ -136,6 +137,8 @@ class Options(Compression, frozen=True, forbid_unknown_fields=True):
             raise InputError(
                 "each_send: simulates one collective at a time, so concurrent must be 1"
             )
+        if self.algorithm == "node_tree":
+            raise InputError("each_send: the sends of algorithm=node_tree are not modelled")
         if self.bucketing == "horovod":
             raise InputError("each_send: cannot simulate horovod, whose messages vary at run time")
         for name in ("priority", "credit_bytes", "cross_barrier"):
@@ -168,6 +171,13 @@ class Options(Compression, frozen=True, forbid_unknown_fields=True):
                 f"reduce_per_byte_s: {self.compression} gradients are gathered and then added; set "
                 "decode_per_byte_s instead"
             )
+
+    def defaults_on(self, cluster: Cluster, workers: int) -> dict[str, tuple[Any, str]]:
+        """Copies through the memory of a single node hold up the backward pass."""
+        alone = workers > 1 and cluster.nodes_for(workers) == 1
+        if self.bucketing == "mg_wfbp" or not (alone and cluster.copies_through_host):
+            return {}
+        return {"overlap": (False, "copies through the host hold up the backward pass")}
 
     @property
     def reduction(self) -> Reduction:

@@ -143,6 +143,11 @@ def _rate(job: Job, q: Quantities, options: Reduction, moved: Quantity) -> Rate:
         return Ring.of(q).rate(
             collective_times.ring_allreduce_s, moved, ranks=q.workers, reduce_per_byte_s=gamma
         )
+    if options.algorithm == "node_tree":
+        ring = _rate(job, q, Reduction("ring", reduce_per_byte_s=options.reduce_per_byte_s), moved)
+        started = _rate(job, q, Reduction("hierarchical"), moved).lines[0].startup_s
+        line = msgspec.structs.replace(ring.lines[0], startup_s=started)
+        return msgspec.structs.replace(ring, lines=(line,))
     if is_symbol(q.workers):
         return _closed(q, options)
     known, few = _by_rounds(shape_of(job.cluster), q, options), q.workers <= most_of(options)

@@ -26,7 +26,9 @@ from perfmodel.inputs.options import Option, Options
 from perfmodel.theory import collective_schedules, collective_times
 from perfmodel.theory.collective_schedules import Schedule
 
-Algorithm = Literal["auto", "ring", "halving_doubling", "tree", "double_tree", "hierarchical"]
+Algorithm = Literal[
+    "auto", "ring", "halving_doubling", "tree", "double_tree", "node_tree", "hierarchical"
+]
 
 CHUNKS = 16
 """Number of pieces of each half of the bytes in a double tree."""
@@ -41,9 +43,10 @@ AlgorithmOption = Annotated[
     Algorithm,
     Option(
         "how gradients are summed: auto (for each message the fastest of ring, double_tree and "
-        "hierarchical, as NCCL chooses; or as measured, if the cluster has measurements), ring, "
-        "halving_doubling (Rabenseifner), tree, double_tree or hierarchical (inside each node, "
-        "then rings among nodes; with several sites inside each site, then rings among sites)",
+        "node_tree, as NCCL chooses; or as measured, if the cluster has measurements), ring, "
+        "halving_doubling (Rabenseifner), tree, double_tree, node_tree (a tree among nodes and "
+        "chains inside them, as in NCCL) or hierarchical (inside each node, then rings among "
+        "nodes; with several sites inside each site, then rings among sites)",
         lambda o: o.sparse,
     ),
 ]
@@ -93,7 +96,8 @@ REDUCTION_ASSUMPTIONS = (
     "other algorithms go round by round; in each round a member sends to one other and receives "
     "from one, and the round takes as long as the slowest of its sends",
     "a tree handles all bytes at once; a double tree splits each half into chunks, each a message "
-    "with its own latency",
+    "with its own latency; a node tree starts as fast as a hierarchical all-reduce and loads links "
+    "as a ring does",
     "devices of a node share its bus if it has one; otherwise each has its own port",
     MEASURED_ASSUMPTION,
 )
@@ -122,8 +126,9 @@ def candidates(options: Reduction, *, several_nodes: bool, several_devices: bool
                trees: bool = True) -> list[Reduction]:  # fmt: skip
     """Return the options that *auto* chooses from, the first on ties; else the options themselves.
 
-    They include a double tree with 1, 4, 16 ... chunks, up to ``chunks``. Hierarchical equals a
-    ring unless there are several nodes with several devices.
+    They include a double tree with 1, 4, 16 ... chunks, up to ``chunks``. A node tree is no better
+    than a ring unless there are several nodes with several devices. No library uses a hierarchical
+    all-reduce, which moves fewer bytes between nodes, without being told to.
 
     NVIDIA's NCCL also chooses by the predicted time of a message, from a latency and a bandwidth
     for rings and for double binary trees (src/graph/tuning.cc); its trees are chains inside nodes.
@@ -136,7 +141,7 @@ def candidates(options: Reduction, *, several_nodes: bool, several_devices: bool
 
     found = [variant("ring")]
     if several_nodes and several_devices:
-        found.append(variant("hierarchical"))
+        found.append(variant("node_tree"))
     chunks = 1
     while trees and chunks <= options.chunks:
         found.append(variant("double_tree", chunks))
@@ -171,24 +176,36 @@ def all_reduce_cost(members: Members, sizes: Floats, options: Reduction) -> Cost
 
 def _cost(members: Members, sizes: Floats, options: Reduction) -> Cost:
     n = members.count
-    if options.algorithm == "ring":
+    if options.algorithm in ("ring", "node_tree"):
         moved = np.array([collective_times.ring_allreduce_bytes(n, size) for size in sizes])
         added_s = moved / 2.0 * options.reduce_per_byte_s
-        return ring_cost(members, moved, collective_times.ring_allreduce_steps(n), added_s)
+        ring = ring_cost(members, moved, collective_times.ring_allreduce_steps(n), added_s)
+        if options.algorithm == "ring":
+            return ring
+        schedule = schedule_of(members, Reduction("hierarchical"))
+        started_s = scheduled_cost(members, schedule, np.zeros(1), 0.0).startup_s
+        return msgspec.structs.replace(ring, startup_s=started_s + added_s)
     schedule = schedule_of(members, options)
     return scheduled_cost(members, schedule, sizes, options.reduce_per_byte_s)
 
 
-def chosen(members: Members, options: Reduction, size_bytes: float) -> Reduction:
+def chosen(
+    members: Members, options: Reduction, size_bytes: float, *, by_sends: bool = False
+) -> Reduction:
     """Return the options that *auto* chooses for a message of ``size_bytes``.
 
-    With measured collectives there is no choice.
+    With measured collectives there is no choice. ``by_sends`` leaves out a node tree, whose sends
+    are not modelled.
     """
     measured = measured_in(members.collectives, "all_reduce") is not None
     if options.algorithm != "auto" or measured:
         return options
     size = np.array([size_bytes])
-    found = candidates_among(members, options)
+    found = [
+        one
+        for one in candidates_among(members, options)
+        if not (by_sends and one.algorithm == "node_tree")
+    ]
     seconds = [float(_cost(members, size, o).seconds[0]) for o in found]
     return found[int(np.argmin(seconds))]
 

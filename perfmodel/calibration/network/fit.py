@@ -232,7 +232,7 @@ def _joined(link: Link, base: Cluster | None) -> IntraNode:
     """The links inside a node, measured between two devices; of the same kind as in ``base``."""
     known = None if base is None else base.intra_node
     kind = "bus" if known is None else known.kind
-    return IntraNode(link.bandwidth_bytes_per_s, link.latency_s, link.efficiency, kind)
+    return IntraNode(link.bandwidth_bytes_per_s, link.latency_s, link.efficiency, kind=kind)
 
 
 def _inside(measured: Measurements) -> bool:

@@ -1,0 +1,120 @@
+"""The cluster of a job: as named, with the links that were given and the usual losses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from perfmodel.base.errors import number
+from perfmodel.base.provenance import Assumption
+from perfmodel.inputs import catalogue, usual_losses
+from perfmodel.inputs.cluster import Cluster, Link
+from perfmodel.inputs.workload import Workload
+
+
+class LinkChange(NamedTuple):
+    """Bandwidth and latency that replace those of every node's link; None for no change."""
+
+    bandwidth_bytes_per_s: float | None = None
+    latency_s: float | None = None
+
+    def of(self, link: Link) -> Link:
+        """Return the changed link.
+
+        Raises
+        ------
+        InputError : a value is not a number in its range.
+        """
+        changes: dict[str, float] = {}
+        if self.bandwidth_bytes_per_s is not None:
+            name = "bandwidth_bytes_per_s"
+            changes[name] = number(name, self.bandwidth_bytes_per_s, above=0.0)
+        if self.latency_s is not None:
+            changes["latency_s"] = number("latency_s", self.latency_s)
+        return msgspec.structs.replace(link, **changes)
+
+
+def cluster_of(
+    given: Cluster | str | Path | None, links: LinkChange, workload: Workload, *, servers: bool
+) -> tuple[Cluster, list[Assumption]]:
+    """Return the cluster of a job, and the assumptions about it.
+
+    Parameters
+    ----------
+    given : a cluster, its file, or its name in the catalogue; None for the default of the
+        workload's device.
+    servers : whether the job has servers, whose costs are assumptions then.
+
+    Raises
+    ------
+    InputError : there is no such cluster, or a link's value is out of range.
+    """
+    place, notes = _place(given, workload.device)
+    base = place if isinstance(place, Cluster) else catalogue.cluster_or_file(place)
+    changed, of_links = _with_links(base, links)
+    known = workload.device in catalogue.device_names()
+    device = catalogue.device(workload.device) if known else None
+    lossy, of_losses = usual_losses.with_losses(
+        changed, device, among_several=workload.among_several
+    )
+    if not isinstance(place, Cluster):
+        notes += _of_file(lossy, links, servers)
+    return lossy, [*notes, *of_links, *of_losses]
+
+
+def _place(
+    given: Cluster | str | Path | None, device: str
+) -> tuple[Cluster | str | Path, list[Assumption]]:
+    """Return the given cluster, or the device's default and an assumption that says so."""
+    if given is not None:
+        return given, []
+    named = catalogue.default_cluster_of(device)
+    name = catalogue.DEFAULT_CLUSTER if named is None else named
+    why = "default" if named is None else f"default for {device}"
+    return name, [Assumption("cluster", catalogue.cluster(name).name, "", why)]
+
+
+def _with_links(base: Cluster, links: LinkChange) -> tuple[Cluster, list[Assumption]]:
+    """Return a cluster with every node's links changed, and an assumption about its collectives."""
+    if links == LinkChange():
+        return base, []
+    notes = []
+    if base.collectives:
+        why = "the measured ones are for another bandwidth or latency"
+        notes = [Assumption("collectives", "closed forms", "", why)]
+    changes: dict[str, Any] = {"nic": links.of(base.nic), "collectives": ()}
+    changes["overrides"] = tuple(
+        msgspec.structs.replace(one, nic=links.of(one.nic)) if one.nic is not None else one
+        for one in base.overrides
+    )
+    if base.server.nic is not None:
+        changes["server"] = msgspec.structs.replace(base.server, nic=links.of(base.server.nic))
+    return msgspec.structs.replace(base, **changes), notes
+
+
+def _of_file(cluster: Cluster, links: LinkChange, servers: bool) -> list[Assumption]:
+    """Return assumptions for values taken from the cluster file because none were given."""
+    name, nic, cost = f"cluster {cluster.name}", cluster.nic, cluster.server
+    inside = cluster.intra_node
+    rows: list[tuple[bool, str, float, str, str]] = [
+        (
+            links.bandwidth_bytes_per_s is None,
+            *("bandwidth", nic.bandwidth_bytes_per_s, "bytes_per_s", ""),
+        ),
+        (links.latency_s is None, "latency", nic.latency_s, "s", ""),
+        (True, "efficiency", nic.efficiency, "of bandwidth", ""),
+        (cluster.devices_per_node > 1, "devices per node", cluster.devices_per_node, "", ""),
+        (cluster.nics_per_node > 1, "NICs per node", cluster.nics_per_node, "", ""),
+    ]
+    if inside is not None:
+        kind = ", through the host" if inside.interconnect == "host" else f", {inside.kind}"
+        rows.append((True, "inside a node", inside.bandwidth_bytes_per_s, "bytes_per_s", kind))
+    if cluster.sites:
+        rows.append((True, "sites", len(cluster.sites), "", ", with the links between them"))
+    rows += [
+        (servers, "update per tensor", cost.update_per_tensor_s, "s", ""),
+        (servers, "update per byte", cost.update_per_byte_s, "s", ""),
+    ]
+    return [Assumption(what, v, unit, name + more) for there, what, v, unit, more in rows if there]

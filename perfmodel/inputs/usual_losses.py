@@ -1,0 +1,162 @@
+"""What real machines lose against the nominal figures of a cluster.
+
+Data sheets give rates of links. They do not say what a framework spends on each gradient, that the
+devices of a full node slow each other down, that sockets do not reach the rate of a fast link, or
+that many cards cannot access each other's memory. Clusters with nominal figures get these losses,
+so that a prediction is what to expect rather than the best case. Figures of measured and calibrated
+clusters already contain them.
+
+The values were learnt from public tables that no prediction of the accuracy page is compared with:
+``python -m benchmarks.accuracy.losses PATH`` prints them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from perfmodel.base.provenance import Assumption
+from perfmodel.inputs.cluster import Cluster, Handover
+from perfmodel.inputs.device import Device
+from perfmodel.inputs.links import IntraNode, Link
+
+HANDOVER_PER_TENSOR_S = 10e-6
+"""Device time per gradient tensor: bucket bookkeeping and launches."""
+
+MEMORY_PASSES = 25.0
+"""Bytes that a device's memory moves per gradient byte: copies into and out of buckets, and the
+copies and sums of the collective."""
+
+MEMORY_BYTES_PER_S = 900e9
+"""Memory bandwidth of a device that is not in the catalogue: about that of a V100 or an RTX 3090."""
+
+SLOWDOWN_PER_NEIGHBOUR = 0.006
+"""Relative increase of a device's compute time per further device of the job on its node."""
+
+DEVICE_SPREAD = 0.01
+"""Standard deviation of the speeds of equal devices, as a fraction."""
+
+SOCKETS_BYTES_PER_S = 1.8e9
+"""Rate that collectives reach over TCP on links that are nominally faster."""
+
+SOCKETS_SPREAD = 0.35
+"""Standard deviation of the logarithm of that rate among three systems."""
+
+RDMA_LATENCY_S = 10e-6
+"""Latency below which links between nodes count as RDMA, which comes close to the nominal rate."""
+
+HOST_BYTES_PER_S = 13.7e9
+"""Rate of copies through a node's memory, of all its devices together: each of two devices sends at
+half of it."""
+
+HOST_SPREAD = 0.48
+"""Standard deviation of the logarithm of that rate among eight machines."""
+
+HOST_LATENCY_S = 5e-6
+"""Latency of such a copy, which crosses PCIe twice: twice that of NCCL's model for PCIe."""
+
+
+def applies_to(cluster: Cluster) -> bool:
+    """Whether a cluster gets the usual losses: as its ``losses`` say, or else if its figures are
+    neither measured, exact nor calibrated."""
+    if cluster.losses is not None:
+        return cluster.losses == "usual"
+    return cluster.calibration is None and cluster.source.kind in ("estimated", "published")
+
+
+def with_losses(
+    cluster: Cluster, device: Device | None, *, among_several: bool = False
+) -> tuple[Cluster, list[Assumption]]:
+    """Return a cluster with the usual losses, and an assumption for each.
+
+    A loss that the cluster's own fields describe is left as it is.
+
+    Parameters
+    ----------
+    device : None if it is not in the catalogue, which counts as a GPU.
+    among_several : whether compute times were measured on a device among several: they contain the
+        losses of the devices.
+    """
+    if not applies_to(cluster):
+        return cluster, []
+    changes: dict[str, Any] = {}
+    inside = cluster.intra_node
+    if inside is not None and inside.interconnect == "pcie" and not _peer_access(device):
+        changes["intra_node"] = through_host()
+    if (device is None or device.kind == "gpu") and not among_several:
+        if cluster.handover == Handover():
+            changes["handover"] = handover_of(device)
+        if cluster.slowdown_per_neighbour == 0.0 and cluster.devices_per_node > 1:
+            changes["slowdown_per_neighbour"] = SLOWDOWN_PER_NEIGHBOUR
+        if cluster.device_spread == 0.0:
+            changes["device_spread"] = DEVICE_SPREAD
+    changes |= _sockets(cluster)
+    lossy = msgspec.structs.replace(cluster, losses="none", **changes)
+    return lossy, [row for name in changes for row in _assumptions(name, lossy)]
+
+
+def through_host() -> IntraNode:
+    """Return the links between devices that cannot access each other's memory: all their copies
+    cross the host's memory, which they share."""
+    return IntraNode(HOST_BYTES_PER_S, HOST_LATENCY_S, kind="bus", interconnect="host")
+
+
+def handover_of(device: Device | None) -> Handover:
+    """Return what handing gradients over costs a device: see :data:`MEMORY_PASSES`.
+
+    >>> handover_of(None).seconds(tensors=290, size_bytes=1.4e9)  # doctest: +ELLIPSIS
+    0.0417...
+    """
+    rate = MEMORY_BYTES_PER_S if device is None else device.memory_bandwidth_bytes_per_s
+    return Handover(HANDOVER_PER_TENSOR_S, MEMORY_PASSES / rate)
+
+
+def over_sockets(link: Link) -> bool:
+    """Whether a nominal link between nodes is used through TCP sockets, by its latency."""
+    return link.latency_s >= RDMA_LATENCY_S
+
+
+def _peer_access(device: Device | None) -> bool:
+    return device is None or device.peer_access
+
+
+def _sockets(cluster: Cluster) -> dict[str, Any]:
+    """Return the changed fields of a cluster some of whose links are faster than sockets."""
+    limited = {
+        "nic": _limited(cluster.nic),
+        "overrides": tuple(
+            one if one.nic is None else msgspec.structs.replace(one, nic=_limited(one.nic))
+            for one in cluster.overrides
+        ),
+        "server": cluster.server
+        if cluster.server.nic is None
+        else msgspec.structs.replace(cluster.server, nic=_limited(cluster.server.nic)),
+    }
+    return {name: value for name, value in limited.items() if value != getattr(cluster, name)}
+
+
+def _limited(link: Link) -> Link:
+    if link.ceiling_bytes_per_s is not None or not over_sockets(link):
+        return link
+    return msgspec.structs.replace(link, ceiling_bytes_per_s=SOCKETS_BYTES_PER_S)
+
+
+def _assumptions(name: str, cluster: Cluster) -> list[Assumption]:
+    """Return the assumptions about a changed field."""
+    why = "usual loss"
+    if name == "intra_node":
+        return []  # listed with the other links
+    if name == "handover":
+        return [
+            Assumption("handover per tensor", cluster.handover.per_tensor_s, "s", why),
+            Assumption("handover per byte", cluster.handover.per_byte_s, "s", why),
+        ]
+    if name == "nic":
+        limit = cluster.nic.ceiling_bytes_per_s
+        if cluster.nic.bandwidth_bytes_per_s * cluster.nic.efficiency <= (limit or 0.0):
+            return []
+        return [Assumption("sockets", limit, "bytes_per_s", f"{why}: TCP on fast links")]
+    if name in ("slowdown_per_neighbour", "device_spread"):
+        return [Assumption(name.replace("_", " "), getattr(cluster, name), "", why)]
+    return []
