@@ -175,7 +175,7 @@ def _fold(job: Job) -> OpGraph:
 def traffic(job: Job) -> Traffic | None:
     """Return a worker's bytes on a ring, in one of ``period`` steps."""
     options, n = Options.of(job), job.workers
-    if options.algorithm not in ("ring", "hierarchical"):
+    if options.algorithm not in ("ring", "node_tree", "hierarchical"):
         return None
     moved = 2 * (n - 1) / n * job.workload.gradient_bytes / options.period
     return Traffic(moved, moved)
@@ -205,6 +205,7 @@ ARCHITECTURE = Architecture(
         {"period": 3, "algorithm": "halving_doubling"},
         {"period": 3},
         {"period": 2, "algorithm": "hierarchical", "reduce_per_byte_s": 0.001},
+        {"period": 2, "algorithm": "node_tree"},
     ),
     traffic=traffic,
     meaning=meaning,

@@ -57,7 +57,7 @@ def traffic(job: Job) -> Traffic | None:
     sent = options.sent_share * job.workload.gradient_bytes
     if options.sparse:
         return Traffic((n - 1) * sent, (n - 1) * sent)
-    if options.algorithm not in ("ring", "hierarchical"):
+    if options.algorithm not in ("ring", "node_tree", "hierarchical"):
         return None
     moved = 2 * (n - 1) / n * sent
     return Traffic(moved, moved)

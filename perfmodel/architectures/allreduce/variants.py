@@ -21,6 +21,7 @@ VARIANTS: tuple[Mapping[str, Any], ...] = (
     {"algorithm": "double_tree", "chunks": 2, "bucketing": "layer"},
     {"algorithm": "hierarchical", "each_send": True, "bucketing": "layer"},
     {"algorithm": "hierarchical", "bucketing": "mg_wfbp"},
+    {"algorithm": "node_tree", "bucketing": "layer"},
     {"bucketing": "horovod", "fusion_cycle_s": 0.5},
     {"bucketing": "horovod", "fusion_cycle_s": 2.0, "fusion_threshold_bytes": 45},
     {"bucketing": "horovod", "fusion_cycle_s": 0.5, "algorithm": "tree", "overlap": False},

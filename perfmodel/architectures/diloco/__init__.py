@@ -80,7 +80,7 @@ def traffic(job: Job) -> Traffic | None:
     share = options.exchanged_share * options.sent_share * job.workload.gradient_bytes
     if options.by_server:
         return Traffic(share, share, n * share, n * share)
-    if options.algorithm not in ("ring", "hierarchical"):
+    if options.algorithm not in ("ring", "node_tree", "hierarchical"):
         return None
     moved = 2 * (n - 1) / n * share
     return Traffic(moved, moved)
@@ -119,6 +119,7 @@ ARCHITECTURE = Architecture(
          "sent_as": "int8"},
         {"period": 3, "fragments": 3, "overlap_steps": 2, "outer_s": 0.25,
          "algorithm": "hierarchical", "reduce_per_byte_s": 0.001},
+        {"period": 4, "algorithm": "node_tree"},
         {"period": 2, "fragments": 2, "exchange": "server", "outer_s": 0.5,
          "algorithm": "halving_doubling"},
     ),
