@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from perfmodel.architectures import registry
+from perfmodel.architectures.base import Architecture
 from perfmodel.base.errors import InputError, TooLargeError, number, unknown_name, whole_number
 from perfmodel.base.files import finite
 from perfmodel.base.provenance import Assumption
@@ -19,6 +20,7 @@ from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.islands import ONE_STEP, read_devices, read_steps
 from perfmodel.inputs.job import Jitter, Job, Start, Straggler
 from perfmodel.inputs.job_cluster import LinkChange, cluster_of
+from perfmodel.inputs.one_device import OneDevice, at_speed, read_one_device
 from perfmodel.inputs.options import Options, described
 from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.workload import Workload
@@ -48,8 +50,12 @@ INSIDE = "allreduce"
 OF_WORKLOAD = (
     *("model", "workload", "device", "precision", "batch_size"),
     *("sequence_length", "activation_checkpointing", "accumulation"),
+    *("one_device_samples_per_s", "one_device_step_s", "one_device_batch_size"),
 )
 """Arguments of :func:`make_job` that define the workload."""
+
+OF_ONE_DEVICE = tuple(name for name in OF_WORKLOAD if name.startswith("one_device_"))
+"""Those of them that give the measured speed of one device."""
 
 Fidelity = Literal["fine", "coarse", "auto"]
 FIDELITIES = ("fine", "coarse", "auto")
@@ -65,6 +71,9 @@ def make_job(
     sequence_length: int | None = None,
     activation_checkpointing: bool | None = None,
     accumulation: int | None = None,
+    one_device_samples_per_s: float | str | None = None,
+    one_device_step_s: float | None = None,
+    one_device_batch_size: int | None = None,
     cluster: Cluster | str | Path | None = None,
     bandwidth_bytes_per_s: float | None = None,
     latency_s: float | None = None,
@@ -91,6 +100,9 @@ def make_job(
     sequence_length : tokens per sample, for language models with given dimensions.
     activation_checkpointing : whether blocks keep only their inputs and recompute the rest.
     accumulation : forward and backward passes per update, which share a worker's batch; default 1.
+    one_device_samples_per_s, one_device_step_s : measured speed of one device in this job (also
+        ``"12000 tokens/s"``), or its seconds per update: all compute times are scaled to it.
+    one_device_batch_size : samples per update in that measurement; default: the job's.
     cluster : an object, a file, or a name in the catalogue; defaults to the device's default
         cluster, if its file names one.
     bandwidth_bytes_per_s, latency_s : override the bandwidth and latency of every node's link.
@@ -109,16 +121,12 @@ def make_job(
     """
     stragglers = tuple(stragglers)
     given = arguments_given(locals())
-    passes = Passes(batch_size, sequence_length, activation_checkpointing, accumulation)
-    resolved = _workload(model, workload, device, precision, passes)
-    architecture, preset = registry.find(arch)
-    asked = {**preset, **_options(arch, preset, options or {})}
-    chosen = registry.read_options(architecture, asked)
+    resolved = workload_of(given)
+    architecture, asked, chosen = _architecture(arch, options or {})
     links = LinkChange(bandwidth_bytes_per_s, latency_s)
-    where, of_cluster = cluster_of(cluster, links, resolved, servers=chosen.server_count > 0)
+    where, of_place = cluster_of(cluster, links, resolved, servers=chosen.server_count > 0)
     chosen, of_choice = _adapted(chosen, asked, where, workers)
     spread, of_jitter = _jitter(jitter, resolved)
-    assumed = (*resolved.assumptions, *of_cluster, *of_choice)
     start, of_start = start_of(start, chosen)
     known = {*asked, *(row.name for row in of_choice)}
     of_options = _defaults(architecture.name, chosen, known, resolved)
@@ -132,7 +140,7 @@ def make_job(
         jitter=spread,
         stragglers=stragglers,
         seed=seed,
-        assumptions=(*assumed, *of_options, *of_start, *of_jitter),
+        assumptions=(*resolved.assumptions, *of_place, *of_choice, *of_options, *of_start, *of_jitter),
     )
     whole = _with_islands(job, island_devices, island_steps, island_arch, island_options)
     return msgspec.structs.replace(whole, given=given)
@@ -279,6 +287,15 @@ def _as_needed(
     return msgspec.structs.replace(simulated, notes=(why,))
 
 
+def _architecture(
+    arch: str, options: Mapping[str, Any]
+) -> tuple[Architecture, dict[str, Any], Options]:
+    """Return an architecture, the options that its name implies or that are given, and all."""
+    architecture, preset = registry.find(arch)
+    asked = {**preset, **_options(arch, preset, options)}
+    return architecture, asked, registry.read_options(architecture, asked)
+
+
 def _options(arch: str, preset: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Check that the given options do not contradict those that the architecture's name implies."""
     for name, value in preset.items():
@@ -335,7 +352,20 @@ def workload_of(arguments: Mapping[str, Any]) -> Workload:
     """
     given = {name: arguments.get(name) for name in OF_WORKLOAD}
     passes = Passes(**{name: given.pop(name) for name in Passes._fields})
-    return _workload(**given, passes=passes)
+    measured = read_one_device(*(given.pop(name) for name in OF_ONE_DEVICE))
+    return _workload(**given, passes=passes, measured=measured)
+
+
+def with_batch(arguments: Mapping[str, Any], batch_size: float, now: int) -> dict[str, Any]:
+    """Return ``arguments`` of :func:`make_job` with another batch size per device.
+
+    A given speed of one device remains that at its batch size: by default the job's, ``now``.
+    """
+    changed = {**arguments, "batch_size": batch_size}
+    given = [name for name in OF_ONE_DEVICE if arguments.get(name) is not None]
+    if given and "one_device_batch_size" not in given:
+        changed["one_device_batch_size"] = now
+    return changed
 
 
 def _workload(
@@ -344,6 +374,7 @@ def _workload(
     device: str | None,
     precision: str | None,
     passes: Passes,
+    measured: OneDevice | None,
 ) -> Workload:
     """Return the workload: as given, or made from the profile."""
     if model is None and workload is None:
@@ -355,7 +386,11 @@ def _workload(
         for name, value in {"device": device, **passes._asdict()}.items():
             if value is not None and value != getattr(workload, name):
                 raise InputError(f"{name}: the workload is already resolved for another {name}")
-        return workload
+        if measured is None:
+            return workload
+        if measured.batch_size not in (None, workload.batch_size):
+            raise InputError("one_device_batch_size: the workload is already resolved for another")
+        return at_speed(workload, workload, measured)
     if isinstance(workload, Profile):
         profile = workload
     elif workload is not None:
@@ -370,6 +405,7 @@ def _workload(
         sequence_length=passes.sequence_length,
         activation_checkpointing=bool(passes.activation_checkpointing),
         accumulation=1 if passes.accumulation is None else passes.accumulation,
+        one_device=measured,
     )
 
 

@@ -57,6 +57,10 @@ class TooLargeError(InputError):
     """A job exceeds a simulation limit; the text names the limit and the way out."""
 
 
+class NoTimesError(InputError):
+    """A profile has no times on a device, and nothing to estimate them from."""
+
+
 class PerfmodelWarning(UserWarning):
     """The user should know this, although there is a result."""
 

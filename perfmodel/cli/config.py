@@ -32,8 +32,13 @@ RIVALS = {
     "workload": "model",
     "batch_size": "global_batch_size",
     "global_batch_size": "batch_size",
+    "one_device_speed": "step_time",
+    "step_time": "one_device_speed",
+    "one_device_samples_per_s": "one_device_step_s",
+    "one_device_step_s": "one_device_samples_per_s",
 }
-"""Flags of which only one can be given: on the command line it replaces the other as well."""
+"""Flags, and arguments with other names, of which only one can be given: on the command line it
+replaces the other as well."""
 
 NEVER = frozenset({"help", "version", "no-config"})
 """Flags that make no sense in a file."""

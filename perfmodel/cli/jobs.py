@@ -22,6 +22,7 @@ from perfmodel.cli.options import (
     read_jitter,
     read_number,
     read_quantity,
+    read_speed,
     read_stragglers,
     read_text,
     read_whole,
@@ -44,6 +45,9 @@ class JobFlags(NamedTuple):
     sequence_length: Any
     activation_checkpointing: bool | None
     accumulation: Any
+    one_device_speed: Any
+    step_time: Any
+    one_device_batch_size: Any
     cluster: Any
     bandwidth: Any
     latency: Any
@@ -103,6 +107,8 @@ class JobFlags(NamedTuple):
         """Arguments of the flags alone."""
         if self.batch_size is not None and self.global_batch_size is not None:
             raise InputError("--batch-size and --global-batch-size: give one of them")
+        if self.one_device_speed is not None and self.step_time is not None:
+            raise InputError("--one-device-speed and --step-time: give one of them")
         flags = {ARGUMENTS.get(name, name): getattr(self, name) for name in OF_THE_JOB}
         arguments = {name: value for name, value in flags.items() if value not in (None, ())}
         inside = option_values(self.island_options, flag="--island-option")
@@ -138,7 +144,12 @@ OF_THE_JOB = tuple(
 OF_OPTIONS = ("options", "island_options", *OPTION_FLAGS)
 """Flags of options."""
 
-ARGUMENTS = {"bandwidth": "bandwidth_bytes_per_s", "latency": "latency_s"}
+ARGUMENTS = {
+    "bandwidth": "bandwidth_bytes_per_s",
+    "latency": "latency_s",
+    "one_device_speed": "one_device_samples_per_s",
+    "step_time": "one_device_step_s",
+}
 """Arguments whose names differ from their flags."""
 
 
@@ -263,6 +274,7 @@ def job_options(*, lists: bool = False, jobs: bool = False) -> Callable[[Command
         whole("--sequence-length", "Tokens per sample (language models)."),
         CHECKPOINTING,
         whole("--accumulation", "Passes per update, which split the batch.  [default: 1]"),
+        *_one_device_options(value, whole),
         value("--cluster", read_text, "NAME|FILE", "Cluster from the catalogue, or a file."),
         value("--bandwidth", read_quantity("bytes_per_s"), "10Gbps", "Bandwidth of every link."),
         value("--latency", read_quantity("s"), "50us", "One-way latency of every link."),
@@ -312,6 +324,29 @@ def job_options(*, lists: bool = False, jobs: bool = False) -> Callable[[Command
     )
 
     return all_of((*described, gathered("flags", JobFlags)))
+
+
+def _one_device_options(value: Callable[..., Any], whole: Callable[..., Any]) -> tuple[Any, ...]:
+    """Options for the measured speed of one device; ``value`` and ``whole`` make an option."""
+    return (
+        value(
+            "--one-device-speed",
+            read_speed,
+            "171|'12000 tokens/s'",
+            "Your measured speed of one device, in samples/s: compute times are scaled to it.",
+            ranges=True,
+        ),
+        value(
+            "--step-time",
+            read_quantity("s"),
+            "187ms",
+            "Your measured time of one update on one device, instead of --one-device-speed.",
+        ),
+        whole(
+            "--one-device-batch-size",
+            "Batch size of that measurement.  [default: that of the job]",
+        ),
+    )
 
 
 def _island_options(value: Callable[..., Any]) -> tuple[Any, ...]:

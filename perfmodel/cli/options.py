@@ -56,6 +56,14 @@ def read_quantity(dimension: str) -> Reader:
     return read
 
 
+def read_speed(text: str, flag: str) -> float | str:
+    """Read samples per second as a number; text in another unit stays text."""
+    from perfmodel.inputs import one_device
+
+    speed = one_device.read_speed(text, flag)
+    return speed.value if speed.unit == one_device.UNITS[0] else text.strip()
+
+
 def read_jitter(text: str, _: str) -> Any:
     """Read ``0.1``, ``gamma:0.1`` or ``measured``."""
     from perfmodel.inputs.job import Jitter

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,22 +11,29 @@ from typing import Any
 import msgspec
 
 from perfmodel.base import files
-from perfmodel.base.errors import InputError, unknown_name, whole_number
-from perfmodel.base.provenance import Assumption
+from perfmodel.base.errors import InputError, NoTimesError, nearest, unknown_name, whole_number
+from perfmodel.base.provenance import Assumption, Source
 from perfmodel.inputs import cluster as clusters_
 from perfmodel.inputs import device as devices_
-from perfmodel.inputs import language_estimate, shipped
+from perfmodel.inputs import device_transfer, language_estimate, shipped
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_layers import at_length
 from perfmodel.inputs.device import Device, roofline_s
-from perfmodel.inputs.device_transfer import estimate
+from perfmodel.inputs.one_device import OneDevice, at_speed
 from perfmodel.inputs.passes import accumulated, checkpointed
 from perfmodel.inputs.profile import SCHEMA, Profile, Timing, read_profile, timings_on
 from perfmodel.inputs.shipped import cluster_names, device_names, folder, model_names, names
 from perfmodel.inputs.workload import Workload, resolve
 
 DEFAULT_CLUSTER = "ethernet-10g"
+
+SIMILAR = "a100"
+"""Device whose proportions of the layers' times stand for those on an unknown device, where the
+speed is given."""
+
+PLAIN_NAME = re.compile(r"\w[\w.+-]*( [\w.+-]+)*")
+"""Names of devices that are not in the catalogue."""
 
 
 def model(name: str) -> Profile:
@@ -101,6 +109,7 @@ def workload(
     sequence_length: int | None = None,
     activation_checkpointing: bool = False,
     accumulation: int = 1,
+    one_device: OneDevice | None = None,
 ) -> Workload:
     """Resolve a profile's workload on a device: measured, or estimated in the best available way.
 
@@ -115,6 +124,9 @@ def workload(
     activation_checkpointing : whether blocks keep only their inputs and recompute the rest in the
         backward pass.
     accumulation : forward and backward passes per update, which share the batch evenly.
+    one_device : measured speed of one device. The workload's times are then scaled to it, and must
+        be known only relative to each other: where nothing can be estimated, the step is divided
+        among the layers by their roofline times, or evenly; and the device may have any name.
 
     Raises
     ------
@@ -122,15 +134,107 @@ def workload(
         on it cannot be estimated; or an option does not fit the profile.
     """
     whole_number("accumulation", accumulation)
-    if batch_size is not None and whole_number("batch_size", batch_size) % accumulation:
-        raise InputError(
-            f"batch_size: {batch_size} samples cannot be split into {accumulation} equal passes"
+    profile = at_length(profile, sequence_length)
+    one_pass = _one_pass if one_device is None else _in_proportion
+
+    def update(samples: int | None, what: str) -> Workload:
+        """The workload of an update of ``samples`` samples; errors call their number ``what``."""
+        if samples is not None and whole_number(what, samples) % accumulation:
+            raise InputError(
+                f"{what}: {samples} samples cannot be split into {accumulation} equal passes"
+            )
+        size = None if samples is None else samples // accumulation
+        found = one_pass(profile, device_name, precision, size)
+        if activation_checkpointing:
+            found = checkpointed(found)
+        return accumulated(found, accumulation)
+
+    if one_device is None and not (profile.timings or profile.estimable):
+        raise NoTimesError(
+            f"{profile.name}: timings: at least one is needed, or layers with forward_flop, or the "
+            "measured speed of one device"
         )
-    size = None if batch_size is None else batch_size // accumulation
-    found = _one_pass(at_length(profile, sequence_length), device_name, precision, size)
-    if activation_checkpointing:
-        found = checkpointed(found)
-    return accumulated(found, accumulation)
+    found = update(batch_size, "batch_size")
+    if one_device is None:
+        return found
+    at = one_device.batch_size
+    there = found if at in (None, found.batch_size) else update(at, "one_device_batch_size")
+    return _on(at_speed(found, there, one_device), device_name, precision)
+
+
+def _in_proportion(
+    profile: Profile, device_name: str | None, precision: str | None, batch_size: int | None
+) -> Workload:
+    """A workload like :func:`_one_pass`, of which only the proportions of the times count.
+
+    Its device and precision may be others: :data:`SIMILAR` for a device outside the catalogue; the
+    profile's default if it has times, but none from which those on the device can be estimated.
+    """
+    name = device_name
+    if name is not None and not _known(name, profile):
+        name = _similar(name, profile)
+        if precision is None and profile.decoder is None:
+            precision = "float32"
+    try:
+        return _one_pass(profile, name, precision, batch_size)
+    except NoTimesError:
+        if name is None:
+            raise
+    if profile.timings:
+        return _one_pass(profile, None, None, batch_size)
+    return _untimed(profile, device_called(name), precision, batch_size)
+
+
+def _on(workload: Workload, device_name: str | None, precision: str | None) -> Workload:
+    """The workload of :func:`_in_proportion`, with the device and precision that were asked for."""
+    name = workload.device if device_name is None else device_called(device_name)
+    if name == workload.device:
+        return workload
+    why = "not in the catalogue" if name not in device_names() else "no times to estimate from"
+    notes = [note for note in workload.assumptions if note.name not in ("device", "precision")]
+    return msgspec.structs.replace(
+        workload,
+        device=name,
+        precision=workload.precision if precision is None else precision,
+        assumptions=(Assumption("device", name, "", why), *notes),
+    )
+
+
+def _known(device_name: str, profile: Profile) -> bool:
+    """Return whether a device, by its name or an alias, is in the profile or in the catalogue."""
+    return device_name in profile.devices or device_called(device_name) in device_names()
+
+
+def _similar(device_name: str, profile: Profile) -> str:
+    """Return the device that stands for one outside the catalogue.
+
+    Raises
+    ------
+    InputError : it is no plain name, or a known one in another letter case.
+    """
+    known = {*device_names(), *profile.devices}
+    known |= {alias for one in device_names() for alias in device(one).aliases}
+    like = nearest(device_name, known)
+    if not PLAIN_NAME.fullmatch(device_name) or (like or "").lower() == device_name.lower():
+        raise unknown_name("device", device_name, known)
+    return SIMILAR
+
+
+def _untimed(
+    profile: Profile, device_name: str, precision: str | None, batch_size: int | None
+) -> Workload:
+    """The workload of a profile without times on a device of the catalogue: a step of one second,
+    divided among the layers by their roofline times, or else evenly."""
+    size = device_transfer.BATCH_SIZE if batch_size is None else batch_size
+    notes = [Assumption("batch_size", size, "samples", "default")] if batch_size is None else []
+    timing = Timing(
+        device=device_name,
+        batch_size=size,
+        precision=precision or "float32",
+        step_s=1.0,
+        source=Source("estimated", "a step of one second, to be scaled to a given speed"),
+    )
+    return resolve(profile, [timing], layer_shares=_shares(profile, timing), assumptions=notes)
 
 
 def _one_pass(
@@ -159,7 +263,7 @@ def _one_pass(
     _check_device(device_name, profile)
     devices, models = _everything()
     others = [one for one in models if one.name != profile.name]
-    return estimate(
+    return device_transfer.estimate(
         profile, device_name, precision or "float32", batch_size, devices=devices, others=others
     )
 
@@ -195,7 +299,8 @@ def _decoder(name: str) -> Decoder:
 def _check_device(name: str, profile: Profile) -> None:
     known = device_names()
     if name not in known:
-        raise unknown_name("device", name, {*known, *profile.devices})
+        error = unknown_name("device", name, {*known, *profile.devices})
+        raise InputError(f"{error}; with the measured speed of one device it may have any name")
 
 
 def _timed(profile: Profile, device_name: str, precision: str | None) -> bool:

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.base.errors import InputError, unknown_name, whole_number
+from perfmodel.base.errors import InputError, NoTimesError, unknown_name, whole_number
 from perfmodel.base.provenance import Assumption, Source
 from perfmodel.inputs.batch_scaling import (
     COMMON_ERROR,
@@ -83,8 +83,8 @@ def estimate(
 
     Raises
     ------
-    InputError : the precision is unknown, or the device does not support it; or there is nothing to
-        estimate from.
+    InputError : the precision is unknown, or the device does not support it.
+    NoTimesError : there is nothing to estimate from.
     """
     if precision not in PeakRates.__struct_fields__:
         raise unknown_name("precision", precision, PeakRates.__struct_fields__)
@@ -112,10 +112,11 @@ def estimate(
         note = Assumption("efficiency", round(efficiency, 4), "of the roofline", why)
         error = TYPICAL_ERROR if names == target.name else FOREIGN_ERROR
     else:
-        raise InputError(
-            f"device: {profile.name} has no timing on {target_name!r} (only on "
-            f"{', '.join(profile.devices)}); to estimate one, add forward_flop to its layers or a "
-            f"timing at {precision} on another {target.kind} of the catalogue"
+        only = f" (only on {', '.join(profile.devices)})" if profile.devices else ""
+        raise NoTimesError(
+            f"device: {profile.name} has no timing on {target_name!r}{only}; to estimate one, add "
+            f"forward_flop to its layers or a timing at {precision} on another {target.kind} of "
+            "the catalogue; or give the speed of one device"
         )
     notes = [note]
     if batch_size is None:

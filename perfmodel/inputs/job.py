@@ -320,7 +320,8 @@ class JobFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     ``model`` is a model of the catalogue, ``workload`` a workload file; ``cluster`` is a name or a
     file. File paths are relative to the job file. ``jitter`` is a number or text such as
-    "lognormal:0.1", ``options`` are those of the architecture, and ``island_...`` are as in
+    "lognormal:0.1", ``one_device_samples_per_s`` a number or text such as "12000 tokens/s",
+    ``options`` are those of the architecture, and ``island_...`` are as in
     :func:`perfmodel.make_job`. Fields left out take their defaults.
     """
 
@@ -333,6 +334,9 @@ class JobFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     sequence_length: int | None = None
     activation_checkpointing: bool | None = None
     accumulation: int | None = None
+    one_device_samples_per_s: float | str | None = None
+    one_device_step_s: float | None = None
+    one_device_batch_size: int | None = None
     cluster: str | None = None
     bandwidth_bytes_per_s: float | None = None
     latency_s: float | None = None

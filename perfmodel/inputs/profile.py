@@ -201,12 +201,13 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Contents of a workload file (schema ``perfmodel.workload/1``).
 
     A profile has either ``layers``, in forward order, or ``gradients`` (a coarse profile).
-    ``timings`` may be left out if the layers have operation counts: times are then estimated from
-    what other models achieve on a device. With ``decoder``, the dimensions of a language model, the
-    layers follow at any sequence length (:mod:`perfmodel.inputs.decoder_layers`): neither layers
-    nor timings are needed, and any given hold for its default length. ``calibration`` says how
-    precisely fitted values are known. ``noise_scale`` is for training the model on its data.
-    ``buffer_bytes`` is the size of the module's buffers, such as running means.
+    ``timings`` may be left out if the layers have operation counts, since times are then estimated
+    from what other models achieve on a device, or if jobs give the measured speed of one device.
+    With ``decoder``, the dimensions of a language model, the layers follow at any sequence length
+    (:mod:`perfmodel.inputs.decoder_layers`): neither layers nor timings are needed, and any given
+    hold for its default length. ``calibration`` says how precisely fitted values are known.
+    ``noise_scale`` is for training the model on its data. ``buffer_bytes`` is the size of the
+    module's buffers, such as running means.
     """
 
     schema: Literal["perfmodel.workload/1"] = "perfmodel.workload/1"
@@ -230,9 +231,6 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         if self.layers and not any(layer.tensors for layer in self.layers):
             raise InputError("layers: no layer has a tensor, so there is nothing to communicate")
         whole_number("layers, counted", len(self.layers), at_least=0, at_most=MOST_TENSORS)
-        estimable = self.decoder or any(layer.forward_flop for layer in self.layers)
-        if not self.timings and not estimable:
-            raise InputError("timings: at least one is needed, or layers with forward_flop")
         seen: set[tuple[str, str, int]] = set()
         for i, timing in enumerate(self.timings):
             key = (timing.device, timing.precision, timing.batch_size)
@@ -248,6 +246,11 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
                     raise InputError(
                         f"timings[{i}].{name}: {len(value)} values for {len(self.layers)} layers"
                     )
+
+    @property
+    def estimable(self) -> bool:
+        """Whether times can be estimated from operation counts."""
+        return self.decoder is not None or any(layer.forward_flop for layer in self.layers)
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -35,6 +35,9 @@ ARGUMENTS = (
     "sequence_length",
     "activation_checkpointing",
     "accumulation",
+    "one_device_samples_per_s",
+    "one_device_step_s",
+    "one_device_batch_size",
     "cluster",
     "bandwidth_bytes_per_s",
     "latency_s",
@@ -135,6 +138,7 @@ def grid(arguments: Mapping[str, Any]) -> Grid:
         jobs.append(job)
     if not jobs:
         raise impossible(skipped)
+    _one_speed(jobs)
     for axis in axes:
         for index, value in enumerate(axis.values):
             wrong = (axis.name, index) in misfits and (axis.name, index) not in fits
@@ -153,6 +157,29 @@ def grid(arguments: Mapping[str, Any]) -> Grid:
         skipped=tuple(skipped),
         notes=tuple(notes),
     )
+
+
+def _one_speed(jobs: Iterable[Job]) -> None:
+    """Check that the given speed of one device is that of all jobs.
+
+    Raises
+    ------
+    InputError : they differ in what it depends on.
+    """
+    given = [job for job in jobs if any((job.given or {}).get(n) for n in api.OF_ONE_DEVICE)]
+    names = ("name", *api.OF_WORKLOAD[2 : -len(api.OF_ONE_DEVICE)])
+    anchored = any(job.given and "one_device_batch_size" in job.given for job in given)
+    workloads = [job.of_devices.workload for job in given]
+    differ = [name for name in names if len({getattr(w, name) for w in workloads}) > 1]
+    if anchored and "batch_size" in differ:
+        differ.remove("batch_size")
+    if differ:
+        words = ", ".join(differ).replace("name", "model")
+        hint = "; give the batch size of the measurement as one_device_batch_size"
+        raise InputError(
+            f"one-device speed: is one measurement, but the jobs differ in {words}"
+            + hint * (differ == ["batch_size"])
+        )
 
 
 def values(text: str, name: str, *, ranges: bool = True) -> list[str]:
@@ -386,7 +413,7 @@ def _job(arguments: dict[str, Any], workloads: dict[tuple[Any, ...], Workload]) 
     """Make a job; models and files are read once, and jobs share the resulting workload."""
     of = api.OF_WORKLOAD
     key = tuple(arguments.get(name) for name in of)
-    if not all(value is None or isinstance(value, (str, int, Path)) for value in key):
+    if not all(value is None or isinstance(value, (str, int, float, Path)) for value in key):
         return api.make_job(**arguments)
     if key in workloads:
         rest = {name: value for name, value in arguments.items() if name not in of}

@@ -365,7 +365,6 @@ def _variable(name: str, given: Mapping[str, Any], job: Job) -> Variable:
         if argument in LINKS:
             now = getattr(job.of_devices.cluster.nic, argument)
             least, most = min(least, now / SPAN) if now else least, max(most, now * SPAN)
-        base = given if argument == "batch_size" else rest
         step = 1
         if argument == "workers":
             step = job.options.group_size
@@ -379,7 +378,11 @@ def _variable(name: str, given: Mapping[str, Any], job: Job) -> Variable:
             argument in ("workers", "batch_size"),
             least,
             most,
-            lambda value: {**base, argument: value},
+            lambda value: (
+                api.with_batch(given, value, job.of_devices.workload.batch_size)
+                if argument == "batch_size"
+                else {**rest, argument: value}
+            ),
             step,
         )
     architecture, _ = registry.find(job.architecture.name)

@@ -189,7 +189,11 @@ def _batch(now: Situation) -> Iterator[Change]:
     rest = {k: v for k, v in now.arguments.items() if k != "global_batch_size"}
     for other in (2 * batch, 4 * batch):
         name = f"batch size {other} per worker instead of {batch}"
-        yield Change(name, f"--batch-size {other}", {**rest, "batch_size": other})
+        changed = api.with_batch(rest, other, batch)
+        flags = f"--batch-size {other}"
+        if "one_device_batch_size" in changed:
+            flags += f" --one-device-batch-size {changed['one_device_batch_size']}"
+        yield Change(name, flags, changed)
 
 
 def _sync_why(now: Situation) -> str:

@@ -348,7 +348,8 @@ def _with_option(job: Job, name: str, value: Any) -> Job:
 
 def _with_batch(job: Job, given: Arguments, size: int) -> Job:
     """Return the job with another batch size per device."""
-    workload = api.workload_of({**given, "batch_size": size})
+    now = job.of_devices.workload.batch_size
+    workload = api.workload_of(api.with_batch(given, size, now))
     flat = job_facts.with_layers(msgspec.structs.replace(job.of_devices, workload=workload))
     return islands.changed(job, flat)
 

@@ -69,6 +69,12 @@ class CaseJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     device: str | None = None
     precision: str | None = None
     batch_size: int | None = None
+    sequence_length: int | None = None
+    activation_checkpointing: bool | None = None
+    accumulation: int | None = None
+    one_device_samples_per_s: float | str | None = None
+    one_device_step_s: float | None = None
+    one_device_batch_size: int | None = None
     one_worker_samples_per_s: float | None = None
     cluster: str | None = None
     bandwidth_bytes_per_s: float | None = None
@@ -76,6 +82,10 @@ class CaseJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     workers: int = 1
     arch: str = "ps"
     options: dict[str, Any] = {}
+    island_devices: int | str | None = None
+    island_steps: int | str | None = None
+    island_arch: str | None = None
+    island_options: dict[str, Any] = {}
     jitter: str | float | None = None
     stragglers: tuple[Straggler, ...] = ()
     start: Start | None = None
@@ -87,6 +97,9 @@ class CaseJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             for name in ("device", "batch_size"):
                 if getattr(self, name) is None:
                     raise InputError(f"one_worker_samples_per_s: needs {name}")
+            for name in ("one_device_samples_per_s", "one_device_step_s"):
+                if getattr(self, name) is not None:
+                    raise InputError(f"one_worker_samples_per_s and {name}: give one of them")
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -54,7 +54,8 @@ ARGUMENTS = {
     f"predict --model {'z' * 500}": f"unknown model '{'z' * 75}...{'z' * 25}' (known: {MODELS})",
     f"{JOB} --arch rnig":
         f"unknown architecture 'rnig'; did you mean 'ring'? (known: {ARCHITECTURES})",
-    f"{JOB} --device v1000": f"unknown device 'v1000'; did you mean 'v100'? (known: {DEVICES})",
+    f"{JOB} --device v1000": f"unknown device 'v1000'; did you mean 'v100'? (known: {DEVICES}); "
+        "with the measured speed of one device it may have any name",
     f"{JOB} --cluster ethernet-10gb":
         f"unknown cluster 'ethernet-10gb'; did you mean 'ethernet-10g'? (known: {CLUSTERS})",
     f"{JOB} --cluster=": f"unknown cluster '' (known: {CLUSTERS})",
@@ -186,9 +187,9 @@ CLUSTER_KEYS = (
 )
 JOB_KEYS = (
     "schema, model, workload, device, precision, batch_size, sequence_length, "
-    "activation_checkpointing, accumulation, cluster, bandwidth_bytes_per_s, latency_s, "
-    "workers, arch, options, island_devices, island_steps, island_arch, island_options, "
-    "jitter, stragglers, start, seed"
+    "activation_checkpointing, accumulation, one_device_samples_per_s, one_device_step_s, "
+    "one_device_batch_size, cluster, bandwidth_bytes_per_s, latency_s, workers, arch, options, "
+    "island_devices, island_steps, island_arch, island_options, jitter, stragglers, start, seed"
 )
 ONE_DEGREE = "a timing needs exactly one of: forward_s with backward_s, step_s, samples_per_s"
 
@@ -256,7 +257,6 @@ FILES = {
     "forward_only.json": f"timings[0]: {ONE_DEGREE}",
     "times_mixed.json":
         "timings[0]: forward_s and backward_s: give lists (per layer) or totals for both",
-    "timings_empty.json": "timings: at least one is needed, or layers with forward_flop",
     "layers_and_gradients.json":
         "a workload needs exactly one of: layers, gradients",
     "layers_nor_gradients.json":

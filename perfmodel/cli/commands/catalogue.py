@@ -32,20 +32,27 @@ def list_(kind: str | None) -> None:
     help="With --formula: an option of the architecture; repeatable.",
 )
 @click.option("--json", "as_json", is_flag=True, help="With --formula: print one JSON object.")
-def show(name: str, formula: bool, options: tuple[str, ...], as_json: bool) -> None:
+@click.option("--workload", is_flag=True, help="Print a model as a workload file, to edit.")
+def show(name: str, formula: bool, options: tuple[str, ...], as_json: bool, workload: bool) -> None:
     """Show an architecture, model, device or cluster: its figures, assumptions and sources.
 
     \b
     perfmodel show resnet50
+    perfmodel show resnet50 --workload > net.json
     perfmodel show ps --formula --option overlap=false
     """
     from perfmodel.cli.printing import catalogue, studies
 
+    if workload and formula:
+        raise InputError("--workload and --formula: give one of them")
     if not formula:
         for flag, given in (("--option", bool(options)), ("--json", as_json)):
             if given:
                 raise InputError(f"{flag}: needs --formula")
-        catalogue.show(name)
+        if workload:
+            catalogue.workload_file(name)
+        else:
+            catalogue.show(name)
         return
     from perfmodel.studies import formulas
 

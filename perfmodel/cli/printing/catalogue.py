@@ -76,6 +76,18 @@ def show(name: str) -> None:
     raise unknown_name("name", name, [n for names, _ in known for n in names])
 
 
+def workload_file(name: str) -> None:
+    """Print a model of the catalogue as a workload file.
+
+    Raises
+    ------
+    InputError : there is no such model.
+    """
+    from perfmodel.profiler.saving import dumped
+
+    click.echo(dumped(catalogue.model(name)), nl=False)
+
+
 def _show_architecture(name: str) -> None:
     out = new_console()
     architecture, preset = registry.find(name)
