@@ -90,8 +90,7 @@ def make_job(
     sequence_length : tokens per sample, for language models with given dimensions.
     activation_checkpointing : whether blocks keep only their inputs and recompute the rest.
     accumulation : forward and backward passes per update, which share a worker's batch; default 1.
-    cluster : an object, a file, or a name in the catalogue; defaults to the device's default
-        cluster, if its file names one.
+    cluster : an object, a file, or a name in the catalogue; by default the device's, if it has one.
     bandwidth_bytes_per_s, latency_s : override the bandwidth and latency of every node's link.
     arch, options : name of the architecture, and its options by name.
     island_devices : devices that form one worker (an island), or ``"8+8+4"`` for unequal islands;
@@ -112,13 +111,15 @@ def make_job(
     resolved = _workload(model, workload, device, precision, passes)
     architecture, preset = registry.find(arch)
     asked = {**preset, **_options(arch, preset, options or {})}
-    chosen = registry.read_options(architecture, asked)
-    place, chosen_place = _place(cluster, resolved.device)
-    where, of_cluster = _cluster(place, bandwidth_bytes_per_s, latency_s, chosen.server_count > 0)
+    base, chosen_place = _place(cluster, resolved.device)
+    chosen = registry.read_options(architecture, asked, base)
+    servers = None if base is cluster else chosen.server_count > 0
+    where, of_cluster = _cluster(base, bandwidth_bytes_per_s, latency_s, servers)
     spread, of_jitter = _jitter(jitter, resolved)
     assumed = (*resolved.assumptions, *chosen_place, *of_cluster)
     start, of_start = start_of(start, chosen)
-    of_options = _defaults(architecture.name, chosen, asked, resolved)
+    of_options = registry.by_cluster(architecture, asked, base)
+    of_options += _defaults(architecture.name, chosen, asked, resolved)
     job = Job(
         workload=resolved,
         cluster=where,
@@ -147,14 +148,15 @@ def arguments_given(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def _place(
     given: Cluster | str | Path | None, device: str
-) -> tuple[Cluster | str | Path, list[Assumption]]:
+) -> tuple[Cluster, list[Assumption]]:
     """Return the given cluster, or the device's default and an assumption that says so."""
     if given is not None:
-        return given, []
+        return given if isinstance(given, Cluster) else catalogue.cluster_or_file(given), []
     own = catalogue.default_cluster_of(device)
     name = catalogue.DEFAULT_CLUSTER if own is None else own
     why = "default" if own is None else f"default for {device}"
-    return name, [Assumption("cluster", catalogue.cluster(name).name, "", why)]
+    base = catalogue.cluster(name)
+    return base, [Assumption("cluster", base.name, "", why)]
 
 
 def start_of(given: Start | None, chosen: Options) -> tuple[Start, list[Assumption]]:
@@ -182,7 +184,7 @@ def _with_islands(
     name = INSIDE if arch is None else arch
     if max(sizes) == steps.most == 1:
         if arch is not None or options:  # only a check: loading an architecture takes milliseconds
-            registry.read_options(registry.find(name)[0], options or {})
+            registry.read_options(registry.find(name)[0], options or {}, job.cluster)
         return job
     from perfmodel.predicting import islands
 
@@ -387,16 +389,17 @@ def _jitter(
 
 
 def _cluster(
-    cluster: Cluster | str | Path,
+    base: Cluster,
     bandwidth_bytes_per_s: float | None,
     latency_s: float | None,
-    servers: bool,
+    servers: bool | None,
 ) -> tuple[Cluster, list[Assumption]]:
-    """Return the cluster with the given link changes, and the assumptions taken from its file."""
-    if isinstance(cluster, Cluster):
-        base, notes = cluster, []
-    else:
-        base = catalogue.cluster_or_file(cluster)
+    """Return the cluster with the given link changes, and the assumptions taken from its file.
+
+    ``servers`` says whether the job has servers; None for a cluster that is not from a file.
+    """
+    notes = []
+    if servers is not None:
         notes = _of_file(base, bandwidth_bytes_per_s, latency_s, servers)
     if bandwidth_bytes_per_s is None and latency_s is None:
         return base, notes
@@ -416,7 +419,7 @@ def _cluster(
     )
     if base.collectives:
         why = "the measured ones are for another bandwidth or latency"
-        notes = [*notes, Assumption("collectives", "closed forms", "", why)]
+        notes.append(Assumption("collectives", "closed forms", "", why))
     changes: dict[str, Any] = {"nic": changed(base.nic), "overrides": overrides, "collectives": ()}
     if base.server.nic is not None:
         nic = changed(base.server.nic)
