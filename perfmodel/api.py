@@ -19,7 +19,7 @@ from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.islands import ONE_STEP, read_devices, read_steps
 from perfmodel.inputs.job import Jitter, Job, Start, Straggler
-from perfmodel.inputs.job_cluster import LinkChange, cluster_of
+from perfmodel.inputs.job_cluster import LinkChange, cluster_of, named_cluster
 from perfmodel.inputs.one_device import OneDevice, at_speed, read_one_device
 from perfmodel.inputs.options import Options, described
 from perfmodel.inputs.profile import Profile
@@ -103,8 +103,7 @@ def make_job(
     one_device_samples_per_s, one_device_step_s : measured speed of one device in this job (also
         ``"12000 tokens/s"``), or its seconds per update: all compute times are scaled to it.
     one_device_batch_size : samples per update in that measurement; default: the job's.
-    cluster : an object, a file, or a name in the catalogue; defaults to the device's default
-        cluster, if its file names one.
+    cluster : an object, a file, or a name in the catalogue; by default the device's, if it has one.
     bandwidth_bytes_per_s, latency_s : override the bandwidth and latency of every node's link.
     arch, options : name of the architecture, and its options by name.
     island_devices : devices that form one worker (an island), or ``"8+8+4"`` for unequal islands;
@@ -122,14 +121,17 @@ def make_job(
     stragglers = tuple(stragglers)
     given = arguments_given(locals())
     resolved = workload_of(given)
-    architecture, asked, chosen = _architecture(arch, options or {})
+    base, of_place = named_cluster(cluster, resolved.device)
+    architecture, asked, chosen = _architecture(arch, options or {}, base)
+    servers = None if base is cluster else chosen.server_count > 0
     links = LinkChange(bandwidth_bytes_per_s, latency_s)
-    where, of_place = cluster_of(cluster, links, resolved, servers=chosen.server_count > 0)
+    where, of_cluster = cluster_of(base, links, resolved, servers)
     chosen, of_choice = _adapted(chosen, asked, where, workers)
     spread, of_jitter = _jitter(jitter, resolved)
     start, of_start = start_of(start, chosen)
+    of_options = [*of_choice, *registry.by_cluster(architecture, asked, base)]
     known = {*asked, *(row.name for row in of_choice)}
-    of_options = _defaults(architecture.name, chosen, known, resolved)
+    of_options += _defaults(architecture.name, chosen, known, resolved)
     job = Job(
         workload=resolved,
         cluster=where,
@@ -140,7 +142,7 @@ def make_job(
         jitter=spread,
         stragglers=stragglers,
         seed=seed,
-        assumptions=(*resolved.assumptions, *of_place, *of_choice, *of_options, *of_start, *of_jitter),
+        assumptions=(*resolved.assumptions, *of_place, *of_cluster, *of_options, *of_start, *of_jitter),
     )
     whole = _with_islands(job, island_devices, island_steps, island_arch, island_options)
     return msgspec.structs.replace(whole, given=given)
@@ -181,7 +183,7 @@ def _with_islands(
     name = INSIDE if arch is None else arch
     if max(sizes) == steps.most == 1:
         if arch is not None or options:  # only a check: loading an architecture takes milliseconds
-            registry.read_options(registry.find(name)[0], options or {})
+            registry.read_options(registry.find(name)[0], options or {}, job.cluster)
         return job
     from perfmodel.predicting import islands
 
@@ -288,12 +290,12 @@ def _as_needed(
 
 
 def _architecture(
-    arch: str, options: Mapping[str, Any]
+    arch: str, options: Mapping[str, Any], cluster: Cluster
 ) -> tuple[Architecture, dict[str, Any], Options]:
     """Return an architecture, the options that its name implies or that are given, and all."""
     architecture, preset = registry.find(arch)
     asked = {**preset, **_options(arch, preset, options)}
-    return architecture, asked, registry.read_options(architecture, asked)
+    return architecture, asked, registry.read_options(architecture, asked, cluster)
 
 
 def _options(arch: str, preset: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -21,7 +21,8 @@ def reference(architectures: Iterable[Architecture]) -> str:
 def _section(one: Architecture) -> str:
     lines = [f"## {one.name}", "", f"{one.title[0].upper()}{one.title[1:]}.", ""]
     for alias, options in one.aliases.items():
-        lines += [f"- `{alias}` is short for {_set(options)}."]
+        short = f"is short for {_set(options)}" if options else "is another name"
+        lines += [f"- `{alias}` {short}."]
     lines += [""] * bool(one.aliases)
     lines += ["| option | values | default | unit | meaning |", "|---|---|---|---|---|"]
     lines += [_row(each) for each in described(one.options)]
@@ -36,7 +37,8 @@ def _set(options: Mapping[str, Any]) -> str:
 def _row(each: Described) -> str:
     default = str(each.default).lower() if isinstance(each.default, bool) else each.default
     text = each.about.help if each.about.formulas else f"{each.about.help} (simulated only)"
-    return f"| `{each.name}` | {_values(each.type)} | {default} | {each.unit} | {text} |"
+    values = ", ".join([_values(each.type), *(f"`{word}`" for word in each.about.by_cluster)])
+    return f"| `{each.name}` | {values} | {default} | {each.unit} | {text} |"
 
 
 def _values(kind: Any) -> str:

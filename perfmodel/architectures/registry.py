@@ -16,11 +16,60 @@ import msgspec
 
 from perfmodel import architectures
 from perfmodel.architectures.base import Architecture, Coarse, architecture_of, load
-from perfmodel.base.errors import InputError, nearest, unknown_name
+from perfmodel.base.errors import InputError, nearest, spelling, unknown_name
 from perfmodel.base.files import ready
+from perfmodel.base.provenance import Assumption
 from perfmodel.base.units import parse
+from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
-from perfmodel.inputs.options import Options, described
+from perfmodel.inputs.options import Described, Options, described
+
+FSDP = "choose --arch fsdp with --option stage=1, 2 or 3 (for short: zero1, zero2, zero3)"
+MODEL_PARALLEL = (
+    "splits a model over devices, which is not modelled; the architectures are data parallel: each "
+    "worker trains a whole model (perfmodel list architectures)"
+)
+
+ADVICE: Mapping[str, str] = {
+    **dict.fromkeys(("zero", "sdp", "sharded"), FSDP),
+    "deepspeed": f"{FSDP}, or allreduce without ZeRO (stage 0)",
+    "zero0": "without sharding, choose --arch allreduce",
+    **dict.fromkeys(
+        ("dp", "data_parallel"),
+        "choose --arch ddp (DistributedDataParallel); DataParallel of PyTorch, a single process "
+        "that copies the model in each step, is not modelled",
+    ),
+    **dict.fromkeys(
+        ("pytorch", "torch", "torchrun"),
+        "choose --arch ddp (DistributedDataParallel) or fsdp (FullyShardedDataParallel)",
+    ),
+    **dict.fromkeys(
+        ("tensorflow", "tf"),
+        "choose --arch allreduce (MultiWorkerMirroredStrategy, MirroredStrategy), or asp with "
+        "--servers (ParameterServerStrategy)",
+    ),
+    "mirrored_strategy": "choose --arch allreduce",
+    "multi_worker_mirrored_strategy": "choose --arch allreduce",
+    "parameter_server_strategy": "choose --arch asp with --servers, their number",
+    "byteps": "choose --arch ps with --servers, their number (usually one for each node of "
+    "workers), and --option local_aggregation=true, transmission=priority and "
+    "partition_bytes=4096000; where servers run is server.placement of the cluster file (colocated "
+    "or dedicated)",
+    **dict.fromkeys(("sync", "synchronous"), "choose --arch allreduce, or bsp with --servers"),
+    **dict.fromkeys(("async", "asynchronous"), "choose --arch asp with --servers, their number"),
+    **dict.fromkeys(
+        ("nccl", "gloo", "mpi", "collective", "collectives"),
+        "a library of collectives serves several architectures: choose --arch ddp, horovod or fsdp",
+    ),
+    **dict.fromkeys(
+        ("fedavg", "federated"), "choose --arch local_sgd with --option period, its local steps"
+    ),
+    **dict.fromkeys(
+        ("megatron", "tensor_parallel", "tp", "pipeline", "pipeline_parallel", "pp", "gpipe"),
+        MODEL_PARALLEL,
+    ),
+}
+"""What to choose for names that could mean several architectures, or need options, or mean none."""
 
 SHARED = frozenset({"base", "parts", "reference", "registry"})
 """Modules of this folder that are not architectures."""
@@ -64,17 +113,45 @@ def find(name: str) -> tuple[Architecture, Mapping[str, Any]]:
     ------
     InputError : no architecture has that name.
     """
-    known = list(names())
-    if name in known:
-        return load(name), {}
-    aliases = {alias: a for a in all_architectures() for alias in a.aliases}
-    if name in aliases:
-        return aliases[name], aliases[name].aliases[name]
-    raise unknown_name("architecture", name, [*known, *aliases])
+    known = {spelling(each): each for each in names()}
+    asked = spelling(name)
+    if asked in known:
+        return load(known[asked]), {}
+    presets = {alias: (a, a.aliases[alias]) for a in all_architectures() for alias in a.aliases}
+    for alias, preset in presets.items():
+        if spelling(alias) == asked:
+            return preset
+    for other, advice in ADVICE.items():
+        if spelling(other) == asked:
+            raise InputError(f"unknown architecture {name!r}: {advice}")
+    raise unknown_name("architecture", name, [*known.values(), *presets])
 
 
-def read_options(architecture: Architecture, given: Mapping[str, Any]) -> Options:
+def knows(name: str) -> bool:
+    """Return whether :func:`find` has something to say about a name: what it is, or what to
+    choose."""
+    aliases = (alias for a in all_architectures() for alias in a.aliases)
+    return spelling(name) in map(spelling, (*names(), *aliases, *ADVICE))
+
+
+def by_cluster(
+    architecture: Architecture, given: Mapping[str, Any], cluster: Cluster
+) -> list[Assumption]:
+    """Return an assumption for each option whose value is a word for a value of the cluster."""
+    return [
+        Assumption(each.name, getattr(cluster, field), each.unit, f"cluster {cluster.name}")
+        for each in described(architecture.options)
+        if (field := each.about.by_cluster.get(str(given.get(each.name)))) is not None
+    ]
+
+
+def read_options(
+    architecture: Architecture, given: Mapping[str, Any], cluster: Cluster | None = None
+) -> Options:
     """Make an architecture's options from names and values; parse text by the field's type.
+
+    Words that stand for a value of the ``cluster`` (:class:`perfmodel.inputs.options.Option`) need
+    one.
 
     Raises
     ------
@@ -90,6 +167,8 @@ def read_options(architecture: Architecture, given: Mapping[str, Any]) -> Option
                 f"option {name!r} does not apply to {architecture.name}{suggestion} "
                 f"(it has: {', '.join(fields)})"
             )
+        if cluster is not None and str(value) in fields[name].about.by_cluster:
+            value = getattr(cluster, fields[name].about.by_cluster[str(value)])
         unit = fields[name].unit
         if value == "inf" and fields[name].type is float:
             value = math.inf
@@ -104,13 +183,17 @@ def read_options(architecture: Architecture, given: Mapping[str, Any]) -> Option
         if name not in fields:  # raised by the options' own check, whose message names the option
             raise InputError(text) from None
         raise InputError(
-            f"option {name} of {architecture.name}: expected {_expected(fields[name].type)}, "
+            f"option {name} of {architecture.name}: expected {_expected(fields[name])}, "
             f"got {values[name]!r}{_suggested(fields[name].type, values[name])}"
         ) from None
 
 
-def _expected(kind: Any) -> str:
-    """Describe the values that an option of this type can take, for an error message."""
+def _expected(option: Described) -> str:
+    """Describe the values that an option can take, for an error message."""
+    return " or ".join([_expected_type(option.type), *option.about.by_cluster])
+
+
+def _expected_type(kind: Any) -> str:
     info = msgspec.inspect.type_info(kind)
     if isinstance(info, msgspec.inspect.LiteralType):
         return f"one of {', '.join(map(str, info.values))}"

@@ -86,6 +86,15 @@ def nearest(given: str, allowed: Iterable[str]) -> str | None:
     return names[folded[0]] if folded else None
 
 
+def spelling(name: str) -> str:
+    """Return a name without the differences that people do not mean: case, hyphens, underscores.
+
+    >>> spelling("All-Reduce") == spelling("all_reduce") == spelling("allreduce")
+    True
+    """
+    return re.sub(r"[-_ ]", "", name).lower()
+
+
 def unknown_name(what: str, given: str, allowed: Iterable[str]) -> InputError:
     """Return the error for an unknown name; it lists the known names and suggests the nearest."""
     choices = sorted(allowed)

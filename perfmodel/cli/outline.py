@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from perfmodel.base.errors import spelling
+
 PACKAGE = __name__.partition(".")[0]
 ROOT = Path(__file__).parents[1]
 
@@ -42,7 +44,8 @@ def architectures() -> dict[str, str]:
 
 def options(architecture: str) -> list[Described]:
     """The options of an architecture, by its name or an alias; none where none has that name."""
-    module = architectures().get(architecture)
+    named = {spelling(name): module for name, module in architectures().items()}
+    module = named.get(spelling(architecture))
     if module is None:
         return []
     return list(_fields(f"architectures.{module}", "Options"))
@@ -92,6 +95,12 @@ def _fields(module: str, name: str) -> Iterator[Described]:
             yield Described(field.target.id, words, text)
 
 
+def _by_cluster(option: ast.Call) -> tuple[str, ...]:
+    """The words of an option that stand for values of a job's cluster."""
+    given = (ast.literal_eval(k.value) for k in option.keywords if k.arg == "by_cluster")
+    return tuple(word for words in given for word in words)
+
+
 def _annotation(module: str, node: ast.AST | None) -> tuple[tuple[str, ...], str]:
     """The words that an option may be, and its meaning, from its annotation."""
     if isinstance(node, ast.Name):
@@ -103,5 +112,6 @@ def _annotation(module: str, node: ast.AST | None) -> tuple[tuple[str, ...], str
         if node.value.id == "Literal":
             return tuple(str(p.value) for p in parts if isinstance(p, ast.Constant)), ""
         if node.value.id == "Annotated" and isinstance(parts[1], ast.Call):
-            return _annotation(module, parts[0])[0], str(ast.literal_eval(parts[1].args[0]))
+            words = _annotation(module, parts[0])[0] + _by_cluster(parts[1])
+            return words, str(ast.literal_eval(parts[1].args[0]))
     return (), ""

@@ -315,17 +315,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class JobFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Contents of a job file (schema ``perfmodel.job/1``): the arguments of a job, by name.
+class JobKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The arguments of a job, by name, as files give them; those left out take their defaults.
 
     ``model`` is a model of the catalogue, ``workload`` a workload file; ``cluster`` is a name or a
-    file. File paths are relative to the job file. ``jitter`` is a number or text such as
-    "lognormal:0.1", ``one_device_samples_per_s`` a number or text such as "12000 tokens/s",
+    file. File paths are relative to the file that gives them. ``jitter`` is a number or text such
+    as "lognormal:0.1", ``one_device_samples_per_s`` a number or text such as "12000 tokens/s",
     ``options`` are those of the architecture, and ``island_...`` are as in
-    :func:`perfmodel.make_job`. Fields left out take their defaults.
+    :func:`perfmodel.make_job`.
     """
 
-    schema: Literal["perfmodel.job/1"] = "perfmodel.job/1"
     model: str | None = None
     workload: str | None = None
     device: str | None = None
@@ -352,6 +351,28 @@ class JobFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     start: Start | None = None
     seed: int | None = None
 
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of :func:`perfmodel.make_job`; keys left out are absent.
+
+        Raises
+        ------
+        InputError : ``jitter`` cannot be read.
+        """
+        values = {
+            name: getattr(self, name)
+            for name in JobKeys.__struct_fields__
+            if getattr(self, name) not in (None, (), {})
+        }
+        if self.jitter is not None:
+            values["jitter"] = Jitter.parse(str(self.jitter))
+        return values
+
+
+class JobFile(JobKeys, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Contents of a job file (schema ``perfmodel.job/1``)."""
+
+    schema: Literal["perfmodel.job/1"] = "perfmodel.job/1"
+
 
 def read_job(path: str | Path) -> dict[str, Any]:
     """Read a job file as arguments for :func:`perfmodel.make_job`; fields left out are absent.
@@ -361,17 +382,11 @@ def read_job(path: str | Path) -> dict[str, Any]:
     InputError : see :func:`perfmodel.base.files.read`; or ``jitter`` cannot be read.
     """
     path = Path(path)
-    found = files.read(path, JobFile, SCHEMA)
-    values = {
-        name: getattr(found, name)
-        for name in found.__struct_fields__
-        if name != "schema" and getattr(found, name) not in (None, (), {})
-    }
-    if found.jitter is not None:
-        try:
-            values["jitter"] = Jitter.parse(str(found.jitter))
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from None
+    given = files.read(path, JobFile, SCHEMA)
+    try:
+        values = given.arguments()
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
     for name in ("workload", "cluster"):
         if name in values and files.looks_like_path(values[name]):
             values[name] = path.parent / values[name]

@@ -36,44 +36,46 @@ class LinkChange(NamedTuple):
         return msgspec.structs.replace(link, **changes)
 
 
-def cluster_of(
-    given: Cluster | str | Path | None, links: LinkChange, workload: Workload, *, servers: bool
+def named_cluster(
+    given: Cluster | str | Path | None, device: str
 ) -> tuple[Cluster, list[Assumption]]:
-    """Return the cluster of a job, and the assumptions about it.
-
-    Parameters
-    ----------
-    given : a cluster, its file, or its name in the catalogue; None for the default of the
-        workload's device.
-    servers : whether the job has servers, whose costs are assumptions then.
+    """Return a cluster, given itself, by its file or by its name in the catalogue; without any, the
+    device's default, and an assumption that says so.
 
     Raises
     ------
-    InputError : there is no such cluster, or a link's value is out of range.
+    InputError : there is no such cluster.
     """
-    place, notes = _place(given, workload.device)
-    base = place if isinstance(place, Cluster) else catalogue.cluster_or_file(place)
+    if given is not None:
+        return given if isinstance(given, Cluster) else catalogue.cluster_or_file(given), []
+    named = catalogue.default_cluster_of(device)
+    cluster = catalogue.cluster(catalogue.DEFAULT_CLUSTER if named is None else named)
+    why = "default" if named is None else f"default for {device}"
+    return cluster, [Assumption("cluster", cluster.name, "", why)]
+
+
+def cluster_of(
+    base: Cluster, links: LinkChange, workload: Workload, servers: bool | None
+) -> tuple[Cluster, list[Assumption]]:
+    """Return the cluster of a job, changed and with the usual losses, and the assumptions about it.
+
+    Parameters
+    ----------
+    servers : whether the job has servers, whose costs are assumptions then; None if ``base`` is not
+        from a file, so that its values are not assumptions.
+
+    Raises
+    ------
+    InputError : a link's value is out of range.
+    """
     changed, of_links = _with_links(base, links)
     known = workload.device in catalogue.device_names()
     device = catalogue.device(workload.device) if known else None
     lossy, of_losses = usual_losses.with_losses(
         changed, device, among_several=workload.among_several
     )
-    if not isinstance(place, Cluster):
-        notes += _of_file(lossy, links, servers)
-    return lossy, [*notes, *of_links, *of_losses]
-
-
-def _place(
-    given: Cluster | str | Path | None, device: str
-) -> tuple[Cluster | str | Path, list[Assumption]]:
-    """Return the given cluster, or the device's default and an assumption that says so."""
-    if given is not None:
-        return given, []
-    named = catalogue.default_cluster_of(device)
-    name = catalogue.DEFAULT_CLUSTER if named is None else named
-    why = "default" if named is None else f"default for {device}"
-    return name, [Assumption("cluster", catalogue.cluster(name).name, "", why)]
+    of_file = [] if servers is None else _of_file(lossy, links, servers)
+    return lossy, [*of_file, *of_links, *of_losses]
 
 
 def _with_links(base: Cluster, links: LinkChange) -> tuple[Cluster, list[Assumption]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Protocol, Self
 
 import msgspec
@@ -23,12 +23,14 @@ class Option(msgspec.Struct, frozen=True):
     no_effect : whether it has no effect, given all options; None if it always has one.
     formulas : whether the coarse model supports values other than the default.
     needs : the field of the workload that must be above 0 for it to have an effect; "" if none.
+    by_cluster : words that stand for a value of the job's cluster, each with its field.
     """
 
     help: str
     no_effect: Callable[[Any], bool] | None = None
     formulas: bool = True
     needs: str = ""
+    by_cluster: Mapping[str, str] = {}
 
 
 class Described(msgspec.Struct, frozen=True):

@@ -61,7 +61,7 @@ def joined(
         cluster; an option does not belong to the architecture.
     """
     architecture, preset = registry.find(arch)
-    options = registry.read_options(architecture, {**preset, **given})
+    options = registry.read_options(architecture, {**preset, **given}, flat.cluster)
     return _among(flat, devices, architecture, options, steps, island_of)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,8 +14,10 @@ from perfmodel.base.errors import InputError, number, unknown_name
 from perfmodel.base.provenance import Source
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import Cluster
-from perfmodel.inputs.job import Jitter, Job, Start, Straggler
+from perfmodel.inputs.decoder_layers import at_length, with_layers
+from perfmodel.inputs.job import Job, JobKeys
 from perfmodel.inputs.profile import Profile, Timing
+from perfmodel.inputs.workload import Workload
 from perfmodel.measuring.training.run import MeasuredRun, read_run
 
 SCHEMA = "perfmodel.cases/1"
@@ -56,40 +59,16 @@ class MeasuredValues(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             )
 
 
-class CaseJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CaseJob(JobKeys, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The job of a case: as in a job file, plus the measured speed of a single worker.
 
     ``workload`` and ``cluster`` may also name entries of the cases file. With
-    ``one_worker_samples_per_s`` the model's times are scaled to that throughput, measured without
-    communication at the job's batch size on its ``device``.
+    ``one_worker_samples_per_s`` the step of one worker takes as long as measured without
+    communication, at the job's batch size on its ``device``; the measured step includes all of its
+    ``accumulation`` passes and the recomputation of ``activation_checkpointing``.
     """
 
-    model: str | None = None
-    workload: str | None = None
-    device: str | None = None
-    precision: str | None = None
-    batch_size: int | None = None
-    sequence_length: int | None = None
-    activation_checkpointing: bool | None = None
-    accumulation: int | None = None
-    one_device_samples_per_s: float | str | None = None
-    one_device_step_s: float | None = None
-    one_device_batch_size: int | None = None
     one_worker_samples_per_s: float | None = None
-    cluster: str | None = None
-    bandwidth_bytes_per_s: float | None = None
-    latency_s: float | None = None
-    workers: int = 1
-    arch: str = "ps"
-    options: dict[str, Any] = {}
-    island_devices: int | str | None = None
-    island_steps: int | str | None = None
-    island_arch: str | None = None
-    island_options: dict[str, Any] = {}
-    jitter: str | float | None = None
-    stragglers: tuple[Straggler, ...] = ()
-    start: Start | None = None
-    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.one_worker_samples_per_s is not None:
@@ -229,24 +208,17 @@ def _ready(found: Cases, folder: Path, name: str) -> list[MeasuredJob]:
 
 
 def _arguments(case: Case, found: Cases, folder: Path) -> dict[str, Any]:
-    job = case.job
-    given = {
-        name: getattr(job, name)
-        for name in job.__struct_fields__
-        if getattr(job, name) not in (None, (), {})
-    }
-    if job.jitter is not None:
-        given["jitter"] = Jitter.parse(str(job.jitter))
+    given = case.job.arguments()
     if "workload" in given:
         given["workload"] = _own("workload", given["workload"], found.workloads, folder)
     if "cluster" in given and given["cluster"] not in catalogue.cluster_names():
         given["cluster"] = _own("cluster", given["cluster"], found.clusters, folder)
-    alone = given.pop("one_worker_samples_per_s", None)
-    if alone is not None:
+    if case.job.one_worker_samples_per_s is not None:
         named = given.pop("model", None) or given.get("workload")
         if named is None:
             raise InputError("one_worker_samples_per_s: needs model or workload")
         given["workload"] = _timed(named, case, found)
+        given["workload"] = _as_measured(case.job, given)
     return given
 
 
@@ -265,12 +237,29 @@ def _timed(named: str | Path | Profile, case: Case, found: Cases) -> Profile:
     job = case.job
     timing = Timing(
         device=str(job.device),
-        batch_size=int(job.batch_size or 0),
+        batch_size=max(1, int(job.batch_size or 0) // max(1, job.accumulation or 1)),
         precision=job.precision or "float32",
         samples_per_s=job.one_worker_samples_per_s,
         source=case.source or found.source,
     )
+    profile = at_length(profile, job.sequence_length)
+    if not profile.layers:
+        profile = with_layers(profile, timing.precision)
     return msgspec.structs.replace(profile, timings=(timing,))
+
+
+def _as_measured(job: CaseJob, given: dict[str, Any]) -> Profile | Workload:
+    """Return the workload of a case whose step takes as long as measured with one worker.
+
+    The timing does not contain what the job adds to it, such as recomputation, but the measured
+    step does.
+    """
+    resolved = api.workload_of(given)
+    measured_s = resolved.batch_size / float(job.one_worker_samples_per_s or math.nan)
+    if math.isclose(resolved.compute_s, measured_s, rel_tol=1e-9):
+        profile: Profile = given["workload"]
+        return profile
+    return resolved.scaled("compute_s", measured_s / resolved.compute_s)
 
 
 __all__ = [

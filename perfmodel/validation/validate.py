@@ -224,7 +224,7 @@ def validate(
 
 def _outcome(case: MeasuredJob, prediction: Prediction) -> CaseScores:
     measured = case.measured
-    samples = case.job.workers * case.job.workload.batch_size
+    samples = case.job.global_batch_size
     pairs = {
         "step_s": (prediction.iteration_s, measured.step_s),
         "samples_per_s": (prediction.throughput_samples_per_s, measured.samples_per_s),

@@ -186,10 +186,11 @@ CLUSTER_KEYS = (
     "handover, queue_bytes, flow_bytes_per_s, sites, site_links, calibration, source"
 )
 JOB_KEYS = (
-    "schema, model, workload, device, precision, batch_size, sequence_length, "
+    "model, workload, device, precision, batch_size, sequence_length, "
     "activation_checkpointing, accumulation, one_device_samples_per_s, one_device_step_s, "
     "one_device_batch_size, cluster, bandwidth_bytes_per_s, latency_s, workers, arch, options, "
-    "island_devices, island_steps, island_arch, island_options, jitter, stragglers, start, seed"
+    "island_devices, island_steps, island_arch, island_options, jitter, stragglers, start, seed, "
+    "schema"
 )
 ONE_DEGREE = "a timing needs exactly one of: forward_s with backward_s, step_s, samples_per_s"
 

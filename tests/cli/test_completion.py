@@ -41,8 +41,11 @@ def completed(line: str) -> list[str]:
         ("predict --device h100-p", ["h100-pcie"]),
         ("predict --arch zer", ["zero1", "zero2", "zero3"]),
         ("predict --arch=zer", ["zero1", "zero2", "zero3"]),
-        ("sweep --arch ring,p", ["ring,p2p", "ring,ps"]),
-        ("sweep --workers 2,4,8 --arch ring,p", ["ring,p2p", "ring,ps"]),
+        ("predict --arch h", ["hierarchical_allreduce", "horovod", "hsdp", "hybrid_shard"]),
+        ("predict --arch All-Reduce --option buck", ["bucketing=", "bucket_cap_bytes="]),
+        ("predict --arch hsdp --option shard_group=", ["shard_group=node"]),
+        ("sweep --arch ring,p2", ["ring,p2p"]),
+        ("sweep --workers 2,4,8 --arch ring,p2", ["ring,p2p"]),
         ("explain --against go", ["gosgd"]),
         ("predict --island-arch loc", ["local_sgd"]),
         ("predict --cluster office/a", ["office/a<file>"]),
@@ -108,7 +111,7 @@ def test_options_read_as_text_are_those_of_the_architecture(name: str) -> None:
         assert found[each.name].help == each.about.help
         words = get_args(each.type) if get_origin(each.type) is Literal else ()
         expected = ("true", "false") if each.type is bool else tuple(map(str, words))
-        assert found[each.name].words == expected
+        assert found[each.name].words == expected + tuple(each.about.by_cluster)
 
 
 def test_options_of_what_is_no_architecture_are_none() -> None:

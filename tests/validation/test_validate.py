@@ -11,8 +11,9 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from perfmodel import InputError, Source, predict
+from perfmodel import InputError, Job, Source, make_job, predict
 from perfmodel.cli import cli, main
+from perfmodel.inputs.job import JobFile, read_job
 from perfmodel.measuring.training.run import MeasuredRun, RunResults
 from perfmodel.validation import read_cases, shipped_cases, summarise, validate
 from perfmodel.validation.cases import of_run
@@ -177,6 +178,93 @@ def test_a_case_only_needs_the_throughput_of_one_worker(tmp_path: Path) -> None:
     assert case.job.workload.device == "ours"
     assert predict(case.job).iteration_s == pytest.approx(4.0)
     assert len(case.job.workload.layers) > 50
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        'model = "gpt2-small", accumulation = 2',
+        'model = "gpt2-small", activation_checkpointing = true',
+        'model = "gpt2-small", sequence_length = 512',
+        'model = "gpt2-small", accumulation = 4, activation_checkpointing = true, '
+        "sequence_length = 256",
+        'model = "gpt2-medium"',  # no layer is recorded in its file
+    ],
+)
+def test_the_measured_step_of_one_worker_includes_all_that_the_job_does(
+    tmp_path: Path, more: str
+) -> None:
+    text = FILE.replace(
+        'job = { workload = "net", cluster = "lab", arch = "ring" }',
+        'job = { device = "ours", batch_size = 8, cluster = "lab", arch = "ring", '
+        f"one_worker_samples_per_s = 2.0, {more} }}",
+    )
+    job = read_cases(written(tmp_path, text))[0].job
+    assert predict(job).iteration_s == pytest.approx(4.0)
+    assert job.workload.batch_size == 8
+
+
+# -- keys of jobs ----------------------------------------------------------------------------------
+
+
+KEYS: dict[str, Any] = {
+    "device": "a100",
+    "precision": "mixed",
+    "batch_size": 16,
+    "sequence_length": 256,
+    "activation_checkpointing": True,
+    "accumulation": 2,
+    "cluster": "dgx-a100",
+    "bandwidth_bytes_per_s": "10Gbps",
+    "latency_s": "30us",
+    "workers": 3,
+    "arch": "local_sgd",
+    "options": {"period": 10},
+    "island_devices": 8,
+    "island_steps": 2,
+    "island_arch": "fsdp",
+    "island_options": {"stage": 2},
+    "jitter": "gamma:0.1",
+    "stragglers": [{"worker": 1, "factor": 1.5}],
+    "start": "together",
+    "seed": 7,
+}
+"""A value other than the default for each key of a job, besides its model or workload."""
+
+
+def of_case(folder: Path, job: dict[str, Any]) -> Job:
+    """The job of the only case of a file."""
+    case = {"name": "c", "job": job, "measured": {"step_s": 1.0}}
+    source = {"kind": "measured", "text": "made for a test"}
+    content = {"schema": "perfmodel.cases/1", "name": "n", "source": source, "cases": [case]}
+    return read_cases(written(folder, json.dumps(content), "cases.json"))[0].job
+
+
+def test_cases_take_every_key_of_job_files(tmp_path: Path) -> None:
+    """A key that job files get later needs a value here, and is then a key of cases as well."""
+    assert set(KEYS) == set(JobFile.__struct_fields__) - {"schema", "model", "workload"}
+    job = {"model": "gpt2-small", **KEYS}
+    alone = written(tmp_path, json.dumps({"schema": "perfmodel.job/1", **job}), "job.json")
+    expected = make_job(**read_job(alone))
+    assert of_case(tmp_path, job) == expected
+    assert of_case(tmp_path, job | {"accumulation": 1}) != expected  # canary
+
+
+def test_passes_of_a_case_by_hand(tmp_path: Path) -> None:
+    """Two passes of four samples, 3 s each; measured in 5 s."""
+    text = FILE.replace('arch = "ring" }', 'arch = "ring", batch_size = 8, accumulation = 2 }', 1)
+    text = text.replace("step_s = 2.5", "step_s = 5.0")
+    answer = validate(read_cases(written(tmp_path, text))[:1])
+    assert answer.outcomes[0].scores["step_s"].error == pytest.approx(0.2)
+
+
+def test_throughput_of_unequal_islands_counts_all_their_samples(tmp_path: Path) -> None:
+    """Islands of two devices and of one: 12 samples in a step, so 2 s are 6 samples/s."""
+    text = FILE.replace(
+        'arch = "ring" }', 'arch = "ring", workers = 2, island_devices = "2+1" }', 1
+    ).replace("step_s = 2.5, idle_fraction = 0.25", "step_s = 2.0")
+    scores = validate(read_cases(written(tmp_path, text))[:1]).outcomes[0].scores
+    assert scores["samples_per_s"].measured == pytest.approx(6.0)
 
 
 def test_a_run_is_a_case() -> None:

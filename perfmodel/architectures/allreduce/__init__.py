@@ -88,7 +88,15 @@ ARCHITECTURE = Architecture(
     "Li et al., PVLDB 13(12), 2020, doi 10.14778/3415478.3415530; "
     "Shi, Chu, Li, INFOCOM 2019, doi 10.1109/INFOCOM.2019.8737367; "
     "Peng et al. (ByteScheduler), SOSP 2019, doi 10.1145/3341301.3359642",
-    aliases={"ring": {"algorithm": "ring"}, "ar_sgd": {"algorithm": "ring"}},
+    aliases={
+        "ring": {"algorithm": "ring"},
+        "ar_sgd": {"algorithm": "ring"},
+        "ring_allreduce": {"algorithm": "ring"},
+        "tree_allreduce": {"algorithm": "tree"},
+        "hierarchical_allreduce": {"algorithm": "hierarchical"},
+        "ddp": {"algorithm": "ring", "bucketing": "ddp"},
+        "horovod": {"bucketing": "horovod"},
+    },
     fold=_fold,
     notes=notes,
     variants=VARIANTS,

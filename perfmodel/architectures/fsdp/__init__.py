@@ -107,7 +107,16 @@ ARCHITECTURE = Architecture(
     ),
     source="Rajbhandari et al., SC 2020, doi 10.1109/SC41405.2020.00024; "
     "Zhao et al., PVLDB 16(12), 2023, doi 10.14778/3611540.3611569",
-    aliases={"zero1": {"stage": 1}, "zero2": {"stage": 2}, "zero3": {"stage": 3}},
+    aliases={
+        "zero1": {"stage": 1},
+        "zero2": {"stage": 2},
+        "zero3": {"stage": 3},
+        "fsdp2": {},
+        "full_shard": {"stage": 3, "reshard_after_forward": True},
+        "shard_grad_op": {"stage": 3, "reshard_after_forward": False},
+        "hsdp": {"shard_group": "node"},
+        "hybrid_shard": {"shard_group": "node"},
+    },
     fold=_fold,
     notes=notes,
     variants=(

@@ -43,7 +43,9 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
         int,
         Option(
             "consecutive workers that share one copy of the model; with several such groups, "
-            "gradients are all-reduced across them (hybrid sharding); 0: all workers"
+            "gradients are all-reduced across them (hybrid sharding); 0: all workers; node: as "
+            "many as a node has devices",
+            by_cluster={"node": "devices_per_node"},
         ),
     ] = 0
     reduce_per_byte_s: Annotated[float, Option("time to add gradients, per byte")] = 0.0

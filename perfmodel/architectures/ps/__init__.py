@@ -84,7 +84,14 @@ ARCHITECTURE = Architecture(
     "slices: Jayarajan et al., MLSys 2019, arXiv 1905.03960; credit: Peng et al., SOSP 2019, "
     "doi 10.1145/3341301.3359642; random order in TensorFlow: Hashemi et al. (TicTac), MLSys 2019, "
     "arXiv 1803.03288",
-    aliases={"bsp": {"sync": "bsp"}, "asp": {"sync": "asp"}, "ssp": {"sync": "ssp"}},
+    aliases={
+        "bsp": {"sync": "bsp"},
+        "asp": {"sync": "asp"},
+        "ssp": {"sync": "ssp"},
+        "parameter_server": {},
+        "ps_lite": {},
+        "mxnet": {"duplex": True, "sharding": "hash", "pull": "request"},
+    },
     group=group,
     variants=VARIANTS,
     traffic=traffic,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import click
 import msgspec
 from rich.markup import escape
 
 from perfmodel.architectures import registry
-from perfmodel.base.errors import unknown_name
+from perfmodel.architectures.base import Architecture
+from perfmodel.base.errors import spelling, unknown_name
 from perfmodel.base.units import show as quantity
 from perfmodel.cli.printing.console import new_console, new_table
 from perfmodel.inputs import catalogue
@@ -26,7 +28,7 @@ def listing(kinds: Sequence[str]) -> None:
     out = new_console()
     rows: dict[str, Callable[[], list[tuple[str, str]]]] = {
         "architectures": lambda: [
-            (", ".join([a.name, *a.aliases]), a.title) for a in registry.all_architectures()
+            row for a in registry.all_architectures() for row in _architecture_rows(a)
         ],
         "models": lambda: [(n, _model_line(catalogue.model(n))) for n in catalogue.model_names()],
         "devices": lambda: [(n, catalogue.device(n).title) for n in catalogue.device_names()],
@@ -39,6 +41,22 @@ def listing(kinds: Sequence[str]) -> None:
         for name, text in rows[kind]():
             table.add_row(f"  {name}" if len(kinds) > 1 else name, escape(text))
         out.print(table)
+
+
+def _architecture_rows(architecture: Architecture) -> list[tuple[str, str]]:
+    """An architecture, and what each of its other names stands for."""
+    name = architecture.name
+    return [
+        (name, architecture.title),
+        *((f"  {alias}", _meaning(name, preset)) for alias, preset in architecture.aliases.items()),
+    ]
+
+
+def _meaning(name: str, preset: Mapping[str, Any]) -> str:
+    if not preset:
+        return f"another name of {name}"
+    values = (f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in preset.items())
+    return f"short for {name} with {', '.join(values)}"
 
 
 def _model_line(profile: Profile) -> str:
@@ -73,6 +91,9 @@ def show(name: str) -> None:
         if name in names:
             printer(name)
             return
+    if registry.knows(name):
+        _show_architecture(name)
+        return
     raise unknown_name("name", name, [n for names, _ in known for n in names])
 
 
@@ -92,9 +113,8 @@ def _show_architecture(name: str) -> None:
     out = new_console()
     architecture, preset = registry.find(name)
     out.print(f"[bold]{name}[/]: {architecture.title}")
-    if preset:
-        meaning = ", ".join(f"{k}={v}" for k, v in preset.items())
-        out.print(f"short for {architecture.name} with {meaning}")
+    if spelling(name) != spelling(architecture.name):
+        out.print(_meaning(architecture.name, preset))
     out.print("\n[dim]options (--option NAME=VALUE)[/]")
     table = new_table("option", "default", "")
     for each in described(architecture.options):
