@@ -1,13 +1,15 @@
-"""Runs that people reported in public threads, predicted from the speed of one device.
+"""Runs that people reported in public threads, predicted as a stranger would.
 
-``cases.csv`` has a row for each run: what the poster said about model, devices, links and
-framework, the speed of one device, and the measured step. Nothing is fitted: links are nominal, and
-everything else is as ``perfmodel predict`` assumes it.
+``cases.csv`` has a row for each run: what was said about model, devices, links and framework, the
+speed of one device, and the measured step. Nothing is fitted: links are nominal, and everything
+else is as ``perfmodel predict`` assumes it. Where a thread has no speed of one device, its run on
+the fewest devices stands for it, and is not predicted.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +17,37 @@ import msgspec
 
 from benchmarks.accuracy import rows
 from benchmarks.accuracy.cases import Case, Run, about, predicted
-from perfmodel import Cluster, IntraNode, Link, Source
+from perfmodel import Cluster, IntraNode, Job, Link, Source
 from perfmodel.base.errors import InputError
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.profile import Gradients, Profile
-from perfmodel.validation import cases as cases_files
+from perfmodel.inputs.usual_losses import over_sockets
+from perfmodel.validation.cases import CaseJob, Cases, MeasuredJob, MeasuredValues, ready
+from perfmodel.validation.cases import Case as FileCase
 
 SOURCE, FILE = "field", "cases.csv"
 ABOUT = about(SOURCE)
 
 UNKNOWN_DEVICE = "gpu"
-"""Device of rows that do not name one."""
+"""Device of rows that do not name one of the catalogue."""
 
 NVLINK_BRIDGE = IntraNode(56.25e9, 1.9e-6, 0.8, kind="per_device", interconnect="nvlink")
-"""NVLink bridge of two workstation cards: four links of 14 GB/s each way."""
+"""NVLink bridge between two cards: four links of 14 GB/s each way."""
 
-TCP_LATENCY_S, RDMA_LATENCY_S = 25e-6, 4e-6
-TCP_EFFICIENCY, RDMA_EFFICIENCY = 0.9415, 0.85
+TCP = Link(1.0, latency_s=25e-6, efficiency=0.9415)
+RDMA = Link(1.0, latency_s=4e-6, efficiency=0.85)
+"""Latency and efficiency as in the shipped clusters."""
 
-INFINIBAND_GBPS = {"sdr": 10, "ddr": 20, "qdr": 40, "fdr": 56, "edr": 100, "hdr100": 100,
-                   "hdr": 200, "ndr": 400}  # fmt: skip
+INFINIBAND_GBPS = {"hdr100": 100, "qdr": 40, "fdr": 56, "edr": 100, "hdr": 200, "ndr": 400}
 
-ALONE = "no speed of one device"
+class Model(msgspec.Struct, frozen=True):
+    """Model of the catalogue that a row's model corresponds to, and its usual tokens per sample."""
+
+    model: str
+    sequence_length: int | None = None
+
+
+MODELS = msgspec.convert(ABOUT.facts["models"], dict[str, Model])
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,129 +71,201 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     cause_found_in_thread: str = ""
 
     @property
-    def hardware(self) -> str:
-        """What is said about devices and their links, in lower case."""
-        return self.inside_node.lower()
+    def known(self) -> Model | None:
+        """The model of the catalogue; None if it has none."""
+        name = re.sub(r" (with|global|\d+ tokens|ZeRO).*", "", self.model)
+        model = MODELS.get(name, Model(name))
+        return model if model.model in catalogue.model_names() else None
 
     @property
-    def device(self) -> str:
-        """The device of the catalogue whose name or alias is named, the longest one."""
-        text = re.sub(r"[^a-z0-9]", "", f"{self.inside_node}".lower())
-        known = {
-            re.sub(r"[^a-z0-9]", "", alias): name
-            for name in catalogue.device_names()
-            for alias in (name, *catalogue.device(name).aliases)
-        }
-        named = [alias for alias in known if alias in text]
-        device = known[max(named, key=len)] if named else UNKNOWN_DEVICE
-        on_pcie = f"{device}-pcie"
-        return on_pcie if "pcie" in text and on_pcie in catalogue.device_names() else device
+    def sequence_length(self) -> int | None:
+        """Tokens per sample, as stated or as usual for the model."""
+        stated = re.search(r"(\d+) tokens", f"{self.model} {self.batch_per_device}")
+        usual = self.known.sequence_length if self.known is not None else None
+        return int(stated[1]) if stated else usual
 
     @property
     def passes(self) -> int:
         """Forward and backward passes per update."""
-        said = re.search(r"(\d+) passes", f"{self.model} {self.batch_per_device}")
-        return int(said[1]) if said else 1
+        stated = re.search(r"(\d+) passes", f"{self.model} {self.batch_per_device}")
+        return int(stated[1]) if stated else 1
 
     @property
-    def batch_size(self) -> int | None:
-        """Samples per device and update; None if not given as a number of samples."""
-        return int(self.batch_per_device) if self.batch_per_device.isdigit() else None
+    def batch_size(self) -> int:
+        """Samples per device and update.
+
+        Raises
+        ------
+        InputError : the row does not state it.
+        """
+        stated = re.match(r"\d+", self.batch_per_device)
+        if stated is None:
+            raise InputError("no batch size")
+        return int(stated[0])
+
+    @property
+    def device(self) -> str:
+        """The device of the catalogue that is named, by its longest name."""
+        text = _plain(self.inside_node)
+        known = {
+            _plain(alias): name
+            for name in catalogue.device_names()
+            for alias in (name, *catalogue.device(name).aliases)
+        }
+        named = max((alias for alias in known if alias in text), key=len, default=None)
+        if named is None:
+            return UNKNOWN_DEVICE
+        on_pcie = f"{known[named]}-pcie"
+        return on_pcie if "pcie" in text and on_pcie in catalogue.device_names() else known[named]
 
 
-def fields_of(row: Row) -> dict[str, Any]:
-    """Return the cluster's fields that a row states."""
-    device = row.device
-    known = catalogue.device(device) if device != UNKNOWN_DEVICE else None
-    default = catalogue.cluster(known.default_cluster) if known and known.default_cluster else None
-    fields: dict[str, Any] = {"devices_per_node": row.devices_per_node}
-    generation = re.search(r"pcie (\d)", row.hardware)
-    if "nvlink" in row.hardware or "sxm" in row.hardware:
-        shipped = default.intra_node if default is not None else None
-        on_nvlink = shipped is not None and shipped.interconnect == "nvlink"
-        fields["intra_node"] = shipped if on_nvlink else NVLINK_BRIDGE
-    elif generation:
-        fields["intra_node"] = catalogue.cluster(f"pcie{generation[1]}").intra_node
-    elif default is not None and default.intra_node is not None:
-        fields["intra_node"] = default.intra_node
-    elif "cpu" not in row.hardware and row.devices_per_node > 1:
-        fields["intra_node"] = catalogue.cluster("pcie4").intra_node
-    fields |= _network(row.network.lower(), default)
-    return fields
+def _plain(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())
 
 
-def _network(text: str, default: Cluster | None) -> dict[str, Any]:
-    """Return the links between nodes: their rate, or that of the device's default cluster."""
-    infiniband = next((g for name, g in reversed(INFINIBAND_GBPS.items()) if name in text), None)
-    stated = re.search(r"(\d+(?:\.\d+)?) ?(?:g\b|gb|gbit)", text)
-    times = re.search(r"(\d+) x ", text)
-    fields: dict[str, Any] = {"nics_per_node": int(times[1])} if times else {}
-    if stated is None and infiniband is None:
-        shipped = default if default is not None else catalogue.cluster(catalogue.DEFAULT_CLUSTER)
-        return {"nic": shipped.nic, "nics_per_node": shipped.nics_per_node, **fields}
-    bytes_per_s = 1.25e8 * (float(stated[1]) if stated else float(infiniband or 0.0))
-    rdma = infiniband is not None or any(word in text for word in ("infiniband", "rdma", "roce"))
-    rdma = rdma and "tcp" not in text
-    fields["nic"] = (
-        Link(bytes_per_s, RDMA_LATENCY_S, RDMA_EFFICIENCY)
-        if rdma
-        else Link(bytes_per_s, TCP_LATENCY_S, TCP_EFFICIENCY)
+def cluster_of(row: Row) -> Cluster:
+    """Return the cluster that a row describes; what it leaves out is as on the device's default."""
+    device, inside = row.device, row.inside_node.lower()
+    default = catalogue.cluster(catalogue.default_cluster_of(device) or "pcie4")
+    links = default.intra_node
+    generation = re.search(r"pcie (\d)", inside)
+    if "nvlink" in inside and not (links and links.interconnect == "nvlink"):
+        links = NVLINK_BRIDGE
+    elif "pcie" in inside and (generation or not (links and links.interconnect == "pcie")):
+        links = catalogue.cluster(f"pcie{generation[1] if generation else 4}").intra_node
+    text = row.network.lower()
+    nics = re.search(r"(\d+) x ", text)
+    fields: dict[str, Any] = {"nic": default.nic, "nics_per_node": default.nics_per_node}
+    stated = re.search(r"(\d+(?:\.\d+)?) ?g", text)
+    standard = next((gbps for name, gbps in INFINIBAND_GBPS.items() if name in text), None)
+    if stated or standard:
+        gbps = float(stated[1]) if stated else float(standard or 0)
+        rdma = any(word in text for word in ("infiniband", "rdma", "roce")) and "tcp" not in text
+        link = msgspec.structs.replace(RDMA if rdma else TCP, bandwidth_bytes_per_s=1.25e8 * gbps)
+        fields = {"nic": link, "nics_per_node": int(nics[1]) if nics else 1}
+    return Cluster(
+        name=row.id,
+        devices_per_node=row.devices_per_node,
+        intra_node=links if row.devices_per_node > 1 and "cpu" not in inside else None,
+        source=Source("estimated", "nominal rates"),
+        **fields,
     )
-    return fields
 
 
 def training_of(row: Row) -> dict[str, Any]:
-    """Return the job's architecture and options, from the framework and the precision."""
-    framework = row.framework.lower()
+    """Return the architecture and its options, from the framework and the precision."""
+    if "servers" in row.network:
+        nodes = -(-row.devices // row.devices_per_node)
+        return {"arch": "mxnet", "options": {"servers": nodes}}
+    if "ZeRO" in row.model:
+        return {"arch": f"zero{row.model[-1]}"}
     options: dict[str, Any] = {}
-    arch = "allreduce"
-    if "mxnet" in framework and "server" in row.network.lower():
-        return {"arch": "bsp", "options": {"servers": -(-row.devices // row.devices_per_node)}}
-    if "horovod" in framework:
-        options["bucketing"] = "horovod"
     if "16-bit all-reduce" in row.precision:
-        options |= {"compression": "quantised", "quantised_bits": 16}
+        options = {"compression": "quantised", "quantised_bits": 16}
+    arch = "horovod" if "horovod" in row.framework.lower() else "allreduce"
     return {"arch": arch, "options": options}
 
 
-def case_of(row: Row) -> tuple[cases_files.Case, Profile, Cluster]:
-    """Return a row as a case, its workload and its cluster, both named as the row.
+def speed_of(row: Row, thread: Sequence[Row]) -> dict[str, Any]:
+    """Return the speed of one device: the poster's, or that of the thread's smallest run.
+
+    Raises
+    ------
+    InputError : neither is known.
+    """
+    if row.one_device_samples_per_s is not None:
+        return {"one_device_samples_per_s": row.one_device_samples_per_s}
+    smallest = min(thread, key=lambda other: other.devices)
+    if smallest.devices == row.devices:
+        raise InputError("no speed of one device, and no run on fewer devices")
+    return {
+        "one_device_step_s": smallest.measured_step_s,
+        "one_device_batch_size": smallest.batch_size,
+    }
+
+
+def case_of(row: Row, thread: Sequence[Row]) -> tuple[FileCase, Profile | None]:
+    """Return a row as a case on the cluster of its name, and its workload if the catalogue has not.
 
     Raises
     ------
     InputError : the row lacks what a prediction needs.
     """
-    if row.one_device_samples_per_s is None:
-        raise InputError(ALONE)
-    name, _, tokens = row.model.removesuffix(" tokens").rpartition(" ")
-    base = (name or row.model).split(" with ")[0]
-    if base in catalogue.model_names():
-        profile = catalogue.model(base)
-    elif row.gradient_bytes is None:
-        raise InputError(f"the catalogue has no {base}, and its gradients are not stated")
-    else:
-        profile = Profile(
-            name=row.model.split(" with ")[0],
-            gradients=Gradients(row.gradient_bytes, row.tensors or 1, row.largest_bytes),
-            source=Source("published", row.source),
-            timings=catalogue.model("resnet50").timings[:1],
-        )
-    tokens_of = int(tokens) if profile.decoder is not None and tokens.isdigit() else None
-    cluster = Cluster(
-        name=row.id, source=Source("estimated", "nominal rates"), **fields_of(row)
-    )
-    job = cases_files.CaseJob(
-        workload=row.id,
+    profile = None
+    if row.known is None:
+        if row.gradient_bytes is None:
+            raise InputError(f"the catalogue has no {row.model}, whose gradients are not stated")
+        gradients = Gradients(row.gradient_bytes, row.tensors or 1, row.largest_bytes)
+        source = Source("published", row.source)
+        profile = Profile(name=row.model, gradients=gradients, source=source)
+    decoder = row.known is not None and catalogue.model(row.known.model).decoder is not None
+    job = CaseJob(
+        model=None if row.known is None else row.known.model,
+        workload=None if profile is None else row.id,
         device=row.device,
+        precision="mixed" if decoder and "16" in row.precision else None,
         batch_size=row.batch_size,
-        sequence_length=tokens_of,
+        sequence_length=row.sequence_length if decoder else None,
         accumulation=row.passes if row.passes > 1 else None,
-        one_worker_samples_per_s=row.one_device_samples_per_s,
         cluster=row.id,
         workers=row.devices,
+        **speed_of(row, thread),
         **training_of(row),
     )
-    measured = cases_files.MeasuredValues(step_s=row.measured_step_s)
+    measured = MeasuredValues(step_s=row.measured_step_s)
     source = Source("published", row.source)
-    case = cases_files.Case(name=row.id, group=kind_of(row), job=job, measured=measured, source=source)
-    return case, profile, cluster
+    return FileCase(name=row.id, job=job, measured=measured, source=source), profile
+
+
+def cases_file(folder: Path) -> Cases:
+    """Return the predictable rows of a folder as the contents of a cases file; report the others on
+    standard error."""
+    table = rows.read(folder / FILE, Row)
+    found: list[FileCase] = []
+    workloads: dict[str, Profile] = {}
+    clusters: dict[str, Cluster] = {}
+    for row in table:
+        thread = [other for other in table if other.source == row.source]
+        try:
+            case, profile = case_of(row, thread)
+        except InputError as error:
+            rows.say_left_out(str(error), [row.id])
+            continue
+        found.append(case)
+        clusters[row.id] = cluster_of(row)
+        if profile is not None:
+            workloads[row.id] = profile
+    return Cases(
+        name=SOURCE,
+        source=Source("published", ABOUT.citation),
+        cases=tuple(found),
+        workloads=workloads,
+        clusters=clusters,
+    )
+
+
+def kind_of(job: Job) -> str:
+    """Return the class of machine of a job: its slowest links."""
+    cluster = job.cluster
+    if cluster.nodes_for(job.workers) > 1:
+        return "tcp" if over_sockets(cluster.nic) else "rdma"
+    inside = cluster.intra_node
+    return (inside.interconnect if inside is not None else None) or "other"
+
+
+def runs(measured: Sequence[MeasuredJob]) -> Iterator[Run]:
+    """Yield each case as a run, in the group of its class of machine."""
+    for one in measured:
+        pool = f"{SOURCE}/none"
+        yield Run(
+            f"{pool}/{kind_of(one.job)}",
+            one.name,
+            one.job,
+            step_s=one.measured.step_s,
+            pools=(pool,),
+        )
+
+
+def cases(folder: Path) -> list[Case]:
+    """Return every predictable row of a folder."""
+    return predicted(runs(ready(cases_file(folder), folder, str(folder / FILE))))

@@ -17,7 +17,7 @@ from perfmodel.base.errors import InputError, unknown_name
 from perfmodel.base.provenance import Source
 from perfmodel.base.tables import TableRow
 from perfmodel.inputs import catalogue
-from perfmodel.inputs.cluster import Cluster, IntraNode, Link
+from perfmodel.inputs.cluster import Cluster, IntraNode, Link, Server
 from perfmodel.inputs.usual_losses import RDMA_LATENCY_S
 
 NEEDED = ("InstanceType", "AcceleratorName", "AcceleratorCount", "Price", "Region")
@@ -135,12 +135,11 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
         InputError : the network bandwidth is unknown.
         """
         nic = self.nic
-        server = catalogue.cluster(catalogue.DEFAULT_CLUSTER).server
         flows = [nic.efficiency * self.flow_bytes_per_s] if self.flow_bytes_per_s else []
         if servers is None:
-            server = msgspec.structs.replace(server, placement="colocated")
+            server = Server(placement="colocated")
         else:
-            server = msgspec.structs.replace(server, placement="dedicated", nic=servers.nic)
+            server = Server(placement="dedicated", nic=servers.nic)
             own = servers.flow_bytes_per_s
             flows += [servers.nic.efficiency * own] if own else []
         nvlink = INSIDE.get(self.device or "")

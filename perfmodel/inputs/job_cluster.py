@@ -72,9 +72,10 @@ def cluster_of(
     known = workload.device in catalogue.device_names()
     device = catalogue.device(workload.device) if known else None
     lossy, of_losses = usual_losses.with_losses(
-        changed, device, among_several=workload.among_several
+        changed, device, servers=bool(servers), among_several=workload.among_several
     )
-    of_file = [] if servers is None else _of_file(lossy, links, servers)
+    shown = msgspec.structs.replace(base, intra_node=lossy.intra_node)
+    of_file = [] if servers is None else _of_file(shown, links, servers)
     return lossy, [*of_file, *of_links, *of_losses]
 
 
@@ -115,8 +116,9 @@ def _of_file(cluster: Cluster, links: LinkChange, servers: bool) -> list[Assumpt
         rows.append((True, "inside a node", inside.bandwidth_bytes_per_s, "bytes_per_s", kind))
     if cluster.sites:
         rows.append((True, "sites", len(cluster.sites), "", ", with the links between them"))
+    costly = servers and (cost.update_per_tensor_s > 0.0 or cost.update_per_byte_s > 0.0)
     rows += [
-        (servers, "update per tensor", cost.update_per_tensor_s, "s", ""),
-        (servers, "update per byte", cost.update_per_byte_s, "s", ""),
+        (costly, "update per tensor", cost.update_per_tensor_s, "s", ""),
+        (costly, "update per byte", cost.update_per_byte_s, "s", ""),
     ]
     return [Assumption(what, v, unit, name + more) for there, what, v, unit, more in rows if there]

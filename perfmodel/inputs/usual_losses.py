@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from perfmodel.base.provenance import Assumption
-from perfmodel.inputs.cluster import Cluster, Handover
+from perfmodel.inputs.cluster import Cluster, Handover, Server
 from perfmodel.inputs.device import Device
 from perfmodel.inputs.links import IntraNode, Link
 
@@ -43,6 +43,12 @@ SOCKETS_BYTES_PER_S = 1.8e9
 SOCKETS_SPREAD = 0.35
 """Standard deviation of the logarithm of that rate among three systems."""
 
+UPDATE_PER_TENSOR_S = 0.1e-3
+"""Time of a parameter server per gradient tensor."""
+
+UPDATE_PER_BYTE_S = 0.8e-9
+"""Time of a parameter server per gradient byte: to receive, add and apply it on one core."""
+
 RDMA_LATENCY_S = 10e-6
 """Latency below which links between nodes count as RDMA, which comes close to the nominal rate."""
 
@@ -66,7 +72,11 @@ def applies_to(cluster: Cluster) -> bool:
 
 
 def with_losses(
-    cluster: Cluster, device: Device | None, *, among_several: bool = False
+    cluster: Cluster,
+    device: Device | None,
+    *,
+    servers: bool = True,
+    among_several: bool = False,
 ) -> tuple[Cluster, list[Assumption]]:
     """Return a cluster with the usual losses, and an assumption for each.
 
@@ -75,6 +85,7 @@ def with_losses(
     Parameters
     ----------
     device : None if it is not in the catalogue, which counts as a GPU.
+    servers : whether to list the costs of parameter servers among the assumptions.
     among_several : whether compute times were measured on a device among several: they contain the
         losses of the devices.
     """
@@ -93,7 +104,11 @@ def with_losses(
             changes["device_spread"] = DEVICE_SPREAD
     changes |= _sockets(cluster)
     lossy = msgspec.structs.replace(cluster, losses="none", **changes)
-    return lossy, [row for name in changes for row in _assumptions(name, lossy)]
+    notes = [row for name in changes for row in _assumptions(name, lossy)]
+    if not any((cluster.server.update_per_tensor_s, cluster.server.update_per_byte_s)):
+        lossy = msgspec.structs.replace(lossy, server=_busy(lossy.server))
+        notes += _of_servers(lossy.server) if servers else []
+    return lossy, notes
 
 
 def through_host() -> IntraNode:
@@ -134,6 +149,19 @@ def _sockets(cluster: Cluster) -> dict[str, Any]:
         else msgspec.structs.replace(cluster.server, nic=_limited(cluster.server.nic)),
     }
     return {name: value for name, value in limited.items() if value != getattr(cluster, name)}
+
+
+def _busy(server: Server) -> Server:
+    return msgspec.structs.replace(
+        server, update_per_tensor_s=UPDATE_PER_TENSOR_S, update_per_byte_s=UPDATE_PER_BYTE_S
+    )
+
+
+def _of_servers(server: Server) -> list[Assumption]:
+    return [
+        Assumption("update per tensor", server.update_per_tensor_s, "s", "usual loss"),
+        Assumption("update per byte", server.update_per_byte_s, "s", "usual loss"),
+    ]
 
 
 def _limited(link: Link) -> Link:

@@ -135,7 +135,7 @@ def read_cases(path: str | Path) -> list[MeasuredJob]:
         case).
     """
     path = Path(path)
-    return _ready(files.read(path, Cases, SCHEMA), path.parent, str(path))
+    return ready(files.read(path, Cases, SCHEMA), path.parent, str(path))
 
 
 def shipped_cases() -> list[MeasuredJob]:
@@ -188,7 +188,18 @@ def of_run(
     )
 
 
-def _ready(found: Cases, folder: Path, name: str) -> list[MeasuredJob]:
+def ready(found: Cases, folder: Path, name: str) -> list[MeasuredJob]:
+    """Make the jobs of the cases of a file.
+
+    Parameters
+    ----------
+    folder : paths of workloads and clusters are relative to it.
+    name : of the file, for messages.
+
+    Raises
+    ------
+    InputError : a job is invalid.
+    """
     ready = []
     for case in found.cases:
         try:
