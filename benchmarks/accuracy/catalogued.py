@@ -66,8 +66,12 @@ FEW = f"an epoch has fewer than {STEPS} steps"
 LISTED = "one device, listed in the catalogue"
 
 
-def runs(source: str, rows: Iterable[Row], left_out: Mapping[str, int]) -> list[Run]:
+def runs(
+    source: str, rows: Iterable[Row], left_out: Mapping[str, int], *, tuned: bool = False
+) -> list[Run]:
     """Return the rows as runs, each with a job; report on standard error which rows are left out.
+
+    ``tuned`` says that the vendor's engineers removed the usual losses.
 
     Rows of one device with a timing in the catalogue are not predictions. Groups are *none* (all
     rows, because nothing is fitted), *one* for other rows of one device, *several* for several
@@ -79,7 +83,7 @@ def runs(source: str, rows: Iterable[Row], left_out: Mapping[str, int]) -> list[
         key = row.task.model, str(row.task), row.machine, row.precision, row.workers
         key = (*key, row.batch_size, row.passes)
         try:
-            job = jobs[key] = jobs[key] if key in jobs else job_of(row)
+            job = jobs[key] = jobs[key] if key in jobs else job_of(row, tuned)
         except InputError as error:
             counts[str(error)] += 1
             continue
@@ -105,7 +109,7 @@ def say(left_out: Mapping[str, int]) -> None:
         click.echo(f"{count} rows left out: {why}", err=True)
 
 
-def job_of(row: Row) -> Job:
+def job_of(row: Row, tuned: bool = False) -> Job:
     """Return the job of a row, with model, device, cluster and architecture as shipped.
 
     Raises
@@ -114,8 +118,10 @@ def job_of(row: Row) -> Job:
     """
     machine = row.machine
     name = machine.cluster or catalogue.device(machine.device).default_cluster
-    cluster = None if name is None else catalogue.cluster(name)
-    if cluster is not None and machine.devices_per_node:
+    cluster = catalogue.cluster(name or catalogue.DEFAULT_CLUSTER)
+    if tuned:
+        cluster = msgspec.structs.replace(cluster, losses="none")
+    if machine.devices_per_node:
         cluster = msgspec.structs.replace(cluster, devices_per_node=machine.devices_per_node)
     whole = row.batch_size and row.batch_size * row.passes
     options = row.task.options | (row.task.mixed if row.precision == "mixed" else {})

@@ -17,6 +17,7 @@ from perfmodel.inputs.workload import Workload, WorkloadLayer
 CLUSTER = Cluster(
     name="cloud",
     nic=Link(1e9),
+    losses="none",
     source=Source("published", "2 Gbit/s for each of 4 virtual CPUs (cloud.google.com)"),
 )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -79,7 +80,12 @@ class Row(tables.ImagesRow, frozen=True, kw_only=True):
         away = {"link": "nic.efficiency", "latency_s": "nic.latency_s"}
         return {**node, **(away if self.num_nodes > 1 else {})}
 
-    def job(self, values: Mapping[str, float], known: Calibration | None = None) -> Job:
+    def job(
+        self,
+        values: Mapping[str, float],
+        known: Calibration | None = None,
+        losses: Literal["usual", "none"] = "none",
+    ) -> Job:
         """See :class:`.table_fits.Measured`."""
         slower = max(self.node_s / self.alone_s - 1.0, 0.0) / (NODE_GPUS - 1)
         where = tables.cluster(
@@ -89,6 +95,7 @@ class Row(tables.ImagesRow, frozen=True, kw_only=True):
             devices_per_node=NODE_GPUS,
             intra_node=tables.NVLINK,
             slowdown_per_neighbour=values.get("neighbours", slower),
+            losses=losses,
         )  # fmt: skip
         timing = Timing(device="v100", batch_size=self.batch_per_gpu, source=tables.PUBLISHED,
                         samples_per_s=self.batch_per_gpu / self.alone_s)  # fmt: skip
@@ -130,7 +137,7 @@ def cases(folder: Path) -> list[Case]:
 def nominal_jobs(folder: Path) -> Iterator[tuple[str, Job, float]]:
     """Return framework, job on nominal links, and measured step time of each multi-GPU run."""
     for row in read(folder, {})[0]:
-        job = msgspec.structs.replace(row, node_s=0.0).job({"neighbours": 0.0})
+        job = msgspec.structs.replace(row, node_s=0.0).job({"neighbours": 0.0}, losses="usual")
         yield row.framework, job, row.step_s
 
 

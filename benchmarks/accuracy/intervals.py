@@ -26,6 +26,9 @@ from perfmodel.calibration.residuals import PredictedRun
 from perfmodel.predicting.intervals import JobKind, Learnt, kind_of, step_interval, uncertainty
 from perfmodel.validation import shipped_cases
 
+SEVERAL = 8
+"""Number of sources from which both sides of the residuals are told apart."""
+
 LEAST = 0.005
 """Minimum standard deviation, so that a few runs that fit well do not promise too much."""
 
@@ -51,28 +54,34 @@ def runs(folder: Path) -> list[PredictedRun]:
 
 
 def learn(some: Sequence[PredictedRun]) -> Learnt:
-    """Return the most likely mean, a and b of runs of one kind, widened for few sources.
+    """Return the most likely a, b and c of runs of one kind, widened for few sources.
 
-    Runs of one source are correlated, so there are only as many independent runs as sources: a and
-    b grow by Student's factor for that many degrees of freedom, minus one for the mean.
+    Predictions are medians, so each half of the misses tells the spread on its side. Runs of one
+    source are correlated, so there are only as many independent runs as sources: each source has
+    the same weight, and a and b grow by Student's factor for that many degrees of freedom.
     """
     misses = np.array([run.miss for run in some])
     waiting = np.array([run.prediction.idle_fraction.mean for run in some])
-    nothing = Learnt(0.0, 0.0, 0.0, len(some), max(run.job.workers for run in some))
+    nothing = Learnt(0.0, 0.0, 1.0, len(some), max(run.job.workers for run in some))
     known = np.array([uncertainty(r.job, r.prediction, nothing).total for r in some])
+    sources = [run.source for run in some]
+    weight = np.array([1.0 / sources.count(name) for name in sources])
 
     def cost(x: np.ndarray) -> float:
-        always, more = np.exp(x[:2])
-        variance = known**2 + always**2 + (more * waiting) ** 2
-        return float(np.sum(np.log(variance) + (misses - x[2]) ** 2 / variance))
+        always, more, below = np.exp(x)
+        spread = np.where(misses < 0.0, below, 1.0) * always
+        variance = known**2 + spread**2 + (more * waiting) ** 2
+        return float(np.sum(weight * (np.log(variance) + misses**2 / variance)))
 
     starts = [[math.log(a), math.log(b), 0.0] for a, b in ((0.02, 0.1), (0.1, 0.02), (0.05, 0.05))]
-    bounds = [(math.log(LEAST), 0.0)] * 2 + [(-1.0, 1.0)]
+    least = math.log(0.05) if len(set(sources)) >= SEVERAL else 0.0
+    bounds = [(math.log(LEAST), 0.0)] * 2 + [(least, 0.0)]
     best = min((optimize.minimize(cost, s, bounds=bounds) for s in starts), key=lambda r: r.fun)
-    sources = len({run.source for run in some})
-    few = stats.t.ppf(0.5 + COVERAGE / 2.0, max(sources - 1, 1)) / WIDTH
+    few = stats.t.ppf(0.5 + COVERAGE / 2.0, max(len(set(sources)) - 1, 1)) / WIDTH
     always, more = np.exp(best.x[:2]) * few
-    return nothing._replace(always=float(always), waiting=float(more), shift=float(best.x[2]))
+    return nothing._replace(
+        always=float(always), waiting=float(more), below=float(np.exp(best.x[2]))
+    )
 
 
 def covered(some: Sequence[PredictedRun]) -> Mapping[str, tuple[int, int]]:
@@ -118,9 +127,10 @@ def main(path: Path) -> None:
         by_kind.setdefault(kind_of(run.job), []).append(run)
     for kind, some in by_kind.items():
         learnt = learn(some)
+        misses = np.median([run.miss for run in some])
         click.echo(
-            f"{kind}: always {learnt.always:.3f}, waiting {learnt.waiting:.3f}, "
-            f"shift {learnt.shift:.3f} "
+            f"{kind}: median {misses:+.3f}, always {learnt.always:.3f}, waiting {learnt.waiting:.3f}, "
+            f"below {learnt.below:.3f} "
             f"shared {shared(some):.2f} "
             f"({learnt.runs} runs of up to {learnt.workers} workers)"
         )

@@ -72,4 +72,4 @@ def cases(folder: Path) -> list[Case]:
                 batch_size=max(1, round(row.global_batch * task.batch / row.num_accel)),
             )
         )
-    return predicted(catalogued.runs(SOURCE, found, left_out))
+    return predicted(catalogued.runs(SOURCE, found, left_out, tuned=True))

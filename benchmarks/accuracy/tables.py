@@ -120,13 +120,16 @@ def fewest(table: Sequence[Some]) -> list[Some]:
 
 
 def cluster(link: Link, known: Calibration | None = None, **fields: Any) -> Cluster:
-    """Return a cluster of equal nodes; servers, if any, share nodes and links with the workers."""
+    """Return a cluster of equal nodes; servers, if any, share nodes and links with the workers.
+
+    Without ``losses`` among the fields it has none but those that are fitted.
+    """
     return Cluster(
         name="published",
         nic=link,
         calibration=known,
         source=Source("estimated", "nominal rates, or what was fitted"),
-        **{"server": Server(placement="colocated"), **fields},
+        **{"server": Server(placement="colocated"), "losses": "none", **fields},
     )
 
 

@@ -1,7 +1,8 @@
 r"""Prediction intervals: the range that contains a measured step time in 9 of 10 cases.
 
-The logarithm of measured over predicted step time is modelled as normal. Its mean is m, because
-effects that a model leaves out mostly cost time. Its variance is the sum of independent parts
+The prediction is the median of what is measured. The logarithm of measured over predicted step time
+is modelled as normal on either side, wider above, because effects that a model leaves out mostly
+cost time. Its variance is the sum of independent parts
 (:class:`perfmodel.base.uncertainty.Uncertainty`):
 
 - *measurement*: run-to-run variation. Runs of few random iterations vary as much as the simulation
@@ -15,14 +16,14 @@ effects that a model leaves out mostly cost time. Its variance is the sum of ind
 
   .. math:: \sigma^2 = a^2 + (b w)^2
 
-  or, on a cluster fitted to measured steps, the residuals of steps held out of the fit;
+  and c a instead of a for shorter steps; or, on a cluster fitted to measured steps, the residuals of steps held out of the fit;
 - *extrapolation*: more workers than in any of these runs, or any other value outside the range of
   the fitted steps.
 
-If the rate of fast links is nominal, the upper end of the step time assumes links that deliver no
-more than measured TCP does (:data:`TCP_BYTES_PER_S`).
+If links have the usual loss of sockets or of copies through the host, the upper end of the step time
+is at least what links at the slow end of that loss make it (:func:`slow_links_s`).
 
-:data:`LEARNT` holds m, a and b. ``python -m benchmarks.accuracy.intervals`` computes and prints
+:data:`LEARNT` holds a, b and c. ``python -m benchmarks.accuracy.intervals`` computes and prints
 them.
 """
 
@@ -36,8 +37,7 @@ import msgspec
 import numpy as np
 
 from perfmodel.base.uncertainty import COVERAGE, WIDTH, Uncertainty
-from perfmodel.base.units import show
-from perfmodel.inputs import calibration
+from perfmodel.inputs import calibration, usual_losses
 from perfmodel.inputs.calibration import Calibration
 from perfmodel.inputs.job import Job
 from perfmodel.predicting import coarse
@@ -57,13 +57,6 @@ the formulas' worst cases."""
 
 DOUBLING = 0.03
 """Standard deviation per doubling of the workers beyond the largest run compared: an assumption."""
-
-TCP_BYTES_PER_S = 1.3e9
-"""Lowest rate that TCP reaches on faster links: 1.3 to 2.9 GB/s were measured at 100 Gbps (Shi et
-al., arXiv 2005.13247, derived from the step times of their runs)."""
-
-RDMA_LATENCY_S = 10e-6
-"""Latency below which links count as RDMA, which comes close to the nominal rate."""
 
 COUNTED_STALENESS, BOUNDED_STALENESS = 0.02, 0.1
 """Standard deviations of the logarithm of the mean staleness, without and with a staleness bound,
@@ -97,22 +90,22 @@ class JobKind(NamedTuple):
 class Learnt(NamedTuple):
     """Residuals of the predictions of ``runs`` measured runs of one kind.
 
-    ``always`` and ``waiting`` are a and b above, ``shift`` is m. The largest run had ``workers``
+    ``always``, ``waiting`` and ``below`` are a, b and c above. The largest run had ``workers``
     workers.
     """
 
     always: float
     waiting: float
-    shift: float
+    below: float
     runs: int
     workers: int
 
 
 LEARNT: Mapping[JobKind, Learnt] = {
-    JobKind("measured", False): Learnt(0.010, 0.088, 0.003, 42, 8),
-    JobKind("measured", True): Learnt(0.022, 0.303, 0.011, 25, 8),
-    JobKind("nominal", False): Learnt(0.203, 0.005, 0.145, 71, 16),
-    JobKind("nominal", True): Learnt(0.203, 0.303, 0.145, 0, 8),
+    JobKind("measured", False): Learnt(0.009, 0.082, 1.0, 42, 8),
+    JobKind("measured", True): Learnt(0.025, 0.261, 1.0, 25, 8),
+    JobKind("nominal", False): Learnt(0.310, 0.005, 0.16, 71, 16),
+    JobKind("nominal", True): Learnt(0.310, 0.261, 0.16, 0, 8),
 }
 """There are no runs of the last kind: its ``always`` is taken from nominal links, its ``waiting``
 from asynchronous workers."""
@@ -137,7 +130,7 @@ def learnt_of(job: Job) -> Learnt:
     nominal links miss. What remains is the error in waiting.
     """
     found = LEARNT[kind_of(job)]
-    return found._replace(always=0.0, shift=0.0) if job.workload.among_several else found
+    return found._replace(always=0.0) if job.workload.among_several else found
 
 
 def features_of(job: Job) -> dict[str, float]:
@@ -152,15 +145,19 @@ def features_of(job: Job) -> dict[str, float]:
     return found | ({"servers": job.options.server_count} if job.options.server_count else {})
 
 
-def uncertainty(job: Job, found: Found, learnt: Learnt | None = None) -> Uncertainty:
-    """Return the uncertainty of a predicted step; ``learnt`` replaces :data:`LEARNT`."""
+def uncertainty(
+    job: Job, found: Found, learnt: Learnt | None = None, *, below: bool = False
+) -> Uncertainty:
+    """Return the uncertainty of a predicted step, towards longer steps or ``below`` the prediction;
+    ``learnt`` replaces :data:`LEARNT`."""
     waiting = min(max(found.idle_fraction.mean, 0.0), 1.0)
     among = learnt if learnt is not None else learnt_of(job)
+    always = among.always * (among.below if below else 1.0)
     alone, fitted = job.workers == 1, calibrations_of(job)
     if job.cluster.calibration is not None:
         model, beyond = 0.0, 0.0
     else:
-        model = 0.0 if alone else math.hypot(among.always, among.waiting * waiting)
+        model = 0.0 if alone else math.hypot(always, among.waiting * waiting)
         beyond = DOUBLING * max(math.log2(job.workers / among.workers), 0.0)
     return Uncertainty(
         measurement=math.hypot(RUN_SPREAD, _chance(found), _unequal_links(job)),
@@ -239,41 +236,42 @@ def _formula(found: Found) -> float:
 
 def step_interval(job: Job, found: Found, learnt: Learnt | None = None) -> tuple[float, float]:
     """Return the interval (s) that holds 9 of 10 measured steps; it includes the prediction."""
-    among = learnt if learnt is not None else learnt_of(job)
-    return _step_interval(job, found, among, uncertainty(job, found, among))
-
-
-def _step_interval(
-    job: Job, found: Found, among: Learnt, parts: Uncertainty
-) -> tuple[float, float]:
-    shift = among.shift if job.workers > 1 and job.cluster.calibration is None else 0.0
-    low_s, high_s = parts.interval(found.iteration_s * math.exp(shift))
-    return min(low_s, found.iteration_s), max(high_s, slow_links_s(job, found))
+    low_s, _ = uncertainty(job, found, learnt, below=True).interval(found.iteration_s)
+    _, high_s = uncertainty(job, found, learnt).interval(found.iteration_s)
+    return low_s, max(high_s, slow_links_s(job, found))
 
 
 def slow_links_s(job: Job, found: Found) -> float:
-    """Return the step if nominal links deliver no more than :data:`TCP_BYTES_PER_S`.
+    """Return the step if links are at the slow end of what is usual for sockets, or for copies
+    through the host.
 
-    Waiting then grows in proportion, and so does the busy time of the busiest link, which is a
-    lower bound on the step.
+    Waiting grows in proportion, and so does the busy time of the busiest link, which is a lower
+    bound on the step.
     """
-    nic = job.cluster.nic
-    nominal = kind_of(job).network == "nominal" and nic.latency_s >= RDMA_LATENCY_S
-    nodes = job.cluster.nodes_for(job.workers) > 1 or bool(found.utilisation.servers)
-    times = nic.goodput_bytes_per_s / TCP_BYTES_PER_S if nominal and nodes else 1.0
-    if times <= 1.0:
-        return found.iteration_s
+    times = _times_slower(job, servers=bool(found.utilisation.servers))
     waiting = found.exposed_communication_s / found.iteration_s
     busiest = max(found.utilisation.links.values(), default=0.0)
     return found.iteration_s * max(1.0 + (times - 1.0) * waiting, times * busiest)
 
 
+def _times_slower(job: Job, *, servers: bool) -> float:
+    """Return how many times slower than assumed the links that limit a job may be."""
+    nic, inside = job.cluster.nic, job.cluster.intra_node
+    if job.cluster.nodes_for(job.workers) > 1 or servers:
+        if nic.ceiling_bytes_per_s != usual_losses.SOCKETS_BYTES_PER_S:
+            return 1.0
+        slowest = nic.ceiling_bytes_per_s * math.exp(-WIDTH * usual_losses.SOCKETS_SPREAD)
+        return max(nic.goodput_bytes_per_s / slowest, 1.0)
+    if job.workers > 1 and inside == usual_losses.through_host():
+        return math.exp(WIDTH * usual_losses.HOST_SPREAD)
+    return 1.0
+
+
 def interval_of(job: Job, found: Outcome, samples_per_s: float) -> Interval:
     """Return the interval of a job's outcome and throughput, and what contributes to its width."""
     kind = kind_of(job)
-    among = learnt_of(job)
-    parts = uncertainty(job, found, among)
-    low_s, high_s = _step_interval(job, found, among, parts)
+    parts = uncertainty(job, found)
+    low_s, high_s = step_interval(job, found)
     samples = samples_per_s * found.iteration_s
     return Interval(
         coverage=COVERAGE,
@@ -352,7 +350,7 @@ def _text(job: Job, kind: JobKind, parts: Uncertainty, slow: bool, iterations: i
     widest = max(reasons, key=lambda name: getattr(parts, name))
     causes = [reasons[widest]]
     if slow and job.workers > 1:
-        causes.append(f"TCP may deliver no more than {show(TCP_BYTES_PER_S, 'bytes_per_s')}")
+        causes.append("links may be slower than usual")
     if parts.extrapolation > 0.0 and widest != "extrapolation":
         causes.append(reasons["extrapolation"])
     return "; ".join(causes)

@@ -129,7 +129,7 @@ class _Reader(msgspec.Struct):
             raise InputError("model and workload: give only one of them")
         file = given.pop("workload", None)
         profile = self._profile(given.pop("model", file), file is not None)
-        cluster = self.cluster
+        cluster = msgspec.structs.replace(self.cluster, losses="none")  # they are in what is fitted
         if line.has(RATE):
             nic = msgspec.structs.replace(
                 cluster.nic, bandwidth_bytes_per_s=line.number(RATE, above=0.0)
