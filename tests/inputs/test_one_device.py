@@ -166,7 +166,11 @@ def test_a_model_without_any_times_needs_only_the_speed() -> None:
         make_job(workload=coarse, device="v100")
     with pytest.raises(InputError, match="net has no timings; name a device"):
         make_job(workload=coarse, one_device_step_s=0.3)
-    w = make_job(workload=coarse, device="v100", batch_size=8, one_device_step_s=0.3).workload
+    job = make_job(
+        workload=coarse, device="v100", batch_size=8, one_device_step_s=0.3, arch="ring"
+    )
+    w, p = job.workload, predict(job)
+    assert (p.quality, p.iteration_s) == ("measured", pytest.approx(0.3, rel=1e-12))
     assert (w.forward_s, w.backward_s) == pytest.approx((0.1, 0.2), rel=1e-12)
     assert (w.device, w.batch_size, w.precision) == ("v100", 8, "float32")
     fine = Profile(name="net", source=MADE_UP, layers=(layer("a", 4.0), layer("b", 8.0)))
