@@ -135,7 +135,9 @@ def test_a_configured_speed_is_replaced_by_the_step_time_of_a_job_file(
 ) -> None:
     write("[all]\none-device-speed = 9\n")
     job = tmp_path / "job.toml"
-    job.write_text('schema = "perfmodel.job/1"\nmodel = "resnet18"\narch = "ring"\none_device_step_s = "2s"\n')
+    job.write_text(
+        'schema = "perfmodel.job/1"\nmodel = "resnet18"\narch = "ring"\none_device_step_s = "2s"\n'
+    )
     assert acting("predict", "--job", str(job)) == ""
     assert predicted("--job", str(job))["compute_s"] == pytest.approx(2.0)
     assert predicted("--job", str(job), "--step-time", "3s")["compute_s"] == pytest.approx(3.0)

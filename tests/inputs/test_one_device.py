@@ -18,6 +18,7 @@ from perfmodel.inputs.one_device import Speed, read_speed
 from perfmodel.inputs.profile import Gradients, Layer, Tensor, Timing
 from perfmodel.studies.advice import advise
 from perfmodel.studies.grids import grid
+from perfmodel.studies.reports import report
 from perfmodel.studies.requirements import require
 from perfmodel.studies.sensitivity import sensitivity
 from perfmodel.studies.sweeps import sweep
@@ -331,6 +332,14 @@ def test_studies_of_other_batch_sizes_keep_the_speed_at_that_of_the_job() -> Non
     (sizes,) = (each for each in effects if each.assumption.name == "batch_size")
     low, high = (each.throughput_samples_per_s for each in sizes.alternatives)
     assert low < high
+
+
+def test_a_report_scales_a_global_batch_from_the_measured_one() -> None:
+    job = {"model": "resnet50", "device": "v100", "arch": "ring", "workers": 4}
+    found = report(**job, global_batch_size=256, fidelity="coarse", one_device_step_s=0.2)
+    assert [each.workers for each in found.scaling] == [1, 2, 4, 8]
+    (same,) = (each for each in found.scaling if each.workers == 4)
+    assert same.coarse_samples_per_s == pytest.approx(found.prediction.throughput_samples_per_s)
 
 
 def test_the_job_of_a_case_has_the_keys_of_a_job_file(tmp_path: Path) -> None:
