@@ -358,16 +358,13 @@ def workload_of(arguments: Mapping[str, Any]) -> Workload:
     return _workload(**given, passes=passes, measured=measured)
 
 
-def with_batch(arguments: Mapping[str, Any], batch_size: float, now: int) -> dict[str, Any]:
-    """Return ``arguments`` of :func:`make_job` with another batch size per device.
-
-    A given speed of one device remains that at its batch size: by default the job's, ``now``.
-    """
-    changed = {**arguments, "batch_size": batch_size}
+def anchored(arguments: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
+    """Return ``arguments`` of :func:`make_job`, in which a given speed of one device is that at its
+    batch size whatever the job's: ``batch_size`` unless they say so already."""
     given = [name for name in OF_ONE_DEVICE if arguments.get(name) is not None]
     if given and "one_device_batch_size" not in given:
-        changed["one_device_batch_size"] = now
-    return changed
+        return {**arguments, "one_device_batch_size": batch_size}
+    return dict(arguments)
 
 
 def _workload(

@@ -144,22 +144,22 @@ def workload(
                 f"{what}: {samples} samples cannot be split into {accumulation} equal passes"
             )
         size = None if samples is None else samples // accumulation
-        found = one_pass(profile, device_name, precision, size)
+        step = one_pass(profile, device_name, precision, size)
         if activation_checkpointing:
-            found = checkpointed(found)
-        return accumulated(found, accumulation)
+            step = checkpointed(step)
+        return accumulated(step, accumulation)
 
     if one_device is None and not (profile.timings or profile.estimable):
         raise NoTimesError(
             f"{profile.name}: timings: at least one is needed, or layers with forward_flop, or the "
             "measured speed of one device"
         )
-    found = update(batch_size, "batch_size")
+    step = update(batch_size, "batch_size")
     if one_device is None:
-        return found
+        return step
     at = one_device.batch_size
-    there = found if at in (None, found.batch_size) else update(at, "one_device_batch_size")
-    return _on(at_speed(found, there, one_device), device_name, precision)
+    there = step if at in (None, step.batch_size) else update(at, "one_device_batch_size")
+    return _on(at_speed(step, there, one_device), device_name, precision)
 
 
 def _in_proportion(

@@ -9,7 +9,7 @@ import msgspec
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.base.provenance import Assumption, Source
 from perfmodel.inputs.batch_scaling import batch_error
-from perfmodel.inputs.workload import Workload
+from perfmodel.inputs.workload import Workload, expanded
 
 UNITS = ("samples/s", "tokens/s")
 """Units of a speed; a number without a unit is in samples/s."""
@@ -128,12 +128,13 @@ def at_speed(workload: Workload, there: Workload, given: OneDevice) -> Workload:
     On one device, data are loaded during computation, so a step of ``there`` takes as long as the
     longer of the two; after scaling this is the measured time. At the measured batch size the
     result is *measured*; at another it is *estimated*, with the error of an estimate from one batch
-    size.
+    size. A workload without layers is divided as in :func:`perfmodel.inputs.workload.expanded`.
 
     Raises
     ------
     InputError : as :meth:`OneDevice.seconds`; or a step takes no time.
     """
+    workload = expanded(workload)
     known_s = max(there.compute_s, there.data_loading_s)
     if not known_s > 0.0:
         raise InputError(f"workload {there.name!r}: no times to scale, because a step takes none")

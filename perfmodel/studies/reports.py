@@ -205,7 +205,8 @@ def _around(
     did(2)
     effects = sensitivity(**given)
     did(3)
-    scaling = _scaled(scaled, found)
+    at = job.of_devices.workload.batch_size
+    scaling = _scaled(api.anchored(scaled, at), found)
     did(4)
     advice = advise(**given, fidelity="auto" if fine else "coarse", **QUICK)
     did(5)

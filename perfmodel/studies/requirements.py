@@ -365,6 +365,8 @@ def _variable(name: str, given: Mapping[str, Any], job: Job) -> Variable:
         if argument in LINKS:
             now = getattr(job.of_devices.cluster.nic, argument)
             least, most = min(least, now / SPAN) if now else least, max(most, now * SPAN)
+        of_batch = api.anchored(given, job.of_devices.workload.batch_size)
+        base = of_batch if argument == "batch_size" else rest
         step = 1
         if argument == "workers":
             step = job.options.group_size
@@ -378,11 +380,7 @@ def _variable(name: str, given: Mapping[str, Any], job: Job) -> Variable:
             argument in ("workers", "batch_size"),
             least,
             most,
-            lambda value: (
-                api.with_batch(given, value, job.of_devices.workload.batch_size)
-                if argument == "batch_size"
-                else {**rest, argument: value}
-            ),
+            lambda value: {**base, argument: value},
             step,
         )
     architecture, _ = registry.find(job.architecture.name)

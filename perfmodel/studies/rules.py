@@ -187,13 +187,13 @@ def _batch(now: Situation) -> Iterator[Change]:
     if "batch_size" not in now.arguments and "model" not in now.arguments:
         return
     rest = {k: v for k, v in now.arguments.items() if k != "global_batch_size"}
+    rest = api.anchored(rest, batch)
+    measured = rest.get("one_device_batch_size")
     for other in (2 * batch, 4 * batch):
         name = f"batch size {other} per worker instead of {batch}"
-        changed = api.with_batch(rest, other, batch)
         flags = f"--batch-size {other}"
-        if "one_device_batch_size" in changed:
-            flags += f" --one-device-batch-size {changed['one_device_batch_size']}"
-        yield Change(name, flags, changed)
+        flags += "" if measured is None else f" --one-device-batch-size {measured}"
+        yield Change(name, flags, {**rest, "batch_size": other})
 
 
 def _sync_why(now: Situation) -> str:

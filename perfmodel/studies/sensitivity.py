@@ -349,7 +349,7 @@ def _with_option(job: Job, name: str, value: Any) -> Job:
 def _with_batch(job: Job, given: Arguments, size: int) -> Job:
     """Return the job with another batch size per device."""
     now = job.of_devices.workload.batch_size
-    workload = api.workload_of(api.with_batch(given, size, now))
+    workload = api.workload_of({**api.anchored(given, now), "batch_size": size})
     flat = job_facts.with_layers(msgspec.structs.replace(job.of_devices, workload=workload))
     return islands.changed(job, flat)
 

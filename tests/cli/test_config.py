@@ -100,6 +100,9 @@ def test_each_job_file_of_a_comparison_takes_what_it_lacks(write: Write, tmp_pat
         ('workload = "mine.json"', MODEL, ""),
         ("batch-size = 8", (*MODEL, "--workers", "2", "--global-batch-size", "64"), ""),
         ("global-batch-size = 8", (*MODEL, "--batch-size", "16"), ""),
+        ("one-device-speed = 9", (*MODEL, "--step-time", "1s"), ""),
+        ('step-time = "1s"', (*MODEL, "--one-device-speed", "9"), ""),
+        ("one-device-speed = 9", (*MODEL, "--workers", "2"), "--one-device-speed 9"),
         ("global-batch-size = 64", (*MODEL, "--workers", "2"), "--global-batch-size 64"),
         ("servers = 3", (*MODEL, "--option", "servers=2"), ""),
         ('option = ["servers=3"]', (*MODEL, "--servers", "2"), ""),
@@ -125,6 +128,22 @@ def test_what_the_command_line_says_replaces_what_it_contradicts(
     if expected == "":
         assert predicted(*words) == without
     assert acting("predict", *words) == expected
+
+
+def test_a_configured_speed_is_replaced_by_the_step_time_of_a_job_file(
+    write: Write, tmp_path: Path
+) -> None:
+    write("[all]\none-device-speed = 9\n")
+    job = tmp_path / "job.toml"
+    job.write_text(
+        'schema = "perfmodel.job/1"\nmodel = "resnet18"\narch = "ring"\none_device_step_s = "2s"\n'
+    )
+    assert acting("predict", "--job", str(job)) == ""
+    assert predicted("--job", str(job))["compute_s"] == pytest.approx(2.0)
+    assert predicted("--job", str(job), "--step-time", "3s")["compute_s"] == pytest.approx(3.0)
+    assert predicted("--job", str(job), "--one-device-speed", "8", "--batch-size", "16")[
+        "compute_s"
+    ] == pytest.approx(2.0)
 
 
 def test_paths_are_relative_to_the_file_and_names_are_names(write: Write) -> None:

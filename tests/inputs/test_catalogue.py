@@ -13,7 +13,9 @@ from perfmodel import InputError, Source, make_job, predict
 from perfmodel.base import files
 from perfmodel.cli import cli
 from perfmodel.inputs import catalogue
+from perfmodel.inputs.instances import read_instances
 from perfmodel.inputs.profile import NoiseScale
+from perfmodel.validation.cases import shipped_cases
 
 PARAMETERS = {
     "resnet18": 11_689_512,
@@ -49,7 +51,7 @@ MILLIONS = {
 }  # fmt: skip
 """Millions of parameters of networks that are not torchvision's, as published to these digits, or
 added up by hand (dlrm-dense, ssd300-resnet50)."""
-GPUS = ["a100", "h100", "k80", "p100", "t4", "titan-v", "v100"]
+GPUS = ["a100", "a10g", "gtx1080ti", "h100", "k80", "mi300x", "p100", "t4", "titan-v", "v100"]
 
 
 def test_the_catalogue_has_the_contents_named_in_the_readme() -> None:
@@ -163,6 +165,101 @@ def test_every_cluster_loads_and_every_device_has_a_source() -> None:
         assert catalogue.cluster(name).source.text
     for name in catalogue.device_names():
         assert catalogue.device(name).source.text
+
+
+CHIPS = {
+    "gtx1080ti": (3584, 1582, 352, 11),
+    "m40": (3072, 1114, 384, 6),
+    "p4": (2560, 1063, 256, 6),
+    "rtx2060": (1920, 1680, 192, 14),
+    "rtx2070": (2304, 1620, 256, 14),
+    "rtx2080": (2944, 1710, 256, 14),
+    "rtx2080ti": (4352, 1545, 352, 14),
+    "rtx3060": (3584, 1777, 192, 15),
+    "rtx3070": (5888, 1725, 256, 14),
+    "rtx3080": (8704, 1710, 320, 19),
+    "rtx3080ti": (10240, 1665, 384, 19),
+    "rtx3090": (10496, 1695, 384, 19.5),
+    "rtx3090ti": (10752, 1860, 384, 21),
+    "rtx4060ti": (4352, 2535, 128, 18),
+    "rtx4070": (5888, 2475, 192, 21),
+    "rtx4070ti": (7680, 2610, 192, 21),
+    "rtx4080": (9728, 2505, 256, 22.4),
+    "rtx4090": (16384, 2520, 384, 21),
+    "rtx5070ti": (8960, 2452, 256, 28),
+    "rtx5080": (10752, 2617, 256, 30),
+    "rtx5090": (21760, 2407, 512, 28),
+    "rtxpro6000": (24064, 2617, 512, 28),
+}
+"""Cores, boost clock in MHz, bits of the memory bus, and Gbit/s of each."""
+
+
+@pytest.mark.parametrize("name", CHIPS)
+def test_peak_rates_follow_from_cores_and_clocks(name: str) -> None:
+    """A core does one multiply-add per cycle; with sums in float32, the tensor cores of a GeForce
+    card do 4 (RTX 20) or 2 (RTX 30 on) times as much, those of a professional card 4 times."""
+    cores, clock_mhz, bits, rate = CHIPS[name]
+    one = catalogue.device(name)
+    float32 = one.peak_flop_per_s.float32
+    assert float32 == pytest.approx(2 * cores * clock_mhz * 1e6, rel=0.025)
+    assert one.memory_bandwidth_bytes_per_s == pytest.approx(bits / 8 * rate * 1e9, rel=0.001)
+    times = 4 if name.startswith(("rtx20", "rtxpro")) else 2
+    if name in ("gtx1080ti", "m40", "p4"):
+        assert one.precisions == ("float32",)
+    else:
+        assert one.peak("mixed") == pytest.approx(times * float32, rel=0.02)
+    if not name.startswith("rtx20"):
+        assert one.peak("tf32") == pytest.approx(
+            (2 if name == "rtxpro6000" else 1) * float32, rel=0.01
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "rates", "bandwidth", "gib"),
+    [
+        ("a10g", (35e12, 70e12, 35e12), 600e9, 24),
+        ("mi250x", (95.7e12 / 2, 383e12 / 2, None), 3276.8e9 / 2, 64),
+        ("mi300x", (163.4e12, 1307.4e12, 653.7e12), 5300e9, 192),
+    ],
+)
+def test_published_rates_of_other_devices(
+    name: str, rates: tuple[float | None, ...], bandwidth: float, gib: int
+) -> None:
+    one = catalogue.device(name)
+    peaks = one.peak_flop_per_s
+    assert (peaks.float32, peaks.mixed, peaks.tf32) == rates
+    assert one.memory_bandwidth_bytes_per_s == bandwidth
+    assert one.memory_bytes == gib * 2**30
+
+
+@pytest.mark.parametrize(
+    "typed", ["1080ti", "rtx-2060", "3080", "rtx-3080ti", "4070ti", "rtx-5090", "rtx-pro-6000"]
+)
+def test_a_device_is_known_by_its_short_name(typed: str) -> None:
+    one = catalogue.device(typed)
+    assert one.name.endswith(typed.replace("-", ""))
+    assert make_job(model="resnet50", device=typed, batch_size=8).workload.device == one.name
+
+
+PLACEHOLDERS = {"emulated", "pascal", "site", "unnamed"}
+"""Devices of shipped cases that give the times themselves, so that any name will do."""
+
+
+def test_every_device_that_is_named_exists() -> None:
+    known = set(catalogue.device_names())
+    timed = {d for name in catalogue.model_names() for d in catalogue.model(name).devices}
+    assert timed <= known
+    rented = {one.accelerator: one.device for one in read_instances()}
+    assert [name for name, device in rented.items() if device is None] == []
+    measured = {case.job.workload.device for case in shipped_cases()}
+    assert measured - known == PLACEHOLDERS
+    models = {u.model for name in known for u in catalogue.device(name).language_models}
+    assert models <= set(catalogue.model_names())
+
+
+def test_canary_an_accelerator_that_is_no_device_is_noticed() -> None:
+    (one, *_) = read_instances()
+    assert msgspec.structs.replace(one, accelerator="TPU-V4").device is None
 
 
 def test_device_aliases_are_unambiguous() -> None:

@@ -18,6 +18,7 @@ from perfmodel.inputs.one_device import Speed, read_speed
 from perfmodel.inputs.profile import Gradients, Layer, Tensor, Timing
 from perfmodel.studies.advice import advise
 from perfmodel.studies.grids import grid
+from perfmodel.studies.reports import report
 from perfmodel.studies.requirements import require
 from perfmodel.studies.sensitivity import sensitivity
 from perfmodel.studies.sweeps import sweep
@@ -166,7 +167,9 @@ def test_a_model_without_any_times_needs_only_the_speed() -> None:
         make_job(workload=coarse, device="v100")
     with pytest.raises(InputError, match="net has no timings; name a device"):
         make_job(workload=coarse, one_device_step_s=0.3)
-    w = make_job(workload=coarse, device="v100", batch_size=8, one_device_step_s=0.3).workload
+    job = make_job(workload=coarse, device="v100", batch_size=8, one_device_step_s=0.3, arch="ring")
+    w, p = job.workload, predict(job)
+    assert (p.quality, p.iteration_s) == ("measured", pytest.approx(0.3, rel=1e-12))
     assert (w.forward_s, w.backward_s) == pytest.approx((0.1, 0.2), rel=1e-12)
     assert (w.device, w.batch_size, w.precision) == ("v100", 8, "float32")
     fine = Profile(name="net", source=MADE_UP, layers=(layer("a", 4.0), layer("b", 8.0)))
@@ -290,8 +293,8 @@ def test_the_command_is_the_library(tmp_path: Path) -> None:
 
 
 def test_a_sweep_varies_the_speed_but_keeps_it_to_one_measurement() -> None:
-    found = sweep(**V100, workers=[1, 2], one_device_samples_per_s=[100.0, "200 samples/s"])
-    alone = [p.throughput_samples_per_s for p in found.predictions if p.workers == 1]
+    swept = sweep(**V100, workers=[1, 2], one_device_samples_per_s=[100.0, "200 samples/s"])
+    alone = [p.throughput_samples_per_s for p in swept.predictions if p.workers == 1]
     assert alone == pytest.approx([100.0, 200.0], rel=1e-12)
     jobs = grid({**V100, "one_device_samples_per_s": [100.0, "200 samples/s"]}).jobs
     assert [(job.given or {})["one_device_samples_per_s"] for job in jobs] == [
@@ -311,8 +314,8 @@ def test_a_sweep_varies_the_speed_but_keeps_it_to_one_measurement() -> None:
 
 def test_studies_of_other_batch_sizes_keep_the_speed_at_that_of_the_job() -> None:
     job = {**V100, "workers": 8, "batch_size": 64, "one_device_samples_per_s": 300.0}
-    found = advise(**job)
-    (larger,) = (each for each in (*found.recommended, *found.unsure) if each.rule == "batch size")
+    advice = advise(**job)
+    (larger,) = (one for one in (*advice.recommended, *advice.unsure) if one.rule == "batch size")
     size = larger.prediction.batch_size
     assert size > 64
     assert larger.flags == f"--batch-size {size} --one-device-batch-size 64"
@@ -324,9 +327,17 @@ def test_studies_of_other_batch_sizes_keep_the_speed_at_that_of_the_job() -> Non
     assert needed.compute_s == pytest.approx(compute_s(**changed), rel=1e-9)
     rest = {name: value for name, value in job.items() if name != "batch_size"}
     effects = sensitivity(**rest).effects
-    (sizes,) = (each for each in effects if each.assumption.name == "batch_size")
-    low, high = (each.throughput_samples_per_s for each in sizes.alternatives)
+    (sizes,) = (one for one in effects if one.assumption.name == "batch_size")
+    low, high = (one.throughput_samples_per_s for one in sizes.alternatives)
     assert low < high
+
+
+def test_a_report_scales_a_global_batch_from_the_measured_one() -> None:
+    job = {"model": "resnet50", "device": "v100", "arch": "ring", "workers": 4}
+    page = report(**job, global_batch_size=256, fidelity="coarse", one_device_step_s=0.2)
+    assert [point.workers for point in page.scaling] == [1, 2, 4, 8]
+    (same,) = (point for point in page.scaling if point.workers == 4)
+    assert same.coarse_samples_per_s == pytest.approx(page.prediction.throughput_samples_per_s)
 
 
 def test_the_job_of_a_case_has_the_keys_of_a_job_file(tmp_path: Path) -> None:
