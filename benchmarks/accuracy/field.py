@@ -35,7 +35,7 @@ NVLINK_BRIDGE = IntraNode(56.25e9, 1.9e-6, 0.8, kind="per_device", interconnect=
 """NVLink bridge between two cards: four links of 14 GB/s each way."""
 
 TCP = Link(1.0, latency_s=25e-6, efficiency=0.9415)
-RDMA = Link(1.0, latency_s=4e-6, efficiency=0.85)
+RDMA = Link(1.0, latency_s=14e-6, efficiency=0.85)
 """Latency and efficiency as in the shipped clusters."""
 
 INFINIBAND_GBPS = {"hdr100": 100, "qdr": 40, "fdr": 56, "edr": 100, "hdr": 200, "ndr": 400}

@@ -49,7 +49,7 @@ UPDATE_PER_TENSOR_S = 0.1e-3
 UPDATE_PER_BYTE_S = 0.8e-9
 """Time of a parameter server per gradient byte: to receive, add and apply it on one core."""
 
-RDMA_LATENCY_S = 10e-6
+RDMA_LATENCY_S = 20e-6
 """Latency below which links between nodes count as RDMA, which comes close to the nominal rate."""
 
 HOST_BYTES_PER_S = 13.7e9
