@@ -30,6 +30,15 @@ ALL = [(name, options) for name in names() for options in VARIANTS[name]]
 ALL_IDS = [f"{name}-{'-'.join(f'{k}={v}' for k, v in o.items())}" for name, o in ALL]
 
 
+ETHERNET = Cluster(
+    name="10 Gbps",
+    nic=Link(1.25e9, 25e-6, 0.9415),
+    server=Server(update_per_tensor_s=0.2e-3, update_per_byte_s=0.09e-9),
+    source=Source("exact", "made for a test"),
+)
+"""A cluster of one device per node without the usual losses of nominal figures."""
+
+
 def workload(
     forward_s: Sequence[float],
     backward_s: Sequence[float],

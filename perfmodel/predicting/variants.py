@@ -221,7 +221,12 @@ def _reached(link: Link, bandwidth_bytes_per_s: Floats) -> Floats:
 
 
 def _paced(job: Job, q: Quantities, workers: Axis) -> Quantities:
-    """Return the quantities with the compute times of the slowest of other numbers of workers."""
+    """Return the quantities with the compute times of the slowest of other numbers of workers.
+
+    If these differ from the job's, there are no classes of workers: see :func:`_by_counts`.
+    """
+    if np.all(workers == job.workers):
+        return q
     counts, where = np.unique(workers, return_inverse=True)
     paces = np.array([job.cluster.pace(count) for count in counts.tolist()])
     ratio = paces[where] / job.pace

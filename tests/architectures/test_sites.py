@@ -149,8 +149,10 @@ def test_sums_are_made_inside_each_site_first() -> None:
     found = step_s(where, 4, "allreduce", algorithm="hierarchical", overlap=False)
     # inside 50 bytes each way before and after; between, 2 rails x 25 bytes, there and back
     assert found == pytest.approx(3.0 + 2 * 50.0 / 100.0 + 2 * 50.0 / 10.0)
-    assert found < step_s(where, 4, "ring", overlap=False)
-    assert found == pytest.approx(step_s(where, 4, "allreduce", overlap=False))  # auto
+    around = step_s(where, 4, "ring", overlap=False)
+    assert found < around
+    # libraries do not know the sites: they sum around the ring unless they are told to
+    assert step_s(where, 4, "allreduce", overlap=False) == pytest.approx(around)
 
 
 # -- the order of rings ----------------------------------------------------------------------------
@@ -308,9 +310,9 @@ def test_islands_are_at_the_sites_of_their_nodes() -> None:
     assert islands(where, 3, 2, period=1, algorithm="ring") == pytest.approx(
         3.0 + 4 * 100.0 / 3 / 6.0 + 3 * 2.0
     )
-    # islands of 4 and 2, one at each site; the first sums 100 bytes over its nodes in 1 s
+    # islands of 4 and 2, one at each site; the first sums 100 bytes around its nodes in 1.5 s
     found = islands(where, 2, "4+2", period=1, algorithm="ring")
-    assert found == pytest.approx(3.0 + 1.0 + 100.0 / 6.0 + 2 * 2.0)
+    assert found == pytest.approx(3.0 + 1.5 + 100.0 / 6.0 + 2 * 2.0)
 
 
 def test_an_island_is_at_one_site() -> None:

@@ -100,8 +100,8 @@ WRONG = {
             "loss_rate = nan": "site_links[1]: loss_rate: expected a finite number, got nan",
             "lose_rate = 0.1":
                 "site_links[1]: unknown key 'lose_rate'; did you mean 'loss_rate'? (allowed: "
-                "bandwidth_bytes_per_s, latency_s, efficiency, between, connections, "
-                "window_bytes, loss_rate)",
+                "bandwidth_bytes_per_s, latency_s, efficiency, ceiling_bytes_per_s, between, "
+                "connections, window_bytes, loss_rate)",
         },
     'bandwidth_bytes_per_s = "500Mbps"':
         {

@@ -21,7 +21,7 @@ from perfmodel.phases.quantities import quantities_of
 from perfmodel.predicting import coarse
 from perfmodel.studies import formulas
 from perfmodel.theory import contention
-from tests.jobs import ALL, ALL_IDS, cluster, job, workload
+from tests.jobs import ALL, ALL_IDS, ETHERNET, cluster, job, workload
 from tests.queueing import multiclass_mva, mva
 from tests.settings import examples
 
@@ -176,7 +176,14 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
 
 
 def measured(arch: str, options: dict[str, Any], workers: int = 8) -> Job:
-    return make_job(model="resnet18", device="v100", arch=arch, options=options, workers=workers)
+    return make_job(
+        model="resnet18",
+        device="v100",
+        cluster=ETHERNET,
+        arch=arch,
+        options=options,
+        workers=workers,
+    )
 
 
 @pytest.mark.parametrize(("arch", "options"), KINDS)
@@ -365,8 +372,8 @@ def test_unequal_workers_have_their_own_pace() -> None:
     """Each with the staleness and idleness of the simulation."""
     slow = Straggler(0, 3.0)
     one = make_job(
-        model="resnet50", device="v100", arch="asp", workers=6, stragglers=[slow],
-        bandwidth_bytes_per_s=1e10,
+        model="resnet50", device="v100", cluster=ETHERNET, arch="asp", workers=6,
+        stragglers=[slow], bandwidth_bytes_per_s=1e10,
     )  # fmt: skip
     fine, formulaic = predict(one), predict(one, fidelity="coarse")
     assert fine.staleness is not None
@@ -378,7 +385,7 @@ def test_unequal_workers_have_their_own_pace() -> None:
 
 
 def test_shared_links_are_as_busy_as_simulated() -> None:
-    one = make_job(model="resnet50", device="v100", arch="asp", workers=8)
+    one = make_job(model="resnet50", device="v100", cluster=ETHERNET, arch="asp", workers=8)
     fine, formulaic = predict(one), predict(one, fidelity="coarse")
     simulated = fine.utilisation.links["link out of node 8 (server 0)"]
     assert formulaic.utilisation.links["link out of the servers"] == pytest.approx(

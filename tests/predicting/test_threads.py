@@ -15,6 +15,7 @@ import pytest
 
 from perfmodel import Job, evaluate, make_job, predict
 from perfmodel.phases import lines
+from tests.jobs import ETHERNET
 
 THREADS, SIZE, MANY = 4, 300, 12
 
@@ -42,7 +43,14 @@ def switching_often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def job(arch: str, options: dict[str, Any], seed: int = 1) -> Job:
     return make_job(
-        model="alexnet", device="v100", arch=arch, workers=3, options=options, jitter=0.1, seed=seed
+        model="alexnet",
+        device="v100",
+        cluster=ETHERNET,
+        arch=arch,
+        workers=3,
+        options=options,
+        jitter=0.1,
+        seed=seed,
     )
 
 

@@ -12,6 +12,7 @@ from perfmodel import Job, Variants, evaluate, make_job
 from perfmodel.inputs import catalogue
 from perfmodel.phases import lines
 from perfmodel.phases.layers import Layers, Part, Stage
+from tests.jobs import ETHERNET
 
 SIZE = 600
 
@@ -26,7 +27,9 @@ CASES: tuple[Any, ...] = (
 
 
 def job(model: str, arch: str, options: dict[str, Any]) -> Job:
-    return make_job(model=model, device="v100", arch=arch, workers=8, options=options)
+    return make_job(
+        model=model, device="v100", cluster=ETHERNET, arch=arch, workers=8, options=options
+    )
 
 
 def axes(size: int = SIZE) -> dict[str, Any]:
