@@ -74,7 +74,7 @@ def walk_critical(w: World, record: int, until: float) -> None:
         if start < until:
             part = (end - until) / (end - start)
         w.critical[op] += end - max(start, until)
-        w.critical_count[op] += part * w.history[record].count
+        w.critical_count[op] += max(part * w.history[record].count, 1.0)
         end = start
         record = w.history[record].enabler
         if record == NONE or not end > until:
