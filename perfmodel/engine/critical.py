@@ -25,8 +25,8 @@ def critical_cycle(graph: OpGraph, world: World, period_s: float) -> tuple[Criti
     group = int(np.argmax(np.array(world.marked_at)))
     op = int(graph.group_mark[group])
     record = op * depth + ((int(world.arrived[op]) - 1) & (depth - 1))
-    starts, lasts, enablers = (
-        column(world, "history", name) for name in ("start", "last", "enabler")
+    starts, lasts, enablers, counts = (
+        column(world, "history", name) for name in ("start", "last", "enabler", "count")
     )
     chain: list[CriticalOp] = []
     met: dict[tuple[int, int], list[tuple[float, int]]] = {}
@@ -49,7 +49,7 @@ def critical_cycle(graph: OpGraph, world: World, period_s: float) -> tuple[Criti
                 return walk if _irregular(graph) & {step.op for step in walk} else _simple(walk)
         met.setdefault((op, phase % PHASES), []).append((start, len(chain)))
         enabler, last = int(enablers[record]), int(lasts[record])
-        chain.append(CriticalOp(op, end - start, enabler != last))
+        chain.append(CriticalOp(op, end - start, enabler != last, int(counts[record])))
         record, end = enabler, start
     return ()
 

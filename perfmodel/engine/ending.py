@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from perfmodel.engine.codes import (
-    BATCH,
     CAUSES,
     DRAIN,
     FROM_BATCH,
@@ -21,7 +20,7 @@ from perfmodel.engine.codes import (
     Id,
     World,
 )
-from perfmodel.engine.starting import bytes_left, enqueue, hand_token, start_op, supply
+from perfmodel.engine.starting import bytes_left, enqueue, hand_token, is_batch, start_op, supply
 from perfmodel.engine.timers import set_timer
 from perfmodel.engine.waits import note, open_wait, walk_critical
 
@@ -72,7 +71,7 @@ def end_op(w: World, op: Id) -> None:
     if s.first_span <= iteration < s.end_span:
         w.span_end[(iteration - s.first_span) * s.n_ops + op] = now
     o.phase = IDLE
-    if o.extra < 0 or not _is_batch(w, op):
+    if o.extra < 0 or not is_batch(w, op):
         supply(w, op, record)
     if latency > 0.0:
         set_timer(w, now + latency, TOKENS_ARRIVE, op)
@@ -99,7 +98,7 @@ def tokens_arrive(w: World, op: Id, active: bool) -> None:
         elif w.gate_edges[-1 - edge.target].kind != FROM_BATCH:
             _to_gate(w, k, record, active)
     if o.extra >= 0:
-        if _is_batch(w, op):
+        if is_batch(w, op):
             _unload_batch(w, op, record)
         if w.extras[o.extra].mark >= 0:
             _mark(w, w.extras[o.extra].mark, record)
@@ -117,7 +116,10 @@ def _to_gate(w: World, k: int, source: int, active: bool) -> None:
         if w.edges[k].tokens == x.fired + 1:
             x.count += 1
     elif edge.kind == TO_BATCH:
-        w.items[edge.pair].tokens += 1
+        item = w.items[edge.pair]
+        item.tokens += 1
+        item.came = s.now
+        item.source = source
         x.source = source
         if x.count == 0:  # no tick is due
             x.count = 1
@@ -133,11 +135,6 @@ def _to_gate(w: World, k: int, source: int, active: bool) -> None:
     if x.open == 0 and x.count >= x.need:
         x.open = 1
         supply(w, edge.target, source)
-
-
-def _is_batch(w: World, op: Id) -> bool:
-    special = w.extras[w.ops[op].extra].special
-    return bool(special >= 0 and w.specials[special].gate == BATCH)
 
 
 def batch_tick(w: World, op: Id) -> None:

@@ -108,7 +108,7 @@ class _RuleLayout:
         self._specials: dict[int, dict[str, Any]] = {}
         self._alternatives: list[tuple[float, int, int, int]] = []
         self._slots: list[int] = []
-        self._items: list[tuple[float, int, int, int, int]] = []
+        self._items: list[tuple[float, float, int, int, int, int, int]] = []
 
     def special_of(self, op: int) -> dict[str, Any]:
         """Return the fields of an op's special record; it is added if the op has none."""
@@ -194,7 +194,7 @@ class _RuleLayout:
             into, out = edge_from[source].pop(0), edge_to[target].pop(0)
             self._gates[into][2] = len(self._items)
             self._gates[out] = [target, codes.FROM_BATCH, NONE]
-            self._items.append((size, out, int(edges["tokens"][into]), 0, 0))
+            self._items.append((size, 0.0, out, int(edges["tokens"][into]), 0, 0, NONE))
 
     def tables(self, extras: Extras) -> RuleTables:
         """Return all records; negative targets mark the edges of gates."""

@@ -27,12 +27,14 @@ class CriticalOp(msgspec.Struct, frozen=True):
     """An op on the critical cycle: its id, and the time it adds to the cycle (s).
 
     ``seconds`` lasts from its start to the start of the next op on the cycle. ``waited`` tells that
-    it started when a slot became free, not when its last input arrived.
+    it started when a slot became free, not when its last input arrived. ``count`` is the number of
+    its instances that ran one after the other in this time: above 1 for batches.
     """
 
     op: int
     seconds: float
     waited: bool
+    count: int = 1
 
 
 class RunSpread(msgspec.Struct, frozen=True):

@@ -63,6 +63,7 @@ def op_ready(w: World, op: Id, source: int) -> None:
         h.ready = s.now
         h.last = source
         h.enabler = source
+        h.count = 1
     o.taken += 1
     o.missing = o.need
     o.since = s.now
@@ -263,7 +264,8 @@ def start_op(w: World, op: Id, releaser: int) -> None:
     o.since = s.now
     if s.depth > 0:
         record = op * s.depth + (iteration & (s.depth - 1))
-        w.history[record].start = s.now
+        if releaser != NONE or o.extra < 0 or not is_batch(w, op):
+            w.history[record].start = s.now
         if releaser != NONE:
             w.history[record].enabler = releaser
         if o.phase != PASSING:
@@ -324,15 +326,62 @@ def bytes_left(w: World, op: Id) -> float:
     return float(w.specials[special].left) if special >= 0 else 0.0
 
 
+def is_batch(w: World, op: Id) -> bool:
+    """Return whether an op with an extra moves items in batches."""
+    special = w.extras[w.ops[op].extra].special
+    return bool(special >= 0 and w.specials[special].gate == BATCH)
+
+
 def _load_batch(w: World, op: Id) -> None:
     """Load as many admitted items as fit, at least one."""
-    o = w.ops[op]
+    s, o = w.state[0], w.ops[op]
     x = w.specials[w.extras[o.extra].special]
-    total = 0.0
+    total, last, full = 0.0, NONE, 0
     for i in range(x.alternative, x.alternative + x.alternatives):
         item = w.items[i]
         if item.admitted > 0 and (total == 0.0 or total + item.bytes <= x.cap):
             item.admitted -= 1
             item.loaded = 1
             total += item.bytes
+            if last == NONE or item.came > w.items[last].came:
+                last = i
+        elif item.admitted > 0:
+            full = 1
     o.bytes = total
+    if s.depth > 0:
+        _trace_batch(w, op, last, full)
+
+
+def _trace_batch(w: World, op: Id, last: int, full: int) -> None:
+    """Note what a batch waited for: item ``last``, its latest, or the batches before it.
+
+    A batch that begins when another ends usually has items that came in between. Faster batches
+    would only have become smaller and more numerous, unless even without their start-up times
+    (which full batches need nonetheless) they would have lasted until the item came. If so, they
+    are one busy stretch with this batch, which begins with the first of them.
+    """
+    s, o = w.state[0], w.ops[op]
+    extra = w.extras[o.extra]
+    x, item = w.specials[extra.special], w.items[last]
+    first = op * s.depth
+    h = w.history[first + ((o.taken - 1) & (s.depth - 1))]
+    before = w.history[first + ((o.taken - 2) & (s.depth - 1))]
+    if first <= h.last < first + s.depth:
+        x.needed += s.now - x.began
+        if x.full == 0:
+            x.needed -= o.seconds + extra.latency
+        busy = before.start + x.needed >= item.came
+    else:
+        busy = False
+    if busy:
+        h.ready, h.start = before.ready, before.start
+        h.last, h.enabler = before.last, before.enabler
+        h.count = before.count + 1
+    else:
+        h.ready = item.came
+        h.start = item.came
+        h.last = item.source
+        h.enabler = item.source
+        x.needed = 0.0
+    x.began = s.now
+    x.full = full

@@ -70,8 +70,11 @@ def walk_critical(w: World, record: int, until: float) -> None:
         if start > end:  # overwritten by a later instance: the chain ends here
             return
         op = record // s.depth
+        part = 1.0
+        if start < until:
+            part = (end - until) / (end - start)
         w.critical[op] += end - max(start, until)
-        w.critical_count[op] += 1.0
+        w.critical_count[op] += max(part * w.history[record].count, 1.0)
         end = start
         record = w.history[record].enabler
         if record == NONE or not end > until:

@@ -54,14 +54,14 @@ POOL = _record(f8="service at rate limit _1 _2", i4="first n place noted")
 GROUP = _record(i4="iterations device")
 STREAM = _record(f8="factor", i4="first at")
 SPECIAL = _record(
-    f8="probability quantum left per_token cycle cap",
+    f8="probability quantum left per_token cycle cap began needed",
     i4="every phase activity chosen among choice alternative alternatives gate need count fired "
-    "open source drawn",
+    "open source drawn full",
 )
 ALTERNATIVE = _record(f8="latency", i4="hold holds route")
-ITEM = _record(f8="bytes", i4="edge tokens admitted loaded")
+ITEM = _record(f8="bytes came", i4="edge tokens admitted loaded source")
 PROBE = _record(f8="seconds count", i4="counter group stamp room next open")
-HISTORY = _record(f8="ready start", i4="last enabler")
+HISTORY = _record(f8="ready start", i4="last enabler count")
 
 
 class World(NamedTuple):

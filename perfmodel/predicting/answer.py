@@ -21,6 +21,7 @@ def prediction_of(
     memory = job_facts.memory_of(job)
     samples_per_s = islands.samples_per_s(job, outcome)
     outcome = islands.of_devices(job, outcome)
+    nodes, devices_per_node = job_facts.nodes_of(job)
     return Prediction(
         model=job.workload.name,
         device=job.workload.device,
@@ -29,6 +30,8 @@ def prediction_of(
         workers=job.workers,
         batch_size=job.workload.batch_size,
         island_devices=tuple(island.devices for island in job.islands),
+        nodes=nodes,
+        devices_per_node=devices_per_node,
         global_batch_size=job.global_batch_size,
         fidelity=outcome.fidelity,
         error_band=outcome.error_band,

@@ -62,7 +62,7 @@ def _critical_ops(measures: Measures) -> Iterator[tuple[int, float, float]]:
     """Yield the ops of the critical cycle, or of the average path: id, seconds, count."""
     if measures.critical_cycle:
         for step in measures.critical_cycle:
-            yield step.op, step.seconds, 1.0
+            yield step.op, step.seconds, float(step.count)
     else:
         for op in np.flatnonzero(measures.critical_s).tolist():
             yield op, float(measures.critical_s[op]), float(measures.critical_count[op])
@@ -79,11 +79,14 @@ def _steps(
         last = steps[-1] if steps else None
         if last is not None and (last.operation, last.resource) == (operation, resource):
             steps[-1] = msgspec.structs.replace(
-                last, last=name, count=last.count + 1, seconds=last.seconds + part.seconds
+                last,
+                last=name,
+                count=last.count + part.count,
+                seconds=last.seconds + part.seconds,
             )
         elif part.seconds > 0.0:
             steps.append(
-                CriticalStep(operation, resource, name, name, 1, part.seconds, part.waited)
+                CriticalStep(operation, resource, name, name, part.count, part.seconds, part.waited)
             )
     return tuple(steps)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from perfmodel.base.errors import InputError, whole_number
 from perfmodel.base.files import finite
 from perfmodel.base.units import show
 from perfmodel.inputs import catalogue
+from perfmodel.inputs.islands import places_of
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import Workload, expanded
 from perfmodel.results.prediction import Memory, ModelAge, Training
@@ -57,6 +59,22 @@ def with_layers(job: Job) -> Job:
     fine = expanded(job.workload)
     added = fine.assumptions[len(job.workload.assumptions) :]
     return msgspec.structs.replace(job, workload=fine, assumptions=(*job.assumptions, *added))
+
+
+def nodes_of(job: Job) -> tuple[int, int | None]:
+    """Return the number of nodes with devices of the job, and the devices on each of them (None if
+    these numbers differ)."""
+    if not job.islands:
+        cluster, workers = job.cluster, job.workers
+        on_nodes = {cluster.devices_at(node, workers) for node in cluster.samples(workers)}
+        return cluster.nodes_for(workers), on_nodes.pop() if len(on_nodes) == 1 else None
+    cluster, devices = job.of_devices.cluster, tuple(island.devices for island in job.islands)
+    places = places_of(cluster, devices)
+    counts: Counter[int] = Counter()
+    for count, first, many in zip(devices, places.first, places.many, strict=True):
+        for k in range(many):
+            counts[first + k] += min(count - k * cluster.devices_per_node, cluster.devices_per_node)
+    return len(counts), counts[0] if len(set(counts.values())) == 1 else None
 
 
 def model_age(job: Job) -> ModelAge | None:

@@ -189,6 +189,8 @@ class Prediction(Drawn, frozen=True, kw_only=True):
     error_band : error of a coarse prediction; None for a fine one.
     island_devices : number of devices in each worker, if workers are groups of devices;
         ``batch_size`` is then that of the first, and idleness and memory are per device.
+    nodes : number of nodes that the workers are on, without nodes that only hold servers.
+    devices_per_node : devices of the job on each of them; None if these numbers differ.
     throughput_samples_per_s : samples per second of all workers together.
     interval : 90 % interval of a measured run, see :mod:`perfmodel.predicting.intervals`.
     throughput_ci_fraction : half-width of the 95 % confidence interval of the simulation, as a
@@ -220,6 +222,8 @@ class Prediction(Drawn, frozen=True, kw_only=True):
     batch_size: int
     global_batch_size: int
     island_devices: tuple[int, ...] = ()
+    nodes: int | None = None
+    devices_per_node: int | None = None
     sequence_length: int | None = None
     fidelity: str
     error_band: ErrorBand | None

@@ -12,8 +12,6 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -34,7 +32,9 @@ from perfmodel.results.drawn import Drawn
 from perfmodel.results.prediction import Prediction
 from perfmodel.results.schedule import Schedule
 from perfmodel.studies.chunks import Progress
+from perfmodel.studies.executors import completed
 from perfmodel.studies.grids import Row, distinct, grid, label
+from perfmodel.studies.processes import MOST_PROCESSES, Processes
 from perfmodel.studies.sweeps import common, frame
 
 if TYPE_CHECKING:
@@ -399,20 +399,8 @@ def _curves(
 def _all(work: Sequence[Work], processes: int | None) -> Iterator[tuple[int, Curve]]:
     """Yield curves as they complete, each with its index in ``work``."""
     count = min(processes or os.cpu_count() or 1, len(work))
-    if count == 1:
-        for k, each in enumerate(work):
-            yield k, _train(each)
-        return
-    with ProcessPoolExecutor(count) as pool:
-        places = {pool.submit(_train, each): k for k, each in enumerate(work)}
-        try:
-            for future in as_completed(places):
-                yield places[future], future.result()
-        except BrokenProcessPool:
-            text = "converge: a process ended unexpectedly; is there enough memory?"
-            raise InputError(text) from None
-        finally:
-            pool.shutdown(cancel_futures=True)
+    with Processes(min(count, MOST_PROCESSES)) as pool:
+        yield from completed(pool, _train, work)
 
 
 def _train(work: Work) -> Curve:

@@ -7,14 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import multiprocessing
 import os
 import pickle
 import platform
 import queue
-import signal
-import threading
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import (
@@ -22,15 +18,14 @@ from concurrent.futures import (
     CancelledError,
     Executor,
     Future,
-    ProcessPoolExecutor,
 )
-from contextlib import contextmanager, suppress
-from multiprocessing.connection import Connection
+from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from perfmodel.base.errors import InputError, PerfmodelWarning, whole_number
+from perfmodel.base.errors import InputError, PerfmodelWarning
 from perfmodel.base.foreign import said
 from perfmodel.predicting.installation import fingerprint
+from perfmodel.studies.processes import InLine, Processes, warn_again
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -39,96 +34,11 @@ ALONE_S = 5.0
 """Seconds of work in this process before others are started, unless a number of processes is given.
 Starting a process takes half a second to a second of CPU time on each core."""
 
-MOST_PROCESSES = 1024
-"""Largest number of processes; catches typing errors."""
-
 CONNECT_S = 5
 """Timeout for connecting to a Dask scheduler, in seconds."""
 
 POLL_S = 1.0
 """Time between two looks whether a Dask client still has its scheduler, in seconds."""
-
-
-class InLine(Executor):
-    """Runs work immediately in the thread that submits it."""
-
-    def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
-        """Run the work and return a finished future."""
-        done: Future[R] = Future()
-        try:
-            done.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            done.set_exception(error)
-        return done
-
-
-class Processes(Executor):
-    """Processes of this machine, started on demand, which end when this process ends.
-
-    For the first ``alone_s`` seconds, work runs in this process instead, as with :class:`InLine`.
-    If the context is left by an exception, such as a keyboard interrupt, the processes are killed
-    without waiting for their work.
-
-    Raises
-    ------
-    InputError : ``count`` is not a valid number of processes.
-    """
-
-    def __init__(self, count: int, alone_s: float = 0.0) -> None:
-        self._count = whole_number("processes", count, at_most=MOST_PROCESSES)
-        self._alone_s = alone_s
-        self._begin: float | None = None
-        self._pool: ProcessPoolExecutor | None = None
-        self._alive: Connection | None = None
-        self._lock = threading.Lock()
-
-    @property
-    def here(self) -> bool:
-        """Whether work submitted now runs in this process."""
-        if self._begin is None:
-            self._begin = time.monotonic()
-        return self._count == 1 or time.monotonic() - self._begin < self._alone_s
-
-    def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
-        """Submit work to one of the processes, or run it here."""
-        if self.here:
-            return InLine().submit(fn, *args, **kwargs)
-        with self._lock:
-            pool = self._pool or self._started()
-        return pool.submit(fn, *args, **kwargs)
-
-    def _started(self) -> ProcessPoolExecutor:
-        context = multiprocessing.get_context("spawn")
-        watched, self._alive = context.Pipe(duplex=False)
-        self._pool = ProcessPoolExecutor(
-            self._count, mp_context=context, initializer=_end_with, initargs=(watched,)
-        )
-        return self._pool
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the processes after their work, or immediately with ``cancel_futures``."""
-        if self._pool is not None and self._alive is not None:
-            if cancel_futures:
-                self._alive.close()
-            self._pool.shutdown(wait, cancel_futures=cancel_futures)
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.shutdown(cancel_futures=kind is not None)
-
-
-def _end_with(watched: Connection) -> None:
-    """Make this process exit when the other end of a pipe is closed, as when its parent exits.
-
-    A keyboard interrupt reaches all processes of a terminal; only the parent handles it.
-    """
-
-    def wait() -> None:
-        with suppress(EOFError, OSError):
-            watched.recv_bytes()
-        os._exit(1)
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=wait, daemon=True).start()
 
 
 def usable_cores() -> int:
@@ -337,6 +247,8 @@ def result(future: Future[R]) -> R:
         if type(error).__module__.partition(".")[0] != "distributed":
             raise
         raise InputError(f"the Dask cluster failed: {said(error)}") from None
+    finally:
+        warn_again(future)
 
 
 def _lost(executor: Executor) -> bool:
@@ -350,4 +262,4 @@ def _cancelled() -> InputError:
 
 
 def _broken() -> InputError:
-    return InputError("a prediction process ended unexpectedly; is there enough memory?")
+    return InputError("a process ended unexpectedly; is there enough memory?")

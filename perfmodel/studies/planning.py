@@ -23,10 +23,10 @@ from perfmodel.inputs.profile import Profile
 from perfmodel.predicting import gains
 from perfmodel.studies.advice import advise
 from perfmodel.studies.chunks import Progress
-from perfmodel.studies.executors import InLine
 from perfmodel.studies.plan_search import MAX_OPS, MOST_CONSIDERED, Goal, PlanLimits, Search
 from perfmodel.studies.plan_space import Axes, none_left, space
 from perfmodel.studies.plans import Candidate, Lever, Plan, Price, Trade
+from perfmodel.studies.processes import InLine
 from perfmodel.studies.sensitivity import effects
 
 Objective = Literal["cost", "time", "throughput", "samples-per-usd"]

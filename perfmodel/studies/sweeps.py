@@ -20,8 +20,8 @@ from perfmodel.results.drawn import Drawn
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies import shards
 from perfmodel.studies.chunks import Progress
-from perfmodel.studies.executors import InLine
 from perfmodel.studies.grids import Axis, Row, Skipped, grid, impossible, label
+from perfmodel.studies.processes import InLine
 from perfmodel.theory import statistical_efficiency
 
 if TYPE_CHECKING:

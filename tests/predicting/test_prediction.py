@@ -10,12 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from perfmodel import (
     InputError,
     Jitter,
+    Link,
     NodeOverride,
     Server,
     Straggler,
@@ -24,6 +26,7 @@ from perfmodel import (
     read_job,
 )
 from perfmodel.api import Fidelity
+from perfmodel.cli.printing.prediction import workers_of
 from perfmodel.results.prediction import Prediction, percentile
 from tests.jobs import cluster, job, workload
 
@@ -285,3 +288,42 @@ def test_a_copy_still_gives_its_trace(
     assert again == answer
     assert again.to_json() == answer.to_json()
     assert again.to_chrome_trace() == answer.to_chrome_trace()
+
+
+UNEVEN = {"devices_per_node": 4, "devices_on_nodes": (2,)}
+
+
+@pytest.mark.parametrize(
+    ("workers", "fields", "islands", "nodes", "line"),
+    [
+        (1, {}, None, (1, 1), "1 x gpu"),
+        (3, {}, None, (3, 1), "3 x gpu (3 nodes)"),
+        (8, {"devices_per_node": 8}, None, (1, 8), "8 x gpu (1 node of 8)"),
+        (16, {"devices_per_node": 8}, None, (2, 8), "16 x gpu (2 nodes of 8)"),
+        (12, {"devices_per_node": 8}, None, (2, None), "12 x gpu (2 nodes)"),
+        (
+            6,
+            {"devices_per_node": 4, "devices_on_nodes": (2,)},
+            None,
+            (2, None),
+            "6 x gpu (2 nodes)",
+        ),
+        (2, {"devices_per_node": 8}, 4, (1, 8), "2 islands of 4 x gpu (1 node of 8)"),
+        (2, {"devices_per_node": 4}, 8, (4, 4), "2 islands of 8 x gpu (4 nodes of 4)"),
+        (2, {"devices_per_node": 4}, "4+2", (2, None), "islands of 4+2 x gpu (2 nodes)"),
+    ],
+)
+def test_nodes_of_a_job(
+    workers: int,
+    fields: dict[str, Any],
+    islands: int | str | None,
+    nodes: tuple[int, int | None],
+    line: str,
+) -> None:
+    where = cluster(1e9, intra_node=Link(1e10, 0.0), **fields)
+    given = {} if islands is None else {"island_devices": islands, "island_arch": "ring"}
+    one = make_job(workload=WORK, cluster=where, workers=workers, arch="easgd", **given)
+    found = predict(one, fidelity="coarse")
+    assert (found.nodes, found.devices_per_node) == nodes
+    assert (found.to_dict()["nodes"], found.to_dict()["devices_per_node"]) == nodes
+    assert workers_of(msgspec.structs.replace(found, device="gpu")) == line

@@ -114,6 +114,8 @@ PREDICTION: dict[str, Any] = {
     "batch_size": WHOLE,
     "global_batch_size": WHOLE,
     "island_devices": [WHOLE],
+    "nodes": WHOLE,
+    "devices_per_node": WHOLE,
     "sequence_length": NOTHING,
     "fidelity": TEXT,
     "error_band": NOTHING,

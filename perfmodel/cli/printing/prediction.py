@@ -161,9 +161,18 @@ def title(p: Prediction) -> str:
 
 
 def workers_of(p: Prediction) -> str:
-    """Return the devices and how they are grouped."""
+    """Return the devices, and how they are grouped and placed on nodes."""
     count = _groups(p.island_devices) if p.island_devices else str(p.workers)
-    return f"{count} x {p.device}"
+    return f"{count} x {p.device}{_nodes(p)}"
+
+
+def _nodes(p: Prediction) -> str:
+    """Return the number of nodes, and the devices on each if there are several."""
+    if p.nodes is None or p.workers == 1:
+        return ""
+    each = p.devices_per_node
+    several = f" of {each}" if each is not None and each > 1 else ""
+    return f" ({p.nodes} node{'s' * (p.nodes > 1)}{several})"
 
 
 def _groups(devices: Sequence[int]) -> str:

@@ -1,0 +1,108 @@
+"""The shares of the critical path: by hand for tensor fusion, by laws for every architecture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel import build_graph, predict
+from perfmodel.engine.simulation import simulate
+from perfmodel.graph.op_graph import OpGraph, block_of
+from perfmodel.graph.rules import Batch, Mailbox
+from perfmodel.predicting.bottleneck import bottleneck
+from tests.jobs import ALL, ALL_IDS, cluster, job, jobs, workload
+from tests.settings import examples
+
+LATENCY_S = 4.3
+COMPUTING = ("device of", "cores of")
+
+
+def fused(tensor_bytes: float, **options: Any) -> tuple[float, dict[str, float]]:
+    """Seconds of an iteration and of each part of its critical path: ten tensors are ready at 110,
+    120, ... 200 s; a batch of n takes 2 * LATENCY_S + n * tensor_bytes seconds, at ticks of 1 s."""
+    work = workload([10.0] * 10, [10.0] * 10, [tensor_bytes] * 10)
+    given_options = {"bucketing": "horovod", "fusion_cycle_s": 1.0, **options}
+    found = predict(job(work, cluster(1.0, LATENCY_S), 2, "ring", given_options))
+    seconds = {name: share * found.iteration_s for name, share in found.bottleneck.shares.items()}
+    return found.iteration_s, seconds
+
+
+def test_batches_without_a_pause_that_wait_for_tensors_are_not_the_bottleneck() -> None:
+    """Batches begin at 110.2 (a tick), 122.8, 135.4, 148, 160.6 (two tensors), 177.2, 189.8 and
+    202.4 (two).
+
+    The network never pauses, but a faster one would only send smaller batches: the last tensor is
+    ready at 200, waits for 2.4 s and is sent in 16.6 s.
+    """
+    iteration_s, seconds = fused(4.0)
+    assert iteration_s == pytest.approx(219.0)
+    assert seconds == pytest.approx({"device of": 200.0, "link out of": 10.4, "latency": 8.6})
+
+
+def test_batches_that_fall_behind_are_the_bottleneck() -> None:
+    """Batches begin at 110.2 (a tick), 158.8 (four tensors) and 327.4 (five): the last tensor waits
+    for 127.4 s."""
+    iteration_s, seconds = fused(40.0)
+    assert iteration_s == pytest.approx(536.0)
+    assert seconds == pytest.approx({"device of": 110.0, "link out of": 400.2, "latency": 25.8})
+
+
+def test_full_batches_that_fall_behind_are_the_bottleneck() -> None:
+    """Ten batches of one tensor from 110.7 (a tick): all their start-up times are needed."""
+    iteration_s, seconds = fused(20.03, fusion_threshold_bytes=21)
+    assert iteration_s == pytest.approx(397.0)
+    assert seconds == pytest.approx({"device of": 110.0, "link out of": 201.0, "latency": 86.0})
+
+
+def test_waiting_for_a_tick_is_not_computation() -> None:
+    """The last tensor is ready at 200 s of 300: batches take no time at the ticks, every 150 s."""
+    work = workload([10.0] * 10, [10.0] * 10, [1.0] * 10)
+    options = {"bucketing": "horovod", "fusion_cycle_s": 150.0}
+    found = predict(job(work, cluster(1e12), 2, "ring", options))
+    assert found.iteration_s == pytest.approx(300.0)
+    assert found.bottleneck.shares["device of"] == pytest.approx(200.0 / 300.0)
+
+
+def without_communication(graph: OpGraph) -> OpGraph:
+    """The graph with everything but computation in no time."""
+    computing = np.array([_label(graph, op) in COMPUTING for op in range(graph.n_ops)])
+    links = range(len(graph.link_capacity_bytes_per_s))
+    cores = np.array([block_of(graph.links, link).label in COMPUTING for link in links], bool)
+    replaced = {Batch: "cycle_s", Mailbox: "per_token_s"}
+    return msgspec.structs.replace(
+        graph,
+        op_seconds=np.where(computing, graph.op_seconds, 0.0),
+        op_latency_s=np.zeros(graph.n_ops),
+        link_capacity_bytes_per_s=graph.link_capacity_bytes_per_s * np.where(cores, 1.0, 1e9),
+        route_cap_bytes_per_s=np.full(len(graph.route_cap_bytes_per_s), np.inf),
+        rules=tuple(
+            msgspec.structs.replace(rule, **{replaced[type(rule)]: 1e-9})
+            if type(rule) in replaced
+            else rule
+            for rule in graph.rules
+        ),
+    )
+
+
+def _label(graph: OpGraph, op: int) -> str:
+    return graph.uses([op], np.zeros(len(graph.link_capacity_bytes_per_s)))[op].family
+
+
+every_architecture = pytest.mark.parametrize(("arch", "options"), ALL, ids=ALL_IDS)
+
+
+@every_architecture
+@examples(3)
+@given(data=st.data())
+def test_laws_of_shares(arch: str, options: dict[str, Any], data: st.DataObject) -> None:
+    graph = build_graph(data.draw(jobs(arch, options, jitter=True)))
+    whole = bottleneck(graph, simulate(graph, seed=1, rel_ci=0.5))
+    assert sum(whole.shares.values()) == pytest.approx(1.0)
+    alone = without_communication(graph)
+    shares = bottleneck(alone, simulate(alone, seed=1, rel_ci=0.5)).shares
+    assert sum(shares.get(name, 0.0) for name in COMPUTING) == pytest.approx(1.0, abs=1e-3)
