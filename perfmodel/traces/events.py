@@ -44,6 +44,8 @@ ELEMENT_BYTES = {
 _OPS = frozenset({"cpu_op", "operator"})
 _ANNOTATIONS = frozenset({"user_annotation"})
 _DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"})
+_ON_GPU = ("aten::cudnn", "aten::_cudnn", "aten::miopen", "nccl:")
+_LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "hipLaunchKernel", "hipExtLaunchKernel")
 _NOT_OPS = ("ProfilerStep#", "Optimizer.", "enumerate(DataLoader)", "gloo:", "nccl:")
 
 
@@ -208,7 +210,7 @@ def _trace(
     notes: list[str] = []
     ops = Counter(str(e.pid) for e in events if (e.cat or "").lower() in _OPS)
     pid = _chosen(name, "process", "--pid", ops, pid, notes)
-    device_events, host, launches = [], [], {}
+    device_events, host, launches, on_gpu = [], [], {}, False
     for event in events:
         category = (event.cat or "").lower()
         label = str(event.name)
@@ -218,7 +220,9 @@ def _trace(
             continue
         elif category in _OPS or category in _ANNOTATIONS or label.startswith(MODULE):
             host.append(_host(event, category, first))
+            on_gpu |= label.startswith(_ON_GPU)
         elif "runtime" in category or "driver" in category:
+            on_gpu |= label.startswith(_LAUNCHES)
             correlation = _arguments(event).get("correlation")
             if correlation is not None:
                 launches[correlation] = (_seconds(event.ts, first), str(event.tid))
@@ -233,6 +237,15 @@ def _trace(
         if launch is None and (op := by_id.get(arguments.get("External id"))) is not None:
             launch = (op.start_s, op.thread)
         device.append(_device(event, first, launch))
+    if on_gpu and not device:
+        raise InputError(
+            f"{name}: the trace has launches on a GPU but no kernels, so times on the GPU are "
+            "unknown: trace with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+        )
+    if host and not device:
+        notes.append(
+            "no kernels: times are those of the CPU; for a GPU, trace with ProfilerActivity.CUDA"
+        )
     if not host and not device:
         raise InputError(f"{name}: nothing to import: there are no operators and no kernels")
     names = {str(p.get("id")): str(p.get("name")) for p in properties}
