@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from perfmodel.base import formats
 from perfmodel.base.errors import InputError, plain
 from perfmodel.base.files import beginning, read_bytes, ready
 
@@ -109,8 +110,8 @@ def element_bytes(kind: str) -> int | None:
     return ELEMENT_BYTES.get(kind.lower().removeprefix("c10::"))
 
 
-def read(path: str | Path, *, pid: str | None = None, gpu: int | None = None) -> Trace:
-    """Read a trace, plain or compressed with gzip.
+def decode(data: bytes, path: str | Path, *, pid: str | None, gpu: int | None) -> Trace:
+    """Read a trace from the unpacked contents of a file; ``path`` is what errors call it.
 
     Parameters
     ----------
@@ -119,9 +120,18 @@ def read(path: str | Path, *, pid: str | None = None, gpu: int | None = None) ->
 
     Raises
     ------
-    InputError : the file cannot be read, is truncated or not a trace, or has no event with a time.
+    InputError : the file is truncated or not a trace, or has no event with a time.
     """
-    found = _decode(_bytes(Path(path)), str(path))
+    try:
+        return _read(data, path, pid, gpu)
+    except InputError as error:
+        known = (formats.TRACE, formats.CHAKRA_JSON)
+        refused = formats.refusal(data, str(path), "a PyTorch profiler trace", known)
+        raise refused or error from None
+
+
+def _read(data: bytes, path: str | Path, pid: str | None, gpu: int | None) -> Trace:
+    found = _decode(data, str(path))
     if found.traceEvents is None:
         raise _not_a_trace(found, str(path))
     complete = [e for e in found.traceEvents if e.ph == "X" and e.ts is not None]
@@ -135,7 +145,13 @@ def read(path: str | Path, *, pid: str | None = None, gpu: int | None = None) ->
         raise InputError(f"{path}: cannot read an event: {error}") from None
 
 
-def _bytes(path: Path) -> bytes:
+def unpacked(path: Path) -> bytes:
+    """Return the contents of a file, plain or compressed with gzip.
+
+    Raises
+    ------
+    InputError : the file cannot be read, is damaged or too large.
+    """
     data = read_bytes(path, MOST_BYTES)
     if data[:2] != b"\x1f\x8b":
         return data

@@ -11,11 +11,14 @@ from typing import Any
 
 import msgspec
 
+from perfmodel.base import formats
 from perfmodel.base.errors import InputError, number, plain, whole_number
 from perfmodel.base.provenance import Source
 from perfmodel.inputs.profile import Gradients, Layer, Profile, Seconds, Timing
-from perfmodel.traces import attribution, events, gradients
+from perfmodel.traces import attribution, deepspeed, events, gradients
 from perfmodel.traces.attribution import Attribution, Pass
+from perfmodel.traces.deepspeed import Summary
+from perfmodel.traces.events import Trace
 from perfmodel.traces.steps import PARTS, TraceStep, find_steps
 
 PHASES = ("forward", "backward", "optimizer", "buckets", "other")
@@ -88,16 +91,17 @@ def import_trace(
     pid: str | None = None,
     gpu: int | None = None,
 ) -> ImportedTrace:
-    """Import a trace written by ``torch.profiler``.
+    """Import a trace written by ``torch.profiler``, or the output of DeepSpeed's flops profiler.
 
     Parameters
     ----------
-    path : a file with ``traceEvents``, plain or compressed with gzip.
+    path : a file with ``traceEvents``, or with the text that DeepSpeed prints, plain or compressed
+        with gzip.
     name, device_name, precision : for the workload; by default from the file's name and contents.
         Control characters in names are escaped.
     batch_size : samples per step; by default the first dimension of the first layer's input.
     gradient_bytes : total of all gradients, if the trace does not contain it.
-    pid, gpu : see :func:`perfmodel.traces.events.read`.
+    pid, gpu : see :func:`perfmodel.traces.events.decode`.
 
     Raises
     ------
@@ -107,7 +111,29 @@ def import_trace(
         whole_number("--batch-size", batch_size)
     if gradient_bytes is not None:
         number("--gradient-bytes", gradient_bytes, above=0.0)
-    trace = events.read(path, pid=pid, gpu=gpu)
+    data = events.unpacked(Path(path))
+    known_as = formats.recognise(data)
+    if known_as is not None and known_as.name == formats.DEEPSPEED:
+        summary = deepspeed.parse(formats.text_of(data) or "", str(path))
+        summary = summary._replace(
+            batch_size=batch_size or summary.batch_size,
+            gradient_bytes=gradient_bytes or summary.gradient_bytes,
+        )
+        return _of_summary(summary, path, name, device_name, precision)
+    trace = events.decode(data, path, pid=pid, gpu=gpu)
+    return _of_trace(trace, path, name, device_name, batch_size, precision, gradient_bytes)
+
+
+def _of_trace(
+    trace: Trace,
+    path: str | Path,
+    name: str | None,
+    device_name: str | None,
+    batch_size: int | None,
+    precision: str | None,
+    gradient_bytes: float | None,
+) -> ImportedTrace:
+    """Report a trace, with its workload if it lacks nothing."""
     found = attribution.attribute(trace)
     try:
         steps, by = find_steps(trace, found.works, found.loading)
@@ -157,6 +183,57 @@ def import_trace(
     own_s = report.step_s - report.parts_s["communication_exposed"]
     fraction = whole / own_s if own_s > 0.0 else None
     return msgspec.structs.replace(report, timing_per_step_fraction=fraction, workload=profile)
+
+
+def _of_summary(
+    summary: Summary,
+    path: str | Path,
+    name: str | None,
+    device_name: str | None,
+    precision: str | None,
+) -> ImportedTrace:
+    """Report a summary of a step as a trace of one step, whose parts it gives."""
+    by = "summary of DeepSpeed's flops profiler"
+    notes = list(summary.notes)
+    if precision is None:
+        notes.append("precision float32: assumed (--precision)")
+    text = f"imported from {Path(path).name}, {by}"
+    device = plain(device_name or "gpu")
+    profile = deepspeed.profile_of(
+        summary,
+        plain(name or _stem(path)),
+        device,
+        precision or "float32",
+        Source("measured", text),
+    )
+    parts = dict.fromkeys(PARTS, 0.0)
+    parts |= {"computing": summary.computing_s, "idle": summary.step_s - summary.computing_s}
+    compute = dict.fromkeys(PHASES, 0.0) | {
+        "forward": summary.forward_s,
+        "backward": summary.backward_s,
+        "optimizer": summary.optimizer_s,
+    }
+    return ImportedTrace(
+        trace=str(path),
+        device=device,
+        steps=1,
+        steps_by=by,
+        step_s=summary.step_s,
+        step_std_s=None,
+        parts_s=parts,
+        parts_per_step_fraction=1.0,
+        compute_s=compute,
+        layers=0,
+        gradients=GradientReport(
+            tensors=summary.tensors, bytes=summary.gradient_bytes, source="number of parameters"
+        ),
+        batch_size=summary.batch_size,
+        precision=precision or "float32",
+        accumulation=1,
+        timing_per_step_fraction=profile.timings[0].total_s / summary.step_s,
+        notes=tuple(notes),
+        workload=profile,
+    )
 
 
 def _means(steps: Sequence[TraceStep]) -> dict[str, Any]:

@@ -803,10 +803,11 @@ CHAKRA = {
     ("data", "message"),
     [
         (b"", "not valid JSON"),
-        (b"PK\x03\x04", "not valid JSON"),
+        (b"PK\x03\x04", "not a PyTorch profiler trace but a zip archive"),
         (b'{"traceEvents": [', "not valid JSON"),
         (b'"text"', "not a PyTorch profiler trace"),
-        ({"schema": "perfmodel.workload/1"}, "it has no traceEvents"),
+        ({"schema": "perfmodel.workload/1"}, "but a file of perfmodel: give .* as --workload"),
+        ({"schema": "something else"}, "it has no traceEvents"),
         (CHAKRA, r"has no times; .* \(--gradient-bytes 1000B\)"),
         ({"traceEvents": [{"ph": 3}]}, "not a PyTorch profiler trace"),
         ({"traceEvents": []}, "no event has a time and a duration"),
