@@ -17,7 +17,7 @@ HEAD_BYTES = 2**16
 """Bytes at the beginning of a file that it is recognised by."""
 
 MOST_BYTES = 2**22
-"""Bytes of a file in which advice looks for figures."""
+"""Bytes of a file in which figures are looked for."""
 
 OWN = "perfmodel"
 """Name of the format of perfmodel's own files."""
@@ -98,7 +98,7 @@ def _of_hostfile(text: str) -> str:
 def _of_task(text: str) -> str:
     nodes = re.search(r"^num_nodes: *(\d+)", text, flags=re.M)
     count = int(nodes[1]) if nodes else 1
-    kind = re.search(r"accelerators: *['\"{]?\s*([\w-]+)(?:\s*:\s*(\d+))?", text)
+    kind = re.search(r"accelerators: *[\[{]? *['\"]?([\w-]+)['\"]?(?: *: *(\d+))?", text)
     if kind is None:
         return "name its model and machines: perfmodel plan --model NAME chooses instances"
     device, each = kind[1].lower(), int(kind[2] or 1)
@@ -175,7 +175,7 @@ TEXT: tuple[_Text, ...] = (
     ),
     _Text(
         "skypilot",
-        r"^resources:[ \t]*\n(?:[ \t].*\n)*?[ \t]+accelerators:|^num_nodes:[ \t]*\d",
+        r"^resources:[ \t]*\n(?:[ \t].*\n)*?[ \t]+(?:- *)?accelerators:|^num_nodes:[ \t]*\d",
         "a SkyPilot task",
         _of_task,
     ),

@@ -65,8 +65,8 @@ def parse(text: str, name: str) -> Summary:
     ------
     InputError : a figure is missing or cannot be read; or the model is split over devices.
     """
-    lines = re.findall(r"^\s*([^:\n]+?):[ \t]+(\S.*?)[ \t]*$", text, flags=re.M)
-    given = {label.lower().partition(" = ")[0]: value for label, value in lines}
+    lines = re.findall(r"^[ \t]*([^:\n]+):[ \t]+(\S[^\n]*)$", text, flags=re.M)
+    given = {label.lower().partition(" = ")[0]: value.strip() for label, value in lines}
     known: dict[str, float] = {}
     for label, units in (
         ("fwd latency", SECONDS),

@@ -114,7 +114,7 @@ def import_trace(
     data = events.unpacked(Path(path))
     known_as = formats.recognise(data)
     if known_as is not None and known_as.name == formats.DEEPSPEED:
-        summary = deepspeed.parse(formats.text_of(data) or "", str(path))
+        summary = deepspeed.parse(formats.text_of(data[: formats.MOST_BYTES]) or "", str(path))
         summary = summary._replace(
             batch_size=batch_size or summary.batch_size,
             gradient_bytes=gradient_bytes or summary.gradient_bytes,

@@ -60,6 +60,23 @@ TEXTS = {
 }
 
 
+@pytest.mark.parametrize(
+    ("accelerators", "said"),
+    [
+        ("accelerators: V100", "2 x 1 V100"),
+        ("accelerators: {A100: 8}", "2 x 8 A100"),
+        ("accelerators: ['L4:4', 'A10G:4']", "2 x 4 L4"),
+        ("any_of:\n    - accelerators: H100:8", "2 x 8 H100"),
+        ("cpus: 8+", "perfmodel plan --model NAME"),
+    ],
+)
+def test_machines_of_a_task(accelerators: str, said: str) -> None:
+    found = formats.recognise(f"resources:\n  {accelerators}\nnum_nodes: 2\n".encode())
+    assert found is not None
+    assert found.name == "skypilot"
+    assert said in found.advice
+
+
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_text_is_recognised_with_what_to_do(name: str, encoding: str) -> None:

@@ -141,6 +141,8 @@ def test_several_runs_in_a_file_keep_their_ranks(tmp_path: Path) -> None:
         (printed().replace("Rank", "rank"), "names 0 ranks"),
         (printed("a", 1.0), "names 1 ranks"),
         (printed().replace(COLUMNS, ""), "has no header"),
+        (printed().replace("algbw", "rate", 1), "has no header"),
+        (printed() + f"{64 * MIB}  {16 * MIB}  float\n", "expected 13 columns, got '67108864"),
         (printed("abcd", 0.75, redop="none"), "do not tell which test"),
         (printed("abcd", 1.3), "do not tell which test"),
         (printed("abcd", 1.0, root="2"), "reduce_perf of nccl-tests is not a collective"),

@@ -23,6 +23,9 @@ _BEGIN = re.compile(r"#\s*nThread\s")
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\s.*?\bon\s+(\S+)\s+device\b")
 _HEADER = re.compile(r"#\s+size\s+count\s")
 
+TIMES = ("time", "algbw", "busbw")
+"""Columns of the times out of place, and again of those in place; a count of errors follows."""
+
 CLOSE = 0.02
 """Relative error within which a printed bandwidth equals another: it has three digits."""
 
@@ -90,18 +93,20 @@ def _measurements(run: _Run, name: str, test: str) -> list[Measurement]:
             f"{name}: the output of nccl-tests names {len(run.hosts)} ranks (lines '# Rank ...'); "
             "expected at least 2: keep the lines above the table"
         )
-    if "time" not in run.columns:
+    names = run.columns
+    timed = len(names) - names.index("time") if "time" in names else 0  # from the first time on
+    if names[-timed : -timed // 2][:3] != TIMES or names[-timed // 2 :][:3] != TIMES:
         raise InputError(
             f"{name}: the output of nccl-tests has no header (a line '# size count ...') above its "
             "table; is it cut?"
         )
-    timed = len(run.columns) - run.columns.index("time")  # columns from the first time on
+    for row in run.rows:
+        if len(row) < timed + 2:
+            raise InputError(f"{name}: expected {len(names)} columns, got {' '.join(row)!r}")
     operation = _operation(run, run.test or test, timed, name)
     found = []
     for row in run.rows:
-        places = (-timed, -timed + timed // 2)
-        if len(row) < timed + 2:
-            raise InputError(f"{name}: expected {len(run.columns)} columns, got {' '.join(row)!r}")
+        places = (-timed, -timed // 2)
         seconds = [s for place in places if (s := _number(row[place]) * 1e-6) > 0.0]
         if not seconds:
             raise InputError(f"{name}: expected a time in microseconds, got {row[places[0]]!r}")
