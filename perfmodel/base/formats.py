@@ -77,17 +77,15 @@ def _of_topology(text: str) -> str:
 
 
 def _of_summary(text: str) -> str:
-    found = re.search(r"Trainable params: *([\d,]+)", text)
+    found = re.search(r"Trainable params: *(\d[\d,]{0,20})(?![\d,])", text)
     size = 4 * int(found[1].replace(",", "")) if found else 0
     said = f" but {size} bytes of gradients ({show(size, 'bytes')} as float32)" if size else ""
     option = f" --gradient-bytes {size}B" if size else ""
-    return (
-        f"it has no times{said}: profile the model with perfmodel profile, or {RECORD}{option}"
-    )
+    return f"it has no times{said}: profile the model with perfmodel profile, or {RECORD}{option}"
 
 
 def _of_hostfile(text: str) -> str:
-    slots = [int(n) for n in re.findall(r"\bslots=(\d+)", text)]
+    slots = [int(n) for n in re.findall(r"\bslots=(\d{1,9})\b", text)]
     most = max(slots, default=1)
     return (
         f"it lists {len(slots)} nodes with {sum(slots)} slots: give --workers {sum(slots)} and a "
@@ -96,9 +94,9 @@ def _of_hostfile(text: str) -> str:
 
 
 def _of_task(text: str) -> str:
-    nodes = re.search(r"^num_nodes: *(\d+)", text, flags=re.M)
+    nodes = re.search(r"^num_nodes: *(\d{1,9})\b", text, flags=re.M)
     count = int(nodes[1]) if nodes else 1
-    kind = re.search(r"accelerators: *[\[{]? *['\"]?([\w-]+)['\"]?(?: *: *(\d+))?", text)
+    kind = re.search(r"accelerators: *[\[{]? *['\"]?([\w-]+)['\"]?(?: *: *(\d{1,9})\b)?", text)
     if kind is None:
         return "name its model and machines: perfmodel plan --model NAME chooses instances"
     device, each = kind[1].lower(), int(kind[2] or 1)
@@ -282,10 +280,10 @@ def refusal(
 
 
 def text_of(data: bytes) -> str | None:
-    """Return the beginning of a file as text, also UTF-16 with a byte order mark; None if it is
-    binary."""
+    """Return content as text with plain line ends, also of UTF-16; None if it is binary."""
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return data[: len(data) // 2 * 2].decode("utf-16", errors="replace")
+        text = data[: len(data) // 2 * 2].decode("utf-16", errors="replace")
+        return text.replace("\r\n", "\n")
     if re.search(rb"[\0-\x06\x0e-\x1a\x1c-\x1f]", data) or re.match(rb"\x80[\x02-\x05]", data):
         return None
-    return data.decode("utf-8-sig", errors="replace")
+    return data.decode("utf-8-sig", errors="replace").replace("\r\n", "\n")

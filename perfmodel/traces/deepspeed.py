@@ -103,9 +103,7 @@ def parse(text: str, name: str) -> Summary:
     )
 
 
-def profile_of(
-    found: Summary, name: str, device: str, precision: str, source: Source
-) -> Profile:
+def profile_of(found: Summary, name: str, device: str, precision: str, source: Source) -> Profile:
     """Make the workload of a summary."""
     timing = Timing(
         device=device,

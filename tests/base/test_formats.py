@@ -8,6 +8,7 @@ import pickle
 import sqlite3
 import zipfile
 from pathlib import Path
+from random import Random
 
 import pytest
 from click.testing import CliRunner
@@ -15,6 +16,7 @@ from click.testing import CliRunner
 from perfmodel import InputError
 from perfmodel.base import formats
 from perfmodel.cli import cli
+from tests.mutations import texts
 
 NCCL_TESTS = """\
 # nThread 1 nGpus 1 minBytes 8 maxBytes 8 step: 2(factor) warmup iters: 5 iters: 20
@@ -79,9 +81,10 @@ def test_machines_of_a_task(accelerators: str, said: str) -> None:
 
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
-def test_text_is_recognised_with_what_to_do(name: str, encoding: str) -> None:
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_text_is_recognised_with_what_to_do(name: str, encoding: str, end: str) -> None:
     text, said = TEXTS[name]
-    found = formats.recognise(text.encode(encoding))
+    found = formats.recognise(text.replace("\n", end).encode(encoding))
     assert found is not None
     assert found.name == name
     assert said in found.advice
@@ -101,7 +104,8 @@ def test_text_is_recognised_with_what_to_do(name: str, encoding: str) -> None:
         "\n" * 60_000 + "x",
         "# \n" * 20_000 + "node slots",
         "resources:\n" + " a\n" * 20_000,
-        "fwd latency: 1\n" * 4_000, "resources:\n" * 5_000,
+        "fwd latency: 1\n" * 4_000,
+        "resources:\n" * 5_000,
     ],
 )
 def test_other_text_is_not_recognised(text: str) -> None:
@@ -155,6 +159,28 @@ def test_a_database_is_recognised(tmp_path: Path) -> None:
     found = formats.recognise(database(tmp_path))
     assert found is not None
     assert found.name == "sqlite"
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_text_with_mistakes_never_ends_in_a_traceback(name: str) -> None:
+    r = Random(name)
+    for _ in range(200):
+        formats.recognise(texts(r, TEXTS[name][0].encode()))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Layer (type)\nTrainable params: ,\n",
+        f"Layer (type)\nTrainable params: {'9' * 5000}\n",
+        f"node slots={'9' * 5000}\n",
+        f"num_nodes: {'9' * 5000}\nresources:\n  accelerators: V100:{'9' * 5000}\n",
+    ],
+)
+def test_figures_that_make_no_sense_are_left_out(text: str) -> None:
+    found = formats.recognise(text.encode())
+    assert found is not None
+    assert "9" * 10 not in found.advice
 
 
 def test_yaml_is_known_by_its_name_alone() -> None:

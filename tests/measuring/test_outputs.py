@@ -112,9 +112,10 @@ def test_the_name_of_the_file_may_name_the_operation(tmp_path: Path) -> None:
     assert {m.operation for m in found.measurements} == {"all_gather"}
 
 
-def test_older_columns_and_tags_of_mpirun(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tag", ["[1,0]<stdout>:", "0: "])
+def test_older_columns_and_tags_of_launchers(tmp_path: Path, tag: str) -> None:
     text = printed("abcd", columns=OLD_COLUMNS).replace(" -1 ", " ")
-    tagged = "\n".join(f"[1,0]<stdout>:{line}" for line in text.splitlines())
+    tagged = "\n".join(tag + line for line in text.splitlines())
     assert times_of(outputs.read(given(tmp_path, tagged))) == times_of(
         outputs.read(given(tmp_path, printed("abcd"), "new.txt"))
     )

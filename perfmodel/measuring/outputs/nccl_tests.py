@@ -17,7 +17,7 @@ from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Source
 from perfmodel.measuring.measurements import COLLECTIVES, Measurement, Measurements, Operation
 
-_TAG = re.compile(r"^\[\d+,\d+\]<std\w+>:\s?")  # of mpirun --tag-output
+_TAG = re.compile(r"^(\[\d+,\d+\]<std\w+>|\d+):\s?")  # mpirun --tag-output, srun --label
 _NAME = re.compile(r"\b(\w+?)_perf\b")
 _BEGIN = re.compile(r"#\s*nThread\s")
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\s.*?\bon\s+(\S+)\s+device\b")
@@ -162,4 +162,3 @@ def _number(cell: str) -> float:
         return float(cell)
     except ValueError:
         return 0.0
-
