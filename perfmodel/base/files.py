@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import msgspec
 
+from perfmodel.base import formats
 from perfmodel.base.errors import InputError, nearest, plain
 from perfmodel.base.units import dimension_of, parse, show
 
@@ -96,14 +97,13 @@ def decode(data: bytes, kind: type[T], schema: str, *, name: str, toml: bool = F
         raise InputError(f"{name}: nested too deeply") from None
     except (msgspec.DecodeError, ValueError) as error:
         what = "TOML" if toml else "JSON"
-        raise InputError(f"{name}: not valid {what}: {error}") from None
+        raise _refused(data, name, schema, f"not valid {what}: {error}") from None
     if not isinstance(raw, dict):
-        raise InputError(
-            f"{name}: expected an object with a 'schema' key, got {type(raw).__name__}"
-        )
+        said = f"expected an object with a 'schema' key, got {type(raw).__name__}"
+        raise _refused(data, name, schema, said)
     found = raw.get("schema")
     if found != schema:
-        raise InputError(f"{name}: schema: expected {schema!r}, got {found!r}")
+        raise _refused(data, name, schema, f"schema: expected {schema!r}, got {found!r}")
     try:
         return msgspec.convert(_with_units(raw, ""), ready(kind))
     except RecursionError:
@@ -112,6 +112,17 @@ def decode(data: bytes, kind: type[T], schema: str, *, name: str, toml: bool = F
         raise InputError(f"{name}: {error}") from None
     except msgspec.ValidationError as error:
         raise InputError(f"{name}: {_located(str(error), kind)}") from None
+
+
+def _refused(data: bytes, name: str, schema: str, otherwise: str) -> InputError:
+    """Return the error for a file without the wanted schema, which says what it is, if known."""
+    kind = schema.removeprefix("perfmodel.").partition("/")[0]
+    wanted = KINDS.get(kind, f"a {kind} file")
+    return formats.refusal(data, name, wanted) or InputError(f"{name}: {otherwise}")
+
+
+KINDS = {"measurements": "a measurement file", "run": "a measured run"}
+"""What files are called whose schema has another name."""
 
 
 def ready(kind: K) -> K:

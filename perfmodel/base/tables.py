@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from perfmodel.base import formats
 from perfmodel.base.errors import InputError, nearest, number, plain, whole_number
 from perfmodel.base.files import read_bytes, write
 from perfmodel.base.limits import MOST_WHOLE
@@ -182,6 +183,9 @@ def need_parquet() -> None:
 
 def decode(data: bytes, *, name: str) -> Table:
     """Like :func:`read`, from bytes; ``name`` is what errors call the table."""
+    refused = formats.refusal(data, name, "a table (CSV)", reads=())
+    if refused is not None:
+        raise refused
     try:
         text = data.decode("utf-8-sig")  # spreadsheets start a file with a byte order mark
     except UnicodeDecodeError as error:

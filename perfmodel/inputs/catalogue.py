@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -88,16 +89,23 @@ def cluster(name: str) -> Cluster:
 
 def profile(name_or_path: str | Path) -> Profile:
     """The shipped model of that name, or the workload file at that path."""
-    if isinstance(name_or_path, Path) or files.looks_like_path(name_or_path):
-        return read_profile(name_or_path)
-    return model(name_or_path)
+    path = _path_of(name_or_path, model_names())
+    return model(str(name_or_path)) if path is None else read_profile(path)
 
 
 def cluster_or_file(name_or_path: str | Path) -> Cluster:
     """The shipped cluster of that name, or the cluster file at that path."""
+    path = _path_of(name_or_path, cluster_names())
+    return cluster(str(name_or_path)) if path is None else clusters_.read_cluster(path)
+
+
+def _path_of(name_or_path: str | Path, known: Sequence[str]) -> str | Path | None:
+    """Return what is a path: it looks like one, or no entry but a file has that name. Else None."""
     if isinstance(name_or_path, Path) or files.looks_like_path(name_or_path):
-        return clusters_.read_cluster(name_or_path)
-    return cluster(name_or_path)
+        return name_or_path
+    # unlike Path.is_file, this takes any text, such as names that are too long for a file
+    only_a_file = name_or_path not in known and os.path.isfile(name_or_path)  # noqa: PTH113
+    return name_or_path if only_a_file else None
 
 
 def workload(

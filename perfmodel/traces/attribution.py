@@ -1,16 +1,17 @@
 """Attributes a device's work to phases and layers of a training step.
 
 Work is attributed by the host events that enclose its launch. ``Optimizer.step`` and
-``Optimizer.zero_grad`` mark the optimizer, an autograd node
-(``autograd::engine::evaluate_function``) marks backward; work between the first layer of a pass and
-its first node is forward. A layer begins with an operator that has parameters, such as a
-convolution, and extends to the next one. Autograd numbers the operators of forward, and a node has
-the number of its operator (``Sequence number``), which maps backward work to layers.
+``Optimizer.zero_grad`` mark the optimizer, and nodes of autograd (:func:`is_node`) mark backward;
+work between the first layer of a pass and its first node is forward. A layer begins with an
+operator that has parameters, such as a convolution, and extends to the next one. Autograd numbers
+the operators of forward, and a node has the number of its operator (``Sequence number``), which
+maps backward work to layers.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,8 @@ Phase = Literal["forward", "backward", "optimizer", "buckets", "other"]
 NODE = "autograd::engine::evaluate_function: "
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 LOADING = "enumerate(DataLoader)"
+
+_NAME_OF_NODE = re.compile(r"(?!aten::)(\w+::)*\w*Backwards?\d*")
 
 KINDS = {
     **{f"aten::conv{n}d": f"conv{n}d" for n in (1, 2, 3)},
@@ -137,8 +140,8 @@ class Seen:
 
 @dataclass(frozen=True)
 class Attribution:
-    """All attributed work, and the passes; ``names`` and ``kinds`` are the layers of most
-    passes."""
+    """All attributed work, and the passes; ``names`` and ``kinds`` are the layers of most passes,
+    ``autograd`` the threads that only run backward."""
 
     works: list[Work]
     passes: list[Pass]
@@ -146,6 +149,7 @@ class Attribution:
     loading: list[Host]
     names: tuple[str, ...]
     kinds: tuple[str, ...]
+    autograd: frozenset[str]
 
 
 def attribute(trace: Trace) -> Attribution:
@@ -166,7 +170,8 @@ def attribute(trace: Trace) -> Attribution:
     passes = _passes(seen)
     common = Counter(tuple(p.names) for p in passes).most_common(1)
     names = common[0][0] if common else ()
-    owner = _Owner(passes, names, _autograd_threads(seen))
+    autograd = _autograd_threads(seen)
+    owner = _Owner(passes, names, autograd)
     works = [
         Work(h.start_s, h.end_s, "communication", "other", None, h.start_s)
         for h in (s.host for s in seen)
@@ -187,10 +192,24 @@ def attribute(trace: Trace) -> Attribution:
         loading=[s.host for s in seen if s.host.name.startswith(LOADING)],
         names=names,
         kinds=next((tuple(p.kinds) for p in passes if tuple(p.names) == names), ()),
+        autograd=autograd,
     )
 
 
 NOWHERE = Context()
+
+
+def is_node(host: Host) -> bool:
+    """Return whether an event runs a node of autograd.
+
+    PyTorch since 1.9 marks each node (``autograd::engine::evaluate_function``). Before that there
+    is only the event of the node itself (``MmBackward``), which is now inside the mark.
+    """
+    name = host.name
+    if host.kind != "op":
+        return False
+    marked = name.startswith(NODE) or name == ACCUMULATE
+    return marked or _NAME_OF_NODE.fullmatch(name) is not None
 
 
 def _walk(
@@ -212,7 +231,7 @@ def _walk(
         if host is None:
             launched[i] = replace(parent, number=number)
             continue
-        if host.name.startswith(NODE) and not parent.node:
+        if is_node(host) and not parent.node and host.name != ACCUMULATE:
             own = host.args.get("Sequence number")
             number = own if isinstance(own, int) and own >= 0 else number
         context = replace(_inside(parent, host), number=number)
@@ -231,7 +250,7 @@ def _inside(parent: Context, host: Host) -> Context:
         return replace(parent, loading=True)
     if name == "DistributedDataParallel.forward":
         return replace(parent, forward=True)
-    if name.startswith(NODE) and not parent.node:
+    if is_node(host) and not parent.node:
         return replace(parent, node=True, op=True)
     if name.startswith(_COMMUNICATION):
         return replace(parent, communication=True, op=host.kind == "op" or parent.op)
@@ -257,19 +276,19 @@ def _passes(seen: Sequence[Seen]) -> list[Pass]:
                 passes.append(Pass(h.start_s))
                 updated = False
             passes[-1].began(h, c.module)
-        elif c.node and not c.optimizer and h.name.startswith(NODE) and not s.parent.node:
+        elif c.node and not c.optimizer and is_node(h) and not s.parent.node:
             if updated:
                 passes.append(Pass(passes[-1].end_s if passes else -float("inf")))
                 updated = False
             now = passes[-1]
             now.end_s = h.end_s if now.end_s == float("inf") else max(now.end_s, h.end_s)
             now.backward_s = min(now.backward_s, h.start_s)
-        elif h.name == ACCUMULATE and c.node and passes:
-            passes[-1].accumulated.append((passes[-1].numbered(c.number), h))
         elif h.name.startswith("Optimizer.step"):
             updated = True
             for p in passes[-1:]:
                 p.update_s = min(p.update_s, h.start_s)
+        if h.name == ACCUMULATE and c.node and passes:
+            passes[-1].accumulated.append((passes[-1].numbered(c.number), h))
     return passes
 
 

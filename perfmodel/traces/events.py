@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from perfmodel.base import formats
 from perfmodel.base.errors import InputError, plain
 from perfmodel.base.files import beginning, read_bytes, ready
 
@@ -44,6 +45,8 @@ ELEMENT_BYTES = {
 _OPS = frozenset({"cpu_op", "operator"})
 _ANNOTATIONS = frozenset({"user_annotation"})
 _DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"})
+_ON_GPU = ("aten::cudnn", "aten::_cudnn", "aten::miopen", "nccl:")
+_LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "hipLaunchKernel", "hipExtLaunchKernel")
 _NOT_OPS = ("ProfilerStep#", "Optimizer.", "enumerate(DataLoader)", "gloo:", "nccl:")
 
 
@@ -107,8 +110,8 @@ def element_bytes(kind: str) -> int | None:
     return ELEMENT_BYTES.get(kind.lower().removeprefix("c10::"))
 
 
-def read(path: str | Path, *, pid: str | None = None, gpu: int | None = None) -> Trace:
-    """Read a trace, plain or compressed with gzip.
+def decode(data: bytes, path: str | Path, *, pid: str | None, gpu: int | None) -> Trace:
+    """Read a trace from the unpacked contents of a file; ``path`` is what errors call it.
 
     Parameters
     ----------
@@ -117,9 +120,18 @@ def read(path: str | Path, *, pid: str | None = None, gpu: int | None = None) ->
 
     Raises
     ------
-    InputError : the file cannot be read, is truncated or not a trace, or has no event with a time.
+    InputError : the file is truncated or not a trace, or has no event with a time.
     """
-    found = _decode(_bytes(Path(path)), str(path))
+    try:
+        return _read(data, path, pid, gpu)
+    except InputError as error:
+        known = (formats.TRACE, formats.CHAKRA_JSON)
+        refused = formats.refusal(data, str(path), "a PyTorch profiler trace", known)
+        raise refused or error from None
+
+
+def _read(data: bytes, path: str | Path, pid: str | None, gpu: int | None) -> Trace:
+    found = _decode(data, str(path))
     if found.traceEvents is None:
         raise _not_a_trace(found, str(path))
     complete = [e for e in found.traceEvents if e.ph == "X" and e.ts is not None]
@@ -133,7 +145,13 @@ def read(path: str | Path, *, pid: str | None = None, gpu: int | None = None) ->
         raise InputError(f"{path}: cannot read an event: {error}") from None
 
 
-def _bytes(path: Path) -> bytes:
+def unpacked(path: Path) -> bytes:
+    """Return the contents of a file, plain or compressed with gzip.
+
+    Raises
+    ------
+    InputError : the file cannot be read, is damaged or too large.
+    """
     data = read_bytes(path, MOST_BYTES)
     if data[:2] != b"\x1f\x8b":
         return data
@@ -208,7 +226,7 @@ def _trace(
     notes: list[str] = []
     ops = Counter(str(e.pid) for e in events if (e.cat or "").lower() in _OPS)
     pid = _chosen(name, "process", "--pid", ops, pid, notes)
-    device_events, host, launches = [], [], {}
+    device_events, host, launches, on_gpu = [], [], {}, False
     for event in events:
         category = (event.cat or "").lower()
         label = str(event.name)
@@ -218,7 +236,9 @@ def _trace(
             continue
         elif category in _OPS or category in _ANNOTATIONS or label.startswith(MODULE):
             host.append(_host(event, category, first))
+            on_gpu |= label.startswith(_ON_GPU)
         elif "runtime" in category or "driver" in category:
+            on_gpu |= label.startswith(_LAUNCHES)
             correlation = _arguments(event).get("correlation")
             if correlation is not None:
                 launches[correlation] = (_seconds(event.ts, first), str(event.tid))
@@ -233,6 +253,15 @@ def _trace(
         if launch is None and (op := by_id.get(arguments.get("External id"))) is not None:
             launch = (op.start_s, op.thread)
         device.append(_device(event, first, launch))
+    if on_gpu and not device:
+        raise InputError(
+            f"{name}: the trace has launches on a GPU but no kernels, so times on the GPU are "
+            "unknown: trace with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+        )
+    if host and not device:
+        notes.append(
+            "no kernels: times are those of the CPU; for a GPU, trace with ProfilerActivity.CUDA"
+        )
     if not host and not device:
         raise InputError(f"{name}: nothing to import: there are no operators and no kernels")
     names = {str(p.get("id")): str(p.get("name")) for p in properties}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from perfmodel.inputs.profile import Layer, Tensor
 from perfmodel.traces.attribution import Attribution, Pass
-from perfmodel.traces.events import MOST_COUNT, element_bytes, listed, whole
+from perfmodel.traces.events import MOST_COUNT, DeviceEvent, element_bytes, listed, whole
 
 _PARAMETERS = {
     **dict.fromkeys(("conv1d", "conv2d", "conv3d", "conv", "linear"), (1, 2)),
@@ -24,6 +25,7 @@ _PARAMETERS = {
 """Indices of an operator's inputs that are parameters."""
 
 _ADDMM = (2, 0)
+_OF_PARTS = re.compile(r"(?:nccl:|gloo:|mpi:|c10d::)(all_to_all|alltoall|send|recv)")
 _REDUCTIONS = ("allreduce", "all_reduce", "reduce_scatter")
 _BATCHED = ("conv", "linear", "embedding")
 
@@ -59,13 +61,19 @@ def gradients_of(p: Pass) -> tuple[list[Gradient], str]:
     ]
     if found:
         return found, "shapes of the gradients"
+    return parameters_of(p), "parameters of layers"
+
+
+def parameters_of(p: Pass) -> list[Gradient]:
+    """Parameters among the inputs of the operators that begin layers, as gradients."""
+    found = []
     for layer, op in zip(p.order, p.ops, strict=True):
         inputs = _tensors(op.args)
         wanted = _ADDMM if op.name == "aten::addmm" else _PARAMETERS.get(p.kinds[layer], ())
         for shape, kind in (inputs[i] for i in wanted if i < len(inputs)):
             if shape and (size := _bytes(shape, kind)):
                 found.append(Gradient(layer, size, len(shape), kind))
-    return found, "parameters of layers"
+    return found
 
 
 def layers(found: Attribution, gradients: Sequence[Gradient]) -> tuple[Layer, ...]:
@@ -102,11 +110,42 @@ def messages(found: Attribution) -> list[Message]:
             continue
         i = bisect_right(starts, at) - 1
         now = found.passes[i]
-        # the CPU backend runs them on its own threads, possibly after the end of backward
-        until = now.update_s if name.startswith("gloo:") else now.end_s
+        # the CPU backend runs them on its own threads, possibly after the end of backward; hooks of
+        # the last gradient may run after its node
+        late = name.startswith("gloo:") or host.thread in found.autograd
+        until = now.update_s if late else now.end_s
         if i >= 0 and now.backward_s <= at < until:
             into += [Message(at, size, kind) for size, kind in sizes if size]
     return recorded or shaped
+
+
+def model_parallel(
+    found: Attribution, device: Sequence[DeviceEvent], spans: Sequence[tuple[float, float]]
+) -> str | None:
+    """Collective in a training step that data parallel workers do not have; None if there is none.
+
+    ``spans`` are start and end of the steps on the host, (steps,). Kernels count only if nothing
+    was recorded on the host: NCCL has the same kernel for gathering values at one rank.
+    """
+    seen: set[str] = set()
+    if not any(event.context.communication for event in found.seen):
+        sent = [e.launched_s or 0.0 for e in device if "ncclkernel_sendrecv" in _folded(e.name)]
+        if any(start <= at < end for at in sent for start, end in spans):
+            seen.add("send")
+    for event in found.seen:
+        host = event.host
+        name = host.name
+        if name == "record_param_comms":
+            name = f"nccl:{host.args.get('Collective name', '')}"
+        inside = any(start <= host.start_s < end for start, end in spans)
+        if inside and (match := _OF_PARTS.match(name)):
+            seen.add(match[1].replace("alltoall", "all_to_all"))
+    return next((name for name in ("all_to_all", "send", "recv") if name in seen), None)
+
+
+def _folded(kernel: str) -> str:
+    """Name of a kernel as in older releases of NCCL, in lower case."""
+    return kernel.lower().replace("nccldevkernel", "ncclkernel")
 
 
 def samples(p: Pass) -> int | None:

@@ -11,11 +11,14 @@ from typing import Any
 
 import msgspec
 
+from perfmodel.base import formats
 from perfmodel.base.errors import InputError, number, plain, whole_number
 from perfmodel.base.provenance import Source
 from perfmodel.inputs.profile import Gradients, Layer, Profile, Seconds, Timing
-from perfmodel.traces import attribution, events, gradients
+from perfmodel.traces import attribution, deepspeed, events, gradients
 from perfmodel.traces.attribution import Attribution, Pass
+from perfmodel.traces.deepspeed import Summary
+from perfmodel.traces.events import Trace
 from perfmodel.traces.steps import PARTS, TraceStep, find_steps
 
 PHASES = ("forward", "backward", "optimizer", "buckets", "other")
@@ -28,7 +31,8 @@ class GradientReport(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes
     ----------
-    tensors : gradients that backward accumulates.
+    tensors : gradients of a step: those that backward accumulates or, where a cut trace has fewer
+        of these, the parameters of the layers.
     bytes, source : their total size and its origin; None if no shapes were recorded.
     messages : collectives in backward that reduce gradients.
     message_bytes : their total size; None if no sizes are known.
@@ -87,16 +91,17 @@ def import_trace(
     pid: str | None = None,
     gpu: int | None = None,
 ) -> ImportedTrace:
-    """Import a trace written by ``torch.profiler``.
+    """Import a trace written by ``torch.profiler``, or the output of DeepSpeed's flops profiler.
 
     Parameters
     ----------
-    path : a file with ``traceEvents``, plain or compressed with gzip.
+    path : a file with ``traceEvents``, or with the text that DeepSpeed prints, plain or compressed
+        with gzip.
     name, device_name, precision : for the workload; by default from the file's name and contents.
         Control characters in names are escaped.
     batch_size : samples per step; by default the first dimension of the first layer's input.
     gradient_bytes : total of all gradients, if the trace does not contain it.
-    pid, gpu : see :func:`perfmodel.traces.events.read`.
+    pid, gpu : see :func:`perfmodel.traces.events.decode`.
 
     Raises
     ------
@@ -106,7 +111,29 @@ def import_trace(
         whole_number("--batch-size", batch_size)
     if gradient_bytes is not None:
         number("--gradient-bytes", gradient_bytes, above=0.0)
-    trace = events.read(path, pid=pid, gpu=gpu)
+    data = events.unpacked(Path(path))
+    known_as = formats.recognise(data)
+    if known_as is not None and known_as.name == formats.DEEPSPEED:
+        summary = deepspeed.parse(formats.text_of(data[: formats.MOST_BYTES]) or "", str(path))
+        summary = summary._replace(
+            batch_size=batch_size or summary.batch_size,
+            gradient_bytes=gradient_bytes or summary.gradient_bytes,
+        )
+        return _of_summary(summary, path, name, device_name, precision)
+    trace = events.decode(data, path, pid=pid, gpu=gpu)
+    return _of_trace(trace, path, name, device_name, batch_size, precision, gradient_bytes)
+
+
+def _of_trace(
+    trace: Trace,
+    path: str | Path,
+    name: str | None,
+    device_name: str | None,
+    batch_size: int | None,
+    precision: str | None,
+    gradient_bytes: float | None,
+) -> ImportedTrace:
+    """Report a trace, with its workload if it lacks nothing."""
     found = attribution.attribute(trace)
     try:
         steps, by = find_steps(trace, found.works, found.loading)
@@ -137,7 +164,8 @@ def import_trace(
         **_means(steps),
     )
     _note_parts(report, serial, notes)
-    lacks = _lacking(report, bool(known.layers or known.coarse))
+    parted = gradients.model_parallel(found, trace.device, [step.host_s for step in steps])
+    lacks = _lacking(report, bool(trace.host), bool(known.layers or known.coarse), parted)
     report = msgspec.structs.replace(report, notes=tuple(notes), lacks=lacks)
     if lacks is not None or batch_size is None:
         return report
@@ -155,6 +183,57 @@ def import_trace(
     own_s = report.step_s - report.parts_s["communication_exposed"]
     fraction = whole / own_s if own_s > 0.0 else None
     return msgspec.structs.replace(report, timing_per_step_fraction=fraction, workload=profile)
+
+
+def _of_summary(
+    summary: Summary,
+    path: str | Path,
+    name: str | None,
+    device_name: str | None,
+    precision: str | None,
+) -> ImportedTrace:
+    """Report a summary of a step as a trace of one step, whose parts it gives."""
+    by = "summary of DeepSpeed's flops profiler"
+    notes = list(summary.notes)
+    if precision is None:
+        notes.append("precision float32: assumed (--precision)")
+    text = f"imported from {Path(path).name}, {by}"
+    device = plain(device_name or "gpu")
+    profile = deepspeed.profile_of(
+        summary,
+        plain(name or _stem(path)),
+        device,
+        precision or "float32",
+        Source("measured", text),
+    )
+    parts = dict.fromkeys(PARTS, 0.0)
+    parts |= {"computing": summary.computing_s, "idle": summary.step_s - summary.computing_s}
+    compute = dict.fromkeys(PHASES, 0.0) | {
+        "forward": summary.forward_s,
+        "backward": summary.backward_s,
+        "optimizer": summary.optimizer_s,
+    }
+    return ImportedTrace(
+        trace=str(path),
+        device=device,
+        steps=1,
+        steps_by=by,
+        step_s=summary.step_s,
+        step_std_s=None,
+        parts_s=parts,
+        parts_per_step_fraction=1.0,
+        compute_s=compute,
+        layers=0,
+        gradients=GradientReport(
+            tensors=summary.tensors, bytes=summary.gradient_bytes, source="number of parameters"
+        ),
+        batch_size=summary.batch_size,
+        precision=precision or "float32",
+        accumulation=1,
+        timing_per_step_fraction=profile.timings[0].total_s / summary.step_s,
+        notes=tuple(notes),
+        workload=profile,
+    )
 
 
 def _means(steps: Sequence[TraceStep]) -> dict[str, Any]:
@@ -237,14 +316,20 @@ def _gradients(
     sent = [m for m in gradients.messages(found) if any(_holds(step, m.host_s) for step in steps)]
     sent_bytes = sum(m.bytes for m in sent) / len(steps) or None
     trained = [p for p in passes if p.accumulated]
+    if not trained:  # a cut trace may lack all events of accumulation
+        trained = [p for p in passes if math.isfinite(p.backward_s)]
     alike = all(tuple(p.names) == found.names for p in trained)
-    # if passes are equal, each has all gradients; if models differ, each has its own
-    trained = trained[:1] if alike else [p for p in trained if _holds(steps[0], p.at_s)]
+    # if passes are equal, the fullest has all gradients; if models differ, each has its own
+    if alike:
+        trained = sorted(trained, key=_completeness)[-1:]
+    else:
+        trained = [p for p in trained if _holds(steps[0], p.at_s)]
     sizes = [g for p in trained for g in gradients.gradients_of(p)[0]]
     source = gradients.gradients_of(trained[0])[1] if sizes else ""
     own_bytes = float(sum(g.bytes for g in sizes)) or None
+    accumulated = sum(len(p.accumulated) for p in trained)
     report = GradientReport(
-        tensors=sum(len(p.accumulated) for p in trained),
+        tensors=max(accumulated, len(sizes)),
         bytes=own_bytes,
         source=source or None,
         messages=round(len(sent) / len(steps)),
@@ -262,19 +347,32 @@ def _gradients(
         notes.append("passes differ in their layers: the workload has no layers")
     elif sizes and (agree or "gradients" in source) and all(g.layer is not None for g in sizes):
         result.layers = gradients.layers(found, sizes)
-    if sizes and len(sizes) != report.tensors:
-        notes.append(f"sizes are known for {len(sizes)} of {report.tensors} gradients ({source})")
+    if sizes and len(sizes) < accumulated:
+        notes.append(f"sizes are known for {len(sizes)} of {accumulated} gradients ({source})")
+    parameters = sum(len(gradients.parameters_of(p)) for p in trained)
+    if accumulated < parameters and (own_bytes != sent_bytes):
+        counted = "all" if len(sizes) == parameters else "only these"
+        notes.append(
+            f"backward accumulates {accumulated} of {parameters} parameters of layers, and "
+            f"{counted} are counted: the trace is cut, or layers share parameters, or some are not "
+            "trained (--gradient-bytes)"
+        )
     if result.layers and given:
         notes.append("--gradient-bytes is ignored: the trace has the size of each gradient")
     if not result.layers and (total := given or (own_bytes if agree else sent_bytes)):
         result.coarse = Gradients(
             bytes=total,
-            tensors=max(1, report.tensors, len(sizes)),
+            tensors=max(1, report.tensors),
             largest_bytes=max(g.bytes for g in sizes) if sizes and total == own_bytes else None,
         )
         if alike:
             notes.append("gradient sizes are not known by layer: the workload has no layers")
     return result
+
+
+def _completeness(p: Pass) -> tuple[int, int]:
+    """Gradients that a pass accumulates, and those of known size: a cut one has fewer."""
+    return len(p.accumulated), len(gradients.gradients_of(p)[0])
 
 
 def _batch_size(passes: Sequence[Pass], accumulation: int, notes: list[str]) -> int | None:
@@ -309,8 +407,26 @@ def _note_parts(found: ImportedTrace, serial: bool, notes: list[str]) -> None:
         notes.append(f"steps vary a lot: standard deviation {found.step_std_s / step_s:.0%}")
 
 
-def _lacking(found: ImportedTrace, known: bool) -> str | None:
+PARTED = {
+    "all_to_all": "experts or embedding tables are spread over devices",
+    "send": "a pipeline or a long sequence is spread over devices",
+    "recv": "a pipeline or a long sequence is spread over devices",
+}
+"""What a collective that data parallel workers do not have is for."""
+
+
+def _lacking(found: ImportedTrace, operators: bool, known: bool, parted: str | None) -> str | None:
     """Return what a workload needs but the trace lacks."""
+    if parted is not None:
+        return (
+            f"the whole model on one device: its steps have {parted}, as where {PARTED[parted]}; "
+            "trace a step of the whole model, on one device or data parallel"
+        )
+    if not operators:
+        return (
+            "operators of the host, which tell forward from backward; trace with "
+            "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+        )
     if found.compute_s["backward"] <= 0.0:
         return "a backward pass, so it has no training step"
     missing = []

@@ -114,9 +114,7 @@ def test_advice_names_only_what_exists() -> None:
         named = re.findall(r"--arch (\w+)", advice)
         assert all(registry.find(name) for name in named)
         for option in re.findall(r"(\w+)=\w", advice):
-            assert any(
-                option in registry.find(name)[0].options.__struct_fields__ for name in named
-            )
+            assert any(option in registry.find(name)[0].options.__struct_fields__ for name in named)
 
 
 def test_byteps_as_advised_can_be_predicted() -> None:

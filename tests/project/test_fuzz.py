@@ -44,7 +44,9 @@ from perfmodel.measuring.training.run import read_run
 from perfmodel.studies.crossovers import explain
 from perfmodel.traces.workload import import_trace
 from perfmodel.validation.cases import of_run, read_cases
+from tests.measuring.test_outputs import iperf3, printed
 from tests.mutations import ODD, as_json, command_lines, documents, drawn, tables, texts
+from tests.traces.test_deepspeed import OUTPUT
 from tests.traces.test_traces import data_parallel
 
 INPUTS = Path(__file__).parents[1] / "inputs" / "valid"
@@ -364,6 +366,11 @@ LOADERS: dict[str, tuple[Callable[[Path], Any], st.SearchStrategy[tuple[str, byt
     "measurements": (of_measurements, suffixed(".json", made(MEASUREMENTS))),
     "network": (of_network, suffixed(".json", made(MEASUREMENTS))),
     "network, table": (of_network, suffixed(".csv", csv(NETWORK))),
+    "nccl-tests": (
+        of_measurements, suffixed(".txt", drawn(lambda r: texts(r, printed("aabb").encode()))),
+    ),
+    "iperf3": (of_measurements, suffixed(".json", made(iperf3()))),
+    "deepspeed": (of_trace, suffixed(".txt", drawn(lambda r: texts(r, OUTPUT.encode())))),
     "trace": (of_trace, suffixed(".json", made(TRACE))),
     "trace, gzip": (
         of_trace,

@@ -23,7 +23,8 @@ from perfmodel.calibration.network.collectives import (
 from perfmodel.calibration.network.links import LinkFit, fit_link
 from perfmodel.calibration.statistics import Estimate
 from perfmodel.inputs.cluster import Cluster, IntraNode, Link
-from perfmodel.measuring.measurements import Measurement, Measurements, read_measurements, series
+from perfmodel.measuring import outputs
+from perfmodel.measuring.measurements import Measurement, Measurements, series
 from perfmodel.measuring.measurements import Operation as Measured
 from perfmodel.results.drawn import Drawn
 
@@ -101,14 +102,15 @@ def _is_table(path: str | Path) -> bool:
 
 
 def read(path: str | Path) -> Measurements:
-    """Read a measurement file, or a table (CSV) with one measurement per row.
+    """Read a measurement file, a table (CSV) with one measurement per row, or the output of a
+    program in :mod:`perfmodel.measuring.outputs`.
 
     Raises
     ------
     InputError : the file cannot be read, or a row is out of range.
     """
-    if not _is_table(path):
-        return read_measurements(path)
+    if outputs.reads(path) or not _is_table(path):
+        return outputs.read(path)
     table = tables.read(path)
     table.need(*TABLE_COLUMNS)
     found = []
@@ -173,7 +175,9 @@ def fit_network(
     fits, notes = _collectives(measured, devices_per_node or together)
     one_node = all(m.nodes and len(set(m.nodes)) == 1 for m in measured)
     if link is not None:
-        nic = link.link(nominal_bytes_per_s)
+        nic = link.link(nominal_bytes_per_s, 0.0 if base is None else base.nic.latency_s)
+        if not link.latency_measured:
+            notes.append(_latency_note(base))
     elif base is not None:
         nic = base.nic
     elif nominal_bytes_per_s is not None:
@@ -182,8 +186,8 @@ def fit_network(
         nic = inside.link()
     else:
         raise InputError(
-            "measurements: no ping_pong or stream between two nodes; give a base cluster or the "
-            "nominal bandwidth"
+            "measurements: no ping_pong or stream between two nodes; give a base cluster (--base) "
+            "or the nominal bandwidth (--nominal)"
         )
     fitted = Cluster(
         name=name or (base.name if base is not None else measured[0].name),
@@ -201,6 +205,13 @@ def fit_network(
         cluster=fitted, link=link, inside=inside, collectives=tuple(fits), notes=tuple(notes),
         measured=tuple(measured),
     )
+
+
+def _latency_note(base: Cluster | None) -> str:
+    """Say which latency a link has that was measured by long streams alone."""
+    if base is not None:
+        return f"latency: not measured; that of cluster {base.name}"
+    return "latency: not measured, so 0; give a base cluster (--base), or also ping_pong times"
 
 
 def merged(base: Cluster, fitted: Cluster, *, devices: bool = True) -> Cluster:
@@ -290,7 +301,7 @@ def _link_rows(name: str, link: LinkFit) -> list[tuple[str, ...]]:
     rows = [
         (f"{name}: {what}", show(estimate.value, unit), _interval(estimate, unit))
         for what, (estimate, unit) in shown.items()
-        if estimate is not None
+        if estimate is not None and (what != "latency" or link.latency_measured)
     ]
     return [*rows, (f"{name}: errors", *_errors(link.residuals.median, link.residuals.p90))]
 

@@ -32,6 +32,9 @@ LEAST_MOVING = 0.5
 share the link."""
 
 
+LEAST_RATIO = 2.0
+"""Minimum ratio of the largest stream to the smallest, for them to show a latency."""
+
 END_FACTOR = 16.0
 """Messages within this factor of the smallest count as small, those within this factor of the
 largest as large."""
@@ -42,7 +45,8 @@ class LinkFit(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes
     ----------
-    latency_s : one way.
+    latency_s : one way; not in the file if not ``latency_measured``: long streams alone do not show
+        it.
     bandwidth_bytes_per_s : of payload, one way.
     per_message_s : time that each further message takes in addition to its bytes; None if not
         measured.
@@ -61,16 +65,20 @@ class LinkFit(msgspec.Struct, frozen=True, kw_only=True):
     incast_factor: Estimate | None
     bytes: tuple[float, float]
     residuals: Residuals
+    latency_measured: bool = True
 
-    def link(self, nominal_bytes_per_s: float | None = None) -> Link:
+    def link(self, nominal_bytes_per_s: float | None = None, latency_s: float = 0.0) -> Link:
         """Make a cluster's link: its nominal bandwidth, with the achieved fraction as efficiency.
+
+        ``latency_s`` is the latency of a link whose own was not measured.
 
         Raises
         ------
         InputError : the achieved bandwidth exceeds the nominal one.
         """
         achieved = rounded(self.bandwidth_bytes_per_s.value)
-        latency_s = rounded(self.latency_s.value)
+        if self.latency_measured:
+            latency_s = rounded(self.latency_s.value)
         if nominal_bytes_per_s is None:
             return Link(achieved, latency_s)
         if achieved > nominal_bytes_per_s:
@@ -105,7 +113,9 @@ def fit_link(measurements: Sequence[Measurement]) -> LinkFit:
 
     Raises
     ------
-    InputError : ping_pong and stream have fewer than two sizes, or more bytes take no longer.
+    InputError : there is one size of ping_pong, or more bytes take no longer.
+
+    Streams of about the same size give the bandwidth only.
 
     >>> def sent(n, k=1, name="stream"):
     ...     seconds = 50e-6 + (k - 1) * 2e-6 + k * n / 1e9
@@ -117,12 +127,15 @@ def fit_link(measurements: Sequence[Measurement]) -> LinkFit:
     measurements = [m for m in measurements if m.at_once == 1]
     single = [m for m in measurements if m.operation in ("ping_pong", "stream")]
     sizes = {m.bytes for m in single}
+    trains = [m for m in measurements if m.operation == "messages" and m.count > 1]
+    streams = bool(single) and not trains and all(m.operation == "stream" for m in single)
+    if streams and max(sizes) < LEAST_RATIO * min(sizes):
+        return _bandwidth_alone(single)
     if len(sizes) < 2:
         raise InputError(
             "measurements: a link needs ping_pong or stream of at least two sizes, "
             f"got {len(sizes)}"
         )
-    trains = [m for m in measurements if m.operation == "messages" and m.count > 1]
     low, high = min(sizes) * END_FACTOR, max(sizes) / END_FACTOR
     used = [*(m for m in single if m.bytes <= low or m.bytes >= high), *trains]
     latency, per_byte, *rest = estimates(_design(used, bool(trains)), _medians(used))
@@ -149,17 +162,35 @@ def fit_link(measurements: Sequence[Measurement]) -> LinkFit:
             slowdowns += [each / moving_s for each in late]
     return LinkFit(
         latency_s=latency,
-        bandwidth_bytes_per_s=Estimate(
-            1.0 / per_byte.value,
-            1.0 / per_byte.high,
-            1.0 / per_byte.low if per_byte.low > 0.0 else math.inf,
-        ),
+        bandwidth_bytes_per_s=_inverse(per_byte),
         per_message_s=rest[0] if rest else None,
         duplex_fraction=median_interval(both)[0] if both else None,
         incast_factor=median_interval(slowdowns)[0] if slowdowns else None,
         bytes=(min(sizes), max(sizes)),
         residuals=Residuals.of(predicted / _medians(every) - 1.0),
     )
+
+
+def _bandwidth_alone(streams: Sequence[Measurement]) -> LinkFit:
+    """Fit the bandwidth to streams so long that latency does not matter."""
+    sent = np.array([[m.bytes] for m in streams])
+    (per_byte,) = estimates(sent, _medians(streams))
+    return LinkFit(
+        latency_s=Estimate(0.0, 0.0, math.inf),
+        bandwidth_bytes_per_s=_inverse(per_byte),
+        per_message_s=None,
+        duplex_fraction=None,
+        incast_factor=None,
+        bytes=(float(sent.min()), float(sent.max())),
+        residuals=Residuals.of(sent[:, 0] * per_byte.value / _medians(streams) - 1.0),
+        latency_measured=False,
+    )
+
+
+def _inverse(estimate: Estimate) -> Estimate:
+    """Return the estimate of a rate from that of a time."""
+    high = 1.0 / estimate.low if estimate.low > 0.0 else math.inf
+    return Estimate(1.0 / estimate.value, 1.0 / estimate.high, high)
 
 
 def _medians(measurements: Sequence[Measurement]) -> Floats:

@@ -38,10 +38,12 @@ def network(
 ) -> None:
     """Fit links and collectives to measurements.
 
-    Reads measurement files, or tables (.csv) with the columns operation, ranks, bytes and seconds.
+    Reads measurement files, the output of nccl-tests and of iperf3 --json, or tables (.csv) with
+    the columns operation, ranks, bytes and seconds.
 
     \b
     perfmodel calibrate network network.json --nominal 10Gbps --output lab.json
+    perfmodel calibrate network all_reduce_perf.txt iperf3.json --output lab.json
     perfmodel calibrate network gloo.csv --base lab.json --output lab.json
     """
     import msgspec

@@ -1,4 +1,4 @@
-"""``perfmodel import``: a workload file from a PyTorch profiler trace."""
+"""``perfmodel import``: a workload file from a profiler's output."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def import_(trace: str, output: str | None, as_json: bool, **given: Any) -> None
     """Import a PyTorch profiler trace as a workload.
 
     Reports what the device does in a step, and how much of it is communication. The workload leaves
-    communication out: it is what one worker does by itself.
+    communication out: it is what one worker does by itself. TRACE may also be the output of
+    DeepSpeed's flops profiler.
 
     \b
     perfmodel import trace.json.gz

@@ -1,0 +1,44 @@
+"""Reads what other programs print about networks they measured, as measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from perfmodel.base import files, formats
+from perfmodel.measuring.measurements import Measurements, read_measurements
+from perfmodel.measuring.outputs import iperf3, nccl_tests
+
+READERS: Mapping[str, Callable[[str, str], Measurements]] = {
+    formats.NCCL_TESTS: nccl_tests.parse,
+    formats.IPERF3: iperf3.parse,
+}
+"""Makes measurements of the text of a file and the file's name, by the name of its format."""
+
+
+def reads(path: str | Path) -> bool:
+    """Return whether a file is the output of another program that :func:`read` reads.
+
+    Raises
+    ------
+    InputError : the file cannot be read.
+    """
+    found = formats.recognise(files.read_bytes(path))
+    return found is not None and found.name in READERS
+
+
+def read(path: str | Path) -> Measurements:
+    """Read a measurement file, or the output of a program in :data:`READERS`.
+
+    Raises
+    ------
+    InputError : the file cannot be read; or its output is cut, or of something that no cluster has.
+    """
+    data = files.read_bytes(path)
+    found = formats.recognise(data)
+    if found is None or found.name not in READERS:
+        return read_measurements(path)
+    return READERS[found.name](formats.text_of(data) or "", str(path))
+
+
+__all__ = ["READERS", "read", "reads"]
