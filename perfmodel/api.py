@@ -89,7 +89,8 @@ def make_job(
     device, precision, batch_size : which of the profile's timings to use; batch size is per worker.
     sequence_length : tokens per sample, for language models with given dimensions.
     activation_checkpointing : whether blocks keep only their inputs and recompute the rest.
-    accumulation : forward and backward passes per update, which share a worker's batch; default 1.
+    accumulation : forward and backward passes per update, which share a worker's batch; default:
+        those of the profile's timing, or 1.
     cluster : an object, a file, or a name in the catalogue; defaults to the device's default
         cluster, if its file names one.
     bandwidth_bytes_per_s, latency_s : override the bandwidth and latency of every node's link.
@@ -364,7 +365,7 @@ def _workload(
         batch_size=passes.batch_size,
         sequence_length=passes.sequence_length,
         activation_checkpointing=bool(passes.activation_checkpointing),
-        accumulation=1 if passes.accumulation is None else passes.accumulation,
+        accumulation=passes.accumulation,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from perfmodel.base import files
-from perfmodel.base.errors import InputError, unknown_name, whole_number
+from perfmodel.base.errors import InputError, unknown_name
 from perfmodel.base.provenance import Assumption
 from perfmodel.inputs import cluster as clusters_
 from perfmodel.inputs import device as devices_
@@ -20,7 +20,7 @@ from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_layers import at_length
 from perfmodel.inputs.device import Device, roofline_s
 from perfmodel.inputs.device_transfer import estimate
-from perfmodel.inputs.passes import accumulated, checkpointed
+from perfmodel.inputs.passes import accumulated, checkpointed, of_one_pass, split
 from perfmodel.inputs.profile import SCHEMA, Profile, Timing, read_profile, timings_on
 from perfmodel.inputs.shipped import cluster_names, device_names, folder, model_names, names
 from perfmodel.inputs.workload import Workload, resolve
@@ -100,7 +100,7 @@ def workload(
     batch_size: int | None = None,
     sequence_length: int | None = None,
     activation_checkpointing: bool = False,
-    accumulation: int = 1,
+    accumulation: int | None = None,
 ) -> Workload:
     """Resolve a profile's workload on a device: measured, or estimated in the best available way.
 
@@ -114,31 +114,35 @@ def workload(
     sequence_length : tokens per sample, for language models with given dimensions.
     activation_checkpointing : whether blocks keep only their inputs and recompute the rest in the
         backward pass.
-    accumulation : forward and backward passes per update, which share the batch evenly.
+    accumulation : forward and backward passes per update, which share the batch evenly; default: as
+        in the profile's timing (:func:`perfmodel.inputs.passes.split`).
 
     Raises
     ------
     InputError : the device is neither in the profile nor in the catalogue, or the profile's times
         on it cannot be estimated; or an option does not fit the profile.
     """
-    whole_number("accumulation", accumulation)
-    if batch_size is not None and whole_number("batch_size", batch_size) % accumulation:
-        raise InputError(
-            f"batch_size: {batch_size} samples cannot be split into {accumulation} equal passes"
-        )
-    size = None if batch_size is None else batch_size // accumulation
-    found = _one_pass(at_length(profile, sequence_length), device_name, precision, size)
+    whole = at_length(profile, sequence_length)
+    if device_name is not None and device_name not in whole.devices:
+        device_name = device_called(device_name)
+    timings = list(whole.timings)
+    if whole.timings and (device_name is None or _timed(whole, device_name, precision)):
+        timings = timings_on(whole, device_name, precision)
+    elif batch_size is None:  # an estimate has its own default
+        timings = []
+    parts = split(timings, batch_size, accumulation)
+    profile = of_one_pass(whole, parts.passes)
+    found = _one_pass(profile, device_name, precision, parts.pass_size)
     if activation_checkpointing:
         found = checkpointed(found)
-    return accumulated(found, accumulation)
+    found = accumulated(found, parts.passes, parts.batch_size)
+    return msgspec.structs.replace(found, assumptions=(*found.assumptions, *parts.assumptions))
 
 
 def _one_pass(
     profile: Profile, device_name: str | None, precision: str | None, batch_size: int | None
 ) -> Workload:
     """The workload of a profile for one pass without checkpointing, at its own sequence length."""
-    if device_name is not None and device_name not in profile.devices:
-        device_name = device_called(device_name)
     timed = device_name in (None, *profile.devices) and bool(profile.timings)
     if profile.decoder is not None and not timed:
         return _of_language(profile, device_name, precision, batch_size)

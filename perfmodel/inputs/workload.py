@@ -174,11 +174,14 @@ def resolve(
     assumptions: Sequence[Assumption] = (),
     error_fraction: float | None = None,
 ) -> Workload:
-    """Resolve a profile and its timings on one device to a workload at one batch size.
+    """Resolve a profile and its timings on one device to the workload of a step with one pass.
 
     Parameters
     ----------
-    timings : on one device at one precision, by increasing batch size; the largest is the default.
+    timings : on one device at one precision, by increasing batch size of a pass; the largest is the
+        default. Of timings with accumulated gradients only one pass is used
+        (:attr:`perfmodel.inputs.profile.Timing.one_pass`).
+    batch_size : samples of the pass.
     layer_shares : each layer's share of the step's compute time, for timings of whole steps;
         default: in proportion to the layers' floating-point operations.
     error_fraction : error of the timings themselves; None if they were measured.
@@ -188,6 +191,7 @@ def resolve(
     optimizer time and the spread are those of the nearest size.
     """
     notes = list(assumptions)
+    timings = [t.one_pass for t in timings]
     if batch_size is None:
         batch_size = timings[-1].batch_size
         notes.append(
@@ -200,15 +204,12 @@ def resolve(
     sizes = [t.batch_size for t in used]
     rule = next((found for _, _, found in parts if found), None)
     sized = _sizes(profile)
-    if sizes == [size]:
-        forward, backward, _ = parts[0]
-        loading_s = near.data_loading_s
-    else:
-        seconds = [[*forward, *backward] for forward, backward, _ in parts]
-        passes = at_batch_size(sizes, seconds, size, tensors=sized["tensors"]).tolist()
-        forward, backward = passes[: len(passes) // 2], passes[len(passes) // 2 :]
-        loading = [[t.data_loading_s] for t in used]
-        loading_s = float(at_batch_size(sizes, loading, size, tensors=0)[0])
+    seconds = [[*forward, *backward] for forward, backward, _ in parts]
+    passes = at_batch_size(sizes, seconds, size, tensors=sized["tensors"]).tolist()
+    forward, backward = passes[: len(passes) // 2], passes[len(passes) // 2 :]
+    loading = [[t.data_loading_s] for t in used]
+    loading_s = float(at_batch_size(sizes, loading, size, tensors=0)[0])
+    if sizes != [size]:
         how = _how(sizes, size, sized["tensors"], sum(seconds[0]))
         notes.append(Assumption("layer times", size, "samples", how))
     if rule:
@@ -270,15 +271,10 @@ def _layer_seconds(
 ) -> tuple[list[float], list[float], str | None]:
     """Forward and backward seconds per layer, and the rule behind them (None if measured).
 
-    The forward time of the first layer includes copies, the rest of the step, and all but the last
-    pass of an accumulated gradient: a worker does them before the pass that communicates.
+    The forward time of the first layer includes copies and the rest of the step.
     """
     forward, backward, rule = _shared_seconds(profile, timing, shares)
-    last = 1.0 / timing.accumulation
-    earlier_s = (1.0 - last) * (sum(forward) + sum(backward))
-    forward, backward = [last * t for t in forward], [last * t for t in backward]
-    first_s = forward[0] + earlier_s + timing.copy_s + timing.other_s
-    return [first_s, *forward[1:]], backward, rule
+    return [forward[0] + timing.copy_s + timing.other_s, *forward[1:]], backward, rule
 
 
 def _shared_seconds(

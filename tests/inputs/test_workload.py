@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from perfmodel import InputError, Profile, Source, predict
+from perfmodel.inputs import catalogue
 from perfmodel.inputs.batch_scaling import LAUNCH_S
 from perfmodel.inputs.profile import Gradients, Layer, NoiseScale, Tensor, Timing, timings_on
 from perfmodel.inputs.workload import expanded, resolve
@@ -46,7 +47,7 @@ def test_a_measured_batch_size_is_used_unchanged() -> None:
 def test_time_before_the_communicating_pass_is_in_its_first_layer() -> None:
     """Copies, unexplained time, and three of four accumulated passes."""
     timing = msgspec.structs.replace(per_layer(8, 1.0), copy_s=0.25, other_s=0.75, accumulation=4)
-    w = resolve(profile(timing), [timing])
+    w = catalogue.workload(profile(timing))
     assert [layer.forward_s for layer in w.layers] == [0.25 + 1.0 + 0.75 * 10.0, 0.5]
     assert [layer.backward_s for layer in w.layers] == [0.75, 1.0]
     assert w.compute_s == timing.total_s == 11.5
