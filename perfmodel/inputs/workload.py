@@ -115,6 +115,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         """Seconds of device computation per step: forward, backward and optimizer."""
         return self.forward_s + self.backward_s + self.optimizer_s
 
+    @property
+    def earlier_passes(self) -> int:
+        """Passes of an update before its last one."""
+        return self.accumulation - 1
+
     @classmethod
     def of(
         cls,
@@ -356,17 +361,20 @@ def expanded(workload: Workload) -> Workload:
 
     Equal-compute: as many layers as tensors, each with the same forward and backward time; the
     largest tensor is in the last layer (where fully connected heads are), the rest is split
-    equally. The result is *estimated*.
+    equally. The result is *estimated*. All passes of an update but the last are forward time of the
+    first layer.
     """
     if workload.layers:
         return workload
     n = workload.tensors
     rest = (workload.gradient_bytes - workload.largest_tensor_bytes) / max(n - 1, 1)
     sizes = [rest] * (n - 1) + [workload.largest_tensor_bytes]
+    passes_s = workload.forward_s + workload.backward_s
+    earlier_s = passes_s * workload.earlier_passes / workload.accumulation
     layers = tuple(
         WorkloadLayer(
             f"layer{i}",
-            workload.forward_s / n,
+            (workload.forward_s - earlier_s) / n + (earlier_s if i == 0 else 0.0),
             workload.backward_s / n,
             (size,) if size > 0 else (),
         )
