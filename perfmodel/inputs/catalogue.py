@@ -15,6 +15,7 @@ from perfmodel.base.provenance import Assumption
 from perfmodel.inputs import cluster as clusters_
 from perfmodel.inputs import device as devices_
 from perfmodel.inputs import language_estimate, shipped
+from perfmodel.inputs.batch_scaling import RECENT_LAUNCH_S
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_layers import at_length
@@ -157,8 +158,14 @@ def _one_pass(
         if precision is None and len({t.precision for t in profile.timings}) > 1:
             why = f"first of the profile for {timings[0].device}"
             notes.append(Assumption("precision", timings[0].precision, "", why))
+        known = timings[0].device in device_names()
         return resolve(
-            profile, timings, batch_size=batch_size, layer_shares=shares, assumptions=notes
+            profile,
+            timings,
+            batch_size=batch_size,
+            layer_shares=shares,
+            assumptions=notes,
+            launch_s=device(timings[0].device).launch_s if known else RECENT_LAUNCH_S,
         )
     _check_device(device_name, profile)
     devices, models = _everything()

@@ -13,7 +13,13 @@ import msgspec
 
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.base.provenance import Assumption, Source
-from perfmodel.inputs.batch_scaling import at_batch_size, batch_error, launching, together
+from perfmodel.inputs.batch_scaling import (
+    RECENT_LAUNCH_S,
+    at_batch_size,
+    batch_error,
+    launching,
+    together,
+)
 from perfmodel.inputs.calibration import Calibration, scaled, value_at
 from perfmodel.inputs.profile import Profile, Timing, total_s
 
@@ -178,6 +184,7 @@ def resolve(
     layer_shares: Sequence[float] | None = None,
     assumptions: Sequence[Assumption] = (),
     error_fraction: float | None = None,
+    launch_s: float = RECENT_LAUNCH_S,
 ) -> Workload:
     """Resolve a profile and its timings on one device to the workload of a step with one pass.
 
@@ -190,6 +197,7 @@ def resolve(
     layer_shares : each layer's share of the step's compute time, for timings of whole steps;
         default: in proportion to the layers' floating-point operations.
     error_fraction : error of the timings themselves; None if they were measured.
+    launch_s : fixed part of a step per tensor (:attr:`perfmodel.inputs.device.Device.launch_s`).
 
     Times at a batch size that was not measured come from
     :func:`perfmodel.inputs.batch_scaling.at_batch_size`, which makes the workload *estimated*. The
@@ -210,16 +218,17 @@ def resolve(
     rule = next((found for _, _, found in parts if found), None)
     sized = _sizes(profile)
     seconds = [[*forward, *backward] for forward, backward, _ in parts]
-    passes = at_batch_size(sizes, seconds, size, tensors=sized["tensors"]).tolist()
+    tensors = sized["tensors"]
+    passes = at_batch_size(sizes, seconds, size, tensors=tensors, launch_s=launch_s).tolist()
     forward, backward = passes[: len(passes) // 2], passes[len(passes) // 2 :]
     loading = [[t.data_loading_s] for t in used]
     loading_s = float(at_batch_size(sizes, loading, size, tensors=0)[0])
     if sizes != [size]:
-        how = _how(sizes, size, sized["tensors"], sum(seconds[0]))
+        how = _how(sizes, size, launching(tensors, sum(seconds[0]), launch_s))
         notes.append(Assumption("layer times", size, "samples", how))
     if rule:
         notes.append(Assumption("layer shares", rule, "", "the profile only has the whole step"))
-    error = together(error_fraction, batch_error(sizes, size))
+    error = together(error_fraction, batch_error(sizes, size, launch_s=launch_s))
     if error is not None:
         error = round(error, 2)
         why = f"9 in 10 such estimates are within a factor of {1 + error:.2f} of the truth"
@@ -260,11 +269,11 @@ def _used(timings: Sequence[Timing], batch_size: int) -> list[Timing]:
     return [*below[-1:], *above[:1]] if below and above else list(timings)
 
 
-def _how(sizes: Sequence[int], batch_size: int, tensors: int, step_s: float) -> str:
-    """Describe how the times follow from those at ``sizes``."""
+def _how(sizes: Sequence[int], batch_size: int, fixed: float) -> str:
+    """Describe how the times follow from those at ``sizes``; ``fixed`` is the fraction of a single
+    one that does not depend on the batch size."""
     names = ", ".join(map(str, sizes))
     if len(sizes) == 1:
-        fixed = launching(tensors, step_s)
         return f"{fixed:.0%} fixed and the rest proportional, from the profile's {names}"
     if min(sizes) < batch_size < max(sizes):
         return f"linear in the batch size from the profile's {names}"

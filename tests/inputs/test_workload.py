@@ -7,7 +7,7 @@ import pytest
 
 from perfmodel import InputError, Profile, Source, predict
 from perfmodel.inputs import catalogue
-from perfmodel.inputs.batch_scaling import LAUNCH_S
+from perfmodel.inputs.batch_scaling import RECENT_LAUNCH_S
 from perfmodel.inputs.profile import Gradients, Layer, NoiseScale, Tensor, Timing, timings_on
 from perfmodel.inputs.workload import expanded, resolve
 from perfmodel.profiler.saving import joined
@@ -96,7 +96,7 @@ def test_other_batch_sizes_are_interpolated_linearly(
 
 def test_a_single_batch_size_is_scaled_except_for_launch_time() -> None:
     w = resolve(profile(per_layer(8, 1.0)), [per_layer(8, 1.0)], batch_size=2)
-    fixed = 3 * LAUNCH_S / 10.0  # launch time of three tensors, as a fraction of a 10 s step
+    fixed = 3 * RECENT_LAUNCH_S / 10.0  # launches of three tensors, as a fraction of a 10 s step
     assert w.forward_s == pytest.approx(3.0 * (fixed + (1 - fixed) / 4))
     assert w.quality == "estimated"
 
