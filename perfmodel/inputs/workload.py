@@ -207,9 +207,8 @@ def resolve(
     timings = [t.one_pass for t in timings]
     if batch_size is None:
         batch_size = timings[-1].batch_size
-        notes.append(
-            Assumption("batch_size", batch_size, "samples", "largest batch size of the profile")
-        )
+        why = "largest batch size of the profile"
+        notes.append(Assumption("batch_size", batch_size, "samples", why))
     size = whole_number("batch_size", batch_size)
     near = min(timings, key=lambda t: (abs(t.batch_size - size), t.batch_size))
     used = _used(timings, size)
@@ -231,8 +230,7 @@ def resolve(
     error = together(error_fraction, batch_error(sizes, size, launch_s=launch_s))
     if error is not None:
         error = round(error, 2)
-        why = f"9 in 10 such estimates are within a factor of {1 + error:.2f} of the truth"
-        notes.append(Assumption("compute time error", error, "", why))
+        notes.append(_error_note(error))
     measured = sizes == [size] and rule is None and near.source.kind == "measured"
     return Workload(
         name=profile.name,
@@ -258,6 +256,11 @@ def resolve(
         buffer_bytes=profile.buffer_bytes,
         **sized,
     )
+
+
+def _error_note(error: float) -> Assumption:
+    why = f"9 in 10 such estimates are within a factor of {1 + error:.2f} of the truth"
+    return Assumption("compute time error", error, "", why)
 
 
 def _used(timings: Sequence[Timing], batch_size: int) -> list[Timing]:

@@ -61,9 +61,10 @@ def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
     for one, times in Counter(passes).items():
         layers = _layers_of(job, q, one, len(passes))
         if options.stage == 3 and isinstance(layers, Whole):
-            moving = (one.gathered + one.again) * sum(gathers) + one.reduced * sum(scatters)
-            alongside = sums if one.reduced else []
-            part = layers.beside_s(passes_s / len(passes), moving, *alongside)
+            moving = (one.gathered + float(one.again)) * sum(gathers)
+            moving = moving + (sum(scatters) if one.reduced else 0.0)
+            computed = passes_s if len(passes) == 1 else passes_s / len(passes)
+            part = layers.beside_s(computed, moving, *(sums if one.reduced else []))
         elif options.stage == 3 and isinstance(layers, Layers):
             reduced = _Reduced(scatters, sums)
             part = _in_time(options, one, layers, q.scale * late, units, gathers, reduced)

@@ -117,9 +117,9 @@ def _add_collectives(
 
 
 class Added(NamedTuple):
-    """Ops of a shard group that each wait for all of its workers: all-gathers, (gathers,);
-    reduce-scatters by number of the pass, (units,) each; at stage 3 the first of each pass, (1,).
-    """
+    """Ops of a shard group that each wait for all of its workers: all-gathers before forward,
+    (gathers,); by number of the pass, reduce-scatters, (units,), and at stage 3 the collective that
+    is issued first, (1,)."""
 
     gathered: Ids
     reduced: dict[int, Ids]
@@ -150,13 +150,14 @@ def _add_shard_group(
     if options.stage < 3:  # all units are gathered before the next step begins
         gathers.append(communicator.add("all-gather", gather, axis="unit"))
     for number, (workers, one) in enumerate(zip(passes, order.passes_of(job), strict=True)):
-        begun = len(gathers)
+        needed = NO_OPS
         if one.gathered:
-            gathers.append(communicator.add("all-gather", gather, axis="unit", among=workers.axes))
+            needed = communicator.add("all-gather", gather, axis="unit", among=workers.axes)
+            gathers.append(needed)
         if one.again:
             label = "all-gather again"
             again = communicator.add(label, gather, axis="unit", among=workers.axes)
-            gathers.append(again[::-1])
+            needed = np.concatenate([needed, again[::-1]])
         if one.reduced:
             found = communicator.add("reduce-scatter", scatter, axis="unit", among=workers.axes)
             reduced[number] = found
@@ -167,7 +168,6 @@ def _add_shard_group(
         issues = order.issued_in(one, len(units.first), options)
         if not issues:
             continue
-        needed = np.concatenate([NO_OPS, *gathers[begun:]])
         made = reduced.get(number, NO_OPS)[::-1]
         begins[number] = _in_issue_order(b, issues, workers, units, needed, made)
         before = passes[number - 1].backward[:, :1] if number else optimizer[:, None]
