@@ -99,7 +99,8 @@ def make_job(
     device, precision, batch_size : which of the profile's timings to use; batch size is per worker.
     sequence_length : tokens per sample, for language models with given dimensions.
     activation_checkpointing : whether blocks keep only their inputs and recompute the rest.
-    accumulation : forward and backward passes per update, which share a worker's batch; default 1.
+    accumulation : forward and backward passes per update, which share a worker's batch; default:
+        those of the profile's timing, or 1.
     one_device_samples_per_s, one_device_step_s : measured speed of one device in this job (also
         ``"12000 tokens/s"``), or its seconds per update: all compute times are scaled to it.
     one_device_batch_size : samples per update in that measurement; default: the job's.
@@ -403,7 +404,7 @@ def _workload(
         batch_size=passes.batch_size,
         sequence_length=passes.sequence_length,
         activation_checkpointing=bool(passes.activation_checkpointing),
-        accumulation=1 if passes.accumulation is None else passes.accumulation,
+        accumulation=passes.accumulation,
         one_device=measured,
     )
 

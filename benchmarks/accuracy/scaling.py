@@ -4,12 +4,16 @@ PATH holds tables of step times against batch size on one device:
 
 - ``pollux_osdi21/throughput.csv`` and ``sia_sosp23/throughput.csv``: Qiao et al., "Pollux", OSDI
   2021, and Jayaram Subramanya et al., "Sia", SOSP 2023; rows of one device, step minus waiting,
-- ``mxnet_benchmarks/single_device.csv``: images/s of MXNet on one device.
+- ``mxnet_benchmarks/single_device.csv``: images/s of MXNet on one device,
+- ``neusight/measured_latency.csv``: Lee et al., "NeuSight", ASPLOS 2025; language models, PyTorch.
 
 The catalogue's own timings are included; they alone judge estimates for other devices. All figures
 are for held-out steps. Errors are factors minus one. All series of a group have the same weight,
 whatever their number of sizes. The constants of ``perfmodel.inputs.batch_scaling`` come from this
-output.
+output. Only tables with two series or more choose them. That of recent devices is chosen without
+Sia's table: its steps include AdaptDL's gradient statistics, several operations for each parameter
+tensor. Its errors are counted. All recent series are of models that were not compiled, so half of
+the best value is used (``RECENT_LAUNCH_S``).
 """
 
 from __future__ import annotations
@@ -31,6 +35,8 @@ from perfmodel.inputs.batch_scaling import (
     COMMON_ERROR,
     FOREIGN_ERROR,
     KIND_ERROR,
+    LAUNCH_S,
+    RECENT_LAUNCH_S,
     SPEED_ERROR,
     TYPICAL_ERROR,
     at_batch_size,
@@ -48,11 +54,21 @@ TENSORS = {
     "Alexnet": 16,
     "Inception-v3": 284,
     "Resnet 50": 161,
+    "bert_large": 391,
+    "gpt2_large": 436,
+    "opt_13": 388,
 }
 """Approximate number of parameter tensors of the tables' models (ResNet-18, ResNet-50, BERT-base,
-YOLOv3, DeepSpeech2 with five GRU layers, NeuMF; AlexNet, Inception v3, ResNet-50)."""
+YOLOv3, DeepSpeech2 with five GRU layers, NeuMF; AlexNet, Inception v3, ResNet-50; BERT-large,
+GPT-2 large, OPT 1.3B)."""
 
-LAUNCHES_S = (0.0, 0.1e-3, 0.15e-3, 0.2e-3, 0.25e-3, 0.3e-3, 0.4e-3, 0.5e-3)
+RECENT = {"dgx", "NVIDIA_A100_80GB_PCIe", "NVIDIA_H100_80GB_HBM3", "NVIDIA_L4"}
+"""Devices of the tables with TF32, by the tables' names ("dgx" are A100), and those of AMD."""
+
+ADAPTDL = {"pollux_osdi21", "sia_sosp23"}
+"""Tables of steps that include AdaptDL's gradient statistics."""
+
+LAUNCHES_S = (0.0, 0.05e-3, 0.1e-3, 0.15e-3, 0.2e-3, 0.25e-3, 0.3e-3, 0.4e-3, 0.5e-3)
 MOST = (0.5, 0.6, 0.7, 0.8, 0.9)
 RATIOS = (2.0, 4.0, 8.0, math.inf)
 NEAR = 8.0
@@ -60,12 +76,16 @@ NEAR = 8.0
 
 
 class Series(NamedTuple):
-    """Step times of a model on a device: source ``table``, and points (batch size, seconds)."""
+    """Step times of a model on a device: source ``table``, and points (batch size, seconds).
+
+    ``recent`` devices have TF32, or are not in the catalogue.
+    """
 
     table: str
     name: str
     tensors: int
     points: list[tuple[int, float]]
+    recent: bool = False
 
 
 class Case(NamedTuple):
@@ -78,25 +98,36 @@ class Case(NamedTuple):
 
 def read(folder: Path) -> list[Series]:
     """Return all series with at least two sizes, those of the catalogue last."""
-    found: dict[tuple[str, str, int], dict[int, float]] = defaultdict(dict)
+    found: dict[tuple[str, str, int, bool], dict[int, float]] = defaultdict(dict)
     for table in ("pollux_osdi21", "sia_sosp23"):
         for row in _rows(folder / table / "throughput.csv"):
             if row["num_replicas"] == "1":
-                key = (table, f"{row['model']} on {row['cluster']}", TENSORS[row["model"]])
+                where = row["cluster"]
+                key = (table, f"{row['model']} on {where}", TENSORS[row["model"]], where in RECENT)
                 computing_s = float(row["step_time_s"]) - float(row["sync_time_s"])
                 found[key][int(row["local_bsz"])] = computing_s
     for row in _rows(folder / "mxnet_benchmarks" / "single_device.csv"):
         if row["section"] == "Training results":
-            key = ("mxnet", f"{row['model']} on {row['device']}", TENSORS[row["model"]])
+            key = ("mxnet", f"{row['model']} on {row['device']}", TENSORS[row["model"]], False)
             found[key][int(row["batch"])] = int(row["batch"]) / float(row["images_per_s"])
+    for row in _rows(folder / "neusight" / "measured_latency.csv"):
+        model, where = row["model"], row["gpu"]
+        if row["mode"] == "train" and not row["parallel"] and model in TENSORS:
+            recent = where in RECENT or where.startswith("AMD")
+            key = ("neusight", f"{model} on {where}", TENSORS[model], recent)
+            found[key][int(row["global_batch"])] = float(row["e2e_latency_ms"]) / 1e3
     for one in (catalogue.model(name) for name in catalogue.model_names()):
         tensors = sum(len(layer.tensors) for layer in one.layers)
         for t in one.timings:
-            table = f"catalogue, {catalogue.device(t.device).kind}"
-            found[table, f"{one.name} on {t.device} {t.precision}", tensors][t.batch_size] = (
-                t.total_s
-            )
-    return [Series(*key, sorted(of.items())) for key, of in found.items() if len(of) > 1]
+            place = catalogue.device(t.device)
+            table, name = f"catalogue, {place.kind}", f"{one.name} on {t.device} {t.precision}"
+            recent = place.launch_s == RECENT_LAUNCH_S
+            found[table, name, tensors, recent][t.batch_size] = t.total_s
+    return [
+        Series(table, name, tensors, sorted(of.items()), recent)
+        for (table, name, tensors, recent), of in found.items()
+        if len(of) > 1
+    ]
 
 
 def between(series: Sequence[Series]) -> Iterator[Case]:
@@ -124,21 +155,32 @@ def beyond(series: Sequence[Series]) -> Iterator[Case]:
 
 def single(series: Sequence[Series]) -> Iterator[Case]:
     """Estimate every size from every other one, with constants chosen by the other tables."""
-    scores = launching_scores(series)
+    scores = {recent: launching_scores(series, recent=recent) for recent in (False, True)}
     for one in series:
-        launch_s, most = _best({k: v for k, v in scores.items() if k[0] != one.table})
+        launch_s, most = _best({k: v for k, v in scores[one.recent].items() if k[0] != one.table})
+        launch_s *= 0.5 if one.recent else 1.0
         for start in one.points:
             for point in one.points:
                 if point is not start:
                     ratio = max(start[0] / point[0], point[0] / start[0])
                     error = _launching_error(one, start, point, launch_s, most)
-                    yield Case(f"batch size, from one, {_up_to(ratio)}", one.name, error)
+                    kind = "recent" if one.recent else "older"
+                    yield Case(f"batch size, from one, {kind}, {_up_to(ratio)}", one.name, error)
 
 
-def launching_scores(series: Sequence[Series]) -> dict[tuple[str, float, float], float]:
-    """Return the mean absolute log error from one size to near ones, by table and constants."""
+def launching_scores(
+    series: Sequence[Series], *, recent: bool
+) -> dict[tuple[str, float, float], float]:
+    """Return the mean absolute log error from one size to near ones, by table and constants.
+
+    The series are those of ``recent`` or of other devices.
+    """
+    series = [one for one in series if one.recent == recent]
+    if recent:
+        series = [one for one in series if one.table not in ADAPTDL] or series
     found = {}
-    for table in dict.fromkeys(one.table for one in series):
+    several = [table for table, count in Counter(one.table for one in series).items() if count > 1]
+    for table in several:
         for launch_s in LAUNCHES_S:
             for most in MOST:
                 means = []
@@ -244,7 +286,8 @@ def _error(one: Series, given: Sequence[tuple[int, float]], point: tuple[int, fl
     """Return the error at a point that is predicted from the given ones."""
     sizes = [size for size, _ in given]
     seconds = [[time] for _, time in given]
-    found = at_batch_size(sizes, seconds, point[0], tensors=one.tensors)
+    launch_s = RECENT_LAUNCH_S if one.recent else LAUNCH_S
+    found = at_batch_size(sizes, seconds, point[0], tensors=one.tensors, launch_s=launch_s)
     return _factor(float(found[0]), point[1])
 
 
@@ -303,11 +346,11 @@ def _rows(path: Path) -> list[dict[str, str]]:
 def main(path: Path, count: int) -> None:
     """Hold out measured steps, estimate them, and print the errors by group."""
     series = read(path)
-    scores = launching_scores(series)
-    launch_s, most = _best(scores)
-    click.echo(
-        f"{len(series)} series; launching: {launch_s * 1e3:g} ms per tensor, at most {most:g}"
-    )
+    for recent, devices in ((False, "older devices"), (True, "recent devices")):
+        launch_s, most = _best(launching_scores(series, recent=recent))
+        number = sum(one.recent == recent for one in series)
+        text = f"launching: {launch_s * 1e3:g} ms per tensor, at most {most:g}"
+        click.echo(f"{number} series of {devices}; {text}")
     groups = grouped(series)
     click.echo(f"{'group':42} {'series':>6} {'n':>5} {'median':>7} {'p90':>7} {'worst':>7}")
     for group, cases in sorted(groups.items()):

@@ -273,7 +273,7 @@ def job_options(*, lists: bool = False, jobs: bool = False) -> Callable[[Command
         whole("--global-batch-size", "Samples per iteration over all workers."),
         whole("--sequence-length", "Tokens per sample (language models)."),
         CHECKPOINTING,
-        whole("--accumulation", "Passes per update, which split the batch.  [default: 1]"),
+        whole("--accumulation", "Passes per update, which split the batch.  [default: as timed]"),
         *_one_device_options(value, whole),
         value("--cluster", read_text, "NAME|FILE", "Cluster from the catalogue, or a file."),
         value("--bandwidth", read_quantity("bytes_per_s"), "10Gbps", "Bandwidth of every link."),

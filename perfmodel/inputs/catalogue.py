@@ -12,17 +12,18 @@ from typing import Any
 import msgspec
 
 from perfmodel.base import files
-from perfmodel.base.errors import InputError, NoTimesError, nearest, unknown_name, whole_number
+from perfmodel.base.errors import InputError, NoTimesError, nearest, unknown_name
 from perfmodel.base.provenance import Assumption, Source
 from perfmodel.inputs import cluster as clusters_
 from perfmodel.inputs import device as devices_
 from perfmodel.inputs import device_transfer, language_estimate, shipped
+from perfmodel.inputs.batch_scaling import RECENT_LAUNCH_S
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_layers import at_length
 from perfmodel.inputs.device import Device, roofline_s
 from perfmodel.inputs.one_device import OneDevice, at_speed
-from perfmodel.inputs.passes import accumulated, checkpointed
+from perfmodel.inputs.passes import accumulated, checkpointed, of_one_pass, split
 from perfmodel.inputs.profile import SCHEMA, Profile, Timing, read_profile, timings_on
 from perfmodel.inputs.shipped import cluster_names, device_names, folder, model_names, names
 from perfmodel.inputs.workload import Workload, resolve
@@ -116,7 +117,7 @@ def workload(
     batch_size: int | None = None,
     sequence_length: int | None = None,
     activation_checkpointing: bool = False,
-    accumulation: int = 1,
+    accumulation: int | None = None,
     one_device: OneDevice | None = None,
 ) -> Workload:
     """Resolve a profile's workload on a device: measured, or estimated in the best available way.
@@ -131,7 +132,8 @@ def workload(
     sequence_length : tokens per sample, for language models with given dimensions.
     activation_checkpointing : whether blocks keep only their inputs and recompute the rest in the
         backward pass.
-    accumulation : forward and backward passes per update, which share the batch evenly.
+    accumulation : forward and backward passes per update, which share the batch evenly; default: as
+        in the profile's timing (:func:`perfmodel.inputs.passes.split`).
     one_device : measured speed of one device. The workload's times are then scaled to it, and must
         be known only relative to each other: where nothing can be estimated, the step is divided
         among the layers by their roofline times, or evenly; and the device may have any name.
@@ -141,21 +143,25 @@ def workload(
     InputError : the device is neither in the profile nor in the catalogue, or the profile's times
         on it cannot be estimated; or an option does not fit the profile.
     """
-    whole_number("accumulation", accumulation)
-    profile = at_length(profile, sequence_length)
+    whole = at_length(profile, sequence_length)
+    if device_name is not None and device_name not in whole.devices and one_device is None:
+        device_name = device_called(device_name)
+    timings = list(whole.timings)
+    if whole.timings and (device_name is None or _timed(whole, device_name, precision)):
+        timings = timings_on(whole, device_name, precision)
+    elif batch_size is None:  # an estimate has its own default
+        timings = []
     one_pass = _one_pass if one_device is None else _in_proportion
 
     def update(samples: int | None, what: str) -> Workload:
         """The workload of an update of ``samples`` samples; errors call their number ``what``."""
-        if samples is not None and whole_number(what, samples) % accumulation:
-            raise InputError(
-                f"{what}: {samples} samples cannot be split into {accumulation} equal passes"
-            )
-        size = None if samples is None else samples // accumulation
-        step = one_pass(profile, device_name, precision, size)
+        parts = split(timings, samples, accumulation, what)
+        several = of_one_pass(whole, parts.passes)
+        step = one_pass(several, device_name, precision, parts.pass_size)
         if activation_checkpointing:
             step = checkpointed(step)
-        return accumulated(step, accumulation)
+        step = accumulated(step, parts.passes, parts.batch_size)
+        return msgspec.structs.replace(step, assumptions=(*step.assumptions, *parts.assumptions))
 
     if one_device is None and not (profile.timings or profile.estimable):
         raise NoTimesError(
@@ -249,8 +255,6 @@ def _one_pass(
     profile: Profile, device_name: str | None, precision: str | None, batch_size: int | None
 ) -> Workload:
     """The workload of a profile for one pass without checkpointing, at its own sequence length."""
-    if device_name is not None and device_name not in profile.devices:
-        device_name = device_called(device_name)
     timed = device_name in (None, *profile.devices) and bool(profile.timings)
     if profile.decoder is not None and not timed:
         return _of_language(profile, device_name, precision, batch_size)
@@ -265,8 +269,14 @@ def _one_pass(
         if precision is None and len({t.precision for t in profile.timings}) > 1:
             why = f"first of the profile for {timings[0].device}"
             notes.append(Assumption("precision", timings[0].precision, "", why))
+        known = timings[0].device in device_names()
         return resolve(
-            profile, timings, batch_size=batch_size, layer_shares=shares, assumptions=notes
+            profile,
+            timings,
+            batch_size=batch_size,
+            layer_shares=shares,
+            assumptions=notes,
+            launch_s=device(timings[0].device).launch_s if known else RECENT_LAUNCH_S,
         )
     _check_device(device_name, profile)
     devices, models = _everything()

@@ -9,6 +9,7 @@ import msgspec
 
 from perfmodel.base.errors import number
 from perfmodel.base.provenance import Source
+from perfmodel.inputs.batch_scaling import LAUNCH_S, RECENT_LAUNCH_S
 from perfmodel.inputs.profile import Layer
 
 SCHEMA = "perfmodel.device/1"
@@ -76,6 +77,13 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         number("memory_bandwidth_bytes_per_s", self.memory_bandwidth_bytes_per_s, above=0.0)
         if self.memory_bytes is not None:
             number("memory_bytes", self.memory_bytes, above=0.0)
+
+    @property
+    def launch_s(self) -> float:
+        """Part of a step that does not depend on the batch size, in seconds per parameter tensor;
+        GPUs since 2020 have TF32."""
+        recent = self.kind == "gpu" and self.peak_flop_per_s.tf32 is not None
+        return RECENT_LAUNCH_S if recent else LAUNCH_S
 
     @property
     def precisions(self) -> tuple[str, ...]:

@@ -170,7 +170,8 @@ def _transferred(
         if flop and not timings[0].per_layer:
             first = timings[0]
             shares = roofline_s(place.device, profile.layers, first.batch_size, first.precision)
-        there = resolve(profile, timings, batch_size=size, layer_shares=shares)
+        launch_s = place.device.launch_s
+        there = resolve(profile, timings, batch_size=size, layer_shares=shares, launch_s=launch_s)
         batch_error = max(batch_error or 0.0, there.error_fraction or 0.0) or None
         memory = place.device.memory_bandwidth_bytes_per_s / target.memory_bandwidth_bytes_per_s
         passes = _on_target(profile, there, place, target, flop)

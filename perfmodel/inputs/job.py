@@ -15,6 +15,7 @@ from perfmodel.base.quantities import NO_SPREAD
 from perfmodel.inputs.cluster import Cluster, Handover
 from perfmodel.inputs.islands import read_devices
 from perfmodel.inputs.options import Options
+from perfmodel.inputs.passes import one_pass
 from perfmodel.inputs.workload import Workload, expanded, with_handover
 
 SCHEMA = "perfmodel.job/1"
@@ -307,11 +308,25 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def device_work(self) -> Workload:
         """The workload, with gradient handover to the network as part of the backward pass."""
-        handover, share = self.cluster.handover, self.exchanged_share
+        return self._handed_over(self.workload, self.reductions)
+
+    @property
+    def reductions(self) -> int:
+        """How often the gradients of an update are exchanged: once, or in each of its passes."""
+        return self.options.reductions(self.workload.accumulation)
+
+    def pass_work(self, *, reduced: bool = True) -> Workload:
+        """The workload of one of the passes of an update, with handover if its gradients are
+        ``reduced``."""
+        return self._handed_over(one_pass(self.workload), int(reduced))
+
+    def _handed_over(self, workload: Workload, times: int) -> Workload:
+        """Return a workload whose gradients are handed over to the network so many times."""
+        handover, share = self.cluster.handover, self.exchanged_share * times
         if share == 0.0 or handover == Handover():
-            return self.workload
+            return workload
         return with_handover(
-            expanded(self.workload), lambda count, size: share * handover.seconds(count, size)
+            expanded(workload), lambda count, size: share * handover.seconds(count, size)
         )
 
 

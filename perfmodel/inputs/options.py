@@ -101,6 +101,10 @@ class Options(msgspec.Struct, frozen=True):
         """Mean share of a model that a worker sends per step."""
         return 1.0
 
+    def reductions(self, passes: int) -> int:
+        """Return how often the gradients of an update of ``passes`` passes are exchanged."""
+        return 1
+
     @property
     def bounded_lead(self) -> float | None:
         """Iterations that a worker may be ahead of the slowest (SSP); None if unbounded."""

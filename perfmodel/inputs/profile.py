@@ -86,7 +86,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     copy_s : exposed copies between host and device.
     other_s : the rest of the step, such as the loss or the training loop.
     step_std_s : standard deviation of the whole step.
-    accumulation : forward and backward passes per update.
+    accumulation : forward and backward passes per update; each has an equal share of the batch.
     overhead_fraction : relative overhead of the measurement; 0 if unknown.
     """
 
@@ -154,6 +154,40 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def passes_s(self) -> float:
         """Seconds of the forward and backward passes."""
         return max(0.0, self.total_s - self.optimizer_s - self.copy_s - self.other_s)
+
+    @property
+    def one_pass(self) -> Timing:
+        """The timing of a step with one of the ``accumulation`` passes, and with its samples.
+
+        Passes are equal. The optimizer runs once per step; everything else, copies included, is
+        divided by the number of passes, and so are standard deviations: the relative spread stays
+        that of the step. If samples do not divide evenly, their number is rounded.
+        """
+        count = self.accumulation
+        if count == 1:
+            return self
+
+        def share(value: Seconds | None) -> Seconds | None:
+            if isinstance(value, tuple):
+                return tuple(seconds / count for seconds in value)
+            return None if value is None else value / count
+
+        whole = self.forward_s is None
+        return msgspec.structs.replace(
+            self,
+            batch_size=max(1, round(self.batch_size / count)),
+            accumulation=1,
+            forward_s=share(self.forward_s),
+            backward_s=share(self.backward_s),
+            forward_std_s=share(self.forward_std_s),
+            backward_std_s=share(self.backward_std_s),
+            step_s=self.optimizer_s + (self.total_s - self.optimizer_s) / count if whole else None,
+            samples_per_s=None,
+            data_loading_s=self.data_loading_s / count,
+            copy_s=self.copy_s / count,
+            other_s=self.other_s / count,
+            step_std_s=None if self.step_std_s is None else self.step_std_s / count,
+        )
 
 
 class NoiseScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -13,7 +13,13 @@ import msgspec
 
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.base.provenance import Assumption, Source
-from perfmodel.inputs.batch_scaling import at_batch_size, batch_error, launching, together
+from perfmodel.inputs.batch_scaling import (
+    RECENT_LAUNCH_S,
+    at_batch_size,
+    batch_error,
+    launching,
+    together,
+)
 from perfmodel.inputs.calibration import Calibration, scaled, value_at
 from perfmodel.inputs.profile import Profile, Timing, total_s
 
@@ -115,6 +121,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         """Seconds of device computation per step: forward, backward and optimizer."""
         return self.forward_s + self.backward_s + self.optimizer_s
 
+    @property
+    def earlier_passes(self) -> int:
+        """Passes of an update before its last one."""
+        return self.accumulation - 1
+
     @classmethod
     def of(
         cls,
@@ -173,26 +184,31 @@ def resolve(
     layer_shares: Sequence[float] | None = None,
     assumptions: Sequence[Assumption] = (),
     error_fraction: float | None = None,
+    launch_s: float = RECENT_LAUNCH_S,
 ) -> Workload:
-    """Resolve a profile and its timings on one device to a workload at one batch size.
+    """Resolve a profile and its timings on one device to the workload of a step with one pass.
 
     Parameters
     ----------
-    timings : on one device at one precision, by increasing batch size; the largest is the default.
+    timings : on one device at one precision, by increasing batch size of a pass; the largest is the
+        default. Of timings with accumulated gradients only one pass is used
+        (:attr:`perfmodel.inputs.profile.Timing.one_pass`).
+    batch_size : samples of the pass.
     layer_shares : each layer's share of the step's compute time, for timings of whole steps;
         default: in proportion to the layers' floating-point operations.
     error_fraction : error of the timings themselves; None if they were measured.
+    launch_s : fixed part of a step per tensor (:attr:`perfmodel.inputs.device.Device.launch_s`).
 
     Times at a batch size that was not measured come from
     :func:`perfmodel.inputs.batch_scaling.at_batch_size`, which makes the workload *estimated*. The
     optimizer time and the spread are those of the nearest size.
     """
     notes = list(assumptions)
+    timings = [t.one_pass for t in timings]
     if batch_size is None:
         batch_size = timings[-1].batch_size
-        notes.append(
-            Assumption("batch_size", batch_size, "samples", "largest batch size of the profile")
-        )
+        why = "largest batch size of the profile"
+        notes.append(Assumption("batch_size", batch_size, "samples", why))
     size = whole_number("batch_size", batch_size)
     near = min(timings, key=lambda t: (abs(t.batch_size - size), t.batch_size))
     used = _used(timings, size)
@@ -200,24 +216,21 @@ def resolve(
     sizes = [t.batch_size for t in used]
     rule = next((found for _, _, found in parts if found), None)
     sized = _sizes(profile)
-    if sizes == [size]:
-        forward, backward, _ = parts[0]
-        loading_s = near.data_loading_s
-    else:
-        seconds = [[*forward, *backward] for forward, backward, _ in parts]
-        passes = at_batch_size(sizes, seconds, size, tensors=sized["tensors"]).tolist()
-        forward, backward = passes[: len(passes) // 2], passes[len(passes) // 2 :]
-        loading = [[t.data_loading_s] for t in used]
-        loading_s = float(at_batch_size(sizes, loading, size, tensors=0)[0])
-        how = _how(sizes, size, sized["tensors"], sum(seconds[0]))
+    seconds = [[*forward, *backward] for forward, backward, _ in parts]
+    tensors = sized["tensors"]
+    passes = at_batch_size(sizes, seconds, size, tensors=tensors, launch_s=launch_s).tolist()
+    forward, backward = passes[: len(passes) // 2], passes[len(passes) // 2 :]
+    loading = [[t.data_loading_s] for t in used]
+    loading_s = float(at_batch_size(sizes, loading, size, tensors=0)[0])
+    if sizes != [size]:
+        how = _how(sizes, size, launching(tensors, sum(seconds[0]), launch_s))
         notes.append(Assumption("layer times", size, "samples", how))
     if rule:
         notes.append(Assumption("layer shares", rule, "", "the profile only has the whole step"))
-    error = together(error_fraction, batch_error(sizes, size))
+    error = together(error_fraction, batch_error(sizes, size, launch_s=launch_s))
     if error is not None:
         error = round(error, 2)
-        why = f"9 in 10 such estimates are within a factor of {1 + error:.2f} of the truth"
-        notes.append(Assumption("compute time error", error, "", why))
+        notes.append(_error_note(error))
     measured = sizes == [size] and rule is None and near.source.kind == "measured"
     return Workload(
         name=profile.name,
@@ -245,6 +258,11 @@ def resolve(
     )
 
 
+def _error_note(error: float) -> Assumption:
+    why = f"9 in 10 such estimates are within a factor of {1 + error:.2f} of the truth"
+    return Assumption("compute time error", error, "", why)
+
+
 def _used(timings: Sequence[Timing], batch_size: int) -> list[Timing]:
     """The timing at ``batch_size``, or the two around it, or all if it lies beyond them."""
     below = [t for t in timings if t.batch_size <= batch_size]
@@ -254,11 +272,11 @@ def _used(timings: Sequence[Timing], batch_size: int) -> list[Timing]:
     return [*below[-1:], *above[:1]] if below and above else list(timings)
 
 
-def _how(sizes: Sequence[int], batch_size: int, tensors: int, step_s: float) -> str:
-    """Describe how the times follow from those at ``sizes``."""
+def _how(sizes: Sequence[int], batch_size: int, fixed: float) -> str:
+    """Describe how the times follow from those at ``sizes``; ``fixed`` is the fraction of a single
+    one that does not depend on the batch size."""
     names = ", ".join(map(str, sizes))
     if len(sizes) == 1:
-        fixed = launching(tensors, step_s)
         return f"{fixed:.0%} fixed and the rest proportional, from the profile's {names}"
     if min(sizes) < batch_size < max(sizes):
         return f"linear in the batch size from the profile's {names}"
@@ -270,15 +288,10 @@ def _layer_seconds(
 ) -> tuple[list[float], list[float], str | None]:
     """Forward and backward seconds per layer, and the rule behind them (None if measured).
 
-    The forward time of the first layer includes copies, the rest of the step, and all but the last
-    pass of an accumulated gradient: a worker does them before the pass that communicates.
+    The forward time of the first layer includes copies and the rest of the step.
     """
     forward, backward, rule = _shared_seconds(profile, timing, shares)
-    last = 1.0 / timing.accumulation
-    earlier_s = (1.0 - last) * (sum(forward) + sum(backward))
-    forward, backward = [last * t for t in forward], [last * t for t in backward]
-    first_s = forward[0] + earlier_s + timing.copy_s + timing.other_s
-    return [first_s, *forward[1:]], backward, rule
+    return [forward[0] + timing.copy_s + timing.other_s, *forward[1:]], backward, rule
 
 
 def _shared_seconds(
@@ -360,17 +373,20 @@ def expanded(workload: Workload) -> Workload:
 
     Equal-compute: as many layers as tensors, each with the same forward and backward time; the
     largest tensor is in the last layer (where fully connected heads are), the rest is split
-    equally. The result is *estimated*.
+    equally. The result is *estimated*. All passes of an update but the last are forward time of the
+    first layer.
     """
     if workload.layers:
         return workload
     n = workload.tensors
     rest = (workload.gradient_bytes - workload.largest_tensor_bytes) / max(n - 1, 1)
     sizes = [rest] * (n - 1) + [workload.largest_tensor_bytes]
+    passes_s = workload.forward_s + workload.backward_s
+    earlier_s = passes_s * workload.earlier_passes / workload.accumulation
     layers = tuple(
         WorkloadLayer(
             f"layer{i}",
-            workload.forward_s / n,
+            (workload.forward_s - earlier_s) / n + (earlier_s if i == 0 else 0.0),
             workload.backward_s / n,
             (size,) if size > 0 else (),
         )

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from perfmodel import InputError, Profile, Source, predict
-from perfmodel.inputs.batch_scaling import LAUNCH_S
+from perfmodel.inputs import catalogue
+from perfmodel.inputs.batch_scaling import RECENT_LAUNCH_S
 from perfmodel.inputs.profile import Gradients, Layer, NoiseScale, Tensor, Timing, timings_on
 from perfmodel.inputs.workload import expanded, resolve
 from perfmodel.profiler.saving import joined
@@ -46,7 +47,7 @@ def test_a_measured_batch_size_is_used_unchanged() -> None:
 def test_time_before_the_communicating_pass_is_in_its_first_layer() -> None:
     """Copies, unexplained time, and three of four accumulated passes."""
     timing = msgspec.structs.replace(per_layer(8, 1.0), copy_s=0.25, other_s=0.75, accumulation=4)
-    w = resolve(profile(timing), [timing])
+    w = catalogue.workload(profile(timing))
     assert [layer.forward_s for layer in w.layers] == [0.25 + 1.0 + 0.75 * 10.0, 0.5]
     assert [layer.backward_s for layer in w.layers] == [0.75, 1.0]
     assert w.compute_s == timing.total_s == 11.5
@@ -95,7 +96,7 @@ def test_other_batch_sizes_are_interpolated_linearly(
 
 def test_a_single_batch_size_is_scaled_except_for_launch_time() -> None:
     w = resolve(profile(per_layer(8, 1.0)), [per_layer(8, 1.0)], batch_size=2)
-    fixed = 3 * LAUNCH_S / 10.0  # launch time of three tensors, as a fraction of a 10 s step
+    fixed = 3 * RECENT_LAUNCH_S / 10.0  # launches of three tensors, as a fraction of a 10 s step
     assert w.forward_s == pytest.approx(3.0 * (fixed + (1 - fixed) / 4))
     assert w.quality == "estimated"
 

@@ -54,7 +54,7 @@ def traffic(job: Job) -> Traffic | None:
     options, n = Options.of(job), job.workers
     if broadcast_bytes(job) > 0.0:
         return None
-    sent = options.sent_share * job.workload.gradient_bytes
+    sent = options.sent_share * job.workload.gradient_bytes * job.reductions
     if options.sparse:
         return Traffic((n - 1) * sent, (n - 1) * sent)
     if options.algorithm not in ("ring", "node_tree", "hierarchical"):
@@ -77,6 +77,8 @@ ARCHITECTURE = Architecture(
         "optimizer's time in proportion to its bytes",
         "copying tensors into and out of a fused message takes no time, and neither does agreeing "
         "on which tensors are ready",
+        "with accumulation only the last pass reduces gradients and only the first one broadcasts "
+        "buffers; without no_sync every pass does, and it ends when its gradients are reduced",
         "buffers are pipelined from worker 0 along the rings as worker 0 begins a step; each "
         "worker's forward pass waits until all workers have them",
         "sparse gradients are gathered, not summed on the way: each worker receives those of all "

@@ -15,6 +15,7 @@ from perfmodel.architectures.parts.collective_rates import (
     closed,
 )
 from perfmodel.architectures.parts.measured import Fastest, Rate, Use, measured_in
+from perfmodel.architectures.parts.passes import pass_layers
 from perfmodel.architectures.parts.workers import alike, left_out
 from perfmodel.base.quantities import Quantity, maximum, where
 from perfmodel.inputs.cluster import Handover
@@ -45,12 +46,13 @@ def phases(job: Job, q: Quantities) -> Phases:
 
 def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
     """Return the phases if the slowest worker computes ``late`` times as long as the mean one."""
-    options = Options.of(job)
+    options, layers, times = Options.of(job), q.layers, job.reductions
     rate, alone = _rate(job, q), q.workers <= 1
-    if isinstance(q.layers, Whole):
+    if isinstance(layers, Whole):
         shares, numbers = [1.0], [0]
     else:
-        shares, numbers = q.layers.once(("messages", Options.of(job)), lambda: _shares(job))
+        shares, numbers = layers.once(("messages", Options.of(job)), lambda: _shares(job))
+        layers = layers if times == 1 else pass_layers(job, layers)
     sizes = [q.gradient_bytes * share for share in shares]
     seconds = [rate.seconds(size) for size in sizes]
     line = rate.chord(q.gradient_bytes)
@@ -69,7 +71,7 @@ def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
                 return wait_free(ready_s, seconds)
 
     encode_per_byte_s = options.encode_per_byte_s * q.slowdown
-    computed, end = q.layers.overlapped_s(
+    computed, end = layers.overlapped_s(
         q.scale * late, send, numbers, encode_per_byte_s=encode_per_byte_s * late
     )
     if not options.overlap:
@@ -80,21 +82,22 @@ def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
         # the first layer is reduced last, after all computation: always exposed
         exposed = maximum(seconds[-1], sum(seconds) - compute * late)
     decode_per_byte_s = decode_per_byte_s_of(options, q.workers) * q.slowdown
-    compress = where(alone, 0.0, (encode_per_byte_s + decode_per_byte_s) * q.gradient_bytes)
+    coded_s = times * (encode_per_byte_s + decode_per_byte_s) * q.gradient_bytes
+    compress = where(alone, 0.0, coded_s)
     parts = {
         "compute": Phase(compute, "compute"),
         "wait for the slowest": Phase((compute + compress) * (late - 1.0), "straggler"),
         "compress": Phase(compress, "compute"),
-        "all-reduce": Phase(where(alone, 0.0, exposed), "network"),
+        "all-reduce": Phase(where(alone, 0.0, times * exposed), "network"),
     }
     used = Use()
     for size in sizes:
-        used = used.plus(rate.busy(size))
+        used = used.plus(rate.busy(size).times(times))
     if broadcast_bytes(job) > 0.0:
         sent = broadcast_rate(q)
-        seconds_s = where(alone, 0.0, sent.seconds(q.buffer_bytes))
+        seconds_s = where(alone, 0.0, times * sent.seconds(q.buffer_bytes))
         parts["broadcast buffers"] = Phase(seconds_s, "network")
-        used = used.plus(sent.busy(q.buffer_bytes))
+        used = used.plus(sent.busy(q.buffer_bytes).times(times))
     return Phases(parts=parts, busy_s=used.by_link(job), updates=1.0 / q.workers)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,13 +24,13 @@ from perfmodel.architectures.parts.reduction import broadcast_cost, schedule_of
 from perfmodel.architectures.parts.workers import (
     Workers,
     add_optimizer,
-    add_workers,
+    add_passes,
     log_steps,
     stagger_s,
 )
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.graph.builder import GraphBuilder
-from perfmodel.graph.op_graph import MOST_UNITS, OpGraph
+from perfmodel.graph.op_graph import MOST_UNITS, Axis, OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import expanded
 from perfmodel.theory import collective_schedules, collective_times
@@ -60,21 +62,56 @@ class End(msgspec.Struct, frozen=True, eq=False):
         b.edge(np.broadcast_to(done[self.message], after.shape), after)
 
 
-def _at_once(b: GraphBuilder, job: Job, workers: Workers, messages: Messages) -> End:
+class Exchange(NamedTuple):
+    """The messages of a pass: the ops that complete them (workers, messages), their end, and the
+    name of the pass, if an update has several."""
+
+    ready: Ids
+    end: End
+    axes: tuple[Axis, ...]
+
+
+def _at_once(b: GraphBuilder, job: Job, passes: Sequence[Workers], messages: Messages) -> End:
     """Add one optimizer step per worker, after all messages have been decompressed."""
-    optimizer = waiting = add_optimizer(b, job, workers)
-    decode_s = decode_per_byte_s_of(Options.of(job), job.workers) * job.workload.gradient_bytes
-    if decode_s > 0.0 and job.workers > 1:
-        waiting = workers.compute(b, "decode", decode_s)
-        b.edge(workers.backward[:, 0], waiting)
-        b.edge(waiting, optimizer)
+    workers = passes[-1]
+    optimizer = add_optimizer(b, job, workers, passes[0])
+    waiting = _decoded(b, job, workers, optimizer)
     index = np.arange(len(messages.bytes))
     return End(waiting[:, None], optimizer[:, None], optimizer, index, np.zeros_like(index))
 
 
-def _by_layer(b: GraphBuilder, job: Job, workers: Workers, messages: Messages) -> End:
+def _between(
+    b: GraphBuilder, job: Job, workers: Workers, later: Workers, messages: Messages
+) -> End:
+    """Add the end of a pass before the last one, after all messages have been decompressed."""
+    ended = b.ops(
+        "gradients reduced",
+        (1, len(workers.node)),
+        group=workers.index,
+        axes=(*workers.axes, ("worker", None)),
+    ).ravel()
+    b.edge(workers.backward[:, 0], ended)
+    b.edge(ended, later.forward[:, 0])
+    waiting = _decoded(b, job, workers, ended)
+    index = np.arange(len(messages.bytes))
+    return End(waiting[:, None], ended[:, None], ended, index, np.zeros_like(index))
+
+
+def _decoded(b: GraphBuilder, job: Job, workers: Workers, after: Ids) -> Ids:
+    """Return what waits for messages: their decompression, if it takes time, or ``after``."""
+    decode_s = decode_per_byte_s_of(Options.of(job), job.workers) * job.workload.gradient_bytes
+    if decode_s == 0.0 or job.workers == 1:
+        return after
+    waiting = workers.compute(b, "decode", decode_s)
+    b.edge(workers.backward[:, 0], waiting)
+    b.edge(waiting, after)
+    return waiting
+
+
+def _by_layer(b: GraphBuilder, job: Job, passes: Sequence[Workers], messages: Messages) -> End:
     """Add an update of each layer once it has been reduced. A layer's next forward pass waits only
     for its own update."""
+    (workers,) = passes
     layers, column = np.unique(messages.part_layer, return_inverse=True)
     dense = np.array([sum(a.tensor_bytes) for a in expanded(job.workload).layers])[layers]
     decode_per_byte_s = decode_per_byte_s_of(Options.of(job), job.workers)
@@ -90,20 +127,28 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
     """Build the op graph; with ``fold``, of the first worker only, which represents all."""
     options = Options.of(job)
     b = GraphBuilder()
-    workers = add_workers(b, job, first=1 if fold else None)
-    messages = messages_of(job)
     alone = job.workers == 1
+    reduced = [True] * (1 if alone else job.reductions)
+    passes = add_passes(b, job, reduced, first=1 if fold else None)
+    workers = passes[0]
+    messages = messages_of(job)
     finish = _by_layer if options.cross_barrier and not alone else _at_once
-    end = finish(b, job, workers, messages)
+    end = finish(b, job, passes, messages)
     if not alone:
+        ends = [
+            *(_between(b, job, *pair, messages) for pair in itertools.pairwise(passes)),
+            end,
+        ]
         dense = np.array([sum(a.tensor_bytes) for a in expanded(job.workload).layers])
-        made = options.encoded(b, workers, dense)
-        ready = made[:, messages.layer if options.overlap else np.zeros_like(messages.layer)]
+        exchanges = [
+            Exchange(_ready(options, options.encoded(b, one, dense), messages), last, one.axes)
+            for one, last in zip(passes, ends, strict=True)
+        ]
         add = _add_fused if options.bucketing == "horovod" else _add_collectives
         add = _add_sends if options.each_send else add
-        network, slot = add(b, job, messages, ready, end, fold)
+        network, slot = add(b, job, messages, exchanges, fold)
         if broadcast_bytes(job) > 0.0:
-            _add_broadcast(b, job, workers, end, Communicator(b, network, slot=slot))
+            _add_broadcasts(b, job, passes, ends, Communicator(b, network, slot=slot))
     if not fold:
         b.stagger(workers.forward[:, 0], stagger_s(job))
     counter = b.counters(end.updates.ravel()).reshape(end.updates.shape)
@@ -112,6 +157,11 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
     log_steps(b, workers, central=True)
     b.log("update", end.updates)
     return b.build(device=workers.device, mark=end.mark, count=job.workers if fold else 1)
+
+
+def _ready(options: Options, made: Ids, messages: Messages) -> Ids:
+    """Return the ops that complete each message, (workers, messages)."""
+    return made[:, messages.layer if options.overlap else np.zeros_like(messages.layer)]
 
 
 def meaning(job: Job) -> tuple[Recorder, Meaning]:
@@ -127,7 +177,7 @@ def meaning(job: Job) -> tuple[Recorder, Meaning]:
 
 
 def _add_collectives(
-    b: GraphBuilder, job: Job, messages: Messages, ready: Ids, end: End, fold: bool
+    b: GraphBuilder, job: Job, messages: Messages, exchanges: Sequence[Exchange], fold: bool
 ) -> tuple[Network, Ids | None]:
     """Add every message as one transfer over all members' links, in both directions at once."""
     options = Options.of(job)
@@ -139,16 +189,18 @@ def _add_collectives(
     network = _network(b, job, cost, members, fold)
     capacity = credit if by_bytes else options.concurrent
     communicator = Communicator(b, network, capacity=capacity)
-    collective = communicator.add(
-        "all-gather" if options.sparse else "all-reduce",
-        cost,
-        axis="bucket",
-        priority=messages.layer if options.priority else 0,
-        units=np.clip(np.ceil(sent), 1, credit).astype(np.int64) if by_bytes else 1,
-    )
-    b.edge(ready, np.broadcast_to(collective, ready.shape))
-    end.follow(b, collective)
-    b.probe("all-reduce", collective, collective, at_ready=True)
+    for ready, end, axes in exchanges:
+        collective = communicator.add(
+            "all-gather" if options.sparse else "all-reduce",
+            cost,
+            axis="bucket",
+            among=axes,
+            priority=messages.layer if options.priority else 0,
+            units=np.clip(np.ceil(sent), 1, credit).astype(np.int64) if by_bytes else 1,
+        )
+        b.edge(ready, np.broadcast_to(collective, ready.shape))
+        end.follow(b, collective)
+        b.probe("all-reduce", collective, collective, at_ready=True)
     return network, communicator.slot
 
 
@@ -159,24 +211,31 @@ def _network(b: GraphBuilder, job: Job, cost: Cost, members: Members, fold: bool
     return Network(b, job, fold=fold and alike)
 
 
-def _add_broadcast(
-    b: GraphBuilder, job: Job, workers: Workers, end: End, communicator: Communicator
+def _add_broadcasts(
+    b: GraphBuilder,
+    job: Job,
+    passes: Sequence[Workers],
+    ends: Sequence[End],
+    communicator: Communicator,
 ) -> None:
-    """Broadcast the buffers from worker 0 as it begins a step; all forward passes wait for them."""
+    """Broadcast the buffers from worker 0 as it begins a pass, after the end of the one before; all
+    forward passes wait for them."""
     members = Members.of(job.cluster, job.workers)
     cost = broadcast_cost(members, np.array([broadcast_bytes(job)]))
-    sent = communicator.add("broadcast", cost, axis="buffers")
-    b.edge(end.mark[:1], sent, lag=1)
-    if workers.loading is not None:
-        b.edge(workers.loading[:1], sent)
-    b.edge(np.broadcast_to(sent, len(workers.forward)), workers.forward[:, 0])
+    for number, workers in enumerate(passes):
+        sent = communicator.add("broadcast", cost, axis="buffers", among=workers.axes)
+        b.edge(ends[number - 1].mark[:1], sent, lag=0 if number else 1)
+        if workers.loading is not None:
+            b.edge(workers.loading[:1], sent)
+        b.edge(np.broadcast_to(sent, len(workers.forward)), workers.forward[:, 0])
 
 
 def _add_fused(
-    b: GraphBuilder, job: Job, messages: Messages, ready: Ids, end: End, fold: bool
+    b: GraphBuilder, job: Job, messages: Messages, exchanges: Sequence[Exchange], fold: bool
 ) -> tuple[Network, Ids | None]:
     """Add an op that reduces, at each tick, all tensors that are ready on all workers."""
-    options = Options.of(job)
+    options, (one,) = Options.of(job), exchanges
+    ready, end = one.ready, one.end
     sent = options.sent_bytes(messages.bytes)
     nothing, whole = np.zeros(1), sent.sum(keepdims=True)
     startup, cost = cost_of(job, nothing), cost_of(job, whole)
@@ -207,12 +266,12 @@ def _add_fused(
 
 
 def _add_sends(
-    b: GraphBuilder, job: Job, messages: Messages, ready: Ids, end: End, fold: bool
+    b: GraphBuilder, job: Job, messages: Messages, exchanges: Sequence[Exchange], fold: bool
 ) -> tuple[Network, Ids | None]:
     """Add every send of every message as its own op."""
     options = Options.of(job)
     sent = options.sent_bytes(messages.bytes)
-    members, after = Members.of(job.cluster, job.workers), end.waiting[:, 0]
+    members = Members.of(job.cluster, job.workers)
     network = Network(b, job, fold=fold, core_share=job.workers if fold else 1)
     if options.sparse:
         schedule = collective_schedules.ring_all_gather(job.workers)
@@ -220,10 +279,14 @@ def _add_sends(
     else:
         reduction = reduction_of(job, members)
         if reduction.by_measurements:  # a ring, as measured collectives do not apply here
-            _add_ring_sends(b, job, network, sent, ready, after)
+            for ready, end, _ in exchanges:
+                _add_ring_sends(b, job, network, sent, ready, end.waiting[:, 0])
             return network, None
         schedule = schedule_of(members, reduction)
-    add_sends(b, network, schedule, sent, ready, after, reduce_per_byte_s=options.reduce_per_byte_s)
+    gamma = options.reduce_per_byte_s
+    for ready, end, _ in exchanges:
+        after = end.waiting[:, 0]
+        add_sends(b, network, schedule, sent, ready, after, reduce_per_byte_s=gamma)
     return network, None
 
 

@@ -6,6 +6,7 @@ import math
 from typing import Annotated, Any, Literal
 
 from perfmodel.architectures.parts.messages import Compression
+from perfmodel.architectures.parts.passes import NoSyncOption, reductions_of
 from perfmodel.architectures.parts.reduction import (
     CHUNKS,
     AlgorithmOption,
@@ -91,6 +92,7 @@ class Options(Compression, frozen=True, forbid_unknown_fields=True):
         bool,
         Option("a layer's next forward waits only for its own update", lambda o: o.each_send),
     ] = False
+    no_sync: NoSyncOption = True
     concurrent: Annotated[
         int,
         Option(
@@ -125,6 +127,7 @@ class Options(Compression, frozen=True, forbid_unknown_fields=True):
         self._check_sends()
         self._check_fusion()
         self._check_sparse()
+        self._check_passes()
         if self.credit_bytes > 0.0 and self.concurrent > 1:
             raise InputError(
                 "credit_bytes: already limits what is in flight, so concurrent must be 1"
@@ -144,6 +147,19 @@ class Options(Compression, frozen=True, forbid_unknown_fields=True):
         for name in ("priority", "credit_bytes", "cross_barrier"):
             if getattr(self, name):
                 raise InputError(f"{name}: not available with each_send, which keeps bucket order")
+
+    def _check_passes(self) -> None:
+        if self.no_sync:
+            return
+        if self.bucketing == "horovod":
+            raise InputError(
+                "no_sync: horovod reduces once per update (backward_passes_per_step), so no_sync "
+                "must be true"
+            )
+        if self.cross_barrier:
+            raise InputError(
+                "no_sync: cross_barrier lets updates overtake each other, so no_sync must be true"
+            )
 
     def _check_fusion(self) -> None:
         if self.bucketing == "mg_wfbp" and not self.overlap:
@@ -178,6 +194,10 @@ class Options(Compression, frozen=True, forbid_unknown_fields=True):
         if self.bucketing == "mg_wfbp" or not (alone and cluster.copies_through_host):
             return {}
         return {"overlap": (False, "copies through the host hold up the backward pass")}
+
+    def reductions(self, passes: int) -> int:
+        """Return how often the gradients of an update of ``passes`` passes are reduced."""
+        return reductions_of(self.no_sync, passes)
 
     @property
     def reduction(self) -> Reduction:

@@ -7,7 +7,7 @@ from typing import Any
 
 VARIANTS: tuple[Mapping[str, Any], ...] = (
     {},
-    {"overlap": False},
+    {"overlap": False, "no_sync": False},
     {"bucket_cap_bytes": 0, "first_bucket_bytes": 0},
     {"bucket_cap_bytes": 50, "first_bucket_bytes": 10, "concurrent": 2},
     {"each_send": True, "bucket_cap_bytes": 50},

@@ -5,27 +5,21 @@ from __future__ import annotations
 import numpy as np
 
 from perfmodel.architectures.base import Architecture, Coarse, Traffic
+from perfmodel.architectures.fsdp import order
 from perfmodel.architectures.fsdp.formulas import exact, leaves_out, phases
 from perfmodel.architectures.fsdp.graph import build, meaning
 from perfmodel.architectures.fsdp.options import Options
-from perfmodel.architectures.fsdp.order import sent_share, units_of
 from perfmodel.architectures.parts.groups import Groups, same_place
 from perfmodel.architectures.parts.measured import measured_notes
 from perfmodel.architectures.parts.reduction import MEASURED_ASSUMPTION
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
 
-ACCUMULATED = (
-    "accumulation: parameters are gathered and gradients reduced once per update; if each pass "
-    "does so, predict a job with the batch of one pass"
-)
-"""Note on a job whose update accumulates several passes."""
-
 
 def notes(job: Job) -> tuple[str, ...]:
     """Return notes on accumulation, and on measured collectives that are extrapolated."""
     options = Options.of(job)
-    sizes = units_of(job.workload, options.unit_bytes).bytes * sent_share(job)
+    sizes = order.units_of(job.workload, options.unit_bytes).bytes * order.sent_share(job)
     groups = Groups.of(job.cluster, job.workers, options.shards(job.workers))
     found: list[str] = []
     if groups.size > 1 and groups.shards_measured:
@@ -34,8 +28,23 @@ def notes(job: Job) -> tuple[str, ...]:
     if groups.count > 1 and groups.replicas_measured:
         found += measured_notes(job, {"all_reduce": sizes / groups.size}, groups.count)
     if job.workload.accumulation > 1 and job.workers > 1:
-        found.append(ACCUMULATED)
+        found.append(_accumulated(job))
     return tuple(found)
+
+
+def _accumulated(job: Job) -> str:
+    """Return a note on an update of several passes."""
+    options, passes = Options.of(job), order.passes_of(job)
+    gathered, reduced = order.counts_of(passes, options)
+    text = f"accumulation: parameters are gathered {_times(gathered)} per update of "
+    text += f"{job.workload.accumulation} passes, gradients reduced {_times(reduced)}"
+    if options.no_sync and options.stage > 1:
+        text += "; no_sync keeps whole gradients in memory"
+    return text
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def worker_bytes(job: Job) -> float:
@@ -44,15 +53,19 @@ def worker_bytes(job: Job) -> float:
     At stage 1 each of the n workers of a shard group keeps 1/n of the optimizer state. At stage 2
     it also keeps only 1/n of the gradients, plus those of one unit being reduced. At stage 3 it
     also keeps only 1/n of the parameters, plus the gathered units: the one that computes and those
-    prefetched. Tensors sent in 16 bits are kept in 16 bits while whole.
+    prefetched. Tensors sent in 16 bits are kept in 16 bits while whole. If an update accumulates
+    several passes under no_sync, gradients are whole until the last pass reduces them (PyTorch,
+    ``FullyShardedDataParallel.no_sync``).
     """
     options = Options.of(job)
     whole, n = job.workload.gradient_bytes, int(options.shards(job.workers))
-    units = np.sort(units_of(job.workload, options.unit_bytes).bytes)[::-1]
+    units = np.sort(order.units_of(job.workload, options.unit_bytes).bytes)[::-1]
     gradients = parameters = whole
-    sent = sent_share(job)
+    sent = order.sent_share(job)
     if options.stage > 1:
         gradients = min(whole / n + sent * float(units[0]), whole)
+        if options.no_sync and job.workload.accumulation > 1:
+            gradients = max(gradients, sent * whole)
     if options.stage == 3 and options.reshard_after_forward:
         gathered = sent * float(units[: options.prefetch + 1].sum())
         parameters = min(whole / n + gathered, whole)
@@ -69,16 +82,17 @@ def _fold(job: Job) -> OpGraph | None:
 
 
 def traffic(job: Job) -> Traffic:
-    """Return a worker's bytes: (n-1)/n of the model in each reduce-scatter and each all-gather
-    among n, and 2(r-1)/r of its part of the gradients in all-reduces among r replicas."""
+    """Return a worker's bytes per update: (n-1)/n of the model in each reduce-scatter and each
+    all-gather among n, and 2(r-1)/r of its part of the gradients in all-reduces among r replicas.
+    """
     options = Options.of(job)
     n = options.shards(job.workers)
     r = job.workers // n
-    times = 3 if options.stage == 3 and options.reshard_after_forward else 2
-    sent = job.workload.gradient_bytes * sent_share(job)
-    moved = times * (n - 1) / n * sent
+    gathered, reduced = order.counts_of(order.passes_of(job), options)
+    sent = job.workload.gradient_bytes * order.sent_share(job)
+    moved = (gathered + reduced) * (n - 1) / n * sent
     if r > 1:
-        moved += 2 * (r - 1) / r * sent / n
+        moved += reduced * 2 * (r - 1) / r * sent / n
     return Traffic(moved, moved)
 
 
@@ -98,6 +112,8 @@ ARCHITECTURE = Architecture(
         "at stages 1 and 2 all parameters are gathered between the optimizer and the next forward "
         "pass; the two stages take the same time and differ only in memory",
         "a unit that is freed after forward is gathered again for backward, including the last one",
+        "with accumulation every pass does so; without reshard_after_forward units stay whole "
+        "until gradients are reduced; a pass begins when those of the previous one are reduced",
         "gathered parameters have as many bytes as gradients; both are sent in 16 bits if the "
         "device computes in 16 bits (mixed), as with FSDP's MixedPrecision, and stored in 32",
         "a shard group consists of consecutive workers and does all of the above on its own; then "
@@ -126,7 +142,7 @@ ARCHITECTURE = Architecture(
         {"stage": 3, "unit_bytes": 50, "prefetch": 0, "reduce_per_byte_s": 0.01},
         {"stage": 3, "unit_bytes": 0, "prefetch": 3, "reshard_after_forward": False},
         {"stage": 3, "unit_bytes": 0, "shard_group": 2},
-        {"stage": 3, "unit_bytes": 0, "mixed_precision": False},
+        {"stage": 3, "unit_bytes": 0, "mixed_precision": False, "no_sync": False},
     ),
     traffic=traffic,
     meaning=meaning,

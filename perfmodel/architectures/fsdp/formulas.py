@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from perfmodel.architectures.parts.collective_rates import (
 )
 from perfmodel.architectures.parts.groups import Span, same_place, share_links
 from perfmodel.architectures.parts.measured import Either, Rate, Use
+from perfmodel.architectures.parts.passes import pass_layers
 from perfmodel.architectures.parts.workers import alike, left_out
 from perfmodel.base.quantities import Quantity, is_symbol, maximum, where
 from perfmodel.inputs.job import Job
@@ -53,25 +55,34 @@ def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
         scatters = [a + where(turns, b, 0.0) for a, b in zip(scatters, sums, strict=True)]
         sums = [where(turns, 0.0, seconds) for seconds in sums]
     compute = q.forward_s + q.backward_s + q.optimizer_s / shards
-    passes = (q.forward_s + q.backward_s) * late
-    twice = 2.0 if options.stage == 3 and options.reshard_after_forward else 1.0
-    if options.stage == 3 and isinstance(q.layers, Whole):
-        shown = q.layers.beside_s(passes, twice * sum(gathers) + sum(scatters), *sums) - passes
-    elif options.stage == 3 and isinstance(q.layers, Layers):
-        reduced = _Reduced(scatters, sums)
-        shown = _in_time(options, q.layers, q.scale * late, units, gathers, reduced) - passes
-    else:
-        computed, end = q.layers.overlapped_s(
-            q.scale * late,
-            lambda ready_s: in_tandem(ready_s, scatters[::-1], *([sums[::-1]] if sums else [])),
-            numbers,
-        )
-        shown = end - computed + sum(gathers)
+    passes_s = (q.forward_s + q.backward_s) * late
+    passes = order.passes_of(job)
+    shown = sum(gathers) if options.stage < 3 else -passes_s
+    for one, times in Counter(passes).items():
+        layers = _layers_of(job, q, one, len(passes))
+        if options.stage == 3 and isinstance(layers, Whole):
+            moving = (one.gathered + float(one.again)) * sum(gathers)
+            moving = moving + (sum(scatters) if one.reduced else 0.0)
+            computed = passes_s if len(passes) == 1 else passes_s / len(passes)
+            part = layers.beside_s(computed, moving, *(sums if one.reduced else []))
+        elif options.stage == 3 and isinstance(layers, Layers):
+            reduced = _Reduced(scatters, sums)
+            part = _in_time(options, one, layers, q.scale * late, units, gathers, reduced)
+        else:
+            computed, end = layers.overlapped_s(
+                q.scale * late,
+                lambda ready_s: in_tandem(ready_s, scatters[::-1], *([sums[::-1]] if sums else [])),
+                numbers,
+            )
+            part = end - computed
+        shown = shown + times * part
     used = Use()
+    gathered, scattered = order.counts_of(passes, options)
     for size in sizes:
-        used = used.plus(gather.busy(size).times(twice)).plus(scatter.busy(size))
+        used = used.plus(gather.busy(size).times(gathered))
+        used = used.plus(scatter.busy(size).times(scattered))
         if reduce is not None:
-            used = used.plus(reduce.busy(size / shards))
+            used = used.plus(reduce.busy(size / shards).times(scattered))
     return Phases(
         parts={
             "compute": Phase(compute, "compute"),
@@ -81,6 +92,13 @@ def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
         busy_s=used.by_link(job),
         updates=1.0 / q.workers,
     )
+
+
+def _layers_of(job: Job, q: Quantities, one: order.Pass, passes: int) -> Layers | Whole:
+    """Return the layers with the times of a pass, with handover if it reduces gradients."""
+    if passes == 1 or isinstance(q.layers, Whole):
+        return q.layers
+    return pass_layers(job, q.layers, reduced=one.reduced)
 
 
 class _Reduced(NamedTuple):
@@ -136,13 +154,14 @@ def leaves_out(job: Job) -> str | None:
 
 def _in_time(
     options: Options,
+    one_pass: order.Pass,
     layers: Layers,
     scale: Quantity,
     units: order.Units,
     gathers: list[Quantity],
     reduced: _Reduced,
 ) -> Quantity:
-    """Return the seconds until all gradients are reduced, if units are gathered before computing.
+    """Return the seconds of a pass at stage 3, until the gradients that it reduces are reduced.
 
     A shard group runs one collective at a time, in the order of issue
     (:func:`perfmodel.architectures.fsdp.order.issue_order`); a replica group runs one alongside.
@@ -162,7 +181,7 @@ def _in_time(
     end: Quantity = 0.0
     gathered: list[Quantity] = []
     computed = -1
-    for one in order.issue_order(count, options):
+    for one in order.issued_in(one_pass, count, options):
         while computed < one.after:
             computed += 1
             if computed < len(gathered):
@@ -173,4 +192,9 @@ def _in_time(
             gathered.append(free)
         elif sums:
             summed = maximum(summed, free) + sums[one.number]
+    for seconds_s in computing[computed + 1 :]:  # nothing is issued after these computations
+        computed += 1
+        if computed < len(gathered):
+            end = maximum(end, gathered[computed])
+        end = end + seconds_s
     return maximum(end, free, summed) if sums else maximum(end, free)

@@ -19,26 +19,34 @@ from perfmodel.architectures.parts.reduction import (
     all_reduce_cost,
     reduce_scatter_cost,
 )
-from perfmodel.architectures.parts.workers import Workers, add_workers, log_steps, stagger_s
+from perfmodel.architectures.parts.workers import (
+    Workers,
+    add_optimizer,
+    add_passes,
+    log_steps,
+    stagger_s,
+)
 from perfmodel.base.arrays import Ids
 from perfmodel.graph.builder import GraphBuilder
-from perfmodel.graph.op_graph import OpGraph
+from perfmodel.graph.op_graph import Axis, OpGraph
 from perfmodel.inputs.job import Job
 
 if TYPE_CHECKING:
     from perfmodel.architectures.parts.recorder import Meaning, Recorder
 
+NO_OPS: Ids = np.zeros(0, np.int64)
+
 
 def build(job: Job, *, fold: bool = False) -> OpGraph:
     """Build the op graph; with ``fold``, of the first worker only, which represents all."""
     b = GraphBuilder()
-    workers = add_workers(b, job, first=1 if fold else None)
-    shards = Options.of(job).shards(job.workers)
-    optimizer = workers.compute(b, "optimizer", job.workload.optimizer_s / shards)
-    b.edge(workers.backward[:, 0], optimizer)
-    b.edge(optimizer, workers.forward[:, 0], lag=1)
+    reduced = [one.reduced for one in order.passes_of(job)] if job.workers > 1 else [True]
+    passes = add_passes(b, job, reduced, first=1 if fold else None)
+    workers = passes[0]
+    shards = int(Options.of(job).shards(job.workers))
+    optimizer = add_optimizer(b, job, passes[-1], workers, shards)
     if job.workers > 1:
-        _add_collectives(b, job, workers, optimizer, fold)
+        _add_collectives(b, job, passes, optimizer, fold)
     if not fold:
         b.stagger(workers.forward[:, 0], stagger_s(job))
     counter = b.counters(optimizer)
@@ -57,10 +65,13 @@ def meaning(job: Job) -> tuple[Recorder, Meaning]:
 
 
 def _add_collectives(
-    b: GraphBuilder, job: Job, workers: Workers, optimizer: Ids, fold: bool
+    b: GraphBuilder, job: Job, passes: Sequence[Workers], optimizer: Ids, fold: bool
 ) -> None:
     """Add all-gathers and reduce-scatters, on a communicator per shard group, and all-reduces of
-    the scattered gradients, on a communicator per replica group."""
+    the scattered gradients, on a communicator per replica group.
+
+    A pass begins once the gradients that the previous one reduces have been reduced, as in PyTorch.
+    """
     options = Options.of(job)
     units = order.units_of(job.workload, options.unit_bytes)
     sent = units.bytes * order.sent_share(job)
@@ -76,31 +87,43 @@ def _add_collectives(
     network = Network(b, job, fold=fold and symmetric)
 
     found = [
-        _add_shard_group(b, options, _among(workers, group.rows), units, optimizer[group.rows],
-                         Communicator(b, network, group=group.name), costs)
+        _add_shard_group(b, job, [_among(one, group.rows) for one in passes], units,
+                         optimizer[group.rows], Communicator(b, network, group=group.name), costs)
         for group, *costs in zip(shards, gathers, scatters, strict=True)
     ]  # fmt: skip
-    made = workers.backward[:, units.first]
     if found:
         gathered = np.concatenate([one.gathered for one in found])
-        made = np.stack([one.reduced for one in found])
         b.probe("all-gather", gathered, gathered, at_ready=True)
-        b.probe("reduce-scatter", made.ravel(), made.ravel(), at_ready=True)
-    if replicas:
-        made = np.stack([
-            _add_sums(b, Communicator(b, network, group=group.name), cost, made)
-            for group, cost in zip(replicas, sums, strict=True)
-        ])  # fmt: skip
-        b.probe("all-reduce", made.ravel(), made.ravel(), at_ready=True)
-    b.edge(made[np.arange(len(optimizer)) % len(made)], optimizer[:, None])
+    channels = [Communicator(b, network, group=group.name) for group in replicas]
+    followers = [*(one.forward[:, 0] for one in passes[1:]), optimizer]
+    for number, (one, one_pass) in enumerate(zip(passes, order.passes_of(job), strict=True)):
+        if not one_pass.reduced:
+            continue
+        made = one.backward[:, units.first]
+        if found:
+            made = np.stack([group.reduced[number] for group in found])
+            b.probe("reduce-scatter", made.ravel(), made.ravel(), at_ready=True)
+        if replicas:
+            made = np.stack([
+                _add_sums(b, channel, cost, made, one.axes)
+                for channel, cost in zip(channels, sums, strict=True)
+            ])  # fmt: skip
+            b.probe("all-reduce", made.ravel(), made.ravel(), at_ready=True)
+        waiting = followers[number]
+        b.edge(made[np.arange(len(waiting)) % len(made)], waiting[:, None])
+        for begin in (group.begins.get(number + 1) for group in found):
+            if begin is not None:
+                b.edge(made.ravel(), np.broadcast_to(begin, made.size))
 
 
 class Added(NamedTuple):
-    """Ops of a shard group that each wait for all of its workers: all-gathers in forward order,
-    (units,), and reduce-scatters, (units,)."""
+    """Ops of a shard group that each wait for all of its workers: all-gathers before forward,
+    (gathers,); by number of the pass, reduce-scatters, (units,), and at stage 3 the collective that
+    is issued first, (1,)."""
 
     gathered: Ids
-    reduced: Ids
+    reduced: dict[int, Ids]
+    begins: dict[int, Ids]
 
 
 def _among(workers: Workers, rows: Ids) -> Workers:
@@ -112,35 +135,55 @@ def _among(workers: Workers, rows: Ids) -> Workers:
 
 def _add_shard_group(
     b: GraphBuilder,
-    options: Options,
-    workers: Workers,
+    job: Job,
+    passes: Sequence[Workers],
     units: order.Units,
     optimizer: Ids,
     communicator: Communicator,
     costs: Sequence[Cost],
 ) -> Added:
     """Add a group's all-gathers of parameters, and reduce-scatters of gradients, with costs."""
-    gather, scatter = costs
-    gathered = communicator.add("all-gather", gather, axis="unit")
-    again = (
-        communicator.add("all-gather again", gather, axis="unit")
-        if options.stage == 3 and options.reshard_after_forward
-        else None
-    )
-    reduced = communicator.add("reduce-scatter", scatter, axis="unit")
-    if options.stage == 3:
-        gathers = gathered if again is None else np.concatenate([gathered, again[::-1]])
-        _in_issue_order(b, options, workers, units, optimizer, gathers, reduced[::-1])
-    else:  # all units are gathered before the next step begins
+    options, (gather, scatter) = Options.of(job), costs
+    gathers: list[Ids] = []
+    reduced: dict[int, Ids] = {}
+    begins: dict[int, Ids] = {}
+    if options.stage < 3:  # all units are gathered before the next step begins
+        gathers.append(communicator.add("all-gather", gather, axis="unit"))
+    for number, (workers, one) in enumerate(zip(passes, order.passes_of(job), strict=True)):
+        needed = NO_OPS
+        if one.gathered:
+            needed = communicator.add("all-gather", gather, axis="unit", among=workers.axes)
+            gathers.append(needed)
+        if one.again:
+            label = "all-gather again"
+            again = communicator.add(label, gather, axis="unit", among=workers.axes)
+            needed = np.concatenate([needed, again[::-1]])
+        if one.reduced:
+            found = communicator.add("reduce-scatter", scatter, axis="unit", among=workers.axes)
+            reduced[number] = found
+        if options.stage < 3:
+            _edge_from_all(b, workers.backward[:, units.first], found)
+            b.chain(found[::-1])
+            continue
+        issues = order.issued_in(one, len(units.first), options)
+        if not issues:
+            continue
+        made = reduced.get(number, NO_OPS)[::-1]
+        begins[number] = _in_issue_order(b, issues, workers, units, needed, made)
+        before = passes[number - 1].backward[:, :1] if number else optimizer[:, None]
+        _edge_from_all(b, before, begins[number], lag=0 if number else 1)
+    if options.stage < 3:
+        gathered = gathers[0]
         b.chain(gathered)
-        b.chain(reduced[::-1])
-        _edge_from_all(b, workers.backward[:, units.first], reduced)
         _edge_from_all(b, optimizer[:, None], gathered[:1])
-        b.edge(np.broadcast_to(gathered[-1], optimizer.shape), workers.forward[:, 0], lag=1)
-    return Added(gathered, reduced)
+        last = np.broadcast_to(gathered[-1], optimizer.shape)
+        b.edge(last, passes[0].forward[:, 0], lag=1)
+    return Added(np.concatenate(gathers), reduced, begins)
 
 
-def _add_sums(b: GraphBuilder, communicator: Communicator, cost: Cost, made: Ids) -> Ids:
+def _add_sums(
+    b: GraphBuilder, communicator: Communicator, cost: Cost, made: Ids, among: tuple[Axis, ...]
+) -> Ids:
     """Add the all-reduces of each unit's part of the gradients in a replica group, (units,).
 
     They run one after the other, in the order in which gradients are ``made`` (shard groups,
@@ -148,7 +191,7 @@ def _add_sums(b: GraphBuilder, communicator: Communicator, cost: Cost, made: Ids
     reduce-scatter (torch/distributed/fsdp: ``_runtime_utils.py``, ``_reduce_grad``;
     ``_fully_shard/_fsdp_collectives.py``, ``foreach_reduce``).
     """
-    summed = communicator.add("all-reduce", cost, axis="unit")
+    summed = communicator.add("all-reduce", cost, axis="unit", among=among)
     b.chain(summed[::-1])
     b.edge(made, np.broadcast_to(summed, made.shape))
     return summed
@@ -156,29 +199,27 @@ def _add_sums(b: GraphBuilder, communicator: Communicator, cost: Cost, made: Ids
 
 def _in_issue_order(
     b: GraphBuilder,
-    options: Options,
+    issues: Sequence[order.Issue],
     workers: Workers,
     units: order.Units,
-    optimizer: Ids,
     gathers: Ids,
     reduced: Ids,
-) -> None:
-    """Add the edges of stage 3: units are gathered before they compute, reduced after backward.
+) -> Ids:
+    """Add the edges of a pass of stage 3, and return the collective issued first, (1,).
 
-    ``gathers`` and ``reduced`` are in the order of issue; each waits for the one issued before.
+    Units are gathered before they compute, and reduced after backward. ``gathers`` and ``reduced``
+    are in the order of issue; each waits for the one issued before.
     """
-    count = len(units.first)
     begins = [workers.forward[:, units.first], workers.backward[:, units.last[::-1]]]
     ends = [workers.forward[:, units.last], workers.backward[:, units.first[::-1]]]
     begin, end = np.concatenate(begins, axis=1), np.concatenate(ends, axis=1)
     needing = begin[:, : len(gathers)]
     b.edge(np.broadcast_to(gathers, needing.shape), needing)
-    issues = order.issue_order(count, options)
     issued = np.array([(gathers if one.gather else reduced)[one.number] for one in issues])
     after = np.array([one.after for one in issues])
     b.chain(issued)
     _edge_from_all(b, end[:, after[after >= 0]], issued[after >= 0])
-    _edge_from_all(b, optimizer[:, None], issued[:1], lag=1)
+    return issued[:1]
 
 
 def _edge_from_all(b: GraphBuilder, before: Ids, after: Ids, lag: int = 0) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from perfmodel.architectures.parts.passes import NoSyncOption, reductions_of
 from perfmodel.architectures.parts.reduction import Reduction
 from perfmodel.base.errors import number, whole_number
 from perfmodel.base.quantities import Quantity, is_symbol, minimum
@@ -39,6 +40,7 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
             lambda o: o.stage != 3,
         ),
     ] = True
+    no_sync: NoSyncOption = True
     shard_group: Annotated[
         int,
         Option(
@@ -64,6 +66,10 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
     def group_size(self) -> int:
         """Workers of a shard group; 1 if all workers form one group."""
         return max(self.shard_group, 1)
+
+    def reductions(self, passes: int) -> int:
+        """Return how often the gradients of an update of ``passes`` passes are reduced."""
+        return reductions_of(self.no_sync, passes)
 
     def shards(self, workers: Quantity) -> Quantity:
         """Return the number of workers of a shard group, out of this many in total."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -75,3 +76,50 @@ def issue_order(units: int, options: Options) -> list[Issue]:
     found = [Issue(True, k, max(k - options.prefetch - 1, freed[k])) for k in range(gathers)]
     found += [Issue(False, k, units + k) for k in range(units)]
     return sorted(found, key=lambda issue: (issue.after, issue.gather, issue.number))
+
+
+class Pass(NamedTuple):
+    """The collectives of one pass of an update: whether parameters are gathered before they are
+    used, whether they are gathered ``again`` for backward, and whether gradients are reduced."""
+
+    gathered: bool
+    again: bool
+    reduced: bool
+
+
+def passes_of(job: Job) -> list[Pass]:
+    """Return the passes of an update, in order; one if only its last pass communicates.
+
+    At stage 3 each pass gathers the parameters that it needs. With no_sync, units that are not
+    freed after forward are not freed after backward either, until gradients are reduced
+    (torch/distributed/fsdp: ``_runtime_utils.py``, ``_should_free_in_backward``), so that later
+    passes need not gather them. At stages 1 and 2 parameters are gathered once per update, outside
+    of its passes.
+    """
+    options, count = Options.of(job), job.workload.accumulation
+    sharded, freed = options.stage == 3, options.stage == 3 and options.reshard_after_forward
+    if count == 1 or (options.no_sync and not sharded):
+        return [Pass(sharded, freed, reduced=True)]
+    return [
+        Pass(
+            gathered=sharded and (freed or not options.no_sync or number == 0),
+            again=freed,
+            reduced=not options.no_sync or number == count - 1,
+        )
+        for number in range(count)
+    ]
+
+
+def issued_in(one: Pass, units: int, options: Options) -> list[Issue]:
+    """Return the collectives that a pass of stage 3 issues, in order."""
+    return [
+        issue
+        for issue in issue_order(units, options)
+        if (one.gathered if issue.gather else one.reduced)
+    ]
+
+
+def counts_of(passes: Sequence[Pass], options: Options) -> tuple[int, int]:
+    """Return how often all parameters are gathered, and all gradients reduced, per update."""
+    gathered = sum(one.gathered + one.again for one in passes)
+    return gathered if options.stage == 3 else 1, sum(one.reduced for one in passes)

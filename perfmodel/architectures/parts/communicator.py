@@ -65,14 +65,20 @@ class Communicator:
             "seconds": cost.startup_s,
         }
 
-    def add(self, label: str, cost: Cost, *, axis: str, **fields: Any) -> Ids:
-        """Add a collective for each size, (sizes,), one at a time on the communicator."""
+    def add(
+        self, label: str, cost: Cost, *, axis: str, among: tuple[Axis, ...] = (), **fields: Any
+    ) -> Ids:
+        """Add a collective for each size, (sizes,), one at a time on the communicator.
+
+        ``among`` are further axes of size 1, such as the pass of an update.
+        """
+        axes = (*among, *self._axes)
         found = self._b.ops(
             label,
-            (*(1 for _ in self._axes), len(cost.bytes)),
+            (*(1 for _ in axes), len(cost.bytes)),
             **self.flow(cost),
             slot=self.slot,
-            axes=(*self._axes, (axis, None)),
+            axes=(*axes, (axis, None)),
             **fields,
         )
         return found.ravel()

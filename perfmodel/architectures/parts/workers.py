@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,10 +12,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from perfmodel.base.arrays import NONE, Floats, Ids
 from perfmodel.graph.builder import GraphBuilder
-from perfmodel.graph.op_graph import Distribution
+from perfmodel.graph.op_graph import Axis, Distribution
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
-from perfmodel.inputs.workload import expanded
+from perfmodel.inputs.workload import Workload, expanded
 
 PREFETCH = 2
 """Batches that the data loader may be ahead (default of PyTorch's DataLoader, per process)."""
@@ -82,7 +83,7 @@ class Workers(msgspec.Struct, frozen=True, eq=False):
     forward order; ``loading`` (workers,) are the ops that load data, None if that takes no time;
     ``device`` (workers,) are slots; ``node`` (workers,) node numbers; ``noise`` the random factors
     of their computation; ``slowdown`` (workers,) each worker's compute time relative to the
-    profile."""
+    profile; ``axes`` names the pass of an update, if there are several."""
 
     node: Ids
     device: Ids
@@ -94,6 +95,7 @@ class Workers(msgspec.Struct, frozen=True, eq=False):
     threads: int
     layer_names: tuple[str, ...]
     loading: Ids | None = None
+    axes: tuple[Axis, ...] = ()
 
     @property
     def index(self) -> Ids:
@@ -117,17 +119,18 @@ class Workers(msgspec.Struct, frozen=True, eq=False):
         work = np.asarray(seconds, np.float64)
         width = () if work.ndim == 0 else (work.shape[-1],)
         each = (slice(None), *(None for _ in width))
-        return b.ops(
+        made = b.ops(
             label,
-            (n, *width),
+            (*(1 for _ in self.axes), n, *width),
             **self.processors.work(self.slowdown[each] * work, self.node[each], self.threads),
             slot=self.device[each],
             group=self.index[each],
             cause="straggler",
             noise=self.noise.of(*width),
             priority=priority,
-            axes=(("worker", None), *((axis, names) for _ in width)),
+            axes=(*self.axes, ("worker", None), *((axis, names) for _ in width)),
         )
+        return made.reshape(n, *width)
 
 
 def alike(job: Job) -> bool:
@@ -169,8 +172,7 @@ def left_out(
         "workers that share cores": job.cluster.worker_threads is not None,
         "an oversubscribed core": core and job.cluster.core_oversubscription is not None,
         "links between sites": sites and job.crosses_sites,
-        "flow_bytes_per_s of the cluster": connections
-        and job.cluster.flow_bytes_per_s is not None,
+        "flow_bytes_per_s of the cluster": connections and job.cluster.flow_bytes_per_s is not None,
         **(beyond or {}),
     }
     return next((text for text, there in known.items() if there), None)
@@ -181,15 +183,45 @@ def add_workers(
 ) -> Workers:
     """Add the data loading, forward and backward pass of every worker, or of the ``first`` few.
 
-    ``nodes`` is the number of nodes with cores in use; by default those of the workers.
+    All passes of an update but the last are part of the forward pass. ``nodes`` is the number of
+    nodes with cores in use; by default those of the workers.
     """
-    workload = expanded(job.device_work)
+    workers = _placed(b, job, expanded(job.device_work), first, nodes)
+    workers = _add_pass(b, workers, expanded(job.device_work))
+    return _add_loading(b, job, workers)
+
+
+def add_passes(
+    b: GraphBuilder, job: Job, reduced: Sequence[bool], *, first: int | None = None
+) -> list[Workers]:
+    """Add each pass of an update as a forward and a backward pass, one after the other.
+
+    ``reduced`` (passes,) says in which of them gradients are handed over to the network. With a
+    single one, the earlier passes are part of its forward pass, as in :func:`add_workers`.
+    """
+    if len(reduced) == 1:
+        return [add_workers(b, job, first=first)]
+    works = {handed: expanded(job.pass_work(reduced=handed)) for handed in set(reduced)}
+    plain = _placed(b, job, works[reduced[-1]], first, None)
+    passes = []
+    for number, handed in enumerate(reduced):
+        one = msgspec.structs.replace(plain, axes=(("pass", (str(number),)),))
+        passes.append(_add_pass(b, one, works[handed]))
+    for earlier, later in itertools.pairwise(passes):
+        b.edge(earlier.backward[:, 0], later.forward[:, 0])
+    return [_add_loading(b, job, passes[0]), *passes[1:]]
+
+
+def _placed(
+    b: GraphBuilder, job: Job, workload: Workload, first: int | None, nodes: int | None
+) -> Workers:
+    """Return every worker, or the ``first`` few, on its node and without ops yet."""
     n = job.workers if first is None else first
     index = np.arange(n)
     node = np.array([job.cluster.node_of_worker(worker) for worker in range(n)])
     names = tuple(layer.name for layer in workload.layers)
     device = b.slots("device of", (n,), place=node, axes=(("worker", None),))
-    workers = Workers(
+    return Workers(
         node=node,
         device=device,
         forward=index,
@@ -200,35 +232,53 @@ def add_workers(
         threads=job.cluster.worker_threads or 1,
         layer_names=names,
     )
+
+
+def _add_pass(b: GraphBuilder, workers: Workers, workload: Workload) -> Workers:
+    """Add a forward and a backward pass."""
+    names = workers.layer_names
     forward = workers.compute(b, "forward", [a.forward_s for a in workload.layers], names=names)
     backward = workers.compute(b, "backward", [a.backward_s for a in workload.layers], names=names)
     b.chain(forward)
     b.edge(forward[:, -1], backward[:, -1])
     b.chain(backward[:, ::-1])
-    load = None
-    if workload.data_loading_s > 0.0:
-        loader = b.slots("data loader of", (n,), place=node, axes=(("worker", None),))
-        load = b.ops(
-            "load data",
-            (n,),
-            seconds=np.array([job.loading_s(worker) for worker in range(n)]),
-            slot=loader,
-            group=index,
-            cause="data",
-            axes=(("worker", None),),
-        )
-        b.edge(load, forward[:, 0])
-        b.edge(forward[:, 0], load, lag=PREFETCH)
-        b.stagger(load, stagger_s(job)[:n])
-    return msgspec.structs.replace(workers, forward=forward, backward=backward, loading=load)
+    return msgspec.structs.replace(workers, forward=forward, backward=backward)
 
 
-def add_optimizer(b: GraphBuilder, job: Job, workers: Workers) -> Ids:
+def _add_loading(b: GraphBuilder, job: Job, workers: Workers) -> Workers:
+    """Add the loading of an update's data before its first forward pass, if it takes time."""
+    if job.workload.data_loading_s == 0.0:
+        return workers
+    forward, n = workers.forward, len(workers.node)
+    loader = b.slots("data loader of", (n,), place=workers.node, axes=(("worker", None),))
+    load = b.ops(
+        "load data",
+        (n,),
+        seconds=np.array([job.loading_s(worker) for worker in range(n)]),
+        slot=loader,
+        group=workers.index,
+        cause="data",
+        axes=(("worker", None),),
+    )
+    b.edge(load, forward[:, 0])
+    b.edge(forward[:, 0], load, lag=PREFETCH)
+    b.stagger(load, stagger_s(job)[:n])
+    return msgspec.structs.replace(workers, loading=load)
+
+
+def add_optimizer(
+    b: GraphBuilder, job: Job, workers: Workers, first: Workers | None = None, parts: int = 1
+) -> Ids:
     """Add each worker's own update of its parameters, (workers,), between its backward pass and its
-    next forward pass."""
-    optimizer = workers.compute(b, "optimizer", job.workload.optimizer_s)
+    next forward pass.
+
+    ``first`` is the first pass of an update, if there are several. Each worker updates one of
+    ``parts`` of the parameters.
+    """
+    alone = msgspec.structs.replace(workers, axes=())
+    optimizer = alone.compute(b, "optimizer", job.workload.optimizer_s / parts)
     b.edge(workers.backward[:, 0], optimizer)
-    b.edge(optimizer, workers.forward[:, 0], lag=1)
+    b.edge(optimizer, (workers if first is None else first).forward[:, 0], lag=1)
     return optimizer
 
 

@@ -1,0 +1,32 @@
+"""Updates of several passes in which workers communicate in more than the last one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from perfmodel.inputs.job import Job
+from perfmodel.inputs.options import Option
+from perfmodel.phases.layers import Layers
+
+NoSyncOption = Annotated[
+    bool,
+    Option(
+        "with accumulation, reduce gradients once per update, in its last pass, as in PyTorch's "
+        "no_sync; false: in every pass",
+        needs="earlier_passes",
+    ),
+]
+
+
+def reductions_of(no_sync: bool, passes: int) -> int:
+    """Return how often the gradients of an update of ``passes`` passes are reduced."""
+    return 1 if no_sync else passes
+
+
+def pass_layers(job: Job, layers: Layers, *, reduced: bool = True) -> Layers:
+    """Return ``layers``, those of an update, with the times of one of its passes, with handover if
+    the pass reduces gradients."""
+    found: Layers = layers.once(
+        ("pass", reduced), lambda: Layers.of(job.pass_work(reduced=reduced))
+    )
+    return found
