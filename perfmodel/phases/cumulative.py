@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.arrays import Floats
-from perfmodel.base.quantities import Quantity
+from perfmodel.base.quantities import Quantity, axes_of, column
 from perfmodel.phases.lines import Parts
 
 
@@ -46,19 +46,6 @@ def places_of(parts: Parts) -> list[Place]:
         Place(np.array(after, np.int64), np.array(sizes), np.array(tensors))
         for after, sizes, tensors in columns
     ]
-
-
-def axes_of(*values: Quantity) -> int:
-    """Return the number of axes that these broadcast to; 0 if all are numbers or symbols."""
-    return max((value.ndim for value in values if isinstance(value, np.ndarray)), default=0)
-
-
-def column(values: Sequence[Quantity] | Floats, axes: int) -> Floats:
-    """Return values, each a number or an array of up to ``axes`` axes, along a new first axis."""
-    if isinstance(values, np.ndarray) or not axes_of(*values):
-        return np.reshape(values, (len(values), *(1,) * axes))
-    some = np.stack(np.broadcast_arrays(*values))
-    return some.reshape(len(some), *(1,) * (axes + 1 - some.ndim), *some.shape[1:])
 
 
 def sent_s(

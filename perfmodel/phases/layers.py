@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from perfmodel.base.quantities import Quantity, maximum
+from perfmodel.base.quantities import Quantity, axes_of, column, maximum
 from perfmodel.inputs.workload import Workload, expanded
 from perfmodel.phases import cumulative, lines
 from perfmodel.theory.fronts import largest
@@ -165,7 +165,7 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
             ways = self.once("pull", lambda: lines.pull(self.first_s, self.forward_s, self._loads))
             if ways is not None:
                 return ways.ends_s((scale, per_byte_s))[0]
-        elif cumulative.axes_of(per_byte_s, scale):
+        elif axes_of(per_byte_s, scale):
             paths = self.once(
                 "pulling", lambda: lines.pulling(self.first_s, self.forward_s, self._loads)
             )
@@ -217,8 +217,16 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     def _few_arrays(self, scale: Quantity, stages: Sequence[Stage], encode: Quantity) -> bool:
         """Return whether some quantity is an array, and none so long that layers make it large."""
-        values = (scale, encode, *self.backward_s, *(value for stage in stages for value in stage))
-        return cumulative.axes_of(*values) > 0 and not lines.many(*values)
+        if lines.many(scale, encode, *(value for stage in stages for value in stage)):
+            return False
+        values = (scale, encode, *(value for stage in stages for value in stage))
+        return axes_of(*values) > 0 or self._axes > 0
+
+    @property
+    def _axes(self) -> int:
+        """Axes of the backward times."""
+        axes: int = self.once("axes", lambda: axes_of(*self.backward_s))
+        return axes
 
     def _at_once(
         self,
@@ -228,10 +236,15 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         overlap: bool,
     ) -> tuple[Quantity, list[Quantity]]:
         """Return the same as :meth:`_one_by_one`, with the layers as an axis."""
-        axes = cumulative.axes_of(scale, encode_per_byte_s, *self.backward_s)
-        seconds = cumulative.column(self.backward_s[::-1], axes)
-        sizes = cumulative.column(self.bytes[::-1], axes)
-        made = np.cumsum(seconds * scale + encode_per_byte_s * sizes, axis=0)
+        axes = max(self._axes, axes_of(scale, encode_per_byte_s))
+        seconds, sizes = self.once(
+            ("columns", axes),
+            lambda: (column(self.backward_s[::-1], axes), column(self.bytes[::-1], axes)),
+        )
+        each_s = seconds * scale
+        if not is_nothing(encode_per_byte_s):
+            each_s = each_s + encode_per_byte_s * sizes
+        made = np.cumsum(each_s, axis=0)
         computed = made[-1] + self.last_s * scale
         services = [cumulative.Service(*stage.each_s, stage.longer) for stage in stages]
         places = self.once("places", lambda: cumulative.places_of(self._loads))
