@@ -12,16 +12,23 @@ LONGEST_QUOTE, LONGEST_MESSAGE = 100, 4000
 """Maximum characters of a quote and of a message; longer ones are cut."""
 
 _QUOTE = re.compile(r"""(?<!\w)(['"])(.*?)\1(?!\w)""")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f"
+    r"\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
+    r"\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
+)
+"""Control characters; marks of direction and other invisible ones; halves of surrogate pairs."""
 
 
 def plain(text: str) -> str:
-    r"""Return the text with control characters escaped, except tabs and line breaks.
+    r"""Return the text with control characters and invisible ones escaped, except tabs and line
+    breaks.
 
-    Printed raw, they could change the state of the terminal.
+    Printed raw, they could change the state of the terminal, or show another text (Unicode
+    Technical Report 36, sections 2.5 and 3.5).
 
-    >>> print(plain("a\x1b[2Jb"))
-    a\x1b[2Jb
+    >>> print(plain("a\x1b[2Jb"), plain("a\u202eb\ufeff\ud800"))
+    a\x1b[2Jb a\u202eb\ufeff\ud800
     """
     return _CONTROL.sub(lambda m: m[0].encode("unicode_escape").decode("ascii"), text)
 

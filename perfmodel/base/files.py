@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import math
 import os
@@ -34,6 +35,9 @@ STDOUT = "<stdout>"
 MOST_BYTES = 64 * 10**6
 """Largest input file; a larger one is surely a mistake."""
 
+MOST_RATIO, LEAST_UNPACKED = 100, 2**26
+"""Largest compression ratio of a file that unpacks to more than LEAST_UNPACKED bytes."""
+
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`")
 _NOT_A_CHOICE = re.compile(r"Invalid enum value (?P<given>.*)")
 _AT = re.compile(r" - at `\$?\.?(?P<path>[^`]*)`$")
@@ -57,7 +61,12 @@ def read(path: str | Path, kind: type[T], schema: str) -> T:
 
 def is_json(data: bytes) -> bool:
     """Return whether a document is JSON rather than TOML or CSV: whether it begins with ``{``."""
-    return data.lstrip().startswith(b"{")
+    return without_mark(data).lstrip().startswith(b"{")
+
+
+def without_mark(data: bytes) -> bytes:
+    """Return a text file's bytes without the byte order mark that some editors begin it with."""
+    return data.removeprefix(codecs.BOM_UTF8)
 
 
 def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
@@ -92,7 +101,7 @@ def beginning(file: IO[bytes] | GzipFile, most: int, name: str) -> bytes:
 def decode(data: bytes, kind: type[T], schema: str, *, name: str, toml: bool = False) -> T:
     """Like :func:`read`, from bytes; ``name`` is what errors call the file."""
     try:
-        raw = _toml(data) if toml else msgspec.json.decode(data)
+        raw = _decoded(data, toml)
     except RecursionError:
         raise InputError(f"{name}: nested too deeply") from None
     except (msgspec.DecodeError, ValueError) as error:
@@ -123,6 +132,10 @@ def _refused(data: bytes, name: str, schema: str, otherwise: str) -> InputError:
 
 KINDS = {"measurements": "a measurement file", "run": "a measured run"}
 """What files are called whose schema has another name."""
+
+
+def _decoded(data: bytes, as_toml: bool) -> Any:
+    return toml(data) if as_toml else msgspec.json.decode(without_mark(data))
 
 
 def ready(kind: K) -> K:
@@ -295,16 +308,31 @@ def standard_streams(source: BinaryIO | None, sink: BinaryIO | None) -> Iterator
         _lent = before
 
 
-def _toml(data: bytes) -> Any:
+def toml(data: bytes) -> dict[str, Any]:
+    """Return the contents of a TOML document.
+
+    Raises
+    ------
+    ValueError, RecursionError : it is not one, or nested too deeply.
+    """
     import tomllib
 
-    return tomllib.loads(data.decode("utf-8"))
+    return tomllib.loads(without_mark(data).decode("utf-8"))
+
+
+def most_unpacked(packed: int, most: int, ratio: int = MOST_RATIO) -> int:
+    """Return how many bytes a compressed file of ``packed`` bytes may unpack to, at most ``most``.
+
+    A small file that unpacks to more than LEAST_UNPACKED and to ``ratio`` times its size holds
+    little else than one repeated value, and is surely a mistake.
+    """
+    return min(max(ratio * packed, LEAST_UNPACKED), most)
 
 
 def _with_units(value: Any, place: str) -> Any:
     """Replace text such as "10Gbps" by its SI value in every field whose name ends in a unit.
 
-    In other text, control characters are escaped.
+    Other text, names of fields included, is made :func:`printable`.
     """
     if isinstance(value, list):
         # long lists of numbers make up most of a profile and hold no text
@@ -315,14 +343,27 @@ def _with_units(value: Any, place: str) -> Any:
         dimension = dimension_of(place.rpartition(".")[2].partition("[")[0])
         if dimension:
             return parse(value, dimension, place)
-        return value if value.isprintable() else plain(value)
+        return printable(value)
     if not isinstance(value, dict):
         return value
     out = {}
     for key, item in value.items():
-        where = f"{place}.{key}" if place else str(key)
-        out[key] = _with_units(item, where)
+        name = printable(str(key))
+        out[name] = _with_units(item, f"{place}.{name}" if place else name)
     return out
+
+
+def printable(value: Any) -> Any:
+    """Return a value with control characters escaped in all text at any depth, see :func:`plain`.
+
+    >>> printable({"a": ["x\\x1b", 1]})
+    {'a': ['x\\\\x1b', 1]}
+    """
+    if isinstance(value, str):
+        return value if value.isprintable() else plain(value)
+    if isinstance(value, dict):
+        return {printable(key): printable(item) for key, item in value.items()}
+    return [printable(item) for item in value] if isinstance(value, list) else value
 
 
 def _located(message: str, kind: type) -> str:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, number, whole_number
 
 Quantity = Any
@@ -138,6 +140,27 @@ def floor_half(value: Quantity) -> Quantity:
     (2, [1, 3])
     """
     return value // 2
+
+
+def axes_of(*values: Quantity) -> int:
+    """Return the number of axes that these broadcast to; 0 if all are numbers or symbols.
+
+    >>> axes_of(1.0, np.ones(3), np.ones((2, 1)))
+    2
+    """
+    return max([value.ndim for value in values if isinstance(value, np.ndarray)], default=0)
+
+
+def column(values: Sequence[Quantity] | Floats, axes: int) -> Floats:
+    """Return values, each a number or an array of up to ``axes`` axes, along a new first axis.
+
+    >>> column([1.0, 2.0], 1).tolist(), column([1.0, np.array([2.0, 3.0])], 1).tolist()
+    ([[1.0], [2.0]], [[1.0, 1.0], [2.0, 3.0]])
+    """
+    if isinstance(values, np.ndarray) or not axes_of(*values):
+        return np.reshape(values, (len(values), *(1,) * axes))
+    some = np.stack(np.broadcast_arrays(*values))
+    return some.reshape(len(some), *(1,) * (axes + 1 - some.ndim), *some.shape[1:])
 
 
 def quantity(

@@ -15,6 +15,19 @@ WIDTH = 1.6448536269514722
 """Half-width of the central :data:`COVERAGE` of a normal distribution, in standard deviations."""
 
 
+WIDEST = 1e12
+"""Largest factor between a prediction and an end of its interval: nothing is known beyond."""
+
+
+def factor_of(spread: float) -> float:
+    """Return the factor between a prediction and each end of its interval, at most :data:`WIDEST`.
+
+    >>> round(factor_of(0.05), 4), factor_of(1e300)
+    (1.0857, 1000000000000.0)
+    """
+    return min(math.exp(min(WIDTH * spread, 100.0)), WIDEST)
+
+
 class Uncertainty(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Independent standard deviations of the logarithm of a step time.
 
@@ -43,9 +56,11 @@ class Uncertainty(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def interval(self, value: float) -> tuple[float, float]:
         """Interval that contains the measured value in 9 of 10 cases, if ``value`` was predicted.
 
+        Its ends are at most a factor of :data:`WIDEST` away.
+
         >>> low, high = Uncertainty(measurement=0.03, model=0.04).interval(1.0)
         >>> round(low, 3), round(high, 3)
         (0.921, 1.086)
         """
-        factor = math.exp(WIDTH * self.total)
+        factor = factor_of(self.total)
         return value / factor, value * factor

@@ -143,12 +143,10 @@ def told() -> list[str]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    import tomllib
-
     from perfmodel.base import files
 
     try:
-        return tomllib.loads(files.read_bytes(path).decode("utf-8"))
+        return files.toml(files.read_bytes(path))
     except (ValueError, RecursionError) as error:
         if isinstance(error, InputError):
             raise

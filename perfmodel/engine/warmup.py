@@ -56,7 +56,8 @@ def warm_up(run: Simulation, rel_ci: float, least_spans: int, progress: Progress
 
     Candidates are powers of two up to two thirds of the pilot (steady.warmup_rounds). The pilot
     continues while tied workers still drift apart and the possible rate loss from this
-    (leads.possible_loss) exceeds a fraction of ``rel_ci``.
+    (leads.possible_loss) exceeds a fraction of ``rel_ci``. A lag beyond MOST_TRANSIENT_ROUNDS is
+    not waited for.
     """
     least = 1 << (-(-LEAST_WARMUP // run.span) - 1).bit_length()
     spans = max(FEWEST_PILOT_SPANS, -(-PILOT_ROUNDS // run.span), 3 * least, least_spans)
@@ -84,7 +85,9 @@ def warm_up(run: Simulation, rel_ci: float, least_spans: int, progress: Progress
         loss = possible_loss(leads, ties.longest) / run.span if dropped > largest else 0.0
         enough = LAGS * ties.longest if leads[-1] > 1.0 else 0
         rounds = spans * run.span
-        if loss > TOLERATED_LOSS * rel_ci or rounds < enough:
+        if ties.longest > MOST_TRANSIENT_ROUNDS and rounds >= MOST_PILOT_ROUNDS:
+            more = False  # no pilot reaches that bound
+        elif loss > TOLERATED_LOSS * rel_ci or rounds < enough:
             more = rounds < MOST_TRANSIENT_ROUNDS
         else:
             more = dropped == largest and spans < most

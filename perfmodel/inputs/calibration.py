@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from perfmodel.base.arrays import Floats
-from perfmodel.base.errors import InputError, number, unknown_name
+from perfmodel.base.errors import InputError, number, unknown_name, whole_number
 
 Feature = Literal["workers", "nodes", "servers", "batch_size", "bandwidth_bytes_per_s"]
 
@@ -22,6 +22,14 @@ FEATURES: tuple[Feature, ...] = (
     "bandwidth_bytes_per_s",
 )
 """Job features whose range among the fitted runs is recorded."""
+
+
+MOST_SPREAD = 10.0
+"""Largest standard deviation of the logarithm of a step time; exp(10) is a factor of 22,000."""
+
+MOST_COVARIANCE = 1e6
+"""Largest covariance of the logarithms of two parameters. It may be large: a parameter without any
+effect is not known at all."""
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -50,19 +58,29 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     def __post_init__(self) -> None:
         count = len(self.parameters)
-        if {count} != {len(self.covariance), *map(len, self.covariance)} and count:
+        sizes = {len(self.covariance), *map(len, self.covariance)}
+        if sizes != {count}:
             raise InputError(
                 f"covariance: must have {count} rows and columns, one for each parameter"
             )
         if len(set(self.parameters)) < count:
             raise InputError("parameters: every parameter may be given only once")
-        matrix = np.array(self.covariance).reshape(count, count)
-        if not (np.isfinite(matrix).all() and np.allclose(matrix, matrix.T)):
-            raise InputError("covariance: must be finite and symmetric")
+        for i, row in enumerate(self.covariance):
+            for j, value in enumerate(row):
+                number(
+                    f"covariance[{i}][{j}]",
+                    value,
+                    at_least=-MOST_COVARIANCE,
+                    at_most=MOST_COVARIANCE,
+                )
+        matrix = self._matrix
+        if not np.allclose(matrix, matrix.T):
+            raise InputError("covariance: must be symmetric")
         if count and np.linalg.eigvalsh(matrix)[0] < -1e-9 * np.trace(matrix):
             raise InputError("covariance: must not have negative variances")
-        number("spread", self.spread)
-        number("computing_spread", self.computing_spread)
+        number("spread", self.spread, at_most=MOST_SPREAD)
+        number("computing_spread", self.computing_spread, at_most=MOST_SPREAD)
+        whole_number("rows", self.rows, at_least=0)
         for name in (*self.ranges, *self.growth):
             if name not in FEATURES:
                 raise unknown_name("feature", name, FEATURES)
@@ -70,13 +88,17 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             if not number(f"ranges.{name}", least, above=0.0) <= number(f"ranges.{name}", most):
                 raise InputError(f"ranges.{name}: give the smallest value first, then the largest")
         for name, spread in self.growth.items():
-            number(f"growth.{name}", spread)
+            number(f"growth.{name}", spread, at_most=MOST_SPREAD)
+
+    @property
+    def _matrix(self) -> Floats:
+        count = len(self.parameters)
+        return np.array(self.covariance, np.float64).reshape(count, count)
 
     def variance(self, elasticities: Floats) -> float:
         """Variance of the logarithm of a step time with these ``elasticities``, shape
         (parameters,): its relative change per relative change of each parameter."""
-        matrix = np.array(self.covariance).reshape(len(elasticities), len(elasticities))
-        return float(elasticities @ matrix @ elasticities)
+        return max(float(elasticities @ self._matrix @ elasticities), 0.0)  # rounding
 
     def beyond(self, features: Mapping[str, float]) -> dict[str, float]:
         """Doublings by which features of a job are outside their range; only those outside."""

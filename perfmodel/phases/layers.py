@@ -8,10 +8,12 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
-from perfmodel.base.quantities import Quantity, maximum
+from perfmodel.base.quantities import Quantity, axes_of, column, maximum
 from perfmodel.inputs.workload import Workload, expanded
-from perfmodel.phases import lines
+from perfmodel.phases import cumulative, lines
+from perfmodel.theory.fronts import largest
 from perfmodel.theory.overlap import blend
 
 Send = Callable[[list[Quantity]], Quantity]
@@ -163,6 +165,11 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
             ways = self.once("pull", lambda: lines.pull(self.first_s, self.forward_s, self._loads))
             if ways is not None:
                 return ways.ends_s((scale, per_byte_s))[0]
+        elif axes_of(per_byte_s, scale):
+            paths = self.once(
+                "pulling", lambda: lines.pulling(self.first_s, self.forward_s, self._loads)
+            )
+            return largest([paths], [scale, per_byte_s])[0]
         arrived: dict[int, Quantity] = {}
         computed = self.first_s * scale
         for seconds, parts in zip(self.forward_s, self.parts, strict=True):
@@ -200,11 +207,48 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
             ways = self._ways(tuple(stages), overlap, not is_nothing(encode_per_byte_s))
         if ways is not None:
             computed, *ends = ways.ends_s(values)
+        elif self._few_arrays(scale, stages, encode_per_byte_s):
+            computed, ends = self._at_once(scale, stages, encode_per_byte_s, overlap)
         else:
             computed, ends = self._one_by_one(scale, stages, encode_per_byte_s, overlap)
         if next_forward:
             computed = computed + self.first_s * scale
         return [computed, *(maximum(computed, end) for end in (*ends, ends[-1] + latency_s))]
+
+    def _few_arrays(self, scale: Quantity, stages: Sequence[Stage], encode: Quantity) -> bool:
+        """Return whether some quantity is an array, and none so long that layers make it large."""
+        if lines.many(scale, encode, *(value for stage in stages for value in stage)):
+            return False
+        values = (scale, encode, *(value for stage in stages for value in stage))
+        return axes_of(*values) > 0 or self._axes > 0
+
+    @property
+    def _axes(self) -> int:
+        """Axes of the backward times."""
+        axes: int = self.once("axes", lambda: axes_of(*self.backward_s))
+        return axes
+
+    def _at_once(
+        self,
+        scale: Quantity,
+        stages: Sequence[Stage],
+        encode_per_byte_s: Quantity,
+        overlap: bool,
+    ) -> tuple[Quantity, list[Quantity]]:
+        """Return the same as :meth:`_one_by_one`, with the layers as an axis."""
+        axes = max(self._axes, axes_of(scale, encode_per_byte_s))
+        seconds, sizes = self.once(
+            ("columns", axes),
+            lambda: (column(self.backward_s[::-1], axes), column(self.bytes[::-1], axes)),
+        )
+        each_s = seconds * scale
+        if not is_nothing(encode_per_byte_s):
+            each_s = each_s + encode_per_byte_s * sizes
+        made = np.cumsum(each_s, axis=0)
+        computed = made[-1] + self.last_s * scale
+        services = [cumulative.Service(*stage.each_s, stage.longer) for stage in stages]
+        places = self.once("places", lambda: cumulative.places_of(self._loads))
+        return computed, cumulative.sent_s(made, computed, places, services, overlap=overlap)
 
     def _one_by_one(
         self,
@@ -246,9 +290,7 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         ]
         return computed, ends
 
-    def _ways(
-        self, stages: tuple[Stage, ...], overlap: bool, encoded: bool
-    ) -> lines.Ways | None:
+    def _ways(self, stages: tuple[Stage, ...], overlap: bool, encoded: bool) -> lines.Ways | None:
         """Return the same as lines, or None if they are not known."""
         services = tuple(stage.constants for stage in stages)
 

@@ -70,13 +70,18 @@ def pull(first_s: float, forward_s: tuple[float, ...], parts: Parts) -> Ways | N
 
     The quantities are the factor on computation, and seconds per byte.
     """
+    return _ways([pulling(first_s, forward_s, parts)])
+
+
+def pulling(first_s: float, forward_s: tuple[float, ...], parts: Parts) -> Lines:
+    """Return all paths to the end of the forward pass, needed or not; see :func:`pull`."""
     rest_s = np.cumsum(forward_s[::-1])[::-1].tolist()
     found, arrived = [(first_s + rest_s[0], 0.0)], dict[int, float]()
     for seconds, own in zip(rest_s, parts, strict=True):
         for place, size, _ in own:
             arrived[place] = arrived.get(place, 0.0) + size
             found.append((seconds, arrived[place]))
-    return _ways([np.array(found)])
+    return np.array(found)
 
 
 @functools.lru_cache(maxsize=256)

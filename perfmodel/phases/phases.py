@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
+import numpy as np
 
-from perfmodel.base.quantities import Quantity, maximum
+from perfmodel.base.quantities import Quantity, axes_of, column, maximum
+from perfmodel.phases.lines import MANY
 
 
 class Phase(msgspec.Struct, frozen=True, eq=False):
@@ -56,6 +58,37 @@ class Phases(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     def compute_s(self) -> Quantity:
         """Time that the device computes in an iteration."""
         return sum(part.seconds for part in self.parts.values() if part.cause == "compute")
+
+    def part(self, number: int, axes: int) -> Phases:
+        """Return the result at a place of the first of ``axes`` axes; a quantity with fewer axes is
+        the same everywhere."""
+
+        def at(value: Quantity) -> Quantity:
+            return value[number] if axes_of(value) == axes else value
+
+        return Phases(
+            parts={name: Phase(at(p.seconds), p.cause) for name, p in self.parts.items()},
+            busy_s={name: at(seconds) for name, seconds in self.busy_s.items()},
+            updates=at(self.updates),
+            staleness=at(self.staleness),
+            spread=at(self.spread),
+            classes=tuple(found.part(number, axes) for found in self.classes),
+        )
+
+
+def several(phases: Callable[..., Phases], *columns: Sequence[Quantity]) -> list[Phases]:
+    """Return ``phases(a, b, ...)`` for each row of the columns.
+
+    A few short arrays are evaluated as one array with the rows as its first axis, which is as fast
+    as one row. No array inside ``phases`` may have more axes than those of the columns.
+    """
+    rows = len(columns[0])
+    axes = axes_of(*(value for values in columns for value in values))
+    sizes = [np.size(value) for values in columns for value in values]
+    if not axes or rows * max(sizes) >= MANY:
+        return [phases(*row) for row in zip(*columns, strict=True)]
+    found = phases(*(column(values, axes) for values in columns))
+    return [found.part(number, axes + 1) for number in range(rows)]
 
 
 def mixed(counts: Sequence[int], classes: Sequence[Phases]) -> Phases:

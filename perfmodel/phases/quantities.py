@@ -16,7 +16,7 @@ from perfmodel.inputs.cluster import Collective
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import expanded
 from perfmodel.phases.layers import Layers, Whole, is_nothing
-from perfmodel.phases.phases import Phases, averaged
+from perfmodel.phases.phases import Phases, averaged, several
 
 PACES = 6
 """Number of quantiles of the slowest worker's time over which phases are averaged."""
@@ -181,7 +181,7 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         if is_symbol(self.workers) or not self.random:
             return phases(self.slowest(late=late))
         shares, paces = zip(*self.paces(late=late), strict=True)
-        return averaged(shares, [phases(pace) for pace in paces])
+        return averaged(shares, several(phases, paces))
 
     def slowest_followed(self, bound: int) -> Quantity:
         """Return :meth:`slowest` under a staleness bound: no worker gets more than ``bound``

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from perfmodel.base.uncertainty import WIDTH
+from perfmodel.base.uncertainty import WIDTH, factor_of
 from perfmodel.inputs.cluster import Cluster, Server
 from perfmodel.inputs.job import Job
 from perfmodel.predicting.intervals import kind_of
@@ -62,8 +62,8 @@ def gain(before: Job, was: Prediction, after: Job, then: Prediction) -> Gain:
     chance, rest = zip(_spread(was), _spread(then), strict=True)
     variance = chance[0] ** 2 + chance[1] ** 2
     variance += rest[0] ** 2 + rest[1] ** 2 - 2.0 * shared * rest[0] * rest[1]
-    spread = math.sqrt(variance)
-    factor = math.exp(WIDTH * spread)
+    spread = math.sqrt(max(variance, 0.0))  # rounding
+    factor = factor_of(spread)
     log = math.log(ratio)
     above = math.erf(log / (math.sqrt(2.0) * spread)) if spread else math.copysign(bool(log), log)
     return Gain(ratio, (ratio / factor, ratio * factor), (1.0 + above) / 2.0)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from perfmodel.base import files
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError, number, whole_number
+from perfmodel.base.units import show
 from perfmodel.results.drawn import Drawn
 
 if TYPE_CHECKING:
@@ -38,6 +39,14 @@ WHOLE = -1
 
 WINDOWS = 100
 """Points of a figure, each of as many updates."""
+
+MOST_RATIO = 400
+"""Largest compression ratio of a file. Recorded schedules of 64 workers that average every few
+steps reach 93; the columns of workers and models alone, which cannot be packed better, allow
+270."""
+
+MOST_KEYS = 2**62
+"""Limit on workers times slices times steps, which are combined in one whole number."""
 
 MOST_BYTES, MOST_ROWS, MOST_WORKERS, MOST_SLICES = 2 * 10**9, 50_000_000, 1_000_000, 32767
 """Limits on file size, rows, workers and slices."""
@@ -311,14 +320,21 @@ class Schedule(Drawn, frozen=True, eq=False):
                 raise InputError(f"{name}: expected {n} rows, got {len(getattr(self, name))}")
         if n > MOST_ROWS:
             raise InputError(f"a schedule has at most {MOST_ROWS} rows, got {n}")
+        whole = int(np.count_nonzero(self.slice == WHOLE))
+        if (expanded := n + whole * (len(h.slices) - 1)) > MOST_ROWS:
+            raise InputError(
+                f"a schedule has at most {MOST_ROWS} rows if each slice is one, got {expanded}"
+            )
+        if h.workers * len(h.slices) * (int(self.step.max(initial=0)) + 1) > MOST_KEYS:
+            raise InputError("step: too large for this many workers and slices")
         gradient = np.isin(self.event, (Event.GRADIENT, Event.APPLY, Event.DROP))
-        mixes = self.event == Event.MIX
+        mixes, reads = self.event == Event.MIX, self.event == Event.READ
         for name, wrong, allowed in (
             ("time_s", ~np.isfinite(self.time_s) | (self.time_s < 0.0), "finite and not negative"),
             ("time_s", np.diff(self.time_s, prepend=0.0) < 0.0, "in order"),
             ("event", self.event > max(Event), f"at most {int(max(Event))}"),
             ("worker", (self.worker < 0) | (self.worker >= h.workers), f"below {h.workers}"),
-            ("step", (self.step < 0) & gradient, "not negative"),
+            ("step", (self.step < 0) & (gradient | reads), "not negative"),
             ("model", (self.model < CENTRE) | (self.model >= h.workers), f"below {h.workers}"),
             ("other", (self.other < NO_MODEL) | (self.other >= h.workers), f"below {h.workers}"),
             ("other", mixes & (self.other == NO_MODEL), "a model, for a MIX"),
@@ -329,11 +345,15 @@ class Schedule(Drawn, frozen=True, eq=False):
             ),
             ("weight", ~np.isfinite(self.weight), "finite"),
             ("group", np.diff(self.group, prepend=self.group[:1]) < 0, "in order"),
+            ("group", self.group < 0, "not negative"),
+            ("version", self.version < -1, "at least -1"),
             ("other_version", mixes & (self.other_version < 0), "not negative, for a MIX"),
         ):
             _none(name, wrong, allowed)
         self._check_gradients()
         self._check_versions()
+        if (self.staleness() < 0).any():
+            raise InputError("version: a gradient is of a later version than the updated model")
 
     def _check_versions(self) -> None:
         """Check that each group that writes a slice of a model raises its version by one, that
@@ -414,13 +434,18 @@ def _arrays(data: bytes, name: str) -> dict[str, NDArray[Any]]:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             size = sum(member.file_size for member in archive.infolist())
-        if size <= MOST_BYTES:
+        most = files.most_unpacked(len(data), MOST_BYTES, MOST_RATIO)
+        if size <= most:
             with np.load(io.BytesIO(data), allow_pickle=False) as file:
-                found = {key: file[key] for key in file.files}
+                names = [key for key in file.files if key in COLUMNS or key == "header"]
+                found = {key: file[key] for key in names}
             return {key: item for key, item in found.items() if isinstance(item, np.ndarray)}
     except _UNREADABLE as error:
         raise InputError(f"{name}: not a schedule: {error}") from None
-    raise InputError(f"{name}: too large: {size} bytes, at most {MOST_BYTES}")
+    raise InputError(
+        f"{name}: too large: its {show(len(data), 'bytes')} unpack to {show(size, 'bytes')}, the "
+        f"limit is {show(most, 'bytes')}"
+    )
 
 
 _UNREADABLE = (
@@ -439,7 +464,7 @@ def _header(data: NDArray[Any] | None, name: str) -> Header:
     if data is None or data.dtype != np.uint8:
         raise InputError(f"{name}: not a schedule: it has no header")
     try:
-        raw = json.loads(data.tobytes())
+        raw = files.printable(msgspec.json.decode(files.without_mark(data.tobytes())))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{name}: header: not valid JSON: {error}") from None
     found = raw.get("format") if isinstance(raw, dict) else None
@@ -450,6 +475,7 @@ def _header(data: NDArray[Any] | None, name: str) -> Header:
         whole_number("workers", header.workers, at_most=MOST_WORKERS)
         whole_number("batch_size", header.batch_size)
         number("samples_per_s", header.samples_per_s)
+        whole_number("seed", header.seed, at_least=0, at_most=2**63 - 1)
         for what, values, count in (
             ("slices", header.slices, min(max(len(header.slices), 1), MOST_SLICES)),
             ("begins_s", header.begins_s, header.workers),

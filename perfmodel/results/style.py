@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import textwrap
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -44,6 +46,15 @@ MOST_TICKS = 16
 """Values of an axis that each have a tick, at most."""
 
 
+REMARKS = (
+    r"Glyph .* missing from",
+    r"constrained_layout not applied",
+    r"There are no gridspecs with layoutgrids",
+)
+"""Beginnings of matplotlib's warnings about text that are not shown: a letter that no font has is
+drawn as a box, and text that leaves no room for the rest is drawn over it."""
+
+
 def colour(number: int) -> str:
     """Colour of a line or group by its number."""
     return SERIES[number % len(SERIES)]
@@ -62,14 +73,47 @@ def empty(width: float, height: float, title: str = "") -> Figure:
     InputError : matplotlib is not installed.
     """
     try:
-        from matplotlib.figure import Figure
+        import matplotlib.figure  # noqa: F401
     except ImportError:
         raise InputError("plots need matplotlib: pip install 'perfmodel[plot]'") from None
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = _literal_figure()(figsize=(width, height), layout="constrained")
     if title:
         wrapped = textwrap.fill(title, int(LETTERS * width))
         figure.suptitle(wrapped, fontsize=10, x=0.01, horizontalalignment="left")
     return figure
+
+
+@functools.cache
+def _literal_figure() -> type[Figure]:
+    """The class of figures, which needs matplotlib."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
+
+    class LiteralFigure(Figure):
+        """A figure without formulas: a dollar sign in a name is a dollar sign.
+
+        Matplotlib's remarks about text are not shown, see :data:`REMARKS`.
+        """
+
+        def draw(self, renderer: Any) -> None:
+            """Draw the figure."""
+            for text in self.findobj(Text):
+                text.set_parse_math(False)
+            with rc_context({"text.parse_math": False}), warnings.catch_warnings():
+                for remark in REMARKS:
+                    warnings.filterwarnings("ignore", message=remark, category=UserWarning)
+                super().draw(renderer)
+
+    LiteralFigure.__module__, LiteralFigure.__qualname__ = __name__, "LiteralFigure"
+    return LiteralFigure
+
+
+def __getattr__(name: str) -> Any:
+    """Find the class of figures by its name, to copy them with :mod:`pickle`."""
+    if name == "LiteralFigure":
+        return _literal_figure()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def tidy(axes: Axes, along: Literal["x", "y", "both"] = "y") -> None:

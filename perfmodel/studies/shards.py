@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 import msgspec
 
 from perfmodel.base import files, tables
-from perfmodel.base.errors import InputError
+from perfmodel.base.errors import InputError, PerfmodelWarning
+from perfmodel.base.foreign import said
 from perfmodel.inputs.job import Island, Job
 from perfmodel.predicting.installation import fingerprint
 from perfmodel.results.prediction import Prediction
@@ -90,15 +92,19 @@ class Shards:
             return
         if not place.exists():
             raise InputError(f"--resume: {folder} is not empty and does not hold a sweep")
+        data = files.read_bytes(place)
         try:
-            old = msgspec.json.decode(files.read_bytes(place), type=files.ready(About))
-        except msgspec.MsgspecError as error:
+            old = msgspec.json.decode(files.without_mark(data), type=files.ready(About))
+        except RecursionError:
+            raise InputError(f"--resume: {place}: nested too deeply") from None
+        except ValueError as error:  # also of bytes that are not UTF-8
             raise InputError(f"--resume: {place}: {error}") from None
         # compare after a round trip through JSON, which turns tuples into lists
         old.check(self.folder, msgspec.json.decode(msgspec.json.encode(about), type=About))
 
     def read(self, name: str, count: int) -> list[Answer] | None:
-        """Read the answers of a shard; None if it does not exist or is incomplete.
+        """Read the answers of a shard; None if it does not exist or cannot be used, with a warning
+        that names it.
 
         Raises
         ------
@@ -121,11 +127,18 @@ class Shards:
                 )
                 rows = zip(frame["reason"], frame["prediction"], strict=True)
                 answers = [_answer(reason, text) for reason, text in rows]
-            except (ValueError, OSError):  # truncated, for example by a full disk
+            except Exception as error:  # whatever the readers raise for damaged files
+                self._unusable(path, said(error))
                 continue
             if len(answers) == count:
                 return answers
+            self._unusable(path, f"it has {len(answers)} rows, expected {count}")
         return None
+
+    @staticmethod
+    def _unusable(path: Path, why: str) -> None:
+        text = f"--resume: {path} is damaged ({why}); its jobs are predicted again"
+        warnings.warn(text, PerfmodelWarning, stacklevel=4)
 
     def write(self, name: str, first: int, points: Sequence[Row], answers: list[Answer]) -> None:
         """Write a shard atomically; ``first`` is the index of its first job.
@@ -152,6 +165,8 @@ class Shards:
 
 
 def _answer(reason: str, text: str) -> Answer:
+    if not isinstance(reason, str) or not isinstance(text, str):
+        raise ValueError("expected text")
     if reason:
         return InputError(reason)
     return msgspec.convert(json.loads(text), files.ready(Prediction))

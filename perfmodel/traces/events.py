@@ -17,13 +17,10 @@ import msgspec
 
 from perfmodel.base import formats
 from perfmodel.base.errors import InputError, plain
-from perfmodel.base.files import beginning, read_bytes, ready
+from perfmodel.base.files import beginning, most_unpacked, read_bytes, ready, without_mark
 
 MOST_BYTES = 2**30
 """Maximum size of an unpacked trace, in bytes."""
-
-MOST_PACKED, LEAST_BYTES = 100, 2**26
-"""Maximum compression ratio of a trace, if it unpacks to more than LEAST_BYTES."""
 
 MOST_US = 1e18
 """Largest time of an event in microseconds: thirty thousand years."""
@@ -155,7 +152,7 @@ def unpacked(path: Path) -> bytes:
     data = read_bytes(path, MOST_BYTES)
     if data[:2] != b"\x1f\x8b":
         return data
-    most = min(max(MOST_PACKED * len(data), LEAST_BYTES), MOST_BYTES)
+    most = most_unpacked(len(data), MOST_BYTES)
     try:
         with gzip.open(BytesIO(data)) as file:
             return beginning(file, most, f"{path} unpacked")
@@ -164,6 +161,7 @@ def unpacked(path: Path) -> bytes:
 
 
 def _decode(data: bytes, name: str) -> _File:
+    data = without_mark(data)
     try:
         if data.lstrip()[:1] == b"[":
             return _File(msgspec.json.decode(data, type=ready(list[_Event])))

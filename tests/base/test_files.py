@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import threading
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -123,9 +125,48 @@ def test_control_characters_of_a_file_are_escaped(tmp_path: Path) -> None:
     path = tmp_path / "cluster.toml"
     path.write_text(
         'schema = "perfmodel.cluster/1"\nname = "a\\u001b[2Jb"\nnic = {bandwidth_bytes_per_s = 1e9}'
-        '\n'
+        "\n"
         'source = {kind = "exact", text = "two\\nlines"}\n'
     )
     found = files.read(path, Cluster, "perfmodel.cluster/1")
     assert found.name == "a\\x1b[2Jb"
     assert found.source.text == "two\nlines"
+
+
+CLUSTER = (
+    'schema = "perfmodel.cluster/1"\nname = "{}"\nnic = {{bandwidth_bytes_per_s = 1e9}}\n'
+    'source = {{kind = "exact", text = "x"}}\n'
+)
+
+
+@pytest.mark.parametrize(
+    "character",
+    ["\u202e", "\u2066", "\u200f", "\ufeff", "\u200b", "\x85", "\u2028", "\U000e0041", "\u061c"],
+)
+def test_invisible_characters_of_a_file_are_escaped(tmp_path: Path, character: str) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(CLUSTER.format(f"a{character}b"), "utf-8")
+    escaped = f"a{character.encode('unicode_escape').decode()}b"
+    assert files.read(path, Cluster, "perfmodel.cluster/1").name == escaped
+
+
+def test_names_in_any_script_stay_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    name = "Grüße, 集群, кластер, \N{HEBREW LETTER ALEF}, \N{GRINNING FACE}"
+    path.write_text(CLUSTER.format(name), "utf-8")
+    assert files.read(path, Cluster, "perfmodel.cluster/1").name == name
+
+
+@pytest.mark.parametrize("ending", ["toml", "json"])
+def test_a_byte_order_mark_at_the_beginning_is_skipped(tmp_path: Path, ending: str) -> None:
+    text = CLUSTER.format("lab")
+    if ending == "json":
+        text = json.dumps(tomllib.loads(text))
+    path = tmp_path / f"cluster.{ending}"
+    path.write_text(text, "utf-8-sig")
+    assert path.read_bytes().startswith(b"\xef\xbb\xbf")
+    assert files.read(path, Cluster, "perfmodel.cluster/1").name == "lab"
+    assert files.is_json(path.read_bytes()) == (ending == "json")
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # a second one is a mistake
+    with pytest.raises(InputError, match="not valid"):
+        files.read(path, Cluster, "perfmodel.cluster/1")

@@ -138,6 +138,57 @@ def test_parameters_that_do_not_help_held_out_runs_are_not_fitted() -> None:
     assert "handover_per_byte_s" not in [e.name for e in fit.estimates]
 
 
+class AloneError(Exception):
+    """A run was evaluated on its own."""
+
+
+@pytest.mark.parametrize("arch", ["ring", "ps", "asp"])
+def test_runs_are_evaluated_together_for_every_parameter(
+    arch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One evaluation of all runs at all points, not one for each, which takes ten times as long."""
+
+    def alone(*_: object) -> float:
+        raise AloneError
+
+    monkeypatch.setattr(parameters, "_alone_s", alone)
+    groups = groups_of([run.job for run in made({}, archs=(arch,), cluster=NODES)])
+    for name in parameters.PARAMETERS:
+        if name != parameters.SLOWDOWN:
+            assert parameters.step_s(groups, {name: np.array([0.1, 0.2])}, 2).shape == (2, 12)
+
+
+def test_a_handover_counts_each_tensor_and_byte_of_a_layer() -> None:
+    """One worker of one node and no link: the step is the sum of its passes and of the handovers
+    of 3 tensors with 14 MB in all."""
+    work = Workload.of(
+        "two", [WorkloadLayer("a", 1.0, 2.0, (2e6, 4e6)), WorkloadLayer("b", 3.0, 4.0, (8e6,))],
+        batch_size=1, optimizer_s=0.0,
+    )  # fmt: skip
+    job = api.make_job(workload=work, cluster=CLUSTER, arch="ring", workers=2)
+    plain = parameters.step_s(groups_of([job]), {"handover_per_byte_s": np.zeros(1)}, 1)
+    values = {"handover_per_tensor_s": np.array([0.1]), "compute_factor": np.array([2.0])}
+    more = parameters.step_s(groups_of([job]), values, 1)
+    without = parameters.step_s(groups_of([job]), {"compute_factor": np.array([2.0])}, 1)
+    assert plain[0, 0] == pytest.approx(float(coarse.phases(job).iteration_s))
+    # the last message is sent after the last layer's backward pass in any case
+    assert more[0, 0] - without[0, 0] == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("name", ["efficiency", "latency_s", "handover_per_byte_s", "overlap"])
+@pytest.mark.parametrize("jitter", [None, Jitter(0.1)])
+def test_a_fit_that_identifies_nothing_keeps_every_value(name: str, jitter: Jitter | None) -> None:
+    """Equal runs whose steps differ by a factor of a hundred say nothing about their network."""
+    job = api.make_job(workload=DEEP, cluster=CLUSTER, arch="ring", workers=4, jitter=jitter)
+    runs = [PastRun(job, step_s) for step_s in (0.02, 2.0, 0.05, 0.8, 0.2, 0.1)]
+    fit = fit_runs(runs, fit=[name])
+    assert fit.values == {}
+    assert fit.of_cluster.parameters == ()
+    assert all(e.status == "not identified" and e.value == e.was for e in fit.estimates)
+    assert fit.cluster(CLUSTER).nic == CLUSTER.nic
+    assert fit.held_out is not None
+
+
 @pytest.mark.slow
 def test_handover_costs_are_fitted_on_request() -> None:
     truth = {"handover_per_byte_s": 2e-10}
@@ -163,6 +214,7 @@ VALUES = {
     "compute_factor": 1.3, "jitter": 0.1,
 }  # fmt: skip
 SMALL = small.workload([1.0, 2.0, 0.5], [2.0, 3.0, 1.0], [40.0, 7.0, 100.0], optimizer_s=0.3)
+HANDOVER = {"handover_per_tensor_s": 0.04, "handover_per_byte_s": 0.003}
 COSTS = {"update_per_tensor_s": 0.1, "update_per_byte_s": 0.001}
 
 
@@ -173,7 +225,10 @@ def test_evaluating_many_runs_together_changes_no_step_time(
     shared = {"devices_per_node": 2, "intra_node": Link(500.0, 0.001), "core_oversubscription": 3.0}
     for more in ({}, shared):
         where = small.cluster(13.0, 0.01, **COSTS, **more)
-        assert differences(lambda n, c=where: small.job(SMALL, c, n, arch, options), VALUES) < 1e-9
+        for values in (VALUES, VALUES | HANDOVER, HANDOVER):
+            assert (
+                differences(lambda n, c=where: small.job(SMALL, c, n, arch, options), values) < 1e-9
+            )
 
 
 def test_evaluating_runs_with_unequal_workers_together_changes_no_step_time() -> None:

@@ -133,6 +133,22 @@ def test_bounds_that_are_never_reached_cost_no_time() -> None:
         assert found.rounds <= 24 * found.runs
 
 
+@pytest.mark.parametrize("bound", [20_000, 10**9])
+@pytest.mark.parametrize("slow", [(), (Straggler(0, 2.0),)])
+def test_a_bound_beyond_every_pilot_costs_no_more_than_a_small_one(
+    bound: int, slow: tuple[Straggler, ...]
+) -> None:
+    """Workers that differ are not waited for; the interval includes the rate at the bound."""
+    work, options = workload([0.5], [0.5], [1.0]), {"staleness_bound": bound}
+    drifting = job(work, cluster(1e9), 2, "ssp", options, stragglers=slow, start="staggered")
+    found = simulate(build_graph(drifting))
+    assert found.rounds <= 2 * 768 * found.runs
+    rate = float(found.iterations_per_s.sum())
+    assert rate == pytest.approx(1.5 if slow else 2.0, rel=1e-3)
+    if slow:
+        assert abs(1.0 - rate) <= found.ci_fraction * rate
+
+
 def test_a_drift_too_slow_to_end_widens_the_interval() -> None:
     """If speeds differ by 0.3 %, it takes 300 000 iterations to reach a bound of 1000."""
     drifting = job(

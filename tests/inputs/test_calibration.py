@@ -12,6 +12,7 @@ import pytest
 from perfmodel import InputError, Job, Workload, make_job, predict
 from perfmodel.base.uncertainty import WIDTH
 from perfmodel.inputs.calibration import Calibration, scaled, value_at
+from perfmodel.predicting.gains import gain
 from tests.jobs import cluster, workload
 
 replace = msgspec.structs.replace
@@ -54,8 +55,16 @@ def test_a_value_is_found_and_scaled_by_path() -> None:
         ({"parameters": ("nodes",), "covariance": ()}, "must have 1 rows and columns"),
         ({"parameters": ("nic.latency_s",) * 2, "covariance": ((1.0, 0.0),) * 2}, "only once"),
         (ONE | {"covariance": ((-1.0,),)}, "negative variances"),
-        (ONE | {"covariance": ((math.nan,),)}, "finite and symmetric"),
+        (ONE | {"covariance": ((math.nan,),)}, "expected a finite number"),
+        (ONE | {"covariance": ((1e300,),)}, r"covariance\[0\]\[0\]: must be at most 1e\+06"),
+        (ONE | {"covariance": ((-1e300,),)}, r"covariance\[0\]\[0\]: must be at least -1e\+06"),
+        ({"covariance": ((1.0, 2.0),)}, "must have 0 rows and columns"),
         (ONE | {"spread": -1.0}, "spread"),
+        (ONE | {"spread": 1e9}, "spread: must be at most 10, got 1e\\+09"),
+        (ONE | {"computing_spread": 500.0}, "computing_spread: must be at most 10, got 500"),
+        (ONE | {"growth": {"workers": 1e8}}, "growth.workers: must be at most 10"),
+        (ONE | {"rows": -3}, "rows: must be at least 0, got -3"),
+        (ONE | {"rows": 10**30}, "rows: must be at most"),
         (ONE | {"ranges": {"worker": (1.0, 2.0)}}, "did you mean 'workers'"),
         (ONE | {"ranges": {"workers": (2.0, 1.0)}}, "smallest value first"),
         (ONE | {"growth": {"nodes": math.inf}}, "growth.nodes"),
@@ -76,6 +85,30 @@ def test_a_workload_addresses_values_of_all_its_layers() -> None:
     assert [layer.tensor_bytes for layer in larger.layers] == [(36.0,), (12.0,)]
     with pytest.raises(InputError, match="did you mean 'forward_s'"):
         replace(work, calibration=Calibration(parameters=("forwards",), covariance=((1.0,),)))
+
+
+@pytest.mark.parametrize("arch", ["allreduce", "ssp"])
+def test_the_largest_uncertainty_gives_a_finite_interval(arch: str) -> None:
+    """A factor of 1e12 each way: with these, 1.645 standard deviations are more."""
+    widest = Calibration(
+        parameters=("nic.bandwidth_bytes_per_s",),
+        covariance=((1e6,),),
+        spread=10.0,
+        computing_spread=10.0,
+        ranges={"workers": (1e9, 1e9), "bandwidth_bytes_per_s": (1e9, 1e9)},
+        growth={"workers": 10.0, "bandwidth_bytes_per_s": 10.0},
+        rows=1,
+    )
+    where = replace(cluster(1.0), calibration=widest)
+    work = replace(workload([1.0], [3.0], [12.0]), calibration=Calibration(spread=10.0))
+    job = make_job(workload=work, cluster=where, workers=4, arch=arch)
+    found = predict(job, fidelity="coarse")
+    assert found.interval is not None
+    low_s, high_s = found.interval.iteration_s
+    assert (low_s, high_s) == pytest.approx((found.iteration_s / 1e12, found.iteration_s * 1e12))
+    assert found.interval.idle_fraction == (0.0, pytest.approx(1.0))
+    low, high = gain(job, found, job, found).interval
+    assert 1e-12 <= low <= 1.0 <= high <= 1e12
 
 
 # -- intervals -------------------------------------------------------------------------------------

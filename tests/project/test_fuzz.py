@@ -8,6 +8,7 @@ number, and the examples differ each time.
 from __future__ import annotations
 
 import contextlib
+import csv as csv_module
 import gzip
 import io
 import json
@@ -16,19 +17,22 @@ import resource
 import sys
 import time
 import tomllib
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfmodel import make_job, predict
+from perfmodel import Schedule, make_job, predict, sweep
 from perfmodel.base import files
-from perfmodel.base.errors import InputError, PerfmodelError
+from perfmodel.base import tables as table_files
+from perfmodel.base.errors import InputError, PerfmodelError, PerfmodelWarning
 from perfmodel.calibration import read_runs
 from perfmodel.calibration.network.fit import fit_network
 from perfmodel.calibration.network.fit import read as read_network
@@ -41,11 +45,16 @@ from perfmodel.inputs.device import Device, roofline_s
 from perfmodel.inputs.job import Job, read_job
 from perfmodel.inputs.profile import read_profile
 from perfmodel.measuring.training.run import read_run
+from perfmodel.predicting.installation import fingerprint
+from perfmodel.replay.plan import make_plan
+from perfmodel.results.schedule import COLUMNS
 from perfmodel.studies.crossovers import explain
+from perfmodel.studies.shards import ABOUT
 from perfmodel.traces.workload import import_trace
 from perfmodel.validation.cases import of_run, read_cases
 from tests.measuring.test_outputs import iperf3, printed
 from tests.mutations import ODD, as_json, command_lines, documents, drawn, tables, texts
+from tests.results import test_schedule_file as schedules
 from tests.traces.test_deepspeed import OUTPUT
 from tests.traces.test_traces import data_parallel
 
@@ -224,6 +233,28 @@ def of_trace(path: Path) -> Any:
     return msgspec.to_builtins(import_trace(path))
 
 
+def of_schedule(path: Path) -> Any:
+    schedule = Schedule.read(path)
+    rates = make_plan(schedule).gathered
+    counts = schedule.staleness_histogram(), schedule.applied().tolist()
+    return [repr(schedule), len(schedule.frame()), rates, *counts]
+
+
+def of_shards(path: Path) -> Any:
+    """Resume a sweep with a shard, or its description, replaced by the file."""
+    folder = path.parent / "resumed"
+    for old in folder.glob("*") if folder.exists() else ():
+        old.unlink()
+    asked: dict[str, Any] = {"workload": INPUTS / "fine.json", "workers": [1], "arch": "ring"}
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore", PerfmodelWarning)
+        patch.setattr(table_files, "has_parquet", lambda: False)
+        sweep(**asked, fidelity="coarse", resume=folder)
+        (shard,) = folder.glob("0*.csv")
+        (shard if path.suffix == ".csv" else folder / ABOUT).write_bytes(path.read_bytes())
+        return sweep(**asked, fidelity="coarse", resume=folder).rows()
+
+
 def read_document(path: Path) -> Any:
     data = path.read_bytes()
     return tomllib.loads(data.decode()) if path.suffix == ".toml" else json.loads(data)
@@ -316,6 +347,29 @@ NETWORK = [
     ["all_reduce", "2", "1024", "1e-4", "", "1"],
     ["all_reduce", "4", "1e7", "2e-2", "", ""],
 ]
+CALIBRATED = read_document(INPUTS / "cluster.toml") | {
+    "calibration": {
+        "parameters": ["nic.latency_s", "nic.efficiency"],
+        "covariance": [[0.04, 0.01], [0.01, 0.09]],
+        "spread": 0.05,
+        "computing_spread": 0.02,
+        "ranges": {"workers": [1, 8], "batch_size": [16, 64]},
+        "growth": {"workers": 0.03},
+        "rows": 12,
+    }
+}
+SCHEDULE = {
+    "header": msgspec.to_builtins(schedules.HEADER),
+    **{name: getattr(schedules.SCHEDULE, name).tolist() for name in COLUMNS},
+}
+SHARD = [
+    ["index", "point", "reason", "prediction"],
+    ["0", "{}", "", predict(make_job(model="resnet18", arch="ring", workers=1)).to_json()],
+]
+DESCRIPTION = {
+    "schema": "perfmodel.shards/1", "installation": fingerprint(),
+    "how": {"fidelity": "coarse", "rel_ci": 0.01}, "axes": {"workers": [1]}, "inputs": "0" * 24,
+}  # fmt: skip
 TRACE = {"traceEvents": data_parallel().events, "deviceProperties": data_parallel().properties}
 ZIPPED = gzip.compress(as_json(TRACE), mtime=0)
 
@@ -343,6 +397,46 @@ def csv(rows: list[list[str]]) -> st.SearchStrategy[bytes]:
     return drawn(lambda r: tables(r, rows) if r.random() < 0.75 else texts(r, valid))
 
 
+def packed(document: Any) -> bytes:
+    """A schedule file of a header and columns, as far as they fit into arrays."""
+    parts = document if isinstance(document, dict) else {}
+    arrays = {}
+    for name, values in parts.items():
+        kind = COLUMNS.get(name)
+        try:
+            with np.errstate(all="ignore"):
+                found = np.array(values) if kind is None else np.array(values).astype(kind)
+        except (TypeError, ValueError, OverflowError):
+            found = np.zeros((1, 1))
+        if name == "header":
+            found = np.frombuffer(as_json(values), np.uint8)
+        if found.dtype != object and name.isidentifier():
+            arrays[name] = found
+    out = io.BytesIO()
+    np.savez_compressed(out, **arrays)
+    return out.getvalue()
+
+
+def shards() -> st.SearchStrategy[bytes]:
+    """Mutated shards: their rows, the prediction in a row, or their text."""
+    cells = [dict(zip(SHARD[0], row, strict=True)) for row in SHARD[1:]]
+    cells[0]["prediction"] = json.loads(SHARD[1][3])
+    out = io.StringIO()
+    csv_module.writer(out).writerows(SHARD)
+    valid = out.getvalue().encode()
+
+    def shard(r: Random) -> bytes:
+        if r.random() < 0.4:
+            return texts(r, valid)
+        (row,) = cells
+        answer = json.dumps(documents(r, row["prediction"]))
+        out = io.StringIO()
+        csv_module.writer(out).writerows([SHARD[0], ["0", "{}", "", answer]])
+        return out.getvalue().encode("utf-8", "replace")
+
+    return drawn(shard)
+
+
 def texts_of(path: Path) -> st.SearchStrategy[bytes]:
     return drawn(lambda r: texts(r, path.read_bytes()))
 
@@ -358,6 +452,13 @@ LOADERS: dict[str, tuple[Callable[[Path], Any], st.SearchStrategy[tuple[str, byt
     ),
     "cluster": (of_cluster, suffixed(".json", documented(INPUTS / "cluster.toml"))),
     "cluster, toml": (of_cluster, suffixed(".toml", texts_of(INPUTS / "cluster.toml"))),
+    "cluster, calibrated": (of_cluster, suffixed(".json", made(CALIBRATED))),
+    "schedule": (of_schedule, suffixed(".npz", drawn(lambda r: packed(documents(r, SCHEDULE))))),
+    "schedule, packed": (
+        of_schedule, suffixed(".npz", drawn(lambda r: texts(r, packed(SCHEDULE)))),
+    ),
+    "shard": (of_shards, suffixed(".csv", shards())),
+    "sweep": (of_shards, suffixed(".json", made(DESCRIPTION))),
     "job": (of_job, suffixed(".json", documented(INPUTS / "job.toml"))),
     "cases": (of_cases, suffixed(".json", made(CASES))),
     "run": (of_run_file, suffixed(".json", made(RUN))),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -236,3 +238,42 @@ def test_figure_files_are_written_completely_or_not_at_all(
 def test_other_formats_are_refused_before_the_work() -> None:
     with pytest.raises(InputError, match=r"cannot write 'doc' files \(known: .*png"):
         style.check("doc")
+
+
+NAMES = ("a$b$", "$x_{", "\\$ $\\frac{", "\u96c6\u7fa4 \U0001f600", "very " * 80 + "long")
+
+
+def named(name: str) -> list[Any]:
+    """Results whose figures show the name of a model, a device or a cluster."""
+    work = msgspec.structs.replace(WORK, name=name, device=name)
+    where = msgspec.structs.replace(cluster(nodes=8), name=name)
+    given = {"workload": work, "cluster": where}
+    return [
+        predict(job(work, where, 2, "ring")),
+        sweep(**given, arch=["ring", "ps"], workers=[1, 2]),
+        compare([job(work, where, 2, "ring"), job(work, where, 2, "ps")]),
+        msgspec.structs.replace(trained(), name=name, workload=name),
+        fit_network([msgspec.structs.replace(network(), name=name)]),
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_are_drawn_as_they_are(name: str) -> None:
+    """A dollar sign begins no formula, and nobody hears of letters that a font lacks (warnings are
+    errors here)."""
+    for result in named(name):
+        for ending in ("png", "svg"):
+            assert result.to_image(ending)
+
+
+def test_a_dollar_sign_is_shown(tmp_path: Path) -> None:
+    """In an svg file, text that is drawn is also in a comment."""
+    figure = style.empty(3, 2, "a$b$ per $")
+    axes = figure.subplots()
+    style.rows(axes, ["$c$ and $d$"])
+    figure.savefig(tmp_path / "x.svg")
+    image = (tmp_path / "x.svg").read_text("utf-8")
+    for text in ("a$b$ per $", "$c$ and $d$"):
+        assert f"<!-- {text} -->" in image
+    copied = pickle.loads(pickle.dumps(figure))
+    assert type(copied) is type(figure)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -154,6 +155,8 @@ def test_an_empty_schedule(tmp_path: Path) -> None:
         (3, "worker", 2, "worker: row 3 is wrong: must be below 2"),
         (3, "worker", -1, "worker: row 3 is wrong: must be below 2"),
         (0, "step", -1, "step: row 0 is wrong: must be not negative"),
+        (3, "step", -1, "step: row 3 is wrong: must be not negative"),
+        (0, "version", -2, "version: row 0 is wrong: must be at least -1"),
         (4, "model", 2, "model: row 4 is wrong"),
         (4, "other", -3, "other: row 4 is wrong"),
         (4, "slice", 2, "slice: row 4 is wrong: must be a slice of the header"),
@@ -208,6 +211,11 @@ def without(name: str) -> dict[str, NDArray[Any]]:
         (lambda: headed(workers=3), "header: begins_s: expected 3 values, got 2"),
         (lambda: headed(slices=[]), "header: slices: expected 1 values, got 0"),
         (lambda: headed(batch_size="16"), "header: .*batch_size"),
+        (lambda: headed(seed=-1), "header: seed: must be at least 0, got -1"),
+        (lambda: headed(batch_size=-1), "header: batch_size: must be at least 1, got -1"),
+        (lambda: headed(slices=[-8.0, 4.0]), r"header: slices\[0\]: must be at least 0, got -8"),
+        (lambda: headed(architecture="\ud800"), "header: not valid JSON: .*surrogate"),
+        (lambda: headed(options={"\udc00": 1}), "header: not valid JSON: .*surrogate"),
         (lambda: headed(extra=1), "header: .*unknown field `extra`"),
         (lambda: {**parts(), "step": np.array([{}] * 5)}, "not a schedule"),
     ],
@@ -220,6 +228,50 @@ def test_files_that_are_not_schedules_are_refused(
     with pytest.raises(InputError, match=message) as error:
         Schedule.read(path)
     assert "\n" not in str(error.value)
+
+
+def test_groups_are_not_negative(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.npz"
+    msgspec.structs.replace(SCHEDULE, group=SCHEDULE.group - 9).write(path)
+    with pytest.raises(InputError, match="group: row 0 is wrong: must be not negative"):
+        Schedule.read(path)
+
+
+def test_a_gradient_of_a_later_version_is_refused() -> None:
+    """Its staleness would be negative."""
+    rows = [
+        (0.0, Event.GRADIENT, 0, 0, 0, -2, -1, 0.0, 0, 5, -1),
+        (1.0, Event.APPLY, 0, 0, 0, -2, -1, 1.0, 1, 1, -1),
+    ]
+    with pytest.raises(InputError, match="version: a gradient is of a later version"):
+        of_rows(rows).check()
+
+
+def test_a_row_for_too_many_slices_is_refused() -> None:
+    """200 rows are 6.5 million with 32767 slices, 2000 are 65 million."""
+    many = msgspec.structs.replace(HEADER, slices=(1.0,) * 32767)
+    row = (0.0, Event.READ, 0, 0, 0, -1, -1, 0.0, 0, 0, -1)
+    with pytest.raises(InputError, match=r"at most 50000000 rows if each slice is .* got 65534000"):
+        msgspec.structs.replace(of_rows([row] * 2000), header=many).check()
+
+
+def test_control_characters_of_a_header_are_escaped(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", **headed(architecture="p\u202es\x1b"))
+    assert Schedule.read(tmp_path / "a.npz").header.architecture == r"p\u202es\x1b"
+
+
+def test_a_small_file_that_unpacks_to_much_is_refused_before_unpacking(tmp_path: Path) -> None:
+    """Two million rows of zeros are 118 MB, packed 1000 times."""
+    rows = 2_000_000
+    columns = {name: np.zeros(rows, kind) for name, kind in COLUMNS.items()}
+    path = tmp_path / "zeros.npz"
+    np.savez_compressed(path, header=parts()["header"], **columns)
+    tracemalloc.start()
+    with pytest.raises(InputError, match=r"its 1.* kB unpack to 118 MB, the limit is 67.11 MB"):
+        Schedule.read(path)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 5e6
 
 
 def test_other_bytes_are_refused(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from perfmodel import InputError, Prediction, Straggler, api, make_job, predict, sweep
 from perfmodel.architectures import registry
 from perfmodel.base import tables
+from perfmodel.base.errors import PerfmodelWarning
 from perfmodel.predicting.installation import fingerprint
 from perfmodel.studies import chunks, shards
 from tests.jobs import cluster, workload
@@ -129,9 +130,50 @@ def test_a_truncated_shard_is_predicted_again(
     data = cut.read_bytes()
     cut.write_bytes(data[: int(len(data) * part)])
     predicted.clear()
-    assert differences(alone, sweep(**ASKED, resume=tmp_path)) == []
+    with pytest.warns(PerfmodelWarning, match=f"{cut.name} is damaged .*predicted again"):
+        again = sweep(**ASKED, resume=tmp_path)
+    assert differences(alone, again) == []
     assert len(predicted) == 1
     assert cut.read_bytes() == data
+
+
+DAMAGED = {
+    "not UTF-8": b"index,point,reason,prediction\n0,{},,\xff\xfe\n",
+    "nested": b"index,point,reason,prediction\n0,{},," + b"[" * 100_000 + b"\n",
+    "not an object": b"index,point,reason,prediction\n0,{},,7\n",
+    "no text": b"index,point,reason,prediction\n0,{},,\n",
+    "another row": b"index,point,reason,prediction\n0,{},no,\n1,{},no,\n",
+    "other columns": b"a,b\n1,2\n",
+    "null bytes": bytes(1000),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGED)
+def test_a_damaged_shard_is_named_and_predicted_again(
+    tmp_path: Path, predicted: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(tables, "has_parquet", lambda: False)
+    alone = sweep(**ASKED, resume=tmp_path)
+    first = there(tmp_path)[0]
+    before = first.read_bytes()
+    first.write_bytes(DAMAGED[what])
+    predicted.clear()
+    with pytest.warns(PerfmodelWarning, match=f"{first.name} is damaged") as told:
+        again = sweep(**ASKED, resume=tmp_path)
+    assert len(told) == 1
+    assert differences(alone, again) == []
+    assert len(predicted) == 1
+    assert first.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "data", [b"\xff\xfe", b'{"schema": "\xff"}', b'{"how": ' + b"[" * 100_000, b"[]", b"", b"{}"]
+)
+def test_a_damaged_description_of_a_sweep_is_refused(tmp_path: Path, data: bytes) -> None:
+    sweep(**ASKED, resume=tmp_path)
+    (tmp_path / "sweep.json").write_bytes(data)
+    with pytest.raises(InputError, match=r"^--resume: .*sweep\.json: "):
+        sweep(**ASKED, resume=tmp_path)
 
 
 def test_progress_begins_with_the_saved_jobs(tmp_path: Path) -> None:

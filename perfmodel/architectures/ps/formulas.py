@@ -19,7 +19,7 @@ from perfmodel.base.quantities import Quantity, is_symbol, maximum, minimum, whe
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import expanded
 from perfmodel.phases.layers import Layers, Part, Stage, Whole
-from perfmodel.phases.phases import Phase, Phases, mixed, resource_limited
+from perfmodel.phases.phases import Phase, Phases, mixed, resource_limited, several
 from perfmodel.phases.quantities import Quantities
 from perfmodel.theory.contention import contended, regularity
 
@@ -109,13 +109,17 @@ def _in_step(job: Job, q: Quantities, d: Demands, late: Quantity, pushers: Quant
         return _iteration(job, q, d, late, all_at_once)
     own = 1.0 / q.on_a_nic(q.fullest)
     fastest = [q.on_a_nic(kind.devices) / kind.bandwidth_bytes_per_s for kind in q.classes]
-    others = msgspec.structs.replace(d, own_s=minimum(d.own_s, d.own_s, *fastest))
-    found = []
-    for group, factor in enumerate([*q.typical(FEW_GROUPS), late]):
-        rest = maximum(pushers * (FEW_GROUPS - group) / FEW_GROUPS, 1.0)
+    factors = [minimum(factor, late) for factor in q.typical(FEW_GROUPS)]
+    rest = [
+        maximum(pushers * (FEW_GROUPS - group) / FEW_GROUPS, 1.0) for group in range(FEW_GROUPS + 1)
+    ]
+
+    def from_group(factor: Quantity, own_s: Quantity, rest: Quantity) -> Phases:
         flows = Flows(pushers, rest, rest, 1.0, maximum(rest / pushers, own), in_step=True)
-        last = group == FEW_GROUPS
-        found.append(_iteration(job, q, d if last else others, minimum(factor, late), flows))
+        return _iteration(job, q, msgspec.structs.replace(d, own_s=own_s), factor, flows)
+
+    own_s = [minimum(d.own_s, d.own_s, *fastest)] * FEW_GROUPS
+    found = several(from_group, [*factors, late], [*own_s, d.own_s], rest)
     slowest = found[-1]
     longer = maximum(*(each.iteration_s for each in found)) - slowest.iteration_s
     push = Phase(slowest.parts["push"].seconds + longer, "network")

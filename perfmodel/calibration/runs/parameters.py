@@ -26,6 +26,7 @@ from perfmodel.inputs.job import MOST_JITTER, Jitter, Job
 from perfmodel.inputs.links import LEAST_EFFICIENCY
 from perfmodel.inputs.profile import Profile, Seconds, Timing
 from perfmodel.inputs.workload import Workload
+from perfmodel.phases.layers import Layers
 from perfmodel.phases.quantities import Quantities, quantities_of
 from perfmodel.predicting import coarse
 
@@ -221,16 +222,25 @@ class JobGroup(msgspec.Struct, frozen=True, eq=False):
 
     def step_s(self, values: Values, points: int) -> Floats:
         """Step times, shape (points, jobs), for values of shape (points,)."""
-        if _unlike(self.job) or HANDOVERS & values.keys() or (SLOWDOWN in values and self.uneven):
+        jobs = len(self.workers)
+        if not self._at_once(values):
             jobs_of = [
                 msgspec.structs.replace(self.job, workers=count) for count in self.workers.tolist()
             ]
             return np.array([[_alone_s(job, values, i) for job in jobs_of] for i in range(points)])
-        jobs = len(self.workers)
         flat = {name: np.repeat(value, jobs) for name, value in values.items()}
         among = _changed(self.job, self.quantities, flat, np.tile(self.workers, points))
         seconds = coarse.phases(self.job, among=among).iteration_s
         return np.broadcast_to(seconds, points * jobs).reshape(points, jobs)
+
+    def _at_once(self, values: Values) -> bool:
+        """Return whether :func:`_changed` knows the effect of these values on all jobs."""
+        job = self.job
+        if _unlike(job) or (SLOWDOWN in values and self.uneven):
+            return False
+        if not HANDOVERS & values.keys():
+            return True
+        return job.jitter is None or job.jitter.scope == "iteration"
 
 
 def _alone_s(job: Job, values: Values, point: int) -> float:
@@ -252,16 +262,55 @@ def _changed(job: Job, q: Quantities, values: Values, workers: NDArray[np.int64]
         ratio = values["inside_efficiency"] / job.cluster.intra_node.efficiency
         changed["inside_bandwidth_bytes_per_s"] = q.inside_bandwidth_bytes_per_s * ratio
     factor: Quantity = values.get("compute_factor", 1.0)
+    slower: Quantity = 1.0
     if SLOWDOWN in values:
         neighbours = np.minimum(workers, job.cluster.devices_per_node) - 1
         slower = 1.0 + values[SLOWDOWN] * neighbours
-        factor, changed["slowdown"] = factor * slower, q.slowdown * slower
+        changed["slowdown"] = q.slowdown * slower
     if {SLOWDOWN, "compute_factor"} & values.keys():
         for name in ("forward_s", "backward_s", "optimizer_s", "scale"):
-            changed[name] = getattr(q, name) * factor
+            changed[name] = getattr(q, name) * factor * slower
+    if HANDOVERS & values.keys():
+        handover = _handover(job, values, workers)
+        given = job.workload
+        added_s = handover.seconds(given.tensors, given.gradient_bytes)
+        changed["backward_s"] = changed.get("backward_s", q.backward_s) + added_s * slower
+        # of an iteration that takes ``factor`` times as long, the handover stays the same
+        without = Layers.of(given)
+        sums = zip(without.parts, without.bytes, strict=True)
+        each_s = [handover.seconds(sum(p.tensors for p in own), size) for own, size in sums]
+        changed["layers"] = msgspec.structs.replace(
+            without,
+            backward_s=tuple(
+                seconds + more / factor
+                for seconds, more in zip(without.backward_s, each_s, strict=True)
+            ),
+        )
     if "jitter" in values and job.jitter is None:
         changed["cv"] = values["jitter"]
     return msgspec.structs.replace(q, **changed)
+
+
+class _Handovers(NamedTuple):
+    """As :class:`perfmodel.inputs.cluster.Handover`, for arrays."""
+
+    per_tensor_s: Quantity
+    per_byte_s: Quantity
+
+    def seconds(self, tensors: float, size: float) -> Quantity:
+        """Device time to hand over ``tensors`` gradients of ``size`` bytes together."""
+        return tensors * self.per_tensor_s + size * self.per_byte_s
+
+
+def _handover(job: Job, values: Values, workers: NDArray[np.int64]) -> _Handovers:
+    """Costs of the handover in one step: of the share of the gradients that is sent in a step."""
+    some = job.options.exchanged_share
+    share = np.where((workers == 1) & (job.options.server_count == 0), 0.0, some)
+    before = job.cluster.handover
+    return _Handovers(
+        share * values.get("handover_per_tensor_s", before.per_tensor_s),
+        share * values.get("handover_per_byte_s", before.per_byte_s),
+    )
 
 
 def _unlike(job: Job) -> bool:
