@@ -242,7 +242,8 @@ def test_faster_links_between_sites_are_never_slower(arch: str) -> None:
 
 @pytest.mark.parametrize(("arch", "options"), [
     ("allreduce", {"algorithm": "ring"}), ("allreduce", {"compression": "top_k"}),
-    ("fsdp", {}), ("fsdp", {"stage": 2}), ("local_sgd", {"algorithm": "ring", "period": 2}),
+    ("fsdp", {}), ("fsdp", {"stage": 2}), ("fsdp", {"shard_group": 1}),
+    ("fsdp", {"shard_group": 1, "stage": 2}), ("local_sgd", {"algorithm": "ring", "period": 2}),
 ])  # fmt: skip
 @pytest.mark.parametrize("nics", [1, 2])
 def test_rings_by_formula_equal_the_simulation(
