@@ -97,7 +97,7 @@ def make_job(
     island_devices : devices that form one worker (an island), or ``"8+8+4"`` for unequal islands;
         default 1. The batch size is then per device.
     island_steps : steps of each island between two exchanges; default 1. ``"equal:100"``: 100 for
-        the fastest island, and as many as take the same time for the others.
+        the fastest island, and as many as fit into the same time for the others.
     island_arch, island_options : how the devices of an island train together; default allreduce.
     jitter : coefficient of variation of the compute time per iteration, a Jitter, or text for
         :meth:`Jitter.parse`.
