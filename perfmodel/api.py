@@ -114,7 +114,8 @@ def make_job(
     asked = {**preset, **_options(arch, preset, options or {})}
     chosen = registry.read_options(architecture, asked)
     place, chosen_place = _place(cluster, resolved.device)
-    where, of_cluster = _cluster(place, bandwidth_bytes_per_s, latency_s, chosen.server_count > 0)
+    links, inside = (bandwidth_bytes_per_s, latency_s), island_devices is not None
+    where, of_cluster = _cluster(place, *links, servers=chosen.server_count > 0, islands=inside)
     spread, of_jitter = _jitter(jitter, resolved)
     assumed = (*resolved.assumptions, *chosen_place, *of_cluster)
     start, of_start = start_of(start, chosen)
@@ -390,14 +391,16 @@ def _cluster(
     cluster: Cluster | str | Path,
     bandwidth_bytes_per_s: float | None,
     latency_s: float | None,
+    *,
     servers: bool,
+    islands: bool,
 ) -> tuple[Cluster, list[Assumption]]:
     """Return the cluster with the given link changes, and the assumptions taken from its file."""
     if isinstance(cluster, Cluster):
         base, notes = cluster, []
     else:
         base = catalogue.cluster_or_file(cluster)
-        notes = _of_file(base, bandwidth_bytes_per_s, latency_s, servers)
+        notes = _of_file(base, bandwidth_bytes_per_s, latency_s, servers, islands)
     if bandwidth_bytes_per_s is None and latency_s is None:
         return base, notes
 
@@ -425,7 +428,11 @@ def _cluster(
 
 
 def _of_file(
-    cluster: Cluster, bandwidth_bytes_per_s: float | None, latency_s: float | None, servers: bool
+    cluster: Cluster,
+    bandwidth_bytes_per_s: float | None,
+    latency_s: float | None,
+    servers: bool,
+    islands: bool,
 ) -> list[Assumption]:
     """Return assumptions for values taken from the cluster file because none were given."""
     name, nic, cost = f"cluster {cluster.name}", cluster.nic, cluster.server
@@ -436,6 +443,13 @@ def _of_file(
         (True, "efficiency", nic.efficiency, "of bandwidth", ""),
         (cluster.devices_per_node > 1, "devices per node", cluster.devices_per_node, "", ""),
         (cluster.nics_per_node > 1, "NICs per node", cluster.nics_per_node, "", ""),
+        (
+            cluster.nics_per_node > 1 and (servers or islands),
+            "NICs per process",
+            cluster.nics_per_process,
+            "",
+            "",
+        ),
     ]
     if inside is not None:
         rate, kind = inside.bandwidth_bytes_per_s, f", {inside.kind}"

@@ -39,6 +39,12 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Payload bytes per second, one way."""
         return self.bandwidth_bytes_per_s * self.efficiency
 
+    def times(self, count: int) -> Link:
+        """Return ``count`` such links used as one."""
+        return self if count == 1 else Link(
+            count * self.bandwidth_bytes_per_s, self.latency_s, self.efficiency
+        )
+
 
 class IntraNode(Link, frozen=True, forbid_unknown_fields=True):
     """The links between the devices of one node.

@@ -213,9 +213,16 @@ def _outer(flat: Job, islands: tuple[Island, ...], places: Places) -> Job:
         flat=flat,
         assumptions=(
             *flat.assumptions,
-            Assumption("island", step, "", "predicted alone; its links act as one to others"),
+            Assumption("island", step, "", f"predicted alone; {_exchanging(flat.cluster)}"),
         ),
     )
+
+
+def _exchanging(cluster: Cluster) -> str:
+    """Say which process exchanges for an island, and over how many network links."""
+    used = cluster.nics_per_process
+    links = "one network link" if used == 1 else f"{used} network links"
+    return f"one process exchanges for it, over {links} of its node"
 
 
 def _workload_of(island: Island) -> Workload:

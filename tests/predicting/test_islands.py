@@ -57,13 +57,47 @@ def test_two_islands_of_two(fidelity: pm.api.Fidelity) -> None:
     assert found.island_devices == (2, 2)
 
 
-def test_an_island_has_the_links_of_all_its_nodes() -> None:
-    """Four devices on two nodes: rings of 12 bytes over each NIC take 12 s inside; two NICs carry
-    the 8 bytes of an exchange in 4 s."""
+def test_one_process_exchanges_for_an_island() -> None:
+    """Four devices on two nodes: rings of 12 bytes over each NIC take 12 s inside. One NIC carries
+    the 8 bytes of an exchange in 8 s, once in two steps."""
     found = job(4, nodes(2), island_options={"algorithm": "ring", **ONE})
     assert found.islands[0].step_s == pytest.approx(3.0 + 12.0)
-    assert found.cluster.nic.goodput_bytes_per_s == pytest.approx(2.0)
-    assert pm.predict(found).iteration_s == pytest.approx(15.0 + 4.0 / 2.0)
+    assert found.cluster.nic.goodput_bytes_per_s == pytest.approx(1.0)
+    assert pm.predict(found).iteration_s == pytest.approx(15.0 + 8.0 / 2.0)
+
+
+@pytest.mark.parametrize("fidelity", ["fine", "coarse"])
+@pytest.mark.parametrize(("links", "seconds"), [(1, 8.0), (2, 4.0), (4, 2.0)])
+def test_a_process_may_use_several_links(
+    links: int, seconds: float, fidelity: pm.api.Fidelity
+) -> None:
+    """Islands of four devices on nodes with four NICs of 1 byte/s: 8 bytes over some of them."""
+    where = nodes(4, nics_per_node=4, nics_per_process=links)
+    found = job(4, where, options={"period": 1}, island_options=ONE)
+    step_s = found.islands[0].step_s
+    assert pm.predict(found, fidelity=fidelity).iteration_s == pytest.approx(step_s + seconds)
+
+
+def test_a_server_of_islands_is_one_process() -> None:
+    """Two islands pull and push 8 bytes each: 16 s each way on the server's one NIC of four, and a
+    quarter of that on all four."""
+    for links, seconds in ((1, 32.0), (4, 8.0)):
+        where = nodes(4, nics_per_node=4, nics_per_process=links)
+        found = job(4, where, arch="bsp", options={}, island_options=ONE)
+        step_s = found.islands[0].step_s
+        assert pm.predict(found).iteration_s == pytest.approx(step_s + seconds)
+        assert pm.predict(found, fidelity="coarse").iteration_s == pytest.approx(step_s + seconds)
+
+
+def test_a_core_keeps_its_capacity() -> None:
+    """Two nodes with four links of 1 byte/s each and a core of 8 / 4 bytes/s: two islands send 8
+    bytes each at 1 byte/s, which the core carries. With a core of 1 byte/s they take twice as
+    long."""
+    for over, seconds in ((4.0, 8.0), (8.0, 16.0)):
+        where = nodes(4, nics_per_node=4, core_oversubscription=over)
+        found = job(4, where, options={"period": 1}, island_options=ONE)
+        step_s = found.islands[0].step_s
+        assert pm.predict(found).iteration_s == pytest.approx(step_s + seconds)
 
 
 def test_islands_share_a_node() -> None:
