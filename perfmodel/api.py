@@ -19,7 +19,7 @@ from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.islands import ONE_STEP, read_devices, read_steps
 from perfmodel.inputs.job import Jitter, Job, Start, Straggler
-from perfmodel.inputs.job_cluster import LinkChange, cluster_of, named_cluster
+from perfmodel.inputs.job_cluster import LinkChange, Processes, cluster_of, named_cluster
 from perfmodel.inputs.one_device import OneDevice, at_speed, read_one_device
 from perfmodel.inputs.options import Options, described
 from perfmodel.inputs.profile import Profile
@@ -110,7 +110,7 @@ def make_job(
     island_devices : devices that form one worker (an island), or ``"8+8+4"`` for unequal islands;
         default 1. The batch size is then per device.
     island_steps : steps of each island between two exchanges; default 1. ``"equal:100"``: 100 for
-        the fastest island, and as many as take the same time for the others.
+        the fastest island, and as many as fit into the same time for the others.
     island_arch, island_options : how the devices of an island train together; default allreduce.
     jitter : coefficient of variation of the compute time per iteration, a Jitter, or text for
         :meth:`Jitter.parse`.
@@ -124,9 +124,9 @@ def make_job(
     resolved = workload_of(given)
     base, of_place = named_cluster(cluster, resolved.device)
     architecture, asked, chosen = _architecture(arch, options or {}, base)
-    servers = None if base is cluster else chosen.server_count > 0
     links = LinkChange(bandwidth_bytes_per_s, latency_s)
-    where, of_cluster = cluster_of(base, links, resolved, servers)
+    has = Processes(servers=chosen.server_count > 0, islands=island_devices is not None)
+    where, of_cluster = cluster_of(base, links, resolved, None if base is cluster else has)
     chosen, of_choice = _adapted(chosen, asked, where, workers)
     spread, of_jitter = _jitter(jitter, resolved)
     start, of_start = start_of(start, chosen)

@@ -12,7 +12,12 @@ import numpy as np
 from perfmodel.architectures.base import Architecture, Coarse, Traffic
 from perfmodel.architectures.parts.gossip import add_begin
 from perfmodel.architectures.parts.messages import tensors_of
-from perfmodel.architectures.parts.network import Network, homes_of, node_names
+from perfmodel.architectures.parts.network import (
+    SERVER_ASSUMPTION,
+    Network,
+    homes_of,
+    node_names,
+)
 from perfmodel.architectures.parts.workers import (
     Workers,
     add_optimizer,
@@ -378,6 +383,7 @@ ARCHITECTURE = Architecture(
         "a server answers a worker's pull once it has added that worker's previous difference",
         "the parameters are cut into equal parts, one per server; each worker has a connection to "
         "each server, and all parts travel at once",
+        SERVER_ASSUMPTION,
         "adding a difference takes the server its update time per tensor and byte; the worker's "
         "own part of the exchange takes no time",
     ),

@@ -187,6 +187,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     devices_per_node : workers fill a node before they use the next.
     nics_per_node : links of each node to the network. Device i and server i of a node use link i
         modulo this number.
+    nics_per_process : links of its node that one process uses: a server on its own node, or the
+        process that exchanges for an island. A connection uses one of them.
     devices_on_nodes : devices that the job has on each of the first nodes, if not all of them; on
         later nodes it has all.
     intra_node : the links between the devices of a node; None if transfers there take no time. A
@@ -232,6 +234,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     nodes: int | None = None
     devices_per_node: int = 1
     nics_per_node: int = 1
+    nics_per_process: int = 1
     devices_on_nodes: tuple[int, ...] = ()
     intra_node: IntraNode | None = None
     core_oversubscription: float | None = None
@@ -257,6 +260,12 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def __post_init__(self) -> None:
         whole_number("devices_per_node", self.devices_per_node)
         whole_number("nics_per_node", self.nics_per_node, at_most=MOST_NICS)
+        whole_number("nics_per_process", self.nics_per_process, at_most=self.nics_per_node)
+        if self.nics_per_process > 1 and self.server.placement == "colocated":
+            raise InputError(
+                "nics_per_process: servers colocated with workers use one link of their node each; "
+                f"got {self.nics_per_process} (allowed: 1, or placement = dedicated of the server)"
+            )
         inside: Link | None = self.intra_node
         if inside is not None and not isinstance(inside, IntraNode):
             bus = IntraNode(*(getattr(inside, name) for name in Link.__struct_fields__))
@@ -407,12 +416,12 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return override.nic if override is not None and override.nic is not None else self.nic
 
     def nic_of_server(self, server: int, workers: int) -> Link:
-        """Each link of the node of ``server`` to the network, in a job of ``workers`` workers."""
+        """The links that ``server`` uses, as one, in a job of ``workers`` workers."""
         node = self.node_of_server(server, workers)
         override, own = self._override(node), self.server_nic
         if own is None or (override is not None and override.nic is not None):
-            return self.nic_of(node)
-        return own
+            own = self.nic_of(node)
+        return own.times(self.nics_per_process)
 
     @property
     def server_nic(self) -> Link | None:

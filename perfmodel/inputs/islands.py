@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from perfmodel.base.errors import InputError, whole_number
-from perfmodel.inputs.cluster import Cluster, Link, NodeOverride
+from perfmodel.inputs.cluster import Cluster, NodeOverride
 from perfmodel.inputs.sites import MOST_CONNECTIONS
 
 MOST_DEVICES = 100_000
@@ -152,29 +152,34 @@ def among(
 ) -> Cluster:
     """The cluster as islands see it: each is one device, alone on a node unless it shares one.
 
-    Each device of an island exchanges its part, so the island has the links of all its devices
-    combined; so do the servers' nodes, which come after. ``speeds`` are relative to the first
-    island, (islands,). Measured collectives are dropped: they hold for devices, not for islands. So
-    is contention inside an island, which is part of its step.
+    One process on an island's first node exchanges for it, over ``nics_per_process`` of the node's
+    links, used as one, and as many connections. Inside a node that islands share, all devices
+    exchange. ``speeds`` are relative to the first island, (islands,). Measured collectives are
+    dropped: they hold for devices, not for islands. So is contention inside an island, which is
+    part of its step.
     """
-    each = places.together
-    widths = [max(cluster.nics_per_node // each, 1) * many for many in places.many]
-    links = [
-        _together([cluster.nic_of(node) for node in range(first, first + many)], width)
-        for first, many, width in zip(places.first, places.many, widths, strict=True)
-    ]
+    each, many = places.together, cluster.nics_per_process
+    width = min(many, max(cluster.nics_per_node // each, 1))
+    links = [cluster.nic_of(first).times(width) for first in places.first]
     overrides = [
         NodeOverride(i, None if links[k] == links[0] else links[k], speeds[k])
         for i, k in enumerate(range(0, len(devices), each))
         if links[k] != links[0] or speeds[k] != 1.0
     ]
     used, count = places.first[-1] + places.many[-1], -(-len(devices) // each)
-    width = max(cluster.nics_per_node // each, 1)
     overrides += [
-        NodeOverride(o.node - used + count, None if o.nic is None else _together([o.nic], width))
+        NodeOverride(o.node - used + count, None if o.nic is None else o.nic.times(many))
         for o in cluster.overrides
         if o.node >= used  # of servers
     ]
+    server = cluster.server
+    if server.placement == "dedicated":
+        nic = (server.nic or cluster.nic).times(many)
+        server = msgspec.structs.replace(server, nic=None if nic == links[0] else nic)
+    nics = min(cluster.nics_per_node, each)
+    core = cluster.core_oversubscription  # its capacity stays that for all links of all nodes
+    if core is not None:
+        core *= width * nics * count / (cluster.nics_per_node * used)
     at = [site[0] for site in _sites(cluster, places)[::each]]
     sites = [  # a server's site stays even if no island is there
         msgspec.structs.replace(site, nodes=max(at.count(k), 1))
@@ -189,26 +194,23 @@ def among(
         nic=links[0],
         nodes=None if cluster.nodes is None else cluster.nodes - used + count,
         devices_per_node=each,
-        nics_per_node=min(cluster.nics_per_node, each),
+        nics_per_node=nics,
+        nics_per_process=1,
         intra_node=ports if each > 1 else None,
         overrides=tuple(overrides),
         collectives=(),
         slowdown_per_neighbour=0.0,
         device_spread=0.0,
         loaders_per_node=None,
-        flow_bytes_per_s=None if flow is None else flow * min(devices),
+        core_oversubscription=None if core is None or core <= 1.0 else core,
+        server=server,
+        flow_bytes_per_s=None if flow is None else flow * many,
         sites=tuple(sites),
         site_links=tuple(
             msgspec.structs.replace(
-                link, connections=min(link.connections * min(devices), MOST_CONNECTIONS)
+                link, connections=min(link.connections * many, MOST_CONNECTIONS)
             )
             for link in cluster.site_links
         ),
     )
 
-
-def _together(links: list[Link], width: int) -> Link:
-    """Combine the links of several nodes into one; ``width`` links are used on all of them."""
-    goodput = sum(link.goodput_bytes_per_s for link in links) / len(links)
-    efficiency = links[0].efficiency
-    return Link(goodput / efficiency * width, max(link.latency_s for link in links), efficiency)

@@ -36,6 +36,13 @@ class LinkChange(NamedTuple):
         return msgspec.structs.replace(link, **changes)
 
 
+class Processes(NamedTuple):
+    """Whether a job has servers, and islands, whose processes use links of their nodes."""
+
+    servers: bool
+    islands: bool
+
+
 def named_cluster(
     given: Cluster | str | Path | None, device: str
 ) -> tuple[Cluster, list[Assumption]]:
@@ -55,13 +62,13 @@ def named_cluster(
 
 
 def cluster_of(
-    base: Cluster, links: LinkChange, workload: Workload, servers: bool | None
+    base: Cluster, links: LinkChange, workload: Workload, processes: Processes | None
 ) -> tuple[Cluster, list[Assumption]]:
     """Return the cluster of a job, changed and with the usual losses, and the assumptions about it.
 
     Parameters
     ----------
-    servers : whether the job has servers, whose costs are assumptions then; None if ``base`` is not
+    processes : what the job has besides workers, which adds assumptions; None if ``base`` is not
         from a file, so that its values are not assumptions.
 
     Raises
@@ -72,10 +79,10 @@ def cluster_of(
     known = workload.device in catalogue.device_names()
     device = catalogue.device(workload.device) if known else None
     lossy, of_losses = usual_losses.with_losses(
-        changed, device, servers=bool(servers), among_several=workload.among_several
+        changed, device, servers=processes is not None and processes.servers, among_several=workload.among_several
     )
     shown = msgspec.structs.replace(base, intra_node=lossy.intra_node)
-    of_file = [] if servers is None else _of_file(shown, links, servers)
+    of_file = [] if processes is None else _of_file(shown, links, processes)
     return lossy, [*of_file, *of_links, *of_losses]
 
 
@@ -97,7 +104,7 @@ def _with_links(base: Cluster, links: LinkChange) -> tuple[Cluster, list[Assumpt
     return msgspec.structs.replace(base, **changes), notes
 
 
-def _of_file(cluster: Cluster, links: LinkChange, servers: bool) -> list[Assumption]:
+def _of_file(cluster: Cluster, links: LinkChange, processes: Processes) -> list[Assumption]:
     """Return assumptions for values taken from the cluster file because none were given."""
     name, nic, cost = f"cluster {cluster.name}", cluster.nic, cluster.server
     inside = cluster.intra_node
@@ -110,13 +117,17 @@ def _of_file(cluster: Cluster, links: LinkChange, servers: bool) -> list[Assumpt
         (True, "efficiency", nic.efficiency, "of bandwidth", ""),
         (cluster.devices_per_node > 1, "devices per node", cluster.devices_per_node, "", ""),
         (cluster.nics_per_node > 1, "NICs per node", cluster.nics_per_node, "", ""),
+        (
+            cluster.nics_per_node > 1 and any(processes),
+            *("NICs per process", cluster.nics_per_process, "", ""),
+        ),
     ]
     if inside is not None:
         kind = ", through the host" if inside.interconnect == "host" else f", {inside.kind}"
         rows.append((True, "inside a node", inside.bandwidth_bytes_per_s, "bytes_per_s", kind))
     if cluster.sites:
         rows.append((True, "sites", len(cluster.sites), "", ", with the links between them"))
-    costly = servers and (cost.update_per_tensor_s > 0.0 or cost.update_per_byte_s > 0.0)
+    costly = processes.servers and (cost.update_per_tensor_s > 0.0 or cost.update_per_byte_s > 0.0)
     rows += [
         (costly, "update per tensor", cost.update_per_tensor_s, "s", ""),
         (costly, "update per byte", cost.update_per_byte_s, "s", ""),

@@ -45,6 +45,12 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         reached = self.bandwidth_bytes_per_s * self.efficiency
         return reached if self.ceiling_bytes_per_s is None else min(reached, self.ceiling_bytes_per_s)
 
+    def times(self, count: int) -> Link:
+        """Return ``count`` such links used as one."""
+        return self if count == 1 else Link(
+            count * self.bandwidth_bytes_per_s, self.latency_s, self.efficiency
+        )
+
 
 class IntraNode(Link, frozen=True, forbid_unknown_fields=True):
     """The links between the devices of one node.

@@ -293,7 +293,7 @@ def quantities_of(job: Job) -> Quantities:
     servers = max(job.options.server_count, 1)
     crossed = _crossings(job)
     own = cluster.server_nic if job.options.server_count else None
-    unlike = cluster.overrides or own is not None
+    unlike = cluster.overrides or own is not None or cluster.nics_per_process > 1
     theirs = [cluster.nic_of_server(s, n) for s in range(servers)] if unlike else []
     passing = job.path_efficiency
     goodput = passing * min(nic.goodput_bytes_per_s for nic in nics)

@@ -95,7 +95,10 @@ def traits(job: Job, found: Phases) -> frozenset[str]:
         f"jitter of {MUCH_JITTER:.0%} or more": cv >= MUCH_JITTER,
         "unequal speeds": len(speeds) > 1,
         "unequal links": any(each.nic is not None for each in cluster.overrides)
-        or (job.options.server_count > 0 and cluster.server_nic is not None),
+        or (
+            job.options.server_count > 0
+            and (cluster.server_nic is not None or cluster.nics_per_process > 1)
+        ),
         "several devices on a node": cluster.fullest(n) > 1,
         "an oversubscribed core": cluster.core_oversubscription is not None,
         f"at most {FEW_WORKERS} workers": n <= FEW_WORKERS,

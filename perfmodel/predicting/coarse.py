@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -43,6 +43,9 @@ MOST_STALE = 1_000_000
 
 SERVERS = ("servers",)
 """Resources in :attr:`perfmodel.phases.phases.Phases.busy_s` that are not links."""
+
+OF_OTHERS = ("straggler", "staleness_bound")
+"""Causes of idle time that are other workers."""
 
 SHOWN_SHARE = 0.005
 """Smallest share for which the second entry of a bottleneck is named: 1 % when rounded."""
@@ -145,6 +148,7 @@ def predict(job: Job) -> Outcome:
         compute_s=computing * iteration_s,
         exposed_communication_s=communicating * iteration_s,
         idle_fraction=Idle(mean=1.0 - computing, per_worker=idle, by_cause=dict(causes)),
+        causes_by_worker=_causes_by_worker(job, found, idle),
         staleness=_staleness(job, found),
         phases_s=seconds,
         updates_per_s=job.workers / iteration_s * float(found.updates),
@@ -181,6 +185,40 @@ def _idle(job: Job, found: Phases, computing: float) -> tuple[float, ...]:
         for kind, p in zip(own.classes, found.classes, strict=True)
     }
     return tuple(of_kind[kind] for kind in kinds)
+
+
+def _causes_by_worker(
+    job: Job, found: Phases, idle: Sequence[float]
+) -> tuple[dict[str, float], ...]:
+    """Return each worker's idle fraction by cause; the fractions add up to ``idle``, (workers,).
+
+    Workers that iterate together wait equally long for links and servers, and for each other for
+    the rest of their idle time.
+    """
+    if not job.unequal:
+        return (_causes(found, idle[0]),) * job.workers
+    kinds = [class_of(job, worker) for worker in range(job.workers)]
+    phases_of = dict.fromkeys(kinds, found)
+    if found.classes:
+        phases_of = {
+            msgspec.structs.replace(kind, count=1): phases
+            for kind, phases in zip(quantities_of(job).classes, found.classes, strict=True)
+        }
+    return tuple(_causes(phases_of[kind], part) for kind, part in zip(kinds, idle, strict=True))
+
+
+def _causes(found: Phases, idle: float) -> dict[str, float]:
+    """Return an ``idle`` fraction by cause, for a worker with these phases of an iteration."""
+    whole_s = float(found.iteration_s)
+    causes: dict[str, float] = defaultdict(float)
+    for part in found.parts.values():
+        causes[part.cause] += float(part.seconds) / whole_s
+    causes.pop("compute", None)
+    others = next((cause for cause in OF_OTHERS if cause in causes), OF_OTHERS[0])
+    causes[others] = max(idle - sum(p for cause, p in causes.items() if cause != others), 0.0)
+    total = sum(causes.values())
+    scale = idle / total if total > 0.0 else 0.0
+    return {cause: scale * part for cause, part in causes.items() if scale * part > 0.0}
 
 
 def _staleness(job: Job, found: Phases) -> Staleness:

@@ -115,6 +115,7 @@ def predict(
             per_worker=_by_worker(graph, idle),
             by_cause={cause: part for cause, part in causes.items() if part > 0.0},
         ),
+        causes_by_worker=_causes_by_worker(graph, run),
         staleness=_staleness(graph, run),
         clock_gap=ClockGap(run.clock_gap_mean, run.clock_gap_max),
         operation_s=_operations(graph, run),
@@ -168,6 +169,16 @@ def _staleness(graph: OpGraph, run: Measures) -> Staleness | None:
         per_worker=_by_worker(graph, run.staleness_mean),
         histogram={str(value): count / total for value, count in seen.items()},
     )
+
+
+def _causes_by_worker(graph: OpGraph, run: Measures) -> tuple[dict[str, float], ...]:
+    """Return each worker's idle fraction by cause."""
+    causes = [
+        {cause: part for cause, part in zip(CAUSES, row, strict=True) if part > 0.0}
+        for row in run.wait_fraction.tolist()
+    ]
+    counts = graph.group_count.tolist()
+    return tuple(row for row, count in zip(causes, counts, strict=True) for _ in range(int(count)))
 
 
 def _by_worker(graph: OpGraph, by_group: Floats) -> tuple[float, ...]:

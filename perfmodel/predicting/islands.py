@@ -35,6 +35,9 @@ from perfmodel.results.prediction import Idle
 REL_CI = 0.002
 """Half-width of the 95 % confidence interval of a step inside an island, as a fraction."""
 
+ROUNDING = 1e-9
+"""Relative difference of times that count as equal."""
+
 DRAWS = 64
 """Number of values that represent the distribution of the slowest device's compute time."""
 
@@ -111,11 +114,17 @@ def _among(
 
 
 def _with_steps(flat: Job, islands: tuple[Island, ...], steps: Steps) -> tuple[Island, ...]:
-    """Give islands their step counts; if all take equally long, the fastest does the most."""
+    """Give islands their step counts; if all take equally long, the fastest does the most.
+
+    The others do as many as fit into the same time, one at least (Liu et al., 2024, arXiv
+    2401.09135, dynamic local updates: the floor of H times the relative speed).
+    """
     slower = {straggler.worker: straggler.factor for straggler in flat.stragglers}
     each_s = [island.step_s * slower.get(i, 1.0) for i, island in enumerate(islands)]
     counts = (
-        max(round(steps.most * min(each_s) / step_s), 1) if steps.equal_time else steps.most
+        max(math.floor(steps.most * min(each_s) / step_s * (1.0 + ROUNDING)), 1)
+        if steps.equal_time
+        else steps.most
         for step_s in each_s
     )
     return tuple(
@@ -204,9 +213,16 @@ def _outer(flat: Job, islands: tuple[Island, ...], places: Places) -> Job:
         flat=flat,
         assumptions=(
             *flat.assumptions,
-            Assumption("island", step, "", "predicted alone; its links act as one to others"),
+            Assumption("island", step, "", f"predicted alone; {_exchanging(flat.cluster)}"),
         ),
     )
+
+
+def _exchanging(cluster: Cluster) -> str:
+    """Say which process exchanges for an island, and over how many network links."""
+    used = cluster.nics_per_process
+    links = "one network link" if used == 1 else f"{used} network links"
+    return f"one process exchanges for it, over {links} of its node"
 
 
 def _workload_of(island: Island) -> Workload:
@@ -248,17 +264,25 @@ def _jitter(own: Jitter | None, island: Island) -> Jitter | None:
 
 
 def of_devices(job: Job, found: Outcome) -> Outcome:
-    """Return the outer job's outcome with idle and compute times per device, not per island."""
+    """Return the outer job's outcome with idle and compute times per device, not per island.
+
+    A device of an island is idle while the island waits, and for part of the island's step. All
+    means are over devices.
+    """
     if not job.islands:
         return found
     active = 1.0 - np.array(found.idle_fraction.per_worker)
     computing = np.array([island.computing for island in job.islands])
     devices = np.array([island.devices for island in job.islands], float)
     share = devices / devices.sum()
-    causes = dict(found.idle_fraction.by_cause)
-    for island, part in zip(job.islands, active * share, strict=True):
-        for cause, fraction in island.causes.items():
-            causes[cause] = causes.get(cause, 0.0) + float(part) * fraction
+    causes: dict[str, float] = {}
+    shares, working = share.tolist(), (active * share).tolist()
+    for island, waits, whole, active_part in zip(
+        job.islands, found.causes_by_worker, shares, working, strict=True
+    ):
+        for weight, fractions in ((whole, waits), (active_part, island.causes)):
+            for cause, fraction in fractions.items():
+                causes[cause] = causes.get(cause, 0.0) + weight * fraction
     idle = 1.0 - active * computing
     mean = float(idle @ share)
     waiting = causes.get("network", 0.0) + causes.get("server", 0.0)
@@ -278,6 +302,6 @@ def samples_per_s(job: Job, found: Outcome) -> float:
     sizes = job.batch_sizes
     if len(set(sizes)) == 1:
         return found.iterations_per_s * sizes[0]
-    rounds_s = np.array([island.round_s for island in job.islands])
-    rates = (1.0 - np.array(found.idle_fraction.per_worker)) / rounds_s
+    round_s = np.array([job.slowdown(worker) for worker in range(job.workers)])  # of the first's
+    rates = (1.0 - np.array(found.idle_fraction.per_worker)) / round_s
     return found.iterations_per_s * float(np.average(sizes, weights=rates))

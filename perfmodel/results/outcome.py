@@ -20,7 +20,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     ``iterations_per_s`` is the rate of all workers together. ``run_spread`` and
     ``staleness_spread`` are the standard deviations of the logarithms of throughput and of mean
     staleness between runs of ``run_iterations`` iterations. ``notes`` say how the route was chosen.
-    The other fields are as in :class:`perfmodel.results.prediction.Prediction`.
+    ``causes_by_worker`` has the idle fraction of each worker by cause; each adds up to
+    ``idle_fraction.per_worker``. The other fields are as in
+    :class:`perfmodel.results.prediction.Prediction`.
     """
 
     fidelity: str
@@ -29,6 +31,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     compute_s: float
     exposed_communication_s: float
     idle_fraction: Idle
+    causes_by_worker: tuple[dict[str, float], ...]
     staleness: Staleness | None
     updates_per_s: float
     utilisation: Utilisation

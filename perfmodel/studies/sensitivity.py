@@ -411,6 +411,19 @@ def _links(field: str) -> Callable[[Cluster], Iterator[tuple[Any, Cluster]]]:
     return changed
 
 
+def _nics(field: str) -> Callable[[Cluster], Iterator[tuple[Any, Cluster]]]:
+    """Clusters with another number of links, unless a process would use more than its node has."""
+
+    def changed(cluster: Cluster) -> Iterator[tuple[Any, Cluster]]:
+        for other in _others(getattr(cluster, field), int):
+            links = {"nics_per_node": cluster.nics_per_node,
+                     "nics_per_process": cluster.nics_per_process, field: other}  # fmt: skip
+            if links["nics_per_process"] <= links["nics_per_node"]:
+                yield other, msgspec.structs.replace(cluster, **links)
+
+    return changed
+
+
 def _of(part: str, field: str) -> Callable[[Cluster], Iterator[tuple[Any, Cluster]]]:
     """Clusters with another value of a field, of the cluster itself or of a part of it."""
 
@@ -428,7 +441,8 @@ PARTS: Mapping[str, Callable[[Cluster], Iterator[tuple[Any, Cluster]]]] = {
     "latency": _links("latency_s"),
     "efficiency": _links("efficiency"),
     "devices per node": _of("", "devices_per_node"),
-    "NICs per node": _of("", "nics_per_node"),
+    "NICs per node": _nics("nics_per_node"),
+    "NICs per process": _nics("nics_per_process"),
     "inside a node": _of("intra_node", "bandwidth_bytes_per_s"),
     "update per tensor": _of("server", "update_per_tensor_s"),
     "update per byte": _of("server", "update_per_byte_s"),

@@ -14,7 +14,7 @@ import pytest
 
 from perfmodel import Cluster, InputError, Straggler, build_graph, predict
 from perfmodel.architectures.diloco.options import fragments_of
-from perfmodel.predicting import fine
+from perfmodel.predicting import coarse, fine
 from perfmodel.results.prediction import Prediction
 from tests.architectures.test_allreduce import same
 from tests.architectures.test_local_sgd import spans_of
@@ -209,6 +209,51 @@ def both_agree(options: dict[str, Any], rate: float, workers: int = 3) -> None:
 )
 def test_formulas_are_exact_if_exchanges_do_not_queue(options: dict[str, Any], rate: float) -> None:
     both_agree(options, rate)
+
+
+def test_exchanges_through_a_server_that_overlap_are_simulated() -> None:
+    """Two workers push halves of 100 bytes each after every step of 1 s, and may compute one step
+    before they have pulled them.
+
+    At 100 bytes/s, pushes begin at 0 and 1 s and share the server's link: they end at 3 and 4 s.
+    Pulls begin then and end at 6 and 7 s, each followed by a step of 1 s and a push: two steps in
+    7 s. If exchanges took turns, a step would take their 4 s. At 400 bytes/s an exchange takes 1 s,
+    as long as a step, so none overlap.
+    """
+    work = workload([0.5], [0.5], [200.0])
+    options = {"period": 2, "fragments": 2, "overlap_steps": 1, "exchange": "server"}
+    slow, fast = (job(work, cluster(rate), 2, "diloco", options) for rate in (100.0, 400.0))
+    found = predict(slow, fidelity="auto")
+    assert found.fidelity == "fine"
+    equal(found.iteration_s, 3.5)
+    band = predict(slow, fidelity="coarse").error_band
+    assert band is not None
+    assert band.p90 is None
+    assert "exchanges through a server that overlap each other" in band.text
+    assert predict(fast, fidelity="auto").fidelity == "coarse"
+    equal(predict(fast).iteration_s, predict(fast, fidelity="auto").iteration_s)
+
+
+@pytest.mark.parametrize("exchange", ["all_reduce", "server"])
+def test_formulas_declared_exact_are_exact_for_all_overlaps(exchange: str) -> None:
+    """For each number of steps between fragments, also unequal ones, and each overlap."""
+    exact = 0
+    for period in (1, 2, 3, 5, 8):
+        for fragments in range(1, min(period, 3) + 1):
+            for overlap in range(min(period, 4)):
+                for backward in (False, True):
+                    options = {
+                        "period": period,
+                        "fragments": fragments,
+                        "overlap_steps": overlap,
+                        "during_backward": backward,
+                        "exchange": exchange,
+                    }
+                    one = job(WORK, cluster(0.4, 0.1), 3, "diloco", options)
+                    if coarse.error_band(one).p90 == 0.0:
+                        equal(predict(one, fidelity="coarse").iteration_s, predict(one).iteration_s)
+                        exact += 1
+    assert exact >= 30
 
 
 def test_exchanges_that_queue_limit_the_pace() -> None:

@@ -16,6 +16,7 @@ from perfmodel import (
     Link,
     NodeOverride,
     Prediction,
+    Server,
     Source,
     build_graph,
     make_job,
@@ -141,6 +142,37 @@ def test_wrong_links_inside_a_node(text: str, message: str) -> None:
 def test_wrong_numbers_of_nics() -> None:
     with pytest.raises(InputError, match="nics_per_node"):
         cluster(nics_per_node=0)
+    with pytest.raises(InputError, match="nics_per_process: must be at most 2, got 3"):
+        cluster(nics_per_node=2, nics_per_process=3)
+    with pytest.raises(InputError, match="nics_per_process: servers colocated with workers"):
+        cluster(nics_per_node=2, nics_per_process=2, server=Server(placement="colocated"))
+
+
+@pytest.mark.parametrize("arch", ["bsp", "diloco"])
+def test_a_server_uses_one_link_or_several_as_one(arch: str) -> None:
+    """Four workers pull and push 12 bytes each over links of 6 bytes/s: 8 s each way by one link of
+    the server, and 4 s by two; the workers have a link each."""
+    options: dict[str, dict[str, Any]] = {
+        "bsp": {"overlap": False},
+        "diloco": {"exchange": "server", "period": 1},
+    }
+    work = workload([1.0], [1.0], [12.0])
+    for links, both_ways_s in ((1, 16.0), (2, 8.0)):
+        where = cluster(6.0, devices_per_node=2, nics_per_node=2, nics_per_process=links)
+        one = job(work, where, 4, arch, options[arch])
+        assert predict(one).iteration_s == pytest.approx(2.0 + both_ways_s)
+        assert predict(one, fidelity="coarse").iteration_s == pytest.approx(2.0 + both_ways_s)
+
+
+def test_a_core_is_as_fast_as_before_for_servers_with_several_links() -> None:
+    """Of three nodes with two links of 6 bytes/s, a third: 12 bytes/s, as fast as two links."""
+    for links in (1, 2):
+        where = cluster(
+            6.0, devices_per_node=2, nics_per_node=2, nics_per_process=links,
+            core_oversubscription=3.0,
+        )  # fmt: skip
+        fabric = Fabric.of(where, 4, [2])
+        assert fabric.capacity[fabric.core] == pytest.approx(12.0)
 
 
 # -- by hand: eight nodes of eight devices, NVSwitch and a NIC each --------------------------------

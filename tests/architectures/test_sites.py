@@ -244,7 +244,8 @@ def test_faster_links_between_sites_are_never_slower(arch: str) -> None:
 
 @pytest.mark.parametrize(("arch", "options"), [
     ("allreduce", {"algorithm": "ring"}), ("allreduce", {"compression": "top_k"}),
-    ("fsdp", {}), ("fsdp", {"stage": 2}), ("local_sgd", {"algorithm": "ring", "period": 2}),
+    ("fsdp", {}), ("fsdp", {"stage": 2}), ("fsdp", {"shard_group": 1}),
+    ("fsdp", {"shard_group": 1, "stage": 2}), ("local_sgd", {"algorithm": "ring", "period": 2}),
 ])  # fmt: skip
 @pytest.mark.parametrize("nics", [1, 2])
 def test_rings_by_formula_equal_the_simulation(
@@ -306,13 +307,13 @@ def test_islands_are_at_the_sites_of_their_nodes() -> None:
     link = SiteLink(10.0, 2.0, connections=3, window_bytes=4.0)
     where = cluster((2, 1), link, **inside)
     # islands of 2 on three nodes, 0 and 1 at a, 2 at b: four steps of 100/3 bytes
-    # a transfer has 3 connections for each of 2 devices, of 1 byte/s each
+    # a transfer has 3 connections, of 1 byte/s each
     assert islands(where, 3, 2, period=1, algorithm="ring") == pytest.approx(
-        3.0 + 4 * 100.0 / 3 / 6.0 + 3 * 2.0
+        3.0 + 4 * 100.0 / 3 / 3.0 + 3 * 2.0
     )
     # islands of 4 and 2, one at each site; the first sums 100 bytes around its nodes in 1.5 s
     found = islands(where, 2, "4+2", period=1, algorithm="ring")
-    assert found == pytest.approx(3.0 + 1.5 + 100.0 / 6.0 + 2 * 2.0)
+    assert found == pytest.approx(3.0 + 1.5 + 100.0 / 3.0 + 2 * 2.0)
 
 
 def test_an_island_is_at_one_site() -> None:

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import perfmodel as pm
 from perfmodel.cli import cli
 from perfmodel.inputs.job import read_job
-from perfmodel.predicting import islands
+from perfmodel.predicting import coarse, fine, islands
 from tests.jobs import ALL, ALL_IDS, whole_groups, workload
 
 ONE = {"bucketing": "one"}
@@ -56,13 +57,47 @@ def test_two_islands_of_two(fidelity: pm.api.Fidelity) -> None:
     assert found.island_devices == (2, 2)
 
 
-def test_an_island_has_the_links_of_all_its_nodes() -> None:
-    """Four devices on two nodes: rings of 12 bytes over each NIC take 12 s inside; two NICs carry
-    the 8 bytes of an exchange in 4 s."""
+def test_one_process_exchanges_for_an_island() -> None:
+    """Four devices on two nodes: rings of 12 bytes over each NIC take 12 s inside. One NIC carries
+    the 8 bytes of an exchange in 8 s, once in two steps."""
     found = job(4, nodes(2), island_options={"algorithm": "ring", **ONE})
     assert found.islands[0].step_s == pytest.approx(3.0 + 12.0)
-    assert found.cluster.nic.goodput_bytes_per_s == pytest.approx(2.0)
-    assert pm.predict(found).iteration_s == pytest.approx(15.0 + 4.0 / 2.0)
+    assert found.cluster.nic.goodput_bytes_per_s == pytest.approx(1.0)
+    assert pm.predict(found).iteration_s == pytest.approx(15.0 + 8.0 / 2.0)
+
+
+@pytest.mark.parametrize("fidelity", ["fine", "coarse"])
+@pytest.mark.parametrize(("links", "seconds"), [(1, 8.0), (2, 4.0), (4, 2.0)])
+def test_a_process_may_use_several_links(
+    links: int, seconds: float, fidelity: pm.api.Fidelity
+) -> None:
+    """Islands of four devices on nodes with four NICs of 1 byte/s: 8 bytes over some of them."""
+    where = nodes(4, nics_per_node=4, nics_per_process=links)
+    found = job(4, where, options={"period": 1}, island_options=ONE)
+    step_s = found.islands[0].step_s
+    assert pm.predict(found, fidelity=fidelity).iteration_s == pytest.approx(step_s + seconds)
+
+
+def test_a_server_of_islands_is_one_process() -> None:
+    """Two islands pull and push 8 bytes each: 16 s each way on the server's one NIC of four, and a
+    quarter of that on all four."""
+    for links, seconds in ((1, 32.0), (4, 8.0)):
+        where = nodes(4, nics_per_node=4, nics_per_process=links)
+        found = job(4, where, arch="bsp", options={}, island_options=ONE)
+        step_s = found.islands[0].step_s
+        assert pm.predict(found).iteration_s == pytest.approx(step_s + seconds)
+        assert pm.predict(found, fidelity="coarse").iteration_s == pytest.approx(step_s + seconds)
+
+
+def test_a_core_keeps_its_capacity() -> None:
+    """Two nodes with four links of 1 byte/s each and a core of 8 / 4 bytes/s: two islands send 8
+    bytes each at 1 byte/s, which the core carries. With a core of 1 byte/s they take twice as
+    long."""
+    for over, seconds in ((4.0, 8.0), (8.0, 16.0)):
+        where = nodes(4, nics_per_node=4, core_oversubscription=over)
+        found = job(4, where, options={"period": 1}, island_options=ONE)
+        step_s = found.islands[0].step_s
+        assert pm.predict(found).iteration_s == pytest.approx(step_s + seconds)
 
 
 def test_islands_share_a_node() -> None:
@@ -80,6 +115,76 @@ def test_unequal_islands() -> None:
     assert predicted.iteration_s == pytest.approx(9.0)
     assert predicted.throughput_samples_per_s == pytest.approx(15.0 / 9.0)
     assert predicted.idle_fraction.per_worker == pytest.approx((6.0 / 9.0, 6.0 / 9.0))
+
+
+@pytest.mark.parametrize("fidelity", ["fine", "coarse"])
+def test_a_straggler_does_not_change_the_samples_of_a_step(fidelity: pm.api.Fidelity) -> None:
+    """Steps of 5 s, and of 3 s that take 6 s; 4 s to exchange 8 bytes, shared by two steps."""
+    found = job("2+1", nodes(2), island_options=ONE, stragglers=[pm.Straggler(1, 2.0)])
+    predicted = pm.predict(found, fidelity=fidelity)
+    assert predicted.iteration_s == pytest.approx(6.0 + 4.0)
+    assert predicted.throughput_samples_per_s == pytest.approx(15.0 / 10.0)
+
+
+@pytest.mark.parametrize("fidelity", ["fine", "coarse"])
+def test_waits_are_means_over_devices(fidelity: pm.api.Fidelity) -> None:
+    """Islands of one, one and two devices with steps of 3, 3 and 5 s; a ring of 32/3 bytes.
+
+    Of 47/3 s, the two devices alone wait 2 s for the third island, those of the third 2 s for the
+    network inside, and all 32/3 s for the network between islands.
+    """
+    found = job("1+1+2", nodes(2), workers=3, options={"period": 1, "algorithm": "ring"},
+                island_options=ONE)  # fmt: skip
+    idle = pm.predict(found, fidelity=fidelity).idle_fraction
+    whole_s = 5.0 + 32.0 / 3.0
+    assert idle.mean == pytest.approx(1.0 - 3.0 / whole_s)
+    assert idle.by_cause == {
+        "straggler": pytest.approx(1.0 / whole_s),
+        "network": pytest.approx((1.0 + 32.0 / 3.0) / whole_s),
+    }
+
+
+def drawn_islands(number: int) -> pm.Job | None:
+    """A random job with islands; None if its parts contradict each other."""
+    draw = np.random.default_rng([4, number])
+
+    def one_of(*values: Any) -> Any:
+        return values[int(draw.integers(len(values)))]
+
+    count = int(draw.integers(2, 5))
+    sizes = "+".join(str(one_of(1, 1, 2, 3, 6)) for _ in range(count))
+    arch, options = one_of(
+        ("diloco", {"period": 4}), ("diloco", {"period": 2, "exchange": "server"}), ("asp", {}),
+        ("bsp", {}), ("ssp", {"staleness_bound": 2}), ("local_sgd", {"period": 3}), ("easgd", {}),
+        ("allreduce", {}), ("gosgd", {}), ("d_psgd", {}), ("bsp", {"backup_workers": 1}),
+    )  # fmt: skip
+    where = nodes(2, nic=pm.Link(one_of(0.3, 3.0, 30.0)), nics_per_node=one_of(1, 2))
+    work = workload([1.0, 0.5], [2.0, 1.0], [8.0, 3.0], optimizer_s=one_of(0.0, 0.5))
+    late = [pm.Straggler(0, 1.7)] if draw.random() < 0.3 else []
+    try:
+        return pm.make_job(
+            workload=work, cluster=where, workers=count, arch=arch, options=options,
+            island_devices=sizes, island_steps=one_of(1, 4, "equal:5"), stragglers=late,
+            jitter=one_of(None, None, 0.2), seed=number,
+        )  # fmt: skip
+    except pm.InputError:
+        return None
+
+
+def test_idle_fractions_of_islands_add_up() -> None:
+    """By worker and by cause, for both routes."""
+    jobs = [one for one in map(drawn_islands, range(40)) if one is not None and one.islands]
+    assert len(jobs) > 25
+    for one in jobs:
+        for found in (coarse.predict(one), fine.predict(one, rel_ci=0.1)):
+            waits = [sum(causes.values()) for causes in found.causes_by_worker]
+            assert waits == pytest.approx(list(found.idle_fraction.per_worker), abs=1e-6)
+            idle = islands.of_devices(one, found).idle_fraction
+            assert sum(idle.by_cause.values()) == pytest.approx(idle.mean, abs=1e-6)
+            parts = (idle.mean, *idle.per_worker, *idle.by_cause.values())
+            assert all(-1e-9 <= part <= 1.0 + 1e-9 for part in parts)
+            devices = [island.devices for island in one.islands]
+            assert np.average(idle.per_worker, weights=devices) == pytest.approx(idle.mean)
 
 
 def test_asynchronous_islands_add_up_by_rate() -> None:
@@ -214,6 +319,22 @@ def test_islands_with_equal_outer_steps_do_not_wait() -> None:
     assert found.throughput_samples_per_s == pytest.approx((60 + 50) / 30, rel=1e-6)
     uneven = pm.predict(job("2+1", where, island_steps=10, **given))
     assert uneven.throughput_samples_per_s == pytest.approx((100 + 50) / 50, rel=1e-6)
+
+
+def test_slower_islands_do_as_many_steps_as_fit() -> None:
+    """Islands of 4, 8 and 2 devices, two on a node: rings of 12 and 14 bytes at 1 byte/s between
+    nodes, and of 8 bytes at 4 bytes/s inside one, after 3 s. Into 20 steps of 5 s fit six of 15 s
+    and five of 17 s."""
+    ring = {"algorithm": "ring", **ONE}
+    given: dict[str, Any] = {"workers": 3, "arch": "allreduce", "options": ring}
+    found = job("4+8+2", nodes(2), island_steps="equal:20", island_options=ring, **given)
+    assert [island.step_s for island in found.islands] == pytest.approx([15.0, 17.0, 5.0])
+    assert [island.steps for island in found.islands] == [6, 5, 20]
+    few = job("4+8+2", nodes(2), island_steps="equal:2", island_options=ring, **given)
+    assert [island.steps for island in few.islands] == [1, 1, 2]
+    for each in (found, few):
+        exact, near = (pm.predict(each, fidelity=route) for route in ("fine", "coarse"))
+        assert exact.iteration_s == pytest.approx(near.iteration_s, rel=1e-9)
 
 
 def test_a_straggler_does_fewer_steps() -> None:

@@ -8,6 +8,7 @@ from perfmodel.architectures.diloco.graph import build
 from perfmodel.architectures.diloco.options import Options, fragments_of
 from perfmodel.architectures.diloco.recording import meaning
 from perfmodel.architectures.parts.measured import measured_notes
+from perfmodel.architectures.parts.network import SERVER_ASSUMPTION
 from perfmodel.architectures.parts.reduction import REDUCTION_ASSUMPTIONS
 from perfmodel.base.units import show
 from perfmodel.graph.op_graph import OpGraph
@@ -103,6 +104,7 @@ ARCHITECTURE = Architecture(
         "arrives earlier is merged before the next step begins",
         "between two exchanges workers do not wait for each other",
         "a single worker makes no outer step",
+        SERVER_ASSUMPTION,
     ),
     source="Douillard et al., 2023, arXiv 2311.08105; Douillard et al., 2025, arXiv 2501.18512; "
     "Jaghouar et al., 2024, arXiv 2407.07852 and 2412.01152",

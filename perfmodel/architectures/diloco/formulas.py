@@ -11,7 +11,7 @@ from perfmodel.architectures.parts.workers import alike, left_out, plain
 from perfmodel.base.quantities import Quantity, ceiling, is_symbol, maximum, minimum, where
 from perfmodel.inputs.job import Job
 from perfmodel.phases.phases import Phase, Phases
-from perfmodel.phases.quantities import Quantities
+from perfmodel.phases.quantities import Quantities, quantities_of
 
 
 def phases(job: Job, q: Quantities) -> Phases:
@@ -134,5 +134,25 @@ def leaves_out(job: Job) -> str | None:
     """Return the first feature of a job that the coarse model leaves out, or None."""
     if not Options.of(job).by_server:
         return left_out(job, core=False, connections=False)
-    colocated = job.cluster.server.placement == "colocated"
-    return left_out(job, {"servers colocated with workers": colocated}, connections=False)
+    beyond = {
+        "servers colocated with workers": job.cluster.server.placement == "colocated",
+        "exchanges through a server that overlap each other": _overlapping(job),
+    }
+    return left_out(job, beyond, connections=False)
+
+
+def _overlapping(job: Job) -> bool:
+    """Return whether workers push a fragment before they have pulled the preceding one.
+
+    This takes a step that begins without the preceding fragment and ends with a push, and an
+    exchange that is longer than the steps in between. The two exchanges then share links and update
+    threads; by an all-reduce they would take turns.
+    """
+    options = Options.of(job)
+    between = options.period // options.fragments
+    if job.workers == 1 or options.overlap_steps < between:
+        return False
+    q = quantities_of(job)
+    seconds, _ = _through_server(job, q)
+    step_s = q.forward_s + q.backward_s + q.optimizer_s
+    return bool(seconds(float(fragments_of(job).share.max())) > between * step_s)

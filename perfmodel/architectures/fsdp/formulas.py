@@ -15,6 +15,7 @@ from perfmodel.architectures.parts.collective_rates import (
     all_gather_rate,
     group_rate,
     reduce_scatter_rate,
+    ring_all_reduce_rate,
 )
 from perfmodel.architectures.parts.groups import Span, same_place, share_links
 from perfmodel.architectures.parts.measured import Either, Rate, Use
@@ -116,10 +117,14 @@ def _rates(job: Job, q: Quantities) -> tuple[Rate | Either, Rate | Either, Rate 
         return all_gather_rate(q), reduce_scatter_rate(q, gamma), None
     size, core = options.shards(q.workers), job.cluster.core_oversubscription is not None
     shards, replicas = Span.of_shards(q, size, core=core), Span.of_replicas(q, size, core=core)
+    if options.shard_group == 1:  # all workers are one group of replicas, on a ring across sites
+        sums: Rate | Either = ring_all_reduce_rate(q, gamma)
+    else:
+        sums = group_rate(q, "all_reduce", replicas, gamma)
     return (
         group_rate(q, "all_gather", shards),
         group_rate(q, "reduce_scatter", shards, gamma),
-        group_rate(q, "all_reduce", replicas, gamma),
+        sums,
     )
 
 

@@ -286,6 +286,12 @@ def all_gather_rate(q: Quantities) -> Rate:
     return _measured(q, "all_gather", 0.0) or _by_rings(q, "all_gather", 0.0)
 
 
+def ring_all_reduce_rate(q: Quantities, reduce_per_byte_s: float = 0.0) -> Rate:
+    """Return the rate of a ring all-reduce among the workers, by bytes of their gradients."""
+    found = _measured(q, "all_reduce", reduce_per_byte_s)
+    return found or _by_rings(q, "all_reduce", reduce_per_byte_s)
+
+
 def broadcast_rate(q: Quantities) -> Rate:
     """Return the rate of a broadcast from the first worker along the rings."""
     chain, moved = Ring.chain(q), _moved("broadcast", q.workers)

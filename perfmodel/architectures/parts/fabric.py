@@ -83,6 +83,8 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
         out = np.repeat(goodput, each) * cluster.path_efficiency(len(ranked(place)[1]))
         over, inside = cluster.core_oversubscription, cluster.intra_node
         core = math.inf if over is None else out.sum() / over
+        nic = place * each + here % each
+        out[nic[workers:]] *= cluster.nics_per_process  # a server uses so many links as one
         bus = inside is None or inside.kind == "bus"
         within = np.arange(nodes) if bus else np.concatenate([own, own])
         rate = math.inf if inside is None else inside.goodput_bytes_per_s
@@ -91,7 +93,7 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
         sites = between.bytes_per_s[between.pairs] if between is not None else np.zeros(0)
         return cls(
             place=place,
-            nic=place * each + here % each,
+            nic=nic,
             port=np.concatenate([np.arange(workers), np.full(len(homes), NONE)]),
             nics=len(out),
             capacity=np.concatenate([out, out, [core], np.full(len(within), rate), sites]),

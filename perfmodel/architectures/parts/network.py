@@ -13,6 +13,11 @@ from perfmodel.base.errors import InputError
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.inputs.job import Job
 
+SERVER_ASSUMPTION = (
+    "a server is one process: its connections use one network link of its node, or as many as "
+    "nics_per_process of the cluster says"
+)
+
 BETWEEN_SITES = "link between sites"
 """Label of the links between sites."""
 

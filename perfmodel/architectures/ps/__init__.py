@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from perfmodel.architectures.base import Architecture, Coarse, Traffic
+from perfmodel.architectures.parts.network import SERVER_ASSUMPTION
 from perfmodel.architectures.ps.formulas import exact, leaves_out, phases, queues
 from perfmodel.architectures.ps.graph import build
 from perfmodel.architectures.ps.options import Options
@@ -75,6 +76,7 @@ ARCHITECTURE = Architecture(
         "(ssp)",
         "the optimizer runs on the server: the worker's optimizer time does not count",
         "compression shrinks what is pushed; pulls carry uncompressed parameters",
+        SERVER_ASSUMPTION,
         "servers contend with workers for cores only if workers compute on them (worker_threads of "
         "the cluster)",
     ),
