@@ -79,7 +79,8 @@ def cluster_of(
     known = workload.device in catalogue.device_names()
     device = catalogue.device(workload.device) if known else None
     lossy, of_losses = usual_losses.with_losses(
-        changed, device, servers=processes is not None and processes.servers, among_several=workload.among_several
+        changed, device, servers=processes is not None and processes.servers,
+        among_several=workload.among_several,
     )
     shown = msgspec.structs.replace(base, intra_node=lossy.intra_node)
     of_file = [] if processes is None else _of_file(shown, links, processes)

@@ -8,7 +8,6 @@ import msgspec
 
 from perfmodel.base.errors import InputError, whole_number
 from perfmodel.base.provenance import Assumption, Source
-from perfmodel.inputs.batch_scaling import LAUNCH_S
 from perfmodel.inputs.batch_scaling import SINGLE_ERROR as SINGLE_SIZE_ERROR
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_layers import layers_of, with_layers
@@ -33,6 +32,10 @@ OTHER_ERROR = 0.5
 """Error with figures of other chips: 18 figures of A100, H100 and V100, each against the median of
 the other two chips; median 0.25. The worst, 0.50, is used, because there are only three chips."""
 
+LAUNCH_S = 0.1e-3
+"""Least time of a step per parameter tensor: about ten launches of 5 to 20 us. Between the values of
+:mod:`perfmodel.inputs.batch_scaling` for older hosts and for recent ones."""
+
 LAUNCHED_ERROR = dict(SINGLE_SIZE_ERROR)[4.0]
 """Error where launches determine the step time: that of the same rule for other models, from one
 batch size to another up to four times larger or smaller."""
@@ -55,7 +58,7 @@ def estimate(
     The efficiency is the roofline time of a model's layers over the time that its published
     utilisation implies (:func:`efficiency_on`). The figures come from training on many devices, so
     their common losses are part of the estimate. A step takes at least as long as the launches of
-    its operations (:data:`perfmodel.inputs.batch_scaling.LAUNCH_S`). The optimizer (Adam) reads
+    its operations (:data:`LAUNCH_S`). The optimizer (Adam) reads
     parameters, gradients and its state, and writes parameters and state, at memory bandwidth.
 
     Raises

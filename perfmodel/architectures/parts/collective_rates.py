@@ -91,6 +91,15 @@ class Ring(msgspec.Struct, frozen=True, eq=False):
         )
         return msgspec.structs.replace(ring, use=use)
 
+    def passed_on(self, q: Quantities) -> Ring:
+        """Return the rings with the mean latency of a step instead of the longest one, for messages
+        that members pass on without waiting for others."""
+        if self.sites_s is not None or is_symbol(q.workers):
+            return self
+        between = (q.nodes * q.latency_s + (q.workers - q.nodes) * q.inside_latency_s) / q.workers
+        hop_s = where(q.nodes > 1, between, self.hop_s)
+        return msgspec.structs.replace(self, hop_s=hop_s)
+
     def rate(self, cost: Callable[..., Quantity], moved: Quantity, **figures: Quantity) -> Rate:
         """Return the rate of a collective in which each worker sends ``moved`` bytes per byte."""
         use = self.use
@@ -140,7 +149,7 @@ def all_reduce_rate(job: Job, q: Quantities, options: Reduction) -> Rate | Faste
 def _rate(job: Job, q: Quantities, options: Reduction, moved: Quantity) -> Rate:
     if options.algorithm == "ring":
         gamma = options.reduce_per_byte_s
-        return Ring.of(q).rate(
+        return Ring.of(q).passed_on(q).rate(
             collective_times.ring_allreduce_s, moved, ranks=q.workers, reduce_per_byte_s=gamma
         )
     if options.algorithm == "node_tree":

@@ -93,6 +93,17 @@ class Members(msgspec.Struct, frozen=True, eq=False):
             most_along(ring, steps) for ring in more_s.reshape(-1, self.count)
         )
 
+    def path_latency_s(self, steps: int) -> float:
+        """Return the latency of ``steps`` steps of a message round the rings: as many times the mean
+        latency of a hop, for a member passes on what it receives without waiting for others.
+
+        Between sites, as :meth:`latency_s`.
+        """
+        if self.count == 1 or self.fabric.between is not None:
+            return self.latency_s(steps)
+        source, target = self._hops()
+        return steps * float(self.fabric.between_nodes_s(source, target).mean(axis=-1).max())
+
     def _hops(self) -> tuple[Ids, Ids]:
         """Return the ends of each hop of each ring, (groups, rings, members)."""
         rings = self.ends[:, self.fabric.rings(self.ends[0])]
@@ -166,13 +177,16 @@ class Cost(msgspec.Struct, frozen=True, eq=False):
 
 
 def ring_cost(
-    members: Members, moved: Floats, steps: int, added_s: Floats, *, closed: bool = True
-) -> Cost:
+    members: Members, moved: Floats, steps: int, added_s: Floats, *, closed: bool = True,
+    passed_on: bool = False,
+) -> Cost:  # fmt: skip
     """Return the cost of rings on which each member sends ``moved`` bytes (sizes,) in ``steps``
-    steps; without ``closed``, of chains that end before the first member."""
+    steps; without ``closed``, of chains that end before the first member. With ``passed_on`` the
+    steps are not in lockstep (:meth:`Members.path_latency_s`)."""
     loads, flow_s = members.around(closed=closed)
     moving_s = moved * max(float((loads / members.fabric.capacity).max()), flow_s)
-    startup_s = members.latency_s(steps) + added_s
+    latency_s = members.path_latency_s(steps) if passed_on else members.latency_s(steps)
+    startup_s = latency_s + added_s
     return Cost.of(moved, _limited(members, loads), startup_s, moving_s)
 
 
