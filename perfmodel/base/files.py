@@ -38,6 +38,10 @@ MOST_BYTES = 64 * 10**6
 MOST_RATIO, LEAST_UNPACKED = 100, 2**26
 """Largest compression ratio of a file that unpacks to more than LEAST_UNPACKED bytes."""
 
+MOST_PARTS = 100
+"""Parts of a dotted key in TOML, whose cost grows with their square."""
+
+_DOTTED = re.compile(rb"""[\w"'-]+(?:[ \t]*\.[ \t]*[\w"'-]+)*""")
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`")
 _NOT_A_CHOICE = re.compile(r"Invalid enum value (?P<given>.*)")
 _AT = re.compile(r" - at `\$?\.?(?P<path>[^`]*)`$")
@@ -317,6 +321,9 @@ def toml(data: bytes) -> dict[str, Any]:
     """
     import tomllib
 
+    for key in _DOTTED.finditer(data) if data.count(b".") > MOST_PARTS else ():
+        if key[0].count(b".") > MOST_PARTS:
+            raise ValueError(f"a key of more than {MOST_PARTS} parts")
     return tomllib.loads(without_mark(data).decode("utf-8"))
 
 

@@ -24,8 +24,11 @@ def _table(decimal: dict[str, float], binary: dict[str, float]) -> dict[str, flo
     return table
 
 
+_LONG = {"min": 60.0, "h": 3600.0, "d": 86400.0}
+"""Units of the time of a whole training."""
+
 UNITS: dict[str, dict[str, float]] = {
-    "s": {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0},
+    "s": {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, **_LONG},
     "bytes": _table({"B": 1.0}, {"B": 1.0}),
     "bytes_per_s": _table(
         {"bps": 0.125, "bit/s": 0.125, "b/s": 0.125, "B/s": 1.0, "Bps": 1.0}, {"B/s": 1.0}
@@ -40,6 +43,9 @@ _EXAMPLES = {
     "bytes_per_s": "10Gbps or 1.25GB/s",
     "flop_per_s": "15.7TFLOPS",
 }
+_LASTING = re.compile(r"(?<![a-z])(deadline|time|limit|duration|age)(?![a-z])")
+"""Names of times that are hours or days rather than microseconds."""
+
 _QUANTITY = re.compile(
     r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf))\s*(\S*)\s*"
 )
@@ -60,22 +66,24 @@ def parse(text: str, dimension: str, name: str = "quantity") -> float:
 
     >>> parse("10Gbps", "bytes_per_s")
     1250000000.0
-    >>> parse("50us", "s"), parse("25MiB", "bytes")
-    (5e-05, 26214400.0)
+    >>> parse("50us", "s"), parse("25MiB", "bytes"), parse("7d", "s")
+    (5e-05, 26214400.0, 604800.0)
     """
     units = UNITS[dimension]
     match = _QUANTITY.fullmatch(text)
     if match is None:
         raise InputError(
             f"{name}: cannot read {text!r}; expected a number and a unit, "
-            f"like {_EXAMPLES[dimension]}"
+            f"like {_examples(dimension, name)}"
         )
     value, unit = float(match[1]), match[2]
     if unit not in units:
         hint = nearest(unit, units) if unit else None
         problem = f"unit {unit!r} does not fit" if unit else "a unit is missing"
         suggestion = f"; did you mean {hint!r}?" if hint else ""
-        raise InputError(f"{name}: {problem} in {text!r}{suggestion} (like {_EXAMPLES[dimension]})")
+        raise InputError(
+            f"{name}: {problem} in {text!r}{suggestion} (like {_examples(dimension, name)})"
+        )
     number(name, value, above=0.0 if dimension.endswith("_per_s") else None, at_most=math.inf)
     scale = units[unit]
     # dividing by an exact power of ten keeps 50us == 5e-05; multiplying would be off by an ulp
@@ -86,6 +94,12 @@ def parse(text: str, dimension: str, name: str = "quantity") -> float:
     if value > 0.0 and found < least and dimension.endswith("_per_s"):
         raise InputError(f"{name}: must be at least {show(least, dimension)}, got {text!r}")
     return found
+
+
+def _examples(dimension: str, name: str) -> str:
+    """Return two quantities of the dimension and of the size that the name suggests."""
+    lasting = dimension == "s" and _LASTING.search(name)
+    return "90min or 7d" if lasting else _EXAMPLES[dimension]
 
 
 def show(value: float, unit: str) -> str:

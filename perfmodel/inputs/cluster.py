@@ -298,12 +298,13 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
                 )
         if self.core_sharing not in CORE_SHARING:
             raise unknown_name("core_sharing", self.core_sharing, CORE_SHARING)
-        numbers = [override.node for override in self.overrides]
-        for node in numbers:
+        numbers: set[int] = set()
+        for node in (override.node for override in self.overrides):
             if self.nodes is not None and node >= self.nodes:
                 raise InputError(f"overrides: there is no node {node} (0 to {self.nodes - 1})")
-            if numbers.count(node) > 1:
+            if node in numbers:
                 raise InputError(f"overrides: node {node} is given twice")
+            numbers.add(node)
         for path in self.calibration.parameters if self.calibration is not None else ():
             value_at(self, path)
         check_sites(self.sites, self.site_links, self.server.site)

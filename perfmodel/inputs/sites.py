@@ -20,6 +20,10 @@ MOST_CONNECTIONS = 10_000
 """Maximum connections per transfer between sites; a limit that catches typing errors."""
 
 
+MOST_SITES = 200
+"""Maximum sites of a cluster: there is a path between every two of them."""
+
+
 class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A site with ``nodes`` nodes. The nodes of a cluster are numbered site after site."""
 
@@ -161,8 +165,14 @@ def check_sites(sites: Sequence[Site], links: Sequence[SiteLink], servers_site: 
 
     Raises
     ------
-    InputError : a name is used twice or does not exist; a pair is given twice or not at all.
+    InputError : there are too many sites or links; a name is used twice or does not exist; a pair
+        is given twice or not at all.
     """
+    if len(sites) > MOST_SITES:
+        raise InputError(f"sites: at most {MOST_SITES}, got {len(sites)}")
+    most = len(sites) * (len(sites) - 1) + 1
+    if sites and len(links) > most:
+        raise InputError(f"site_links: at most {most} for {len(sites)} sites, got {len(links)}")
     names = [site.name for site in sites]
     for name in names:
         if names.count(name) > 1:
@@ -172,14 +182,15 @@ def check_sites(sites: Sequence[Site], links: Sequence[SiteLink], servers_site: 
             raise InputError(f"{what}: the cluster has no sites")
     if servers_site is not None and servers_site not in names:
         raise unknown_name("site of the server", servers_site, names)
-    pairs = [link.between for link in links]
-    for i, pair in enumerate(pairs):
+    pairs: set[Pair] = set()
+    for i, pair in enumerate(link.between for link in links):
         for name in pair or ():
             if name not in names:
                 raise unknown_name(f"site in site_links[{i}].between", name, names)
-        if pairs.count(pair) > 1:
+        if pair in pairs:
             whole = "entry without between" if pair is None else f"pair {pair[0]!r} and {pair[1]!r}"
             raise InputError(f"site_links: the {whole} is given twice")
+        pairs.add(pair)
     known = _by_pair(links)
     for a, z in itertools.combinations(names, 2):
         _link(known, a, z)

@@ -144,7 +144,9 @@ class Resimulation(msgspec.Struct, frozen=True):
 
         return chrome_trace(graph, steady_window(graph, seed=self.job.seed))
 
-    def schedule(self, updates: int | None, samples_per_s: float) -> Schedule:
+    def schedule(
+        self, updates: int | None, samples_per_s: float, progress: Progress | None = None
+    ) -> Schedule:
         """Return the schedule of the first ``updates`` gradients.
 
         Raises
@@ -153,7 +155,13 @@ class Resimulation(msgspec.Struct, frozen=True):
         """
         from perfmodel.predicting.recording import schedule_of
 
-        return schedule_of(self.job, updates, max_ops=self.max_ops, samples_per_s=samples_per_s)
+        return schedule_of(
+            self.job,
+            updates,
+            max_ops=self.max_ops,
+            samples_per_s=samples_per_s,
+            progress=progress,
+        )
 
 
 def _staleness(graph: OpGraph, run: Measures) -> Staleness | None:

@@ -12,6 +12,7 @@ from perfmodel.base.errors import InputError, TooLargeError, whole_number
 from perfmodel.base.files import finite
 from perfmodel.engine import codes
 from perfmodel.engine.run import Simulation
+from perfmodel.engine.warmup import Progress
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.predicting import budget
@@ -20,14 +21,21 @@ from perfmodel.results.schedule import MOST_ROWS, MOST_SLICES, Schedule
 PER_WORKER, MOST_BY_DEFAULT = 1000, 100_000
 """Default number of updates in a schedule: per worker, and at most."""
 
-FEWEST_READS = 8
+FEWEST_READS = 50
 """Least number of times the log is read until a schedule is complete."""
 
 
-def schedule_of(job: Job, updates: int | None, *, max_ops: float, samples_per_s: float) -> Schedule:
+def schedule_of(
+    job: Job,
+    updates: int | None,
+    *,
+    max_ops: float,
+    samples_per_s: float,
+    progress: Progress | None = None,
+) -> Schedule:
     """Record the schedule of a job from its start until ``updates`` gradients have been applied.
 
-    ``samples_per_s`` is stored in it.
+    ``samples_per_s`` is stored in it; ``progress`` is called with (done, all) updates.
 
     Raises
     ------
@@ -58,6 +66,8 @@ def schedule_of(job: Job, updates: int | None, *, max_ops: float, samples_per_s:
     with Simulation(graph, job.seed, log=True) as run:
         listener, goal = Listener(graph, recorder, meaning), updates * len(recorder.slices)
         while not listener.hear(run, goal):
+            if progress is not None:
+                progress(recorder.applied // len(recorder.slices), updates)
             left = (goal - recorder.applied) / len(recorder.slices) / job.workers
             run.advance(run.rounds + max(min(math.ceil(left), rounds // FEWEST_READS), 1))
     options = finite(msgspec.to_builtins(job.options), "inf")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -169,6 +169,9 @@ class Interval(msgspec.Struct, frozen=True):
     iterations: int | None = None
 
 
+Progress = Callable[[int, int], None]
+
+
 @runtime_checkable
 class Timeline(Protocol):
     """A job that can be simulated again on request."""
@@ -176,7 +179,9 @@ class Timeline(Protocol):
     def chrome_trace(self) -> dict[str, Any]:
         """Two steady-state iterations as a Chrome trace, times in microseconds."""
 
-    def schedule(self, updates: int | None, samples_per_s: float) -> Schedule:
+    def schedule(
+        self, updates: int | None, samples_per_s: float, progress: Progress | None = None
+    ) -> Schedule:
         """The schedule of ``updates`` updates; ``samples_per_s`` is recorded in its header."""
 
 
@@ -351,11 +356,12 @@ class Prediction(Drawn, frozen=True, kw_only=True):
         """
         return self._job("trace").chrome_trace()
 
-    def schedule(self, updates: int | None = None) -> Schedule:
+    def schedule(self, updates: int | None = None, *, progress: Progress | None = None) -> Schedule:
         """Record which gradient is computed on which model, and when it is applied, from the start
         of training until ``updates`` gradients have been applied.
 
-        The default is 1000 gradients per worker, at most 100 000. The job is simulated again.
+        The default is 1000 gradients per worker, at most 100 000. The job is simulated again;
+        ``progress`` is called with (done, all) gradients.
 
         Raises
         ------
@@ -363,7 +369,7 @@ class Prediction(Drawn, frozen=True, kw_only=True):
             positive whole number.
         TooLargeError : the simulation takes more operations than the prediction's ``max_ops``.
         """
-        return self._job("schedule").schedule(updates, self.throughput_samples_per_s)
+        return self._job("schedule").schedule(updates, self.throughput_samples_per_s, progress)
 
     def _job(self, what: str) -> Timeline:
         """The job, ready to be simulated again.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 import textwrap
 import warnings
 from collections.abc import Sequence
@@ -45,6 +46,9 @@ SMALL = 8
 MOST_TICKS = 16
 """Values of an axis that each have a tick, at most."""
 
+
+LAST_DATE_S = 253402300799
+"""The end of the year 9999, in seconds since 1970: the last date that a file can have."""
 
 REMARKS = (
     r"Glyph .* missing from",
@@ -214,7 +218,7 @@ def image(drawing: Figure, ending: str) -> bytes:
 
     Raises
     ------
-    InputError : matplotlib does not write that format.
+    InputError : matplotlib does not write that format; SOURCE_DATE_EPOCH is no date.
     """
     _known(drawing, ending)
     buffer = io.BytesIO()
@@ -227,12 +231,19 @@ def check(ending: str) -> None:
 
     Raises
     ------
-    InputError : matplotlib is not installed, or does not write that format.
+    InputError : matplotlib is not installed, or does not write that format; SOURCE_DATE_EPOCH is no
+        date.
     """
     _known(empty(1, 1), ending)
 
 
 def _known(drawing: Figure, ending: str) -> None:
+    date = os.environ.get("SOURCE_DATE_EPOCH", "")
+    if date and not (date.isascii() and date.isdecimal() and int(date[:20]) <= LAST_DATE_S):
+        raise InputError(
+            "SOURCE_DATE_EPOCH: expected the whole seconds since 1970 of a date before the year "
+            f"10000, got {date!r}"
+        )
     formats = drawing.canvas.get_supported_filetypes()
     if ending not in formats:
         raise InputError(

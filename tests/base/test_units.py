@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,3 +74,30 @@ def test_shown_quantities_can_be_parsed(dimension: str, value: float) -> None:
 def test_the_suffix_of_a_name_gives_its_unit() -> None:
     assert {dimension_of(f"x_{d}") for d in UNITS} == set(UNITS)
     assert dimension_of("batch_size") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("60d", 5184000.0), ("90min", 5400.0), ("1.5h", 5400.0), ("30s", 30.0), ("1e3ms", 1.0)],
+)
+def test_times_may_be_days_hours_or_minutes(text: str, seconds: float) -> None:
+    assert parse(text, "s", "--deadline") == seconds
+
+
+@pytest.mark.parametrize(
+    ("name", "dimension", "example"),
+    [
+        ("--deadline", "s", "90min or 7d"),
+        ("aim: time", "s", "90min or 7d"),
+        ("--latency", "s", "50us or 1.5ms"),
+        ("cluster.toml: nic.latency_s", "s", "50us or 1.5ms"),
+        ("--bandwidth", "bytes_per_s", "10Gbps or 1.25GB/s"),
+        ("partition_bytes", "bytes", "25MiB or 100MB"),
+    ],
+)
+@pytest.mark.parametrize("text", ["10", "10 apples", "soon"])
+def test_errors_name_an_example_of_the_right_kind(
+    name: str, dimension: str, example: str, text: str
+) -> None:
+    with pytest.raises(InputError, match=re.escape(f"like {example}")):
+        parse(text, dimension, name)

@@ -156,6 +156,18 @@ def test_mistakes_are_reported_in_one_line(tmp_path: Path, old: str, new: str, t
     assert str(error.value) == f"{tmp_path / 'lab.toml'}: {text}"
 
 
+def test_too_many_sites_or_links_are_refused_at_once(tmp_path: Path) -> None:
+    """3000 sites have nine million paths."""
+    many = ", ".join(f'{{ name = "s{k}" }}' for k in range(3000))
+    start = FILE.index("sites = [")
+    text = f"{FILE[:start]}sites = [{many}]{FILE[FILE.index(chr(10), start) :]}"
+    with pytest.raises(InputError, match=r"lab.toml: sites: at most 200, got 3000$"):
+        read(tmp_path, text)
+    link = '[[site_links]]\nbandwidth_bytes_per_s = "1Gbps"\nlatency_s = 0.0\n'
+    with pytest.raises(InputError, match=r"site_links: at most 7 for 3 sites, got 8$"):
+        read(tmp_path, FILE + link * 6)
+
+
 def test_a_server_site_needs_sites() -> None:
     with pytest.raises(InputError, match=r"^server\.site: the cluster has no sites$"):
         msgspec.structs.replace(catalogue.cluster("ethernet-1g"), server=Server(site="oslo"))

@@ -27,6 +27,16 @@ SLOW = (Straggler(1, 2.0),)
 """Worker 1 takes 6 s instead of 3 s."""
 
 
+def test_the_progress_of_a_recording_is_told() -> None:
+    calls: list[tuple[int, int]] = []
+    found = predict(job(WORK, cluster(), 2, "asp"))
+    assert found.schedule(1000, progress=lambda *done: calls.append(done)).gradients == 1000
+    assert len(calls) >= 10
+    assert calls == sorted(calls)
+    assert {total for _, total in calls} == {1000}
+    assert calls[-1][0] > 900
+
+
 def schedule(
     workers: int, arch: str, updates: int, options: dict[str, Any] | None = None, **fields: Any
 ) -> Schedule:

@@ -277,3 +277,15 @@ def test_a_dollar_sign_is_shown(tmp_path: Path) -> None:
         assert f"<!-- {text} -->" in image
     copied = pickle.loads(pickle.dumps(figure))
     assert type(copied) is type(figure)
+
+
+@pytest.mark.parametrize("date", ["abc", "1e99", "-5", "1.5", "9" * 30, "\u0663"])
+def test_a_date_for_reproducible_builds_that_is_none_is_refused_before_the_work(
+    date: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", date)
+    for act in (lambda: style.check("pdf"), lambda: style.image(style.empty(1, 1), "svg")):
+        with pytest.raises(InputError, match=r"^SOURCE_DATE_EPOCH: expected the whole seconds"):
+            act()
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
+    assert b"1970-01-01" in style.image(style.empty(1, 1), "svg")

@@ -92,7 +92,9 @@ def predict(
         written.append((trace, data, "; open it at https://ui.perfetto.dev"))
     if schedule is not None:
         hint = "; replay it with perfmodel converge --replay"
-        written.append((schedule, prediction.schedule(updates).to_bytes(), hint))
+        with progress() as advance:
+            recorded = prediction.schedule(updates, progress=advance)
+        written.append((schedule, recorded.to_bytes(), hint))
     write_files([*written, *drawn(prediction, plot)])
     if as_json and other is not None:
         from perfmodel.studies.comparison import both_as_json
