@@ -11,6 +11,9 @@ from perfmodel.inputs.sites import MOST_CONNECTIONS
 MOST_DEVICES = 100_000
 """Maximum devices per island; a limit that catches typing errors."""
 
+MOST_IN_ALL = 200_000
+"""Maximum devices of all islands together, as of a job without islands."""
+
 
 def read_devices(given: int | str, islands: int) -> tuple[int, ...]:
     """Devices of each of ``islands`` islands: one number for all, or text such as ``8+8+4``.
@@ -20,25 +23,29 @@ def read_devices(given: int | str, islands: int) -> tuple[int, ...]:
 
     Raises
     ------
-    InputError : not a whole number from 1 on, or not one number per island.
+    InputError : not a whole number from 1 on, or not one number per island; too many in all.
     """
     name = "island_devices"
-    if not isinstance(given, str):
-        return (whole_number(name, given, at_most=MOST_DEVICES),) * islands
+    counts = (given,) if not isinstance(given, str) else _listed(name, given)
+    for count in counts:
+        whole_number(name, count, at_most=MOST_DEVICES)
+    if len(counts) not in (1, islands):
+        raise InputError(f"{name}: {given} is {len(counts)} islands, but workers is {islands}")
+    if (total := sum(counts) * (islands if len(counts) == 1 else 1)) > MOST_IN_ALL:
+        raise InputError(
+            f"{name}: at most {MOST_IN_ALL} devices in all islands together, got {total}"
+        )
+    return counts * islands if len(counts) == 1 else counts
+
+
+def _listed(name: str, given: str) -> tuple[int, ...]:
     try:
-        found = tuple(int(part) for part in given.split("+"))
+        return tuple(int(part) for part in given.split("+"))
     except ValueError:
         raise InputError(
             f"{name}: cannot read {given!r}; expected a number such as 8, or one per "
             "island such as 8+8+4"
         ) from None
-    for count in found:
-        whole_number(name, count, at_most=MOST_DEVICES)
-    if len(found) == 1:
-        return found * islands
-    if len(found) != islands:
-        raise InputError(f"{name}: {given} is {len(found)} islands, but workers is {islands}")
-    return found
 
 
 class Steps(msgspec.Struct, frozen=True):

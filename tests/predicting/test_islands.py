@@ -438,6 +438,10 @@ def test_requirements_and_advice_keep_islands() -> None:
     ("given", "said"),
     [
         ({"island_devices": 0}, "island_devices: must be"),
+        (
+            {"island_devices": 100_000, "workers": 3},
+            "island_devices: at most 200000 devices in all islands together, got 300000",
+        ),
         ({"island_devices": "2x"}, "cannot read '2x'"),
         ({"island_devices": "2+2+2"}, "2+2+2 is 3 islands, but workers is 2"),
         ({"island_arch": "fsdp"}, "need island_devices"),
