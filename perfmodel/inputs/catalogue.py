@@ -173,7 +173,8 @@ def workload(
         return step
     at = one_device.batch_size
     there = step if at in (None, step.batch_size) else update(at, "one_device_batch_size")
-    return _on(at_speed(step, there, one_device), device_name, precision)
+    launch_s = _launch_s(device_name or step.device)
+    return _on(at_speed(step, there, one_device, launch_s), device_name, precision)
 
 
 def _in_proportion(
@@ -269,14 +270,13 @@ def _one_pass(
         if precision is None and len({t.precision for t in profile.timings}) > 1:
             why = f"first of the profile for {timings[0].device}"
             notes.append(Assumption("precision", timings[0].precision, "", why))
-        known = timings[0].device in device_names()
         return resolve(
             profile,
             timings,
             batch_size=batch_size,
             layer_shares=shares,
             assumptions=notes,
-            launch_s=device(timings[0].device).launch_s if known else RECENT_LAUNCH_S,
+            launch_s=_launch_s(timings[0].device),
         )
     _check_device(device_name, profile)
     devices, models = _everything()
@@ -284,6 +284,12 @@ def _one_pass(
     return device_transfer.estimate(
         profile, device_name, precision or "float32", batch_size, devices=devices, others=others
     )
+
+
+def _launch_s(device_name: str) -> float:
+    """The fixed part of a step per tensor on a device, which may be one outside the catalogue."""
+    name = device_called(device_name)
+    return device(name).launch_s if name in device_names() else RECENT_LAUNCH_S
 
 
 def _of_language(

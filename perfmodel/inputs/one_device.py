@@ -8,7 +8,7 @@ import msgspec
 
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.base.provenance import Assumption, Source
-from perfmodel.inputs.batch_scaling import batch_error
+from perfmodel.inputs.batch_scaling import RECENT_LAUNCH_S, batch_error
 from perfmodel.inputs.workload import Workload, expanded
 
 UNITS = ("samples/s", "tokens/s")
@@ -117,13 +117,19 @@ def read_one_device(
     return OneDevice(step_s=checked_s, batch_size=batch_size)
 
 
-def at_speed(workload: Workload, there: Workload, given: OneDevice) -> Workload:
+def at_speed(
+    workload: Workload,
+    there: Workload,
+    given: OneDevice,
+    launch_s: float = RECENT_LAUNCH_S,
+) -> Workload:
     """Return the workload with all times multiplied by one factor, so that they fit a measurement.
 
     Parameters
     ----------
     workload : the workload of the job, whose times need only be right relative to each other.
     there : the same at the batch size of the measurement; ``workload`` itself if that is its own.
+    launch_s : fixed part of a step per tensor, for the error at another batch size.
 
     On one device, data are loaded during computation, so a step of ``there`` takes as long as the
     longer of the two; after scaling this is the measured time. At the measured batch size the
@@ -146,7 +152,7 @@ def at_speed(workload: Workload, there: Workload, given: OneDevice) -> Workload:
         name, value, unit = "one-device speed", given.speed.value, given.speed.unit
     why = f"given, at batch size {at}; proportions of the layers {there.quality} on {there.device}"
     notes = [*kept, Assumption(name, value, unit, why)]
-    error = batch_error([at], size)
+    error = batch_error([at], size, launch_s=launch_s)
     if error is not None:
         why = f"9 in 10 such estimates are within a factor of {1 + error:.2f} of the truth"
         notes.append(Assumption("layer times", size, "samples", f"scaled from batch size {at}"))

@@ -92,7 +92,8 @@ ARGUMENTS = {
     f"{JOB} --arch ring --servers 2":
         f"option 'servers' does not apply to allreduce (it has: {options_of('ring')})",
     f"{JOB} --arch ring --sync asp":
-        f"option 'sync' does not apply to allreduce (it has: {options_of('ring')})",
+        "option 'sync' does not apply to allreduce; did you mean 'no_sync'? (it has: "
+        f"{options_of('ring')})",
     # quantities
     f"{JOB} --bandwidth -10Gbps": "--bandwidth: must be more than 0, got -10",
     f"{JOB} --bandwidth 0Gbps": "--bandwidth: must be more than 0, got 0",
@@ -180,10 +181,11 @@ TIMING_KEYS = (
     "copy_s, other_s, step_std_s, accumulation, overhead_fraction"
 )
 CLUSTER_KEYS = (
-    "schema, name, title, nic, nodes, devices_per_node, nics_per_node, devices_on_nodes, "
-    "intra_node, core_oversubscription, pair_efficiency, cpu_cores, worker_threads, "
-    "core_sharing, server, overrides, collectives, slowdown_per_neighbour, loaders_per_node, "
-    "handover, queue_bytes, flow_bytes_per_s, sites, site_links, calibration, source"
+    "schema, name, title, nic, nodes, devices_per_node, nics_per_node, nics_per_process, "
+    "devices_on_nodes, intra_node, core_oversubscription, pair_efficiency, cpu_cores, "
+    "worker_threads, core_sharing, server, overrides, collectives, slowdown_per_neighbour, "
+    "loaders_per_node, handover, queue_bytes, flow_bytes_per_s, sites, site_links, device_spread, "
+    "losses, calibration, source"
 )
 JOB_KEYS = (
     "model, workload, device, precision, batch_size, sequence_length, "
@@ -222,7 +224,7 @@ FILES = {
         "calibration)",
     "key_unknown.toml":
         "nic: unknown key 'latency'; did you mean 'latency_s'? "
-        "(allowed: bandwidth_bytes_per_s, latency_s, efficiency)",
+        "(allowed: bandwidth_bytes_per_s, latency_s, efficiency, ceiling_bytes_per_s)",
     "nic_missing.toml": f"unknown key 'nick'; did you mean 'nic'? (allowed: {CLUSTER_KEYS})",
     "source_missing.toml":
         f"unknown key 'sources'; did you mean 'source'? (allowed: {CLUSTER_KEYS})",

@@ -16,8 +16,13 @@ from perfmodel.cli import cli
 from perfmodel.studies.robustness import robustness
 from perfmodel.studies.sensitivity import MATTERS, Effect, effects
 
-PS: dict[str, Any] = {"model": "resnet50", "device": "v100", "workers": 8}
-COMMAND = "--model resnet50 --device v100 --workers 8"
+PS: dict[str, Any] = {
+    "model": "resnet50",
+    "device": "v100",
+    "cluster": "ethernet-10g",
+    "workers": 8,
+}
+COMMAND = "--model resnet50 --device v100 --cluster ethernet-10g --workers 8"
 HEAD = "assumed"
 
 
@@ -51,10 +56,10 @@ def test_assumptions_that_matter_are_shown_and_the_others_counted() -> None:
     matter = [each.assumption.name for each in worth if each.swing > math.log(1.02)]
     assert {"bandwidth", "servers", "batch_size"} <= {*matter}
     _, lines = printed(f"predict {COMMAND}")
-    assert named(lines) == [*matter, "precision", "cluster"]
+    assert named(lines) == [*matter, "precision"]
     count, _, rest = lines[-1].partition(" ")
     unknown = sum(each.left_out for each in worth)
-    assert int(count) == len(worth) - len(matter) - 2 - unknown
+    assert int(count) == len(worth) - len(matter) - 1 - unknown
     assert f"formulas cannot judge {unknown} more" in rest
     assert unknown == 1  # transmission=quantum
 
@@ -130,7 +135,10 @@ def test_a_comparison_prints_what_shifts_its_jobs() -> None:
 
 def test_a_comparison_says_which_assumption_decides_it() -> None:
     """Servers beside each worker win on these links; on half the bandwidth the ring does."""
-    command = "compare --model resnet50 --device v100 --workers 4 --arch ring,asp --servers 4"
+    command = (
+        "compare --model resnet50 --device v100 --cluster ethernet-10g --workers 4 --arch ring,asp "
+        "--servers 4"
+    )
     _, lines = printed(f"{command} --fidelity coarse")
     bandwidth = next(line for line in lines if line.startswith("bandwidth"))
     assert re.search(r"with 5 Gbps [^;]*, and ring is the fastest;", bandwidth)

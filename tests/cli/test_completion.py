@@ -63,7 +63,7 @@ def completed(line: str) -> list[str]:
         ("predict --island-option algorithm=h", ["algorithm=halving_doubling",
                                                  "algorithm=hierarchical"]),
         ("plan --option stag", ["stage="]),
-        ("show pcie", ["pcie3", "pcie4", "pcie5"]),
+        ("show pcie", ["pcie-host", "pcie3", "pcie4", "pcie5"]),
         ("show zero1 --formula --option stage=", ["stage=1", "stage=2", "stage=3"]),
         ("require bandw", ["bandwidth"]),
         ("import t", ["t<file>"]),

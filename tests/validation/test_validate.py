@@ -228,6 +228,8 @@ KEYS: dict[str, Any] = {
     "stragglers": [{"worker": 1, "factor": 1.5}],
     "start": "together",
     "seed": 7,
+    "one_device_step_s": 0.5,
+    "one_device_batch_size": 16,
 }
 """A value other than the default for each key of a job, besides its model or workload."""
 
@@ -242,7 +244,8 @@ def of_case(folder: Path, job: dict[str, Any]) -> Job:
 
 def test_cases_take_every_key_of_job_files(tmp_path: Path) -> None:
     """A key that job files get later needs a value here, and is then a key of cases as well."""
-    assert set(KEYS) == set(JobFile.__struct_fields__) - {"schema", "model", "workload"}
+    instead = {"one_device_samples_per_s"}  # of one_device_step_s
+    assert {*KEYS, *instead} == set(JobFile.__struct_fields__) - {"schema", "model", "workload"}
     job = {"model": "gpt2-small", **KEYS}
     alone = written(tmp_path, json.dumps({"schema": "perfmodel.job/1", **job}), "job.json")
     expected = make_job(**read_job(alone))

@@ -168,7 +168,10 @@ class Placements(Drawn, frozen=True, forbid_unknown_fields=True, kw_only=True):
         check_devices(tuple(devices))
         most = max(*devices, self.cluster.devices_per_node)
         where = msgspec.structs.replace(
-            self.cluster, devices_per_node=most, devices_on_nodes=tuple(devices)
+            self.cluster,
+            devices_per_node=most,
+            devices_on_nodes=tuple(devices),
+            losses="none",  # they are in what is fitted
         )
         return make_job(
             workload=profile,

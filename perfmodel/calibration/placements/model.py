@@ -168,7 +168,8 @@ def steps_s(
     nominal = np.inf if inside is None else inside.bandwidth_bytes_per_s
     within = nominal * links["intra_node.efficiency"]
     through = np.where(placed.fullest > 1, np.minimum(between, within), between)
-    hop_s = links["intra_node.latency_s"] * (placed.fullest > 1)
+    inside_s = links["intra_node.latency_s"]
+    hops = placed.nodes * links["nic.latency_s"] + (placed.devices - placed.nodes) * inside_s
     each = np.where(
         away, network_bytes(traits["bytes"], traits["node_bytes"]), traits["node_bytes"]
     )
@@ -177,7 +178,7 @@ def steps_s(
         placed.devices,
         each * placed.gradient_bytes,
         bandwidth_bytes_per_s=np.where(away, through, within),
-        latency_s=messages * np.where(away, np.maximum(links["nic.latency_s"], hop_s), hop_s),
+        latency_s=messages * np.where(away, hops / placed.devices, inside_s * (placed.fullest > 1)),
     )
     hiding_s = traits["hidden_fraction"] * placed.overlap * placed.computing_s
     end = equal_wait_free(hiding_s, exchange_s, messages)
