@@ -23,6 +23,7 @@ from perfmodel.studies.requirements import require
 from perfmodel.studies.sensitivity import sensitivity
 from perfmodel.studies.sweeps import sweep
 from perfmodel.validation.cases import CaseJob, read_cases
+from tests.jobs import ETHERNET
 
 V100: dict[str, Any] = {"model": "resnet50", "device": "v100", "batch_size": 256, "arch": "ring"}
 MADE_UP = Source("measured", "made up for a test")
@@ -314,7 +315,7 @@ def test_a_sweep_varies_the_speed_but_keeps_it_to_one_measurement() -> None:
 
 def test_studies_of_other_batch_sizes_keep_the_speed_at_that_of_the_job() -> None:
     job = {
-        **V100, "cluster": "ethernet-10g", "workers": 8, "batch_size": 64,
+        **V100, "cluster": ETHERNET, "workers": 8, "batch_size": 64,
         "one_device_samples_per_s": 300.0,
     }  # fmt: skip
     advice = advise(**job)
