@@ -20,7 +20,7 @@ from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import expanded
 from perfmodel.phases.layers import Layers, Part, Stage, Whole
 from perfmodel.phases.phases import Phase, Phases, mixed, resource_limited
-from perfmodel.phases.quantities import Quantities
+from perfmodel.phases.quantities import Quantities, quantities_of
 from perfmodel.theory.contention import contended, regularity
 
 GROUPS = 16
@@ -174,13 +174,15 @@ def _iteration(job: Job, q: Quantities, d: Demands, late: Quantity, flows: Flows
             pulled = q.layers.pull_and_forward_s(pull_s, q.scale * late) - q.forward_s * late
             ends.append(ends[-1] + pulled)
         push, update, pull = (z - a for a, z in itertools.pairwise([computed, *ends]))
+        if not options.duplex and not is_symbol(d.threads) and d.threads > 1:
+            # updates of layers that arrive together run on several threads at the same time
+            longest = sum(_in_turn(d, flows, m)) - push - pull
+            update = minimum(update, maximum(longest, 0.0))
     else:
-        pull = m * maximum(own_pulling_s, d.fullest * pulling_s, d.fullest * d.flow_s)
-        push = m * d.sent * maximum(own_pushing_s, d.fullest * pushing_s, d.fullest * d.flow_s)
-        update = maximum(updating * d.update_s, d.longest_s) + d.optimizer_s(m)
+        pull, push, update = _in_turn(d, flows, m)
     if flows.in_step and not options.overlap and not q.alike and not is_symbol(q.workers):
         push, update = _one_by_one(q, late, push, update)
-    link_s = d.shared_s * d.fullest * m
+    link_s = d.fullest * m / q.server_bandwidth_bytes_per_s
     return Phases(
         parts={
             "compute": Phase(compute * least, "compute"),
@@ -197,6 +199,17 @@ def _iteration(job: Job, q: Quantities, d: Demands, late: Quantity, flows: Flows
             "servers": d.update_s,
         },
         updates=1.0,
+    )
+
+
+def _in_turn(d: Demands, flows: Flows, m: Quantity) -> tuple[Quantity, Quantity, Quantity]:
+    """Return the seconds to pull, push and update ``m`` bytes, each as a whole."""
+    pulling_s, pushing_s = flows.pulling * d.shared_s, flows.pushing * d.shared_s
+    own_pulling_s, own_pushing_s = d.own_s * flows.own_pulling, d.own_s * flows.own_pushing
+    return (
+        m * maximum(own_pulling_s, d.fullest * pulling_s, d.fullest * d.flow_s),
+        m * d.sent * maximum(own_pushing_s, d.fullest * pushing_s, d.fullest * d.flow_s),
+        maximum(flows.updating * d.update_s, d.longest_s) + d.optimizer_s(m),
     )
 
 
@@ -292,7 +305,7 @@ def _apart(job: Job, q: Quantities) -> Phases:
         q.counts,
         classes,
         links_s=maximum(
-            q.workers * maximum(*demands[:2]),
+            q.workers * maximum(*demands[:2], each[0].both_ways_s * q.gradient_bytes),
             _least_s(q, on_nic_s) * maximum(1.0, each[0].sent),
         ),
         servers_s=q.workers * demands[2],
@@ -435,6 +448,8 @@ def leaves_out(job: Job) -> str | None:
             and options.sync != "bsp"
             and job.cluster.fullest(job.workers) > job.cluster.nics_per_node,
             "pull=request": options.pull == "request",
+            "backup workers on unequal links": options.backup_workers > 0
+            and quantities_of(job).least_bytes_per_s is not None,
             "unequal shares of a full link": job.cluster.queue_bytes is not None
             and job.workers > options.servers,
         },
