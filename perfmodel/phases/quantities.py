@@ -361,28 +361,6 @@ def quantities_of(job: Job) -> Quantities:
     )
 
 
-def beside_servers(job: Job, q: Quantities) -> Quantities:
-    """Return the quantities of a job whose workers are all on the node of its servers, as nothing
-    crosses the network then: those of the node's bus, or of the devices' ports."""
-    colocated = job.cluster.server.placement == "colocated" and job.options.server_count > 0
-    if not colocated or job.cluster.nodes_for(job.workers) > 1:
-        return q
-    port = math.inf if q.bus else q.inside_bandwidth_bytes_per_s
-    bus = q.inside_bandwidth_bytes_per_s if q.bus else math.inf
-    classes = tuple(msgspec.structs.replace(k, bandwidth_bytes_per_s=port) for k in q.classes)
-    return msgspec.structs.replace(
-        q,
-        bandwidth_bytes_per_s=port,
-        server_bandwidth_bytes_per_s=math.inf,  # a server has no port
-        core_bandwidth_bytes_per_s=bus / (1.0 + q.servers),  # carries both directions, as a bus
-        latency_s=q.inside_latency_s,
-        flow_bytes_per_s=math.inf,
-        least_bytes_per_s=None,
-        nics_per_node=max(job.workers, 1),
-        classes=classes,
-    )
-
-
 def _mean_goodput(
     cluster: Cluster, nics: Sequence[Link], nodes: int, servers: Sequence[Link]
 ) -> float:

@@ -20,7 +20,7 @@ from perfmodel.base.quantities import maximum
 from perfmodel.inputs.job import Job
 from perfmodel.phases.layers import Whole
 from perfmodel.phases.phases import Phase, Phases
-from perfmodel.phases.quantities import Quantities, beside_servers, class_of, quantities_of
+from perfmodel.phases.quantities import Quantities, class_of, quantities_of
 from perfmodel.predicting import bands
 from perfmodel.results.outcome import Outcome
 from perfmodel.results.prediction import (
@@ -74,7 +74,7 @@ def phases(
     ------
     InputError : ``sharpness`` is below 1.
     """
-    q = beside_servers(job, quantities_of(job)) if among is None else among
+    q = quantities_of(job) if among is None else among
     if sharpness is not None:
         if sharpness != math.inf:
             number("sharpness", sharpness, at_least=1.0)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perfmodel import Cluster, IntraNode, Job, Link, NodeOverride, Prediction, predict
+from perfmodel import Cluster, Job, Link, NodeOverride, Prediction, predict
 from perfmodel.inputs.cluster import Server
 from perfmodel.predicting import coarse
 from tests.jobs import cluster, job, workload
@@ -83,27 +83,6 @@ def test_slow_connections_limit_easgd(servers: int) -> None:
     where = cluster(RATE, flow_bytes_per_s=1e5)
     found = both(job(WORK, where, 3, "easgd", {"period": 4, "servers": servers}))
     assert found.iteration_s == pytest.approx(2 * 10e6 / servers / 1e5 / 4, rel=0.01)
-
-
-INSIDE: dict[str, tuple[IntraNode | None, float]] = {
-    "free": (None, 0.0),
-    "bus": (IntraNode(1e7), 4 * 2 * 10e6 / 1e7),
-    "ports": (IntraNode(1e7, kind="per_device"), 2 * 10e6 / 1e7),
-}
-"""Links inside a node, and the time in which four workers pull and push 10 MB each over them."""
-
-
-@pytest.mark.parametrize("inside", INSIDE)
-@pytest.mark.parametrize(("arch", "options", "models"), THROUGH_SERVERS)
-def test_workers_beside_their_server_use_no_network(
-    arch: str, options: dict[str, Any], models: float, inside: str
-) -> None:
-    """Four devices of a node with a link of 10 kB/s that nothing crosses."""
-    link, seconds = INSIDE[inside]
-    where = cluster(1e4, 0.5, devices_per_node=4, intra_node=link, core_oversubscription=10.0,
-                    server=Server(placement="colocated"))  # fmt: skip
-    found = both(job(WORK, where, 4, arch, options, jitter=0.05, start="staggered"))
-    assert 0.99 * seconds * models / 2.0 <= found.iteration_s <= seconds * models / 2.0 + 0.2
 
 
 def left_to_the_simulation(one: Job, words: str) -> None:

@@ -174,12 +174,10 @@ def _iteration(job: Job, q: Quantities, d: Demands, late: Quantity, flows: Flows
             pulled = q.layers.pull_and_forward_s(pull_s, q.scale * late) - q.forward_s * late
             ends.append(ends[-1] + pulled)
         push, update, pull = (z - a for a, z in itertools.pairwise([computed, *ends]))
-        if not options.duplex and not is_symbol(d.threads) and d.threads > 1:
-            # updates of layers that arrive together run on several threads at the same time
-            longest = sum(_in_turn(d, flows, m)) - push - pull
-            update = minimum(update, maximum(longest, 0.0))
     else:
-        pull, push, update = _in_turn(d, flows, m)
+        pull = m * maximum(own_pulling_s, d.fullest * pulling_s, d.fullest * d.flow_s)
+        push = m * d.sent * maximum(own_pushing_s, d.fullest * pushing_s, d.fullest * d.flow_s)
+        update = maximum(updating * d.update_s, d.longest_s) + d.optimizer_s(m)
     if flows.in_step and not options.overlap and not q.alike and not is_symbol(q.workers):
         push, update = _one_by_one(q, late, push, update)
     link_s = d.fullest * m / q.server_bandwidth_bytes_per_s
@@ -199,17 +197,6 @@ def _iteration(job: Job, q: Quantities, d: Demands, late: Quantity, flows: Flows
             "servers": d.update_s,
         },
         updates=1.0,
-    )
-
-
-def _in_turn(d: Demands, flows: Flows, m: Quantity) -> tuple[Quantity, Quantity, Quantity]:
-    """Return the seconds to pull, push and update ``m`` bytes, each as a whole."""
-    pulling_s, pushing_s = flows.pulling * d.shared_s, flows.pushing * d.shared_s
-    own_pulling_s, own_pushing_s = d.own_s * flows.own_pulling, d.own_s * flows.own_pushing
-    return (
-        m * maximum(own_pulling_s, d.fullest * pulling_s, d.fullest * d.flow_s),
-        m * d.sent * maximum(own_pushing_s, d.fullest * pushing_s, d.fullest * d.flow_s),
-        maximum(flows.updating * d.update_s, d.longest_s) + d.optimizer_s(m),
     )
 
 
