@@ -12,8 +12,8 @@ from perfmodel.validation.cases import MeasuredJob
 CASES = Path(__file__).with_name("cases.json")
 
 FOUND: dict[str, str] = about("field").facts["bottlenecks"]
-"""Kind of the bottleneck that a thread found, by the name of a case: part of the name of a resource,
-such as ``link inside``, or ``link`` for any."""
+"""Links that a thread found to be the bottleneck, by the name of a case: a word in the name of such a
+resource: ``inside`` a node, ``out`` of it, or any ``link``."""
 
 NOTABLE = 0.05
 """Share of the critical path from which a link counts as named."""
@@ -24,7 +24,7 @@ def communication(prediction: Prediction) -> tuple[str, float]:
     shares = {
         kind: share
         for kind, share in prediction.bottleneck.shares.items()
-        if kind.startswith("link")
+        if "link" in kind
     }
     kind = max(shares, key=lambda name: shares[name], default="")
     return kind, shares.get(kind, 0.0)
@@ -33,7 +33,7 @@ def communication(prediction: Prediction) -> tuple[str, float]:
 def named(found: str, prediction: Prediction) -> bool:
     """Whether the prediction names the bottleneck that a thread found."""
     kind, share = communication(prediction)
-    return kind.startswith(found) and share >= NOTABLE
+    return found in kind and share >= NOTABLE
 
 
 def table() -> str:

@@ -228,7 +228,9 @@ def phases(job: Job, q: Quantities) -> Phases:
     A worker waits for its pull. Its push and update end before its next pull, so they are hidden by
     the period unless links or servers are slow.
     """
-    shared_s = q.gradient_bytes / q.servers / q.server_bandwidth_bytes_per_s
+    link_s = q.gradient_bytes / q.servers / q.server_bandwidth_bytes_per_s
+    core_s = q.gradient_bytes / q.core_with_servers_bytes_per_s
+    shared_s = maximum(link_s, core_s)
     whole_s = q.update_per_tensor_s * q.tensors + q.update_per_byte_s * q.gradient_bytes
     update_s = whole_s / q.servers / q.update_threads
     demands = (shared_s, shared_s, update_s)
@@ -251,7 +253,7 @@ def phases(job: Job, q: Quantities) -> Phases:
     # if links differ, each worker is limited by its own
     own = [kind.on_a_nic(kind.fullest) / kind.bandwidth_bytes_per_s for kind in kinds]
     own_s = q.gradient_bytes * functools.reduce(minimum, own) / Options.of(job).period
-    links_s = maximum(often * shared_s, own_s)
+    links_s = maximum(often * link_s, often * 2.0 * core_s, own_s)  # both ways over the core
     result = resource_limited(q.counts, periods, links_s=links_s, servers_s=often * update_s)
     before = mixed(q.counts, periods)
     queue = result.iteration_s - before.iteration_s
@@ -284,7 +286,9 @@ def _exchange(
 def _own(q: Quantities, others: Sequence[Quantity]) -> tuple[Quantity, Quantity]:
     """Return the seconds of the pull and the push on the link of the worker's node, shared with
     those of the others that are on that node."""
-    own_s = q.gradient_bytes / q.bandwidth_bytes_per_s
+    own_s = q.gradient_bytes * maximum(
+        1.0 / q.bandwidth_bytes_per_s, 1.0 / (q.servers * q.flow_bytes_per_s)
+    )
     if len(others) == 3:
         return own_s, own_s
     beside = q.on_a_nic(q.fullest) - 1.0

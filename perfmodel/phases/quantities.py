@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -12,7 +12,7 @@ import numpy as np
 
 from perfmodel.base.arrays import Floats
 from perfmodel.base.quantities import Quantity, ceiling, is_symbol, maximum, minimum, where
-from perfmodel.inputs.cluster import Collective
+from perfmodel.inputs.cluster import Cluster, Collective, Link
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import expanded
 from perfmodel.phases.layers import Layers, Whole, is_nothing
@@ -279,6 +279,11 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         return first % self.nics_per_node != second % self.nics_per_node
 
     @property
+    def core_with_servers_bytes_per_s(self) -> Quantity:
+        """Capacity of the core for transfers between the workers and servers on their own nodes."""
+        return self.core_bandwidth_bytes_per_s * (self.nodes + self.servers)
+
+    @property
     def hop_s(self) -> Quantity:
         """Greatest latency between neighbours on a ring through all workers."""
         inside = where(self.fullest > 1, self.inside_latency_s, 0.0)
@@ -293,10 +298,12 @@ def quantities_of(job: Job) -> Quantities:
     servers = max(job.options.server_count, 1)
     crossed = _crossings(job)
     own = cluster.server_nic if job.options.server_count else None
+    dedicated = cluster.server.placement == "dedicated" and job.options.server_count > 0
     unlike = cluster.overrides or own is not None or cluster.nics_per_process > 1
     theirs = [cluster.nic_of_server(s, n) for s in range(servers)] if unlike else []
     passing = job.path_efficiency
     goodput = passing * min(nic.goodput_bytes_per_s for nic in nics)
+    mean_goodput = passing * _mean_goodput(cluster, nics, len(nodes), theirs if dedicated else [])
     at_servers = min((passing * nic.goodput_bytes_per_s for nic in theirs), default=goodput)
     inside, over = cluster.intra_node, cluster.core_oversubscription
     placed = bool(cluster.devices_on_nodes)
@@ -311,7 +318,7 @@ def quantities_of(job: Job) -> Quantities:
         bandwidth_bytes_per_s=goodput,
         server_bandwidth_bytes_per_s=at_servers,
         core_bandwidth_bytes_per_s=(
-            math.inf if over is None else cluster.nics_per_node * goodput / over
+            math.inf if over is None else cluster.nics_per_node * mean_goodput / over
         ),
         latency_s=max(nic.latency_s for nic in (*nics, own) if nic is not None),
         inside_bandwidth_bytes_per_s=math.inf if inside is None else inside.goodput_bytes_per_s,
@@ -352,6 +359,17 @@ def quantities_of(job: Job) -> Quantities:
         sites_latency_s=crossed.latency_s,
         buffer_bytes=w.buffer_bytes,
     )
+
+
+def _mean_goodput(
+    cluster: Cluster, nics: Sequence[Link], nodes: int, servers: Sequence[Link]
+) -> float:
+    """Return the mean rate of a node's link, over ``nodes`` nodes of workers with the links
+    ``nics``, one for all or one each, and those of dedicated ``servers``; if there are no
+    ``servers``, they have the same links as workers."""
+    mean = sum(nic.goodput_bytes_per_s for nic in nics) / len(nics)
+    used = sum(nic.goodput_bytes_per_s for nic in servers) / cluster.nics_per_process
+    return (nodes * mean + used) / (nodes + len(servers))
 
 
 class _Crossings(NamedTuple):

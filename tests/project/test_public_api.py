@@ -205,6 +205,7 @@ PREDICTION: dict[str, Any] = {
                 "nodes": WHOLE + NOTHING,
                 "devices_per_node": WHOLE,
                 "nics_per_node": WHOLE,
+                "nics_per_process": WHOLE,
                 "devices_on_nodes": [WHOLE],
                 "intra_node": NOTHING,
                 "core_oversubscription": NUMBER + NOTHING,

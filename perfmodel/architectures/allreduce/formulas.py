@@ -128,7 +128,14 @@ def leaves_out(job: Job) -> str | None:
     """Return the first feature of a job that the coarse model leaves out, or None."""
     options = Options.of(job)
     ring = options.sparse or options.algorithm == "ring"
-    return left_out(job, core=False, connections=False, sites=not ring)
+    cut = options.bucketing == "mg_wfbp" and options.partition_bytes < math.inf
+    return left_out(
+        job,
+        {"partitions of merged messages": cut},
+        core=False,
+        connections=False,
+        sites=not ring,
+    )
 
 
 def _shares(job: Job) -> tuple[list[float], list[int]]:

@@ -92,7 +92,8 @@ def _through_server(job: Job, q: Quantities) -> tuple[Seconds, Busy]:
     whole = q.gradient_bytes * options.sent_share
     at_server_s = q.workers * whole / q.server_bandwidth_bytes_per_s
     at_worker_s = whole * q.on_a_nic(q.fullest) / q.bandwidth_bytes_per_s
-    moved_s = maximum(at_server_s, at_worker_s, whole / q.flow_bytes_per_s)
+    at_core_s = q.workers * whole / q.core_with_servers_bytes_per_s
+    moved_s = maximum(at_server_s, at_worker_s, at_core_s, whole / q.flow_bytes_per_s)
     update_s = q.update_per_tensor_s * q.tensors + q.update_per_byte_s * q.gradient_bytes
     work_s = ceiling(q.workers / q.update_threads) * update_s + options.outer_s
     served_s = q.workers * update_s / q.update_threads + options.outer_s

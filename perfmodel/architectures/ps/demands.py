@@ -28,7 +28,8 @@ class Demands(msgspec.Struct, frozen=True, eq=False):
     Attributes
     ----------
     own_s, shared_s : transfer time per byte on the worker's own link, without contention, and on a
-        server's.
+        server's, or the core if that takes longer.
+    core_s : transfer time per byte on the core, which carries both directions.
     flow_s : least transfer time per byte on the connection to a server.
     beside : other workers of the node, which send over the same link.
     fullest : fraction of the model on the fullest server.
@@ -44,6 +45,7 @@ class Demands(msgspec.Struct, frozen=True, eq=False):
 
     own_s: Quantity
     shared_s: Quantity
+    core_s: Quantity
     flow_s: Quantity
     beside: Quantity
     fullest: Quantity
@@ -81,7 +83,11 @@ class Demands(msgspec.Struct, frozen=True, eq=False):
             fullest = float(kept.max() / kept.sum())
         return cls(
             own_s=1.0 / q.bandwidth_bytes_per_s,
-            shared_s=1.0 / q.server_bandwidth_bytes_per_s,
+            shared_s=maximum(
+                1.0 / q.server_bandwidth_bytes_per_s,
+                1.0 / (fullest * q.core_with_servers_bytes_per_s),
+            ),
+            core_s=1.0 / q.core_with_servers_bytes_per_s,
             flow_s=1.0 / q.flow_bytes_per_s,
             beside=0.0 if options.local_aggregation else q.on_a_nic(q.fullest) - 1.0,
             fullest=fullest,
@@ -94,6 +100,11 @@ class Demands(msgspec.Struct, frozen=True, eq=False):
             longest_s=_longest_s(q, tensor_s, byte_s),
             sent=options.sent_share,
         )
+
+    @property
+    def both_ways_s(self) -> Quantity:
+        """Time on the core per byte of the model, pulled and pushed."""
+        return (1.0 + self.sent) * self.core_s
 
     def optimizer_s(self, gradient_bytes: Quantity) -> Quantity:
         """Return the fullest server's time for an update of all workers, besides their pushes."""

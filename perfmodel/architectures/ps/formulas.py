@@ -20,7 +20,7 @@ from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import expanded
 from perfmodel.phases.layers import Layers, Part, Stage, Whole
 from perfmodel.phases.phases import Phase, Phases, mixed, resource_limited, several
-from perfmodel.phases.quantities import Quantities
+from perfmodel.phases.quantities import Quantities, quantities_of
 from perfmodel.theory.contention import contended, regularity
 
 GROUPS = 16
@@ -184,7 +184,7 @@ def _iteration(job: Job, q: Quantities, d: Demands, late: Quantity, flows: Flows
         update = maximum(updating * d.update_s, d.longest_s) + d.optimizer_s(m)
     if flows.in_step and not options.overlap and not q.alike and not is_symbol(q.workers):
         push, update = _one_by_one(q, late, push, update)
-    link_s = d.shared_s * d.fullest * m
+    link_s = d.fullest * m / q.server_bandwidth_bytes_per_s
     return Phases(
         parts={
             "compute": Phase(compute * least, "compute"),
@@ -296,7 +296,7 @@ def _apart(job: Job, q: Quantities) -> Phases:
         q.counts,
         classes,
         links_s=maximum(
-            q.workers * maximum(*demands[:2]),
+            q.workers * maximum(*demands[:2], each[0].both_ways_s * q.gradient_bytes),
             _least_s(q, on_nic_s) * maximum(1.0, each[0].sent),
         ),
         servers_s=q.workers * demands[2],
@@ -439,6 +439,8 @@ def leaves_out(job: Job) -> str | None:
             and options.sync != "bsp"
             and job.cluster.fullest(job.workers) > job.cluster.nics_per_node,
             "pull=request": options.pull == "request",
+            "backup workers on unequal links": options.backup_workers > 0
+            and quantities_of(job).least_bytes_per_s is not None,
             "unequal shares of a full link": job.cluster.queue_bytes is not None
             and job.workers > options.servers,
         },
