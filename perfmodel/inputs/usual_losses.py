@@ -6,8 +6,9 @@ that many cards cannot access each other's memory. Clusters with nominal figures
 so that a prediction is what to expect rather than the best case. Figures of measured and calibrated
 clusters already contain them.
 
-The values were learnt from public tables that no prediction of the accuracy page is compared with:
-``python -m benchmarks.accuracy.losses PATH`` prints them.
+The values of devices and of copies through the host were learnt from public tables that no
+prediction of the accuracy page is compared with: ``python -m benchmarks.accuracy.losses PATH``
+prints them. The others are means of what was fitted to published runs.
 """
 
 from __future__ import annotations
@@ -33,35 +34,39 @@ MEMORY_BYTES_PER_S, MEMORY_OVER_NVLINK = 900e9, 7.0
 this many times the rate of its NVLinks each way (V100 6, A100 5 to 7, H100 7, B200 9)."""
 
 SLOWDOWN_PER_NEIGHBOUR = 0.004
-"""Relative increase of a device's compute time per further device of the job on its node."""
+"""Relative increase of a device's compute time per further device of the job on its node: between
+0.002, learnt from workstations, and 0.009 to 0.012, fitted to full nodes of V100 (KungFu, DLPerf)."""
 
 DEVICE_SPREAD = 0.01
 """Standard deviation of the speeds of equal devices, as a fraction."""
 
 SOCKETS_BYTES_PER_S = 1.8e9
-"""Rate that collectives reach over TCP on links that are nominally faster."""
+"""Rate that collectives reach over TCP on links that are nominally faster: geometric mean of the
+rates fitted to HKBU's runs on 100 Gbps (2.4e9), Horovod's on 25 Gbps (1.75e9) and KungFu's (1.4e9)."""
 
 SOCKETS_SPREAD = 0.35
 """Standard deviation of the logarithm of that rate among three systems."""
 
 UPDATE_PER_TENSOR_S = 0.1e-3
-"""Time of a parameter server per gradient tensor."""
+"""Time of a parameter server per gradient tensor, as fitted to CM-DARE (0.05e-3 to 0.13e-3)."""
 
 UPDATE_PER_BYTE_S = 0.8e-9
-"""Time of a parameter server per gradient byte: to receive, add and apply it on one core."""
+"""Time of a parameter server per gradient byte, to receive, add and apply it: geometric mean of what
+was fitted to BytePS (0.06e-9, HKBU), MXNet (0.7e-9, its bandwidth tool; 3e-9, DL2) and TensorFlow
+(1.6e-9, CM-DARE; 1.9e-9, Horovod)."""
 
 RDMA_LATENCY_S = 20e-6
-"""Latency below which links between nodes count as RDMA, which comes close to the nominal rate."""
+"""Latency below which links between nodes count as RDMA, which has no such ceiling."""
 
-HOST_BYTES_PER_S = 13.7e9
+HOST_BYTES_PER_S = 14e9
 """Rate of copies through a node's memory, of all its devices together: each of two devices sends at
 half of it."""
 
-HOST_SPREAD = 0.48
+HOST_SPREAD = 0.5
 """Standard deviation of the logarithm of that rate among eight machines."""
 
 HOST_LATENCY_S = 5e-6
-"""Latency of such a copy, which crosses PCIe twice: twice that of NCCL's model for PCIe."""
+"""Latency of such a copy: twice that over PCIe in NCCL's own model, as it crosses PCIe twice."""
 
 
 def applies_to(cluster: Cluster) -> bool:
