@@ -21,6 +21,7 @@ from benchmarks.accuracy.cases import About, Case
 from benchmarks.accuracy.sources import SOURCES, adapter
 from benchmarks.accuracy.summaries import coverage, ranking_summary, rankings, summarise
 from benchmarks.accuracy.targets import COVERED, LIMITS, TARGETS, Limit, Target
+from benchmarks.field import table as reported
 from perfmodel.base import files
 from perfmodel.base.errors import InputError
 
@@ -36,6 +37,7 @@ BEGIN, END = "<!-- accuracy: written by benchmarks.accuracy.page -->", "<!-- end
 """What the README's table stands between."""
 
 SUMMARY = (
+    ("runs that strangers reported", "the poster's speed of one device", "field/none"),
     ("this project's small cluster, all", "other models, for the intervals", "testbed/all"),
     ("- ring", "the same", "testbed/ring"),
     ("- parameter server, synchronous", "the same", "testbed/ps_bsp"),
@@ -55,6 +57,7 @@ SUMMARY = (
     ("NVIDIA's examples: DGX-1 to DGX A100", "one GPU, published", "nvidia/none"),
     ("MLPerf v0.7: clusters of V100 and A100", "one GPU, published", "mlperf/none"),
     ("llm-foundry: FSDP on A100 and H100", "nothing", "llm_foundry/none"),
+    ("InternEvo: ZeRO-1 on 16 to 512 A100", "one node", "internevo/nodes"),
     ("DiLoCo, local SGD, DDP on slow links", "nothing", "diloco_measured/shaped"),
 )
 """Rows of the README's table: what was measured, what was calibrated on, the group."""
@@ -90,6 +93,7 @@ def page(sources: Iterable[Found], computing: Mapping[str, Sequence[scaling.Case
         limits=_limits(listed),
         ranking=_ranking(listed),
         coverage=_coverage(listed),
+        reported=reported.table(),
         sources="".join(_source(found) for found in listed),
         computing=_computing(computing),
     )
@@ -102,11 +106,12 @@ def summary(sources: Iterable[Found]) -> str:
     for label, calibrated, name in SUMMARY:
         if name in groups:
             group = groups[name]
-            figures = (f"{group[key]:.1%}" for key in ("median", "p90"))
+            figures = (*(f"{group[key]:.1%}" for key in ("median", "p90")), f"{group['bias']:+.1%}")
             ideal = group.get("others", {}).get("ideal scaling")
             naive = f"{ideal['median']:.1%}" if ideal else ""
             rows.append([label, calibrated, str(group["n"]), *figures, _inside(group), naive])
-    heads = ("measured runs", "calibrated on", "predicted", "median", "90 % are below", "in 90 %")
+    heads = ("measured runs", "calibrated on", "predicted", "median", "90 % are below", "bias",
+             "in 90 %")  # fmt: skip
     return _rows((*heads, "ideal scaling: median"), rows)
 
 
@@ -134,7 +139,7 @@ def _goals(sources: Sequence[Found]) -> str:
     groups = {name: group for found in sources for name, group in found.groups.items()}
     return _rows(
         (
-            *("split", "runs", "median / p90", "goal", "reached", "in 90 %"),
+            *("split", "runs", "median / p90", "goal", "reached", "bias", "in 90 %"),
             "baselines: median / p90",
         ),
         (_target(t, groups[t.group]) for t in TARGETS if t.group in groups),
@@ -162,7 +167,7 @@ def _target(target: Target, group: Mapping[str, Any]) -> list[str]:
     others = "; ".join(f"{other} {_two(e)}" for other, e in group.get("others", {}).items())
     return [
         *(target.group, str(group["n"]), _two(group), f"{target.median:.0%} / {target.p90:.0%}"),
-        *("yes" if reached else "no", _inside(group), others),
+        *("yes" if reached else "no", f"{group['bias']:+.1%}", _inside(group), others),
     ]
 
 

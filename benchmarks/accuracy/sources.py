@@ -11,6 +11,7 @@ from benchmarks.accuracy.cases import About, Case
 from perfmodel.base.errors import unknown_name
 
 FIRST = (
+    "field",
     "testbed",
     "hkbu",
     "pollux",

@@ -14,6 +14,8 @@ class Target(NamedTuple):
 
 
 TARGETS = (
+    Target("field/none", 0.08, 0.30),
+    Target("internevo/nodes", 0.06, 0.12),
     Target("testbed/ring", 0.01, 0.04),
     Target("testbed/p2p", 0.01, 0.04),
     Target("testbed/dpsgd", 0.01, 0.04),
