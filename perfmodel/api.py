@@ -143,7 +143,9 @@ def make_job(
         jitter=spread,
         stragglers=stragglers,
         seed=seed,
-        assumptions=(*resolved.assumptions, *of_place, *of_cluster, *of_options, *of_start, *of_jitter),
+        assumptions=(
+            *resolved.assumptions, *of_place, *of_cluster, *of_options, *of_start, *of_jitter,
+        ),
     )
     whole = _with_islands(job, island_devices, island_steps, island_arch, island_options)
     return msgspec.structs.replace(whole, given=given)

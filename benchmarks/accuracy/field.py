@@ -22,8 +22,8 @@ from perfmodel.base.errors import InputError
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.profile import Gradients, Profile
 from perfmodel.inputs.usual_losses import over_sockets
-from perfmodel.validation.cases import CaseJob, Cases, MeasuredJob, MeasuredValues, ready
 from perfmodel.validation.cases import Case as FileCase
+from perfmodel.validation.cases import CaseJob, Cases, MeasuredJob, MeasuredValues, ready
 
 SOURCE, FILE = "field", "cases.csv"
 ABOUT = about(SOURCE)

@@ -1,8 +1,8 @@
 """A 7B model on 8 to 1024 A100, with ZeRO-1 over all devices or inside nodes.
 
 ``runs.csv`` has tokens per second and device of data-parallel runs (``tp`` = 1), by number of
-devices, size of the groups that share the optimizer (``shard_group``), micro-batch and recomputation.
-The step on one node calibrates the speed of a device; larger scales are predictions.
+devices, size of the groups that share the optimizer (``shard_group``), micro-batch and
+recomputation. The step on one node calibrates the speed of a device; larger scales are predictions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.accuracy.cases import Case, Run, about, predicted
 from perfmodel import Job, Source, make_job, predict
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.inputs import catalogue
-from perfmodel.inputs.cluster import Cluster, Link
+from perfmodel.inputs.cluster import Link
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.profile import Profile
 

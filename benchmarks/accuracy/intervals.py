@@ -129,8 +129,8 @@ def main(path: Path) -> None:
         learnt = learn(some)
         misses = np.median([run.miss for run in some])
         click.echo(
-            f"{kind}: median {misses:+.3f}, always {learnt.always:.3f}, waiting {learnt.waiting:.3f}, "
-            f"below {learnt.below:.3f} "
+            f"{kind}: median {misses:+.3f}, always {learnt.always:.3f}, "
+            f"waiting {learnt.waiting:.3f}, below {learnt.below:.3f} "
             f"shared {shared(some):.2f} "
             f"({learnt.runs} runs of up to {learnt.workers} workers)"
         )

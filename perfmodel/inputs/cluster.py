@@ -219,8 +219,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     sites : sites of the nodes, which are numbered site after site; empty if all nodes are at one
         site.
     site_links : the links between sites, one for each pair or one for all pairs.
-    device_spread : standard deviation of the speeds of equal devices, as a fraction; the devices of a
-        synchronous job go at the pace of the slowest.
+    device_spread : standard deviation of the speeds of equal devices, as a fraction; the devices of
+        a synchronous job go at the pace of the slowest.
     losses : whether the usual losses are added to the figures
         (:mod:`perfmodel.inputs.usual_losses`): *usual* or *none*; None for *usual* if the source
         is estimated or published and nothing was fitted.

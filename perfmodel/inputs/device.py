@@ -54,10 +54,10 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """A device type (schema ``perfmodel.device/1``): peak rates and memory.
 
     Times can be transferred between devices of the same ``kind``. ``default_cluster`` is the
-    catalogue's cluster for jobs that name none. ``peer_access`` says whether devices on PCIe usually
-    access each other's memory; otherwise copies go through the host. ``aliases`` are further names of the device.
-    ``language_models`` are published figures from which the times of other language models are
-    estimated.
+    catalogue's cluster for jobs that name none. ``peer_access`` says whether devices on PCIe
+    usually access each other's memory; otherwise copies go through the host. ``aliases`` are
+    further names of the device. ``language_models`` are published figures from which the times of
+    other language models are estimated.
     """
 
     schema: Literal["perfmodel.device/1"] = "perfmodel.device/1"

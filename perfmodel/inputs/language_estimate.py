@@ -33,8 +33,8 @@ OTHER_ERROR = 0.5
 the other two chips; median 0.25. The worst, 0.50, is used, because there are only three chips."""
 
 LAUNCH_S = 0.1e-3
-"""Least time of a step per parameter tensor: about ten launches of 5 to 20 us. Between the values of
-:mod:`perfmodel.inputs.batch_scaling` for older hosts and for recent ones."""
+"""Least time of a step per parameter tensor: about ten launches of 5 to 20 us. Between the values
+of :mod:`perfmodel.inputs.batch_scaling` for older hosts and for recent ones."""
 
 LAUNCHED_ERROR = dict(SINGLE_SIZE_ERROR)[4.0]
 """Error where launches determine the step time: that of the same rule for other models, from one

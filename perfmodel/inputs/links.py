@@ -42,8 +42,8 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def goodput_bytes_per_s(self) -> float:
         """Payload bytes per second, one way."""
-        reached = self.bandwidth_bytes_per_s * self.efficiency
-        return reached if self.ceiling_bytes_per_s is None else min(reached, self.ceiling_bytes_per_s)
+        reached, most = self.bandwidth_bytes_per_s * self.efficiency, self.ceiling_bytes_per_s
+        return reached if most is None else min(reached, most)
 
     def times(self, count: int) -> Link:
         """Return ``count`` such links used as one."""

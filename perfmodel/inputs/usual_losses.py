@@ -30,8 +30,8 @@ MEMORY_PASSES = 25.0
 copies and sums of the collective."""
 
 MEMORY_BYTES_PER_S, MEMORY_OVER_NVLINK = 900e9, 7.0
-"""Memory bandwidth of a device that is not in the catalogue: about that of a V100 or an RTX 3090, or
-this many times the rate of its NVLinks each way (V100 6, A100 5 to 7, H100 7, B200 9)."""
+"""Memory bandwidth of a device that is not in the catalogue: about that of a V100 or an RTX 3090,
+or this many times the rate of its NVLinks each way (V100 6, A100 5 to 7, H100 7, B200 9)."""
 
 SLOWDOWN_PER_NEIGHBOUR = 0.004
 """Relative increase of a device's compute time per further device of the job on its node: between

@@ -16,12 +16,13 @@ cost time. Its variance is the sum of independent parts
 
   .. math:: \sigma^2 = a^2 + (b w)^2
 
-  and c a instead of a for shorter steps; or, on a cluster fitted to measured steps, the residuals of steps held out of the fit;
+  and c a instead of a for shorter steps; or, on a cluster fitted to measured steps, the residuals
+  of steps held out of the fit;
 - *extrapolation*: more workers than in any of these runs, or any other value outside the range of
   the fitted steps.
 
-If links have the usual loss of sockets or of copies through the host, the upper end of the step time
-is at least what links at the slow end of that loss make it (:func:`slow_links_s`).
+If links have the usual loss of sockets or of copies through the host, the upper end of the step
+time is at least what links at the slow end of that loss make it (:func:`slow_links_s`).
 
 :data:`LEARNT` holds a, b and c. ``python -m benchmarks.accuracy.intervals`` computes and prints
 them.

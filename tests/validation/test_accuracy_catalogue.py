@@ -138,7 +138,7 @@ def test_a_row_of_nvidia_by_hand(cases: Callable[..., list[Case]]) -> None:
     alone_s = catalogue.workload(
         catalogue.model("ssd300-resnet50"), device_name="a100-80", precision="mixed", batch_size=128
     ).compute_s
-    # seven neighbours (2.8 %), the slowest of eight (1.4 %), and about 10 us for each of its tensors
+    # seven neighbours (2.8 %), the slowest of eight (1.4 %), and about 10 us for each tensor
     assert 1.042 * alone_s < case.predicted < 1.08 * alone_s
 
 

@@ -94,8 +94,8 @@ class Members(msgspec.Struct, frozen=True, eq=False):
         )
 
     def path_latency_s(self, steps: int) -> float:
-        """Return the latency of ``steps`` steps of a message round the rings: as many times the mean
-        latency of a hop, for a member passes on what it receives without waiting for others.
+        """Return the latency of ``steps`` steps of a message round the rings: as many times the
+        mean latency of a hop, for a member passes on what it receives without waiting for others.
 
         Between sites, as :meth:`latency_s`.
         """
