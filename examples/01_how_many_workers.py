@@ -15,7 +15,8 @@ WORTH = 0.9  # least throughput per worker, relative to a single worker
 
 def main() -> None:
     found = sweep(
-        model="resnet50", device="v100", workers=WORKERS, arch=["ring", "ps"],
+        model="resnet50", device="v100", cluster="ethernet-10g",
+        workers=WORKERS, arch=["ring", "ps"],
         options={"servers": [4, 1]}, fidelity="fine",
     )  # fmt: skip
     print("samples/s per worker    " + "".join(f"{n:6}" for n in WORKERS) + "   worth paying for")

@@ -25,7 +25,9 @@ WAYS = {
 def main() -> None:
     rates = {}
     for name, way in WAYS.items():
-        job = make_job(model="vgg16", device="v100", batch_size=16, workers=8, **way)
+        job = make_job(
+            model="vgg16", device="v100", cluster="ethernet-100g", batch_size=16, workers=8, **way
+        )
         found = evaluate(job, bandwidth_bytes_per_s=GBPS * 1e9 / 8)
         rates[name] = found.throughput_samples_per_s
     shown = "".join(f"{g:>6.0f} Gbps" for g in GBPS[::50])

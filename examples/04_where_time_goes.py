@@ -13,7 +13,8 @@ from perfmodel import make_job, predict
 
 
 def main() -> None:
-    prediction = predict(make_job(model="vgg16", device="v100", workers=4, arch="ring"))
+    job = make_job(model="vgg16", device="v100", cluster="ethernet-10g", workers=4, arch="ring")
+    prediction = predict(job)
     print(f"an iteration takes {prediction.iteration_s * 1e3:.1f} ms; "
           f"devices are idle for {prediction.idle_fraction.mean:.0%} of it")  # fmt: skip
     slices = [e for e in prediction.to_chrome_trace()["traceEvents"] if e["ph"] == "X"]

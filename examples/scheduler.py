@@ -20,7 +20,8 @@ import numpy as np
 from perfmodel import evaluate, make_job
 
 KINDS = [("resnet50", 64), ("resnet18", 128), ("vgg16", 32), ("inception_v1", 64), ("alexnet", 256)]
-JOBS = [make_job(model=m, device="v100", arch="ring", batch_size=b, workers=8) for m, b in KINDS]
+GIVEN = {"device": "v100", "cluster": "ethernet-100g", "arch": "ring", "workers": 8}
+JOBS = [make_job(model=m, batch_size=b, **GIVEN) for m, b in KINDS]
 MOST, MINUTE_S = 32, 60.0
 WORKERS = np.arange(MOST + 1)
 
