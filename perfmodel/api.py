@@ -44,8 +44,8 @@ TOLERANCE = 0.05
 MOST_MAX_OPS = 1e15
 """Largest finite ``max_ops``: what one core simulates in thirty years."""
 
-INSIDE = "allreduce"
-"""Default architecture inside islands."""
+DEFAULT_ARCHITECTURE, INSIDE = "ps", "allreduce"
+"""Default architecture of a job, and inside islands."""
 
 OF_WORKLOAD = (
     *("model", "workload", "device", "precision", "batch_size"),
@@ -78,7 +78,7 @@ def make_job(
     bandwidth_bytes_per_s: float | None = None,
     latency_s: float | None = None,
     workers: int = 1,
-    arch: str = "ps",
+    arch: str = DEFAULT_ARCHITECTURE,
     options: Mapping[str, Any] | None = None,
     island_devices: int | str | None = None,
     island_steps: int | str | None = None,
@@ -122,30 +122,21 @@ def make_job(
     stragglers = tuple(stragglers)
     given = arguments_given(locals())
     resolved = workload_of(given)
-    base, of_place = named_cluster(cluster, resolved.device)
-    architecture, asked, chosen = _architecture(arch, options or {}, base)
     links = LinkChange(bandwidth_bytes_per_s, latency_s)
-    has = Processes(servers=chosen.server_count > 0, islands=island_devices is not None)
-    where, of_cluster = cluster_of(base, links, resolved, None if base is cluster else has)
-    chosen, of_choice = _adapted(chosen, asked, where, workers)
+    placed = _placed(given, resolved, links)
     spread, of_jitter = _jitter(jitter, resolved)
-    start, of_start = start_of(start, chosen)
-    of_options = [*of_choice, *registry.by_cluster(architecture, asked, base)]
-    known = {*asked, *(row.name for row in of_choice)}
-    of_options += _defaults(architecture.name, chosen, known, resolved)
+    start, of_start = start_of(start, placed.options)
     job = Job(
         workload=resolved,
-        cluster=where,
+        cluster=placed.cluster,
         workers=workers,
-        architecture=architecture,
-        options=chosen,
+        architecture=placed.architecture,
+        options=placed.options,
         start=start,
         jitter=spread,
         stragglers=stragglers,
         seed=seed,
-        assumptions=(
-            *resolved.assumptions, *of_place, *of_cluster, *of_options, *of_start, *of_jitter,
-        ),
+        assumptions=(*resolved.assumptions, *placed.assumptions, *of_start, *of_jitter),
     )
     whole = _with_islands(job, island_devices, island_steps, island_arch, island_options)
     return msgspec.structs.replace(whole, given=given)
@@ -290,6 +281,30 @@ def _as_needed(
         return msgspec.structs.replace(formulas, notes=(why,))
     why = f"fine, because coarse is not accurate enough: {expected.text}; {limit}"
     return msgspec.structs.replace(simulated, notes=(why,))
+
+
+class Placed(NamedTuple):
+    """An architecture with its options on the cluster of a job, and the assumptions about both."""
+
+    architecture: Architecture
+    options: Options
+    cluster: Cluster
+    assumptions: tuple[Assumption, ...]
+
+
+def _placed(given: Mapping[str, Any], resolved: Workload, links: LinkChange) -> Placed:
+    """Return the architecture and the cluster that the arguments of :func:`make_job` name."""
+    cluster, workers = given.get("cluster"), given.get("workers", 1)
+    base, notes = named_cluster(cluster, resolved.device)
+    arch = given.get("arch", DEFAULT_ARCHITECTURE)
+    architecture, asked, chosen = _architecture(arch, given.get("options") or {}, base)
+    has = Processes(chosen.server_count > 0, given.get("island_devices") is not None)
+    where, of_cluster = cluster_of(base, links, resolved, None if base is cluster else has)
+    chosen, of_choice = _adapted(chosen, asked, where, workers)
+    notes += [*of_cluster, *of_choice, *registry.by_cluster(architecture, asked, base)]
+    known = {*asked, *(row.name for row in of_choice)}
+    notes += _defaults(architecture.name, chosen, known, resolved)
+    return Placed(architecture, chosen, where, tuple(notes))
 
 
 def _architecture(

@@ -5,7 +5,8 @@ DATA holds ``lambda_tf/throughput.csv``: images per second by machine (``system`
 ``gpu_operators/nccl.csv.gz``: times of NCCL's collectives by ``device``, ``op``, ``devices`` and
 ``bytes``. Neither is a source of the accuracy page. Prints the constants of
 ``perfmodel.inputs.usual_losses``: what a step on several devices of a machine takes longer than on
-one, where they reach each other's memory, and the rate of copies through the host where they do not.
+one, where they reach each other's memory, and the rate of copies through the host where they do
+not.
 """
 
 from __future__ import annotations
@@ -190,7 +191,8 @@ def main(data: Path) -> None:
     logs = np.log(list(rates.values()))
     for machine, rate in rates.items():
         click.echo(f"    {machine:40} {rate / 1e9:5.1f} GB/s through the host")
-    click.echo(f"through the host {math.exp(logs.mean()) / 1e9:.1f} GB/s, spread {logs.std(ddof=1):.2f}")
+    rate = math.exp(float(logs.mean()))
+    click.echo(f"through the host {rate / 1e9:.1f} GB/s, spread {logs.std(ddof=1):.2f}")
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from perfmodel.validation.cases import MeasuredJob
 CASES = Path(__file__).with_name("cases.json")
 
 FOUND: dict[str, str] = about("field").facts["bottlenecks"]
-"""Links that a thread found to be the bottleneck, by the name of a case: a word in the name of such a
-resource: ``inside`` a node, ``out`` of it, or any ``link``."""
+"""Links that a thread found to be the bottleneck, by the name of a case: a word in the name of
+such a resource: ``inside`` a node, ``out`` of it, or any ``link``."""
 
 NOTABLE = 0.05
 """Share of the critical path from which a link counts as named."""

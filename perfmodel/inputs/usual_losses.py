@@ -35,14 +35,15 @@ or this many times the rate of its NVLinks each way (V100 6, A100 5 to 7, H100 7
 
 SLOWDOWN_PER_NEIGHBOUR = 0.004
 """Relative increase of a device's compute time per further device of the job on its node: between
-0.002, learnt from workstations, and 0.009 to 0.012, fitted to full nodes of V100 (KungFu, DLPerf)."""
+0.002, learnt from workstations, and the 0.009 to 0.012 that were fitted to full nodes of V100
+(KungFu, DLPerf)."""
 
 DEVICE_SPREAD = 0.01
 """Standard deviation of the speeds of equal devices, as a fraction."""
 
 SOCKETS_BYTES_PER_S = 1.8e9
-"""Rate that collectives reach over TCP on links that are nominally faster: geometric mean of the
-rates fitted to HKBU's runs on 100 Gbps (2.4e9), Horovod's on 25 Gbps (1.75e9) and KungFu's (1.4e9)."""
+"""Rate that collectives reach over TCP on links that are nominally faster: geometric mean of what
+was fitted to HKBU's runs on 100 Gbps (2.4e9), Horovod's on 25 Gbps (1.75e9) and KungFu's (1.4e9)."""
 
 SOCKETS_SPREAD = 0.35
 """Standard deviation of the logarithm of that rate among three systems."""
@@ -51,8 +52,8 @@ UPDATE_PER_TENSOR_S = 0.1e-3
 """Time of a parameter server per gradient tensor, as fitted to CM-DARE (0.05e-3 to 0.13e-3)."""
 
 UPDATE_PER_BYTE_S = 0.8e-9
-"""Time of a parameter server per gradient byte, to receive, add and apply it: geometric mean of what
-was fitted to BytePS (0.06e-9, HKBU), MXNet (0.7e-9, its bandwidth tool; 3e-9, DL2) and TensorFlow
+"""Time of a parameter server per gradient byte, to receive, add and apply it: geometric mean of
+what was fitted to BytePS (0.06e-9, HKBU), MXNet (0.7e-9, its bandwidth tool; 3e-9, DL2) and TensorFlow
 (1.6e-9, CM-DARE; 1.9e-9, Horovod)."""
 
 RDMA_LATENCY_S = 20e-6

@@ -427,7 +427,7 @@ def _has_symbols(job: Job, variable: str) -> bool:
     cluster = job.cluster
     beyond = cluster.devices_per_node > 1 or cluster.core_oversubscription is not None
     beyond = beyond or bool(cluster.collectives or cluster.sites) or cluster.crowds
-    beyond = beyond or (variable == "workers" and job.pace != 1.0)
+    beyond |= variable == "workers" and job.pace != 1.0
     return variable in SOLVED and not beyond and not job.options.asynchronous
 
 
@@ -444,12 +444,7 @@ def _root(
     import sympy
 
     sample, symbol = {**_sample(job, parts), **(known or {})}, formulas.symbols()[variable]
-    at = value
-    if variable not in WHOLE:
-        link = msgspec.structs.replace(job.cluster.nic, bandwidth_bytes_per_s=value)
-        at = link.goodput_bytes_per_s
-        if at < value * link.efficiency:
-            return None  # beyond what software gets out of links
+    at = value if variable in WHOLE else job.cluster.nic.goodput_at(value)
     sides = [_on_this_side(side, {**sample, symbol: at}) for side in (first, second)]
     numerator = sympy.numer(sympy.together(sides[0] - sides[1]))
     if not numerator.is_polynomial(symbol):

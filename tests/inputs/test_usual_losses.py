@@ -143,7 +143,12 @@ def test_servers_are_busy_with_each_byte() -> None:
 @pytest.mark.parametrize("workers", [2, 64, 1024])
 def test_the_slowest_device_sets_the_pace_of_synchronous_jobs(workers: int) -> None:
     job = make_job(
-        model="resnet50", device="a100", batch_size=64, precision="tf32", workers=workers, arch="ring"
+        model="resnet50",
+        device="a100",
+        batch_size=64,
+        precision="tf32",
+        workers=workers,
+        arch="ring",
     )
     assert job.pace == pytest.approx(1.0 + 0.01 * normal_maximum(workers))
     free = make_job(model="resnet50", device="a100", workers=workers, arch="asp")

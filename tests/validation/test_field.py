@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from benchmarks.accuracy import field, internevo
-from benchmarks.accuracy.field import Row, case_of, cluster_of, kind_of, training_of
+from benchmarks.accuracy.field import kind_of
+from benchmarks.field.reading import NVLINK_BRIDGE, Row, case_of, cluster_of, training_of
 from benchmarks.field.table import CASES, FOUND, named, table
 from perfmodel import InputError, Prediction, predict
 from perfmodel.inputs import catalogue
@@ -46,7 +47,7 @@ def test_links_are_those_that_are_stated_or_usual() -> None:
     nvlink = cluster_of(row(inside_node="V100 NVLink", devices_per_node=8)).intra_node
     assert nvlink == catalogue.cluster("dgx-1").intra_node
     bridge = cluster_of(row(inside_node="RTX 3090 NVLink", devices_per_node=2)).intra_node
-    assert bridge == field.NVLINK_BRIDGE
+    assert bridge == NVLINK_BRIDGE
     third = cluster_of(row(inside_node="PCIe 3.0 V100", devices_per_node=4)).intra_node
     assert third == catalogue.cluster("pcie3").intra_node
     tcp = cluster_of(row(network="25 Gbit/s TCP"))
@@ -115,7 +116,7 @@ def test_canary_without_losses_they_are_too_fast() -> None:
     assert np.median(found) < -0.05
 
 
-NOTHING = {
+NOTHING: dict[str, Any] = {
     "handover": catalogue.cluster("ethernet-10g").handover,
     "slowdown_per_neighbour": 0.0,
     "device_spread": 0.0,
