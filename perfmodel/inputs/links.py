@@ -42,13 +42,23 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def goodput_bytes_per_s(self) -> float:
         """Payload bytes per second, one way."""
-        reached, most = self.bandwidth_bytes_per_s * self.efficiency, self.ceiling_bytes_per_s
-        return reached if most is None else min(reached, most)
+        return self.goodput_at(self.bandwidth_bytes_per_s)
+
+    def goodput_at(self, bandwidth_bytes_per_s: float) -> float:
+        """Payload bytes per second, one way, if the link had this bandwidth."""
+        reached, ceiling = bandwidth_bytes_per_s * self.efficiency, self.ceiling_bytes_per_s
+        return reached if ceiling is None else min(reached, ceiling)
 
     def times(self, count: int) -> Link:
-        """Return ``count`` such links used as one."""
-        return self if count == 1 else Link(
-            count * self.bandwidth_bytes_per_s, self.latency_s, self.efficiency
+        """Return ``count`` such links used as one; the ceiling holds for each of them."""
+        if count == 1:
+            return self
+        ceiling = self.ceiling_bytes_per_s
+        return Link(
+            count * self.bandwidth_bytes_per_s,
+            self.latency_s,
+            self.efficiency,
+            None if ceiling is None else count * ceiling,
         )
 
 

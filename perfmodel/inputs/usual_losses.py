@@ -53,8 +53,8 @@ UPDATE_PER_TENSOR_S = 0.1e-3
 
 UPDATE_PER_BYTE_S = 0.8e-9
 """Time of a parameter server per gradient byte, to receive, add and apply it: geometric mean of
-what was fitted to BytePS (0.06e-9, HKBU), MXNet (0.7e-9, its bandwidth tool; 3e-9, DL2) and TensorFlow
-(1.6e-9, CM-DARE; 1.9e-9, Horovod)."""
+what was fitted to BytePS (0.06e-9, HKBU), MXNet (0.7e-9, its bandwidth tool; 3e-9, DL2) and
+TensorFlow (1.6e-9, CM-DARE; 1.9e-9, Horovod)."""
 
 RDMA_LATENCY_S = 20e-6
 """Latency below which links between nodes count as RDMA, which has no such ceiling."""

@@ -422,8 +422,7 @@ def _period_for_step(job: Job, value: int, step_s: float) -> str | None:
 
 
 def _has_symbols(job: Job, variable: str) -> bool:
-    """Return whether the symbolic formulas cover the job: closed forms, with link speeds that do
-    not depend on the number of workers."""
+    """Return whether the symbolic formulas cover the job: closed forms, on links like any other."""
     cluster = job.cluster
     beyond = cluster.devices_per_node > 1 or cluster.core_oversubscription is not None
     beyond = beyond or bool(cluster.collectives or cluster.sites) or cluster.crowds

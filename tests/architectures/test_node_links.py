@@ -148,10 +148,11 @@ def test_wrong_numbers_of_nics() -> None:
         cluster(nics_per_node=2, nics_per_process=2, server=Server(placement="colocated"))
 
 
+@pytest.mark.parametrize("nic", [Link(6.0), Link(20.0, ceiling_bytes_per_s=6.0)])
 @pytest.mark.parametrize("arch", ["bsp", "diloco"])
-def test_a_server_uses_one_link_or_several_as_one(arch: str) -> None:
+def test_a_server_uses_one_link_or_several_as_one(arch: str, nic: Link) -> None:
     """Four workers pull and push 12 bytes each over links of 6 bytes/s: 8 s each way by one link of
-    the server, and 4 s by two; the workers have a link each."""
+    the server, and 4 s by two; the workers have a link each. A ceiling holds for each link."""
     options: dict[str, dict[str, Any]] = {
         "bsp": {"overlap": False},
         "diloco": {"exchange": "server", "period": 1},
@@ -159,6 +160,7 @@ def test_a_server_uses_one_link_or_several_as_one(arch: str) -> None:
     work = workload([1.0], [1.0], [12.0])
     for links, both_ways_s in ((1, 16.0), (2, 8.0)):
         where = cluster(6.0, devices_per_node=2, nics_per_node=2, nics_per_process=links)
+        where = msgspec.structs.replace(where, nic=nic)
         one = job(work, where, 4, arch, options[arch])
         assert predict(one).iteration_s == pytest.approx(2.0 + both_ways_s)
         assert predict(one, fidelity="coarse").iteration_s == pytest.approx(2.0 + both_ways_s)
