@@ -43,7 +43,7 @@ DEVICE_SPREAD = 0.01
 
 SOCKETS_BYTES_PER_S = 1.8e9
 """Rate that collectives reach over TCP on links that are nominally faster: geometric mean of what
-was fitted to HKBU's runs on 100 Gbps (2.4e9), Horovod's on 25 Gbps (1.75e9) and KungFu's (1.4e9)."""
+was fitted to HKBU's runs on 100 Gbps (2.4e9), Horovod's on 25 Gbps (1.75e9), KungFu's (1.4e9)."""
 
 SOCKETS_SPREAD = 0.35
 """Standard deviation of the logarithm of that rate among three systems."""
