@@ -133,20 +133,12 @@ def make_job(
     of_options = [*of_choice, *registry.by_cluster(architecture, asked, base)]
     known = {*asked, *(row.name for row in of_choice)}
     of_options += _defaults(architecture.name, chosen, known, resolved)
+    assumed = [*resolved.assumptions, *of_place, *of_cluster, *of_options, *of_start, *of_jitter]
     job = Job(
-        workload=resolved,
-        cluster=where,
-        workers=workers,
-        architecture=architecture,
-        options=chosen,
-        start=start,
-        jitter=spread,
-        stragglers=stragglers,
-        seed=seed,
-        assumptions=(
-            *resolved.assumptions, *of_place, *of_cluster, *of_options, *of_start, *of_jitter,
-        ),
-    )
+        workload=resolved, cluster=where, workers=workers, architecture=architecture,
+        options=chosen, start=start, jitter=spread, stragglers=stragglers, seed=seed,
+        assumptions=tuple(assumed),
+    )  # fmt: skip
     whole = _with_islands(job, island_devices, island_steps, island_arch, island_options)
     return msgspec.structs.replace(whole, given=given)
 
