@@ -21,6 +21,7 @@ from perfmodel.predicting import coarse, variants
 from perfmodel.results.drawn import Drawn
 from perfmodel.results.prediction import ErrorBand
 from perfmodel.studies import formulas
+from perfmodel.studies.searching import bisected, spaced
 
 if TYPE_CHECKING:
     import sympy
@@ -49,9 +50,6 @@ evaluated only if no crossover is found before: many asynchronous workers are sl
 
 AROUND, DRAWN = 8.0, 60
 """A figure goes this factor beyond a job's own value on either side, by so many points."""
-
-BISECTIONS = 60
-"""Halvings of the interval around a crossover."""
 
 ROUNDING = 1e-9
 """Phases whose durations differ by at most this fraction count as equally long."""
@@ -134,7 +132,7 @@ def _drawn_over(job: Job, variable: str, crossovers: Sequence[Crossover]) -> Pha
     mine = [c.value for c in crossovers if c.variable == variable]
     low = max(min([here / AROUND, *(value / NEAR for value in mine)]), _least(job, variable))
     high = min(max([here * AROUND, *(value * NEAR for value in mine)]), _most(job, variable))
-    values = _spaced(min(low, here), max(high, here), DRAWN, _step(variable, job))
+    values = spaced(min(low, here), max(high, here), DRAWN, _step(variable, job))
     phases_s = _evaluated(job, variable, values).phases_s
     seconds = {name: each.tolist() for name, each in phases_s.items()}
     unit = dimension_of(variable) or ("samples" if variable == "batch_size" else "")
@@ -249,13 +247,7 @@ def _least(job: Job, variable: str) -> float:
 def _points(variable: str, *jobs: Job) -> Floats:
     low = max(_least(job, variable) for job in jobs)
     high = max(min(_most(job, variable) for job in jobs), low)
-    return _spaced(low, high, POINTS, _step(variable, *jobs))
-
-
-def _spaced(low: float, high: float, count: int, step: int) -> Floats:
-    """Values at equal ratios; multiples of ``step`` if that is not 0, each once."""
-    values = np.geomspace(low, high, count)
-    return np.unique(np.maximum(np.rint(values / step), 1.0) * step) if step else values
+    return spaced(low, high, POINTS, _step(variable, *jobs))
 
 
 def _step(variable: str, *jobs: Job) -> int:
@@ -278,7 +270,7 @@ def _crossovers(job: Job, variable: str) -> list[Crossover]:
     found = []
     for k in [*below[-1:], *above[:1]]:
         first = ruling[k]
-        value = _bisected(
+        value = bisected(
             float(values[k]),
             float(values[k + 1]),
             lambda one, first=first: _ruling(job, variable, one) == [first],  # type: ignore[misc]
@@ -307,26 +299,6 @@ def _ruling(job: Job, variable: str, values: Floats) -> list[str]:
     return [names[k] for k in np.argmax(longest, axis=0)]
 
 
-def _bisected(low: float, high: float, holds: Callable[[Floats], bool], step: int) -> float:
-    """Bisect on a logarithmic scale a condition that holds at ``low`` but not at ``high``; on
-    multiples of ``step`` if that is not 0.
-
-    Return the upper end of the last interval, where the condition does not hold.
-    :func:`scipy.optimize.brentq` does not apply: the index of the longest phase is not continuous,
-    and workers and batch sizes are integers.
-    """
-    for _ in range(BISECTIONS):
-        if step and high - low <= step:
-            break
-        middle = math.sqrt(low * high)
-        middle = float(round(middle / step) * step) if step else middle
-        if holds(np.array([middle])):
-            low = middle
-        else:
-            high = middle
-    return high
-
-
 def _sign_changes(
     lead: Callable[[Floats], Floats], variable: str, jobs: Sequence[Job]
 ) -> list[tuple[float, float]]:
@@ -339,7 +311,7 @@ def _sign_changes(
         before = float(leads[a])
         if before * leads[z] > 0.0:
             continue
-        value = _bisected(
+        value = bisected(
             float(values[a]),
             float(values[z]),
             lambda one, before=before: float(lead(one)[0]) * before > 0.0,  # type: ignore[misc]

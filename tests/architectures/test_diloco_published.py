@@ -40,7 +40,7 @@ TABLE: dict[str, tuple[str, dict[str, Any], tuple[float, ...]]] = {
 def site(gbit_per_s: float) -> Cluster:
     """Two sites with one link each at this rate."""
     link = Link(gbit_per_s * 1e9 / 8)
-    return Cluster(name="sites", nic=link, source=Source("published", "a grid"))
+    return Cluster(name="sites", nic=link, losses="none", source=Source("published", "a grid"))
 
 
 def layers(parameters: float, count: int, step_s: float, element_bytes: int) -> Workload:

@@ -21,12 +21,13 @@ from perfmodel.engine.simulation import first_iterations, makespan, run_spread, 
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job, Straggler
-from tests.jobs import cluster, job, workload
+from tests.jobs import ETHERNET, cluster, job, workload
 from tests.uneven import uneven_job
 
 RESNET: dict[str, Any] = {
     "model": "resnet50",
     "device": "v100",
+    "cluster": ETHERNET,
     "bandwidth_bytes_per_s": 100e9 / 8,
 }
 

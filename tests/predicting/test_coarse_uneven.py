@@ -26,7 +26,7 @@ from perfmodel.base.quantities import NO_SPREAD
 from perfmodel.inputs.cluster import Collective, Piece
 from perfmodel.predicting import coarse
 from perfmodel.theory import order_statistics
-from tests.jobs import cluster, job, workload
+from tests.jobs import ETHERNET, cluster, job, workload
 
 WORK = workload([1.0, 2.0, 1.0], [2.0, 3.0, 1.0], [30.0, 50.0, 20.0])
 LATE = (Straggler(0, 1.5),)
@@ -77,7 +77,8 @@ def test_a_finite_bound_limits_all_to_the_slowest_pace(bound: int) -> None:
     """In the steady state, however high the bound: with one worker 1.1 times slower than three
     others it is 1322 samples/s, against 1420 by the asynchronous formula."""
     one = make_job(
-        model="resnet50", device="v100", workers=4, bandwidth_bytes_per_s=100e9 / 8, arch="ssp",
+        model="resnet50", device="v100", workers=4, cluster=ETHERNET, arch="ssp",
+        bandwidth_bytes_per_s=100e9 / 8,
         options={"staleness_bound": bound}, stragglers=[Straggler(3, 1.1)], start="together",
     )  # fmt: skip
     found = predict(one, fidelity="coarse")

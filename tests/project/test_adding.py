@@ -65,7 +65,7 @@ def test_the_command_line_finds_an_architecture() -> None:
     assert "how much is averaged" in shown
     asked = ["predict", "--model", "resnet18", "--arch", NAME, "--workers", "4"]
     answer = printed(*asked, "--option", "overlap=false", "--verbose")
-    assert f"4 x cpu-epyc-2core, {NAME}, batch" in answer
+    assert f"4 x cpu-epyc-2core (4 nodes), {NAME}, batch" in answer
     assert re.search(rf"^gain +0.5 .*default of {NAME}", answer, re.MULTILINE)
     assert "coarse" in printed("sweep", *asked[1:])
 

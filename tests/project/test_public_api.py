@@ -76,7 +76,12 @@ NUMBER, WHOLE, TEXT = (int, float), (int,), (str,)
 NOTHING = (type(None),)
 NUMBERS_BY_NAME = {"*": NUMBER}
 """A mapping whose keys depend on the job, such as link names."""
-LINK = {"bandwidth_bytes_per_s": NUMBER, "latency_s": NUMBER, "efficiency": NUMBER}
+LINK = {
+    "bandwidth_bytes_per_s": NUMBER,
+    "latency_s": NUMBER,
+    "efficiency": NUMBER,
+    "ceiling_bytes_per_s": NUMBER + NOTHING,
+}
 COLLECTIVE = {
     "operation": TEXT,
     "pieces": [
@@ -239,6 +244,8 @@ PREDICTION: dict[str, Any] = {
                         "loss_rate": NUMBER,
                     }
                 ],
+                "device_spread": NUMBER,
+                "losses": TEXT + NOTHING,
                 "calibration": NOTHING,
                 "source": SOURCE,
             },

@@ -22,7 +22,10 @@ from perfmodel.predicting.gains import gain
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.rules import RULES
 
-SLOW: dict[str, Any] = {"model": "vgg16", "device": "v100", "workers": 8}
+SLOW: dict[str, Any] = {
+    "model": "vgg16", "device": "v100", "workers": 8, "cluster": "ethernet-10g",
+}  # fmt: skip
+WORDS = ["--model", "vgg16", "--device", "v100", "--workers", "8", "--cluster", "ethernet-10g"]
 EIGHT_SERVERS = {**SLOW, "model": "resnet50", "arch": "bsp", "options": {"servers": 8}}
 JOBS: dict[str, dict[str, Any]] = {
     "servers": {**SLOW, "arch": "ps"},
@@ -52,7 +55,7 @@ def test_flags_give_the_stated_gain(arch: str) -> None:
     found = advise(**SLOW, arch=arch)
     some = [each for each in (*found.recommended, *found.unsure) if each.flags]
     assert some
-    words = ["predict", "--model", "vgg16", "--device", "v100", "--workers", "8", "--arch", arch]
+    words = ["predict", *WORDS, "--arch", arch]
     for each in some:
         result = CliRunner().invoke(
             cli, [*words, *shlex.split(each.flags), "--fidelity", "auto", "--json"]
@@ -148,7 +151,7 @@ def test_no_gain_has_probability_one_half() -> None:
 
 
 def test_the_command_prints_the_library_result() -> None:
-    words = ["advise", "--model", "vgg16", "--device", "v100", "--workers", "8"]
+    words = ["advise", *WORDS]
     found = advise(**SLOW)
     printed = CliRunner().invoke(cli, [*words, "--json"])
     assert json.loads(printed.stdout) == json.loads(found.to_json())

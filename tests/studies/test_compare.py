@@ -28,7 +28,7 @@ from perfmodel.graph.op_graph import CAUSES
 from perfmodel.reporting.colours import CAUSE_COLOURS
 from perfmodel.studies.comparison import WORDS, both_as_json, differences, parts_s
 from perfmodel.studies.grids import distinct
-from tests.jobs import ALL, ALL_IDS, cluster, job, workload
+from tests.jobs import ALL, ALL_IDS, ETHERNET, cluster, job, workload
 
 WORK = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], batch_size=4)
 
@@ -211,8 +211,8 @@ def test_the_order_of_jobs_does_not_matter() -> None:
         ({"stragglers": [Straggler(1, 2.0)]}, {}, {"stragglers": ("1:2", "none")}),
         ({"seed": 1}, {"seed": 2}, {"seed": (1, 2)}),
         (
-            {"bandwidth_bytes_per_s": 1e9},
-            {"latency_s": 0.0},
+            {"cluster": ETHERNET, "bandwidth_bytes_per_s": 1e9},
+            {"cluster": ETHERNET, "latency_s": 0.0},
             {"bandwidth_bytes_per_s": (1e9, 1.25e9), "latency_s": (2.5e-5, 0.0)},
         ),
         (
@@ -317,7 +317,7 @@ def test_a_difference_from_zero_is_none() -> None:
     assert json.loads(both_as_json(bsp, asp))["difference_fraction"]["staleness_mean"] is None
 
 
-PREDICT = "predict --model resnet50 --device v100 --arch ps --workers 8"
+PREDICT = "predict --model resnet50 --device v100 --arch ps --workers 8 --cluster ethernet-10g"
 
 
 def test_both_fidelities_and_their_difference() -> None:

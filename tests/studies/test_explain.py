@@ -10,19 +10,26 @@ import pytest
 import sympy
 from click.testing import CliRunner
 
-from perfmodel import Job, evaluate, explain, formula, make_job
+from perfmodel import Cluster, Job, evaluate, explain, formula, make_job
 from perfmodel.cli import cli
 from perfmodel.phases.quantities import quantities_of
 from perfmodel.studies import formulas
 from perfmodel.studies.crossovers import Explanation, between
+from tests.jobs import ETHERNET
 
 WHOLE = ("workers", "batch_size")
 
 
-def measured(arch: str, options: dict[str, Any] | None = None, workers: int = 8) -> Job:
+def measured(
+    arch: str,
+    options: dict[str, Any] | None = None,
+    workers: int = 8,
+    cluster: Cluster | None = None,
+) -> Job:
     return make_job(
-        model="resnet50", device="v100", arch=arch, options=options or {}, workers=workers
-    )
+        model="resnet50", device="v100", arch=arch, options=options or {}, workers=workers,
+        cluster=cluster,
+    )  # fmt: skip
 
 
 def longest(one: Job, variable: str, value: float) -> str:
@@ -54,7 +61,7 @@ def test_the_longest_phase_is_reported_as_dominant() -> None:
 
 def test_a_symbolic_crossover_equals_the_numeric_one() -> None:
     """Without overlap nothing depends on layers: B = M N / (P (F + G))."""
-    one = measured("bsp", {"overlap": False})
+    one = measured("bsp", {"overlap": False}, cluster=ETHERNET)
     (crossover,) = [c for c in explain(one).crossovers if c.variable == "bandwidth_bytes_per_s"]
     assert crossover.formula is not None
     value = solved(one, crossover.formula)
@@ -63,7 +70,7 @@ def test_a_symbolic_crossover_equals_the_numeric_one() -> None:
 
 
 def test_canary_a_wrong_crossover_is_noticed() -> None:
-    one = measured("bsp", {"overlap": False})
+    one = measured("bsp", {"overlap": False}, cluster=ETHERNET)
     (crossover,) = [c for c in explain(one).crossovers if c.variable == "bandwidth_bytes_per_s"]
     assert crossover.formula is not None
     goodput = crossover.value * one.cluster.nic.efficiency
@@ -80,7 +87,8 @@ def solved(one: Job, text: str) -> float:
 
 
 def test_two_jobs_are_equally_fast_at_their_crossover() -> None:
-    first, second = measured("ring", {"overlap": False}), measured("asp")
+    first = measured("ring", {"overlap": False}, cluster=ETHERNET)
+    second = measured("asp", cluster=ETHERNET)
     found = between(first, second, "bandwidth_bytes_per_s", ("ring", "asp"))
     assert found
     for c in found:

@@ -288,7 +288,7 @@ def test_the_figure_is_drawn(tmp_path: Path) -> None:
     [
         (
             "--dataset-size 1281167 --epochs 90 --deadline 6min",
-            "takes 0.399 h (limit 0.1 h); p3.2xl",
+            " h (limit 0.1 h); p3.2xlarge (1 x V100) with",
         ),
         ("--dataset-size 1281167 --budget 0.01", "costs"),
         ("--dataset-size 1281167 --budget -5", "budget_usd: must be more than 0"),

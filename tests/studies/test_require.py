@@ -14,7 +14,7 @@ from perfmodel.cli import cli, main
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.aims import QUANTITIES
 from perfmodel.studies.formulas import symbols
-from tests.jobs import cluster, workload
+from tests.jobs import ETHERNET, cluster, workload
 
 WHOLE = {"overlap": False, "algorithm": "ring", "bucketing": "one"}
 V100: dict[str, Any] = {"model": "resnet50", "device": "v100"}
@@ -41,7 +41,8 @@ def answered(variable: str, value: float, **arguments: Any) -> Prediction:
         ("workers", "idle<0.5", 1, {**V100, "arch": "ps"}),
         ("workers", "time<5s", 1, {**V100, "arch": "ring"}),
         ("servers", "idle<0.3", 1, {**V100, "arch": "bsp", "workers": 8}),
-        ("batch-size", "idle<0.1", 1, {**V100, "arch": "ring", "workers": 8}),
+        ("batch-size", "idle<0.1", 1, {**V100, "arch": "ring", "workers": 8,
+                                       "cluster": "ethernet-10g"}),
         ("period", "idle<0.02", 1, {**V100, "model": "vgg16", "arch": "local_sgd", "workers": 8}),
         ("workers", "staleness<5", 1, {**V100, "arch": "asp"}),
     ],
@@ -88,7 +89,7 @@ def test_a_ring_by_hand() -> None:
 
 
 def test_a_formula_gives_the_same_value() -> None:
-    arguments = {**V100, "arch": "allreduce", "workers": 16, "options": WHOLE}
+    arguments = {**V100, "arch": "allreduce", "workers": 16, "options": WHOLE, "cluster": ETHERNET}
     found = require("bandwidth", "scaling>0.9", **arguments)
     assert found.formula is not None
     left, right = found.formula.split(" = ")

@@ -11,7 +11,9 @@ from perfmodel import InputError, Sensitivity, make_job, predict, sensitivity
 from perfmodel.inputs import catalogue
 from perfmodel.studies.sensitivity import Effect
 
-JOB: dict[str, Any] = {"model": "vgg16", "device": "v100", "arch": "ps", "workers": 8}
+JOB: dict[str, Any] = {
+    "model": "vgg16", "device": "v100", "arch": "ps", "workers": 8, "cluster": "ethernet-10g",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +70,15 @@ def test_every_assumption_has_an_alternative_or_a_reason(found: Sensitivity) -> 
     assert {a.name for a in said - set(found.prediction.assumptions)} == {"compute time"}
     assert said >= set(found.prediction.assumptions)
     assert all(bool(each.alternatives) != bool(each.unvaried) for each in found.effects)
-    assert effect(found, "cluster").unvaried == "a name or a rule"
     assert effect(found, "jitter").unvaried == "cannot be halved or doubled"
     rows = found.rows()
     assert len(rows) == sum(max(len(each.alternatives), 1) for each in found.effects)
     assert len(found.to_frame()) == len(rows)
+
+
+def test_a_default_cluster_is_an_assumption_without_alternatives() -> None:
+    given = {name: value for name, value in JOB.items() if name != "cluster"}
+    assert effect(sensitivity(**given), "cluster").unvaried == "a name or a rule"
 
 
 def test_an_efficiency_is_at_most_one(found: Sensitivity) -> None:

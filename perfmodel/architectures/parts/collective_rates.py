@@ -91,13 +91,15 @@ class Ring(msgspec.Struct, frozen=True, eq=False):
         )
         return msgspec.structs.replace(ring, use=use)
 
-    def passed_on(self, q: Quantities) -> Ring:
+    def passed_on(self, q: Quantities, span: Span | None = None) -> Ring:
         """Return the rings with the mean latency of a step instead of the longest one, for messages
-        that members pass on without waiting for others."""
+        that members pass on without waiting for others; ``span`` as for :meth:`of`."""
         if self.sites_s is not None or is_symbol(q.workers):
             return self
-        between = (q.nodes * q.latency_s + (q.workers - q.nodes) * q.inside_latency_s) / q.workers
-        hop_s = where(q.nodes > 1, between, self.hop_s)
+        nodes = q.nodes if span is None else span.members / span.on_node
+        members = q.workers if span is None else span.members
+        between = (nodes * q.latency_s + (members - nodes) * q.inside_latency_s) / members
+        hop_s = where(q.nodes > 1 if span is None else span.away, between, self.hop_s)
         return msgspec.structs.replace(self, hop_s=hop_s)
 
     def rate(self, cost: Callable[..., Quantity], moved: Quantity, **figures: Quantity) -> Rate:
@@ -334,7 +336,10 @@ def _by_rings(
     }[operation]
     ranks = q.workers if span is None else span.members
     adding = {} if operation == "all_gather" else {"reduce_per_byte_s": reduce_per_byte_s}
-    return Ring.of(q, span).rate(cost, _moved(operation, ranks), ranks=ranks, **adding)
+    ring = Ring.of(q, span)
+    if operation == "all_reduce":
+        ring = ring.passed_on(q, span)
+    return ring.rate(cost, _moved(operation, ranks), ranks=ranks, **adding)
 
 
 def _moved(operation: str, ranks: Quantity) -> Quantity:
