@@ -79,7 +79,10 @@ def cluster_of(
     known = workload.device in catalogue.device_names()
     device = catalogue.device(workload.device) if known else None
     lossy, of_losses = usual_losses.with_losses(
-        changed, device, servers=processes is not None and processes.servers,
+        changed,
+        device,
+        sockets=usual_losses.over_sockets(base.nic),
+        servers=processes is not None and processes.servers,
         among_several=workload.among_several,
     )
     shown = msgspec.structs.replace(base, intra_node=lossy.intra_node)

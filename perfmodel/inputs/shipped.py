@@ -8,6 +8,7 @@ from pathlib import Path
 from perfmodel.base.errors import InputError
 
 
+@functools.cache
 def folder() -> Path:
     """Folder of the shipped profiles: inside the installed package, or next to it in a checkout.
 

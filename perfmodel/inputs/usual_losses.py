@@ -56,8 +56,9 @@ UPDATE_PER_BYTE_S = 0.8e-9
 what was fitted to BytePS (0.06e-9, HKBU), MXNet (0.7e-9, its bandwidth tool; 3e-9, DL2) and
 TensorFlow (1.6e-9, CM-DARE; 1.9e-9, Horovod)."""
 
-RDMA_LATENCY_S = 20e-6
-"""Latency below which links between nodes count as RDMA, which has no such ceiling."""
+RDMA_LATENCY_S, CLEARLY_RDMA_S = 20e-6, 10e-6
+"""Latency below which the links of a cluster count as RDMA, which has no such ceiling; and below
+which those of a cluster over sockets do if a job changes their latency."""
 
 HOST_BYTES_PER_S = 14e9
 """Rate of copies through a node's memory, of all its devices together: each of two devices sends at
@@ -82,6 +83,7 @@ def with_losses(
     cluster: Cluster,
     device: Device | None,
     *,
+    sockets: bool = True,
     servers: bool = True,
     among_several: bool = False,
 ) -> tuple[Cluster, list[Assumption]]:
@@ -92,6 +94,8 @@ def with_losses(
     Parameters
     ----------
     device : None if it is not in the catalogue, which counts as a GPU.
+    sockets : whether links between nodes are used through TCP sockets, if their latency does not
+        show that they are not.
     servers : whether to list the costs of parameter servers among the assumptions.
     among_several : whether compute times were measured on a device among several: they contain the
         losses of the devices.
@@ -109,7 +113,7 @@ def with_losses(
             changes["slowdown_per_neighbour"] = SLOWDOWN_PER_NEIGHBOUR
         if cluster.device_spread == 0.0:
             changes["device_spread"] = DEVICE_SPREAD
-    changes |= _sockets(cluster)
+    changes |= _limits(cluster) if sockets else {}
     lossy = msgspec.structs.replace(cluster, losses="none", **changes)
     notes = [row for name in changes for row in _assumptions(name, lossy)]
     if not any((cluster.server.update_per_tensor_s, cluster.server.update_per_byte_s)):
@@ -153,7 +157,7 @@ def _peer_access(device: Device | None) -> bool:
     return device is None or device.peer_access
 
 
-def _sockets(cluster: Cluster) -> dict[str, Any]:
+def _limits(cluster: Cluster) -> dict[str, Any]:
     """Return the changed fields of a cluster some of whose links are faster than sockets."""
     limited = {
         "nic": _limited(cluster.nic),
@@ -182,7 +186,7 @@ def _of_servers(server: Server) -> list[Assumption]:
 
 
 def _limited(link: Link) -> Link:
-    if link.ceiling_bytes_per_s is not None or not over_sockets(link):
+    if link.ceiling_bytes_per_s is not None or link.latency_s < CLEARLY_RDMA_S:
         return link
     return msgspec.structs.replace(link, ceiling_bytes_per_s=SOCKETS_BYTES_PER_S)
 

@@ -111,6 +111,18 @@ def test_sockets_have_a_ceiling(gbps: float) -> None:
     assert "sockets" not in [note.name for note in notes]
 
 
+def test_another_latency_does_not_turn_rdma_into_sockets() -> None:
+    """The cluster decides what its links are; only a latency that TCP cannot have decides more."""
+    given = {"model": "resnet50", "device": "v100", "arch": "ring", "workers": 4}
+    rdma = make_job(**given, cluster="ethernet-100g", latency_s=28e-6)
+    assert rdma.cluster.nic.ceiling_bytes_per_s is None
+    for latency_s, limit in ((12.5e-6, SOCKETS_BYTES_PER_S), (5e-6, None)):
+        job = make_job(
+            **given, cluster="ethernet-10g", bandwidth_bytes_per_s=12.5e9, latency_s=latency_s
+        )
+        assert job.cluster.nic.ceiling_bytes_per_s == limit
+
+
 def test_values_that_are_given_are_kept() -> None:
     own = nominal(handover=Handover(1e-6, 0.0), slowdown_per_neighbour=0.1, device_spread=0.05)
     lossy, _ = with_losses(own, None)
