@@ -219,7 +219,8 @@ def sensitivity(
     ------
     InputError : the job itself is impossible; impossible alternatives are left out.
 
-    >>> found = sensitivity(model="vgg16", device="v100", arch="ring", workers=8)
+    >>> job = {"model": "vgg16", "device": "v100", "cluster": "ethernet-10g", "arch": "ring"}
+    >>> found = sensitivity(**job, workers=8)
     >>> [each.assumption.name for each in found.effects[:3]]
     ['compression', 'batch_size', 'bandwidth']
     """
