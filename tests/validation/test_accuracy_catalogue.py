@@ -62,8 +62,9 @@ def cases(tmp_path: Path) -> Callable[..., list[Case]]:
     [
         (lambda_pytorch, 0.04, 0.15, 0.85),
         (nvidia, 0.14, 0.35, 0.85),
-        (mlperf, 0.15, 0.40, 0.85),
-        (gavel, 0.11, 0.20, 0.85),
+        # GNMT on A100 is extended from one batch size, in proportion, as compiled models behave
+        (mlperf, 0.18, 0.50, 0.85),
+        (gavel, 0.11, 0.20, 0.80),  # 12 runs: with 0.9 each, 10 or fewer are inside one time in three
     ],
     ids=lambda value: getattr(value, "SOURCE", None),
 )
