@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -33,6 +33,10 @@ class ModelAge(msgspec.Struct, frozen=True):
 
 
 SCHEMA = "perfmodel.prediction/1"
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Positive = Annotated[float, msgspec.Meta(gt=0.0)]
+"""Checked in a prediction that is read back from JSON."""
 
 
 class Idle(msgspec.Struct, frozen=True):
@@ -223,21 +227,21 @@ class Prediction(Drawn, frozen=True, kw_only=True):
     device: str
     quality: str
     architecture: str
-    workers: int
-    batch_size: int
-    global_batch_size: int
+    workers: Count
+    batch_size: Count
+    global_batch_size: Count
     island_devices: tuple[int, ...] = ()
     nodes: int | None = None
     devices_per_node: int | None = None
     sequence_length: int | None = None
     fidelity: str
     error_band: ErrorBand | None
-    throughput_samples_per_s: float
+    throughput_samples_per_s: Positive
     interval: Interval | None = None
     throughput_ci_fraction: float
     iterations: int | None = None
     transient_iterations: int = 0
-    iteration_s: float
+    iteration_s: Positive
     compute_s: float
     exposed_communication_s: float
     idle_fraction: Idle

@@ -187,13 +187,20 @@ def tornado(content: Tornado, title: str) -> Figure:
         ("lower value", content.low, content.below),
         ("higher value, or another choice", content.high, content.above),
     )
+    ends_of_rows = zip(content.low, content.high, content.below, content.above, strict=True)
+    both = {  # rows whose two bars would cover each other
+        row
+        for row, (low, high, below, above) in enumerate(ends_of_rows)
+        if below and above and (low < 1.0) == (high < 1.0)
+    }
     longest = {True: 0, False: 0}  # of the values to the left and to the right of the bars
     for number, (label, ratios, values) in enumerate(sides):
         look: dict[str, Any] = {"color": style.SERIES[number], "alpha": 0.85}
-        for place, (ratio, value) in enumerate(zip(ratios, values, strict=True)):
+        for row, (ratio, value) in enumerate(zip(ratios, values, strict=True)):
             if value:
                 ends = sorted((ratio, 1.0))
-                axes.barh(place, ends[1] - ends[0], left=ends[0], height=0.7, **look)
+                place, height = (row + number * 0.36 - 0.18, 0.34) if row in both else (row, 0.7)
+                axes.barh(place, ends[1] - ends[0], left=ends[0], height=height, **look)
                 _beside(axes, place, ratio, value)
                 longest[ratio < 1.0] = max(longest[ratio < 1.0], len(value))
         axes.barh(0, 0.0, label=label, **look)

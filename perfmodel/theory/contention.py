@@ -171,12 +171,14 @@ def _settled(
 
     It is that of Bard and Schweitzer, corrected by ``falls``: an arrival sees all customers of
     other classes, and all but one of its own, each at a station for a fraction of its time. An
-    extrapolation that leads further away from the fixed point is taken back.
+    extrapolation that leads further away from the fixed point is taken back, and the next one goes
+    half as far: where a bound on the cycle time sets in, the values beyond it follow another line.
     """
     found: Table = [[0.0] * len(demands_s) for _ in cycles]
     shorter = _shorter(demands_s, regular)
     earlier = before = plain = found
     allowed: Quantity = np.inf
+    reach: Quantity = 1.0
     for rounds in range(1, MOST_ROUNDS + 1):
         parts = _each(lambda part, fall: part + fall, _parts(found, shorter, cycles), falls)
         target = _target(customers, parts)
@@ -184,12 +186,14 @@ def _settled(
         earlier, before = before, found
         found = _each(lambda new, old: (new + old) / 2.0, target, found)
         if rounds > 1 and rounds % EXTRAPOLATED == 1:
-            found = _each(partial(where, off <= allowed), found, plain)
+            closer = off <= allowed
+            found = _each(partial(where, closer), found, plain)
+            reach = where(closer, 1.0, 0.5 * reach)
         if np.max(off) < CLOSE:
             break
         if rounds % EXTRAPOLATED == 0:
             plain, allowed = found, off
-            found = _each(_limit, earlier, before, found)
+            found = _each(partial(_towards_limit, reach), earlier, before, found)
     return found
 
 
@@ -211,16 +215,19 @@ def _off(target: Table, found: Table) -> Quantity:
     return maximum(0.0, *(change for row in changes for change in row))
 
 
-def _limit(first: Quantity, second: Quantity, third: Quantity) -> Quantity:
-    """Return where three successive values lead if each step shrinks by the same ratio.
+def _towards_limit(
+    reach: Quantity, first: Quantity, second: Quantity, third: Quantity
+) -> Quantity:
+    """Go the fraction ``reach`` of the way from ``third`` to the limit of three successive values.
 
-    That is Aitken's delta-squared process. A value that does not approach a limit steadily stays as
-    it is, and no ratio above :data:`MOST_RATIO` is used.
+    Aitken's delta-squared process gives the limit, if each step shrinks by the same ratio. A value
+    that does not approach a limit steadily stays as it is, and no ratio above :data:`MOST_RATIO` is
+    used.
     """
     step, next_step = second - first, third - second
     ratio = next_step / where(step != 0.0, step, 1.0)
     steady = where((ratio > 0.0) * (ratio < 1.0), minimum(ratio, MOST_RATIO), 0.0)
-    return maximum(0.0, third + next_step * steady / (1.0 - steady))
+    return maximum(0.0, third + reach * next_step * steady / (1.0 - steady))
 
 
 def _each(function: Callable[..., Quantity], *tables: Table) -> Table:

@@ -21,7 +21,9 @@ pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
 
 WORK = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], batch_size=4)
 JOB: dict[str, Any] = {"workload": WORK, "cluster": cluster(), "workers": 4, "arch": "ps"}
-V100: dict[str, Any] = {"model": "resnet50", "device": "v100", "workers": 8}
+V100: dict[str, Any] = {
+    "model": "resnet50", "device": "v100", "workers": 8, "cluster": "ethernet-100g",
+}  # fmt: skip
 
 
 def curve() -> Curve:
