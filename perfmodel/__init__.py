@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.base import moved, wiring
+from perfmodel.base import wiring
 
 __version__ = "0.1.0"
 
@@ -157,9 +157,6 @@ __all__ = [
     "sensitivity",
     "sweep",
 ]
-
-
-moved.install()
 
 
 def _report_of(prediction: Any) -> Any:

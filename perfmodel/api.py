@@ -19,7 +19,7 @@ from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.islands import ONE_STEP, read_devices, read_steps
 from perfmodel.inputs.job import Jitter, Job, Start, Straggler
-from perfmodel.inputs.job_cluster import LinkChange, Processes, cluster_of, named_cluster
+from perfmodel.inputs.job_cluster import LinkChange, ProcessesOnNodes, cluster_of, named_cluster
 from perfmodel.inputs.one_device import OneDevice, at_speed, read_one_device
 from perfmodel.inputs.options import Options, described
 from perfmodel.inputs.profile import Profile
@@ -298,7 +298,7 @@ def _placed(given: Mapping[str, Any], resolved: Workload, links: LinkChange) -> 
     base, notes = named_cluster(cluster, resolved.device)
     arch = given.get("arch", DEFAULT_ARCHITECTURE)
     architecture, asked, chosen = _architecture(arch, given.get("options") or {}, base)
-    has = Processes(chosen.server_count > 0, given.get("island_devices") is not None)
+    has = ProcessesOnNodes(chosen.server_count > 0, given.get("island_devices") is not None)
     where, of_cluster = cluster_of(base, links, resolved, None if base is cluster else has)
     chosen, of_choice = _adapted(chosen, asked, where, workers)
     notes += [*of_cluster, *of_choice, *registry.by_cluster(architecture, asked, base)]

@@ -16,8 +16,8 @@ import msgspec
 import perfmodel as pm
 from benchmarks.accuracy import rows
 from benchmarks.accuracy.cases import Case, Run, about, predicted
+from benchmarks.accuracy.shaped_links import ring_efficiency
 from perfmodel.base.errors import number, unknown_name, whole_number
-from perfmodel.theory.shaped_links import ring_efficiency
 
 ABOUT = about("diloco_measured")
 

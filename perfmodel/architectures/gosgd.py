@@ -137,13 +137,13 @@ def meaning(job: Job) -> tuple[Recorder, Meaning]:
     model of weight v is merged into a model of weight w by v / (v + w); the result has weight
     v + w.
     """
-    from perfmodel.architectures.parts.recorder import Message, Mix, Recorder
+    from perfmodel.architectures.parts.recorder import Mix, ModelInFlight, Recorder
 
     recorder = Recorder(job.workers, [float(job.workload.gradient_bytes)], central=False)
     candidates = others(job.workers).tolist()
     weight = [1.0 / job.workers] * job.workers
-    sent: list[deque[Message]] = [deque() for _ in range(job.workers)]
-    inbox: list[list[Message]] = [[] for _ in range(job.workers)]
+    sent: list[deque[ModelInFlight]] = [deque() for _ in range(job.workers)]
+    inbox: list[list[ModelInFlight]] = [[] for _ in range(job.workers)]
 
     def step(worker: int, _drawn: int) -> None:
         recorder.apply(worker, (worker,))
@@ -151,7 +151,7 @@ def meaning(job: Job) -> tuple[Recorder, Meaning]:
     def send(worker: int, drawn: int) -> None:
         weight[worker] /= 2.0
         to = candidates[worker][max(drawn, 0)]
-        sent[worker].append(Message(worker, to, recorder.version(worker), weight[worker]))
+        sent[worker].append(ModelInFlight(worker, to, recorder.version(worker), weight[worker]))
 
     def arrival(worker: int, _drawn: int) -> None:
         message = sent[worker].popleft()

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from perfmodel.architectures.base import Architecture
-from perfmodel.inputs.options import Described, described
+from perfmodel.inputs.options import OptionDescription, described
 
 WORDS = {bool: "true or false", int: "whole number", float: "number"}
 
@@ -34,7 +34,7 @@ def _set(options: Mapping[str, Any]) -> str:
     return ", ".join(f"`{name}={value}`" for name, value in options.items())
 
 
-def _row(each: Described) -> str:
+def _row(each: OptionDescription) -> str:
     default = str(each.default).lower() if isinstance(each.default, bool) else each.default
     text = each.about.help if each.about.formulas else f"{each.about.help} (simulated only)"
     values = ", ".join([_values(each.type), *(f"`{word}`" for word in each.about.by_cluster)])

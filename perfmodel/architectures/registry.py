@@ -22,7 +22,7 @@ from perfmodel.base.provenance import Assumption
 from perfmodel.base.units import parse
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
-from perfmodel.inputs.options import Described, Options, described
+from perfmodel.inputs.options import OptionDescription, Options, described
 
 FSDP = "choose --arch fsdp with --option stage=1, 2 or 3 (for short: zero1, zero2, zero3)"
 MODEL_PARALLEL = (
@@ -188,7 +188,7 @@ def read_options(
         ) from None
 
 
-def _expected(option: Described) -> str:
+def _expected(option: OptionDescription) -> str:
     """Describe the values that an option can take, for an error message."""
     return " or ".join([_expected_type(option.type), *option.about.by_cluster])
 

@@ -29,7 +29,7 @@ class PeakRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
                 number(f"peak_flop_per_s.{name}", getattr(self, name), above=0.0)
 
 
-class Utilisation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class PublishedUtilisation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Published utilisation of a device in the training of a language model.
 
     Attributes
@@ -70,7 +70,7 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     default_cluster: str | None = None
     peer_access: bool = True
     aliases: tuple[str, ...] = ()
-    language_models: tuple[Utilisation, ...] = ()
+    language_models: tuple[PublishedUtilisation, ...] = ()
     source: Source
 
     def __post_init__(self) -> None:

@@ -48,7 +48,7 @@ def _listed(name: str, given: str) -> tuple[int, ...]:
         ) from None
 
 
-class Steps(msgspec.Struct, frozen=True):
+class IslandSteps(msgspec.Struct, frozen=True):
     """Steps of an island between two exchanges: ``most`` for the fastest island and, with
     ``equal_time``, fewer for slower ones (dynamic local updates of Liu and others)."""
 
@@ -56,17 +56,17 @@ class Steps(msgspec.Struct, frozen=True):
     equal_time: bool = False
 
 
-ONE_STEP = Steps()
+ONE_STEP = IslandSteps()
 
 MOST_STEPS = 1_000_000
 """Maximum steps between two exchanges; a limit that catches typing errors."""
 
 
-def read_steps(given: int | str) -> Steps:
+def read_steps(given: int | str) -> IslandSteps:
     """Read the steps of each island: a number, or text such as ``equal:100``.
 
     >>> read_steps("equal:100")
-    Steps(most=100, equal_time=True)
+    IslandSteps(most=100, equal_time=True)
 
     Raises
     ------
@@ -80,7 +80,7 @@ def read_steps(given: int | str) -> Steps:
             "(slower islands do fewer steps in the same time)"
         )
     steps = int(count) if text else given
-    return Steps(whole_number("island_steps", steps, at_most=MOST_STEPS), bool(colon))
+    return IslandSteps(whole_number("island_steps", steps, at_most=MOST_STEPS), bool(colon))
 
 
 class Places(msgspec.Struct, frozen=True):
@@ -136,8 +136,7 @@ def _sites(cluster: Cluster, places: Places) -> list[list[int]]:
         return []
     of_node = [k for k, site in enumerate(cluster.sites) for _ in range(site.nodes)]
     return [
-        of_node[first : first + many]
-        for first, many in zip(places.first, places.many, strict=True)
+        of_node[first : first + many] for first, many in zip(places.first, places.many, strict=True)
     ]
 
 
@@ -220,4 +219,3 @@ def among(
             for link in cluster.site_links
         ),
     )
-

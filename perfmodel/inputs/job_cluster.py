@@ -36,7 +36,7 @@ class LinkChange(NamedTuple):
         return msgspec.structs.replace(link, **changes)
 
 
-class Processes(NamedTuple):
+class ProcessesOnNodes(NamedTuple):
     """Whether a job has servers, and islands, whose processes use links of their nodes."""
 
     servers: bool
@@ -62,7 +62,7 @@ def named_cluster(
 
 
 def cluster_of(
-    base: Cluster, links: LinkChange, workload: Workload, processes: Processes | None
+    base: Cluster, links: LinkChange, workload: Workload, processes: ProcessesOnNodes | None
 ) -> tuple[Cluster, list[Assumption]]:
     """Return the cluster of a job, changed and with the usual losses, and the assumptions about it.
 
@@ -108,7 +108,7 @@ def _with_links(base: Cluster, links: LinkChange) -> tuple[Cluster, list[Assumpt
     return msgspec.structs.replace(base, **changes), notes
 
 
-def _of_file(cluster: Cluster, links: LinkChange, processes: Processes) -> list[Assumption]:
+def _of_file(cluster: Cluster, links: LinkChange, processes: ProcessesOnNodes) -> list[Assumption]:
     """Return assumptions for values taken from the cluster file because none were given."""
     name, nic, cost = f"cluster {cluster.name}", cluster.nic, cluster.server
     inside = cluster.intra_node

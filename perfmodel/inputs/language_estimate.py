@@ -11,7 +11,7 @@ from perfmodel.base.provenance import Assumption, Source
 from perfmodel.inputs.batch_scaling import SINGLE_ERROR as SINGLE_SIZE_ERROR
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_layers import layers_of, with_layers
-from perfmodel.inputs.device import Device, Utilisation, roofline_s
+from perfmodel.inputs.device import Device, PublishedUtilisation, roofline_s
 from perfmodel.inputs.profile import Profile, Timing
 from perfmodel.inputs.workload import Workload, resolve
 
@@ -134,7 +134,9 @@ def efficiency_on(
     return median(typical), ", ".join(found), OTHER_ERROR
 
 
-def efficiency(device: Device, figure: Utilisation, decoder_of: Callable[[str], Decoder]) -> float:
+def efficiency(
+    device: Device, figure: PublishedUtilisation, decoder_of: Callable[[str], Decoder]
+) -> float:
     """Roofline time of a model's layers, forward and backward, over the published time."""
     decoder, length = decoder_of(figure.model), figure.sequence_length
     layers = layers_of(decoder, length, figure.precision)

@@ -33,7 +33,7 @@ class Option(msgspec.Struct, frozen=True):
     by_cluster: Mapping[str, str] = {}
 
 
-class Described(msgspec.Struct, frozen=True):
+class OptionDescription(msgspec.Struct, frozen=True):
     """An option of an architecture: name, type, default, SI unit ("" if none), and description."""
 
     name: str
@@ -135,7 +135,7 @@ class Options(msgspec.Struct, frozen=True):
 
 
 @functools.cache
-def described(kind: type[Options]) -> tuple[Described, ...]:
+def described(kind: type[Options]) -> tuple[OptionDescription, ...]:
     """Describe the options of an architecture: its own first, then the inherited ones.
 
     Raises
@@ -152,11 +152,13 @@ def described(kind: type[Options]) -> tuple[Described, ...]:
     return tuple(found.values())
 
 
-def _described(kind: type[Options], field: msgspec.structs.FieldInfo, hint: Any) -> Described:
+def _described(
+    kind: type[Options], field: msgspec.structs.FieldInfo, hint: Any
+) -> OptionDescription:
     about = None
     if typing.get_origin(hint) is Annotated:
         hint, *more = typing.get_args(hint)
         about = next((one for one in more if isinstance(one, Option)), None)
     if about is None or field.required:
         raise TypeError(f"{kind.__module__}.{field.name}: needs a default and an Option")
-    return Described(field.name, hint, field.default, dimension_of(field.name) or "", about)
+    return OptionDescription(field.name, hint, field.default, dimension_of(field.name) or "", about)

@@ -26,7 +26,7 @@ class Place(NamedTuple):
     tensors: Floats
 
 
-class Service(NamedTuple):
+class PartService(NamedTuple):
     """What a stage takes: seconds per tensor and per byte, and how many times its service time a
     part takes."""
 
@@ -52,7 +52,7 @@ def sent_s(
     made_s: Floats,
     computed_s: Quantity,
     places: Sequence[Place],
-    stages: Sequence[Service],
+    stages: Sequence[PartService],
     *,
     overlap: bool,
 ) -> list[Quantity]:

@@ -50,12 +50,12 @@ class Stage(NamedTuple):
         )
 
     @property
-    def constants(self) -> lines.Service | None:
+    def constants(self) -> lines.StageService | None:
         """The constants, if only ``times`` can vary and parts take turns; else None."""
         values = (self.per_tensor_s, self.per_byte_s, self.alone_per_byte_s)
         one_by_one = isinstance(self.longer, float) and self.longer == 1.0
         plain = one_by_one and all(isinstance(value, (int, float)) for value in values)
-        return lines.Service(*map(float, values)) if plain else None
+        return lines.StageService(*map(float, values)) if plain else None
 
 
 class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
@@ -246,7 +246,7 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
             each_s = each_s + encode_per_byte_s * sizes
         made = np.cumsum(each_s, axis=0)
         computed = made[-1] + self.last_s * scale
-        services = [cumulative.Service(*stage.each_s, stage.longer) for stage in stages]
+        services = [cumulative.PartService(*stage.each_s, stage.longer) for stage in stages]
         places = self.once("places", lambda: cumulative.places_of(self._loads))
         return computed, cumulative.sent_s(made, computed, places, services, overlap=overlap)
 

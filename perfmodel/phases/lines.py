@@ -30,7 +30,7 @@ FEW = 32
 """Number of lines up to which no unneeded lines are looked for."""
 
 
-class Service(NamedTuple):
+class StageService(NamedTuple):
     """Constants of a stage: seconds per tensor and per byte, and unscaled seconds per byte."""
 
     per_tensor_s: float
@@ -86,7 +86,7 @@ def pulling(first_s: float, forward_s: tuple[float, ...], parts: Parts) -> Lines
 
 @functools.lru_cache(maxsize=256)
 def send(
-    backward: Backward, stages: tuple[Service, ...], *, overlap: bool, encoded: bool
+    backward: Backward, stages: tuple[StageService, ...], *, overlap: bool, encoded: bool
 ) -> Ways | None:
     """Return the paths from the start of the backward pass until all gradients are computed, until
     they have passed the first stage, and until each further one; None if there are too many.

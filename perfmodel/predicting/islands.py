@@ -24,7 +24,7 @@ from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Assumption
 from perfmodel.base.units import show
 from perfmodel.inputs.cluster import Cluster
-from perfmodel.inputs.islands import ONE_STEP, Places, Steps, among, inside, places_of
+from perfmodel.inputs.islands import ONE_STEP, IslandSteps, Places, among, inside, places_of
 from perfmodel.inputs.job import Island, Jitter, Job
 from perfmodel.inputs.options import Options
 from perfmodel.inputs.workload import Workload
@@ -47,7 +47,7 @@ def joined(
     devices: tuple[int, ...],
     arch: str,
     given: Mapping[str, Any],
-    steps: Steps = ONE_STEP,
+    steps: IslandSteps = ONE_STEP,
 ) -> Job:
     """Return the outer job, in which each worker is an island of several devices.
 
@@ -87,7 +87,7 @@ def changed(job: Job, flat: Job) -> Job:
         tuple(island.devices for island in job.islands),
         architecture_of(inner),
         inner.options,
-        Steps(max(counts), equal_time=len(counts) > 1),
+        IslandSteps(max(counts), equal_time=len(counts) > 1),
         island_by_formulas,
     )
 
@@ -97,7 +97,7 @@ def _among(
     devices: tuple[int, ...],
     architecture: Architecture,
     options: Options,
-    steps: Steps,
+    steps: IslandSteps,
     predicted: Callable[[Job], Island],
 ) -> Job:
     """The outer job, with islands ``predicted`` from their inner jobs."""
@@ -113,7 +113,7 @@ def _among(
     return _outer(flat, _with_steps(flat, tuple(islands), steps), places)
 
 
-def _with_steps(flat: Job, islands: tuple[Island, ...], steps: Steps) -> tuple[Island, ...]:
+def _with_steps(flat: Job, islands: tuple[Island, ...], steps: IslandSteps) -> tuple[Island, ...]:
     """Give islands their step counts; if all take equally long, the fastest does the most.
 
     The others do as many as fit into the same time, one at least (Liu et al., 2024, arXiv

@@ -12,14 +12,14 @@ from perfmodel.profiler.averages import Average
 from perfmodel.profiler.gradient_noise import measure_noise
 from perfmodel.profiler.overhead import Overhead
 from perfmodel.profiler.profiler import Profiler
-from perfmodel.profiler.record import Recorded, record
+from perfmodel.profiler.record import RecordedProfile, record
 from perfmodel.profiler.training import TrainingSetup, training
 
 __all__ = [
     "Average",
     "Overhead",
     "Profiler",
-    "Recorded",
+    "RecordedProfile",
     "TrainingSetup",
     "measure_noise",
     "record",

@@ -37,7 +37,7 @@ class MeasuredBatch(NamedTuple):
     notes: tuple[str, ...]
 
 
-class Recorded(NamedTuple):
+class RecordedProfile(NamedTuple):
     """A workload, and the measurements behind its timings."""
 
     profile: Profile
@@ -67,7 +67,7 @@ def record(
     noise_steps: int = 0,
     old: Profile | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Recorded:
+) -> RecordedProfile:
     """Train a model for some steps at each batch size, and measure them.
 
     It has many parameters because it combines those of
@@ -123,7 +123,7 @@ def record(
         found.append(measured)
     if profile is None:
         raise InputError("batch_sizes: at least one is needed")
-    return Recorded(profile, tuple(found))
+    return RecordedProfile(profile, tuple(found))
 
 
 def _noise(plan: _Plan, sizes: Sequence[int], steps: int) -> NoiseScale | None:

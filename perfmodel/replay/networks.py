@@ -14,7 +14,7 @@ import numpy as np
 from perfmodel.base.arrays import Floats, Ids
 
 
-class Network(Protocol):
+class Classifier(Protocol):
     """A function from parameters and inputs to class scores, with the gradient of its loss.
 
     ``parameters`` is the length of the parameter vector.

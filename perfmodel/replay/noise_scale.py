@@ -6,7 +6,7 @@ import numpy as np
 
 from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import whole_number
-from perfmodel.replay.tasks import Task
+from perfmodel.replay.tasks import TrainingTask
 from perfmodel.theory.statistical_efficiency import GradientNoise, gradient_noise
 
 _NOISE = 15
@@ -14,7 +14,7 @@ _NOISE = 15
 
 
 def measure_noise(
-    task: Task, parameters: Floats, *, batch_size: int, batches: int = 32, seed: int = 0
+    task: TrainingTask, parameters: Floats, *, batch_size: int, batches: int = 32, seed: int = 0
 ) -> GradientNoise:
     """Measure the gradient noise at these parameters from the gradient norms of several batches.
 

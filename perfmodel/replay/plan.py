@@ -14,7 +14,7 @@ Version = tuple[int, int, int]
 """A model, a slice and its version."""
 
 
-class Plan(NamedTuple):
+class ReplayPlan(NamedTuple):
     """Facts about the rows (rows,) and groups of a schedule.
 
     Attributes
@@ -35,7 +35,7 @@ class Plan(NamedTuple):
     has_centre: bool
 
 
-def make_plan(schedule: Schedule) -> Plan:
+def make_plan(schedule: Schedule) -> ReplayPlan:
     """Find the facts; the schedule's rows must be consistent, see ``Schedule.check``."""
     event = schedule.event
     steps = int(schedule.step.max(initial=0)) + 1
@@ -45,7 +45,7 @@ def make_plan(schedule: Schedule) -> Plan:
     applied = np.zeros(len(schedule), np.bool_)
     applied[computed] = np.isin(key[computed], key[applies])
     first = np.flatnonzero(np.diff(schedule.group, prepend=schedule.group[:1] - 1))
-    return Plan(
+    return ReplayPlan(
         np.append(first, len(schedule)),
         applied,
         _staleness(schedule),

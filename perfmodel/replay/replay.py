@@ -16,8 +16,8 @@ from perfmodel.replay.models import Models, edges_of
 from perfmodel.replay.noise_scale import measure_noise
 from perfmodel.replay.optimizer import Optimizer
 from perfmodel.replay.plan import make_plan
-from perfmodel.replay.rows import Row, Rows, rows_of
-from perfmodel.replay.tasks import Task
+from perfmodel.replay.rows import Rows, SliceRow, rows_of
+from perfmodel.replay.tasks import TrainingTask
 from perfmodel.results.schedule import CENTRE, Event, Schedule
 from perfmodel.theory.statistical_efficiency import GradientNoise
 
@@ -39,7 +39,7 @@ Slices = tuple[int, int, int]
 
 def replay(
     schedule: Schedule,
-    task: Task,
+    task: TrainingTask,
     optimizer: Optimizer,
     seed: int = 0,
     *,
@@ -81,7 +81,12 @@ class _Replay:
     """The state of a replay."""
 
     def __init__(
-        self, schedule: Schedule, task: Task, optimizer: Optimizer, seed: int, noise_batches: int
+        self,
+        schedule: Schedule,
+        task: TrainingTask,
+        optimizer: Optimizer,
+        seed: int,
+        noise_batches: int,
     ) -> None:
         header = schedule.header
         self.schedule, self.task, self.optimizer, self.seed = schedule, task, optimizer, seed
@@ -154,7 +159,7 @@ class _Replay:
     def _samples(self) -> int:
         return self.done * self.schedule.header.batch_size
 
-    def _alone(self, row: Row) -> None:
+    def _alone(self, row: SliceRow) -> None:
         """Replay a row that is a group by itself."""
         if row.event == GRADIENT:
             self._gradient(row)
@@ -167,10 +172,10 @@ class _Replay:
         else:
             self._drop(row)
 
-    def _together(self, rows: Sequence[Row]) -> None:
+    def _together(self, rows: Sequence[SliceRow]) -> None:
         """Replay rows that take effect together, using the values from before any of them."""
-        mixes: dict[Slices, list[Row]] = {}
-        applies: dict[Slices, list[Row]] = {}
+        mixes: dict[Slices, list[SliceRow]] = {}
+        applies: dict[Slices, list[SliceRow]] = {}
         reads = []
         for row in rows:
             target = (row.model, row.first, row.after)
@@ -189,7 +194,7 @@ class _Replay:
         for each in applies.values():
             self._apply(each)
 
-    def _gradient(self, row: Row) -> None:
+    def _gradient(self, row: SliceRow) -> None:
         """Compute the gradient of the worker's next batch."""
         indices = self.batches.take(row.worker)
         optimizer = self.optimizer
@@ -219,7 +224,7 @@ class _Replay:
         if row.applied:
             self.gradients[row.worker, row.step] = gradient
 
-    def _apply(self, rows: Sequence[Row]) -> None:
+    def _apply(self, rows: Sequence[SliceRow]) -> None:
         """Take an optimizer step on one slice of one model, with the gradients of these rows."""
         models, model, first, after = self.models, rows[0].model, rows[0].first, rows[0].after
         total = self._used(rows[0])
@@ -232,7 +237,7 @@ class _Replay:
         models.step(model, first, after, total, self.rate)
         self.steps += after - first
 
-    def _used(self, row: Row) -> Floats:
+    def _used(self, row: SliceRow) -> Floats:
         """Return slices of a gradient as applied, in a new array; its last use drops the
         gradient."""
         weight = row.weight
@@ -245,7 +250,7 @@ class _Replay:
             self.done += 1
         return found
 
-    def _mix(self, targets: dict[Slices, list[Row]]) -> None:
+    def _mix(self, targets: dict[Slices, list[SliceRow]]) -> None:
         """Mix models into slices of models, all using the values from before the mix."""
         models = self.models
         new = {
@@ -256,7 +261,7 @@ class _Replay:
             models.overwritten(*target, targets[target][0].version)
             models.view(*target)[:] = values
 
-    def _drop(self, row: Row) -> None:
+    def _drop(self, row: SliceRow) -> None:
         """Discard a gradient, at least for these slices."""
         if row.last:
             self.gradients.pop((row.worker, row.step), None)
@@ -288,7 +293,7 @@ class _Replay:
         self.points.append((self._samples, self._updates, time_s, loss, accuracy, self.batch_loss))
 
 
-def _groups(walked: Rows) -> Iterator[tuple[float, list[Row]]]:
+def _groups(walked: Rows) -> Iterator[tuple[float, list[SliceRow]]]:
     """Yield the time and the rows of each group."""
     ends, group = walked.bounds, 0
     while group < len(ends) - 1:
@@ -296,7 +301,7 @@ def _groups(walked: Rows) -> Iterator[tuple[float, list[Row]]]:
         after = max(after, group + 1)
         begin, end = int(ends[group]), int(ends[after])
         lists = [column[begin:end].tolist() for column in walked.columns]
-        rows = list(map(Row._make, zip(*lists, strict=True)))
+        rows = list(map(SliceRow._make, zip(*lists, strict=True)))
         times = walked.time_s[begin:end].tolist()
         for first, last in pairwise((ends[group : after + 1] - begin).tolist()):
             yield times[first], rows[first:last]

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.arrays import Floats, Ids
-from perfmodel.replay.plan import Plan
+from perfmodel.replay.plan import ReplayPlan
 from perfmodel.results.schedule import WHOLE, Event, Schedule
 
 
-class Row(NamedTuple):
+class SliceRow(NamedTuple):
     """A row for the slices from ``first`` up to ``after`` (exclusive); the rest as in the schedule.
 
     ``applied`` and ``staleness`` come from the plan; ``last`` tells that no later row uses the
@@ -35,7 +35,7 @@ class Row(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """All rows as columns (rows,), in the order of :class:`Row`, and ``bounds`` (groups + 1,).
+    """All rows as columns (rows,), in the order of :class:`SliceRow`, and ``bounds`` (groups + 1,).
 
     ``gradients`` is the total number of gradients applied.
     """
@@ -46,7 +46,7 @@ class Rows(NamedTuple):
     gradients: int
 
 
-def rows_of(schedule: Schedule, plan: Plan) -> Rows:
+def rows_of(schedule: Schedule, plan: ReplayPlan) -> Rows:
     """Return the rows, with the reads and updates of neighbouring slices merged.
 
     Between two rows of another kind, reads and updates of different slices commute. So a worker
@@ -100,7 +100,7 @@ def _last_uses(schedule: Schedule, kept: Ids) -> NDArray[np.bool_]:
     return last
 
 
-def _windows(schedule: Schedule, plan: Plan, slices: Ids) -> tuple[Ids, NDArray[np.bool_]]:
+def _windows(schedule: Schedule, plan: ReplayPlan, slices: Ids) -> tuple[Ids, NDArray[np.bool_]]:
     """Return a number per row, equal for rows that may be reordered; and which rows may be.
 
     These are reads and updates of single slices, each a group by itself, with no other kind in

@@ -14,7 +14,7 @@ from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError, unknown_name, whole_number
 from perfmodel.base.foreign import call, load
 from perfmodel.replay.data import Data, digits, mixture
-from perfmodel.replay.networks import Network, SoftmaxRegression, TwoLayerNetwork, cross_entropy
+from perfmodel.replay.networks import Classifier, SoftmaxRegression, TwoLayerNetwork, cross_entropy
 
 HIDDEN = 64
 """Hidden units of the shipped two-layer networks."""
@@ -31,7 +31,7 @@ class Evaluation(NamedTuple):
 
 
 @runtime_checkable
-class Task(Protocol):
+class TrainingTask(Protocol):
     """A training task: ``samples`` training samples, and a flat vector of ``parameters`` numbers.
 
     ``name`` is its name in reports.
@@ -57,7 +57,7 @@ class Task(Protocol):
 class NetworkTask:
     """A NumPy network on data in memory."""
 
-    def __init__(self, name: str, network: Network, data: Data) -> None:
+    def __init__(self, name: str, network: Classifier, data: Data) -> None:
         self.name = name
         self.network, self.data = network, data
         self.samples, self.parameters = len(data.targets), network.parameters
@@ -88,7 +88,7 @@ def network_task(name: str, data: Data, hidden: int = HIDDEN) -> NetworkTask:
     return NetworkTask(name, TwoLayerNetwork(data.inputs.shape[1], hidden, data.classes), data)
 
 
-TASKS: Mapping[str, Callable[[int], Task]] = {
+TASKS: Mapping[str, Callable[[int], TrainingTask]] = {
     "mixture": lambda seed: network_task("mixture", mixture(seed)),
     "mixture-softmax": lambda seed: softmax_task("mixture-softmax", mixture(seed)),
     "digits": lambda seed: network_task("digits", digits(seed)),
@@ -98,10 +98,10 @@ TASKS: Mapping[str, Callable[[int], Task]] = {
 regression."""
 
 
-def make_task(spec: str, data_seed: int = 0) -> Task:
+def make_task(spec: str, data_seed: int = 0) -> TrainingTask:
     """Make the task that ``spec`` names: one of ``TASKS``, or ``package.module:function``.
 
-    The user's function is called without arguments and returns a :class:`Task`, such as a
+    The user's function is called without arguments and returns a :class:`TrainingTask`, such as a
     :class:`perfmodel.replay.torch_task.TorchTask`.
 
     Raises
@@ -116,7 +116,7 @@ def make_task(spec: str, data_seed: int = 0) -> Task:
             raise unknown_name("task", spec, known)
         return TASKS[spec](data_seed)
     made = call(load(spec, "task"), spec)
-    if not isinstance(made, Task):
+    if not isinstance(made, TrainingTask):
         raise InputError(
             f"task: {spec} returned a {type(made).__name__}, not a task (name, samples, "
             "parameters, initial, gradient, evaluate)"

@@ -21,7 +21,7 @@ Parents = NDArray[np.int64]
 NONE = -1
 
 
-class Schedule(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+class SendSchedule(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """The sends of a collective, by round.
 
     Attributes
@@ -46,7 +46,7 @@ class Schedule(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         """Number of rounds, counting each repetition."""
         return int(self.repeat.sum())
 
-    def among(self, order: Ids) -> Schedule:
+    def among(self, order: Ids) -> SendSchedule:
         """Return the schedule with renamed members: ``order[k]`` (members,) takes k's place."""
         return msgspec.structs.replace(self, source=order[self.source], target=order[self.target])
 
@@ -63,14 +63,14 @@ class Schedule(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         np.add.at(total, end, self.part * self.repeat[self.round])
         return total
 
-    def unrolled(self) -> Schedule:
+    def unrolled(self) -> SendSchedule:
         """Return the schedule with every repetition of a round written out."""
         if (self.repeat == 1).all():
             return self
         kept = [np.flatnonzero(self.round == r) for r in range(len(self.repeat))]
         sends = [kept[r] for r, times in enumerate(self.repeat.tolist()) for _ in range(times)]
         which = np.concatenate(sends)
-        return Schedule(
+        return SendSchedule(
             members=self.members,
             repeat=np.ones(len(sends), np.int64),
             round=np.repeat(np.arange(len(sends)), [len(s) for s in sends]),
@@ -100,7 +100,7 @@ class Waits(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     first: Ids
 
 
-def waits_of(schedule: Schedule) -> Waits:
+def waits_of(schedule: SendSchedule) -> Waits:
     """Return the waits of each send: for everything its two ends did in earlier rounds."""
     last = np.full((schedule.members, 2), NONE)
     first = np.full(schedule.members, NONE)
@@ -135,10 +135,10 @@ Round = tuple[ArrayLike, ArrayLike, float, bool, int]
 """Sources, targets, part, whether the target adds, and number of repetitions."""
 
 
-def _schedule(members: int, rounds: Sequence[Round]) -> Schedule:
+def _schedule(members: int, rounds: Sequence[Round]) -> SendSchedule:
     sources = [np.asarray(source, np.int64).ravel() for source, *_ in rounds]
     sends = [len(source) for source in sources]
-    return Schedule(
+    return SendSchedule(
         members=members,
         repeat=np.array([times for *_, times in rounds], np.int64),
         round=np.repeat(np.arange(len(rounds)), sends),
@@ -149,7 +149,7 @@ def _schedule(members: int, rounds: Sequence[Round]) -> Schedule:
     )
 
 
-def ring_all_gather(members: int) -> Schedule:
+def ring_all_gather(members: int) -> SendSchedule:
     """All-gather on a ring: each member passes the piece it last received to the next member.
 
     Parts are fractions of one member's piece.
@@ -161,7 +161,7 @@ def ring_all_gather(members: int) -> Schedule:
     return _schedule(members, [(index, np.roll(index, -1), 1.0, False, members - 1)])
 
 
-def ring_all_reduce(members: int) -> Schedule:
+def ring_all_reduce(members: int) -> SendSchedule:
     """All-reduce on a ring: reduce-scatter, then all-gather, in pieces of 1/members.
 
     Patarasuk, Yuan, JPDC 69, 2009, doi 10.1016/j.jpdc.2008.09.002.
@@ -177,7 +177,7 @@ def ring_all_reduce(members: int) -> Schedule:
     )
 
 
-def halving_doubling_all_reduce(members: int) -> Schedule:
+def halving_doubling_all_reduce(members: int) -> SendSchedule:
     """Reduce-scatter by recursive halving, all-gather by recursive doubling (Rabenseifner).
 
     If the number of members is not a power of two, each excess member first sends all its data to a
@@ -207,7 +207,7 @@ def halving_doubling_all_reduce(members: int) -> Schedule:
     return _schedule(members, rounds)
 
 
-def tree_all_reduce(members: int) -> Schedule:
+def tree_all_reduce(members: int) -> SendSchedule:
     """Reduce to member 0 and broadcast from it along a binomial tree, all bytes at once.
 
     >>> tree_all_reduce(4).sent()
@@ -225,7 +225,7 @@ def _binomial(members: int) -> list[tuple[Ids, Ids]]:
     return [(source, source - step) for source, step in zip(sources, steps, strict=True)]
 
 
-def hierarchical_all_reduce(node: Sequence[int]) -> Schedule:
+def hierarchical_all_reduce(node: Sequence[int]) -> SendSchedule:
     """Reduce-scatter inside each node, all-reduce of each part among nodes, all-gather inside.
 
     ``node`` (members,) is the number of each member's node, 0 to nodes - 1, not decreasing. With s
@@ -270,7 +270,7 @@ def hierarchical_all_reduce(node: Sequence[int]) -> Schedule:
     return _schedule(len(node), rounds)
 
 
-def double_tree_all_reduce(members: int, chunks: int) -> Schedule:
+def double_tree_all_reduce(members: int, chunks: int) -> SendSchedule:
     """All-reduce on two binary trees, each for one half of the bytes in ``chunks`` chunks.
 
     A member with children in one tree has at most one child in the other. Each half is first
@@ -370,7 +370,7 @@ def _begin(child: Ids, parent: Ids, tree: Ids, colour: Ids) -> Ids:
 
 def _in_turn(
     members: int, *, when: Ids, source: Ids, target: Ids, adds: NDArray[np.bool_], part: float
-) -> Schedule:
+) -> SendSchedule:
     """Order the sends by ``when``, each in the earliest round after everything it waits for."""
     order = np.argsort(when, kind="stable")
     when, source, target, adds = when[order], source[order], target[order], adds[order]
@@ -383,7 +383,7 @@ def _in_turn(
         np.maximum.at(free, s, rounds[low:high] + 1)
         np.maximum.at(free, t, rounds[low:high] + 1)
     order = np.argsort(rounds, kind="stable")
-    return Schedule(
+    return SendSchedule(
         members=members,
         repeat=np.ones(int(rounds.max()) + 1, np.int64),
         round=rounds[order],

@@ -1,6 +1,6 @@
 """Contention among workers that iterate independently: mean-value analysis with overlap.
 
-Mean-value analysis (:mod:`perfmodel.theory.queueing`) goes from n - 1 customers to n: an arrival at
+Mean-value analysis goes from n - 1 customers to n: an arrival at
 a station sees the mean queue of the network with one customer fewer (Reiser, Lavenberg, JACM 27(2),
 1980, doi 10.1145/322186.322195). It needs the cycle time as a function of these queues, which does
 not have to be a sum over stations. Here it can be any function, so a worker's computation may

@@ -1,4 +1,4 @@
-r"""How much training gains from a sample in a batch of a given size, and bounds on its error.
+r"""How much training gains from a sample in a batch of a given size.
 
 With :math:`G` the gradient of the loss and :math:`\Sigma` the covariance of a sample's gradient,
 the noise scale is :math:`\varphi = \mathrm{tr}\,\Sigma / |G|^2` samples. SGD with the best learning
@@ -10,9 +10,6 @@ equations 2.7 and 2.11)
 steps and samples to reach the same loss. The efficiency of a sample in a batch of M, relative to a
 batch of :math:`M_0`, is :math:`(\varphi + M_0) / (\varphi + M)` (Qiao et al., "Pollux", OSDI 2021,
 section 3.1). Both treat the noise scale as constant during training, or use its current value.
-
-The two bounds on the error are from Dutta et al., "Slow and Stale Gradients Can Win the Race",
-AISTATS 2018. They hold for strongly convex losses, and do not cover momentum.
 """
 
 from __future__ import annotations
@@ -134,102 +131,6 @@ def time_to_target_s(
     """
     _positive(samples=samples, samples_per_s=samples_per_s)
     return samples / (samples_per_s * efficiency(noise_scale_samples, batch, reference))
-
-
-def synchronous_error_bound(
-    updates: float,
-    *,
-    learning_rate: float,
-    smoothness: float,
-    convexity: float,
-    variance: float,
-    batch: float,
-    first_error: float,
-) -> float:
-    r"""Return a bound on the expected excess loss after updates of K-sync SGD.
-
-    .. math:: \frac{\eta L \sigma^2}{2 c B} +
-       (1 - \eta c)^J \left( F_0 - \frac{\eta L \sigma^2}{2 c B} \right)
-
-    with the learning rate :math:`\eta`, gradients that are L-Lipschitz (``smoothness``), a loss
-    that is c-strongly convex, a variance :math:`\sigma^2` of one sample's gradient, K m = B samples
-    in an update and the excess :math:`F_0` at the start (Dutta et al., 2018, lemma 1). For a bound
-    on the error over time, set J to time / mean time between updates. The bound holds for
-    :math:`\eta L \le 1 / 2` if the variance does not depend on the parameters; if it grows with the
-    gradient, it holds for smaller learning rates.
-
-    The function has this many parameters because the formula has that many quantities.
-
-    Raises
-    ------
-    InputError : a number is not positive, c > L, or the learning rate is above 1 / (2 L).
-    """
-    _positive(
-        learning_rate=learning_rate,
-        smoothness=smoothness,
-        convexity=convexity,
-        batch=batch,
-    )
-    for name, value in (("variance", variance), ("first_error", first_error), ("updates", updates)):
-        number(name, value)
-    if convexity > smoothness:
-        raise InputError(
-            f"convexity: must be at most the smoothness ({smoothness:g}), got {convexity:g}"
-        )
-    if learning_rate * smoothness > 0.5:
-        raise InputError(
-            f"learning_rate: the bound holds up to {0.5 / smoothness:g} (1 / (2 smoothness)), "
-            f"got {learning_rate:g}"
-        )
-    floor = learning_rate * smoothness * variance / (2.0 * convexity * batch)
-    left = math.pow(1.0 - learning_rate * convexity, updates)
-    return floor + left * (first_error - floor)
-
-
-def asynchronous_error_bound(
-    updates: float,
-    *,
-    gamma: float,
-    p0: float,
-    learning_rate: float,
-    smoothness: float,
-    convexity: float,
-    variance: float,
-    batch: float,
-    first_error: float,
-) -> float:
-    r"""Return a bound on the expected excess loss after updates of K-async SGD.
-
-    It is :func:`synchronous_error_bound` with :math:`c \gamma'` in place of c, where
-    :math:`\gamma' = 1 - \gamma + p_0 / 2`. ``gamma`` bounds how much staleness changes gradients:
-    the expected squared distance between the gradients at the current and at the stale parameters
-    is at most gamma times the expected square of the current gradient. ``p0`` is a lower bound on
-    the probability that a gradient is not stale, whatever happened before; 0 is always valid (Dutta
-    et al., 2018, theorem 3). ``batch`` is the number of samples of all K gradients.
-
-    The bound is loose, and gamma is not known in advance: it grows with learning rate and
-    staleness. When it reaches 1 there is no bound, long before training diverges.
-
-    The function has this many parameters because the formula has that many quantities.
-
-    Raises
-    ------
-    InputError : as for :func:`synchronous_error_bound`; or gamma or p0 is not between 0 and 1.
-    """
-    number("gamma", gamma, at_most=1.0)
-    number("p0", p0, at_most=1.0)
-    _positive(convexity=convexity)
-    if gamma == 1.0 and p0 == 0.0:
-        raise InputError("gamma: must be less than 1 if p0 is 0, got 1: there is no bound")
-    return synchronous_error_bound(
-        updates,
-        learning_rate=learning_rate,
-        smoothness=smoothness,
-        convexity=convexity * min(1.0, 1.0 - gamma + p0 / 2.0),
-        variance=variance,
-        batch=batch,
-        first_error=first_error,
-    )
 
 
 def _positive(**values: float) -> None:

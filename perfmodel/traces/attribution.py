@@ -1,6 +1,6 @@
 """Attributes a device's work to phases and layers of a training step.
 
-Work is attributed by the host events that enclose its launch. ``Optimizer.step`` and
+DeviceInterval is attributed by the host events that enclose its launch. ``Optimizer.step`` and
 ``Optimizer.zero_grad`` mark the optimizer, and nodes of autograd (:func:`is_node`) mark backward;
 work between the first layer of a pass and its first node is forward. A layer begins with an
 operator that has parameters, such as a convolution, and extends to the next one. Autograd numbers
@@ -49,7 +49,7 @@ _BUCKETS = ("torch::distributed::reducer::", "torch.distributed.ddp.reducer::")
 
 
 @dataclass(frozen=True)
-class Context:
+class ThreadContext:
     """Events that enclose a moment on a thread; ``number`` is that of the last numbered node
     before it."""
 
@@ -66,7 +66,7 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Work:
+class DeviceInterval:
     """A busy interval of a device, attributed; ``layer`` is an index of ``Attribution.names``."""
 
     start_s: float
@@ -78,7 +78,7 @@ class Work:
 
 
 @dataclass
-class Pass:
+class HostPass:
     """One forward and one backward pass on the host, and the start of the update after them.
 
     ``starts``, ``numbers``, ``order`` and ``ops`` describe the operators that begin layers;
@@ -134,8 +134,8 @@ class Seen:
     """A host event, the context that encloses it, and the context inside it."""
 
     host: Host
-    parent: Context
-    context: Context
+    parent: ThreadContext
+    context: ThreadContext
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,8 @@ class Attribution:
     """All attributed work, and the passes; ``names`` and ``kinds`` are the layers of most passes,
     ``autograd`` the threads that only run backward."""
 
-    works: list[Work]
-    passes: list[Pass]
+    works: list[DeviceInterval]
+    passes: list[HostPass]
     seen: list[Seen]
     loading: list[Host]
     names: tuple[str, ...]
@@ -162,7 +162,7 @@ def attribute(trace: Trace) -> Attribution:
     for host in trace.host:
         threads[host.thread].append(host)
     seen: list[Seen] = []
-    launched: dict[int, Context] = {}
+    launched: dict[int, ThreadContext] = {}
     for thread, events in threads.items():
         moments = [(trace.device[i].launched_s or 0.0, i) for i in launched_by[thread]]
         seen += _walk(events, moments, launched)
@@ -173,7 +173,7 @@ def attribute(trace: Trace) -> Attribution:
     autograd = _autograd_threads(seen)
     owner = _Owner(passes, names, autograd)
     works = [
-        Work(h.start_s, h.end_s, "communication", "other", None, h.start_s)
+        DeviceInterval(h.start_s, h.end_s, "communication", "other", None, h.start_s)
         for h in (s.host for s in seen)
         if h.name.startswith(_SENT_BY_HOST)
     ]
@@ -181,7 +181,9 @@ def attribute(trace: Trace) -> Attribution:
         c = launched.get(i, NOWHERE)
         kind = "communication" if c.communication else event.kind
         phase, layer = owner.of(event.launched_s, event.thread, c)
-        works.append(Work(event.start_s, event.end_s, kind, phase, layer, event.launched_s))
+        works.append(
+            DeviceInterval(event.start_s, event.end_s, kind, phase, layer, event.launched_s)
+        )
     if not trace.device:
         for thread in threads:
             works += _host_works([s for s in seen if s.host.thread == thread], owner)
@@ -196,7 +198,7 @@ def attribute(trace: Trace) -> Attribution:
     )
 
 
-NOWHERE = Context()
+NOWHERE = ThreadContext()
 
 
 def is_node(host: Host) -> bool:
@@ -213,7 +215,7 @@ def is_node(host: Host) -> bool:
 
 
 def _walk(
-    events: Sequence[Host], moments: Sequence[tuple[float, int]], launched: dict[int, Context]
+    events: Sequence[Host], moments: Sequence[tuple[float, int]], launched: dict[int, ThreadContext]
 ) -> Iterator[Seen]:
     """Walk through one thread's events, and store the context of each of ``moments`` in
     ``launched``."""
@@ -222,7 +224,7 @@ def _walk(
     ]
     order += [(seconds, 1.0, i, None) for seconds, i in moments]
     order.sort(key=lambda item: item[:3])
-    stack: list[tuple[float, Context]] = []
+    stack: list[tuple[float, ThreadContext]] = []
     number: int | None = None
     for seconds, _, i, host in order:
         while stack and stack[-1][0] <= seconds:
@@ -239,7 +241,7 @@ def _walk(
         yield Seen(host, parent, context)
 
 
-def _inside(parent: Context, host: Host) -> Context:
+def _inside(parent: ThreadContext, host: Host) -> ThreadContext:
     """Context of a moment inside an event."""
     name = host.name
     if host.kind == "module":
@@ -264,21 +266,21 @@ def _inside(parent: Context, host: Host) -> Context:
     return parent if parent.op else replace(parent, op=True)
 
 
-def _passes(seen: Sequence[Seen]) -> list[Pass]:
+def _passes(seen: Sequence[Seen]) -> list[HostPass]:
     """Forward and backward passes; each begins with the first layer after a backward pass or an
     update."""
-    passes: list[Pass] = []
+    passes: list[HostPass] = []
     updated = True
     for s in seen:
         h, c = s.host, s.context
         if c.layer is h:
             if updated or passes[-1].backward_s < float("inf"):
-                passes.append(Pass(h.start_s))
+                passes.append(HostPass(h.start_s))
                 updated = False
             passes[-1].began(h, c.module)
         elif c.node and not c.optimizer and is_node(h) and not s.parent.node:
             if updated:
-                passes.append(Pass(passes[-1].end_s if passes else -float("inf")))
+                passes.append(HostPass(passes[-1].end_s if passes else -float("inf")))
                 updated = False
             now = passes[-1]
             now.end_s = h.end_s if now.end_s == float("inf") else max(now.end_s, h.end_s)
@@ -306,14 +308,14 @@ class _Owner:
     """Maps launched work to phases and layers."""
 
     def __init__(
-        self, passes: Sequence[Pass], names: tuple[str, ...], autograd: frozenset[str]
+        self, passes: Sequence[HostPass], names: tuple[str, ...], autograd: frozenset[str]
     ) -> None:
         self.passes = passes
         self.starts = [p.start_s for p in passes]
         self.names = names
         self.autograd = autograd
 
-    def of(self, host_s: float | None, thread: str, c: Context) -> tuple[Phase, int | None]:
+    def of(self, host_s: float | None, thread: str, c: ThreadContext) -> tuple[Phase, int | None]:
         """Phase and layer of work launched by a thread at a moment."""
         if host_s is None or c.loading:
             return "other", None
@@ -334,7 +336,7 @@ class _Owner:
         return "other", None
 
 
-def _host_works(seen: Sequence[Seen], owner: _Owner) -> Iterator[Work]:
+def _host_works(seen: Sequence[Seen], owner: _Owner) -> Iterator[DeviceInterval]:
     """Work of the host itself: the outermost operators of a thread, without communication."""
     begin = end = 0.0
     now: tuple[Phase, int | None] = ("other", None)
@@ -345,13 +347,15 @@ def _host_works(seen: Sequence[Seen], owner: _Owner) -> Iterator[Work]:
         sends = c.communication and not parent.communication
         if sends or (c.buckets and not parent.buckets and not c.communication):
             if min(end, h.start_s) > begin:
-                yield Work(begin, min(end, h.start_s), "compute", *now, begin)
+                yield DeviceInterval(begin, min(end, h.start_s), "compute", *now, begin)
             begin = h.end_s
             kind = "communication" if sends else "compute"
-            yield Work(h.start_s, h.end_s, kind, "other" if sends else "buckets", None, h.start_s)
+            yield DeviceInterval(
+                h.start_s, h.end_s, kind, "other" if sends else "buckets", None, h.start_s
+            )
         elif not parent.op:
             if end > begin:
-                yield Work(begin, end, "compute", *now, begin)
+                yield DeviceInterval(begin, end, "compute", *now, begin)
             begin, end, now = h.start_s, h.end_s, owner.of(h.start_s, h.thread, c)
     if end > begin:
-        yield Work(begin, end, "compute", *now, begin)
+        yield DeviceInterval(begin, end, "compute", *now, begin)

@@ -25,7 +25,7 @@ SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
 
 
-class Summary(NamedTuple):
+class FlopsProfile(NamedTuple):
     """A step as DeepSpeed's flops profiler reports it, on one of ``data_parallel`` devices."""
 
     forward_s: float
@@ -58,7 +58,7 @@ class Summary(NamedTuple):
         return notes
 
 
-def parse(text: str, name: str) -> Summary:
+def parse(text: str, name: str) -> FlopsProfile:
     """Read the output of DeepSpeed's flops profiler; of several profiles, the last.
 
     Raises
@@ -92,7 +92,7 @@ def parse(text: str, name: str) -> Summary:
     if "iter latency" in given:
         step_s = max(passes_s, _value(given["iter latency"], SECONDS, f"{name}: iter latency"))
     devices = given.get("data parallel size", given.get("world size", "1"))
-    return Summary(
+    return FlopsProfile(
         forward_s=known["fwd latency"],
         backward_s=known["bwd latency"],
         optimizer_s=known["step latency"],
@@ -103,7 +103,9 @@ def parse(text: str, name: str) -> Summary:
     )
 
 
-def profile_of(found: Summary, name: str, device: str, precision: str, source: Source) -> Profile:
+def profile_of(
+    found: FlopsProfile, name: str, device: str, precision: str, source: Source
+) -> Profile:
     """Make the workload of a summary."""
     timing = Timing(
         device=device,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from perfmodel.inputs.profile import Layer, Tensor
-from perfmodel.traces.attribution import Attribution, Pass
+from perfmodel.traces.attribution import Attribution, HostPass
 from perfmodel.traces.events import MOST_COUNT, DeviceEvent, element_bytes, listed, whole
 
 _PARAMETERS = {
@@ -39,7 +39,7 @@ class Gradient(NamedTuple):
     kind: str
 
 
-class Message(NamedTuple):
+class GradientReduction(NamedTuple):
     """A collective that reduces gradients: launch time, bytes, and element type."""
 
     host_s: float
@@ -47,7 +47,7 @@ class Message(NamedTuple):
     kind: str
 
 
-def gradients_of(p: Pass) -> tuple[list[Gradient], str]:
+def gradients_of(p: HostPass) -> tuple[list[Gradient], str]:
     """Gradients of a pass, and the origin of their sizes; none if no shapes were recorded.
 
     Shapes of accumulated gradients are complete. Without them, the parameters among the inputs of
@@ -64,7 +64,7 @@ def gradients_of(p: Pass) -> tuple[list[Gradient], str]:
     return parameters_of(p), "parameters of layers"
 
 
-def parameters_of(p: Pass) -> list[Gradient]:
+def parameters_of(p: HostPass) -> list[Gradient]:
     """Parameters among the inputs of the operators that begin layers, as gradients."""
     found = []
     for layer, op in zip(p.order, p.ops, strict=True):
@@ -87,13 +87,13 @@ def layers(found: Attribution, gradients: Sequence[Gradient]) -> tuple[Layer, ..
     return tuple(made)
 
 
-def messages(found: Attribution) -> list[Message]:
+def messages(found: Attribution) -> list[GradientReduction]:
     """Collectives in backward that reduce gradients, from the events that record sizes."""
     if not found.passes:
         return []
     starts = [p.start_s for p in found.passes]
-    recorded: list[Message] = []
-    shaped: list[Message] = []
+    recorded: list[GradientReduction] = []
+    shaped: list[GradientReduction] = []
     for event in found.seen:
         host = event.host
         at, a, name = host.start_s, host.args, host.name
@@ -115,7 +115,7 @@ def messages(found: Attribution) -> list[Message]:
         late = name.startswith("gloo:") or host.thread in found.autograd
         until = now.update_s if late else now.end_s
         if i >= 0 and now.backward_s <= at < until:
-            into += [Message(at, size, kind) for size, kind in sizes if size]
+            into += [GradientReduction(at, size, kind) for size, kind in sizes if size]
     return recorded or shaped
 
 
@@ -148,7 +148,7 @@ def _folded(kernel: str) -> str:
     return kernel.lower().replace("nccldevkernel", "ncclkernel")
 
 
-def samples(p: Pass) -> int | None:
+def samples(p: HostPass) -> int | None:
     """Samples of a pass: the first dimension of the first input that is a batch.
 
     That is the input of a convolution or linear layer, or the (batch, length) indices of an

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from perfmodel.base.errors import InputError
-from perfmodel.traces.attribution import Work
+from perfmodel.traces.attribution import DeviceInterval
 from perfmodel.traces.events import Host, Trace
 
 PARTS = (
@@ -53,7 +53,7 @@ class TraceStep:
 
 
 def find_steps(
-    trace: Trace, works: Sequence[Work], loading: Sequence[Host]
+    trace: Trace, works: Sequence[DeviceInterval], loading: Sequence[Host]
 ) -> tuple[list[TraceStep], str]:
     """All complete steps of a trace, and the kind of events that mark them.
 
@@ -82,7 +82,9 @@ def find_steps(
     return steps, how
 
 
-def _host_steps(trace: Trace, works: Sequence[Work]) -> tuple[list[tuple[float, float]], str]:
+def _host_steps(
+    trace: Trace, works: Sequence[DeviceInterval]
+) -> tuple[list[tuple[float, float]], str]:
     """Start and end of each step on the host."""
     named = sorted((h for h in trace.host if h.name.startswith(_STEP)), key=lambda h: h.start_s)
     if named:
@@ -113,7 +115,7 @@ def _updates(trace: Trace) -> list[float]:
     return [h.end_s for h in found if h.name == found[0].name]
 
 
-def _fill(step: TraceStep, works: Sequence[Work], loading: Sequence[Host]) -> None:
+def _fill(step: TraceStep, works: Sequence[DeviceInterval], loading: Sequence[Host]) -> None:
     """Divide a step by device activity."""
     inside = sorted(
         (w for w in works if w.end_s > step.start_s and w.start_s < step.end_s),

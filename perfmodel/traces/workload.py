@@ -16,8 +16,8 @@ from perfmodel.base.errors import InputError, number, plain, whole_number
 from perfmodel.base.provenance import Source
 from perfmodel.inputs.profile import Gradients, Layer, Profile, Seconds, Timing
 from perfmodel.traces import attribution, deepspeed, events, gradients
-from perfmodel.traces.attribution import Attribution, Pass
-from perfmodel.traces.deepspeed import Summary
+from perfmodel.traces.attribution import Attribution, HostPass
+from perfmodel.traces.deepspeed import FlopsProfile
 from perfmodel.traces.events import Trace
 from perfmodel.traces.steps import PARTS, TraceStep, find_steps
 
@@ -186,7 +186,7 @@ def _of_trace(
 
 
 def _of_summary(
-    summary: Summary,
+    summary: FlopsProfile,
     path: str | Path,
     name: str | None,
     device_name: str | None,
@@ -282,7 +282,7 @@ def _without_a_broken_first(steps: list[TraceStep], notes: list[str]) -> list[Tr
     return steps
 
 
-def _accumulation(steps: Sequence[TraceStep], passes: Sequence[Pass], notes: list[str]) -> int:
+def _accumulation(steps: Sequence[TraceStep], passes: Sequence[HostPass], notes: list[str]) -> int:
     """Number of equal forward and backward passes per step."""
     trained = [p for p in passes if math.isfinite(p.backward_s)]
     counts = {sum(_holds(step, p.at_s) for p in trained) for step in steps}
@@ -307,7 +307,7 @@ class _Gradients(msgspec.Struct):
 
 def _gradients(
     found: Attribution,
-    passes: Sequence[Pass],
+    passes: Sequence[HostPass],
     steps: Sequence[TraceStep],
     given: float | None,
     notes: list[str],
@@ -370,12 +370,12 @@ def _gradients(
     return result
 
 
-def _completeness(p: Pass) -> tuple[int, int]:
+def _completeness(p: HostPass) -> tuple[int, int]:
     """Gradients that a pass accumulates, and those of known size: a cut one has fewer."""
     return len(p.accumulated), len(gradients.gradients_of(p)[0])
 
 
-def _batch_size(passes: Sequence[Pass], accumulation: int, notes: list[str]) -> int | None:
+def _batch_size(passes: Sequence[HostPass], accumulation: int, notes: list[str]) -> int | None:
     """Samples per step, from the shapes of inputs."""
     each = next((n for p in passes if (n := gradients.samples(p))), None)
     if each is None:

@@ -236,7 +236,7 @@ def test_options_that_contradict_reductions_in_every_pass(other: dict[str, Any])
 
 
 def test_canary_gathers_once_per_update_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(order, "passes_of", lambda job: [order.Pass(True, True, True)])
+    monkeypatch.setattr(order, "passes_of", lambda job: [order.PassCollectives(True, True, True)])
     with pytest.raises(AssertionError):
         test_every_pass_gathers_twice(4)
     with pytest.raises(AssertionError):

@@ -107,7 +107,7 @@ def test_by_hand() -> None:
 
 def test_too_many_paths_are_not_enumerated() -> None:
     """A third stage, such as pulls during pushes, and layers with too many remaining paths."""
-    service = lines.Service(0.0, 1.0, 0.0)
+    service = lines.StageService(0.0, 1.0, 0.0)
     backward = lines.Backward((1.0,), (1.0,), (((0, 1.0, 1.0),),), 0.0)
     assert lines.send(backward, (service,) * 2, overlap=True, encoded=False) is not None
     assert lines.send(backward, (service,) * 3, overlap=True, encoded=False) is None
@@ -118,7 +118,7 @@ def test_too_many_paths_are_not_enumerated() -> None:
 def test_layers_of_the_catalogue_have_few_paths(model: str) -> None:
     profile = catalogue.model(model)
     layers = Layers.of(catalogue.workload(profile, device_name="v100", batch_size=32))
-    stages = lines.Service(0.0, 1.0, 0.0), lines.Service(2e-4, 9e-11, 0.0)
+    stages = lines.StageService(0.0, 1.0, 0.0), lines.Service(2e-4, 9e-11, 0.0)
     backward = lines.Backward(layers.backward_s, layers.bytes, layers._loads, layers.last_s)
     found = lines.send(backward, stages, overlap=True, encoded=False)
     assert found is not None

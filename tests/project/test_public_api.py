@@ -6,14 +6,12 @@ import copy
 import functools
 import importlib
 import json
-import sys
 from typing import Any, NoReturn
 
 import pytest
 from click.testing import CliRunner
 
 import perfmodel
-from perfmodel.base.moved import NEW_HOMES
 from perfmodel.cli import cli
 from perfmodel.graph.op_graph import CAUSES
 
@@ -408,24 +406,9 @@ def test_canary_a_wrong_sum_is_noticed(change: Any, expected: list[str]) -> None
     assert disagreements(p) == expected
 
 
-# -- former names ------------------------------------------------------------------------------
+# -- documented names ---------------------------------------------------------------------------
 
-FORMER = {
-    "calibration.collectives": "fit_collective plain_alpha_beta",
-    "calibration.synchronous_server": "SynchronousRun",
-    "calibration.trainings": "Step Training",
-    "catalogue": "cluster model model_names",
-    "coarse": "evaluate phases",
-    "errors": "InputError",
-    "formulas": "expressions symbols",
-    "incast": "losses spread",
-    "measuring.run": "read_run",
-    "queueing": "Station asymptotic_bounds mva near_deterministic",
-    "units": "parse",
-}
-"""Documented names of modules that have moved."""
-
-STAYED = {
+DOCUMENTED = {
     "calibration": "Series fit_runs read_runs",
     "calibration.network": "fit_network read",
     "engine": "makespan simulate timeline",
@@ -433,28 +416,13 @@ STAYED = {
     "profiler": "Profiler",
     "validation": "read_cases validate",
 }
-"""Documented names of packages that have not moved."""
+"""Documented names of packages."""
 
 
-@pytest.mark.parametrize("name", FORMER)
-def test_a_former_name_works_with_a_warning(name: str) -> None:
-    sys.modules.pop(f"perfmodel.{name}", None)
-    with pytest.warns(DeprecationWarning, match=f"perfmodel.{name} is now perfmodel"):
-        module = importlib.import_module(f"perfmodel.{name}")
-    for each in FORMER[name].split():
-        assert getattr(module, each) is not None
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        module.nonsense  # noqa: B018
-
-
-def test_former_names_are_the_documented_ones() -> None:
-    assert set(FORMER) == set(NEW_HOMES)
-
-
-@pytest.mark.parametrize("name", STAYED)
-def test_other_documented_names_still_exist(name: str) -> None:
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_documented_names_exist(name: str) -> None:
     module = importlib.import_module(f"perfmodel.{name}")
-    for each in STAYED[name].split():
+    for each in DOCUMENTED[name].split():
         assert callable(getattr(module, each)) or each == "PUBLISHED"
 
 

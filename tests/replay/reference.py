@@ -11,11 +11,11 @@ from perfmodel.base.arrays import Floats
 from perfmodel.replay.batches import Batches
 from perfmodel.replay.models import edges_of
 from perfmodel.replay.optimizer import Optimizer
-from perfmodel.replay.tasks import Task
+from perfmodel.replay.tasks import TrainingTask
 from perfmodel.results.schedule import CENTRE, COLUMNS, WHOLE, Event, Schedule
 
 
-def slow_loss(schedule: Schedule, task: Task, optimizer: Optimizer, seed: int = 0) -> float:
+def slow_loss(schedule: Schedule, task: TrainingTask, optimizer: Optimizer, seed: int = 0) -> float:
     """Final loss of the centre or of the mean of all models; momentum is at the server."""
     h = schedule.header
     start = task.initial(seed)

@@ -12,7 +12,7 @@ from perfmodel.replay.curve import Curve
 from perfmodel.replay.data import mixture
 from perfmodel.replay.optimizer import Optimizer
 from perfmodel.replay.replay import replay
-from perfmodel.replay.tasks import Task, network_task
+from perfmodel.replay.tasks import TrainingTask, network_task
 from perfmodel.results.schedule import Schedule
 
 TASK = network_task("small", mixture(samples=192, test_samples=50, features=6, classes=3), hidden=5)
@@ -22,7 +22,7 @@ AT_WORKER = replace(MOMENTUM, momentum_at="worker")
 ROUNDING = {"rtol": 1e-10, "atol": 1e-12}
 
 
-def by_hand(task: Task, optimizer: Optimizer, updates: int, batch_size: int) -> Floats:
+def by_hand(task: TrainingTask, optimizer: Optimizer, updates: int, batch_size: int) -> Floats:
     """Loss after each update of plain SGD in one process."""
     parameters, velocity = task.initial(0), np.zeros(task.parameters)
     batches = Batches(task.samples, 1, batch_size, 0)

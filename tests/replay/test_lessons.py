@@ -18,7 +18,7 @@ from perfmodel.replay.curve import Curve
 from perfmodel.replay.data import mixture
 from perfmodel.replay.optimizer import Optimizer
 from perfmodel.replay.replay import replay
-from perfmodel.replay.tasks import Task, make_task, network_task
+from perfmodel.replay.tasks import TrainingTask, make_task, network_task
 from tests.replay.recorded import recorded
 
 pytestmark = pytest.mark.slow
@@ -49,7 +49,7 @@ def ssp(bound: float) -> Kind:
 
 
 @cache
-def task(name: str) -> Task:
+def task(name: str) -> TrainingTask:
     if name == "hard":
         return network_task(name, mixture(clusters=6, distance=1.0), hidden=32)
     return make_task(name)

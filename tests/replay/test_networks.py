@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from perfmodel.base.arrays import Floats, Ids
-from perfmodel.replay.networks import Network, SoftmaxRegression, TwoLayerNetwork, cross_entropy
+from perfmodel.replay.networks import Classifier, SoftmaxRegression, TwoLayerNetwork, cross_entropy
 
 FEATURES, CLASSES, SAMPLES = 5, 3, 7
 
 
-def made(kind: str) -> Network:
+def made(kind: str) -> Classifier:
     if kind == "softmax":
         return SoftmaxRegression(FEATURES, CLASSES)
     return TwoLayerNetwork(FEATURES, 6, CLASSES)
@@ -22,7 +22,7 @@ def batch() -> tuple[Floats, Ids]:
     return rng.standard_normal((SAMPLES, FEATURES)), rng.integers(CLASSES, size=SAMPLES)
 
 
-def worst_difference(network: Network, wrong: float = 0.0) -> float:
+def worst_difference(network: Classifier, wrong: float = 0.0) -> float:
     """Largest difference between a gradient, with an error ``wrong``, and central differences."""
     inputs, targets = batch()
     rng = np.random.default_rng(2)

@@ -14,7 +14,7 @@ import pytest
 
 from perfmodel.replay.optimizer import Optimizer
 from perfmodel.replay.replay import replay
-from perfmodel.replay.tasks import Task, make_task
+from perfmodel.replay.tasks import TrainingTask, make_task
 from perfmodel.results.schedule import Schedule
 from tests.replay import schedules
 from tests.replay.quadratic import Quadratic
@@ -26,7 +26,7 @@ STEEP = Optimizer(learning_rate=0.05, momentum=0.9)
 
 
 @cache
-def task(name: str) -> Task:
+def task(name: str) -> TrainingTask:
     return make_task(name)
 
 

@@ -15,7 +15,7 @@ from perfmodel.replay.optimizer import Optimizer
 from perfmodel.replay.plan import make_plan
 from perfmodel.replay.replay import replay
 from perfmodel.replay.rows import rows_of
-from perfmodel.replay.tasks import Task
+from perfmodel.replay.tasks import TrainingTask
 from perfmodel.results.schedule import CENTRE, Schedule
 from tests.replay import schedules
 from tests.replay.quadratic import Quadratic
@@ -236,7 +236,7 @@ def test_mixing_uses_the_model_as_it_was_sent(slices: tuple[float, ...]) -> None
     assert curve.loss[-1] == pytest.approx(1.0 + 1.5 * ((zero + one) / 2.0) ** 2)
 
 
-def peak_bytes(schedule: Schedule, task: Task) -> int:
+def peak_bytes(schedule: Schedule, task: TrainingTask) -> int:
     tracemalloc.start()
     try:
         replay(schedule, task, SGD, evaluations=1)

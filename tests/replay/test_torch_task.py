@@ -12,7 +12,7 @@ from perfmodel.replay.data import mixture
 from perfmodel.replay.noise_scale import measure_noise
 from perfmodel.replay.optimizer import Optimizer
 from perfmodel.replay.replay import replay
-from perfmodel.replay.tasks import Task, softmax_task
+from perfmodel.replay.tasks import TrainingTask, softmax_task
 from perfmodel.replay.torch_task import TorchTask
 from tests.replay import schedules
 
@@ -86,8 +86,8 @@ def test_the_seed_initialises_a_factory_but_not_a_module() -> None:
 
 
 def test_a_torch_task_can_measure_its_noise() -> None:
-    made: Task = task()
-    assert isinstance(made, Task)
+    made: TrainingTask = task()
+    assert isinstance(made, TrainingTask)
     noise = measure_noise(made, made.initial(0), batch_size=8, batches=12)
     assert 0.0 < noise.scale_samples < np.inf
 

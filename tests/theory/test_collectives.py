@@ -15,7 +15,7 @@ from perfmodel.architectures.parts import reduction
 from perfmodel.architectures.parts.members import Members
 from perfmodel.theory import collective_times
 from perfmodel.theory.collective_schedules import (
-    Schedule,
+    SendSchedule,
     double_tree_all_reduce,
     halving_doubling_all_reduce,
     hierarchical_all_reduce,
@@ -31,7 +31,7 @@ SIZE = 24.0
 WORK = workload([1.0], [1.0], [SIZE])
 ONE = {"bucketing": "one", "overlap": False}
 
-SCHEDULES: dict[str, Callable[[int], Schedule]] = {
+SCHEDULES: dict[str, Callable[[int], SendSchedule]] = {
     "ring": ring_all_reduce,
     "halving_doubling": halving_doubling_all_reduce,
     "tree": tree_all_reduce,
@@ -42,7 +42,7 @@ SCHEDULES: dict[str, Callable[[int], Schedule]] = {
 each = pytest.mark.parametrize("name", SCHEDULES)
 
 
-def all_members_exchange_data(schedule: Schedule) -> None:
+def all_members_exchange_data(schedule: SendSchedule) -> None:
     """Check that each member finally holds data from every other member."""
     heard = np.eye(schedule.members, dtype=bool)
     unrolled = schedule.unrolled()
@@ -54,7 +54,7 @@ def all_members_exchange_data(schedule: Schedule) -> None:
     assert heard.all()
 
 
-def one_partner_a_round(schedule: Schedule) -> None:
+def one_partner_a_round(schedule: SendSchedule) -> None:
     """Check that no member sends to or receives from two members in a round, or sends to itself."""
     for end in (schedule.source, schedule.target):
         pairs = list(zip(schedule.round.tolist(), end.tolist(), strict=True))
@@ -63,7 +63,7 @@ def one_partner_a_round(schedule: Schedule) -> None:
     assert (np.diff(schedule.round) >= 0).all()
 
 
-def no_round_is_idle(schedule: Schedule) -> None:
+def no_round_is_idle(schedule: SendSchedule) -> None:
     """Check that the longest chain of dependent sends has as many sends as there are rounds."""
     waits = waits_of(schedule.unrolled())
     depth = np.ones(len(schedule.unrolled().part), int)
@@ -82,7 +82,7 @@ def test_schedules_are_valid(name: str, members: int) -> None:
     assert schedule.sent().sum() == pytest.approx(schedule.received().sum())
 
 
-def without(schedule: Schedule, send: int) -> Schedule:
+def without(schedule: SendSchedule, send: int) -> SendSchedule:
     columns = ("round", "source", "target", "part", "adds")
     rest = {name: np.delete(getattr(schedule, name), send) for name in columns}
     return msgspec.structs.replace(schedule, **rest)

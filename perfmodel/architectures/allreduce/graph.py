@@ -62,7 +62,7 @@ class End(msgspec.Struct, frozen=True, eq=False):
         b.edge(np.broadcast_to(done[self.message], after.shape), after)
 
 
-class Exchange(NamedTuple):
+class PassMessages(NamedTuple):
     """The messages of a pass: the ops that complete them (workers, messages), their end, and the
     name of the pass, if an update has several."""
 
@@ -141,7 +141,7 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
         ]
         dense = np.array([sum(a.tensor_bytes) for a in expanded(job.workload).layers])
         exchanges = [
-            Exchange(_ready(options, options.encoded(b, one, dense), messages), last, one.axes)
+            PassMessages(_ready(options, options.encoded(b, one, dense), messages), last, one.axes)
             for one, last in zip(passes, ends, strict=True)
         ]
         add = _add_fused if options.bucketing == "horovod" else _add_collectives
@@ -177,7 +177,7 @@ def meaning(job: Job) -> tuple[Recorder, Meaning]:
 
 
 def _add_collectives(
-    b: GraphBuilder, job: Job, messages: Messages, exchanges: Sequence[Exchange], fold: bool
+    b: GraphBuilder, job: Job, messages: Messages, exchanges: Sequence[PassMessages], fold: bool
 ) -> tuple[Network, Ids | None]:
     """Add every message as one transfer over all members' links, in both directions at once."""
     options = Options.of(job)
@@ -231,7 +231,7 @@ def _add_broadcasts(
 
 
 def _add_fused(
-    b: GraphBuilder, job: Job, messages: Messages, exchanges: Sequence[Exchange], fold: bool
+    b: GraphBuilder, job: Job, messages: Messages, exchanges: Sequence[PassMessages], fold: bool
 ) -> tuple[Network, Ids | None]:
     """Add an op that reduces, at each tick, all tensors that are ready on all workers."""
     options, (one,) = Options.of(job), exchanges
@@ -266,7 +266,7 @@ def _add_fused(
 
 
 def _add_sends(
-    b: GraphBuilder, job: Job, messages: Messages, exchanges: Sequence[Exchange], fold: bool
+    b: GraphBuilder, job: Job, messages: Messages, exchanges: Sequence[PassMessages], fold: bool
 ) -> tuple[Network, Ids | None]:
     """Add every send of every message as its own op."""
     options = Options.of(job)

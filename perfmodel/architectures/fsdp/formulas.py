@@ -17,7 +17,7 @@ from perfmodel.architectures.parts.collective_rates import (
     reduce_scatter_rate,
     ring_all_reduce_rate,
 )
-from perfmodel.architectures.parts.groups import Span, same_place, share_links
+from perfmodel.architectures.parts.groups import GroupSpan, same_place, share_links
 from perfmodel.architectures.parts.measured import Either, Rate, Use
 from perfmodel.architectures.parts.passes import pass_layers
 from perfmodel.architectures.parts.workers import alike, left_out
@@ -95,7 +95,7 @@ def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
     )
 
 
-def _layers_of(job: Job, q: Quantities, one: order.Pass, passes: int) -> Layers | Whole:
+def _layers_of(job: Job, q: Quantities, one: order.PassCollectives, passes: int) -> Layers | Whole:
     """Return the layers with the times of a pass, with handover if it reduces gradients."""
     if passes == 1 or isinstance(q.layers, Whole):
         return q.layers
@@ -116,7 +116,10 @@ def _rates(job: Job, q: Quantities) -> tuple[Rate | Either, Rate | Either, Rate 
     if not np.any(_replicated(options, q.workers)):
         return all_gather_rate(q), reduce_scatter_rate(q, gamma), None
     size, core = options.shards(q.workers), job.cluster.core_oversubscription is not None
-    shards, replicas = Span.of_shards(q, size, core=core), Span.of_replicas(q, size, core=core)
+    shards, replicas = (
+        GroupSpan.of_shards(q, size, core=core),
+        GroupSpan.of_replicas(q, size, core=core),
+    )
     if options.shard_group == 1:  # all workers are one group of replicas, on a ring across sites
         sums: Rate | Either = ring_all_reduce_rate(q, gamma)
     else:
@@ -159,7 +162,7 @@ def leaves_out(job: Job) -> str | None:
 
 def _in_time(
     options: Options,
-    one_pass: order.Pass,
+    one_pass: order.PassCollectives,
     layers: Layers,
     scale: Quantity,
     units: order.Units,

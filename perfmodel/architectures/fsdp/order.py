@@ -78,7 +78,7 @@ def issue_order(units: int, options: Options) -> list[Issue]:
     return sorted(found, key=lambda issue: (issue.after, issue.gather, issue.number))
 
 
-class Pass(NamedTuple):
+class PassCollectives(NamedTuple):
     """The collectives of one pass of an update: whether parameters are gathered before they are
     used, whether they are gathered ``again`` for backward, and whether gradients are reduced."""
 
@@ -87,7 +87,7 @@ class Pass(NamedTuple):
     reduced: bool
 
 
-def passes_of(job: Job) -> list[Pass]:
+def passes_of(job: Job) -> list[PassCollectives]:
     """Return the passes of an update, in order; one if only its last pass communicates.
 
     At stage 3 each pass gathers the parameters that it needs. With no_sync, units that are not
@@ -99,9 +99,9 @@ def passes_of(job: Job) -> list[Pass]:
     options, count = Options.of(job), job.workload.accumulation
     sharded, freed = options.stage == 3, options.stage == 3 and options.reshard_after_forward
     if count == 1 or (options.no_sync and not sharded):
-        return [Pass(sharded, freed, reduced=True)]
+        return [PassCollectives(sharded, freed, reduced=True)]
     return [
-        Pass(
+        PassCollectives(
             gathered=sharded and (freed or not options.no_sync or number == 0),
             again=freed,
             reduced=not options.no_sync or number == count - 1,
@@ -110,7 +110,7 @@ def passes_of(job: Job) -> list[Pass]:
     ]
 
 
-def issued_in(one: Pass, units: int, options: Options) -> list[Issue]:
+def issued_in(one: PassCollectives, units: int, options: Options) -> list[Issue]:
     """Return the collectives that a pass of stage 3 issues, in order."""
     return [
         issue
@@ -119,7 +119,7 @@ def issued_in(one: Pass, units: int, options: Options) -> list[Issue]:
     ]
 
 
-def counts_of(passes: Sequence[Pass], options: Options) -> tuple[int, int]:
+def counts_of(passes: Sequence[PassCollectives], options: Options) -> tuple[int, int]:
     """Return how often all parameters are gathered, and all gradients reduced, per update."""
     gathered = sum(one.gathered + one.again for one in passes)
     return gathered if options.stage == 3 else 1, sum(one.reduced for one in passes)

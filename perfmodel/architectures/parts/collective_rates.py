@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from perfmodel.architectures.parts.groups import Span
+from perfmodel.architectures.parts.groups import GroupSpan
 from perfmodel.architectures.parts.measured import Either, Fastest, Rate, Use, measured_rate
 from perfmodel.architectures.parts.reduction import Reduction, candidates, rounds_among, shape_of
 from perfmodel.base.arrays import Floats
@@ -45,10 +45,10 @@ class Ring(msgspec.Struct, frozen=True, eq=False):
     sites_s: Floats | None = None
 
     @classmethod
-    def of(cls, q: Quantities, span: Span | None = None) -> Ring:
+    def of(cls, q: Quantities, span: GroupSpan | None = None) -> Ring:
         """Return the rings through the workers of each group of a job; by default of all."""
         several = span is not None
-        span = span or Span.of_all(q)
+        span = span or GroupSpan.of_all(q)
         away, here, least = span.away, span.on_node, span.least
         rings = minimum(span.nics, least) if q.nics_per_node > 1 else 1
         if q.bus:
@@ -81,7 +81,7 @@ class Ring(msgspec.Struct, frozen=True, eq=False):
         The core, and a bus that joins all workers, carry less without them; other links are as
         busy.
         """
-        ring, span = cls.of(q), Span.of_all(q)
+        ring, span = cls.of(q), GroupSpan.of_all(q)
         rings = minimum(span.nics, span.least) if q.nics_per_node > 1 else 1
         inside = where(span.away, 1.0, 1.0 - 1.0 / q.workers) if q.bus else 1.0
         use = msgspec.structs.replace(
@@ -91,7 +91,7 @@ class Ring(msgspec.Struct, frozen=True, eq=False):
         )
         return msgspec.structs.replace(ring, use=use)
 
-    def passed_on(self, q: Quantities, span: Span | None = None) -> Ring:
+    def passed_on(self, q: Quantities, span: GroupSpan | None = None) -> Ring:
         """Return the rings with the mean latency of a step instead of the longest one, for messages
         that members pass on without waiting for others; ``span`` as for :meth:`of`."""
         if self.sites_s is not None or is_symbol(q.workers):
@@ -117,7 +117,7 @@ class Ring(msgspec.Struct, frozen=True, eq=False):
 
 
 def _measured(
-    q: Quantities, operation: str, reduce_per_byte_s: float, span: Span | None = None
+    q: Quantities, operation: str, reduce_per_byte_s: float, span: GroupSpan | None = None
 ) -> Rate | None:
     """Return an operation's measured rate, if there is one, with the link usage of a ring."""
     ranks = q.workers if span is None else span.members
@@ -151,8 +151,12 @@ def all_reduce_rate(job: Job, q: Quantities, options: Reduction) -> Rate | Faste
 def _rate(job: Job, q: Quantities, options: Reduction, moved: Quantity) -> Rate:
     if options.algorithm == "ring":
         gamma = options.reduce_per_byte_s
-        return Ring.of(q).passed_on(q).rate(
-            collective_times.ring_allreduce_s, moved, ranks=q.workers, reduce_per_byte_s=gamma
+        return (
+            Ring.of(q)
+            .passed_on(q)
+            .rate(
+                collective_times.ring_allreduce_s, moved, ranks=q.workers, reduce_per_byte_s=gamma
+            )
         )
     if options.algorithm == "node_tree":
         ring = _rate(job, q, Reduction("ring", reduce_per_byte_s=options.reduce_per_byte_s), moved)
@@ -313,7 +317,7 @@ def broadcast_rate(q: Quantities) -> Rate:
 
 
 def group_rate(
-    q: Quantities, operation: str, span: Span, reduce_per_byte_s: float = 0.0
+    q: Quantities, operation: str, span: GroupSpan, reduce_per_byte_s: float = 0.0
 ) -> Rate | Either:
     """Return the rate of a collective that runs in several groups at the same time, on rings; as
     measured, if each group has its links to itself."""
@@ -327,7 +331,7 @@ def group_rate(
 
 
 def _by_rings(
-    q: Quantities, operation: str, reduce_per_byte_s: float, span: Span | None = None
+    q: Quantities, operation: str, reduce_per_byte_s: float, span: GroupSpan | None = None
 ) -> Rate:
     cost: Callable[..., Quantity] = {
         "all_reduce": collective_times.ring_allreduce_s,

@@ -12,7 +12,7 @@ from perfmodel.architectures.parts.network import Network
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import Axis
-from perfmodel.theory.collective_schedules import NONE, Schedule, waits_of
+from perfmodel.theory.collective_schedules import NONE, SendSchedule, waits_of
 
 ROUNDING = 1e-12
 """Relative difference from the rate of its links below which a collective gets no rate cap."""
@@ -87,7 +87,7 @@ class Communicator:
 def add_sends(
     b: GraphBuilder,
     network: Network,
-    schedule: Schedule,
+    schedule: SendSchedule,
     sizes: Floats,
     ready: Ids,
     after: Ids,

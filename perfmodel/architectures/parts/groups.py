@@ -17,7 +17,7 @@ from perfmodel.inputs.cluster import Cluster
 from perfmodel.phases.quantities import Quantities
 
 
-class Group(NamedTuple):
+class PlacedGroup(NamedTuple):
     """A group in a graph: the ``rows`` of its members among the graph's workers, the members on
     their links, and the group's name; None if it is the only one or stands for all."""
 
@@ -43,11 +43,11 @@ class Groups(msgspec.Struct, frozen=True, eq=False):
         """Return the groups of this many workers, a multiple of ``size``."""
         return cls(cluster, Fabric.of(cluster, workers), size, workers // size)
 
-    def shards(self, *, fold: bool) -> list[Group]:
+    def shards(self, *, fold: bool) -> list[PlacedGroup]:
         """Return the shard groups; with ``fold`` one that stands for all."""
         return self._groups("shard group", self._table, fold)
 
-    def replicas(self, *, fold: bool) -> list[Group]:
+    def replicas(self, *, fold: bool) -> list[PlacedGroup]:
         """Return the replica groups; with ``fold`` one that stands for all."""
         return self._groups("replica group", self._table.T, fold)
 
@@ -65,16 +65,16 @@ class Groups(msgspec.Struct, frozen=True, eq=False):
     def _table(self) -> Ids:
         return np.arange(self.size * self.count).reshape(self.count, self.size)
 
-    def _groups(self, name: str, table: Ids, fold: bool) -> list[Group]:
+    def _groups(self, name: str, table: Ids, fold: bool) -> list[PlacedGroup]:
         measured = self.cluster.collectives_of(self.size * self.count)
         if not _apart(self.cluster, self.fabric, table):
             measured = ()
         if fold:
-            return [Group(np.zeros(1, np.int64), Members(self.fabric, measured, table), None)]
+            return [PlacedGroup(np.zeros(1, np.int64), Members(self.fabric, measured, table), None)]
         return [
-            Group(row, Members(self.fabric, measured, row[None]), f"{name} {k}")
+            PlacedGroup(row, Members(self.fabric, measured, row[None]), f"{name} {k}")
             if len(table) > 1
-            else Group(row, Members(self.fabric, measured), None)
+            else PlacedGroup(row, Members(self.fabric, measured), None)
             for k, row in enumerate(table)
         ]
 
@@ -121,7 +121,7 @@ def share_links(q: Quantities, size: Quantity) -> Quantity:
     return (size > 1) & ((size > q.fullest) | ((size < q.fullest) & inside))
 
 
-class Span(msgspec.Struct, frozen=True, eq=False):
+class GroupSpan(msgspec.Struct, frozen=True, eq=False):
     """How groups of one kind are placed on nodes, for formulas.
 
     Attributes
@@ -143,13 +143,13 @@ class Span(msgspec.Struct, frozen=True, eq=False):
     alone: Quantity
 
     @classmethod
-    def of_all(cls, q: Quantities) -> Span:
+    def of_all(cls, q: Quantities) -> GroupSpan:
         """Return the span of one group of all workers."""
         away = is_symbol(q.workers) or q.nodes > 1  # symbols: one worker per node
         return cls(q.workers, q.fullest, q.emptiest, q.nics_per_node, 1.0, away, True)
 
     @classmethod
-    def of_shards(cls, q: Quantities, size: Quantity, *, core: bool) -> Span:
+    def of_shards(cls, q: Quantities, size: Quantity, *, core: bool) -> GroupSpan:
         """Return the span of shard groups of ``size`` workers; ``core``: does the core limit."""
         full = q.fullest
         inside = size <= full
@@ -166,7 +166,7 @@ class Span(msgspec.Struct, frozen=True, eq=False):
         )
 
     @classmethod
-    def of_replicas(cls, q: Quantities, size: Quantity, *, core: bool) -> Span:
+    def of_replicas(cls, q: Quantities, size: Quantity, *, core: bool) -> GroupSpan:
         """Return the span of the replica groups across shard groups of ``size`` workers."""
         full = q.fullest
         across = size >= full

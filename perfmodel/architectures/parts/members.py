@@ -10,7 +10,7 @@ import numpy as np
 from perfmodel.architectures.parts.fabric import Fabric
 from perfmodel.base.arrays import NONE, Floats, Ids
 from perfmodel.inputs.cluster import Cluster, Collective
-from perfmodel.theory.collective_schedules import Schedule
+from perfmodel.theory.collective_schedules import SendSchedule
 from perfmodel.theory.cycles import most_along
 
 
@@ -204,7 +204,7 @@ def measured_cost(
 
 
 def scheduled_cost(
-    members: Members, schedule: Schedule, sizes: Floats, reduce_per_byte_s: float
+    members: Members, schedule: SendSchedule, sizes: Floats, reduce_per_byte_s: float
 ) -> Cost:
     """Return the cost of rounds as long as their slowest sends, which share the links they use."""
     fabric = members.fabric
@@ -233,7 +233,7 @@ class Round(msgspec.Struct, frozen=True, eq=False):
     hop_s: Floats
 
 
-def rounds_of(members: Members, schedule: Schedule) -> list[Round]:
+def rounds_of(members: Members, schedule: SendSchedule) -> list[Round]:
     """Return the rounds of a schedule among members."""
     path = members.fabric.path(schedule.source, schedule.target)
     hop_s = members.fabric.between_s(schedule.source, schedule.target)

@@ -39,7 +39,7 @@ class Mix(NamedTuple):
     weight: float
 
 
-class Message(NamedTuple):
+class ModelInFlight(NamedTuple):
     """A model in flight: its version, and its weight in a mean."""
 
     sender: int
@@ -68,7 +68,7 @@ class Recorder:
         self._done: list[list[NDArray[Any]]] = []
         self._rows: list[tuple[Any, ...]] = []
         self._groups = 0
-        self._run = _Run(len(self.slices))
+        self._run = _EqualRows(len(self.slices))
 
     def version(self, model: int, slice: int = WHOLE) -> int:
         """Return how often a slice of a model has changed so far; NONE if slices differ."""
@@ -186,7 +186,7 @@ class Recorder:
         self._rows.append((self.now, event, *row, self._groups, version, other_version))
 
 
-class _Run:
+class _EqualRows:
     """Rows that do the same to one slice after the other.
 
     ``start`` is the index of the first row.

@@ -24,7 +24,7 @@ from perfmodel.base.provenance import Source
 from perfmodel.inputs.cluster import Cluster, IntraNode, Link
 from perfmodel.inputs.options import Option, Options
 from perfmodel.theory import collective_schedules, collective_times
-from perfmodel.theory.collective_schedules import Schedule
+from perfmodel.theory.collective_schedules import SendSchedule
 
 Algorithm = Literal[
     "auto", "ring", "halving_doubling", "tree", "double_tree", "node_tree", "hierarchical"
@@ -103,7 +103,7 @@ REDUCTION_ASSUMPTIONS = (
 )
 
 
-def schedule_of(members: Members, options: Reduction) -> Schedule:
+def schedule_of(members: Members, options: Reduction) -> SendSchedule:
     """Return the sends of an all-reduce, for any algorithm but *auto*, among members by site."""
     n, order = members.count, members.fabric.by_site(members.ends[0])
     match options.algorithm:

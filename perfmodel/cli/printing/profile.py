@@ -9,13 +9,13 @@ from rich.markup import escape
 
 from perfmodel.base.units import show
 from perfmodel.cli.printing.console import new_console, new_table
-from perfmodel.profiler.record import MeasuredBatch, Recorded
+from perfmodel.profiler.record import MeasuredBatch, RecordedProfile
 
 TOP = 8
 """Number of layers in the table."""
 
 
-def show_recorded(recorded: Recorded) -> None:
+def show_recorded(recorded: RecordedProfile) -> None:
     """Print a line for each batch size, and the layers that took longest at the last one."""
     profile = recorded.profile
     out = new_console()
@@ -57,7 +57,7 @@ def show_recorded(recorded: Recorded) -> None:
         out.print(f"note: {escape(note)}")
 
 
-def as_values(recorded: Recorded) -> dict[str, Any]:
+def as_values(recorded: RecordedProfile) -> dict[str, Any]:
     """The complete record, as JSON-like values."""
     profile = recorded.profile
     return {
@@ -88,7 +88,7 @@ def as_values(recorded: Recorded) -> dict[str, Any]:
     }
 
 
-def layers(recorded: Recorded, one: MeasuredBatch) -> list[dict[str, Any]]:
+def layers(recorded: RecordedProfile, one: MeasuredBatch) -> list[dict[str, Any]]:
     """Seconds of each layer at one batch size, those that take longest first."""
     average = one.average
     rows = [

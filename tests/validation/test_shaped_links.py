@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.accuracy.shaped_links import ring_efficiency
 from perfmodel import InputError
-from perfmodel.theory.shaped_links import ring_efficiency
 
 
 def efficiency(rate: float, **changed: Any) -> float:
