@@ -1,13 +1,14 @@
-"""What a page shows: sections of text, a figure, and the tables with its numbers.
+"""What pages and figures show: text, tables with exact numbers, and panels of marks on axes.
 
-Values are in SI units. Nothing here draws: :mod:`perfmodel.reporting.figures` does, and
+Values are in SI units. Nothing here draws: :mod:`perfmodel.reporting.images` does for files, with
+matplotlib, and :mod:`perfmodel.reporting.plots` for pages, with Bokeh;
 :mod:`perfmodel.reporting.page` writes the HTML.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import msgspec
 
@@ -43,45 +44,47 @@ class Table(msgspec.Struct, frozen=True):
     rows: Sequence[Sequence[Cell]]
 
 
-class Stacks(msgspec.Struct, frozen=True):
-    """Horizontal bars, one per name, of parts one after the other.
+INK, REFERENCE = "#222222", "#888888"
+"""Colours of measurements, and of lines to compare with."""
 
-    ``parts`` has for each kind a value per name.
+INTERVAL = "90 % interval"
+"""Name of intervals in legends."""
+
+
+Which = Literal["x", "y"]
+"""One of the two axes."""
+
+
+class Axis(msgspec.Struct, frozen=True, kw_only=True):
+    """An axis of a panel.
+
+    Attributes
+    ----------
+    label : what it shows, with its unit if ticks are plain numbers.
+    unit : SI unit that ticks show; *fraction* for percentages, "" for plain numbers.
+    log : whether it is logarithmic.
+    names : for an axis of rows or columns their names, at 0, 1, 2, and so on, the first row on top.
+    low, high : its ends; None for those of the data.
+    ticks : values that have a tick; empty for round ones.
+    most : ticks of a logarithmic axis, at most.
     """
 
-    names: Sequence[str]
-    parts: Mapping[str, Sequence[float]]
-    title: str
-
-
-class Columns(msgspec.Struct, frozen=True):
-    """Vertical bars, one per name, of fractions."""
-
-    names: Sequence[str]
-    values: Sequence[float]
-    title: str
-    over: str
-
-
-class Tornado(msgspec.Struct, frozen=True):
-    """A bar to each side of 1 per name: ratios with the lower and the higher value.
-
-    ``below`` and ``above`` say which values these are.
-    """
-
-    names: Sequence[str]
-    low: Sequence[float]
-    high: Sequence[float]
-    below: Sequence[str]
-    above: Sequence[str]
-    title: str
+    label: str = ""
+    unit: str = ""
+    log: bool = False
+    names: Sequence[str] = ()
+    low: float | None = None
+    high: float | None = None
+    ticks: Sequence[float] = ()
+    most: int = 7
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
     """Points of a line or a cloud; ``low`` and ``high`` are a band around it, or empty.
 
-    ``style`` is *line*, *dashed*, *points*, *steps*, or *reference* for a line to compare with;
-    ``labels`` name the points.
+    ``band`` is the band's name. ``style`` is *line*, *dashed*, *steps* (the value holds up to the
+    next one) or *points*; ``marker`` one of ``os^vDx|<>``, or "" for none, ``hollow`` whether it is
+    not filled; ``colour`` as in ``#0072b2``; ``labels`` name the points.
     """
 
     name: str
@@ -89,46 +92,100 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     y: Sequence[float]
     low: Sequence[float] = ()
     high: Sequence[float] = ()
+    band: str = ""
     style: str = "line"
+    marker: str = ""
+    hollow: bool = False
+    size: float = 4.0
+    colour: str = REFERENCE
     labels: Sequence[str] = ()
 
 
-class Lines(msgspec.Struct, frozen=True, kw_only=True):
-    """Series over a number, on logarithmic axes where ``log_x`` and ``log_y`` say so."""
+class Bars(msgspec.Struct, frozen=True, kw_only=True):
+    """Bars from ``start`` to ``end``, along ``along``, centred at ``at`` on the other axis.
 
-    series: Sequence[Series]
-    over: str
-    title: str
-    log_x: bool = False
-    log_y: bool = False
-
-
-class Block(msgspec.Struct, frozen=True):
-    """Operations of one kind on a row of a timeline: ``count`` of them, from first to last.
-
-    ``top`` and ``height`` are in rows; times in seconds from the start.
+    ``thick`` is their size along the other axis: one for all, or one each. ``labels`` stand beside
+    their ends, ``tips`` say what they are when the pointer rests on them.
     """
 
-    kind: str
-    top: float
-    height: float
-    start_s: float
-    end_s: float
     name: str
-    count: int
-    queued_s: float
-    size_bytes: float
+    at: Sequence[float]
+    start: Sequence[float]
+    end: Sequence[float]
+    colour: str
+    along: Which = "x"
+    thick: float | Sequence[float] = 0.7
+    labels: Sequence[str] = ()
+    tips: Sequence[str] = ()
 
 
-class Timeline(msgspec.Struct, frozen=True):
-    """Blocks on the rows of resources."""
+class Ranges(msgspec.Struct, frozen=True, kw_only=True):
+    """Thin lines from ``low`` to ``high``, along ``along``, at ``at`` on the other axis.
 
-    rows: Sequence[str]
-    blocks: Sequence[Block]
-    length_s: float
+    Those in ``INK`` have a white outline, so that they can be seen on bars of any colour.
+    """
+
+    name: str
+    at: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+    along: Which = "x"
+    colour: str = INK
+    width: float = 1.2
+    opacity: float = 1.0
 
 
-Figure = Stacks | Columns | Tornado | Lines | Timeline
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """All values between ``low`` and ``high`` of the axis ``along``: a line where they are equal.
+
+    ``style`` of a line is *line*, *dashed* or *dotted*; ``part`` is the share of the other axis
+    that it covers.
+    """
+
+    name: str
+    low: float
+    high: float
+    along: Which = "x"
+    colour: str = REFERENCE
+    style: str = "line"
+    width: float = 1.0
+    opacity: float = 1.0
+    part: float = 1.0
+
+
+Mark = Series | Bars | Ranges | Span
+
+
+class Panel(msgspec.Struct, frozen=True, kw_only=True):
+    """Marks on two axes, drawn in their order.
+
+    A mark's name is in the legend, once for all marks of that name. ``shares`` is *y* for the
+    vertical axis of the first panel of the row, *x* for the horizontal axis of the panel above.
+    ``grid`` has the axes with grid lines: *x*, *y* or *xy*.
+
+    Attributes
+    ----------
+    square : whether both axes are equally long.
+    legend : whether it has a legend of its own in a file.
+    zoom : whether a page lets the reader zoom and move along the horizontal axis.
+    """
+
+    marks: Sequence[Mark]
+    x: Axis
+    y: Axis
+    title: str = ""
+    grid: str = "y"
+    shares: str = ""
+    square: bool = False
+    legend: bool = False
+    zoom: bool = False
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """Panels in rows below each other, under a title."""
+
+    rows: Sequence[Sequence[Panel]]
+    title: str = ""
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,7 +197,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     title: str
     text: Sequence[str] = ()
-    figure: Figure | None = None
+    figure: Panel | None = None
     tables: Sequence[Table] = ()
     code: Sequence[tuple[str, str]] = ()
 

@@ -6,21 +6,26 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import show
 from perfmodel.reporting.contents import (
+    Bars,
     Column,
-    Columns,
+    Panel,
     Quantity,
     Section,
-    Stacks,
     Table,
     shown,
 )
-from perfmodel.results.timeline import busy_s, resources, timeline
+from perfmodel.reporting.panels import shares, stacks
 
 Predicted = Any
 """A :class:`perfmodel.results.prediction.Prediction`; Any avoids a circular import."""
+
+MOST_ROWS = 30
+"""Resources in the timeline of a file, at most; a page has all of them."""
 
 MOST_BARS = 64
 """Largest number of staleness bars; larger staleness values share the last bar."""
@@ -160,6 +165,22 @@ def _parts(p: Predicted) -> dict[str, float]:
     return {cause: share * p.iteration_s for cause, share in causes.items()}
 
 
+def time_panel(p: Predicted) -> Panel:
+    """A bar as long as an iteration: computing, then waiting by cause."""
+    label = "mean iteration time of a worker (s)"
+    ends = None if p.interval is None else p.interval.iteration_s
+    panel = stacks(["iteration"], [_parts(p)], label, [ends], legend=True)
+    marks = [
+        msgspec.structs.replace(
+            mark, name=f"{mark.name} {(mark.end[0] - mark.start[0]) / p.iteration_s:.1%}"
+        )
+        if isinstance(mark, Bars)
+        else mark
+        for mark in panel.marks
+    ]
+    return msgspec.structs.replace(panel, marks=marks)
+
+
 def _time(p: Predicted) -> Section:
     parts = _parts(p)
     rows = [(kind.replace("_", " "), s, s / p.iteration_s) for kind, s in parts.items()]
@@ -181,7 +202,7 @@ def _time(p: Predicted) -> Section:
         name="time",
         title="Where the time goes",
         text=["Mean over all workers: computing, and waiting by cause."],
-        figure=Stacks(("iteration",), {kind: (s,) for kind, s in parts.items()}, "time (s)"),
+        figure=time_panel(p),
         tables=tables,
     )
 
@@ -189,7 +210,7 @@ def _time(p: Predicted) -> Section:
 def _timeline(p: Predicted) -> Section:
     name, heading = "timeline", "Timeline of two iterations"
     try:
-        found = resources(p.to_chrome_trace()["traceEvents"])
+        found = p.timeline()
     except InputError as error:
         return Section(name=name, title=heading, text=[f"No timeline: {error}."])
     columns = [Column("resource"), Column("operation"), Column("busy", "s"), Column("operations")]
@@ -201,8 +222,8 @@ def _timeline(p: Predicted) -> Section:
             "links, and hover over a block for details. Click a legend entry to hide or show a "
             "kind of operation."
         ],
-        figure=timeline(found),
-        tables=[Table("Busy time of each resource", columns, busy_s(found))],
+        figure=found.panel(),
+        tables=[Table("Busy time of each resource", columns, found.busy_s())],
     )
 
 
@@ -218,14 +239,12 @@ def _idle(p: Predicted) -> Section:
             list(enumerate(idle.per_worker)),
         ),
     ]
-    names = [cause.replace("_", " ") for cause in causes]
+    named = {cause.replace("_", " "): share for cause, share in causes.items()}
     return Section(
         name="idle",
         title="Idle time by cause",
         text=[f"Devices are idle {shown(idle.mean, 'fraction')} of the time."],
-        figure=Columns(names, list(causes.values()), "fraction of the time", "cause")
-        if causes
-        else None,
+        figure=shares(named, "cause", "fraction of the time") if causes else None,
         tables=tables,
     )
 
@@ -242,12 +261,7 @@ def _staleness(histogram: Mapping[str, float], mean: float) -> Section:
             "Updates to a parameter between a worker's read and its own update: "
             f"{mean:.3g} on average."
         ],
-        figure=Columns(
-            [name for name, _ in bars],
-            [share for _, share in bars],
-            "share of updates",
-            "staleness (updates)",
-        )
+        figure=shares(dict(bars), "staleness (updates)", "share of updates")
         if len(bars) > 1
         else None,
         tables=[

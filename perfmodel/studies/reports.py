@@ -19,18 +19,21 @@ from perfmodel.base.errors import InputError
 from perfmodel.inputs.job import SCHEMA as JOB_SCHEMA
 from perfmodel.inputs.job import Jitter, Job, JobFile, per_worker
 from perfmodel.predicting import job_facts
-from perfmodel.predicting.fine import Resimulation
+from perfmodel.predicting.fine import Simulation
 from perfmodel.reporting import page
 from perfmodel.reporting.contents import (
+    INTERVAL,
+    Axis,
     Column,
-    Lines,
     Page,
+    Panel,
     Quantity,
     Section,
     Series,
     Table,
     shown,
 )
+from perfmodel.reporting.panels import colour
 from perfmodel.results import sections
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.advice import Advice, advise
@@ -130,6 +133,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def report(
+    source: Prediction | Job | None = None,
     *,
     fidelity: api.Fidelity = "fine",
     tolerance: float = api.TOLERANCE,
@@ -143,6 +147,7 @@ def report(
 
     Parameters
     ----------
+    source : a job, or a simulated prediction of one, in the place of ``arguments``.
     fidelity, tolerance, rel_ci, max_ops : of the prediction, see :func:`perfmodel.predict`.
     command : what to show as the command that made it.
     progress : called with (done, all) after each part.
@@ -152,13 +157,18 @@ def report(
 
     Raises
     ------
-    InputError : the job is impossible.
+    InputError : the job is impossible; ``source`` comes with arguments, or its job is not known or
+        was changed after :func:`perfmodel.make_job` made it.
 
     >>> found = report(model="resnet18", arch="ring", workers=4, fidelity="coarse")
     >>> [each.workers for each in found.scaling]
     [1, 2, 4, 8]
     """
     run = {name: arguments.pop(name) for name in OF_THE_RUN if name in arguments}
+    if source is not None:
+        if arguments:
+            raise InputError(f"report: a job, or arguments of one; got {', '.join(arguments)} too")
+        arguments = _arguments_of(source)
     given = per_worker(arguments)
     asked: dict[str, Any] = {"tolerance": tolerance, "rel_ci": rel_ci, "max_ops": max_ops}
     job = api.make_job(**given)
@@ -167,21 +177,34 @@ def report(
         if progress is not None:
             progress(parts, 5)
 
-    found = api.predict(job, fidelity=fidelity, **asked, **run)
+    if isinstance(source, Prediction):
+        found = source
+    else:
+        found = api.predict(job, fidelity=fidelity, **asked, **run)
     return _around(found, job, given, arguments, command, did)
 
 
-def report_of(found: Prediction) -> Report | None:
-    """The report around a prediction; None where it was not simulated, or where its job is not what
-    :func:`perfmodel.make_job` makes of ``given``."""
-    again = found.timeline
-    if not isinstance(again, Resimulation) or again.job.given is None:
-        return None
-    given = again.job.given
-    job = api.make_job(**given)
-    if job_facts.with_layers(job) != again.job:
-        return None
-    return _around(found, job, given, given, "", lambda _: None)
+def _arguments_of(source: Prediction | Job) -> dict[str, Any]:
+    """The arguments of a job, or of a predicted job.
+
+    Raises
+    ------
+    InputError : they are not known.
+    """
+    job = source
+    if isinstance(job, Prediction):
+        if not isinstance(job.simulation, Simulation):
+            raise InputError(
+                "report: only a simulated prediction has its job; give perfmodel.report the job"
+            )
+        job = job.simulation.job
+    if job.given is None or job_facts.with_layers(api.make_job(**job.given)) != (
+        job_facts.with_layers(job)
+    ):
+        raise InputError(
+            "report: not a job as make_job made it; Prediction.report has a page of it alone"
+        )
+    return job.given
 
 
 def _around(
@@ -324,7 +347,7 @@ def _sensitivity(found: Sensitivity) -> Section:
             f"choice is replaced by another, relative to {rate}. All values are {how}. The largest "
             "effects come first."
         ],
-        figure=found.tornado(),
+        figure=found.figure().rows[0][0],
         tables=[
             Table("Effect of each assumption", columns, rows),
             *([Table("Assumptions that were not varied", names, unvaried)] if unvaried else []),
@@ -349,7 +372,10 @@ def _scaling(points: Sequence[Scaled], workers: int) -> Section:
                 y=[getattr(each, key) for each in known],
                 low=[low or 0.0 for low, _ in ends] if whole else (),
                 high=[high or 0.0 for _, high in ends] if whole else (),
+                band=INTERVAL,
                 style=style,
+                marker="o",
+                colour=colour(len(series)),
             )
         )
     rate = "samples/s"
@@ -367,8 +393,10 @@ def _scaling(points: Sequence[Scaled], workers: int) -> Section:
             "Throughput over the number of workers, with the interval that contains 9 of 10 "
             f"measured runs. This job has {workers}."
         ],
-        figure=Lines(
-            series=series, over="workers", title=f"throughput ({rate})", log_x=True, log_y=True
+        figure=Panel(
+            marks=series,
+            x=Axis(label="workers", log=True, ticks=[each.workers for each in points]),
+            y=Axis(label=f"throughput ({rate})", log=True),
         ),
         tables=[Table("Scaling", columns, [msgspec.structs.astuple(each) for each in points])],
     )

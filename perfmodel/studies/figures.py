@@ -1,0 +1,438 @@
+"""Figures of studies: sweeps, plans, aims, gains, assumptions and phases."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from perfmodel.base.units import dimension_of
+from perfmodel.reporting.colours import PALETTE, kind_colours
+from perfmodel.reporting.contents import (
+    INK,
+    INTERVAL,
+    REFERENCE,
+    Axis,
+    Bars,
+    Figure,
+    Mark,
+    Panel,
+    Series,
+    Span,
+)
+from perfmodel.reporting.panels import MOST_TICKS, colour, intervals, marker, spread, stacks
+
+Row = Mapping[str, Any]
+
+MOST_LINES, MOST_BANDS, MOST_BARS = 12, 4, 60
+"""Lines and bars drawn of a sweep, at most, spread evenly over all of them if there are more; and
+most lines that have a band for their interval: more bands would hide each other."""
+
+UNITS = {"batch_size": "samples", "sequence_length": "tokens", "jitter": "fraction"}
+"""Units of variables whose names do not end in one."""
+
+IN_LABEL = {"samples_per_s": "samples/s", "samples": "samples", "updates": "updates", "h": "h"}
+"""Units that stand in the label of an axis, not at its ticks."""
+
+LETTERS, LETTERS_ACROSS = 44, 95
+"""Longest line of a name beside an axis, and letters that would fill the width of a figure."""
+
+EDGE = 1.04
+"""A logarithmic axis goes this factor beyond the first and the last value."""
+
+MOST_PHASES, VISIBLE, FAINTEST = 7, 0.005, 1e3
+"""Phases with a line of their own, the least part of an iteration they take somewhere, and how many
+times as short as the longest a phase is where its line leaves the figure."""
+
+MET = "#009e73"
+"""Colour of the values that meet an aim."""
+
+RATE, IDLE = "throughput_samples_per_s", "idle_fraction"
+TIMES_THE_JOB = "throughput (times that of the job)"
+
+
+def quantity(name: str, unit: str, *, log: bool = True, most: int = 7) -> Axis:
+    """The axis of a quantity: its unit is at the ticks, or in the label."""
+    if unit in IN_LABEL:
+        return Axis(label=f"{name} ({IN_LABEL[unit]})", log=log, most=most)
+    return Axis(label=name, unit=unit, log=log, most=most)
+
+
+def geometric(values: Sequence[float]) -> bool:
+    """Whether rising numbers are spread more evenly by factors than by steps.
+
+    >>> geometric([1, 2, 4, 8]), geometric([1, 2, 5, 10]), geometric([2, 4, 6, 8])
+    (True, True, False)
+    """
+    if len(values) < 3 or values[0] <= 0:
+        return False
+    pairs = list(itertools.pairwise(values))
+    ratios, steps = [b / a for a, b in pairs], [b - a for a, b in pairs]
+    return max(ratios) / min(ratios) < max(steps) / min(steps)
+
+
+def lines_over(over: str, series: Mapping[str, Sequence[Row]]) -> tuple[Panel, Panel]:
+    """Throughput and idle fraction over a variable.
+
+    Parameters
+    ----------
+    over : key of the variable; "workers" also has ideal scaling, dashed.
+    series : rows of each line by its name, with ``throughput_samples_per_s`` and
+        ``idle_fraction``; a horizontal line where the row has no value of ``over``. ``interval``
+        of a row has the ends of both, or is None; it is drawn as a band.
+    """
+    drawn = {name: series[name] for name in spread(list(series), MOST_LINES)}
+    xs = sorted({float(r[over]) for rows in series.values() for r in rows if r[over] is not None})
+    ys = [row[RATE] for rows in series.values() for row in rows]
+    unit = dimension_of(over) or ""
+    words = over.removesuffix(f"_{unit}").replace("_", " ")
+    x = Axis(
+        label=f"{words} ({UNITS[over]})" if over in UNITS else words,
+        unit=unit,
+        log=geometric(xs),
+        ticks=xs if len(xs) <= MOST_TICKS else (),
+    )
+    log = x.log and max(ys) > 4 * min(ys)
+    throughput = Panel(
+        marks=_lines(over, RATE, drawn),
+        x=x,
+        y=Axis(label="throughput (samples/s)", log=log, low=None if log else 0.0),
+        title=f"{len(drawn)} of {len(series)} lines" if len(drawn) < len(series) else "",
+    )
+    idle = Panel(
+        marks=_lines(over, IDLE, drawn),
+        x=x,
+        y=Axis(label="idle fraction", low=0.0, high=1.02),
+        shares="x",
+    )
+    return throughput, idle
+
+
+def _lines(over: str, key: str, series: Mapping[str, Sequence[Row]]) -> list[Mark]:
+    """The lines of a sweep with their intervals and, over workers, their ideal scaling."""
+    marks: list[Mark] = []
+    ideal = over == "workers" and key == RATE
+    for number, (name, rows) in enumerate(series.items()):
+        rising = sorted((row for row in rows if row[over] is not None), key=lambda row: row[over])
+        line = colour(number)
+        if not rising:
+            value = rows[0][key]
+            marks.append(Span(name=name, low=value, high=value, along="y", colour=line, width=1.5))
+            continue
+        x, y = [float(row[over]) for row in rising], [row[key] for row in rising]
+        ends = [row["interval"][key] for row in rising if row["interval"]]
+        whole = len(series) <= MOST_BANDS and len(ends) == len(rising)
+        low, high = zip(*ends, strict=True) if whole else ((), ())
+        marks.append(
+            Series(
+                name=name,
+                x=x,
+                y=y,
+                colour=line,
+                marker=marker(number),
+                low=low,
+                high=high,
+                band=INTERVAL,
+            )
+        )
+        if ideal:
+            best = [y[0] * workers / x[0] for workers in x]
+            marks.append(Series(name="ideal scaling", x=x, y=best, style="dashed", colour=line))
+    return marks
+
+
+def bars_of(names: Sequence[str], rows: Sequence[Row]) -> tuple[Panel, Panel]:
+    """Throughput and idle fraction of a sweep over words, a bar each per row.
+
+    ``interval`` of a row has the ends of both, or is None.
+    """
+    drawn = spread(list(zip(names, rows, strict=True)), MOST_BARS)
+    panels = []
+    for number, (key, label) in enumerate(
+        ((RATE, "throughput (samples/s)"), (IDLE, "idle fraction"))
+    ):
+        ends = [row["interval"][key] if row["interval"] else None for _, row in drawn]
+        bars = Bars(
+            name="",
+            at=range(len(drawn)),
+            start=[0.0] * len(drawn),
+            end=[row[key] for _, row in drawn],
+            colour=colour(number),
+            tips=[f"{name}: {row[key]:.4g}" for name, row in drawn],
+        )
+        panel = Panel(
+            marks=[bars, *intervals(ends)],
+            x=Axis(label=label, low=0.0, high=1.0 if key == IDLE else None),
+            y=Axis(names=[name for name, _ in drawn]),
+            title=f"{len(drawn)} of {len(rows)} jobs"
+            if not number and len(drawn) < len(rows)
+            else "",
+            grid="x",
+            shares="y" if number else "",
+        )
+        panels.append(panel)
+    return panels[0], panels[1]
+
+
+def trade(
+    front: Sequence[tuple[float, float, str, str]],
+    ranked: Sequence[tuple[float, float, str, str]],
+    title: str,
+) -> Figure:
+    """A figure of cost over time, on logarithmic axes.
+
+    Parameters
+    ----------
+    front, ranked : hours, USD, instance type and a description of each candidate on the Pareto
+        front, and of the ranked ones, the choice first.
+    title : the choice in words.
+    """
+
+    def points(some: Sequence[tuple[float, float, str, str]], name: str, **look: Any) -> Series:
+        x, y, instances, words = zip(*some, strict=True)
+        labels = [f"{a}, {b}" for a, b in zip(instances, words, strict=True)]
+        return Series(name=name, x=x, y=y, labels=labels, **{"style": "points", **look})
+
+    groups = [
+        points([each for each in front if each[2] == name], name, colour=colour(k), marker="o")
+        for k, name in enumerate(dict.fromkeys(each[2] for each in front))
+    ]
+    marks = [
+        points(front, "Pareto front", style="steps", colour=REFERENCE),
+        *groups,
+        points(ranked, "ranked", colour=INK, marker="x"),
+        points(ranked[:1], "choice", colour=INK, marker="o", hollow=True, size=12.0),
+    ]
+    x, y = Axis(label="time (h)", log=True), Axis(label="cost (USD)", log=True)
+    return Figure([[Panel(marks=marks, x=x, y=y, grid="xy")]], title)
+
+
+class Answered(msgspec.Struct, frozen=True, kw_only=True):
+    """What a figure of an aim marks on the axis of the variable.
+
+    ``now`` is the value in the job; ``met`` and ``surely`` are the ends of the ranges in which the
+    prediction, and the worse end of its interval, meet the aim (None: there is none).
+    """
+
+    now: float
+    met: tuple[float, float] | None
+    surely: tuple[float, float] | None
+
+
+def aim(
+    points: Sequence[tuple[float, float, float, float]],
+    axes: tuple[Axis, Axis],
+    target: float,
+    marks: Answered,
+    title: str,
+) -> Figure:
+    """A figure of an aim: its quantity over a variable, with the values that meet it.
+
+    Parameters
+    ----------
+    points : value of the variable, the quantity, and the ends of its interval, in rising order.
+    axes : of the variable, and of the quantity.
+    target : value of the quantity that is aimed at.
+    """
+    x, y, low, high = zip(*points, strict=True)
+    spans = [
+        ("aim met", marks.met, 0.1, 1.0),
+        ("met by the whole interval", marks.surely, 0.8, 0.03),
+    ]
+    drawn: list[Mark] = [
+        Span(name=name, low=ends[0], high=ends[1], colour=MET, opacity=opacity, part=part)
+        for name, ends, opacity, part in spans
+        if ends is not None
+    ]
+    drawn += [
+        Series(
+            name="predicted",
+            x=x,
+            y=y,
+            low=low,
+            high=high,
+            band=INTERVAL,
+            colour=PALETTE[0],
+            marker="o",
+            size=3.0,
+        ),
+        Span(name="aim", low=target, high=target, along="y", style="dashed"),
+        Span(name="the job now", low=marks.now, high=marks.now, colour=INK, style="dotted"),
+    ]
+    over, of_quantity = axes
+    most, least = max(*y, target), min(*y, target)
+    if of_quantity.log:
+        ends = max(min(low), least / 3.0) / 1.2, 1.2 * min(max(high), 3.0 * most)
+    else:
+        ends = 0.0, 1.05 * min(max(*high, most), 1.5 * most)
+    panel = Panel(
+        marks=drawn,
+        x=msgspec.structs.replace(over, low=x[0] / EDGE, high=x[-1] * EDGE),
+        y=msgspec.structs.replace(of_quantity, low=ends[0], high=ends[1]),
+        grid="xy",
+    )
+    return Figure([[panel]], title)
+
+
+def gains(rows: Sequence[tuple[str, float, tuple[float, float], bool]], title: str) -> Figure:
+    """A figure of advice: how many times the throughput each change gives, with its interval.
+
+    Parameters
+    ----------
+    rows : the change, its gain, the ends of the gain's interval, and whether it is recommended.
+    """
+    marks: list[Mark] = []
+    for sure, name in ((True, "recommended"), (False, "may not help")):
+        some = [(place, row) for place, row in enumerate(rows) if row[3] == sure]
+        if some:
+            marks.append(
+                Bars(
+                    name=name,
+                    at=[place for place, _ in some],
+                    start=[1.0] * len(some),
+                    end=[row[1] for _, row in some],
+                    colour=PALETTE[0] if sure else REFERENCE,
+                    tips=[f"{row[0]}: x {row[1]:.4g}" for _, row in some],
+                )
+            )
+    ends = [end for row in rows for end in row[2]] + [1.0]
+    low, high = min(ends), max(*ends, 1.1)
+    log = high / low > 8.0
+    x = Axis(label=TIMES_THE_JOB, log=log, low=low / 1.1 if log else None, high=high * 1.1)
+    names = [textwrap.fill(row[0], LETTERS) for row in rows] or ["no change helps"]
+    marks += [*intervals([row[2] for row in rows]), Span(name="", low=1.0, high=1.0)]
+    return Figure([[Panel(marks=marks, x=x, y=Axis(names=names), grid="x")]], title)
+
+
+Side = tuple[str, float]
+"""A value as text, and the ratio of the throughput with it; ("", 1) if there is none."""
+
+
+def tornado(rows: Sequence[tuple[str, tuple[Side, Side]]]) -> Panel:
+    """What assumptions are worth: bars to both sides of 1, on a logarithmic axis.
+
+    Parameters
+    ----------
+    rows : name of each assumption, and its lower and its higher value.
+    """
+    names = [name.replace("_", " ") for name, _ in rows]
+    both = [  # whether the two bars would cover each other
+        bool(below and above and (low < 1.0) == (high < 1.0))
+        for _, ((below, low), (above, high)) in rows
+    ]
+    marks: list[Mark] = []
+    longest = {True: 0, False: 0}  # of the values to the left and to the right of the bars
+    for number, label in enumerate(("lower value", "higher value, or another choice")):
+        sides = [(row, *values[number]) for row, (_, values) in enumerate(rows)]
+        drawn = [(row, value, ratio) for row, value, ratio in sides if value]
+        for _, value, ratio in drawn:
+            longest[ratio < 1.0] = max(longest[ratio < 1.0], len(value))
+        marks.append(
+            Bars(
+                name=label,
+                at=[row + (number * 0.36 - 0.18 if both[row] else 0.0) for row, *_ in drawn],
+                start=[1.0] * len(drawn),
+                end=[ratio for *_, ratio in drawn],
+                thick=[0.34 if both[row] else 0.7 for row, *_ in drawn],
+                colour=PALETTE[number],
+                labels=[value for _, value, _ in drawn],
+                tips=[f"{names[row]} = {value}: x {ratio:.4g}" for row, value, ratio in drawn],
+            )
+        )
+    ends = [ratio for _, values in rows for _, ratio in values]
+    low, high = min(*ends, 1.0, 1.0), max(*ends, 1.0, 1.05)
+    left, right = ((1 + longest[side]) / LETTERS_ACROSS for side in (True, False))
+    decades = math.log10(high / low) / max(1.0 - left - right, 0.3)
+    limits = low / 10.0 ** (left * decades), high * 10.0 ** (right * decades)
+    return Panel(
+        marks=[*marks, Span(name="", low=1.0, high=1.0)],
+        x=Axis(label=TIMES_THE_JOB, log=True, low=limits[0], high=limits[1]),
+        y=Axis(names=names or ["no assumption matters"]),
+        grid="x",
+    )
+
+
+class PhasesOver(msgspec.Struct, frozen=True, kw_only=True):
+    """Phases of an iteration over a variable.
+
+    Attributes
+    ----------
+    axis, now : the variable, and its value in the job.
+    values : (points,) in rising order.
+    seconds : (points,) of each phase by its name.
+    crossovers : values at which another phase becomes the longest.
+    """
+
+    axis: Axis
+    now: float
+    values: Sequence[float]
+    seconds: Mapping[str, Sequence[float]]
+    crossovers: Sequence[float]
+
+
+def phases(
+    parts: Mapping[str, float], over: Sequence[PhasesOver], resting: str, title: str
+) -> Figure:
+    """A figure of the phases of an iteration: one bar, above how they change with each variable.
+
+    Parameters
+    ----------
+    parts : seconds of each phase, the longest first.
+    resting : what the phases without a line of their own are called.
+    """
+    drawn = _long(parts, over)
+    colours = {**kind_colours(drawn), resting: REFERENCE}
+    bar = stacks(["iteration"], [_grouped(parts, drawn, resting)], "time (s)", colours=colours)
+    if not over:
+        return Figure([[bar]], title)
+    seconds = [s for each in over for name in drawn for s in each.seconds.get(name, ()) if s > 0.0]
+    highest = max(max(s) for each in over for s in each.seconds.values())
+    least = max(min(seconds, default=highest) / 1.2, highest / FAINTEST)
+    y = Axis(label="time of a phase", unit="s", log=True, low=least, high=1.2 * highest)
+    panels = [_phases_over(each, drawn, colours, y, first=not k) for k, each in enumerate(over)]
+    return Figure([[bar], panels], title)
+
+
+def _long(parts: Mapping[str, float], over: Sequence[PhasesOver]) -> list[str]:
+    """Phases that take a visible part of the iteration somewhere, the longest in the job first."""
+    most = dict.fromkeys([*parts, *(name for each in over for name in each.seconds)], 0.0)
+    for name, seconds in parts.items():
+        most[name] = seconds / sum(parts.values())
+    for each in over:
+        for at in zip(*each.seconds.values(), strict=True):
+            whole = sum(at)
+            for name, seconds in zip(each.seconds, at, strict=True):
+                most[name] = max(most[name], seconds / whole)
+    names = [name for name, share in most.items() if share >= VISIBLE]
+    return sorted(names, key=lambda name: -parts.get(name, 0.0))[:MOST_PHASES]
+
+
+def _grouped(parts: Mapping[str, float], drawn: Sequence[str], resting: str) -> dict[str, float]:
+    """Seconds of the phases that are drawn, and of all others together if they can be seen."""
+    known = {name: parts[name] for name in drawn if name in parts}
+    rest = sum(seconds for name, seconds in parts.items() if name not in drawn)
+    return {**known, resting: rest} if rest >= VISIBLE * sum(parts.values()) else known
+
+
+def _phases_over(
+    each: PhasesOver, drawn: Sequence[str], colours: Mapping[str, str], y: Axis, *, first: bool
+) -> Panel:
+    """The lines of the phases over a variable."""
+    marks: list[Mark] = []
+    for name in drawn:
+        seconds = each.seconds.get(name, ())
+        if any(s > 0.0 for s in seconds):
+            shown = [s if s > 0.0 else math.nan for s in seconds]
+            marks.append(Series(name=name, x=each.values, y=shown, colour=colours[name]))
+    for value in each.crossovers:
+        name = "longest phase changes"
+        marks.append(Span(name=name, low=value, high=value, colour=INK, style="dashed", width=0.8))
+    marks.append(
+        Span(name="the job now", low=each.now, high=each.now, colour=INK, style="dotted", width=1.5)
+    )
+    x = msgspec.structs.replace(each.axis, low=each.values[0], high=each.values[-1])
+    return Panel(marks=marks, x=x, y=y, grid="xy", shares="" if first else "y")
