@@ -85,17 +85,8 @@ def _estimates(rows: Sequence[Row]) -> Panel:
             continue
         low, high = max(row.interval[0], 1.0 / FARTHEST), min(row.interval[1], FARTHEST)
         limits += [low / 1.2, high * 1.2]
-        marks.append(
-            Ranges(
-                name=INTERVAL,
-                at=[place],
-                low=[low],
-                high=[high],
-                colour=line,
-                width=4.0,
-                opacity=0.4,
-            )
-        )
+        ends = ([place], [low], [high])
+        marks.append(Ranges(INTERVAL, *ends, colour=line, width=4.0, opacity=0.4))
         for shape, end, beyond in (
             ("<", low, row.interval[0] < low),
             (">", high, row.interval[1] > high),
@@ -115,12 +106,8 @@ def _estimates(rows: Sequence[Row]) -> Panel:
     if before:
         marks.append(_points("before", before, INK, "|", size=12.0))
         limits += [was for was, _ in before]
-    return Panel(
-        marks=marks,
-        x=Axis(label="relative to the fitted value", log=True, low=min(limits), high=max(limits)),
-        y=Axis(names=[f"{row.name}\n{row.text}" for row in rows]),
-        grid="x",
-    )
+    x = Axis("relative to the fitted value", log=True, low=min(limits), high=max(limits))
+    return Panel(marks, x, Axis(names=[f"{row.name}\n{row.text}" for row in rows]), "x")
 
 
 def _points(
@@ -133,21 +120,14 @@ def _points(
     size: float = 4.0,
 ) -> Series:
     x, y = zip(*at, strict=True)
-    return Series(
-        name=name, x=x, y=y, style="points", marker=shape, colour=line, hollow=hollow, size=size
-    )
+    return Series(name, x, y, line, "points", shape, hollow=hollow, size=size)
 
 
 def _errors(errors: Sequence[Error], title: str) -> Panel:
     held = [(100.0 * e.held_out, k) for k, e in enumerate(errors) if e.held_out is not None]
     fitted = [(100.0 * e.error, place) for place, e in enumerate(errors)]
-    marks: list[Mark] = [Span(name="", low=0.0, high=0.0)]
+    marks: list[Mark] = [Span("", 0.0)]
     marks += [_points("held-out error", held, colour(1), hollow=True)] if held else []
     marks += [_points("fit error", fitted, colour(1))]
-    return Panel(
-        marks=marks,
-        x=Axis(label="step-time error: predicted / measured - 1 (%)"),
-        y=Axis(names=[error.name for error in errors]),
-        title=title,
-        grid="x",
-    )
+    x = Axis("step-time error: predicted / measured - 1 (%)")
+    return Panel(marks, x, Axis(names=[error.name for error in errors]), "x", title)

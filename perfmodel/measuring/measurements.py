@@ -122,14 +122,8 @@ def times(measured: Sequence[Measurements], title: str, fitted: Fitted | None = 
             for label, pairs in lines.items()
             for mark in _marks(label, labels.index(label), pairs, fitted)
         ]
-        panel = Panel(
-            marks=marks,
-            x=Axis(label="size (bytes)", unit="bytes", log=True, most=5),
-            y=Axis(label="time (s)", unit="s", log=True),
-            title=operation.replace("_", " "),
-            grid="xy",
-        )
-        drawn.append(panel)
+        x, y = Axis("size (bytes)", "bytes", log=True, most=5), Axis("time (s)", "s", log=True)
+        drawn.append(Panel(marks, x, y, "xy", operation.replace("_", " ")))
     return Figure([drawn[k : k + COLUMNS] for k in range(0, len(drawn), COLUMNS)], title)
 
 
@@ -145,17 +139,12 @@ def _marks(
     line = colour(number)
     low, high = [min(each) for each in seconds], [max(each) for each in seconds]
     middle = [median(each) for each in seconds]
-    points = Series(
-        name=label, x=sizes, y=middle, style="points", marker=marker(number), size=3.5, colour=line
-    )
-    marks: list[Mark] = [
-        Ranges(name="", at=sizes, low=low, high=high, along="y", colour=line, width=0.8),
-        points,
-    ]
+    points = Series(label, sizes, middle, line, "points", marker(number), size=3.5)
+    marks: list[Mark] = [Ranges("", sizes, low, high, line, "y", width=0.8), points]
     values = [None if fitted is None else fitted(m, each) for m, each in pairs]
     if None not in values:
         known = [value for value in values if value is not None]
-        marks.append(Series(name="fitted", x=sizes, y=known, colour=line))
+        marks.append(Series("fitted", sizes, known, line))
     return marks
 
 

@@ -118,32 +118,15 @@ def accuracy_of(
     target : accuracy that is marked, if any.
     task : name of the task that is trained.
     """
-    goal = (
-        []
-        if target is None
-        else [Span(name="target", low=target, high=target, along="y", style="dashed")]
-    )
+    goal = [] if target is None else [Span("target", target, along="y", style="dashed")]
     panels: list[Panel] = []
     labels = {"time_s": "predicted training time (s)", "samples": f"training samples of {task}"}
     for over, label in labels.items():
         lines = []
         for place, (name, columns) in enumerate(series.items()):
             (xs, _), (ys, half) = columns[over], columns["accuracy"]
-            line = Series(
-                name=name,
-                x=xs.tolist(),
-                y=ys.tolist(),
-                low=(ys - half).tolist(),
-                high=(ys + half).tolist(),
-                colour=colour(place),
-            )
-            lines.append(line)
-        panels.append(
-            Panel(
-                marks=[*lines, *goal],
-                x=Axis(label=label),
-                y=Axis(label="" if panels else f"accuracy on {task}"),
-                shares="y" if panels else "",
-            )
-        )
+            ends = {"low": (ys - half).tolist(), "high": (ys + half).tolist()}
+            lines.append(Series(name, xs.tolist(), ys.tolist(), colour(place), **ends))
+        y = Axis("" if panels else f"accuracy on {task}")
+        panels.append(Panel([*lines, *goal], Axis(label), y, shares="y" if panels else ""))
     return Figure([panels])

@@ -55,7 +55,7 @@ Which = Literal["x", "y"]
 """One of the two axes."""
 
 
-class Axis(msgspec.Struct, frozen=True, kw_only=True):
+class Axis(msgspec.Struct, frozen=True):
     """An axis of a panel.
 
     Attributes
@@ -63,8 +63,8 @@ class Axis(msgspec.Struct, frozen=True, kw_only=True):
     label : what it shows, with its unit if ticks are plain numbers.
     unit : SI unit that ticks show; *fraction* for percentages, "" for plain numbers.
     log : whether it is logarithmic.
-    names : for an axis of rows or columns their names, at 0, 1, 2, and so on, the first row on top.
     low, high : its ends; None for those of the data.
+    names : for an axis of rows or columns their names, at 0, 1, 2, and so on, the first row on top.
     ticks : values that have a tick; empty for round ones.
     most : ticks of a logarithmic axis, at most.
     """
@@ -72,55 +72,73 @@ class Axis(msgspec.Struct, frozen=True, kw_only=True):
     label: str = ""
     unit: str = ""
     log: bool = False
-    names: Sequence[str] = ()
     low: float | None = None
     high: float | None = None
+    names: Sequence[str] = ()
     ticks: Sequence[float] = ()
     most: int = 7
 
 
-class Series(msgspec.Struct, frozen=True, kw_only=True):
-    """Points of a line or a cloud; ``low`` and ``high`` are a band around it, or empty.
+class Series(msgspec.Struct, frozen=True):
+    """Points of a line or a cloud.
 
-    ``band`` is the band's name. ``style`` is *line*, *dashed*, *steps* (the value holds up to the
-    next one) or *points*; ``marker`` one of ``os^vDx|<>``, or "" for none, ``hollow`` whether it is
-    not filled; ``colour`` as in ``#0072b2``; ``labels`` name the points.
+    Attributes
+    ----------
+    style : *line*, *dashed*, *steps* (a value holds up to the next one) or *points*.
+    marker : one of ``os^vDx|<>``, or "" for none; ``hollow`` ones are not filled.
+    low, high : a band around it, called ``band``; or empty.
+    labels : names of the points.
     """
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
+    colour: str = REFERENCE
+    style: str = "line"
+    marker: str = ""
     low: Sequence[float] = ()
     high: Sequence[float] = ()
     band: str = ""
-    style: str = "line"
-    marker: str = ""
     hollow: bool = False
     size: float = 4.0
-    colour: str = REFERENCE
     labels: Sequence[str] = ()
 
 
-class Bars(msgspec.Struct, frozen=True, kw_only=True):
-    """Bars from ``start`` to ``end``, along ``along``, centred at ``at`` on the other axis.
+class Bars(msgspec.Struct, frozen=True):
+    """Bars along an axis.
 
-    ``thick`` is their size along the other axis: one for all, or one each. ``labels`` stand beside
-    their ends, ``tips`` say what they are when the pointer rests on them.
+    Attributes
+    ----------
+    start : where they begin; empty for 0.
+    at, thick : their middle on the other axis, empty for 0, 1, 2, and so on; and their size there,
+        one for all or one each.
+    labels : text beside their ends; ``tips`` is text for the pointer.
     """
 
     name: str
-    at: Sequence[float]
-    start: Sequence[float]
     end: Sequence[float]
     colour: str
+    start: Sequence[float] = ()
+    at: Sequence[float] = ()
     along: Which = "x"
     thick: float | Sequence[float] = 0.7
     labels: Sequence[str] = ()
     tips: Sequence[str] = ()
 
+    @property
+    def sides(self) -> list[tuple[float, float, float, float]]:
+        """Start and end of each bar, and its two sides on the other axis."""
+        count = len(self.end)
+        start, at = self.start or [0.0] * count, self.at or range(count)
+        thick = [self.thick] * count if isinstance(self.thick, float) else self.thick
+        return [
+            (begin, end, middle - size / 2.0, middle + size / 2.0)
+            for begin, end, middle, size in zip(start, self.end, at, thick, strict=True)
+        ]
 
-class Ranges(msgspec.Struct, frozen=True, kw_only=True):
-    """Thin lines from ``low`` to ``high``, along ``along``, at ``at`` on the other axis.
+
+class Ranges(msgspec.Struct, frozen=True):
+    """Thin lines from ``low`` to ``high`` of an axis, at ``at`` on the other one.
 
     Those in ``INK`` have a white outline, so that they can be seen on bars of any colour.
     """
@@ -129,14 +147,14 @@ class Ranges(msgspec.Struct, frozen=True, kw_only=True):
     at: Sequence[float]
     low: Sequence[float]
     high: Sequence[float]
-    along: Which = "x"
     colour: str = INK
+    along: Which = "x"
     width: float = 1.2
     opacity: float = 1.0
 
 
-class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """All values between ``low`` and ``high`` of the axis ``along``: a line where they are equal.
+class Span(msgspec.Struct, frozen=True):
+    """All values from ``low`` to ``high`` of an axis; a line at ``low`` without ``high``.
 
     ``style`` of a line is *line*, *dashed* or *dotted*; ``part`` is the share of the other axis
     that it covers.
@@ -144,9 +162,9 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     low: float
-    high: float
-    along: Which = "x"
+    high: float | None = None
     colour: str = REFERENCE
+    along: Which = "x"
     style: str = "line"
     width: float = 1.0
     opacity: float = 1.0
@@ -156,15 +174,14 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 Mark = Series | Bars | Ranges | Span
 
 
-class Panel(msgspec.Struct, frozen=True, kw_only=True):
-    """Marks on two axes, drawn in their order.
-
-    A mark's name is in the legend, once for all marks of that name. ``shares`` is *y* for the
-    vertical axis of the first panel of the row, *x* for the horizontal axis of the panel above.
-    ``grid`` has the axes with grid lines: *x*, *y* or *xy*.
+class Panel(msgspec.Struct, frozen=True):
+    """Marks on two axes, drawn in their order; the legend has each name once.
 
     Attributes
     ----------
+    grid : axes with grid lines: *x*, *y* or *xy*.
+    shares : *y* for the vertical axis of the first panel of the row, *x* for the horizontal axis of
+        the panel above.
     square : whether both axes are equally long.
     legend : whether it has a legend of its own in a file.
     zoom : whether a page lets the reader zoom and move along the horizontal axis.
@@ -173,8 +190,8 @@ class Panel(msgspec.Struct, frozen=True, kw_only=True):
     marks: Sequence[Mark]
     x: Axis
     y: Axis
-    title: str = ""
     grid: str = "y"
+    title: str = ""
     shares: str = ""
     square: bool = False
     legend: bool = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import os
 import textwrap
@@ -73,7 +72,10 @@ def draw(content: contents.Figure) -> Figure:
     """
     heights = [max(map(_height, row)) for row in content.rows]
     width = WIDTHS[min(max(map(len, content.rows)), len(WIDTHS)) - 1]
-    drawing = empty(width, 1.2 + sum(heights), content.title)
+    drawing = empty(width, 1.2 + sum(heights))
+    if content.title:
+        wrapped = _text(textwrap.fill(content.title, int(LETTERS * width)))
+        drawing.suptitle(wrapped, fontsize=10, x=0.01, horizontalalignment="left")
     grid = drawing.add_gridspec(len(heights), 1, height_ratios=heights)
     drawn: list[tuple[Panel, Axes]] = []
     for line, row in enumerate(content.rows):
@@ -87,7 +89,7 @@ def draw(content: contents.Figure) -> Figure:
     return drawing
 
 
-def empty(width: float, height: float, title: str = "") -> Figure:
+def empty(width: float, height: float) -> Figure:
     """A figure of that size in inches.
 
     Raises
@@ -95,47 +97,15 @@ def empty(width: float, height: float, title: str = "") -> Figure:
     InputError : matplotlib is not installed.
     """
     try:
-        import matplotlib.figure  # noqa: F401
+        import matplotlib.figure
     except ImportError:
         raise InputError("plots need matplotlib: pip install 'perfmodel[plot]'") from None
-    figure = _literal_figure()(figsize=(width, height), layout="constrained")
-    if title:
-        wrapped = textwrap.fill(title, int(LETTERS * width))
-        figure.suptitle(wrapped, fontsize=10, x=0.01, horizontalalignment="left")
-    return figure
+    return matplotlib.figure.Figure(figsize=(width, height), layout="constrained")
 
 
-@functools.cache
-def _literal_figure() -> type[Figure]:
-    """The class of figures, which needs matplotlib."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-    from matplotlib.text import Text
-
-    class LiteralFigure(Figure):
-        """A figure without formulas: a dollar sign in a name is a dollar sign.
-
-        Matplotlib's remarks about text are not shown, see :data:`REMARKS`.
-        """
-
-        def draw(self, renderer: Any) -> None:
-            """Draw the figure."""
-            for text in self.findobj(Text):
-                text.set_parse_math(False)
-            with rc_context({"text.parse_math": False}), warnings.catch_warnings():
-                for remark in REMARKS:
-                    warnings.filterwarnings("ignore", message=remark, category=UserWarning)
-                super().draw(renderer)
-
-    LiteralFigure.__module__, LiteralFigure.__qualname__ = __name__, "LiteralFigure"
-    return LiteralFigure
-
-
-def __getattr__(name: str) -> Any:
-    """Find the class of figures by its name, to copy them with :mod:`pickle`."""
-    if name == "LiteralFigure":
-        return _literal_figure()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def _text(words: str) -> str:
+    """Words in which a dollar sign is one, and begins no formula."""
+    return words.replace("$", r"\$")
 
 
 def _height(panel: Panel) -> float:
@@ -174,10 +144,10 @@ def _row(
 def _panel(axes: Axes, panel: Panel) -> None:
     for order, mark in enumerate(panel.marks):
         _MARKS[type(mark)](axes, mark, 1.0 + 0.01 * order)
-    axes.set_xlabel(panel.x.label, fontsize=9)
-    axes.set_ylabel(panel.y.label, fontsize=9)
+    axes.set_xlabel(_text(panel.x.label), fontsize=9)
+    axes.set_ylabel(_text(panel.y.label), fontsize=9)
     if panel.title:
-        axes.set_title(panel.title, fontsize=9)
+        axes.set_title(_text(panel.title), fontsize=9)
     if panel.square:
         axes.set_box_aspect(1)
     axes.spines[["top", "right"]].set_visible(False)
@@ -196,7 +166,7 @@ def _axis(axes: Axes, which: Which, axis: Axis) -> None:
     drawn = axes.xaxis if which == "x" else axes.yaxis
     get, limit = getattr(axes, f"get_{which}lim"), getattr(axes, f"set_{which}lim")
     if axis.names:
-        drawn.set_ticks(range(len(axis.names)), list(axis.names), fontsize=SMALL)
+        drawn.set_ticks(range(len(axis.names)), list(map(_text, axis.names)), fontsize=SMALL)
         drawn.set_tick_params(length=0)
         ends = (len(axis.names) - 0.4, -0.6) if which == "y" else (-0.6, len(axis.names) - 0.4)
         limit(*ends)
@@ -231,76 +201,56 @@ def _series(axes: Axes, mark: Series, order: float) -> None:
     look: dict[str, Any] = {"color": mark.colour, "zorder": 1.0 + order}
     if mark.hollow:
         look["markerfacecolor"] = "none" if mark.size > 4.0 else "white"
-    axes.plot(
-        mark.x,
-        mark.y,
-        linestyle=LINES[mark.style],
-        linewidth=1.5 if mark.style == "line" else 1.0,
-        marker=mark.marker,
-        markersize=mark.size,
-        drawstyle="steps-post" if mark.style == "steps" else "default",
-        label=mark.name or None,
-        **look,
-    )
+    look |= {"linestyle": LINES[mark.style], "linewidth": 1.5 if mark.style == "line" else 1.0}
+    look |= {"drawstyle": "steps-post"} if mark.style == "steps" else {}
+    look |= {"marker": mark.marker, "markersize": mark.size, "label": _text(mark.name)}
+    axes.plot(mark.x, mark.y, **look)
     if len(mark.low):
         look = {"color": mark.colour, "alpha": BAND, "linewidth": 0, "zorder": order}
-        axes.fill_between(mark.x, mark.low, mark.high, label=mark.band or None, **look)
+        axes.fill_between(mark.x, mark.low, mark.high, label=_text(mark.band), **look)
 
 
 def _bars(axes: Axes, mark: Bars, order: float) -> None:
     from matplotlib.collections import PolyCollection
 
-    count = len(mark.at)
-    thick = [mark.thick] * count if isinstance(mark.thick, float) else mark.thick
     corners = []
-    for at, start, end, size in zip(mark.at, mark.start, mark.end, thick, strict=True):
-        low, high = at - size / 2.0, at + size / 2.0
+    for start, end, low, high in mark.sides:
         corner = [(start, low), (end, low), (end, high), (start, high)]
         corners.append(corner if mark.along == "x" else [(y, x) for x, y in corner])
-    axes.add_collection(
-        PolyCollection(
-            corners, facecolors=mark.colour, linewidths=0, label=mark.name or None, zorder=order
-        )
-    )
-    for at, start, end, text in zip(mark.at, mark.start, mark.end, mark.labels, strict=False):
+    look: dict[str, Any] = {"facecolors": mark.colour, "linewidths": 0, "zorder": order}
+    axes.add_collection(PolyCollection(corners, label=_text(mark.name), **look))
+    axes.autoscale_view()
+    for (start, end, low, high), text in zip(mark.sides, mark.labels, strict=False):
         left = end < start
         axes.annotate(
-            text,
-            (end, at),
+            _text(text),
+            (end, (low + high) / 2.0),
             xytext=(-4 if left else 4, 0),
             textcoords="offset points",
             horizontalalignment="right" if left else "left",
             verticalalignment="center",
             fontsize=SMALL - 1,
         )
-    axes.autoscale_view()
 
 
 def _ranges(axes: Axes, mark: Ranges, order: float) -> None:
     from matplotlib.patheffects import withStroke
 
-    name = mark.name
+    look: dict[str, Any] = {"color": mark.colour, "linewidth": mark.width, "alpha": mark.opacity}
+    look |= {"solid_capstyle": "butt", "zorder": 1.0 + order, "label": _text(mark.name)}
+    if mark.colour == INK:
+        look["path_effects"] = [withStroke(linewidth=2.8, foreground="white")]
     for at, low, high in zip(mark.at, mark.low, mark.high, strict=True):
         ends = ([low, high], [at, at])
-        (line,) = axes.plot(
-            *(ends if mark.along == "x" else ends[::-1]),
-            color=mark.colour,
-            linewidth=mark.width,
-            alpha=mark.opacity,
-            solid_capstyle="butt",
-            label=name or None,
-            zorder=1.0 + order,
-        )
-        name = ""
-        if mark.colour == INK:
-            line.set_path_effects([withStroke(linewidth=2.8, foreground="white")])
+        axes.plot(*(ends if mark.along == "x" else ends[::-1]), **look)
 
 
 def _span(axes: Axes, mark: Span, order: float) -> None:
-    look: dict[str, Any] = {"color": mark.colour, "alpha": mark.opacity, "label": mark.name or None}
-    if mark.low == mark.high:
+    look: dict[str, Any] = {"color": mark.colour, "alpha": mark.opacity, "label": _text(mark.name)}
+    if mark.high is None:
         line = axes.axvline if mark.along == "x" else axes.axhline
-        line(mark.low, linestyle=LINES[mark.style], linewidth=mark.width, zorder=order, **look)
+        look |= {"linestyle": LINES[mark.style], "linewidth": mark.width, "zorder": order}
+        line(mark.low, **look)
     else:
         area = axes.axvspan if mark.along == "x" else axes.axhspan
         area(mark.low, mark.high, 0.0, mark.part, linewidth=0, zorder=0.9, **look)
@@ -325,13 +275,18 @@ def _legend(where: Any, panels: Sequence[Axes], place: str, **more: Any) -> None
 def image(drawing: Figure, ending: str) -> bytes:
     """A figure in the format a file name's ending asks for (png, svg, pdf).
 
+    Matplotlib's remarks about text are not shown, see :data:`REMARKS`.
+
     Raises
     ------
     InputError : matplotlib does not write that format; SOURCE_DATE_EPOCH is no date.
     """
     _known(drawing, ending)
     buffer = io.BytesIO()
-    drawing.savefig(buffer, format=ending)
+    with warnings.catch_warnings():
+        for remark in REMARKS:
+            warnings.filterwarnings("ignore", message=remark, category=UserWarning)
+        drawing.savefig(buffer, format=ending)
     return buffer.getvalue()
 
 

@@ -45,7 +45,7 @@ def intervals(ends: Sequence[Ends | None]) -> list[Ranges]:
     if not known:
         return []
     at, low, high = zip(*known, strict=True)
-    return [Ranges(name=INTERVAL, at=at, low=low, high=high)]
+    return [Ranges(INTERVAL, at, low, high)]
 
 
 def stacks(
@@ -53,9 +53,7 @@ def stacks(
     parts: Sequence[Mapping[str, float]],
     label: str,
     ends: Sequence[Ends | None] = (),
-    *,
     colours: Mapping[str, str] = CAUSE_COLOURS,
-    legend: bool = False,
 ) -> Panel:
     """A bar in each row, of parts one after the other.
 
@@ -63,9 +61,9 @@ def stacks(
     ----------
     names : of the rows.
     parts : of each row, by name.
-    colours : of the parts, in the order in which they are drawn.
     label : of the horizontal axis.
     ends : of the interval of each row's sum, None for those without.
+    colours : of the parts, in the order in which they are drawn.
     """
     kinds = list(dict.fromkeys(kind for part in parts for kind in part))
     order = list(colours)
@@ -73,45 +71,26 @@ def stacks(
     left = [0.0] * len(parts)
     marks: list[Bars | Ranges] = []
     for number, kind in enumerate(kinds):
-        right = [a + part.get(kind, 0.0) for a, part in zip(left, parts, strict=True)]
+        sizes = [part.get(kind, 0.0) for part in parts]
+        right = [a + b for a, b in zip(left, sizes, strict=True)]
         words = kind.replace("_", " ")
-        marks.append(
-            Bars(
-                name=words,
-                at=range(len(parts)),
-                start=left,
-                end=right,
-                colour=colours.get(kind, colour(number)),
-                tips=[
-                    f"{name}, {words}: {b - a:.4g}".removeprefix(", ")
-                    for name, a, b in zip(names, left, right, strict=True)
-                ],
-            )
-        )
+        tips = [f"{name}, {words}: {size:.4g}" for name, size in zip(names, sizes, strict=True)]
+        marks.append(Bars(words, right, colours.get(kind, colour(number)), left, tips=tips))
         left = right
-    return Panel(
-        marks=[*marks, *intervals(ends)],
-        x=Axis(label=label, low=0.0),
-        y=Axis(names=names),
-        grid="x",
-        legend=legend,
-    )
+    return Panel([*marks, *intervals(ends)], Axis(label, low=0.0), Axis(names=names), "x")
+
+
+def rows(
+    names: Sequence[str], values: Sequence[float], label: str, line: str = PALETTE[0]
+) -> Panel:
+    """A bar in each row."""
+    tips = [f"{name}: {value:.4g}" for name, value in zip(names, values, strict=True)]
+    bars = Bars("", values, line, tips=tips)
+    return Panel([bars], Axis(label, low=0.0), Axis(names=names), "x")
 
 
 def shares(parts: Mapping[str, float], over: str, label: str) -> Panel:
     """A column for each part, as high as its share."""
-    columns = Bars(
-        name="",
-        at=range(len(parts)),
-        start=[0.0] * len(parts),
-        end=list(parts.values()),
-        colour=PALETTE[0],
-        along="y",
-        thick=0.8,
-        tips=[f"{name}: {100.0 * share:.4g} %" for name, share in parts.items()],
-    )
-    return Panel(
-        marks=[columns],
-        x=Axis(label=over, names=list(parts)),
-        y=Axis(label=label, unit="fraction", low=0.0),
-    )
+    tips = [f"{name}: {100.0 * share:.4g} %" for name, share in parts.items()]
+    columns = Bars("", list(parts.values()), PALETTE[0], along="y", thick=0.8, tips=tips)
+    return Panel([columns], Axis(over, names=list(parts)), Axis(label, "fraction", low=0.0))

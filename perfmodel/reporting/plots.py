@@ -177,21 +177,13 @@ def _series(plot: Plot, mark: Series, panel: Panel) -> None:
 def _bars(plot: Plot, mark: Bars, panel: Panel) -> None:
     import numpy as np
 
-    precision = np.float32 if panel.zoom else np.float64
-    at, start, end = (np.array(each, np.float64) for each in (mark.at, mark.start, mark.end))
-    half = np.array(mark.thick, np.float64) / 2.0
-    tips = list(mark.tips) or [f"{mark.name}: {b - a:.4g}" for a, b in zip(start, end, strict=True)]
-    sides = {"a": start, "b": end, "c": at - half, "d": at + half}
-    source = _source(**{name: each.astype(precision) for name, each in sides.items()}, tip=tips)
+    sides = np.array(mark.sides).reshape(-1, 4).T.astype(np.float32 if panel.zoom else np.float64)
+    tips = list(mark.tips) or [f"{end:.4g}" for end in mark.end]
+    source = _source(**dict(zip("abcd", sides, strict=True)), tip=tips)
     along = {"left": "a", "right": "b", "top": "c", "bottom": "d"}
     across = {"bottom": "a", "top": "b", "left": "c", "right": "d"}
-    bars = plot.quad(
-        **(along if mark.along == "x" else across),
-        source=source,
-        fill_color=mark.colour,
-        line_color=None,
-        **_named(mark.name),
-    )
+    look = {"source": source, "fill_color": mark.colour, "line_color": None, **_named(mark.name)}
+    bars = plot.quad(**(along if mark.along == "x" else across), **look)
     _hover(plot, [("", "@tip")], bars)
 
 
@@ -210,7 +202,7 @@ def _span(plot: Plot, mark: Span, _: Panel) -> None:
     from bokeh.models import BoxAnnotation
     from bokeh.models import Span as Line
 
-    if mark.low == mark.high:
+    if mark.high is None:
         dash = {"line": "solid"}.get(mark.style, mark.style)
         where = "height" if mark.along == "x" else "width"
         look = {"line_color": _colour(mark.colour), "line_dash": dash, "line_width": mark.width}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
 from perfmodel.base.arrays import Ids
 from perfmodel.reporting.colours import PALETTE
-from perfmodel.reporting.contents import Axis, Bars, Figure, Panel, Series
-from perfmodel.reporting.panels import spread
+from perfmodel.reporting.contents import Axis, Figure, Panel, Series
+from perfmodel.reporting.panels import rows, spread
 
 WINDOWS = 100
 """Points of a figure, each of as many updates."""
@@ -27,21 +28,11 @@ def figure(stale: Ids, applied: Sequence[int], title: str) -> Figure:
     applied : (workers,) gradients.
     """
     drawn = spread(list(enumerate(applied)), MOST_BARS)
-    bars = Panel(
-        marks=[
-            Bars(
-                name="",
-                at=range(len(drawn)),
-                start=[0.0] * len(drawn),
-                end=[count for _, count in drawn],
-                colour=PALETTE[0],
-            )
-        ],
-        x=Axis(label="gradients applied (number)", low=0.0),
-        y=Axis(names=[f"worker {worker}" for worker, _ in drawn]),
-        title=f"{len(drawn)} of {len(applied)} workers" if len(drawn) < len(applied) else "",
-        grid="x",
-    )
+    names = [f"worker {worker}" for worker, _ in drawn]
+    bars = rows(names, [count for _, count in drawn], "gradients applied (number)")
+    if len(drawn) < len(applied):
+        title_of_bars = f"{len(drawn)} of {len(applied)} workers"
+        bars = msgspec.structs.replace(bars, title=title_of_bars)
     return Figure([[_staleness(stale), bars] if stale.any() else [bars]], title)
 
 
@@ -51,17 +42,8 @@ def _staleness(stale: Ids) -> Panel:
     sizes = np.array([len(part) for part in parts])
     low, high = np.array([np.percentile(part, (10, 90)) for part in parts]).T.tolist()
     mean = [float(part.mean()) for part in parts]
-    line = Series(
-        name="mean",
-        x=(np.cumsum(sizes) - sizes + sizes // 2).tolist(),
-        y=mean,
-        low=low,
-        high=high,
-        band="10th to 90th percentile",
-        colour=PALETTE[0],
-    )
-    return Panel(
-        marks=[line],
-        x=Axis(label="updates so far (number)", low=0.0),
-        y=Axis(label="staleness (updates)", low=0.0, high=1.05 * max(*high, *mean)),
-    )
+    updates = (np.cumsum(sizes) - sizes + sizes // 2).tolist()
+    band = "10th to 90th percentile"
+    line = Series("mean", updates, mean, PALETTE[0], low=low, high=high, band=band)
+    y = Axis("staleness (updates)", low=0.0, high=1.05 * max(*high, *mean))
+    return Panel([line], Axis("updates so far (number)", low=0.0), y)

@@ -11,7 +11,6 @@ import msgspec
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import show
 from perfmodel.reporting.contents import (
-    Bars,
     Column,
     Panel,
     Quantity,
@@ -169,16 +168,13 @@ def time_panel(p: Predicted) -> Panel:
     """A bar as long as an iteration: computing, then waiting by cause."""
     label = "mean iteration time of a worker (s)"
     ends = None if p.interval is None else p.interval.iteration_s
-    panel = stacks(["iteration"], [_parts(p)], label, [ends], legend=True)
+    panel = stacks(["iteration"], [_parts(p)], label, [ends])
+    percent = {k.replace("_", " "): f" {s / p.iteration_s:.1%}" for k, s in _parts(p).items()}
     marks = [
-        msgspec.structs.replace(
-            mark, name=f"{mark.name} {(mark.end[0] - mark.start[0]) / p.iteration_s:.1%}"
-        )
-        if isinstance(mark, Bars)
-        else mark
+        msgspec.structs.replace(mark, name=mark.name + percent.get(mark.name, ""))
         for mark in panel.marks
     ]
-    return msgspec.structs.replace(panel, marks=marks)
+    return msgspec.structs.replace(panel, marks=marks, legend=True)
 
 
 def _time(p: Predicted) -> Section:

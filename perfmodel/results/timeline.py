@@ -187,24 +187,19 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
             of_kind = [(row, block) for row, block in placed if block.kind == kind]
             marks.append(
                 Bars(
-                    name=kind,
-                    at=[row - 0.5 + block.top + block.height / 2.0 for row, block in of_kind],
+                    kind,
+                    [block.end_s - self.begin_s for _, block in of_kind],
+                    colours[kind],
                     start=[block.start_s - self.begin_s for _, block in of_kind],
-                    end=[block.end_s - self.begin_s for _, block in of_kind],
+                    at=[row - 0.5 + block.top + block.height / 2.0 for row, block in of_kind],
                     thick=[block.height for _, block in of_kind],
                     tips=[_tip(block) for _, block in of_kind],
-                    colour=colours[kind],
                 )
             )
-        return Panel(
-            marks=marks,
-            x=Axis(label=f"time (s), {self.text}", low=0.0, high=length_s or None),
-            y=Axis(names=[resource.short for resource in rows]),
-            title=f"{len(rows)} of {count} resources" if len(rows) < count else "",
-            grid="x",
-            legend=True,
-            zoom=True,
-        )
+        x = Axis(f"time (s), {self.text}", low=0.0, high=length_s or None)
+        y = Axis(names=[resource.short for resource in rows])
+        title = f"{len(rows)} of {count} resources" if len(rows) < count else ""
+        return Panel(marks, x, y, "x", title, legend=True, zoom=True)
 
 
 def _order(resource: Resource) -> tuple[int, bool, int, int]:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from perfmodel.base.units import dimension_of
+from perfmodel.reporting import panels
 from perfmodel.reporting.colours import PALETTE, kind_colours
 from perfmodel.reporting.contents import (
     INK,
@@ -58,8 +59,8 @@ TIMES_THE_JOB = "throughput (times that of the job)"
 def quantity(name: str, unit: str, *, log: bool = True, most: int = 7) -> Axis:
     """The axis of a quantity: its unit is at the ticks, or in the label."""
     if unit in IN_LABEL:
-        return Axis(label=f"{name} ({IN_LABEL[unit]})", log=log, most=most)
-    return Axis(label=name, unit=unit, log=log, most=most)
+        return Axis(f"{name} ({IN_LABEL[unit]})", log=log, most=most)
+    return Axis(name, unit, log=log, most=most)
 
 
 def geometric(values: Sequence[float]) -> bool:
@@ -90,26 +91,15 @@ def lines_over(over: str, series: Mapping[str, Sequence[Row]]) -> tuple[Panel, P
     ys = [row[RATE] for rows in series.values() for row in rows]
     unit = dimension_of(over) or ""
     words = over.removesuffix(f"_{unit}").replace("_", " ")
-    x = Axis(
-        label=f"{words} ({UNITS[over]})" if over in UNITS else words,
-        unit=unit,
-        log=geometric(xs),
-        ticks=xs if len(xs) <= MOST_TICKS else (),
-    )
+    label = f"{words} ({UNITS[over]})" if over in UNITS else words
+    ticks = xs if len(xs) <= MOST_TICKS else ()
+    x = Axis(label, unit, geometric(xs), ticks=ticks)
     log = x.log and max(ys) > 4 * min(ys)
-    throughput = Panel(
-        marks=_lines(over, RATE, drawn),
-        x=x,
-        y=Axis(label="throughput (samples/s)", log=log, low=None if log else 0.0),
-        title=f"{len(drawn)} of {len(series)} lines" if len(drawn) < len(series) else "",
-    )
-    idle = Panel(
-        marks=_lines(over, IDLE, drawn),
-        x=x,
-        y=Axis(label="idle fraction", low=0.0, high=1.02),
-        shares="x",
-    )
-    return throughput, idle
+    y = Axis("throughput (samples/s)", log=log, low=None if log else 0.0)
+    title = f"{len(drawn)} of {len(series)} lines" if len(drawn) < len(series) else ""
+    throughput = Panel(_lines(over, RATE, drawn), x, y, title=title)
+    y = Axis("idle fraction", low=0.0, high=1.02)
+    return throughput, Panel(_lines(over, IDLE, drawn), x, y, shares="x")
 
 
 def _lines(over: str, key: str, series: Mapping[str, Sequence[Row]]) -> list[Mark]:
@@ -120,28 +110,17 @@ def _lines(over: str, key: str, series: Mapping[str, Sequence[Row]]) -> list[Mar
         rising = sorted((row for row in rows if row[over] is not None), key=lambda row: row[over])
         line = colour(number)
         if not rising:
-            value = rows[0][key]
-            marks.append(Span(name=name, low=value, high=value, along="y", colour=line, width=1.5))
+            marks.append(Span(name, rows[0][key], colour=line, along="y", width=1.5))
             continue
         x, y = [float(row[over]) for row in rising], [row[key] for row in rising]
         ends = [row["interval"][key] for row in rising if row["interval"]]
         whole = len(series) <= MOST_BANDS and len(ends) == len(rising)
         low, high = zip(*ends, strict=True) if whole else ((), ())
-        marks.append(
-            Series(
-                name=name,
-                x=x,
-                y=y,
-                colour=line,
-                marker=marker(number),
-                low=low,
-                high=high,
-                band=INTERVAL,
-            )
-        )
+        shape = marker(number)
+        marks.append(Series(name, x, y, line, "line", shape, low=low, high=high, band=INTERVAL))
         if ideal:
             best = [y[0] * workers / x[0] for workers in x]
-            marks.append(Series(name="ideal scaling", x=x, y=best, style="dashed", colour=line))
+            marks.append(Series("ideal scaling", x, best, line, "dashed"))
     return marks
 
 
@@ -151,31 +130,18 @@ def bars_of(names: Sequence[str], rows: Sequence[Row]) -> tuple[Panel, Panel]:
     ``interval`` of a row has the ends of both, or is None.
     """
     drawn = spread(list(zip(names, rows, strict=True)), MOST_BARS)
-    panels = []
-    for number, (key, label) in enumerate(
-        ((RATE, "throughput (samples/s)"), (IDLE, "idle fraction"))
-    ):
+    few = f"{len(drawn)} of {len(rows)} jobs" if len(drawn) < len(rows) else ""
+
+    def panel(key: str, label: str, line: str, **more: Any) -> Panel:
+        bars = panels.rows([name for name, _ in drawn], [row[key] for _, row in drawn], label, line)
         ends = [row["interval"][key] if row["interval"] else None for _, row in drawn]
-        bars = Bars(
-            name="",
-            at=range(len(drawn)),
-            start=[0.0] * len(drawn),
-            end=[row[key] for _, row in drawn],
-            colour=colour(number),
-            tips=[f"{name}: {row[key]:.4g}" for name, row in drawn],
-        )
-        panel = Panel(
-            marks=[bars, *intervals(ends)],
-            x=Axis(label=label, low=0.0, high=1.0 if key == IDLE else None),
-            y=Axis(names=[name for name, _ in drawn]),
-            title=f"{len(drawn)} of {len(rows)} jobs"
-            if not number and len(drawn) < len(rows)
-            else "",
-            grid="x",
-            shares="y" if number else "",
-        )
-        panels.append(panel)
-    return panels[0], panels[1]
+        marks = [*bars.marks, *intervals(ends)]
+        return Panel(marks, bars.x, bars.y, "x", **more)
+
+    return (
+        panel(RATE, "throughput (samples/s)", colour(0), title=few),
+        panel(IDLE, "idle fraction", colour(1), shares="y"),
+    )
 
 
 def trade(
@@ -195,20 +161,20 @@ def trade(
     def points(some: Sequence[tuple[float, float, str, str]], name: str, **look: Any) -> Series:
         x, y, instances, words = zip(*some, strict=True)
         labels = [f"{a}, {b}" for a, b in zip(instances, words, strict=True)]
-        return Series(name=name, x=x, y=y, labels=labels, **{"style": "points", **look})
+        return Series(name, x, y, labels=labels, **{"style": "points", **look})
 
     groups = [
         points([each for each in front if each[2] == name], name, colour=colour(k), marker="o")
         for k, name in enumerate(dict.fromkeys(each[2] for each in front))
     ]
     marks = [
-        points(front, "Pareto front", style="steps", colour=REFERENCE),
+        points(front, "Pareto front", style="steps"),
         *groups,
         points(ranked, "ranked", colour=INK, marker="x"),
         points(ranked[:1], "choice", colour=INK, marker="o", hollow=True, size=12.0),
     ]
-    x, y = Axis(label="time (h)", log=True), Axis(label="cost (USD)", log=True)
-    return Figure([[Panel(marks=marks, x=x, y=y, grid="xy")]], title)
+    x, y = Axis("time (h)", log=True), Axis("cost (USD)", log=True)
+    return Figure([[Panel(marks, x, y, "xy")]], title)
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True):
@@ -239,29 +205,19 @@ def aim(
     target : value of the quantity that is aimed at.
     """
     x, y, low, high = zip(*points, strict=True)
-    spans = [
+    areas = (
         ("aim met", marks.met, 0.1, 1.0),
         ("met by the whole interval", marks.surely, 0.8, 0.03),
-    ]
+    )
     drawn: list[Mark] = [
-        Span(name=name, low=ends[0], high=ends[1], colour=MET, opacity=opacity, part=part)
-        for name, ends, opacity, part in spans
+        Span(name, *ends, colour=MET, opacity=opacity, part=part)
+        for name, ends, opacity, part in areas
         if ends is not None
     ]
     drawn += [
-        Series(
-            name="predicted",
-            x=x,
-            y=y,
-            low=low,
-            high=high,
-            band=INTERVAL,
-            colour=PALETTE[0],
-            marker="o",
-            size=3.0,
-        ),
-        Span(name="aim", low=target, high=target, along="y", style="dashed"),
-        Span(name="the job now", low=marks.now, high=marks.now, colour=INK, style="dotted"),
+        Series("predicted", x, y, PALETTE[0], "line", "o", low, high, band=INTERVAL, size=3.0),
+        Span("aim", target, along="y", style="dashed"),
+        Span("the job now", marks.now, colour=INK, style="dotted"),
     ]
     over, of_quantity = axes
     most, least = max(*y, target), min(*y, target)
@@ -269,13 +225,9 @@ def aim(
         ends = max(min(low), least / 3.0) / 1.2, 1.2 * min(max(high), 3.0 * most)
     else:
         ends = 0.0, 1.05 * min(max(*high, most), 1.5 * most)
-    panel = Panel(
-        marks=drawn,
-        x=msgspec.structs.replace(over, low=x[0] / EDGE, high=x[-1] * EDGE),
-        y=msgspec.structs.replace(of_quantity, low=ends[0], high=ends[1]),
-        grid="xy",
-    )
-    return Figure([[panel]], title)
+    over = msgspec.structs.replace(over, low=x[0] / EDGE, high=x[-1] * EDGE)
+    of_quantity = msgspec.structs.replace(of_quantity, low=ends[0], high=ends[1])
+    return Figure([[Panel(drawn, over, of_quantity, "xy")]], title)
 
 
 def gains(rows: Sequence[tuple[str, float, tuple[float, float], bool]], title: str) -> Figure:
@@ -286,26 +238,22 @@ def gains(rows: Sequence[tuple[str, float, tuple[float, float], bool]], title: s
     rows : the change, its gain, the ends of the gain's interval, and whether it is recommended.
     """
     marks: list[Mark] = []
-    for sure, name in ((True, "recommended"), (False, "may not help")):
+    for sure, name, line in (
+        (True, "recommended", PALETTE[0]),
+        (False, "may not help", REFERENCE),
+    ):
         some = [(place, row) for place, row in enumerate(rows) if row[3] == sure]
         if some:
-            marks.append(
-                Bars(
-                    name=name,
-                    at=[place for place, _ in some],
-                    start=[1.0] * len(some),
-                    end=[row[1] for _, row in some],
-                    colour=PALETTE[0] if sure else REFERENCE,
-                    tips=[f"{row[0]}: x {row[1]:.4g}" for _, row in some],
-                )
-            )
+            tips = [f"{row[0]}: x {row[1]:.4g}" for _, row in some]
+            values, at = [row[1] for _, row in some], [place for place, _ in some]
+            marks.append(Bars(name, values, line, [1.0] * len(some), at, tips=tips))
     ends = [end for row in rows for end in row[2]] + [1.0]
     low, high = min(ends), max(*ends, 1.1)
     log = high / low > 8.0
-    x = Axis(label=TIMES_THE_JOB, log=log, low=low / 1.1 if log else None, high=high * 1.1)
+    x = Axis(TIMES_THE_JOB, log=log, low=low / 1.1 if log else None, high=high * 1.1)
     names = [textwrap.fill(row[0], LETTERS) for row in rows] or ["no change helps"]
-    marks += [*intervals([row[2] for row in rows]), Span(name="", low=1.0, high=1.0)]
-    return Figure([[Panel(marks=marks, x=x, y=Axis(names=names), grid="x")]], title)
+    marks += [*intervals([row[2] for row in rows]), Span("", 1.0)]
+    return Figure([[Panel(marks, x, Axis(names=names), "x")]], title)
 
 
 Side = tuple[str, float]
@@ -333,12 +281,12 @@ def tornado(rows: Sequence[tuple[str, tuple[Side, Side]]]) -> Panel:
             longest[ratio < 1.0] = max(longest[ratio < 1.0], len(value))
         marks.append(
             Bars(
-                name=label,
-                at=[row + (number * 0.36 - 0.18 if both[row] else 0.0) for row, *_ in drawn],
+                label,
+                [ratio for *_, ratio in drawn],
+                PALETTE[number],
                 start=[1.0] * len(drawn),
-                end=[ratio for *_, ratio in drawn],
+                at=[row + (number * 0.36 - 0.18 if both[row] else 0.0) for row, *_ in drawn],
                 thick=[0.34 if both[row] else 0.7 for row, *_ in drawn],
-                colour=PALETTE[number],
                 labels=[value for _, value, _ in drawn],
                 tips=[f"{names[row]} = {value}: x {ratio:.4g}" for row, value, ratio in drawn],
             )
@@ -347,13 +295,9 @@ def tornado(rows: Sequence[tuple[str, tuple[Side, Side]]]) -> Panel:
     low, high = min(*ends, 1.0, 1.0), max(*ends, 1.0, 1.05)
     left, right = ((1 + longest[side]) / LETTERS_ACROSS for side in (True, False))
     decades = math.log10(high / low) / max(1.0 - left - right, 0.3)
-    limits = low / 10.0 ** (left * decades), high * 10.0 ** (right * decades)
-    return Panel(
-        marks=[*marks, Span(name="", low=1.0, high=1.0)],
-        x=Axis(label=TIMES_THE_JOB, log=True, low=limits[0], high=limits[1]),
-        y=Axis(names=names or ["no assumption matters"]),
-        grid="x",
-    )
+    low, high = low / 10.0 ** (left * decades), high * 10.0 ** (right * decades)
+    x = Axis(TIMES_THE_JOB, log=True, low=low, high=high)
+    return Panel([*marks, Span("", 1.0)], x, Axis(names=names or ["no assumption matters"]), "x")
 
 
 class PhasesOver(msgspec.Struct, frozen=True, kw_only=True):
@@ -392,9 +336,9 @@ def phases(
     seconds = [s for each in over for name in drawn for s in each.seconds.get(name, ()) if s > 0.0]
     highest = max(max(s) for each in over for s in each.seconds.values())
     least = max(min(seconds, default=highest) / 1.2, highest / FAINTEST)
-    y = Axis(label="time of a phase", unit="s", log=True, low=least, high=1.2 * highest)
-    panels = [_phases_over(each, drawn, colours, y, first=not k) for k, each in enumerate(over)]
-    return Figure([[bar], panels], title)
+    y = Axis("time of a phase", "s", log=True, low=least, high=1.2 * highest)
+    lines = [_phases_over(each, drawn, colours, y, first=not k) for k, each in enumerate(over)]
+    return Figure([[bar], lines], title)
 
 
 def _long(parts: Mapping[str, float], over: Sequence[PhasesOver]) -> list[str]:
@@ -427,12 +371,10 @@ def _phases_over(
         seconds = each.seconds.get(name, ())
         if any(s > 0.0 for s in seconds):
             shown = [s if s > 0.0 else math.nan for s in seconds]
-            marks.append(Series(name=name, x=each.values, y=shown, colour=colours[name]))
-    for value in each.crossovers:
-        name = "longest phase changes"
-        marks.append(Span(name=name, low=value, high=value, colour=INK, style="dashed", width=0.8))
-    marks.append(
-        Span(name="the job now", low=each.now, high=each.now, colour=INK, style="dotted", width=1.5)
-    )
+            marks.append(Series(name, each.values, shown, colours[name]))
+    marks += [
+        *(Span("longest phase changes", at, colour=INK, style="dashed") for at in each.crossovers),
+        Span("the job now", each.now, colour=INK, style="dotted", width=1.5),
+    ]
     x = msgspec.structs.replace(each.axis, low=each.values[0], high=each.values[-1])
-    return Panel(marks=marks, x=x, y=y, grid="xy", shares="" if first else "y")
+    return Panel(marks, x, y, "xy", shares="" if first else "y")

@@ -367,15 +367,15 @@ def _scaling(points: Sequence[Scaled], workers: int) -> Section:
         whole = band and all(low is not None for low, _ in ends)
         series.append(
             Series(
-                name={"fine": "simulated", "coarse": "formulas"}[name],
-                x=[each.workers for each in known],
-                y=[getattr(each, key) for each in known],
+                {"fine": "simulated", "coarse": "formulas"}[name],
+                [each.workers for each in known],
+                [getattr(each, key) for each in known],
+                colour(len(series)),
+                style,
+                "o",
                 low=[low or 0.0 for low, _ in ends] if whole else (),
                 high=[high or 0.0 for _, high in ends] if whole else (),
                 band=INTERVAL,
-                style=style,
-                marker="o",
-                colour=colour(len(series)),
             )
         )
     rate = "samples/s"
@@ -394,9 +394,9 @@ def _scaling(points: Sequence[Scaled], workers: int) -> Section:
             f"measured runs. This job has {workers}."
         ],
         figure=Panel(
-            marks=series,
-            x=Axis(label="workers", log=True, ticks=[each.workers for each in points]),
-            y=Axis(label=f"throughput ({rate})", log=True),
+            series,
+            Axis("workers", log=True, ticks=[each.workers for each in points]),
+            Axis(f"throughput ({rate})", log=True),
         ),
         tables=[Table("Scaling", columns, [msgspec.structs.astuple(each) for each in points])],
     )

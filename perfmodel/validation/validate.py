@@ -136,15 +136,9 @@ class Validation(Paged, frozen=True, kw_only=True):
             raise InputError("plot: no case has a step time")
         values = [v for _, score in timed for v in (score.measured, score.predicted)]
         limits = [min(values) / 1.5, max(values) * 1.5]
+        below, above = ([factor * end for end in limits] for factor in (0.9, 1.1))
         marks: list[Mark] = [
-            Series(
-                name="equal",
-                x=limits,
-                y=limits,
-                low=[0.9 * end for end in limits],
-                high=[1.1 * end for end in limits],
-                band="within 10 %",
-            )
+            Series("equal", limits, limits, low=below, high=above, band="within 10 %")
         ]
         for number, group in enumerate(dict.fromkeys(o.group for o, _ in timed)):
             some = [(o.name, score) for o, score in timed if o.group == group]
@@ -152,23 +146,15 @@ class Validation(Paged, frozen=True, kw_only=True):
             line = colour(number)
             if known:
                 at, low, high = zip(*known, strict=True)
-                ends = Ranges(name=INTERVAL, at=at, low=low, high=high, along="y", colour=line)
-                marks.append(msgspec.structs.replace(ends, opacity=0.4))
-            cases = Series(
-                name=group,
-                x=[score.measured for _, score in some],
-                y=[score.predicted for _, score in some],
-                labels=[name for name, _ in some],
-                style="points",
-                marker=marker(number),
-                colour=line,
-            )
-            marks.append(cases)
-        x, y = (
-            Axis(label=f"{which} step time (s)", unit="s", log=True, low=limits[0], high=limits[1])
+                marks.append(Ranges(INTERVAL, at, low, high, line, "y", opacity=0.4))
+            names, scores = zip(*some, strict=True)
+            x, y = [s.measured for s in scores], [s.predicted for s in scores]
+            marks.append(Series(group, x, y, line, "points", marker(number), labels=names))
+        measured, predicted = (
+            Axis(f"{which} step time (s)", "s", log=True, low=limits[0], high=limits[1])
             for which in ("measured", "predicted")
         )
-        return Figure([[Panel(marks=marks, x=x, y=y, grid="xy", square=True)]])
+        return Figure([[Panel(marks, measured, predicted, "xy", square=True)]])
 
     def page(self) -> Page:
         """The contents of the page."""

@@ -27,13 +27,13 @@ def boxes(figure: Any, artists: Any) -> list[Any]:
 def bars(result: Any, column: int | None = None) -> list[tuple[float, float, float]]:
     """Row, start and end of each bar of a result's figure, or of one column of its panels."""
     return [
-        bar
+        ((low + high) / 2.0, start, end)
         for row in result.figure().rows
         for number, panel in enumerate(row)
         if column in (None, number)
         for mark in panel.marks
         if isinstance(mark, Bars)
-        for bar in zip(mark.at, mark.start, mark.end, strict=True)
+        for start, end, low, high in mark.sides
     ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -224,37 +223,34 @@ def test_with_many_resources_whole_nodes_and_servers_are_drawn() -> None:
 
 MARKS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "line": (
-        Series(name="a", x=[1.0, 2.0], y=[3.0, 4.0], colour="#0072b2"),
+        Series("a", [1.0, 2.0], [3.0, 4.0]),
         lambda axes: axes.get_lines()[0].get_xydata().tolist() == [[1.0, 3.0], [2.0, 4.0]],
     ),
     "band": (
-        Series(name="a", x=[1.0, 2.0], y=[3.0, 4.0], low=[2.0, 3.0], high=[5.0, 7.0]),
+        Series("a", [1.0, 2.0], [3.0, 4.0], low=[2.0, 3.0], high=[5.0, 7.0]),
         lambda axes: axes.collections[0].get_paths()[0].vertices[:, 1].max() == 7.0,
     ),
     "bars": (
-        Bars(name="a", at=[0, 1], start=[1.0, 1.0], end=[3.0, 0.5], colour="#0072b2"),
+        Bars("a", [3.0, 0.5], "#0072b2", start=[1.0, 1.0]),
         lambda axes: (
             [tuple(path.get_extents().intervalx) for path in axes.collections[0].get_paths()]
             == [(1.0, 3.0), (0.5, 1.0)]
         ),
     ),
     "columns": (
-        Bars(name="a", at=[0], start=[1.0], end=[3.0], colour="#0072b2", along="y"),
+        Bars("a", [3.0], "#0072b2", along="y"),
         lambda axes: axes.collections[0].get_paths()[0].get_extents().y1 == 3.0,
     ),
     "range": (
-        Ranges(name="a", at=[5.0], low=[1.0], high=[2.0], along="y"),
+        Ranges("a", [5.0], [1.0], [2.0], along="y"),
         lambda axes: axes.get_lines()[0].get_xydata().tolist() == [[5.0, 1.0], [5.0, 2.0]],
     ),
-    "span": (
-        Span(name="a", low=1.0, high=2.0),
-        lambda axes: (
-            axes.patches[0].get_extents() is not None
-            and (axes.patches[0].get_x(), axes.patches[0].get_width()) == (1.0, 1.0)
-        ),
+    "area": (
+        Span("a", 1.0, 2.0),
+        lambda axes: (axes.patches[0].get_x(), axes.patches[0].get_width()) == (1.0, 1.0),
     ),
     "rule": (
-        Span(name="a", low=4.0, high=4.0, along="y", style="dashed"),
+        Span("a", 4.0, along="y", style="dashed"),
         lambda axes: set(axes.get_lines()[0].get_ydata()) == {4.0},
     ),
 }
@@ -263,7 +259,7 @@ MARKS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
 @pytest.mark.parametrize("name", MARKS)
 def test_each_mark_is_drawn_where_it_says_and_named_once(name: str) -> None:
     mark, right = MARKS[name]
-    panel = Panel(marks=[mark], x=Axis(label="x (s)"), y=Axis(label="y (s)"))
+    panel = Panel([mark], Axis("x (s)"), Axis("y (s)"))
     figure = images.draw(Figure([[panel]]))
     assert right(figure.axes[0])
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a"]
@@ -330,14 +326,12 @@ def test_names_are_drawn_as_they_are(name: str) -> None:
 
 def test_a_dollar_sign_is_shown(tmp_path: Path) -> None:
     """In an svg file, text that is drawn is also in a comment."""
-    panel = Panel(marks=(), x=Axis(label="x"), y=Axis(names=["$c$ and $d$"]))
+    panel = Panel((), Axis("x"), Axis(names=["$c$ and $d$"]))
     figure = images.draw(Figure([[panel]], "a$b$ per $"))
     figure.savefig(tmp_path / "x.svg")
     image = (tmp_path / "x.svg").read_text("utf-8")
     for text in ("a$b$ per $", "$c$ and $d$"):
         assert f"<!-- {text} -->" in image
-    copied = pickle.loads(pickle.dumps(figure))
-    assert type(copied) is type(figure)
 
 
 @pytest.mark.parametrize("date", ["abc", "1e99", "-5", "1.5", "9" * 30, "\u0663"])

@@ -37,13 +37,13 @@ def of(*operations: Operation) -> Timeline:
 
 
 def blocks(found: Timeline) -> list[tuple[float, float, float, float, str]]:
-    """Middle, thickness, start, end and text of each block of the figure, by start."""
-    drawn = []
-    for mark in found.panel().marks:
-        assert isinstance(mark, Bars)
-        assert not isinstance(mark.thick, float)
-        drawn += zip(mark.at, mark.thick, mark.start, mark.end, mark.tips, strict=True)
-    return sorted(drawn, key=lambda block: block[2])
+    """Start, end, top and bottom, and text of each block of the figure, by start."""
+    return sorted(
+        (*side, text)
+        for mark in found.panel().marks
+        if isinstance(mark, Bars)
+        for side, text in zip(mark.sides, mark.tips, strict=True)
+    )
 
 
 def test_workers_servers_and_links_have_a_row_each() -> None:
@@ -83,15 +83,15 @@ def test_busy_time_counts_overlapping_operations_once() -> None:
 def test_concurrent_operations_are_below_each_other() -> None:
     found = of(operation(0.0, 2.0), operation(1.0, 3.0), operation(2.0, 4.0))
     drawn = blocks(found)
-    middles = [middle for middle, *_ in drawn]
-    assert middles[0] == middles[2] < middles[1]
-    assert all(at - thick / 2 >= -0.5 and at + thick / 2 <= 0.5 for at, thick, *_ in drawn)
+    tops = [top for _, _, top, *_ in drawn]
+    assert tops[0] == tops[2] < tops[1]
+    assert all(top >= -0.5 and bottom <= 0.5 for _, _, top, bottom, _ in drawn)
     assert found.panel().x.high == 4.0
 
 
 def test_too_many_concurrent_operations_are_merged() -> None:
     count = timelines.MOST_LANES + 1
-    ((*_, start, end, text),) = blocks(
+    ((start, end, *_, text),) = blocks(
         of(*(operation(0.1 * k, 5.0, name=f"op {k}") for k in range(count)))
     )
     assert (start, end) == (0.0, 5.0)
@@ -107,7 +107,7 @@ def test_too_many_blocks_are_merged_without_losing_any(monkeypatch: pytest.Monke
     assert len(drawn) <= 10
     counts = [int(text.split(" and ")[1].split()[0]) + 1 for *_, text in drawn]
     assert sum(counts) == 100
-    assert drawn[-1][3] == 99.5
+    assert drawn[-1][1] == 99.5
 
 
 def test_a_figure_with_few_rows_has_workers_of_the_first_nodes_and_the_busiest_servers() -> None:

@@ -22,7 +22,7 @@ from perfmodel.reporting.contents import (
     Series,
     Span,
 )
-from perfmodel.reporting.panels import colour
+from perfmodel.reporting.panels import colour, rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -135,33 +135,18 @@ class MeasuredRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def figure(self, predicted: Prediction | None = None) -> Figure:
         """Iteration times by worker, and staleness; beside them those of a prediction."""
         measured = self.measured
-        mean = measured.compute_s
+        names = [f"worker {worker}" for worker in range(self.workers)]
+        times = rows(names, measured.worker_iteration_s, "mean iteration time (s)")
         marks: list[Mark] = [
-            Bars(
-                name="measured",
-                at=range(self.workers),
-                start=[0.0] * self.workers,
-                end=measured.worker_iteration_s,
-                colour=colour(0),
-            ),
-            Span(name="mean compute time", low=mean, high=mean, colour=INK, style="dashed"),
+            *(msgspec.structs.replace(mark, name="measured") for mark in times.marks),
+            Span("mean compute time", measured.compute_s, colour=INK, style="dashed"),
         ]
         if predicted is not None:
-            at = predicted.iteration_s
-            marks.append(Span(name="predicted", low=at, high=at, colour=colour(1), width=1.5))
+            marks.append(Span("predicted", predicted.iteration_s, colour=colour(1), width=1.5))
             if predicted.interval is not None:
-                low, high = predicted.interval.iteration_s
-                marks.append(
-                    Span(name=INTERVAL, low=low, high=high, colour=colour(1), opacity=0.18)
-                )
-        panels = [
-            Panel(
-                marks=marks,
-                x=Axis(label="mean iteration time (s)", low=0.0),
-                y=Axis(names=[f"worker {worker}" for worker in range(self.workers)]),
-                grid="x",
-            )
-        ]
+                ends = predicted.interval.iteration_s
+                marks.append(Span(INTERVAL, *ends, colour=colour(1), opacity=0.18))
+        panels = [msgspec.structs.replace(times, marks=marks)]
         counts = {int(value): count for value, count in (measured.staleness or {}).items()}
         if counts and set(counts) != {0}:
             shares = {value: count / sum(counts.values()) for value, count in counts.items()}
@@ -204,25 +189,13 @@ class MeasuredRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 def _staleness(measured: Mapping[int, float], predicted: Prediction | None) -> Panel:
     """Shares of the updates by their staleness."""
-    marks: list[Mark] = [
-        Bars(
-            name="",
-            at=list(measured),
-            start=[0.0] * len(measured),
-            end=list(measured.values()),
-            colour=colour(0),
-            along="y",
-        )
-    ]
+    at, shares = list(measured), list(measured.values())
+    marks: list[Mark] = [Bars("", shares, colour(0), at=at, along="y")]
     if predicted is not None and predicted.staleness is not None:
-        shares = sorted((int(v), share) for v, share in predicted.staleness.histogram.items())
-        x, y = zip(*shares, strict=True)
-        marks.append(Series(name="", x=x, y=y, style="points", marker="o", colour=colour(1)))
-    return Panel(
-        marks=marks,
-        x=Axis(label="staleness (updates)"),
-        y=Axis(label="share of updates", low=0.0),
-    )
+        known = sorted((int(v), share) for v, share in predicted.staleness.histogram.items())
+        x, y = zip(*known, strict=True)
+        marks.append(Series("", x, y, colour(1), "points", "o"))
+    return Panel(marks, Axis("staleness (updates)"), Axis("share of updates", low=0.0))
 
 
 def read_run(path: str | Path) -> MeasuredRun:
