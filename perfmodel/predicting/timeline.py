@@ -11,9 +11,9 @@ from perfmodel.architectures.parts.workers import CORES
 from perfmodel.base.arrays import NONE
 from perfmodel.engine.measures import Span
 from perfmodel.engine.window import Window
-from perfmodel.graph.op_graph import OpGraph, block_of
+from perfmodel.graph.op_graph import Block, OpGraph, block_of
 from perfmodel.graph.rules import Choice
-from perfmodel.results.timeline import Counter, Iteration, Operation, Resource, Timeline
+from perfmodel.results.timeline import Counter, Kind, Operation, Resource, Timeline
 
 SMALLEST_CHANGE = 1e-6
 """Smallest change in link utilisation that is shown."""
@@ -50,7 +50,7 @@ def timeline_of(graph: OpGraph, window: Window) -> Timeline:
     ]
     iterations = list(_iterations(graph, window))
     places = {_node(place) for place in graph.link_place.tolist()}
-    places |= {each.resource.node for each in operations} | {each.node for each in iterations}
+    places |= {each.resource.node for each in (*operations, *iterations)}
     return Timeline(
         slowest=window.slowest,
         first=window.first,
@@ -87,16 +87,18 @@ def _node_name(graph: OpGraph, node: int | None) -> str:
     return f"node {node} ({', '.join(dict.fromkeys(members))})" if members else f"node {node}"
 
 
-def _iterations(graph: OpGraph, window: Window) -> Iterator[Iteration]:
+def _iterations(graph: OpGraph, window: Window) -> Iterator[Operation]:
     """Yield the iterations of each worker that overlap the window."""
     ends = {(mark.op, mark.iteration): mark.end_s for mark in window.marks}
     groups = zip(graph.group_mark.tolist(), graph.group_device.tolist(), strict=True)
     for group, (mark, device) in enumerate(groups):
-        node = _node(graph.slot_place[device])
-        for iteration in sorted(i for op, i in ends if op == mark):
-            begin_s, end_s = ends.get((mark, iteration - 1)), ends[mark, iteration]
+        name = f"iterations of worker {group}"
+        worker = Resource(name, name, "iterations", group, _node(graph.slot_place[device]))
+        for i in sorted(i for op, i in ends if op == mark):
+            begin_s, end_s = ends.get((mark, i - 1)), ends[mark, i]
             if begin_s is not None and end_s > window.begin_s and begin_s < window.end_s:
-                yield Iteration(group, node, iteration, begin_s, end_s)
+                times = begin_s, begin_s, end_s
+                yield Operation("iteration", f"iteration {i}", i, worker, (), 0.0, *times)
 
 
 class _Resources:
@@ -106,12 +108,12 @@ class _Resources:
         self._graph = graph
         self._devices = set(graph.group_device.tolist())
         self._drawn = dict(_links_of_draws(graph))
-        self._known: dict[tuple[str, int], Resource] = {}
+        self._links: dict[int, Resource] = {}
+        self._slots: dict[int, Resource] = {}
 
     def of(self, op: int) -> Resource:
         """Return the resource of an op."""
-        graph = self._graph
-        slots, path = graph.held(op), graph.path(op)
+        slots, path = self._graph.held(op), self._graph.path(op)
         if len(slots):
             return self._slot(int(slots[0]))
         link = int(path[0]) if len(path) else self._drawn.get(op, NONE)
@@ -121,30 +123,24 @@ class _Resources:
 
     def link(self, link: int) -> Resource:
         """Return a link as a resource."""
-        if ("link", link) not in self._known:
+        if link not in self._links:
             block = block_of(self._graph.links, link)
-            name, short = block.name(link), SHORT.get(block.label)
-            self._known["link", link] = Resource(
-                name,
-                name if short is None else f"{short}{block.member(link)}",
-                "cores" if block.label == CORES else "link",
-                link,
-                _node(self._graph.link_place[link]),
-            )
-        return self._known["link", link]
+            kind: Kind = "cores" if block.label == CORES else "link"
+            self._links[link] = _resource(block, link, kind, self._graph.link_place[link])
+        return self._links[link]
 
     def _slot(self, slot: int) -> Resource:
-        if ("slot", slot) not in self._known:
+        if slot not in self._slots:
             block = block_of(self._graph.slots, slot)
-            name, short = block.name(slot), SHORT.get(block.label)
-            self._known["slot", slot] = Resource(
-                name,
-                name if short is None else f"{short}{block.member(slot)}",
-                "device" if slot in self._devices else "slot",
-                slot,
-                _node(self._graph.slot_place[slot]),
-            )
-        return self._known["slot", slot]
+            kind: Kind = "device" if slot in self._devices else "slot"
+            self._slots[slot] = _resource(block, slot, kind, self._graph.slot_place[slot])
+        return self._slots[slot]
+
+
+def _resource(block: Block, identity: int, kind: Kind, place: int) -> Resource:
+    name, short = block.name(identity), SHORT.get(block.label)
+    short_name = name if short is None else f"{short}{block.member(identity)}"
+    return Resource(name, short_name, kind, identity, _node(place))
 
 
 def _links_of_draws(graph: OpGraph) -> Iterator[tuple[int, int]]:

@@ -25,9 +25,10 @@ FINEST = 4000
 ROUNDING = 1e-9
 """An operation may begin this fraction of the time before another ends and still follow it."""
 
-Kind = Literal["device", "cores", "slot", "link", "none"]
-KINDS: tuple[Kind, ...] = ("device", "cores", "slot", "link", "none")
-"""Kinds of resources in their order in a figure. *none* stands for operations without any."""
+Kind = Literal["iterations", "device", "cores", "slot", "link", "none"]
+KINDS: tuple[Kind, ...] = ("iterations", "device", "cores", "slot", "link", "none")
+"""Kinds of resources in their order in a figure. *iterations* are a worker as a whole, *none*
+stands for operations without any."""
 
 
 class Resource(msgspec.Struct, frozen=True):
@@ -70,16 +71,6 @@ class Operation(msgspec.Struct, frozen=True):
     waited_for: int | None = None
 
 
-class Iteration(msgspec.Struct, frozen=True):
-    """An iteration of a worker: its number, and when it begins and ends (s)."""
-
-    worker: int
-    node: int | None
-    number: int
-    begin_s: float
-    end_s: float
-
-
 class Counter(msgspec.Struct, frozen=True):
     """A quantity over time, constant from each of ``at_s`` on: its name, and what is counted."""
 
@@ -116,7 +107,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     settled : iterations after which the run is in its steady state.
     nodes : names by number; None for the network as a whole.
     operations : those that overlap this time, in order of their start.
-    iterations : those of each worker that overlap it.
+    iterations : those of each worker that overlap it, as operations.
     counters : use of links (%), queues (operations), staleness (updates).
     """
 
@@ -128,7 +119,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     end_s: float
     nodes: dict[int | None, str]
     operations: Sequence[Operation]
-    iterations: Sequence[Iteration]
+    iterations: Sequence[Operation]
     counters: Sequence[Counter]
 
     @property
