@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from perfmodel.base.errors import InputError
-from perfmodel.base.units import show
 from perfmodel.reporting.contents import (
     Column,
     Panel,
@@ -35,30 +34,29 @@ def title(p: Predicted) -> str:
     return f"{p.model} on {p.workers} x {p.device}, {p.architecture}"
 
 
-def answer(p: Predicted) -> list[tuple[str, str, str]]:
-    """The key figures at the top of a page: name, value, and interval or remark."""
-    between = p.interval
+def _measures(p: Predicted) -> list[tuple[str, Quantity, tuple[float, float] | None]]:
+    """What a prediction is about, with the ends of the intervals."""
+    i, fraction = p.interval, p.idle_fraction.mean
     found = [
-        (
-            "Throughput",
-            shown(p.throughput_samples_per_s, "samples/s"),
-            _range(between.throughput_samples_per_s, "") if between else "",
-        ),
-        (
-            "Iteration",
-            show(p.iteration_s, "s"),
-            _range(between.iteration_s, "s") if between else "",
-        ),
-        (
-            "Idle time",
-            shown(p.idle_fraction.mean, "fraction"),
-            _range(between.idle_fraction, "fraction") if between else "",
-        ),
+        ("throughput", Quantity(p.throughput_samples_per_s), i and i.throughput_samples_per_s),
+        ("iteration", Quantity(p.iteration_s, "s"), i and i.iteration_s),
+        ("idle fraction", Quantity(fraction, "fraction"), i and i.idle_fraction),
     ]
     if p.staleness is not None:
-        ends = between.staleness if between else None
-        remark = _range(ends, "") if ends and ends[1] else ""
-        found.append(("Staleness", f"{p.staleness.mean:.3g} updates", remark))
+        found.append(("staleness", Quantity(p.staleness.mean), i and i.staleness))
+    return found
+
+
+def answer(p: Predicted) -> list[tuple[str, str, str]]:
+    """The key figures at the top of a page: name, value, and interval or remark."""
+    names = {"idle fraction": "Idle time"}
+    units = {"throughput": " samples/s", "staleness": " updates"}
+    found = []
+    for name, value, ends in _measures(p):
+        text = f"{value.value:.3g}" if name == "staleness" else shown(value)
+        low, high = (shown(end, value.unit) for end in ends or (0.0, 0.0))
+        remark = f"{low} to {high} in 9 of 10 runs" if ends and ends[1] else ""
+        found.append((names.get(name, name.capitalize()), text + units.get(name, ""), remark))
     if p.training is not None:
         found.append(("Training", f"{p.training.training_s / 3600.0:.4g} h", ""))
     found.append(("Bottleneck", shown(p.bottleneck.share, "fraction"), _bottleneck(p)))
@@ -68,10 +66,6 @@ def answer(p: Predicted) -> list[tuple[str, str, str]]:
 def _bottleneck(p: Predicted) -> str:
     """What takes the largest share of the critical path."""
     return str(p.bottleneck.text).partition(" takes ")[0]
-
-
-def _range(ends: tuple[float, float], unit: str) -> str:
-    return f"{shown(ends[0], unit)} to {shown(ends[1], unit)} in 9 of 10 runs"
 
 
 def sections(p: Predicted, *, assumptions: bool = True) -> list[Section]:
@@ -101,61 +95,29 @@ def reproduce(p: Predicted, code: tuple[tuple[str, str], ...] = ()) -> Section:
 
 
 def _answer(p: Predicted) -> Section:
-    i = p.interval
+    names = {"throughput": "throughput (samples/s)", "staleness": "staleness (updates)"}
     rows: list[tuple[object, ...]] = [
-        (
-            "throughput (samples/s)",
-            p.throughput_samples_per_s,
-            *(i.throughput_samples_per_s if i else (None, None)),
-        ),
-        (
-            "iteration",
-            Quantity(p.iteration_s, "s"),
-            *_quantities(i.iteration_s if i else None, "s"),
-        ),
-        (
-            "idle fraction",
-            Quantity(p.idle_fraction.mean, "fraction"),
-            *_quantities(i.idle_fraction if i else None, "fraction"),
-        ),
+        (names.get(name, name), value, *(Quantity(end, value.unit) for end in ends or (None, None)))
+        for name, value, ends in _measures(p)
     ]
-    if p.staleness is not None:
-        ends = i.staleness if i and i.staleness else (None, None)
-        rows.append(("staleness (updates)", p.staleness.mean, *ends))
     rows.append(("memory per worker", Quantity(p.memory.worker_bytes, "bytes"), None, None))
     text = [f"Bottleneck: {p.bottleneck.text}."]
-    if i is not None:
-        text.append(f"Interval: {i.text}.")
+    if p.interval is not None:
+        text.append(f"Interval: {p.interval.text}.")
     how = "simulated" if p.fidelity == "fine" else "predicted by formulas"
     text.append(f"The job was {how}. Compute times are {p.quality}.")
     if p.error_band is not None:
         text.append(f"Error of the formulas relative to the simulation: {p.error_band.text}.")
-    return Section(
-        name="answer",
-        title="Prediction",
-        text=[*text, *p.notes],
-        tables=[
-            Table(
-                "Prediction and 90 % interval",
-                [Column("quantity"), Column("predicted"), Column("low"), Column("high")],
-                rows,
-            )
-        ],
-    )
-
-
-def _quantities(ends: tuple[float, float] | None, unit: str) -> tuple[Quantity | None, ...]:
-    return (None, None) if ends is None else (Quantity(ends[0], unit), Quantity(ends[1], unit))
+    columns = [Column("quantity"), Column("predicted"), Column("low"), Column("high")]
+    table = Table("Prediction and 90 % interval", columns, rows)
+    return Section(name="answer", title="Prediction", text=[*text, *p.notes], tables=[table])
 
 
 def _assumptions(p: Predicted) -> Section:
     rows = [(a.name, Quantity(a.value, a.unit), a.source) for a in p.assumptions]
     columns = [Column("assumption"), Column("value"), Column("source")]
-    return Section(
-        name="assumptions",
-        title="Assumptions",
-        tables=[Table("Assumptions", columns, rows)],
-    )
+    table = Table("Assumptions", columns, rows)
+    return Section(name="assumptions", title="Assumptions", tables=[table])
 
 
 def _parts(p: Predicted) -> dict[str, float]:
@@ -250,6 +212,7 @@ def _staleness(histogram: Mapping[str, float], mean: float) -> Section:
     bars = [(str(value), share) for value, share in rows[:MOST_BARS]]
     if len(rows) > MOST_BARS:
         bars.append((f"{rows[MOST_BARS][0]}+", sum(share for _, share in rows[MOST_BARS:])))
+    columns = [Column("staleness"), Column("share of updates", "fraction")]
     return Section(
         name="staleness",
         title="Gradient staleness",
@@ -260,13 +223,7 @@ def _staleness(histogram: Mapping[str, float], mean: float) -> Section:
         figure=shares(dict(bars), "staleness (updates)", "share of updates")
         if len(bars) > 1
         else None,
-        tables=[
-            Table(
-                "Staleness histogram",
-                [Column("staleness"), Column("share of updates", "fraction")],
-                rows,
-            )
-        ],
+        tables=[Table("Staleness histogram", columns, rows)],
     )
 
 
