@@ -177,23 +177,15 @@ def trade(
     return Figure([[Panel(marks, x, y, "xy")]], title)
 
 
-class Answered(msgspec.Struct, frozen=True, kw_only=True):
-    """What a figure of an aim marks on the axis of the variable.
-
-    ``now`` is the value in the job; ``met`` and ``surely`` are the ends of the ranges in which the
-    prediction, and the worse end of its interval, meet the aim (None: there is none).
-    """
-
-    now: float
-    met: tuple[float, float] | None
-    surely: tuple[float, float] | None
+Ends = tuple[float, float]
 
 
 def aim(
     points: Sequence[tuple[float, float, float, float]],
     axes: tuple[Axis, Axis],
     target: float,
-    marks: Answered,
+    now: float,
+    ranges: tuple[Ends | None, Ends | None],
     title: str,
 ) -> Figure:
     """A figure of an aim: its quantity over a variable, with the values that meet it.
@@ -203,21 +195,21 @@ def aim(
     points : value of the variable, the quantity, and the ends of its interval, in rising order.
     axes : of the variable, and of the quantity.
     target : value of the quantity that is aimed at.
+    now : value of the variable in the job.
+    ranges : in which the prediction, and the worse end of its interval, meet the aim (None: there
+        is none).
     """
     x, y, low, high = zip(*points, strict=True)
-    areas = (
-        ("aim met", marks.met, 0.1, 1.0),
-        ("met by the whole interval", marks.surely, 0.8, 0.03),
-    )
+    areas = (("aim met", 0.1, 1.0), ("met by the whole interval", 0.8, 0.03))
     drawn: list[Mark] = [
         Span(name, *ends, colour=MET, opacity=opacity, part=part)
-        for name, ends, opacity, part in areas
+        for (name, opacity, part), ends in zip(areas, ranges, strict=True)
         if ends is not None
     ]
     drawn += [
         Series("predicted", x, y, PALETTE[0], "line", "o", low, high, band=INTERVAL, size=3.0),
         Span("aim", target, along="y", style="dashed"),
-        Span("the job now", marks.now, colour=INK, style="dotted"),
+        Span("the job now", now, colour=INK, style="dotted"),
     ]
     over, of_quantity = axes
     most, least = max(*y, target), min(*y, target)

@@ -115,14 +115,12 @@ class Requirement(Drawn, frozen=True, kw_only=True):
 
     def figure(self) -> Figure:
         """The aim's quantity over the variable."""
-        from perfmodel.studies.figures import Answered, aim
+        from perfmodel.studies.figures import aim
         from perfmodel.studies.figures import quantity as axis
 
         drawn = self._near()
         ends = drawn[0].value, drawn[-1].value
-        marks = Answered(
-            now=self.now, met=self.found.within(*ends), surely=self.surely.within(*ends)
-        )
+        ranges = self.found.within(*ends), self.surely.within(*ends)
         quantity = QUANTITIES[self.quantity]
         linear = self.quantity in ("idle", "scaling", "staleness")
         of_variable = "samples" if self.variable == "batch_size" else self.unit
@@ -130,7 +128,7 @@ class Requirement(Drawn, frozen=True, kw_only=True):
         scale, unit = (1.0 / HOUR_S, "h") if self.quantity == "time" else (1.0, quantity.unit)
         points = [(p.value, p.quantity * scale, p.low * scale, p.high * scale) for p in drawn]
         axes = (over, axis(quantity.label, unit, log=not linear))
-        return aim(points, axes, self.target * scale, marks, self.text)
+        return aim(points, axes, self.target * scale, self.now, ranges, self.text)
 
     def _near(self) -> list[Point]:
         """The points around the job and the answer; all of them where there is no such value."""
