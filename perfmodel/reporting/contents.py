@@ -36,6 +36,15 @@ class Column(msgspec.Struct, frozen=True):
     unit: str = ""
 
 
+def columns(*titles: str, **units: str) -> list[Column]:
+    """Columns without a unit, then those with one.
+
+    >>> columns("name", share="fraction")[1]
+    Column(title='share', unit='fraction')
+    """
+    return [*map(Column, titles), *(Column(title, unit) for title, unit in units.items())]
+
+
 class Table(msgspec.Struct, frozen=True):
     """Rows of cells, as many as there are columns."""
 

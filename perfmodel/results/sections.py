@@ -15,6 +15,7 @@ from perfmodel.reporting.contents import (
     Quantity,
     Section,
     Table,
+    columns,
     shown,
 )
 from perfmodel.reporting.panels import shares, stacks
@@ -108,15 +109,15 @@ def _answer(p: Predicted) -> Section:
     text.append(f"The job was {how}. Compute times are {p.quality}.")
     if p.error_band is not None:
         text.append(f"Error of the formulas relative to the simulation: {p.error_band.text}.")
-    columns = [Column("quantity"), Column("predicted"), Column("low"), Column("high")]
-    table = Table("Prediction and 90 % interval", columns, rows)
+    heads = columns("quantity", "predicted", "low", "high")
+    table = Table("Prediction and 90 % interval", heads, rows)
     return Section(name="answer", title="Prediction", text=[*text, *p.notes], tables=[table])
 
 
 def _assumptions(p: Predicted) -> Section:
     rows = [(a.name, Quantity(a.value, a.unit), a.source) for a in p.assumptions]
-    columns = [Column("assumption"), Column("value"), Column("source")]
-    table = Table("Assumptions", columns, rows)
+    heads = columns("assumption", "value", "source")
+    table = Table("Assumptions", heads, rows)
     return Section(name="assumptions", title="Assumptions", tables=[table])
 
 
@@ -154,8 +155,8 @@ def _time(p: Predicted) -> Section:
         ("Operations, including queueing", "operation", p.operation_s),
     ):
         if seconds:
-            columns = [Column(title_), Column("mean duration", "s")]
-            tables.append(Table(name, columns, list(seconds.items())))
+            heads = [Column(title_), Column("mean duration", "s")]
+            tables.append(Table(name, heads, list(seconds.items())))
     return Section(
         name="time",
         title="Where the time goes",
@@ -171,7 +172,7 @@ def _timeline(p: Predicted) -> Section:
         found = p.timeline()
     except InputError as error:
         return Section(name=name, title=heading, text=[f"No timeline: {error}."])
-    columns = [Column("resource"), Column("operation"), Column("busy", "s"), Column("operations")]
+    heads = [Column("resource"), Column("operation"), Column("busy", "s"), Column("operations")]
     return Section(
         name=name,
         title=heading,
@@ -181,7 +182,7 @@ def _timeline(p: Predicted) -> Section:
             "kind of operation."
         ],
         figure=found.panel(),
-        tables=[Table("Busy time of each resource", columns, found.busy_s())],
+        tables=[Table("Busy time of each resource", heads, found.busy_s())],
     )
 
 
@@ -212,7 +213,7 @@ def _staleness(histogram: Mapping[str, float], mean: float) -> Section:
     bars = [(str(value), share) for value, share in rows[:MOST_BARS]]
     if len(rows) > MOST_BARS:
         bars.append((f"{rows[MOST_BARS][0]}+", sum(share for _, share in rows[MOST_BARS:])))
-    columns = [Column("staleness"), Column("share of updates", "fraction")]
+    heads = [Column("staleness"), Column("share of updates", "fraction")]
     return Section(
         name="staleness",
         title="Gradient staleness",
@@ -223,7 +224,7 @@ def _staleness(histogram: Mapping[str, float], mean: float) -> Section:
         figure=shares(dict(bars), "staleness (updates)", "share of updates")
         if len(bars) > 1
         else None,
-        tables=[Table("Staleness histogram", columns, rows)],
+        tables=[Table("Staleness histogram", heads, rows)],
     )
 
 

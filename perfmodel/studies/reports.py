@@ -31,6 +31,7 @@ from perfmodel.reporting.contents import (
     Section,
     Series,
     Table,
+    columns,
     shown,
 )
 from perfmodel.reporting.panels import colour
@@ -310,32 +311,20 @@ def _item(value: Any) -> Any:
 
 
 def _sensitivity(found: Sensitivity) -> Section:
-    columns = [
-        Column("assumption"),
-        Column("assumed"),
-        Column("instead"),
-        Column("throughput (samples/s)"),
-        Column("change", "ratio"),
-        Column("source"),
-    ]
+    heads = ("assumption", "assumed", "instead", "throughput (samples/s)")
+    shown_columns = [*columns(*heads, change="ratio"), Column("source")]
     rows: list[tuple[Any, ...]] = []
     unvaried = []
     for each in found.effects:
         a = each.assumption
+        now = a.name, Quantity(a.value, a.unit)
         rows += [
-            (
-                a.name,
-                Quantity(a.value, a.unit),
-                Quantity(other.value, a.unit),
-                other.throughput_samples_per_s,
-                other.ratio,
-                a.source,
-            )
-            for other in each.alternatives
+            (*now, Quantity(o.value, a.unit), o.throughput_samples_per_s, o.ratio, a.source)
+            for o in each.alternatives
         ]
         if not each.alternatives:
-            unvaried.append((a.name, Quantity(a.value, a.unit), each.unvaried, a.source))
-    names = [Column("assumption"), Column("assumed"), Column("why"), Column("source")]
+            unvaried.append((*now, each.unvaried, a.source))
+    names = columns("assumption", "assumed", "why", "source")
     p = found.prediction
     how = "predicted by formulas" if p.fidelity == "coarse" else "simulated"
     rate = shown(p.throughput_samples_per_s, "samples/s")
@@ -349,7 +338,7 @@ def _sensitivity(found: Sensitivity) -> Section:
         ],
         figure=found.figure().rows[0][0],
         tables=[
-            Table("Effect of each assumption", columns, rows),
+            Table("Effect of each assumption", shown_columns, rows),
             *([Table("Assumptions that were not varied", names, unvaried)] if unvaried else []),
         ],
     )
@@ -379,13 +368,8 @@ def _scaling(points: Sequence[Scaled], workers: int) -> Section:
             )
         )
     rate = "samples/s"
-    columns = [
-        Column("workers"),
-        Column(f"simulated ({rate})"),
-        Column(f"formulas ({rate})"),
-        Column("low"),
-        Column("high"),
-    ]
+    heads = ("workers", f"simulated ({rate})", f"formulas ({rate})", "low", "high")
+    table = Table("Scaling", columns(*heads), [msgspec.structs.astuple(each) for each in points])
     return Section(
         name="scaling",
         title="Scaling",
@@ -398,20 +382,12 @@ def _scaling(points: Sequence[Scaled], workers: int) -> Section:
             Axis("workers", log=True, ticks=[each.workers for each in points]),
             Axis(f"throughput ({rate})", log=True),
         ),
-        tables=[Table("Scaling", columns, [msgspec.structs.astuple(each) for each in points])],
+        tables=[table],
     )
 
 
 def _advice(found: Advice) -> Section:
-    columns = [
-        Column("change"),
-        Column("flags"),
-        Column("speed-up"),
-        Column("low"),
-        Column("high"),
-        Column("sure"),
-        Column("effect on learning"),
-    ]
+    heads = ("change", "flags", "speed-up", "low", "high", "sure", "effect on learning")
     names = ("change", "flags", "gain", "low", "high", "recommended", "price")
     rows = [tuple(row[name] for name in names) for row in found.rows()]
     how = "by formulas" if found.prediction.fidelity == "coarse" else "by simulation"
@@ -422,5 +398,5 @@ def _advice(found: Advice) -> Section:
         name="advice",
         title="What would make it faster",
         text=[text if rows else "None of the changes that were tried makes it faster."],
-        tables=[Table("Changes", columns, rows)] if rows else [],
+        tables=[Table("Changes", columns(*heads), rows)] if rows else [],
     )
