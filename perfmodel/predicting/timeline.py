@@ -50,7 +50,7 @@ def timeline_of(graph: OpGraph, window: Window) -> Timeline:
     ]
     iterations = list(_iterations(graph, window))
     places = {_node(place) for place in graph.link_place.tolist()}
-    places |= {each.resource.node for each in (*operations, *iterations)}
+    places |= {operation.resource.node for operation in (*operations, *iterations)}
     return Timeline(
         slowest=window.slowest,
         first=window.first,
@@ -184,7 +184,7 @@ def _causes(graph: OpGraph, spans: tuple[Span, ...]) -> Iterator[int | None]:
                 continue
             before = spans[known[key]]
             latency_s = latencies_s.get(before.op, [float(graph.op_latency_s[before.op])])
-            late_s = min(abs(before.end_s + each - span.ready_s) for each in latency_s)
+            late_s = min(abs(before.end_s + delay_s - span.ready_s) for delay_s in latency_s)
             if late_s > SAME_TIME * span.ready_s:
                 continue
             if _takes_time(before):

@@ -122,11 +122,11 @@ def _row(
 ) -> list[tuple[Panel, Axes]]:
     """Draw the panels of a row."""
     grid = where.subgridspec(1, len(row))
-    found: list[tuple[Panel, Axes]] = []
+    drawn: list[tuple[Panel, Axes]] = []
     for column, panel in enumerate(row):
         shared: dict[str, Any] = {}
         if panel.shares == "y":
-            shared["sharey"] = found[0][1]
+            shared["sharey"] = drawn[0][1]
         elif panel.shares == "x":
             shared["sharex"] = above
         axes = drawing.add_subplot(grid[0, column], **shared)
@@ -137,8 +137,8 @@ def _row(
         elif panel.shares == "x" and above is not None:
             above.tick_params(axis="x", labelbottom=False)
             above.set_xlabel("")
-        found.append((panel, axes))
-    return found
+        drawn.append((panel, axes))
+    return drawn
 
 
 def _panel(axes: Axes, panel: Panel) -> None:
@@ -261,15 +261,16 @@ _MARKS: dict[type, Any] = {Series: _series, Bars: _bars, Ranges: _ranges, Span: 
 
 def _legend(where: Any, panels: Sequence[Axes], place: str, **more: Any) -> None:
     """One legend for everything that is named on these panels, beside them."""
-    found: dict[str, Any] = {}
+    handles: dict[str, Any] = {}
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    if INTERVAL in found:
-        found[INTERVAL] = found.pop(INTERVAL)
-    if found:
-        handles, labels = list(found.values()), list(found)
-        where.legend(handles, labels, loc=place, fontsize=SMALL, frameon=False, **more)
+            handles.setdefault(label, handle)
+    if INTERVAL in handles:
+        handles[INTERVAL] = handles.pop(INTERVAL)
+    if handles:
+        where.legend(
+            list(handles.values()), list(handles), loc=place, fontsize=SMALL, frameon=False, **more
+        )
 
 
 def image(drawing: Figure, ending: str) -> bytes:

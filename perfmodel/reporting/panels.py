@@ -41,7 +41,7 @@ def spread(items: Sequence[T], most: int) -> list[T]:
 
 def intervals(ends: Sequence[Ends | None]) -> list[Ranges]:
     """The intervals of bars in rows, if there are any."""
-    known = [(row, *each) for row, each in enumerate(ends) if each is not None]
+    known = [(row, *interval) for row, interval in enumerate(ends) if interval is not None]
     if not known:
         return []
     at, low, high = zip(*known, strict=True)

@@ -71,15 +71,15 @@ def drawn(panel: Panel) -> Plot:
 
 def _values(panel: Panel, which: str) -> list[float]:
     """The positive values of the panel's marks on an axis."""
-    found: list[float] = []
+    values: list[float] = []
     for mark in panel.marks:
         if isinstance(mark, Series):
-            found += mark.x if which == "x" else [*mark.y, *mark.low, *mark.high]
+            values += mark.x if which == "x" else [*mark.y, *mark.low, *mark.high]
         elif isinstance(mark, Bars) and mark.along == which:
-            found += [*mark.start, *mark.end]
+            values += [*mark.start, *mark.end]
         elif isinstance(mark, Ranges) and mark.along == which:
-            found += [*mark.low, *mark.high]
-    return [value for value in found if value > 0.0]
+            values += [*mark.low, *mark.high]
+    return [value for value in values if value > 0.0]
 
 
 def _axis(plot: Plot, which: str, axis: Axis, values: Sequence[float]) -> None:
@@ -191,7 +191,7 @@ def _ranges(plot: Plot, mark: Ranges, _: Panel) -> None:
     outline = [("white", mark.width + 1.6, 1.0)] if mark.colour == INK else []
     names = ("x0", "x1", "y0", "y1") if mark.along == "x" else ("y0", "y1", "x0", "x1")
     columns = (mark.low, mark.high, mark.at, mark.at)
-    ends = {name: list(each) for name, each in zip(names, columns, strict=True)}
+    ends = {name: list(column) for name, column in zip(names, columns, strict=True)}
     for colour, width, opacity in (*outline, (mark.colour, mark.width, mark.opacity)):
         look = {"line_color": colour, "line_width": width, "line_alpha": opacity}
         look |= {} if colour == "white" else _named(mark.name)

@@ -55,9 +55,7 @@ def chrome_trace(timeline: Timeline) -> dict[str, Any]:
     ordered = sorted(set(threads), key=lambda t: (RANKS[t[0].kind], t[0].number, t[1]))
     begin = max(map(_process, timeline.nodes), default=0) + 1
     numbers = {thread: begin + place for place, thread in enumerate(ordered)}
-    slices = [
-        _slice(each, numbers[thread]) for each, thread in zip(operations, threads, strict=True)
-    ]
+    slices = [_slice(op, numbers[thread]) for op, thread in zip(operations, threads, strict=True)]
     counters = [
         {"name": c.name, "ph": "C", "ts": ns(at_s) / 1e3, "pid": _process(c.node)}
         | {"args": {c.measure: value}}
@@ -100,7 +98,7 @@ def _threads(operations: Sequence[Operation]) -> list[Thread]:
     """Return a thread for each operation: the first of its resource that is free by then."""
     free_ns: dict[Resource, list[int]] = defaultdict(list)
     threads: dict[int, Thread] = {}
-    spans = [(ns(each.start_s), ns(each.end_s)) for each in operations]
+    spans = [(ns(op.start_s), ns(op.end_s)) for op in operations]
     for index in sorted(range(len(operations)), key=lambda index: spans[index]):
         resource, (begin, end) = operations[index].resource, spans[index]
         lanes = free_ns[resource]
@@ -131,23 +129,23 @@ def _metadata(timeline: Timeline, numbers: dict[Thread, int]) -> Iterator[Event]
         yield {"name": "thread_sort_index", **where, "args": {"sort_index": number}}
 
 
-def _slice(each: Operation, thread: int) -> Event:
+def _slice(op: Operation, thread: int) -> Event:
     """Return an operation, or an iteration, as an event."""
-    args: dict[str, Any] = {"iteration": each.iteration}
-    whole = each.resource.kind == "iterations"
+    args: dict[str, Any] = {"iteration": op.iteration}
+    whole = op.resource.kind == "iterations"
     if not whole:
-        args |= {"operation": each.name, "queued_us": (each.start_s - each.ready_s) * 1e6}
-        args |= {"bytes": each.bytes, "links": [link.name for link in each.links]}
-    begin_ns, end_ns = ns(each.start_s), ns(each.end_s)
+        args |= {"operation": op.name, "queued_us": (op.start_s - op.ready_s) * 1e6}
+        args |= {"bytes": op.bytes, "links": [link.name for link in op.links]}
+    begin_ns, end_ns = ns(op.start_s), ns(op.end_s)
     return {
-        "name": each.name if whole else each.kind,
-        "cat": each.kind,
+        "name": op.name if whole else op.kind,
+        "cat": op.kind,
         "ph": "X",
         "ts": begin_ns / 1e3,
         "dur": (end_ns - begin_ns) / 1e3,
-        "pid": _process(each.resource.node),
+        "pid": _process(op.resource.node),
         "tid": thread,
-        "cname": COLOURS.get(each.kind, TRANSFER if each.bytes > 0.0 else OTHER),
+        "cname": COLOURS.get(op.kind, TRANSFER if op.bytes > 0.0 else OTHER),
         "args": args,
     }
 
@@ -155,13 +153,13 @@ def _slice(each: Operation, thread: int) -> Event:
 def _arrows(operations: Sequence[Operation], slices: Sequence[Event]) -> Iterator[Event]:
     """Yield an arrow to each operation from the one on another thread that it waited for."""
     number = 0
-    for each, target in zip(operations, slices, strict=False):
-        source = target if each.waited_for is None else slices[each.waited_for]
-        if each.waited_for is None or source["tid"] == target["tid"]:
+    for op, target in zip(operations, slices, strict=False):
+        source = target if op.waited_for is None else slices[op.waited_for]
+        if op.waited_for is None or source["tid"] == target["tid"]:
             continue
         number += 1
         # the slice's last nanosecond: it excludes its end
-        inside_us = (ns(operations[each.waited_for].end_s) - 1) / 1e3
+        inside_us = (ns(operations[op.waited_for].end_s) - 1) / 1e3
         for phase, event, at_us in (("s", source, inside_us), ("f", target, target["ts"])):
             arrow = {"name": "waited for", "cat": "waited for", "ph": phase, "id": number}
             yield arrow | {"bp": "e", "ts": at_us, "pid": event["pid"], "tid": event["tid"]}

@@ -136,24 +136,24 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         A transfer is on each of its links.
         """
         rows: dict[Resource, list[Block]] = defaultdict(list)
-        for each in self.operations:
-            if each.end_s <= each.start_s:
+        for op in self.operations:
+            if op.end_s <= op.start_s:
                 continue
-            queued_s = each.start_s - each.ready_s
-            block = Block(each.kind, each.start_s, each.end_s, each.name, queued_s, each.bytes)
-            for resource in each.links or (each.resource,):
+            queued_s = op.start_s - op.ready_s
+            block = Block(op.kind, op.start_s, op.end_s, op.name, queued_s, op.bytes)
+            for resource in op.links or (op.resource,):
                 rows[resource].append(block)
         return {resource: rows[resource] for resource in sorted(rows, key=_order)}
 
     def busy_s(self) -> list[tuple[str, str, float, int]]:
         """Resource, kind of operation, time (s) with at least one of that kind, and their count."""
-        found = []
+        rows = []
         for resource, blocks in self.rows().items():
             for kind in dict.fromkeys(block.kind for block in blocks):
                 of_kind = [block for block in blocks if block.kind == kind]
                 seconds = sum(block.end_s - block.start_s for block in _joined(of_kind, 0.0))
-                found.append((resource.name, kind, seconds, len(of_kind)))
-        return found
+                rows.append((resource.name, kind, seconds, len(of_kind)))
+        return rows
 
     def panel(self, most_rows: int | None = None) -> Panel:
         """A row for each resource, with blocks merged until there are few enough to draw quickly.
@@ -257,20 +257,20 @@ def _joined(blocks: Iterable[Block], gap_s: float) -> list[Block]:
     The name is the first operation and the number of others.
     """
     last: dict[tuple[str, float], int] = {}
-    found: list[Block] = []
+    merged: list[Block] = []
     for block in blocks:
         at = last.get((block.kind, block.top))
-        if at is None or block.start_s > found[at].end_s + gap_s:
-            last[block.kind, block.top] = len(found)
-            found.append(block)
+        if at is None or block.start_s > merged[at].end_s + gap_s:
+            last[block.kind, block.top] = len(merged)
+            merged.append(block)
             continue
-        before = found[at]
+        before = merged[at]
         count = before.count + block.count
-        found[at] = msgspec.structs.replace(
+        merged[at] = msgspec.structs.replace(
             before,
             end_s=max(before.end_s, block.end_s),
             name=f"{before.name.partition(' and ')[0]} and {count - 1} more",
             count=count,
             bytes=before.bytes + block.bytes,
         )
-    return found
+    return merged

@@ -164,8 +164,8 @@ def trade(
         return Series(name, x, y, labels=labels, **{"style": "points", **look})
 
     groups = [
-        points([each for each in front if each[2] == name], name, colour=colour(k), marker="o")
-        for k, name in enumerate(dict.fromkeys(each[2] for each in front))
+        points([one for one in front if one[2] == name], name, colour=colour(k), marker="o")
+        for k, name in enumerate(dict.fromkeys(one[2] for one in front))
     ]
     marks = [
         points(front, "Pareto front", style="steps"),
@@ -325,23 +325,23 @@ def phases(
     bar = stacks(["iteration"], [_grouped(parts, drawn, resting)], "time (s)", colours=colours)
     if not over:
         return Figure([[bar]], title)
-    seconds = [s for each in over for name in drawn for s in each.seconds.get(name, ()) if s > 0.0]
-    highest = max(max(s) for each in over for s in each.seconds.values())
+    seconds = [s for swept in over for name in drawn for s in swept.seconds.get(name, ()) if s > 0]
+    highest = max(max(s) for swept in over for s in swept.seconds.values())
     least = max(min(seconds, default=highest) / 1.2, highest / FAINTEST)
     y = Axis("time of a phase", "s", log=True, low=least, high=1.2 * highest)
-    lines = [_phases_over(each, drawn, colours, y, first=not k) for k, each in enumerate(over)]
+    lines = [_phases_over(swept, drawn, colours, y, first=not k) for k, swept in enumerate(over)]
     return Figure([[bar], lines], title)
 
 
 def _long(parts: Mapping[str, float], over: Sequence[PhasesOver]) -> list[str]:
     """Phases that take a visible part of the iteration somewhere, the longest in the job first."""
-    most = dict.fromkeys([*parts, *(name for each in over for name in each.seconds)], 0.0)
+    most = dict.fromkeys([*parts, *(name for swept in over for name in swept.seconds)], 0.0)
     for name, seconds in parts.items():
         most[name] = seconds / sum(parts.values())
-    for each in over:
-        for at in zip(*each.seconds.values(), strict=True):
+    for swept in over:
+        for at in zip(*swept.seconds.values(), strict=True):
             whole = sum(at)
-            for name, seconds in zip(each.seconds, at, strict=True):
+            for name, seconds in zip(swept.seconds, at, strict=True):
                 most[name] = max(most[name], seconds / whole)
     names = [name for name, share in most.items() if share >= VISIBLE]
     return sorted(names, key=lambda name: -parts.get(name, 0.0))[:MOST_PHASES]
@@ -355,18 +355,18 @@ def _grouped(parts: Mapping[str, float], drawn: Sequence[str], resting: str) -> 
 
 
 def _phases_over(
-    each: PhasesOver, drawn: Sequence[str], colours: Mapping[str, str], y: Axis, *, first: bool
+    swept: PhasesOver, drawn: Sequence[str], colours: Mapping[str, str], y: Axis, *, first: bool
 ) -> Panel:
     """The lines of the phases over a variable."""
     marks: list[Mark] = []
     for name in drawn:
-        seconds = each.seconds.get(name, ())
+        seconds = swept.seconds.get(name, ())
         if any(s > 0.0 for s in seconds):
             shown = [s if s > 0.0 else math.nan for s in seconds]
-            marks.append(Series(name, each.values, shown, colours[name]))
+            marks.append(Series(name, swept.values, shown, colours[name]))
     marks += [
-        *(Span("longest phase changes", at, colour=INK, style="dashed") for at in each.crossovers),
-        Span("the job now", each.now, colour=INK, style="dotted", width=1.5),
+        *(Span("longest phase changes", at, colour=INK, style="dashed") for at in swept.crossovers),
+        Span("the job now", swept.now, colour=INK, style="dotted", width=1.5),
     ]
-    x = msgspec.structs.replace(each.axis, low=each.values[0], high=each.values[-1])
+    x = msgspec.structs.replace(swept.axis, low=swept.values[0], high=swept.values[-1])
     return Panel(marks, x, y, "xy", shares="" if first else "y")
