@@ -155,9 +155,7 @@ class Sweep(Paged, frozen=True, kw_only=True):
         parts = [
             Section(name="throughput", title="Throughput", figure=throughput),
             Section(name="idle", title="Idle time", figure=idle),
-            Section(
-                name="jobs", title="All jobs", text=self.notes, tables=[table("Jobs", rows)]
-            ),
+            Section(name="jobs", title="All jobs", text=self.notes, tables=[table("Jobs", rows)]),
         ]
         if self.skipped:
             skipped = [{"job": label(s.point), "reason": s.reason} for s in self.skipped]
