@@ -12,8 +12,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.base import wiring
-
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -157,14 +155,6 @@ __all__ = [
     "sensitivity",
     "sweep",
 ]
-
-
-def _report_of(prediction: Any) -> Any:
-    """The report around a prediction, see :mod:`perfmodel.base.wiring`."""
-    return importlib.import_module("perfmodel.studies.reports").report_of(prediction)
-
-
-wiring.report_of = _report_of
 
 
 def __getattr__(name: str) -> Any:

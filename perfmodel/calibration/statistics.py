@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -12,9 +12,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from perfmodel.base.arrays import Floats
 from perfmodel.base.uncertainty import COVERAGE, WIDTH
-
-if TYPE_CHECKING:
-    from perfmodel.results.measured_drawing import Row
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -63,22 +60,6 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
     high: float
     status: Status = "identified"
     note: str = ""
-
-
-def drawn(estimates: Sequence[Fitted]) -> list[Row]:
-    """Return the estimates as rows of a figure."""
-    from perfmodel.base.units import show
-    from perfmodel.results.measured_drawing import Row
-
-    rows = []
-    for e in estimates:
-        name = e.name.removesuffix("_s").replace("_", " ")
-        known = e.value > 0.0 and e.status != "not identified"
-        ends = (e.low / e.value, e.high / e.value) if known else None
-        was = e.was / e.value if e.value > 0.0 and e.was > 0.0 else None
-        text = show(e.value, e.unit)
-        rows.append(Row(name, text, ends, was, e.status != "not identified"))
-    return rows
 
 
 def folds(count: int, parts: int) -> list[NDArray[np.int64]]:

@@ -161,7 +161,7 @@ def check_files(plot: str | None, *others: str | None) -> None:
     for path in filter(None, (plot, *others)):
         files.check_writable(path)
     if plot is not None:
-        from perfmodel.results.style import check
+        from perfmodel.reporting.images import check
 
         check(ending(plot))
 

@@ -59,14 +59,19 @@ class Block(msgspec.Struct, frozen=True):
 
     def name(self, identity: int) -> str:
         """Return the readable name of one of the block's ids, such as ``push worker 3, fc``."""
+        if self.axes:
+            return f"{self.label} {self.member(identity)}"
+        return f"{self.label}{self.member(identity)}" if self.size > 1 else self.label
+
+    def member(self, identity: int) -> str:
+        """Return what distinguishes an id from others of the block, such as ``worker 3, fc``."""
         index = np.unravel_index(identity - self.first, self.shape) if self.shape else ()
         if not self.axes:
-            where = ", ".join(str(int(position)) for position in index)
-            return f"{self.label}[{where}]" if self.size > 1 else self.label
-        parts = []
-        for position, (axis, names) in zip(index, self.axes, strict=True):
-            parts.append(names[int(position)] if names is not None else f"{axis} {position}")
-        return f"{self.label} {', '.join(parts)}"
+            return f"[{', '.join(str(int(position)) for position in index)}]"
+        return ", ".join(
+            names[int(position)] if names is not None else f"{axis} {position}"
+            for position, (axis, names) in zip(index, self.axes, strict=True)
+        )
 
 
 def _name(blocks: Sequence[Block], identity: int) -> str:

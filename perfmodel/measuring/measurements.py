@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
 from perfmodel.base import files
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.base.provenance import Source
-from perfmodel.results.drawn import Drawn
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from perfmodel.results.measured_drawing import Times
+from perfmodel.reporting.contents import Axis, Figure, Mark, Panel, Ranges, Series
+from perfmodel.reporting.drawn import Drawn
+from perfmodel.reporting.panels import colour, marker
 
 SCHEMA = "perfmodel.measurements/1"
 
@@ -32,6 +29,9 @@ Operation = Literal[
     "reduce_scatter",
     "broadcast",
 ]
+
+COLUMNS = 3
+"""Operations drawn side by side, at most."""
 
 COLLECTIVES: tuple[Operation, ...] = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 
@@ -93,49 +93,59 @@ class Measurements(Drawn, frozen=True, forbid_unknown_fields=True, kw_only=True)
         for i, node in enumerate(self.nodes):
             whole_number(f"nodes[{i}]", node, at_least=0)
 
-    def plot(self) -> Figure:
-        """A matplotlib figure of time over size, one panel per operation (extra ``plot``).
-
-        Raises
-        ------
-        InputError : matplotlib is not installed.
-        """
-        from perfmodel.results.measured_drawing import times
-
-        return times(series([self]), f"{self.name} ({self.backend})")
+    def figure(self) -> Figure:
+        """Times over size, one panel per operation."""
+        return times([self], f"{self.name} ({self.backend})")
 
 
 Fitted = Callable[[Measurements, Measurement], float | None]
 """Returns the fitted seconds of a measurement; None if nothing was fitted to it."""
 
 
-def series(measured: Sequence[Measurements], fitted: Fitted | None = None) -> list[Times]:
-    """Lines of a figure: one for each operation, number of ranks, number of messages, and number of
-    concurrent operations."""
-    from perfmodel.results.measured_drawing import Times
+def times(measured: Sequence[Measurements], title: str, fitted: Fitted | None = None) -> Figure:
+    """A figure of times over size: a panel for each operation, with a colour for each number of
+    ranks, of messages and of concurrent operations.
 
-    found: dict[tuple[str, str], list[tuple[Measurements, Measurement]]] = {}
+    Points are medians, bars go from the fastest to the slowest repetition, lines are fitted.
+    """
+    panels: dict[str, dict[str, list[tuple[Measurements, Measurement]]]] = {}
     for m in measured:
+        place = f"{m.name}: " if len(measured) > 1 else ""
         for each in m.measurements:
-            place = f"{m.name}: " if len(measured) > 1 else ""
-            found.setdefault((each.operation, place + _label(each)), []).append((m, each))
-    made = []
-    for (operation, label), pairs in found.items():
-        pairs.sort(key=lambda pair: pair[1].bytes)
-        every = [each for _, each in pairs]
-        line = [None if fitted is None else fitted(m, each) for m, each in pairs]
-        made.append(
-            Times(
-                operation=operation,
-                label=label,
-                bytes=tuple(each.bytes for each in every),
-                median_s=tuple(median(each.seconds) for each in every),
-                least_s=tuple(min(each.seconds) for each in every),
-                most_s=tuple(max(each.seconds) for each in every),
-                fitted_s=tuple(s for s in line if s is not None) if None not in line else (),
-            )
-        )
-    return made
+            lines = panels.setdefault(each.operation, {})
+            lines.setdefault(place + _label(each), []).append((m, each))
+    labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
+    drawn = []
+    for operation, lines in panels.items():
+        marks = [
+            mark
+            for label, pairs in lines.items()
+            for mark in _marks(label, labels.index(label), pairs, fitted)
+        ]
+        x, y = Axis("size (bytes)", "bytes", log=True, most=5), Axis("time (s)", "s", log=True)
+        drawn.append(Panel(marks, x, y, "xy", operation.replace("_", " ")))
+    return Figure([drawn[k : k + COLUMNS] for k in range(0, len(drawn), COLUMNS)], title)
+
+
+def _marks(
+    label: str,
+    number: int,
+    pairs: list[tuple[Measurements, Measurement]],
+    fitted: Fitted | None,
+) -> list[Mark]:
+    """Measured times over size, with their spread, and the fitted line if all were fitted."""
+    pairs = sorted(pairs, key=lambda pair: pair[1].bytes)
+    sizes, seconds = [e.bytes for _, e in pairs], [e.seconds for _, e in pairs]
+    line = colour(number)
+    low, high = [min(each) for each in seconds], [max(each) for each in seconds]
+    middle = [median(each) for each in seconds]
+    points = Series(label, sizes, middle, line, "points", marker(number), size=3.5)
+    marks: list[Mark] = [Ranges("", sizes, low, high, line, "y", width=0.8), points]
+    values = [None if fitted is None else fitted(m, each) for m, each in pairs]
+    if None not in values:
+        known = [value for value in values if value is not None]
+        marks.append(Series("fitted", sizes, known, line))
+    return marks
 
 
 def _label(each: Measurement) -> str:

@@ -8,7 +8,7 @@ from perfmodel.base.provenance import provenance
 from perfmodel.inputs.job import Job
 from perfmodel.predicting import fine, intervals, islands, job_facts
 from perfmodel.results.outcome import Outcome
-from perfmodel.results.prediction import Prediction, Timeline
+from perfmodel.results.prediction import Prediction
 
 
 def prediction_of(
@@ -16,7 +16,7 @@ def prediction_of(
 ) -> Prediction:
     """Return the prediction: the outcome, the facts of the job, and the interval.
 
-    The timeline of a simulated job may take up to ``max_ops`` operations.
+    Simulating it again, for a timeline or schedule, may take up to ``max_ops`` operations.
     """
     memory = job_facts.memory_of(job)
     samples_per_s = islands.samples_per_s(job, outcome)
@@ -58,16 +58,17 @@ def prediction_of(
         notes=(*job_facts.notes_of(job, memory), *outcome.notes),
         assumptions=job.assumptions,
         provenance=provenance(job.seed, job_facts.inputs_of(job)),
-        timeline=timeline_of(job, outcome.fidelity, max_ops),
+        simulation=_simulation(job, outcome.fidelity, max_ops),
     )
 
 
-def timeline_of(job: Job, fidelity: str, max_ops: float) -> Timeline | None:
-    """Return an object that simulates a job (with layers) again; None after the coarse route."""
-    return fine.Resimulation(job, max_ops) if fidelity == "fine" else None
+def with_job(prediction: Prediction, job: Job, max_ops: float) -> Prediction:
+    """Return a prediction of ``job``, read from another process or a file, with the job, so that it
+    has a timeline."""
+    simulation = _simulation(job_facts.with_layers(job), prediction.fidelity, max_ops)
+    return msgspec.structs.replace(prediction, simulation=simulation)
 
 
-def with_timeline(prediction: Prediction, job: Job, max_ops: float) -> Prediction:
-    """Return a prediction of ``job``, read from another process or a file, with its timeline."""
-    timeline = timeline_of(job_facts.with_layers(job), prediction.fidelity, max_ops)
-    return msgspec.structs.replace(prediction, timeline=timeline)
+def _simulation(job: Job, fidelity: str, max_ops: float) -> fine.Simulation | None:
+    """Return a job (with layers) to simulate again; None after the coarse route."""
+    return fine.Simulation(job, max_ops) if fidelity == "fine" else None

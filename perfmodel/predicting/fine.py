@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -29,6 +29,7 @@ from perfmodel.results.prediction import (
 
 if TYPE_CHECKING:
     from perfmodel.results.schedule import Schedule
+    from perfmodel.results.timeline import Timeline
 
 ROUNDING = 1e-9
 """Idle fractions below this count as 0."""
@@ -125,14 +126,14 @@ def predict(
     )
 
 
-class Resimulation(msgspec.Struct, frozen=True):
+class Simulation(msgspec.Struct, frozen=True):
     """A job that can be simulated again for outputs beyond its measures."""
 
     job: Job
     max_ops: float
 
-    def chrome_trace(self) -> dict[str, Any]:
-        """Return two steady-state iterations as a Chrome trace.
+    def timeline(self) -> Timeline:
+        """Return two steady-state iterations.
 
         Raises
         ------
@@ -140,9 +141,9 @@ class Resimulation(msgspec.Struct, frozen=True):
         """
         graph = build_graph(self.job, max_ops=self.max_ops)
         from perfmodel.engine.window import steady_window
-        from perfmodel.predicting.chrome_trace import chrome_trace
+        from perfmodel.predicting.timeline import timeline_of
 
-        return chrome_trace(graph, steady_window(graph, seed=self.job.seed))
+        return timeline_of(graph, steady_window(graph, seed=self.job.seed))
 
     def schedule(
         self, updates: int | None, samples_per_s: float, progress: Progress | None = None

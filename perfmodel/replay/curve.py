@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError, number
-from perfmodel.results.drawn import Drawn
+from perfmodel.reporting.contents import Axis, Figure, Panel, Series, Span
+from perfmodel.reporting.drawn import Drawn
+from perfmodel.reporting.panels import colour
 from perfmodel.theory.statistical_efficiency import GradientNoise
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,19 +81,12 @@ class Curve(Drawn, frozen=True, eq=False):
         at = self._reached(accuracy)
         return None if at is None else int(self.samples[at])
 
-    def plot(self) -> Figure:
-        """A matplotlib figure: accuracy over predicted seconds and over samples (extra ``plot``).
-
-        Raises
-        ------
-        InputError : matplotlib is not installed.
-        """
-        from perfmodel.results.drawing import curves
-
+    def figure(self) -> Figure:
+        """Accuracy over predicted seconds and over samples."""
         alone = np.full(len(self.samples), np.nan)
         columns = {name: getattr(self, name) for name in ("time_s", "samples", "accuracy")}
         series = {name: (values, alone) for name, values in columns.items()}
-        return curves({f"seed {self.seed}": series}, None, self.task)
+        return accuracy_of({f"seed {self.seed}": series}, None, self.task)
 
     def frame(self) -> pd.DataFrame:
         """Return a data frame with one row per evaluation."""
@@ -109,3 +104,29 @@ class Curve(Drawn, frozen=True, eq=False):
         number("target", accuracy, above=0.0)
         reached = self.accuracy >= accuracy
         return int(reached.argmax()) if reached.any() else None
+
+
+def accuracy_of(
+    series: Mapping[str, Mapping[str, tuple[Floats, Floats]]], target: float | None, task: str
+) -> Figure:
+    """A figure of trainings: accuracy over predicted seconds, and over samples.
+
+    Parameters
+    ----------
+    series : by the name of a job its means, and half-widths of their intervals (NaN: none), of
+        ``time_s``, ``samples`` and ``accuracy``.
+    target : accuracy that is marked, if any.
+    task : name of the task that is trained.
+    """
+    goal = [] if target is None else [Span("target", target, along="y", style="dashed")]
+    panels: list[Panel] = []
+    labels = {"time_s": "predicted training time (s)", "samples": f"training samples of {task}"}
+    for over, label in labels.items():
+        lines = []
+        for place, (name, columns) in enumerate(series.items()):
+            (xs, _), (ys, half) = columns[over], columns["accuracy"]
+            ends = {"low": (ys - half).tolist(), "high": (ys + half).tolist()}
+            lines.append(Series(name, xs.tolist(), ys.tolist(), colour(place), **ends))
+        y = Axis("" if panels else f"accuracy on {task}")
+        panels.append(Panel([*lines, *goal], Axis(label), y, shares="y" if panels else ""))
+    return Figure([panels])

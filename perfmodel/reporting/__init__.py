@@ -1,1 +1,1 @@
-"""Pages that show results: sections of text, figures and tables, as one HTML file."""
+"""One language for figures and pages, and what draws it: matplotlib for files, Bokeh for HTML."""

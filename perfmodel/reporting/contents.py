@@ -1,13 +1,14 @@
-"""What a page shows: sections of text, a figure, and the tables with its numbers.
+"""What pages and figures show: text, tables with exact numbers, and panels of marks on axes.
 
-Values are in SI units. Nothing here draws: :mod:`perfmodel.reporting.figures` does, and
+Values are in SI units. Nothing here draws: :mod:`perfmodel.reporting.images` does for files, with
+matplotlib, and :mod:`perfmodel.reporting.plots` for pages, with Bokeh;
 :mod:`perfmodel.reporting.page` writes the HTML.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import msgspec
 
@@ -35,6 +36,15 @@ class Column(msgspec.Struct, frozen=True):
     unit: str = ""
 
 
+def columns(*titles: str, **units: str) -> list[Column]:
+    """Columns without a unit, then those with one.
+
+    >>> columns("name", share="fraction")[1]
+    Column(title='share', unit='fraction')
+    """
+    return [*map(Column, titles), *(Column(title, unit) for title, unit in units.items())]
+
+
 class Table(msgspec.Struct, frozen=True):
     """Rows of cells, as many as there are columns."""
 
@@ -43,92 +53,165 @@ class Table(msgspec.Struct, frozen=True):
     rows: Sequence[Sequence[Cell]]
 
 
-class Stacks(msgspec.Struct, frozen=True):
-    """Horizontal bars, one per name, of parts one after the other.
+INK, REFERENCE = "#222222", "#888888"
+"""Colours of measurements, and of lines to compare with."""
 
-    ``parts`` has for each kind a value per name.
+INTERVAL = "90 % interval"
+"""Name of intervals in legends."""
+
+
+Which = Literal["x", "y"]
+"""One of the two axes."""
+
+
+class Axis(msgspec.Struct, frozen=True):
+    """An axis of a panel.
+
+    Attributes
+    ----------
+    label : what it shows, with its unit if ticks are plain numbers.
+    unit : SI unit that ticks show; *fraction* for percentages, "" for plain numbers.
+    log : whether it is logarithmic.
+    low, high : its ends; None for those of the data.
+    names : for an axis of rows or columns their names, at 0, 1, 2, and so on, the first row on top.
+    ticks : values that have a tick; empty for round ones.
+    most : ticks of a logarithmic axis, at most.
     """
 
-    names: Sequence[str]
-    parts: Mapping[str, Sequence[float]]
-    title: str
+    label: str = ""
+    unit: str = ""
+    log: bool = False
+    low: float | None = None
+    high: float | None = None
+    names: Sequence[str] = ()
+    ticks: Sequence[float] = ()
+    most: int = 7
 
 
-class Columns(msgspec.Struct, frozen=True):
-    """Vertical bars, one per name, of fractions."""
+class Series(msgspec.Struct, frozen=True):
+    """Points of a line or a cloud.
 
-    names: Sequence[str]
-    values: Sequence[float]
-    title: str
-    over: str
-
-
-class Tornado(msgspec.Struct, frozen=True):
-    """A bar to each side of 1 per name: ratios with the lower and the higher value.
-
-    ``below`` and ``above`` say which values these are.
-    """
-
-    names: Sequence[str]
-    low: Sequence[float]
-    high: Sequence[float]
-    below: Sequence[str]
-    above: Sequence[str]
-    title: str
-
-
-class Series(msgspec.Struct, frozen=True, kw_only=True):
-    """Points of a line or a cloud; ``low`` and ``high`` are a band around it, or empty.
-
-    ``style`` is *line*, *dashed*, *points*, *steps*, or *reference* for a line to compare with;
-    ``labels`` name the points.
+    Attributes
+    ----------
+    style : *line*, *dashed*, *steps* (a value holds up to the next one) or *points*.
+    marker : one of ``os^vDx|<>``, or "" for none; ``hollow`` ones are not filled.
+    low, high : a band around it, called ``band``; or empty.
+    labels : names of the points.
     """
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
+    colour: str = REFERENCE
+    style: str = "line"
+    marker: str = ""
     low: Sequence[float] = ()
     high: Sequence[float] = ()
-    style: str = "line"
+    band: str = ""
+    hollow: bool = False
+    size: float = 4.0
     labels: Sequence[str] = ()
 
 
-class Lines(msgspec.Struct, frozen=True, kw_only=True):
-    """Series over a number, on logarithmic axes where ``log_x`` and ``log_y`` say so."""
+class Bars(msgspec.Struct, frozen=True):
+    """Bars along an axis.
 
-    series: Sequence[Series]
-    over: str
-    title: str
-    log_x: bool = False
-    log_y: bool = False
-
-
-class Block(msgspec.Struct, frozen=True):
-    """Operations of one kind on a row of a timeline: ``count`` of them, from first to last.
-
-    ``top`` and ``height`` are in rows; times in seconds from the start.
+    Attributes
+    ----------
+    start : where they begin; empty for 0.
+    at, thick : their middle on the other axis, empty for 0, 1, 2, and so on; and their size there,
+        one for all or one each.
+    labels : text beside their ends; ``tips`` is text for the pointer.
     """
 
-    kind: str
-    top: float
-    height: float
-    start_s: float
-    end_s: float
     name: str
-    count: int
-    queued_s: float
-    size_bytes: float
+    end: Sequence[float]
+    colour: str
+    start: Sequence[float] = ()
+    at: Sequence[float] = ()
+    along: Which = "x"
+    thick: float | Sequence[float] = 0.7
+    labels: Sequence[str] = ()
+    tips: Sequence[str] = ()
+
+    @property
+    def sides(self) -> list[tuple[float, float, float, float]]:
+        """Start and end of each bar, and its two sides on the other axis."""
+        count = len(self.end)
+        start, at = self.start or [0.0] * count, self.at or range(count)
+        thick = [self.thick] * count if isinstance(self.thick, float) else self.thick
+        return [
+            (begin, end, middle - size / 2.0, middle + size / 2.0)
+            for begin, end, middle, size in zip(start, self.end, at, thick, strict=True)
+        ]
 
 
-class Timeline(msgspec.Struct, frozen=True):
-    """Blocks on the rows of resources."""
+class Ranges(msgspec.Struct, frozen=True):
+    """Thin lines from ``low`` to ``high`` of an axis, at ``at`` on the other one.
 
-    rows: Sequence[str]
-    blocks: Sequence[Block]
-    length_s: float
+    Those in ``INK`` have a white outline, so that they can be seen on bars of any colour.
+    """
+
+    name: str
+    at: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+    colour: str = INK
+    along: Which = "x"
+    width: float = 1.2
+    opacity: float = 1.0
 
 
-Figure = Stacks | Columns | Tornado | Lines | Timeline
+class Span(msgspec.Struct, frozen=True):
+    """All values from ``low`` to ``high`` of an axis; a line at ``low`` without ``high``.
+
+    ``style`` of a line is *line*, *dashed* or *dotted*; ``part`` is the share of the other axis
+    that it covers.
+    """
+
+    name: str
+    low: float
+    high: float | None = None
+    colour: str = REFERENCE
+    along: Which = "x"
+    style: str = "line"
+    width: float = 1.0
+    opacity: float = 1.0
+    part: float = 1.0
+
+
+Mark = Series | Bars | Ranges | Span
+
+
+class Panel(msgspec.Struct, frozen=True):
+    """Marks on two axes, drawn in their order; the legend has each name once.
+
+    Attributes
+    ----------
+    grid : axes with grid lines: *x*, *y* or *xy*.
+    shares : *y* for the vertical axis of the first panel of the row, *x* for the horizontal axis of
+        the panel above.
+    square : whether both axes are equally long.
+    legend : whether it has a legend of its own in a file.
+    zoom : whether a page lets the reader zoom and move along the horizontal axis.
+    """
+
+    marks: Sequence[Mark]
+    x: Axis
+    y: Axis
+    grid: str = "y"
+    title: str = ""
+    shares: str = ""
+    square: bool = False
+    legend: bool = False
+    zoom: bool = False
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """Panels in rows below each other, under a title."""
+
+    rows: Sequence[Sequence[Panel]]
+    title: str = ""
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,7 +223,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     title: str
     text: Sequence[str] = ()
-    figure: Figure | None = None
+    figure: Panel | None = None
     tables: Sequence[Table] = ()
     code: Sequence[tuple[str, str]] = ()
 

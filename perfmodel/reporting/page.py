@@ -40,7 +40,7 @@ def html(page: Page, path: str | Path | None = None) -> str:
     from bokeh.embed import components
     from bokeh.resources import Resources
 
-    from perfmodel.reporting.figures import drawn
+    from perfmodel.reporting.plots import drawn
 
     if path is not None:
         files.check_writable(path)

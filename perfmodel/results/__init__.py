@@ -1,1 +1,1 @@
-"""Results: a prediction, its figures, its schedule and its drawings."""
+"""Results: a prediction, its timeline, its schedule, and what their figures and pages show."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
 
 import msgspec
@@ -11,13 +10,14 @@ import msgspec
 from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Assumption, Provenance
 from perfmodel.base.uncertainty import Uncertainty
-from perfmodel.results.drawn import Drawn
+from perfmodel.reporting.contents import Figure, Page
+from perfmodel.reporting.drawn import Paged
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
     from perfmodel.results.schedule import Schedule
+    from perfmodel.results.timeline import Timeline
 
 
 class ModelAge(msgspec.Struct, frozen=True):
@@ -177,11 +177,11 @@ Progress = Callable[[int, int], None]
 
 
 @runtime_checkable
-class Timeline(Protocol):
+class Simulation(Protocol):
     """A job that can be simulated again on request."""
 
-    def chrome_trace(self) -> dict[str, Any]:
-        """Two steady-state iterations as a Chrome trace, times in microseconds."""
+    def timeline(self) -> Timeline:
+        """Two steady-state iterations."""
 
     def schedule(
         self, updates: int | None, samples_per_s: float, progress: Progress | None = None
@@ -189,8 +189,8 @@ class Timeline(Protocol):
         """The schedule of ``updates`` updates; ``samples_per_s`` is recorded in its header."""
 
 
-class Prediction(Drawn, frozen=True, kw_only=True):
-    """A prediction; its field names, except ``timeline``, are its JSON keys.
+class Prediction(Paged, frozen=True, kw_only=True):
+    """A prediction; its field names, except ``simulation``, are its JSON keys.
 
     Attributes
     ----------
@@ -218,8 +218,8 @@ class Prediction(Drawn, frozen=True, kw_only=True):
     model_age : local steps since a worker's last exchange, for architectures that exchange models.
     updates_per_s : updates of the model per second.
     quality : *measured* if every compute time was measured, else *estimated*.
-    timeline : simulates the job again to show its timeline; None in a coarse prediction, or in one
-        read from JSON.
+    simulation : simulates the job again to show its timeline; None in a coarse prediction, or in
+        one read from JSON.
     """
 
     schema: str = SCHEMA
@@ -258,7 +258,7 @@ class Prediction(Drawn, frozen=True, kw_only=True):
     notes: tuple[str, ...]
     assumptions: tuple[Assumption, ...]
     provenance: Provenance
-    timeline: Timeline | None = None
+    simulation: Simulation | None = None
 
     def __repr__(self) -> str:
         return (
@@ -272,7 +272,7 @@ class Prediction(Drawn, frozen=True, kw_only=True):
         return {
             name: msgspec.to_builtins(getattr(self, name))
             for name in self.__struct_fields__
-            if name != "timeline"
+            if name != "simulation"
         }
 
     def to_json(self) -> str:
@@ -301,50 +301,53 @@ class Prediction(Drawn, frozen=True, kw_only=True):
         }
         return frame
 
-    def plot(self) -> Figure:
-        """A matplotlib figure: time by cause, and a timeline of two iterations (extra ``plot``).
+    def figure(self) -> Figure:
+        """Time by cause, and a timeline of two iterations.
 
-        A coarse prediction has no timeline.
-
-        Raises
-        ------
-        InputError : matplotlib is not installed.
-        """
-        from perfmodel.results.drawing import figure, headline, stacks
-
-        if self.fidelity == "coarse":
-            causes = {"compute": 1.0 - self.idle_fraction.mean, **self.idle_fraction.by_cause}
-            parts = {cause: part * self.iteration_s for cause, part in causes.items()}
-            ends = None if self.interval is None else self.interval.iteration_s
-            what = "mean iteration time of a worker"
-            return stacks([""], [parts], what, [ends], headline(self.to_dict()))
-        return figure(self.to_dict(), self.to_chrome_trace())
-
-    def report(self, path: str | Path | None = None) -> str:
-        """Return a self-contained HTML page and write it to ``path``, if given (extra ``report``).
-
-        It is the page of :func:`perfmodel.report`, with further predictions: the effect of each
-        assumption, how the job scales, and what would make it faster. These are left out for a
-        prediction that is coarse or was read back from JSON, and for a job that
-        :func:`perfmodel.make_job` did not make.
+        A coarse prediction, and one read from JSON, has no timeline.
 
         Raises
         ------
-        InputError : Bokeh is not installed, or ``path`` cannot be written.
+        TooLargeError : see :meth:`timeline`.
         """
-        from perfmodel.base import wiring
-        from perfmodel.reporting import page
-        from perfmodel.reporting.contents import Page
         from perfmodel.results import sections
 
-        page.check()
-        whole = wiring.report_of(self) if wiring.report_of is not None else None
-        if whole is not None:
-            text: str = whole.to_html(path)
-            return text
+        time = sections.time_panel(self)
+        if self.simulation is None:
+            return Figure([[time]], self.headline)
+        rows = self.timeline().panel(sections.MOST_ROWS)
+        return Figure([[time], [rows]], self.headline)
+
+    def page(self) -> Page:
+        """The contents of the page of the prediction alone.
+
+        :func:`perfmodel.report` makes one with further predictions around it: the effect of each
+        assumption, how the job scales, and what would make it faster.
+        """
+        from perfmodel.results import sections
+
         parts = (*sections.sections(self), sections.reproduce(self))
-        top = sections.answer(self)
-        return page.html(Page(title=sections.title(self), answer=top, sections=parts), path)
+        return Page(title=sections.title(self), answer=sections.answer(self), sections=parts)
+
+    @property
+    def headline(self) -> str:
+        """The job and its throughput, in one line."""
+        rate = self.throughput_samples_per_s
+        shown = f"{rate:.4g}" if rate < 1e4 else f"{rate:.0f}"
+        what = f"{self.model} on {self.workers} x {self.device}"
+        return f"{what}, {self.architecture}: {shown} samples/s"
+
+    def timeline(self) -> Timeline:
+        """Two steady-state iterations: what each worker, server and link does.
+
+        It is made on request, by simulating the job again.
+
+        Raises
+        ------
+        InputError : the prediction is coarse or was read from JSON.
+        TooLargeError : the simulation takes more operations than the prediction's ``max_ops``.
+        """
+        return self._job("trace").timeline()
 
     def to_chrome_trace(self) -> dict[str, Any]:
         """Two steady-state iterations as a Chrome trace; open the JSON in Perfetto.
@@ -358,7 +361,9 @@ class Prediction(Drawn, frozen=True, kw_only=True):
         ------
         InputError : the prediction is coarse or was read from JSON.
         """
-        return self._job("trace").chrome_trace()
+        from perfmodel.results.chrome_trace import chrome_trace
+
+        return chrome_trace(self.timeline())
 
     def schedule(self, updates: int | None = None, *, progress: Progress | None = None) -> Schedule:
         """Record which gradient is computed on which model, and when it is applied, from the start
@@ -375,7 +380,7 @@ class Prediction(Drawn, frozen=True, kw_only=True):
         """
         return self._job("schedule").schedule(updates, self.throughput_samples_per_s, progress)
 
-    def _job(self, what: str) -> Timeline:
+    def _job(self, what: str) -> Simulation:
         """The job, ready to be simulated again.
 
         Raises
@@ -384,11 +389,11 @@ class Prediction(Drawn, frozen=True, kw_only=True):
         """
         if self.fidelity == "coarse":
             raise InputError(f"{what}: a coarse prediction has no timeline; needs fidelity fine")
-        if self.timeline is None:
+        if self.simulation is None:
             raise InputError(
                 f"{what}: a prediction read from JSON has no job to simulate; predict it again"
             )
-        return self.timeline
+        return self.simulation
 
 
 def percentile(histogram: Mapping[int, int], fraction: float) -> int:

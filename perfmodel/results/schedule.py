@@ -19,11 +19,11 @@ from perfmodel.base import files
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.base.units import show
-from perfmodel.results.drawn import Drawn
+from perfmodel.reporting.contents import Figure
+from perfmodel.reporting.drawn import Drawn
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 FORMAT = "perfmodel.schedule/1"
 """Name and version of the file format (docs/reference/schedule.md)."""
@@ -36,9 +36,6 @@ NO_MODEL = -2
 
 WHOLE = -1
 """Value of ``slice`` in rows for the whole model."""
-
-WINDOWS = 100
-"""Points of a figure, each of as many updates."""
 
 MOST_RATIO = 400
 """Largest compression ratio of a file. Recorded schedules of 64 workers that average every few
@@ -229,28 +226,13 @@ class Schedule(Drawn, frozen=True, eq=False):
         counts = np.bincount(self.staleness())
         return {int(value): int(counts[value]) for value in np.flatnonzero(counts)}
 
-    def plot(self) -> Figure:
-        """A matplotlib figure: staleness over updates, and the gradients applied of each worker
-        (extra ``plot``).
+    def figure(self) -> Figure:
+        """Staleness over updates, and the gradients applied of each worker."""
+        from perfmodel.results.schedule_figure import figure
 
-        Raises
-        ------
-        InputError : matplotlib is not installed.
-        """
-        from perfmodel.results.study_drawing import Window, schedule
-
-        stale, h = self.staleness(), self.header
-        windows = []
-        if stale.any():
-            before = 0
-            for part in np.array_split(stale, min(len(stale), WINDOWS)):
-                low, high = np.percentile(part, (10, 90))
-                middle = before + len(part) // 2
-                windows.append(Window(middle, float(part.mean()), float(low), float(high)))
-                before += len(part)
-        ends_s = float(self.time_s[-1]) if len(self) else 0.0
+        h, ends_s = self.header, float(self.time_s[-1]) if len(self) else 0.0
         title = f"{h.architecture}, {h.workers} workers: the first {ends_s:.4g} s of training"
-        return schedule(windows, self.applied().tolist(), title)
+        return figure(self.staleness(), self.applied().tolist(), title)
 
     def frame(self) -> pd.DataFrame:
         """A data frame with one row per event, events by name; the header is in ``attrs``."""

@@ -6,21 +6,25 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from perfmodel.base.errors import InputError
-from perfmodel.base.units import show
 from perfmodel.reporting.contents import (
     Column,
-    Columns,
+    Panel,
     Quantity,
     Section,
-    Stacks,
     Table,
+    columns,
     shown,
 )
-from perfmodel.results.timeline import busy_s, resources, timeline
+from perfmodel.reporting.panels import shares, stacks
 
 Predicted = Any
 """A :class:`perfmodel.results.prediction.Prediction`; Any avoids a circular import."""
+
+MOST_ROWS = 30
+"""Resources in the timeline of a file, at most; a page has all of them."""
 
 MOST_BARS = 64
 """Largest number of staleness bars; larger staleness values share the last bar."""
@@ -31,30 +35,29 @@ def title(p: Predicted) -> str:
     return f"{p.model} on {p.workers} x {p.device}, {p.architecture}"
 
 
-def answer(p: Predicted) -> list[tuple[str, str, str]]:
-    """The key figures at the top of a page: name, value, and interval or remark."""
-    between = p.interval
+def _measures(p: Predicted) -> list[tuple[str, Quantity, tuple[float, float] | None]]:
+    """What a prediction is about, with the ends of the intervals."""
+    i, fraction = p.interval, p.idle_fraction.mean
     found = [
-        (
-            "Throughput",
-            shown(p.throughput_samples_per_s, "samples/s"),
-            _range(between.throughput_samples_per_s, "") if between else "",
-        ),
-        (
-            "Iteration",
-            show(p.iteration_s, "s"),
-            _range(between.iteration_s, "s") if between else "",
-        ),
-        (
-            "Idle time",
-            shown(p.idle_fraction.mean, "fraction"),
-            _range(between.idle_fraction, "fraction") if between else "",
-        ),
+        ("throughput", Quantity(p.throughput_samples_per_s), i and i.throughput_samples_per_s),
+        ("iteration", Quantity(p.iteration_s, "s"), i and i.iteration_s),
+        ("idle fraction", Quantity(fraction, "fraction"), i and i.idle_fraction),
     ]
     if p.staleness is not None:
-        ends = between.staleness if between else None
-        remark = _range(ends, "") if ends and ends[1] else ""
-        found.append(("Staleness", f"{p.staleness.mean:.3g} updates", remark))
+        found.append(("staleness", Quantity(p.staleness.mean), i and i.staleness))
+    return found
+
+
+def answer(p: Predicted) -> list[tuple[str, str, str]]:
+    """The key figures at the top of a page: name, value, and interval or remark."""
+    names = {"idle fraction": "Idle time"}
+    units = {"throughput": " samples/s", "staleness": " updates"}
+    found = []
+    for name, value, ends in _measures(p):
+        text = f"{value.value:.3g}" if name == "staleness" else shown(value)
+        low, high = (shown(end, value.unit) for end in ends or (0.0, 0.0))
+        remark = f"{low} to {high} in 9 of 10 runs" if ends and ends[1] else ""
+        found.append((names.get(name, name.capitalize()), text + units.get(name, ""), remark))
     if p.training is not None:
         found.append(("Training", f"{p.training.training_s / 3600.0:.4g} h", ""))
     found.append(("Bottleneck", shown(p.bottleneck.share, "fraction"), _bottleneck(p)))
@@ -64,10 +67,6 @@ def answer(p: Predicted) -> list[tuple[str, str, str]]:
 def _bottleneck(p: Predicted) -> str:
     """What takes the largest share of the critical path."""
     return str(p.bottleneck.text).partition(" takes ")[0]
-
-
-def _range(ends: tuple[float, float], unit: str) -> str:
-    return f"{shown(ends[0], unit)} to {shown(ends[1], unit)} in 9 of 10 runs"
 
 
 def sections(p: Predicted, *, assumptions: bool = True) -> list[Section]:
@@ -97,67 +96,48 @@ def reproduce(p: Predicted, code: tuple[tuple[str, str], ...] = ()) -> Section:
 
 
 def _answer(p: Predicted) -> Section:
-    i = p.interval
+    names = {"throughput": "throughput (samples/s)", "staleness": "staleness (updates)"}
     rows: list[tuple[object, ...]] = [
-        (
-            "throughput (samples/s)",
-            p.throughput_samples_per_s,
-            *(i.throughput_samples_per_s if i else (None, None)),
-        ),
-        (
-            "iteration",
-            Quantity(p.iteration_s, "s"),
-            *_quantities(i.iteration_s if i else None, "s"),
-        ),
-        (
-            "idle fraction",
-            Quantity(p.idle_fraction.mean, "fraction"),
-            *_quantities(i.idle_fraction if i else None, "fraction"),
-        ),
+        (names.get(name, name), value, *(Quantity(end, value.unit) for end in ends or (None, None)))
+        for name, value, ends in _measures(p)
     ]
-    if p.staleness is not None:
-        ends = i.staleness if i and i.staleness else (None, None)
-        rows.append(("staleness (updates)", p.staleness.mean, *ends))
     rows.append(("memory per worker", Quantity(p.memory.worker_bytes, "bytes"), None, None))
     text = [f"Bottleneck: {p.bottleneck.text}."]
-    if i is not None:
-        text.append(f"Interval: {i.text}.")
+    if p.interval is not None:
+        text.append(f"Interval: {p.interval.text}.")
     how = "simulated" if p.fidelity == "fine" else "predicted by formulas"
     text.append(f"The job was {how}. Compute times are {p.quality}.")
     if p.error_band is not None:
         text.append(f"Error of the formulas relative to the simulation: {p.error_band.text}.")
-    return Section(
-        name="answer",
-        title="Prediction",
-        text=[*text, *p.notes],
-        tables=[
-            Table(
-                "Prediction and 90 % interval",
-                [Column("quantity"), Column("predicted"), Column("low"), Column("high")],
-                rows,
-            )
-        ],
-    )
-
-
-def _quantities(ends: tuple[float, float] | None, unit: str) -> tuple[Quantity | None, ...]:
-    return (None, None) if ends is None else (Quantity(ends[0], unit), Quantity(ends[1], unit))
+    heads = columns("quantity", "predicted", "low", "high")
+    table = Table("Prediction and 90 % interval", heads, rows)
+    return Section(name="answer", title="Prediction", text=[*text, *p.notes], tables=[table])
 
 
 def _assumptions(p: Predicted) -> Section:
     rows = [(a.name, Quantity(a.value, a.unit), a.source) for a in p.assumptions]
-    columns = [Column("assumption"), Column("value"), Column("source")]
-    return Section(
-        name="assumptions",
-        title="Assumptions",
-        tables=[Table("Assumptions", columns, rows)],
-    )
+    heads = columns("assumption", "value", "source")
+    table = Table("Assumptions", heads, rows)
+    return Section(name="assumptions", title="Assumptions", tables=[table])
 
 
 def _parts(p: Predicted) -> dict[str, float]:
     """Seconds of an iteration by ``compute`` and the causes of waiting."""
     causes = {"compute": 1.0 - p.idle_fraction.mean, **p.idle_fraction.by_cause}
     return {cause: share * p.iteration_s for cause, share in causes.items()}
+
+
+def time_panel(p: Predicted) -> Panel:
+    """A bar as long as an iteration: computing, then waiting by cause."""
+    label = "mean iteration time of a worker (s)"
+    ends = None if p.interval is None else p.interval.iteration_s
+    panel = stacks(["iteration"], [_parts(p)], label, [ends])
+    percent = {k.replace("_", " "): f" {s / p.iteration_s:.1%}" for k, s in _parts(p).items()}
+    marks = [
+        msgspec.structs.replace(mark, name=mark.name + percent.get(mark.name, ""))
+        for mark in panel.marks
+    ]
+    return msgspec.structs.replace(panel, marks=marks, legend=True)
 
 
 def _time(p: Predicted) -> Section:
@@ -175,13 +155,13 @@ def _time(p: Predicted) -> Section:
         ("Operations, including queueing", "operation", p.operation_s),
     ):
         if seconds:
-            columns = [Column(title_), Column("mean duration", "s")]
-            tables.append(Table(name, columns, list(seconds.items())))
+            heads = [Column(title_), Column("mean duration", "s")]
+            tables.append(Table(name, heads, list(seconds.items())))
     return Section(
         name="time",
         title="Where the time goes",
         text=["Mean over all workers: computing, and waiting by cause."],
-        figure=Stacks(("iteration",), {kind: (s,) for kind, s in parts.items()}, "time (s)"),
+        figure=time_panel(p),
         tables=tables,
     )
 
@@ -189,10 +169,10 @@ def _time(p: Predicted) -> Section:
 def _timeline(p: Predicted) -> Section:
     name, heading = "timeline", "Timeline of two iterations"
     try:
-        found = resources(p.to_chrome_trace()["traceEvents"])
+        found = p.timeline()
     except InputError as error:
         return Section(name=name, title=heading, text=[f"No timeline: {error}."])
-    columns = [Column("resource"), Column("operation"), Column("busy", "s"), Column("operations")]
+    heads = [Column("resource"), Column("operation"), Column("busy", "s"), Column("operations")]
     return Section(
         name=name,
         title=heading,
@@ -201,8 +181,8 @@ def _timeline(p: Predicted) -> Section:
             "links, and hover over a block for details. Click a legend entry to hide or show a "
             "kind of operation."
         ],
-        figure=timeline(found),
-        tables=[Table("Busy time of each resource", columns, busy_s(found))],
+        figure=found.panel(),
+        tables=[Table("Busy time of each resource", heads, found.busy_s())],
     )
 
 
@@ -218,14 +198,12 @@ def _idle(p: Predicted) -> Section:
             list(enumerate(idle.per_worker)),
         ),
     ]
-    names = [cause.replace("_", " ") for cause in causes]
+    named = {cause.replace("_", " "): share for cause, share in causes.items()}
     return Section(
         name="idle",
         title="Idle time by cause",
         text=[f"Devices are idle {shown(idle.mean, 'fraction')} of the time."],
-        figure=Columns(names, list(causes.values()), "fraction of the time", "cause")
-        if causes
-        else None,
+        figure=shares(named, "cause", "fraction of the time") if causes else None,
         tables=tables,
     )
 
@@ -235,6 +213,7 @@ def _staleness(histogram: Mapping[str, float], mean: float) -> Section:
     bars = [(str(value), share) for value, share in rows[:MOST_BARS]]
     if len(rows) > MOST_BARS:
         bars.append((f"{rows[MOST_BARS][0]}+", sum(share for _, share in rows[MOST_BARS:])))
+    heads = [Column("staleness"), Column("share of updates", "fraction")]
     return Section(
         name="staleness",
         title="Gradient staleness",
@@ -242,21 +221,10 @@ def _staleness(histogram: Mapping[str, float], mean: float) -> Section:
             "Updates to a parameter between a worker's read and its own update: "
             f"{mean:.3g} on average."
         ],
-        figure=Columns(
-            [name for name, _ in bars],
-            [share for _, share in bars],
-            "share of updates",
-            "staleness (updates)",
-        )
+        figure=shares(dict(bars), "staleness (updates)", "share of updates")
         if len(bars) > 1
         else None,
-        tables=[
-            Table(
-                "Staleness histogram",
-                [Column("staleness"), Column("share of updates", "fraction")],
-                rows,
-            )
-        ],
+        tables=[Table("Staleness histogram", heads, rows)],
     )
 
 

@@ -1,19 +1,20 @@
-"""The events of a Chrome trace as blocks in rows: one row per worker, server and link."""
+"""A timeline: what every resource does during two iterations of the steady state."""
 
 from __future__ import annotations
 
 import heapq
-import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
-from perfmodel.reporting.contents import Block, Timeline
+import msgspec
 
-Event = Mapping[str, Any]
+from perfmodel.base.units import show
+from perfmodel.reporting.colours import KIND_COLOURS, kind_colours
+from perfmodel.reporting.contents import Axis, Bars, Panel
 
 MOST_BLOCKS = 8000
-"""Largest number of blocks in a timeline; beyond it, neighbours of one kind are merged."""
+"""Largest number of blocks in a figure; beyond it, neighbours of one kind are merged."""
 
 MOST_LANES = 6
 """Largest number of concurrent operations of a resource drawn below each other; more are merged."""
@@ -21,97 +22,212 @@ MOST_LANES = 6
 FINEST = 4000
 """If there are too many blocks, gaps shorter than 1 / FINEST of the timeline are closed first."""
 
-_LANE = re.compile(r" \(\d+\)$")
-_SHORTER = (
-    (re.compile(r"^device of "), ""),
-    (re.compile(r"^update threads of (.*)"), r"updates of \1"),
-    (re.compile(r"^link (into|out of) (.*)"), r"\1 \2"),
-)
-_KINDS = ("device", "cores", "update threads", "link")
+ROUNDING = 1e-9
+"""An operation may begin this fraction of the time before another ends and still follow it."""
+
+Kind = Literal["iterations", "device", "cores", "slot", "link", "none"]
+KINDS: tuple[Kind, ...] = ("iterations", "device", "cores", "slot", "link", "none")
+"""Kinds of resources in their order in a figure. *iterations* are a worker as a whole, *none*
+stands for operations without any."""
 
 
-class Resource(NamedTuple):
-    """A worker, server or link, and its operations as blocks in order of their start."""
+class Resource(msgspec.Struct, frozen=True):
+    """What operations take time on.
+
+    ``short`` is a name that fits beside a row; ``number`` orders the resources of a kind; ``node``
+    is None for those of the network as a whole.
+    """
 
     name: str
-    blocks: list[Block]
+    short: str
+    kind: Kind
+    number: int
+    node: int | None
 
 
-def resources(events: Sequence[Event]) -> list[Resource]:
-    """Workers, then servers, links and other resources, each ordered by number.
+class Operation(msgspec.Struct, frozen=True):
+    """An operation in the timeline.
 
-    A transfer appears on each of its links.
-
-    Parameters
+    Attributes
     ----------
-    events : from :meth:`perfmodel.results.prediction.Prediction.to_chrome_trace`.
+    kind, name : such as ``push`` and ``push worker 3, fc``.
+    iteration : counted from 0.
+    resource : the one it holds, or else the first link of its path.
+    links : links on which it moves ``bytes`` bytes.
+    ready_s, start_s, end_s : when its last input arrived, and when it ran (s).
+    waited_for : index of the operation on another resource whose end it waited for; None if there
+        is none in the timeline.
     """
-    drawn = [event for event in events if event["ph"] == "X" and event["dur"] > 0.0]
-    spans = [event for event in drawn if "operation" in event["args"]]  # skips whole iterations
-    named = [event for event in events if event["name"] == "thread_name"]
-    threads = {(event["pid"], event["tid"]): event["args"]["name"] for event in named}
-    begin = min((event["ts"] for event in spans), default=0.0)
-    found: dict[str, list[Block]] = defaultdict(list)
-    for event in sorted(spans, key=lambda event: event["ts"]):
-        start_s, args = (event["ts"] - begin) * 1e-6, event["args"]
-        block = Block(
-            kind=event["cat"],
-            top=0.0,
-            height=1.0,
-            start_s=start_s,
-            end_s=start_s + event["dur"] * 1e-6,
-            name=args["operation"],
-            count=1,
-            queued_s=args["queued_us"] * 1e-6,
-            size_bytes=args["bytes"],
+
+    kind: str
+    name: str
+    iteration: int
+    resource: Resource
+    links: tuple[Resource, ...]
+    bytes: float
+    ready_s: float
+    start_s: float
+    end_s: float
+    waited_for: int | None = None
+
+
+class Counter(msgspec.Struct, frozen=True):
+    """A quantity over time, constant from each of ``at_s`` on: its name, and what is counted."""
+
+    name: str
+    measure: str
+    node: int | None
+    at_s: Sequence[float]
+    values: Sequence[float]
+
+
+class Block(msgspec.Struct, frozen=True):
+    """Operations of one kind on the row of a resource: ``count`` of them, from first to last.
+
+    ``top`` and ``height`` are parts of the row; times are in seconds.
+    """
+
+    kind: str
+    start_s: float
+    end_s: float
+    name: str
+    queued_s: float
+    bytes: float
+    count: int = 1
+    top: float = 0.0
+    height: float = 1.0
+
+
+class Timeline(msgspec.Struct, frozen=True, kw_only=True):
+    """What happens from ``begin_s`` to ``end_s``, while the slowest worker runs a few iterations.
+
+    Attributes
+    ----------
+    slowest, first, last : that worker, and these iterations, counted from 0.
+    settled : iterations after which the run is in its steady state.
+    nodes : names by number; None for the network as a whole.
+    operations : those that overlap this time, in order of their start.
+    iterations : those of each worker that overlap it, as operations.
+    counters : use of links (%), queues (operations), staleness (updates).
+    """
+
+    slowest: int
+    first: int
+    last: int
+    settled: int
+    begin_s: float
+    end_s: float
+    nodes: dict[int | None, str]
+    operations: Sequence[Operation]
+    iterations: Sequence[Operation]
+    counters: Sequence[Counter]
+
+    @property
+    def text(self) -> str:
+        """Which iterations it shows, in words."""
+        steady = self.first >= self.settled
+        state = "steady state" if steady else "not yet steady: steady state"
+        iterations = f"iterations {self.first} to {self.last} of worker {self.slowest}"
+        return f"{iterations} ({state} from {self.settled} on)"
+
+    def rows(self) -> dict[Resource, list[Block]]:
+        """Operations of each resource: workers, then servers, links and others, by number.
+
+        A transfer is on each of its links.
+        """
+        rows: dict[Resource, list[Block]] = defaultdict(list)
+        for op in self.operations:
+            if op.end_s <= op.start_s:
+                continue
+            queued_s = op.start_s - op.ready_s
+            block = Block(op.kind, op.start_s, op.end_s, op.name, queued_s, op.bytes)
+            for resource in op.links or (op.resource,):
+                rows[resource].append(block)
+        return {resource: rows[resource] for resource in sorted(rows, key=_order)}
+
+    def busy_s(self) -> list[tuple[str, str, float, int]]:
+        """Resource, kind of operation, time (s) with at least one of that kind, and their count."""
+        rows = []
+        for resource, blocks in self.rows().items():
+            for kind in dict.fromkeys(block.kind for block in blocks):
+                of_kind = [block for block in blocks if block.kind == kind]
+                seconds = sum(block.end_s - block.start_s for block in _joined(of_kind, 0.0))
+                rows.append((resource.name, kind, seconds, len(of_kind)))
+        return rows
+
+    def panel(self, most_rows: int | None = None) -> Panel:
+        """A row for each resource, with blocks merged until there are few enough to draw quickly.
+
+        With more than ``most_rows`` resources, those of the first nodes with workers fill two
+        thirds of the rows, and the busiest of other nodes, such as servers, the rest.
+        """
+        rows = self.rows()
+        count = len(rows)
+        if most_rows is not None and count > most_rows:
+            rows = {resource: rows[resource] for resource in _chosen(rows, most_rows)}
+        length_s = self.end_s - self.begin_s
+        merged = _few([_in_lanes(blocks) for blocks in rows.values()], length_s)
+        placed = [(row, block) for row, blocks in enumerate(merged) for block in blocks]
+        order = {kind: place for place, kind in enumerate(KIND_COLOURS)}
+        kinds = sorted(
+            dict.fromkeys(block.kind for _, block in placed), key=lambda k: order.get(k, len(order))
         )
-        where = args["links"] or (_LANE.sub("", threads[event["pid"], event["tid"]]),)
-        for name in where:
-            found[name].append(block)
-    return [Resource(name, found[name]) for name in sorted(found, key=_order)]
+        colours = kind_colours(kinds)
+        marks = []
+        for kind in kinds:
+            of_kind = [(row, block) for row, block in placed if block.kind == kind]
+            marks.append(
+                Bars(
+                    kind,
+                    [block.end_s - self.begin_s for _, block in of_kind],
+                    colours[kind],
+                    start=[block.start_s - self.begin_s for _, block in of_kind],
+                    at=[row - 0.5 + block.top + block.height / 2.0 for row, block in of_kind],
+                    thick=[block.height for _, block in of_kind],
+                    tips=[_tip(block) for _, block in of_kind],
+                )
+            )
+        x = Axis(f"time (s), {self.text}", low=0.0, high=length_s or None)
+        y = Axis(names=[resource.short for resource in rows])
+        title = f"{len(rows)} of {count} resources" if len(rows) < count else ""
+        return Panel(marks, x, y, "x", title, legend=True, zoom=True)
 
 
-def busy_s(found: Iterable[Resource]) -> list[tuple[str, str, float, int]]:
-    """Resource, kind of operation, busy time (s) with at least one such operation, and count."""
-    rows = []
-    for name, blocks in found:
-        for kind in dict.fromkeys(block.kind for block in blocks):
-            mine = [block for block in blocks if block.kind == kind]
-            seconds = sum(block.end_s - block.start_s for block in _joined(mine, 0.0))
-            rows.append((name, kind, seconds, len(mine)))
-    return rows
+def _order(resource: Resource) -> tuple[int, bool, int, int]:
+    """Sort key of resources."""
+    node = resource.node
+    return KINDS.index(resource.kind), node is None, node or 0, resource.number
 
 
-def timeline(found: Sequence[Resource]) -> Timeline:
-    """The blocks in rows, merged until there are few enough for a browser to draw quickly."""
-    length_s = max((b.end_s for _, blocks in found for b in blocks), default=0.0)
-    rows = [_in_lanes(blocks) for _, blocks in found]
+def _chosen(rows: dict[Resource, list[Block]], most: int) -> list[Resource]:
+    """The resources that a figure with few rows shows, in their order."""
+    training = {resource.node for resource in rows if resource.kind == "device"}
+    busy = {r: sum(block.end_s - block.start_s for block in rows[r]) for r in rows}
+    others = [resource for resource in rows if resource.node not in training]
+    others = sorted(others, key=lambda resource: -busy[resource])[: most // 3]
+    of_nodes = sorted(
+        (resource for resource in rows if resource.node in training),
+        key=lambda resource: (resource.node is None, resource.node or 0),
+    )
+    kept = {*others, *of_nodes[: most - len(others)]}
+    return [resource for resource in rows if resource in kept]
+
+
+def _tip(block: Block) -> str:
+    """A block in words."""
+    words = [block.name, show(block.end_s - block.start_s, "s")]
+    words += [f"waited {show(block.queued_s, 's')} before"] if block.queued_s > 0.0 else []
+    words += [show(block.bytes, "bytes")] if block.bytes > 0.0 else []
+    return ", ".join(words)
+
+
+def _few(rows: list[list[Block]], length_s: float) -> list[list[Block]]:
+    """Rows with at most ``MOST_BLOCKS`` blocks, unless they cannot be merged further."""
     gap_s = 0.0
     while sum(map(len, rows)) > MOST_BLOCKS and gap_s <= length_s:
         rows = [_joined(blocks, gap_s) for blocks in rows]
         gap_s = 2.0 * gap_s or length_s / FINEST
-    return Timeline(
-        [_short(name) for name, _ in found],
-        [_placed(b, row + b.top, b.height) for row, blocks in enumerate(rows) for b in blocks],
-        length_s,
-    )
-
-
-def _order(name: str) -> tuple[int, list[int], str]:
-    """Sort key: worker devices, then servers, then links; each by number."""
-    kind = next((i for i, start in enumerate(_KINDS) if name.startswith(start)), len(_KINDS))
-    return kind, [int(digits) for digits in re.findall(r"\d+", name)], name
-
-
-def _short(name: str) -> str:
-    """A shortened name that fits beside a row.
-
-    >>> _short("device of worker 3"), _short("link into node 8 (server 0)")
-    ('worker 3', 'into node 8 (server 0)')
-    """
-    for pattern, shorter in _SHORTER:
-        name = pattern.sub(shorter, name)
-    return name
+    return rows
 
 
 def _in_lanes(blocks: Sequence[Block]) -> list[Block]:
@@ -120,49 +236,41 @@ def _in_lanes(blocks: Sequence[Block]) -> list[Block]:
     lanes = []
     count = 0
     for block in blocks:
-        if free and free[0][0] <= block.start_s * (1.0 + 1e-9) + 1e-12:
+        if free and free[0][0] <= block.start_s * (1.0 + ROUNDING):
             _, lane = heapq.heappop(free)
         else:
             lane, count = count, count + 1
         heapq.heappush(free, (block.end_s, lane))
         lanes.append(lane)
     if count > MOST_LANES:
-        return _joined([_placed(b, 0.1, 0.8) for b in blocks], 0.0)
+        return _joined([msgspec.structs.replace(b, top=0.1, height=0.8) for b in blocks], 0.0)
     height = 0.8 / max(count, 1)
-    return [_placed(b, 0.1 + k * height, height) for b, k in zip(blocks, lanes, strict=True)]
-
-
-def _placed(b: Block, top: float, height: float) -> Block:
-    more = (b.start_s, b.end_s, b.name, b.count, b.queued_s, b.size_bytes)
-    return Block(b.kind, top, height, *more)
+    return [
+        msgspec.structs.replace(block, top=0.1 + lane * height, height=height)
+        for block, lane in zip(blocks, lanes, strict=True)
+    ]
 
 
 def _joined(blocks: Iterable[Block], gap_s: float) -> list[Block]:
-    """Merge blocks of one kind and lane with gaps of at most ``gap_s`` between them."""
+    """Merge blocks of one kind and lane with gaps of at most ``gap_s`` between them.
+
+    The name is the first operation and the number of others.
+    """
     last: dict[tuple[str, float], int] = {}
-    found: list[Block] = []
+    merged: list[Block] = []
     for block in blocks:
-        key = (block.kind, block.top)
-        at = last.get(key)
-        if at is not None and block.start_s <= found[at].end_s + gap_s:
-            found[at] = _both(found[at], block)
-        else:
-            last[key] = len(found)
-            found.append(block)
-    return found
-
-
-def _both(a: Block, b: Block) -> Block:
-    """Merge two blocks; the name is the first operation and the number of others."""
-    count = a.count + b.count
-    return Block(
-        kind=a.kind,
-        top=a.top,
-        height=a.height,
-        start_s=a.start_s,
-        end_s=max(a.end_s, b.end_s),
-        name=f"{a.name.partition(' and ')[0]} and {count - 1} more",
-        count=count,
-        queued_s=a.queued_s,
-        size_bytes=a.size_bytes + b.size_bytes,
-    )
+        at = last.get((block.kind, block.top))
+        if at is None or block.start_s > merged[at].end_s + gap_s:
+            last[block.kind, block.top] = len(merged)
+            merged.append(block)
+            continue
+        before = merged[at]
+        count = before.count + block.count
+        merged[at] = msgspec.structs.replace(
+            before,
+            end_s=max(before.end_s, block.end_s),
+            name=f"{before.name.partition(' and ')[0]} and {count - 1} more",
+            count=count,
+            bytes=before.bytes + block.bytes,
+        )
+    return merged

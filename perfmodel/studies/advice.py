@@ -16,14 +16,14 @@ from perfmodel import api
 from perfmodel.base.errors import InputError
 from perfmodel.inputs.job import per_worker
 from perfmodel.predicting.gains import Gain, gain
-from perfmodel.results.drawn import Drawn
+from perfmodel.reporting.contents import Figure
+from perfmodel.reporting.drawn import Drawn
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.chunks import Progress
 from perfmodel.studies.rules import RULES, Change, Rule, Situation
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 SCHEMA = "perfmodel.advice/1"
 
@@ -135,19 +135,13 @@ class Advice(Drawn, frozen=True, kw_only=True):
         """The result as JSON text."""
         return json.dumps(self.to_dict(), indent=2)
 
-    def plot(self) -> Figure:
-        """A matplotlib figure: the gain of each change and its interval (extra ``plot``).
-
-        Raises
-        ------
-        InputError : matplotlib is not installed.
-        """
-        from perfmodel.results.drawing import headline
-        from perfmodel.results.study_drawing import gains
+    def figure(self) -> Figure:
+        """The gain of each change and its interval."""
+        from perfmodel.studies.figures import gains
 
         changes = (*self.recommended, *self.unsure)
         rows = [(c.change, c.gain.ratio, c.gain.interval, c.gain.supported) for c in changes]
-        return gains(rows, headline(self.prediction.to_dict()))
+        return gains(rows, self.prediction.headline)
 
 
 def advise(

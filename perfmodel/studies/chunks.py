@@ -13,7 +13,7 @@ from perfmodel.inputs.job import Job
 from perfmodel.results.prediction import Prediction
 
 Answer = Prediction | InputError
-"""A prediction without its timeline, or the error that prevented it."""
+"""A prediction without its job, or the error that prevented it."""
 
 COARSE_JOBS, MOST_JOBS, LEAST_CHUNKS = 256, 16, 64
 """Chunk size for coarse predictions; largest chunk size for the others; and the number of chunks to
@@ -40,8 +40,8 @@ def predicted(chunk: Chunk) -> list[Answer]:
 
 def _answer(job: Job, how: Mapping[str, Any]) -> Answer:
     try:
-        # the timeline only holds the job, which the client already has
-        return msgspec.structs.replace(api.predict(job, **how), timeline=None)
+        # the simulation only holds the job, which the client already has
+        return msgspec.structs.replace(api.predict(job, **how), simulation=None)
     except InputError as error:
         return error
 

@@ -20,7 +20,11 @@ from perfmodel.base.errors import InputError
 from perfmodel.base.files import finite
 from perfmodel.base.units import show
 from perfmodel.inputs.job import Jitter, Job, Straggler
-from perfmodel.results.drawn import Drawn
+from perfmodel.reporting import contents
+from perfmodel.reporting.contents import Figure, Page, Section
+from perfmodel.reporting.drawn import Paged
+from perfmodel.reporting.panels import stacks
+from perfmodel.reporting.rows import table
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.chunks import Progress
 from perfmodel.studies.grids import Row, Skipped, distinct, grid, label, shown
@@ -28,7 +32,6 @@ from perfmodel.studies.sweeps import common, figures, frame, how
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 SCHEMA = "perfmodel.comparison/1"
 
@@ -61,7 +64,7 @@ _NAMES = {
 _SILENT = ("schema", "title", "source", "options")
 
 
-class Comparison(Drawn, frozen=True, kw_only=True):
+class Comparison(Paged, frozen=True, kw_only=True):
     """Predictions side by side.
 
     ``differing`` holds, for each prediction, the inputs that differ between the jobs, by name and
@@ -156,26 +159,24 @@ class Comparison(Drawn, frozen=True, kw_only=True):
         """The result as JSON text."""
         return json.dumps(self.to_dict(), indent=2)
 
-    def plot(self) -> Figure:
-        """A matplotlib figure: compute and waiting time by cause, a bar per job (extra ``plot``).
+    def figure(self) -> Figure:
+        """Compute and waiting time by cause, a bar per job.
 
         Times are per iteration, or per sample over all workers if global batch sizes differ.
-
-        Raises
-        ------
-        InputError : matplotlib is not installed.
         """
-        from perfmodel.results.drawing import stacks
-
         names = [
             f"{name}\n{p.throughput_samples_per_s:.4g} samples/s"
             for name, p in zip(self.names, self.predictions, strict=True)
         ]
         parts = [parts_s(p, per_sample=self.per_sample) for p in self.predictions]
-        per_sample, per_step = "time per sample of all workers", "mean iteration time of a worker"
-        what = per_sample if self.per_sample else per_step
         ends = [self._ends_s(p) for p in self.predictions]
-        return stacks(names, parts, what, ends)
+        return Figure([[stacks(names, parts, f"{self._what} (s)", ends)]])
+
+    @property
+    def _what(self) -> str:
+        """What takes the times that are compared."""
+        per_sample, per_step = "time per sample of all workers", "mean iteration time of a worker"
+        return per_sample if self.per_sample else per_step
 
     def _ends_s(self, p: Prediction) -> tuple[float, float] | None:
         """Bounds of the interval of the iteration time, or of the time per sample."""
@@ -184,22 +185,10 @@ class Comparison(Drawn, frozen=True, kw_only=True):
         low, high = p.interval.throughput_samples_per_s
         return 1.0 / high, 1.0 / low
 
-    def report(self, path: str | Path | None = None) -> str:
-        """Return a self-contained HTML page and write it to ``path``, if given (extra ``report``).
-
-        Raises
-        ------
-        InputError : Bokeh is not installed, or ``path`` cannot be written.
-        """
-        from perfmodel.reporting import page
-        from perfmodel.reporting.contents import Page, Section, Stacks, shown
-        from perfmodel.reporting.rows import table
-
+    def page(self) -> Page:
+        """The contents of the page."""
         parts = [parts_s(p, per_sample=self.per_sample) for p in self.predictions]
         kinds = [kind for kind in WORDS if any(kind in part for part in parts)]
-        stacked = {kind: [part.get(kind, 0.0) for part in parts] for kind in kinds}
-        per_sample, per_step = "time per sample of all workers", "mean iteration time of a worker"
-        what = per_sample if self.per_sample else per_step
         times = [{"job": name, **part} for name, part in zip(self.names, parts, strict=True)]
         whole = [dict.fromkeys(("job", *kinds), 0.0) | row for row in times]
         best = self.predictions[self.best].throughput_samples_per_s
@@ -208,14 +197,14 @@ class Comparison(Drawn, frozen=True, kw_only=True):
                 name="time",
                 title="Where the time goes",
                 text=self.text,
-                figure=Stacks(self.names, stacked, f"{what} (s)"),
-                tables=[table(f"{what.capitalize()}, in seconds", whole)],
+                figure=self.figure().rows[0][0],
+                tables=[table(f"{self._what.capitalize()}, in seconds", whole)],
             ),
             Section(name="jobs", title="All jobs", tables=[table("Jobs", self.rows())]),
         ]
-        answer = [("Fastest", shown(best, "samples/s"), self.names[self.best])]
+        answer = [("Fastest", contents.shown(best, "samples/s"), self.names[self.best])]
         title = f"Comparison: {self.title}" if self.title else "Comparison"
-        return page.html(Page(title=title, answer=answer, sections=sections), path)
+        return Page(title=title, answer=answer, sections=sections)
 
 
 class Gathered(msgspec.Struct, frozen=True, kw_only=True):

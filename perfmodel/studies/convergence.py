@@ -24,11 +24,12 @@ from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.base.tables import csv_text
 from perfmodel.inputs.job import Job
 from perfmodel.predicting.recording import schedule_of
-from perfmodel.replay.curve import Curve
+from perfmodel.replay.curve import Curve, accuracy_of
 from perfmodel.replay.optimizer import Optimizer
 from perfmodel.replay.replay import replay
 from perfmodel.replay.tasks import make_task
-from perfmodel.results.drawn import Drawn
+from perfmodel.reporting.contents import Figure
+from perfmodel.reporting.drawn import Drawn
 from perfmodel.results.prediction import Prediction
 from perfmodel.results.schedule import Schedule
 from perfmodel.studies.chunks import Progress
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pandas as pd
-    from matplotlib.figure import Figure
 
 SCHEMA = "perfmodel.convergence/1"
 
@@ -240,17 +240,10 @@ class Convergence(Drawn, frozen=True, kw_only=True):
         """The result as JSON text."""
         return json.dumps(files.finite(self.to_dict(), "inf"), indent=2)
 
-    def plot(self) -> Figure:
-        """A matplotlib figure: accuracy over predicted seconds and over samples (extra ``plot``).
-
-        Raises
-        ------
-        InputError : matplotlib is not installed.
-        """
-        from perfmodel.results.drawing import curves
-
+    def figure(self) -> Figure:
+        """Accuracy over predicted seconds and over samples."""
         series = {t.name: {name: t.mean(name) for name in COLUMNS} for t in self.trained}
-        return curves(series, self.target, self.training.task)
+        return accuracy_of(series, self.target, self.training.task)
 
 
 def converge(

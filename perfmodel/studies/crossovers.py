@@ -18,16 +18,16 @@ from perfmodel.inputs.job import MOST_WORKERS, Job
 from perfmodel.inputs.options import described
 from perfmodel.phases.quantities import quantities_of
 from perfmodel.predicting import coarse, variants
-from perfmodel.results.drawn import Drawn
+from perfmodel.reporting.contents import Figure
+from perfmodel.reporting.drawn import Drawn
 from perfmodel.results.prediction import ErrorBand
 from perfmodel.studies import formulas
 from perfmodel.studies.searching import bisected, spaced
 
 if TYPE_CHECKING:
     import sympy
-    from matplotlib.figure import Figure
 
-    from perfmodel.results.study_drawing import PhasesOver
+    from perfmodel.studies.figures import PhasesOver
 
 SCHEMA = "perfmodel.explanation/1"
 
@@ -104,16 +104,9 @@ class Explanation(Drawn, frozen=True, kw_only=True):
         )
         return values
 
-    def plot(self) -> Figure:
-        """A matplotlib figure: the phases, and how they change with each variable (extra ``plot``).
-
-        Without a job it has the phases alone.
-
-        Raises
-        ------
-        InputError : matplotlib is not installed.
-        """
-        from perfmodel.results.study_drawing import phases
+    def figure(self) -> Figure:
+        """The phases, and how they change with each variable; without a job the phases alone."""
+        from perfmodel.studies.figures import phases
 
         job = self.job
         if job is None:
@@ -126,7 +119,7 @@ class Explanation(Drawn, frozen=True, kw_only=True):
 
 def _drawn_over(job: Job, variable: str, crossovers: Sequence[Crossover]) -> PhasesOver:
     """The phases around the job's own value and the crossovers of a variable."""
-    from perfmodel.results.study_drawing import Axis, PhasesOver
+    from perfmodel.studies.figures import PhasesOver, quantity
 
     here = value_of(job, variable)
     mine = [c.value for c in crossovers if c.variable == variable]
@@ -136,7 +129,7 @@ def _drawn_over(job: Job, variable: str, crossovers: Sequence[Crossover]) -> Pha
     phases_s = _evaluated(job, variable, values).phases_s
     seconds = {name: each.tolist() for name, each in phases_s.items()}
     unit = dimension_of(variable) or ("samples" if variable == "batch_size" else "")
-    axis = Axis(variable.removesuffix(f"_{unit}").replace("_", " "), unit, ticks=4)
+    axis = quantity(variable.removesuffix(f"_{unit}").replace("_", " "), unit, most=4)
     return PhasesOver(axis=axis, now=here, values=values.tolist(), seconds=seconds, crossovers=mine)
 
 

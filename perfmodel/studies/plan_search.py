@@ -19,7 +19,7 @@ from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError, TooLargeError, number, whole_number
 from perfmodel.inputs.job import Job
 from perfmodel.predicting import gains
-from perfmodel.predicting.answer import with_timeline
+from perfmodel.predicting.answer import with_job
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.chunks import Answer, Chunk, Progress, predicted
 from perfmodel.studies.executors import elsewhere, result, submitted
@@ -296,7 +296,7 @@ class Search:
         (answer,) = predicted(asked) if begun is None else result(begun)
         if not isinstance(answer, Prediction):
             raise answer
-        return with_timeline(answer, self.jobs[i], self.max_ops)
+        return with_job(answer, self.jobs[i], self.max_ops)
 
     def _predict(self, i: int, fidelity: api.Fidelity) -> Prediction:
         """Predict a candidate and replace the formulas' values by the prediction's."""

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perfmodel.base.tables import csv_text, parquet
-from perfmodel.results.drawn import Drawn
+from perfmodel.reporting.contents import Figure, Page, Section
+from perfmodel.reporting.drawn import Paged
+from perfmodel.reporting.rows import table
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.sensitivity import Effect
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 SCHEMA = "perfmodel.plan/1"
 
@@ -139,7 +140,7 @@ class Price(msgspec.Struct, frozen=True):
     source: str
 
 
-class Plan(Drawn, frozen=True, kw_only=True):
+class Plan(Paged, frozen=True, kw_only=True):
     """A decision and its reasons.
 
     Attributes
@@ -260,48 +261,21 @@ class Plan(Drawn, frozen=True, kw_only=True):
         """The result as JSON text."""
         return json.dumps(self.to_dict(), indent=2)
 
-    def plot(self) -> Figure:
-        """A matplotlib figure: the Pareto front of time and cost, and the ranked candidates.
+    def figure(self) -> Figure:
+        """The Pareto front of time and cost, and the ranked candidates."""
+        from perfmodel.studies.figures import trade
 
-        Raises
-        ------
-        InputError : matplotlib is not installed.
-        """
-        from perfmodel.results.drawing import trade
+        def points(some: Sequence[Candidate | Trade]) -> list[tuple[float, float, str, str]]:
+            return [
+                (e.time_s / HOUR_S, e.cost_usd, e.instance, f"{e.nodes} nodes, {e.architecture}")
+                for e in some
+            ]
 
-        return trade(
-            [(each.time_s / HOUR_S, each.cost_usd, each.instance) for each in self.front],
-            [(each.time_s / HOUR_S, each.cost_usd) for each in self.ranked],
-            self.first.label,
-        )
+        return trade(points(self.front), points(self.ranked), self.first.label)
 
-    def report(self, path: str | Path | None = None) -> str:
-        """Return a self-contained HTML page and write it to ``path``, if given (extra ``report``).
-
-        Raises
-        ------
-        InputError : Bokeh is not installed, or ``path`` cannot be written.
-        """
-        from perfmodel.reporting import page
-        from perfmodel.reporting.contents import Lines, Page, Section, Series
-        from perfmodel.reporting.rows import table
-
-        first, ranked = self.first, list(self.ranked)
-        shown: list[tuple[str, str, Sequence[Candidate | Trade]]] = [
-            ("Pareto front", "steps", self.front),
-            ("ranked", "points", ranked),
-        ]
-        series = [
-            Series(
-                name=name,
-                style=style,
-                x=[each.time_s / HOUR_S for each in some],
-                y=[each.cost_usd for each in some],
-                labels=[f"{each.nodes} x {each.instance}, {each.architecture}" for each in some],
-            )
-            for name, style, some in shown
-        ]
-        front = Lines(series=series, over="time (h)", title="cost (USD)", log_x=True, log_y=True)
+    def page(self) -> Page:
+        """The contents of the page."""
+        first = self.first
         reasons = [self.why, *self.notes]
         if self.change is not None:
             helps = f"{self.change.change}, {self.change.gain:.3g} times as good"
@@ -311,7 +285,7 @@ class Plan(Drawn, frozen=True, kw_only=True):
             Section(
                 name="front",
                 title="Time against cost",
-                figure=front,
+                figure=self.figure().rows[0][0],
                 tables=[table("Candidates", self.rows())],
             ),
             Section(
@@ -331,7 +305,7 @@ class Plan(Drawn, frozen=True, kw_only=True):
             ("Best choice", f"{self.probability:.0%}", "probability, among those predicted"),
         ]
         title = f"Plan for {self.objective}: {first.nodes} x {first.instance}"
-        return page.html(Page(title=title, answer=answer, sections=parts), path)
+        return Page(title=title, answer=answer, sections=parts)
 
 
 def _key(each: Candidate | Trade) -> tuple[Any, ...]:

@@ -19,18 +19,22 @@ from perfmodel.base.errors import InputError
 from perfmodel.inputs.job import SCHEMA as JOB_SCHEMA
 from perfmodel.inputs.job import Jitter, Job, JobFile, per_worker
 from perfmodel.predicting import job_facts
-from perfmodel.predicting.fine import Resimulation
+from perfmodel.predicting.fine import Simulation
 from perfmodel.reporting import page
 from perfmodel.reporting.contents import (
+    INTERVAL,
+    Axis,
     Column,
-    Lines,
     Page,
+    Panel,
     Quantity,
     Section,
     Series,
     Table,
+    columns,
     shown,
 )
+from perfmodel.reporting.panels import colour
 from perfmodel.results import sections
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.advice import Advice, advise
@@ -130,6 +134,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def report(
+    source: Prediction | Job | None = None,
     *,
     fidelity: api.Fidelity = "fine",
     tolerance: float = api.TOLERANCE,
@@ -143,6 +148,7 @@ def report(
 
     Parameters
     ----------
+    source : a job, or a simulated prediction of one, in the place of ``arguments``.
     fidelity, tolerance, rel_ci, max_ops : of the prediction, see :func:`perfmodel.predict`.
     command : what to show as the command that made it.
     progress : called with (done, all) after each part.
@@ -152,13 +158,18 @@ def report(
 
     Raises
     ------
-    InputError : the job is impossible.
+    InputError : the job is impossible; ``source`` comes with arguments, or its job is not known or
+        was changed after :func:`perfmodel.make_job` made it.
 
     >>> found = report(model="resnet18", arch="ring", workers=4, fidelity="coarse")
     >>> [each.workers for each in found.scaling]
     [1, 2, 4, 8]
     """
     run = {name: arguments.pop(name) for name in OF_THE_RUN if name in arguments}
+    if source is not None:
+        if arguments:
+            raise InputError(f"report: a job, or arguments of one; got {', '.join(arguments)} too")
+        arguments = _arguments_of(source)
     given = per_worker(arguments)
     asked: dict[str, Any] = {"tolerance": tolerance, "rel_ci": rel_ci, "max_ops": max_ops}
     job = api.make_job(**given)
@@ -167,21 +178,34 @@ def report(
         if progress is not None:
             progress(parts, 5)
 
-    found = api.predict(job, fidelity=fidelity, **asked, **run)
+    if isinstance(source, Prediction):
+        found = source
+    else:
+        found = api.predict(job, fidelity=fidelity, **asked, **run)
     return _around(found, job, given, arguments, command, did)
 
 
-def report_of(found: Prediction) -> Report | None:
-    """The report around a prediction; None where it was not simulated, or where its job is not what
-    :func:`perfmodel.make_job` makes of ``given``."""
-    again = found.timeline
-    if not isinstance(again, Resimulation) or again.job.given is None:
-        return None
-    given = again.job.given
-    job = api.make_job(**given)
-    if job_facts.with_layers(job) != again.job:
-        return None
-    return _around(found, job, given, given, "", lambda _: None)
+def _arguments_of(source: Prediction | Job) -> dict[str, Any]:
+    """The arguments of a job, or of a predicted job.
+
+    Raises
+    ------
+    InputError : they are not known.
+    """
+    job = source
+    if isinstance(job, Prediction):
+        if not isinstance(job.simulation, Simulation):
+            raise InputError(
+                "report: only a simulated prediction has its job; give perfmodel.report the job"
+            )
+        job = job.simulation.job
+    if job.given is None or job_facts.with_layers(api.make_job(**job.given)) != (
+        job_facts.with_layers(job)
+    ):
+        raise InputError(
+            "report: not a job as make_job made it; Prediction.report has a page of it alone"
+        )
+    return job.given
 
 
 def _around(
@@ -287,32 +311,20 @@ def _item(value: Any) -> Any:
 
 
 def _sensitivity(found: Sensitivity) -> Section:
-    columns = [
-        Column("assumption"),
-        Column("assumed"),
-        Column("instead"),
-        Column("throughput (samples/s)"),
-        Column("change", "ratio"),
-        Column("source"),
-    ]
+    heads = ("assumption", "assumed", "instead", "throughput (samples/s)")
+    shown_columns = [*columns(*heads, change="ratio"), Column("source")]
     rows: list[tuple[Any, ...]] = []
     unvaried = []
     for each in found.effects:
         a = each.assumption
+        now = a.name, Quantity(a.value, a.unit)
         rows += [
-            (
-                a.name,
-                Quantity(a.value, a.unit),
-                Quantity(other.value, a.unit),
-                other.throughput_samples_per_s,
-                other.ratio,
-                a.source,
-            )
-            for other in each.alternatives
+            (*now, Quantity(o.value, a.unit), o.throughput_samples_per_s, o.ratio, a.source)
+            for o in each.alternatives
         ]
         if not each.alternatives:
-            unvaried.append((a.name, Quantity(a.value, a.unit), each.unvaried, a.source))
-    names = [Column("assumption"), Column("assumed"), Column("why"), Column("source")]
+            unvaried.append((*now, each.unvaried, a.source))
+    names = columns("assumption", "assumed", "why", "source")
     p = found.prediction
     how = "predicted by formulas" if p.fidelity == "coarse" else "simulated"
     rate = shown(p.throughput_samples_per_s, "samples/s")
@@ -324,9 +336,9 @@ def _sensitivity(found: Sensitivity) -> Section:
             f"choice is replaced by another, relative to {rate}. All values are {how}. The largest "
             "effects come first."
         ],
-        figure=found.tornado(),
+        figure=found.figure().rows[0][0],
         tables=[
-            Table("Effect of each assumption", columns, rows),
+            Table("Effect of each assumption", shown_columns, rows),
             *([Table("Assumptions that were not varied", names, unvaried)] if unvaried else []),
         ],
     )
@@ -344,22 +356,20 @@ def _scaling(points: Sequence[Scaled], workers: int) -> Section:
         whole = band and all(low is not None for low, _ in ends)
         series.append(
             Series(
-                name={"fine": "simulated", "coarse": "formulas"}[name],
-                x=[each.workers for each in known],
-                y=[getattr(each, key) for each in known],
+                {"fine": "simulated", "coarse": "formulas"}[name],
+                [each.workers for each in known],
+                [getattr(each, key) for each in known],
+                colour(len(series)),
+                style,
+                "o",
                 low=[low or 0.0 for low, _ in ends] if whole else (),
                 high=[high or 0.0 for _, high in ends] if whole else (),
-                style=style,
+                band=INTERVAL,
             )
         )
     rate = "samples/s"
-    columns = [
-        Column("workers"),
-        Column(f"simulated ({rate})"),
-        Column(f"formulas ({rate})"),
-        Column("low"),
-        Column("high"),
-    ]
+    heads = ("workers", f"simulated ({rate})", f"formulas ({rate})", "low", "high")
+    table = Table("Scaling", columns(*heads), [msgspec.structs.astuple(each) for each in points])
     return Section(
         name="scaling",
         title="Scaling",
@@ -367,23 +377,17 @@ def _scaling(points: Sequence[Scaled], workers: int) -> Section:
             "Throughput over the number of workers, with the interval that contains 9 of 10 "
             f"measured runs. This job has {workers}."
         ],
-        figure=Lines(
-            series=series, over="workers", title=f"throughput ({rate})", log_x=True, log_y=True
+        figure=Panel(
+            series,
+            Axis("workers", log=True, ticks=[each.workers for each in points]),
+            Axis(f"throughput ({rate})", log=True),
         ),
-        tables=[Table("Scaling", columns, [msgspec.structs.astuple(each) for each in points])],
+        tables=[table],
     )
 
 
 def _advice(found: Advice) -> Section:
-    columns = [
-        Column("change"),
-        Column("flags"),
-        Column("speed-up"),
-        Column("low"),
-        Column("high"),
-        Column("sure"),
-        Column("effect on learning"),
-    ]
+    heads = ("change", "flags", "speed-up", "low", "high", "sure", "effect on learning")
     names = ("change", "flags", "gain", "low", "high", "recommended", "price")
     rows = [tuple(row[name] for name in names) for row in found.rows()]
     how = "by formulas" if found.prediction.fidelity == "coarse" else "by simulation"
@@ -394,5 +398,5 @@ def _advice(found: Advice) -> Section:
         name="advice",
         title="What would make it faster",
         text=[text if rows else "None of the changes that were tried makes it faster."],
-        tables=[Table("Changes", columns, rows)] if rows else [],
+        tables=[Table("Changes", columns(*heads), rows)] if rows else [],
     )

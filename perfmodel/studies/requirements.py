@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -21,13 +21,11 @@ from perfmodel.base.errors import InputError, unknown_name
 from perfmodel.base.units import dimension_of, show
 from perfmodel.inputs.job import MOST_WORKERS, Job, per_worker
 from perfmodel.inputs.options import described
-from perfmodel.results.drawn import Drawn
+from perfmodel.reporting.contents import Figure
+from perfmodel.reporting.drawn import Drawn
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies import crossovers
 from perfmodel.studies.aims import HOUR_S, QUANTITIES, Aim
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SCHEMA = "perfmodel.requirement/1"
 
@@ -115,28 +113,22 @@ class Requirement(Drawn, frozen=True, kw_only=True):
         )
         return values | {"prediction": self.prediction.to_dict()}
 
-    def plot(self) -> Figure:
-        """A matplotlib figure: the aim's quantity over the variable (extra ``plot``).
-
-        Raises
-        ------
-        InputError : matplotlib is not installed.
-        """
-        from perfmodel.results.study_drawing import Answered, Axis, aim
+    def figure(self) -> Figure:
+        """The aim's quantity over the variable."""
+        from perfmodel.studies.figures import aim
+        from perfmodel.studies.figures import quantity as axis
 
         drawn = self._near()
         ends = drawn[0].value, drawn[-1].value
-        marks = Answered(
-            now=self.now, met=self.found.within(*ends), surely=self.surely.within(*ends)
-        )
+        ranges = self.found.within(*ends), self.surely.within(*ends)
         quantity = QUANTITIES[self.quantity]
         linear = self.quantity in ("idle", "scaling", "staleness")
         of_variable = "samples" if self.variable == "batch_size" else self.unit
-        over = Axis(_words(self.variable, self.unit), of_variable)
+        over = axis(_words(self.variable, self.unit), of_variable)
         scale, unit = (1.0 / HOUR_S, "h") if self.quantity == "time" else (1.0, quantity.unit)
         points = [(p.value, p.quantity * scale, p.low * scale, p.high * scale) for p in drawn]
-        axes = (over, Axis(quantity.label, unit, log=not linear))
-        return aim(points, axes, self.target * scale, marks, self.text)
+        axes = (over, axis(quantity.label, unit, log=not linear))
+        return aim(points, axes, self.target * scale, self.now, ranges, self.text)
 
     def _near(self) -> list[Point]:
         """The points around the job and the answer; all of them where there is no such value."""

@@ -21,15 +21,14 @@ from perfmodel.inputs.cluster import Cluster, Link
 from perfmodel.inputs.job import Job, Start, per_worker
 from perfmodel.inputs.options import described
 from perfmodel.predicting import coarse, islands, job_facts
-from perfmodel.results.drawn import Drawn
+from perfmodel.reporting.contents import Figure
+from perfmodel.reporting.drawn import Drawn
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.chunks import Progress
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
-    from perfmodel.reporting.contents import Tornado
 
 SCHEMA = "perfmodel.sensitivity/1"
 
@@ -165,34 +164,16 @@ class Sensitivity(Drawn, frozen=True, kw_only=True):
 
         return json.dumps(self.to_dict(), indent=2)
 
-    def tornado(self) -> Tornado | None:
-        """The effects as bars to both sides of 1; None where no assumption matters.
+    def figure(self) -> Figure:
+        """The effects as bars to both sides of 1, the largest first.
 
         Of several words that may stand instead of one, the one with the largest effect is drawn.
         """
-        from perfmodel.reporting.contents import Tornado
+        from perfmodel.studies.figures import tornado
 
         effects = [each for each in self.effects if each.swing >= LEAST_SWING][:MOST_BARS]
-        if not effects:
-            return None
-        sides = [each.sides for each in effects]
-        (below, low), (above, high) = (zip(*side, strict=True) for side in zip(*sides, strict=True))
-        names = [each.assumption.name for each in effects]
-        return Tornado(names, low, high, below, above, "relative throughput")
-
-    def plot(self) -> Figure:
-        """A matplotlib figure: the effect of each assumption, the largest first (extra ``plot``).
-
-        Raises
-        ------
-        InputError : matplotlib is not installed.
-        """
-        from perfmodel.reporting.contents import Tornado
-        from perfmodel.results.drawing import headline
-        from perfmodel.results.study_drawing import tornado
-
-        nothing = Tornado((), (), (), (), (), "")
-        return tornado(self.tornado() or nothing, headline(self.prediction.to_dict()))
+        rows = [(each.assumption.name, each.sides) for each in effects]
+        return Figure([[tornado(rows)]], self.prediction.headline)
 
 
 def sensitivity(

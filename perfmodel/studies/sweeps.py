@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -15,8 +15,10 @@ from perfmodel.base import files
 from perfmodel.base.errors import number
 from perfmodel.base.tables import csv_text, parquet
 from perfmodel.inputs.job import Job
-from perfmodel.predicting.answer import with_timeline
-from perfmodel.results.drawn import Drawn
+from perfmodel.predicting.answer import with_job
+from perfmodel.reporting.contents import Figure, Page, Panel, Section, shown
+from perfmodel.reporting.drawn import Paged
+from perfmodel.reporting.rows import table
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies import shards
 from perfmodel.studies.chunks import Progress
@@ -28,20 +30,14 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     import pandas as pd
-    from matplotlib.figure import Figure
-
-    from perfmodel.reporting.contents import Figure as Drawing
 
 SCHEMA = "perfmodel.sweep/1"
 
 NATURAL = ("workers", "bandwidth_bytes_per_s", "batch_size", "global_batch_size", "latency_s")
 """Preferred x axes of a figure, if they vary; otherwise any other numeric axis is used."""
 
-MOST_BANDS = 3
-"""Largest number of lines in a page's figure that are drawn with interval bands."""
 
-
-class Sweep(Drawn, frozen=True, kw_only=True):
+class Sweep(Paged, frozen=True, kw_only=True):
     """Predictions of many jobs.
 
     ``points`` holds, for each of the ``predictions``, the value of each axis by name in SI units;
@@ -136,104 +132,58 @@ class Sweep(Drawn, frozen=True, kw_only=True):
         """The result as JSON text."""
         return json.dumps(self.to_dict(), indent=2)
 
-    def plot(self) -> Figure:
-        """A matplotlib figure: throughput and idle fraction over a varied input (extra ``plot``).
+    def figure(self) -> Figure:
+        """Throughput and idle fraction over a varied input.
 
         The x axis is the number of workers if it varies, else bandwidth, batch size, latency, or
         another number, with one line per combination of the other axes. Without a numeric axis,
         bars are drawn.
-
-        Raises
-        ------
-        InputError : matplotlib is not installed.
         """
-        from perfmodel.results.drawing import bars, lines
+        throughput, idle = self._panels()
+        rows = [[throughput, idle]] if throughput.y.names else [[throughput], [idle]]
+        return Figure(rows, self.title)
 
-        over = self._drawn_over()
-        rows = [
-            row | {"interval": None if p.interval is None else msgspec.to_builtins(p.interval)}
-            for row, p in zip(self.rows(), self.predictions, strict=True)
-        ]
-        if over is None:
-            return bars([label(point) or "job" for point in self.points], rows, self.title)
-        series: dict[str, list[Row]] = {}
-        for point, row in zip(self.points, rows, strict=True):
-            rest = {name: value for name, value in point.items() if name != over}
-            series.setdefault(label(rest), []).append(row)
-        return lines(over, series, self.title)
-
-    def report(self, path: str | Path | None = None) -> str:
-        """Return a self-contained HTML page and write it to ``path``, if given (extra ``report``).
-
-        Raises
-        ------
-        InputError : Bokeh is not installed, or ``path`` cannot be written.
-        """
-        from perfmodel.reporting import page
-        from perfmodel.reporting.contents import Page, Section, shown
-        from perfmodel.reporting.rows import table
-
+    def page(self) -> Page:
+        """The contents of the page."""
         rows, names = self.rows(), [label(point) or "job" for point in self.points]
         best = max(range(len(rows)), key=lambda i: rows[i]["throughput_samples_per_s"])
         answer = [
             ("Jobs", str(len(rows)), f"{len(self.skipped)} impossible" if self.skipped else ""),
             ("Fastest", shown(rows[best]["throughput_samples_per_s"], "samples/s"), names[best]),
         ]
+        throughput, idle = self._panels()
         parts = [
-            Section(name="throughput", title="Throughput", figure=self._drawn("throughput")),
-            Section(name="idle", title="Idle time", figure=self._drawn("idle")),
-            Section(
-                name="jobs", title="All jobs", text=self.notes, tables=[table("Jobs", rows)]
-            ),
+            Section(name="throughput", title="Throughput", figure=throughput),
+            Section(name="idle", title="Idle time", figure=idle),
+            Section(name="jobs", title="All jobs", text=self.notes, tables=[table("Jobs", rows)]),
         ]
         if self.skipped:
             skipped = [{"job": label(s.point), "reason": s.reason} for s in self.skipped]
             left_out = table("Impossible jobs", skipped)
             parts.append(Section(name="skipped", title="Left out", tables=[left_out]))
         title = f"Sweep: {self.title}" if self.title else "Sweep"
-        return page.html(Page(title=title, answer=answer, sections=parts), path)
+        return Page(title=title, answer=answer, sections=parts)
 
-    def _drawn(self, what: Literal["throughput", "idle"]) -> Drawing:
-        """The figure of a page: lines over a numeric axis, or bars."""
-        from perfmodel.reporting.contents import Lines, Series, Stacks
-        from perfmodel.results.drawing import MOST_BARS, MOST_LINES, geometric
-        from perfmodel.results.style import spread
+    def _panels(self) -> tuple[Panel, Panel]:
+        """Panels of the throughput and of the idle fraction."""
+        from perfmodel.studies.figures import bars_of, lines_over
 
-        key, words = {
-            "throughput": ("throughput_samples_per_s", "throughput (samples/s)"),
-            "idle": ("idle_fraction", "fraction of the time"),
-        }[what]
-        over, rows = self._drawn_over(), self.rows()
+        over = next(iter(self._numeric()), None)
+        rows = [
+            row | {"interval": None if p.interval is None else msgspec.to_builtins(p.interval)}
+            for row, p in zip(self.rows(), self.predictions, strict=True)
+        ]
         if over is None:
-            bars = spread(list(zip(self.points, rows, strict=True)), MOST_BARS)
-            names = [label(point) or "job" for point, _ in bars]
-            return Stacks(names, {what: [row[key] for _, row in bars]}, words)
-        found: dict[str, list[Row]] = {}
+            return bars_of([label(point) or "job" for point in self.points], rows)
+        series: dict[str, list[Row]] = {}
         for point, row in zip(self.points, rows, strict=True):
             rest = {name: value for name, value in point.items() if name != over}
-            if row[over] is not None:
-                found.setdefault(label(rest) or what, []).append(row)
-        series = []
-        for name in spread(list(found), MOST_LINES):
-            line = sorted(found[name], key=lambda row: row[over])
-            ends = [(r["low_samples_per_s"], r["high_samples_per_s"]) for r in line]
-            band = what == "throughput" and len(found) <= MOST_BANDS
-            whole = band and all(low is not None for low, _ in ends)
-            series.append(
-                Series(
-                    name=name,
-                    x=[row[over] for row in line],
-                    y=[row[key] for row in line],
-                    low=[low for low, _ in ends] if whole else (),
-                    high=[high for _, high in ends] if whole else (),
-                )
-            )
-        log = geometric(sorted({x for each in series for x in each.x}))
-        return Lines(
-            series=series, over=over, title=words, log_x=log, log_y=log and what == "throughput"
-        )
+            series.setdefault(label(rest), []).append(row)
+        return lines_over(over, series)
 
-    def _drawn_over(self) -> str | None:
+    def _numeric(self) -> list[str]:
+        """Names of the axes with several numbers, those that are preferred first."""
+
         def is_number(name: str) -> bool:
             values = {point[name] for point in self.points} - {None}
             return len(values) > 1 and all(
@@ -242,7 +192,7 @@ class Sweep(Drawn, frozen=True, kw_only=True):
             )
 
         names = [axis.name for axis in self.axes]
-        return next((n for n in [*NATURAL, *names] if n in names and is_number(n)), None)
+        return [n for n in dict.fromkeys([*NATURAL, *names]) if n in names and is_number(n)]
 
     def _statistical_efficiency(self) -> list[float]:
         noise = self.noise_scale_samples
@@ -328,7 +278,7 @@ def sweep(
     answers = shards.answers(found, how, executor or InLine(), resume, progress)
     for i, answer in enumerate(answers):
         if isinstance(answer, Prediction):
-            predictions.append(with_timeline(answer, found.jobs[i], max_ops))
+            predictions.append(with_job(answer, found.jobs[i], max_ops))
             kept.append(i)
         else:
             skipped.append(Skipped(found.points[i], str(answer)))

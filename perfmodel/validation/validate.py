@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
 from perfmodel import api
 from perfmodel.base.errors import InputError
-from perfmodel.results.drawn import Drawn
+from perfmodel.reporting.contents import (
+    INTERVAL,
+    Axis,
+    Figure,
+    Mark,
+    Page,
+    Panel,
+    Ranges,
+    Section,
+    Series,
+)
+from perfmodel.reporting.drawn import Paged
+from perfmodel.reporting.panels import colour, marker
+from perfmodel.reporting.rows import table
 from perfmodel.results.prediction import Prediction
 from perfmodel.validation.cases import MeasuredJob
 from perfmodel.validation.scores import MEASURES, Score, Summary, summarise
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SCHEMA = "perfmodel.validation/1"
 
@@ -36,7 +45,7 @@ class CaseScores(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
 
-class Validation(Drawn, frozen=True, kw_only=True):
+class Validation(Paged, frozen=True, kw_only=True):
     """Predictions of measured jobs, in the order of the cases."""
 
     outcomes: tuple[CaseScores, ...]
@@ -113,56 +122,43 @@ class Validation(Drawn, frozen=True, kw_only=True):
         """Return JSON text."""
         return json.dumps(self.to_dict(), indent=2)
 
-    def plot(self) -> Figure:
-        """Draw predicted over measured step times as a matplotlib figure, one colour per group.
+    def figure(self) -> Figure:
+        """Predicted over measured step times, one colour per group.
+
+        Both are equal on the diagonal; the band around it reaches 10 % to either side.
 
         Raises
         ------
-        InputError : matplotlib is not installed, or no case has a step time.
+        InputError : no case has a step time.
         """
-        from perfmodel.results.drawing import against
-
-        points = {
-            group: [
-                msgspec.to_builtins(o.scores["step_s"])
-                for o in self.outcomes
-                if o.group == group and "step_s" in o.scores
-            ]
-            for group in self.groups
-        }
-        if not any(points.values()):
-            raise InputError("plot: no case has a step time")
-        return against(points, "step time", "s")
-
-    def report(self, path: str | Path | None = None) -> str:
-        """Return a self-contained HTML page, and write it to ``path`` if given (extra ``report``).
-
-        Raises
-        ------
-        InputError : Bokeh is not installed, or the file cannot be written.
-        """
-        from perfmodel.reporting import page
-        from perfmodel.reporting.contents import Lines, Page, Section, Series
-        from perfmodel.reporting.rows import table
-
         timed = [(o, o.scores["step_s"]) for o in self.outcomes if "step_s" in o.scores]
-        series = [
-            Series(
-                name=group,
-                style="points",
-                x=[score.measured for o, score in timed if o.group == group],
-                y=[score.predicted for o, score in timed if o.group == group],
-                labels=[o.name for o, _ in timed if o.group == group],
-            )
-            for group in dict.fromkeys(o.group for o, _ in timed)
+        if not timed:
+            raise InputError("plot: no case has a step time")
+        values = [v for _, score in timed for v in (score.measured, score.predicted)]
+        limits = [min(values) / 1.5, max(values) * 1.5]
+        below, above = ([factor * end for end in limits] for factor in (0.9, 1.1))
+        marks: list[Mark] = [
+            Series("equal", limits, limits, low=below, high=above, band="within 10 %")
         ]
-        if timed:
-            values = [v for _, score in timed for v in (score.measured, score.predicted)]
-            ends = [min(values), max(values)]
-            series.append(Series(name="equal", x=ends, y=ends, style="reference"))
-        figure = Lines(
-            series=series, over="measured (s)", title="predicted (s)", log_x=True, log_y=True
+        for number, group in enumerate(dict.fromkeys(o.group for o, _ in timed)):
+            some = [(o.name, score) for o, score in timed if o.group == group]
+            known = [(s.measured, *s.interval) for _, s in some if s.interval is not None]
+            line = colour(number)
+            if known:
+                at, low, high = zip(*known, strict=True)
+                marks.append(Ranges(INTERVAL, at, low, high, line, "y", opacity=0.4))
+            names, scores = zip(*some, strict=True)
+            x, y = [s.measured for s in scores], [s.predicted for s in scores]
+            marks.append(Series(group, x, y, line, "points", marker(number), labels=names))
+        measured, predicted = (
+            Axis(f"{which} step time (s)", "s", log=True, low=limits[0], high=limits[1])
+            for which in ("measured", "predicted")
         )
+        return Figure([[Panel(marks, measured, predicted, "xy", square=True)]])
+
+    def page(self) -> Page:
+        """The contents of the page."""
+        timed = any("step_s" in o.scores for o in self.outcomes)
         groups = [
             {"group": group, "measure": measure, **msgspec.to_builtins(summary)}
             for group, found in self.summaries().items()
@@ -179,7 +175,7 @@ class Validation(Drawn, frozen=True, kw_only=True):
             Section(
                 name="cases",
                 title="Step times, predicted and measured",
-                figure=figure if timed else None,
+                figure=self.figure().rows[0][0] if timed else None,
                 tables=[table("Cases", cases)],
             ),
         ]
@@ -188,7 +184,7 @@ class Validation(Drawn, frozen=True, kw_only=True):
         if inside is not None:
             answer.append(("Inside the interval", f"{inside:.0%}", "90 % expected"))
         title = "Predictions and measurements"
-        return page.html(Page(title=title, answer=answer, sections=parts), path)
+        return Page(title=title, answer=answer, sections=parts)
 
 
 def validate(

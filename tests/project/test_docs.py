@@ -276,7 +276,7 @@ def test_reference_pages_are_complete() -> None:
     assert "--repetitions" in options
     assert "--bandwidth" in options
     assert _missing("command-line.md", options) == []
-    in_json = [name for name in _fields(Prediction) if name != "timeline"]
+    in_json = [name for name in _fields(Prediction) if name != "simulation"]
     assert _missing("json-output.md", in_json) == []
     fitted = set(_fields(Calibration))  # in cluster-file.md, to which workload-file.md links
     assert _missing("workload-file.md", [f for f in _fields(Profile) if f not in fitted]) == []

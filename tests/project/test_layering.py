@@ -32,11 +32,11 @@ ROOMS: Mapping[str, frozenset[str]] = {
         "traces": "base inputs",
         "architectures": ABOVE_BASE,
         "predicting": f"{ABOVE_BASE} engine architectures",
-        "replay": "base theory results",
-        "measuring": "base theory inputs results engine architectures profiler",
+        "replay": "base theory reporting results",
+        "measuring": "base theory inputs reporting results engine architectures profiler",
         "api": "base inputs graph results engine architectures predicting",
         "studies": f"{ABOVE_BASE} reporting architectures predicting replay api",
-        "calibration": f"{ABOVE_BASE} architectures predicting measuring api",
+        "calibration": f"{ABOVE_BASE} reporting architectures predicting measuring api",
         "validation": "base inputs reporting results measuring api",
         "cli": f"{ABOVE_BASE} reporting architectures predicting replay studies calibration "
         "validation measuring profiler traces api",
@@ -44,6 +44,10 @@ ROOMS: Mapping[str, frozenset[str]] = {
     }.items()
 }
 """Rooms that each room may import, lowest first; each names only rooms of earlier rows."""
+
+DRAWING = frozenset({"matplotlib", "bokeh", "jinja2"})
+"""Libraries that draw figures and write pages: only ``reporting`` imports them. All other rooms say
+what a figure or a page shows, in the language of :mod:`perfmodel.reporting.contents`."""
 
 FACADE = frozenset({"__version__"})
 """Names that modules may import from the package itself; others are imported where defined."""
@@ -117,6 +121,30 @@ def violations(sources: Mapping[str, str]) -> list[str]:
     return found
 
 
+def drawing(sources: Mapping[str, str]) -> list[str]:
+    """Modules outside ``reporting`` that import a drawing library, except for type checking."""
+    found = []
+    for module, source in sources.items():
+        if room_of(module) == "reporting":
+            continue
+        tree = ast.parse(source)
+        typing = {
+            inner
+            for node in ast.walk(tree)
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            for inner in ast.walk(node)
+        }
+        for node in ast.walk(tree):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            if node not in typing and any(name.partition(".")[0] in DRAWING for name in names):
+                found.append(module)
+    return found
+
+
 def package_sources() -> dict[str, str]:
     """Source of each module except the package's own file, which lazily imports from all."""
     sources = {}
@@ -131,6 +159,23 @@ def package_sources() -> dict[str, str]:
 
 def test_rooms_import_only_from_below() -> None:
     assert violations(package_sources()) == []
+
+
+def test_only_reporting_draws() -> None:
+    assert drawing(package_sources()) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("def f():\n    from matplotlib.figure import Figure", ["results.a"]),
+        ("import bokeh.plotting as p", ["results.a"]),
+        ("if TYPE_CHECKING:\n    from matplotlib.figure import Figure", []),
+        ("from perfmodel.reporting import images", []),
+    ],
+)
+def test_canary_a_result_that_draws_is_reported(source: str, expected: list[str]) -> None:
+    assert drawing({"results.a": source, "reporting.b": "import bokeh"}) == expected
 
 
 def test_each_row_names_only_earlier_rows() -> None:

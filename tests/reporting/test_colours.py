@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from perfmodel.reporting.colours import CAUSE_COLOURS, KIND_COLOURS, PALETTE
-from perfmodel.results import style
 
 LEAST = 12.0
 """Smallest distance of two colours in CIELAB; about 2 is just distinguishable side by side."""
@@ -48,7 +47,7 @@ def closest(colours: tuple[str, ...], kind: str) -> float:
 def test_colours_are_distinguishable(kind: str) -> None:
     assert closest(PALETTE, kind) > LEAST
     assert len(set(CAUSE_COLOURS.values())) == len(CAUSE_COLOURS)
-    assert set(style.SERIES) | set(KIND_COLOURS.values()) <= set(PALETTE)
+    assert set(KIND_COLOURS.values()) <= set(PALETTE)
 
 
 def test_canary_red_and_green_are_too_similar_for_some() -> None:

@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from perfmodel import compare, make_job, plan, predict, report, sweep
+from perfmodel import InputError, compare, make_job, plan, predict, report, sweep
 from perfmodel.architectures import registry
 from perfmodel.reporting import page
-from perfmodel.reporting.contents import Page, Section, Stacks
+from perfmodel.reporting.contents import Page, Section
+from perfmodel.reporting.panels import stacks
 from perfmodel.studies.reports import Report
 from perfmodel.validation import shipped_cases, validate
 from tests.reporting.pages import loads, tables
@@ -105,7 +106,7 @@ def test_names_cannot_inject_markup() -> None:
     """Neither in text nor in the values of figures."""
 
     def made(name: str) -> str:
-        bars = Stacks([name], {name: [1.0]}, name)
+        bars = stacks([name, name], [{name: 1.0}] * 2, name)
         part = Section(name="a", title=name, text=[name], figure=bars, code=[(name, name)])
         return page.html(Page(title=name, answer=[(name, name, name)], sections=[part]))
 
@@ -121,17 +122,31 @@ def test_a_coarse_prediction_says_why_it_has_no_timeline() -> None:
     assert "a coarse prediction has no timeline" in text
 
 
-def test_a_prediction_has_the_page_of_its_job(made: Report, text: str) -> None:
+def test_a_job_and_its_prediction_have_the_same_report(made: Report, text: str) -> None:
     job = make_job(**JOB)
-    assert tables(predict(job).report()) == tables(text)
-    assert mismatches(predict(job).report(), made.to_dict()) == []
+    for source in (job, predict(job)):
+        found = report(source)
+        assert tables(found.to_html()) == tables(text)
+        assert found.to_dict() == made.to_dict()
 
 
-def test_a_job_that_was_changed_has_the_page_of_its_prediction_alone() -> None:
+def test_the_page_of_a_prediction_needs_no_further_predictions() -> None:
     job = msgspec.structs.replace(make_job(**JOB), workers=2)
     found = tables(predict(job).report())
     assert "Scaling" not in found
     assert "Assumptions" in found
+
+
+def test_a_report_of_a_job_that_is_not_known_is_refused() -> None:
+    job = make_job(**JOB)
+    changed = msgspec.structs.replace(job, workers=2)
+    for source in (changed, predict(changed)):
+        with pytest.raises(InputError, match="report: not a job as make_job made it"):
+            report(source)
+    with pytest.raises(InputError, match="only a simulated prediction has its job"):
+        report(predict(job, fidelity="coarse"))
+    with pytest.raises(InputError, match="got workers too"):
+        report(job, workers=4)
 
 
 def test_every_result_has_a_page(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import combinations, pairwise
 from typing import Any
 
+from perfmodel.reporting.contents import Bars
+
 PLAIN = {
     "workers",
     "idle fraction",
@@ -20,6 +22,19 @@ def boxes(figure: Any, artists: Any) -> list[Any]:
     renderer = figure.canvas.get_renderer()
     found = [artist.get_window_extent(renderer) for artist in artists]
     return [box for box in found if box.width * box.height > 0.0]
+
+
+def bars(result: Any, column: int | None = None) -> list[tuple[float, float, float]]:
+    """Row, start and end of each bar of a result's figure, or of one column of its panels."""
+    return [
+        ((low + high) / 2.0, start, end)
+        for row in result.figure().rows
+        for number, panel in enumerate(row)
+        if column in (None, number)
+        for mark in panel.marks
+        if isinstance(mark, Bars)
+        for start, end, low, high in mark.sides
+    ]
 
 
 def check(figure: Any) -> None:

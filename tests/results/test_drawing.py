@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,14 +13,20 @@ import pytest
 
 from perfmodel import InputError, compare, predict, sweep
 from perfmodel.base.provenance import Source
+from perfmodel.calibration.figures import Error, fit, rows_of
 from perfmodel.calibration.network.fit import fit_network
 from perfmodel.calibration.servers.costs import ServerCosts
-from perfmodel.calibration.statistics import Fitted, drawn
+from perfmodel.calibration.statistics import Fitted
 from perfmodel.cli.options import check_files, write_files
 from perfmodel.measuring.measurements import Measurement, Measurements
 from perfmodel.measuring.training.run import MeasuredRun, RunResults
-from perfmodel.results import drawing, style
-from perfmodel.results.measured_drawing import Error, fit
+from perfmodel.replay.curve import accuracy_of
+from perfmodel.reporting import images
+from perfmodel.reporting.contents import Axis, Bars, Figure, Panel, Ranges, Series, Span
+from perfmodel.results.sections import MOST_ROWS
+from perfmodel.studies.figures import trade
+from perfmodel.validation.scores import Score
+from perfmodel.validation.validate import CaseScores, Validation
 from tests.jobs import cluster, job, workload
 from tests.results.readable import check
 
@@ -92,8 +97,9 @@ def curve(scale: float) -> Mapping[str, Any]:
     return {"time_s": (xs, half), "samples": (xs, half), "accuracy": (1 - np.exp(-xs), half)}
 
 
-def case(step_s: float) -> dict[str, Any]:
-    return {"measured": step_s, "predicted": 1.1 * step_s, "interval": (step_s, 2 * step_s)}
+def case(group: str, step_s: float) -> CaseScores:
+    score = Score(1.1 * step_s, step_s, True, (step_s, 2 * step_s))
+    return CaseScores(name="case", group=group, scores={"step_s": score}, source="made up")
 
 
 SWEPT: dict[str, Any] = {"workload": WORK, "cluster": cluster()}
@@ -106,20 +112,28 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "comparison": lambda: compare(
         [job(WORK, cluster(), 4, arch) for arch in ("ring", "ps")], ["a", "b"]
     ).plot(),
-    "validation": lambda: drawing.against(
-        {"one": [case(0.3), case(0.5)], "two": [case(2.0)]}, "step time", "s"
+    "validation": lambda: Validation(
+        outcomes=(case("one", 0.3), case("one", 0.5), case("two", 2.0)), fidelity="fine"
+    ).plot(),
+    "convergence": lambda: images.draw(
+        accuracy_of({"a": curve(1.0), "b": curve(3.0)}, 0.9, "mixture")
     ),
-    "convergence": lambda: drawing.curves({"a": curve(1.0), "b": curve(3.0)}, 0.9, "mixture"),
-    "plan": lambda: drawing.trade(
-        [(1.0, 90.0, "a"), (5.0, 60.0, "b")], [(5.0, 60.0), (6.0, 61.0)], "b, ring, 4 workers"
+    "plan": lambda: images.draw(
+        trade(
+            [(1.0, 90.0, "a", "ring"), (5.0, 60.0, "b", "ring")],
+            [(5.0, 60.0, "b", "ring"), (6.0, 61.0, "b", "ps")],
+            "b, ring, 4 workers",
+        )
     ),
     "measured network": lambda: network().plot(),
     "fitted network": lambda: fit_network([network()]).plot(),
-    "fitted runs": lambda: fit(
-        drawn(ESTIMATES),
-        [Error(f"runs.csv, line {k}: ps, workers {k}", 0.01 * k, -0.02 * k) for k in range(70)],
-        "70 runs (allreduce, ps, workers 1 to 16, batch_size 32, gradient_bytes 102.2 MB, "
-        "bandwidth_bytes_per_s 10 Gbps, servers 1 to 4)",
+    "fitted runs": lambda: images.draw(
+        fit(
+            rows_of(ESTIMATES),
+            [Error(f"runs.csv, line {k}: ps, workers {k}", 0.01 * k, -0.02 * k) for k in range(70)],
+            "70 runs (allreduce, ps, workers 1 to 16, batch_size 32, gradient_bytes 102.2 MB, "
+            "bandwidth_bytes_per_s 10 Gbps, servers 1 to 4)",
+        )
     ),
     "server costs": lambda: ServerCosts(estimates=ESTIMATES, seen="of 3 runs").plot(),
     "measured run": lambda: trained().plot(asynchronous()),
@@ -190,9 +204,9 @@ def test_a_fitted_network_is_drawn_through_its_points() -> None:
 def test_a_timeline_shows_the_window_and_its_labels() -> None:
     result = predict(job(WORK, cluster(), 2, "ps"))
     timeline = result.plot().axes[1]
-    said = result.to_chrome_trace()["otherData"]
-    assert timeline.get_xlim() == pytest.approx((0.0, said["end_s"] - said["begin_s"]))
-    assert timeline.get_xlabel() == f"time (s), {said['iterations']}"
+    shown = result.timeline()
+    assert timeline.get_xlim() == pytest.approx((0.0, shown.end_s - shown.begin_s))
+    assert timeline.get_xlabel() == f"time (s), {shown.text}"
     kinds = [text.get_text() for text in timeline.get_legend().get_texts()]
     assert kinds == ["forward", "backward", "push", "pull"]
 
@@ -201,10 +215,54 @@ def test_with_many_resources_whole_nodes_and_servers_are_drawn() -> None:
     result = predict(job(WORK, cluster(update_per_tensor_s=0.1), 20, "ps", {"sync": "asp"}))
     timeline = result.plot().axes[1]
     rows = [text.get_text() for text in timeline.get_yticklabels()]
-    assert timeline.get_title() == f"{drawing.MOST_ROWS} of 61 resources"
-    assert rows[0] == "device of worker 0"
-    assert "update threads of server 0" in rows
-    assert "device of worker 19" not in rows
+    assert timeline.get_title() == f"{MOST_ROWS} of 63 resources"
+    assert rows[0] == "worker 0"
+    assert "updates of server 0" in rows
+    assert "worker 19" not in rows
+
+
+MARKS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "line": (
+        Series("a", [1.0, 2.0], [3.0, 4.0]),
+        lambda axes: axes.get_lines()[0].get_xydata().tolist() == [[1.0, 3.0], [2.0, 4.0]],
+    ),
+    "band": (
+        Series("a", [1.0, 2.0], [3.0, 4.0], low=[2.0, 3.0], high=[5.0, 7.0]),
+        lambda axes: axes.collections[0].get_paths()[0].vertices[:, 1].max() == 7.0,
+    ),
+    "bars": (
+        Bars("a", [3.0, 0.5], "#0072b2", start=[1.0, 1.0]),
+        lambda axes: (
+            [tuple(path.get_extents().intervalx) for path in axes.collections[0].get_paths()]
+            == [(1.0, 3.0), (0.5, 1.0)]
+        ),
+    ),
+    "columns": (
+        Bars("a", [3.0], "#0072b2", along="y"),
+        lambda axes: axes.collections[0].get_paths()[0].get_extents().y1 == 3.0,
+    ),
+    "range": (
+        Ranges("a", [5.0], [1.0], [2.0], along="y"),
+        lambda axes: axes.get_lines()[0].get_xydata().tolist() == [[5.0, 1.0], [5.0, 2.0]],
+    ),
+    "area": (
+        Span("a", 1.0, 2.0),
+        lambda axes: (axes.patches[0].get_x(), axes.patches[0].get_width()) == (1.0, 1.0),
+    ),
+    "rule": (
+        Span("a", 4.0, along="y", style="dashed"),
+        lambda axes: set(axes.get_lines()[0].get_ydata()) == {4.0},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MARKS)
+def test_each_mark_is_drawn_where_it_says_and_named_once(name: str) -> None:
+    mark, right = MARKS[name]
+    panel = Panel([mark], Axis("x (s)"), Axis("y (s)"))
+    figure = images.draw(Figure([[panel]]))
+    assert right(figure.axes[0])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a"]
 
 
 def test_without_matplotlib_every_figure_names_the_extra_in_one_line(
@@ -237,7 +295,7 @@ def test_figure_files_are_written_completely_or_not_at_all(
 
 def test_other_formats_are_refused_before_the_work() -> None:
     with pytest.raises(InputError, match=r"cannot write 'doc' files \(known: .*png"):
-        style.check("doc")
+        images.check("doc")
 
 
 NAMES = ("a$b$", "$x_{", "\\$ $\\frac{", "\u96c6\u7fa4 \U0001f600", "very " * 80 + "long")
@@ -268,15 +326,12 @@ def test_names_are_drawn_as_they_are(name: str) -> None:
 
 def test_a_dollar_sign_is_shown(tmp_path: Path) -> None:
     """In an svg file, text that is drawn is also in a comment."""
-    figure = style.empty(3, 2, "a$b$ per $")
-    axes = figure.subplots()
-    style.rows(axes, ["$c$ and $d$"])
+    panel = Panel((), Axis("x"), Axis(names=["$c$ and $d$"]))
+    figure = images.draw(Figure([[panel]], "a$b$ per $"))
     figure.savefig(tmp_path / "x.svg")
     image = (tmp_path / "x.svg").read_text("utf-8")
     for text in ("a$b$ per $", "$c$ and $d$"):
         assert f"<!-- {text} -->" in image
-    copied = pickle.loads(pickle.dumps(figure))
-    assert type(copied) is type(figure)
 
 
 @pytest.mark.parametrize("date", ["abc", "1e99", "-5", "1.5", "9" * 30, "\u0663"])
@@ -284,8 +339,8 @@ def test_a_date_for_reproducible_builds_that_is_none_is_refused_before_the_work(
     date: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", date)
-    for act in (lambda: style.check("pdf"), lambda: style.image(style.empty(1, 1), "svg")):
+    for act in (lambda: images.check("pdf"), lambda: images.image(images.empty(1, 1), "svg")):
         with pytest.raises(InputError, match=r"^SOURCE_DATE_EPOCH: expected the whole seconds"):
             act()
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
-    assert b"1970-01-01" in style.image(style.empty(1, 1), "svg")
+    assert b"1970-01-01" in images.image(images.empty(1, 1), "svg")

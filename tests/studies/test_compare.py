@@ -29,6 +29,7 @@ from perfmodel.reporting.colours import CAUSE_COLOURS
 from perfmodel.studies.comparison import WORDS, both_as_json, differences, parts_s
 from perfmodel.studies.grids import distinct
 from tests.jobs import ALL, ALL_IDS, ETHERNET, cluster, job, workload
+from tests.results.readable import bars
 
 WORK = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], batch_size=4)
 
@@ -282,8 +283,7 @@ def test_the_bars_of_a_figure_are_as_long_as_the_iterations() -> None:
     pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
     found = compare([ring(1.0, stragglers=[Straggler(1, 1.5)]), ring(3.0)], ["a", "b"])
     drawing = found.plot()
-    axes = drawing.axes[0]
-    ends = {round(bar.get_y(), 3): bar.get_x() + bar.get_width() for bar in axes.patches}
+    ends = {row: end for row, _, end in bars(found)}
     assert sorted(ends.values()) == pytest.approx(sorted(p.iteration_s for p in found.predictions))
     labels = [text.get_text() for text in drawing.legends[0].get_texts()]
     assert labels == ["compute", "network", "straggler", "90 % interval"]

@@ -222,7 +222,7 @@ def test_shards_are_readable_tables(tmp_path: Path, kind: str) -> None:
 def test_a_saved_prediction_round_trips(arch: str, fidelity: api.Fidelity) -> None:
     slow = (Straggler(1, 2.0),)
     job = make_job(workload=WORK, cluster=cluster(), arch=arch, workers=4, stragglers=slow)
-    found = msgspec.structs.replace(predict(job, fidelity=fidelity), timeline=None)
+    found = msgspec.structs.replace(predict(job, fidelity=fidelity), simulation=None)
     again = shards._answer("", json.dumps(found.to_dict()))
     assert again == found
 

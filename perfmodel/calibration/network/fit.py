@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import Any, cast, get_args
 
 import msgspec
 
@@ -24,12 +24,10 @@ from perfmodel.calibration.network.links import LinkFit, fit_link
 from perfmodel.calibration.statistics import Estimate
 from perfmodel.inputs.cluster import Cluster, IntraNode, Link
 from perfmodel.measuring import outputs
-from perfmodel.measuring.measurements import Measurement, Measurements, series
+from perfmodel.measuring.measurements import Measurement, Measurements, times
 from perfmodel.measuring.measurements import Operation as Measured
-from perfmodel.results.drawn import Drawn
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from perfmodel.reporting.contents import Figure
+from perfmodel.reporting.drawn import Drawn
 
 TABLE_COLUMNS = ("operation", "ranks", "bytes", "seconds")
 """Required columns of a measurement table; at_once and count are optional."""
@@ -60,16 +58,9 @@ class NetworkFit(Drawn, frozen=True, kw_only=True):
         del values["measured"]
         return values
 
-    def plot(self) -> Figure:
-        """Draw measured and fitted times over size as a matplotlib figure (extra ``plot``).
-
-        Raises
-        ------
-        InputError : matplotlib is not installed.
-        """
-        from perfmodel.results.measured_drawing import times
-
-        return times(series(self.measured, self._fitted_s), f"cluster {self.cluster.name}")
+    def figure(self) -> Figure:
+        """Measured and fitted times over size."""
+        return times(self.measured, f"cluster {self.cluster.name}", self._fitted_s)
 
     def _fitted_s(self, m: Measurements, each: Measurement) -> float | None:
         """Fitted seconds of a measurement; None if it was not part of the fit."""

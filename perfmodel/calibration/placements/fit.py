@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -32,10 +31,8 @@ from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.profile import Layer, Profile, Tensor, Timing
 from perfmodel.predicting.intervals import DOUBLING, STEP
-from perfmodel.results.drawn import Drawn
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from perfmodel.reporting.contents import Figure
+from perfmodel.reporting.drawn import Drawn
 
 KEPT = 0.5
 """Fraction of a one-node step's logarithmic deviation from the formula that carries over to other
@@ -89,14 +86,9 @@ class Placements(Drawn, frozen=True, forbid_unknown_fields=True, kw_only=True):
     traits: dict[str, Traits]
     spreads: Spreads
 
-    def plot(self) -> Figure:
-        """Draw the links with their intervals as a matplotlib figure (extra ``plot``).
-
-        Raises
-        ------
-        InputError : matplotlib is not installed.
-        """
-        from perfmodel.results.measured_drawing import Row, fit
+    def figure(self) -> Figure:
+        """The links with their intervals."""
+        from perfmodel.calibration.figures import Row, fit
 
         known, rows = self.cluster.calibration, []
         for i, path in enumerate(() if known is None else known.parameters):

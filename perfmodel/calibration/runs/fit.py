@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -35,7 +35,7 @@ from perfmodel.calibration.runs.parameters import (
 )
 from perfmodel.calibration.runs.results import FittedRun, Overlap
 from perfmodel.calibration.runs.table import PastRun
-from perfmodel.calibration.statistics import Fitted, Residuals, Status, drawn, folds
+from perfmodel.calibration.statistics import Fitted, Residuals, Status, folds
 from perfmodel.inputs.calibration import Calibration
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
@@ -43,10 +43,8 @@ from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.workload import Workload
 from perfmodel.predicting import coarse
 from perfmodel.predicting.intervals import features_of
-from perfmodel.results.drawn import Drawn
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from perfmodel.reporting.contents import Figure
+from perfmodel.reporting.drawn import Drawn
 
 Progress = Callable[[int, int], None]
 _Searched = tuple["_RunsRegression", Floats, float]
@@ -177,20 +175,15 @@ class RunsFit(Drawn, frozen=True, kw_only=True):
         """Return the fit as JSON text."""
         return json.dumps(self.to_dict(), indent=1)
 
-    def plot(self) -> Figure:
-        """Draw the estimates, and the error of each run, as a matplotlib figure (extra ``plot``).
-
-        Raises
-        ------
-        InputError : matplotlib is not installed.
-        """
-        from perfmodel.results.measured_drawing import Error, fit
+    def figure(self) -> Figure:
+        """The estimates, and the error of each run."""
+        from perfmodel.calibration.figures import Error, fit, rows_of
 
         errors = [
             Error(f"{r.place}: {r.arch}, workers {r.workers}", r.error, r.held_out)
             for r in self.runs
         ]
-        return fit(drawn(self.estimates), errors, self.seen)
+        return fit(rows_of(self.estimates), errors, self.seen)
 
     @property
     def _overlap(self) -> bool | None:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
 from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Source
-from perfmodel.calibration.statistics import Estimate, Fitted, drawn, median_interval
+from perfmodel.calibration.statistics import Estimate, Fitted, median_interval
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.measuring.training.run import MeasuredRun
-from perfmodel.results.drawn import Drawn
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from perfmodel.reporting.contents import Figure
+from perfmodel.reporting.drawn import Drawn
 
 COSTS = ("update_per_tensor_s", "update_per_byte_s")
 """Costs of an update: per tensor and per byte."""
@@ -60,16 +58,11 @@ class ServerCosts(Drawn, frozen=True, kw_only=True):
         """Return the costs as JSON text."""
         return json.dumps(self.to_dict(), indent=1)
 
-    def plot(self) -> Figure:
-        """Draw the costs with their intervals as a matplotlib figure (extra ``plot``).
+    def figure(self) -> Figure:
+        """The costs with their intervals."""
+        from perfmodel.calibration.figures import fit, rows_of
 
-        Raises
-        ------
-        InputError : matplotlib is not installed.
-        """
-        from perfmodel.results.measured_drawing import fit
-
-        return fit(drawn(self.estimates), [], f"server costs {self.seen}")
+        return fit(rows_of(self.estimates), [], f"server costs {self.seen}")
 
 
 def measured_costs(runs: Sequence[MeasuredRun], cluster: Cluster) -> ServerCosts:

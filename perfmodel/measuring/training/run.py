@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,9 +11,21 @@ import msgspec
 from perfmodel.base import files
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.base.provenance import Source
+from perfmodel.reporting.contents import (
+    INK,
+    INTERVAL,
+    Axis,
+    Bars,
+    Figure,
+    Mark,
+    Panel,
+    Series,
+    Span,
+)
+from perfmodel.reporting.panels import colour, rows
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Drawing
 
     from perfmodel.results.prediction import Prediction
 
@@ -119,31 +132,37 @@ class MeasuredRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 f"{self.workers} workers"
             )
 
-    def plot(self, predicted: Prediction | None = None) -> Figure:
-        """A matplotlib figure: iteration times by worker, and staleness (extra ``plot``).
+    def figure(self, predicted: Prediction | None = None) -> Figure:
+        """Iteration times by worker, and staleness; beside them those of a prediction."""
+        measured = self.measured
+        names = [f"worker {worker}" for worker in range(self.workers)]
+        times = rows(names, measured.worker_iteration_s, "mean iteration time (s)")
+        marks: list[Mark] = [
+            *(msgspec.structs.replace(mark, name="measured") for mark in times.marks),
+            Span("mean compute time", measured.compute_s, colour=INK, style="dashed"),
+        ]
+        if predicted is not None:
+            marks.append(Span("predicted", predicted.iteration_s, colour=colour(1), width=1.5))
+            if predicted.interval is not None:
+                ends = predicted.interval.iteration_s
+                marks.append(Span(INTERVAL, *ends, colour=colour(1), opacity=0.18))
+        panels = [msgspec.structs.replace(times, marks=marks)]
+        counts = {int(value): count for value, count in (measured.staleness or {}).items()}
+        if counts and set(counts) != {0}:
+            shares = {value: count / sum(counts.values()) for value, count in counts.items()}
+            panels.append(_staleness(shares, predicted))
+        return Figure([panels], f"{self.name}: {measured.samples_per_s:.4g} samples/s")
 
-        A prediction, if given, is drawn beside them.
+    def plot(self, predicted: Prediction | None = None) -> Drawing:
+        """The figure, drawn with matplotlib (extra ``plot``).
 
         Raises
         ------
         InputError : matplotlib is not installed.
         """
-        from perfmodel.results.measured_drawing import run
+        from perfmodel.reporting import images
 
-        beside = None
-        if predicted is not None:
-            interval = predicted.interval
-            stale = predicted.staleness.histogram if predicted.staleness is not None else {}
-            beside = (
-                predicted.iteration_s,
-                None if interval is None else interval.iteration_s,
-                {int(value): share for value, share in stale.items()},
-            )
-        seen = self.measured.staleness or {}
-        shares = {int(value): count / sum(seen.values()) for value, count in seen.items()}
-        title = f"{self.name}: {self.measured.samples_per_s:.4g} samples/s"
-        times = self.measured.worker_iteration_s
-        return run(times, self.measured.compute_s, shares, title, beside)
+        return images.draw(self.figure(predicted))
 
     def to_image(self, ending: str, predicted: Prediction | None = None) -> bytes:
         """The figure as a png, svg or pdf file.
@@ -152,9 +171,9 @@ class MeasuredRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         ------
         InputError : matplotlib is not installed, or does not write this format.
         """
-        from perfmodel.results.style import image
+        from perfmodel.reporting import images
 
-        return image(self.plot(predicted), ending)
+        return images.image(self.plot(predicted), ending)
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of ``make_job`` for the run, except its workload and cluster."""
@@ -166,6 +185,17 @@ class MeasuredRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         }
         given |= {"jitter": self.jitter} if self.jitter else {}
         return given | ({"device": self.device} if self.device else {})
+
+
+def _staleness(measured: Mapping[int, float], predicted: Prediction | None) -> Panel:
+    """Shares of the updates by their staleness."""
+    at, shares = list(measured), list(measured.values())
+    marks: list[Mark] = [Bars("", shares, colour(0), at=at, along="y")]
+    if predicted is not None and predicted.staleness is not None:
+        known = sorted((int(v), share) for v, share in predicted.staleness.histogram.items())
+        x, y = zip(*known, strict=True)
+        marks.append(Series("", x, y, colour(1), "points", "o"))
+    return Panel(marks, Axis("staleness (updates)"), Axis("share of updates", low=0.0))
 
 
 def read_run(path: str | Path) -> MeasuredRun:

@@ -1,0 +1,372 @@
+"""Figures of studies: sweeps, plans, aims, gains, assumptions and phases."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from perfmodel.base.units import dimension_of
+from perfmodel.reporting import panels
+from perfmodel.reporting.colours import PALETTE, kind_colours
+from perfmodel.reporting.contents import (
+    INK,
+    INTERVAL,
+    REFERENCE,
+    Axis,
+    Bars,
+    Figure,
+    Mark,
+    Panel,
+    Series,
+    Span,
+)
+from perfmodel.reporting.panels import MOST_TICKS, colour, intervals, marker, spread, stacks
+
+Row = Mapping[str, Any]
+
+MOST_LINES, MOST_BANDS, MOST_BARS = 12, 4, 60
+"""Lines and bars drawn of a sweep, at most, spread evenly over all of them if there are more; and
+most lines that have a band for their interval: more bands would hide each other."""
+
+UNITS = {"batch_size": "samples", "sequence_length": "tokens", "jitter": "fraction"}
+"""Units of variables whose names do not end in one."""
+
+IN_LABEL = {"samples_per_s": "samples/s", "samples": "samples", "updates": "updates", "h": "h"}
+"""Units that stand in the label of an axis, not at its ticks."""
+
+LETTERS, LETTERS_ACROSS = 44, 95
+"""Longest line of a name beside an axis, and letters that would fill the width of a figure."""
+
+EDGE = 1.04
+"""A logarithmic axis goes this factor beyond the first and the last value."""
+
+MOST_PHASES, VISIBLE, FAINTEST = 7, 0.005, 1e3
+"""Phases with a line of their own, the least part of an iteration they take somewhere, and how many
+times as short as the longest a phase is where its line leaves the figure."""
+
+MET = "#009e73"
+"""Colour of the values that meet an aim."""
+
+RATE, IDLE = "throughput_samples_per_s", "idle_fraction"
+TIMES_THE_JOB = "throughput (times that of the job)"
+
+
+def quantity(name: str, unit: str, *, log: bool = True, most: int = 7) -> Axis:
+    """The axis of a quantity: its unit is at the ticks, or in the label."""
+    if unit in IN_LABEL:
+        return Axis(f"{name} ({IN_LABEL[unit]})", log=log, most=most)
+    return Axis(name, unit, log=log, most=most)
+
+
+def geometric(values: Sequence[float]) -> bool:
+    """Whether rising numbers are spread more evenly by factors than by steps.
+
+    >>> geometric([1, 2, 4, 8]), geometric([1, 2, 5, 10]), geometric([2, 4, 6, 8])
+    (True, True, False)
+    """
+    if len(values) < 3 or values[0] <= 0:
+        return False
+    pairs = list(itertools.pairwise(values))
+    ratios, steps = [b / a for a, b in pairs], [b - a for a, b in pairs]
+    return max(ratios) / min(ratios) < max(steps) / min(steps)
+
+
+def lines_over(over: str, series: Mapping[str, Sequence[Row]]) -> tuple[Panel, Panel]:
+    """Throughput and idle fraction over a variable.
+
+    Parameters
+    ----------
+    over : key of the variable; "workers" also has ideal scaling, dashed.
+    series : rows of each line by its name, with ``throughput_samples_per_s`` and
+        ``idle_fraction``; a horizontal line where the row has no value of ``over``. ``interval``
+        of a row has the ends of both, or is None; it is drawn as a band.
+    """
+    drawn = {name: series[name] for name in spread(list(series), MOST_LINES)}
+    xs = sorted({float(r[over]) for rows in series.values() for r in rows if r[over] is not None})
+    ys = [row[RATE] for rows in series.values() for row in rows]
+    unit = dimension_of(over) or ""
+    words = over.removesuffix(f"_{unit}").replace("_", " ")
+    label = f"{words} ({UNITS[over]})" if over in UNITS else words
+    ticks = xs if len(xs) <= MOST_TICKS else ()
+    x = Axis(label, unit, geometric(xs), ticks=ticks)
+    log = x.log and max(ys) > 4 * min(ys)
+    y = Axis("throughput (samples/s)", log=log, low=None if log else 0.0)
+    title = f"{len(drawn)} of {len(series)} lines" if len(drawn) < len(series) else ""
+    throughput = Panel(_lines(over, RATE, drawn), x, y, title=title)
+    y = Axis("idle fraction", low=0.0, high=1.02)
+    return throughput, Panel(_lines(over, IDLE, drawn), x, y, shares="x")
+
+
+def _lines(over: str, key: str, series: Mapping[str, Sequence[Row]]) -> list[Mark]:
+    """The lines of a sweep with their intervals and, over workers, their ideal scaling."""
+    marks: list[Mark] = []
+    ideal = over == "workers" and key == RATE
+    for number, (name, rows) in enumerate(series.items()):
+        rising = sorted((row for row in rows if row[over] is not None), key=lambda row: row[over])
+        line = colour(number)
+        if not rising:
+            marks.append(Span(name, rows[0][key], colour=line, along="y", width=1.5))
+            continue
+        x, y = [float(row[over]) for row in rising], [row[key] for row in rising]
+        ends = [row["interval"][key] for row in rising if row["interval"]]
+        whole = len(series) <= MOST_BANDS and len(ends) == len(rising)
+        low, high = zip(*ends, strict=True) if whole else ((), ())
+        shape = marker(number)
+        marks.append(Series(name, x, y, line, "line", shape, low=low, high=high, band=INTERVAL))
+        if ideal:
+            best = [y[0] * workers / x[0] for workers in x]
+            marks.append(Series("ideal scaling", x, best, line, "dashed"))
+    return marks
+
+
+def bars_of(names: Sequence[str], rows: Sequence[Row]) -> tuple[Panel, Panel]:
+    """Throughput and idle fraction of a sweep over words, a bar each per row.
+
+    ``interval`` of a row has the ends of both, or is None.
+    """
+    drawn = spread(list(zip(names, rows, strict=True)), MOST_BARS)
+    few = f"{len(drawn)} of {len(rows)} jobs" if len(drawn) < len(rows) else ""
+
+    def panel(key: str, label: str, line: str, **more: Any) -> Panel:
+        bars = panels.rows([name for name, _ in drawn], [row[key] for _, row in drawn], label, line)
+        ends = [row["interval"][key] if row["interval"] else None for _, row in drawn]
+        marks = [*bars.marks, *intervals(ends)]
+        return Panel(marks, bars.x, bars.y, "x", **more)
+
+    return (
+        panel(RATE, "throughput (samples/s)", colour(0), title=few),
+        panel(IDLE, "idle fraction", colour(1), shares="y"),
+    )
+
+
+def trade(
+    front: Sequence[tuple[float, float, str, str]],
+    ranked: Sequence[tuple[float, float, str, str]],
+    title: str,
+) -> Figure:
+    """A figure of cost over time, on logarithmic axes.
+
+    Parameters
+    ----------
+    front, ranked : hours, USD, instance type and a description of each candidate on the Pareto
+        front, and of the ranked ones, the choice first.
+    title : the choice in words.
+    """
+
+    def points(some: Sequence[tuple[float, float, str, str]], name: str, **look: Any) -> Series:
+        x, y, instances, words = zip(*some, strict=True)
+        labels = [f"{a}, {b}" for a, b in zip(instances, words, strict=True)]
+        return Series(name, x, y, labels=labels, **{"style": "points", **look})
+
+    groups = [
+        points([one for one in front if one[2] == name], name, colour=colour(k), marker="o")
+        for k, name in enumerate(dict.fromkeys(one[2] for one in front))
+    ]
+    marks = [
+        points(front, "Pareto front", style="steps"),
+        *groups,
+        points(ranked, "ranked", colour=INK, marker="x"),
+        points(ranked[:1], "choice", colour=INK, marker="o", hollow=True, size=12.0),
+    ]
+    x, y = Axis("time (h)", log=True), Axis("cost (USD)", log=True)
+    return Figure([[Panel(marks, x, y, "xy")]], title)
+
+
+Ends = tuple[float, float]
+
+
+def aim(
+    points: Sequence[tuple[float, float, float, float]],
+    axes: tuple[Axis, Axis],
+    target: float,
+    now: float,
+    ranges: tuple[Ends | None, Ends | None],
+    title: str,
+) -> Figure:
+    """A figure of an aim: its quantity over a variable, with the values that meet it.
+
+    Parameters
+    ----------
+    points : value of the variable, the quantity, and the ends of its interval, in rising order.
+    axes : of the variable, and of the quantity.
+    target : value of the quantity that is aimed at.
+    now : value of the variable in the job.
+    ranges : in which the prediction, and the worse end of its interval, meet the aim (None: there
+        is none).
+    """
+    x, y, low, high = zip(*points, strict=True)
+    areas = (("aim met", 0.1, 1.0), ("met by the whole interval", 0.8, 0.03))
+    drawn: list[Mark] = [
+        Span(name, *ends, colour=MET, opacity=opacity, part=part)
+        for (name, opacity, part), ends in zip(areas, ranges, strict=True)
+        if ends is not None
+    ]
+    drawn += [
+        Series("predicted", x, y, PALETTE[0], "line", "o", low, high, band=INTERVAL, size=3.0),
+        Span("aim", target, along="y", style="dashed"),
+        Span("the job now", now, colour=INK, style="dotted"),
+    ]
+    over, of_quantity = axes
+    most, least = max(*y, target), min(*y, target)
+    if of_quantity.log:
+        ends = max(min(low), least / 3.0) / 1.2, 1.2 * min(max(high), 3.0 * most)
+    else:
+        ends = 0.0, 1.05 * min(max(*high, most), 1.5 * most)
+    over = msgspec.structs.replace(over, low=x[0] / EDGE, high=x[-1] * EDGE)
+    of_quantity = msgspec.structs.replace(of_quantity, low=ends[0], high=ends[1])
+    return Figure([[Panel(drawn, over, of_quantity, "xy")]], title)
+
+
+def gains(rows: Sequence[tuple[str, float, tuple[float, float], bool]], title: str) -> Figure:
+    """A figure of advice: how many times the throughput each change gives, with its interval.
+
+    Parameters
+    ----------
+    rows : the change, its gain, the ends of the gain's interval, and whether it is recommended.
+    """
+    marks: list[Mark] = []
+    for sure, name, line in (
+        (True, "recommended", PALETTE[0]),
+        (False, "may not help", REFERENCE),
+    ):
+        some = [(place, row) for place, row in enumerate(rows) if row[3] == sure]
+        if some:
+            tips = [f"{row[0]}: x {row[1]:.4g}" for _, row in some]
+            values, at = [row[1] for _, row in some], [place for place, _ in some]
+            marks.append(Bars(name, values, line, [1.0] * len(some), at, tips=tips))
+    ends = [end for row in rows for end in row[2]] + [1.0]
+    low, high = min(ends), max(*ends, 1.1)
+    log = high / low > 8.0
+    x = Axis(TIMES_THE_JOB, log=log, low=low / 1.1 if log else None, high=high * 1.1)
+    names = [textwrap.fill(row[0], LETTERS) for row in rows] or ["no change helps"]
+    marks += [*intervals([row[2] for row in rows]), Span("", 1.0)]
+    return Figure([[Panel(marks, x, Axis(names=names), "x")]], title)
+
+
+Side = tuple[str, float]
+"""A value as text, and the ratio of the throughput with it; ("", 1) if there is none."""
+
+
+def tornado(rows: Sequence[tuple[str, tuple[Side, Side]]]) -> Panel:
+    """What assumptions are worth: bars to both sides of 1, on a logarithmic axis.
+
+    Parameters
+    ----------
+    rows : name of each assumption, and its lower and its higher value.
+    """
+    names = [name.replace("_", " ") for name, _ in rows]
+    both = [  # whether the two bars would cover each other
+        bool(below and above and (low < 1.0) == (high < 1.0))
+        for _, ((below, low), (above, high)) in rows
+    ]
+    marks: list[Mark] = []
+    longest = {True: 0, False: 0}  # of the values to the left and to the right of the bars
+    for number, label in enumerate(("lower value", "higher value, or another choice")):
+        sides = [(row, *values[number]) for row, (_, values) in enumerate(rows)]
+        drawn = [(row, value, ratio) for row, value, ratio in sides if value]
+        for _, value, ratio in drawn:
+            longest[ratio < 1.0] = max(longest[ratio < 1.0], len(value))
+        marks.append(
+            Bars(
+                label,
+                [ratio for *_, ratio in drawn],
+                PALETTE[number],
+                start=[1.0] * len(drawn),
+                at=[row + (number * 0.36 - 0.18 if both[row] else 0.0) for row, *_ in drawn],
+                thick=[0.34 if both[row] else 0.7 for row, *_ in drawn],
+                labels=[value for _, value, _ in drawn],
+                tips=[f"{names[row]} = {value}: x {ratio:.4g}" for row, value, ratio in drawn],
+            )
+        )
+    ends = [ratio for _, values in rows for _, ratio in values]
+    low, high = min(*ends, 1.0, 1.0), max(*ends, 1.0, 1.05)
+    left, right = ((1 + longest[side]) / LETTERS_ACROSS for side in (True, False))
+    decades = math.log10(high / low) / max(1.0 - left - right, 0.3)
+    low, high = low / 10.0 ** (left * decades), high * 10.0 ** (right * decades)
+    x = Axis(TIMES_THE_JOB, log=True, low=low, high=high)
+    return Panel([*marks, Span("", 1.0)], x, Axis(names=names or ["no assumption matters"]), "x")
+
+
+class PhasesOver(msgspec.Struct, frozen=True, kw_only=True):
+    """Phases of an iteration over a variable.
+
+    Attributes
+    ----------
+    axis, now : the variable, and its value in the job.
+    values : (points,) in rising order.
+    seconds : (points,) of each phase by its name.
+    crossovers : values at which another phase becomes the longest.
+    """
+
+    axis: Axis
+    now: float
+    values: Sequence[float]
+    seconds: Mapping[str, Sequence[float]]
+    crossovers: Sequence[float]
+
+
+def phases(
+    parts: Mapping[str, float], over: Sequence[PhasesOver], resting: str, title: str
+) -> Figure:
+    """A figure of the phases of an iteration: one bar, above how they change with each variable.
+
+    Parameters
+    ----------
+    parts : seconds of each phase, the longest first.
+    resting : what the phases without a line of their own are called.
+    """
+    drawn = _long(parts, over)
+    colours = {**kind_colours(drawn), resting: REFERENCE}
+    bar = stacks(["iteration"], [_grouped(parts, drawn, resting)], "time (s)", colours=colours)
+    if not over:
+        return Figure([[bar]], title)
+    seconds = [s for swept in over for name in drawn for s in swept.seconds.get(name, ()) if s > 0]
+    highest = max(max(s) for swept in over for s in swept.seconds.values())
+    least = max(min(seconds, default=highest) / 1.2, highest / FAINTEST)
+    y = Axis("time of a phase", "s", log=True, low=least, high=1.2 * highest)
+    lines = [_phases_over(swept, drawn, colours, y, first=not k) for k, swept in enumerate(over)]
+    return Figure([[bar], lines], title)
+
+
+def _long(parts: Mapping[str, float], over: Sequence[PhasesOver]) -> list[str]:
+    """Phases that take a visible part of the iteration somewhere, the longest in the job first."""
+    most = dict.fromkeys([*parts, *(name for swept in over for name in swept.seconds)], 0.0)
+    for name, seconds in parts.items():
+        most[name] = seconds / sum(parts.values())
+    for swept in over:
+        for at in zip(*swept.seconds.values(), strict=True):
+            whole = sum(at)
+            for name, seconds in zip(swept.seconds, at, strict=True):
+                most[name] = max(most[name], seconds / whole)
+    names = [name for name, share in most.items() if share >= VISIBLE]
+    return sorted(names, key=lambda name: -parts.get(name, 0.0))[:MOST_PHASES]
+
+
+def _grouped(parts: Mapping[str, float], drawn: Sequence[str], resting: str) -> dict[str, float]:
+    """Seconds of the phases that are drawn, and of all others together if they can be seen."""
+    known = {name: parts[name] for name in drawn if name in parts}
+    rest = sum(seconds for name, seconds in parts.items() if name not in drawn)
+    return {**known, resting: rest} if rest >= VISIBLE * sum(parts.values()) else known
+
+
+def _phases_over(
+    swept: PhasesOver, drawn: Sequence[str], colours: Mapping[str, str], y: Axis, *, first: bool
+) -> Panel:
+    """The lines of the phases over a variable."""
+    marks: list[Mark] = []
+    for name in drawn:
+        seconds = swept.seconds.get(name, ())
+        if any(s > 0.0 for s in seconds):
+            shown = [s if s > 0.0 else math.nan for s in seconds]
+            marks.append(Series(name, swept.values, shown, colours[name]))
+    marks += [
+        *(Span("longest phase changes", at, colour=INK, style="dashed") for at in swept.crossovers),
+        Span("the job now", swept.now, colour=INK, style="dotted", width=1.5),
+    ]
+    x = msgspec.structs.replace(swept.axis, low=swept.values[0], high=swept.values[-1])
+    return Panel(marks, x, y, "xy", shares="" if first else "y")
