@@ -1,18 +1,48 @@
-"""Rendezvous of processes: options of ``perfmodel measure network`` and ``training``."""
+"""Processes of ``perfmodel measure network`` and ``training``: torchrun's, or started here."""
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from perfmodel.base.errors import InputError
 from perfmodel.cli.options import remark
 
 if TYPE_CHECKING:
-    from perfmodel.measuring.processes.ranks import Place
+    from perfmodel.measuring.processes.ranks import Place as FormerPlace
+    from perfmodel.measuring.torchrun import Place
+
+PROCESSES = click.option(
+    "--processes",
+    type=int,
+    metavar="N",
+    help="Start N processes on this machine.  [default: torchrun has started them]",
+)
+
+
+def place_or_launch(processes: int | None) -> Place:
+    """This process under torchrun; else start processes, wait, and exit with their code."""
+    from perfmodel.measuring import torchrun
+
+    place = torchrun.place()
+    if place is None:
+        if processes is None:
+            torchrun.import_distributed()
+            raise InputError(
+                "--processes: needed, the number of processes on this machine; on several machines "
+                "start the command with torchrun --nnodes N ... -m perfmodel"
+            )
+        code = torchrun.launch(processes, sys.argv[1:])
+        click.get_current_context().exit(code)
+    if processes not in (None, place.ranks):
+        raise InputError(f"--processes: got {processes}, but torchrun has started {place.ranks}")
+    return place
+
 
 OPTIONS = (
     click.option(
@@ -43,7 +73,7 @@ OPTIONS = (
 )
 
 
-def take_place(given: dict[str, Any]) -> Place:
+def take_place(given: dict[str, Any]) -> FormerPlace:
     """This process, by :data:`OPTIONS` and the environment; removes them from ``given``."""
     from perfmodel.measuring.processes.ranks import place
 

@@ -22,6 +22,7 @@ from perfmodel.calibration.servers.costs import with_server
 from perfmodel.measuring.measurements import read_measurements
 from perfmodel.measuring.training.run import MeasuredRun, read_run
 from tests import namespaces
+from tests.measuring.processes import outcomes
 
 pytestmark = pytest.mark.skipif(
     bool(namespaces.available()), reason=namespaces.available() or "emulated nodes"
@@ -68,11 +69,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     (here / "net.json").write_bytes(msgspec.json.encode(workload))
     with namespaces.cluster(2, BITS_PER_S) as nodes:
-        everywhere(
-            nodes,
-            ("measure", "network", "--output", here / "network.json", "--seconds", "8"),
-            ("--operations", "ping_pong,stream"),
-        )
+        words = ["measure", "network", "--output", str(here / "network.json"), "--seconds", "8"]
+        ended = outcomes([[*words, "--operations", "ping_pong,stream"]] * 2, nodes)
+        assert [code for code, _, _ in ended] == [0, 0], ended
     return here
 
 
