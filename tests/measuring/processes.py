@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,10 @@ def place(rank: int, ranks: int, node: int, address: str, port: int) -> dict[str
 
 @contextlib.contextmanager
 def started(
-    words: Sequence[Sequence[str]], nodes: Nodes | None = None, **more: Any
+    words: Sequence[Sequence[str]],
+    nodes: Nodes | None = None,
+    variables: Mapping[str, str] | None = None,
+    **more: Any,
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """A ``perfmodel`` process for each rank, all on this machine or each on its node; ended at the
     end of the block."""
@@ -40,9 +43,9 @@ def started(
     }  # fmt: skip
     try:
         for rank, line in enumerate(words):
-            variables = place(rank, len(words), rank, address, port)
             interface = {} if nodes is None else {"GLOO_SOCKET_IFNAME": "eth0"}
-            more["env"] = os.environ | variables | interface
+            here = place(rank, len(words), rank, address, port)
+            more["env"] = os.environ | here | interface | dict(variables or {})
             command = [sys.executable, "-W", "ignore", "-m", "perfmodel", *line]
             if nodes is None:
                 running.append(subprocess.Popen(command, encoding="utf-8", **more))
@@ -64,13 +67,14 @@ def outcomes(
     return [(process.returncode, *text) for process, text in zip(running, texts, strict=True)]
 
 
-def command(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run ``perfmodel`` in a folder."""
+def command(*words: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run ``perfmodel`` in a folder, outside torchrun, with more environment variables."""
     return subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "perfmodel", *words],
         cwd=folder,
         stdin=subprocess.DEVNULL,
         capture_output=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | variables,
         encoding="utf-8",
         timeout=PATIENCE_S,
     )

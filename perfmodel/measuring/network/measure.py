@@ -147,7 +147,9 @@ def measure(
         if place.rank:
             follow(group, operations)
             return None
-        sizes = plan.sizes_bytes and sorted({round(value) for value in plan.sizes_bytes})
+        sizes = None
+        if plan.sizes_bytes is not None:
+            sizes = sorted({round(value) for value in plan.sizes_bytes})
         series = cases(chosen, place.ranks, sizes, operations.size)
         leader = Leader(group, operations, plan.pause_s)
         measured = within(

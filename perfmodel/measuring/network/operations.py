@@ -44,7 +44,7 @@ class Operations:
         self, operation: Operation, size_bytes: int, ranks: int, count: int
     ) -> Callable[[], None]:
         """Do the preparation, which is not timed, and return this rank's part of the operation."""
-        act = self._act(operation, size_bytes, ranks, count)
+        act: Callable[[], None] = self._act(operation, size_bytes, ranks, count)
         if self._group.device.type == "cpu":
             return act
         synchronize = self._group.torch.cuda.synchronize
