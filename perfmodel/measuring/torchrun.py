@@ -145,6 +145,17 @@ class Group:
         self.distributed.recv(message, rank, group=self.control)
         return [int(number) for number in message]
 
+    def isend(self, rank: int, values: Any, tag: int) -> Any:
+        """Begin to send an array in host memory; return the work, whose ``wait`` ends with it."""
+        tensor = self.torch.from_numpy(values)
+        return self.distributed.isend(tensor, rank, group=self.control, tag=tag)
+
+    def irecv(self, rank: int, into: Any, tag: int) -> Any:
+        """Begin to receive an array in host memory; return the work, whose ``wait`` ends with
+        it."""
+        tensor = self.torch.from_numpy(into)
+        return self.distributed.irecv(tensor, rank, group=self.control, tag=tag)
+
     def share(self, value: Any) -> list[Any]:
         """All-gather JSON-like values, in rank order; all ranks must call it.
 
@@ -210,7 +221,7 @@ def connected(place: Place, backend: str, *, timeout_s: float) -> Iterator[Group
         yield Group(place, distributed, device, control)
     except RuntimeError as error:  # also the errors of torch.distributed
         text = str(error).strip().partition("\n")[0]
-        raise LostError(f"rank {place.rank}: {backend}: {text}") from error
+        raise LostError(f"rank {place.rank}: {text}") from error
     finally:
         if distributed.is_initialized():
             distributed.destroy_process_group()

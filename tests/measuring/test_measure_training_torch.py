@@ -80,7 +80,7 @@ def by_server(steps: Sequence[Any]) -> list[list[Any]]:
     """Parameters of each worker after training with two servers, bulk-synchronously."""
     hooked = [HookedModel(one) for one in steps]
     pieces = pieces_of(hooked[0].workload, servers=2)
-    messages = Messages(WORKERS + 2)
+    messages = Messages()
 
     def serve(server: int) -> None:
         held = [piece for piece in pieces if piece.server == server]
@@ -97,8 +97,7 @@ def by_server(steps: Sequence[Any]) -> list[list[Any]]:
         served = [pool.submit(serve, server) for server in range(2)]
         servers = range(WORKERS, WORKERS + 2)
         clients = [Client(messages.of(worker), servers, pieces) for worker in range(WORKERS)]
-        for layer in range(len(hooked[0].layers)):
-            clients[0].begin(layer, hooked[0].values(layer))
+        clients[0].set({layer: hooked[0].values(layer) for layer in range(len(hooked[0].layers))})
         for done in [pool.submit(work, worker) for worker in range(WORKERS)] + served:
             done.result(TIMEOUT_S)
     return [parameters_of(one.model) for one in steps]

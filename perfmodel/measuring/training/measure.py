@@ -249,8 +249,7 @@ def _worker(plan: Plan, group: Group, workers: int, progress: Progress | None) -
     servers = range(workers, group.place.ranks)
     client = Client(group, servers, pieces_of(workload, plan.servers))
     if rank == 0:
-        for layer in range(len(hooked.layers)):
-            client.begin(layer, hooked.values(layer))
+        client.set({layer: hooked.values(layer) for layer in range(len(hooked.layers))})
         for other in range(1, workers):
             group.send(other)
     else:

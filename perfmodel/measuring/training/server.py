@@ -1,8 +1,9 @@
 """A parameter server: applies pushed gradients, and sends new parameters back.
 
-Messages are gloo's, point to point: a header of whole numbers (kind, number of the piece on its
-server, iteration from 0, flag), then the values. The flag of a push says that its worker has done
-its iterations, that of new parameters that all workers have.
+Messages are gloo's, point to point. A worker begins each iteration with a message of the tag
+:data:`CONTROL` that says whether it goes on, and whether it has done its steps; the server answers
+whether all workers have. The tags of gradients and parameters are the numbers of pieces, so both
+ends post what they will receive, and transfers begin at once.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import statistics
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,9 +28,12 @@ from perfmodel.measuring.training.shards import (
     ShardPiece,
 )
 
-PUSH, SET, LEAVE, PARAMETERS, END = 1, 2, 3, 4, 5
-"""Kinds of messages: a gradient, initial parameters, a worker's leave, new parameters, and the
-answer to a worker's leave."""
+CONTROL = 2**20
+"""Tag of messages about iterations; tags of values are below."""
+
+LEAVE, ITERATE, LAST, SET = range(4)
+"""What a worker does next: nothing more; an iteration; one after which it has done its steps; set
+the initial parameters."""
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -39,33 +44,21 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Incoming(msgspec.Struct, frozen=True):
-    """A message from a worker, or how its connection ended."""
+    """A gradient or initial values from a worker; its leave; or how its connection ended."""
 
     worker: int
-    kind: int
+    intent: int
     piece: int = 0
     iteration: int = 0
-    done: bool = False
     values: Array | None = None
     error: str = ""
-
-
-def send_values(group: Group, rank: int, header: tuple[int, ...], values: Array) -> None:
-    """Send a header and float32 values to a rank."""
-    group.send(rank, *header)
-    group.distributed.send(group.torch.from_numpy(values), rank, group=group.control)
-
-
-def receive_values(group: Group, rank: int, into: Array) -> None:
-    """Receive float32 values from a rank."""
-    group.distributed.recv(group.torch.from_numpy(into), rank, group=group.control)
 
 
 class ParameterServer:
     """Serves ``pieces`` to ``workers`` workers, the first ranks, until all have left.
 
-    Each worker has one receiving and one sending thread. A single thread applies updates one by
-    one, in the order in which pushes complete.
+    One thread per worker receives; a single thread applies updates one by one, in the order in
+    which a worker's pieces arrive.
     """
 
     def __init__(
@@ -74,9 +67,7 @@ class ParameterServer:
         self._group, self._pieces, self._shard = group, pieces, shard
         self._workers, self._warmup = workers, warmup
         self._inbox: queue.SimpleQueue[Incoming] = queue.SimpleQueue()
-        self._outboxes: list[queue.SimpleQueue[Reply | None]] = [
-            queue.SimpleQueue() for _ in range(workers)
-        ]
+        self._sending: dict[tuple[int, int], Any] = {}
         self._done: set[int] = set()
         self._seconds: dict[tuple[float, int], list[float]] = {}
 
@@ -87,25 +78,19 @@ class ParameterServer:
         ------
         LostError : a worker has disconnected, or sends nothing for longer than the timeout.
         """
-        threads = [
-            threading.Thread(target=call, args=(worker,), daemon=True)
-            for worker in range(self._workers)
-            for call in (self._receive, self._send)
-        ]
-        for thread in threads:
-            thread.start()
+        for worker in range(self._workers):
+            threading.Thread(target=self._receive, args=(worker,), daemon=True).start()
         left = 0
         while left < self._workers:
             message = self._inbox.get()
             if message.error:
                 raise LostError(message.error)
+            left += message.values is None
             for reply in self._replies(message):
-                self._outboxes[reply.worker].put(reply)
-            if message.kind == LEAVE:
-                left += 1
-                self._outboxes[message.worker].put(None)
-        for thread in threads:
-            thread.join()
+                work = self._group.isend(reply.worker, reply.values, reply.piece)
+                self._sending[reply.worker, reply.piece] = work, reply.values
+        for work, _ in self._sending.values():
+            work.wait()
         applied = (
             Applied(tensors, size * ELEMENT_BYTES, statistics.median(seconds))
             for (tensors, size), seconds in self._seconds.items()
@@ -113,20 +98,13 @@ class ParameterServer:
         return Report(dict(self._shard.staleness), tuple(applied))
 
     def _replies(self, message: Incoming) -> list[Reply]:
-        if message.kind == LEAVE or message.done:
-            self._done.add(message.worker)
-        if message.kind == LEAVE or message.values is None:
+        if message.values is None:
             return self._shard.leave(message.worker)
-        if message.kind == SET:  # no worker pushes before the worker that sets has all answers
+        if message.intent == SET:  # no worker pushes before the worker that sets has all answers
             return [self._shard.begin(message.piece, message.worker, message.values)]
-        piece = self._pieces[message.piece]
+        piece, counted = self._pieces[message.piece], message.iteration >= self._warmup
         begin_s = time.perf_counter()
-        replies = self._shard.push(
-            message.piece,
-            message.worker,
-            message.values,
-            counted=message.iteration >= self._warmup,
-        )
+        replies = self._shard.push(message.piece, message.worker, message.values, counted=counted)
         seconds = time.perf_counter() - begin_s
         self._seconds.setdefault((piece.tensors, piece.elements), []).append(seconds)
         return replies
@@ -134,27 +112,24 @@ class ParameterServer:
     def _receive(self, worker: int) -> None:
         # a worker pushes a piece again only after the answer, so one buffer per piece is enough
         buffers = [np.empty(piece.elements, np.float32) for piece in self._pieces]
-        kind = 0
+        control, iteration = np.empty(1, np.float32), 0
         try:
-            while kind != LEAVE:
-                kind, piece, iteration, done = self._group.receive(worker)
-                values = None if kind == LEAVE else buffers[piece]
-                if values is not None:
-                    receive_values(self._group, worker, values)
-                self._inbox.put(Incoming(worker, kind, piece, iteration, bool(done), values))
+            while True:
+                self._group.irecv(worker, control, CONTROL).wait()
+                intent = int(control[0])
+                if intent in (LEAVE, LAST):
+                    self._done.add(worker)
+                if intent == LEAVE:
+                    self._inbox.put(Incoming(worker, LEAVE))
+                    return
+                arriving = [self._group.irecv(worker, b, i) for i, b in enumerate(buffers)]
+                all_done = np.array([len(self._done) == self._workers], np.float32)
+                self._group.isend(worker, all_done, CONTROL).wait()
+                for index, work in enumerate(arriving):
+                    work.wait()
+                    values = buffers[index]
+                    self._inbox.put(Incoming(worker, intent, index, iteration, values))
+                iteration += intent != SET
         except RuntimeError as error:
-            self._inbox.put(Incoming(worker, 0, error=f"rank {worker}: {first_line(error)}"))
-
-    def _send(self, worker: int) -> None:
-        try:
-            while (reply := self._outboxes[worker].get()) is not None:
-                done = int(len(self._done) == self._workers)
-                send_values(self._group, worker, (PARAMETERS, reply.piece, 0, done), reply.values)
-            self._group.send(worker, END)
-        except RuntimeError as error:
-            self._inbox.put(Incoming(worker, 0, error=f"rank {worker}: {first_line(error)}"))
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text."""
-    return str(error).strip().partition("\n")[0]
+            text = str(error).strip().partition("\n")[0]
+            self._inbox.put(Incoming(worker, LEAVE, error=f"rank {worker}: {text}"))
