@@ -3,8 +3,7 @@
 Property tests draw the same examples on every machine, however busy it is. Linear algebra uses one
 thread per process: fits take a fifth of the time if threads do not compete.
 
-``--hypothesis-profile=long`` draws twenty times as many, different ones each time. Processes that
-tests start use a fixed token and do not touch the user's files.
+``--hypothesis-profile=long`` draws twenty times as many, different ones each time.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ settings.load_profile(profiles.FIXED)
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # read when NumPy is imported
 os.environ["PERFMODEL_CONFIG"] = ""  # no configuration
-os.environ["PERFMODEL_TOKEN"] = "known to all tests, and to nobody else"
 
 
 @pytest.hookimpl(optionalhook=True)

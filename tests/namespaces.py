@@ -12,15 +12,11 @@ import functools
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from perfmodel import InputError
-from perfmodel.measuring.processes.sockets import set_congestion
 
 BURST_BYTES = 16 * 1024
 """Burst that passes at full speed after a pause: 0.7 ms of 200 Mbit/s. Messages that are not much
@@ -107,32 +103,6 @@ def available() -> str:
             return ""
     except subprocess.CalledProcessError as error:
         return f"network namespaces are not permitted here: {error.stderr.strip()}"
-
-
-def congestion_available(name: str) -> bool:
-    """Return whether sockets of this process may use congestion control ``name``."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as one:
-        try:
-            set_congestion(one, name)
-        except InputError:
-            return False
-        return True
-
-
-@contextlib.contextmanager
-def free_port(host: str = "127.0.0.1") -> Iterator[int]:
-    """A port reserved for the processes of a test.
-
-    It stays bound, so that the kernel gives it to no other socket; one that asks for just this
-    port may still listen on it (Linux, as both reuse the address).
-    """
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        one.bind((host, 0))
-        port = one.getsockname()[1]
-        if sys.platform != "linux":
-            one.close()
-        yield port
 
 
 def _ip(*arguments: str) -> None:

@@ -26,6 +26,8 @@ TRACE = "trace"
 CHAKRA_JSON = "chakra-json"
 NCCL_TESTS = "nccl-tests"
 IPERF3 = "iperf3"
+OSU = "osu"
+PERFTEST = "perftest"
 DEEPSPEED = "deepspeed"
 
 RECORD = "record a trace with torch.profiler and give it to perfmodel import"
@@ -127,11 +129,16 @@ TEXT: tuple[_Text, ...] = (
         "run iperf3 with --json, and give that to perfmodel calibrate network",
     ),
     _Text(
-        "osu",
-        r"^# OSU MPI",
+        OSU,
+        r"^(?:\[\d+,\d+\]<std\w+>:|\d+:)?\s*# OSU MPI",
         "the output of an OSU benchmark",
-        "write its figures into a table (CSV) with the columns operation, ranks, bytes and seconds "
-        "for perfmodel calibrate network",
+        "perfmodel calibrate network reads it",
+    ),
+    _Text(
+        PERFTEST,
+        r"^\s*(?:RDMA_Write|RDMA_Read|Send) .*Test\b|^\s*#bytes\s+#iterations\s",
+        "the output of perftest",
+        "perfmodel calibrate network reads it",
     ),
     _Text(
         DEEPSPEED,

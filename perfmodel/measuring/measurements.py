@@ -76,8 +76,8 @@ class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 class Measurements(Drawn, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Contents of a measurement file (schema ``perfmodel.measurements/1``).
 
-    ``backend`` is *tcp* (plain sockets), *gloo* or *nccl*. ``nodes`` gives the node of each rank,
-    numbered from 0; it is empty if every rank has its own node.
+    ``backend`` is what sent the bytes, such as *gloo*, *nccl* or *tcp*. ``nodes`` gives the node of
+    each rank, numbered from 0; it is empty if every rank has its own node.
     """
 
     schema: Literal["perfmodel.measurements/1"] = "perfmodel.measurements/1"

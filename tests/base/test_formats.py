@@ -25,6 +25,7 @@ NCCL_TESTS = """\
 IPERF3 = '{"start": {"version": "iperf 3.9", "test_start": {"protocol": "TCP"}}, "end": {}}'
 IPERF3_TEXT = "[ ID] Interval           Transfer     Bitrate         Retr\n"
 OSU = "# OSU MPI Allreduce Latency Test v7.0\n"
+PERFTEST = " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]\n"
 DEEPSPEED = "---- DeepSpeed Flops Profiler ----\nfwd latency:    1.00 ms\n"
 TIMELINE = '[\n{"ph": "B", "name": "NEGOTIATE_ALLREDUCE", "ts": 1, "pid": 1},\n'
 CHAKRA = '{"schema": "1.1.0-chakra.0.0.4", "nodes": []}'
@@ -49,7 +50,8 @@ TEXTS = {
     "nccl-tests": (NCCL_TESTS, "perfmodel calibrate network reads it"),
     "iperf3": (IPERF3, "perfmodel calibrate network reads it"),
     "iperf3-text": (IPERF3_TEXT, "iperf3 with --json"),
-    "osu": (OSU, "a table (CSV)"),
+    "osu": (OSU, "perfmodel calibrate network reads it"),
+    "perftest": (PERFTEST, "perfmodel calibrate network reads it"),
     "deepspeed": (DEEPSPEED, "perfmodel import reads it"),
     "horovod-timeline": (TIMELINE, "none of computing"),
     "chakra-json": (CHAKRA, "it has no times"),
@@ -201,7 +203,9 @@ READERS = {
     "trace": "import",
 }
 READ = {
-    *(("measurement", name) for name in ("nccl-tests", "iperf3")),  # but these are cut: see below
+    *(
+        ("measurement", name) for name in ("nccl-tests", "iperf3", "osu", "perftest")
+    ),  # but these are cut: see below
     *(("trace", name) for name in ("deepspeed", "trace", "chakra-json", "gzip")),
     *((reader, "perfmodel") for reader in READERS if reader not in ("table", "trace")),
 }

@@ -174,7 +174,7 @@ def parameters() -> Iterator[tuple[str, click.Parameter]]:
 
 
 def test_every_file_is_known_to_be_read_or_written() -> None:
-    known = streams.READ | streams.WRITTEN | {"--plot", "--token-file"}
+    known = streams.READ | streams.WRITTEN | {"--plot"}
     for command, parameter in parameters():
         is_file = "FILE" in (parameter.metavar or "")
         assert parameter.opts[0] in known or not is_file, (command, parameter.opts)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
-import subprocess
-import sys
+import math
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,15 +15,13 @@ import numpy as np
 import pytest
 
 from perfmodel import make_job
-from perfmodel.inputs.catalogue import profile as read_profile
-from perfmodel.measuring.processes.connecting import Listener
-from perfmodel.measuring.processes.tokens import Token
 from perfmodel.measuring.training.run import MeasuredRun, read_run
 from perfmodel.measuring.training.server import ParameterServer
 from perfmodel.measuring.training.shards import Shard, pieces_of
 from perfmodel.measuring.training.worker import Client, train
 from perfmodel.theory.buckets import ddp_buckets
-from tests.namespaces import free_port
+from tests.measuring.processes import command
+from tests.measuring.test_measure_training import Messages
 
 torch = pytest.importorskip("torch")
 
@@ -30,8 +29,8 @@ from perfmodel.measuring.training.hooks import HookedModel  # noqa: E402
 from perfmodel.profiler.libraries import Built  # noqa: E402
 from perfmodel.profiler.training import training  # noqa: E402
 
+ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 120.0
-TOKEN = Token(b"known to these threads", "these tests")
 WORKERS, ITERATIONS, RATE = 2, 4, 0.05
 
 
@@ -81,43 +80,26 @@ def by_server(steps: Sequence[Any]) -> list[list[Any]]:
     """Parameters of each worker after training with two servers, bulk-synchronously."""
     hooked = [HookedModel(one) for one in steps]
     pieces = pieces_of(hooked[0].workload, servers=2)
-    listeners = [Listener("127.0.0.1", 0, TIMEOUT_S, TOKEN) for _ in range(2)]
-    servers = []
-    for index, listener in enumerate(listeners):
-        own = [piece for piece in pieces if piece.server == index]
-        shard = Shard(
-            [piece.elements for piece in own], workers=WORKERS, bound=0.0, learning_rate=RATE
-        )
-        servers.append(
-            ParameterServer(listener, own, shard, workers=WORKERS, warmup=0, timeout_s=TIMEOUT_S)
-        )
-    addresses = [("127.0.0.1", listener.port) for listener in listeners]
-    with ThreadPoolExecutor(2) as pool:
-        accepting = [pool.submit(server.accept) for server in servers]
-        clients = [
-            Client(worker, addresses, pieces, timeout_s=TIMEOUT_S, token=TOKEN)
-            for worker in range(WORKERS)
-        ]
-        for future in accepting:
-            future.result(TIMEOUT_S)
-    for layer in range(len(hooked[0].layers)):
-        clients[0].begin(layer, hooked[0].values(layer))
-    try:
-        with ThreadPoolExecutor(WORKERS + 2) as pool:
-            seen = [pool.submit(server.serve) for server in servers]
-            ran = [
-                pool.submit(train, client, one, iterations=ITERATIONS)
-                for client, one in zip(clients, hooked, strict=True)
-            ]
-            both: list[Any] = [*ran, *seen]
-            for done in both:
-                done.result(TIMEOUT_S)
-        for client, one in zip(clients, hooked, strict=True):
-            one.finish(client)
-    finally:
-        parts: list[Any] = [*clients, *servers, *listeners]
-        for part in parts:
-            part.close()
+    messages = Messages()
+
+    def serve(server: int) -> None:
+        held = [piece for piece in pieces if piece.server == server]
+        sizes = [piece.elements for piece in held]
+        shard = Shard(sizes, workers=WORKERS, bound=0.0, learning_rate=RATE)
+        ParameterServer(messages.of(WORKERS + server), held, shard, WORKERS, 0).serve()
+
+    def work(worker: int) -> None:
+        client, model = clients[worker], hooked[worker]
+        train(client, model, iterations=ITERATIONS)
+        model.finish(client)
+
+    with ThreadPoolExecutor(WORKERS + 2) as pool:
+        served = [pool.submit(serve, server) for server in range(2)]
+        servers = range(WORKERS, WORKERS + 2)
+        clients = [Client(messages.of(worker), servers, pieces) for worker in range(WORKERS)]
+        clients[0].set({layer: hooked[0].values(layer) for layer in range(len(hooked[0].layers))})
+        for done in [pool.submit(work, worker) for worker in range(WORKERS)] + served:
+            done.result(TIMEOUT_S)
     return [parameters_of(one.model) for one in steps]
 
 
@@ -168,35 +150,32 @@ def test_layers_are_the_called_modules() -> None:
 # -- whole runs --------------------------------------------------------------------------------
 
 LAYERS = {"a": (40_000,), "b": (2_000_000,), "c": (400_000,)}
+OWN_MODEL = """
+import os, time
+import torch
+
+class Dying(torch.nn.Module):
+    def forward(self, value):
+        if os.environ["RANK"] == "1" and time.time() > float(os.environ["DIES"]):
+            os._exit(3)
+        return value
+
+def model():
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+
+def dying():
+    return torch.nn.Sequential(model(), Dying())
+"""
+COMMON = ("--input-shape", "8", "--batch-size", "4", "--threads", "1")
 
 
-def run_of(folder: Path, ranks: int, *arguments: str) -> tuple[MeasuredRun, str]:
-    """The file of a run with this many processes, and their output."""
-    with free_port() as port:
-        processes = [
-            subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "perfmodel", "measure", "training"),
-                    *("--rank", str(rank), "--ranks", str(ranks), "--threads", "1"),
-                    *("--address", f"127.0.0.1:{port}", "--timeout", f"{TIMEOUT_S}s"),
-                    *(*arguments, "--output", "run.json"),
-                ],
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                encoding="utf-8",
-            )
-            for rank in range(ranks)
-        ]
-        try:
-            said = [process.communicate(timeout=2 * TIMEOUT_S)[0] for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-    assert [process.returncode for process in processes] == [0] * ranks, said
-    return read_run(folder / "run.json"), "".join(said)
+def run_of(folder: Path, *words: str, **variables: str) -> tuple[MeasuredRun, str]:
+    """The file of a run, and what its command printed."""
+    (folder / "own_model.py").write_text(OWN_MODEL)
+    words = ("measure", "training", *words, "--output", "run.json")
+    done = command(*words, folder=folder, **variables)
+    assert done.returncode == 0, done.stderr
+    return read_run(folder / "run.json"), done.stdout
 
 
 def write_workload(folder: Path) -> Path:
@@ -222,46 +201,87 @@ def write_workload(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("cap", [None, 0.25])
-def test_emulated_layers_train_in_the_reported_buckets(cap: float | None, tmp_path: Path) -> None:
+def test_a_model_trains_in_the_reported_buckets(cap: float | None, tmp_path: Path) -> None:
     path = write_workload(tmp_path)
     more = [] if cap is None else ["--bucket-cap", str(cap)]
     run, _ = run_of(
-        tmp_path, 2, "--arch", "ring", "--workload", path.name, "--emulate",
-        "--steps", "4", "--warmup", "2", *more,
+        tmp_path, "--processes", "2", "--arch", "ring", "--model", "benchmarks.waiting_model:model",
+        "--input-shape", "1", "--batch-size", "4", "--steps", "4", "--warmup", "2", *more,
+        WAITS=path.name, PYTHONPATH=str(ROOT),
     )  # fmt: skip
     assert (run.arch, run.workers, run.measured.iterations) == ("allreduce", 2, 4)
-    assert run.measured.compute_s == pytest.approx(10e-3)
-    options = make_job(workload=path, **run.arguments()).options
+    assert run.measured.compute_s > 9e-3
+    options: Any = make_job(workload=path, **run.arguments()).options
     assert options.concurrent == 2
     sizes = [size for layer in reversed(LAYERS.values()) for size in reversed(layer)]
     expected = ddp_buckets(
-        sizes, cap_bytes=options.bucket_cap_bytes, first_cap_bytes=options.first_bucket_bytes
+        [*sizes, 8], cap_bytes=options.bucket_cap_bytes, first_cap_bytes=options.first_bucket_bytes
     )
-    made = ", ".join(str(sum(sizes[i] for i in bucket)) for bucket in expected)
+    made = ", ".join(str(sum([*sizes, 8][i] for i in bucket)) for bucket in expected)
     assert f"buckets of {made} bytes" in run.source.text
-    assert read_profile(path).parameter_bytes == sum(sizes)
-
-
-MODEL = """
-import torch
-
-def model():
-    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
-"""
 
 
 @pytest.mark.parametrize(
-    ("ranks", "arguments"),
-    [(2, ("--arch", "ddp")), (3, ("--arch", "ps")), (3, ("--arch", "ps", "--sync", "asp"))],
+    ("processes", "words"),
+    [
+        (2, ("--arch", "ddp")),
+        (3, ("--arch", "ps")),
+        (4, ("--arch", "ps", "--servers", "2")),
+        (3, ("--arch", "ps", "--sync", "asp")),
+        (3, ("--arch", "ps", "--sync", "ssp", "--staleness-bound", "inf")),
+    ],
 )
-def test_a_real_model_is_trained(ranks: int, arguments: tuple[str, ...], tmp_path: Path) -> None:
-    (tmp_path / "own_model.py").write_text(MODEL)
-    run, said = run_of(
-        tmp_path, ranks, *arguments, "--model", "own_model:model", "--input-shape", "8",
-        "--batch-size", "4", "--steps", "5", "--warmup", "2",
+def test_a_real_model_is_trained(processes: int, words: tuple[str, ...], tmp_path: Path) -> None:
+    run, printed = run_of(
+        tmp_path, "--processes", str(processes), *words, "--model", "own_model:model", *COMMON,
+        "--steps", "6", "--warmup", "2",
     )  # fmt: skip
+    measured, synchronous = run.measured, "--sync" not in words
     assert (run.workers, run.batch_size, run.emulated) == (2, 4, False)
-    assert run.measured.compute_s > 0.0
-    assert "iteration" in said
-    if "ps" in arguments:
-        assert run.measured.sent_bytes == 4 * (8 * 16 + 16 + 16 * 4 + 4)
+    assert measured.compute_s > 0.0
+    assert measured.samples_per_s == pytest.approx(4 * 2 / measured.iteration_s)
+    assert measured.iterations == 6 or not synchronous
+    assert (measured.staleness is None) == synchronous
+    if "ps" in words:
+        assert measured.sent_bytes == 4 * (8 * 16 + 16 + 16 * 4 + 4)
+    options: Any = make_job(model="resnet50", device="v100", **run.arguments()).options
+    if "ssp" in words:
+        assert options.staleness_bound == math.inf
+    for word in ("iteration", "throughput", "idle"):
+        assert word in printed
+
+
+def test_the_command_compares_with_a_prediction(tmp_path: Path) -> None:
+    path = write_workload(tmp_path)
+    plot = ["--plot", "run.png"] if importlib.util.find_spec("matplotlib") else []
+    _, printed = run_of(
+        tmp_path, "--processes", "3", "--model", "own_model:model", *COMMON, "--steps", "4",
+        "--workload", path.name, "--cluster", "ethernet-10g", *plot,
+    )  # fmt: skip
+    assert "predicted" in printed
+    assert not plot or (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_time_limit_ends_a_run(tmp_path: Path) -> None:
+    words = ("--processes", "2", "--arch", "ring", "--model", "own_model:model", *COMMON)
+    run, _ = run_of(tmp_path, *words, "--steps", "1000000", "--time-limit", "3s")
+    assert run.measured.iterations < 1_000_000
+
+
+@pytest.mark.parametrize("words", [("--arch", "ring"), ("--arch", "ps")])
+def test_a_worker_that_dies_ends_all_others(words: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "own_model.py").write_text(OWN_MODEL)
+    words = ("measure", "training", "--processes", "3", *words, "--model", "own_model:dying")
+    words = (*words, *COMMON, "--steps", "1000000", "--output", "run.json")
+    done = command(*words, folder=tmp_path, DIES=str(time.time() + 20.0))
+    assert done.returncode in (2, 3)  # the first to end: the worker, or one that has lost it
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run.json").exists()
+
+
+def test_a_mistake_in_a_process_is_the_error_of_the_command(tmp_path: Path) -> None:
+    words = ("measure", "training", "--processes", "2", "--arch", "ring", *COMMON)
+    done = command(*words, "--model", "no_such_module:model", folder=tmp_path)
+    assert done.returncode == 2
+    assert "no_such_module" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr

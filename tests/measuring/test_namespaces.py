@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -11,13 +12,13 @@ import pytest
 
 from perfmodel.measuring.measurements import Measurements, read_measurements
 from tests import namespaces
+from tests.measuring.processes import PATIENCE_S, PORT, outcomes
 
 NOMINAL_BITS_PER_S = 200e6
 STREAM_S = 0.5
 """The shortest time of a stream."""
 
-PORT = 29500
-PATIENCE_S = 120.0
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
 
 
 @pytest.fixture
@@ -27,29 +28,12 @@ def need_namespaces() -> None:
 
 
 def measured(bits_per_s: float, folder: Path, *more: str) -> Measurements:
-    """The goodput that two nodes measure on links of this rate."""
+    """What two nodes measure on links of this rate."""
     path = folder / "network.json"
+    words = ["measure", "network", "--output", str(path), "--repetitions", "3", *more]
     with namespaces.cluster(2, bits_per_s) as nodes:
-        words = ["--ranks", "2", "--address", f"{nodes.addresses[0]}:{PORT}", *more]
-        words += ["--repetitions", "3", "--seconds", "60", "--output", str(path)]
-        processes: list[subprocess.Popen[str]] = []
-        try:
-            for rank in range(2):
-                command = [sys.executable, "-m", "perfmodel", "measure", "network"]
-                processes.append(
-                    nodes.popen(
-                        rank,
-                        [*command, "--rank", str(rank), *words],
-                        stdout=subprocess.PIPE,
-                        stderr=subprocess.PIPE,
-                    )
-                )
-            said = [process.communicate(timeout=PATIENCE_S) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-                process.communicate()
-    assert [process.returncode for process in processes] == [0, 0], said
+        ended = outcomes([[*words, "--seconds", "60"]] * 2, nodes)
+    assert [code for code, _, _ in ended] == [0, 0], ended
     return read_measurements(path)
 
 
@@ -66,6 +50,7 @@ def is_nominal(found_bits_per_s: float) -> bool:
     return 0.85 * NOMINAL_BITS_PER_S <= found_bits_per_s <= NOMINAL_BITS_PER_S
 
 
+@needs_torch
 @pytest.mark.usefixtures("need_namespaces")
 def test_a_known_rate_is_measured(tmp_path: Path) -> None:
     tries: list[float] = []
@@ -74,26 +59,18 @@ def test_a_known_rate_is_measured(tmp_path: Path) -> None:
     assert any(map(is_nominal, tries)), tries
 
 
+@needs_torch
 @pytest.mark.usefixtures("need_namespaces")
 def test_canary_another_rate_is_noticed(tmp_path: Path) -> None:
     assert best_bits_per_s(NOMINAL_BITS_PER_S / 4, tmp_path) < 0.5 * NOMINAL_BITS_PER_S
 
 
-@pytest.mark.usefixtures("need_namespaces")
-def test_nodes_are_distinguished_and_congestion_control_is_recorded(tmp_path: Path) -> None:
-    allowed = namespaces.congestion_available("reno")
-    chosen = ["--congestion", "reno"] if allowed else []
-    found = measured(1e9, tmp_path, "--operations", "ping_pong", "--sizes", "1KB", *chosen)
-    assert found.nodes == (0, 1)
-    assert not allowed or "congestion control reno" in found.source.text
-
-
+@needs_torch
 @pytest.mark.slow
 @pytest.mark.usefixtures("need_namespaces")
-def test_torchrun_s_ranks_connect_at_the_address_of_a_node(tmp_path: Path) -> None:
-    pytest.importorskip("torch.distributed")
-    environment = {name: os.environ[name] for name in os.environ if name != "PERFMODEL_TOKEN"}
+def test_torchrun_starts_the_ranks_of_two_nodes(tmp_path: Path) -> None:
     path = tmp_path / "network.json"
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "eth0", "PYTHONWARNINGS": "ignore"}
     with namespaces.cluster(2, 1e9) as nodes:
         processes = []
         try:
@@ -114,20 +91,14 @@ def test_torchrun_s_ranks_connect_at_the_address_of_a_node(tmp_path: Path) -> No
                         env=environment,
                     )
                 )
-            said = [process.communicate(timeout=PATIENCE_S)[0] for process in processes]
+            texts = [process.communicate(timeout=PATIENCE_S)[0] for process in processes]
         finally:
             for process in processes:
                 process.terminate()  # torchrun ends its own processes
             for process in processes:
                 process.communicate(timeout=PATIENCE_S)
-    assert [process.returncode for process in processes] == [0, 0], said
-    assert len(set(read_measurements(path).nodes)) == 2
-    listens = [line for line in "".join(said).splitlines() if "listens on" in line]
-    assert len(listens) == 1
-    # torchrun chooses the node of rank 0
-    starts = [f"perfmodel: rank 0 listens on {address}, port " for address in nodes.addresses]
-    assert listens[0].startswith(tuple(starts))
-    assert listens[0].endswith("; token: torchrun's store")
+    assert [process.returncode for process in processes] == [0, 0], texts
+    assert sorted(read_measurements(path).nodes) == [0, 0, 1, 1]
 
 
 def namespace_names() -> set[str]:
@@ -157,16 +128,3 @@ def test_nothing_is_left_after_an_error() -> None:
 def test_without_root_there_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert namespaces.available.__wrapped__() == "network namespaces need root"
-
-
-def test_unknown_congestion_control_is_not_available() -> None:
-    assert not namespaces.congestion_available("no-such-control")
-
-
-def test_a_free_port_is_kept_free() -> None:
-    import socket
-
-    with namespaces.free_port() as port, socket.socket() as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        one.bind(("127.0.0.1", port))
-        one.listen()

@@ -1,4 +1,4 @@
-"""Output of nccl-tests and iperf3 as measurements, and as clusters fitted to them."""
+"""Output of network benchmarks as measurements, and as clusters fitted to them."""
 
 from __future__ import annotations
 
@@ -252,10 +252,189 @@ def test_a_cut_output_of_iperf3_is_refused(tmp_path: Path) -> None:
         outputs.read(given(tmp_path, text[: len(text) // 2], "iperf3.json"))
 
 
+# -- OSU micro-benchmarks --------------------------------------------------------------------------
+
+
+def osu(test: str, header: str, rows: dict[int, float], first: str = "") -> str:
+    """The output of an OSU benchmark: a value for each size."""
+    lines = [first, f"# OSU MPI {test} Test v7.3", "# Datatype: MPI_CHAR.", f"# Size {header}"]
+    return "\n".join([*lines, *(f"{size:<12}{value:>16.2f}" for size, value in rows.items()), ""])
+
+
+def linear(rate: float = 1e10, latency_s: float = 2e-6) -> str:
+    """The latency and the bandwidth of a link of ``rate`` bytes per second."""
+    sizes = [4**i for i in range(1, 12)]
+    late = {0: 2.0} | {size: (latency_s + size / rate) * 1e6 for size in sizes}
+    moved = {n: 64 * n / (latency_s + 63e-7 + 64 * n / rate) / 1e6 for n in sizes}
+    fast = {n: moved[n] if n < 4**8 else 64 * n / (latency_s + 64 * n / rate) / 1e6 for n in sizes}
+    return osu("Latency", "Latency (us)", late) + osu("Bandwidth", "Bandwidth (MB/s)", fast)
+
+
+def test_a_link_is_fitted_to_latency_and_bandwidth_of_osu(tmp_path: Path) -> None:
+    """100 ns for each further message: 63 of the 64 of a window."""
+    fit = fit_network([read(given(tmp_path, linear()))])
+    assert fit.cluster.nic.latency_s == pytest.approx(2e-6, rel=0.01)
+    assert fit.cluster.nic.bandwidth_bytes_per_s == pytest.approx(1e10, rel=0.01)
+    assert fit.link is not None
+    assert fit.link.per_message_s is not None
+    assert fit.link.per_message_s.value == pytest.approx(1e-7, rel=0.05)
+
+
+def test_canary_another_rate_of_osu_is_noticed(tmp_path: Path) -> None:
+    fit = fit_network([read(given(tmp_path, linear(0.9e10)))])
+    assert fit.cluster.nic.bandwidth_bytes_per_s != pytest.approx(1e10, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "# ranks: 4",
+        "$ mpirun -np 4 -hostfile hosts ./osu_allreduce",
+        "srun --ntasks=4 /opt/osu/osu_allreduce -f",
+    ],
+)
+@pytest.mark.parametrize(
+    ("test", "operation", "size"),
+    [
+        ("Allreduce Latency", "all_reduce", 1024),
+        ("Broadcast Latency", "broadcast", 1024),
+        ("Reduce_scatter Latency", "reduce_scatter", 1024),
+        ("Allgather Latency", "all_gather", 4 * 1024),
+    ],
+)
+def test_collectives_of_osu(
+    tmp_path: Path, test: str, operation: str, size: int, first: str
+) -> None:
+    text = osu(test, "Avg Latency(us)   Min Latency(us)", {1024: 12.5}, first)
+    found = outputs.read(given(tmp_path, text))
+    (one,) = found.measurements
+    assert (one.operation, one.ranks, one.bytes) == (operation, 4, size)
+    assert one.seconds == pytest.approx((12.5e-6,))
+    assert found.nodes == ()
+
+
+def test_a_line_says_how_many_nodes_the_ranks_of_osu_share(tmp_path: Path) -> None:
+    text = osu("Allreduce Latency", "Avg Latency(us)", {8: 1.0}, "# ranks: 4\n# nodes: 2")
+    assert outputs.read(given(tmp_path, text)).nodes == (0, 0, 1, 1)
+    text = osu("Latency", "Latency (us)", {8: 1.0}, "# nodes: 1")
+    assert outputs.read(given(tmp_path, text, "inside.txt")).nodes == (0, 0)
+
+
+def test_both_ways_at_once_share_the_rate_that_osu_prints(tmp_path: Path) -> None:
+    text = osu("Bi-Directional Bandwidth", "Bandwidth (MB/s)", {4: 10.0, MIB: 2000.0})
+    (one,) = outputs.read(given(tmp_path, text)).measurements
+    assert (one.operation, one.bytes) == ("duplex", 64 * MIB)
+    assert one.bytes / one.seconds[0] == pytest.approx(1e9)
+
+
+LATE = osu("Latency", "Latency (us)", {4: 1.0, 1024: 1.5})
+REDUCED = osu("Allreduce Latency", "Avg Latency(us)", {4: 1.0})
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        (LATE.replace("1.50", ""), 6, "expected a size and a value in us, got '1024'"),
+        (LATE.replace("1.50", "fast"), 6, "expected a size and a value in us"),
+        (LATE.partition("# Size")[0], 2, "expected lines of size and value below"),
+        (LATE.replace("# Size", "# Sizes"), 5, "expected a header '# Size ... (us)'"),
+        (LATE.replace("Latency (us)", "Bandwidth (MB/s)"), 5, "expected a header '# Size"),
+        (REDUCED, 2, "expected the number of ranks, at least 2, above the title"),
+        (REDUCED.replace("Allreduce", "Alltoall"), 2, "expected a test of OSU in Latency"),
+    ],
+)
+def test_output_of_osu_that_does_not_tell_says_where(
+    tmp_path: Path, text: str, line: int, said: str
+) -> None:
+    path = given(tmp_path, text)
+    with pytest.raises(InputError) as error:
+        outputs.read(path)
+    assert str(error.value).startswith(f"{path}: line {line}: {said}")
+    assert "\n" not in str(error.value)
+
+
+# -- perftest --------------------------------------------------------------------------------------
+
+RULE = "-" * 87
+
+
+def perftest(title: str, header: str, *rows: str) -> str:
+    about = [RULE, f"                    {title}", " Number of qps   : 1", " Mtu : 4096[B]", RULE]
+    return "\n".join([*about, " local address: LID 0x01 QPN 0x0215", RULE, header, *rows, RULE, ""])
+
+
+MEGABYTES = " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]"
+ROW = " 65536      5000             2758.40            2000.00            0.044134"
+NOTE = "Conflicting CPU frequency values detected: 800.0 != 2000.0. CPU Frequency is not max."
+
+
+@pytest.mark.parametrize("title", ["RDMA_Write BW Test", "RDMA_Read BW Test", "Send BW Test"])
+@pytest.mark.parametrize(
+    ("header", "rate"),
+    [
+        (MEGABYTES, 2000 * 2**20),
+        (MEGABYTES.replace("MB", "MiB"), 2000 * 2**20),
+        (MEGABYTES.replace("MB", "Gb"), 2000 * 1e9 / 8),
+    ],
+)
+def test_perftest_gives_the_bandwidth_of_the_link(
+    tmp_path: Path, title: str, header: str, rate: float
+) -> None:
+    path = given(tmp_path, perftest(title, header, NOTE, ROW))
+    (one,) = outputs.read(path).measurements
+    assert (one.operation, one.bytes, one.ranks) == ("stream", 5000 * 65536, 2)
+    assert one.bytes / one.seconds[0] == pytest.approx(rate)
+    fitted = fit_network([read(path)]).cluster.nic.bandwidth_bytes_per_s
+    assert fitted == pytest.approx(rate, rel=1e-4)
+
+
+def test_both_ways_at_once_share_the_rate_that_perftest_prints(tmp_path: Path) -> None:
+    text = perftest("RDMA_Write Bidirectional BW Test", MEGABYTES, ROW)
+    (one,) = outputs.read(given(tmp_path, text)).measurements
+    assert one.operation == "duplex"
+    assert one.bytes / one.seconds[0] == pytest.approx(1000 * 2**20)
+
+
+TIMES = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]"
+
+
+def test_latencies_of_perftest(tmp_path: Path) -> None:
+    text = perftest("RDMA_Write Latency Test", TIMES, " 2       1000    1.85    28.4   2.05   2.11")
+    (one,) = outputs.read(given(tmp_path, text)).measurements
+    assert (one.operation, one.bytes) == ("ping_pong", 2)
+    assert one.seconds == pytest.approx((2.05e-6,))
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        (perftest("Send BW Test", MEGABYTES), 8, "expected lines of size, iterations and values"),
+        (perftest("Send BW Test", MEGABYTES, ROW[:40]), 9, "expected size, iterations, peak and"),
+        (perftest("Send BW Test", "", ROW), 9, "expected a header '#bytes #iterations ...'"),
+        (perftest("Send BW Test", MEGABYTES.replace("MB", "GB"), ROW), 8, "expected a bandwidth"),
+        (f"{MEGABYTES}\n{ROW}\n", 2, "expected a title such as 'RDMA_Write BW Test'"),
+        (
+            perftest("RDMA_Read Latency Test", TIMES, " 2  1000  1.8  28.4  2.0  2.1"), 2,
+            "expected a BW test, or a Latency test of RDMA_Write or Send",
+        ),
+    ],
+)  # fmt: skip
+def test_output_of_perftest_that_does_not_tell_says_where(
+    tmp_path: Path, text: str, line: int, said: str
+) -> None:
+    path = given(tmp_path, text)
+    with pytest.raises(InputError) as error:
+        outputs.read(path)
+    assert str(error.value).startswith(f"{path}: line {line}: {said}")
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("name", ["out.csv", "out", "out.json"])
 def test_content_decides_and_not_the_name(tmp_path: Path, name: str) -> None:
     assert read(given(tmp_path, printed(), name)).backend == "nccl"
     assert read(given(tmp_path, json.dumps(iperf3()), name)).backend == "tcp"
+    assert read(given(tmp_path, LATE, name)).backend == "mpi"
+    assert read(given(tmp_path, perftest("Send BW Test", MEGABYTES, ROW), name)).backend == "verbs"
 
 
 def test_output_is_read_from_standard_input() -> None:

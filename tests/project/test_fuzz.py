@@ -52,7 +52,7 @@ from perfmodel.studies.crossovers import explain
 from perfmodel.studies.shards import ABOUT
 from perfmodel.traces.workload import import_trace
 from perfmodel.validation.cases import of_run, read_cases
-from tests.measuring.test_outputs import iperf3, printed
+from tests.measuring.test_outputs import LATE, MEGABYTES, ROW, iperf3, perftest, printed
 from tests.mutations import ODD, as_json, command_lines, documents, drawn, tables, texts
 from tests.results import test_schedule_file as schedules
 from tests.traces.test_deepspeed import OUTPUT
@@ -306,6 +306,8 @@ RUN = {
     },
     "source": SOURCE,
 }  # fmt: skip
+PERFTEST = perftest("RDMA_Write BW Test", MEGABYTES, ROW)
+
 MEASUREMENTS = {
     "schema": "perfmodel.measurements/1",
     "name": "made-up",
@@ -471,6 +473,8 @@ LOADERS: dict[str, tuple[Callable[[Path], Any], st.SearchStrategy[tuple[str, byt
         of_measurements, suffixed(".txt", drawn(lambda r: texts(r, printed("aabb").encode()))),
     ),
     "iperf3": (of_measurements, suffixed(".json", made(iperf3()))),
+    "osu": (of_measurements, suffixed(".txt", drawn(lambda r: texts(r, LATE.encode())))),
+    "perftest": (of_measurements, suffixed(".txt", drawn(lambda r: texts(r, PERFTEST.encode())))),
     "deepspeed": (of_trace, suffixed(".txt", drawn(lambda r: texts(r, OUTPUT.encode())))),
     "trace": (of_trace, suffixed(".json", made(TRACE))),
     "trace, gzip": (

@@ -33,7 +33,7 @@ ROOMS: Mapping[str, frozenset[str]] = {
         "architectures": ABOVE_BASE,
         "predicting": f"{ABOVE_BASE} engine architectures",
         "replay": "base theory reporting results",
-        "measuring": "base theory inputs reporting results engine architectures profiler",
+        "measuring": "base theory inputs reporting results architectures profiler",
         "api": "base inputs graph results engine architectures predicting",
         "studies": f"{ABOVE_BASE} reporting architectures predicting replay api",
         "calibration": f"{ABOVE_BASE} reporting architectures predicting measuring api",

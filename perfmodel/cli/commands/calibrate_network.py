@@ -38,8 +38,8 @@ def network(
 ) -> None:
     """Fit links and collectives to measurements.
 
-    Reads measurement files, the output of nccl-tests and of iperf3 --json, or tables (.csv) with
-    the columns operation, ranks, bytes and seconds.
+    Reads measurement files, the output of nccl-tests, iperf3 --json, OSU micro-benchmarks and
+    perftest (ib_write_bw), or tables (.csv) with the columns operation, ranks, bytes and seconds.
 
     \b
     perfmodel calibrate network network.json --nominal 10Gbps --output lab.json

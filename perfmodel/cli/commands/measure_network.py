@@ -8,7 +8,6 @@ import click
 
 from perfmodel.cli import rendezvous
 from perfmodel.cli.options import (
-    all_of,
     check_files,
     drawn,
     items,
@@ -23,12 +22,12 @@ if TYPE_CHECKING:
 
 
 @click.command("network")
-@all_of(rendezvous.OPTIONS)
+@rendezvous.PROCESSES
 @click.option(
     "--output", metavar="FILE", required=True, help="Measurement file, written by rank 0."
 )
 @click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
-@click.option("--backend", default="tcp", metavar="NAME", help="tcp, gloo or nccl.  [default: tcp]")
+@click.option("--backend", default="gloo", metavar="gloo|nccl", help="Backend.  [default: gloo]")
 @click.option("--operations", metavar="LIST", help="Such as ping_pong,all_reduce.  [default: all]")
 @click.option("--sizes", metavar="LIST", help="Such as 1KB,64KB,1MB.  [default: 4 B to 67 MB]")
 @click.option(
@@ -47,13 +46,6 @@ if TYPE_CHECKING:
 )
 @click.option("--pause", metavar="TIME", help="Idle time before each repetition, such as 100ms.")
 @click.option(
-    "--congestion",
-    default="",
-    metavar="NAME",
-    help="TCP congestion control, such as cubic.  [default: the system's]",
-)
-@click.option("--node", type=int, metavar="N", help="Node of this rank.  [default: by its address]")
-@click.option(
     "--timeout",
     type=float,
     default=60.0,
@@ -61,76 +53,65 @@ if TYPE_CHECKING:
     help="How long to wait for other ranks.  [default: 60]",
 )
 def network(
-    output: str,
-    plot: str | None,
-    backend: str,
-    operations: str | None,
-    sizes: str | None,
-    repetitions: int,
-    seconds: float,
-    pause: str | None,
-    congestion: str,
-    node: int | None,
-    timeout: float,
-    **who: Any,
-) -> None:
-    """Measure a network: run this on every node, each with its own --rank.
+    processes: int | None, output: str, plot: str | None, sizes: str | None,
+    operations: str | None, pause: str | None, timeout: float, **values: Any,
+) -> None:  # fmt: skip
+    """Measure a network between processes, with torch.distributed.
+
+    On one machine --processes starts them; on several machines torchrun does.
 
     \b
-    perfmodel measure network --rank 0 --ranks 2 --address 10.0.0.1:29500 --output network.json
-    torchrun --nproc-per-node 2 --no-python perfmodel measure network --output network.json
+    perfmodel measure network --processes 2 --output network.json
+    torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint node0:29400 \\
+        -m perfmodel measure network --output network.json
     """
     from pathlib import Path
 
     from perfmodel.base import files
-    from perfmodel.measuring.network.measure import measure, to_json
+    from perfmodel.measuring.network.measure import NetworkPlan, measure, to_json
 
-    here = rendezvous.take_place(who)
-    if here.rank == 0:
-        check_files(plot, output)
     read = read_quantity("bytes")
-    notes: list[str] = []
-    with rendezvous.logged(), progress() as advance:
-        found = measure(
-            here,
-            backend=backend,
-            sizes_bytes=None if sizes is None else _listed(items(sizes, "--sizes", read)),
-            operations=None if operations is None else _listed(items(operations, "--operations")),
-            repetitions=repetitions,
-            seconds=seconds,
-            pause_s=0.0 if pause is None else read_quantity("s")(pause, "--pause"),
-            congestion=congestion,
-            node=node,
-            timeout_s=timeout,
-            name="network" if output == files.STDOUT else Path(output).stem,
-            say=notes.append,
-            progress=advance if here.rank == 0 else None,
-        )
-    if found is None:
+    plan = NetworkPlan(
+        sizes_bytes=None if sizes is None else _listed(items(sizes, "--sizes", read)),
+        operations=None if operations is None else _listed(items(operations, "--operations")),
+        pause_s=0.0 if pause is None else read_quantity("s")(pause, "--pause"),
+        timeout_s=timeout,
+        **values,
+    )
+    check_files(plot, output)
+    place = rendezvous.place_or_launch(processes)
+    name = "network" if output == files.STDOUT else Path(output).stem
+    if place.rank:
+        measure(plan, place)
         return
-    _table(found)
+    notes: list[str] = []
+    with progress() as advance:
+        measured = measure(plan, place, name=name, say=notes.append, progress=advance)
+    if measured is None:
+        return
+    _table(measured)
     for note in notes:
         remark(note)
-    written = (output, to_json(found), f"; next: perfmodel calibrate network {output}")
-    write_files([written, *drawn(found, plot)])
+    written = (output, to_json(measured), f"; next: perfmodel calibrate network {output}")
+    write_files([written, *drawn(measured, plot)])
 
 
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+def _listed(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, list) else (value,)
 
 
-def _table(found: Measurements) -> None:
+def _table(measured: Measurements) -> None:
     """A line for each operation, size and number of ranks."""
     from perfmodel.cli.printing.console import new_console, new_table
     from perfmodel.cli.printing.text import show
 
-    show(found.source.text)
+    show(measured.source.text)
     heads = ("operation", "ranks", "bytes", "repetitions", "median", "fastest", "rate")
     table = new_table(*heads)
     for column in table.columns[1:]:
         column.justify = "right"
-    for each in found.measurements:
-        table.add_row(*_cells(each))
+    for measurement in measured.measurements:
+        table.add_row(*_cells(measurement))
     new_console().print(table)
 
 

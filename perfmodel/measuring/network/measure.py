@@ -11,17 +11,17 @@ from __future__ import annotations
 import datetime as dt
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
 
 from perfmodel import __version__
 from perfmodel.base.errors import InputError, number, unknown_name, whole_number
-from perfmodel.base.files import ready
 from perfmodel.base.provenance import Source
 from perfmodel.base.units import show
 from perfmodel.measuring.measurements import Measurements, Operation
+from perfmodel.measuring.network.operations import OPERATIONS, Operations
 from perfmodel.measuring.network.plan import (
     Advance,
     Clock,
@@ -31,150 +31,172 @@ from perfmodel.measuring.network.plan import (
     chosen_operations,
     within,
 )
-from perfmodel.measuring.processes.group import Group, meet
-from perfmodel.measuring.processes.ranks import Place
-
-SECONDS, REPETITIONS, TIMEOUT_S = 20.0, 20, 60.0
-"""Defaults."""
+from perfmodel.measuring.torchrun import BACKENDS, Group, Place, congestion, connected
 
 ROUND_TRIPS = 11
 """Round trips of a notification; their median is used."""
 
-CALLED: tuple[Operation, ...] = ("incast", "all_reduce", "all_gather", "reduce_scatter")
+CALLED: tuple[Operation, ...] = (
+    *("duplex", "incast", "all_reduce", "all_gather", "reduce_scatter"),
+)
 """Operations that other ranks start, after a notification from rank 0."""
-ANSWERED: tuple[Operation, ...] = ("stream", "messages", "duplex", "broadcast")
+ANSWERED: tuple[Operation, ...] = ("stream", "messages", "broadcast")
 """Operations that end on another rank, which notifies rank 0."""
+
+WORD, GO, READY, END = -1, -2, -3, -4
+"""Messages between rank 0 and another rank; all others are the indices of operations."""
+
+
+class Messenger(Protocol):
+    """Messages of whole numbers between rank 0 and other ranks."""
+
+    @property
+    def place(self) -> Place:
+        """This process."""
+
+    def send(self, rank: int, *numbers: int) -> None:
+        """Send whole numbers to a rank."""
+
+    def receive(self, rank: int) -> list[int]:
+        """Return the next message from a rank."""
 
 
 class Transport(Protocol):
     """A rank's implementation of operations."""
-
-    @property
-    def operations(self) -> tuple[Operation, ...]:
-        """Supported operations."""
-
-    def size(self, operation: Operation, size_bytes: int, ranks: int) -> int:
-        """Return the bytes actually moved for a requested ``size_bytes``."""
 
     def prepare(
         self, operation: Operation, size_bytes: int, ranks: int, count: int
     ) -> Callable[[], None]:
         """Do the preparation, which is not timed, and return this rank's part of the operation."""
 
-    def close(self) -> None:
-        """Release its resources."""
+
+class NetworkPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to measure; the same on all ranks.
+
+    Attributes
+    ----------
+    backend : *gloo* or *nccl*.
+    sizes_bytes : sizes for all operations; None for 4 B to 67 MB.
+    operations : names of operations; None for all that the backend supports.
+    repetitions : most repetitions of each operation and size, after one warm-up.
+    seconds : approximate total time; slow operations are repeated less often or skipped.
+    pause_s : idle time of the network before each repetition.
+    timeout_s : how long to wait for another rank.
+
+    Raises
+    ------
+    InputError : a value is out of range.
+    """
+
+    backend: str = "gloo"
+    sizes_bytes: tuple[float, ...] | None = None
+    operations: tuple[str, ...] | None = None
+    repetitions: int = 20
+    seconds: float = 20.0
+    pause_s: float = 0.0
+    timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.backend not in BACKENDS:
+            raise unknown_name("backend", self.backend, BACKENDS)
+        for name in self.operations or ():
+            if name not in OPERATIONS:
+                raise unknown_name("operation", name, OPERATIONS)
+        whole_number("--repetitions", self.repetitions)
+        number("--seconds", self.seconds, above=0.0)
+        number("--pause", self.pause_s)
+        number("--timeout", self.timeout_s, above=0.0)
+        for value in self.sizes_bytes or ():
+            number("--sizes", value, at_least=1.0)
+        if self.sizes_bytes == ():
+            raise InputError("--sizes: at least one is needed")
+
+    def arguments(self) -> dict[str, str]:
+        """Return the arguments that must agree on all ranks, by flag."""
+        values = msgspec.to_builtins(self)
+        del values["timeout_s"]
+        return {f"--{name.partition('_')[0]}": str(value) for name, value in values.items()}
 
 
 def measure(
+    plan: NetworkPlan,
     place: Place,
     *,
-    backend: str = "tcp",
-    sizes_bytes: Sequence[float] | None = None,
-    operations: Sequence[str] | None = None,
-    repetitions: int = REPETITIONS,
-    seconds: float = SECONDS,
-    pause_s: float = 0.0,
-    congestion: str = "",
-    node: int | None = None,
-    timeout_s: float = TIMEOUT_S,
     name: str = "network",
     say: Say | None = None,
     progress: Advance | None = None,
 ) -> Measurements | None:
     """Take part in a measurement by all ranks; return the measurements on rank 0, None elsewhere.
 
-    It has many parameters because each is an option of ``perfmodel measure network``.
-
     Parameters
     ----------
-    place : rank of this process, number of ranks, and rendezvous address.
-    backend : *tcp* (plain sockets), or torch's *gloo* or *nccl*.
-    sizes_bytes : sizes for all operations; by default 4 B to 67 MB.
-    operations : by default all that the backend supports.
-    repetitions : number of repetitions of each operation and size, after one warm-up.
-    seconds : approximate total time; slow operations are repeated less often or skipped.
-    pause_s : idle time of the network before each repetition.
-    congestion : TCP congestion control; "" for the system's default.
-    node : number of this rank's node; by default ranks with the same address share a node.
-    timeout_s : how long to wait for the other ranks, and for any connection without progress.
     name : name of the measurements.
     say : called with a note for each series of sizes that is cut short.
     progress : called with (cases done, cases in total).
 
     Raises
     ------
-    InputError : an argument is out of range, or ranks do not agree.
+    InputError : PyTorch is missing, ranks do not agree, or an operation is not supported.
     LostError : a rank did not connect, or has disconnected.
     """
-    _check(backend, congestion, repetitions, seconds, pause_s, timeout_s, node)
-    sizes = None if sizes_bytes is None else _sizes(sizes_bytes)
-    arguments = {
-        "--backend": backend,
-        "--sizes": "" if sizes is None else ",".join(f"{size}B" for size in sizes),
-        "--operations": ",".join(operations or ()),
-        "--repetitions": f"{repetitions}",
-        "--seconds": f"{seconds:g}",
-        "--pause": f"{pause_s:g}s",
-        "--congestion": congestion,
-    }
-    group = meet(place, arguments, timeout_s=timeout_s, congestion=congestion, node=node)
-    group.patience_s = timeout_s + seconds + pause_s
-    with group.together():
-        transport, used = _transport(backend, group)
-        try:
-            chosen = chosen_operations(operations, transport.operations, place.ranks)
-            if place.rank:
-                follow(group, transport)
-                return None
-            series = cases(chosen, place.ranks, sizes, transport.size)
-            leader = Leader(group, transport, pause_s)
-            found = within(
-                series, leader.once, seconds=seconds, repetitions=repetitions, idle_s=pause_s,
-                say=say, progress=progress,
-            )  # fmt: skip
-            leader.end()
-        finally:
-            transport.close()
+    patience_s = plan.timeout_s + plan.seconds + plan.pause_s
+    with connected(place, plan.backend, timeout_s=patience_s) as group:
+        group.agree(plan.arguments())
+        operations = Operations(group)
+        chosen = chosen_operations(plan.operations, operations.supported, place.ranks)
+        if place.rank:
+            follow(group, operations)
+            return None
+        sizes = None
+        if plan.sizes_bytes is not None:
+            sizes = sorted({round(value) for value in plan.sizes_bytes})
+        series = cases(chosen, place.ranks, sizes, operations.size)
+        leader = Leader(group, operations, plan.pause_s)
+        measured = within(
+            series, leader.once, seconds=plan.seconds, repetitions=plan.repetitions,
+            idle_s=plan.pause_s, say=say, progress=progress,
+        )  # fmt: skip
+        leader.end()
     return Measurements(
         name=name,
-        backend=backend,
-        measurements=tuple(found),
+        backend=plan.backend,
+        measurements=tuple(measured),
         nodes=group.nodes,
-        source=_source(group, pause_s, used, max(leader.one_way_s)),
+        source=_source(plan, group, max(leader.one_way_s)),
     )
 
 
-def _source(group: Group, pause_s: float, congestion: str, one_way_s: float) -> Source:
+def _source(plan: NetworkPlan, group: Group, one_way_s: float) -> Source:
     """Describe how the measurements were taken."""
-    when = f"after pauses of {show(pause_s, 's')}" if pause_s else "back to back"
+    when = f"after pauses of {show(plan.pause_s, 's')}" if plan.pause_s else "back to back"
+    nodes = len(set(group.nodes))
+    tcp = f"congestion control {congestion() or 'unknown'}, " if plan.backend == "gloo" else ""
     text = (
-        f"perfmodel {__version__}, {group.place.ranks} ranks on {_nodes(group)}, "
-        f"congestion control {congestion or 'unknown'}, {when}, "
+        f"perfmodel {__version__}, torch {group.torch.__version__}, {group.place.ranks} ranks on "
+        f"{nodes} node{'s' if nodes > 1 else ''}, {tcp}{when}, "
         f"timed on rank 0, minus {show(one_way_s, 's')} where it waited for a notification"
     )
     return Source("measured", text, date=dt.date.today().isoformat())
 
 
-def to_json(found: Measurements) -> bytes:
+def to_json(measured: Measurements) -> bytes:
     """Return a measurement file, with one line per measurement."""
-    rest = {
-        name: value for name, value in msgspec.to_builtins(found).items() if name != "measurements"
-    }
-    head = msgspec.json.format(msgspec.json.encode(rest), indent=1).removesuffix(b"\n}")
-    rows = b",\n".join(b"  " + msgspec.json.encode(one) for one in found.measurements)
+    values = msgspec.to_builtins(measured)
+    del values["measurements"]
+    head = msgspec.json.format(msgspec.json.encode(values), indent=1).removesuffix(b"\n}")
+    rows = b",\n".join(b"  " + msgspec.json.encode(one) for one in measured.measurements)
     return head + b',\n "measurements": [\n' + rows + b"\n ]\n}\n"
-
-
-def _nodes(group: Group) -> str:
-    found = len(set(group.nodes))
-    return f"{found} nodes" if found > 1 else "1 node"
 
 
 class Leader:
     """Rank 0: sends orders and takes times."""
 
     def __init__(
-        self, group: Group, transport: Transport, pause_s: float, clock: Clock = time.perf_counter
+        self,
+        group: Messenger,
+        transport: Transport,
+        pause_s: float,
+        clock: Clock = time.perf_counter,
     ) -> None:
         self.group, self.transport, self.pause_s, self.clock = group, transport, pause_s, clock
         self.one_way_s = [0.0, *(self._one_way(rank) for rank in range(1, group.place.ranks))]
@@ -183,7 +205,9 @@ class Leader:
         """Run a case once, and return its seconds."""
         members = range(1, case.ranks)
         for rank in members:
-            self.group.send(rank, msgspec.to_builtins(case))
+            self.group.send(
+                rank, OPERATIONS.index(case.operation), case.bytes, case.ranks, case.count
+            )
         act = self.transport.prepare(case.operation, case.bytes, case.ranks, case.count)
         self._await_all(members)
         if self.pause_s:
@@ -191,7 +215,7 @@ class Leader:
         began = self.clock()
         if case.operation in CALLED:
             for rank in members:
-                self.group.send(rank, "go")
+                self.group.send(rank, GO)
         act()
         ended = self.clock()
         self._await_all(members)
@@ -203,7 +227,7 @@ class Leader:
     def end(self) -> None:
         """Tell all ranks that the measurement is over."""
         for rank in range(1, self.group.place.ranks):
-            self.group.send(rank, None)
+            self.group.send(rank, END)
 
     def _await_all(self, members: range) -> None:
         for rank in members:
@@ -214,7 +238,7 @@ class Leader:
         trips = []
         for _ in range(ROUND_TRIPS):
             began = self.clock()
-            self.group.send(rank, "word")
+            self.group.send(rank, WORD)
             self.group.receive(rank)
             trips.append(self.clock() - began)
         return statistics.median(trips) / 2.0
@@ -234,53 +258,16 @@ def net(operation: Operation, elapsed_s: float, one_way_s: float) -> float:
     return max(elapsed_s - one_way_s, elapsed_s / 2.0)
 
 
-def follow(group: Group, transport: Transport) -> None:
+def follow(group: Messenger, transport: Transport) -> None:
     """Follow the orders of rank 0 until it ends the measurement."""
-    while (order := group.receive(0)) is not None:
-        if order == "word":
-            group.send(0, "word")
+    while (order := group.receive(0))[0] != END:
+        if order[0] == WORD:
+            group.send(0, WORD)
             continue
-        case = msgspec.convert(order, ready(NetworkCase))
-        act = transport.prepare(case.operation, case.bytes, case.ranks, case.count)
-        group.send(0, "ready")
-        if case.operation in CALLED:
+        operation = OPERATIONS[order[0]]
+        act = transport.prepare(operation, *order[1:])
+        group.send(0, READY)
+        if operation in CALLED:
             group.receive(0)
         act()
-        group.send(0, "done")
-
-
-def _sizes(sizes_bytes: Sequence[float]) -> list[int]:
-    for value in sizes_bytes:
-        number("--sizes", value, at_least=1.0)
-    if not sizes_bytes:
-        raise InputError("--sizes: at least one is needed")
-    return sorted({round(value) for value in sizes_bytes})
-
-
-def _check(
-    backend: str, congestion: str, repetitions: int, seconds: float, pause_s: float,
-    timeout_s: float, node: int | None,
-) -> None:  # fmt: skip
-    if backend not in ("tcp", "gloo", "nccl"):
-        raise unknown_name("backend", backend, ("tcp", "gloo", "nccl"))
-    if congestion and backend != "tcp":
-        raise InputError(f"--congestion: only for --backend tcp; {backend} opens its own sockets")
-    whole_number("--repetitions", repetitions)
-    number("--seconds", seconds, above=0.0)
-    number("--pause", pause_s)
-    number("--timeout", timeout_s, above=0.0)
-    if node is not None:
-        whole_number("--node", node, at_least=0)
-
-
-def _transport(backend: str, group: Group) -> tuple[Transport, str]:
-    """Return the transport and its congestion control ("" if unknown)."""
-    if backend == "tcp":
-        from perfmodel.measuring.network.tcp import Sockets
-
-        return Sockets(group), next(iter(group.links.values())).congestion
-    from perfmodel.measuring.processes.torch_backend import Torch
-
-    # gloo's sockets use the system's default, as do the group's control connections
-    used = next(iter(group.control.values())).congestion if backend == "gloo" else ""
-    return Torch(backend, group), used
+        group.send(0, READY)

@@ -7,11 +7,13 @@ from pathlib import Path
 
 from perfmodel.base import files, formats
 from perfmodel.measuring.measurements import Measurements, read_measurements
-from perfmodel.measuring.outputs import iperf3, nccl_tests
+from perfmodel.measuring.outputs import iperf3, nccl_tests, osu, perftest
 
 READERS: Mapping[str, Callable[[str, str], Measurements]] = {
     formats.NCCL_TESTS: nccl_tests.parse,
     formats.IPERF3: iperf3.parse,
+    formats.OSU: osu.parse,
+    formats.PERFTEST: perftest.parse,
 }
 """Makes measurements of the text of a file and the file's name, by the name of its format."""
 

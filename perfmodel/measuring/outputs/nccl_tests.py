@@ -16,8 +16,8 @@ import msgspec
 from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Source
 from perfmodel.measuring.measurements import COLLECTIVES, Measurement, Measurements, Operation
+from perfmodel.measuring.outputs.lines import OutputLine, numbered
 
-_TAG = re.compile(r"^(\[\d+,\d+\]<std\w+>|\d+):\s?")  # mpirun --tag-output, srun --label
 _NAME = re.compile(r"\b(\w+?)_perf\b")
 _BEGIN = re.compile(r"#\s*nThread\s")
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\s.*?\bon\s+(\S+)\s+device\b")
@@ -36,7 +36,7 @@ class _Run(msgspec.Struct):
     test: str = ""
     hosts: dict[int, str] = {}
     columns: tuple[str, ...] = ()
-    rows: list[list[str]] = []
+    rows: list[OutputLine] = []
 
 
 def parse(text: str, name: str) -> Measurements:
@@ -49,7 +49,7 @@ def parse(text: str, name: str) -> Measurements:
     InputError : there are no ranks or no times; or the test is of an operation that clusters do not
         have, or cannot be told from the columns.
     """
-    runs = [run for run in _runs(text) if run.rows]
+    runs = [run for run in _runs(text, name) if run.rows]
     if not runs:
         raise InputError(f"{name}: the output of nccl-tests has no times; is it cut?")
     known = _NAME.search(Path(name).name)
@@ -65,55 +65,56 @@ def parse(text: str, name: str) -> Measurements:
     )
 
 
-def _runs(text: str) -> list[_Run]:
+def _runs(text: str, name: str) -> list[_Run]:
     """Return the runs of an output, in their order."""
     runs = [_Run()]
-    for line in text.splitlines():
-        line = _TAG.sub("", line).strip()
-        if _BEGIN.match(line) and (runs[-1].hosts or runs[-1].rows):
+    for line in numbered(text, name):
+        if _BEGIN.match(line.text) and (runs[-1].hosts or runs[-1].rows):
             runs.append(_Run())
         run = runs[-1]
-        if named := _NAME.search(line):
+        if named := _NAME.search(line.text):
             if run.rows:
                 runs.append(run := _Run())
             run.test = named[1]
-        if rank := _RANK.match(line):
+        if rank := _RANK.match(line.text):
             run.hosts = {**run.hosts, int(rank[1]): rank[2]}
-        elif _HEADER.match(line):
-            run.columns = tuple(line.lstrip("# ").split())
-        elif re.match(r"\d+\s+\d+\s", line):
-            run.rows.append(line.split())
+        elif _HEADER.match(line.text):
+            run.columns = tuple(line.text.lstrip("# ").split())
+        elif re.match(r"\d+\s+\d+\s", line.text):
+            run.rows.append(line)
     return runs
 
 
 def _measurements(run: _Run, name: str, test: str) -> list[Measurement]:
     """Return a measurement for each row of a run; ``test`` is its name if the output lacks it."""
+    place = run.rows[0].place
     if len(run.hosts) < 2:
         raise InputError(
-            f"{name}: the output of nccl-tests names {len(run.hosts)} ranks (lines '# Rank ...'); "
+            f"{place}: the output of nccl-tests names {len(run.hosts)} ranks (lines '# Rank ...'); "
             "expected at least 2: keep the lines above the table"
         )
     names = run.columns
     timed = len(names) - names.index("time") if "time" in names else 0  # from the first time on
     if names[-timed : -timed // 2][:3] != TIMES or names[-timed // 2 :][:3] != TIMES:
         raise InputError(
-            f"{name}: the output of nccl-tests has no header (a line '# size count ...') above its "
-            "table; is it cut?"
+            f"{place}: the output of nccl-tests has no header (a line '# size count ...') above "
+            "its table; is it cut?"
         )
     for row in run.rows:
-        if len(row) < timed + 2:
-            raise InputError(f"{name}: expected {len(names)} columns, got {' '.join(row)!r}")
+        if len(row.cells) < timed + 2:
+            raise row.unexpected(f"{len(names)} columns")
     operation = _operation(run, run.test or test, timed, name)
     found = []
     for row in run.rows:
-        places = (-timed, -timed // 2)
-        seconds = [s for place in places if (s := _number(row[place]) * 1e-6) > 0.0]
+        cells = row.cells
+        times = (cells[-timed], cells[-timed // 2])
+        seconds = [s for cell in times if (s := _number(cell) * 1e-6) > 0.0]
         if not seconds:
-            raise InputError(f"{name}: expected a time in microseconds, got {row[places[0]]!r}")
+            raise row.unexpected("a time in microseconds")
         found.append(
             Measurement(
                 operation=operation,
-                bytes=float(row[0]),
+                bytes=float(cells[0]),
                 ranks=len(run.hosts),
                 seconds=tuple(seconds),
             )
@@ -124,7 +125,7 @@ def _measurements(run: _Run, name: str, test: str) -> list[Measurement]:
 def _operation(run: _Run, test: str, timed: int, name: str) -> Operation:
     """Return the operation of a run, from its name or else from its columns."""
     if not test:
-        test = _told(run, timed)
+        test = _test_of_columns(run, timed)
     if not test:
         raise InputError(
             f"{name}: the columns do not tell which test of nccl-tests it is: write its name into "
@@ -138,14 +139,14 @@ def _operation(run: _Run, test: str, timed: int, name: str) -> Operation:
     return test
 
 
-def _told(run: _Run, timed: int) -> str:
+def _test_of_columns(run: _Run, timed: int) -> str:
     """Return the test that fits the columns; "" if several do.
 
     The ratio of bus to algorithm bandwidth is 2(n-1)/n for an all-reduce among n ranks, (n-1)/n for
     a reduce-scatter, an all-gather or an all-to-all, and 1 for those with a root.
     """
     n = len(run.hosts)
-    row = max(run.rows, key=lambda row: _number(row[-timed + 1]))
+    row = max((row.cells for row in run.rows), key=lambda row: _number(row[-timed + 1]))
     cells = dict(zip(run.columns, row, strict=False))
     ratio = _number(row[-timed + 2]) / max(_number(row[-timed + 1]), 1e-12)
     if cells.get("root", "-1") != "-1":

@@ -9,7 +9,7 @@ import numpy as np
 
 from perfmodel.base.pytorch import import_torch
 from perfmodel.inputs.workload import Workload, WorkloadLayer
-from perfmodel.measuring.training.emulated import ELEMENT_BYTES, Array
+from perfmodel.measuring.training.shards import ELEMENT_BYTES, Array
 from perfmodel.measuring.training.worker import Client
 from perfmodel.profiler.training import TrainingSetup
 
@@ -30,7 +30,7 @@ class HookedModel:
         self._layer_of = {id(p): i for i, (_, ps) in enumerate(self.layers) for p in ps}
         self._missing = [0] * len(self.layers)
         self._fresh = [True] * len(self.layers)
-        self._exchange: Client | None = None
+        self._client: Client | None = None
         self._waited_s = 0.0
         modules = dict(training.model.named_modules())
         for index, (name, parameters) in enumerate(self.layers):
@@ -56,9 +56,9 @@ class HookedModel:
         """Return a layer's parameters, all in one array."""
         return _flat([p.detach() for p in self.layers[layer][1]], self._torch)
 
-    def iteration(self, exchange: Client) -> float:
+    def iteration(self, client: Client) -> float:
         """Run forward and backward pass; return the seconds in which it did not wait."""
-        self._exchange = exchange
+        self._client = client
         self._fresh = [False] * len(self.layers)
         self._missing = [len(parameters) for _, parameters in self.layers]
         begin_s, self._waited_s = time.monotonic(), 0.0
@@ -71,23 +71,23 @@ class HookedModel:
                 self._push(index)
         return time.monotonic() - begin_s - self._waited_s
 
-    def finish(self, exchange: Client) -> None:
+    def finish(self, client: Client) -> None:
         """Wait for the final parameters."""
-        self._exchange = exchange
+        self._client = client
         self._fresh = [False] * len(self.layers)
         for index in range(len(self.layers)):
             self._refresh(index)
 
     def _refresh(self, index: int) -> None:
-        if self._fresh[index] or self._exchange is None:
+        if self._fresh[index] or self._client is None:
             return
         self._fresh[index] = True
         begin_s = time.monotonic()
-        arrived_s = self._exchange.wait(index)
+        pushed = self._client.wait(index)
         self._waited_s += time.monotonic() - begin_s
-        if arrived_s < 0.0:
-            return  # nothing was pushed yet
-        flat = self._torch.from_numpy(self._exchange.parameters[index])
+        if not pushed:
+            return
+        flat = self._torch.from_numpy(self._client.parameters[index])
         first = 0
         with self._torch.no_grad():
             for parameter in self.layers[index][1]:
@@ -105,8 +105,8 @@ class HookedModel:
         self._missing[index] = 0
         torch, parameters = self._torch, self.layers[index][1]
         made = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        if self._exchange is not None:
-            self._exchange.push(index, _flat(made, torch))
+        if self._client is not None:
+            self._client.push(index, _flat(made, torch))
 
 
 def _layers(training: TrainingSetup, torch: Any) -> list[tuple[str, list[Any]]]:

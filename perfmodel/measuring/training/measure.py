@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
 import math
-import os
 import platform
-import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -15,22 +13,18 @@ import msgspec
 import numpy as np
 
 from perfmodel import __version__
-from perfmodel.base.errors import InputError, PerfmodelError, number, unknown_name, whole_number
+from perfmodel.base.errors import InputError, number, unknown_name, whole_number
 from perfmodel.base.files import ready
 from perfmodel.base.provenance import Source
-from perfmodel.engine.noise import offsets
-from perfmodel.inputs.job import Jitter
+from perfmodel.base.pytorch import import_torch
 from perfmodel.inputs.workload import Workload
-from perfmodel.measuring.processes.connecting import Listener
-from perfmodel.measuring.processes.group import meet
-from perfmodel.measuring.processes.meeting import Meeting
-from perfmodel.measuring.processes.ranks import Place
+from perfmodel.measuring.torchrun import Group, Place, congestion, connected
 from perfmodel.measuring.training import data_parallel
-from perfmodel.measuring.training.emulated import EmulatedDevice, EmulatedModel, check_jitter
 from perfmodel.measuring.training.run import MeasuredRun, RunResults
 from perfmodel.measuring.training.server import ParameterServer, Report
 from perfmodel.measuring.training.shards import Applied, Shard, pieces_of, update_cost
 from perfmodel.measuring.training.worker import Client, Ran, train
+from perfmodel.profiler.training import TrainingSetup
 
 ARCHITECTURES = {"ps": "ps", "ring": "allreduce", "allreduce": "allreduce", "ddp": "allreduce"}
 SYNCS = ("bsp", "asp", "ssp")
@@ -40,6 +34,9 @@ LEARNING_RATE = 1e-4
 
 FEWEST = 2
 """Minimum number of iterations from which to compute a worker's rate."""
+
+PROBES = 16
+"""Round trips for comparing clocks; the shortest is used."""
 
 Progress = Callable[[int, int], None]
 
@@ -51,12 +48,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     arch : *ps* or *allreduce*.
     servers : number of parameter servers, which are the last ranks.
-    workload : the emulated workload; None for a real model.
-    model : arguments of :func:`perfmodel.profiler.training.training`, for a real model.
-    device : device whose times in the workload are emulated; empty for the default.
+    model : arguments of :func:`perfmodel.profiler.training.training`.
     bucket_cap_mib : bucket cap of DistributedDataParallel; None for its default.
     time_limit_s : the run ends after this time even if ``steps`` are not done.
-    threads : threads of numerical libraries in each process; None for their default.
+    threads : compute threads of each process; None for torch's default.
     timeout_s : how long to wait for another process; must be longer than an iteration.
     """
 
@@ -64,10 +59,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     sync: str = "bsp"
     staleness_bound: float = 3.0
     servers: int = 1
-    workload: Workload | None = None
     model: dict[str, Any] = {}
-    device: str = ""
-    jitter: Jitter = Jitter()
     seed: int = 0
     bucket_cap_mib: float | None = None
     backend: str = "gloo"
@@ -75,7 +67,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     warmup: int = 5
     time_limit_s: float | None = None
     threads: int | None = None
-    congestion: str = ""
     timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
@@ -97,11 +88,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             number("--bucket-cap", self.bucket_cap_mib, above=0.0)
         if self.time_limit_s is not None:
             number("--time-limit", self.time_limit_s, above=0.0)
-        check_jitter(self.jitter)
-        if self.workload is None and self.jitter.cv > 0.0:
-            raise InputError("--jitter: needs --emulate; a real model has jitter of its own")
-        if self.workload is not None and self.backend == "nccl" and self.arch == "allreduce":
-            raise InputError("--backend nccl: transfers GPU memory only; with --emulate use gloo")
 
     def workers(self, ranks: int) -> int:
         """Return the number of workers, which are the first ranks.
@@ -112,26 +98,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """
         workers = ranks - self.servers if self.arch == "ps" else ranks
         if workers < 1:
-            raise InputError(f"--servers: {self.servers} of {ranks} ranks leave no worker")
+            raise InputError(f"--servers: {self.servers} of {ranks} processes leave no worker")
         return workers
 
     def arguments(self) -> dict[str, str]:
         """Return the arguments that must agree on all ranks, by flag."""
-        given = {_flag(name): getattr(self, name) for name in self._flags}
-        given["--jitter"] = f"{self.jitter.kind}:{self.jitter.cv:g}:{self.jitter.scope}"
-        if self.workload is not None:
-            digest = hashlib.sha256(msgspec.json.encode(self.workload)).hexdigest()[:12]
-            given["--workload"] = f"{self.workload.name}, content {digest}"
-        for name, value in self.model.items():
-            given[_flag(name)] = value
-        return {flag: str(value) for flag, value in given.items()}
-
-    @property
-    def _flags(self) -> tuple[str, ...]:
-        common = ("arch", "steps", "warmup", "seed", "threads", "congestion")
-        if self.arch == "ps":
-            return (*common, "sync", "staleness_bound", "servers")
-        return (*common, "bucket_cap_mib", "backend")
+        values = {name: getattr(self, name) for name in self.__struct_fields__ if name != "model"}
+        del values["timeout_s"]
+        return {_flag(name): str(value) for name, value in (values | self.model).items()}
 
     def options(self) -> dict[str, str | int | float | bool]:
         """Return the equivalent options for ``make_job``."""
@@ -155,7 +129,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _flag(name: str) -> str:
-    names = {"bucket_cap_mib": "bucket-cap", "model_spec": "model"}
+    names = {
+        "bucket_cap_mib": "bucket-cap", "model_spec": "model", "time_limit_s": "time-limit"
+    }  # fmt: skip
     return f"--{names.get(name, name.replace('_', '-'))}"
 
 
@@ -179,163 +155,116 @@ def measure(plan: Plan, place: Place, progress: Progress | None = None) -> Measu
     or the run was too short.
     """
     workers = plan.workers(place.ranks)
-    if plan.arch == "allreduce":
-        data_parallel.check_congestion(plan.congestion)
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        if plan.threads is not None:
-            os.environ[name] = str(plan.threads)
-    group = meet(
-        place,
-        plan.arguments(),
-        timeout_s=plan.timeout_s,
-        congestion=plan.congestion if plan.arch == "ps" else "",
-    )
-    with Meeting(group, workers) as meeting:
-        try:
-            report = _take_part(plan, meeting, workers, progress)
-        except PerfmodelError as error:
-            raise meeting.reason(error) from error
-        values = meeting.share(msgspec.to_builtins(report))
-        if place.rank != 0:
-            return None
-        reports = [msgspec.convert(value, ready(RankReport), strict=False) for value in values]
-        return _run(plan, reports, workers)
+    if plan.threads is not None:
+        import_torch().set_num_threads(plan.threads)
+    backend = "gloo" if plan.arch == "ps" else plan.backend
+    with connected(place, backend, timeout_s=plan.timeout_s) as group:
+        group.agree(plan.arguments())
+        offset_s = clock_offset_s(group)
+        if plan.arch == "allreduce":
+            report = _data_parallel(plan, group, progress)
+        elif place.rank >= workers:
+            report = _server(plan, group, workers)
+        else:
+            report = _worker(plan, group, workers, progress)
+        if report.ran is not None:
+            ends_s = [end + offset_s for end in report.ran.ends_s]
+            ran = msgspec.structs.replace(report.ran, ends_s=ends_s)
+            report = msgspec.structs.replace(report, ran=ran)
+        values = group.share(msgspec.to_builtins(report, str_keys=True))
+    if place.rank != 0:
+        return None
+    reports = [msgspec.convert(value, ready(RankReport), strict=False) for value in values]
+    return _run(plan, reports, workers)
 
 
-def _take_part(plan: Plan, meeting: Meeting, workers: int, progress: Progress | None) -> RankReport:
-    if plan.arch == "allreduce":
-        return _data_parallel(plan, meeting, progress)
-    if meeting.place.rank >= workers:
-        return _server(plan, meeting, workers)
-    return _worker(plan, meeting, workers, progress)
+def clock_offset_s(group: Group) -> float:
+    """Return ``time.monotonic()`` of rank 0 minus that of this process, in seconds.
+
+    It is that of the shortest of several round trips.
+    """
+    if group.place.rank:
+        for _ in range(PROBES):
+            group.receive(0)
+            group.send(0, time.monotonic_ns())
+        return group.receive(0)[0] * 1e-9
+    for rank in range(1, group.place.ranks):
+        probes = []
+        for _ in range(PROBES):
+            begin_ns = time.monotonic_ns()
+            group.send(rank, 0)
+            theirs_ns = group.receive(rank)[0]
+            trip_ns = time.monotonic_ns() - begin_ns
+            probes.append((trip_ns, begin_ns + trip_ns // 2 - theirs_ns))
+        group.send(rank, min(probes)[1])
+    return 0.0
 
 
-def _real_model(plan: Plan) -> Any:
-    from perfmodel.base.pytorch import import_torch
+def _training(plan: Plan, place: Place) -> TrainingSetup:
     from perfmodel.profiler.training import training
 
-    torch = import_torch()
-    if plan.threads is not None:
-        torch.set_num_threads(plan.threads)
     arguments = {**plan.model, "seed": plan.seed}
-    if arguments.get("device") == "cuda" and "LOCAL_RANK" in os.environ:  # set by torchrun
-        arguments["device"] = f"cuda:{os.environ['LOCAL_RANK']}"
+    if arguments.get("device") == "cuda":
+        arguments["device"] = f"cuda:{place.local_rank}"
     return training(**arguments)
 
 
-def _data_parallel(plan: Plan, meeting: Meeting, progress: Progress | None) -> RankReport:
-    place = meeting.place
-    device = "cpu"
-    with data_parallel.process_group(meeting, plan.backend, plan.timeout_s) as distributed:
-        steps: data_parallel.EmulatedSteps | data_parallel.RealSteps
-        if plan.workload is not None:
-            steps = data_parallel.EmulatedSteps(
-                plan.workload, plan.jitter, plan.seed, place.rank,
-                bucket_cap_mib=plan.bucket_cap_mib, device=EmulatedDevice(),
-            )  # fmt: skip
-            name, batch_size = plan.workload.name, plan.workload.batch_size
-        else:
-            trained = _real_model(plan)
-            steps = data_parallel.RealSteps(trained, plan.bucket_cap_mib)
-            steps.measure_alone()
-            device = trained.device
-            name, batch_size = trained.built.name, trained.batch_size
-        ran = data_parallel.train(
-            distributed, steps.iteration, steps=plan.steps, warmup=plan.warmup,
-            time_limit_s=plan.time_limit_s, device=device, progress=progress,
-        )  # fmt: skip
-        buckets = steps.buckets()
-        about = (
-            f"DistributedDataParallel, {plan.backend}, torch {data_parallel.version()}, "
-            f"TCP {data_parallel.system_congestion() or '(system default)'}, buckets of "
-            f"{', '.join(map(str, buckets.made_bytes))} bytes"
-        )
+def _data_parallel(plan: Plan, group: Group, progress: Progress | None) -> RankReport:
+    trained = _training(plan, group.place)
+    steps = data_parallel.DataParallel(trained, plan.bucket_cap_mib)
+    steps.measure_alone()
+    ran = data_parallel.train(
+        group.distributed, steps.iteration, steps=plan.steps, warmup=plan.warmup,
+        time_limit_s=plan.time_limit_s, device=trained.device, progress=progress,
+    )  # fmt: skip
+    made = ", ".join(map(str, steps.buckets().made_bytes))
+    about = f"DistributedDataParallel, {_software(plan.backend, group)}, buckets of {made} bytes"
     return RankReport(
-        ran=_on_rank_0(ran, meeting), batch_size=batch_size, workload=name, about=about
+        ran=ran, batch_size=trained.batch_size, workload=trained.built.name, about=about
     )
 
 
-def _server(plan: Plan, meeting: Meeting, workers: int) -> RankReport:
-    server = meeting.place.rank - workers
+def _software(backend: str, group: Group) -> str:
+    return f"{backend}, torch {group.torch.__version__}, TCP {congestion() or '(system default)'}"
+
+
+def _server(plan: Plan, group: Group, workers: int) -> RankReport:
+    server = group.place.rank - workers
     bound = {"bsp": 0.0, "asp": math.inf, "ssp": plan.staleness_bound}[plan.sync]
     rate = LEARNING_RATE / workers if plan.sync == "bsp" else LEARNING_RATE
-    with Listener(
-        meeting.local_host, 0, plan.timeout_s, meeting.token, plan.congestion
-    ) as listener:
-        meeting.share([meeting.local_host, listener.port])
-        workload = msgspec.convert(meeting.share(None)[0], ready(Workload))
-        pieces = [one for one in pieces_of(workload, plan.servers) if one.server == server]
-        shard = Shard(
-            [piece.elements for piece in pieces], workers=workers, bound=bound, learning_rate=rate
-        )
-        serving = ParameterServer(
-            listener, pieces, shard,
-            workers=workers, warmup=plan.warmup, timeout_s=plan.timeout_s,
-        )  # fmt: skip
-        meeting.on_failure(serving.fail)
-        meeting.at_end(serving.close)
-        serving.accept()
-    meeting.share(None)
-    return RankReport(report=serving.serve())
+    workload = msgspec.convert(group.share(None)[0], ready(Workload))
+    pieces = [piece for piece in pieces_of(workload, plan.servers) if piece.server == server]
+    sizes = [piece.elements for piece in pieces]
+    shard = Shard(sizes, workers=workers, bound=bound, learning_rate=rate)
+    return RankReport(report=ParameterServer(group, pieces, shard, workers, plan.warmup).serve())
 
 
-def _worker(plan: Plan, meeting: Meeting, workers: int, progress: Progress | None) -> RankReport:
-    rank = meeting.place.rank
-    addresses = [tuple(address) for address in meeting.share(None)[workers:]]
-    trained: Any
-    if plan.workload is not None:
-        workload, trained = plan.workload, None
+def _worker(plan: Plan, group: Group, workers: int, progress: Progress | None) -> RankReport:
+    from perfmodel.measuring.training.hooks import HookedModel
+
+    rank = group.place.rank
+    hooked = HookedModel(_training(plan, group.place))
+    workload = hooked.workload
+    group.share(msgspec.to_builtins(workload) if rank == 0 else None)
+    servers = range(workers, group.place.ranks)
+    client = Client(group, servers, pieces_of(workload, plan.servers))
+    if rank == 0:
+        client.set({layer: hooked.values(layer) for layer in range(len(hooked.layers))})
+        for other in range(1, workers):
+            group.send(other)
     else:
-        from perfmodel.measuring.training.hooks import HookedModel
-
-        trained = HookedModel(_real_model(plan))
-        workload = trained.workload
-    meeting.share(msgspec.to_builtins(workload) if rank == 0 else None)
-    client = Client(
-        rank, addresses, pieces_of(workload, plan.servers),
-        timeout_s=plan.timeout_s, token=meeting.token, congestion=plan.congestion,
-    )  # fmt: skip
-    meeting.at_end(client.close)
-    meeting.on_failure(lambda: client.fail("the run has failed"))
-    if trained is None:
-        trained = EmulatedModel(workload, plan.jitter, plan.seed, rank, EmulatedDevice())
-    elif rank == 0:
-        for layer in range(len(trained.layers)):
-            client.begin(layer, trained.values(layer))
-    about = f"parameter server, TCP {client.congestion or '(system default)'}"
-    meeting.share(None)
-    limit = _limit(plan, meeting)
-    if plan.sync != "bsp":  # stagger the start, as predictions do
-        part = float(offsets(plan.seed, workers)[rank])
-        meeting.stopped.wait(part * workload.compute_s)
+        group.receive(0)  # the servers have the initial parameters
     ran = train(
-        client, trained, iterations=plan.warmup + plan.steps,
-        stopped=meeting.stopped if plan.sync != "bsp" or plan.time_limit_s else None,
-        enough=meeting.enough, progress=progress,
+        client, hooked, iterations=plan.warmup + plan.steps, together=plan.sync == "bsp",
+        time_limit_s=math.inf if plan.time_limit_s is None else plan.time_limit_s,
+        progress=progress,
     )  # fmt: skip
-    if limit is not None:
-        limit.cancel()
     return RankReport(
-        ran=_on_rank_0(ran, meeting),
+        ran=ran,
         batch_size=workload.batch_size,
         workload=workload.name,
-        about=about,
+        about=f"parameter server, {_software('gloo', group)}",
     )
-
-
-def _limit(plan: Plan, meeting: Meeting) -> threading.Timer | None:
-    """Start the timer that stops the run at its time limit; only on rank 0."""
-    if plan.time_limit_s is None or meeting.place.rank != 0:
-        return None
-    timer = threading.Timer(plan.time_limit_s, meeting.stop)
-    timer.daemon = True
-    timer.start()
-    return timer
-
-
-def _on_rank_0(ran: Ran, meeting: Meeting) -> Ran:
-    """Convert a worker's record to the clock of rank 0."""
-    return msgspec.structs.replace(ran, ends_s=[end + meeting.offset_s for end in ran.ends_s])
 
 
 def _run(plan: Plan, messages: Sequence[RankReport], workers: int) -> MeasuredRun:
@@ -350,7 +279,6 @@ def _run(plan: Plan, messages: Sequence[RankReport], workers: int) -> MeasuredRu
     if plan.arch == "ps":
         measured = _with_servers(measured, ran, reports, stale=not synchronous)
     arch = f"{plan.arch} {plan.sync}" if plan.arch == "ps" else plan.arch
-    where = "accelerator emulated by waits" if plan.workload is not None else "real model"
     return MeasuredRun(
         name=f"{first.workload}, {arch}, {workers} workers",
         workload=first.workload,
@@ -361,13 +289,10 @@ def _run(plan: Plan, messages: Sequence[RankReport], workers: int) -> MeasuredRu
         measured=measured,
         source=Source(
             "measured",
-            f"perfmodel {__version__} measure training: {where}, {first.about}, seed {plan.seed}, "
+            f"perfmodel {__version__} measure training: {first.about}, seed {plan.seed}, "
             f"Python {platform.python_version()} on {platform.system()}",
             date=dt.date.today().isoformat(),
         ),
-        jitter=f"{plan.jitter.kind}:{plan.jitter.cv:g}" if plan.jitter.cv > 0.0 else "",
-        emulated=plan.workload is not None,
-        device=plan.device,
     )
 
 

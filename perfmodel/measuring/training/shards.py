@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from perfmodel.architectures.ps.options import Options
 from perfmodel.architectures.ps.placement import slices_of
 from perfmodel.inputs.workload import Workload
-from perfmodel.measuring.training.emulated import ELEMENT_BYTES
 
 Array = NDArray[np.float32]
+
+ELEMENT_BYTES = 4
+"""Gradients are float32."""
 
 
 class ShardPiece(msgspec.Struct, frozen=True):

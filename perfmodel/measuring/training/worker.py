@@ -3,217 +3,109 @@
 from __future__ import annotations
 
 import math
-import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
-from perfmodel.base.errors import PerfmodelError
-from perfmodel.measuring.processes.connecting import connect
-from perfmodel.measuring.processes.sockets import Connection, LostError
-from perfmodel.measuring.processes.tokens import Token
-from perfmodel.measuring.training.emulated import ELEMENT_BYTES
-from perfmodel.measuring.training.server import (
-    HEADER,
-    HELLO,
-    LEAVE,
-    PARAMETERS,
-    PUSH,
-    SET,
-    end,
-    send_with_header,
-)
-from perfmodel.measuring.training.shards import Array, ShardPiece
-
-
-class Outgoing(msgspec.Struct, frozen=True):
-    """A message to a server."""
-
-    kind: int
-    number: int = 0
-    iteration: int = 0
-    values: Array | None = None
-
-
-class ServerConnection:
-    """Connection to a server: one thread sends in order, another receives."""
-
-    def __init__(self, connection: Connection) -> None:
-        connection.socket.settimeout(None)
-        self.connection = connection
-        self.outbox: queue.SimpleQueue[Outgoing | None] = queue.SimpleQueue()
+from perfmodel.measuring.torchrun import Group
+from perfmodel.measuring.training.server import CONTROL, ITERATE, LAST, LEAVE, SET
+from perfmodel.measuring.training.shards import ELEMENT_BYTES, Array, ShardPiece
 
 
 class Client:
-    """A worker's connections to all servers, and its copy of the parameters.
+    """A worker's side of all servers, and its copy of the parameters.
 
-    A layer's pieces are pushed in order, each on the connection to its server. ``clock`` timestamps
-    arriving parameters.
+    A layer's pieces are pushed in order, each to its server; transfers go on in the background.
 
-    Raises
-    ------
-    LostError : a server does not answer.
+    Attributes
+    ----------
+    parameters : the parameters of each layer that has any, (elements,).
+    sent_bytes : bytes of gradients sent.
     """
 
-    def __init__(
-        self,
-        worker: int,
-        servers: Sequence[tuple[str, int]],
-        pieces: Sequence[ShardPiece],
-        *,
-        timeout_s: float,
-        token: Token,
-        congestion: str = "",
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._pieces, self._timeout_s, self._clock = pieces, timeout_s, clock
-        self._of_layer: dict[int, list[int]] = {}
-        self._of_server: list[list[int]] = [[] for _ in servers]
-        self._number = []
-        for index, piece in enumerate(pieces):
-            self._of_layer.setdefault(piece.layer, []).append(index)
-            self._number.append(len(self._of_server[piece.server]))
-            self._of_server[piece.server].append(index)
+    def __init__(self, group: Group, servers: Sequence[int], pieces: Sequence[ShardPiece]) -> None:
+        self._group, self._servers = group, servers
+        self._of_layer: dict[int, list[tuple[ShardPiece, int]]] = {}
+        counts = [0] * len(servers)
+        for piece in pieces:
+            self._of_layer.setdefault(piece.layer, []).append((piece, counts[piece.server]))
+            counts[piece.server] += 1
         self.parameters = {
-            layer: np.zeros(max(pieces[index].last for index in found), np.float32)
-            for layer, found in self._of_layer.items()
+            layer: np.zeros(max(piece.last for piece, _ in of_layer), np.float32)
+            for layer, of_layer in self._of_layer.items()
         }
-        self._changed = threading.Condition()
-        self._pushed = dict.fromkeys(self._of_layer, 0)
-        self._sent = [0] * len(pieces)
-        self._arrived = [0] * len(pieces)
-        self._arrived_s = [-math.inf] * len(pieces)
-        self._failure = ""
         self.sent_bytes = 0
-        self._lines: list[ServerConnection] = []
-        self._senders: list[threading.Thread] = []
-        try:
-            for rank, (host, port) in enumerate(servers):
-                name = f"server {rank}"
-                connection = connect(host, port, timeout_s, token, congestion, name)
-                self._lines.append(ServerConnection(connection))
-                connection.send(HEADER.pack(HELLO, worker, 0))
-        except PerfmodelError:
-            self.close()
-            raise
-        for server in range(len(servers)):
-            sender = threading.Thread(target=self._send, args=(server,), daemon=True)
-            receiver = threading.Thread(target=self._receive, args=(server,), daemon=True)
-            sender.start()
-            receiver.start()
-            self._senders.append(sender)
+        self._answers = np.zeros((len(servers), 1), np.float32)
+        self._answering: list[Any] = []
+        self._transfers: dict[int, list[Any]] = {}
+        self._pushed: set[int] = set()
 
-    @property
-    def congestion(self) -> str:
-        """Congestion control of the connections."""
-        return self._lines[0].connection.congestion
+    def set(self, values: dict[int, Array]) -> None:
+        """Set the initial parameters of all layers, for all workers."""
+        self.begin(SET)
+        for layer in self._of_layer:
+            self._push(layer, values[layer])
+        for layer in self._of_layer:
+            self.wait(layer)
+        self.all_done()
 
-    def begin(self, layer: int, values: Array) -> None:
-        """Set a layer's initial parameters, for all workers, and wait for the answer."""
-        self._put(SET, layer, values)
-        self.wait(layer)
+    def begin(self, intent: int) -> None:
+        """Tell the servers what comes next."""
+        word = np.array([intent], np.float32)
+        works = [self._group.isend(rank, word, CONTROL) for rank in self._servers]
+        if intent != LEAVE:
+            self._answering = [
+                self._group.irecv(rank, answer, CONTROL)
+                for rank, answer in zip(self._servers, self._answers, strict=True)
+            ]
+        for work in works:
+            work.wait()
+
+    def all_done(self) -> bool:
+        """Return whether all workers had done their steps when this iteration began."""
+        for work in self._answering:
+            work.wait()
+        return bool(self._answers.any())
 
     def push(self, layer: int, gradient: Array) -> None:
         """Send a layer's gradient; its array must not change until the new parameters have
         arrived."""
-        self._put(PUSH, layer, gradient, self._pushed[layer])
-        self._pushed[layer] += 1
+        self._push(layer, gradient)
+        self._pushed.add(layer)
         self.sent_bytes += len(gradient) * ELEMENT_BYTES
 
-    def wait(self, layer: int) -> float:
-        """Wait for the parameters that answer a layer's last push.
-
-        Returns when they arrived; minus infinity if nothing was pushed.
+    def wait(self, layer: int) -> bool:
+        """Wait for the parameters that answer a layer's last push; return whether there was one.
 
         Raises
         ------
-        LostError : they do not arrive in time, or a connection has ended.
+        RuntimeError : of torch: they do not arrive in time, or a connection has ended.
         """
-        indices = self._of_layer.get(layer, [])
-        with self._changed:
-            self._changed.wait_for(
-                lambda: bool(self._failure) or self._complete(indices), self._timeout_s
-            )
-            complete, failure = self._complete(indices), self._failure
-        if not complete and failure:
-            raise LostError(failure)
-        if not complete:
-            raise LostError(f"no parameters of layer {layer} arrived within {self._timeout_s:g} s")
-        return max((self._arrived_s[index] for index in indices), default=-math.inf)
+        for work in self._transfers.pop(layer, ()):
+            work.wait()
+        return layer in self._pushed
 
     def leave(self) -> None:
         """Wait for all answers, then tell the servers that this worker leaves."""
         for layer in self._of_layer:
             self.wait(layer)
-        for line in self._lines:
-            line.outbox.put(Outgoing(LEAVE))
-            line.outbox.put(None)
-        for sender in self._senders:
-            sender.join(timeout=self._timeout_s)
+        self.begin(LEAVE)
 
-    def fail(self, text: str) -> None:
-        """End all waits with an error."""
-        with self._changed:
-            self._failure = self._failure or text
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """Close all connections."""
-        for line in self._lines:
-            line.outbox.put(None)
-            end(line.connection)
-
-    def _complete(self, indices: Sequence[int]) -> bool:
-        return all(self._arrived[index] == self._sent[index] for index in indices)
-
-    def _put(self, kind: int, layer: int, values: Array, iteration: int = 0) -> None:
-        for index in self._of_layer[layer]:
-            self._sent[index] += 1
-            piece = self._pieces[index]
-            part = values[piece.first : piece.last]
-            message = Outgoing(kind, self._number[index], iteration, part)
-            self._lines[piece.server].outbox.put(message)
-
-    def _send(self, server: int) -> None:
-        line = self._lines[server]
-        try:
-            while (message := line.outbox.get()) is not None:
-                header = HEADER.pack(message.kind, message.number, message.iteration)
-                if message.values is None:
-                    line.connection.send(header)
-                else:
-                    send_with_header(line.connection, header, message.values)
-        except (LostError, OSError) as error:
-            self.fail(str(error))
-
-    def _receive(self, server: int) -> None:
-        connection, of_server = self._lines[server].connection, self._of_server[server]
-        header = bytearray(HEADER.size)
-        try:
-            while True:
-                connection.receive_into(header)
-                kind, number, _ = HEADER.unpack(header)
-                if kind != PARAMETERS or number >= len(of_server):
-                    raise connection.no_message()
-                index = of_server[number]
-                piece = self._pieces[index]
-                connection.receive_into(self.parameters[piece.layer][piece.first : piece.last].data)
-                with self._changed:
-                    self._arrived_s[index] = self._clock()
-                    self._arrived[index] += 1
-                    self._changed.notify_all()
-        except (LostError, OSError) as error:
-            self.fail(str(error))
+    def _push(self, layer: int, values: Array) -> None:
+        transfers = self._transfers[layer] = []
+        for piece, number in self._of_layer[layer]:
+            rank, part = self._servers[piece.server], slice(piece.first, piece.last)
+            transfers.append(self._group.irecv(rank, self.parameters[layer][part], number))
+            transfers.append(self._group.isend(rank, values[part], number))
 
 
 class Trained(Protocol):
     """A model that a worker can train."""
 
-    def iteration(self, exchange: Client) -> float:
+    def iteration(self, client: Client) -> float:
         """Run forward and backward pass; return the computing time in seconds."""
 
 
@@ -234,25 +126,28 @@ def train(
     trained: Trained,
     *,
     iterations: int,
-    stopped: threading.Event | None = None,
-    enough: Callable[[], None] = lambda: None,
+    together: bool = True,
+    time_limit_s: float = math.inf,
     progress: Callable[[int, int], None] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Ran:
-    """Train ``iterations`` iterations; if ``stopped`` is given, continue until it is set.
+    """Train ``iterations`` iterations, or until ``time_limit_s``.
 
-    ``enough`` is called after ``iterations``.
+    Unless all workers stop after the same iteration (``together``, without a time limit), a worker
+    continues until all have done their iterations.
     """
-    ends_s, computed_s = [clock()], []
-    while stopped is None or not stopped.is_set():
+    ends_s: list[float] = [clock()]
+    computed_s: list[float] = []
+    fixed = together and time_limit_s == math.inf
+    last = stopped = False
+    while not (last if fixed else stopped):
+        last = len(computed_s) + 1 >= iterations or ends_s[-1] - ends_s[0] > time_limit_s
+        client.begin(LAST if last else ITERATE)
         computed_s.append(trained.iteration(client))
         ends_s.append(clock())
+        stopped = client.all_done()
         if progress is not None and len(computed_s) <= iterations:
             progress(len(computed_s), iterations)
-        if len(computed_s) == iterations:
-            enough()
-            if stopped is None:
-                break
     sent = client.sent_bytes
     client.leave()
     return Ran(ends_s, computed_s, sent)

@@ -1,1 +1,0 @@
-"""Rendezvous, connections and messages between the processes of a run."""
