@@ -19,6 +19,7 @@ from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.islands import ONE_STEP, read_devices, read_steps
 from perfmodel.inputs.job import Jitter, Job, Start, Straggler
+from perfmodel.inputs.job_arguments import in_si
 from perfmodel.inputs.job_cluster import LinkChange, Processes, cluster_of, named_cluster
 from perfmodel.inputs.one_device import OneDevice, at_speed, read_one_device
 from perfmodel.inputs.options import Options, described
@@ -75,7 +76,9 @@ def make_job(
     one_device_step_s: float | None = None,
     one_device_batch_size: int | None = None,
     cluster: Cluster | str | Path | None = None,
+    bandwidth: float | str | None = None,
     bandwidth_bytes_per_s: float | None = None,
+    latency: float | str | None = None,
     latency_s: float | None = None,
     workers: int = 1,
     arch: str = DEFAULT_ARCHITECTURE,
@@ -105,7 +108,9 @@ def make_job(
         ``"12000 tokens/s"``), or its seconds per update: all compute times are scaled to it.
     one_device_batch_size : samples per update in that measurement; default: the job's.
     cluster : an object, a file, or a name in the catalogue; by default the device's, if it has one.
-    bandwidth_bytes_per_s, latency_s : override the bandwidth and latency of every node's link.
+    bandwidth, latency : override the bandwidth and latency of every node's link: text with a unit,
+        such as "25Gbps" and "5us", or a number in SI units.
+    bandwidth_bytes_per_s, latency_s : the same as numbers.
     arch, options : name of the architecture, and its options by name.
     island_devices : devices that form one worker (an island), or ``"8+8+4"`` for unequal islands;
         default 1. The batch size is then per device.
@@ -120,9 +125,9 @@ def make_job(
     InputError : an argument is unknown, out of range or contradicts another.
     """
     stragglers = tuple(stragglers)
-    given = arguments_given(locals())
+    given = in_si(arguments_given(locals()))
     resolved = workload_of(given)
-    links = LinkChange(bandwidth_bytes_per_s, latency_s)
+    links = LinkChange(given.get("bandwidth_bytes_per_s"), given.get("latency_s"))
     placed = _placed(given, resolved, links)
     spread, of_jitter = _jitter(jitter, resolved)
     start, of_start = start_of(start, placed.options)

@@ -57,6 +57,7 @@ NAMES = [
     "build_graph",
     "compare",
     "converge",
+    "effects",
     "evaluate",
     "explain",
     "formula",
