@@ -108,9 +108,8 @@ def make_job(
         ``"12000 tokens/s"``), or its seconds per update: all compute times are scaled to it.
     one_device_batch_size : samples per update in that measurement; default: the job's.
     cluster : an object, a file, or a name in the catalogue; by default the device's, if it has one.
-    bandwidth, latency : override the bandwidth and latency of every node's link: text with a unit,
-        such as "25Gbps" and "5us", or a number in SI units.
-    bandwidth_bytes_per_s, latency_s : the same as numbers.
+    bandwidth, latency : of every node's link, instead of the cluster's: text such as "25Gbps" and
+        "5us", or numbers in SI units, which ``bandwidth_bytes_per_s`` and ``latency_s`` are.
     arch, options : name of the architecture, and its options by name.
     island_devices : devices that form one worker (an island), or ``"8+8+4"`` for unequal islands;
         default 1. The batch size is then per device.
@@ -127,8 +126,7 @@ def make_job(
     stragglers = tuple(stragglers)
     given = in_si(arguments_given(locals()))
     resolved = workload_of(given)
-    links = LinkChange(given.get("bandwidth_bytes_per_s"), given.get("latency_s"))
-    placed = _placed(given, resolved, links)
+    placed = _placed(given, resolved)
     spread, of_jitter = _jitter(jitter, resolved)
     start, of_start = start_of(start, placed.options)
     job = Job(
@@ -143,8 +141,7 @@ def make_job(
         seed=seed,
         assumptions=(*resolved.assumptions, *placed.assumptions, *of_start, *of_jitter),
     )
-    whole = _with_islands(job, island_devices, island_steps, island_arch, island_options)
-    return msgspec.structs.replace(whole, given=given)
+    return msgspec.structs.replace(_with_islands(job, given), given=given)
 
 
 def arguments_given(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,14 +164,10 @@ def start_of(given: Start | None, chosen: Options) -> tuple[Start, list[Assumpti
     return "together", [Assumption("start", "together", "", "synchronous")]
 
 
-def _with_islands(
-    job: Job,
-    devices: int | str | None,
-    steps_of: int | str | None,
-    arch: str | None,
-    options: Mapping[str, Any] | None,
-) -> Job:
+def _with_islands(job: Job, given: Mapping[str, Any]) -> Job:
     """Return the job with islands as workers, if an island has more than one device or step."""
+    devices, steps_of = given.get("island_devices"), given.get("island_steps")
+    arch, options = given.get("island_arch"), given.get("island_options")
     if devices is None and (arch is not None or options):
         raise InputError("island_arch, island_options: need island_devices")
     steps = ONE_STEP if steps_of is None else read_steps(steps_of)
@@ -297,8 +290,9 @@ class Placed(NamedTuple):
     assumptions: tuple[Assumption, ...]
 
 
-def _placed(given: Mapping[str, Any], resolved: Workload, links: LinkChange) -> Placed:
+def _placed(given: Mapping[str, Any], resolved: Workload) -> Placed:
     """Return the architecture and the cluster that the arguments of :func:`make_job` name."""
+    links = LinkChange(given.get("bandwidth_bytes_per_s"), given.get("latency_s"))
     cluster, workers = given.get("cluster"), given.get("workers", 1)
     base, notes = named_cluster(cluster, resolved.device)
     arch = given.get("arch", DEFAULT_ARCHITECTURE)
