@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import msgspec
 
@@ -60,6 +60,17 @@ OF_ONE_DEVICE = tuple(name for name in OF_WORKLOAD if name.startswith("one_devic
 
 Fidelity = Literal["fine", "coarse", "auto"]
 FIDELITIES = ("fine", "coarse", "auto")
+
+
+class PredictOptions(TypedDict, total=False):
+    """Arguments of :func:`predict` that studies pass on."""
+
+    fidelity: Fidelity
+    tolerance: float
+    dataset_size: int | None
+    epochs: int | None
+    rel_ci: float
+    max_ops: float
 
 
 def make_job(

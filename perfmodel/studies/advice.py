@@ -7,7 +7,6 @@ predicted, and recommended if the whole interval of the speed-up is above 1.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
@@ -178,7 +177,7 @@ def advise(
     >>> advise(model="resnet50", device="v100", arch="ring", workers=8).recommended[0].change
     'devices twice as fast'
     """
-    asked: dict[str, Any] = {
+    asked: api.PredictOptions = {
         "fidelity": fidelity,
         "tolerance": tolerance,
         "rel_ci": rel_ci,
@@ -202,7 +201,7 @@ def advise(
     )
 
 
-def _best(now: Situation, rule: Rule, why: str, asked: Mapping[str, Any]) -> Recommendation | None:
+def _best(now: Situation, rule: Rule, why: str, asked: api.PredictOptions) -> Recommendation | None:
     """The change of a rule with the largest speed-up; None if none is possible."""
     tried: list[tuple[Change, Prediction, Gain]] = []
     for change in rule.changes(now):

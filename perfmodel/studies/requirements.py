@@ -230,7 +230,7 @@ def require(
     wanted = Aim.parse(aim) if isinstance(aim, str) else aim
     job = job_from(job, arguments)
     what = _variable(variable, job)
-    how: dict[str, Any] = {
+    how: api.PredictOptions = {
         "fidelity": fidelity,
         "dataset_size": dataset_size,
         "epochs": epochs,
@@ -265,7 +265,7 @@ def require(
 class _Search:
     """Cached predictions of a job at values of a variable."""
 
-    def __init__(self, aim: Aim, what: Variable, job: Job, how: Mapping[str, Any]) -> None:
+    def __init__(self, aim: Aim, what: Variable, job: Job, how: api.PredictOptions) -> None:
         self.aim, self.what, self.job, self.how = aim, what, job, how
         self._known: dict[float, Prediction | None] = {}
         alone = api.make_job(workload=job.workload, cluster=job.cluster, arch="allreduce")

@@ -213,15 +213,22 @@ def sensitivity(
     >>> [each.assumption.name for each in found.effects[:3]]
     ['compression', 'batch_size', 'bandwidth']
     """
-    asked: dict[str, Any] = {"rel_ci": rel_ci, "max_ops": max_ops}
     job = job_from(job, arguments)
-    now = api.predict(job, fidelity=fidelity, tolerance=tolerance, **asked)
+    how: api.PredictOptions = {
+        "fidelity": fidelity,
+        "tolerance": tolerance,
+        "rel_ci": rel_ci,
+        "max_ops": max_ops,
+    }
+    now = api.predict(job, **how)
     if now.fidelity == "coarse":
         found = effects(job, progress)
     else:
 
+        how["fidelity"] = "fine"
+
         def simulated(other: Job) -> float:
-            return api.predict(other, fidelity="fine", **asked).throughput_samples_per_s
+            return api.predict(other, **how).throughput_samples_per_s
 
         found = _effects(job, simulated, now.throughput_samples_per_s, progress)
     return Sensitivity(prediction=now, effects=found)

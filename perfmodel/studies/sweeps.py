@@ -323,7 +323,7 @@ def sweep(
         noise_scale_samples, more = _noise_scale(found.jobs)
         notes += more
     kept, predictions, skipped = [], [], list(found.skipped)
-    how: dict[str, Any] = {
+    how: api.PredictOptions = {
         "fidelity": fidelity,
         "tolerance": tolerance,
         "rel_ci": rel_ci,
