@@ -7,6 +7,7 @@ prediction's interval meets it.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -267,21 +268,18 @@ class _Search:
 
     def __init__(self, aim: Aim, what: Variable, job: Job, how: api.PredictOptions) -> None:
         self.aim, self.what, self.job, self.how = aim, what, job, how
-        self._known: dict[float, Prediction | None] = {}
+        self.predicted = functools.cache(self._predicted)
         alone = api.make_job(workload=job.workload, cluster=job.cluster, arch="allreduce")
         self.alone = api.predict(alone, fidelity="coarse").throughput_samples_per_s
         self.points: list[float] = spaced(what.least, what.most, POINTS, what.step).tolist()
 
-    def predicted(self, value: float) -> Prediction | None:
+    def _predicted(self, value: float) -> Prediction | None:
         """The prediction at a value; None if the job is impossible."""
-        if value not in self._known:
-            number = int(value) if self.what.whole else value
-            try:
-                job = self.what.set_to(number).job_of(self.job)
-                self._known[value] = api.predict(job, **self.how)
-            except InputError:
-                self._known[value] = None
-        return self._known[value]
+        number = int(value) if self.what.whole else value
+        try:
+            return api.predict(self.what.set_to(number).job_of(self.job), **self.how)
+        except InputError:
+            return None
 
     def values(self, p: Prediction) -> tuple[float, float, float]:
         """The aim's quantity and the bounds of its interval.
