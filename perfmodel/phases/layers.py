@@ -135,7 +135,7 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         send: Send,
         numbers: Sequence[int],
         *,
-        encode_per_byte_s: float = 0.0,
+        encode_per_byte_s: Quantity = 0.0,
     ) -> list[Quantity]:
         """Return the seconds until all gradients are computed, and until all messages are sent.
 
@@ -190,7 +190,7 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         scale: Quantity,
         stages: Sequence[Stage],
         *,
-        encode_per_byte_s: float = 0.0,
+        encode_per_byte_s: Quantity = 0.0,
         latency_s: Quantity = 0.0,
         overlap: bool = True,
         next_forward: bool = False,
@@ -356,7 +356,7 @@ class Whole(msgspec.Struct, frozen=True, eq=False):
         send: Send,
         numbers: Sequence[int],
         *,
-        encode_per_byte_s: float = 0.0,
+        encode_per_byte_s: Quantity = 0.0,
     ) -> list[Quantity]:
         """Return the seconds until all gradients are computed, and until all messages are sent."""
         computed = self.backward_s * scale + encode_per_byte_s * self.gradient_bytes
@@ -371,7 +371,7 @@ class Whole(msgspec.Struct, frozen=True, eq=False):
         scale: Quantity,
         stages: Sequence[Stage],
         *,
-        encode_per_byte_s: float = 0.0,
+        encode_per_byte_s: Quantity = 0.0,
         latency_s: Quantity = 0.0,
         overlap: bool = True,
         next_forward: bool = False,

@@ -197,7 +197,9 @@ def mva(customers: int, stations: Sequence[Station], think_s: float = 0.0) -> Ne
     (0.05263157894736842, 0.7368421052631579)
     """
     customers, think_s = _checked_numbers(customers, stations, think_s)
-    centres = [_Centre(s.demand_s, math.inf if s.kind == "delay" else s.servers) for s in stations]
+    centres = [
+        _Centre(float(s.demand_s), math.inf if s.kind == "delay" else s.servers) for s in stations
+    ]
     residence_s = _residence_s(customers, centres, think_s)
     throughput = customers / sum(residence_s, think_s)
     return _means(stations, customers, throughput, residence_s)
@@ -253,19 +255,20 @@ def near_deterministic(
     customers, think_s = _checked_numbers(customers, stations, think_s)
     centres, delay_s = [], []
     for station in stations:
-        demand_s, servers, saved = station.demand_s, float(station.servers), 0.0
+        whole_s, servers, saved = float(station.demand_s), float(station.servers), 0.0
+        demand_s = whole_s
         if station.kind == "delay":
             servers = math.inf
         elif station.kind == "fifo":
             number(f"cv of station {station.name!r}", station.cv, at_least=0.0, at_most=1.0)
-            demand_s, servers = demand_s / station.servers, 1.0
-            saved = (1 - station.cv**2) / 2
+            demand_s, servers = whole_s / station.servers, 1.0
+            saved = (1 - float(station.cv) ** 2) / 2
         centres.append(_Centre(demand_s, servers, saved))
-        delay_s.append(station.demand_s - demand_s)
+        delay_s.append(whole_s - demand_s)
     queued_s = _residence_s(customers, centres, sum(delay_s, think_s))
     unlimited = customers / sum(queued_s, sum(delay_s, think_s))
-    throughput = min(unlimited, asymptotic_bounds(customers, stations, think_s)[1])
-    busy_s = [0.0 if s.kind == "delay" else s.demand_s / s.servers for s in stations]
+    throughput = min(unlimited, float(asymptotic_bounds(customers, stations, think_s)[1]))
+    busy_s = [0.0 if s.kind == "delay" else float(s.demand_s) / s.servers for s in stations]
     busiest = [busy >= max(0.0, *busy_s) for busy in busy_s]
     extra_s = (customers / throughput - customers / unlimited) / max(1, sum(busiest))
     residence_s = [
@@ -279,7 +282,7 @@ def _means(
     stations: Sequence[Station], customers: int, throughput: float, residence_s: Sequence[float]
 ) -> NetworkMeans:
     """Return the means that follow from the throughput (1/s) and the residence times."""
-    work_s = [s.demand_s if s.kind == "delay" else s.demand_s / s.servers for s in stations]
+    work_s = [float(s.demand_s) / (1 if s.kind == "delay" else s.servers) for s in stations]
     return NetworkMeans(
         throughput_per_s=throughput,
         cycle_s=customers / throughput,
@@ -393,12 +396,11 @@ def _checked_numbers(
     customers: int, stations: Sequence[Station], think_s: float
 ) -> tuple[int, float]:
     """Check them, allowing numbers only."""
-    customers, think_s = _checked(customers, stations, think_s)
-    given = {"customers": customers, "think_s": think_s}
-    given |= {f"demand_s of station {station.name!r}": station.demand_s for station in stations}
-    for name, value in given.items():
+    count, thinking_s = _checked(customers, stations, think_s)
+    times = {f"demand_s of station {station.name!r}": station.demand_s for station in stations}
+    for name, value in {"customers": count, "think_s": thinking_s, **times}.items():
         number(name, value)
-    return customers, think_s
+    return int(count), float(thinking_s)
 
 
 def _split(stations: Sequence[Station], think_s: Quantity) -> tuple[Quantity, Quantity]:
