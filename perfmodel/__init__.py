@@ -10,7 +10,10 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from perfmodel.base import wiring
 
 __version__ = "0.1.0"
 
@@ -45,7 +48,7 @@ if TYPE_CHECKING:
     from perfmodel.studies.plans import Plan
     from perfmodel.studies.reports import Report, report
     from perfmodel.studies.requirements import Requirement, require
-    from perfmodel.studies.sensitivity import Sensitivity, sensitivity
+    from perfmodel.studies.sensitivity import Sensitivity, effects, sensitivity
     from perfmodel.studies.sweeps import Sweep, sweep
 
 _HOME = {
@@ -87,6 +90,7 @@ _HOME = {
     "build_graph": "api",
     "compare": "studies.comparison",
     "converge": "studies.convergence",
+    "effects": "studies.sensitivity",
     "evaluate": "predicting.variants",
     "explain": "studies.crossovers",
     "formula": "studies.formulas",
@@ -141,6 +145,7 @@ __all__ = [
     "build_graph",
     "compare",
     "converge",
+    "effects",
     "evaluate",
     "explain",
     "formula",
@@ -155,6 +160,18 @@ __all__ = [
     "sensitivity",
     "sweep",
 ]
+
+
+def _make_job(**arguments: Any) -> Any:
+    return importlib.import_module("perfmodel.api").make_job(**arguments)
+
+
+def _change_job(job: Any, changes: Mapping[str, Any]) -> Any:
+    return importlib.import_module("perfmodel.studies.changes").changed(job, changes)
+
+
+wiring.make_job = _make_job
+wiring.change_job = _change_job
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import msgspec
 
@@ -19,6 +19,7 @@ from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.islands import ONE_STEP, read_devices, read_steps
 from perfmodel.inputs.job import Jitter, Job, Start, Straggler
+from perfmodel.inputs.job_arguments import in_si
 from perfmodel.inputs.job_cluster import LinkChange, ProcessesOnNodes, cluster_of, named_cluster
 from perfmodel.inputs.one_device import OneDevice, at_speed, read_one_device
 from perfmodel.inputs.options import Options, described
@@ -61,6 +62,17 @@ Fidelity = Literal["fine", "coarse", "auto"]
 FIDELITIES = ("fine", "coarse", "auto")
 
 
+class PredictOptions(TypedDict, total=False):
+    """Arguments of :func:`predict` that studies pass on."""
+
+    fidelity: Fidelity
+    tolerance: float
+    dataset_size: int | None
+    epochs: int | None
+    rel_ci: float
+    max_ops: float
+
+
 def make_job(
     *,
     model: str | None = None,
@@ -75,7 +87,9 @@ def make_job(
     one_device_step_s: float | None = None,
     one_device_batch_size: int | None = None,
     cluster: Cluster | str | Path | None = None,
+    bandwidth: float | str | None = None,
     bandwidth_bytes_per_s: float | None = None,
+    latency: float | str | None = None,
     latency_s: float | None = None,
     workers: int = 1,
     arch: str = DEFAULT_ARCHITECTURE,
@@ -105,7 +119,8 @@ def make_job(
         ``"12000 tokens/s"``), or its seconds per update: all compute times are scaled to it.
     one_device_batch_size : samples per update in that measurement; default: the job's.
     cluster : an object, a file, or a name in the catalogue; by default the device's, if it has one.
-    bandwidth_bytes_per_s, latency_s : override the bandwidth and latency of every node's link.
+    bandwidth, latency : of every node's link, instead of the cluster's: text such as "25Gbps" and
+        "5us", or numbers in SI units, which ``bandwidth_bytes_per_s`` and ``latency_s`` are.
     arch, options : name of the architecture, and its options by name.
     island_devices : devices that form one worker (an island), or ``"8+8+4"`` for unequal islands;
         default 1. The batch size is then per device.
@@ -120,10 +135,9 @@ def make_job(
     InputError : an argument is unknown, out of range or contradicts another.
     """
     stragglers = tuple(stragglers)
-    given = arguments_given(locals())
+    given = in_si(arguments_given(locals()))
     resolved = workload_of(given)
-    links = LinkChange(bandwidth_bytes_per_s, latency_s)
-    placed = _placed(given, resolved, links)
+    placed = _placed(given, resolved)
     spread, of_jitter = _jitter(jitter, resolved)
     start, of_start = start_of(start, placed.options)
     job = Job(
@@ -138,8 +152,7 @@ def make_job(
         seed=seed,
         assumptions=(*resolved.assumptions, *placed.assumptions, *of_start, *of_jitter),
     )
-    whole = _with_islands(job, island_devices, island_steps, island_arch, island_options)
-    return msgspec.structs.replace(whole, given=given)
+    return msgspec.structs.replace(_with_islands(job, given), given=given)
 
 
 def arguments_given(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,14 +175,10 @@ def start_of(given: Start | None, chosen: Options) -> tuple[Start, list[Assumpti
     return "together", [Assumption("start", "together", "", "synchronous")]
 
 
-def _with_islands(
-    job: Job,
-    devices: int | str | None,
-    steps_of: int | str | None,
-    arch: str | None,
-    options: Mapping[str, Any] | None,
-) -> Job:
+def _with_islands(job: Job, given: Mapping[str, Any]) -> Job:
     """Return the job with islands as workers, if an island has more than one device or step."""
+    devices, steps_of = given.get("island_devices"), given.get("island_steps")
+    arch, options = given.get("island_arch"), given.get("island_options")
     if devices is None and (arch is not None or options):
         raise InputError("island_arch, island_options: need island_devices")
     steps = ONE_STEP if steps_of is None else read_steps(steps_of)
@@ -292,8 +301,9 @@ class Placed(NamedTuple):
     assumptions: tuple[Assumption, ...]
 
 
-def _placed(given: Mapping[str, Any], resolved: Workload, links: LinkChange) -> Placed:
+def _placed(given: Mapping[str, Any], resolved: Workload) -> Placed:
     """Return the architecture and the cluster that the arguments of :func:`make_job` name."""
+    links = LinkChange(given.get("bandwidth_bytes_per_s"), given.get("latency_s"))
     cluster, workers = given.get("cluster"), given.get("workers", 1)
     base, notes = named_cluster(cluster, resolved.device)
     arch = given.get("arch", DEFAULT_ARCHITECTURE)

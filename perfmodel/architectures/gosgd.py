@@ -223,7 +223,8 @@ def _sending(q: Quantities) -> tuple[Use, Quantity]:
     if is_symbol(q.workers):  # one per node
         met = 1.0 + maximum(q.workers - 2.0, 0.0) / others
         return use, away * maximum(link_s * met, flow_s)
-    part, sending = away, 0.0
+    part: Quantity = away
+    sending: Quantity = 0.0
     for _ in range(ROUNDS):
         out = 1.0 + (sharing - 1.0) * part
         into = 1.0 + sharing * part * maximum(apart - 1.0, 0.0) / maximum(apart, 1.0)

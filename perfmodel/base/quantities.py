@@ -10,15 +10,22 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, number, whole_number
 
-Quantity = Any
+if TYPE_CHECKING:
+    import sympy
+
+Quantity: TypeAlias = "float | NDArray[Any] | sympy.Expr"
 """A float, an array of floats that broadcasts with the others, or a SymPy expression."""
+
+Condition: TypeAlias = "bool | NDArray[np.bool_] | sympy.Basic"
+"""Whether something holds: for a number, for each element of an array, or as a SymPy relation."""
 
 NO_SPREAD = 1e-9
 """A coefficient of variation below this counts as 0: the times differ by rounding only."""
@@ -158,7 +165,7 @@ def column(values: Sequence[Quantity] | Floats, axes: int) -> Floats:
     ([[1.0], [2.0]], [[1.0, 1.0], [2.0, 3.0]])
     """
     if isinstance(values, np.ndarray) or not axes_of(*values):
-        return np.reshape(values, (len(values), *(1,) * axes))
+        return np.asarray(values).reshape(len(values), *(1,) * axes)
     some = np.stack(np.broadcast_arrays(*values))
     return some.reshape(len(some), *(1,) * (axes + 1 - some.ndim), *some.shape[1:])
 

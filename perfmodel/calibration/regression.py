@@ -158,7 +158,10 @@ class Regression:
         """Logarithms of predicted over measured values, shape (points, rows)."""
         if not len(points):  # differences along no coordinates: nothing is fitted
             return np.empty((0, len(self.spreads)))
-        values = {n: self.parameters[n].at(points[:, i]) for i, n in enumerate(self.names)}
+        values = {
+            name: np.asarray(self.parameters[name].at(points[:, i]))
+            for i, name in enumerate(self.names)
+        }
         found: Floats = self._misses(values, len(points))
         return found
 

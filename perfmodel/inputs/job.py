@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, Unpack
 
 import msgspec
 
-from perfmodel.base import files
+from perfmodel.base import files, wiring
 from perfmodel.base.errors import InputError, number, speed_ratio, unknown_name, whole_number
 from perfmodel.base.provenance import Assumption
 from perfmodel.base.quantities import NO_SPREAD
 from perfmodel.inputs.cluster import Cluster, Handover
-from perfmodel.inputs.islands import read_devices
 from perfmodel.inputs.options import Options
 from perfmodel.inputs.passes import one_pass
 from perfmodel.inputs.workload import Workload, expanded, with_handover
+
+if TYPE_CHECKING:
+    from perfmodel.inputs.profile import Profile
 
 SCHEMA = "perfmodel.job/1"
 
@@ -111,6 +113,40 @@ class Architecture(Protocol):
     @property
     def name(self) -> str:
         """Its name in files and on the command line."""
+
+
+class JobArguments(TypedDict, total=False):
+    """Arguments of :func:`perfmodel.make_job`, and ``global_batch_size`` instead of ``batch_size``;
+    None stands for the default."""
+
+    model: str | None
+    workload: Workload | Profile | str | Path | None
+    device: str | None
+    precision: str | None
+    batch_size: int | None
+    global_batch_size: int | None
+    sequence_length: int | None
+    activation_checkpointing: bool | None
+    accumulation: int | None
+    one_device_samples_per_s: float | str | None
+    one_device_step_s: float | None
+    one_device_batch_size: int | None
+    cluster: Cluster | str | Path | None
+    bandwidth: float | str | None
+    bandwidth_bytes_per_s: float | None
+    latency: float | str | None
+    latency_s: float | None
+    workers: int
+    arch: str
+    options: Mapping[str, Any] | None
+    island_devices: int | str | None
+    island_steps: int | str | None
+    island_arch: str | None
+    island_options: Mapping[str, Any] | None
+    jitter: Jitter | float | str | None
+    stragglers: Iterable[Straggler]
+    start: Start | None
+    seed: int
 
 
 class Island(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,6 +257,31 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
                 f"workers: {self.workers} do not fit on cluster {self.cluster.name!r} "
                 f"({nodes} nodes x {self.cluster.devices_per_node} devices)"
             )
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Job:
+        """Read a job file.
+
+        Raises
+        ------
+        InputError : see :func:`perfmodel.read_job`; the job is impossible.
+        """
+        made: Job = wiring.make_job(**read_job(path))
+        return made
+
+    def with_(self, **changes: Unpack[JobArguments]) -> Job:
+        """Return the job with other arguments of :func:`perfmodel.make_job`.
+
+        None stands for the default. ``options`` are added to the job's; with another ``arch``, the
+        options that both have stay. A measured speed of one device stays that at the batch size of
+        this job.
+
+        Raises
+        ------
+        InputError : the job is impossible, or :func:`perfmodel.make_job` did not make this one.
+        """
+        other: Job = wiring.change_job(self, changes)
+        return other
 
     def slowdown(self, worker: int) -> float:
         """Compute time of worker ``worker`` over the profiled time, without jitter."""
@@ -406,31 +467,3 @@ def read_job(path: str | Path) -> dict[str, Any]:
         if name in values and files.looks_like_path(values[name]):
             values[name] = path.parent / values[name]
     return values
-
-
-def per_worker(arguments: Mapping[str, Any], name: str = "global_batch_size") -> dict[str, Any]:
-    """Arguments with the batch size per worker instead of the global one (called ``name``).
-
-    >>> per_worker({"global_batch_size": 256, "workers": 8})
-    {'workers': 8, 'batch_size': 32}
-
-    Raises
-    ------
-    InputError : the workers cannot share it evenly.
-    """
-    rest = dict(arguments)
-    whole = rest.pop("global_batch_size", None)
-    if whole is None:
-        return rest
-    if rest.get("batch_size") is not None:
-        raise InputError(f"batch_size and {name}: give one of them")
-    workers = whole_number("workers", rest.get("workers", 1))
-    whole_number(name, whole)
-    devices, what = workers, "workers"
-    if rest.get("island_steps") not in (None, 1):
-        raise InputError(f"{name}: with island_steps, give batch_size, per device, instead")
-    if rest.get("island_devices") is not None:
-        devices, what = sum(read_devices(rest["island_devices"], workers)), "devices"
-    if whole % devices:
-        raise InputError(f"{name}: {whole} samples cannot be split evenly among {devices} {what}")
-    return rest | {"batch_size": whole // devices}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -75,7 +76,7 @@ def cluster_of(
     ------
     InputError : a link's value is out of range.
     """
-    changed, of_links = _with_links(base, links)
+    changed, of_links = _overridden(base, links)
     known = workload.device in catalogue.device_names()
     device = catalogue.device(workload.device) if known else None
     lossy, of_losses = usual_losses.with_losses(
@@ -90,7 +91,7 @@ def cluster_of(
     return lossy, [*of_file, *of_links, *of_losses]
 
 
-def _with_links(base: Cluster, links: LinkChange) -> tuple[Cluster, list[Assumption]]:
+def _overridden(base: Cluster, links: LinkChange) -> tuple[Cluster, list[Assumption]]:
     """Return a cluster with every node's links changed, and an assumption about its collectives."""
     if links == LinkChange():
         return base, []
@@ -98,14 +99,21 @@ def _with_links(base: Cluster, links: LinkChange) -> tuple[Cluster, list[Assumpt
     if base.collectives:
         why = "the measured ones are for another bandwidth or latency"
         notes = [Assumption("collectives", "closed forms", "", why)]
-    changes: dict[str, Any] = {"nic": links.of(base.nic), "collectives": ()}
-    changes["overrides"] = tuple(
-        msgspec.structs.replace(one, nic=links.of(one.nic)) if one.nic is not None else one
-        for one in base.overrides
+    return msgspec.structs.replace(with_links(base, links.of), collectives=()), notes
+
+
+def with_links(cluster: Cluster, changed: Callable[[Link], Link]) -> Cluster:
+    """Return a cluster with the links between nodes, and those of servers, changed."""
+    server = cluster.server
+    if server.nic is not None:
+        server = msgspec.structs.replace(server, nic=changed(server.nic))
+    overrides = tuple(
+        msgspec.structs.replace(one, nic=changed(one.nic)) if one.nic is not None else one
+        for one in cluster.overrides
     )
-    if base.server.nic is not None:
-        changes["server"] = msgspec.structs.replace(base.server, nic=links.of(base.server.nic))
-    return msgspec.structs.replace(base, **changes), notes
+    return msgspec.structs.replace(
+        cluster, nic=changed(cluster.nic), server=server, overrides=overrides
+    )
 
 
 def _of_file(cluster: Cluster, links: LinkChange, processes: ProcessesOnNodes) -> list[Assumption]:

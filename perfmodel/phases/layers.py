@@ -135,7 +135,7 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         send: Send,
         numbers: Sequence[int],
         *,
-        encode_per_byte_s: float = 0.0,
+        encode_per_byte_s: Quantity = 0.0,
     ) -> list[Quantity]:
         """Return the seconds until all gradients are computed, and until all messages are sent.
 
@@ -161,7 +161,9 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
 
         .. math:: \max_l \left( x \sum_{j \le l} s_j + \sum_{j \ge l} f_j \right)
         """
-        if lines.many(per_byte_s, scale):
+        if type(per_byte_s) is float and type(scale) is float:
+            pass  # the most frequent case
+        elif lines.many(per_byte_s, scale):
             ways = self.once("pull", lambda: lines.pull(self.first_s, self.forward_s, self._loads))
             if ways is not None:
                 return ways.ends_s((scale, per_byte_s))[0]
@@ -171,11 +173,15 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
             )
             return largest([paths], [scale, per_byte_s])[0]
         arrived: dict[int, Quantity] = {}
-        computed = self.first_s * scale
+        computed: Quantity = self.first_s * scale
         for seconds, parts in zip(self.forward_s, self.parts, strict=True):
             for part in parts:
-                arrived[part.place] = arrived.get(part.place, 0.0) + part.bytes * per_byte_s
-                computed = maximum(computed, arrived[part.place])
+                there = arrived.get(part.place, 0.0) + part.bytes * per_byte_s
+                arrived[part.place] = there
+                if type(there) is float and type(computed) is float:
+                    computed = computed if computed > there else there
+                else:
+                    computed = maximum(computed, there)
             computed = computed + seconds * scale
         return computed
 
@@ -184,7 +190,7 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         scale: Quantity,
         stages: Sequence[Stage],
         *,
-        encode_per_byte_s: float = 0.0,
+        encode_per_byte_s: Quantity = 0.0,
         latency_s: Quantity = 0.0,
         overlap: bool = True,
         next_forward: bool = False,
@@ -217,10 +223,10 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     def _few_arrays(self, scale: Quantity, stages: Sequence[Stage], encode: Quantity) -> bool:
         """Return whether some quantity is an array, and none so long that layers make it large."""
-        if lines.many(scale, encode, *(value for stage in stages for value in stage)):
-            return False
         values = (scale, encode, *(value for stage in stages for value in stage))
-        return axes_of(*values) > 0 or self._axes > 0
+        if not any(isinstance(value, np.ndarray) for value in values):
+            return self._axes > 0
+        return not lines.many(*values) and (axes_of(*values) > 0 or self._axes > 0)
 
     @property
     def _axes(self) -> int:
@@ -350,7 +356,7 @@ class Whole(msgspec.Struct, frozen=True, eq=False):
         send: Send,
         numbers: Sequence[int],
         *,
-        encode_per_byte_s: float = 0.0,
+        encode_per_byte_s: Quantity = 0.0,
     ) -> list[Quantity]:
         """Return the seconds until all gradients are computed, and until all messages are sent."""
         computed = self.backward_s * scale + encode_per_byte_s * self.gradient_bytes
@@ -365,7 +371,7 @@ class Whole(msgspec.Struct, frozen=True, eq=False):
         scale: Quantity,
         stages: Sequence[Stage],
         *,
-        encode_per_byte_s: float = 0.0,
+        encode_per_byte_s: Quantity = 0.0,
         latency_s: Quantity = 0.0,
         overlap: bool = True,
         next_forward: bool = False,

@@ -64,7 +64,9 @@ class Phases(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         the same everywhere."""
 
         def at(value: Quantity) -> Quantity:
-            return value[number] if axes_of(value) == axes else value
+            if isinstance(value, np.ndarray) and value.ndim == axes:
+                return value[number]
+            return value
 
         return Phases(
             parts={name: Phase(at(p.seconds), p.cause) for name, p in self.parts.items()},
@@ -91,7 +93,7 @@ def several(phases: Callable[..., Phases], *columns: Sequence[Quantity]) -> list
     return [found.part(number, axes + 1) for number in range(rows)]
 
 
-def mixed(counts: Sequence[int], classes: Sequence[Phases]) -> Phases:
+def mixed(counts: Sequence[Quantity], classes: Sequence[Phases]) -> Phases:
     """Return the rate-weighted mean of iterations of asynchronous classes of ``counts`` workers.
 
     Fast workers make more iterations. With weights by rate, the job's throughput is the number of

@@ -11,7 +11,15 @@ import msgspec
 import numpy as np
 
 from perfmodel.base.arrays import Floats
-from perfmodel.base.quantities import Quantity, ceiling, is_symbol, maximum, minimum, where
+from perfmodel.base.quantities import (
+    Condition,
+    Quantity,
+    ceiling,
+    is_symbol,
+    maximum,
+    minimum,
+    where,
+)
 from perfmodel.inputs.cluster import Cluster, Collective, Link
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import expanded
@@ -141,7 +149,7 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         For numbers and arrays; parameters as for :meth:`slowest`, which returns the mean.
         """
         factors = [kind.scale / self.slowdown for kind in self.classes]
-        least = 0.0
+        least: Quantity = 0.0
         if late:  # a worker that is not waited for has computed nevertheless
             each = [kind.scale / self.slowdown for kind in self.classes for _ in range(kind.count)]
             least = len(each) / sum(1.0 / f for f in each) if each else 1.0
@@ -274,7 +282,7 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         """Return the number of workers on each network link of a node with ``devices`` workers."""
         return devices if self.nics_per_node == 1 else ceiling(devices / self.nics_per_node)
 
-    def on_other_nics(self, first: Quantity, second: Quantity) -> Quantity:
+    def on_other_nics(self, first: Quantity, second: Quantity) -> Condition:
         """Return whether two devices of a node use different network links."""
         return first % self.nics_per_node != second % self.nics_per_node
 

@@ -179,7 +179,7 @@ def _idle(job: Job, found: Phases, computing: float) -> tuple[float, ...]:
     own = quantities_of(job)
     kinds = [class_of(job, worker) for worker in range(job.workers)]
     if not found.classes:  # equal iterations; each worker computes for its own share of them
-        return tuple(max(1.0 - computing * kind.scale / own.scale, 0.0) for kind in kinds)
+        return tuple(max(1.0 - computing * kind.scale / float(own.scale), 0.0) for kind in kinds)
     of_kind = {
         msgspec.structs.replace(kind, count=1): 1.0 - float(p.compute_s) / float(p.iteration_s)
         for kind, p in zip(own.classes, found.classes, strict=True)

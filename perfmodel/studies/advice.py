@@ -7,20 +7,20 @@ predicted, and recommended if the whole interval of the speed-up is above 1.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
 from perfmodel import api
 from perfmodel.base.errors import InputError
-from perfmodel.inputs.job import per_worker
+from perfmodel.inputs.job import Job, JobArguments
 from perfmodel.predicting.gains import Gain, gain
 from perfmodel.reporting.contents import Figure
 from perfmodel.reporting.drawn import Drawn
 from perfmodel.results.prediction import Prediction
+from perfmodel.studies.changes import Change, job_from
 from perfmodel.studies.chunks import Progress
-from perfmodel.studies.rules import RULES, Change, Rule, Situation
+from perfmodel.studies.rules import RULES, Rule, Situation
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -145,13 +145,14 @@ class Advice(Drawn, frozen=True, kw_only=True):
 
 
 def advise(
+    job: Job | None = None,
     *,
     fidelity: api.Fidelity = "auto",
     tolerance: float = api.TOLERANCE,
     rel_ci: float = api.REL_CI,
     max_ops: float = api.MOST_OPS,
     progress: Progress | None = None,
-    **arguments: Any,
+    **arguments: Unpack[JobArguments],
 ) -> Advice:
     """Predict what would make a job faster.
 
@@ -159,8 +160,9 @@ def advise(
     ----------
     fidelity, tolerance, rel_ci, max_ops : see :func:`perfmodel.predict`.
     progress : called with (done, all) after each rule.
-    arguments : those of :func:`perfmodel.make_job`; ``global_batch_size`` may replace
-        ``batch_size``.
+    job : the job to start from, if there is one.
+    arguments : changes of it (:meth:`perfmodel.Job.with_`), else those of
+        :func:`perfmodel.make_job`; ``global_batch_size`` may replace ``batch_size``.
 
     Raises
     ------
@@ -169,15 +171,14 @@ def advise(
     >>> advise(model="resnet50", device="v100", arch="ring", workers=8).recommended[0].change
     'devices twice as fast'
     """
-    given = per_worker(arguments)
-    asked: dict[str, Any] = {
+    asked: api.PredictOptions = {
         "fidelity": fidelity,
         "tolerance": tolerance,
         "rel_ci": rel_ci,
         "max_ops": max_ops,
     }
-    job = api.make_job(**given)
-    now = Situation(given, job, api.predict(job, **asked))
+    job = job_from(job, arguments)
+    now = Situation(job, api.predict(job, **asked))
     found = []
     for done, rule in enumerate(RULES, 1):
         why = rule.why(now)
@@ -194,12 +195,12 @@ def advise(
     )
 
 
-def _best(now: Situation, rule: Rule, why: str, asked: Mapping[str, Any]) -> Recommendation | None:
+def _best(now: Situation, rule: Rule, why: str, asked: api.PredictOptions) -> Recommendation | None:
     """The change of a rule with the largest speed-up; None if none is possible."""
     tried: list[tuple[Change, Prediction, Gain]] = []
     for change in rule.changes(now):
         try:
-            job = api.make_job(**change.arguments)
+            job = change.job_of(now.job)
             then = api.predict(job, **asked)
         except InputError:
             continue

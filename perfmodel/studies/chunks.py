@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import msgspec
 
@@ -24,13 +24,13 @@ Progress = Callable[[int, int], None]
 
 
 class Chunk(NamedTuple):
-    """Jobs that are predicted together; ``how`` holds the arguments of :func:`perfmodel.predict`.
+    """Jobs that are predicted together; ``how`` they are predicted.
 
     Jobs are self-contained: the process that predicts them reads no files.
     """
 
     jobs: tuple[Job, ...]
-    how: Mapping[str, Any]
+    how: api.PredictOptions
 
 
 def predicted(chunk: Chunk) -> list[Answer]:
@@ -38,7 +38,7 @@ def predicted(chunk: Chunk) -> list[Answer]:
     return [_answer(job, chunk.how) for job in chunk.jobs]
 
 
-def _answer(job: Job, how: Mapping[str, Any]) -> Answer:
+def _answer(job: Job, how: api.PredictOptions) -> Answer:
     try:
         # the simulation only holds the job, which the client already has
         return msgspec.structs.replace(api.predict(job, **how), simulation=None)

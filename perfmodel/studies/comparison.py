@@ -252,7 +252,7 @@ def compare(
     called = list(names) if names is not None else None
     if called is not None and (len(called) != len(given) or len(set(called)) != len(given)):
         raise InputError(f"names: expected {len(given)} different names, got {called}")
-    how: dict[str, Any] = {
+    how: api.PredictOptions = {
         "fidelity": fidelity,
         "tolerance": tolerance,
         "rel_ci": rel_ci,

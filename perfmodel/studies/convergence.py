@@ -32,6 +32,7 @@ from perfmodel.reporting.contents import Figure
 from perfmodel.reporting.drawn import Drawn
 from perfmodel.results.prediction import Prediction
 from perfmodel.results.schedule import Schedule
+from perfmodel.studies.changes import merged
 from perfmodel.studies.chunks import Progress
 from perfmodel.studies.executors import completed
 from perfmodel.studies.grids import Row, distinct, grid, label
@@ -248,6 +249,7 @@ class Convergence(Drawn, frozen=True, kw_only=True):
 
 def converge(
     training: TrainingSetup | None = None,
+    job: Job | None = None,
     *,
     seeds: int = 5,
     target: float | None = None,
@@ -267,6 +269,7 @@ def converge(
     processes : number of processes; by default one per CPU core, 1 for this process only.
     max_ops : see :func:`perfmodel.predict`.
     progress : called with (done, all) after each training.
+    job : the job to start from, if there is one.
     arguments : those of :func:`perfmodel.sweep`; each combination of values is a job.
 
     Raises
@@ -281,7 +284,7 @@ def converge(
     """
     how = training if training is not None else TrainingSetup()
     _check(seeds, target, processes)
-    found = grid(arguments)
+    found = grid(arguments if job is None else merged(job, arguments))
     if len(found.jobs) > MOST_JOBS:
         raise InputError(f"converge: {len(found.jobs)} jobs; at most {MOST_JOBS}")
     task = make_task(how.task)

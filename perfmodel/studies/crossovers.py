@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from perfmodel.architectures import registry
 from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, unknown_name
 from perfmodel.base.units import dimension_of
 from perfmodel.inputs.job import MOST_WORKERS, Job
-from perfmodel.inputs.options import described
 from perfmodel.phases.quantities import quantities_of
 from perfmodel.predicting import coarse, variants
 from perfmodel.reporting.contents import Figure
@@ -195,18 +193,6 @@ def against(first: Job, second: Job, name: str, other: str) -> tuple[Crossover, 
     return tuple(c for v in variables for c in between(first, second, v, (name, other)))
 
 
-def other_arguments(arguments: Mapping[str, Any], arch: str) -> dict[str, Any]:
-    """Arguments of the same job with another architecture, keeping the options it supports."""
-    architecture, preset = registry.find(arch)
-    has = {each.name for each in described(architecture.options)}
-    kept = {
-        key: value
-        for key, value in arguments.get("options", {}).items()
-        if key in has and key not in preset
-    }
-    return {**arguments, "arch": arch, "options": kept}
-
-
 EQUAL = 1e-6
 """Relative difference in throughput below which two jobs are equally fast."""
 
@@ -263,10 +249,10 @@ def _crossovers(job: Job, variable: str) -> list[Crossover]:
     found = []
     for k in [*below[-1:], *above[:1]]:
         first = ruling[k]
-        value = bisected(
+        _, value = bisected(
             float(values[k]),
             float(values[k + 1]),
-            lambda one, first=first: _ruling(job, variable, one) == [first],  # type: ignore[misc]
+            lambda one, first=first: _ruling(job, variable, np.array([one])) == [first],  # type: ignore[misc]
             _step(variable, job),
         )
         pair = (first, _ruling(job, variable, np.array([value]))[0])
@@ -304,10 +290,10 @@ def _sign_changes(
         before = float(leads[a])
         if before * leads[z] > 0.0:
             continue
-        value = bisected(
+        _, value = bisected(
             float(values[a]),
             float(values[z]),
-            lambda one, before=before: float(lead(one)[0]) * before > 0.0,  # type: ignore[misc]
+            lambda one, before=before: float(lead(np.array([one]))[0]) * before > 0.0,  # type: ignore[misc]
             _step(variable, *jobs),
         )
         found.append((value, before))

@@ -18,7 +18,8 @@ from perfmodel.architectures import registry
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import dimension_of, show
 from perfmodel.inputs.cluster import Cluster
-from perfmodel.inputs.job import Jitter, Job, Straggler, per_worker
+from perfmodel.inputs.job import Jitter, Job, Straggler
+from perfmodel.inputs.job_arguments import in_si, per_worker
 from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.workload import Workload
 
@@ -112,7 +113,7 @@ def grid(arguments: Mapping[str, Any]) -> Grid:
     InputError : no combination is possible, a name fits no combination, a value is given twice, or
         there are more than 100000 combinations.
     """
-    axes, fixed = _axes(arguments)
+    axes, fixed = _axes(in_si(arguments))
     sizes = [(len(axis.values), axis.name) for axis in axes]
     count = math.prod(size for size, _ in sizes)
     if count > MOST_JOBS:

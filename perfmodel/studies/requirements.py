@@ -7,25 +7,26 @@ prediction's interval meets it.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Unpack
 
 import msgspec
-import numpy as np
 
 from perfmodel import api
-from perfmodel.architectures import registry
 from perfmodel.base.errors import InputError, unknown_name
 from perfmodel.base.units import dimension_of, show
-from perfmodel.inputs.job import MOST_WORKERS, Job, per_worker
+from perfmodel.inputs.job import MOST_WORKERS, Job, JobArguments
 from perfmodel.inputs.options import described
 from perfmodel.reporting.contents import Figure
 from perfmodel.reporting.drawn import Drawn
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies import crossovers
 from perfmodel.studies.aims import HOUR_S, QUANTITIES, Aim
+from perfmodel.studies.changes import LINKS, Change, job_from, of_arguments, of_options
+from perfmodel.studies.searching import bisected, spaced
 
 SCHEMA = "perfmodel.requirement/1"
 
@@ -142,16 +143,20 @@ class Requirement(Drawn, frozen=True, kw_only=True):
 
 
 class Variable(NamedTuple):
-    """A variable: its name and unit, whether it is an integer, its range, the arguments that set
-    it, and the step between values if it is an integer."""
+    """A variable: its name and unit, its range, the change that sets it, and the step between
+    values; 0 if it is not an integer."""
 
     name: str
     unit: str
-    whole: bool
     least: float
     most: float
-    change: Callable[[float], dict[str, Any]]
-    step: int = 1
+    set_to: Callable[[float], Change]
+    step: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is an integer."""
+        return self.step > 0
 
     def shown(self, value: float) -> str:
         """A value as text with its unit."""
@@ -167,9 +172,6 @@ ARGUMENTS: Mapping[str, tuple[str, float, float]] = {
     "batch-size": ("batch_size", 1.0, 65536.0),
 }
 """Job arguments that can be varied, and their ranges."""
-
-LINKS = ("bandwidth_bytes_per_s", "latency_s")
-"""Arguments that override a property of the cluster's links."""
 
 SPAN = 1e3
 """The range always reaches this factor below and above the cluster's own value."""
@@ -187,11 +189,12 @@ MOST_WHOLE = 65536.0
 def require(
     variable: str,
     aim: Aim | str,
+    job: Job | None = None,
     *,
     fidelity: api.Fidelity = "coarse",
     dataset_size: int | None = None,
     epochs: int | None = None,
-    **arguments: Any,
+    **arguments: Unpack[JobArguments],
 ) -> Requirement:
     """Find the values of a variable that make a job meet an aim.
 
@@ -203,8 +206,9 @@ def require(
     fidelity : fidelity of the predictions. *coarse* takes seconds, the others may take minutes; the
         error of *coarse* is part of the interval.
     dataset_size, epochs : samples per epoch and number of epochs; needed by aims on ``time``.
-    arguments : those of :func:`perfmodel.make_job`; ``global_batch_size`` may replace
-        ``batch_size``.
+    job : the job to start from, if there is one.
+    arguments : changes of it (:meth:`perfmodel.Job.with_`), else those of
+        :func:`perfmodel.make_job`; ``global_batch_size`` may replace ``batch_size``.
 
     Raises
     ------
@@ -217,10 +221,9 @@ def require(
     'from'
     """
     wanted = Aim.parse(aim) if isinstance(aim, str) else aim
-    given = per_worker(arguments)
-    job = api.make_job(**given)
-    what = _variable(variable, given, job)
-    how: dict[str, Any] = {
+    job = job_from(job, arguments)
+    what = _variable(variable, job)
+    how: api.PredictOptions = {
         "fidelity": fidelity,
         "dataset_size": dataset_size,
         "epochs": epochs,
@@ -255,25 +258,20 @@ def require(
 class _Search:
     """Cached predictions of a job at values of a variable."""
 
-    def __init__(self, aim: Aim, what: Variable, job: Job, how: Mapping[str, Any]) -> None:
-        self.aim, self.what, self.how = aim, what, how
-        self._known: dict[float, Prediction | None] = {}
+    def __init__(self, aim: Aim, what: Variable, job: Job, how: api.PredictOptions) -> None:
+        self.aim, self.what, self.job, self.how = aim, what, job, how
+        self.predicted = functools.cache(self._predicted)
         alone = api.make_job(workload=job.workload, cluster=job.cluster, arch="allreduce")
         self.alone = api.predict(alone, fidelity="coarse").throughput_samples_per_s
-        spaced = np.geomspace(what.least, what.most, POINTS)
-        some = np.rint(spaced / what.step) * what.step if what.whole else spaced
-        self.points: list[float] = np.unique(some).tolist()
+        self.points: list[float] = spaced(what.least, what.most, POINTS, what.step).tolist()
 
-    def predicted(self, value: float) -> Prediction | None:
+    def _predicted(self, value: float) -> Prediction | None:
         """The prediction at a value; None if the job is impossible."""
-        if value not in self._known:
-            number = int(value) if self.what.whole else value
-            try:
-                job = api.make_job(**self.what.change(number))
-                self._known[value] = api.predict(job, **self.how)
-            except InputError:
-                self._known[value] = None
-        return self._known[value]
+        number = int(value) if self.what.whole else value
+        try:
+            return api.predict(self.what.set_to(number).job_of(self.job), **self.how)
+        except InputError:
+            return None
 
     def values(self, p: Prediction) -> tuple[float, float, float]:
         """The aim's quantity and the bounds of its interval.
@@ -320,20 +318,10 @@ class _Search:
         return Range("from" if high is None else "up to", low, high)
 
     def _edge(self, inside: float, outside: float, end: int) -> float:
-        """Bisect for the last value that meets the aim, from ``inside`` towards ``outside``."""
-        for _ in range(HALVINGS):
-            step = self.what.step
-            if self.what.whole and abs(outside - inside) <= step:
-                break
-            middle = math.sqrt(inside * outside)
-            middle = float(round(middle / step) * step) if self.what.whole else middle
-            if middle in (inside, outside):
-                middle = (inside + outside) // (2.0 * step) * step
-            if self.met(middle, end):
-                inside = middle
-            else:
-                outside = middle
-        return inside
+        """The last value that meets the aim, from ``inside`` towards ``outside``."""
+        return bisected(
+            inside, outside, lambda value: self.met(value, end), self.what.step, HALVINGS
+        )[0]
 
     def nearest(self) -> Prediction:
         """The prediction that comes closest to the aim."""
@@ -342,7 +330,7 @@ class _Search:
         return min(some, key=lambda p: sign * self.values(p)[0])
 
 
-def _variable(name: str, given: Mapping[str, Any], job: Job) -> Variable:
+def _variable(name: str, job: Job) -> Variable:
     """Look up a variable by name.
 
     Raises
@@ -350,33 +338,23 @@ def _variable(name: str, given: Mapping[str, Any], job: Job) -> Variable:
     InputError : it does not exist, or is not a number.
     """
     dashed = name.replace("_", "-")
-    rest = {name: value for name, value in given.items() if name not in api.OF_WORKLOAD}
-    rest["workload"] = job.of_devices.workload
     if dashed in ARGUMENTS:
         argument, least, most = ARGUMENTS[dashed]
+        step = int(argument in ("workers", "batch_size"))
         if argument in LINKS:
             now = getattr(job.of_devices.cluster.nic, argument)
             least, most = min(least, now / SPAN) if now else least, max(most, now * SPAN)
-        of_batch = api.anchored(given, job.of_devices.workload.batch_size)
-        base = of_batch if argument == "batch_size" else rest
-        step = 1
         if argument == "workers":
             step = job.options.group_size
             nodes = job.cluster.workers_nodes
             devices = math.inf if nodes is None else nodes * job.cluster.devices_per_node
             least = max(1.0 + job.options.spare_workers, step)
             most = min(most, MOST_WORKERS, devices) // step * step
+        unit = dimension_of(argument) or ""
         return Variable(
-            argument,
-            dimension_of(argument) or "",
-            argument in ("workers", "batch_size"),
-            least,
-            most,
-            lambda value: {**base, argument: value},
-            step,
+            argument, unit, least, most, lambda v: of_arguments(name, "", **{argument: v}), step
         )
-    architecture, _ = registry.find(job.architecture.name)
-    options = {each.name: each for each in described(architecture.options)}
+    options = {each.name: each for each in described(type(job.options))}
     option = name.replace("-", "_")
     if option not in options:
         numbers = [n for n, o in options.items() if _is_number(o.default)]
@@ -387,14 +365,8 @@ def _variable(name: str, given: Mapping[str, Any], job: Job) -> Variable:
     unit = dimension_of(option) or ""
     whole = isinstance(default, int)
     least, most = (1.0, MOST_WHOLE) if whole else OPTION_RANGES.get(unit, OPTION_RANGES[""])
-    kept = given.get("options", {})
     return Variable(
-        option,
-        unit,
-        whole,
-        least,
-        most,
-        lambda value: {**rest, "options": {**kept, option: value}},
+        option, unit, least, most, lambda v: of_options(name, **{option: v}), int(whole)
     )
 
 

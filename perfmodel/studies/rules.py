@@ -14,8 +14,14 @@ import msgspec
 from perfmodel import api
 from perfmodel.inputs.job import Job
 from perfmodel.results.prediction import Prediction
+from perfmodel.studies.changes import (
+    Change,
+    of_architecture,
+    of_arguments,
+    of_cluster,
+    of_options,
+)
 from perfmodel.studies.comparison import WORDS
-from perfmodel.studies.crossovers import other_arguments
 
 LEAST_WAITING = 0.05
 """Smallest fraction of the time lost to a cause at which a rule looks for a remedy."""
@@ -28,9 +34,8 @@ LONG_PERIOD = 1024
 
 
 class Situation(NamedTuple):
-    """A job before any change: its arguments and its prediction."""
+    """A job before any change, and its prediction."""
 
-    arguments: Mapping[str, Any]
     job: Job
     prediction: Prediction
 
@@ -47,14 +52,6 @@ class Situation(NamedTuple):
     def has_servers(self) -> bool:
         """Whether the job has parameter servers."""
         return self.job.options.server_count > 0
-
-
-class Change(NamedTuple):
-    """A changed job: the change, the flags for it (empty if there are none), and the arguments."""
-
-    name: str
-    flags: str
-    arguments: dict[str, Any]
 
 
 class Rule(NamedTuple):
@@ -75,21 +72,6 @@ class Rule(NamedTuple):
     observed: str
     source: str
     hardware: bool = False
-
-
-def _options(now: Situation, name: str, **values: Any) -> Change:
-    flags = " ".join(f"--option {key}={value}" for key, value in values.items())
-    options = {**now.arguments.get("options", {}), **values}
-    return Change(name, flags, {**now.arguments, "options": options})
-
-
-def _architecture(now: Situation, arch: str, name: str, **values: Any) -> Change:
-    """Another architecture, with those of the job's options that it supports."""
-    found = other_arguments(now.arguments, arch)
-    options = {**found["options"], **values}
-    flags = " ".join([f"--arch {arch}", *(f"--option {k}={v}" for k, v in values.items())])
-    kept = {key: value for key, value in found.items() if key != "start"}
-    return Change(name, flags, {**kept, "options": options})
 
 
 def _lost(now: Situation, *causes: str) -> str:
@@ -113,7 +95,7 @@ def _servers_why(now: Situation) -> str:
 def _servers(now: Situation) -> Iterator[Change]:
     count = now.job.options.server_count
     for other in sorted({2 * count, now.job.workers, max(count // 2, 1)} - {count}):
-        yield _options(now, f"{other} server{'s' * (other > 1)} instead of {count}", servers=other)
+        yield of_options(f"{other} server{'s' * (other > 1)} instead of {count}", servers=other)
 
 
 def _placement_why(now: Situation) -> str:
@@ -127,14 +109,7 @@ def _placement(now: Situation) -> Iterator[Change]:
     there = {"dedicated": "colocated", "colocated": "dedicated"}[cluster.server.placement]
     server = msgspec.structs.replace(cluster.server, placement=there, site=None)
     where = "dedicated nodes" if there == "dedicated" else "the workers' nodes"
-    yield Change(f"servers on {where}", "", _on(now, server=server))
-
-
-def _on(now: Situation, **fields: Any) -> dict[str, Any]:
-    """The arguments of the same job on a cluster with these fields changed."""
-    links = ("bandwidth_bytes_per_s", "latency_s")  # already in the job's cluster
-    arguments = {k: v for k, v in now.arguments.items() if k not in links}
-    return {**arguments, "cluster": msgspec.structs.replace(now.job.of_devices.cluster, **fields)}
+    yield of_cluster(f"servers on {where}", server=server)
 
 
 def _overlap_why(now: Situation) -> str:
@@ -142,7 +117,7 @@ def _overlap_why(now: Situation) -> str:
 
 
 def _overlap(now: Situation) -> Iterator[Change]:
-    yield _options(now, "overlap communication with computation", overlap=True)
+    yield of_options("overlap communication with computation", overlap=True)
 
 
 def _buckets_why(now: Situation) -> str:
@@ -152,7 +127,7 @@ def _buckets_why(now: Situation) -> str:
 def _buckets(now: Situation) -> Iterator[Change]:
     for each in ("ddp", "mg_wfbp", "layer", "one"):
         if each != now.option("bucketing"):
-            yield _options(now, f"bucketing={each}", bucketing=each)
+            yield of_options(f"bucketing={each}", bucketing=each)
 
 
 def _priority_why(now: Situation) -> str:
@@ -163,10 +138,10 @@ def _priority_why(now: Situation) -> str:
 def _priority(now: Situation) -> Iterator[Change]:
     name = "send first what the next forward pass needs first, in 4 MB pieces"
     if now.option("transmission") is not None:
-        yield _options(now, name, transmission="priority", partition_bytes=PIECE_BYTES)
+        yield of_options(name, transmission="priority", partition_bytes=PIECE_BYTES)
     else:
         pieces = {"partition_bytes": PIECE_BYTES, "cross_barrier": True}
-        yield _options(now, name, priority=True, **pieces)
+        yield of_options(name, priority=True, **pieces)
 
 
 def _compression_why(now: Situation) -> str:
@@ -174,8 +149,8 @@ def _compression_why(now: Situation) -> str:
 
 
 def _compression(now: Situation) -> Iterator[Change]:
-    yield _options(now, "8-bit gradients", compression="quantised")
-    yield _options(now, "only the largest 0.1 % of gradient elements", compression="dgc")
+    yield of_options("8-bit gradients", compression="quantised")
+    yield of_options("only the largest 0.1 % of gradient elements", compression="dgc")
 
 
 def _batch_why(now: Situation) -> str:
@@ -184,16 +159,15 @@ def _batch_why(now: Situation) -> str:
 
 def _batch(now: Situation) -> Iterator[Change]:
     batch = now.job.of_devices.workload.batch_size
-    if "batch_size" not in now.arguments and "model" not in now.arguments:
+    given = now.job.given or {}
+    if "batch_size" not in given and "model" not in given:
         return
-    rest = {k: v for k, v in now.arguments.items() if k != "global_batch_size"}
-    rest = api.anchored(rest, batch)
-    measured = rest.get("one_device_batch_size")
+    measured = api.anchored(given, batch).get("one_device_batch_size")
     for other in (2 * batch, 4 * batch):
         name = f"batch size {other} per worker instead of {batch}"
         flags = f"--batch-size {other}"
         flags += "" if measured is None else f" --one-device-batch-size {measured}"
-        yield Change(name, flags, {**rest, "batch_size": other})
+        yield of_arguments(name, flags, batch_size=other)
 
 
 def _sync_why(now: Situation) -> str:
@@ -208,7 +182,7 @@ def _sync(now: Situation) -> Iterator[Change]:
     }
     for sync, name in names.items():
         if sync != now.option("sync"):
-            yield _architecture(now, sync, name)
+            yield of_architecture(sync, name)
 
 
 def _without_servers_why(now: Situation) -> str:
@@ -217,10 +191,10 @@ def _without_servers_why(now: Situation) -> str:
 
 def _without_servers(now: Situation) -> Iterator[Change]:
     if now.has_servers:
-        yield _architecture(now, "ring", "a ring all-reduce instead of servers")
+        yield of_architecture("ring", "a ring all-reduce instead of servers")
     else:
         name = "synchronous parameter servers, one per worker"
-        yield _architecture(now, "bsp", name, servers=now.job.workers)
+        yield of_architecture("bsp", name, servers=now.job.workers)
 
 
 def _gossip(now: Situation) -> Iterator[Change]:
@@ -231,7 +205,7 @@ def _gossip(now: Situation) -> Iterator[Change]:
     }
     for arch, name in names.items():
         if now.job.architecture.name != arch and now.job.workers > 2:
-            yield _architecture(now, arch, name)
+            yield of_architecture(arch, name)
 
 
 def _period_why(now: Situation) -> str:
@@ -242,14 +216,14 @@ def _period(now: Situation) -> Iterator[Change]:
     period = now.option("period")
     if period is not None and period < LONG_PERIOD:
         name = f"exchange every {2 * period} steps instead of {period}"
-        yield _options(now, name, period=2 * period)
+        yield of_options(name, period=2 * period)
     elif now.option("probability"):
         half = now.option("probability") / 2.0
         name = f"send a model every {1.0 / half:g} steps on average"
-        yield _options(now, name, probability=half)
+        yield of_options(name, probability=half)
     elif now.job.workers > 1:
-        yield _architecture(now, "local_sgd", "average models every 8 steps", period=8)
-        yield _architecture(now, "easgd", "elastic averaging every 4 steps", period=4)
+        yield of_architecture("local_sgd", "average models every 8 steps", period=8)
+        yield of_architecture("easgd", "elastic averaging every 4 steps", period=4)
 
 
 def _stragglers_why(now: Situation) -> str:
@@ -262,11 +236,11 @@ def _stragglers(now: Situation) -> Iterator[Change]:
         spare = max(len(slow), 1)
         slowest = f"{spare} slowest workers" if spare > 1 else "slowest worker"
         name = f"do not wait for the {slowest}"
-        yield _options(now, name, backup_workers=spare)
+        yield of_options(name, backup_workers=spare)
     if slow:
         workers = "workers" if len(slow) > 1 else "worker"
         name = f"{workers} {', '.join(str(s.worker) for s in slow)} as fast as the others"
-        yield Change(name, "", {**now.arguments, "stragglers": ()})
+        yield of_arguments(name, stragglers=())
 
 
 def _hardware_why(now: Situation) -> str:
@@ -277,22 +251,20 @@ def _hardware(now: Situation) -> Iterator[Change]:
     nic, measured = now.job.of_devices.cluster.nic, bool(now.job.of_devices.cluster.collectives)
     if now.job.workers > 1 and not measured:  # measured collectives hold for this network only
         twice, half = 2.0 * nic.bandwidth_bytes_per_s, nic.latency_s / 2.0
-        faster = {**now.arguments, "bandwidth_bytes_per_s": twice}
-        yield Change("twice the bandwidth", f"--bandwidth {twice * 8e-9:g}Gbps", faster)
-        flags = f"--latency {half * 1e6:g}us"
-        yield Change("half the latency", flags, {**now.arguments, "latency_s": half})
+        flags = f"--bandwidth {twice * 8e-9:g}Gbps"
+        yield of_arguments("twice the bandwidth", flags, bandwidth_bytes_per_s=twice)
+        yield of_arguments("half the latency", f"--latency {half * 1e6:g}us", latency_s=half)
     if now.job.crosses_sites:
         wider = tuple(
             msgspec.structs.replace(link, bandwidth_bytes_per_s=2.0 * link.bandwidth_bytes_per_s)
             for link in now.job.of_devices.cluster.site_links
         )
-        yield Change("twice the bandwidth between sites", "", _on(now, site_links=wider))
+        yield of_cluster("twice the bandwidth between sites", site_links=wider)
     if now.has_servers:
         more = now.job.options.server_count + 1
-        yield _options(now, "one more server", servers=more)
-    rest = {k: v for k, v in now.arguments.items() if k not in api.OF_WORKLOAD}
-    faster_device = now.job.of_devices.workload.scaled("compute_s", 0.5)
-    yield Change("devices twice as fast", "", {**rest, "workload": faster_device})
+        yield of_options("one more server", servers=more)
+    faster = now.job.of_devices.workload.scaled("compute_s", 0.5)
+    yield of_arguments("devices twice as fast", workload=faster)
 
 
 JIA = "Jia and others, IPCCC 2020"

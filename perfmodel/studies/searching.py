@@ -10,7 +10,7 @@ import numpy as np
 from perfmodel.base.arrays import Floats
 
 BISECTIONS = 60
-"""Halvings of the interval around a crossover."""
+"""Most halvings of an interval."""
 
 
 def spaced(low: float, high: float, count: int, step: int) -> Floats:
@@ -19,21 +19,30 @@ def spaced(low: float, high: float, count: int, step: int) -> Floats:
     return np.unique(np.maximum(np.rint(values / step), 1.0) * step) if step else values
 
 
-def bisected(low: float, high: float, holds: Callable[[Floats], bool], step: int) -> float:
-    """Bisect on a logarithmic scale a condition that holds at ``low`` but not at ``high``; on
-    multiples of ``step`` if that is not 0.
+def bisected(
+    inside: float,
+    outside: float,
+    holds: Callable[[float], bool],
+    step: int,
+    halvings: int = BISECTIONS,
+) -> tuple[float, float]:
+    """Bisect on a logarithmic scale a condition that holds at ``inside`` but not at ``outside``,
+    which may be the larger or the smaller value; on multiples of ``step`` if that is not 0.
 
-    Return the upper end of the last interval, where the condition does not hold.
+    Return both ends of the last interval: where the condition holds, and where it does not.
     :func:`scipy.optimize.brentq` does not apply: the index of the longest phase is not continuous,
     and workers and batch sizes are integers.
+
+    >>> bisected(64.0, 1.0, lambda value: value > 10.0, 1)
+    (11.0, 10.0)
     """
-    for _ in range(BISECTIONS):
-        if step and high - low <= step:
+    for _ in range(halvings):
+        if step and abs(outside - inside) <= step:
             break
-        middle = math.sqrt(low * high)
+        middle = math.sqrt(inside * outside)
         middle = float(round(middle / step) * step) if step else middle
-        if holds(np.array([middle])):
-            low = middle
+        if holds(middle):
+            inside = middle
         else:
-            high = middle
-    return high
+            outside = middle
+    return inside, outside

@@ -6,24 +6,21 @@ word. Everything else stays the same, and all variants are predicted by the same
 
 from __future__ import annotations
 
-import functools
 import math
-import typing
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
 from perfmodel import api
 from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Assumption
-from perfmodel.inputs.cluster import Cluster, Link
-from perfmodel.inputs.job import Job, Start, per_worker
-from perfmodel.inputs.options import described
+from perfmodel.inputs.job import Job, JobArguments
 from perfmodel.predicting import coarse, islands, job_facts
 from perfmodel.reporting.contents import Figure
 from perfmodel.reporting.drawn import Drawn
 from perfmodel.results.prediction import Prediction
+from perfmodel.studies.changes import COMPUTE, job_from, of_assumption
 from perfmodel.studies.chunks import Progress
 
 if TYPE_CHECKING:
@@ -31,9 +28,6 @@ if TYPE_CHECKING:
 
 
 SCHEMA = "perfmodel.sensitivity/1"
-
-FACTORS = (0.5, 2.0)
-"""Factors that numbers are multiplied by."""
 
 MATTERS = 0.02
 """Relative change of the throughput above which an assumption matters."""
@@ -46,13 +40,6 @@ NAMES = ("device", "precision", "cluster")
 
 MOST_BARS, LEAST_SWING = 16, 1e-3
 """Most assumptions in a figure, and the smallest change of log throughput that is drawn."""
-
-COMPUTE = "compute time"
-"""Name of the step's compute time, which is an assumption if it is estimated, not measured."""
-
-Arguments = Mapping[str, Any]
-Change = tuple[Any, Callable[[], Job]]
-"""Another value of an assumption, and a function that makes the job with this value."""
 
 
 class Alternative(msgspec.Struct, frozen=True):
@@ -177,13 +164,14 @@ class Sensitivity(Drawn, frozen=True, kw_only=True):
 
 
 def sensitivity(
+    job: Job | None = None,
     *,
     fidelity: api.Fidelity = "coarse",
     tolerance: float = api.TOLERANCE,
     rel_ci: float = api.REL_CI,
     max_ops: float = api.MOST_OPS,
     progress: Progress | None = None,
-    **arguments: Any,
+    **arguments: Unpack[JobArguments],
 ) -> Sensitivity:
     """Predict what each assumption of a job is worth, and its compute time where that is estimated.
 
@@ -193,8 +181,9 @@ def sensitivity(
         predicted by formulas. What *auto* chooses for the job is taken for all others, so that
         ratios have no error of the route in them.
     progress : called with (done, all) after each assumption.
-    arguments : those of :func:`perfmodel.make_job`, and ``global_batch_size`` in the place of
-        ``batch_size``.
+    job : the job to start from, if there is one.
+    arguments : changes of it (:meth:`perfmodel.Job.with_`), else those of
+        :func:`perfmodel.make_job`; ``global_batch_size`` may replace ``batch_size``.
 
     Raises
     ------
@@ -205,16 +194,22 @@ def sensitivity(
     >>> [each.assumption.name for each in found.effects[:3]]
     ['compression', 'batch_size', 'bandwidth']
     """
-    given = per_worker(arguments)
-    asked: dict[str, Any] = {"rel_ci": rel_ci, "max_ops": max_ops}
-    job = api.make_job(**given)
-    now = api.predict(job, fidelity=fidelity, tolerance=tolerance, **asked)
+    job = job_from(job, arguments)
+    how: api.PredictOptions = {
+        "fidelity": fidelity,
+        "tolerance": tolerance,
+        "rel_ci": rel_ci,
+        "max_ops": max_ops,
+    }
+    now = api.predict(job, **how)
     if now.fidelity == "coarse":
         found = effects(job, progress)
     else:
 
+        how["fidelity"] = "fine"
+
         def simulated(other: Job) -> float:
-            return api.predict(other, fidelity="fine", **asked).throughput_samples_per_s
+            return api.predict(other, **how).throughput_samples_per_s
 
         found = _effects(job, simulated, now.throughput_samples_per_s, progress)
     return Sensitivity(prediction=now, effects=found)
@@ -266,19 +261,17 @@ def _effects(
     return tuple(sorted(found, key=lambda each: -each.swing))
 
 
-def _effect(
-    assumption: Assumption, job: Job, rate: Callable[[Job], float], now: float
-) -> Effect:
+def _effect(assumption: Assumption, job: Job, rate: Callable[[Job], float], now: float) -> Effect:
     """Return the effect of an assumption: the throughput with other values."""
     found = []
     error = ""
-    for value, other in _changes(assumption, job):
+    for change in of_assumption(assumption, job):
         try:
-            then = rate(other())
+            then = rate(change.job_of(job))
         except InputError as impossible:
-            error = error or f"{value}: {impossible}"
+            error = error or f"{change.value}: {impossible}"
             continue
-        found.append(Alternative(value, then, then / now))
+        found.append(Alternative(change.value, then, then / now))
     return Effect(assumption, tuple(found), "" if found else error or _unvaried(assumption))
 
 
@@ -287,146 +280,3 @@ def _unvaried(assumption: Assumption) -> str:
     if isinstance(value, str) and value != "inf":
         return "a name or a rule"
     return "cannot be halved or doubled" if value in (0, "inf", None) else "of the profile"
-
-
-def _changes(assumption: Assumption, job: Job) -> Iterator[Change]:
-    """Yield other values of an assumption; none if it is not a value of the job."""
-    name, flat = assumption.name, job.of_devices
-
-    def other(**changes: Any) -> Callable[[], Job]:
-        return lambda: islands.changed(job, msgspec.structs.replace(flat, **changes))
-
-    if assumption.source == f"default of {job.architecture.name}":
-        kinds = {each.name: each.type for each in described(type(job.options))}
-        for value in _others(getattr(job.options, name), kinds[name]):
-            yield value, functools.partial(_with_option, job, name, value)
-    elif name == "start":
-        for word in _others(job.start, Start):
-            yield word, other(start=word)
-    elif name == "batch_size" and job.given is not None and "batch_size" not in job.given:
-        for size in _others(assumption.value, int):
-            yield size, functools.partial(_with_batch, job, job.given, size)
-    elif name == "jitter" and flat.jitter is not None:
-        for cv in _others(flat.jitter.cv, float):
-            yield cv, other(jitter=msgspec.structs.replace(flat.jitter, cv=cv))
-    elif name == COMPUTE:
-        for factor in FACTORS:
-            workload = flat.workload.scaled("compute_s", factor)
-            yield workload.compute_s, other(workload=workload)
-    elif name in PARTS and assumption.source.startswith("cluster "):
-        for value, cluster in PARTS[name](flat.cluster):
-            yield value, other(cluster=cluster)
-
-
-def _with_option(job: Job, name: str, value: Any) -> Job:
-    """Return the job with another value of an option, and its default start."""
-    flat = job.of_devices
-    options = msgspec.structs.replace(flat.options, **{name: value})
-    changes: dict[str, Any] = {"options": options}
-    if any(each.name == "start" for each in flat.assumptions):
-        changes["start"], _ = api.start_of(None, options)
-    return islands.changed(job, msgspec.structs.replace(flat, **changes))
-
-
-def _with_batch(job: Job, given: Arguments, size: int) -> Job:
-    """Return the job with another batch size per device."""
-    now = job.of_devices.workload.batch_size
-    workload = api.workload_of({**api.anchored(given, now), "batch_size": size})
-    flat = job_facts.with_layers(msgspec.structs.replace(job.of_devices, workload=workload))
-    return islands.changed(job, flat)
-
-
-def _others(value: Any, kind: Any) -> Iterator[Any]:
-    """Other values of a kind: half and double, the opposite, or all other words.
-
-    >>> list(_others(5, int)), list(_others(True, bool)), list(_others("a", Literal["a", "b"]))
-    ([2, 10], [False], ['b'])
-    >>> list(_others(1, int)), list(_others(0.0, float))
-    ([2], [])
-    """
-    if isinstance(value, bool):
-        yield not value
-    elif isinstance(value, str):
-        if typing.get_origin(kind) is Literal:
-            yield from (word for word in typing.get_args(kind) if word != value)
-    elif value and math.isfinite(value):
-        for factor in FACTORS:
-            other = int(value * factor) if isinstance(value, int) else value * factor
-            if other:
-                yield other
-
-
-def _at_most_one(value: float) -> Iterator[float]:
-    """Half and double of a fraction, which is at most 1."""
-    return (other for other in (min(f * value, 1.0) for f in FACTORS) if 0.0 < other != value)
-
-
-def _scaled(link: Link, field: str, factor: float) -> Link:
-    """A link with a value ``factor`` times as large; an efficiency is at most 1."""
-    value = getattr(link, field) * factor
-    return msgspec.structs.replace(
-        link, **{field: min(value, 1.0) if field == "efficiency" else value}
-    )
-
-
-def _links(field: str) -> Callable[[Cluster], Iterator[tuple[Any, Cluster]]]:
-    """Clusters whose links between nodes all have another value of ``field``."""
-
-    def changed(cluster: Cluster) -> Iterator[tuple[Any, Cluster]]:
-        value, server = getattr(cluster.nic, field), cluster.server
-        others = _at_most_one(value) if field == "efficiency" else _others(value, float)
-        for other in others:
-            factor = other / value
-            if server.nic is not None:
-                nic = _scaled(server.nic, field, factor)
-                server = msgspec.structs.replace(cluster.server, nic=nic)
-            overrides = tuple(
-                msgspec.structs.replace(o, nic=_scaled(o.nic, field, factor)) if o.nic else o
-                for o in cluster.overrides
-            )
-            nic = _scaled(cluster.nic, field, factor)
-            yield (
-                other,
-                msgspec.structs.replace(cluster, nic=nic, server=server, overrides=overrides),
-            )
-
-    return changed
-
-
-def _nics(field: str) -> Callable[[Cluster], Iterator[tuple[Any, Cluster]]]:
-    """Clusters with another number of links, unless a process would use more than its node has."""
-
-    def changed(cluster: Cluster) -> Iterator[tuple[Any, Cluster]]:
-        for other in _others(getattr(cluster, field), int):
-            links = {"nics_per_node": cluster.nics_per_node,
-                     "nics_per_process": cluster.nics_per_process, field: other}  # fmt: skip
-            if links["nics_per_process"] <= links["nics_per_node"]:
-                yield other, msgspec.structs.replace(cluster, **links)
-
-    return changed
-
-
-def _of(part: str, field: str) -> Callable[[Cluster], Iterator[tuple[Any, Cluster]]]:
-    """Clusters with another value of a field, of the cluster itself or of a part of it."""
-
-    def changed(cluster: Cluster) -> Iterator[tuple[Any, Cluster]]:
-        inside = getattr(cluster, part) if part else cluster
-        for other in _others(getattr(inside, field), float):
-            new = msgspec.structs.replace(inside, **{field: other})
-            yield other, msgspec.structs.replace(cluster, **{part: new}) if part else new
-
-    return changed
-
-
-PARTS: Mapping[str, Callable[[Cluster], Iterator[tuple[Any, Cluster]]]] = {
-    "bandwidth": _links("bandwidth_bytes_per_s"),
-    "latency": _links("latency_s"),
-    "efficiency": _links("efficiency"),
-    "devices per node": _of("", "devices_per_node"),
-    "NICs per node": _nics("nics_per_node"),
-    "NICs per process": _nics("nics_per_process"),
-    "inside a node": _of("intra_node", "bandwidth_bytes_per_s"),
-    "update per tensor": _of("server", "update_per_tensor_s"),
-    "update per byte": _of("server", "update_per_byte_s"),
-}
-"""Assumptions that are values of a cluster, see ``api``: clusters with other values of each."""

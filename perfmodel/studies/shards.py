@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from perfmodel import api
 from perfmodel.base import files, tables
 from perfmodel.base.errors import InputError, PerfmodelWarning
 from perfmodel.base.foreign import said
@@ -174,7 +175,7 @@ def _answer(reason: str, text: str) -> Answer:
 
 def answers(
     found: Grid,
-    how: Mapping[str, Any],
+    how: api.PredictOptions,
     executor: Executor,
     folder: str | Path | None,
     progress: Progress | None,

@@ -21,6 +21,7 @@ from perfmodel.reporting.drawn import Paged
 from perfmodel.reporting.rows import table
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies import shards
+from perfmodel.studies.changes import merged
 from perfmodel.studies.chunks import Progress
 from perfmodel.studies.grids import Axis, Row, Skipped, grid, impossible, label
 from perfmodel.studies.processes import InLine
@@ -219,6 +220,7 @@ class Sweep(Paged, frozen=True, kw_only=True):
 
 
 def sweep(
+    job: Job | None = None,
     *,
     fidelity: api.Fidelity = "auto",
     tolerance: float = api.TOLERANCE,
@@ -247,9 +249,11 @@ def sweep(
     resume : folder in which each chunk of jobs is saved when it is done, see
         :class:`perfmodel.studies.shards.Shards`; jobs saved there are not predicted again.
     progress : called with (done, all) after each job, or each chunk of jobs.
-    arguments : those of :func:`perfmodel.make_job`; ``global_batch_size`` may replace
-        ``batch_size``. Each argument, and each of the ``options``, may be a list of values
-        (``stragglers``: a list of lists). Workers vary fastest, whatever the order of arguments.
+    job : the job to start from, if there is one.
+    arguments : changes of it (:meth:`perfmodel.Job.with_`), else those of
+        :func:`perfmodel.make_job`; ``global_batch_size`` may replace ``batch_size``. Each argument,
+        and each of the ``options``, may be a list of values (``stragglers``: a list of lists).
+        Workers vary fastest, whatever the order of arguments.
 
     Raises
     ------
@@ -263,13 +267,13 @@ def sweep(
     """
     if noise_scale_samples is not None and noise_scale_samples != math.inf:
         number("noise_scale_samples", noise_scale_samples)
-    found = grid(arguments)
+    found = grid(arguments if job is None else merged(job, arguments))
     notes = found.notes
     if noise_scale_samples is None:
         noise_scale_samples, more = _noise_scale(found.jobs)
         notes += more
     kept, predictions, skipped = [], [], list(found.skipped)
-    how: dict[str, Any] = {
+    how: api.PredictOptions = {
         "fidelity": fidelity,
         "tolerance": tolerance,
         "rel_ci": rel_ci,

@@ -70,7 +70,7 @@ def contended(
     """
     regular = [0.0] * len(demands_s) if even is None else list(even)
     if len(cycles) > 1:
-        still = [[0.0] * len(demands_s) for _ in cycles]
+        still: list[list[Quantity]] = [[0.0] * len(demands_s) for _ in cycles]
         return _at_once(customers, demands_s, cycles, regular, still)
     if is_symbol(customers[0]):
         import sympy

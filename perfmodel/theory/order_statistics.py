@@ -187,8 +187,8 @@ def _probabilities(points: int) -> tuple[Floats, Floats, Floats]:
 
 
 def quantiles_of_unequal(
-    counts: Sequence[float],
-    scales: Sequence[float],
+    counts: Sequence[Quantity],
+    scales: Sequence[Quantity],
     cv: Quantity,
     kind: str,
     *,
@@ -261,7 +261,11 @@ def _unequal(
 
 
 def quantiles_of_mixture(
-    counts: Sequence[int], scales: Sequence[float], cv: Quantity, kind: str, parts: Sequence[float]
+    counts: Sequence[int],
+    scales: Sequence[Quantity],
+    cv: Quantity,
+    kind: str,
+    parts: Sequence[float],
 ) -> Floats:
     """Return quantiles of the times of unequal workers taken together, (..., parts).
 

@@ -55,6 +55,7 @@ NAMES = [
     "build_graph",
     "compare",
     "converge",
+    "effects",
     "evaluate",
     "explain",
     "formula",

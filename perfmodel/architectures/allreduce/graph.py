@@ -302,7 +302,7 @@ def _add_ring_sends(
     members = job.workers
     rings = network.fabric.rings(np.arange(members))
     n, buckets = ready.shape
-    steps = collective_times.ring_allreduce_steps(members)
+    steps = int(collective_times.ring_allreduce_steps(members))
     part = sizes / members / len(rings)
     adding = np.where(np.arange(steps) < members - 1, options.reduce_per_byte_s, 0.0)
     for index, ring in enumerate(rings):

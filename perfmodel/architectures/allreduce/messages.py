@@ -120,4 +120,4 @@ def reduction_of(job: Job, members: Members) -> Reduction:
         largest = float(options.sent_bytes(messages_of(job).bytes).max())
     if largest is None:
         return options.reduction
-    return chosen(members, options.reduction, largest, by_sends=options.each_send)
+    return chosen(members, options.reduction, float(largest), by_sends=options.each_send)

@@ -20,7 +20,7 @@ def notes(job: Job) -> tuple[str, ...]:
     """Return notes on accumulation, and on measured collectives that are extrapolated."""
     options = Options.of(job)
     sizes = order.units_of(job.workload, options.unit_bytes).bytes * order.sent_share(job)
-    groups = Groups.of(job.cluster, job.workers, options.shards(job.workers))
+    groups = Groups.of(job.cluster, job.workers, int(options.shards(job.workers)))
     found: list[str] = []
     if groups.size > 1 and groups.shards_measured:
         used = {"all_gather": sizes, "reduce_scatter": sizes}
@@ -75,7 +75,7 @@ def worker_bytes(job: Job) -> float:
 
 def _fold(job: Job) -> OpGraph | None:
     """Let one worker represent all if all groups are placed alike on nodes, at one site."""
-    size = Options.of(job).shards(job.workers)
+    size = int(Options.of(job).shards(job.workers))
     same = same_place(job.cluster, job.workers, size)
     apart = job.crosses_sites and size < job.workers
     return build(job, fold=True) if same and not apart else None
@@ -86,7 +86,7 @@ def traffic(job: Job) -> Traffic:
     all-gather among n, and 2(r-1)/r of its part of the gradients in all-reduces among r replicas.
     """
     options = Options.of(job)
-    n = options.shards(job.workers)
+    n = int(options.shards(job.workers))
     r = job.workers // n
     gathered, reduced = order.counts_of(order.passes_of(job), options)
     sent = job.workload.gradient_bytes * order.sent_share(job)

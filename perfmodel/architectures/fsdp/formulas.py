@@ -150,7 +150,7 @@ def exact(job: Job) -> bool:
 
 def leaves_out(job: Job) -> str | None:
     """Return the first feature of a job that the coarse model leaves out, or None."""
-    size = Options.of(job).shards(job.workers)
+    size = int(Options.of(job).shards(job.workers))
     several = 1 < size < job.workers
     beyond = {
         "shard groups placed differently on nodes": not same_place(job.cluster, job.workers, size),
@@ -177,7 +177,7 @@ def _in_time(
     count = len(units.first)
     starts = [*map(layers.index.index, units.first.tolist()), len(layers.index)]
     spans = [slice(*span) for span in itertools.pairwise(starts)]
-    computing = [sum(layers.forward_s[span]) for span in spans]
+    computing: list[Quantity] = [sum(layers.forward_s[span]) for span in spans]
     computing += [sum(layers.backward_s[span]) for span in spans[::-1]]
     computing[0] += layers.first_s
     computing[-1] += layers.last_s

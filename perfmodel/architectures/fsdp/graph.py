@@ -75,7 +75,7 @@ def _add_collectives(
     options = Options.of(job)
     units = order.units_of(job.workload, options.unit_bytes)
     sent = units.bytes * order.sent_share(job)
-    groups = Groups.of(job.cluster, job.workers, options.shards(job.workers))
+    groups = Groups.of(job.cluster, job.workers, int(options.shards(job.workers)))
     gamma, summing = options.reduce_per_byte_s, options.reduction()
     shards = groups.shards(fold=fold) if groups.size > 1 else []
     replicas = groups.replicas(fold=fold) if groups.count > 1 else []

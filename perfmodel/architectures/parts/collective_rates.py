@@ -109,7 +109,7 @@ class Ring(msgspec.Struct, frozen=True, eq=False):
         added = {**figures, "bandwidth_bytes_per_s": math.inf}
         startup_s = cost(size_bytes=0.0, latency_s=self.hop_s, **added)
         if self.sites_s is not None:
-            steps = round(cost(size_bytes=0.0, latency_s=1.0, **added))
+            steps = round(float(cost(size_bytes=0.0, latency_s=1.0, **added)))
             more_s = np.maximum(self.sites_s - self.hop_s, 0.0)
             startup_s = startup_s + most_along(more_s, steps)
         per_byte_s = moved * slowest_s + cost(size_bytes=1.0, latency_s=0.0, **added)
@@ -228,8 +228,8 @@ def _by_rounds(shape: Cluster, q: Quantities, options: Reduction) -> Rate:
     """Return the sum over the rounds, each as long as its bottleneck link is busy."""
     counts = q.workers
     if not isinstance(counts, np.ndarray):
-        return _rounds_rate(shape, q, options, counts)
-    found: dict[str, Quantity] = {}
+        return _rounds_rate(shape, q, options, int(counts))
+    found: dict[str, Floats] = {}
     for count in np.unique(counts).tolist():
         here = counts == count
         changed = {
@@ -261,11 +261,12 @@ def _rounds_rate(shape: Cluster, q: Quantities, options: Reduction, count: int) 
     rounds = rounds_among(shape, int(count), options)
     links = (q.bandwidth_bytes_per_s, q.core_bandwidth_bytes_per_s, q.inside_bandwidth_bytes_per_s)
 
-    def over(values: Floats, by: Quantity) -> Quantity:
+    def over(values: Floats, by: Quantity) -> Floats:
         return np.divide.outer(values, by) if isinstance(by, np.ndarray) else values / by
 
-    def times(values: Floats, by: Quantity) -> Quantity:
-        return np.multiply.outer(values, by)
+    def times(values: Floats, by: Quantity) -> Floats:
+        product: Floats = np.multiply.outer(values, by)
+        return product
 
     columns = [over(v, b) for v, b in zip((rounds.nic, rounds.core, rounds.inside), links,
                                           strict=True)]  # fmt: skip
@@ -277,7 +278,7 @@ def _rounds_rate(shape: Cluster, q: Quantities, options: Reduction, count: int) 
     return Rate((LinearCost(_total(rounds.times, hops), moving + added),), Use(*use))
 
 
-def _total(count: Floats, columns: list[Quantity]) -> Quantity:
+def _total(count: Floats, columns: list[Floats]) -> Quantity:
     """Return the sum over rounds of ``count`` times the largest of the columns (rounds, ...)."""
     depth = max(np.ndim(column) for column in columns)
     alike = [np.reshape(c, (*c.shape, *(1,) * (depth - np.ndim(c)))) for c in columns]

@@ -12,7 +12,7 @@ import numpy as np
 from perfmodel.architectures.parts.fabric import Fabric
 from perfmodel.architectures.parts.members import Cost, Members
 from perfmodel.base.arrays import Ids
-from perfmodel.base.quantities import Quantity, is_symbol, where
+from perfmodel.base.quantities import Condition, Quantity, is_symbol, where
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.phases.quantities import Quantities
 
@@ -110,7 +110,7 @@ def same_place(cluster: Cluster, workers: int, size: int) -> bool:
     return size in (1, workers) or (cluster.even(workers) and fits)
 
 
-def share_links(q: Quantities, size: Quantity) -> Quantity:
+def share_links(q: Quantities, size: Quantity) -> Condition:
     """Return whether shard groups, and replica groups of several workers, share links, if they are
     placed alike.
 
@@ -139,8 +139,8 @@ class GroupSpan(msgspec.Struct, frozen=True, eq=False):
     least: Quantity
     nics: Quantity
     beside: Quantity
-    away: Quantity
-    alone: Quantity
+    away: Condition
+    alone: Condition
 
     @classmethod
     def of_all(cls, q: Quantities) -> GroupSpan:
@@ -182,6 +182,6 @@ class GroupSpan(msgspec.Struct, frozen=True, eq=False):
         )
 
 
-def _alone(beside: Quantity, core: bool) -> Quantity:
+def _alone(beside: Quantity, core: bool) -> Condition:
     """Return whether a group has its nodes to itself, and does not share an oversubscribed core."""
     return (beside <= 1) & (not core)

@@ -9,6 +9,7 @@ import numpy as np
 
 from perfmodel.architectures.parts.fabric import Fabric
 from perfmodel.base.arrays import NONE, Floats, Ids
+from perfmodel.base.quantities import Quantity
 from perfmodel.inputs.cluster import Cluster, Collective
 from perfmodel.theory.collective_schedules import SendSchedule
 from perfmodel.theory.cycles import most_along
@@ -191,7 +192,7 @@ def ring_cost(
 
 
 def measured_cost(
-    members: Members, moved: Floats, startup_s: Floats, moving_s: Floats, *, closed: bool = True
+    members: Members, moved: Floats, startup_s: Quantity, moving_s: Quantity, *, closed: bool = True
 ) -> Cost:
     """Return the cost with the measured time on idle links, and the loads of a ring or a chain.
 
@@ -200,7 +201,8 @@ def measured_cost(
     loads, _ = members.around(closed=closed)
     slowest_s = float((loads / members.fabric.capacity).max())
     passing = moving_s / slowest_s if slowest_s > 0.0 else moved
-    return Cost.of(np.minimum(moved, passing), _limited(members, loads), startup_s, moving_s)
+    seconds = np.asarray(startup_s), np.asarray(moving_s)
+    return Cost.of(np.minimum(moved, passing), _limited(members, loads), *seconds)
 
 
 def scheduled_cost(

@@ -179,7 +179,7 @@ def _cost(members: Members, sizes: Floats, options: Reduction) -> Cost:
     if options.algorithm in ("ring", "node_tree"):
         moved = np.array([collective_times.ring_allreduce_bytes(n, size) for size in sizes])
         added_s = moved / 2.0 * options.reduce_per_byte_s
-        steps = collective_times.ring_allreduce_steps(n)
+        steps = int(collective_times.ring_allreduce_steps(n))
         ring = ring_cost(members, moved, steps, added_s, passed_on=True)
         if options.algorithm == "ring":
             return ring

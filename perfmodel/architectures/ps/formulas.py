@@ -376,7 +376,8 @@ def _flows(q: Quantities, d: Demands, others: Sequence[Quantity]) -> Flows:
     if len(others) == 3:
         return Flows(pulling, pushing, updating, 1.0, 1.0)
     part = d.beside / maximum(q.workers - 1.0, 1.0)
-    return Flows(pulling, pushing, updating, *(1.0 + part * found for found in others[3:]))
+    own_pulling, own_pushing = (1.0 + part * found for found in others[3:])
+    return Flows(pulling, pushing, updating, own_pulling, own_pushing)
 
 
 def _in_lockstep(

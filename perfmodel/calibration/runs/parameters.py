@@ -30,7 +30,7 @@ from perfmodel.phases.layers import Layers
 from perfmodel.phases.quantities import Quantities, quantities_of
 from perfmodel.predicting import coarse
 
-Values = Mapping[str, Quantity]
+Values = Mapping[str, Floats]
 """Values of parameters by name: numbers, or arrays with one value per point."""
 
 DECADE = math.log(10.0)

@@ -63,7 +63,7 @@ def predict(
     perfmodel predict --model vgg16 --device v100 --arch ring --workers 16 --bandwidth 25Gbps
     """
     from perfmodel import api
-    from perfmodel.inputs.job import per_worker
+    from perfmodel.inputs.job_arguments import per_worker
 
     fidelity = how.fidelity
     asked: dict[str, Any] = {**totals, **how.arguments()}
@@ -236,7 +236,7 @@ def explain(flags: JobFlags, against: str | None, as_json: bool, plot: str | Non
     """
     from perfmodel import api
     from perfmodel.cli.printing import studies
-    from perfmodel.inputs.job import per_worker
+    from perfmodel.inputs.job_arguments import per_worker
     from perfmodel.studies import crossovers
 
     check_files(plot)
@@ -246,9 +246,8 @@ def explain(flags: JobFlags, against: str | None, as_json: bool, plot: str | Non
     write_files(drawn(found, plot))
     others: tuple[crossovers.Crossover, ...] = ()
     if against is not None:
-        other = api.make_job(**crossovers.other_arguments(arguments, against))
         name = arguments.get("arch", job.architecture.name)
-        others = crossovers.against(job, other, name, against)
+        others = crossovers.against(job, job.with_(arch=against), name, against)
     if as_json:
         import json
 
