@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import click
 
 from perfmodel.base.errors import InputError
-from perfmodel.cli import config
-from perfmodel.cli.options import (
-    Command,
-    Reader,
-    all_of,
-    items,
-    list_of,
-    one,
-    read_count,
-    read_fraction,
-    read_jitter,
-    read_number,
-    read_quantity,
-    read_speed,
-    read_stragglers,
-    read_text,
-    read_whole,
-)
+from perfmodel.cli import types
+from perfmodel.cli.options import Decorator, all_of, gathered, items
+from perfmodel.cli.types import OptionOf, ParamType, Several, Words
 
 
 class JobFlags(NamedTuple):
@@ -64,7 +48,6 @@ class JobFlags(NamedTuple):
     island_options: tuple[str, ...]
     jitter: Any
     stragglers: Any
-    start: str | None
     seed: Any
     configured: frozenset[str] = frozenset()
     """Names of the flags whose values are from the configuration file."""
@@ -84,14 +67,11 @@ class JobFlags(NamedTuple):
         job = read_job(path) if path is not None else {}
         given = _over(job, self.typed()._own(lists))
         if not self.configured:
-            config.tell()
             return given
         defaults = self._without(set(OF_THE_JOB + OF_OPTIONS) - self.configured)._own(lists)
         arch = given.get("arch") or defaults.get("arch") or "ps"
         defaults["options"] = _applying(defaults["options"], arch)
-        merged = _over(defaults, given)
-        config.tell(lambda name, word: _acts(name, word, defaults, given, merged))
-        return merged
+        return _over(defaults, given)
 
     def typed(self) -> JobFlags:
         """The flags of the command line, without those of the configuration."""
@@ -153,9 +133,24 @@ ARGUMENTS = {
 """Arguments whose names differ from their flags."""
 
 
+RIVALS = {
+    "model": "workload",
+    "batch_size": "global_batch_size",
+    "one_device_speed": "step_time",
+}
+"""Flags of which only one can be given: on the command line it replaces the other as well."""
+
+RIVALS |= {other: name for name, other in RIVALS.items()}
+
+RIVAL_ARGUMENTS = {
+    ARGUMENTS.get(name, name): ARGUMENTS.get(other, other) for name, other in RIVALS.items()
+}
+"""Arguments of which only one can be given."""
+
+
 def _over(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
     """Arguments with those of ``upper`` in place of their own, and of their rivals."""
-    kept = {name: v for name, v in lower.items() if config.RIVALS.get(name) not in upper}
+    kept = {name: v for name, v in lower.items() if RIVAL_ARGUMENTS.get(name) not in upper}
     merged = {**kept, **upper}
     for name in ("options", "island_options"):
         if name in kept and name in upper:
@@ -189,18 +184,6 @@ def _applying(options: dict[str, Any], arch: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name in has}
 
 
-def _acts(
-    name: str, word: str, defaults: dict[str, Any], given: dict[str, Any], merged: dict[str, Any]
-) -> bool:
-    """Whether a configured value is one of the merged arguments."""
-    if name in OF_OPTIONS:
-        where = "island_options" if name == "island_options" else "options"
-        key = name if name in OPTION_FLAGS else word.split(" ", 1)[1].strip("'").partition("=")[0]
-        return key in defaults.get(where, {}) and key not in given.get(where, {})
-    argument = ARGUMENTS.get(name, name)
-    return name not in OF_THE_JOB or (argument in merged and argument not in given)
-
-
 class ModelFlags(NamedTuple):
     """The flags that say how a job is predicted; None where a flag was not given."""
 
@@ -208,6 +191,8 @@ class ModelFlags(NamedTuple):
     tolerance: float | None
     rel_ci: float | None
     max_ops: float | None
+    configured: frozenset[str] = frozenset()
+    """Names of the flags whose values are from the configuration file."""
 
     def arguments(self) -> dict[str, Any]:
         """Arguments of predict.
@@ -216,114 +201,121 @@ class ModelFlags(NamedTuple):
         ------
         InputError : a tolerance for a fidelity that has none.
         """
+        given = {name: value for name, value in self._asdict().items() if value is not None}
+        del given["configured"]
         if self.tolerance is not None and self.fidelity != "auto":
-            raise InputError("--tolerance: needs --fidelity auto")
-        given = self._asdict()
-        return {name: value for name, value in given.items() if value is not None}
+            if "tolerance" not in self.configured:
+                raise InputError("--tolerance: needs --fidelity auto")
+            del given["tolerance"]
+        return given
 
 
-def gathered(name: str, kind: Any) -> Callable[[Command], Command]:
-    """Pass some of a command's values as one argument ``name``, a ``kind`` of named tuple."""
-
-    def around(command: Command) -> Command:
-        @functools.wraps(command)
-        def run(**given: Any) -> Any:
-            values = {field: given.pop(field) for field in kind._fields if field in given}
-            if "configured" in kind._fields:
-                values["configured"] = config.configured(click.get_current_context(), values)
-            return command(**given, **{name: kind(**values)})
-
-        return run
-
-    return around
+def switch(flag: str, help: str) -> Decorator:
+    """An option that turns something on, or off with no-."""
+    return click.option(f"--{flag}/--no-{flag}", default=None, help=help)
 
 
-CHECKPOINTING = click.option(
-    "--activation-checkpointing/--no-activation-checkpointing",
-    default=None,
-    help="Keep only the input of each block, and recompute the rest in the backward pass.",
-)
-
-
-def job_options(*, lists: bool = False, jobs: bool = False) -> Callable[[Command], Command]:
+def job_options(*, lists: bool = False, jobs: bool = False) -> Decorator:
     """Add the options that describe a job; the command gets them as ``flags``.
 
     With ``lists``, options with a value take several; with ``jobs``, --job is repeatable.
     """
 
     def value(
-        flag: str, read: Reader, metavar: str, help: str, *, ranges: bool = False
-    ) -> Callable[[Command], Command]:
-        callback = list_of(read, ranges=ranges) if lists else one(read)
-        return click.option(
-            flag, callback=callback, metavar=f"{metavar},..." if lists else metavar, help=help
-        )
+        flag: str, kind: ParamType, metavar: str, help: str, *, ranges: bool = False
+    ) -> Decorator:
+        if lists:
+            kind, metavar = Several(kind, ranges=ranges), f"{metavar},..."
+        return click.option(flag, type=kind, metavar=metavar, help=help)
 
-    def whole(flag: str, help: str) -> Callable[[Command], Command]:
-        return value(flag, read_whole, "N", help, ranges=True)
+    def whole(flag: str, help: str) -> Decorator:
+        return value(flag, types.WHOLE, "N", help, ranges=True)
 
-    job = "Job file; the flags below override it."
+    def option(flag: str, kind: ParamType, help: str, *, lists: bool = False) -> Decorator:
+        metavar = "KEY=VALUE,..." if lists else "KEY=VALUE"
+        name = f"{flag.removeprefix('--').replace('-', '_')}s"
+        return click.option(flag, name, type=kind, multiple=True, metavar=metavar, help=help)
+
     described = (
-        click.option("--job", metavar="FILE", multiple=jobs, help=job + " Repeatable." * jobs),
-        value("--model", read_text, "NAME", "Model from the catalogue (perfmodel list models)."),
-        value("--workload", read_text, "FILE", "Workload file instead of --model."),
-        value("--device", read_text, "NAME", "Device that the compute times are for."),
-        value("--precision", read_text, "NAME", "float32, tf32 or mixed, if the profile has it."),
-        whole("--batch-size", "Samples per worker and iteration."),
-        whole("--global-batch-size", "Samples per iteration over all workers."),
-        whole("--sequence-length", "Tokens per sample (language models)."),
-        CHECKPOINTING,
-        whole("--accumulation", "Passes per update, which split the batch.  [default: as timed]"),
+        click.option(
+            "--job",
+            type=types.INPUT,
+            metavar="FILE",
+            multiple=jobs,
+            help=f"Job file; the flags below override it.{' Repeatable.' * jobs}",
+        ),
+        *_workload_options(value, whole),
         *_one_device_options(value, whole),
-        value("--cluster", read_text, "NAME|FILE", "Cluster from the catalogue, or a file."),
-        value("--bandwidth", read_quantity("bytes_per_s"), "10Gbps", "Bandwidth of every link."),
-        value("--latency", read_quantity("s"), "50us", "One-way latency of every link."),
+        value("--cluster", types.CLUSTER, "NAME|FILE", "Cluster from the catalogue, or a file."),
+        value("--bandwidth", types.RATE, "10Gbps", "Bandwidth of every link, in each direction."),
+        value("--latency", types.TIME, "50us", "One-way latency of every link."),
         whole("--workers", "Number of workers.  [default: 1]"),
-        value("--arch", read_text, "NAME", "Architecture (perfmodel list).  [default: ps]"),
+        value(
+            "--arch", types.ARCHITECTURE, "NAME", "Architecture (perfmodel list).  [default: ps]"
+        ),
         whole("--servers", "Parameter servers.  [default: 1]"),
-        value("--sync", read_text, "bsp|asp|ssp", "How the parameter server synchronises workers."),
+        value("--sync", types.SYNC, "bsp|asp|ssp", "How a parameter server synchronises workers."),
         value(
             "--staleness-bound",
-            read_text,
+            types.TEXT,
             "S",
             "Iterations a worker may run ahead (ssp); inf: no bound.",
             ranges=True,
         ),
-        click.option(
-            "--overlap/--no-overlap", default=None, help="Overlap communication with computation."
-        ),
-        click.option(
+        switch("overlap", "Overlap communication with computation."),
+        option(
             "--option",
-            "options",
-            multiple=True,
-            metavar="KEY=VALUE,..." if lists else "KEY=VALUE",
-            help="Any option of the architecture (perfmodel show ARCH); repeatable.",
+            OptionOf("arch", "ps"),
+            "Any option of the architecture (perfmodel show ARCH); repeatable.",
+            lists=lists,
         ),
         *_island_options(value),
+        option(
+            "--island-option",
+            OptionOf("island_arch", "allreduce"),
+            "Any option of the architecture inside a group; repeatable.",
+        ),
         value(
             "--jitter",
-            read_jitter,
+            types.JITTER,
             "0.1|gamma:0.1|measured",
-            "Random variation of compute times, per worker and iteration.",
+            "Random variation of compute times, per worker and iteration; 0.1:op: per operation.",
             ranges=True,
         ),
         click.option(
             "--straggler",
             "stragglers",
+            type=types.STRAGGLER,
             multiple=True,
             metavar="WORKER:FACTOR",
-            callback=read_stragglers,
             help="Worker that computes FACTOR times as long; repeatable.",
-        ),
-        click.option(
-            "--start",
-            type=click.Choice(["together", "staggered"]),
-            help="Start workers together or at random offsets.",
         ),
         whole("--seed", "Random seed.  [default: 0]"),
     )
-
     return all_of((*described, gathered("flags", JobFlags)))
+
+
+def _workload_options(value: Callable[..., Any], whole: Callable[..., Any]) -> tuple[Any, ...]:
+    """Options for what is computed; ``value`` and ``whole`` make an option."""
+    return (
+        value("--model", types.MODEL, "NAME", "Model from the catalogue (perfmodel list models)."),
+        value("--workload", types.INPUT, "FILE", "Workload file instead of --model."),
+        value("--device", types.DEVICE, "NAME", "Device that the compute times are for."),
+        value(
+            "--precision",
+            types.PRECISION,
+            "NAME",
+            "float32, tf32 or mixed, if the profile has it.  [default: its first]",
+        ),
+        whole("--batch-size", "Samples per worker and iteration.  [default: most of the profile]"),
+        whole("--global-batch-size", "Samples per iteration over all workers."),
+        whole("--sequence-length", "Tokens per sample (language models)."),
+        switch(
+            "activation-checkpointing",
+            "Keep only the input of each block, and recompute the rest in the backward pass.",
+        ),
+        whole("--accumulation", "Passes per update, which split the batch.  [default: as timed]"),
+    )
 
 
 def _one_device_options(value: Callable[..., Any], whole: Callable[..., Any]) -> tuple[Any, ...]:
@@ -331,14 +323,14 @@ def _one_device_options(value: Callable[..., Any], whole: Callable[..., Any]) ->
     return (
         value(
             "--one-device-speed",
-            read_speed,
+            types.SPEED,
             "171|'12000 tokens/s'",
             "Your measured speed of one device, in samples/s: compute times are scaled to it.",
             ranges=True,
         ),
         value(
             "--step-time",
-            read_quantity("s"),
+            types.TIME,
             "187ms",
             "Your measured time of one update on one device, instead of --one-device-speed.",
         ),
@@ -354,64 +346,70 @@ def _island_options(value: Callable[..., Any]) -> tuple[Any, ...]:
     return (
         value(
             "--island-devices",
-            read_count,
+            types.COUNT,
             "N|N+N",
             "Make each worker a group of N devices; 8+8+4: unequal groups.",
         ),
         value(
             "--island-steps",
-            read_count,
+            types.COUNT,
             "H|equal:H",
             "Steps of each group between two exchanges; equal: slower groups do fewer.",
         ),
         value(
             "--island-arch",
-            read_text,
+            types.ARCHITECTURE,
             "NAME",
             "Architecture inside a group.  [default: allreduce]",
-        ),
-        click.option(
-            "--island-option",
-            "island_options",
-            multiple=True,
-            metavar="KEY=VALUE",
-            help="Any option of the architecture inside a group; repeatable.",
         ),
     )
 
 
-def model_options(default: str, *more: str) -> Callable[[Command], Command]:
+FIDELITIES = {
+    "fine": "fine: simulate every operation",
+    "coarse": "coarse: use formulas",
+    "auto": "auto: formulas where their error is within --tolerance",
+    "both": "both: side by side",
+}
+"""How a job can be predicted, and what that means."""
+
+
+def fidelity_option(default: str, *names: str) -> Decorator:
+    """How jobs are predicted: one of :data:`FIDELITIES`."""
+    meaning = "; ".join(FIDELITIES[name] for name in names)
+    return click.option(
+        "--fidelity",
+        type=Words(names),
+        default=default,
+        help=f"{meaning}.  [default: {default}]",
+    )
+
+
+def model_options(default: str, *more: str) -> Decorator:
     """Add the options that say how a job is predicted; the command gets them as ``how``."""
-    kinds = ["fine", "coarse", *more, "auto"]
     described = (
-        click.option(
-            "--fidelity",
-            type=click.Choice(kinds),
-            default=default,
-            help="Simulate every operation (fine) or use formulas (coarse); auto: formulas where "
-            f"their error is within --tolerance.  [default: {default}]",
-        ),
+        fidelity_option(default, "fine", "coarse", "auto", *more),
         click.option(
             "--tolerance",
+            type=types.FRACTION,
             metavar="5%",
-            callback=one(read_fraction),
             help="Iteration-time error that auto accepts in 9 of 10 jobs.  [default: 5%]",
         ),
         click.option(
             "--rel-ci",
+            type=types.FRACTION,
             metavar="1%",
-            callback=one(read_fraction),
             help="Simulate random jobs until the 95 % confidence interval is this narrow.  "
             "[default: 1%]",
         ),
         click.option(
             "--max-ops",
+            type=types.NUMBER,
             metavar="5e7",
-            callback=one(read_number),
-            help="Refuse simulations of more operations than this.  [default: 5e7, about 50 s]",
+            help="Refuse simulations of more operations than this; inf: none.  "
+            "[default: 5e7, about 50 s]",
         ),
     )
-
     return all_of((*described, gathered("how", ModelFlags)))
 
 

@@ -7,22 +7,24 @@ from typing import Any
 import click
 
 from perfmodel.base.errors import InputError, whole_number
-from perfmodel.cli.options import check_files, list_of, progress, read_whole, say_written
+from perfmodel.cli import types
+from perfmodel.cli.options import Outputs, outputs, progress, say_written, whole_option
 
 
 @click.command("profile")
 @click.option(
     "--model",
     "spec",
+    type=types.suggested("torchvision:", "transformers:"),
     metavar="SPEC",
     required=True,
     help="torchvision:NAME, transformers:NAME, or package.module:function that returns a Module.",
 )
 @click.option(
     "--input-shape",
+    type=types.Several(types.WHOLE),
     metavar="N,N,..",
-    callback=list_of(read_whole, ranges=False),
-    help="Shape of one sample, for random inputs.",
+    help="Shape of one sample, for random inputs; of a language model, its number of tokens.",
 )
 @click.option(
     "--batch",
@@ -36,67 +38,70 @@ from perfmodel.cli.options import check_files, list_of, progress, read_whole, sa
     "MODULE:FUNCTION of output and targets.  [default: the model's own, else cross entropy]",
 )
 @click.option(
-    "--optimizer", metavar="NAME", default="sgd", show_default=True, help="sgd, adam or adamw."
+    "--optimizer",
+    type=types.Words(["sgd", "adam", "adamw"]),
+    default="sgd",
+    show_default=True,
+    help="Optimizer; sgd has momentum 0.9.",
 )
 @click.option(
     "--batch-size",
+    type=types.Several(types.WHOLE, ranges=True),
     metavar="N,N,..",
     default="8",
     show_default=True,
-    callback=list_of(read_whole, ranges=True),
-    help="Samples per step.",
+    help="Samples per step, over all its passes.",
+)
+@whole_option(
+    "--accumulation", "Passes per update, which split the batch.", default=1, show_default=True
 )
 @click.option(
-    "--accumulate",
-    metavar="N",
-    type=int,
-    default=1,
+    "--device",
+    type=types.suggested("cpu", "cuda"),
+    metavar="NAME",
+    default="cpu",
     show_default=True,
-    help="Passes per update, which split the batch.",
-)
-@click.option(
-    "--device", metavar="NAME", default="cpu", show_default=True, help="cpu, cuda or cuda:N."
+    help="cpu, cuda or cuda:N.",
 )
 @click.option(
     "--dtype",
-    metavar="NAME",
+    type=types.Words(["float32", "bf16"]),
     default="float32",
     show_default=True,
-    help="float32, or bf16 by autocast.",
+    help="Data type; bf16 is by autocast.",
 )
-@click.option(
-    "--steps", metavar="N", type=int, default=10, show_default=True, help="Steps to measure."
-)
-@click.option(
-    "--warmup", metavar="N", type=int, default=3, show_default=True, help="Warm-up steps before."
-)
-@click.option("--threads", metavar="N", type=int, help="PyTorch threads on the CPU.")
+@whole_option("--steps", "Steps to measure.", default=10, show_default=True)
+@whole_option("--warmup", "Warm-up steps before.", default=3, show_default=True)
+@whole_option("--threads", "PyTorch threads on the CPU.")
 @click.option("--no-overhead", is_flag=True, help="Do not measure the overhead of measuring.")
 @click.option("--noise-scale", is_flag=True, help="Measure the gradient noise scale of --batch.")
-@click.option(
-    "--noise-steps", metavar="N", type=int, help="Estimates of the noise scale.  [default: 20]"
-)
+@whole_option("--noise-steps", "Estimates of the noise scale.  [default: 20]")
 @click.option("--name", metavar="NAME", help="Name of the workload.  [default: that of the model]")
 @click.option("--device-name", metavar="NAME", help="Name of the device in the file.")
-@click.option("--output", metavar="FILE", help="Workload file.  [default: the name with .json]")
+@click.option(
+    "--output",
+    type=types.OUTPUT,
+    metavar="FILE",
+    help="Workload file.  [default: the name with .json]",
+)
 @click.option("--append", is_flag=True, help="Add the timings to those in the file.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@outputs("json")
 def profile(
     spec: str,
     input_shape: Any,
     batch_size: Any,
+    accumulation: int,
     no_overhead: bool,
     noise_scale: bool,
     noise_steps: int | None,
     output: str | None,
     append: bool,
-    as_json: bool,
+    out: Outputs,
     **given: Any,
 ) -> None:
-    """Measure the training steps of a PyTorch model, layer by layer (extra: torch).
+    """Trains the model for a few steps on random data, or on --batch (extra: torch).
 
-    Trains the model for a few steps on random data, or on --batch, and writes a workload file for
-    perfmodel predict --workload. Weights are random.
+    Writes a workload file for perfmodel predict --workload. Weights are random.
 
     \b
     perfmodel profile --model torchvision:resnet50 --batch-size 8,16 --device-name my-cpu
@@ -113,7 +118,7 @@ def profile(
     from perfmodel.profiler.training import build
 
     if output is not None or given["name"] is not None:
-        check_files(None, output or f"{given['name']}.json")
+        out.check(output or f"{given['name']}.json")
     if noise_steps is not None:
         if not noise_scale:
             raise InputError("--noise-steps: needs --noise-scale")
@@ -121,7 +126,7 @@ def profile(
     check_device(given["device"])
     built = build(spec)
     path = output or f"{given['name'] or built.name}.json"
-    check_files(None, path)
+    out.check(path)
     if append and path == files.STDOUT:
         raise InputError("--append: needs a file, and --output is standard output")
     old = read_profile(path) if append and Path(path).exists() else None
@@ -131,6 +136,7 @@ def profile(
         recorded = record(
             built,
             **given,
+            accumulate=accumulation,
             batch_sizes=_listed(batch_size),
             input_shape=None if input_shape is None else _listed(input_shape),
             overhead_pairs=0 if no_overhead else PAIRS,
@@ -139,7 +145,7 @@ def profile(
             progress=advance,
         )
     saving.save(path, recorded.profile)
-    if as_json:
+    if out.as_json:
         import json
 
         from perfmodel.cli.printing.profile import as_values

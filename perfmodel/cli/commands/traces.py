@@ -7,62 +7,62 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perfmodel.base.errors import InputError, plain
-from perfmodel.cli.options import check_files, one, read_quantity, write_files
+from perfmodel.cli import types
+from perfmodel.cli.options import Outputs, outputs, whole_option
 
 if TYPE_CHECKING:
     from perfmodel.traces.workload import ImportedTrace
 
 
 @click.command("import")
-@click.argument("trace")
-@click.option("--output", metavar="FILE", help="Write a workload file.")
+@click.argument("trace", type=types.INPUT)
+@click.option("--output", type=types.OUTPUT, metavar="FILE", help="Write a workload file.")
 @click.option("--name", metavar="NAME", help="Name of the workload.  [default: that of the file]")
 @click.option(
     "--device-name", metavar="NAME", help="Name of the device.  [default: that in the trace]"
 )
+@whole_option("--batch-size", "Samples per step.  [default: from recorded shapes]")
 @click.option(
-    "--batch-size", type=int, metavar="N", help="Samples per step.  [default: from recorded shapes]"
-)
-@click.option(
-    "--precision", metavar="NAME", help="float32, tf32 or mixed.  [default: the gradients' type]"
+    "--precision",
+    type=types.PRECISION,
+    metavar="NAME",
+    help="float32, tf32 or mixed.  [default: the gradients' type]",
 )
 @click.option(
     "--gradient-bytes",
+    type=types.SIZE,
     metavar="SIZE",
-    callback=one(read_quantity("bytes")),
     help="Size of all gradients, if the trace does not tell.",
 )
-@click.option("--pid", metavar="ID", help="Process to read, if the file has several.")
-@click.option("--gpu", type=int, metavar="N", help="GPU to read, if the file has several.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def import_(trace: str, output: str | None, as_json: bool, **given: Any) -> None:
-    """Import a PyTorch profiler trace as a workload.
+@click.option("--pid", metavar="ID", help="Process to read.  [default: that with most operators]")
+@whole_option("--gpu", "GPU to read.  [default: that with most kernels]")
+@outputs("json")
+def import_(trace: str, output: str | None, out: Outputs, **given: Any) -> None:
+    """Reports what the device does in a step, and how much of it is communication.
 
-    Reports what the device does in a step, and how much of it is communication. The workload leaves
-    communication out: it is what one worker does by itself. TRACE may also be the output of
-    DeepSpeed's flops profiler.
+    The workload leaves communication out: it is what one worker does by itself. TRACE may also be
+    the output of DeepSpeed's flops profiler.
 
     \b
     perfmodel import trace.json.gz
     perfmodel import trace.json --output mine.json --name mine --batch-size 64
     perfmodel predict --workload mine.json --arch ring --workers 8
     """
+    import json
+
+    import msgspec
+
     from perfmodel.traces import workload
 
-    check_files(None, output)
+    out.check(output)
     found = workload.import_trace(trace, **given)
+    written = []
     if output is not None:
         if found.workload is None:
             raise InputError(f"{trace}: no workload can be made: it lacks {found.lacks}")
         hint = f"; perfmodel predict --workload {output}"
-        write_files([(output, workload.to_json(found.workload), hint)])
-    if as_json:
-        import json
-
-        import msgspec
-
-        click.echo(json.dumps(msgspec.to_builtins(found), indent=2))
-    else:
+        written.append((output, workload.to_json(found.workload), hint))
+    if out.put(found, written, lambda: json.dumps(msgspec.to_builtins(found), indent=2)):
         _show(found)
 
 
