@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
 from inspect import cleandoc
 from pathlib import Path
 
 import click
 
 from perfmodel.cli import cli
-from perfmodel.cli.jobs import JobFlags, ModelFlags
+from perfmodel.cli.help import commands
+from perfmodel.cli.jobs import JOB_FLAGS, ModelFlags
 from perfmodel.cli.shared import SHARED
 from perfmodel.cli.types import Several
 
@@ -35,19 +35,8 @@ HOW = {
 }
 """Pages that say how to use a command."""
 
-OF_JOBS = frozenset((*JobFlags._fields, *ModelFlags._fields)) - {"fidelity"}
+OF_JOBS = frozenset((*JOB_FLAGS, *ModelFlags._fields)) - {"fidelity"}
 """Parameters that are described once, with ``perfmodel predict``."""
-
-
-def commands(group: click.Group, context: click.Context) -> Iterator[tuple[str, click.Command]]:
-    """Name and command of each command of a group, and of the groups in it."""
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        if isinstance(command, click.Group):
-            inner = commands(command, click.Context(command, context, name))
-            yield from ((f"{name} {below}", each) for below, each in inner)
-        elif command is not None:
-            yield name, command
 
 
 def row(option: click.Option, context: click.Context) -> str:

@@ -14,7 +14,8 @@ from click.core import ParameterSource
 
 from perfmodel.base import files
 from perfmodel.base.errors import InputError, PerfmodelError, nearest, plain
-from perfmodel.cli.jobs import RIVALS, JobFlags, ModelFlags
+from perfmodel.cli.help import commands
+from perfmodel.cli.jobs import JOB_FLAGS, RIVALS, ModelFlags
 from perfmodel.cli.types import File, ParamType
 from perfmodel.cli.verbosity import remark
 
@@ -62,7 +63,8 @@ def default_map(context: click.Context) -> dict[str, Any]:
     root = context.find_root()
     group = root.command if isinstance(root.command, click.Group) else click.Group()
     parameters = {key: p for key, p in _keys(context.command) if not p.required}
-    tables = _tables(path, ("all", *group.list_commands(root)), _names(context))
+    names = context.command_path.removeprefix(root.command_path).split()
+    tables = _tables(path, ("all", *group.list_commands(root)), names)
     found: dict[str, Any] = {}
     for table, values in tables.items():
         for key, value in values.items():
@@ -71,7 +73,7 @@ def default_map(context: click.Context) -> dict[str, Any]:
             if parameter is None:
                 known: Iterable[str] = parameters
                 if table == "all":
-                    known = {k for c in _commands(group, root) for k, _ in _keys(c)}
+                    known = {k for _, c in commands(group, root) for k, _ in _keys(c)}
                 if key not in known:
                     raise _unknown(place, "key", key, known)
             elif table != "all" or _reaches(context.command, str(parameter.name)):
@@ -137,23 +139,6 @@ def _unknown(place: str, what: str, name: str, known: Iterable[str]) -> InputErr
     return InputError(f"{place}: unknown {what}{suggestion} (allowed: {', '.join(known)})")
 
 
-def _names(context: click.Context) -> list[str]:
-    """The words that name a command: measure, network."""
-    if context.parent is None:
-        return []
-    return [*_names(context.parent), str(context.command.name)]
-
-
-def _commands(group: click.Group, context: click.Context) -> Iterator[click.Command]:
-    """The commands of a group, and those of its groups."""
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        if isinstance(command, click.Group):
-            yield from _commands(command, context)
-        elif command is not None:
-            yield command
-
-
 def _keys(command: click.Command) -> Iterator[tuple[str, click.Parameter]]:
     """The options of a command by their keys: their long names without dashes."""
     for option in command.params:
@@ -168,7 +153,7 @@ def _reaches(command: click.Command, name: str) -> bool:
     What describes a job, or says how it is predicted, is for the commands that predict one: --model
     of ``perfmodel profile`` means something else.
     """
-    of_jobs = {*JobFlags._fields, *ModelFlags._fields}
+    of_jobs = {*JOB_FLAGS, *ModelFlags._fields}
     predicts = command.name == "plan" or any(each.name == "job" for each in command.params)
     return predicts or name not in of_jobs
 
@@ -176,24 +161,19 @@ def _reaches(command: click.Command, name: str) -> bool:
 def _checked(
     context: click.Context, parameter: click.Parameter, value: Any, place: str, folder: Path
 ) -> Any:
-    """A value as it would be typed, a flag as true or false; refuses what Click would refuse."""
-    if getattr(parameter, "is_flag", False):
-        if not isinstance(value, bool):
-            raise InputError(f"{place}: expected true or false, got {value!r}")
-        return value
-    several = value if isinstance(value, list) else [value]
-    texts = all(isinstance(v, (str, int, float)) and not isinstance(v, bool) for v in several)
-    if isinstance(value, list) is not parameter.multiple or not texts:
-        wanted = "a list of texts" if parameter.multiple else "a text or a number"
-        raise InputError(f"{place}: expected {wanted}, got {value!r}")
-    typed = [_below(str(each), folder, parameter.type) for each in several]
-    answer = typed if parameter.multiple else typed[0]
+    """A value as it would be typed; refuses what the command line would refuse."""
+    typed = [_below(str(v), folder, parameter.type) for v in _several(value)]
+    answer: Any = typed if parameter.multiple else ",".join(typed)
     try:
         parameter.type_cast_value(context, answer)
     except (click.UsageError, PerfmodelError) as error:
         text = error.message if isinstance(error, click.UsageError) else str(error)
         raise InputError(f"{place}: {text.removeprefix(f'{parameter.opts[0]}: ')}") from None
     return answer
+
+
+def _several(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _below(text: str, folder: Path, kind: ParamType) -> str:
@@ -213,7 +193,6 @@ def _below(text: str, folder: Path, kind: ParamType) -> str:
 def _typed(parameter: click.Parameter, value: Any) -> list[str]:
     """A value as it would be typed on the command line."""
     flag = parameter.opts[0]
-    if isinstance(value, bool):
-        return [flag] if value else parameter.secondary_opts[:1]
-    values = value if isinstance(value, list) else [value]
-    return [f"{flag} {quote(str(each))}" for each in values]
+    if getattr(parameter, "is_flag", False):
+        return [flag] if click.BOOL.convert(value, None, None) else parameter.secondary_opts[:1]
+    return [f"{flag} {quote(each)}" for each in _several(value)]

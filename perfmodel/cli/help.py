@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import click
 
 from perfmodel.base.errors import InputError, unknown_name
@@ -33,3 +35,14 @@ class Group(click.Group):
         commands = ((n, self.get_command(context, n)) for n in self.list_commands(context))
         with formatter.section("Commands"):
             formatter.write_dl([(n, c.get_short_help_str(1000)) for n, c in commands if c])
+
+
+def commands(group: click.Group, context: click.Context) -> Iterator[tuple[str, click.Command]]:
+    """Name and command of each command of a group, and of the groups in it."""
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            inner = commands(command, click.Context(command, context, name))
+            yield from ((f"{name} {below}", each) for below, each in inner)
+        elif command is not None:
+            yield name, command

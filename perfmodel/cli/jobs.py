@@ -6,123 +6,27 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import click
+from click.core import ParameterSource
 
 from perfmodel.base.errors import InputError
 from perfmodel.cli import types
 from perfmodel.cli.options import Decorator, all_of, gathered, items
 from perfmodel.cli.types import OptionOf, ParamType, Several, Words
 
-
-class JobFlags(NamedTuple):
-    """The flags that describe a job; None, or empty, where a flag was not given.
-
-    With lists a value may be a list of values.
-    """
-
-    job: Any
-    model: Any
-    workload: Any
-    device: Any
-    precision: Any
-    batch_size: Any
-    global_batch_size: Any
-    sequence_length: Any
-    activation_checkpointing: bool | None
-    accumulation: Any
-    one_device_speed: Any
-    step_time: Any
-    one_device_batch_size: Any
-    cluster: Any
-    bandwidth: Any
-    latency: Any
-    workers: Any
-    arch: Any
-    servers: Any
-    sync: Any
-    staleness_bound: Any
-    overlap: bool | None
-    options: tuple[str, ...]
-    island_devices: Any
-    island_steps: Any
-    island_arch: Any
-    island_options: tuple[str, ...]
-    jitter: Any
-    stragglers: Any
-    seed: Any
-    configured: frozenset[str] = frozenset()
-    """Names of the flags whose values are from the configuration file."""
-
-    def arguments(self, path: str | None, *, lists: bool = False) -> dict[str, Any]:
-        """Arguments of make_job, or of a sweep: of the flags, the job file, the configuration.
-
-        The first that has a value counts. ``global_batch_size`` may take the place of
-        ``batch_size``.
-
-        Raises
-        ------
-        InputError : a file that cannot be read; flags that contradict each other.
-        """
-        from perfmodel.inputs.job import read_job
-
-        job = read_job(path) if path is not None else {}
-        given = _over(job, self.typed()._own(lists))
-        if not self.configured:
-            return given
-        defaults = self._without(set(OF_THE_JOB + OF_OPTIONS) - self.configured)._own(lists)
-        arch = given.get("arch") or defaults.get("arch") or "ps"
-        defaults["options"] = _applying(defaults["options"], arch)
-        return _over(defaults, given)
-
-    def typed(self) -> JobFlags:
-        """The flags of the command line, without those of the configuration."""
-        return self._without(self.configured)
-
-    def _without(self, names: Iterable[str]) -> JobFlags:
-        nothing: dict[str, Any] = {
-            name: () if isinstance(getattr(self, name), tuple) else None for name in names
-        }
-        return self._replace(**nothing)
-
-    def _own(self, lists: bool) -> dict[str, Any]:
-        """Arguments of the flags alone."""
-        if self.batch_size is not None and self.global_batch_size is not None:
-            raise InputError("--batch-size and --global-batch-size: give one of them")
-        if self.one_device_speed is not None and self.step_time is not None:
-            raise InputError("--one-device-speed and --step-time: give one of them")
-        flags = {ARGUMENTS.get(name, name): getattr(self, name) for name in OF_THE_JOB}
-        arguments = {name: value for name, value in flags.items() if value not in (None, ())}
-        inside = option_values(self.island_options, flag="--island-option")
-        return {
-            **arguments,
-            **({"island_options": inside} if inside else {}),
-            "options": self._options(lists),
-        }
-
-    def _options(self, lists: bool) -> dict[str, Any]:
-        """The architecture's options, from --option and from flags for single options."""
-        found = option_values(self.options, lists=lists)
-        for name in OPTION_FLAGS:
-            value = getattr(self, name)
-            if value is not None:
-                if name in found:
-                    dashed = name.replace("_", "-")
-                    raise InputError(f"--{dashed} and --option {name}: give one of them")
-                found[name] = value
-        return found
-
-
 OPTION_FLAGS = ("servers", "sync", "staleness_bound", "overlap")
 """Flags for single options of the architecture."""
 
-OF_THE_JOB = tuple(
-    name
-    for name in JobFlags._fields
-    if name not in ("job", "options", "island_options", "configured", *OPTION_FLAGS)
+OF_THE_JOB = (
+    *("model", "workload", "device", "precision", "batch_size", "global_batch_size"),
+    *("sequence_length", "activation_checkpointing", "accumulation"),
+    *("one_device_speed", "step_time", "one_device_batch_size"),
+    *("cluster", "bandwidth", "latency", "workers", "arch", "jitter", "stragglers", "seed"),
+    *("island_devices", "island_steps", "island_arch"),
 )
 """Flags for arguments of make_job."""
 
-OF_OPTIONS = ("options", "island_options", *OPTION_FLAGS)
-"""Flags of options."""
+JOB_FLAGS = ("job", *OF_THE_JOB, "options", "island_options", *OPTION_FLAGS)
+"""Flags that describe a job."""
 
 ARGUMENTS = {
     "bandwidth": "bandwidth_bytes_per_s",
@@ -131,7 +35,6 @@ ARGUMENTS = {
     "step_time": "one_device_step_s",
 }
 """Arguments whose names differ from their flags."""
-
 
 RIVALS = {
     "model": "workload",
@@ -146,6 +49,62 @@ RIVAL_ARGUMENTS = {
     ARGUMENTS.get(name, name): ARGUMENTS.get(other, other) for name, other in RIVALS.items()
 }
 """Arguments of which only one can be given."""
+
+
+class JobFlags(NamedTuple):
+    """The flags that describe a job, by their names; with lists a value may be a list."""
+
+    given: dict[str, Any]
+    """Those of the command line."""
+
+    configured: dict[str, Any]
+    """Those of the configuration file."""
+
+    @property
+    def job(self) -> Any:
+        """The job file, or files; None if there is none."""
+        return self.given.get("job", self.configured.get("job"))
+
+    def arguments(self, path: str | None, *, lists: bool = False) -> dict[str, Any]:
+        """Arguments of make_job, or of a sweep: of the flags, the job file, the configuration.
+
+        The first that has a value counts. ``global_batch_size`` may take the place of
+        ``batch_size``.
+
+        Raises
+        ------
+        InputError : a file that cannot be read; flags that contradict each other.
+        """
+        from perfmodel.inputs.job import read_job
+
+        job = read_job(path) if path is not None else {}
+        given = _over(job, _arguments(self.given, lists))
+        if not self.configured:
+            return given
+        defaults = _arguments(self.configured, lists)
+        arch = given.get("arch") or defaults.get("arch") or "ps"
+        defaults["options"] = _applying(defaults["options"], arch)
+        return _over(defaults, given)
+
+
+def _arguments(flags: dict[str, Any], lists: bool) -> dict[str, Any]:
+    """Arguments of some flags alone, with the options of the architecture as one of them."""
+    for name, other in RIVALS.items():
+        if name in flags and other in flags and name != "workload" != other:
+            first, second = (f"--{each.replace('_', '-')}" for each in (name, other))
+            raise InputError(f"{first} and {second}: give one of them")
+    arguments = {ARGUMENTS.get(name, name): flags[name] for name in OF_THE_JOB if name in flags}
+    inside = option_values(flags.get("island_options", ()), flag="--island-option")
+    if inside:
+        arguments["island_options"] = inside
+    options = option_values(flags.get("options", ()), lists=lists)
+    for name in OPTION_FLAGS:
+        if name in flags:
+            if name in options:
+                dashed = name.replace("_", "-")
+                raise InputError(f"--{dashed} and --option {name}: give one of them")
+            options[name] = flags[name]
+    return {**arguments, "options": options}
 
 
 def _over(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
@@ -191,23 +150,33 @@ class ModelFlags(NamedTuple):
     tolerance: float | None
     rel_ci: float | None
     max_ops: float | None
-    configured: frozenset[str] = frozenset()
-    """Names of the flags whose values are from the configuration file."""
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of predict.
+        """Arguments of predict; without a configured tolerance where the fidelity has none.
 
         Raises
         ------
         InputError : a tolerance for a fidelity that has none.
         """
         given = {name: value for name, value in self._asdict().items() if value is not None}
-        del given["configured"]
-        if self.tolerance is not None and self.fidelity != "auto":
-            if "tolerance" not in self.configured:
+        if "tolerance" in given and self.fidelity != "auto":
+            if not configured("tolerance"):
                 raise InputError("--tolerance: needs --fidelity auto")
             del given["tolerance"]
         return given
+
+
+def configured(name: str) -> bool:
+    """Whether a parameter of the running command has its value from the configuration file."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is ParameterSource.DEFAULT_MAP
+
+
+def _job_flags(**values: Any) -> JobFlags:
+    """Values of the flags of a job, by where they are from."""
+    values = {name: value for name, value in values.items() if value not in (None, ())}
+    below = {name: values.pop(name) for name in list(values) if configured(name)}
+    return JobFlags(values, below)
 
 
 def switch(flag: str, help: str) -> Decorator:
@@ -292,7 +261,7 @@ def job_options(*, lists: bool = False, jobs: bool = False) -> Decorator:
         ),
         whole("--seed", "Random seed.  [default: 0]"),
     )
-    return all_of((*described, gathered("flags", JobFlags)))
+    return all_of((*described, gathered("flags", JOB_FLAGS, _job_flags)))
 
 
 def _workload_options(value: Callable[..., Any], whole: Callable[..., Any]) -> tuple[Any, ...]:
@@ -410,7 +379,7 @@ def model_options(default: str, *more: str) -> Decorator:
             "[default: 5e7, about 50 s]",
         ),
     )
-    return all_of((*described, gathered("how", ModelFlags)))
+    return all_of((*described, gathered("how", ModelFlags._fields, ModelFlags)))
 
 
 def option_values(

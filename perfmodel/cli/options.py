@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import click
-from click.core import ParameterSource
 
 from perfmodel.cli.types import BINARY, FIGURE, OUTPUT, Reader, label
 from perfmodel.cli.types import read_jitter as read_jitter
@@ -52,19 +51,14 @@ def all_of(options: Sequence[Decorator]) -> Decorator:
     return add
 
 
-def gathered(name: str, kind: Any) -> Decorator:
-    """Pass some of a command's values as one argument ``name``, a ``kind`` of named tuple."""
+def gathered(name: str, fields: Sequence[str], make: Callable[..., Any]) -> Decorator:
+    """Pass those of a command's values that are ``fields`` as one argument ``name``."""
 
     def around(command: Command) -> Command:
         @functools.wraps(command)
         def run(**values: Any) -> Any:
-            fields = {field: values.pop(field) for field in kind._fields if field in values}
-            if "configured" in kind._fields:
-                source = click.get_current_context().get_parameter_source
-                fields["configured"] = frozenset(
-                    field for field in fields if source(field) is ParameterSource.DEFAULT_MAP
-                )
-            return command(**values, **{name: kind(**fields)})
+            some = {field: values.pop(field) for field in fields if field in values}
+            return command(**values, **{name: make(**some)})
 
         return run
 
@@ -228,7 +222,7 @@ OUTPUTS = {
 
 def outputs(*names: str) -> Decorator:
     """Add some of :data:`OUTPUTS`; the command gets them as ``out``."""
-    return all_of((*(OUTPUTS[name] for name in names), gathered("out", Outputs)))
+    return all_of((*(OUTPUTS[name] for name in names), gathered("out", Outputs._fields, Outputs)))
 
 
 def progress() -> AbstractContextManager[Callable[[int, int], None] | None]:

@@ -115,7 +115,7 @@ def converge(flags: JobFlags, out: Outputs, **given: Any) -> None:
     )
     how = {name: given[name] for name in ("seeds", "target")} | {"processes": given["jobs"]}
     if given["schedules"]:
-        flags = flags.typed()
+        flags = JobFlags(flags.given, {})
     arguments = flags.arguments(flags.job, lists=True)
     with progress() as advance:
         if given["schedules"]:
