@@ -152,7 +152,7 @@ def test_canary_a_table_that_loses_words_is_seen() -> None:
         ("twelve chars and more", "twelve chars\nand more"),
         ("why   a longer text", "why   a\n      longer\n      text"),
         ("- a longer text", "- a longer\n  text"),
-        ("unbreakable/path/to/a/file", "unbreakable/path/to/a/file"),
+        ("longer/than/a/terminal", "longer/than/\na/terminal"),
     ],
 )
 def test_lines_go_on_below_their_text(line: str, expected: str) -> None:
