@@ -46,10 +46,7 @@ COMMANDS = {
     "import": ("traces", "Import a PyTorch profiler trace as a workload."),
     "measure": ("measure", "Measure a network, or a real training run."),
     "calibrate": ("calibrate", "Fit a cluster or a workload to measurements."),
-    "validate": (
-        "validate",
-        "Predict measured jobs, and report how far off the predictions are.",
-    ),
+    "validate": ("validate", "Predict measured jobs, and report how far off the predictions are."),
 }
 """Module and summary of each command; its docstring holds the rest of its help."""
 

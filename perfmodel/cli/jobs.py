@@ -36,11 +36,7 @@ ARGUMENTS = {
 }
 """Arguments whose names differ from their flags."""
 
-RIVALS = {
-    "model": "workload",
-    "batch_size": "global_batch_size",
-    "one_device_speed": "step_time",
-}
+RIVALS = {"model": "workload", "batch_size": "global_batch_size", "one_device_speed": "step_time"}
 """Flags of which only one can be given: on the command line it replaces the other as well."""
 
 RIVALS |= {other: name for name, other in RIVALS.items()}
@@ -209,7 +205,6 @@ def job_options(*, lists: bool = False, jobs: bool = False) -> Decorator:
         click.option(
             "--job",
             type=types.INPUT,
-            metavar="FILE",
             multiple=jobs,
             help=f"Job file; the flags below override it.{' Repeatable.' * jobs}",
         ),
@@ -304,8 +299,7 @@ def _one_device_options(value: Callable[..., Any], whole: Callable[..., Any]) ->
             "Your measured time of one update on one device, instead of --one-device-speed.",
         ),
         whole(
-            "--one-device-batch-size",
-            "Batch size of that measurement.  [default: that of the job]",
+            "--one-device-batch-size", "Batch size of that measurement.  [default: that of the job]"
         ),
     )
 
@@ -347,10 +341,7 @@ def fidelity_option(default: str, *names: str) -> Decorator:
     """How jobs are predicted: one of :data:`FIDELITIES`."""
     meaning = "; ".join(FIDELITIES[name] for name in names)
     return click.option(
-        "--fidelity",
-        type=Words(names),
-        default=default,
-        help=f"{meaning}.  [default: {default}]",
+        "--fidelity", type=Words(names), default=default, help=f"{meaning}.  [default: {default}]"
     )
 
 

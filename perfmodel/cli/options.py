@@ -201,20 +201,12 @@ class Outputs(NamedTuple):
 
 
 OUTPUTS = {
-    "csv": click.option("--csv", type=OUTPUT, metavar="FILE", help="Write the table as CSV."),
-    "parquet": click.option(
-        "--parquet", type=BINARY, metavar="FILE", help="Write it as Parquet (extra: parquet)."
-    ),
+    "csv": click.option("--csv", type=OUTPUT, help="Write the table as CSV."),
+    "parquet": click.option("--parquet", type=BINARY, help="Write it as Parquet (extra: parquet)."),
     "json": click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
-    "plot": click.option(
-        "--plot", type=FIGURE, metavar="FILE", help="Draw it as png, svg or pdf (extra: plot)."
-    ),
+    "plot": click.option("--plot", type=FIGURE, help="Draw it as png, svg or pdf (extra: plot)."),
     "report": click.option(
-        "--report",
-        "page",
-        type=OUTPUT,
-        metavar="FILE",
-        help="Write it as an HTML page (extra: report).",
+        "--report", "page", type=OUTPUT, help="Write it as an HTML page (extra: report)."
     ),
 }
 """Options of :class:`Outputs`, by their names."""

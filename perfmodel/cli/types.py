@@ -36,11 +36,11 @@ def label(parameter: click.Parameter | None) -> str:
 class Text(ParamType):
     """A text: read by a function, and completed to names that may be others' as well."""
 
-    name = "text"
-
-    def __init__(self, read: Reader | None = None, names: Names | None = None) -> None:
-        """Without a reader it is taken as it is."""
-        self.read, self.names = read, names
+    def __init__(
+        self, read: Reader | None = None, names: Names | None = None, name: str = "NAME"
+    ) -> None:
+        """Without a reader it is taken as it is; ``name`` stands for it in help."""
+        self.read, self.names, self.name = read, names, name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Read the text, unless a shell only asks for completions."""
@@ -72,10 +72,8 @@ class Several(ParamType):
     With ``ranges``, lists of numbers may continue: 1,2,4..64.
     """
 
-    name = "list"
-
     def __init__(self, kind: ParamType, *, ranges: bool = False) -> None:
-        self.kind, self.ranges = kind, ranges
+        self.kind, self.ranges, self.name = kind, ranges, f"{kind.name},..."
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Read each value."""
@@ -110,6 +108,7 @@ class File(click.Path):
     ) -> None:
         """A ``binary`` file is not for terminals; one whose ``ending`` counts is no stream."""
         super().__init__()
+        self.name = "NAME|FILE" if names is not None else "FILE"
         self.does, self.names, self.binary, self.ending = does, names, binary, ending
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -145,7 +144,7 @@ class OptionOf(Text):
 
     def __init__(self, parameter: str, default: str) -> None:
         """The architecture is ``default`` where the parameter is not given."""
-        super().__init__()
+        super().__init__(name="KEY=VALUE")
         self.parameter, self.default = parameter, default
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
@@ -248,7 +247,7 @@ def suggested(*words: str) -> Text:
 
 
 TEXT = click.STRING
-WHOLE = Text(read_whole)
+WHOLE = Text(read_whole, name="N")
 COUNT = Text(lambda text, _: int(text) if text.isdecimal() else text)
 """A number, or text such as ``8+8+4`` or ``equal:100``."""
 
@@ -270,10 +269,10 @@ OUTPUT = File("write")
 BINARY = File("write", binary=True)
 FIGURE = File("write", ending=True)
 CLUSTER = File("read", names=shipped.cluster_names)
-FOLDER = click.Path(file_okay=False)
+FOLDER = click.Path(file_okay=False, readable=False)
+FOLDER.name = "FOLDER"
 
 USUAL = {
-    "--arch": ARCHITECTURE,
     "--base": CLUSTER,
     "--cluster": CLUSTER,
     "--output": OUTPUT,

@@ -178,7 +178,7 @@ def parameters() -> Iterator[tuple[str, click.Parameter]]:
 
 def test_every_file_has_the_type_of_a_file() -> None:
     for command, parameter in parameters():
-        if "FILE" in (parameter.metavar or ""):
+        if "FILE" in parameter.make_metavar(click.Context(cli)):
             assert is_file(parameter), (command, parameter.opts)
 
 

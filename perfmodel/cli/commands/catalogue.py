@@ -31,7 +31,6 @@ def list_(kind: str | None) -> None:
     "options",
     type=types.OptionOf("name", "ps"),
     multiple=True,
-    metavar="KEY=VALUE",
     help="With --formula: an option of the architecture; repeatable.",
 )
 @outputs("json")

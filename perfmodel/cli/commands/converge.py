@@ -30,7 +30,6 @@ TRAINING = (
     click.option(
         "--task",
         type=types.suggested("mixture", "mixture-softmax", "digits", "digits-softmax"),
-        metavar="NAME",
         default="mixture",
         show_default=True,
         help="What is trained: mixture, mixture-softmax, digits, digits-softmax (extra: converge), "
@@ -38,10 +37,7 @@ TRAINING = (
     ),
     _number("--epochs", "N", "5", "Passes over the task's data by all workers together."),
     whole_option(
-        "--task-batch-size",
-        "Task samples per worker and gradient.",
-        default=16,
-        show_default=True,
+        "--task-batch-size", "Task samples per worker and gradient.", default=16, show_default=True
     ),
     _number("--lr", "RATE", "0.02", "Learning rate for the batch of one worker."),
     _words(
@@ -80,7 +76,6 @@ TRAINING = (
     "schedules",
     type=types.INPUT,
     multiple=True,
-    metavar="FILE",
     help="Schedule written by perfmodel predict --schedule, instead of a job; repeatable.",
 )
 @outputs("csv", "json", "plot")

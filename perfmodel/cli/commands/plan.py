@@ -63,9 +63,7 @@ def _numbers(flag: str, text: str) -> Decorator:
 
 _space = all_of(
     (
-        click.option(
-            "--instances", type=types.INPUT, metavar="FILE", help="Your own catalogue of instances."
-        ),
+        click.option("--instances", type=types.INPUT, help="Your own catalogue of instances."),
         _names("--instance", "Instance types to choose from.  [default: all]"),
         _names(
             "--server-instances",
@@ -81,7 +79,6 @@ _space = all_of(
             "options",
             type=OptionOf("arch", ARCHITECTURES),
             multiple=True,
-            metavar="KEY=VALUE,...",
             help="Any option of the architectures that have it; repeatable.",
         ),
         _numbers("--workers", "Numbers of workers.  [default: whole nodes, up to 256 workers]"),
@@ -99,10 +96,8 @@ _space = all_of(
 
 
 @click.command()
-@click.option("--model", type=types.MODEL, metavar="NAME", help="Model from the catalogue.")
-@click.option(
-    "--workload", type=types.INPUT, metavar="FILE", help="Workload file instead of --model."
-)
+@click.option("--model", type=types.MODEL, help="Model from the catalogue.")
+@click.option("--workload", type=types.INPUT, help="Workload file instead of --model.")
 @click.option(
     "--objective",
     type=types.Words(["cost", "time", "throughput", "samples-per-usd"]),

@@ -31,18 +31,8 @@ if TYPE_CHECKING:
 @model_options("fine", "both")
 @run_options
 @outputs("json", "plot")
-@click.option(
-    "--trace",
-    type=types.OUTPUT,
-    metavar="FILE",
-    help="Write two iterations as a trace for Perfetto.",
-)
-@click.option(
-    "--schedule",
-    type=types.BINARY,
-    metavar="FILE",
-    help="Write the order of reads and updates (.npz).",
-)
+@click.option("--trace", type=types.OUTPUT, help="Write two iterations as a trace for Perfetto.")
+@click.option("--schedule", type=types.BINARY, help="Write the order of reads and updates (.npz).")
 @whole_option("--updates", "Number of gradients in the schedule.  [default: 1000 per worker]")
 def predict(
     flags: JobFlags,
@@ -125,10 +115,7 @@ def _both(fine: Prediction, coarse: Prediction) -> Callable[[], str]:
 )
 @executor_options
 @click.option(
-    "--resume",
-    type=types.FOLDER,
-    metavar="FOLDER",
-    help="Keep finished jobs there, and continue from them.",
+    "--resume", type=types.FOLDER, help="Keep finished jobs there, and continue from them."
 )
 @outputs("csv", "parquet", "json", "plot", "report")
 def sweep(
@@ -199,10 +186,7 @@ def compare(flags: JobFlags, how: ModelFlags, out: Outputs) -> None:
 @click.command()
 @job_options()
 @click.option(
-    "--against",
-    type=types.ARCHITECTURE,
-    metavar="NAME",
-    help="Where is this architecture faster, or slower?",
+    "--against", type=types.ARCHITECTURE, help="Where is this architecture faster, or slower?"
 )
 @outputs("json", "plot")
 def explain(flags: JobFlags, against: str | None, out: Outputs) -> None:

@@ -58,7 +58,6 @@ from perfmodel.cli.options import Outputs, outputs, progress, say_written, whole
 @click.option(
     "--device",
     type=types.suggested("cpu", "cuda"),
-    metavar="NAME",
     default="cpu",
     show_default=True,
     help="cpu, cuda or cuda:N.",
@@ -78,12 +77,7 @@ from perfmodel.cli.options import Outputs, outputs, progress, say_written, whole
 @whole_option("--noise-steps", "Estimates of the noise scale.  [default: 20]")
 @click.option("--name", metavar="NAME", help="Name of the workload.  [default: that of the model]")
 @click.option("--device-name", metavar="NAME", help="Name of the device in the file.")
-@click.option(
-    "--output",
-    type=types.OUTPUT,
-    metavar="FILE",
-    help="Workload file.  [default: the name with .json]",
-)
+@click.option("--output", type=types.OUTPUT, help="Workload file.  [default: the name with .json]")
 @click.option("--append", is_flag=True, help="Add the timings to those in the file.")
 @outputs("json")
 def profile(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.command("import")
 @click.argument("trace", type=types.INPUT)
-@click.option("--output", type=types.OUTPUT, metavar="FILE", help="Write a workload file.")
+@click.option("--output", type=types.OUTPUT, help="Write a workload file.")
 @click.option("--name", metavar="NAME", help="Name of the workload.  [default: that of the file]")
 @click.option(
     "--device-name", metavar="NAME", help="Name of the device.  [default: that in the trace]"
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 @click.option(
     "--precision",
     type=types.PRECISION,
-    metavar="NAME",
     help="float32, tf32 or mixed.  [default: the gradients' type]",
 )
 @click.option(

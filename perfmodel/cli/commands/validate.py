@@ -14,8 +14,8 @@ from perfmodel.cli.options import Outputs, outputs, progress
 
 @click.command()
 @click.argument("cases", nargs=-1, type=types.INPUT, metavar="[CASES]...")
-@click.option("--workload", type=types.INPUT, metavar="FILE", help="Workload of the runs.")
-@click.option("--cluster", type=types.CLUSTER, metavar="NAME|FILE", help="Cluster of the runs.")
+@click.option("--workload", type=types.INPUT, help="Workload of the runs.")
+@click.option("--cluster", type=types.CLUSTER, help="Cluster of the runs.")
 @fidelity_option("fine", "fine", "coarse", "auto")
 @click.option(
     "--tolerance",
