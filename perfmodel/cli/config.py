@@ -33,17 +33,17 @@ def location() -> Path | None:
     ------
     InputError : PERFMODEL_CONFIG names a file that does not exist.
     """
-    given = os.environ.get(VARIABLE)
-    if given == "":
+    named = os.environ.get(VARIABLE)
+    if named == "":
         return None
     home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    path = Path(given or f"{home}/perfmodel/config.toml")
+    path = Path(named or f"{home}/perfmodel/config.toml")
     with suppress(RuntimeError):  # the user has no home
         path = path.expanduser()
     if path.is_file():
         return path
-    if given is not None:
-        raise InputError(f"{VARIABLE}: {plain(given)} is no file")
+    if named is not None:
+        raise InputError(f"{VARIABLE}: {plain(named)} is no file")
     return None
 
 
@@ -65,7 +65,7 @@ def default_map(context: click.Context) -> dict[str, Any]:
     parameters = {key: p for key, p in _keys(context.command) if not p.required}
     names = context.command_path.removeprefix(root.command_path).split()
     tables = _tables(path, ("all", *group.list_commands(root)), names)
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for table, values in tables.items():
         for key, value in values.items():
             place = f"{path}: [{table}] {key}"
@@ -77,9 +77,11 @@ def default_map(context: click.Context) -> dict[str, Any]:
                 if key not in known:
                     raise _unknown(place, "key", key, known)
             elif table != "all" or _reaches(context.command, str(parameter.name)):
-                found.pop(RIVALS.get(str(parameter.name), ""), None)
-                found[str(parameter.name)] = _checked(context, parameter, value, place, path.parent)
-    return found
+                defaults.pop(RIVALS.get(str(parameter.name), ""), None)
+                defaults[str(parameter.name)] = _checked(
+                    context, parameter, value, place, path.parent
+                )
+    return defaults
 
 
 def tell(context: click.Context, values: dict[str, Any]) -> None:
@@ -124,12 +126,12 @@ def _tables(path: Path, known: Iterable[str], names: list[str]) -> dict[str, dic
             raise InputError(f"{path}: {name}: expected a table, such as [all] or [predict]")
         if name not in known:
             raise _unknown(f"{path}: [{name}]", "table", name, known)
-    own: Any = tables
+    nested: Any = tables
     for name in names:
-        own = own.get(name, {})
-        if not isinstance(own, dict):
+        nested = nested.get(name, {})
+        if not isinstance(nested, dict):
             raise InputError(f"{path}: {'.'.join(names)}: expected a table")
-    return {"all": tables.get("all", {}), ".".join(names): own}
+    return {"all": tables.get("all", {}), ".".join(names): nested}
 
 
 def _unknown(place: str, what: str, name: str, known: Iterable[str]) -> InputError:

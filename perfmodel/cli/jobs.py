@@ -50,7 +50,7 @@ RIVAL_ARGUMENTS = {
 class JobFlags(NamedTuple):
     """The flags that describe a job, by their names; with lists a value may be a list."""
 
-    given: dict[str, Any]
+    typed: dict[str, Any]
     """Those of the command line."""
 
     configured: dict[str, Any]
@@ -59,7 +59,7 @@ class JobFlags(NamedTuple):
     @property
     def job(self) -> Any:
         """The job file, or files; None if there is none."""
-        return self.given.get("job", self.configured.get("job"))
+        return self.typed.get("job", self.configured.get("job"))
 
     def arguments(self, path: str | None, *, lists: bool = False) -> dict[str, Any]:
         """Arguments of make_job, or of a sweep: of the flags, the job file, the configuration.
@@ -74,13 +74,13 @@ class JobFlags(NamedTuple):
         from perfmodel.inputs.job import read_job
 
         job = read_job(path) if path is not None else {}
-        given = _over(job, _arguments(self.given, lists))
+        typed = _over(job, _arguments(self.typed, lists))
         if not self.configured:
-            return given
+            return typed
         defaults = _arguments(self.configured, lists)
-        arch = given.get("arch") or defaults.get("arch") or "ps"
+        arch = typed.get("arch") or defaults.get("arch") or "ps"
         defaults["options"] = _applying(defaults["options"], arch)
-        return _over(defaults, given)
+        return _over(defaults, typed)
 
 
 def _arguments(flags: dict[str, Any], lists: bool) -> dict[str, Any]:
@@ -154,12 +154,12 @@ class ModelFlags(NamedTuple):
         ------
         InputError : a tolerance for a fidelity that has none.
         """
-        given = {name: value for name, value in self._asdict().items() if value is not None}
-        if "tolerance" in given and self.fidelity != "auto":
+        typed = {name: value for name, value in self._asdict().items() if value is not None}
+        if "tolerance" in typed and self.fidelity != "auto":
             if not configured("tolerance"):
                 raise InputError("--tolerance: needs --fidelity auto")
-            del given["tolerance"]
-        return given
+            del typed["tolerance"]
+        return typed
 
 
 def configured(name: str) -> bool:
@@ -382,12 +382,12 @@ def option_values(
     ------
     InputError : no equals sign, or a key that is given twice.
     """
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals:
             raise InputError(f"{flag}: expected KEY=VALUE, got {text!r}")
-        if key in found:
+        if key in options:
             raise InputError(f"{flag}: {key} is given twice")
-        found[key] = items(value, f"{flag} {key}") if lists else value
-    return found
+        options[key] = items(value, f"{flag} {key}") if lists else value
+    return options

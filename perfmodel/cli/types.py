@@ -67,13 +67,15 @@ class Words(Choice):
 
 
 class Several(ParamType):
-    """Values of another type with commas between them, or a single one.
+    """Values of another type with commas between them.
 
-    With ``ranges``, lists of numbers may continue: 1,2,4..64.
+    With ``ranges``, lists of numbers may continue: 1,2,4..64. A single value is itself, or with
+    ``always`` a list of one.
     """
 
-    def __init__(self, kind: ParamType, *, ranges: bool = False) -> None:
-        self.kind, self.ranges, self.name = kind, ranges, f"{kind.name},..."
+    def __init__(self, kind: ParamType, *, ranges: bool = False, always: bool = False) -> None:
+        self.kind, self.ranges, self.always = kind, ranges, always
+        self.name = f"{kind.name},..."
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Read each value."""
@@ -83,7 +85,7 @@ class Several(ParamType):
 
         parts = values(value, label(param), ranges=self.ranges)
         several = [self.kind.convert(part, param, ctx) for part in parts]
-        return several if len(several) > 1 else several[0]
+        return several if self.always or len(several) > 1 else several[0]
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
         """Complete the last value."""
@@ -158,8 +160,8 @@ class OptionOf(Text):
         options: dict[str, Any] = {}
         for name in str(named).split(","):
             with suppress(PerfmodelError):
-                found = described(registry.find(name)[0].options)
-                options |= {option.name: option for option in found}
+                described_options = described(registry.find(name)[0].options)
+                options |= {option.name: option for option in described_options}
         if not equals:
             items = [CompletionItem(f"{n}=", help=o.about.help) for n, o in options.items()]
         elif key in options:

@@ -24,8 +24,8 @@ def advise(flags: JobFlags, how: ModelFlags, out: Outputs) -> None:
     out.check()
     arguments = {**how.arguments(), **flags.arguments(flags.job)}
     with progress() as advance:
-        found = advice.advise(**arguments, progress=advance)
-    if out.put(found):
+        result = advice.advise(**arguments, progress=advance)
+    if out.put(result):
         from perfmodel.cli.printing import advice as report
 
-        report.advice(found)
+        report.advice(result)

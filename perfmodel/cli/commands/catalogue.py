@@ -50,8 +50,8 @@ def show(name: str, formula: bool, options: tuple[str, ...], out: Outputs, workl
     if workload and formula:
         raise InputError("--workload and --formula: give one of them")
     if not formula:
-        for flag, given in (("--option", bool(options)), ("--json", out.as_json)):
-            if given:
+        for flag, values in (("--option", bool(options)), ("--json", out.as_json)):
+            if values:
                 raise InputError(f"{flag}: needs --formula")
         if workload:
             catalogue.workload_file(name)
@@ -60,6 +60,6 @@ def show(name: str, formula: bool, options: tuple[str, ...], out: Outputs, workl
         return
     from perfmodel.studies import formulas
 
-    found = formulas.of_architecture(name, option_values(options))
-    if out.put(found, as_json=lambda: json.dumps(found.to_dict(), indent=2)):
-        studies.formula(found)
+    result = formulas.of_architecture(name, option_values(options))
+    if out.put(result, as_json=lambda: json.dumps(result.to_dict(), indent=2)):
+        studies.formula(result)

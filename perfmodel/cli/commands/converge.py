@@ -79,7 +79,7 @@ TRAINING = (
     help="Schedule written by perfmodel predict --schedule, instead of a job; repeatable.",
 )
 @outputs("csv", "json", "plot")
-def converge(flags: JobFlags, out: Outputs, **given: Any) -> None:
+def converge(flags: JobFlags, out: Outputs, **values: Any) -> None:
     """The job determines the speed, the task the learning. Job options take lists, as in perfmodel
     sweep; each combination is trained.
 
@@ -93,34 +93,34 @@ def converge(flags: JobFlags, out: Outputs, **given: Any) -> None:
 
     out.check()
     training = convergence.TrainingSetup(
-        task=given["task"],
-        epochs=given["epochs"],
-        batch_size=given["task_batch_size"],
-        evaluations=given["evaluations"],
-        noise_batches=convergence.NOISE_BATCHES if given["noise"] else 0,
+        task=values["task"],
+        epochs=values["epochs"],
+        batch_size=values["task_batch_size"],
+        evaluations=values["evaluations"],
+        noise_batches=convergence.NOISE_BATCHES if values["noise"] else 0,
         optimizer=Optimizer(
-            learning_rate=given["lr"],
-            momentum=given["momentum"],
-            momentum_at=given["momentum_at"],
-            weight_decay=given["weight_decay"],
-            scaling=given["lr_scaling"],
-            by_staleness=given["lr_by_staleness"],
-            warmup_epochs=given["warmup_epochs"],
+            learning_rate=values["lr"],
+            momentum=values["momentum"],
+            momentum_at=values["momentum_at"],
+            weight_decay=values["weight_decay"],
+            scaling=values["lr_scaling"],
+            by_staleness=values["lr_by_staleness"],
+            warmup_epochs=values["warmup_epochs"],
         ),
     )
-    how = {name: given[name] for name in ("seeds", "target")} | {"processes": given["jobs"]}
-    if given["schedules"]:
-        flags = JobFlags(flags.given, {})
+    how = {name: values[name] for name in ("seeds", "target")} | {"processes": values["jobs"]}
+    if values["schedules"]:
+        flags = JobFlags(flags.typed, {})
     arguments = flags.arguments(flags.job, lists=True)
     with progress() as advance:
-        if given["schedules"]:
+        if values["schedules"]:
             if any(arguments.values()):
                 raise InputError("--replay: a schedule has its own job; give no other")
-            read = {path: Schedule.read(path) for path in given["schedules"]}
-            found = convergence.retrace(read, training, **how, progress=advance)
+            read = {path: Schedule.read(path) for path in values["schedules"]}
+            result = convergence.retrace(read, training, **how, progress=advance)
         else:
-            found = convergence.converge(training, **how, **arguments, progress=advance)
-    if out.put(found):
+            result = convergence.converge(training, **how, **arguments, progress=advance)
+    if out.put(result):
         from perfmodel.cli.printing import convergence as report
 
-        report.convergence(found)
+        report.convergence(result)

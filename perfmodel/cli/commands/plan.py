@@ -20,28 +20,21 @@ from perfmodel.cli.options import (
 )
 from perfmodel.cli.types import OptionOf, ParamType, Several
 
-LIMITS = {
-    "budget": "budget_usd",
-    "deadline": "deadline_s",
-    "max_idle": "max_idle_fraction",
-    "max_staleness": "max_staleness",
-    "max_workers": "max_workers",
-    "max_global_batch_size": "max_global_batch_size",
-}
-"""Flags of limits, and the names of the limits."""
-
-SPACE = ("arch", "workers", "servers", "batch_size", "precision", "instance", "server_instances")
-"""Flags that take lists."""
-
 ARCHITECTURES = "allreduce,ps,p2p,zero1,zero3"
 """Architectures to try by default."""
 
 _limits = all_of(
     (
-        click.option("--budget", type=float, metavar="USD", help="Maximum cost."),
-        click.option("--deadline", type=types.TIME, metavar="24h", help="Maximum time."),
+        click.option("--budget", "budget_usd", type=float, metavar="USD", help="Maximum cost."),
         click.option(
-            "--max-idle", type=types.FRACTION, metavar="20%", help="Maximum mean idleness."
+            "--deadline", "deadline_s", type=types.TIME, metavar="24h", help="Maximum time."
+        ),
+        click.option(
+            "--max-idle",
+            "max_idle_fraction",
+            type=types.FRACTION,
+            metavar="20%",
+            help="Maximum mean idleness.",
         ),
         click.option("--max-staleness", type=float, metavar="N", help="Maximum mean staleness."),
         whole_option("--max-workers", "Maximum number of workers."),
@@ -52,13 +45,13 @@ _limits = all_of(
 
 def _names(flag: str, text: str, kind: ParamType = types.TEXT) -> Decorator:
     """An option that is a list of names."""
-    return click.option(flag, type=Several(kind), metavar="NAME,...", help=text)
+    return click.option(flag, type=Several(kind, always=True), metavar="NAME,...", help=text)
 
 
 def _numbers(flag: str, text: str) -> Decorator:
     """An option that is a list of numbers."""
-    kind = Several(types.WHOLE, ranges=True)
-    return click.option(flag, type=kind, metavar="N,...", help=text)
+    kind = Several(types.WHOLE, ranges=True, always=True)
+    return click.option(flag, type=kind, help=text)
 
 
 _space = all_of(
@@ -117,7 +110,7 @@ def plan(
     processes: int | None,
     dask: str | None,
     out: Outputs,
-    **given: Any,
+    **values: Any,
 ) -> None:
     """Formulas evaluate the whole space, and the best candidates are simulated. Prices are from the
     catalogue, each with its date.
@@ -130,13 +123,10 @@ def plan(
     from perfmodel.studies.plan_search import PlanLimits
     from perfmodel.studies.planning import plan as choose
 
-    limits = PlanLimits(**{name: given.pop(flag) for flag, name in LIMITS.items()})
-    arguments = {name: value for name, value in given.items() if value is not None}
-    for name in SPACE:
-        if name in arguments and not isinstance(arguments[name], list):
-            arguments[name] = [arguments[name]]
+    limits = PlanLimits(**{name: values.pop(name) for name in PlanLimits.__struct_fields__})
+    arguments = {name: value for name, value in values.items() if value is not None}
     with executors.opened(processes, dask) as executor, progress() as advance:
-        found = choose(
+        result = choose(
             **arguments,
             options=option_values(options, lists=True),
             catalogue_file=instances,
@@ -144,7 +134,7 @@ def plan(
             executor=executor,
             progress=advance,
         )
-    if out.put(found):
+    if out.put(result):
         from perfmodel.cli.printing import plan as report
 
-        report.plan(found)
+        report.plan(result)

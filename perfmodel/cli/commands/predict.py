@@ -65,8 +65,8 @@ def predict(
         raise InputError("--updates: is the length of a schedule; needs --schedule")
     out.check(trace, schedule)
     arguments = flags.arguments(flags.job)
-    given = per_worker(arguments, "--global-batch-size")
-    job = api.make_job(**given)
+    arguments = per_worker(arguments, "--global-batch-size")
+    job = api.make_job(**arguments)
     if fidelity == "both":
         asked["fidelity"] = "fine"
     with progress() as advance:
@@ -139,20 +139,20 @@ def sweep(
     out.check()
     arguments = {**how.arguments(), **flags.arguments(flags.job, lists=True)}
     with executors.opened(processes, dask) as executor, progress() as advance:
-        found = sweeps.sweep(
+        result = sweeps.sweep(
             **arguments,
             noise_scale_samples=noise_scale,
             executor=executor,
             resume=resume,
             progress=advance,
         )
-    if out.put(found):
+    if out.put(result):
         from perfmodel.cli.printing import studies
         from perfmodel.studies.sensitivity import effects
 
-        worth = effects(found.fastest) if found.fastest is not None and verbosity() >= 0 else ()
-        studies.sweep(found, worth)
-    _say(found.notes, found.skipped)
+        worth = effects(result.fastest) if result.fastest is not None and verbosity() >= 0 else ()
+        studies.sweep(result, worth)
+    _say(result.notes, result.skipped)
 
 
 @click.command()
@@ -171,16 +171,16 @@ def compare(flags: JobFlags, how: ModelFlags, out: Outputs) -> None:
     out.check()
     asked = how.arguments()
     paths: tuple[str | None, ...] = flags.job or (None,)
-    found = comparison.gathered([(path, flags.arguments(path, lists=True)) for path in paths])
+    result = comparison.gathered([(path, flags.arguments(path, lists=True)) for path in paths])
     with progress() as advance:
-        answer = comparison.compare(found.jobs, found.names, **asked, progress=advance)
+        answer = comparison.compare(result.jobs, result.names, **asked, progress=advance)
     if out.put(answer):
         from perfmodel.cli.printing import studies
         from perfmodel.studies.robustness import robustness
 
-        shared = robustness(found.jobs) if verbosity() >= 0 else ()
+        shared = robustness(result.jobs) if verbosity() >= 0 else ()
         studies.comparison(answer, shared)
-    _say(found.notes, found.skipped)
+    _say(result.notes, result.skipped)
 
 
 @click.command()
@@ -206,19 +206,19 @@ def explain(flags: JobFlags, against: str | None, out: Outputs) -> None:
     out.check()
     arguments = per_worker(flags.arguments(flags.job), "--global-batch-size")
     job = api.make_job(**arguments)
-    found = crossovers.explain(job)
+    result = crossovers.explain(job)
     others: tuple[crossovers.Crossover, ...] = ()
     if against is not None:
         other = api.make_job(**crossovers.other_arguments(arguments, against))
         name = arguments.get("arch", job.architecture.name)
         others = crossovers.against(job, other, name, against)
-    values = found.to_dict() | {"against": [each.to_dict() for each in others]}
-    if out.put(found, as_json=lambda: json.dumps(values, indent=2)):
+    values = result.to_dict() | {"against": [each.to_dict() for each in others]}
+    if out.put(result, as_json=lambda: json.dumps(values, indent=2)):
         from perfmodel.cli.printing import studies
         from perfmodel.studies.sensitivity import effects
 
         worth = effects(job) if verbosity() >= 0 else ()
-        studies.explanation(found, job, others, worth)
+        studies.explanation(result, job, others, worth)
 
 
 def _say(notes: Iterable[str], skipped: Iterable[Skipped]) -> None:

@@ -22,7 +22,7 @@ from perfmodel.cli.options import Outputs, outputs, progress, say_written, whole
 )
 @click.option(
     "--input-shape",
-    type=types.Several(types.WHOLE),
+    type=types.Several(types.WHOLE, always=True),
     metavar="N,N,..",
     help="Shape of one sample, for random inputs; of a language model, its number of tokens.",
 )
@@ -46,7 +46,7 @@ from perfmodel.cli.options import Outputs, outputs, progress, say_written, whole
 )
 @click.option(
     "--batch-size",
-    type=types.Several(types.WHOLE, ranges=True),
+    type=types.Several(types.WHOLE, ranges=True, always=True),
     metavar="N,N,..",
     default="8",
     show_default=True,
@@ -91,7 +91,7 @@ def profile(
     output: str | None,
     append: bool,
     out: Outputs,
-    **given: Any,
+    **values: Any,
 ) -> None:
     """Trains the model for a few steps on random data, or on --batch (extra: torch).
 
@@ -111,28 +111,28 @@ def profile(
     from perfmodel.profiler.record import PAIRS, record
     from perfmodel.profiler.training import build
 
-    if output is not None or given["name"] is not None:
-        out.check(output or f"{given['name']}.json")
+    if output is not None or values["name"] is not None:
+        out.check(output or f"{values['name']}.json")
     if noise_steps is not None:
         if not noise_scale:
             raise InputError("--noise-steps: needs --noise-scale")
         whole_number("--noise-steps", noise_steps, at_least=2)
-    check_device(given["device"])
+    check_device(values["device"])
     built = build(spec)
-    path = output or f"{given['name'] or built.name}.json"
+    path = output or f"{values['name'] or built.name}.json"
     out.check(path)
     if append and path == files.STDOUT:
         raise InputError("--append: needs a file, and --output is standard output")
     old = read_profile(path) if append and Path(path).exists() else None
-    if old is not None and given["name"] not in (None, old.name):
+    if old is not None and values["name"] not in (None, old.name):
         raise InputError(f"--name: {path} is a workload of {old.name!r}; --append keeps its name")
     with progress() as advance:
         recorded = record(
             built,
-            **given,
+            **values,
             accumulate=accumulation,
-            batch_sizes=_listed(batch_size),
-            input_shape=None if input_shape is None else _listed(input_shape),
+            batch_sizes=batch_size,
+            input_shape=input_shape,
             overhead_pairs=0 if no_overhead else PAIRS,
             noise_steps=(noise_steps or STEPS) if noise_scale else 0,
             old=old,
@@ -150,8 +150,3 @@ def profile(
 
         show_recorded(recorded)
     say_written(path, f"; perfmodel predict --workload {path}")
-
-
-def _listed(value: Any) -> list[int]:
-    """One number, or several, as a list."""
-    return value if isinstance(value, list) else [value]

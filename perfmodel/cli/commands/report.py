@@ -67,5 +67,5 @@ def report(
     if context.default_map:
         command = f"PERFMODEL_CONFIG={shlex.quote(str(config.location()))} {command}"
     with progress() as advance:
-        found = reports.report(**arguments, command=command, progress=advance)
-    out.put(found, [(output, found.to_html().encode(), "; open it in a browser")])
+        result = reports.report(**arguments, command=command, progress=advance)
+    out.put(result, [(output, result.to_html().encode(), "; open it in a browser")])

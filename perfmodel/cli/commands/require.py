@@ -43,7 +43,7 @@ def require(
     from perfmodel.studies import requirements
 
     out.check()
-    found = requirements.require(
+    result = requirements.require(
         variable,
         aim,
         fidelity=fidelity,  # type: ignore[arg-type]  # one of its values, by click
@@ -51,5 +51,5 @@ def require(
         epochs=epochs,
         **flags.arguments(flags.job),
     )
-    if out.put(found, as_json=lambda: json.dumps(found.to_dict(), indent=2)):
-        studies.requirement(found)
+    if out.put(result, as_json=lambda: json.dumps(result.to_dict(), indent=2)):
+        studies.requirement(result)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @click.option("--pid", metavar="ID", help="Process to read.  [default: that with most operators]")
 @whole_option("--gpu", "GPU to read.  [default: that with most kernels]")
 @outputs("json")
-def import_(trace: str, output: str | None, out: Outputs, **given: Any) -> None:
+def import_(trace: str, output: str | None, out: Outputs, **values: Any) -> None:
     """Reports what the device does in a step, and how much of it is communication.
 
     The workload leaves communication out: it is what one worker does by itself. TRACE may also be
@@ -54,18 +54,18 @@ def import_(trace: str, output: str | None, out: Outputs, **given: Any) -> None:
     from perfmodel.traces import workload
 
     out.check(output)
-    found = workload.import_trace(trace, **given)
+    result = workload.import_trace(trace, **values)
     written = []
     if output is not None:
-        if found.workload is None:
-            raise InputError(f"{trace}: no workload can be made: it lacks {found.lacks}")
+        if result.workload is None:
+            raise InputError(f"{trace}: no workload can be made: it lacks {result.lacks}")
         hint = f"; perfmodel predict --workload {output}"
-        written.append((output, workload.to_json(found.workload), hint))
-    if out.put(found, written, lambda: json.dumps(msgspec.to_builtins(found), indent=2)):
-        _show(found)
+        written.append((output, workload.to_json(result.workload), hint))
+    if out.put(result, written, lambda: json.dumps(msgspec.to_builtins(result), indent=2)):
+        _show(result)
 
 
-def _show(found: ImportedTrace) -> None:
+def _show(result: ImportedTrace) -> None:
     """Print where a step's time goes, the gradients found, and notes."""
     from rich.markup import escape
 
@@ -73,24 +73,24 @@ def _show(found: ImportedTrace) -> None:
     from perfmodel.cli.printing.console import new_console, new_table
 
     out = new_console()
-    count = f"{found.steps} step{'s' if found.steps > 1 else ''}"
-    spread = f" ± {show(found.step_std_s, 's')}" if found.step_std_s is not None else ""
+    count = f"{result.steps} step{'s' if result.steps > 1 else ''}"
+    spread = f" ± {show(result.step_std_s, 's')}" if result.step_std_s is not None else ""
     out.print(
-        f"[bold]{escape(plain(found.trace))}[/] on {escape(found.device)}: {count} "
-        f"({escape(found.steps_by)}) of {show(found.step_s, 's')}{spread}"
+        f"[bold]{escape(plain(result.trace))}[/] on {escape(result.device)}: {count} "
+        f"({escape(result.steps_by)}) of {show(result.step_s, 's')}{spread}"
     )
     table = new_table("", "", "")
-    for name, seconds in found.parts_s.items():
-        part = f"{seconds / found.step_s:.1%}"
+    for name, seconds in result.parts_s.items():
+        part = f"{seconds / result.step_s:.1%}"
         table.add_row(name.replace("_", " "), show(seconds, "s"), part)
-    table.add_row("together", show(sum(found.parts_s.values()), "s"), "")
+    table.add_row("together", show(sum(result.parts_s.values()), "s"), "")
     table.add_row()
-    whole = sum(found.compute_s.values()) or 1.0
-    for name, seconds in found.compute_s.items():
+    whole = sum(result.compute_s.values()) or 1.0
+    for name, seconds in result.compute_s.items():
         table.add_row(name, show(seconds, "s"), f"{seconds / whole:.1%} of computing")
     out.print(table)
     out.print()
-    g = found.gradients
+    g = result.gradients
     own = f"{g.tensors} tensors"
     if g.bytes is not None:
         own += f", {g.bytes:.0f} bytes ({g.source})"
@@ -98,13 +98,13 @@ def _show(found: ImportedTrace) -> None:
     if g.message_bytes is not None:
         sent = f"{g.messages} per step, {g.message_bytes:.0f} bytes"
     out.print(f"[bold]gradients[/]: {own}; messages: {sent}")
-    if found.workload is not None:
+    if result.workload is not None:
         out.print(
-            f"[bold]workload[/]: {escape(found.workload.name)}, {found.layers or 'no'} layers, "
-            f"batch size {found.batch_size}; its parts are {found.timing_per_step_fraction:.2%} "
+            f"[bold]workload[/]: {escape(result.workload.name)}, {result.layers or 'no'} layers, "
+            f"batch size {result.batch_size}; its parts are {result.timing_per_step_fraction:.2%} "
             "of the step without exposed communication"
         )
     else:
-        out.print(f"[bold]no workload[/]: the trace lacks {escape(found.lacks or '')}")
-    for note in found.notes:
+        out.print(f"[bold]no workload[/]: the trace lacks {escape(result.lacks or '')}")
+    for note in result.notes:
         out.print(f"[bold]note[/]: {escape(note)}")

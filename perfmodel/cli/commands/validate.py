@@ -60,11 +60,11 @@ def validate(
         raise InputError("--workload and --cluster: runs need both")
     if workload is not None and not cases:
         raise InputError("--workload: needs run files")
-    found = []
+    result = []
     for path in cases:
-        found += cases_.read_measurements(path, workload, cluster)
+        result += cases_.read_measurements(path, workload, cluster)
     with progress() as advance:
-        answer = validate_(found or cases_.shipped_cases(), fidelity=fidelity, progress=advance)
+        answer = validate_(result or cases_.shipped_cases(), fidelity=fidelity, progress=advance)
     if out.put(answer):
         report(answer)
     if tolerance is None:
