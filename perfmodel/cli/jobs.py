@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import click
@@ -11,7 +11,7 @@ from click.core import ParameterSource
 from perfmodel.base.errors import InputError
 from perfmodel.cli import types
 from perfmodel.cli.options import Decorator, all_of, gathered, items
-from perfmodel.cli.types import OptionOf, ParamType, Several, Words
+from perfmodel.cli.types import OptionOf, Several, Words
 
 OPTION_FLAGS = ("servers", "sync", "staleness_bound", "overlap")
 """Flags for single options of the architecture."""
@@ -175,9 +175,98 @@ def _job_flags(**values: Any) -> JobFlags:
     return JobFlags(values, below)
 
 
-def switch(flag: str, help: str) -> Decorator:
+def _switch(flag: str, text: str) -> Decorator:
     """An option that turns something on, or off with no-."""
-    return click.option(f"--{flag}/--no-{flag}", default=None, help=help)
+    return click.option(f"--{flag}/--no-{flag}", default=None, help=text)
+
+
+def _repeatable(flag: str, name: str, kind: types.Text, text: str) -> Decorator:
+    return click.option(flag, name, type=kind, multiple=True, help=f"{text}; repeatable.")
+
+
+JOB_OPTIONS: tuple[Decorator | tuple[str, types.Text | types.File, str], ...] = (
+    ("--model", types.MODEL, "Model from the catalogue (perfmodel list models)."),
+    ("--workload", types.INPUT, "Workload file instead of --model."),
+    ("--device", types.DEVICE, "Device that the compute times are for."),
+    (
+        "--precision",
+        types.PRECISION,
+        "float32, tf32 or mixed, if the profile has it.  [default: its first]",
+    ),
+    (
+        "--batch-size",
+        types.WHOLE,
+        "Samples per worker and iteration.  [default: most of the profile]",
+    ),
+    ("--global-batch-size", types.WHOLE, "Samples per iteration over all workers."),
+    ("--sequence-length", types.WHOLE, "Tokens per sample (language models)."),
+    _switch(
+        "activation-checkpointing",
+        "Keep only the input of each block, and recompute the rest in the backward pass.",
+    ),
+    (
+        "--accumulation",
+        types.WHOLE,
+        "Passes per update, which split the batch.  [default: as timed]",
+    ),
+    (
+        "--one-device-speed",
+        types.SPEED,
+        "Your measured speed of one device, in samples/s: compute times are scaled to it.",
+    ),
+    (
+        "--step-time",
+        types.time("187ms"),
+        "Your measured time of one update on one device, instead of --one-device-speed.",
+    ),
+    (
+        "--one-device-batch-size",
+        types.WHOLE,
+        "Batch size of that measurement.  [default: that of the job]",
+    ),
+    ("--cluster", types.CLUSTER, "Cluster from the catalogue, or a file."),
+    ("--bandwidth", types.RATE, "Bandwidth of every link, in each direction."),
+    ("--latency", types.time("50us"), "One-way latency of every link."),
+    ("--workers", types.WHOLE, "Number of workers.  [default: 1]"),
+    ("--arch", types.ARCHITECTURE, "Architecture (perfmodel list).  [default: ps]"),
+    ("--servers", types.WHOLE, "Parameter servers.  [default: 1]"),
+    ("--sync", types.SYNC, "How a parameter server synchronises workers."),
+    ("--staleness-bound", types.BOUND, "Iterations a worker may run ahead (ssp); inf: no bound."),
+    _switch("overlap", "Overlap communication with computation."),
+    _repeatable(
+        "--option",
+        "options",
+        OptionOf("arch", "ps"),
+        "Any option of the architecture (perfmodel show ARCH)",
+    ),
+    (
+        "--island-devices",
+        types.count("N|N+N"),
+        "Make each worker a group of N devices; 8+8+4: unequal groups.",
+    ),
+    (
+        "--island-steps",
+        types.count("H|equal:H"),
+        "Steps of each group between two exchanges; equal: slower groups do fewer.",
+    ),
+    ("--island-arch", types.ARCHITECTURE, "Architecture inside a group.  [default: allreduce]"),
+    _repeatable(
+        "--island-option",
+        "island_options",
+        OptionOf("island_arch", "allreduce"),
+        "Any option of the architecture inside a group",
+    ),
+    (
+        "--jitter",
+        types.JITTER,
+        "Random variation of compute times, per worker and iteration; 0.1:op: per operation.",
+    ),
+    _repeatable(
+        "--straggler", "stragglers", types.STRAGGLER, "Worker that computes FACTOR times as long"
+    ),
+    ("--seed", types.WHOLE, "Random seed.  [default: 0]"),
+)
+"""Options that describe a job; those of a flag, a type and a text may take lists."""
 
 
 def job_options(*, lists: bool = False, jobs: bool = False) -> Decorator:
@@ -185,147 +274,14 @@ def job_options(*, lists: bool = False, jobs: bool = False) -> Decorator:
 
     With ``lists``, options with a value take several; with ``jobs``, --job is repeatable.
     """
-
-    def value(
-        flag: str, kind: ParamType, metavar: str, help: str, *, ranges: bool = False
-    ) -> Decorator:
-        if lists:
-            kind, metavar = Several(kind, ranges=ranges), f"{metavar},..."
-        return click.option(flag, type=kind, metavar=metavar, help=help)
-
-    def whole(flag: str, help: str) -> Decorator:
-        return value(flag, types.WHOLE, "N", help, ranges=True)
-
-    def option(flag: str, kind: ParamType, help: str, *, lists: bool = False) -> Decorator:
-        metavar = "KEY=VALUE,..." if lists else "KEY=VALUE"
-        name = f"{flag.removeprefix('--').replace('-', '_')}s"
-        return click.option(flag, name, type=kind, multiple=True, metavar=metavar, help=help)
-
-    described = (
-        click.option(
-            "--job",
-            type=types.INPUT,
-            multiple=jobs,
-            help=f"Job file; the flags below override it.{' Repeatable.' * jobs}",
-        ),
-        *_workload_options(value, whole),
-        *_one_device_options(value, whole),
-        value("--cluster", types.CLUSTER, "NAME|FILE", "Cluster from the catalogue, or a file."),
-        value("--bandwidth", types.RATE, "10Gbps", "Bandwidth of every link, in each direction."),
-        value("--latency", types.TIME, "50us", "One-way latency of every link."),
-        whole("--workers", "Number of workers.  [default: 1]"),
-        value(
-            "--arch", types.ARCHITECTURE, "NAME", "Architecture (perfmodel list).  [default: ps]"
-        ),
-        whole("--servers", "Parameter servers.  [default: 1]"),
-        value("--sync", types.SYNC, "bsp|asp|ssp", "How a parameter server synchronises workers."),
-        value(
-            "--staleness-bound",
-            types.TEXT,
-            "S",
-            "Iterations a worker may run ahead (ssp); inf: no bound.",
-            ranges=True,
-        ),
-        switch("overlap", "Overlap communication with computation."),
-        option(
-            "--option",
-            OptionOf("arch", "ps"),
-            "Any option of the architecture (perfmodel show ARCH); repeatable.",
-            lists=lists,
-        ),
-        *_island_options(value),
-        option(
-            "--island-option",
-            OptionOf("island_arch", "allreduce"),
-            "Any option of the architecture inside a group; repeatable.",
-        ),
-        value(
-            "--jitter",
-            types.JITTER,
-            "0.1|gamma:0.1|measured",
-            "Random variation of compute times, per worker and iteration; 0.1:op: per operation.",
-            ranges=True,
-        ),
-        click.option(
-            "--straggler",
-            "stragglers",
-            type=types.STRAGGLER,
-            multiple=True,
-            metavar="WORKER:FACTOR",
-            help="Worker that computes FACTOR times as long; repeatable.",
-        ),
-        whole("--seed", "Random seed.  [default: 0]"),
-    )
+    text = f"Job file; the flags below override it.{' Repeatable.' * jobs}"
+    described: list[Decorator] = [click.option("--job", type=types.INPUT, multiple=jobs, help=text)]
+    for each in JOB_OPTIONS:
+        if isinstance(each, tuple):
+            flag, kind, text = each
+            each = click.option(flag, type=Several(kind) if lists else kind, help=text)
+        described.append(each)
     return all_of((*described, gathered("flags", JOB_FLAGS, _job_flags)))
-
-
-def _workload_options(value: Callable[..., Any], whole: Callable[..., Any]) -> tuple[Any, ...]:
-    """Options for what is computed; ``value`` and ``whole`` make an option."""
-    return (
-        value("--model", types.MODEL, "NAME", "Model from the catalogue (perfmodel list models)."),
-        value("--workload", types.INPUT, "FILE", "Workload file instead of --model."),
-        value("--device", types.DEVICE, "NAME", "Device that the compute times are for."),
-        value(
-            "--precision",
-            types.PRECISION,
-            "NAME",
-            "float32, tf32 or mixed, if the profile has it.  [default: its first]",
-        ),
-        whole("--batch-size", "Samples per worker and iteration.  [default: most of the profile]"),
-        whole("--global-batch-size", "Samples per iteration over all workers."),
-        whole("--sequence-length", "Tokens per sample (language models)."),
-        switch(
-            "activation-checkpointing",
-            "Keep only the input of each block, and recompute the rest in the backward pass.",
-        ),
-        whole("--accumulation", "Passes per update, which split the batch.  [default: as timed]"),
-    )
-
-
-def _one_device_options(value: Callable[..., Any], whole: Callable[..., Any]) -> tuple[Any, ...]:
-    """Options for the measured speed of one device; ``value`` and ``whole`` make an option."""
-    return (
-        value(
-            "--one-device-speed",
-            types.SPEED,
-            "171|'12000 tokens/s'",
-            "Your measured speed of one device, in samples/s: compute times are scaled to it.",
-            ranges=True,
-        ),
-        value(
-            "--step-time",
-            types.TIME,
-            "187ms",
-            "Your measured time of one update on one device, instead of --one-device-speed.",
-        ),
-        whole(
-            "--one-device-batch-size", "Batch size of that measurement.  [default: that of the job]"
-        ),
-    )
-
-
-def _island_options(value: Callable[..., Any]) -> tuple[Any, ...]:
-    """Options of workers that are groups of devices; ``value`` makes an option with a value."""
-    return (
-        value(
-            "--island-devices",
-            types.COUNT,
-            "N|N+N",
-            "Make each worker a group of N devices; 8+8+4: unequal groups.",
-        ),
-        value(
-            "--island-steps",
-            types.COUNT,
-            "H|equal:H",
-            "Steps of each group between two exchanges; equal: slower groups do fewer.",
-        ),
-        value(
-            "--island-arch",
-            types.ARCHITECTURE,
-            "NAME",
-            "Architecture inside a group.  [default: allreduce]",
-        ),
-    )
 
 
 FIDELITIES = {
@@ -352,7 +308,6 @@ def model_options(default: str, *more: str) -> Decorator:
         click.option(
             "--tolerance",
             type=types.FRACTION,
-            metavar="5%",
             help="Iteration-time error that auto accepts in 9 of 10 jobs.  [default: 5%]",
         ),
         click.option(

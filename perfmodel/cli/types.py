@@ -37,10 +37,22 @@ class Text(ParamType):
     """A text: read by a function, and completed to names that may be others' as well."""
 
     def __init__(
-        self, read: Reader | None = None, names: Names | None = None, name: str = "NAME"
+        self,
+        read: Reader | None = None,
+        names: Names | None = None,
+        name: str = "NAME",
+        *,
+        ranges: bool = False,
     ) -> None:
-        """Without a reader it is taken as it is; ``name`` stands for it in help."""
-        self.read, self.names, self.name = read, names, name
+        """Without a reader it is taken as it is; ``name`` stands for it in help.
+
+        With ``ranges``, lists of it may continue: 1,2,4..64.
+        """
+        self.read, self.names, self.name, self.ranges = read, names, name, ranges
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """What stands for it in help."""
+        return self.name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Read the text, unless a shell only asks for completions."""
@@ -69,13 +81,11 @@ class Words(Choice):
 class Several(ParamType):
     """Values of another type with commas between them.
 
-    With ``ranges``, lists of numbers may continue: 1,2,4..64. A single value is itself, or with
-    ``always`` a list of one.
+    A single value is itself, or with ``always`` a list of one.
     """
 
-    def __init__(self, kind: ParamType, *, ranges: bool = False, always: bool = False) -> None:
-        self.kind, self.ranges, self.always = kind, ranges, always
-        self.name = f"{kind.name},..."
+    def __init__(self, kind: Text | File, *, always: bool = False) -> None:
+        self.kind, self.always, self.name = kind, always, f"{kind.name},..."
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Read each value."""
@@ -83,9 +93,14 @@ class Several(ParamType):
             return value
         from perfmodel.studies.grids import values
 
-        parts = values(value, label(param), ranges=self.ranges)
+        ranges = isinstance(self.kind, Text) and self.kind.ranges
+        parts = values(value, label(param), ranges=ranges)
         several = [self.kind.convert(part, param, ctx) for part in parts]
         return several if self.always or len(several) > 1 else several[0]
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """What stands for it in help."""
+        return self.name
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
         """Complete the last value."""
@@ -243,29 +258,38 @@ def read_fraction(text: str, flag: str) -> float:
     return fraction(text, flag)
 
 
-def suggested(*words: str) -> Text:
+def suggested(*words: str, name: str = "NAME") -> Text:
     """A text that a shell completes to these words; what else it may be, others check."""
-    return Text(names=lambda: words)
+    return Text(names=lambda: words, name=name)
 
 
-TEXT = click.STRING
-WHOLE = Text(read_whole, name="N")
-COUNT = Text(lambda text, _: int(text) if text.isdecimal() else text)
-"""A number, or text such as ``8+8+4`` or ``equal:100``."""
+def time(example: str) -> Text:
+    """A time, with an example for help."""
+    return Text(read_quantity("s"), name=example)
 
-NUMBER = Text(read_number)
-FRACTION = Text(read_fraction)
-JITTER = Text(read_jitter)
-STRAGGLER = Text(read_straggler)
-SPEED = Text(read_speed)
-TIME = Text(read_quantity("s"))
-SIZE = Text(read_quantity("bytes"))
-RATE = Text(read_quantity("bytes_per_s"))
+
+TEXT = Text()
+WHOLE = Text(read_whole, name="N", ranges=True)
+NUMBER = Text(read_number, name="N")
+FRACTION = Text(read_fraction, name="5%")
+JITTER = Text(read_jitter, name="0.1|gamma:0.1|measured", ranges=True)
+STRAGGLER = Text(read_straggler, name="WORKER:FACTOR")
+SPEED = Text(read_speed, name="171|'12000 tokens/s'", ranges=True)
+BOUND = Text(name="S", ranges=True)
+SIZE = Text(read_quantity("bytes"), name="SIZE")
+RATE = Text(read_quantity("bytes_per_s"), name="10Gbps")
 PRECISION = suggested("float32", "tf32", "mixed")
-SYNC = suggested("bsp", "asp", "ssp")
+SYNC = suggested("bsp", "asp", "ssp", name="bsp|asp|ssp")
 MODEL = Text(names=shipped.model_names)
 DEVICE = Text(names=shipped.device_names)
 ARCHITECTURE = Text(names=architecture_names)
+
+
+def count(name: str) -> Text:
+    """A number, or text such as ``8+8+4`` or ``equal:100``."""
+    return Text(lambda text, _: int(text) if text.isdecimal() else text, name=name)
+
+
 INPUT = File("read")
 OUTPUT = File("write")
 BINARY = File("write", binary=True)

@@ -18,7 +18,7 @@ from perfmodel.cli.options import (
     training_options,
     whole_option,
 )
-from perfmodel.cli.types import OptionOf, ParamType, Several
+from perfmodel.cli.types import OptionOf, Several
 
 ARCHITECTURES = "allreduce,ps,p2p,zero1,zero3"
 """Architectures to try by default."""
@@ -26,9 +26,7 @@ ARCHITECTURES = "allreduce,ps,p2p,zero1,zero3"
 _limits = all_of(
     (
         click.option("--budget", "budget_usd", type=float, metavar="USD", help="Maximum cost."),
-        click.option(
-            "--deadline", "deadline_s", type=types.TIME, metavar="24h", help="Maximum time."
-        ),
+        click.option("--deadline", "deadline_s", type=types.time("24h"), help="Maximum time."),
         click.option(
             "--max-idle",
             "max_idle_fraction",
@@ -43,14 +41,14 @@ _limits = all_of(
 )
 
 
-def _names(flag: str, text: str, kind: ParamType = types.TEXT) -> Decorator:
+def _names(flag: str, text: str, kind: types.Text = types.TEXT) -> Decorator:
     """An option that is a list of names."""
-    return click.option(flag, type=Several(kind, always=True), metavar="NAME,...", help=text)
+    return click.option(flag, type=Several(kind, always=True), help=text)
 
 
 def _numbers(flag: str, text: str) -> Decorator:
     """An option that is a list of numbers."""
-    kind = Several(types.WHOLE, ranges=True, always=True)
+    kind = Several(types.WHOLE, always=True)
     return click.option(flag, type=kind, help=text)
 
 

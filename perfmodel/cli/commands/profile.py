@@ -46,7 +46,7 @@ from perfmodel.cli.options import Outputs, outputs, progress, say_written, whole
 )
 @click.option(
     "--batch-size",
-    type=types.Several(types.WHOLE, ranges=True, always=True),
+    type=types.Several(types.WHOLE, always=True),
     metavar="N,N,..",
     default="8",
     show_default=True,

@@ -15,7 +15,7 @@ VARIABLES = types.suggested("bandwidth", "latency", "workers", "servers", "batch
 
 
 @click.command()
-@click.argument("variable", type=VARIABLES)
+@click.argument("variable", type=VARIABLES, metavar="VARIABLE")
 @click.option(
     "--to", "aim", required=True, metavar="AIM", help="Aim to reach, such as 'scaling>0.9'."
 )

@@ -28,10 +28,7 @@ if TYPE_CHECKING:
     help="float32, tf32 or mixed.  [default: the gradients' type]",
 )
 @click.option(
-    "--gradient-bytes",
-    type=types.SIZE,
-    metavar="SIZE",
-    help="Size of all gradients, if the trace does not tell.",
+    "--gradient-bytes", type=types.SIZE, help="Size of all gradients, if the trace does not tell."
 )
 @click.option("--pid", metavar="ID", help="Process to read.  [default: that with most operators]")
 @whole_option("--gpu", "GPU to read.  [default: that with most kernels]")
