@@ -196,7 +196,7 @@ JOB_OPTIONS: tuple[Decorator | tuple[str, types.Text | types.File, str], ...] = 
     (
         "--batch-size",
         types.WHOLE,
-        "Samples per worker and iteration.  [default: most of the profile]",
+        "Samples per worker and iteration.  [default: the profile's largest]",
     ),
     ("--global-batch-size", types.WHOLE, "Samples per iteration over all workers."),
     ("--sequence-length", types.WHOLE, "Tokens per sample (language models)."),
