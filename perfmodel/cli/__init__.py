@@ -6,22 +6,23 @@ run, so that help is instant.
 
 from __future__ import annotations
 
-import gc
 import importlib
 import io
 import os
 import sys
 import warnings
+from inspect import cleandoc
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
 from perfmodel import __version__
-from perfmodel.base.errors import PerfmodelError, PerfmodelWarning, unknown_name
+from perfmodel.base.errors import PerfmodelError, PerfmodelWarning
 from perfmodel.base.errors import message as one_line
-from perfmodel.cli.options import verbosity
+from perfmodel.cli.help import Group
 from perfmodel.cli.shared import COMPLETE, add_shared
+from perfmodel.cli.verbosity import verbosity
 
 COMMANDS = {
     "predict": ("predict", "Predict how fast a training job runs, and why."),
@@ -45,25 +46,44 @@ COMMANDS = {
     "import": ("traces", "Import a PyTorch profiler trace as a workload."),
     "measure": ("measure", "Measure a network, or a real training run."),
     "calibrate": ("calibrate", "Fit a cluster or a workload to measurements."),
-    "validate": (
-        "validate",
-        "Predict measured jobs, and report how far off the predictions are.",
-    ),
-    "completion": ("completion", "Print a script that completes words in a shell."),
+    "validate": ("validate", "Predict measured jobs, and report how far off the predictions are."),
 }
-"""Module and summary of each command."""
+"""Module and summary of each command; its docstring holds the rest of its help."""
 
+REPLACED = {
+    "--accumulate": "--accumulation",
+    "--no-config": "an empty PERFMODEL_CONFIG",
+    "--processes": "--jobs",
+    "--start": "start in a job file",
+}
+"""What is used instead of flags that are no more."""
 
 BROKEN_PIPE = 141
 """Exit code where the reader of the output has gone: that of programs that SIGPIPE ends."""
 
 
-class Commands(click.Group):
+class Commands(Group):
     """Imports a command when it is used."""
 
     def list_commands(self, _: click.Context) -> list[str]:
         """Names of all commands, in the order of help."""
         return list(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        """The command of a name."""
+        if name in COMMANDS and name not in self.commands:
+            module, summary = COMMANDS[name]
+            values = vars(importlib.import_module(f"perfmodel.cli.commands.{module}")).values()
+            command = {c.name: c for c in values if isinstance(c, click.Command)}[name]
+            more = None if isinstance(command, click.Group) else cleandoc(command.help or "")
+            command.help = "\n\n".join(filter(None, (summary, more)))
+            self.add_command(add_shared(command))
+        return super().get_command(context, name)
+
+    def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what each command does, without importing it."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
     def format_epilog(self, _: click.Context, formatter: click.HelpFormatter) -> None:
         """Write what holds for all commands."""
@@ -76,28 +96,6 @@ class Commands(click.Group):
                 "Exit codes: 0 done, 1 validate --tolerance exceeded, 2 error, 130 interrupted, "
                 f"{BROKEN_PIPE} output closed by its reader."
             )
-
-    def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write what each command does, without importing it."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
-
-    def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        """The command of a name."""
-        if name not in COMMANDS:
-            if context.resilient_parsing:  # a shell completes words
-                return None
-            raise unknown_name("command", name, COMMANDS)
-        module = importlib.import_module(f"perfmodel.cli.commands.{COMMANDS[name][0]}")
-        named = {c.name: c for c in vars(module).values() if isinstance(c, click.Command)}
-        command = add_shared(named[name])
-        if COMPLETE in os.environ:
-            _completing().add_words(command)
-        return command
-
-
-def _completing() -> Any:
-    return importlib.import_module("perfmodel.cli.completing")
 
 
 def _version(context: click.Context, _: click.Parameter, asked: bool) -> None:
@@ -133,7 +131,6 @@ add_shared(cli)
 
 def main() -> NoReturn:
     """Run the command line; an error is one line and exit code 2."""
-    gc.set_threshold(100_000)  # one short run: frequent collections only cost time
     if sys.stderr is None:  # closed by the parent process
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     if sys.stdout is None:
@@ -142,11 +139,12 @@ def main() -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without "±" still gets its answer
     warnings.showwarning = _show_warning
-    if COMPLETE in os.environ:
-        _completing()  # which tells Click of our script for Bash
     try:
         code = cli.main(standalone_mode=False, complete_var=COMPLETE)
         sys.stdout.flush()
+    except click.NoSuchOption as error:
+        instead = REPLACED.get(error.option_name)
+        _fail(f"{error.option_name}: use {instead}" if instead else error.format_message())
     except click.ClickException as error:
         _fail(error.format_message())
     except PerfmodelError as error:

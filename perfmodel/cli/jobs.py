@@ -2,72 +2,64 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import click
+from click.core import ParameterSource
 
 from perfmodel.base.errors import InputError
-from perfmodel.cli import config
-from perfmodel.cli.options import (
-    Command,
-    Reader,
-    all_of,
-    items,
-    list_of,
-    one,
-    read_count,
-    read_fraction,
-    read_jitter,
-    read_number,
-    read_quantity,
-    read_speed,
-    read_stragglers,
-    read_text,
-    read_whole,
+from perfmodel.cli import types
+from perfmodel.cli.options import Decorator, all_of, gathered, items
+from perfmodel.cli.types import OptionOf, Several, Words
+
+OPTION_FLAGS = ("servers", "sync", "staleness_bound", "overlap")
+"""Flags for single options of the architecture."""
+
+OF_THE_JOB = (
+    *("model", "workload", "device", "precision", "batch_size", "global_batch_size"),
+    *("sequence_length", "activation_checkpointing", "accumulation"),
+    *("one_device_speed", "step_time", "one_device_batch_size"),
+    *("cluster", "bandwidth", "latency", "workers", "arch", "jitter", "stragglers", "seed"),
+    *("island_devices", "island_steps", "island_arch"),
 )
+"""Flags for arguments of make_job."""
+
+JOB_FLAGS = ("job", *OF_THE_JOB, "options", "island_options", *OPTION_FLAGS)
+"""Flags that describe a job."""
+
+ARGUMENTS = {
+    "bandwidth": "bandwidth_bytes_per_s",
+    "latency": "latency_s",
+    "one_device_speed": "one_device_samples_per_s",
+    "step_time": "one_device_step_s",
+}
+"""Arguments whose names differ from their flags."""
+
+RIVALS = {"model": "workload", "batch_size": "global_batch_size", "one_device_speed": "step_time"}
+"""Flags of which only one can be given: on the command line it replaces the other as well."""
+
+RIVALS |= {other: name for name, other in RIVALS.items()}
+
+RIVAL_ARGUMENTS = {
+    ARGUMENTS.get(name, name): ARGUMENTS.get(other, other) for name, other in RIVALS.items()
+}
+"""Arguments of which only one can be given."""
 
 
 class JobFlags(NamedTuple):
-    """The flags that describe a job; None, or empty, where a flag was not given.
+    """The flags that describe a job, by their names; with lists a value may be a list."""
 
-    With lists a value may be a list of values.
-    """
+    typed: dict[str, Any]
+    """Those of the command line."""
 
-    job: Any
-    model: Any
-    workload: Any
-    device: Any
-    precision: Any
-    batch_size: Any
-    global_batch_size: Any
-    sequence_length: Any
-    activation_checkpointing: bool | None
-    accumulation: Any
-    one_device_speed: Any
-    step_time: Any
-    one_device_batch_size: Any
-    cluster: Any
-    bandwidth: Any
-    latency: Any
-    workers: Any
-    arch: Any
-    servers: Any
-    sync: Any
-    staleness_bound: Any
-    overlap: bool | None
-    options: tuple[str, ...]
-    island_devices: Any
-    island_steps: Any
-    island_arch: Any
-    island_options: tuple[str, ...]
-    jitter: Any
-    stragglers: Any
-    start: str | None
-    seed: Any
-    configured: frozenset[str] = frozenset()
-    """Names of the flags whose values are from the configuration file."""
+    configured: dict[str, Any]
+    """Those of the configuration file."""
+
+    @property
+    def job(self) -> Any:
+        """The job file, or files; None if there is none."""
+        return self.typed.get("job", self.configured.get("job"))
 
     def arguments(self, path: str | None, *, lists: bool = False) -> dict[str, Any]:
         """Arguments of make_job, or of a sweep: of the flags, the job file, the configuration.
@@ -82,80 +74,38 @@ class JobFlags(NamedTuple):
         from perfmodel.inputs.job import read_job
 
         job = read_job(path) if path is not None else {}
-        given = _over(job, self.typed()._own(lists))
+        typed = _over(job, _arguments(self.typed, lists))
         if not self.configured:
-            config.tell()
-            return given
-        defaults = self._without(set(OF_THE_JOB + OF_OPTIONS) - self.configured)._own(lists)
-        arch = given.get("arch") or defaults.get("arch") or "ps"
+            return typed
+        defaults = _arguments(self.configured, lists)
+        arch = typed.get("arch") or defaults.get("arch") or "ps"
         defaults["options"] = _applying(defaults["options"], arch)
-        merged = _over(defaults, given)
-        config.tell(lambda name, word: _acts(name, word, defaults, given, merged))
-        return merged
-
-    def typed(self) -> JobFlags:
-        """The flags of the command line, without those of the configuration."""
-        return self._without(self.configured)
-
-    def _without(self, names: Iterable[str]) -> JobFlags:
-        nothing: dict[str, Any] = {
-            name: () if isinstance(getattr(self, name), tuple) else None for name in names
-        }
-        return self._replace(**nothing)
-
-    def _own(self, lists: bool) -> dict[str, Any]:
-        """Arguments of the flags alone."""
-        if self.batch_size is not None and self.global_batch_size is not None:
-            raise InputError("--batch-size and --global-batch-size: give one of them")
-        if self.one_device_speed is not None and self.step_time is not None:
-            raise InputError("--one-device-speed and --step-time: give one of them")
-        flags = {ARGUMENTS.get(name, name): getattr(self, name) for name in OF_THE_JOB}
-        arguments = {name: value for name, value in flags.items() if value not in (None, ())}
-        inside = option_values(self.island_options, flag="--island-option")
-        return {
-            **arguments,
-            **({"island_options": inside} if inside else {}),
-            "options": self._options(lists),
-        }
-
-    def _options(self, lists: bool) -> dict[str, Any]:
-        """The architecture's options, from --option and from flags for single options."""
-        found = option_values(self.options, lists=lists)
-        for name in OPTION_FLAGS:
-            value = getattr(self, name)
-            if value is not None:
-                if name in found:
-                    dashed = name.replace("_", "-")
-                    raise InputError(f"--{dashed} and --option {name}: give one of them")
-                found[name] = value
-        return found
+        return _over(defaults, typed)
 
 
-OPTION_FLAGS = ("servers", "sync", "staleness_bound", "overlap")
-"""Flags for single options of the architecture."""
-
-OF_THE_JOB = tuple(
-    name
-    for name in JobFlags._fields
-    if name not in ("job", "options", "island_options", "configured", *OPTION_FLAGS)
-)
-"""Flags for arguments of make_job."""
-
-OF_OPTIONS = ("options", "island_options", *OPTION_FLAGS)
-"""Flags of options."""
-
-ARGUMENTS = {
-    "bandwidth": "bandwidth_bytes_per_s",
-    "latency": "latency_s",
-    "one_device_speed": "one_device_samples_per_s",
-    "step_time": "one_device_step_s",
-}
-"""Arguments whose names differ from their flags."""
+def _arguments(flags: dict[str, Any], lists: bool) -> dict[str, Any]:
+    """Arguments of some flags alone, with the options of the architecture as one of them."""
+    for name, other in RIVALS.items():
+        if name in flags and other in flags and name != "workload" != other:
+            first, second = (f"--{each.replace('_', '-')}" for each in (name, other))
+            raise InputError(f"{first} and {second}: give one of them")
+    arguments = {ARGUMENTS.get(name, name): flags[name] for name in OF_THE_JOB if name in flags}
+    inside = option_values(flags.get("island_options", ()), flag="--island-option")
+    if inside:
+        arguments["island_options"] = inside
+    options = option_values(flags.get("options", ()), lists=lists)
+    for name in OPTION_FLAGS:
+        if name in flags:
+            if name in options:
+                dashed = name.replace("_", "-")
+                raise InputError(f"--{dashed} and --option {name}: give one of them")
+            options[name] = flags[name]
+    return {**arguments, "options": options}
 
 
 def _over(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
     """Arguments with those of ``upper`` in place of their own, and of their rivals."""
-    kept = {name: v for name, v in lower.items() if config.RIVALS.get(name) not in upper}
+    kept = {name: v for name, v in lower.items() if RIVAL_ARGUMENTS.get(name) not in upper}
     merged = {**kept, **upper}
     for name in ("options", "island_options"):
         if name in kept and name in upper:
@@ -189,18 +139,6 @@ def _applying(options: dict[str, Any], arch: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name in has}
 
 
-def _acts(
-    name: str, word: str, defaults: dict[str, Any], given: dict[str, Any], merged: dict[str, Any]
-) -> bool:
-    """Whether a configured value is one of the merged arguments."""
-    if name in OF_OPTIONS:
-        where = "island_options" if name == "island_options" else "options"
-        key = name if name in OPTION_FLAGS else word.split(" ", 1)[1].strip("'").partition("=")[0]
-        return key in defaults.get(where, {}) and key not in given.get(where, {})
-    argument = ARGUMENTS.get(name, name)
-    return name not in OF_THE_JOB or (argument in merged and argument not in given)
-
-
 class ModelFlags(NamedTuple):
     """The flags that say how a job is predicted; None where a flag was not given."""
 
@@ -210,209 +148,184 @@ class ModelFlags(NamedTuple):
     max_ops: float | None
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of predict.
+        """Arguments of predict; without a configured tolerance where the fidelity has none.
 
         Raises
         ------
         InputError : a tolerance for a fidelity that has none.
         """
-        if self.tolerance is not None and self.fidelity != "auto":
-            raise InputError("--tolerance: needs --fidelity auto")
-        given = self._asdict()
-        return {name: value for name, value in given.items() if value is not None}
+        typed = {name: value for name, value in self._asdict().items() if value is not None}
+        if "tolerance" in typed and self.fidelity != "auto":
+            if not configured("tolerance"):
+                raise InputError("--tolerance: needs --fidelity auto")
+            del typed["tolerance"]
+        return typed
 
 
-def gathered(name: str, kind: Any) -> Callable[[Command], Command]:
-    """Pass some of a command's values as one argument ``name``, a ``kind`` of named tuple."""
-
-    def around(command: Command) -> Command:
-        @functools.wraps(command)
-        def run(**given: Any) -> Any:
-            values = {field: given.pop(field) for field in kind._fields if field in given}
-            if "configured" in kind._fields:
-                values["configured"] = config.configured(click.get_current_context(), values)
-            return command(**given, **{name: kind(**values)})
-
-        return run
-
-    return around
+def configured(name: str) -> bool:
+    """Whether a parameter of the running command has its value from the configuration file."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is ParameterSource.DEFAULT_MAP
 
 
-CHECKPOINTING = click.option(
-    "--activation-checkpointing/--no-activation-checkpointing",
-    default=None,
-    help="Keep only the input of each block, and recompute the rest in the backward pass.",
+def _job_flags(**values: Any) -> JobFlags:
+    """Values of the flags of a job, by where they are from."""
+    values = {name: value for name, value in values.items() if value not in (None, ())}
+    below = {name: values.pop(name) for name in list(values) if configured(name)}
+    return JobFlags(values, below)
+
+
+def _switch(flag: str, text: str) -> Decorator:
+    """An option that turns something on, or off with no-."""
+    return click.option(f"--{flag}/--no-{flag}", default=None, help=text)
+
+
+def _repeatable(flag: str, name: str, kind: types.Text, text: str) -> Decorator:
+    return click.option(flag, name, type=kind, multiple=True, help=f"{text}; repeatable.")
+
+
+JOB_OPTIONS: tuple[Decorator | tuple[str, types.Text | types.File, str], ...] = (
+    ("--model", types.MODEL, "Model from the catalogue (perfmodel list models)."),
+    ("--workload", types.INPUT, "Workload file instead of --model."),
+    ("--device", types.DEVICE, "Device that the compute times are for."),
+    (
+        "--precision",
+        types.PRECISION,
+        "float32, tf32 or mixed, if the profile has it.  [default: its first]",
+    ),
+    (
+        "--batch-size",
+        types.WHOLE,
+        "Samples per worker and iteration.  [default: the profile's largest]",
+    ),
+    ("--global-batch-size", types.WHOLE, "Samples per iteration over all workers."),
+    ("--sequence-length", types.WHOLE, "Tokens per sample (language models)."),
+    _switch(
+        "activation-checkpointing",
+        "Keep only the input of each block, and recompute the rest in the backward pass.",
+    ),
+    (
+        "--accumulation",
+        types.WHOLE,
+        "Passes per update, which split the batch.  [default: as timed]",
+    ),
+    (
+        "--one-device-speed",
+        types.SPEED,
+        "Your measured speed of one device, in samples/s: compute times are scaled to it.",
+    ),
+    (
+        "--step-time",
+        types.time("187ms"),
+        "Your measured time of one update on one device, instead of --one-device-speed.",
+    ),
+    (
+        "--one-device-batch-size",
+        types.WHOLE,
+        "Batch size of that measurement.  [default: that of the job]",
+    ),
+    ("--cluster", types.CLUSTER, "Cluster from the catalogue, or a file."),
+    ("--bandwidth", types.RATE, "Bandwidth of every link, in each direction."),
+    ("--latency", types.time("50us"), "One-way latency of every link."),
+    ("--workers", types.WHOLE, "Number of workers.  [default: 1]"),
+    ("--arch", types.ARCHITECTURE, "Architecture (perfmodel list).  [default: ps]"),
+    ("--servers", types.WHOLE, "Parameter servers.  [default: 1]"),
+    ("--sync", types.SYNC, "How a parameter server synchronises workers."),
+    ("--staleness-bound", types.BOUND, "Iterations a worker may run ahead (ssp); inf: no bound."),
+    _switch("overlap", "Overlap communication with computation."),
+    _repeatable(
+        "--option",
+        "options",
+        OptionOf("arch", "ps"),
+        "Any option of the architecture (perfmodel show ARCH)",
+    ),
+    (
+        "--island-devices",
+        types.count("N|N+N"),
+        "Make each worker a group of N devices; 8+8+4: unequal groups.",
+    ),
+    (
+        "--island-steps",
+        types.count("H|equal:H"),
+        "Steps of each group between two exchanges; equal: slower groups do fewer.",
+    ),
+    ("--island-arch", types.ARCHITECTURE, "Architecture inside a group.  [default: allreduce]"),
+    _repeatable(
+        "--island-option",
+        "island_options",
+        OptionOf("island_arch", "allreduce"),
+        "Any option of the architecture inside a group",
+    ),
+    (
+        "--jitter",
+        types.JITTER,
+        "Random variation of compute times, per worker and iteration; 0.1:op: per operation.",
+    ),
+    _repeatable(
+        "--straggler", "stragglers", types.STRAGGLER, "Worker that computes FACTOR times as long"
+    ),
+    ("--seed", types.WHOLE, "Random seed.  [default: 0]"),
 )
+"""Options that describe a job; those of a flag, a type and a text may take lists."""
 
 
-def job_options(*, lists: bool = False, jobs: bool = False) -> Callable[[Command], Command]:
+def job_options(*, lists: bool = False, jobs: bool = False) -> Decorator:
     """Add the options that describe a job; the command gets them as ``flags``.
 
     With ``lists``, options with a value take several; with ``jobs``, --job is repeatable.
     """
-
-    def value(
-        flag: str, read: Reader, metavar: str, help: str, *, ranges: bool = False
-    ) -> Callable[[Command], Command]:
-        callback = list_of(read, ranges=ranges) if lists else one(read)
-        return click.option(
-            flag, callback=callback, metavar=f"{metavar},..." if lists else metavar, help=help
-        )
-
-    def whole(flag: str, help: str) -> Callable[[Command], Command]:
-        return value(flag, read_whole, "N", help, ranges=True)
-
-    job = "Job file; the flags below override it."
-    described = (
-        click.option("--job", metavar="FILE", multiple=jobs, help=job + " Repeatable." * jobs),
-        value("--model", read_text, "NAME", "Model from the catalogue (perfmodel list models)."),
-        value("--workload", read_text, "FILE", "Workload file instead of --model."),
-        value("--device", read_text, "NAME", "Device that the compute times are for."),
-        value("--precision", read_text, "NAME", "float32, tf32 or mixed, if the profile has it."),
-        whole("--batch-size", "Samples per worker and iteration."),
-        whole("--global-batch-size", "Samples per iteration over all workers."),
-        whole("--sequence-length", "Tokens per sample (language models)."),
-        CHECKPOINTING,
-        whole("--accumulation", "Passes per update, which split the batch.  [default: as timed]"),
-        *_one_device_options(value, whole),
-        value("--cluster", read_text, "NAME|FILE", "Cluster from the catalogue, or a file."),
-        value("--bandwidth", read_quantity("bytes_per_s"), "10Gbps", "Bandwidth of every link."),
-        value("--latency", read_quantity("s"), "50us", "One-way latency of every link."),
-        whole("--workers", "Number of workers.  [default: 1]"),
-        value("--arch", read_text, "NAME", "Architecture (perfmodel list).  [default: ps]"),
-        whole("--servers", "Parameter servers.  [default: 1]"),
-        value("--sync", read_text, "bsp|asp|ssp", "How the parameter server synchronises workers."),
-        value(
-            "--staleness-bound",
-            read_text,
-            "S",
-            "Iterations a worker may run ahead (ssp); inf: no bound.",
-            ranges=True,
-        ),
-        click.option(
-            "--overlap/--no-overlap", default=None, help="Overlap communication with computation."
-        ),
-        click.option(
-            "--option",
-            "options",
-            multiple=True,
-            metavar="KEY=VALUE,..." if lists else "KEY=VALUE",
-            help="Any option of the architecture (perfmodel show ARCH); repeatable.",
-        ),
-        *_island_options(value),
-        value(
-            "--jitter",
-            read_jitter,
-            "0.1|gamma:0.1|measured",
-            "Random variation of compute times, per worker and iteration.",
-            ranges=True,
-        ),
-        click.option(
-            "--straggler",
-            "stragglers",
-            multiple=True,
-            metavar="WORKER:FACTOR",
-            callback=read_stragglers,
-            help="Worker that computes FACTOR times as long; repeatable.",
-        ),
-        click.option(
-            "--start",
-            type=click.Choice(["together", "staggered"]),
-            help="Start workers together or at random offsets.",
-        ),
-        whole("--seed", "Random seed.  [default: 0]"),
-    )
-
-    return all_of((*described, gathered("flags", JobFlags)))
+    text = f"Job file; the flags below override it.{' Repeatable.' * jobs}"
+    described: list[Decorator] = [click.option("--job", type=types.INPUT, multiple=jobs, help=text)]
+    for each in JOB_OPTIONS:
+        if isinstance(each, tuple):
+            flag, kind, text = each
+            each = click.option(flag, type=Several(kind) if lists else kind, help=text)
+        described.append(each)
+    return all_of((*described, gathered("flags", JOB_FLAGS, _job_flags)))
 
 
-def _one_device_options(value: Callable[..., Any], whole: Callable[..., Any]) -> tuple[Any, ...]:
-    """Options for the measured speed of one device; ``value`` and ``whole`` make an option."""
-    return (
-        value(
-            "--one-device-speed",
-            read_speed,
-            "171|'12000 tokens/s'",
-            "Your measured speed of one device, in samples/s: compute times are scaled to it.",
-            ranges=True,
-        ),
-        value(
-            "--step-time",
-            read_quantity("s"),
-            "187ms",
-            "Your measured time of one update on one device, instead of --one-device-speed.",
-        ),
-        whole(
-            "--one-device-batch-size",
-            "Batch size of that measurement.  [default: that of the job]",
-        ),
+FIDELITIES = {
+    "fine": "fine: simulate every operation",
+    "coarse": "coarse: use formulas",
+    "auto": "auto: formulas where their error is within --tolerance",
+    "both": "both: side by side",
+}
+"""How a job can be predicted, and what that means."""
+
+
+def fidelity_option(default: str, *names: str) -> Decorator:
+    """How jobs are predicted: one of :data:`FIDELITIES`."""
+    meaning = "; ".join(FIDELITIES[name] for name in names)
+    return click.option(
+        "--fidelity", type=Words(names), default=default, help=f"{meaning}.  [default: {default}]"
     )
 
 
-def _island_options(value: Callable[..., Any]) -> tuple[Any, ...]:
-    """Options of workers that are groups of devices; ``value`` makes an option with a value."""
-    return (
-        value(
-            "--island-devices",
-            read_count,
-            "N|N+N",
-            "Make each worker a group of N devices; 8+8+4: unequal groups.",
-        ),
-        value(
-            "--island-steps",
-            read_count,
-            "H|equal:H",
-            "Steps of each group between two exchanges; equal: slower groups do fewer.",
-        ),
-        value(
-            "--island-arch",
-            read_text,
-            "NAME",
-            "Architecture inside a group.  [default: allreduce]",
-        ),
-        click.option(
-            "--island-option",
-            "island_options",
-            multiple=True,
-            metavar="KEY=VALUE",
-            help="Any option of the architecture inside a group; repeatable.",
-        ),
-    )
-
-
-def model_options(default: str, *more: str) -> Callable[[Command], Command]:
+def model_options(default: str, *more: str) -> Decorator:
     """Add the options that say how a job is predicted; the command gets them as ``how``."""
-    kinds = ["fine", "coarse", *more, "auto"]
     described = (
-        click.option(
-            "--fidelity",
-            type=click.Choice(kinds),
-            default=default,
-            help="Simulate every operation (fine) or use formulas (coarse); auto: formulas where "
-            f"their error is within --tolerance.  [default: {default}]",
-        ),
+        fidelity_option(default, "fine", "coarse", "auto", *more),
         click.option(
             "--tolerance",
-            metavar="5%",
-            callback=one(read_fraction),
+            type=types.FRACTION,
             help="Iteration-time error that auto accepts in 9 of 10 jobs.  [default: 5%]",
         ),
         click.option(
             "--rel-ci",
+            type=types.FRACTION,
             metavar="1%",
-            callback=one(read_fraction),
             help="Simulate random jobs until the 95 % confidence interval is this narrow.  "
             "[default: 1%]",
         ),
         click.option(
             "--max-ops",
+            type=types.NUMBER,
             metavar="5e7",
-            callback=one(read_number),
-            help="Refuse simulations of more operations than this.  [default: 5e7, about 50 s]",
+            help="Refuse simulations of more operations than this; inf: none.  "
+            "[default: 5e7, about 50 s]",
         ),
     )
-
-    return all_of((*described, gathered("how", ModelFlags)))
+    return all_of((*described, gathered("how", ModelFlags._fields, ModelFlags)))
 
 
 def option_values(
@@ -424,12 +337,12 @@ def option_values(
     ------
     InputError : no equals sign, or a key that is given twice.
     """
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals:
             raise InputError(f"{flag}: expected KEY=VALUE, got {text!r}")
-        if key in found:
+        if key in options:
             raise InputError(f"{flag}: {key} is given twice")
-        found[key] = items(value, f"{flag} {key}") if lists else value
-    return found
+        options[key] = items(value, f"{flag} {key}") if lists else value
+    return options

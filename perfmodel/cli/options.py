@@ -1,125 +1,46 @@
-"""Shared by commands: parsing options, checking and writing files, progress."""
+"""Options that several commands have, and what the commands do with them: files and progress."""
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import click
 
-from perfmodel.base.errors import InputError
+from perfmodel.cli.types import BINARY, FIGURE, OUTPUT, Reader, label
+from perfmodel.cli.types import read_jitter as read_jitter
+from perfmodel.cli.types import read_quantity as read_quantity
+from perfmodel.cli.types import read_whole as read_whole
 from perfmodel.cli.verbosity import remark as remark
 from perfmodel.cli.verbosity import verbosity as verbosity
 
 Command = Callable[..., Any]
-Callback = Callable[[click.Context, click.Parameter, Any], Any]
-Reader = Callable[[str, str], Any]
-"""Reads the text of an option; the second argument is its flag, for errors."""
+Decorator = Callable[[Command], Command]
 
 
-def read_text(text: str, _: str) -> str:
-    """Take the text as it is."""
-    return text
+def one(read: Reader) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """Read a value, in the callback of an option."""
 
-
-def read_whole(text: str, flag: str) -> int:
-    """Read a whole number."""
-    try:
-        return int(text)
-    except ValueError:
-        raise InputError(f"{flag}: expected a whole number, got {text!r}") from None
-
-
-def read_count(text: str, _: str) -> int | str:
-    """Read a number, or text such as ``8+8+4`` or ``equal:100``."""
-    return int(text) if text.isdecimal() else text
-
-
-def read_number(text: str, flag: str) -> float:
-    """Read a number, or inf."""
-    try:
-        return float(text)
-    except ValueError:
-        raise InputError(f"{flag}: expected a number, got {text!r}") from None
-
-
-def read_quantity(dimension: str) -> Reader:
-    """Read text with a unit as SI."""
-
-    def read(text: str, flag: str) -> float:
-        from perfmodel.base.units import parse
-
-        return parse(text, dimension, flag)
-
-    return read
-
-
-def read_speed(text: str, flag: str) -> float | str:
-    """Read samples per second as a number; text in another unit stays text."""
-    from perfmodel.inputs import one_device
-
-    speed = one_device.read_speed(text, flag)
-    return speed.value if speed.unit == one_device.UNITS[0] else text.strip()
-
-
-def read_jitter(text: str, _: str) -> Any:
-    """Read ``0.1``, ``gamma:0.1`` or ``measured``."""
-    from perfmodel.inputs.job import Jitter
-
-    return Jitter.parse(text)
-
-
-def read_stragglers(context: click.Context, _: click.Parameter, texts: tuple[str, ...]) -> Any:
-    """Read each ``WORKER:FACTOR``."""
-    if _unread(context, texts):
-        return texts
-    from perfmodel.inputs.job import Straggler
-
-    return tuple(Straggler.parse(text) for text in texts)
-
-
-def read_fraction(text: str, flag: str) -> float:
-    """Read ``1%`` or ``0.01``."""
-    from perfmodel.base.units import fraction
-
-    return fraction(text, flag)
-
-
-def one(read: Reader) -> Callback:
-    """Read a value."""
-
-    def callback(context: click.Context, option: click.Parameter, text: str | None) -> Any:
-        return text if _unread(context, text) else read(str(text), option.opts[0])
+    def callback(context: click.Context, option: click.Parameter, text: Any) -> Any:
+        unread = isinstance(text, str) and not context.resilient_parsing
+        return read(text, label(option)) if unread else text
 
     return callback
 
 
-def _unread(context: click.Context, text: Any) -> bool:
-    """Whether there is no text, or a shell only asks for completions."""
-    return text is None or context.resilient_parsing
-
-
-def list_of(read: Reader, *, ranges: bool) -> Callback:
-    """Read a list of values, or a single one."""
-
-    def callback(context: click.Context, option: click.Parameter, text: str | None) -> Any:
-        flag = option.opts[0]
-        return text if _unread(context, text) else items(str(text), flag, read, ranges=ranges)
-
-    return callback
-
-
-def items(text: str, flag: str, read: Reader = read_text, *, ranges: bool = True) -> Any:
+def items(text: str, flag: str, read: Reader | None = None, *, ranges: bool = True) -> Any:
     """Read values with commas between them, or a single one."""
     from perfmodel.studies.grids import values
 
-    found = [read(part, flag) for part in values(text, flag, ranges=ranges)]
-    return found if len(found) > 1 else found[0]
+    parts = values(text, flag, ranges=ranges)
+    several = [part if read is None else read(part, flag) for part in parts]
+    return several if len(several) > 1 else several[0]
 
 
-def all_of(options: Sequence[Callable[[Command], Command]]) -> Callable[[Command], Command]:
+def all_of(options: Sequence[Decorator]) -> Decorator:
     """Add several options to a command, in this order."""
 
     def add(command: Command) -> Command:
@@ -128,6 +49,20 @@ def all_of(options: Sequence[Callable[[Command], Command]]) -> Callable[[Command
         return command
 
     return add
+
+
+def gathered(name: str, fields: Sequence[str], make: Callable[..., Any]) -> Decorator:
+    """Pass those of a command's values that are ``fields`` as one argument ``name``."""
+
+    def around(command: Command) -> Command:
+        @functools.wraps(command)
+        def run(**values: Any) -> Any:
+            some = {field: values.pop(field) for field in fields if field in values}
+            return command(**values, **{name: make(**some)})
+
+        return run
+
+    return around
 
 
 executor_options = all_of(
@@ -147,6 +82,29 @@ executor_options = all_of(
     )
 )
 """Options for :func:`perfmodel.studies.executors.opened`, which predicts the jobs of a study."""
+
+
+def whole_option(flag: str, text: str, **more: Any) -> Decorator:
+    """An option that is a whole number."""
+    return click.option(flag, type=int, metavar="N", help=text, **more)
+
+
+training_options = all_of(
+    (
+        whole_option("--dataset-size", "Samples per epoch, for training time."),
+        whole_option("--epochs", "Epochs of the training time.  [default: 1]"),
+    )
+)
+"""How long a training is."""
+
+run_options = all_of(
+    (
+        whole_option("--iterations", "Predict the first N iterations, not the long run."),
+        whole_option("--run-iterations", "Give the interval for a run of N iterations."),
+        training_options,
+    )
+)
+"""Which part of a run a prediction is about, and how long the training is."""
 
 
 def ending(path: str) -> str:
@@ -184,36 +142,6 @@ def say_written(path: str, hint: str = "") -> None:
         remark(plain(f"wrote {path}{hint}"))
 
 
-page_option = click.option(
-    "--report",
-    "page",
-    metavar="FILE",
-    help="Write an HTML page (extra: report).",
-)
-
-
-class Paged(Protocol):
-    """A result with a page."""
-
-    def report(self) -> str:
-        """The page as text."""
-
-
-def check_page(path: str | None) -> None:
-    """Refuse a page that cannot be made or written, before the work starts."""
-    if path is not None:
-        from perfmodel.reporting import page
-
-        page.check()
-        check_files(None, path)
-
-
-def write_page(found: Paged, path: str | None) -> None:
-    """Write the page of a result, if --report is given."""
-    if path is not None:
-        write_files([(path, found.report().encode(), "; open it in a browser")])
-
-
 class Picture(Protocol):
     """A result with a figure."""
 
@@ -226,34 +154,67 @@ def drawn(found: Picture, plot: str | None) -> list[tuple[str, bytes, str]]:
     return [] if plot is None else [(plot, found.to_image(ending(plot)), "")]
 
 
-class Tabular(Picture, Protocol):
-    """A result with a table and JSON as well."""
+class Outputs(NamedTuple):
+    """Where the answer of a command goes, besides its text."""
 
-    def to_csv(self) -> str:
-        """The table as CSV text."""
+    csv: str | None = None
+    parquet: str | None = None
+    as_json: bool = False
+    plot: str | None = None
+    page: str | None = None
 
-    def to_json(self) -> str:
-        """All of it as JSON text."""
+    def check(self, *others: str | None) -> None:
+        """Refuse files that cannot be made or written, before the work starts."""
+        if self.parquet is not None:
+            from perfmodel.base.tables import need_parquet
+
+            need_parquet()
+        if self.page is not None:
+            from perfmodel.reporting import page
+
+            page.check()
+        check_files(self.plot, self.csv, self.parquet, self.page, *others)
+
+    def put(
+        self,
+        answer: Any,
+        written: Sequence[tuple[str, bytes, str]] = (),
+        as_json: Callable[[], str] | None = None,
+    ) -> bool:
+        """Write the files, those ``written`` first, and print JSON; returns whether to print text.
+
+        ``as_json`` makes it of answers whose ``to_json`` does not.
+        """
+        from perfmodel.base import files
+
+        more = []
+        if self.csv is not None:
+            more.append((self.csv, answer.to_csv().encode(), ""))
+        if self.parquet is not None:
+            more.append((self.parquet, answer.to_parquet(), ""))
+        if self.page is not None:
+            more.append((self.page, answer.report().encode(), "; open it in a browser"))
+        write_files([*written, *more, *drawn(answer, self.plot)])
+        if self.as_json:
+            click.echo((as_json or answer.to_json)())
+        return self.csv != files.STDOUT and not self.as_json
 
 
-def check_outputs(csv: str | None, plot: str | None, parquet: str | None = None) -> None:
-    """Refuse files that cannot be written, before the work starts."""
-    if parquet is not None:
-        from perfmodel.base.tables import need_parquet
+OUTPUTS = {
+    "csv": click.option("--csv", type=OUTPUT, help="Write the table as CSV."),
+    "parquet": click.option("--parquet", type=BINARY, help="Write it as Parquet (extra: parquet)."),
+    "json": click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+    "plot": click.option("--plot", type=FIGURE, help="Draw it as png, svg or pdf (extra: plot)."),
+    "report": click.option(
+        "--report", "page", type=OUTPUT, help="Write it as an HTML page (extra: report)."
+    ),
+}
+"""Options of :class:`Outputs`, by their names."""
 
-        need_parquet()
-    check_files(plot, csv, parquet)
 
-
-def put_out(found: Tabular, csv: str | None, as_json: bool, plot: str | None) -> bool:
-    """Write the given files, and print JSON. Return whether to print text instead."""
-    from perfmodel.base import files
-
-    written = [] if csv is None else [(csv, found.to_csv().encode(), "")]
-    write_files([*written, *drawn(found, plot)])
-    if as_json:
-        click.echo(found.to_json())
-    return csv != files.STDOUT and not as_json
+def outputs(*names: str) -> Decorator:
+    """Add some of :data:`OUTPUTS`; the command gets them as ``out``."""
+    return all_of((*(OUTPUTS[name] for name in names), gathered("out", Outputs._fields, Outputs)))
 
 
 def progress() -> AbstractContextManager[Callable[[int, int], None] | None]:

@@ -1,16 +1,18 @@
-"""Options that every command has. They are added here, not command by command."""
+"""What every command does: -q and -v, configured values, and ``-`` for files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, redirect_stdout
+from typing import Any, BinaryIO
 
 import click
+from click.core import ParameterSource
 
 from perfmodel.base.errors import InputError
-from perfmodel.cli import config
-from perfmodel.cli.help import Formatter
-from perfmodel.cli.streams import standard_streams
+from perfmodel.cli.types import USUAL, is_file, label
 from perfmodel.cli.verbosity import VERBOSITY
 
 COMPLETE = "_PERFMODEL_COMPLETE"
@@ -18,58 +20,113 @@ COMPLETE = "_PERFMODEL_COMPLETE"
 
 
 def _set_verbosity(context: click.Context, option: click.Parameter, given: bool) -> None:
-    if not given:
-        return
     level = -1 if option.name == "quiet" else 1
+    configured = context.get_parameter_source(str(option.name)) is ParameterSource.DEFAULT_MAP
+    if not given or (configured and VERBOSITY in context.meta):
+        return
     if context.meta.setdefault(VERBOSITY, level) != level:
         raise InputError("--quiet and --verbose: give only one of them")
 
 
-def _ignore_config(context: click.Context, _: click.Parameter, given: bool) -> None:
-    if given:
-        context.meta[config.IGNORED] = True
-
-
 def _flag(
-    names: Sequence[str],
-    callback: Callable[[click.Context, click.Parameter, bool], None],
-    text: str,
+    *names: str, callback: Callable[[click.Context, click.Parameter, bool], None], help: str
 ) -> click.Option:
     """A flag whose effect is its callback's."""
     return click.Option(
-        names, is_flag=True, is_eager=True, expose_value=False, callback=callback, help=text
+        names, is_flag=True, is_eager=True, expose_value=False, callback=callback, help=help
     )
 
 
 SHARED = (
     _flag(
-        ("-q", "--quiet"),
-        _set_verbosity,
-        "Print only the answer and errors: no notes, warnings or progress.",
+        *("-q", "--quiet"),
+        callback=_set_verbosity,
+        help="Print only the answer and errors: no notes, warnings or progress.",
     ),
-    _flag(("-v", "--verbose"), _set_verbosity, "Print more details, such as all assumptions."),
-    _flag(("--no-config",), _ignore_config, "Ignore the configuration file."),
+    _flag(
+        *("-v", "--verbose"),
+        callback=_set_verbosity,
+        help="Print more details, such as all assumptions.",
+    ),
 )
 
 
 class Context(click.Context):
-    """What every command does: help that fits the terminal, configured values, - for files."""
+    """Takes defaults from the configuration file, and lets ``-`` be a stream."""
 
-    formatter_class = Formatter
+    def lookup_default(self, name: str, call: bool = True) -> Any:
+        """The configured value of a parameter; the file is read when the first is asked for."""
+        is_group = isinstance(self.command, click.Group)
+        if self.default_map is None and not is_group and not self.resilient_parsing:
+            from perfmodel.cli import config
+
+            self.default_map = config.default_map(self)
+        return super().lookup_default(name, call)  # type: ignore[call-overload]
 
     def invoke(self, callback: Any, /, *args: Any, **values: Any) -> Any:
         """Run the command."""
-        if not isinstance(self.command, click.Group):
-            values = config.completed(self, values)
-        with standard_streams(self, values) as given:
-            return super().invoke(callback, *args, **given)
+        with ExitStack() as stack:
+            if not isinstance(self.command, click.Group):
+                if self.default_map:
+                    from perfmodel.cli import config
+
+                    config.tell(self, values)
+                self._lend_streams(values, stack)
+            return super().invoke(callback, *args, **values)
+
+    def _lend_streams(self, values: dict[str, Any], stack: ExitStack) -> None:
+        """Lend standard input and output to the command if a file is ``-``.
+
+        Raises
+        ------
+        InputError : standard input is asked for twice, or two things would be printed.
+        """
+        if not any(map(is_file, self.command.params)):
+            return
+        from perfmodel.base import files
+
+        readers = list(self._those(values, files.STDIN))
+        writers = list(self._those(values, files.STDOUT))
+        if len(readers) > 1:
+            flags = " and ".join(dict.fromkeys(readers))
+            raise InputError(f"{flags}: standard input can be read only once; give - once")
+        printing = [f"{flag} -" for flag in writers] + ["--json"] * bool(values.get("as_json"))
+        if writers and len(printing) > 1:
+            raise InputError(f"{printing[0]} and {printing[1]}: both print; give one of them")
+        if readers or writers:
+            lent = files.standard_streams(_bytes(sys.stdin), _bytes(sys.stdout))
+            stack.enter_context(lent)
+        if writers:
+            nowhere = click.open_file(os.devnull, "w")
+            stack.enter_context(redirect_stdout(stack.enter_context(nowhere)))
+
+    def _those(self, values: dict[str, Any], stream: str) -> Iterator[str]:
+        """The flags of files that are a stream, each as often as it is."""
+        for parameter in self.command.params:
+            if is_file(parameter):
+                value = values.get(str(parameter.name))
+                several = value if isinstance(value, (tuple, list)) else (value,)
+                yield from [label(parameter)] * several.count(stream)
+
+
+def _bytes(stream: Any) -> BinaryIO | None:
+    """The stream of bytes below a stream of text."""
+    if stream is None:
+        return None
+    if stream.writable():
+        stream.flush()
+    below: BinaryIO = stream.buffer
+    return below
 
 
 def add_shared(command: click.Command) -> click.Command:
-    """Give a command, and the commands of a group, the shared options; again changes nothing."""
+    """Give a command, and the commands of a group, what is shared; again changes nothing."""
     if SHARED[0] not in command.params:
         command.params.extend(SHARED)
         command.context_class = Context
+        for parameter in command.params:
+            if parameter.type == click.STRING and parameter.opts[0] in USUAL:
+                parameter.type = USUAL[parameter.opts[0]]
     if isinstance(command, click.Group):
         for each in command.commands.values():
             add_shared(each)

@@ -168,7 +168,6 @@ CLICK = {
     f"{JOB} --wrokers 8": ["--wrokers", "--workers"],
     f"{JOB} --fidelity rough": ["--fidelity", "rough", "fine", "coarse", "both", "auto"],
     f"{JOB} --workers": ["--workers"],
-    f"{JOB} --start soon": ["--start", "soon", "together", "staggered"],
     f"{JOB} stray": ["stray"],
     "predcit": ["predcit"],
     "list modles": ["modles", "architectures", "models", "devices", "clusters"],

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 from typing import Literal, get_args, get_origin
 
-import click
 import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from perfmodel.architectures import registry
-from perfmodel.cli import cli, outline
+from perfmodel.base.errors import InputError
+from perfmodel.cli import cli, types
 from perfmodel.cli.shared import COMPLETE
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.options import described
@@ -70,11 +68,9 @@ def completed(line: str) -> list[str]:
         ("validate a.toml b", ["b<file>"]),
         ("calibrate ru", ["runs"]),
         ("calibrate network lab", ["lab<file>"]),
-        ("measure training --backend g", ["gloo"]),
-        ("measure training --arch p", ["ps"]),
+        ("profile --optimizer a", ["adam", "adamw"]),
         ("profile --model tor", ["torchvision:"]),
         ("-q list mod", ["models"]),
-        ("completion z", ["zsh"]),
     ],
 )  # fmt: skip
 def test_words_are_completed(line: str, expected: list[str]) -> None:
@@ -96,32 +92,23 @@ def test_show_completes_everything_that_it_shows() -> None:
         assert completed(line)
 
 
-def test_architectures_read_as_text_are_those_of_the_registry() -> None:
-    known = registry.all_architectures()
-    expected = {name: a.name for a in known for name in (a.name, *a.aliases)}
-    assert outline.architectures() == expected
-
-
 @pytest.mark.parametrize("name", registry.names())
-def test_options_read_as_text_are_those_of_the_architecture(name: str) -> None:
+def test_all_options_of_an_architecture_are_completed(name: str) -> None:
     fields = described(registry.find(name)[0].options)
-    found = {each.name: each for each in outline.options(name)}
-    assert set(found) == {each.name for each in fields}
+    assert completed(f"predict --arch {name} --option ") == [f"{each.name}=" for each in fields]
     for each in fields:
-        assert found[each.name].help == each.about.help
         words = get_args(each.type) if get_origin(each.type) is Literal else ()
-        expected = ("true", "false") if each.type is bool else tuple(map(str, words))
-        assert found[each.name].words == expected + tuple(each.about.by_cluster)
-
-
-def test_options_of_what_is_no_architecture_are_none() -> None:
-    assert outline.options("rong") == []
+        expected = ("true", "false") if each.type is bool else words
+        assert completed(f"predict --arch {name} --option {each.name}=") == [
+            f"{each.name}={word}" for word in (*expected, *each.about.by_cluster)
+        ]
 
 
 ASKED = """
 import os, sys
 os.environ["{variable}"] = "bash_complete"
-os.environ["COMP_LINE"] = "perfmodel {line}"
+os.environ["COMP_WORDS"] = "perfmodel {line}"
+os.environ["COMP_CWORD"] = str(len("{line}".split()))
 sys.argv = ["perfmodel"]
 from perfmodel.cli import main
 try:
@@ -131,76 +118,40 @@ except SystemExit:
 """
 
 
-@pytest.mark.parametrize("line", ["predict --arch asp --option se", "sweep --workers 1,2 --mo"])
-def test_nothing_is_imported_that_takes_long(line: str) -> None:
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("predict --model resnet15", "plain,resnet152"),
+        ("sweep --workers 1,2 --mo", "plain,--model"),
+    ],
+)
+def test_nothing_is_imported_that_takes_long(line: str, expected: str) -> None:
     code = ASKED.format(variable=COMPLETE, line=line)
     done = subprocess.run(
         [sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True,
         check=True,
     )  # fmt: skip
     *found, imported = done.stdout.splitlines()
-    assert found == ["plain,servers="] if "option" in line else ["plain,--model"]
+    assert found == [expected]
     assert imported == "[]"
-
-
-BASH = """
-perfmodel() {{ {python} -m perfmodel "$@"; }}
-eval "$(perfmodel completion bash)"
-compopt() {{ echo compopt "$@"; }}
-while read -r COMP_LINE; do
-    COMP_LINE="${{COMP_LINE%.}}" COMP_POINT=${{#COMP_LINE}}
-    complete -p perfmodel > /dev/null || exit 1
-    _perfmodel_completion perfmodel
-    echo "${{COMPREPLY[*]}}"
-done
-"""
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="runs Bash")
-def test_bash_completes_words_with_equals_signs() -> None:
-    lines = [
-        "perfmodel predict --arch zer",
-        "perfmodel predict --arch=zer",
-        "perfmodel predict --arch ps --option syn",
-        "perfmodel predict --arch ps --option sync=a",
-        "perfmodel predict --job x",
-    ]
-    without = {name: value for name, value in os.environ.items() if name != COMPLETE}
-    done = subprocess.run(
-        ["bash", "--norc", "-c", BASH.format(python=sys.executable)],
-        input="".join(f"{line}.\n" for line in lines), capture_output=True, text=True, check=True,
-        env=without,
-    )  # fmt: skip
-    assert done.stderr == ""
-    assert [" ".join(line.split()) for line in done.stdout.splitlines()] == [
-        "zero1 zero2 zero3",
-        "zero1 zero2 zero3",
-        "compopt -o nospace",
-        "sync=",
-        "asp",
-        "compopt -o default",
-        "",
-    ]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_each_shell_gets_a_script(shell: str) -> None:
-    done = CliRunner().invoke(cli, ["completion", shell])
-    assert done.exit_code == 0
-    assert COMPLETE in done.stdout
-    assert f"{shell}_complete" in done.stdout
-
-
-def test_other_shells_are_refused() -> None:
-    done = CliRunner().invoke(cli, ["completion", "tcsh"])
-    assert done.exit_code == click.UsageError.exit_code
-    assert "'bash', 'zsh', 'fish'" in done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.argv[0] = 'perfmodel'; "
+         "from perfmodel.cli import main; main()"],
+        env={**os.environ, COMPLETE: f"{shell}_source"},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert f"{COMPLETE}={shell}_complete" in done.stdout
 
 
 def test_a_broken_installation_completes_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(outline, "ROOT", tmp_path)
-    outline._tree.cache_clear()
-    assert completed("predict --arch ") == []
-    outline._tree.cache_clear()
+    def fail() -> list[str]:
+        raise InputError("the shipped profiles are missing")
+
+    monkeypatch.setattr(types.MODEL, "names", fail)
+    assert completed("predict --model ") == []

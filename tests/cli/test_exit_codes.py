@@ -94,7 +94,7 @@ measured = {step_s = 2.44}
         "require bandwidth --model resnet18",
         "validate missing.toml",
         "import missing.json",
-        "completion tcsh",
+        "list clusters --cluster x",
     ],
 )
 def test_2_where_it_cannot_be_done(
@@ -115,6 +115,22 @@ def test_2_where_a_flag_of_any_command_is_misspelt(
     path = [*filter(None, [groups.get(name)]), *([] if name == "perfmodel" else [name])]
     assert code(monkeypatch, *path, "--no-such-flag") == 2
     assert capsys.readouterr().err.startswith("perfmodel: error: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        ("converge --processes 2", "--processes: use --jobs"),
+        ("profile --model nets:net --accumulate 2", "--accumulate: use --accumulation"),
+        ("predict --start together", "--start: use start in a job file"),
+        ("list --no-config", "--no-config: use an empty PERFMODEL_CONFIG"),
+    ],
+)
+def test_the_error_of_an_old_flag_names_the_new_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, instead: str
+) -> None:
+    assert code(monkeypatch, *words.split()) == 2
+    assert capsys.readouterr().err == f"perfmodel: error: {instead}\n"
 
 
 @pytest.mark.parametrize("given", ["predcit", "measrue"])

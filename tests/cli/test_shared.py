@@ -57,6 +57,7 @@ def level() -> Iterator[list[int]]:
     predict.look = look  # type: ignore[attr-defined]
     yield seen
     del predict.look  # type: ignore[attr-defined]
+    cli.commands.pop("look", None)
     command_line.COMMANDS.clear()
     command_line.COMMANDS.update(saved)
 

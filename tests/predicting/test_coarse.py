@@ -30,7 +30,7 @@ from perfmodel.architectures import registry
 from perfmodel.architectures.base import Coarse
 from perfmodel.architectures.registry import find, names
 from perfmodel.cli.printing import prediction
-from perfmodel.cli.shared import VERBOSITY
+from perfmodel.cli.verbosity import VERBOSITY
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities
 from perfmodel.predicting import coarse

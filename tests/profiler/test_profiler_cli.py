@@ -126,7 +126,7 @@ def predicted(folder: Path, *arguments: str) -> dict[str, object]:
 def test_a_users_model_is_profiled_and_predicted(folder: Path) -> None:
     code, out, error = profiled(
         folder,
-        "--model nets:net --input-shape 3,4,4 --batch-size 4,8 --accumulate 2 --device-name mine "
+        "--model nets:net --input-shape 3,4,4 --batch-size 4,8 --accumulation 2 --device-name mine "
         "--steps 3 --warmup 1 --optimizer adam --threads 1",
     )
     assert (code, error) == (0, "wrote net.json; perfmodel predict --workload net.json\n")
@@ -261,7 +261,7 @@ MISTAKES = {
     f"{NET} --dtype fp8": "unknown dtype 'fp8' (known: bf16, float32)",
     f"{NET} --device gpu": "device: expected cpu, cuda or cuda:N, got 'gpu'",
     f"{NET} --batch-size 0": "batch_size: must be at least 1, got 0",
-    f"{NET} --batch-size 6 --accumulate 4":
+    f"{NET} --batch-size 6 --accumulation 4":
         "batch_size: 6 samples cannot be split evenly into 4 passes",
     f"{NET} --steps 1": "steps: must be at least 2, got 1",
     f"{NET} --warmup 0": "warmup: must be at least 1, got 0",

@@ -550,7 +550,7 @@ COMMANDS = [
         "predict --workload fine.json --cluster cluster.toml --arch p2p --workers 3 --json "
         "--option transmission=quantum --option quantum_bytes=64KiB --option partition_bytes=1MB",
         "predict --model vgg16 --device p100 --arch gosgd --workers 4 --option probability=0.2 "
-        "--start together --fidelity coarse --json",
+        "--fidelity coarse --json",
         "predict --model resnet18 --arch ps --workers 4 --option compression=top_k "
         "--option density=0.01 --option encode_per_byte_s=1e-10 --no-overlap --json",
         "sweep --model resnet18 --arch ring,ps --workers 1,2,4..16 --bandwidth 1Gbps,10Gbps "

@@ -8,10 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import click
 import pytest
-
-from perfmodel import cli
 
 HELP_NEEDS_NONE_OF = frozenset({"numpy", "msgspec", "rich", "scipy", "pandas"})
 NOBODY_NEEDS = frozenset({"numba", "scipy", "pandas", "sympy", "torch", "matplotlib", "networkx"})
@@ -73,15 +70,6 @@ def test_canary_an_import_is_noticed(package: str) -> None:
     assert package in imported(f"import {package}; {RUN}", "--help")
 
 
-@pytest.mark.parametrize("name", cli.COMMANDS)
-def test_the_command_list_and_each_command_have_the_same_help(name: str) -> None:
-    command = cli.cli.get_command(click.Context(cli.cli), name)
-    assert command is not None
-    assert command.name == name
-    _, text = cli.COMMANDS[name]
-    assert " ".join((command.help or "").split()).startswith(text.removesuffix("."))
-
-
 ENDS = """
 import atexit, sys, threading, time
 import perfmodel.__main__ as command
@@ -99,7 +87,7 @@ command.run()
     "before",
     ["pass", "threading.Thread(target=lambda: (time.sleep(0.2), print('thread'))).start()"],
 )
-def test_the_process_exits_immediately_with_all_output_written(before: str) -> None:
+def test_the_process_ends_with_all_output_written(before: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", ENDS.format(before=before)],
         stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", check=False,

@@ -19,14 +19,13 @@ from perfmodel import Convergence, InputError, TrainingSetup, converge, make_job
 from perfmodel.cli import cli, main
 from perfmodel.replay.optimizer import Optimizer
 from perfmodel.studies.convergence import half_width
-from perfmodel.validation.published_accuracy import PUBLISHED
 
 SETUP = TrainingSetup(epochs=0.5, evaluations=4, optimizer=Optimizer(learning_rate=0.05))
 JOB: dict[str, Any] = {"model": "resnet18", "device": "v100", "workers": 4}
 WORDS = [
     *("converge", "--model", "resnet18", "--device", "v100", "--workers", "4"),
     *("--arch", "ring,gosgd", "--epochs", "0.5", "--evaluations", "4", "--seeds", "2"),
-    *("--momentum", "0", "--lr", "0.05", "--lr-scaling", "none", "--processes", "1"),
+    *("--momentum", "0", "--lr", "0.05", "--lr-scaling", "none", "--jobs", "1"),
 ]
 
 
@@ -124,16 +123,6 @@ def test_the_command_prints_the_library_result(found: Convergence) -> None:
     assert "those of the task 'mixture'" in " ".join(text.split())
     printed = CliRunner().invoke(cli, [*WORDS, "--csv", "-"]).stdout
     assert len(list(csv.DictReader(io.StringIO(printed)))) == len(values["points"])
-
-
-def test_published_accuracies_are_printed_without_training() -> None:
-    result = CliRunner().invoke(cli, ["converge", "--published", "--json"])
-    rows = json.loads(result.stdout)["rows"]
-    assert len(rows) == len(PUBLISHED)
-    assert all(row["source"] for row in rows)
-    table = {(row["algorithm"], row["setting"], row["workers"]): row["accuracy"] for row in rows}
-    assert table["ASP", "", 24] == 0.7459
-    assert table["GoSGD", "probability 0.01", 4] == 0.6775
 
 
 def test_a_schedule_in_a_file_is_replayed(found: Convergence, tmp_path: Path) -> None:

@@ -294,7 +294,7 @@ def test_the_figure_is_drawn(tmp_path: Path) -> None:
         ("--dataset-size 1281167 --budget -5", "budget_usd: must be more than 0"),
         ("--deadline 24h", "deadline_s: needs dataset_size"),
         ("--epochs 3", "epochs: needs dataset_size"),
-        ("--objective cheap", "unknown objective 'cheap'"),
+        ("--objective cheap", "unknown --objective 'cheap'"),
         ("--instance p3.2xlarg", "did you mean 'p3.2xlarge'"),
         ("--spot", "no instance type is left: p3.2xlarge (1 x V100): no spot price; p3.16xlarge"),
         ("--arch rings", "unknown architecture 'rings'"),

@@ -91,6 +91,20 @@ def test_the_scaling_curve_keeps_a_global_batch() -> None:
 
 
 @needs_bokeh
+def test_the_command_of_a_page_names_a_configuration_that_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text("[all]\nworkers = 2\n")
+    monkeypatch.setenv("PERFMODEL_CONFIG", str(config))
+    words = ["report", "--model", "resnet18", "--fidelity", "coarse", "--json", "--output"]
+    done = CliRunner().invoke(cli, [*words, str(tmp_path / "report.html")], catch_exceptions=False)
+    said = json.loads(done.stdout)
+    assert said["prediction"]["workers"] == 2
+    assert said["command"].startswith(f"PERFMODEL_CONFIG={config} perfmodel report --model")
+
+
+@needs_bokeh
 def test_the_command_writes_a_page_that_shows_its_command(tmp_path: Path) -> None:
     path, again = tmp_path / "report.html", tmp_path / "again.html"
     flags = ["report", "--model", "resnet18", "--arch", "ring", "--workers", "2", "--fidelity"]

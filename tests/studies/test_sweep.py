@@ -651,7 +651,7 @@ def failed(
         ("--csv .", ".: cannot write: Is a directory"),
         ("--tolerance 10% --fidelity fine", "--tolerance: needs --fidelity auto"),
         ("--tolerance 0", "--tolerance: must be more than 0, got 0"),
-        ("--fidelity both", "Invalid value for '--fidelity'"),
+        ("--fidelity both", "unknown --fidelity 'both'"),
         ("--arch rnig,ps", "unknown architecture 'rnig'; did you mean 'ring'?"),
         ("--model resnet18,resnte50", "unknown model 'resnte50'; did you mean 'resnet50'?"),
         ("--workers 8,8", "workers: 8 is given twice"),

@@ -5,49 +5,53 @@ from __future__ import annotations
 import click
 
 from perfmodel.base.errors import InputError
+from perfmodel.cli import types
 from perfmodel.cli.jobs import option_values
+from perfmodel.cli.options import Outputs, outputs
 
 KINDS = ("architectures", "models", "devices", "clusters")
 
 
 @click.command("list")
-@click.argument("kind", type=click.Choice(KINDS), required=False)
+@click.argument("kind", type=types.Words(KINDS), required=False)
 def list_(kind: str | None) -> None:
-    """List architectures, models, devices and clusters."""
+    """Lists all of them, or those of one kind."""
     from perfmodel.cli.printing import catalogue
 
     catalogue.listing((kind,) if kind else KINDS)
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", type=types.Text(names=types.everything))
 @click.option(
     "--formula", is_flag=True, help="Print the coarse model of an architecture as formulas."
 )
 @click.option(
     "--option",
     "options",
+    type=types.OptionOf("name", "ps"),
     multiple=True,
-    metavar="KEY=VALUE",
     help="With --formula: an option of the architecture; repeatable.",
 )
-@click.option("--json", "as_json", is_flag=True, help="With --formula: print one JSON object.")
+@outputs("json")
 @click.option("--workload", is_flag=True, help="Print a model as a workload file, to edit.")
-def show(name: str, formula: bool, options: tuple[str, ...], as_json: bool, workload: bool) -> None:
-    """Show an architecture, model, device or cluster: its figures, assumptions and sources.
+def show(name: str, formula: bool, options: tuple[str, ...], out: Outputs, workload: bool) -> None:
+    """Prints its figures, assumptions and sources.
 
     \b
     perfmodel show resnet50
     perfmodel show resnet50 --workload > net.json
     perfmodel show ps --formula --option overlap=false
     """
+    import json
+
     from perfmodel.cli.printing import catalogue, studies
 
     if workload and formula:
         raise InputError("--workload and --formula: give one of them")
     if not formula:
-        for flag, given in (("--option", bool(options)), ("--json", as_json)):
-            if given:
+        for flag, values in (("--option", bool(options)), ("--json", out.as_json)):
+            if values:
                 raise InputError(f"{flag}: needs --formula")
         if workload:
             catalogue.workload_file(name)
@@ -56,10 +60,6 @@ def show(name: str, formula: bool, options: tuple[str, ...], as_json: bool, work
         return
     from perfmodel.studies import formulas
 
-    found = formulas.of_architecture(name, option_values(options))
-    if as_json:
-        import json
-
-        click.echo(json.dumps(found.to_dict(), indent=2))
-    else:
-        studies.formula(found)
+    result = formulas.of_architecture(name, option_values(options))
+    if out.put(result, as_json=lambda: json.dumps(result.to_dict(), indent=2)):
+        studies.formula(result)

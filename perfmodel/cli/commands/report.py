@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from perfmodel.base.errors import InputError
-from perfmodel.cli import config
+from perfmodel.cli import types
 from perfmodel.cli.jobs import JobFlags, ModelFlags, job_options, model_options
-from perfmodel.cli.options import check_page, progress, write_files
+from perfmodel.cli.options import Outputs, outputs, progress, run_options
 
 ARGUMENTS = "perfmodel.arguments"
 """Key of the arguments as they were typed, in the context of the command."""
@@ -28,25 +28,16 @@ class Recorded(click.Command):
 @click.command(cls=Recorded)
 @job_options()
 @model_options("fine")
-@click.option(
-    "--iterations",
-    type=int,
-    metavar="N",
-    help="Predict the first N iterations, not the steady state.",
-)
-@click.option(
-    "--run-iterations", type=int, metavar="N", help="Give the interval of a run of N iterations."
-)
-@click.option("--dataset-size", type=int, metavar="N", help="Samples per epoch, for its time.")
-@click.option("--epochs", type=int, metavar="N", help="Epochs, for the training time.")
+@run_options
 @click.option(
     "--output",
+    type=types.OUTPUT,
     default="report.html",
     show_default=True,
     metavar="FILE",
     help="The page to write (extra: report).",
 )
-@click.option("--json", "as_json", is_flag=True, help="Also print one JSON object.")
+@outputs("json")
 @click.pass_context
 def report(
     context: click.Context,
@@ -54,29 +45,27 @@ def report(
     flags: JobFlags,
     how: ModelFlags,
     output: str,
-    as_json: bool,
+    out: Outputs,
     **run: int | None,
 ) -> None:
-    """Write a page about a job, to be opened in any browser.
-
-    It needs no network. It shows the prediction with its interval, the effect of each assumption,
+    """It needs no network. It shows the prediction with its interval, the effect of assumptions,
     where the time goes, a timeline of two iterations, idleness, staleness, the scaling curve, and
     what would be faster.
 
     \b
     perfmodel report --model resnet50 --device v100 --arch ps --workers 8 --output report.html
     """
+    from perfmodel.cli import config
     from perfmodel.studies import reports
 
     if run["iterations"] is not None and how.fidelity != "fine":
         raise InputError("--iterations: only a simulation has a start; needs --fidelity fine")
-    check_page(output)
+    out._replace(page=output).check()
     arguments: dict[str, Any] = {**how.arguments(), **flags.arguments(flags.job)}
     arguments |= {name: value for name, value in run.items() if value is not None}
     command = shlex.join(["perfmodel", "report", *context.meta[ARGUMENTS]])
-    command = " ".join([command, *config.told()])
+    if context.default_map:
+        command = f"PERFMODEL_CONFIG={shlex.quote(str(config.location()))} {command}"
     with progress() as advance:
-        found = reports.report(**arguments, command=command, progress=advance)
-    write_files([(output, found.to_html().encode(), "; open it in a browser")])
-    if as_json:
-        click.echo(found.to_json())
+        result = reports.report(**arguments, command=command, progress=advance)
+    out.put(result, [(output, result.to_html().encode(), "; open it in a browser")])

@@ -6,27 +6,23 @@ import json
 
 import click
 
-from perfmodel.cli.jobs import JobFlags, job_options
-from perfmodel.cli.options import check_files, drawn, write_files
+from perfmodel.cli import types
+from perfmodel.cli.jobs import JobFlags, fidelity_option, job_options
+from perfmodel.cli.options import Outputs, outputs, training_options
+
+VARIABLES = types.suggested("bandwidth", "latency", "workers", "servers", "batch-size")
+"""What can be required; numbers among the options of an architecture as well."""
 
 
 @click.command()
-@click.argument("variable")
+@click.argument("variable", type=VARIABLES, metavar="VARIABLE")
 @click.option(
     "--to", "aim", required=True, metavar="AIM", help="Aim to reach, such as 'scaling>0.9'."
 )
 @job_options()
-@click.option(
-    "--fidelity",
-    type=click.Choice(["coarse", "auto", "fine"]),
-    default="coarse",
-    show_default=True,
-    help="How to make the predictions, about a hundred of them.",
-)
-@click.option("--dataset-size", type=int, metavar="N", help="Samples per epoch, for time.")
-@click.option("--epochs", type=int, metavar="N", help="Epochs, for time.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
+@fidelity_option("coarse", "coarse", "auto", "fine")
+@training_options
+@outputs("json", "plot")
 def require(
     variable: str,
     aim: str,
@@ -34,12 +30,9 @@ def require(
     fidelity: str,
     dataset_size: int | None,
     epochs: int | None,
-    as_json: bool,
-    plot: str | None,
+    out: Outputs,
 ) -> None:
-    """Find the bandwidth, the workers or another VARIABLE needed to reach an aim.
-
-    VARIABLE is bandwidth, latency, workers, servers, batch-size, or an option of the architecture
+    """VARIABLE is bandwidth, latency, workers, servers, batch-size, or an option of the architecture
     that is a number. The aim is on idle, scaling, throughput, step, time or staleness.
 
     \b
@@ -49,8 +42,8 @@ def require(
     from perfmodel.cli.printing import studies
     from perfmodel.studies import requirements
 
-    check_files(plot)
-    found = requirements.require(
+    out.check()
+    result = requirements.require(
         variable,
         aim,
         fidelity=fidelity,  # type: ignore[arg-type]  # one of its values, by click
@@ -58,8 +51,5 @@ def require(
         epochs=epochs,
         **flags.arguments(flags.job),
     )
-    write_files(drawn(found, plot))
-    if as_json:
-        click.echo(json.dumps(found.to_dict(), indent=2))
-    else:
-        studies.requirement(found)
+    if out.put(result, as_json=lambda: json.dumps(result.to_dict(), indent=2)):
+        studies.requirement(result)

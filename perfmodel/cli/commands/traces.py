@@ -7,66 +7,62 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perfmodel.base.errors import InputError, plain
-from perfmodel.cli.options import check_files, one, read_quantity, write_files
+from perfmodel.cli import types
+from perfmodel.cli.options import Outputs, outputs, whole_option
 
 if TYPE_CHECKING:
     from perfmodel.traces.workload import ImportedTrace
 
 
 @click.command("import")
-@click.argument("trace")
-@click.option("--output", metavar="FILE", help="Write a workload file.")
+@click.argument("trace", type=types.INPUT)
+@click.option("--output", type=types.OUTPUT, help="Write a workload file.")
 @click.option("--name", metavar="NAME", help="Name of the workload.  [default: that of the file]")
 @click.option(
     "--device-name", metavar="NAME", help="Name of the device.  [default: that in the trace]"
 )
+@whole_option("--batch-size", "Samples per step.  [default: from recorded shapes]")
 @click.option(
-    "--batch-size", type=int, metavar="N", help="Samples per step.  [default: from recorded shapes]"
+    "--precision",
+    type=types.PRECISION,
+    help="float32, tf32 or mixed.  [default: the gradients' type]",
 )
 @click.option(
-    "--precision", metavar="NAME", help="float32, tf32 or mixed.  [default: the gradients' type]"
+    "--gradient-bytes", type=types.SIZE, help="Size of all gradients, if the trace does not tell."
 )
-@click.option(
-    "--gradient-bytes",
-    metavar="SIZE",
-    callback=one(read_quantity("bytes")),
-    help="Size of all gradients, if the trace does not tell.",
-)
-@click.option("--pid", metavar="ID", help="Process to read, if the file has several.")
-@click.option("--gpu", type=int, metavar="N", help="GPU to read, if the file has several.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def import_(trace: str, output: str | None, as_json: bool, **given: Any) -> None:
-    """Import a PyTorch profiler trace as a workload.
+@click.option("--pid", metavar="ID", help="Process to read.  [default: that with most operators]")
+@whole_option("--gpu", "GPU to read.  [default: that with most kernels]")
+@outputs("json")
+def import_(trace: str, output: str | None, out: Outputs, **values: Any) -> None:
+    """Reports what the device does in a step, and how much of it is communication.
 
-    Reports what the device does in a step, and how much of it is communication. The workload leaves
-    communication out: it is what one worker does by itself. TRACE may also be the output of
-    DeepSpeed's flops profiler.
+    The workload leaves communication out: it is what one worker does by itself. TRACE may also be
+    the output of DeepSpeed's flops profiler.
 
     \b
     perfmodel import trace.json.gz
     perfmodel import trace.json --output mine.json --name mine --batch-size 64
     perfmodel predict --workload mine.json --arch ring --workers 8
     """
+    import json
+
+    import msgspec
+
     from perfmodel.traces import workload
 
-    check_files(None, output)
-    found = workload.import_trace(trace, **given)
+    out.check(output)
+    result = workload.import_trace(trace, **values)
+    written = []
     if output is not None:
-        if found.workload is None:
-            raise InputError(f"{trace}: no workload can be made: it lacks {found.lacks}")
+        if result.workload is None:
+            raise InputError(f"{trace}: no workload can be made: it lacks {result.lacks}")
         hint = f"; perfmodel predict --workload {output}"
-        write_files([(output, workload.to_json(found.workload), hint)])
-    if as_json:
-        import json
-
-        import msgspec
-
-        click.echo(json.dumps(msgspec.to_builtins(found), indent=2))
-    else:
-        _show(found)
+        written.append((output, workload.to_json(result.workload), hint))
+    if out.put(result, written, lambda: json.dumps(msgspec.to_builtins(result), indent=2)):
+        _show(result)
 
 
-def _show(found: ImportedTrace) -> None:
+def _show(result: ImportedTrace) -> None:
     """Print where a step's time goes, the gradients found, and notes."""
     from rich.markup import escape
 
@@ -74,24 +70,24 @@ def _show(found: ImportedTrace) -> None:
     from perfmodel.cli.printing.console import new_console, new_table
 
     out = new_console()
-    count = f"{found.steps} step{'s' if found.steps > 1 else ''}"
-    spread = f" ± {show(found.step_std_s, 's')}" if found.step_std_s is not None else ""
+    count = f"{result.steps} step{'s' if result.steps > 1 else ''}"
+    spread = f" ± {show(result.step_std_s, 's')}" if result.step_std_s is not None else ""
     out.print(
-        f"[bold]{escape(plain(found.trace))}[/] on {escape(found.device)}: {count} "
-        f"({escape(found.steps_by)}) of {show(found.step_s, 's')}{spread}"
+        f"[bold]{escape(plain(result.trace))}[/] on {escape(result.device)}: {count} "
+        f"({escape(result.steps_by)}) of {show(result.step_s, 's')}{spread}"
     )
     table = new_table("", "", "")
-    for name, seconds in found.parts_s.items():
-        part = f"{seconds / found.step_s:.1%}"
+    for name, seconds in result.parts_s.items():
+        part = f"{seconds / result.step_s:.1%}"
         table.add_row(name.replace("_", " "), show(seconds, "s"), part)
-    table.add_row("together", show(sum(found.parts_s.values()), "s"), "")
+    table.add_row("together", show(sum(result.parts_s.values()), "s"), "")
     table.add_row()
-    whole = sum(found.compute_s.values()) or 1.0
-    for name, seconds in found.compute_s.items():
+    whole = sum(result.compute_s.values()) or 1.0
+    for name, seconds in result.compute_s.items():
         table.add_row(name, show(seconds, "s"), f"{seconds / whole:.1%} of computing")
     out.print(table)
     out.print()
-    g = found.gradients
+    g = result.gradients
     own = f"{g.tensors} tensors"
     if g.bytes is not None:
         own += f", {g.bytes:.0f} bytes ({g.source})"
@@ -99,13 +95,13 @@ def _show(found: ImportedTrace) -> None:
     if g.message_bytes is not None:
         sent = f"{g.messages} per step, {g.message_bytes:.0f} bytes"
     out.print(f"[bold]gradients[/]: {own}; messages: {sent}")
-    if found.workload is not None:
+    if result.workload is not None:
         out.print(
-            f"[bold]workload[/]: {escape(found.workload.name)}, {found.layers or 'no'} layers, "
-            f"batch size {found.batch_size}; its parts are {found.timing_per_step_fraction:.2%} "
+            f"[bold]workload[/]: {escape(result.workload.name)}, {result.layers or 'no'} layers, "
+            f"batch size {result.batch_size}; its parts are {result.timing_per_step_fraction:.2%} "
             "of the step without exposed communication"
         )
     else:
-        out.print(f"[bold]no workload[/]: the trace lacks {escape(found.lacks or '')}")
-    for note in found.notes:
+        out.print(f"[bold]no workload[/]: the trace lacks {escape(result.lacks or '')}")
+    for note in result.notes:
         out.print(f"[bold]note[/]: {escape(note)}")

@@ -7,43 +7,28 @@ from typing import Any
 import click
 
 from perfmodel.base.errors import InputError
-from perfmodel.cli.options import (
-    check_files,
-    check_page,
-    drawn,
-    one,
-    page_option,
-    progress,
-    read_fraction,
-    write_files,
-    write_page,
-)
+from perfmodel.cli import types
+from perfmodel.cli.jobs import fidelity_option
+from perfmodel.cli.options import Outputs, outputs, progress
 
 
 @click.command()
-@click.argument("cases", nargs=-1, metavar="[CASES]...")
-@click.option("--workload", metavar="FILE", help="Workload of the runs.")
-@click.option("--cluster", metavar="NAME|FILE", help="Cluster of the runs.")
-@click.option(
-    "--fidelity",
-    type=click.Choice(["fine", "coarse", "auto"]),
-    default="fine",
-    help="Simulate (fine), use formulas (coarse), or either as needed (auto).  [default: fine]",
-)
+@click.argument("cases", nargs=-1, type=types.INPUT, metavar="[CASES]...")
+@click.option("--workload", type=types.INPUT, help="Workload of the runs.")
+@click.option("--cluster", type=types.CLUSTER, help="Cluster of the runs.")
+@fidelity_option("fine", "fine", "coarse", "auto")
 @click.option(
     "--tolerance",
+    type=types.FRACTION,
     metavar="15%",
-    callback=one(read_fraction),
     help="Exit with code 1 if the step time of a group is further off than this.",
 )
 @click.option(
     "--statistic",
-    type=click.Choice(["median", "p90", "worst"]),
+    type=types.Words(["median", "p90", "worst"]),
     help="Which of a group's errors to compare with --tolerance.  [default: worst]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
-@page_option
+@outputs("json", "plot", "report")
 @click.pass_context
 def validate(
     context: click.Context,
@@ -54,13 +39,9 @@ def validate(
     fidelity: Any,
     tolerance: float | None,
     statistic: Any,
-    as_json: bool,
-    plot: str | None,
-    page: str | None,
+    out: Outputs,
 ) -> None:
-    """Predict measured jobs, and report how far off the predictions are.
-
-    CASES are cases files, or runs of perfmodel measure training (with --workload and --cluster).
+    """CASES are cases files, or runs of perfmodel measure training (with --workload and --cluster).
     The default is the cases that come with perfmodel: published figures, each with its source.
 
     \b
@@ -72,24 +53,19 @@ def validate(
     from perfmodel.validation import cases as cases_
     from perfmodel.validation import validate as validate_
 
-    check_files(plot)
-    check_page(page)
+    out.check()
     if statistic is not None and tolerance is None:
         raise InputError("--statistic: needs --tolerance")
     if (workload is None) != (cluster is None):
         raise InputError("--workload and --cluster: runs need both")
     if workload is not None and not cases:
         raise InputError("--workload: needs run files")
-    found = []
+    result = []
     for path in cases:
-        found += cases_.read_measurements(path, workload, cluster)
+        result += cases_.read_measurements(path, workload, cluster)
     with progress() as advance:
-        answer = validate_(found or cases_.shipped_cases(), fidelity=fidelity, progress=advance)
-    write_files(drawn(answer, plot))
-    write_page(answer, page)
-    if as_json:
-        click.echo(answer.to_json())
-    else:
+        answer = validate_(result or cases_.shipped_cases(), fidelity=fidelity, progress=advance)
+    if out.put(answer):
         report(answer)
     if tolerance is None:
         return

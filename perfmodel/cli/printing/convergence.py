@@ -1,15 +1,12 @@
-"""What a task learns in the order of jobs, and published accuracies, as tables."""
+"""What a task learns in the order of jobs, as tables."""
 
 from __future__ import annotations
-
-import json
 
 from rich.markup import escape
 
 from perfmodel.base.units import show as quantity
 from perfmodel.cli.printing.console import new_console, new_table
 from perfmodel.studies.convergence import Convergence, Trained
-from perfmodel.validation.published_accuracy import PUBLISHED
 
 
 def convergence(found: Convergence) -> None:
@@ -53,25 +50,6 @@ def convergence(found: Convergence) -> None:
                 f"{escape(t.name)}: {len(diverged)} of {found.seeds} trainings diverged, the first "
                 f"at update {at}: {escape(diverged[0].reason)}"
             )
-
-
-def published(*, as_json: bool) -> None:
-    """Print published accuracies of distributed algorithms."""
-    if as_json:
-        rows = [each._asdict() for each in PUBLISHED]
-        print(json.dumps({"schema": "perfmodel.published-accuracy/1", "rows": rows}, indent=2))
-        return
-    out = new_console()
-    out.print("published test accuracies, not computed here")
-    table = new_table("model", "dataset", "algorithm", "setting", "workers", "accuracy", "source")
-    for each in PUBLISHED:
-        table.add_row(
-            *map(escape, (each.model, each.dataset, each.algorithm, each.setting)),
-            str(each.workers),
-            f"{each.accuracy:.4g}",
-            escape(each.source),
-        )
-    out.print(table)
 
 
 def _accuracy(t: Trained) -> str:

@@ -51,20 +51,10 @@ def _wrapped(line: str, width: int) -> str:
         return line
     label = _LABEL.match(plain)
     indent = label.end() if label is not None and label.end() <= width // 2 else 0
-    found, used = "", 0
-    for word in _WORD.findall(line):
-        length = len(click.unstyle(word))
-        if used and used + length > width:
-            word = word.lstrip(" ")
-            found += "\n" + " " * indent
-            used, length = indent, len(click.unstyle(word))
-        found += word
-        used += length
-    return found
+    return click.wrap_text(line, width, subsequent_indent=" " * indent)
 
 
 _LABEL = re.compile(r" *(\d+\. |- |\S+ {2,})?")
-_WORD = re.compile(r" *[^ ]+")
 
 
 def bold(text: str) -> str:

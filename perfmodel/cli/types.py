@@ -1,0 +1,313 @@
+"""Types of options and arguments: how their texts are read, and what a shell completes them to."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import click
+from click.shell_completion import CompletionItem
+
+from perfmodel.base.errors import InputError, PerfmodelError, unknown_name
+from perfmodel.inputs import shipped
+
+if TYPE_CHECKING:  # generic since Click 8.4
+    ParamType = click.ParamType[Any]
+    Choice = click.Choice[str]
+else:
+    ParamType, Choice = click.ParamType, click.Choice
+
+Items = list[CompletionItem[str]]
+Reader = Callable[[str, str], Any]
+"""Reads the text of an option; the second argument is its flag, for errors."""
+
+Names = Callable[[], Iterable[str]]
+
+
+def label(parameter: click.Parameter | None) -> str:
+    """The flag of an option, or the name of an argument in help, as errors call it."""
+    if isinstance(parameter, click.Argument):
+        return (parameter.metavar or str(parameter.name).upper()).strip("[].")
+    return parameter.opts[0] if parameter is not None else ""
+
+
+class Text(ParamType):
+    """A text: read by a function, and completed to names that may be others' as well."""
+
+    def __init__(
+        self,
+        read: Reader | None = None,
+        names: Names | None = None,
+        name: str = "NAME",
+        *,
+        ranges: bool = False,
+    ) -> None:
+        """Without a reader it is taken as it is; ``name`` stands for it in help.
+
+        With ``ranges``, lists of it may continue: 1,2,4..64.
+        """
+        self.read, self.names, self.name, self.ranges = read, names, name, ranges
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """What stands for it in help."""
+        return self.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read the text, unless a shell only asks for completions."""
+        if self.read is None or not isinstance(value, str) or (ctx and ctx.resilient_parsing):
+            return value
+        return self.read(value, label(param))
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
+        """The names that begin so; none where the installation is broken."""
+        with suppress(PerfmodelError, OSError):
+            names = self.names() if self.names is not None else ()
+            return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+        return []
+
+
+class Words(Choice):
+    """One of a few words; the error for another one suggests the nearest."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Refuse other words."""
+        if value not in self.choices:
+            raise unknown_name(label(param), str(value), self.choices)
+        return value
+
+
+class Several(ParamType):
+    """Values of another type with commas between them.
+
+    A single value is itself, or with ``always`` a list of one.
+    """
+
+    def __init__(self, kind: Text | File, *, always: bool = False) -> None:
+        self.kind, self.always, self.name = kind, always, f"{kind.name},..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read each value."""
+        if not isinstance(value, str) or (ctx and ctx.resilient_parsing):
+            return value
+        from perfmodel.studies.grids import values
+
+        ranges = isinstance(self.kind, Text) and self.kind.ranges
+        parts = values(value, label(param), ranges=ranges)
+        several = [self.kind.convert(part, param, ctx) for part in parts]
+        return several if self.always or len(several) > 1 else several[0]
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """What stands for it in help."""
+        return self.name
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
+        """Complete the last value."""
+        head, comma, last = incomplete.rpartition(",")
+        items = self.kind.shell_complete(ctx, param, last)
+        for item in items:
+            if item.type == "plain":
+                item.value = head + comma + item.value
+        return items
+
+
+class File(click.Path):
+    """A file that a command reads or writes, or a name from the catalogue; ``-`` is a stream."""
+
+    def __init__(
+        self,
+        does: Literal["read", "write"],
+        *,
+        names: Names | None = None,
+        binary: bool = False,
+        ending: bool = False,
+    ) -> None:
+        """A ``binary`` file is not for terminals; one whose ``ending`` counts is no stream."""
+        super().__init__()
+        self.name = "NAME|FILE" if names is not None else "FILE"
+        self.does, self.names, self.binary, self.ending = does, names, binary, ending
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path; of ``-`` the name of the stream."""
+        if value != "-":
+            return value
+        from perfmodel.base import files
+
+        if self.ending:
+            raise InputError(
+                f"{label(param)}: the ending of the file's name tells the format (png, svg or "
+                "pdf), and - has none"
+            )
+        if self.binary and sys.stdout.isatty():
+            raise InputError(
+                f"{label(param)}: standard output is a terminal, and the file is binary"
+            )
+        return files.STDIN if self.does == "read" else files.STDOUT
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
+        """Names of the catalogue, and files."""
+        names = Text(names=self.names).shell_complete(ctx, param, incomplete)
+        return [*names, *super().shell_complete(ctx, param, incomplete)]
+
+
+def is_file(parameter: click.Parameter) -> bool:
+    """Whether a parameter is a file, or a list of files."""
+    return isinstance(getattr(parameter.type, "kind", parameter.type), File)
+
+
+class OptionOf(Text):
+    """KEY=VALUE, an option of the architecture that another parameter names."""
+
+    def __init__(self, parameter: str, default: str) -> None:
+        """The architecture is ``default`` where the parameter is not given."""
+        super().__init__(name="KEY=VALUE")
+        self.parameter, self.default = parameter, default
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
+        """The keys, and after a key its words."""
+        from perfmodel.architectures import registry
+        from perfmodel.inputs.options import described
+
+        # an argument is in args as long as the line cannot be parsed as a whole
+        named = ctx.params.get(self.parameter) or (ctx.args[:1] or [self.default])[0]
+        key, equals, _ = incomplete.partition("=")
+        options: dict[str, Any] = {}
+        for name in str(named).split(","):
+            with suppress(PerfmodelError):
+                described_options = described(registry.find(name)[0].options)
+                options |= {option.name: option for option in described_options}
+        if not equals:
+            items = [CompletionItem(f"{n}=", help=o.about.help) for n, o in options.items()]
+        elif key in options:
+            option = options[key]
+            words = ("true", "false") if option.type is bool else get_args(option.type)
+            items = [CompletionItem(f"{key}={w}") for w in (*words, *option.about.by_cluster)]
+        else:
+            items = []
+        return [item for item in items if item.value.startswith(incomplete)]
+
+
+def architecture_names() -> list[str]:
+    """Names and aliases of the architectures."""
+    from perfmodel.architectures import registry
+
+    known = registry.all_architectures()
+    return sorted(name for each in known for name in (each.name, *each.aliases))
+
+
+def everything() -> list[str]:
+    """What ``perfmodel show`` shows."""
+    devices, clusters = shipped.device_names(), shipped.cluster_names()
+    return sorted({*architecture_names(), *shipped.model_names(), *devices, *clusters})
+
+
+def read_whole(text: str, flag: str) -> int:
+    """Read a whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"{flag}: expected a whole number, got {text!r}") from None
+
+
+def read_number(text: str, flag: str) -> float:
+    """Read a number, or inf."""
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"{flag}: expected a number, got {text!r}") from None
+
+
+def read_quantity(dimension: str) -> Reader:
+    """Read text with a unit as SI."""
+
+    def read(text: str, flag: str) -> float:
+        from perfmodel.base.units import parse
+
+        return parse(text, dimension, flag)
+
+    return read
+
+
+def read_speed(text: str, flag: str) -> float | str:
+    """Read samples per second as a number; text in another unit stays text."""
+    from perfmodel.inputs import one_device
+
+    speed = one_device.read_speed(text, flag)
+    return speed.value if speed.unit == one_device.UNITS[0] else text.strip()
+
+
+def read_jitter(text: str, _: str) -> Any:
+    """Read ``0.1``, ``gamma:0.1`` or ``measured``."""
+    from perfmodel.inputs.job import Jitter
+
+    return Jitter.parse(text)
+
+
+def read_straggler(text: str, _: str) -> Any:
+    """Read ``WORKER:FACTOR``."""
+    from perfmodel.inputs.job import Straggler
+
+    return Straggler.parse(text)
+
+
+def read_fraction(text: str, flag: str) -> float:
+    """Read ``1%`` or ``0.01``."""
+    from perfmodel.base.units import fraction
+
+    return fraction(text, flag)
+
+
+def suggested(*words: str, name: str = "NAME") -> Text:
+    """A text that a shell completes to these words; what else it may be, others check."""
+    return Text(names=lambda: words, name=name)
+
+
+def time(example: str) -> Text:
+    """A time, with an example for help."""
+    return Text(read_quantity("s"), name=example)
+
+
+TEXT = Text()
+WHOLE = Text(read_whole, name="N", ranges=True)
+NUMBER = Text(read_number, name="N")
+FRACTION = Text(read_fraction, name="5%")
+JITTER = Text(read_jitter, name="0.1|gamma:0.1|measured", ranges=True)
+STRAGGLER = Text(read_straggler, name="WORKER:FACTOR")
+SPEED = Text(read_speed, name="171|'12000 tokens/s'", ranges=True)
+BOUND = Text(name="S", ranges=True)
+SIZE = Text(read_quantity("bytes"), name="SIZE")
+RATE = Text(read_quantity("bytes_per_s"), name="10Gbps")
+PRECISION = suggested("float32", "tf32", "mixed")
+SYNC = suggested("bsp", "asp", "ssp", name="bsp|asp|ssp")
+MODEL = Text(names=shipped.model_names)
+DEVICE = Text(names=shipped.device_names)
+ARCHITECTURE = Text(names=architecture_names)
+
+
+def count(name: str) -> Text:
+    """A number, or text such as ``8+8+4`` or ``equal:100``."""
+    return Text(lambda text, _: int(text) if text.isdecimal() else text, name=name)
+
+
+INPUT = File("read")
+OUTPUT = File("write")
+BINARY = File("write", binary=True)
+FIGURE = File("write", ending=True)
+CLUSTER = File("read", names=shipped.cluster_names)
+FOLDER = click.Path(file_okay=False, readable=False)
+FOLDER.name = "FOLDER"
+
+USUAL = {
+    "--base": CLUSTER,
+    "--cluster": CLUSTER,
+    "--output": OUTPUT,
+    "--plot": FIGURE,
+    "--sync": SYNC,
+    "--token-file": INPUT,
+    "--workload": INPUT,
+    "--workload-output": OUTPUT,
+    "paths": INPUT,
+    "table": INPUT,
+}
+"""Types of options and arguments that name none, by their flags."""
