@@ -1,7 +1,7 @@
 """Runs a sample of mutants: changes to single expressions, which tests should notice.
 
 ``python -m tests.mutants [COUNT] [SEED]`` (``make mutants``) mutates the files named under
-``tool.mutmut`` in pyproject.toml, draws COUNT of the mutants, and runs for each the tests that reach
+``tool.mutmut`` in pyproject.toml, draws COUNT mutants, and runs for each the tests that reach
 the changed function. It prints those that no test noticed; ``mutmut show NAME`` shows one.
 """
 
@@ -15,6 +15,7 @@ from pathlib import Path
 
 COUNT, SEED = 200, 1
 MUTMUT = Path(sys.executable).with_name("mutmut")
+TIMES = Path("mutants/mutmut-stats.json")
 NOTICED = ("killed", "timeout", "segfault")
 """Results of a mutant that a test fails for, or never ends with."""
 
@@ -32,8 +33,10 @@ def main(count: int = COUNT, seed: int = SEED) -> None:
     """Draw and run mutants, and print the score."""
     # runs none, as none is called that, but makes all of them and finds the tests that reach each
     subprocess.run([MUTMUT, "run", "--max-children", "1", "none"], check=False)
+    if not TIMES.exists():
+        sys.exit("some tests fail without any mutant")
     names = sorted(results())
-    drawn = random.Random(seed).sample(names, min(count, len(names)))
+    drawn = random.Random(seed).sample(names, len(names))[:count]
     subprocess.run([MUTMUT, "run", "--max-children", "1", *drawn], check=False)
     known = results()
     found = {name: known[name] for name in sorted(drawn)}

@@ -301,7 +301,7 @@ def agrees_with_training(
 LINKS = [Station("out of the server", 1.0), Station("into the server", 1.0)]
 
 
-@pytest.mark.parametrize("workers", [2, 4, 6])
+@pytest.mark.parametrize("workers", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 6))])
 @pytest.mark.parametrize("jitter", ["gamma:1", "lognormal:0.05"])
 def test_a_training_job_is_a_queueing_network(workers: int, jitter: str) -> None:
     """Exponential or nearly constant computation: with shared links only means matter."""
