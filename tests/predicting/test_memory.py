@@ -145,3 +145,9 @@ def test_a_device_that_is_too_small_is_named() -> None:
         assert found.memory.device_bytes is not None
         assert (found.memory.worker_bytes <= found.memory.device_bytes) is fits
         assert any("more than the" in note for note in found.notes) is not fits
+
+
+def test_a_workload_made_of_layers_has_parameters_and_gradients_only() -> None:
+    work = workload([1.0], [1.0], [100.0])
+    made = make_job(workload=work, cluster=cluster(), workers=2, arch="ring")
+    assert memory_of(made).worker_bytes == 100.0 + 100.0
