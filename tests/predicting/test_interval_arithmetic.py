@@ -10,9 +10,10 @@ import math
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
-from perfmodel import Handover, IntraNode, Job, Link, NodeOverride, Source, make_job
+from perfmodel import Handover, IntraNode, Job, Link, NodeOverride, Source, make_job, predict
 from perfmodel.inputs.calibration import Calibration
 from perfmodel.inputs.cluster import Collective, Piece
 from perfmodel.inputs.usual_losses import through_host
@@ -77,6 +78,22 @@ def test_runs_of_few_iterations_vary_by_chance_as_well() -> None:
     short = outcome(run_spread=0.03, throughput_ci_fraction=0.0196, run_iterations=50)
     found = uncertainty(job(), short, LEARNT).measurement
     assert found == pytest.approx(math.sqrt(0.03**2 + 0.01**2 + 0.01**2), rel=1e-6)
+
+
+def test_short_runs_are_simulated_apart_from_the_long_run() -> None:
+    """Ten iterations of two workers that vary by 30 % and wait for each other: the logarithm of
+    their mean varies by 0.3 / sqrt(10) of one, and a little less as the slowest varies less."""
+    work = workload([1.0], [2.0], [1.0])
+    asked = job(2, workload=work, where=cluster(1e12), jitter=0.3)
+    long, short = predict(asked, rel_ci=0.01), predict(asked, rel_ci=0.01, run_iterations=10)
+    assert short.iteration_s == long.iteration_s
+    assert long.interval is not None
+    assert short.interval is not None
+    assert (long.interval.iterations, short.interval.iterations) == (None, 10)
+    assert long.interval.parts.measurement < 0.02
+    slowest = np.random.default_rng(1).gamma(0.3**-2, 0.3**2, (20_000, 10, 2)).max(axis=2)
+    expected = math.hypot(float(np.log(slowest.mean(axis=1)).std()), 0.01)
+    assert short.interval.parts.measurement == pytest.approx(expected, rel=0.35)
 
 
 @pytest.mark.parametrize(("queue_bytes", "expected"), [(None, 0.08), (1e5, 0.05)])
@@ -166,8 +183,10 @@ def test_values_outside_the_fitted_range_count_by_doubling() -> None:
         (), (), ranges={"workers": (2.0, 4.0), "batch_size": (8.0, 16.0)},
         growth={"workers": 0.03, "batch_size": 0.08},
     )  # fmt: skip
-    found = uncertainty(job(16, where=cluster(calibration=one)), outcome(16))
-    assert found.extrapolation == pytest.approx(math.hypot(2.0 * 0.03, 1.0 * 0.08))
+    asked = job(16, where=cluster(calibration=one))
+    found = interval_of(asked, outcome(16), 64.0)
+    assert found.parts.extrapolation == pytest.approx(math.hypot(2.0 * 0.03, 1.0 * 0.08))
+    assert "outside the range of the fitted runs: workers, batch size" in found.text
 
 
 # -- model and extrapolation -----------------------------------------------------------------------
