@@ -1,4 +1,4 @@
-.PHONY: setup check test docs outputs bench
+.PHONY: setup check test docs outputs bench mutants
 
 BIN := .venv/bin
 
@@ -23,3 +23,7 @@ outputs:
 bench:
 	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.engine
+
+mutants:
+	$(BIN)/pip install -q -e '.[mutation]'
+	nice -n 10 $(BIN)/python -m tests.mutants

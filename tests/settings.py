@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
-FIXED, MORE, LONG = "fixed", "more", "long"
-"""Profiles: the same examples each time; four times as many, also the same each time; twenty times
-as many, different each time."""
+FEW, FIXED, MORE, LONG = "few", "fixed", "more", "long"
+"""Profiles: a tenth of the examples, for runs of many mutants; the same examples each time; four
+times as many, also the same each time; twenty times as many, different each time."""
 
 FIXED_EXAMPLES = 100
 
@@ -17,6 +17,7 @@ settings.register_profile(
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
+settings.register_profile(FEW, settings.get_profile(FIXED), max_examples=FIXED_EXAMPLES // 10)
 settings.register_profile(MORE, settings.get_profile(FIXED), max_examples=4 * FIXED_EXAMPLES)
 settings.register_profile(
     LONG, settings.get_profile(FIXED), max_examples=20 * FIXED_EXAMPLES, derandomize=False

@@ -27,7 +27,7 @@ from tests.oracles import equal
 from tests.settings import examples
 from tests.theory.test_closed_forms import one_worker_s
 
-few = examples(6)
+few = examples(5)
 WORK = workload([1.0, 2.0], [2.0, 3.0], [30.0, 60.0], batch_size=4)
 """8 s of computation and no optimizer, whose time architectures count in different places."""
 COMPUTE_S = 8.0

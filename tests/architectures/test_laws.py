@@ -47,7 +47,7 @@ def slowed(graph: OpGraph) -> OpGraph:
 
 
 each = pytest.mark.parametrize(("arch", "options"), ALL, ids=ALL_IDS)
-few = examples(8)
+few = examples(6)
 
 
 def test_every_architecture_is_checked() -> None:

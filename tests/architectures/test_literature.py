@@ -57,7 +57,7 @@ def rising(values: Sequence[float]) -> bool:
 
 
 @pytest.mark.parametrize("arch", CENTRALISED)
-@pytest.mark.parametrize("model", ["resnet50", "vgg16"])
+@pytest.mark.parametrize("model", ["resnet50", pytest.param("vgg16", marks=pytest.mark.slow)])
 def test_waiting_grows_with_workers_if_there_is_a_server(model: str, arch: str) -> None:
     """Ko et al. 2021: centralised algorithms scale poorly, and wait longer with more workers."""
     idle = [run(model, arch, n).idle_fraction.mean for n in WORKERS]

@@ -25,7 +25,7 @@ from tests.jobs import ALL, ALL_IDS, cluster, job, workload
 from tests.settings import examples
 
 ROUNDING = 1e-9
-some = examples(100)
+some = examples(60)
 seconds = st.one_of(st.integers(0, 6).map(float), st.floats(0.5, 6.0))
 
 

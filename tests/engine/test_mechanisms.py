@@ -27,7 +27,7 @@ from tests.oracles import equal
 from tests.predicting.test_coarse import plain_jobs
 from tests.settings import examples
 
-few = examples(5)
+few = examples(4)
 each = pytest.mark.parametrize(("arch", "options"), ALL, ids=ALL_IDS)
 each_unplanned = pytest.mark.parametrize(
     ("arch", "options"),

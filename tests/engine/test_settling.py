@@ -283,6 +283,7 @@ def test_random_starts_are_repeated_until_the_interval_is_narrow() -> None:
     assert 0.0 < found.throughput_ci_fraction <= 0.05
 
 
+@pytest.mark.slow
 def test_the_interval_of_a_short_run_matches_the_spread_of_such_runs() -> None:
     noisy = bounded(jitter=0.3)
     graph = build_graph(noisy)

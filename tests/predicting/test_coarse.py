@@ -41,7 +41,7 @@ from tests.jobs import ALL, ALL_IDS, VARIANTS, cluster, job, jobs, whole_groups,
 from tests.oracles import equal
 from tests.settings import examples
 
-few = examples(5)
+few = examples(4)
 each = pytest.mark.parametrize(("arch", "options"), ALL, ids=ALL_IDS)
 replace = msgspec.structs.replace
 WORK = workload([1.0, 2.0, 1.0], [2.0, 3.0, 1.0], [30.0, 50.0, 20.0])

@@ -181,7 +181,7 @@ def slow_link(arch: str, options: dict[str, Any], workers: int, slower: float) -
     )
 
 
-@pytest.mark.parametrize("slower", [0.3, 0.1, 0.02])
+@pytest.mark.parametrize("slower", [0.3, 0.1, pytest.param(0.02, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("arch", "options"), [("asp", {}), ("easgd", {}), ("ssp", {}), ("bsp", {}), ("p2p", {})]
 )

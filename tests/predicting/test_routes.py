@@ -25,7 +25,7 @@ from tests.jobs import ALL, ALL_IDS, ETHERNET, cluster, job, workload
 from tests.queueing import multiclass_mva, mva
 from tests.settings import examples
 
-few = examples(12)
+few = examples(8)
 
 seconds = st.floats(0.0, 10.0, allow_subnormal=False)
 

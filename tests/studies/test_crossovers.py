@@ -28,7 +28,7 @@ from tests.settings import examples
 ONCE = [hypothesis.Phase.generate]
 """Runs without shrinking, which would take minutes here."""
 
-few = settings(examples(5), phases=ONCE)
+few = settings(examples(3), phases=ONCE)
 
 replace = msgspec.structs.replace
 

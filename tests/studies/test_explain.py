@@ -39,8 +39,8 @@ def longest(one: Job, variable: str, value: float) -> str:
 
 @pytest.mark.parametrize(
     ("arch", "options"),
-    [("bsp", {}), ("bsp", {"overlap": False}), ("asp", {}), ("ring", {}), ("easgd", {}),
-     ("p2p", {"overlap": False})],
+    [("bsp", {}), ("bsp", {"overlap": False}), ("asp", {}),
+     pytest.param("ring", {}, marks=pytest.mark.slow), ("easgd", {}), ("p2p", {"overlap": False})],
 )  # fmt: skip
 def test_phases_change_places_at_the_reported_value(arch: str, options: dict[str, Any]) -> None:
     one = measured(arch, options)
@@ -53,7 +53,7 @@ def test_phases_change_places_at_the_reported_value(arch: str, options: dict[str
 
 
 def test_the_longest_phase_is_reported_as_dominant() -> None:
-    found = explain(measured("bsp", {"overlap": False}))
+    found = explain(measured("easgd"))
     assert found.rules == next(iter(found.phases_s))
     assert found.phases_s[found.rules] == max(found.phases_s.values())
     assert sum(found.phases_s.values()) == pytest.approx(found.iteration_s)
@@ -112,7 +112,6 @@ def test_a_server_saturates_at_the_reported_number_of_workers() -> None:
     rates = evaluate(one, workers=np.array([1, 200, 400])).throughput_samples_per_s
     assert rates[1] / rates[0] == pytest.approx(least, rel=0.02)
     assert rates[2] == pytest.approx(rates[1], rel=0.01)
-    assert not explain(measured("ring")).saturations
 
 
 def test_unequal_workers_are_explained_by_batch_size_alone() -> None:
@@ -141,7 +140,7 @@ def test_explain_prints_sentences() -> None:
 
 
 def test_explain_as_json_has_the_fields_of_an_explanation() -> None:
-    line = "explain --model resnet50 --device v100 --workers 8 --json --against ring"
+    line = "explain --model resnet50 --device v100 --workers 8 --arch asp --json --against easgd"
     values = json.loads(run(line))
     assert set(values) == {*Explanation.__struct_fields__, "against"} - {"job"}
     assert values["schema"] == "perfmodel.explanation/1"

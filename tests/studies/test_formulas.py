@@ -130,7 +130,7 @@ def agree(asked: Job, parts: Mapping[str, sympy.Expr], found: Found) -> None:
 
 
 @each
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_formulas_equal_numeric_phases(
     arch: str, index: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,7 +77,10 @@ def exhaustive(path: Path, space: dict[str, Any], objective: str) -> dict[tuple[
     return found
 
 
-@pytest.mark.parametrize("seed", range(10))
+MORE = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 10)]
+
+
+@pytest.mark.parametrize("seed", [0, 1, *MORE])
 def test_the_choice_is_the_best_of_all_simulated_candidates(seed: int, tmp_path: Path) -> None:
     path, space = seeded(seed, tmp_path)
     objective: Any = ["cost", "time"][seed % 2]
@@ -94,6 +97,7 @@ def test_canary_exhaustive_simulation_distinguishes_choices(tmp_path: Path) -> N
     assert worth[0] < 0.5 * worth[-1]
 
 
+@pytest.mark.slow
 def test_fifty_thousand_candidates_take_seconds() -> None:
     begin = time.process_time()
     found = plan(

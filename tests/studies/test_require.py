@@ -39,12 +39,12 @@ def answered(variable: str, value: float, **arguments: Any) -> Prediction:
         ("bandwidth", "throughput>4000", 1e-6, {**V100, "arch": "bsp", "workers": 16,
                                                 "options": {"servers": 16}}),
         ("workers", "idle<0.5", 1, {**V100, "arch": "ps"}),
-        ("workers", "time<5s", 1, {**V100, "arch": "ring"}),
+        pytest.param("workers", "time<5s", 1, {**V100, "arch": "ring"}, marks=pytest.mark.slow),
         ("servers", "idle<0.3", 1, {**V100, "arch": "bsp", "workers": 8}),
         ("batch-size", "idle<0.1", 1, {**V100, "arch": "ring", "workers": 8,
                                        "cluster": "ethernet-10g"}),
         ("period", "idle<0.02", 1, {**V100, "model": "vgg16", "arch": "local_sgd", "workers": 8}),
-        ("workers", "staleness<5", 1, {**V100, "arch": "asp"}),
+        pytest.param("workers", "staleness<5", 1, {**V100, "arch": "asp"}, marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_the_aim_is_just_met(
@@ -143,14 +143,14 @@ def test_the_period_that_a_slow_link_needs(
 
 
 def test_surely_is_stricter_than_possibly() -> None:
-    found = require("workers", "time<5s", dataset_size=10_000, arch="ring", **V100)
+    found = require("bandwidth", "throughput>2000", workers=16, arch="ring", **V100)
     surely, value, possibly = (
         each.low or 0 for each in (found.surely, found.found, found.possibly)
     )
     assert surely > value > possibly
 
 
-@pytest.mark.parametrize("sign", ["<", ">"])
+@pytest.mark.parametrize("sign", [pytest.param("<", marks=pytest.mark.slow), ">"])
 def test_the_worse_end_of_the_interval_meets_the_aim_at_the_sure_value(sign: str) -> None:
     """At the sure value even the worse end of the interval meets the aim."""
     arguments = {**V100, "arch": "ring", "batch_size": 32}

@@ -933,11 +933,14 @@ RESNET50_BYTES = 4.0 * 25_557_032
     [
         ("hta_resnet50_ddp_2xA100_rank0", 3, 161, RESNET50_BYTES),
         ("hta_resnet50_1xV100", 5, 161, RESNET50_BYTES),
-        ("hta_recsys_2gpu_rank1", 5, 263, 4.0 * (45310188 + 267040 + 4432073)),
+        pytest.param(
+            "hta_recsys_2gpu_rank1", 5, 263, 4.0 * (45310188 + 267040 + 4432073),
+            marks=pytest.mark.slow,
+        ),
         ("hta_alexnet_critical_path", 1, 0, None),
-        ("param_resnet_1x2080Ti_kineto", 29, 62, None),
+        pytest.param("param_resnet_1x2080Ti_kineto", 29, 62, None, marks=pytest.mark.slow),
     ],
-)
+)  # fmt: skip
 def test_real_traces(name: str, steps: int, tensors: int, message_bytes: float | None) -> None:
     found = import_trace(shared(f"{name}.json.gz"), batch_size=32, gradient_bytes=46.8e6)
     assert found.steps == steps

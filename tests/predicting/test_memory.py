@@ -1,0 +1,153 @@
+"""Memory of workers and servers, by hand.
+
+The model has 100 bytes of parameters, in layers of 10, 20, 30 and 40 bytes; gradients take as many.
+Activations take 700 bytes, the optimizer's state 200 (two numbers per parameter, as with Adam), and
+the module's buffers 3.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from perfmodel import Job, make_job, predict
+from perfmodel.predicting.job_facts import memory_of
+from perfmodel.results.prediction import Memory
+from tests.jobs import cluster, workload
+
+SIZES = [10.0, 20.0, 30.0, 40.0]
+WORK = msgspec.structs.replace(
+    workload([1.0] * 4, [1.0] * 4, SIZES),
+    activation_bytes=700.0,
+    optimizer_state_bytes=200.0,
+    buffer_bytes=3.0,
+)
+
+
+def job(arch: str, workers: int = 4, **more: Any) -> Job:
+    return make_job(workload=WORK, cluster=cluster(), workers=workers, arch=arch, **more)
+
+
+def memory(arch: str, workers: int = 4, **more: Any) -> Memory:
+    return memory_of(job(arch, workers, **more))
+
+
+@pytest.mark.parametrize("arch", ["ring", "local_sgd", "p2p", "d_psgd", "ad_psgd", "gosgd"])
+@pytest.mark.parametrize("workers", [2, 8])
+def test_a_replica_keeps_everything(arch: str, workers: int) -> None:
+    """Parameters 100, gradients 100, activations 700, optimizer 200, buffers 3."""
+    found = memory(arch, workers)
+    assert found.worker_bytes == 100.0 + 100.0 + 700.0 + 200.0 + 3.0
+    assert found.server_bytes is None
+    assert predict(job(arch, workers), fidelity="coarse").memory == found
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp", "ssp"])
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_server_keeps_the_state_of_the_optimizer(sync: str, workers: int) -> None:
+    """The worker: parameters 100, gradients 100, activations 700, buffers 3. The server: parameters
+    100, optimizer 200, and 100 to receive the gradients of each worker."""
+    found = memory("ps", workers, options={"sync": sync})
+    assert found.worker_bytes == 100.0 + 100.0 + 700.0 + 3.0
+    assert found.server_bytes == 100.0 + 200.0 + workers * 100.0
+
+
+def test_two_servers_keep_half_each() -> None:
+    """Half is 50 bytes of parameters, 100 of the optimizer, and 50 for each of four workers."""
+    options = {"servers": 2, "split_above_bytes": 1.0}
+    assert memory("ps", options=options).server_bytes == 50.0 + 100.0 + 4 * 50.0
+    assert memory("easgd", options={"servers": 2}).server_bytes == 50.0 + 4 * 50.0
+
+
+def test_whole_tensors_fill_one_server_more() -> None:
+    """Largest first, each to the emptiest of three servers: 40, 30, and 20 + 10 bytes. Each byte of
+    the fullest comes with two of the optimizer's state and one for each of four workers."""
+    found = memory("ps", options={"servers": 3, "split_above_bytes": 1e9}).server_bytes
+    assert found == 40.0 * (1.0 + 2.0 + 4.0)
+
+
+def test_an_uneven_server_holds_half_of_each_tensor_on_top_of_its_share() -> None:
+    """Of two servers it has half of the other half, too: 50 + 25 bytes."""
+    options = {"servers": 2, "split_above_bytes": 1.0, "uneven": 0.5}
+    assert memory("ps", options=options).server_bytes == 75.0 * (1.0 + 2.0 + 4.0)
+
+
+def test_an_elastic_server_keeps_a_centre_and_no_optimizer() -> None:
+    """The centre is 100 bytes, and there are 100 to receive the difference of each of four."""
+    found = memory("easgd", options={"servers": 1})
+    assert found.server_bytes == 100.0 + 4 * 100.0
+    assert found.worker_bytes == 100.0 + 100.0 + 700.0 + 200.0 + 3.0
+
+
+def test_an_outer_optimizer_keeps_parameters_and_momentum() -> None:
+    """100 bytes each: on every worker, or on the server with 100 to receive from each of four."""
+    plain = 100.0 + 100.0 + 700.0 + 200.0 + 3.0
+    found = memory("diloco", options={"exchange": "all_reduce"})
+    assert (found.worker_bytes, found.server_bytes) == (plain + 100.0 + 100.0, None)
+    found = memory("diloco", options={"exchange": "server"})
+    assert (found.worker_bytes, found.server_bytes) == (plain, 100.0 + 100.0 + 4 * 100.0)
+    assert memory("diloco", 1, options={"exchange": "all_reduce"}).worker_bytes == plain
+
+
+@pytest.mark.parametrize(
+    ("stage", "expected"),
+    [
+        # a quarter of the optimizer's state; parameters and gradients whole
+        (1, 200.0 / 4 + 100.0 + 100.0),
+        # a quarter of the gradients, and the 40 of the largest unit, which is being reduced
+        (2, 200.0 / 4 + (100.0 / 4 + 40.0) + 100.0),
+        # the same for parameters: a quarter, and the two largest units, one of them prefetched
+        (3, 200.0 / 4 + (100.0 / 4 + 40.0) + (100.0 / 4 + 40.0 + 30.0)),
+    ],
+)
+def test_shards_of_four_workers(stage: int, expected: float) -> None:
+    options = {"stage": stage, "unit_bytes": 1.0, "prefetch": 1}
+    assert memory("fsdp", options=options).worker_bytes == expected + 700.0 + 3.0
+
+
+def test_shards_of_one_worker_are_the_whole_model() -> None:
+    for stage in (1, 2, 3):
+        found = memory("fsdp", 1, options={"stage": stage, "unit_bytes": 1.0})
+        assert found.worker_bytes == 100.0 + 100.0 + 700.0 + 200.0 + 3.0
+
+
+def test_devices_of_an_island_share_its_part_in_the_exchange() -> None:
+    """Each of two devices is a replica, and keeps half of the outer parameters and momentum."""
+    where = cluster(devices_per_node=2)
+    made = make_job(
+        workload=WORK, cluster=where, workers=2, arch="diloco", island_devices=2,
+        options={"exchange": "all_reduce"},
+    )  # fmt: skip
+    plain = 100.0 + 100.0 + 700.0 + 200.0 + 3.0
+    assert memory_of(made).worker_bytes == plain + (100.0 + 100.0) / 2
+
+
+def test_a_server_of_islands_keeps_one_buffer_for_each() -> None:
+    """Two islands of two devices: a worker of the server is an island."""
+    where = cluster(devices_per_node=2)
+    made = make_job(workload=WORK, cluster=where, workers=2, arch="ps", island_devices=2)
+    found = memory_of(made)
+    assert found.server_bytes == 100.0 + 200.0 + 2 * 100.0
+
+
+def test_a_device_that_is_too_small_is_named() -> None:
+    """2 GB of parameters, as many of gradients and 4 of the optimizer: half a K80, of 12 GB."""
+    big = msgspec.structs.replace(
+        workload([1.0], [1.0], [2e9]), device="k80", optimizer_state_bytes=4e9
+    )
+    for activation_bytes, fits in ((3.9e9, True), (4.9e9, False)):
+        work = msgspec.structs.replace(big, activation_bytes=activation_bytes)
+        found = predict(
+            make_job(workload=work, cluster=cluster(), workers=2, arch="ring"), fidelity="coarse"
+        )
+        assert found.memory.device_bytes is not None
+        assert (found.memory.worker_bytes <= found.memory.device_bytes) is fits
+        assert any("more than the" in note for note in found.notes) is not fits
+
+
+def test_a_workload_made_of_layers_has_parameters_and_gradients_only() -> None:
+    work = workload([1.0], [1.0], [100.0])
+    made = make_job(workload=work, cluster=cluster(), workers=2, arch="ring")
+    assert memory_of(made).worker_bytes == 100.0 + 100.0
