@@ -195,7 +195,7 @@ def test_measures_are_the_same_to_the_last_bit(shape: Shape, seed: int) -> None:
 
 @needs_library
 @given(shape=shapes)
-@examples(5)
+@examples(3)
 def test_a_graph_remembers_nothing_of_an_earlier_run(shape: Shape) -> None:
     """A run's memory is reused for the next run, which must not be affected."""
     graph, fresh = random_graph(shape), random_graph(shape)

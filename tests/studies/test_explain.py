@@ -139,6 +139,7 @@ def test_explain_prints_sentences() -> None:
     assert "ring is faster below" in text
 
 
+@pytest.mark.slow
 def test_explain_as_json_has_the_fields_of_an_explanation() -> None:
     line = "explain --model resnet50 --device v100 --workers 8 --arch asp --json --against easgd"
     values = json.loads(run(line))
