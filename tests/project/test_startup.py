@@ -14,7 +14,7 @@ import pytest
 from perfmodel import cli
 
 HELP_NEEDS_NONE_OF = frozenset({"numpy", "msgspec", "rich", "scipy", "pandas"})
-NOBODY_NEEDS = frozenset({"numba", "scipy", "pandas", "sympy", "torch", "matplotlib", "networkx"})
+NOBODY_NEEDS = frozenset({"Cython", "scipy", "pandas", "sympy", "torch", "matplotlib", "networkx"})
 
 PROBE = """
 import json, sys
