@@ -148,6 +148,7 @@ class BuildLoop(build_ext):
         ------
         CompileError : it cannot be built; setuptools then goes on, because it is optional.
         """
+        Path(self.get_ext_fullpath(ext.name)).unlink(missing_ok=True)  # that of an earlier build
         try:
             source = Path(self.build_temp, "_loop.pyx")
             source.parent.mkdir(parents=True, exist_ok=True)
