@@ -105,7 +105,7 @@ class Instances:
         return float(self.graph.op_latency_s[op])
 
     def _words(self, stream: int, iteration: int) -> tuple[int, int]:
-        return philox(iteration, stream, self._key)
+        return philox(iteration, stream, self._key, 0), philox(iteration, stream, self._key, 1)
 
     def active(self, op: int, iteration: int) -> bool:
         """Return whether an op is active in an iteration."""

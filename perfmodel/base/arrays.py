@@ -17,14 +17,6 @@ NONE = -1
 
 
 def ranked(values: NDArray[Any]) -> tuple[Ids, Ids]:
-    """Rank of each value among the distinct values, and the first index of each distinct value.
-
-    Gives what np.unique gives, without its slow import.
-    """
-    order = np.argsort(values, kind="stable")
-    rising = values[order]
-    new = np.ones(len(values), np.bool_)
-    new[1:] = rising[1:] != rising[:-1]
-    rank = np.empty(len(values), np.int64)
-    rank[order] = np.cumsum(new) - 1
-    return rank, order[new]
+    """Rank of each value among the distinct values, and the first index of each distinct value."""
+    _, first, rank = np.unique(values, return_index=True, return_inverse=True)
+    return rank, first

@@ -12,6 +12,8 @@ PLAIN, DRAIN, TO_QUORUM, TO_EVERY, TO_MAILBOX, TO_BATCH, FROM_BATCH = range(7)
 NO_GATE, QUORUM, EVERY, MAILBOX, BATCH = range(5)
 OP_ENDS, TOKENS_ARRIVE, FLOW_STARTS, START_DUE, TICK = range(5)
 """Kinds of timers, in the order in which they fire."""
+KIND = 1 << 32
+"""A timer is encoded as its kind times this, plus its op."""
 DONE, PAUSED, STUCK, FULL, UNOPENED, OVERRUN, ENDLESS, CROWDED, FLOODED = range(9)
 """How a call of :func:`advance` ended."""
 CAUSES, BOUND = 6, 3

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from perfmodel.engine.codes import World
+from perfmodel.engine.codes import Id, World
+
+WORD = 0xFFFFFFFF
+"""All bits of a word."""
+FACTOR, STEP = 0xD256D193, 0x9E3779B9
+"""Constants of Philox2x32."""
 
 # -- random numbers ----------------------------------------------------------------------------
 
@@ -14,18 +19,17 @@ def draw(w: World, stream: int, counter: int, word: int) -> int:
     Philox2x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3",
     SC 2011, doi 10.1145/2063384.2063405.
     """
-    a, b = philox(counter & 0xFFFFFFFF, stream, w.state[0].key)
-    return a if word == 0 else b
+    return philox(counter & WORD, stream, w.state[0].key, word)
 
 
-def philox(a: int, b: int, key: int) -> tuple[int, int]:
-    """Compute Philox2x32-10 of a counter of two 32-bit words and a key of one."""
+def philox(a: int, b: int, key: int, word: int) -> int:
+    """Compute word 0 or 1 of Philox2x32-10 of a counter of two 32-bit words and a key of one."""
     for _ in range(10):
-        product = a * 0xD256D193
-        a = ((product >> 32) & 0xFFFFFFFF) ^ key ^ b
-        b = product & 0xFFFFFFFF
-        key = (key + 0x9E3779B9) & 0xFFFFFFFF
-    return a, b
+        product: Id = a * FACTOR  # wraps around to negative numbers in compiled code
+        a = ((product >> 32) & WORD) ^ key ^ b
+        b = product & WORD
+        key = (key + STEP) & WORD
+    return a if word == 0 else b
 
 
 def noise_factor(w: World, stream: int, iteration: int) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import floor
+
 from perfmodel.engine.codes import (
     CAUSES,
     DRAIN,
@@ -63,7 +65,7 @@ def end_op(w: World, op: Id) -> None:
     latency = w.extras[o.extra].latency if o.extra >= 0 else 0.0
     iteration = o.taken - 1
     record = op * s.depth + (iteration & (s.depth - 1)) if s.depth > 0 else NONE
-    active = o.phase != PASSING
+    active: bool = o.phase != PASSING
     if active:
         _release(w, op)
     else:
@@ -123,7 +125,7 @@ def _to_gate(w: World, k: int, source: int, active: bool) -> None:
         x.source = source
         if x.count == 0:  # no tick is due
             x.count = 1
-            tick = -(-s.now // x.cycle) * x.cycle
+            tick = next_tick(s.now, x.cycle)
             set_timer(w, max(tick, s.now), TICK, edge.target)
         return
     elif edge.kind == TO_MAILBOX:
@@ -135,6 +137,13 @@ def _to_gate(w: World, k: int, source: int, active: bool) -> None:
     if x.open == 0 and x.count >= x.need:
         x.open = 1
         supply(w, edge.target, source)
+
+
+def next_tick(now: float, cycle: float) -> float:
+    """Return the first multiple of ``cycle`` that is at least ``now``, both positive."""
+    past = now % cycle
+    whole = floor((now - past) / cycle + 0.5)
+    return (whole + 1.0 if past > 0.0 else whole) * cycle
 
 
 def batch_tick(w: World, op: Id) -> None:

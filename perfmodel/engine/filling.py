@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from perfmodel.engine.codes import NONE, Id, World
 from perfmodel.engine.pools import (
     AT_ONCE,
     INFINITE,
     MIXED,
-    NONE,
     ROUNDING,
-    Id,
-    World,
     bring_up,
     join_pool,
     leave_pool,
@@ -19,7 +17,7 @@ from perfmodel.engine.pools import (
     unschedule_flow,
 )
 
-CLEAN, DIRTY, DONE = range(3)
+CLEAN, DIRTY, FILLED = range(3)
 """States of links during filling: unaffected, to be filled, filled."""
 KEPT, RISING, FIXED = range(3)
 """States of routes during filling: unchanged, not limited so far, fixed at a new rate."""
@@ -63,7 +61,7 @@ def fill_links(w: World, n: int) -> None:
         x = w.filling[0]
         link = w.links[x]
         level = link.share
-        more = link.open > 0.0 and link.left > level * link.open * ROUNDING
+        more: bool = link.open > 0.0 and link.left > level * link.open * ROUNDING
         if link.stale != 0 or more:
             _weigh(w, x, level)
         else:
@@ -133,11 +131,12 @@ def _level_when_full(w: World, x: Id) -> float:
     guess = p.rate if p.n > 0 else INFINITE
     while True:
         left, load = link.capacity, 0.0
-        below, above, capped = 0.0, INFINITE, False
+        below, above = 0.0, INFINITE
+        capped: bool = False
         for k in range(link.first, link.first + link.n):
             a = w.active[k]
             r = w.routes[a.route]
-            rises = r.marked == RISING or (r.marked == KEPT and r.home == x)
+            rises: bool = r.marked == RISING or (r.marked == KEPT and r.home == x)
             most = r.cap if rises else r.rate
             if most < guess:
                 a.open = 0
@@ -168,13 +167,13 @@ def _open_pool(w: World, x: Id, level: float) -> None:
         r = w.routes[route]
         if r.marked == FIXED:
             continue
-        first = r.marked == KEPT  # links still to be filled have been weighed without it
+        first: bool = r.marked == KEPT  # links still to be filled have been weighed without it
         if first:
             _open_route(w, route)
         for e in range(r.first, r.last):
             y = w.paths[e].link
             link = w.links[y]
-            if y == x or link.marked == DONE or (link.marked == DIRTY and not first):
+            if y == x or link.marked == FILLED or (link.marked == DIRTY and not first):
                 continue
             least = max(level, link.capacity / link.load)
             if link.marked == DIRTY:
@@ -189,9 +188,9 @@ def _open_pool(w: World, x: Id, level: float) -> None:
 def _fix_routes(w: World, x: Id, level: float) -> None:
     """Fix the routes on a link that may not rise above ``level``."""
     s, link = w.state[0], w.links[x]
-    full = link.open > 0.0  # else it has room for all routes with a cap
+    full: bool = link.open > 0.0  # else it has room for all routes with a cap
     if full:
-        link.marked = DONE
+        link.marked = FILLED
     else:
         link.share = INFINITE
     for k in range(link.first, link.first + link.n):
@@ -360,7 +359,7 @@ def _rise_to_share(w: World, i: int, x: Id) -> None:
 def _sink_to_share(w: World, i: int, x: Id) -> None:
     """Sift a link down, from the gap at ``i``."""
     n, share = w.state[0].filling, w.links[x].share
-    child = 2 * i + 1
+    child: Id = 2 * i + 1
     while child < n:
         if child + 1 < n:
             a, b = w.share[child], w.share[child + 1]

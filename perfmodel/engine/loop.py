@@ -26,6 +26,7 @@ from perfmodel.engine.codes import (
     ENDLESS,
     FLOW_STARTS,
     FULL,
+    KIND,
     NONE,
     OP_ENDS,
     PAUSED,
@@ -36,7 +37,7 @@ from perfmodel.engine.codes import (
     World,
 )
 from perfmodel.engine.ending import batch_tick, end_op, piece_moved, tokens_arrive
-from perfmodel.engine.prefetch import COMPILED, KIND, look_past_timer
+from perfmodel.engine.prefetch import COMPILED, look_past_timer
 from perfmodel.engine.sharing import flow_ends, next_service_s, settle
 from perfmodel.engine.starting import dispatch, move_piece, op_ready, supply
 from perfmodel.engine.timers import pop_timer, set_timer

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from perfmodel.engine.codes import NONE, Id, World
 
-NONE, MIXED = -1, -2
+MIXED = -2
+"""Owner of a link that several pools share."""
 INFINITE = float("inf")
 ROUNDING = 1.0 + 1e-12
 """Tolerance within which a rate equals its limit up to rounding."""
 
 AT_ONCE = 2.0**-46
 """Relative difference within which two events are one instant; the event loop's is the same."""
-
-Id = int
-World = Any
-
 
 # -- service -----------------------------------------------------------------------------------
 
@@ -51,7 +48,7 @@ def set_key(w: World, route: int) -> None:
     first, place = w.pools[r.home].first, w.places[route]
     left = r.level - r.served
     key = r.joined + left / r.weight
-    later = key >= w.keys[first + place]
+    later: bool = key >= w.keys[first + place]
     w.keys[first + place] = key
     if later:
         _sink(w, first, w.pools[r.home].n, place)
@@ -212,7 +209,8 @@ def pop_flow(w: World, route: Id) -> None:
     first, n = r.flow, r.count - 2
     r.lead, r.level = w.flying[first], w.levels[first]
     op, level = w.flying[first + n], w.levels[first + n]
-    i, child = 0, 1
+    i = 0
+    child: Id = 1
     while child < n:
         if child + 1 < n:
             a, b = w.levels[first + child], w.levels[first + child + 1]
@@ -250,7 +248,7 @@ def _sink(w: World, first: int, n: int, i: int) -> None:
     """Sift a member of a pool down."""
     route, key = w.members[first + i], w.keys[first + i]
     while True:
-        child = 2 * i + 1
+        child: Id = 2 * i + 1
         if child >= n:
             break
         if child + 1 < n:
@@ -320,7 +318,7 @@ def _rise_to_time(w: World, i: int, pool: int, time: float) -> None:
 def sink_to_time(w: World, i: int, pool: int, time: float) -> None:
     """Sift a pool down the agenda, from the gap at ``i``."""
     n = w.state[0].busy_pools
-    child = 2 * i + 1
+    child: Id = 2 * i + 1
     while child < n:
         if child + 1 < n:
             a, b = w.due[child], w.due[child + 1]

@@ -10,33 +10,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from perfmodel.engine.codes import KIND, Id, World
+
 COMPILED = False
 """True in compiled code."""
-KIND = 1 << 32
-"""A timer is encoded as its kind times this, plus its op."""
 FEWEST_IN_HEAP = 256
 """Smaller heaps are not prefetched, because their data stays in the cache."""
 EDGES_IN_LINE = 8
 """Number of edges per cache line."""
 
-Id = int
-World = Any
 
-
-def prefetch_op(w: World, op: Id) -> None:
-    """Prefetch an op, unless it is NONE; does nothing in the plain loop."""
-
-
-def prefetch_edge(w: World, k: Id) -> None:
-    """Prefetch an edge."""
-
-
-def prefetch_slot(w: World, slot: Id) -> None:
-    """Prefetch a slot."""
-
-
-def prefetch_route(w: World, route: Id) -> None:
-    """Prefetch a route."""
+def fetch(record: Any) -> None:
+    """Prefetch a record, which need not exist; does nothing in the plain loop."""
 
 
 def expect(w: World, op: Id) -> None:
@@ -44,21 +29,20 @@ def expect(w: World, op: Id) -> None:
 
     This is its successors, and the edges of the following ops, which usually run next.
     """
-    o = w.ops[op]
-    _fetch_targets(w, op)
-    prefetch_edge(w, o.out + EDGES_IN_LINE)
+    fetch_targets(w, op)
+    fetch(w.edges[w.ops[op].out + EDGES_IN_LINE])
 
 
 def look_past_timer(w: World) -> None:
     """Prefetch data of the next timers, level by level of the heap, after the first was removed."""
-    s, whats = w.state[0], w.timer_what
-    if s.timers < FEWEST_IN_HEAP:
+    whats = w.timer_what
+    if w.state[0].timers < FEWEST_IN_HEAP:
         return
     for k in range(3, 7):
-        prefetch_op(w, whats[k] & (KIND - 1))
+        fetch(w.ops[whats[k] & (KIND - 1)])
     for k in range(1, 3):
-        prefetch_edge(w, w.ops[whats[k] & (KIND - 1)].out)
-    _look_at(w, whats[0] & (KIND - 1))
+        fetch(w.edges[w.ops[whats[k] & (KIND - 1)].out])
+    look_at(w, whats[0] & (KIND - 1))
 
 
 def look_past_flow(w: World, pool: Id) -> None:
@@ -67,23 +51,24 @@ def look_past_flow(w: World, pool: Id) -> None:
     if p.n < FEWEST_IN_HEAP:
         return
     for k in range(p.first + 7, p.first + 15):
-        prefetch_route(w, w.members[k])
+        fetch(w.routes[w.members[k]])
     for k in range(p.first + 3, p.first + 7):
-        prefetch_op(w, w.routes[w.members[k]].lead)
+        fetch(w.ops[w.routes[w.members[k]].lead])
     for k in range(p.first + 1, p.first + 3):
-        _look_at(w, w.routes[w.members[k]].lead)
+        look_at(w, w.routes[w.members[k]].lead)
 
 
-def _look_at(w: World, op: Id) -> None:
+def look_at(w: World, op: Id) -> None:
     """Prefetch the slot and the successors of an op that ends soon and is in the cache."""
     o = w.ops[op]
     if o.holds > 0:
-        prefetch_slot(w, w.holds[o.hold].slot)
-    _fetch_targets(w, op)
+        fetch(w.slots[w.holds[o.hold].slot])
+    fetch_targets(w, op)
 
 
-def _fetch_targets(w: World, op: Id) -> None:
+def fetch_targets(w: World, op: Id) -> None:
+    """Prefetch the successors of an op."""
     o = w.ops[op]
     for k in range(o.out, o.end):
         if w.edges[k].target >= 0:
-            prefetch_op(w, w.edges[k].target)
+            fetch(w.ops[w.edges[k].target])

@@ -24,8 +24,8 @@ from perfmodel.engine.stuck import (
     describe_starvation,
     finished,
 )
-from perfmodel.engine.twins import PLAIN, Loop, choose, just_built, requested, warn_if_long
-from perfmodel.engine.world import DTYPES, as_arrays, column, crowded, grown
+from perfmodel.engine.twins import PLAIN, choose, requested, warn_if_long
+from perfmodel.engine.world import DTYPES, column, crowded, grown
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.graph.rules import Activity, Every
 
@@ -89,7 +89,7 @@ class Simulation:
         self.record = record
         compiled = requested(compiled)
         self._loop = choose(compiled)
-        self._may_change = compiled is None and self._loop is PLAIN
+        self._may_be_slow = compiled is None and self._loop is PLAIN
         world, self._kept = make_world(
             graph, seed, depth=depth, limit=limit, record=record, log=log
         )
@@ -136,7 +136,7 @@ class Simulation:
 
     def advance(self, rounds: int) -> None:
         """Run until every group has ended ``rounds`` iterations."""
-        if self._may_change:
+        if self._may_be_slow:
             warn_if_long(self.graph.n_ops * rounds)
         if self._go(rounds) == codes.STUCK:
             raise DeadlockError(describe_deadlock(self.graph, self.world))
@@ -149,12 +149,6 @@ class Simulation:
         if status == codes.STUCK:
             raise DeadlockError(describe_deadlock(self.graph, self.world))
         yield
-
-    def switch_to(self, loop: Loop) -> None:
-        """Continue with the compiled loop: records become arrays."""
-        self._loop, self._may_change = loop, False
-        self.world = loop.convert(as_arrays(self.world))
-        self._handle = loop.handle(self.world)
 
     def drain(self, *, until_recorded: bool = False) -> None:
         """Run until nothing moves any more, or the recorded iterations of every op have ended."""
@@ -209,8 +203,6 @@ class Simulation:
         """Run the event loop for at most ``instants`` instants, with regular breaks in which it can
         be interrupted."""
         while True:
-            if self._may_change and (loop := just_built()) is not None:
-                self.switch_to(loop)
             status = self._loop.advance(self._handle, rounds, instants or _INSTANTS)
             if status == codes.FULL:
                 self._take_log()

@@ -19,13 +19,12 @@ Like the event loop, this code runs both as plain Python and compiled.
 
 from __future__ import annotations
 
+from perfmodel.engine.codes import Id, World
 from perfmodel.engine.filling import fill_links, set_own_pace
 from perfmodel.engine.pools import (
     AT_ONCE,
     INFINITE,
     ROUNDING,
-    Id,
-    World,
     bring_up,
     disown,
     find_home,

@@ -8,6 +8,7 @@ from perfmodel.engine.codes import (
     EVERY,
     FLOW_STARTS,
     FROM_BATCH,
+    KIND,
     LOG_READY,
     MAILBOX,
     MOVING,
@@ -22,7 +23,7 @@ from perfmodel.engine.codes import (
     World,
 )
 from perfmodel.engine.draws import draw, noise_factor
-from perfmodel.engine.prefetch import COMPILED, KIND, expect
+from perfmodel.engine.prefetch import COMPILED, expect
 from perfmodel.engine.sharing import flow_starts
 from perfmodel.engine.timers import end_soon, set_timer
 from perfmodel.engine.waits import attribute_wait, note, open_wait
@@ -366,13 +367,12 @@ def _trace_batch(w: World, op: Id, last: int, full: int) -> None:
     first = op * s.depth
     h = w.history[first + ((o.taken - 1) & (s.depth - 1))]
     before = w.history[first + ((o.taken - 2) & (s.depth - 1))]
+    busy: bool = False
     if first <= h.last < first + s.depth:
         x.needed += s.now - x.began
         if x.full == 0:
             x.needed -= o.seconds + extra.latency
         busy = before.start + x.needed >= item.came
-    else:
-        busy = False
     if busy:
         h.ready, h.start = before.ready, before.start
         h.last, h.enabler = before.last, before.enabler

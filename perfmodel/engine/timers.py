@@ -7,8 +7,7 @@ both as arguments, and passing fields of records costs time at each step in eith
 
 from __future__ import annotations
 
-from perfmodel.engine.codes import CROWDED, Id, World
-from perfmodel.engine.prefetch import KIND
+from perfmodel.engine.codes import CROWDED, KIND, Id, World
 
 
 def end_soon(w: World, op: Id) -> None:
@@ -51,7 +50,8 @@ def pop_timer(w: World) -> int:
     n = s.timers - 1
     s.timers = n
     time, what = times[n], whats[n]
-    i, child = 0, 1
+    i = 0
+    child: Id = 1
     while child < n:  # sift the gap down to the bottom, then the last timer up from there
         if child + 1 < n:
             if times[child] == times[child + 1]:

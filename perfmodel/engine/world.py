@@ -1,6 +1,6 @@
 """The state of a simulation in records: arrays of records, or lists of objects.
 
-Compiled code uses arrays, the plain loop objects; each can be converted to the other.
+Compiled code uses arrays, the plain loop objects.
 """
 
 from __future__ import annotations
@@ -176,18 +176,6 @@ def as_objects(world: World) -> World:
         make = _class_of(name, getattr(world, name).dtype)
         plain[name] = [make(*fields) for fields in plain[name]]
     return World(**plain)
-
-
-def as_arrays(world: World) -> World:
-    """Convert a state back to arrays; objects become records."""
-    made: dict[str, NDArray[Any]] = {}
-    for name in World._fields:
-        values, dtype = getattr(world, name), DTYPES[name]
-        if name in RECORDS:
-            fields = dtype.names or ()
-            values = [tuple(getattr(value, field) for field in fields) for value in values]
-        made[name] = np.array(values, dtype)
-    return World(**made)
 
 
 def column(world: World, records: str, field: str) -> NDArray[Any]:

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parent.parent
 
 def how_it_simulates() -> str:
     """Say in words how this installation simulates."""
-    reason = library.find().reason
+    reason = library.compiled()[1]
     if not reason:
         return "simulates with compiled code"
     return f"simulates in plain Python, many times slower, without compiled code: {reason}"

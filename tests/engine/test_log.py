@@ -9,9 +9,8 @@ import pytest
 
 from perfmodel.base.arrays import NONE
 from perfmodel.base.errors import PerfmodelError
-from perfmodel.engine import codes, layout
+from perfmodel.engine import codes, layout, library
 from perfmodel.engine.draws import philox
-from perfmodel.engine.library import find
 from perfmodel.engine.noise import key
 from perfmodel.engine.run import Log, Simulation
 from perfmodel.graph.builder import GraphBuilder
@@ -20,7 +19,12 @@ from perfmodel.graph.op_graph import OpGraph
 SEED = 3
 both_loops = pytest.mark.parametrize(
     "compiled",
-    [False, pytest.param(True, marks=pytest.mark.skipif(bool(find().reason), reason="not built"))],
+    [
+        False,
+        pytest.param(
+            True, marks=pytest.mark.skipif(bool(library.compiled()[1]), reason="not built")
+        ),
+    ],
 )
 
 
@@ -83,7 +87,7 @@ def drawing() -> OpGraph:
 def test_what_was_drawn(compiled: bool) -> None:
     """Word 1 of the stream at the iteration; the transfer takes the time of the drawn link."""
     found = logged(drawing(), 21, compiled)
-    words = [philox(i, 0, key(SEED))[1] * 3 >> 32 for i in range(21)]
+    words = [philox(i, 0, key(SEED), 1) * 3 >> 32 for i in range(21)]
     assert set(words) == {0, 1, 2}
     assert [drawn for _, _, what, drawn in found if what == "ready"] == words
     sent = [t for t, _, what, _ in found if what == "end"]

@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from perfmodel.engine import library, warmup
 from perfmodel.engine import simulation as engine
-from perfmodel.engine import warmup
-from perfmodel.engine.library import find
 from perfmodel.engine.simulation import makespan, simulate
 from perfmodel.engine.steady import AT_EACH_LOOK, BatchMeans, ci_fraction, warmup_rounds
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 
 needs_library = pytest.mark.skipif(
-    bool(find().reason), reason=f"there is no compiled code: {find().reason}"
+    bool(library.compiled()[1]), reason=f"there is no compiled code: {library.compiled()[1]}"
 )
 
 # -- periods -----------------------------------------------------------------------------------

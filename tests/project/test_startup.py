@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 HELP_NEEDS_NONE_OF = frozenset({"numpy", "msgspec", "rich", "scipy", "pandas"})
-NOBODY_NEEDS = frozenset({"numba", "scipy", "pandas", "sympy", "torch", "matplotlib", "networkx"})
+NOBODY_NEEDS = frozenset({"Cython", "scipy", "pandas", "sympy", "torch", "matplotlib", "networkx"})
 
 PROBE = """
 import json, sys
