@@ -1,7 +1,8 @@
 """Turns measurements into inputs: the actual costs of servers, links, collectives and devices."""
 
+from perfmodel.calibration.observations import Observation
 from perfmodel.calibration.runs.fit import RunsFit, fit_runs
-from perfmodel.calibration.runs.table import PastRun, RunsTable, read_runs
+from perfmodel.calibration.runs.table import RunsTable, read_runs
 from perfmodel.calibration.servers.asynchronous import (
     AsynchronousFit,
     Series,
@@ -21,7 +22,7 @@ __all__ = [
     "Dnn",
     "Estimate",
     "Fitted",
-    "PastRun",
+    "Observation",
     "Residuals",
     "RunsFit",
     "RunsTable",

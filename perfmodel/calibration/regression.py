@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.arrays import Floats
-from perfmodel.base.quantities import Quantity
+from perfmodel.calibration.parameters import Parameter
 from perfmodel.calibration.statistics import LeftOut, Status, spread_of
 from perfmodel.inputs.calibration import FEATURES, Calibration
 from perfmodel.predicting.intervals import DOUBLING
@@ -58,55 +58,6 @@ expands."""
 
 DIFFERENCE = 1e-4
 """Half-width of the central differences for derivatives, in coordinates."""
-
-LARGEST_FRACTION = 0.99
-"""Largest starting value of a fraction: the logit of 1 is infinite."""
-
-
-class Parameter(msgspec.Struct, frozen=True):
-    """A parameter, and its prior.
-
-    Attributes
-    ----------
-    value : prior mean.
-    spread : prior standard deviation of its coordinate.
-    unit : SI; empty for a fraction or a factor.
-    scale : of its coordinate: the logarithm, the logit of a fraction, or the value itself.
-    least : prior mean of a logarithm if ``value`` is 0: too small to matter.
-    smallest, most : bounds of its values.
-    """
-
-    name: str
-    value: float
-    spread: float
-    unit: str = ""
-    scale: Literal["log", "logit", "linear"] = "log"
-    least: float = 1.0
-    smallest: float = -math.inf
-    most: float = math.inf
-
-    @property
-    def centre(self) -> float:
-        """Coordinate of the prior mean."""
-        return self.coordinate(self.value)
-
-    def coordinate(self, value: float) -> float:
-        """Coordinate of a value."""
-        if self.scale == "linear":
-            return value
-        if self.scale == "logit":
-            value = min(value, LARGEST_FRACTION)
-            return math.log(value / (1.0 - value))
-        return math.log(value if value > 0.0 else self.least)
-
-    def at(self, coordinate: Quantity) -> Quantity:
-        """Value of a coordinate."""
-        value = coordinate
-        if self.scale == "logit":
-            value = 1.0 / (1.0 + np.exp(-coordinate))
-        elif self.scale == "log":
-            value = np.exp(coordinate)
-        return np.clip(value, self.smallest, self.most)
 
 
 Exact = Callable[[Floats, NDArray[np.int64]], Floats]

@@ -22,11 +22,12 @@ from perfmodel.base.errors import InputError, number, unknown_name
 from perfmodel.base.provenance import Source
 from perfmodel.base.uncertainty import WIDTH
 from perfmodel.base.units import show
+from perfmodel.calibration.parameters import Parameter
 from perfmodel.calibration.placements import model
 from perfmodel.calibration.placements.model import LINKS, TRAITS, Placed, link_parameters
 from perfmodel.calibration.placements.spreads import NOISE, Left, Spreads, learnt, noise_of
 from perfmodel.calibration.placements.table import OneNode, Step, Training, check_devices
-from perfmodel.calibration.regression import WEIGHT, Parameter, Regression
+from perfmodel.calibration.regression import WEIGHT, Regression
 from perfmodel.inputs.calibration import Calibration, scaled, value_at
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job

@@ -18,7 +18,9 @@ from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, number
 from perfmodel.base.provenance import Source
 from perfmodel.base.units import dimension_of, show
-from perfmodel.calibration.regression import Known, Parameter, Regression
+from perfmodel.calibration.observations import Observation
+from perfmodel.calibration.parameters import Parameter
+from perfmodel.calibration.regression import Known, Regression
 from perfmodel.calibration.runs.parameters import (
     FIELDS,
     OVERLAP,
@@ -34,7 +36,6 @@ from perfmodel.calibration.runs.parameters import (
     with_overlap,
 )
 from perfmodel.calibration.runs.results import FittedRun, Overlap
-from perfmodel.calibration.runs.table import PastRun
 from perfmodel.calibration.statistics import Fitted, Residuals, Status, drawn, folds
 from perfmodel.inputs.calibration import Calibration
 from perfmodel.inputs.cluster import Cluster
@@ -198,7 +199,7 @@ class RunsFit(Drawn, frozen=True, kw_only=True):
 
 
 def fit_runs(
-    runs: Sequence[PastRun],
+    runs: Sequence[Observation],
     *,
     fit: Sequence[str] | None = None,
     run_spread: float = RUN_SPREAD,
@@ -274,7 +275,9 @@ def fit_runs(
 class _RunsRegression(Regression):
     """Runs with one setting of the overlap."""
 
-    def __init__(self, runs: Sequence[PastRun], overlap: bool | None, run_spread: float) -> None:
+    def __init__(
+        self, runs: Sequence[Observation], overlap: bool | None, run_spread: float
+    ) -> None:
         self.overlap, self.run_spread = overlap, run_spread
         groups = groups_of([with_overlap(r.job, overlap) for r in runs])
         measured = np.log([r.step_s for r in runs])
@@ -345,7 +348,7 @@ class _Steps:
             self._progress(self._done, self._of)
 
 
-def _check(runs: Sequence[PastRun]) -> None:
+def _check(runs: Sequence[Observation]) -> None:
     if not runs:
         raise InputError("runs: needs at least one")
 
@@ -358,7 +361,7 @@ def _check(runs: Sequence[PastRun]) -> None:
             raise InputError(f"{r.place or 'runs'}: not on the cluster of {runs[0].place or 'all'}")
 
 
-def _choices(runs: Sequence[PastRun], choosing: bool) -> list[bool | None]:
+def _choices(runs: Sequence[Observation], choosing: bool) -> list[bool | None]:
     """Settings of the overlap to try, the default first."""
     if not choosing:
         return [None]
@@ -443,7 +446,7 @@ def _features(job: Job) -> dict[str, float]:
     return found | ({"servers": job.options.server_count} if job.options.server_count else {})
 
 
-def _ranges(runs: Sequence[PastRun]) -> dict[str, tuple[float, float]]:
+def _ranges(runs: Sequence[Observation]) -> dict[str, tuple[float, float]]:
     every = [_features(r.job) for r in runs]
     names = dict.fromkeys(name for one in every for name in one)
     columns = {name: [one[name] for one in every if name in one] for name in names}
@@ -471,7 +474,7 @@ def _flags(found: dict[str, float], overlap: Overlap | None) -> list[str]:
     return [f"cluster and workload files do not store {flag}: give it to predict" for flag in flags]
 
 
-def _notes(runs: Sequence[PastRun], errors: Floats, spread: float) -> list[str]:
+def _notes(runs: Sequence[Observation], errors: Floats, spread: float) -> list[str]:
     notes = []
     for r, error in zip(runs, errors, strict=True):
         expected = math.hypot(spread, r.spread_fraction)

@@ -20,7 +20,8 @@ from perfmodel.api import Fidelity, predict
 from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, number
 from perfmodel.base.provenance import Source
-from perfmodel.calibration.regression import Parameter, Regression
+from perfmodel.calibration.parameters import Parameter
+from perfmodel.calibration.regression import Regression
 from perfmodel.calibration.servers.steps import (
     fullest_of,
     spread_beside,

@@ -30,7 +30,8 @@ import numpy as np
 from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.base.uncertainty import COVERAGE, WIDTH
-from perfmodel.calibration.regression import DIFFERENCE, Parameter, Regression
+from perfmodel.calibration.parameters import Parameter
+from perfmodel.calibration.regression import DIFFERENCE, Regression
 from perfmodel.calibration.servers.steps import spread_beside, steps_of, with_costs
 from perfmodel.inputs.batch_scaling import LAUNCH_S
 from perfmodel.inputs.calibration import Calibration
