@@ -17,7 +17,6 @@ PACKAGE = "perfmodel"
 
 NEW_HOMES: Mapping[str, tuple[str, ...]] = {
     "calibration.collectives": ("calibration.network.collectives",),
-    "calibration.synchronous_server": ("calibration.servers.synchronous",),
     "calibration.trainings": ("calibration.placements.table",),
     "catalogue": ("inputs.catalogue",),
     "coarse": ("predicting.coarse", "predicting.variants"),

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from perfmodel.base.arrays import Floats
 from perfmodel.calibration.parameters import Parameter
-from perfmodel.calibration.statistics import LeftOut, Status, spread_of
+from perfmodel.calibration.statistics import LeftOut, Status, rounded, spread_of
 from perfmodel.inputs.calibration import FEATURES, Calibration
 from perfmodel.predicting.intervals import DOUBLING
 
@@ -282,7 +282,7 @@ class Regression:
         times = np.array(slopes)
         matrix = np.asarray(self.covariance(x, scale) * np.outer(times, times))
         rows = ((matrix + matrix.T) / 2.0).tolist()
-        return tuple(tuple(float(f"{value:.6g}") for value in row) for row in rows)
+        return tuple(tuple(rounded(value) for value in row) for row in rows)
 
     def calibration(
         self,
@@ -312,9 +312,9 @@ class Regression:
         return Calibration(
             parameters=tuple(paths[self.names[i]] for i in chosen),
             covariance=tuple(tuple(covariance[i][j] for j in chosen) for i in chosen),
-            spread=0.0 if left_out is None else _rounded(left_out.spread(groups or count)),
+            spread=0.0 if left_out is None else rounded(left_out.spread(groups or count)),
             ranges={n: (float(v.min()), float(v.max())) for n, v in columns.items()},
-            growth={n: _rounded(self.growth(v, x, scale)) for n, v in columns.items()},
+            growth={n: rounded(self.growth(v, x, scale)) for n, v in columns.items()},
             rows=count,
         )
 
@@ -420,8 +420,3 @@ class Regression:
         moved[i] = value
         free = np.arange(len(start)) != i
         return self._descend(moved, free, scale, precision=1e-4)[1] if free.any() else moved
-
-
-def _rounded(value: float) -> float:
-    """Round to six digits; no measurement is more precise."""
-    return float(f"{value:.6g}")

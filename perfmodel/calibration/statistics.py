@@ -81,6 +81,11 @@ def drawn(estimates: Sequence[Fitted]) -> list[Row]:
     return rows
 
 
+def rounded(value: float, digits: int = 6) -> float:
+    """Round to this many digits; no measurement is more precise than six."""
+    return float(f"{value:.{digits}g}")
+
+
 def folds(count: int, parts: int) -> list[NDArray[np.int64]]:
     """Deterministic random partition of ``count`` indices into parts of almost equal size."""
     order = np.random.Generator(np.random.Philox(0)).permutation(count)

@@ -411,8 +411,7 @@ def test_canary_a_wrong_sum_is_noticed(change: Any, expected: list[str]) -> None
 # -- former names ------------------------------------------------------------------------------
 
 FORMER = {
-    "calibration.collectives": "fit_collective plain_alpha_beta",
-    "calibration.synchronous_server": "SynchronousRun",
+    "calibration.collectives": "fit_collective",
     "calibration.trainings": "Step Training",
     "catalogue": "cluster model model_names",
     "coarse": "evaluate phases",
@@ -426,7 +425,7 @@ FORMER = {
 """Documented names of modules that have moved."""
 
 STAYED = {
-    "calibration": "Series fit_runs read_runs",
+    "calibration": "fit_runs fit_servers read_runs",
     "calibration.network": "fit_network read",
     "engine": "makespan simulate timeline",
     "graph": "GraphBuilder",

@@ -55,7 +55,7 @@ _Searched = tuple["_RunsRegression", Floats, float]
 
 RUN_SPREAD = 0.03
 """Prior standard deviation of repeated runs as a fraction of their mean, as in
-:mod:`perfmodel.calibration.servers.asynchronous`."""
+:mod:`perfmodel.calibration.servers.fit`."""
 
 OUTLIER = 5.0
 """Standard deviations beyond which a run is reported as an outlier."""
