@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -12,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from perfmodel.base.arrays import Floats
 from perfmodel.base.uncertainty import COVERAGE, WIDTH
+from perfmodel.results.drawn import Drawn
 
 if TYPE_CHECKING:
     from perfmodel.results.measured_drawing import Row
@@ -23,6 +25,19 @@ class Estimate(msgspec.Struct, frozen=True):
     value: float
     low: float
     high: float
+
+
+class Written(Drawn, frozen=True):
+    """A fit that can be written as JSON."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fit as JSON-like values."""
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        return values
+
+    def to_json(self) -> str:
+        """Return the fit as JSON text."""
+        return json.dumps(self.to_dict(), indent=1)
 
 
 class Residuals(msgspec.Struct, frozen=True):

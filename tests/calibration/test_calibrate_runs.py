@@ -693,3 +693,20 @@ def test_a_table_describes_its_runs(folder: Path) -> None:
     assert (second.job.workers, second.job.cluster, second.spread_fraction) == (2, where, 0.0)
     assert [p.name for p in found.profiles] == ["deep"]
     assert found.unused == ()
+
+
+def test_runs_of_a_group_are_held_out_together() -> None:
+    """Four runs of 8 workers took half as long again: each reveals that of the others, unless all are
+    left out."""
+    runs = made(TRUTH, archs=("ring",), noise=0.0, workers=(1, 2, 4, 8))
+    late = msgspec.structs.replace(runs[-1], step_s=1.5 * runs[-1].step_s)
+    names = ["efficiency", "latency_s"]
+    errors = []
+    for group in ("", "twins"):
+        twins = [msgspec.structs.replace(late, group=group) for _ in range(4)]
+        errors.append(fit_runs([*runs[:-1], *twins], fit=names).runs[-1].held_out)
+    apart, together = errors
+    assert apart is not None
+    assert together is not None
+    assert together == pytest.approx(1 / 1.5 - 1, abs=0.02)
+    assert apart > together + 0.05

@@ -6,10 +6,9 @@ ten.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import numpy as np
@@ -36,7 +35,7 @@ from perfmodel.calibration.runs.parameters import (
     with_overlap,
 )
 from perfmodel.calibration.runs.results import FittedRun, Overlap
-from perfmodel.calibration.statistics import Fitted, Residuals, Status, drawn, folds
+from perfmodel.calibration.statistics import Fitted, Residuals, Status, Written, drawn, folds
 from perfmodel.inputs.calibration import Calibration
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
@@ -44,7 +43,6 @@ from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.workload import Workload
 from perfmodel.predicting import coarse
 from perfmodel.predicting.intervals import features_of
-from perfmodel.results.drawn import Drawn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -81,7 +79,7 @@ COARSE_ERROR = 0.05
 """A note is added if the 90th percentile of the coarse model's error for such jobs exceeds this."""
 
 
-class RunsFit(Drawn, frozen=True, kw_only=True):
+class RunsFit(Written, frozen=True, kw_only=True):
     """Parameters fitted to past runs (schema ``perfmodel.calibration/1``).
 
     Attributes
@@ -168,15 +166,6 @@ class RunsFit(Drawn, frozen=True, kw_only=True):
         """Summary of the runs as text."""
         spans = [_span(name, *span) for name, span in self.ranges.items()]
         return f"{len(self.runs)} runs ({', '.join((*self.architectures, *spans))})"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fit as JSON-like values."""
-        values: dict[str, Any] = msgspec.to_builtins(self)
-        return values
-
-    def to_json(self) -> str:
-        """Return the fit as JSON text."""
-        return json.dumps(self.to_dict(), indent=1)
 
     def plot(self) -> Figure:
         """Draw the estimates, and the error of each run, as a matplotlib figure (extra ``plot``).
@@ -279,6 +268,7 @@ class _RunsRegression(Regression):
         self, runs: Sequence[Observation], overlap: bool | None, run_spread: float
     ) -> None:
         self.overlap, self.run_spread = overlap, run_spread
+        self.groups = [r.group or f"run {i}" for i, r in enumerate(runs)]
         groups = groups_of([with_overlap(r.job, overlap) for r in runs])
         measured = np.log([r.step_s for r in runs])
 
@@ -311,7 +301,7 @@ def _fitted(problem: Regression, asked: Sequence[str] | None) -> list[str]:
 
 
 def _with_more(
-    problem: Regression, optional: Sequence[str], x: Floats, scale: float
+    problem: _RunsRegression, optional: Sequence[str], x: Floats, scale: float
 ) -> tuple[Floats, float]:
     """Add each optional parameter to the fit that improves the prediction of held-out runs."""
     for name in optional:
@@ -403,15 +393,14 @@ def _chosen(searched: Sequence[_Searched]) -> tuple[_Searched, Overlap]:
     return best, Overlap(value, was, margin, "identified" if clear else "not identified")
 
 
-def _parts(problem: Regression, parameters: int) -> list[int]:
-    """Cross-validation fold of each run; empty if there are too few runs."""
-    count = len(problem.spreads)
-    if count <= parameters + 1:
+def _parts(problem: _RunsRegression, parameters: int) -> list[int]:
+    """Cross-validation fold of each run, the same for all of a group; empty if there are too few
+    runs."""
+    if len(problem.spreads) <= parameters + 1:
         return []
-    found = np.empty(count, np.int64)
-    for place, part in enumerate(folds(count, FOLDS)):
-        found[part] = place
-    return found.tolist()
+    groups = list(dict.fromkeys(problem.groups))
+    fold = {groups[i]: n for n, part in enumerate(folds(len(groups), FOLDS)) for i in part}
+    return [fold[group] for group in problem.groups]
 
 
 def _estimate(p: Parameter, job: Job, found: dict[str, float], known: dict[str, Known]) -> Fitted:

@@ -190,16 +190,19 @@ def slower_profile(profile: Profile, workload: Workload, factor: float, why: str
             f"{profile.name}: has no times on {workload.device} at {workload.precision} to scale"
         )
 
-    def scaled(t: Timing) -> Timing:
-        if (t.device, t.precision) != chosen:
-            return t
-        changed: dict[str, Any] = {n: _times(getattr(t, n), factor) for n in SCALED}
-        if t.samples_per_s is not None:
-            changed["samples_per_s"] = t.samples_per_s / factor
-        source = Source("estimated", f"{factor:.4g} times as long as: {t.source.text}; {why}")
-        return msgspec.structs.replace(t, **changed, source=source)
+    timings = (
+        longer(t, factor, why) if (t.device, t.precision) == chosen else t for t in profile.timings
+    )
+    return msgspec.structs.replace(profile, timings=tuple(timings))
 
-    return msgspec.structs.replace(profile, timings=tuple(map(scaled, profile.timings)))
+
+def longer(t: Timing, factor: float, why: str) -> Timing:
+    """Return a timing with compute times ``factor`` times as long."""
+    changed: dict[str, Any] = {n: _times(getattr(t, n), factor) for n in SCALED}
+    if t.samples_per_s is not None:
+        changed["samples_per_s"] = t.samples_per_s / factor
+    source = Source("estimated", f"{factor:.4g} times as long as: {t.source.text}; {why}")
+    return msgspec.structs.replace(t, **changed, source=source)
 
 
 def _times(value: Seconds | None, factor: float) -> Seconds | None:

@@ -25,7 +25,7 @@ MEASURED = ("step_s", "iteration_s", "samples_per_s", "steps_per_s")
 
 WHOLE = ("workers", "batch_size", "global_batch_size")
 TEXTS = ("model", "workload", "device", "precision", "arch", "jitter")
-RATE, SPREAD, PLACEMENT = "bandwidth_bytes_per_s", "spread_fraction", "placement"
+RATE, SPREAD, PLACEMENT, GROUP = "bandwidth_bytes_per_s", "spread_fraction", "placement", "group"
 CPU = ("worker_cpu_s", "server_cpu_s")
 """Columns for processor times of a step."""
 
@@ -66,7 +66,7 @@ def read_runs(
     if not any(column in table.columns for column in MEASURED):
         table.need(MEASURED[0])
     options = {f for a in registry.all_architectures() for f in a.options.__struct_fields__}
-    known = {*WHOLE, *TEXTS, RATE, SPREAD, PLACEMENT, *MEASURED, *CPU, *options}
+    known = {*WHOLE, *TEXTS, RATE, SPREAD, PLACEMENT, GROUP, *MEASURED, *CPU, *options}
     unused = tuple(column for column in table.columns if column not in known)
     for column in unused:
         hint = nearest(column, known)
@@ -83,8 +83,8 @@ def read_runs(
             raise InputError(f"{where}{text}") from None
         spread = line.number(SPREAD) if line.has(SPREAD) else 0.0
         cpu: dict[str, Any] = {name: line.number(name, above=0.0) for name in CPU if line.has(name)}
-        place = f"line {line.number_in_file}"
-        runs.append(Observation(job, _step_s(line, job), spread, place, **cpu))
+        place, group = f"line {line.number_in_file}", line.text(GROUP) if line.has(GROUP) else ""
+        runs.append(Observation(job, _step_s(line, job), spread, place, group, **cpu))
     return RunsTable(tuple(runs), tuple(reader.used.values()), unused)
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Source
-from perfmodel.calibration.statistics import Estimate, Fitted, drawn, median_interval
+from perfmodel.calibration.statistics import Estimate, Fitted, Written, drawn, median_interval
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.measuring.training.run import MeasuredRun
-from perfmodel.results.drawn import Drawn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,7 +23,7 @@ COVERAGE = 0.9
 """Coverage of an interval."""
 
 
-class ServerCosts(Drawn, frozen=True, kw_only=True):
+class ServerCosts(Written, frozen=True, kw_only=True):
     """Update costs of a server (schema ``perfmodel.calibration/1``).
 
     Attributes
@@ -50,15 +48,6 @@ class ServerCosts(Drawn, frozen=True, kw_only=True):
             server=msgspec.structs.replace(base.server, **found),
             source=Source("measured", text),
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the costs as JSON-like values."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
-        return found
-
-    def to_json(self) -> str:
-        """Return the costs as JSON text."""
-        return json.dumps(self.to_dict(), indent=1)
 
     def plot(self) -> Figure:
         """Draw the costs with their intervals as a matplotlib figure (extra ``plot``).

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from perfmodel.base.errors import InputError, unknown_name
 from perfmodel.base.provenance import Source
 from perfmodel.base.uncertainty import WIDTH
-from perfmodel.calibration.statistics import Fitted, drawn
+from perfmodel.calibration.runs.parameters import longer
+from perfmodel.calibration.statistics import Fitted, Written, drawn
 from perfmodel.inputs.calibration import Calibration
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.profile import Profile, Timing
 from perfmodel.inputs.workload import Workload
-from perfmodel.results.drawn import Drawn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -104,38 +104,17 @@ class ServedWorkload(msgspec.Struct, frozen=True, kw_only=True):
 
 def _at(t: Timing, batch_size: int, compute_s: float) -> Timing:
     """Return a timing at another batch size whose compute times have this sum."""
-    if t.forward_s is None or t.backward_s is None:
-        return msgspec.structs.replace(
-            t,
-            batch_size=batch_size,
-            step_s=compute_s,
-            samples_per_s=None,
-            step_std_s=None,
-            optimizer_s=0.0,
-            copy_s=0.0,
-            other_s=0.0,
-            source=SOURCE,
-        )
-    passes = [sum(v) if isinstance(v, tuple) else v for v in (t.forward_s, t.backward_s)]
-    factor = compute_s / (sum(passes) + t.optimizer_s + t.copy_s + t.other_s)
-    changed: dict[str, Any] = {
-        name: tuple(one * factor for one in v)
-        if isinstance(v := getattr(t, name), tuple)
-        else v * factor
-        for name in ("forward_s", "backward_s", "optimizer_s", "copy_s", "other_s")
-    }
-    return msgspec.structs.replace(
-        t,
-        batch_size=batch_size,
-        **changed,
-        forward_std_s=None,
-        backward_std_s=None,
-        step_std_s=None,
-        source=SOURCE,
-    )
+    if t.samples_per_s is not None:
+        t = msgspec.structs.replace(t, step_s=t.batch_size / t.samples_per_s, samples_per_s=None)
+    passes = (t.step_s or 0.0, t.forward_s or 0.0, t.backward_s or 0.0)
+    every_s = sum(sum(each) if isinstance(each, tuple) else each for each in passes)
+    if t.step_s is None:
+        every_s += t.optimizer_s + t.copy_s + t.other_s
+    found = longer(t, compute_s / every_s, SOURCE.text)
+    return msgspec.structs.replace(found, batch_size=batch_size)
 
 
-class ServersFit(Drawn, frozen=True, kw_only=True):
+class ServersFit(Written, frozen=True, kw_only=True):
     """Values of parameter servers and of each workload that they served (schema
     ``perfmodel.calibration/1``).
 
@@ -204,10 +183,6 @@ class ServersFit(Drawn, frozen=True, kw_only=True):
         """Summary of the runs as text."""
         kind = "synchronous" if self.sync == "bsp" else "asynchronous"
         return f"{self.rows} runs of {len(self.workloads)} workloads with {kind} servers"
-
-    def to_json(self) -> str:
-        """Return the fit as JSON text."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()
 
     def plot(self) -> Figure:
         """Draw the estimates with their intervals as a matplotlib figure (extra ``plot``).
