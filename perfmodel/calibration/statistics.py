@@ -155,14 +155,17 @@ class LeftOut(NamedTuple):
         return max(spread_of(self.misses[of], groups, self.explained[of]), within)
 
 
-def spread_of(misses: Floats, groups: int, explained: Floats | float = 0.0) -> float:
+def spread_beside(misses: Floats, explained: Floats | float = 0.0) -> float:
     """Standard deviation beyond ``explained``, the variance of each miss that is already accounted
-    for: 9 in 10 misses should lie in an interval that combines both.
+    for: 9 in 10 misses should lie in an interval that combines both."""
+    needed = float(np.quantile((misses / WIDTH) ** 2 - explained, COVERAGE))
+    return math.sqrt(max(needed, 0.0))
 
-    With few independent ``groups`` it is wider, by Student's t with that many degrees of freedom.
-    """
+
+def spread_of(misses: Floats, groups: int, explained: Floats | float = 0.0) -> float:
+    """The :func:`spread_beside`; with few independent ``groups`` it is wider, by Student's t with
+    that many degrees of freedom."""
     from scipy.special import stdtrit
 
     wider = float(stdtrit(max(groups - 1, 1), 0.5 + COVERAGE / 2.0)) / WIDTH
-    needed = float(np.quantile((misses / WIDTH) ** 2 - explained, COVERAGE))
-    return math.sqrt(max(needed, 0.0)) * min(wider, MOST_WIDER)
+    return spread_beside(misses, explained) * min(wider, MOST_WIDER)

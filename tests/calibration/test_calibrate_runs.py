@@ -696,8 +696,8 @@ def test_a_table_describes_its_runs(folder: Path) -> None:
 
 
 def test_runs_of_a_group_are_held_out_together() -> None:
-    """Four runs of 8 workers took half as long again: each reveals that of the others, unless all are
-    left out."""
+    """Four runs of 8 workers took half as long again: each reveals that of the others, unless all
+    are left out."""
     runs = made(TRUTH, archs=("ring",), noise=0.0, workers=(1, 2, 4, 8))
     late = msgspec.structs.replace(runs[-1], step_s=1.5 * runs[-1].step_s)
     names = ["efficiency", "latency_s"]

@@ -1,7 +1,8 @@
 r"""Fits parameter servers that several workloads share to measured runs of these.
 
 Step times come from the formulas of ``arch=ps``. The compute time of each workload comes from its
-own runs. What else is fitted depends on the synchronisation:
+own runs. What else is fitted depends on the synchronisation, see
+:mod:`perfmodel.calibration.servers.priors`:
 
 *Asynchronous* servers: all workloads share the server's costs per tensor and per byte. Their priors
 are published figures, because with few workers the server is mostly idle, so that throughput says
@@ -42,12 +43,12 @@ from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError
 from perfmodel.base.uncertainty import COVERAGE, WIDTH
 from perfmodel.calibration.observations import Observation
-from perfmodel.calibration.parameters import Parameter, expanded, of_workload
+from perfmodel.calibration.parameters import expanded, of_workload
 from perfmodel.calibration.regression import DIFFERENCE, Regression
 from perfmodel.calibration.runs.parameters import SERVER_COSTS, SERVER_SHARE, JobGroup
 from perfmodel.calibration.servers.priors import Kind, kind_of
 from perfmodel.calibration.servers.results import ServedWorkload, ServersFit, series_name
-from perfmodel.calibration.statistics import rounded
+from perfmodel.calibration.statistics import rounded, spread_beside
 from perfmodel.inputs.calibration import Calibration
 from perfmodel.inputs.job import Job
 from perfmodel.phases.quantities import quantities_of
@@ -76,19 +77,13 @@ TAKEN = 0.7
 """Fraction of each new correction by simulation that is applied; the first is applied in full."""
 
 
-def fit_servers(
-    runs: Sequence[Observation],
-    parameters: Sequence[Parameter] | None = None,
-    *,
-    for_others: bool = False,
-) -> ServersFit:
+def fit_servers(runs: Sequence[Observation], *, for_others: bool = False) -> ServersFit:
     """Fit parameter servers and the compute times of all workloads together.
 
     Parameters
     ----------
     runs : of ``arch=ps``, all synchronous or all asynchronous; the compute times of the job with
         the largest batch of each workload and device may be rough.
-    parameters : instead of those of :data:`SYNCHRONOUS` or :data:`ASYNCHRONOUS`.
     for_others : fit only what is expected of further workloads.
 
     Raises
@@ -98,7 +93,6 @@ def fit_servers(
     """
     sync = _sync(runs)
     kind = kind_of(sync)
-    kind = kind if parameters is None else kind._replace(parameters=tuple(parameters))
     series = _series(runs)
     problem = _Problem(series, kind)
     x, scale, covariance = problem.minimum()
@@ -410,13 +404,13 @@ class _Problem:
         folds = [order.index(key) % (self.kind.folds or len(order)) for key in keys]
         misses = regression.left_out(folds * times, x, scale).misses[: len(self.rows)]
         explained = regression.explained(x, covariance)[: len(misses)]
-        needed = float(np.quantile((misses / WIDTH) ** 2 - explained, COVERAGE))
         growth = {"servers": SERVERS_GROWTH}
         for name in ("workers", "servers"):
             values = np.array([getattr(one, name)[i] for one, i in self.rows])
             if name == "workers" or len(np.unique(values)) > 1:
                 growth[name] = rounded(regression.growth(np.tile(values, times), x, scale), 4)
-        return rounded(math.sqrt(max(needed, self.kind.run_spread**2)), 4), growth
+        spread = max(spread_beside(misses, explained), self.kind.run_spread)
+        return rounded(spread, 4), growth
 
 
 def _share(one: _Series, fields: Mapping[str, Floats]) -> Floats:
