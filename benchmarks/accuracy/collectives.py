@@ -121,7 +121,7 @@ def plain_alpha_beta(points: Sequence[Point]) -> Callable[[float, float], float]
     alpha and one beta, fitted to points by least squares of relative errors."""
     ranks, sizes, seconds = alone(points)
     design = np.stack([2.0 * (ranks - 1.0), 2.0 * (ranks - 1.0) / ranks * sizes], axis=1)
-    if (sizes == sizes[0]).all() and sizes[0] > 0.0:  # the two are confounded: all of the time counts as bytes
+    if (sizes == sizes[0]).all() and sizes[0] > 0.0:  # confounded: all counts as bytes
         design[:, 0] = 0.0
     design /= seconds[:, None]
     scale = np.abs(design).max(axis=0)
