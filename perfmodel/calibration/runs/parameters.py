@@ -38,51 +38,20 @@ DECADE = math.log(10.0)
 """Standard deviation of the logarithm (or logit) of a value known within a factor of ten."""
 
 
+OPTIONAL: dict[str, Any] = {"optional": True}
+UNUSUAL: dict[str, Any] = {"unit": "s", "usual": False}
+
 FIELDS: Mapping[str, Parameter] = {
-    p.name: p
-    for p in (
-        Parameter("latency_s", 0.0, DECADE, "s", least=1e-6, path="nic.latency_s"),
-        Parameter("efficiency", 0.0, DECADE, scale="logit", path="nic.efficiency"),
-        Parameter(
-            "update_per_tensor_s", 0.0, DECADE, "s", least=1e-6, path="server.update_per_tensor_s"
-        ),
-        Parameter(
-            "update_per_byte_s", 0.0, DECADE, "s", least=1e-11, path="server.update_per_byte_s"
-        ),
-        Parameter(
-            "inside_efficiency",
-            0.0,
-            DECADE,
-            scale="logit",
-            path="intra_node.efficiency",
-            optional=True,
-        ),
-        Parameter(
-            "slowdown_per_neighbour",
-            0.0,
-            DECADE,
-            least=0.01,
-            path="slowdown_per_neighbour",
-            optional=True,
-        ),
-        Parameter(
-            "handover_per_tensor_s",
-            0.0,
-            DECADE,
-            "s",
-            least=1e-5,
-            path="handover.per_tensor_s",
-            usual=False,
-        ),
-        Parameter(
-            "handover_per_byte_s",
-            0.0,
-            DECADE,
-            "s",
-            least=1e-10,
-            path="handover.per_byte_s",
-            usual=False,
-        ),
+    name: Parameter(name, 0.0, DECADE, path=path, **more)
+    for name, path, more in (
+        ("latency_s", "nic.latency_s", {"unit": "s", "least": 1e-6}),
+        ("efficiency", "nic.efficiency", {"scale": "logit"}),
+        ("update_per_tensor_s", "server.update_per_tensor_s", {"unit": "s", "least": 1e-6}),
+        ("update_per_byte_s", "server.update_per_byte_s", {"unit": "s", "least": 1e-11}),
+        ("inside_efficiency", "intra_node.efficiency", {"scale": "logit", **OPTIONAL}),
+        ("slowdown_per_neighbour", "slowdown_per_neighbour", {"least": 0.01, **OPTIONAL}),
+        ("handover_per_tensor_s", "handover.per_tensor_s", {"least": 1e-5, **UNUSUAL}),
+        ("handover_per_byte_s", "handover.per_byte_s", {"least": 1e-10, **UNUSUAL}),
     )
 }
 """Fields of the links between nodes and inside a node, of servers, and of devices; the prior means
