@@ -6,10 +6,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from benchmarks.accuracy import dnns
 from perfmodel import make_job
 from perfmodel.base.provenance import Source
-from perfmodel.calibration.servers.asynchronous import AsynchronousFit, Series
+from perfmodel.calibration import Observation, ServersFit, serve_others
+from perfmodel.calibration.servers.priors import ASYNCHRONOUS
 from perfmodel.inputs.cluster import Cluster, Link
 from perfmodel.inputs.job import Job, Straggler
 from perfmodel.inputs.workload import Workload, WorkloadLayer
@@ -66,7 +69,7 @@ def model_of(name: str) -> str:
 
 
 def job_of(
-    fit: AsynchronousFit,
+    fit: ServersFit,
     model: str,
     mix: Mapping[str, int],
     servers: int = 1,
@@ -75,10 +78,11 @@ def job_of(
     """Return the job of workers on several kinds of devices; all but the first kind are modelled as
     stragglers."""
     first, *others = (device for device, count in mix.items() for _ in range(count))
-    times = {device: fit.compute_s[f"{device}/{model}"] for device in mix}
+    times = {device: fit.workloads[f"{device}/{model}"].compute_s for device in mix}
+    served = fit.workloads[f"{first}/{model}"]
     return make_job(
-        workload=fit.workload(_workload(first, model, sizes)),
-        cluster=fit.cluster(CLUSTER),
+        workload=served.workload(_workload(first, model, sizes)),
+        cluster=served.cluster(CLUSTER),
         workers=sum(mix.values()),
         arch="ps",
         options={**OPTIONS, "servers": servers},
@@ -91,21 +95,41 @@ def job_of(
     )
 
 
-def series(
-    device: str, model: str, runs: Sequence[tuple[int, float, float]], sizes: Sizes = SIZES
-) -> Series:
-    """Return runs with one server: workers, step time of a worker, and its spread."""
-    workers, step_s, spread = zip(*sorted(runs), strict=True)
+def observations(
+    name: str, runs: Sequence[tuple[int, float, float]], sizes: Sizes = SIZES
+) -> list[Observation]:
+    """Return runs with one server of a device/model: workers, step time of a worker, and its
+    spread, at least that of equal runs."""
+    device, model = name.split("/")
+    workers, step_s, _ = min(runs)
     # with many workers, most of a step is waiting
-    computing_s = step_s[0] / max(workers[0] / 3.0, 1.0)
-    job = make_job(
-        workload=_workload(device, model, sizes).scaled("compute_s", computing_s),
-        cluster=CLUSTER,
-        arch="ps",
-        options=OPTIONS,
-        jitter=JITTER,
-    )
-    return Series(job=job, workers=workers, step_s=step_s, spread=spread)
+    computing_s = step_s / max(workers / 3.0, 1.0)
+    workload, usual = _workload(device, model, sizes), ASYNCHRONOUS.run_spread
+    found = []
+    for workers, step_s, spread in sorted(runs):
+        job = make_job(
+            workload=workload.scaled("compute_s", computing_s),
+            cluster=CLUSTER,
+            workers=workers,
+            arch="ps",
+            options=OPTIONS,
+            jitter=JITTER,
+        )
+        more = math.sqrt(max(spread**2 - usual**2, 0.0))
+        found.append(Observation(job, step_s, more))
+    return found
+
+
+def extended(fit: ServersFit, series: Sequence[Sequence[Observation]]) -> ServersFit:
+    """Return a fit with further workloads, of which only the compute times are fitted."""
+    runs = [run for some in series for run in some]
+    return msgspec.structs.replace(fit, workloads=fit.workloads | serve_others(fit, runs))
+
+
+def without(fit: ServersFit, device: str) -> ServersFit:
+    """Return a fit without the workloads on a device."""
+    kept = {n: w for n, w in fit.workloads.items() if not n.startswith(f"{device}/")}
+    return msgspec.structs.replace(fit, workloads=kept)
 
 
 def _workload(device: str, model: str, sizes: Sizes) -> Workload:

@@ -22,7 +22,7 @@ from benchmarks.accuracy import cloud, fitted, rows
 from benchmarks.accuracy.cases import Case, Run, about, predicted
 from benchmarks.accuracy.cloud import SPREAD, model_of
 from perfmodel.base.errors import InputError, number
-from perfmodel.calibration.servers.asynchronous import AsynchronousFit, fit_asynchronous_servers
+from perfmodel.calibration import ServersFit, fit_servers
 
 ABOUT = about("cmdare")
 
@@ -64,7 +64,7 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
         """Return the name if there is one server and one kind of device, else ""."""
         return min(self.names) if self.num_ps == len(self.mix) == 1 else ""
 
-    def run(self, split: str, fit: AsynchronousFit, sizes: cloud.Sizes) -> Run:
+    def run(self, split: str, fit: ServersFit, sizes: cloud.Sizes) -> Run:
         """Return the row as a run, predicted by a fit."""
         pool, mix = f"cmdare/{split}", self.mix
         pools = {f"{pool}-mixed": len(mix) > 1, f"{pool}-two-servers": self.num_ps == 2}
@@ -104,16 +104,16 @@ def cases(folder: Path) -> list[Case]:
     rows.say_left_out("not as many devices as workers", uncounted)
     wanted = {name for row in counted for name in row.names}
     found, left_out = [], []
-    for split, known in fitted.read("cmdare", AsynchronousFit).items():
+    for split, known in fitted.read("cmdare", ServersFit).items():
         new = [
-            cloud.series(*name.split("/"), alone[name], sizes)
-            for name in sorted(wanted & alone.keys() - known.compute_s.keys())
+            cloud.observations(name, alone[name], sizes)
+            for name in sorted(wanted & alone.keys() - known.workloads.keys())
             if name.split("/")[1] in sizes
         ]
-        fit = known.with_series(new) if new else known
+        fit = cloud.extended(known, new)
         for row in counted:
-            seen = row.num_workers <= MOST_WORKERS[split] and row.series in known.compute_s
-            if not row.names <= fit.compute_s.keys():
+            seen = row.num_workers <= MOST_WORKERS[split] and row.series in known.workloads
+            if not row.names <= fit.workloads.keys():
                 left_out.append(f"{row.model} on {row.gpu}")
             elif not (seen or row.num_workers == row.num_ps == 1):
                 found.append(row.run(split, fit, sizes))
@@ -128,16 +128,16 @@ def fit(folder: Path) -> None:
     fitted.write("cmdare", {split: calibrated(folder, m) for split, m in MOST_WORKERS.items()})
 
 
-def calibrated(folder: Path, most: float) -> AsynchronousFit:
+def calibrated(folder: Path, most: float) -> ServersFit:
     """Return a fit to the runs with one server and up to ``most`` workers."""
     speeds = rows.read(folder / SPEEDS, Speed)
     found = _series(row for row in speeds if row.num_workers <= most)
-    every = [cloud.series(*name.split("/"), runs) for name, runs in found.items()]
+    every = [run for name, runs in found.items() for run in cloud.observations(name, runs)]
     # the compute speed of the device was not published
     one = ABOUT.facts["published"]
     run = (one["workers"], one["workers"] / one["steps_per_s"], one["spread"])
-    every.append(cloud.series(one["device"], one["model"], [run]))
-    return fit_asynchronous_servers(every).without(one["device"])
+    every += cloud.observations("{device}/{model}".format(**one), [run])
+    return cloud.without(fit_servers(every), one["device"])
 
 
 def _series(speeds: Iterable[Speed]) -> dict[str, list[tuple[int, float, float]]]:

@@ -16,13 +16,16 @@ relative errors.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+
+import numpy as np
+from scipy.optimize import nnls
 
 import perfmodel as pm
 from benchmarks.accuracy import fitted, residuals
 from benchmarks.accuracy.cases import Case, Run, about, predicted
-from perfmodel.calibration.network.collectives import Point, fit_collective, plain_alpha_beta
+from perfmodel.calibration.network.collectives import Point, alone, fit_collective
 from perfmodel.inputs.calibration import Calibration
 
 ABOUT = about("collectives")
@@ -94,7 +97,7 @@ def _halves(split: str, of: str, series: Series, field: str) -> Iterator[Run]:
         held_out = [point for point in points if getattr(point, field) > last]
         if not held_out:
             continue
-        plain = plain_alpha_beta("all_reduce", known)
+        plain_s = plain_alpha_beta(known)
         cluster = pm.Cluster(
             name=name,
             nic=pm.Link(1e9),
@@ -102,7 +105,7 @@ def _halves(split: str, of: str, series: Series, field: str) -> Iterator[Run]:
             source=pm.Source("measured", "half of the measurements"),
         )
         for point in held_out:
-            fitted_s = plain.predict(point.ranks, point.bytes, extrapolate=True)
+            fitted_s = plain_s(point.ranks, point.bytes)
             yield Run(
                 group=f"collectives/{split}/{of}",
                 name=f"{name}, {point.ranks} ranks, {point.bytes:g} bytes",
@@ -111,6 +114,20 @@ def _halves(split: str, of: str, series: Series, field: str) -> Iterator[Run]:
                 pools=(f"collectives/{split}/cloud",) if of.startswith("tc ") else (),
                 others={PLAIN: fitted_s},
             )
+
+
+def plain_alpha_beta(points: Sequence[Point]) -> Callable[[float, float], float]:
+    """Return the seconds of an all-reduce by ranks and bytes, in the usual model of a ring with one
+    alpha and one beta, fitted to points by least squares of relative errors."""
+    ranks, sizes, seconds = alone(points)
+    design = np.stack([2.0 * (ranks - 1.0), 2.0 * (ranks - 1.0) / ranks * sizes], axis=1)
+    if (sizes == sizes[0]).all() and sizes[0] > 0.0:  # confounded: all counts as bytes
+        design[:, 0] = 0.0
+    design /= seconds[:, None]
+    scale = np.abs(design).max(axis=0)
+    scale[scale == 0.0] = 1.0
+    alpha, beta = (nnls(design / scale, np.ones(len(seconds)))[0] / scale).tolist()
+    return lambda p, size: 2.0 * (p - 1.0) * (alpha + size / p * beta)
 
 
 def job_of(name: str, point: Point, cluster: pm.Cluster) -> pm.Job:

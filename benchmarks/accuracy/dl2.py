@@ -12,6 +12,7 @@ its size, its compute time and its run with one worker and one server, if there 
 from __future__ import annotations
 
 import math
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -21,9 +22,8 @@ from benchmarks.accuracy import dnns, fitted, rows, tables
 from benchmarks.accuracy.cases import Case, Run, about, predicted
 from perfmodel import Link, Server, Workload, WorkloadLayer, make_job
 from perfmodel.base.errors import InputError
-from perfmodel.calibration.servers import synchronous
-from perfmodel.calibration.servers.synchronous import Dnn, SynchronousFit, SynchronousRun
-from perfmodel.calibration.servers.synchronous import fit_synchronous_servers as fit_servers
+from perfmodel.calibration import Observation, ServedWorkload, ServersFit, fit_servers, serve_others
+from perfmodel.calibration.servers.results import series_name
 
 ABOUT = about("dl2")
 
@@ -50,12 +50,16 @@ class Speed(msgspec.Struct, frozen=True):
     worker_cpu_mean: float = 0.0
     ps_cpu_mean: float = 0.0
 
-    @property
-    def run(self) -> SynchronousRun:
-        """Return the row as a run."""
+    def run(self, whole: Workload) -> Observation:
+        """Return the row as a run of a model, given its step of the whole batch."""
         step_s = self.total_batch_size / self.speed_sum_samples_per_s
         cpu_s = (x / CORES * step_s or None for x in (self.worker_cpu_mean, self.ps_cpu_mean))
-        return SynchronousRun(self.num_worker, self.num_ps, step_s, *cpu_s)
+        size = max(round(whole.batch_size / self.num_worker), 1)
+        part = msgspec.structs.replace(whole, batch_size=size)
+        job = make_job(workload=part.scaled("compute_s", size / whole.batch_size), cluster=CLUSTER,
+                       workers=self.num_worker, arch="ps",
+                       options={**OPTIONS, "servers": self.num_ps})  # fmt: skip
+        return Observation(job, step_s, 0.0, "", "", *cpu_s)
 
 
 class Profile(msgspec.Struct, frozen=True, rename={"size_megabytes": "model_size_MB"}):
@@ -80,15 +84,16 @@ class Profile(msgspec.Struct, frozen=True, rename={"size_megabytes": "model_size
 
 def cases(folder: Path) -> list[Case]:
     """Return every run, predicted by each fit that does not include it; step times in seconds."""
-    entries = fitted.read("dl2", SynchronousFit)
+    entries = fitted.read("dl2", ServersFit)
     found: list[Run] = []
-    for dnn in read(folder):
+    for name, runs in read(folder).items():
+        key = series_name(runs[0].job.workload)
         for split in ("few", "all"):
-            if dnn.name in entries[split].dnns:
-                found += _runs(split, dnn, entries[split].dnns[dnn.name])
-        alone = tuple(run for run in dnn.runs if run.workers == run.servers == 1)[:1]
-        entry = entries.get(f"dnn/{dnn.name}") or entries["all"]
-        found += _runs("dnn", dnn, entry.of(msgspec.structs.replace(dnn, runs=alone)))
+            if key in entries[split].workloads:
+                found += _runs(split, name, runs, entries[split].workloads[key])
+        entry = entries.get(f"dnn/{name}") or entries["all"]
+        if alone := [run for run in runs if run.job.workers * run.job.options.server_count == 1]:
+            found += _runs("dnn", name, runs, serve_others(entry, alone[:1])[key])
     if not found:
         raise InputError(f"{folder}: no predictable run outside the fits")
     return predicted(found)
@@ -99,25 +104,26 @@ def fit(folder: Path) -> None:
     fitted.write("dl2", entries_of(folder))
 
 
-def entries_of(folder: Path) -> dict[str, SynchronousFit]:
+def entries_of(folder: Path) -> dict[str, ServersFit]:
     """Return the fits by name: *few*, *dnn/NAME* for each DNN, *all*."""
     every = read(folder)
     if len(every) < 2:
         raise InputError(f"{folder}: runs of at least two DNNs in models.csv are needed")
-    few = [msgspec.structs.replace(dnn, runs=fewest(dnn.runs)) for dnn in every]
-    others = {dnn.name: [other for other in every if other is not dnn] for dnn in every}
-    found = {f"dnn/{n}": fit_servers(dnns_, for_others=True) for n, dnns_ in others.items()}
-    return {"few": fit_servers(few), **found, "all": fit_servers(every)}
+    few = list(chain(*map(fewest, every.values())))
+    others = {name: [runs for n, runs in every.items() if n != name] for name in every}
+    found = {f"dnn/{n}": fit_servers(list(chain(*o)), for_others=True) for n, o in others.items()}
+    return {"few": fit_servers(few), **found, "all": fit_servers(list(chain(*every.values())))}
 
 
-def fewest(some: tuple[SynchronousRun, ...]) -> tuple[SynchronousRun, ...]:
+def fewest(runs: list[Observation]) -> list[Observation]:
     """Return the quarter with the smallest workers times servers, ties broken by fewer workers."""
-    rising = sorted(some, key=lambda run: (run.workers * run.servers, run.workers, run.servers))
-    return tuple(rising[: max(1, round(len(some) / 4))])
+    jobs = {id(run): (run.job.workers, run.job.options.server_count) for run in runs}
+    rising = sorted(runs, key=lambda run: (math.prod(jobs[id(run)]), jobs[id(run)]))
+    return rising[: max(1, round(len(runs) / 4))]
 
 
-def read(folder: Path) -> list[Dnn]:
-    """Return the DNNs with their synchronous runs; report which rows are left out."""
+def read(folder: Path) -> dict[str, list[Observation]]:
+    """Return the synchronous runs of each DNN; report which rows are left out."""
     path, speeds = folder / "models.csv", rows.read(folder / "config_speed.csv", Speed)
     profiles = {row.model: row for row in rows.read(path, Profile)} if path.is_file() else {}
     ran = [row for row in speeds if row.sync_mode == "dist_sync"
@@ -125,24 +131,19 @@ def read(folder: Path) -> list[Dnn]:
     if left := len(speeds) - len(ran):
         click.echo(f"not synchronous, or a worker stopped, left out: {left}", err=True)
     rows.say_left_out("not in models.csv", (row.model for row in ran if row.model not in profiles))
-    found = []
-    for name in dict.fromkeys(row.model for row in ran if row.model in profiles):
-        some = [row for row in ran if row.model == name]
-        whole = profiles[name].workload(int(some[0].total_batch_size))
-        job = make_job(workload=whole, cluster=CLUSTER, arch="ps", options=OPTIONS)
-        found.append(Dnn(job=job, runs=tuple(row.run for row in some)))
+    found: dict[str, list[Observation]] = {}
+    for row in (row for row in ran if row.model in profiles):
+        whole = profiles[row.model].workload(int(row.total_batch_size))
+        found.setdefault(row.model, []).append(row.run(whole))
     return found
 
 
-def _runs(split: str, dnn: Dnn, served: synchronous.ServedDnn) -> list[Run]:
+def _runs(split: str, name: str, runs: list[Observation], served: ServedWorkload) -> list[Run]:
     """Return the runs of a DNN outside the fit."""
-    whole, pool, found = dnn.job.workload, f"dl2/{split}", []
-    for run in (run for run in dnn.runs if (run.workers, run.servers) not in served.seen):
-        work = served.workload(whole, max(round(whole.batch_size / run.workers), 1))
-        options = {**OPTIONS, "servers": run.servers, "uneven": served.uneven}
-        job = make_job(workload=work, cluster=served.cluster(CLUSTER), workers=run.workers,
-                       arch="ps", options=options)  # fmt: skip
-        name = f"{dnn.name} {run.workers} workers {run.servers} servers"
-        group = f"{pool}/{dnn.name}"
-        found.append(Run(group, name, job, run.step_s, pools=(pool,), setting=dnn.name))
+    pool, found = f"dl2/{split}", []
+    for run in runs:
+        workers, servers = run.job.workers, run.job.options.server_count
+        text, job = f"{name} {workers} workers {servers} servers", served.job(run.job)
+        if (workers, servers) not in served.seen:
+            found.append(Run(f"{pool}/{name}", text, job, run.step_s, pools=(pool,), setting=name))
     return found

@@ -21,7 +21,8 @@ from benchmarks.accuracy.fitted import rounded
 from perfmodel import Job, predict
 from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, unknown_name
-from perfmodel.calibration.regression import Misses, Parameter, Regression
+from perfmodel.calibration.parameters import Parameter
+from perfmodel.calibration.regression import Misses, Regression
 from perfmodel.inputs.calibration import Calibration
 from perfmodel.predicting import coarse
 from perfmodel.predicting.intervals import features_of

@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.accuracy import cloud, fitted, rows
 from benchmarks.accuracy.cases import Case, Run, about, predicted
 from perfmodel.base.errors import InputError, number
-from perfmodel.calibration.servers.asynchronous import AsynchronousFit
+from perfmodel.calibration import Observation, ServersFit
 
 MODEL = "resnet32"
 DEVICES = {"k": "k80", "p": "p100", "v": "v100"}
@@ -59,7 +59,7 @@ class Fit(msgspec.Struct, frozen=True):
 
     rows: int
     workers: dict[str, int]
-    fit: AsynchronousFit
+    fit: ServersFit
 
 
 def cases(folder: Path) -> list[Case]:
@@ -70,7 +70,7 @@ def cases(folder: Path) -> list[Case]:
         setup = _setup(experiment, config)
         if isinstance(setup, str):
             left_out.append(f"{config} of {experiment} ({setup})")
-        elif not {f"{device}/{MODEL}" for device in setup.workers} <= told.fit.compute_s.keys():
+        elif not {f"{device}/{MODEL}" for device in setup.workers} <= told.fit.workloads.keys():
             left_out.append(f"{config} of {experiment} (no run on such a device)")
         elif not any(setup == Setup(1, {name: count}) for name, count in told.workers.items()):
             found.append(
@@ -97,23 +97,23 @@ def fit(folder: Path) -> None:
 
 def calibrated(folder: Path) -> Fit:
     """Return the other campaign's fit, extended by the devices of this campaign."""
-    server = fitted.read("cmdare", AsynchronousFit)["all"]
+    server = fitted.read("cmdare", ServersFit)["all"]
     fewest: dict[str, tuple[int, list[float]]] = {}
     for (experiment, config), rates in _runs(folder).items():
         setup = _setup(experiment, config)
         if not isinstance(setup, str) and setup.servers == len(setup.workers) == 1:
             ((device, count),) = setup.workers.items()
-            known = f"{device}/{MODEL}" in server.compute_s
+            known = f"{device}/{MODEL}" in server.workloads
             if not known and count < fewest.get(device, (np.inf, []))[0]:
                 fewest[device] = (count, rates)
-    further = [
-        cloud.series(name, MODEL, [(count, count / float(np.median(rates)), cloud.SPREAD)])
-        for name, (count, rates) in sorted(fewest.items())
-    ]
+    further: list[list[Observation]] = []
+    for name, (count, rates) in sorted(fewest.items()):
+        run = (count, count / float(np.median(rates)), cloud.SPREAD)
+        further.append(cloud.observations(f"{name}/{MODEL}", [run]))
     return Fit(
         rows=sum(len(rates) for _, rates in fewest.values()),
         workers={name: count for name, (count, _) in sorted(fewest.items())},
-        fit=server.with_series(further) if further else server,
+        fit=cloud.extended(server, further),
     )
 
 

@@ -1,38 +1,29 @@
 """Turns measurements into inputs: the actual costs of servers, links, collectives and devices."""
 
+from perfmodel.calibration.observations import Observation
+from perfmodel.calibration.parameters import Parameter
 from perfmodel.calibration.runs.fit import RunsFit, fit_runs
-from perfmodel.calibration.runs.table import PastRun, RunsTable, read_runs
-from perfmodel.calibration.servers.asynchronous import (
-    AsynchronousFit,
-    Series,
-    fit_asynchronous_servers,
-)
+from perfmodel.calibration.runs.table import RunsTable, read_runs
 from perfmodel.calibration.servers.costs import ServerCosts, measured_costs, with_server
-from perfmodel.calibration.servers.synchronous import (
-    Dnn,
-    SynchronousFit,
-    SynchronousRun,
-    fit_synchronous_servers,
-)
+from perfmodel.calibration.servers.fit import fit_servers, serve_others
+from perfmodel.calibration.servers.results import ServedWorkload, ServersFit
 from perfmodel.calibration.statistics import Estimate, Fitted, Residuals
 
 __all__ = [
-    "AsynchronousFit",
-    "Dnn",
     "Estimate",
     "Fitted",
-    "PastRun",
+    "Observation",
+    "Parameter",
     "Residuals",
     "RunsFit",
     "RunsTable",
-    "Series",
+    "ServedWorkload",
     "ServerCosts",
-    "SynchronousFit",
-    "SynchronousRun",
-    "fit_asynchronous_servers",
+    "ServersFit",
     "fit_runs",
-    "fit_synchronous_servers",
+    "fit_servers",
     "measured_costs",
     "read_runs",
+    "serve_others",
     "with_server",
 ]

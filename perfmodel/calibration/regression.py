@@ -17,15 +17,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.arrays import Floats
-from perfmodel.base.quantities import Quantity
-from perfmodel.calibration.statistics import LeftOut, Status, spread_of
+from perfmodel.calibration.parameters import Parameter
+from perfmodel.calibration.statistics import LeftOut, Status, rounded, spread_of
 from perfmodel.inputs.calibration import FEATURES, Calibration
 from perfmodel.predicting.intervals import DOUBLING
 
@@ -58,55 +58,6 @@ expands."""
 
 DIFFERENCE = 1e-4
 """Half-width of the central differences for derivatives, in coordinates."""
-
-LARGEST_FRACTION = 0.99
-"""Largest starting value of a fraction: the logit of 1 is infinite."""
-
-
-class Parameter(msgspec.Struct, frozen=True):
-    """A parameter, and its prior.
-
-    Attributes
-    ----------
-    value : prior mean.
-    spread : prior standard deviation of its coordinate.
-    unit : SI; empty for a fraction or a factor.
-    scale : of its coordinate: the logarithm, the logit of a fraction, or the value itself.
-    least : prior mean of a logarithm if ``value`` is 0: too small to matter.
-    smallest, most : bounds of its values.
-    """
-
-    name: str
-    value: float
-    spread: float
-    unit: str = ""
-    scale: Literal["log", "logit", "linear"] = "log"
-    least: float = 1.0
-    smallest: float = -math.inf
-    most: float = math.inf
-
-    @property
-    def centre(self) -> float:
-        """Coordinate of the prior mean."""
-        return self.coordinate(self.value)
-
-    def coordinate(self, value: float) -> float:
-        """Coordinate of a value."""
-        if self.scale == "linear":
-            return value
-        if self.scale == "logit":
-            value = min(value, LARGEST_FRACTION)
-            return math.log(value / (1.0 - value))
-        return math.log(value if value > 0.0 else self.least)
-
-    def at(self, coordinate: Quantity) -> Quantity:
-        """Value of a coordinate."""
-        value = coordinate
-        if self.scale == "logit":
-            value = 1.0 / (1.0 + np.exp(-coordinate))
-        elif self.scale == "log":
-            value = np.exp(coordinate)
-        return np.clip(value, self.smallest, self.most)
 
 
 Exact = Callable[[Floats, NDArray[np.int64]], Floats]
@@ -334,7 +285,7 @@ class Regression:
         times = np.array(slopes)
         matrix = np.asarray(self.covariance(x, scale) * np.outer(times, times))
         rows = ((matrix + matrix.T) / 2.0).tolist()
-        return tuple(tuple(float(f"{value:.6g}") for value in row) for row in rows)
+        return tuple(tuple(rounded(value) for value in row) for row in rows)
 
     def calibration(
         self,
@@ -364,9 +315,9 @@ class Regression:
         return Calibration(
             parameters=tuple(paths[self.names[i]] for i in chosen),
             covariance=tuple(tuple(covariance[i][j] for j in chosen) for i in chosen),
-            spread=0.0 if left_out is None else _rounded(left_out.spread(groups or count)),
+            spread=0.0 if left_out is None else rounded(left_out.spread(groups or count)),
             ranges={n: (float(v.min()), float(v.max())) for n, v in columns.items()},
-            growth={n: _rounded(self.growth(v, x, scale)) for n, v in columns.items()},
+            growth={n: rounded(self.growth(v, x, scale)) for n, v in columns.items()},
             rows=count,
         )
 
@@ -472,8 +423,3 @@ class Regression:
         moved[i] = value
         free = np.arange(len(start)) != i
         return self._descend(moved, free, scale, precision=1e-4)[1] if free.any() else moved
-
-
-def _rounded(value: float) -> float:
-    """Round to six digits; no measurement is more precise."""
-    return float(f"{value:.6g}")

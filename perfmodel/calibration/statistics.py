@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -12,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from perfmodel.base.arrays import Floats
 from perfmodel.base.uncertainty import COVERAGE, WIDTH
+from perfmodel.reporting.drawn import Drawn
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -20,6 +22,19 @@ class Estimate(msgspec.Struct, frozen=True):
     value: float
     low: float
     high: float
+
+
+class Written(Drawn, frozen=True):
+    """A fit that can be written as JSON."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fit as JSON-like values."""
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        return values
+
+    def to_json(self) -> str:
+        """Return the fit as JSON text."""
+        return json.dumps(self.to_dict(), indent=1)
 
 
 class Residuals(msgspec.Struct, frozen=True):
@@ -60,6 +75,11 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
     high: float
     status: Status = "identified"
     note: str = ""
+
+
+def rounded(value: float, digits: int = 6) -> float:
+    """Round to this many digits; no measurement is more precise than six."""
+    return float(f"{value:.{digits}g}")
 
 
 def folds(count: int, parts: int) -> list[NDArray[np.int64]]:
@@ -116,14 +136,17 @@ class LeftOut(NamedTuple):
         return max(spread_of(self.misses[of], groups, self.explained[of]), within)
 
 
-def spread_of(misses: Floats, groups: int, explained: Floats | float = 0.0) -> float:
+def spread_beside(misses: Floats, explained: Floats | float = 0.0) -> float:
     """Standard deviation beyond ``explained``, the variance of each miss that is already accounted
-    for: 9 in 10 misses should lie in an interval that combines both.
+    for: 9 in 10 misses should lie in an interval that combines both."""
+    needed = float(np.quantile((misses / WIDTH) ** 2 - explained, COVERAGE))
+    return math.sqrt(max(needed, 0.0))
 
-    With few independent ``groups`` it is wider, by Student's t with that many degrees of freedom.
-    """
+
+def spread_of(misses: Floats, groups: int, explained: Floats | float = 0.0) -> float:
+    """The :func:`spread_beside`; with few independent ``groups`` it is wider, by Student's t with
+    that many degrees of freedom."""
     from scipy.special import stdtrit
 
     wider = float(stdtrit(max(groups - 1, 1), 0.5 + COVERAGE / 2.0)) / WIDTH
-    needed = float(np.quantile((misses / WIDTH) ** 2 - explained, COVERAGE))
-    return math.sqrt(max(needed, 0.0)) * min(wider, MOST_WIDER)
+    return spread_beside(misses, explained) * min(wider, MOST_WIDER)

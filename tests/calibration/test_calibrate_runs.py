@@ -16,7 +16,7 @@ import pytest
 from perfmodel import InputError, IntraNode, Link, api, predict
 from perfmodel.base import files
 from perfmodel.base.provenance import Source
-from perfmodel.calibration import PastRun, RunsFit, fit_runs, read_runs, regression
+from perfmodel.calibration import Observation, RunsFit, fit_runs, read_runs, regression
 from perfmodel.calibration.runs import parameters
 from perfmodel.calibration.runs.parameters import groups_of, on_job, with_overlap
 from perfmodel.cli import main
@@ -66,7 +66,7 @@ def made(
     models: Sequence[Workload] = (DEEP, WIDE),
     workers: Sequence[int] = MANY,
     cluster: Cluster = CLUSTER,
-) -> list[PastRun]:
+) -> list[Observation]:
     """Runs made by the coarse model plus noise; the fit does not see the true parameters."""
     random = np.random.default_rng(seed)
     found = []
@@ -76,11 +76,11 @@ def made(
                 job = api.make_job(workload=work, cluster=cluster, arch=arch, workers=n)
                 step_s = float(coarse.phases(on_job(with_overlap(job, overlap), truth)).iteration_s)
                 step_s *= float(np.exp(noise * random.standard_normal()))
-                found.append(PastRun(job, step_s, place=f"line {len(found) + 2}"))
+                found.append(Observation(job, step_s, place=f"line {len(found) + 2}"))
     return found
 
 
-def spoilt(runs: Sequence[PastRun]) -> list[PastRun]:
+def spoilt(runs: Sequence[Observation]) -> list[Observation]:
     """The same runs with two outliers."""
     found = list(runs)
     for i, factor in ((5, 3.5), (16, 4.0)):
@@ -180,7 +180,7 @@ def test_a_handover_counts_each_tensor_and_byte_of_a_layer() -> None:
 def test_a_fit_that_identifies_nothing_keeps_every_value(name: str, jitter: Jitter | None) -> None:
     """Equal runs whose steps differ by a factor of a hundred say nothing about their network."""
     job = api.make_job(workload=DEEP, cluster=CLUSTER, arch="ring", workers=4, jitter=jitter)
-    runs = [PastRun(job, step_s) for step_s in (0.02, 2.0, 0.05, 0.8, 0.2, 0.1)]
+    runs = [Observation(job, step_s) for step_s in (0.02, 2.0, 0.05, 0.8, 0.2, 0.1)]
     fit = fit_runs(runs, fit=[name])
     assert fit.values == {}
     assert fit.of_cluster.parameters == ()
@@ -340,11 +340,11 @@ def test_an_overlap_without_effect_is_unchanged() -> None:
 
 def test_an_overlap_given_by_the_runs_is_used() -> None:
     job = small.job(SMALL, small.cluster(13.0), 4, "ring", {"overlap": False})
-    fit = fit_runs([PastRun(job, 30.0)] * 4)
+    fit = fit_runs([Observation(job, 30.0)] * 4)
     assert fit.overlap is None
     assert fit.apply(job).options.overlap is False
     with pytest.raises(InputError, match=r"^fit: overlap: all runs specify it$"):
-        fit_runs([PastRun(job, 30.0)], fit=["overlap"])
+        fit_runs([Observation(job, 30.0)], fit=["overlap"])
 
 
 def test_jitter_is_recovered() -> None:
@@ -693,3 +693,20 @@ def test_a_table_describes_its_runs(folder: Path) -> None:
     assert (second.job.workers, second.job.cluster, second.spread_fraction) == (2, where, 0.0)
     assert [p.name for p in found.profiles] == ["deep"]
     assert found.unused == ()
+
+
+def test_runs_of_a_group_are_held_out_together() -> None:
+    """Four runs of 8 workers took half as long again: each reveals that of the others, unless all
+    are left out."""
+    runs = made(TRUTH, archs=("ring",), noise=0.0, workers=(1, 2, 4, 8))
+    late = msgspec.structs.replace(runs[-1], step_s=1.5 * runs[-1].step_s)
+    names = ["efficiency", "latency_s"]
+    errors = []
+    for group in ("", "twins"):
+        twins = [msgspec.structs.replace(late, group=group) for _ in range(4)]
+        errors.append(fit_runs([*runs[:-1], *twins], fit=names).runs[-1].held_out)
+    apart, together = errors
+    assert apart is not None
+    assert together is not None
+    assert together == pytest.approx(1 / 1.5 - 1, abs=0.02)
+    assert apart > together + 0.05

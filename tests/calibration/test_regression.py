@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from perfmodel.base.arrays import Floats
-from perfmodel.calibration.regression import Parameter, Regression
+from perfmodel.calibration.parameters import Parameter
+from perfmodel.calibration.regression import Regression
 from perfmodel.calibration.statistics import spread_of
 
 SIZES = np.geomspace(1.0, 1000.0, 40)

@@ -410,7 +410,7 @@ def test_canary_a_wrong_sum_is_noticed(change: Any, expected: list[str]) -> None
 # -- documented names ---------------------------------------------------------------------------
 
 DOCUMENTED = {
-    "calibration": "Series fit_runs read_runs",
+    "calibration": "fit_runs fit_servers read_runs",
     "calibration.network": "fit_network read",
     "engine": "makespan simulate timeline",
     "graph": "GraphBuilder",

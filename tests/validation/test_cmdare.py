@@ -18,7 +18,7 @@ from benchmarks.accuracy import cmdare, fitted
 from benchmarks.accuracy.__main__ import main
 from benchmarks.accuracy.summaries import summarise
 from perfmodel import InputError
-from perfmodel.calibration.servers.asynchronous import AsynchronousFit
+from perfmodel.calibration import ServersFit
 from tests.measured import measured
 
 SPEEDS, ONE_WORKER = "speed_vs_workers.csv", "one_worker_step_time.csv"
@@ -66,16 +66,17 @@ def test_predictions_beat_ideal_scaling(folder: Path) -> None:
 
 
 def test_the_stored_fits_are_reproduced_from_the_runs(folder: Path) -> None:
-    kept = fitted.read("cmdare", AsynchronousFit)
+    kept = fitted.read("cmdare", ServersFit)
     assert kept.keys() == cmdare.MOST_WORKERS.keys() == cmdare.ABOUT.splits.keys()
     found = cmdare.calibrated(folder, cmdare.MOST_WORKERS["n3"])
     assert found.rows == kept["n3"].rows
-    assert found.costs == pytest.approx(kept["n3"].costs, rel=0.02)
-    assert found.compute_s == pytest.approx(kept["n3"].compute_s, rel=0.01)
-    assert found.known.spread == pytest.approx(kept["n3"].known.spread, rel=0.1)
+    for name, served in kept["n3"].workloads.items():
+        assert found[name].costs == pytest.approx(served.costs, rel=0.02)
+        assert found[name].compute_s == pytest.approx(served.compute_s, rel=0.01)
+        assert found[name].known[0].spread == pytest.approx(served.known[0].spread, rel=0.1)
 
 
-def refitted(folder: Path, to: Path, most: int, changed: Callable[[int], bool]) -> dict[str, float]:
+def refitted(folder: Path, to: Path, most: int, changed: Callable[[int], bool]) -> ServersFit:
     """Parameters of the fit to runs of up to ``most`` workers, with some runs made twice as
     fast."""
     write(
@@ -88,15 +89,13 @@ def refitted(folder: Path, to: Path, most: int, changed: Callable[[int], bool]) 
         ),
     )
     (to / ONE_WORKER).write_bytes((folder / ONE_WORKER).read_bytes())
-    fit = cmdare.calibrated(to, most)
-    return fit.costs | fit.compute_s
+    return cmdare.calibrated(to, most)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("most", [3, 4])
 def test_predicted_rows_are_never_fitted_to(folder: Path, tmp_path: Path, most: int) -> None:
-    fit = cmdare.calibrated(folder, most)
-    kept = fit.costs | fit.compute_s
+    kept = cmdare.calibrated(folder, most)
     assert refitted(folder, tmp_path, most, lambda workers: workers > most) == kept
     assert refitted(folder, tmp_path, most, lambda workers: workers == most) != kept
 
@@ -257,10 +256,10 @@ def test_missing_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         cmdare.cases(tmp_path)
     monkeypatch.setattr(fitted, "FOLDER", tmp_path)
     with pytest.raises(InputError, match=r"cmdare\.json: cannot read: .*; --fit makes it"):
-        fitted.read("cmdare", AsynchronousFit)
+        fitted.read("cmdare", ServersFit)
     (tmp_path / "cmdare.json").write_text("{}}")
     with pytest.raises(InputError, match="--fit makes it"):
-        fitted.read("cmdare", AsynchronousFit)
+        fitted.read("cmdare", ServersFit)
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -294,4 +293,4 @@ def test_the_command_writes_fits_and_groups(
         "cmdare/n4/resnet32": 2,
     }
     assert groups["cmdare/n4"].keys() >= {"n", "median", "p90", "worst", "bias", "coverage90"}
-    assert fitted.read("cmdare", AsynchronousFit)["n3"].rows == 4  # and a published one
+    assert fitted.read("cmdare", ServersFit)["n3"].rows == 4  # and a published one

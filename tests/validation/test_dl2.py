@@ -15,7 +15,7 @@ import pytest
 from benchmarks.accuracy import dl2, fitted
 from benchmarks.accuracy.summaries import summarise
 from perfmodel import InputError
-from perfmodel.calibration.servers.synchronous import SynchronousFit
+from perfmodel.calibration import ServersFit
 from tests.measured import measured
 
 SPEEDS, PROFILES = "config_speed.csv", "models.csv"
@@ -80,12 +80,12 @@ def made(to: Path, changed: Iterable[tuple[str, int, int]] = (), factor: float =
 
 
 @pytest.fixture(scope="module")
-def entries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SynchronousFit]:
+def entries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ServersFit]:
     return dl2.entries_of(made(tmp_path_factory.mktemp("made")))
 
 
 def test_only_runs_that_were_not_fitted_to_are_predicted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entries: dict[str, SynchronousFit]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entries: dict[str, ServersFit]
 ) -> None:
     monkeypatch.setattr(fitted, "FOLDER", tmp_path / "fitted")
     fitted.write("dl2", entries)
@@ -106,11 +106,11 @@ def test_only_runs_that_were_not_fitted_to_are_predicted(
 
 @pytest.mark.parametrize("within", [False, True])
 def test_predicted_rows_are_never_fitted_to(
-    tmp_path: Path, entries: dict[str, SynchronousFit], within: bool
+    tmp_path: Path, entries: dict[str, ServersFit], within: bool
 ) -> None:
     """Runs are made twice as fast; fits change only if these runs are among the calibration
     runs."""
-    few = set(entries["few"].dnns["wide"].seen)
+    few = set(entries["few"]["wide"].seen)
     assert len(few) == len(GRID) // 4
     changed = [("wide", w, p) for w, p in GRID if ((w, p) in few) == within]
     after = dl2.entries_of(made(tmp_path, changed))
@@ -120,7 +120,7 @@ def test_predicted_rows_are_never_fitted_to(
 
 
 def test_further_dnns_are_predicted_from_their_smallest_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entries: dict[str, SynchronousFit]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entries: dict[str, ServersFit]
 ) -> None:
     monkeypatch.setattr(fitted, "FOLDER", tmp_path / "fitted")
     kept = {name: entry for name, entry in entries.items() if name in ("few", "all")}
@@ -161,10 +161,10 @@ def test_step_times_are_predicted(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_the_stored_fits_are_reproduced_from_the_runs(folder: Path) -> None:
-    found, kept = dl2.entries_of(folder), fitted.read("dl2", SynchronousFit)
+    found, kept = dl2.entries_of(folder), fitted.read("dl2", ServersFit)
     assert found.keys() == kept.keys()
     for name, entry in kept.items():
         assert found[name].rows == entry.rows
-        for dnn, served in entry.dnns.items():
-            assert found[name].dnns[dnn].compute_s == pytest.approx(served.compute_s, rel=1e-2)
-            assert found[name].dnns[dnn].uneven == pytest.approx(served.uneven, rel=5e-2)
+        for dnn, served in entry.workloads.items():
+            assert found[name].workloads[dnn].compute_s == pytest.approx(served.compute_s, rel=1e-2)
+            assert found[name].workloads[dnn].uneven == pytest.approx(served.uneven, rel=5e-2)

@@ -1,6 +1,6 @@
 """Fits links and collectives to network measurements."""
 
-from perfmodel.calibration.network.collectives import fit_collective, plain_alpha_beta
+from perfmodel.calibration.network.collectives import fit_collective
 from perfmodel.calibration.network.fit import fit_network, read
 
-__all__ = ["fit_collective", "fit_network", "plain_alpha_beta", "read"]
+__all__ = ["fit_collective", "fit_network", "read"]

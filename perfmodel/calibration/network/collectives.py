@@ -24,8 +24,8 @@ import numpy as np
 
 from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, number, whole_number
-from perfmodel.calibration.network.robust import estimates, least_absolute, rounded
-from perfmodel.calibration.statistics import Estimate, Residuals, median_interval
+from perfmodel.calibration.network.robust import estimates, least_absolute
+from perfmodel.calibration.statistics import Estimate, Residuals, median_interval, rounded
 from perfmodel.inputs.cluster import Collective, Piece, Uneven
 from perfmodel.inputs.measured_collectives import measured_collective_s
 from perfmodel.theory.collective_times import Growth, per_byte_growth, startup_growth
@@ -149,7 +149,7 @@ def fit_collective(operation: Operation, points: Sequence[Point]) -> CollectiveF
     >>> len(fit.collective.pieces), round(fit.predict(8, 1e6, extrapolate=True), 6)
     (1, 0.00245)
     """
-    ranks, sizes, seconds = _alone(points)
+    ranks, sizes, seconds = alone(points)
     pieces = _pieces(ranks, sizes, seconds)
     begins = np.array([piece.above_bytes for piece in pieces])
     which = np.searchsorted(begins, sizes, side="right") - 1
@@ -157,38 +157,34 @@ def fit_collective(operation: Operation, points: Sequence[Point]) -> CollectiveF
         estimates(_design(ranks[here], sizes[here], piece), seconds[here])
         for here, piece in ((which == k, piece) for k, piece in enumerate(pieces))
     ]
-    return _fit(
-        operation,
-        points,
-        pieces,
-        tuple(startup for startup, _ in found),
-        tuple(per_byte for _, per_byte in found),
+    collective = Collective(
+        operation=operation,
+        pieces=tuple(pieces),
+        ranks=(int(ranks.min()), int(ranks.max())),
+        bytes=(float(sizes.min()), float(sizes.max())),
+    )
+    collective = msgspec.structs.replace(
+        collective, uneven=tuple(_uneven(collective, ranks, sizes, seconds))
+    )
+    left = Residuals.of(measured_collective_s(collective, ranks, sizes) / seconds - 1.0)
+    crowded = [
+        (point.seconds / float(measured_collective_s(collective, point.ranks, point.bytes)) - 1.0)
+        / (point.at_once - 1)
+        for point in points
+        if point.at_once > 1
+    ]
+    return CollectiveFit(
+        collective=msgspec.structs.replace(collective, error_fraction=left.p90),
+        startup_s=tuple(startup for startup, _ in found),
+        per_byte_s=tuple(per_byte for _, per_byte in found),
+        residuals=left,
+        points=len(seconds),
+        contention=median_interval(crowded)[0] if crowded else None,
     )
 
 
-def plain_alpha_beta(operation: Operation, points: Sequence[Point]) -> CollectiveFit:
-    r"""Fit the usual model of a ring, for comparison: least squares of relative errors.
-
-    .. math:: 2 (p-1) \alpha + 2 \frac{p-1}{p} n \beta
-
-    There is one alpha and one beta for all sizes, no interval and no contention.
-    """
-    from scipy.optimize import nnls
-
-    ranks, sizes, seconds = _alone(points)
-    piece = Piece(0.0, 0.0, 0.0, "ring", "ring")
-    design = _design(ranks, sizes, piece) / seconds[:, None]
-    scale = np.abs(design).max(axis=0)
-    scale[scale == 0.0] = 1.0
-    alpha, beta = nnls(design / scale, np.ones(len(seconds)))[0] / scale
-    piece = msgspec.structs.replace(piece, startup_s=float(alpha), per_byte_s=float(beta))
-    unknown = Estimate(0.0, 0.0, math.inf)
-    fit = _fit(operation, points, [piece], (unknown,), (unknown,), uneven=False)
-    return msgspec.structs.replace(fit, contention=None)
-
-
-def _alone(points: Sequence[Point]) -> tuple[Floats, Floats, Floats]:
-    """Ranks, sizes and median seconds of single collectives, all (points,), by size."""
+def alone(points: Sequence[Point]) -> tuple[Floats, Floats, Floats]:
+    """Return ranks, sizes and median seconds of single collectives, all (points,), by size."""
     times: dict[tuple[float, int], list[float]] = {}
     for point in points:
         if point.at_once == 1:
@@ -200,42 +196,6 @@ def _alone(points: Sequence[Point]) -> tuple[Floats, Floats, Floats]:
         np.array([ranks for _, ranks in keys], float),
         np.array([size for size, _ in keys], float),
         np.array([float(np.median(times[key])) for key in keys]),
-    )
-
-
-def _fit(
-    operation: Operation,
-    points: Sequence[Point],
-    pieces: Sequence[Piece],
-    startup_s: tuple[Estimate, ...],
-    per_byte_s: tuple[Estimate, ...],
-    *,
-    uneven: bool = True,
-) -> CollectiveFit:
-    ranks, sizes, seconds = _alone(points)
-    collective = Collective(
-        operation=operation,
-        pieces=tuple(pieces),
-        ranks=(int(ranks.min()), int(ranks.max())),
-        bytes=(float(sizes.min()), float(sizes.max())),
-    )
-    collective = msgspec.structs.replace(
-        collective, uneven=tuple(_uneven(collective, ranks, sizes, seconds) if uneven else ())
-    )
-    left = Residuals.of(measured_collective_s(collective, ranks, sizes) / seconds - 1.0)
-    crowded = [
-        (point.seconds / float(measured_collective_s(collective, point.ranks, point.bytes)) - 1.0)
-        / (point.at_once - 1)
-        for point in points
-        if point.at_once > 1
-    ]
-    return CollectiveFit(
-        collective=msgspec.structs.replace(collective, error_fraction=left.p90),
-        startup_s=startup_s,
-        per_byte_s=per_byte_s,
-        residuals=left,
-        points=len(seconds),
-        contention=median_interval(crowded)[0] if crowded else None,
     )
 
 

@@ -22,8 +22,8 @@ import numpy as np
 from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import show
-from perfmodel.calibration.network.robust import estimates, rounded
-from perfmodel.calibration.statistics import Estimate, Residuals, median_interval
+from perfmodel.calibration.network.robust import estimates
+from perfmodel.calibration.statistics import Estimate, Residuals, median_interval, rounded
 from perfmodel.inputs.cluster import Link
 from perfmodel.measuring.measurements import Measurement
 

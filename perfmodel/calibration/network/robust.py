@@ -98,8 +98,3 @@ def estimates(design: Floats, values: Floats) -> tuple[Estimate, ...]:
         Estimate(float(v), min(float(a), float(v)), max(float(z), float(v)))
         for v, a, z in zip(found, low, high, strict=True)
     )
-
-
-def rounded(value: float) -> float:
-    """Round to six digits for files; no measurement is more precise."""
-    return float(f"{value:.6g}")

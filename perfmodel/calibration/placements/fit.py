@@ -21,11 +21,13 @@ from perfmodel.base.errors import InputError, number, unknown_name
 from perfmodel.base.provenance import Source
 from perfmodel.base.uncertainty import WIDTH
 from perfmodel.base.units import show
+from perfmodel.calibration.parameters import Parameter
 from perfmodel.calibration.placements import model
 from perfmodel.calibration.placements.model import LINKS, TRAITS, Placed, link_parameters
 from perfmodel.calibration.placements.spreads import NOISE, Left, Spreads, learnt, noise_of
 from perfmodel.calibration.placements.table import OneNode, Step, Training, check_devices
-from perfmodel.calibration.regression import WEIGHT, Parameter, Regression
+from perfmodel.calibration.regression import WEIGHT, Regression
+from perfmodel.calibration.statistics import rounded
 from perfmodel.inputs.calibration import Calibration, scaled, value_at
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
@@ -311,10 +313,10 @@ class _Measured:
             at = [of.index(f"{t}:{name}") for t in ("bytes", "node_bytes")]
             part = np.array([1.0, model.CARRIED])
             found[name] = Traits(
-                **{trait: _rounded(values[f"{trait}:{name}"]) for trait in TRAITS},
+                **{trait: rounded(values[f"{trait}:{name}"]) for trait in TRAITS},
                 known="nodes" if on_nodes else "node",
-                spread=_rounded(math.sqrt(part @ covariance[np.ix_(at, at)] @ part)),
-                noise=_rounded(noise),
+                spread=rounded(math.sqrt(part @ covariance[np.ix_(at, at)] @ part)),
+                noise=rounded(noise),
             )
         return found
 
@@ -390,7 +392,7 @@ def formula_s(cluster: Cluster, traits: Traits, own: OneNode, steps: Sequence[St
 def with_links(cluster: Cluster, links: Mapping[str, float]) -> Cluster:
     """Return a cluster with other values of fitted links, by name."""
     for name, value in links.items():
-        cluster = scaled(cluster, name, _rounded(value) / value_at(cluster, name))
+        cluster = scaled(cluster, name, rounded(value) / value_at(cluster, name))
     return cluster
 
 
@@ -413,7 +415,7 @@ def _calibrated(
             spread=spreads.step,
             computing_spread=spreads.computing,
             ranges={"nodes": (1.0, float(nodes.max(initial=1.0)))},
-            growth={"nodes": _rounded(growth)},
+            growth={"nodes": rounded(growth)},
             rows=len(nodes),
         ),
     )
@@ -431,8 +433,3 @@ def _growth(measured: _Measured) -> float:
     beyond = misses[far] ** 2 - float(np.mean(misses[~far] ** 2))
     excess = WEIGHT * DOUBLING**2 + max(float(beyond @ doublings**2), 0.0)
     return math.sqrt(excess / (WEIGHT + float((doublings**4).sum())))
-
-
-def _rounded(value: float) -> float:
-    """Round to six digits; no measurement is more precise."""
-    return float(f"{value:.6g}")

@@ -18,8 +18,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from perfmodel.base.arrays import Floats, Ids
+from perfmodel.calibration.parameters import Parameter
 from perfmodel.calibration.placements.table import OneNode, Step
-from perfmodel.calibration.regression import Parameter
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.theory.collective_times import ring_allreduce_s
 from perfmodel.theory.overlap import equal_wait_free

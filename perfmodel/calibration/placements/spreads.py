@@ -11,6 +11,7 @@ import numpy as np
 
 from perfmodel.base.arrays import Floats
 from perfmodel.calibration.regression import WEIGHT
+from perfmodel.calibration.statistics import rounded
 
 EXPECTED_SPREAD = 1.0
 """Standard deviation of the logarithm of the expected standard deviations."""
@@ -105,7 +106,7 @@ def learnt(left: Sequence[Left], growths: Sequence[float], links: Floats) -> Spr
         "contention": _rms([growth**2 for growth in growths], CONTENTION, CONTENTION_DNNS),
         "computing": _rms(computed, usual.computing, 1),
     }
-    return Spreads(**{name: float(f"{value:.4g}") for name, value in found.items()})
+    return Spreads(**{name: rounded(value, 4) for name, value in found.items()})
 
 
 def _rms(squares: Sequence[float], expected: float, as_many: float) -> float:

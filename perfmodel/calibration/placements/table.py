@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from perfmodel.base.errors import InputError, number, whole_number
+from perfmodel.calibration.statistics import rounded
 from perfmodel.inputs.batch_scaling import at_batch_size
 
 TENSORS = 100
@@ -142,7 +143,7 @@ def smoothed(training: Training, batch_sizes: Iterable[int] | None = None) -> Tr
         waits = float(np.median([step.waiting_s / step.step_s for step in own]))
         for size in batch_sizes or sorted({int(sizes.min()), int(sizes.max())}):
             step_s = max(float(fixed + each * size), LEAST_PART * float(steps.min()))
-            step_s, waiting_s = (float(f"{v:.4g}") for v in (step_s, min(waits, 1.0) * step_s))
+            step_s, waiting_s = (rounded(v, 4) for v in (step_s, min(waits, 1.0) * step_s))
             found.append(Step(devices, size, step_s, min(waiting_s, step_s)))
     return msgspec.structs.replace(training, steps=tuple(found))
 

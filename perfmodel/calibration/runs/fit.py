@@ -6,10 +6,9 @@ ten.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -18,7 +17,9 @@ from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, number
 from perfmodel.base.provenance import Source
 from perfmodel.base.units import dimension_of, show
-from perfmodel.calibration.regression import Known, Parameter, Regression
+from perfmodel.calibration.observations import Observation
+from perfmodel.calibration.parameters import Parameter
+from perfmodel.calibration.regression import Known, Regression
 from perfmodel.calibration.runs.parameters import (
     FIELDS,
     OVERLAP,
@@ -34,8 +35,7 @@ from perfmodel.calibration.runs.parameters import (
     with_overlap,
 )
 from perfmodel.calibration.runs.results import FittedRun, Overlap
-from perfmodel.calibration.runs.table import PastRun
-from perfmodel.calibration.statistics import Fitted, Residuals, Status, folds
+from perfmodel.calibration.statistics import Fitted, Residuals, Status, Written, folds
 from perfmodel.inputs.calibration import Calibration
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
@@ -44,7 +44,6 @@ from perfmodel.inputs.workload import Workload
 from perfmodel.predicting import coarse
 from perfmodel.predicting.intervals import features_of
 from perfmodel.reporting.contents import Figure
-from perfmodel.reporting.drawn import Drawn
 
 Progress = Callable[[int, int], None]
 _Searched = tuple["_RunsRegression", Floats, float]
@@ -52,7 +51,7 @@ _Searched = tuple["_RunsRegression", Floats, float]
 
 RUN_SPREAD = 0.03
 """Prior standard deviation of repeated runs as a fraction of their mean, as in
-:mod:`perfmodel.calibration.servers.asynchronous`."""
+:mod:`perfmodel.calibration.servers.fit`."""
 
 OUTLIER = 5.0
 """Standard deviations beyond which a run is reported as an outlier."""
@@ -78,7 +77,7 @@ COARSE_ERROR = 0.05
 """A note is added if the 90th percentile of the coarse model's error for such jobs exceeds this."""
 
 
-class RunsFit(Drawn, frozen=True, kw_only=True):
+class RunsFit(Written, frozen=True, kw_only=True):
     """Parameters fitted to past runs (schema ``perfmodel.calibration/1``).
 
     Attributes
@@ -166,15 +165,6 @@ class RunsFit(Drawn, frozen=True, kw_only=True):
         spans = [_span(name, *span) for name, span in self.ranges.items()]
         return f"{len(self.runs)} runs ({', '.join((*self.architectures, *spans))})"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fit as JSON-like values."""
-        values: dict[str, Any] = msgspec.to_builtins(self)
-        return values
-
-    def to_json(self) -> str:
-        """Return the fit as JSON text."""
-        return json.dumps(self.to_dict(), indent=1)
-
     def figure(self) -> Figure:
         """The estimates, and the error of each run."""
         from perfmodel.calibration.figures import Error, fit, rows_of
@@ -191,7 +181,7 @@ class RunsFit(Drawn, frozen=True, kw_only=True):
 
 
 def fit_runs(
-    runs: Sequence[PastRun],
+    runs: Sequence[Observation],
     *,
     fit: Sequence[str] | None = None,
     run_spread: float = RUN_SPREAD,
@@ -267,8 +257,11 @@ def fit_runs(
 class _RunsRegression(Regression):
     """Runs with one setting of the overlap."""
 
-    def __init__(self, runs: Sequence[PastRun], overlap: bool | None, run_spread: float) -> None:
+    def __init__(
+        self, runs: Sequence[Observation], overlap: bool | None, run_spread: float
+    ) -> None:
         self.overlap, self.run_spread = overlap, run_spread
+        self.groups = [r.group or f"run {i}" for i, r in enumerate(runs)]
         groups = groups_of([with_overlap(r.job, overlap) for r in runs])
         measured = np.log([r.step_s for r in runs])
 
@@ -301,7 +294,7 @@ def _fitted(problem: Regression, asked: Sequence[str] | None) -> list[str]:
 
 
 def _with_more(
-    problem: Regression, optional: Sequence[str], x: Floats, scale: float
+    problem: _RunsRegression, optional: Sequence[str], x: Floats, scale: float
 ) -> tuple[Floats, float]:
     """Add each optional parameter to the fit that improves the prediction of held-out runs."""
     for name in optional:
@@ -338,7 +331,7 @@ class _Steps:
             self._progress(self._done, self._of)
 
 
-def _check(runs: Sequence[PastRun]) -> None:
+def _check(runs: Sequence[Observation]) -> None:
     if not runs:
         raise InputError("runs: needs at least one")
 
@@ -351,7 +344,7 @@ def _check(runs: Sequence[PastRun]) -> None:
             raise InputError(f"{r.place or 'runs'}: not on the cluster of {runs[0].place or 'all'}")
 
 
-def _choices(runs: Sequence[PastRun], choosing: bool) -> list[bool | None]:
+def _choices(runs: Sequence[Observation], choosing: bool) -> list[bool | None]:
     """Settings of the overlap to try, the default first."""
     if not choosing:
         return [None]
@@ -393,15 +386,14 @@ def _chosen(searched: Sequence[_Searched]) -> tuple[_Searched, Overlap]:
     return best, Overlap(value, was, margin, "identified" if clear else "not identified")
 
 
-def _parts(problem: Regression, parameters: int) -> list[int]:
-    """Cross-validation fold of each run; empty if there are too few runs."""
-    count = len(problem.spreads)
-    if count <= parameters + 1:
+def _parts(problem: _RunsRegression, parameters: int) -> list[int]:
+    """Cross-validation fold of each run, the same for all of a group; empty if there are too few
+    runs."""
+    if len(problem.spreads) <= parameters + 1:
         return []
-    found = np.empty(count, np.int64)
-    for place, part in enumerate(folds(count, FOLDS)):
-        found[part] = place
-    return found.tolist()
+    groups = list(dict.fromkeys(problem.groups))
+    fold = {groups[i]: n for n, part in enumerate(folds(len(groups), FOLDS)) for i in part}
+    return [fold[group] for group in problem.groups]
 
 
 def _estimate(p: Parameter, job: Job, found: dict[str, float], known: dict[str, Known]) -> Fitted:
@@ -436,7 +428,7 @@ def _features(job: Job) -> dict[str, float]:
     return found | ({"servers": job.options.server_count} if job.options.server_count else {})
 
 
-def _ranges(runs: Sequence[PastRun]) -> dict[str, tuple[float, float]]:
+def _ranges(runs: Sequence[Observation]) -> dict[str, tuple[float, float]]:
     every = [_features(r.job) for r in runs]
     names = dict.fromkeys(name for one in every for name in one)
     columns = {name: [one[name] for one in every if name in one] for name in names}
@@ -464,7 +456,7 @@ def _flags(found: dict[str, float], overlap: Overlap | None) -> list[str]:
     return [f"cluster and workload files do not store {flag}: give it to predict" for flag in flags]
 
 
-def _notes(runs: Sequence[PastRun], errors: Floats, spread: float) -> list[str]:
+def _notes(runs: Sequence[Observation], errors: Floats, spread: float) -> list[str]:
     notes = []
     for r, error in zip(runs, errors, strict=True):
         expected = math.hypot(spread, r.spread_fraction)

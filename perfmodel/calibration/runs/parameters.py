@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,7 +19,7 @@ from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, unknown_name
 from perfmodel.base.provenance import Source
 from perfmodel.base.quantities import Quantity
-from perfmodel.calibration.regression import Parameter
+from perfmodel.calibration.parameters import Parameter
 from perfmodel.inputs.calibration import value_at, with_value
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import MOST_JITTER, Jitter, Job
@@ -27,6 +27,7 @@ from perfmodel.inputs.links import LEAST_EFFICIENCY
 from perfmodel.inputs.profile import Profile, Seconds, Timing
 from perfmodel.inputs.workload import Workload
 from perfmodel.phases.layers import Layers
+from perfmodel.phases.phases import Phases
 from perfmodel.phases.quantities import Quantities, quantities_of
 from perfmodel.predicting import coarse
 
@@ -37,38 +38,34 @@ DECADE = math.log(10.0)
 """Standard deviation of the logarithm (or logit) of a value known within a factor of ten."""
 
 
-class Field(NamedTuple):
-    """A parameter that is a field of a cluster, such as ``nic.latency_s``.
+OPTIONAL: dict[str, Any] = {"optional": True}
+UNUSUAL: dict[str, Any] = {"unit": "s", "usual": False}
 
-    ``least`` is where its search starts if the value is 0. An ``optional`` parameter is fitted only
-    if that improves the prediction of held-out runs; one that is not ``usual`` only on request.
-    """
-
-    path: str
-    unit: str = ""
-    least: float = 1.0
-    scale: Literal["log", "logit"] = "log"
-    optional: bool = False
-    usual: bool = True
-
-
-FIELDS: Mapping[str, Field] = {
-    "latency_s": Field("nic.latency_s", "s", 1e-6),
-    "efficiency": Field("nic.efficiency", scale="logit"),
-    "update_per_tensor_s": Field("server.update_per_tensor_s", "s", 1e-6),
-    "update_per_byte_s": Field("server.update_per_byte_s", "s", 1e-11),
-    "inside_efficiency": Field("intra_node.efficiency", scale="logit", optional=True),
-    "slowdown_per_neighbour": Field("slowdown_per_neighbour", "", 0.01, optional=True),
-    "handover_per_tensor_s": Field("handover.per_tensor_s", "s", 1e-5, usual=False),
-    "handover_per_byte_s": Field("handover.per_byte_s", "s", 1e-10, usual=False),
+FIELDS: Mapping[str, Parameter] = {
+    name: Parameter(name, 0.0, DECADE, path=path, **more)
+    for name, path, more in (
+        ("latency_s", "nic.latency_s", {"unit": "s", "least": 1e-6}),
+        ("efficiency", "nic.efficiency", {"scale": "logit"}),
+        ("update_per_tensor_s", "server.update_per_tensor_s", {"unit": "s", "least": 1e-6}),
+        ("update_per_byte_s", "server.update_per_byte_s", {"unit": "s", "least": 1e-11}),
+        ("inside_efficiency", "intra_node.efficiency", {"scale": "logit", **OPTIONAL}),
+        ("slowdown_per_neighbour", "slowdown_per_neighbour", {"least": 0.01, **OPTIONAL}),
+        ("handover_per_tensor_s", "handover.per_tensor_s", {"least": 1e-5, **UNUSUAL}),
+        ("handover_per_byte_s", "handover.per_byte_s", {"least": 1e-10, **UNUSUAL}),
+    )
 }
-"""Fields of the links between nodes and inside a node, of servers, and of devices."""
+"""Fields of the links between nodes and inside a node, of servers, and of devices; the prior means
+are those of the cluster."""
 
 PARAMETERS = (*FIELDS, "compute_factor", "jitter")
 """Names of all parameters: the fields, the compute time as a multiple of the profiled time, and the
 coefficient of variation of the compute time of an iteration."""
 
 SLOWDOWN = "slowdown_per_neighbour"
+SERVER_COSTS = ("update_per_tensor_s", "update_per_byte_s", "optimizer_per_byte_s")
+SERVER_SHARE = "server_share"
+"""Fraction of the model on the fullest server, for jobs with one server."""
+
 HANDOVERS = frozenset(("handover_per_tensor_s", "handover_per_byte_s"))
 
 
@@ -77,17 +74,11 @@ def parameters_of(jobs: Sequence[Job]) -> list[Parameter]:
     given = now(jobs[0])
     several = any(job.cluster.fullest(job.workers) > 1 for job in jobs)
     found = [
-        Parameter(
-            name,
-            given[name],
-            DECADE,
-            field.unit,
-            field.scale,
-            field.least,
-            smallest=LEAST_EFFICIENCY if field.scale == "logit" else 0.0,
+        msgspec.structs.replace(
+            p, value=given[name], smallest=LEAST_EFFICIENCY if p.scale == "logit" else 0.0
         )
-        for name, field in FIELDS.items()
-        if name in given and (several or not field.optional)
+        for name, p in FIELDS.items()
+        if name in given and (several or not p.optional)
     ]
     return [
         *found,
@@ -168,16 +159,19 @@ def slower_profile(profile: Profile, workload: Workload, factor: float, why: str
             f"{profile.name}: has no times on {workload.device} at {workload.precision} to scale"
         )
 
-    def scaled(t: Timing) -> Timing:
-        if (t.device, t.precision) != chosen:
-            return t
-        changed: dict[str, Any] = {n: _times(getattr(t, n), factor) for n in SCALED}
-        if t.samples_per_s is not None:
-            changed["samples_per_s"] = t.samples_per_s / factor
-        source = Source("estimated", f"{factor:.4g} times as long as: {t.source.text}; {why}")
-        return msgspec.structs.replace(t, **changed, source=source)
+    timings = (
+        longer(t, factor, why) if (t.device, t.precision) == chosen else t for t in profile.timings
+    )
+    return msgspec.structs.replace(profile, timings=tuple(timings))
 
-    return msgspec.structs.replace(profile, timings=tuple(map(scaled, profile.timings)))
+
+def longer(t: Timing, factor: float, why: str) -> Timing:
+    """Return a timing with compute times ``factor`` times as long."""
+    changed: dict[str, Any] = {n: _times(getattr(t, n), factor) for n in SCALED}
+    if t.samples_per_s is not None:
+        changed["samples_per_s"] = t.samples_per_s / factor
+    source = Source("estimated", f"{factor:.4g} times as long as: {t.source.text}; {why}")
+    return msgspec.structs.replace(t, **changed, source=source)
 
 
 def _times(value: Seconds | None, factor: float) -> Seconds | None:
@@ -220,6 +214,17 @@ class JobGroup(msgspec.Struct, frozen=True, eq=False):
         """Whether a job has nodes with different numbers of devices."""
         return not all(self.job.cluster.even(count) for count in self.workers.tolist())
 
+    def phases(self, values: Values, points: int) -> Phases:
+        """Phases of the jobs, as arrays (points * jobs,), for values of shape (points,) or (points,
+        jobs)."""
+        shape = points, len(self.workers)
+        flat = {
+            name: np.broadcast_to(np.reshape(value, (points, -1)), shape).ravel()
+            for name, value in values.items()
+        }
+        among = _changed(self.job, self.quantities, flat, np.tile(self.workers, points))
+        return coarse.phases(self.job, among=among)
+
     def step_s(self, values: Values, points: int) -> Floats:
         """Step times, shape (points, jobs), for values of shape (points,)."""
         jobs = len(self.workers)
@@ -228,9 +233,7 @@ class JobGroup(msgspec.Struct, frozen=True, eq=False):
                 msgspec.structs.replace(self.job, workers=count) for count in self.workers.tolist()
             ]
             return np.array([[_alone_s(job, values, i) for job in jobs_of] for i in range(points)])
-        flat = {name: np.repeat(value, jobs) for name, value in values.items()}
-        among = _changed(self.job, self.quantities, flat, np.tile(self.workers, points))
-        seconds = coarse.phases(self.job, among=among).iteration_s
+        seconds = self.phases(values, points).iteration_s
         return np.broadcast_to(seconds, points * jobs).reshape(points, jobs)
 
     def _at_once(self, values: Values) -> bool:
@@ -251,9 +254,14 @@ def _alone_s(job: Job, values: Values, point: int) -> float:
 
 def _changed(job: Job, q: Quantities, values: Values, workers: NDArray[np.int64]) -> Quantities:
     changed: dict[str, Quantity] = {"workers": workers}
-    for name in ("latency_s", "update_per_tensor_s", "update_per_byte_s"):
+    for name in ("latency_s", *SERVER_COSTS):
         if name in values:
             changed[name] = values[name]
+    if SERVER_SHARE in values:
+        part = values[SERVER_SHARE]
+        for name in SERVER_COSTS:
+            changed[name] = changed.get(name, getattr(q, name)) * part
+        changed["server_bandwidth_bytes_per_s"] = q.server_bandwidth_bytes_per_s / part
     if "efficiency" in values:
         ratio = values["efficiency"] / job.cluster.nic.efficiency
         for name in ("bandwidth", "server_bandwidth", "core_bandwidth"):

@@ -10,8 +10,9 @@ import msgspec
 from perfmodel import api
 from perfmodel.architectures import registry
 from perfmodel.base import files, tables
-from perfmodel.base.errors import InputError, nearest, number
+from perfmodel.base.errors import InputError, nearest
 from perfmodel.base.tables import TableRow
+from perfmodel.calibration.observations import Observation
 from perfmodel.calibration.placements.reading import placement
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import Cluster
@@ -24,30 +25,15 @@ MEASURED = ("step_s", "iteration_s", "samples_per_s", "steps_per_s")
 
 WHOLE = ("workers", "batch_size", "global_batch_size")
 TEXTS = ("model", "workload", "device", "precision", "arch", "jitter")
-RATE, SPREAD, PLACEMENT = "bandwidth_bytes_per_s", "spread_fraction", "placement"
-
-
-class PastRun(msgspec.Struct, frozen=True):
-    """A measured run: its job, and the mean step time of a worker in steady state.
-
-    ``spread_fraction`` is the standard deviation of this mean as a fraction of it; ``place`` is the
-    name of the run in errors and reports.
-    """
-
-    job: Job
-    step_s: float
-    spread_fraction: float = 0.0
-    place: str = ""
-
-    def __post_init__(self) -> None:
-        number("step_s", self.step_s, above=0.0)
-        number(SPREAD, self.spread_fraction)
+RATE, SPREAD, PLACEMENT, GROUP = "bandwidth_bytes_per_s", "spread_fraction", "placement", "group"
+CPU = ("worker_cpu_s", "server_cpu_s")
+"""Columns for processor times of a step."""
 
 
 class RunsTable(msgspec.Struct, frozen=True):
     """Runs of a table, their profiles, and the columns that were not used."""
 
-    runs: tuple[PastRun, ...]
+    runs: tuple[Observation, ...]
     profiles: tuple[Profile, ...]
     unused: tuple[str, ...]
 
@@ -80,7 +66,7 @@ def read_runs(
     if not any(column in table.columns for column in MEASURED):
         table.need(MEASURED[0])
     options = {f for a in registry.all_architectures() for f in a.options.__struct_fields__}
-    known = {*WHOLE, *TEXTS, RATE, SPREAD, PLACEMENT, *MEASURED, *options}
+    known = {*WHOLE, *TEXTS, RATE, SPREAD, PLACEMENT, GROUP, *MEASURED, *CPU, *options}
     unused = tuple(column for column in table.columns if column not in known)
     for column in unused:
         hint = nearest(column, known)
@@ -96,7 +82,9 @@ def read_runs(
             where = "" if text.startswith(table.name) else f"{line.place}: "
             raise InputError(f"{where}{text}") from None
         spread = line.number(SPREAD) if line.has(SPREAD) else 0.0
-        runs.append(PastRun(job, _step_s(line, job), spread, f"line {line.number_in_file}"))
+        cpu: dict[str, Any] = {name: line.number(name, above=0.0) for name in CPU if line.has(name)}
+        place, group = f"line {line.number_in_file}", line.text(GROUP) if line.has(GROUP) else ""
+        runs.append(Observation(job, _step_s(line, job), spread, place, group, **cpu))
     return RunsTable(tuple(runs), tuple(reader.used.values()), unused)
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Source
-from perfmodel.calibration.statistics import Estimate, Fitted, median_interval
+from perfmodel.calibration.statistics import Estimate, Fitted, Written, median_interval
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.measuring.training.run import MeasuredRun
 from perfmodel.reporting.contents import Figure
-from perfmodel.reporting.drawn import Drawn
 
 COSTS = ("update_per_tensor_s", "update_per_byte_s")
 """Costs of an update: per tensor and per byte."""
@@ -23,7 +21,7 @@ COVERAGE = 0.9
 """Coverage of an interval."""
 
 
-class ServerCosts(Drawn, frozen=True, kw_only=True):
+class ServerCosts(Written, frozen=True, kw_only=True):
     """Update costs of a server (schema ``perfmodel.calibration/1``).
 
     Attributes
@@ -48,15 +46,6 @@ class ServerCosts(Drawn, frozen=True, kw_only=True):
             server=msgspec.structs.replace(base.server, **found),
             source=Source("measured", text),
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the costs as JSON-like values."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
-        return found
-
-    def to_json(self) -> str:
-        """Return the costs as JSON text."""
-        return json.dumps(self.to_dict(), indent=1)
 
     def figure(self) -> Figure:
         """The costs with their intervals."""

@@ -12,6 +12,7 @@ from perfmodel.cli.options import check_files, drawn, progress, remark, write_fi
 if TYPE_CHECKING:
     import msgspec
 
+    from perfmodel.calibration.runs.table import RunsTable
     from perfmodel.inputs.cluster import Cluster
     from perfmodel.inputs.profile import Profile
 
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 @click.option(
     "--model",
     metavar="NAME",
-    help="Model from the catalogue, for lines without one; for a table of placements, the model of "
-    "--workload-output.",
+    help="Model from the catalogue, for lines without one; for a table of placements or with "
+    "--servers, the model of --workload-output.",
 )
 @click.option("--workload", metavar="FILE", help="Workload file instead of --model.")
 @click.option("--device", metavar="NAME", help="Device, for lines without one.")
@@ -36,6 +37,11 @@ if TYPE_CHECKING:
     "update_per_byte_s, slowdown_per_neighbour, handover_per_tensor_s, handover_per_byte_s, "
     "compute_factor, jitter, overlap.  [default: all with an effect, but the handover]",
 )
+@click.option(
+    "--servers",
+    is_flag=True,
+    help="Fit what parameter servers cost, and the compute time of each model.",
+)
 @click.option("--output", metavar="FILE", help="Write the cluster with what was found.")
 @click.option("--workload-output", metavar="FILE", help="Write the workload with scaled times.")
 @click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
@@ -47,6 +53,7 @@ def runs(
     device: str | None,
     cluster: str | None,
     fit: str | None,
+    servers: bool,
     output: str | None,
     workload_output: str | None,
     plot: str | None,
@@ -56,11 +63,12 @@ def runs(
 
     Each line is a run: its workers, arch and options, and step_s, samples_per_s or steps_per_s. Or
     each line is a data-parallel step without a profile: model, placement, batch_size, step_s and
-    gradient_bytes.
+    gradient_bytes. With --servers, several models share the parameter servers of the runs.
 
     \b
     perfmodel calibrate runs runs.csv --model resnet50 --device v100 --output lab.json
     perfmodel calibrate runs runs.csv --workload mine.json --fit latency_s,efficiency
+    perfmodel calibrate runs ps.csv --servers --model resnet50 --output ps.json
     perfmodel calibrate runs placements.csv --model speech --cluster expected.toml --output lab.json
     """
     from perfmodel.base import tables
@@ -73,13 +81,24 @@ def runs(
     if output is not None and output == workload_output:
         raise InputError(f"--output and --workload-output: both are {output}")
     base = catalogue.cluster_or_file(cluster or catalogue.DEFAULT_CLUSTER)
-    if has_placements(tables.read(table)):
-        for name, value in (("--workload", workload), ("--device", device), ("--fit", fit)):
+    columns = tables.read(table)
+    if has_placements(columns):
+        for name, value in (
+            *(("--workload", workload), ("--device", device)),
+            *(("--fit", fit), ("--servers", servers or None)),
+        ):
             if value is not None:
                 raise InputError(f"{name}: cannot be used with a table of placements")
         _placements(table, base, model, output, workload_output, plot, as_json)
         return
-    found = read_runs(table, cluster=base, profile=_profile(model, workload), device=device)
+    named = servers and bool({"model", "workload"} & set(columns.columns))
+    profile = _profile(None if named else model, workload)
+    found = read_runs(table, cluster=base, profile=profile, device=device)
+    if servers:
+        if fit is not None:
+            raise InputError("--fit: cannot be used with --servers")
+        _servers(found, base, model, output, workload_output, plot, as_json)
+        return
     names = None if fit is None else [name.strip() for name in fit.split(",")]
     with progress() as advance:
         fitted = fit_runs(found.runs, fit=names, progress=advance)
@@ -93,14 +112,55 @@ def runs(
         scaled = fitted.profile(found.profiles[0], workloads[0])
         written.append((workload_output, _json(scaled), ""))
     write_files([*written, *drawn(fitted, plot)])
-    if found.unused:
-        remark(f"unused columns: {', '.join(found.unused)}")
+    _remark_unused(found)
     if as_json:
         click.echo(fitted.to_json())
     else:
         from perfmodel.cli.printing import calibration
 
         calibration.runs(fitted)
+
+
+def _servers(
+    table: RunsTable,
+    base: Cluster,
+    model: str | None,
+    output: str | None,
+    workload_output: str | None,
+    plot: str | None,
+    as_json: bool,
+) -> None:
+    from perfmodel.calibration.servers.fit import fit_servers
+    from perfmodel.calibration.servers.results import series_name
+
+    fit, written = fit_servers(table.runs), []
+    if output is not None or workload_output is not None:
+        if model is None and len(fit.workloads) > 1:
+            raise InputError(f"--output: needs --model, one of {', '.join(fit.workloads)}")
+        served = fit[model if model is not None else next(iter(fit.workloads))]
+        like = next(
+            run.job.workload
+            for run in table.runs
+            if fit.workloads[series_name(run.job.workload)] is served
+        )
+        if output is not None:
+            written.append((output, _json(served.cluster(base)), ""))
+        if workload_output is not None:
+            profile = next(each for each in table.profiles if each.name == like.name)
+            written.append((workload_output, _json(served.profile(profile, like)), ""))
+    write_files([*written, *drawn(fit, plot)])
+    _remark_unused(table)
+    if as_json:
+        click.echo(fit.to_json())
+    else:
+        from perfmodel.cli.printing import calibration
+
+        calibration.servers(fit)
+
+
+def _remark_unused(table: RunsTable) -> None:
+    if table.unused:
+        remark(f"unused columns: {', '.join(table.unused)}")
 
 
 def _placements(

@@ -15,6 +15,7 @@ from perfmodel.calibration.placements import Placements
 from perfmodel.calibration.runs.fit import RunsFit
 from perfmodel.calibration.runs.results import Overlap
 from perfmodel.calibration.servers.costs import ServerCosts
+from perfmodel.calibration.servers.results import ServersFit
 from perfmodel.calibration.statistics import Fitted, Residuals
 from perfmodel.cli.printing.console import new_console, new_table
 from perfmodel.inputs.calibration import value_at
@@ -75,6 +76,25 @@ def server(costs: ServerCosts) -> None:
     out.print(f"[bold]server costs {escape(costs.seen)}[/]")
     out.print(_estimates(costs.estimates))
     _say(out, costs.notes)
+
+
+def servers(fit: ServersFit) -> None:
+    """Print a fit of servers that several workloads share."""
+    out = new_console()
+    out.print(f"[bold]{escape(fit.seen)}[/]")
+    table = new_table("", "value", "90 % interval")
+    for e in fit.estimates:
+        value, low, high = (show(v, e.unit) for v in (e.value, e.low, e.high))
+        name = WORDS.get(e.name, e.name.removesuffix("_s").replace("_", " "))
+        table.add_row(escape(name), value, f"{low} to {high}")
+    out.print(table)
+    out.print()
+    spreads = [served.known[0].spread for served in fit.workloads.values()]
+    out.print(f"held-out steps are about {max(spreads):.1%} off")
+    for name, served in fit.workloads.items():
+        if served.uneven > 0.0:
+            uneven = f"--option uneven={served.uneven:.3g}"
+            out.print(f"files do not store {uneven} of {escape(name)}: give it to predict")
 
 
 def _estimates(estimates: Sequence[Fitted]) -> Table:

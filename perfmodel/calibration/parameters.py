@@ -1,0 +1,110 @@
+"""Parameters of a fit: a field of the job, its prior, and what shares its value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from perfmodel.base.arrays import Floats
+from perfmodel.base.quantities import Quantity
+
+LARGEST_FRACTION = 0.99
+"""Largest starting value of a fraction: the logit of 1 is infinite."""
+
+
+class Parameter(msgspec.Struct, frozen=True):
+    """A parameter, and its prior.
+
+    What shares a value is its scope. Without ``apart`` all runs do (those of a cluster). With
+    ``apart`` each workload has a value: around a common one that is fitted too, or around ``value``
+    if ``spread`` is 0.
+
+    Attributes
+    ----------
+    value : prior mean.
+    spread : prior standard deviation of its coordinate.
+    unit : SI; empty for a fraction or a factor.
+    scale : of its coordinate: the logarithm, the logit of a fraction, or the value itself.
+    least : prior mean of a logarithm if ``value`` is 0: too small to matter.
+    smallest, most : bounds of its values.
+    path : field of the cluster, such as ``nic.latency_s``; empty for others.
+    apart : prior standard deviation of the coordinates of workloads around the common one.
+    optional : whether it is fitted only if that improves the prediction of held-out runs.
+    usual : whether it is fitted without being asked for.
+    """
+
+    name: str
+    value: float
+    spread: float
+    unit: str = ""
+    scale: Literal["log", "logit", "linear"] = "log"
+    least: float = 1.0
+    smallest: float = -math.inf
+    most: float = math.inf
+    path: str = ""
+    apart: float = 0.0
+    optional: bool = False
+    usual: bool = True
+
+    @property
+    def centre(self) -> float:
+        """Coordinate of the prior mean."""
+        return self.coordinate(self.value)
+
+    def coordinate(self, value: float) -> float:
+        """Coordinate of a value."""
+        if self.scale == "linear":
+            return value
+        if self.scale == "logit":
+            value = min(value, LARGEST_FRACTION)
+            return math.log(value / (1.0 - value))
+        return math.log(value if value > 0.0 else self.least)
+
+    def at(self, coordinate: Quantity) -> Quantity:
+        """Value of a coordinate."""
+        value = coordinate
+        if self.scale == "logit":
+            value = 1.0 / (1.0 + np.exp(-coordinate))
+        elif self.scale == "log":
+            value = np.exp(coordinate)
+        return np.clip(value, self.smallest, self.most)
+
+
+def expanded(parameters: Sequence[Parameter], workloads: Sequence[str]) -> list[Parameter]:
+    """Parameters of a regression over runs of these workloads: the common ones, then those of each
+    workload, called ``parameter workload``.
+
+    The latter are factors on the common value (on the odds, for a logit) with a prior mean of 1, if
+    there is one.
+    """
+    common = [p for p in parameters if p.spread > 0.0]
+    own = [
+        Parameter(f"{p.name} {name}", 1.0, p.apart)
+        if p.spread > 0.0
+        else msgspec.structs.replace(p, name=f"{p.name} {name}", spread=p.apart)
+        for name in workloads
+        for p in parameters
+        if p.apart > 0.0
+    ]
+    return [*common, *own]
+
+
+def of_workload(
+    parameters: Sequence[Parameter], values: Mapping[str, Floats], workload: str
+) -> dict[str, Floats]:
+    """Values of a workload's parameters, by name, from those of :func:`expanded`."""
+    found = {}
+    for p in parameters:
+        own = values.get(f"{p.name} {workload}") if p.apart > 0.0 else None
+        value = values[p.name] if p.spread > 0.0 else own
+        if value is None:
+            continue
+        if own is not None and p.spread > 0.0:
+            odds = value / (1.0 - value) * own if p.scale == "logit" else None
+            value = value * own if odds is None else odds / (1.0 + odds)
+        found[p.name] = value
+    return found

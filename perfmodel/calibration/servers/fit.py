@@ -1,0 +1,424 @@
+r"""Fits parameter servers that several workloads share to measured runs of these.
+
+Step times come from the formulas of ``arch=ps``. The compute time of each workload comes from its
+own runs. What else is fitted depends on the synchronisation, see
+:mod:`perfmodel.calibration.servers.priors`:
+
+*Asynchronous* servers: all workloads share the server's costs per tensor and per byte. Their priors
+are published figures, because with few workers the server is mostly idle, so that throughput says
+little about it. Where the server becomes the bottleneck, the formulas are several percent off; they
+are corrected by the ratio of simulation to formula at the last estimate.
+
+*Synchronous* servers, limited by their processors, as in containers with few cores:
+
+- A worker with the part *b* of the largest batch computes for
+
+  .. math:: C \left( 1 - d + d b \right), \quad d = d_0 \left( 1 - K \lambda / C \right)
+
+  where each of *K* tensors costs :math:`\lambda`, whatever the batch size, and the fraction
+  :math:`d_0` of the rest is proportional to the batch size.
+- Servers take *B* for the gradients of each worker (``update_per_byte_s``) and *A* for each update
+  (``optimizer_per_byte_s``).
+- The fraction *h* of that work stays on one of several servers (``uneven``).
+
+*B* is near a common value, *A* near a common multiple of *B* and *h* near a common fraction;
+:math:`\lambda` is common. A workload's own few runs determine how it differs, and the runs of all
+what they have in common: a multilevel model (Gelman, Hill, "Data Analysis Using Regression and
+Multilevel/Hierarchical Models", 2007, chapter 12).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from perfmodel.api import Fidelity, predict
+from perfmodel.architectures.ps.options import Options
+from perfmodel.architectures.ps.placement import slices_of
+from perfmodel.base.arrays import Floats
+from perfmodel.base.errors import InputError
+from perfmodel.base.uncertainty import COVERAGE, WIDTH
+from perfmodel.calibration.observations import Observation
+from perfmodel.calibration.parameters import expanded, of_workload
+from perfmodel.calibration.regression import DIFFERENCE, Regression
+from perfmodel.calibration.runs.parameters import SERVER_COSTS, SERVER_SHARE, JobGroup
+from perfmodel.calibration.servers.priors import Kind, kind_of
+from perfmodel.calibration.servers.results import ServedWorkload, ServersFit, series_name
+from perfmodel.calibration.statistics import rounded, spread_beside
+from perfmodel.inputs.calibration import Calibration
+from perfmodel.inputs.job import Job
+from perfmodel.phases.quantities import quantities_of
+
+BUSY = 0.95
+"""Fraction of a worker's cores that is busy while it computes, if the container has no other cores:
+an assumption."""
+
+WORKER_CPU_SPREAD, SERVER_CPU_SPREAD = 0.1, 0.15
+"""Standard deviations, around the formulas, of the logarithms of the processor time of a worker and
+of a single server: assumptions."""
+
+MOST_LAUNCHING = 0.95
+"""Largest fraction of compute time that launches may take."""
+
+FIRM = 1e-4
+"""Prior standard deviation of a coordinate that is kept as it is."""
+
+SERVERS_GROWTH = 0.15
+"""Standard deviation of the logarithm of the step time per doubling of the servers, if all runs had
+the same number of them. It is an assumption, wider than what runs of synchronous servers show."""
+
+ROUTES: tuple[Fidelity, ...] = ("fine", "coarse")
+
+TAKEN = 0.7
+"""Fraction of each new correction by simulation that is applied; the first is applied in full."""
+
+
+def fit_servers(runs: Sequence[Observation], *, for_others: bool = False) -> ServersFit:
+    """Fit parameter servers and the compute times of all workloads together.
+
+    Parameters
+    ----------
+    runs : of ``arch=ps``, all synchronous or all asynchronous; the compute times of the job with
+        the largest batch of each workload and device may be rough.
+    for_others : fit only what is expected of further workloads.
+
+    Raises
+    ------
+    InputError : there is no run; a job has no servers, or workers that differ; runs of one workload
+        differ in more than workers, servers and batch size; not all have the same ``sync``.
+    """
+    sync = _sync(runs)
+    kind = kind_of(sync)
+    series = _series(runs)
+    problem = _Problem(series, kind)
+    x, scale, covariance = problem.minimum()
+    spread, growth = (kind.run_spread, {}) if for_others else problem.held_out(x, scale, covariance)
+    known = {
+        one.name: problem.known(one, x, covariance, spread, growth)
+        for one in (() if for_others else series)
+    }
+    found = problem.regression.values(x)
+    names = problem.regression.names
+    further = Calibration(
+        spread=_further(series, kind, spread),
+        ranges={"workers": (1.0, 1.0), "servers": (1.0, 1.0)},
+        growth=growth,
+        rows=len(runs),
+    )
+    if not kind.apart:  # workloads share the servers: so do further ones
+        further = next(iter(known.values()))[0] if known else further
+    return ServersFit(
+        sync=sync,
+        rows=len(runs),
+        common={
+            p.name: (
+                rounded(found[p.name]),
+                rounded(math.sqrt(covariance[names.index(p.name), names.index(p.name)]), 4),
+            )
+            for p in kind.parameters
+            if p.spread > 0.0
+        },
+        workloads={one.name: problem.served(one, x, known[one.name]) for one in series if known},
+        further=further,
+    )
+
+
+def serve_others(fit: ServersFit, runs: Sequence[Observation]) -> dict[str, ServedWorkload]:
+    """Values of further workloads, given their few runs and what others have in common, by name.
+
+    Raises
+    ------
+    InputError : as :func:`fit_servers`.
+    """
+    kind = kind_of(fit.sync)
+    before = []
+    for p in kind.parameters:
+        if p.name in fit.common:
+            value, spread = fit.common[p.name]
+            p = msgspec.structs.replace(p, value=value, spread=spread if kind.apart else FIRM)
+        before.append(p)
+    found, kind = {}, kind._replace(parameters=tuple(before))
+    for one in _series(runs):
+        problem = _Problem([one], kind)
+        x, _, covariance = problem.minimum(corrected=False)
+        own = Calibration() if kind.apart else problem.known(one, x, covariance, 0.0, {})[1]
+        found[one.name] = problem.served(one, x, (fit.further, own))
+    return found
+
+
+def _sync(runs: Sequence[Observation]) -> str:
+    found = set()
+    for run in runs:
+        if not isinstance(run.job.options, Options):
+            raise InputError(f"{run.place or 'runs'}: {run.job.architecture.name} has no servers")
+        found.add("bsp" if run.job.options.sync == "bsp" else "asp")
+    if len(found) != 1:
+        what = "mix synchronous and asynchronous ones" if found else "needs at least one"
+        raise InputError(f"runs: {what}")
+    return found.pop()
+
+
+class _Series(NamedTuple):
+    """Runs of one workload on one kind of device; arrays are (runs,).
+
+    ``job`` has one worker, one server and the largest batch; ``batch`` is relative to the latter,
+    ``fullest`` is the fraction of the model on the fullest server if ``uneven`` is 0.
+    """
+
+    name: str
+    job: Job
+    runs: Sequence[Observation]
+    workers: Floats
+    servers: Floats
+    batch: Floats
+    fullest: Floats
+
+    def group(self) -> JobGroup:
+        """The jobs of the runs, to be evaluated at once."""
+        rows = np.arange(len(self.runs))
+        return JobGroup(self.job, quantities_of(self.job), rows, self.workers.astype(np.int64))
+
+
+def _series(runs: Sequence[Observation]) -> list[_Series]:
+    by_name: dict[str, list[Observation]] = {}
+    for run in runs:
+        by_name.setdefault(series_name(run.job.workload), []).append(run)
+    found = []
+    for name, some in by_name.items():
+        largest = max(some, key=lambda run: run.job.workload.batch_size).job
+        base = _alone(largest, largest)
+        for run in some:
+            if _alone(run.job, largest) != base:
+                raise InputError(
+                    f"{run.place or name}: differs from other runs of {name} in more than workers, "
+                    "servers, batch size and uneven"
+                )
+            where = run.job.cluster
+            if run.job.stragglers or where.overrides or where.crowds:
+                raise InputError(f"{run.place or name}: needs workers that do not differ")
+        batch = np.array([float(run.job.workload.batch_size) for run in some])
+        found.append(
+            _Series(
+                name,
+                base,
+                some,
+                np.array([float(run.job.workers) for run in some]),
+                np.array([float(run.job.options.server_count) for run in some]),
+                batch / largest.workload.batch_size,
+                np.array([_fullest(run.job) for run in some]),
+            )
+        )
+    return found
+
+
+def _alone(job: Job, like: Job) -> Job:
+    """Return the job with one worker, one server, and the workload of another."""
+    options = msgspec.structs.replace(job.options, servers=1, uneven=0.0)
+    return msgspec.structs.replace(
+        job, workers=1, options=options, workload=like.workload, assumptions=(), given=None
+    )
+
+
+def _fullest(job: Job) -> float:
+    """Fraction of the model's bytes on the fullest server of a job, with ``uneven`` of 0."""
+    slices = slices_of(job.workload, msgspec.structs.replace(Options.of(job), uneven=0.0))
+    kept = np.bincount(slices.server, slices.bytes)
+    return float(kept.max() / kept.sum())
+
+
+def _further(series: Sequence[_Series], kind: Kind, spread: float) -> float:
+    """Spread of a workload's runs around a fit to the other workloads and its smallest run."""
+    if len(series) < 2 or not kind.apart:
+        return 2.0 * spread
+    found: list[Floats] = []
+    for one in series:
+        smallest = int(np.lexsort((one.workers, one.workers * one.servers))[0])
+        alone = one._replace(
+            runs=[one.runs[smallest]],
+            **{n: getattr(one, n)[[smallest]] for n in ("workers", "servers", "batch", "fullest")},
+        )
+        problem = _Problem([alone, *(other for other in series if other is not one)], kind)
+        x = problem.regression.solve([problem.regression.centre])
+        values = {n: np.array([v]) for n, v in problem.regression.values(x).items()}
+        found.append(_Problem([one], kind).misses(values, 1)[0, : len(one.runs)])
+    return float(np.quantile(np.abs(np.concatenate(found)), COVERAGE)) / WIDTH
+
+
+class _Problem:
+    """Runs as arrays, and the regression of their misfits: step times, then processor times."""
+
+    def __init__(self, series: Sequence[_Series], kind: Kind) -> None:
+        self.series, self.kind = series, kind
+        self.rows = [(one, i) for one in series for i in range(len(one.runs))]
+        runs = [one.runs[i] for one, i in self.rows]
+        self._measured = np.log(
+            [
+                *(run.step_s for run in runs),
+                *(run.worker_cpu_s or math.nan for run in runs),
+                *(
+                    (run.job.options.server_count == 1 and run.server_cpu_s) or math.nan
+                    for run in runs
+                ),
+            ]
+        )
+        self._groups = [one.group() for one in series]
+        self._simulated: Floats | float = 0.0
+        self.with_cpu = bool(np.isfinite(self._measured[len(runs) :]).any())
+        spreads = [math.hypot(kind.run_spread, run.spread_fraction) for run in runs]
+        if self.with_cpu:
+            spreads += [WORKER_CPU_SPREAD] * len(runs) + [SERVER_CPU_SPREAD] * len(runs)
+        else:
+            self._measured = self._measured[: len(runs)]
+        parameters = expanded(kind.parameters, [one.name for one in series])
+        self.regression = Regression(parameters, self.misses, spreads)
+
+    def misses(self, values: Mapping[str, Floats], points: int) -> Floats:
+        """Logarithms of predicted over measured times, (points, rows)."""
+        parts: list[list[Floats]] = [[], [], []]
+        for one, group in zip(self.series, self._groups, strict=True):
+            fields = self.fields(one, values)
+            share, uneven = _share(one, fields), fields["uneven"][:, None]
+            part = np.where(one.servers > 1, uneven + (1.0 - uneven) * one.fullest, 1.0)
+            given: dict[str, Floats] = {n: fields[n] for n in SERVER_COSTS if n in fields}
+            given |= {"compute_factor": fields["compute_factor"][:, None] * share}
+            found = group.phases({**given, SERVER_SHARE: part}, points)
+            for into, seconds in zip(
+                parts,
+                (found.iteration_s, found.parts["compute"].seconds, found.busy_s["servers"]),
+                strict=True,
+            ):
+                flat = np.broadcast_to(seconds, points * len(one.runs))
+                into.append(np.log(flat).reshape(points, -1))
+        step, compute, server = (np.concatenate(each, axis=1) for each in parts)
+        step = step + self._simulated
+        if not self.with_cpu:
+            return np.asarray(step - self._measured)
+        every = np.concatenate([step, math.log(BUSY) + compute, server], axis=1)
+        return np.asarray(np.nan_to_num(every - self._measured))
+
+    def fields(self, one: _Series, values: Mapping[str, Floats]) -> dict[str, Floats]:
+        """Values of a workload as fields, from the fitted parameters."""
+        own, workload = of_workload(self.kind.parameters, values, one.name), one.job.workload
+        none = np.zeros_like(own["compute_factor"])
+        if "launch_s" in own:
+            compute_s = own["compute_factor"] * workload.compute_s
+            launching = np.minimum(own["launch_s"] * workload.tensors / compute_s, MOST_LAUNCHING)
+            own["divisible"] = own["divisible"] * (1.0 - launching)
+        if "worker_s" in own:
+            own["update_per_byte_s"] = own["worker_s"] / workload.gradient_bytes
+            own["optimizer_per_byte_s"] = own["update_per_byte_s"] * own["optimizer_ratio"]
+        return {"uneven": none, "divisible": none, **own}
+
+    def values(self, one: _Series, x: Floats) -> dict[str, float]:
+        """Values of a workload's fields at a point; the compute time in seconds."""
+        values = {name: np.array([v]) for name, v in self.regression.values(x).items()}
+        fields = {name: float(v[0]) for name, v in self.fields(one, values).items()}
+        fields["compute_s"] = fields["compute_factor"] * one.job.workload.compute_s
+        return fields
+
+    def served(
+        self, one: _Series, x: Floats, known: tuple[Calibration, Calibration]
+    ) -> ServedWorkload:
+        """A workload at a point, with each value rounded to six digits."""
+        values = {name: rounded(value) for name, value in self.values(one, x).items()}
+        return ServedWorkload(
+            compute_s=values["compute_s"],
+            batch_size=one.job.workload.batch_size,
+            divisible=values["divisible"],
+            costs={name: values[name] for name in SERVER_COSTS if name in values},
+            uneven=values["uneven"],
+            seen=tuple((run.job.workers, run.job.options.server_count) for run in one.runs),
+            known=known,
+        )
+
+    def known(
+        self, one: _Series, x: Floats, covariance: Floats, spread: float, growth: dict[str, float]
+    ) -> tuple[Calibration, Calibration]:
+        """Remaining uncertainty of a workload's server costs, and of its compute time."""
+        names = [name for name in SERVER_COSTS if name in self.values(one, x)]
+        slopes = []
+        for aside in DIFFERENCE * np.eye(len(x)):
+            more, less = (self.values(one, x + sign * aside) for sign in (1.0, -1.0))
+            slopes.append(
+                [math.log(more[n] / less[n]) / (2.0 * DIFFERENCE) for n in (*names, "compute_s")]
+            )
+        jacobian = np.array(slopes)
+        matrix, count = jacobian.T @ covariance @ jacobian, len(names)
+        of = [one] if self.kind.apart else self.series
+        ranges = {
+            name: (
+                float(min(getattr(each, name).min() for each in of)),
+                float(max(getattr(each, name).max() for each in of)),
+            )
+            for name in ("workers", "servers")
+        }
+        servers = Calibration(
+            parameters=tuple(f"server.{name}" for name in names),
+            covariance=_nested(matrix[:count, :count]),
+            spread=spread,
+            ranges=ranges,
+            growth=growth,
+            rows=len(self.rows),
+        )
+        own = Calibration(parameters=("compute_s",), covariance=_nested(matrix[count:, count:]))
+        return servers, own
+
+    def minimum(self, *, corrected: bool = True) -> tuple[Floats, float, Floats]:
+        """Return the best point, the scale of the misfits, and the covariance there."""
+        if self.kind.rescaled:
+            x, scale = self.regression.fit()
+        else:
+            x, scale = self.regression.solve(self.regression.starts()), 1.0
+        for i in range(self.kind.rounds if corrected else 0):
+            new = self._corrections(x)
+            self._simulated = new if i == 0 else TAKEN * new + (1.0 - TAKEN) * self._simulated
+            x = self.regression.solve([x], scale)
+        return x, scale, self.regression.covariance(x, scale)
+
+    def _corrections(self, x: Floats) -> Floats:
+        """Logarithms of simulated step times over those of the formulas, (runs,)."""
+        served = {one.name: self.served(one, x, (Calibration(),) * 2) for one in self.series}
+        found = []
+        for one, i in self.rows:
+            job = served[one.name].job(one.runs[i].job)
+            fine, coarse = (predict(job, fidelity=which).iteration_s for which in ROUTES)
+            found.append(math.log(fine / coarse))
+        return np.array(found)
+
+    def held_out(
+        self, x: Floats, scale: float, covariance: Floats
+    ) -> tuple[float, dict[str, float]]:
+        """Spread of step times around fits without the runs of their group, and its growth per
+        doubling of workers and of servers beyond the fitted range."""
+        regression, times = self.regression, 3 if self.with_cpu else 1
+        column = "servers" if self.kind.folds else "workers"
+        keys = [
+            (one.runs[i].group, 0.0) if one.runs[i].group else (one.name, getattr(one, column)[i])
+            for one, i in self.rows
+        ]
+        order = sorted(set(keys))
+        folds = [order.index(key) % (self.kind.folds or len(order)) for key in keys]
+        misses = regression.left_out(folds * times, x, scale).misses[: len(self.rows)]
+        explained = regression.explained(x, covariance)[: len(misses)]
+        growth = {"servers": SERVERS_GROWTH}
+        for name in ("workers", "servers"):
+            values = np.array([getattr(one, name)[i] for one, i in self.rows])
+            if name == "workers" or len(np.unique(values)) > 1:
+                growth[name] = rounded(regression.growth(np.tile(values, times), x, scale), 4)
+        spread = max(spread_beside(misses, explained), self.kind.run_spread)
+        return rounded(spread, 4), growth
+
+
+def _share(one: _Series, fields: Mapping[str, Floats]) -> Floats:
+    """Compute time of each run relative to that of the largest batch, (points, runs)."""
+    divisible = fields["divisible"][:, None]
+    return np.asarray(1.0 - divisible + divisible * one.batch)
+
+
+def _nested(matrix: Floats) -> tuple[tuple[float, ...], ...]:
+    both = (matrix + matrix.T) / 2.0
+    return tuple(tuple(rounded(v) for v in row) for row in both.tolist())
