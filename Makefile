@@ -8,6 +8,7 @@ setup:
 
 check: test
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 test:

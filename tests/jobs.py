@@ -95,9 +95,7 @@ def job(
     fields.setdefault("start", "together")
     given = options or {}
     count = whole_groups(workers, given)
-    return make_job(
-        workload=work, cluster=where, workers=count, arch=arch, options=given, **fields
-    )
+    return make_job(workload=work, cluster=where, workers=count, arch=arch, options=given, **fields)
 
 
 def whole_groups(workers: int, options: Mapping[str, Any]) -> int:

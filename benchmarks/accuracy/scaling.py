@@ -235,7 +235,7 @@ def devices() -> Iterator[Case]:
                         devices=known,
                         others=who,
                     )
-                except InputError:      # nothing to estimate from
+                except InputError:  # nothing to estimate from
                     continue
                 if found.error_fraction not in OTHER_DEVICE:
                     continue

@@ -117,7 +117,7 @@ def _options(config: dict[str, Any]) -> dict[str, Any]:
         found = {"servers": config["n_servers"], "split_above_bytes": math.inf}
     if config["arch"] in ("ps", "p2p"):
         found["overlap"] = config.get("push", "layer") == config["pull"] == "layer"
-    if config["arch"] == "mxnet_ps":      # arrays of exactly this size are split
+    if config["arch"] == "mxnet_ps":  # arrays of exactly this size are split
         found["split_above_bytes"] = config["bigarray_bound_elements"] * 4 - 1
     if config["arch"] == "ps" and config["sharding"] == "split":
         found["split_above_bytes"] = config["split_bound_bytes"]

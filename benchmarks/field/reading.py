@@ -30,6 +30,7 @@ RDMA = Link(1.0, latency_s=14e-6, efficiency=0.85)
 
 INFINIBAND_GBPS = {"hdr100": 100, "qdr": 40, "fdr": 56, "edr": 100, "hdr": 200, "ndr": 400}
 
+
 class Model(msgspec.Struct, frozen=True):
     """Model of the catalogue that a row's model corresponds to, and its usual tokens per sample."""
 

@@ -21,11 +21,7 @@ NOTABLE = 0.05
 
 def communication(prediction: Prediction) -> tuple[str, float]:
     """Return the kind of link with the largest share of the critical path, and that share."""
-    shares = {
-        kind: share
-        for kind, share in prediction.bottleneck.shares.items()
-        if "link" in kind
-    }
+    shares = {kind: share for kind, share in prediction.bottleneck.shares.items() if "link" in kind}
     kind = max(shares, key=lambda name: shares[name], default="")
     return kind, shares.get(kind, 0.0)
 

@@ -130,13 +130,13 @@ TEXT: tuple[_Text, ...] = (
     ),
     _Text(
         OSU,
-        r"^(?:\[\d+,\d+\]<std\w+>:|\d+:)?\s*# OSU MPI",
+        r"^(?:\[\d+,\d+\]<std\w+>:|\d+:)?[ \t]*# OSU MPI",
         "the output of an OSU benchmark",
         "perfmodel calibrate network reads it",
     ),
     _Text(
         PERFTEST,
-        r"^\s*(?:RDMA_Write|RDMA_Read|Send) .*Test\b|^\s*#bytes\s+#iterations\s",
+        r"^[ \t]*(?:RDMA_Write|RDMA_Read|Send) .*Test\b|^[ \t]*#bytes\s+#iterations\s",
         "the output of perftest",
         "perfmodel calibrate network reads it",
     ),

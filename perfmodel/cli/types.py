@@ -304,7 +304,6 @@ USUAL = {
     "--output": OUTPUT,
     "--plot": FIGURE,
     "--sync": SYNC,
-    "--token-file": INPUT,
     "--workload": INPUT,
     "--workload-output": OUTPUT,
     "paths": INPUT,

@@ -168,9 +168,7 @@ def shipped() -> Path:
     return catalogue.folder() / "instances" / "instances.csv"
 
 
-def read_instances(
-    path: str | Path | None = None, *, bare: bool = False
-) -> tuple[Instance, ...]:
+def read_instances(path: str | Path | None = None, *, bare: bool = False) -> tuple[Instance, ...]:
     """Read the rows of a catalogue that have accelerators; by default, of the shipped one.
 
     Rows without an accelerator are skipped unless ``bare`` is set; so are accelerators priced

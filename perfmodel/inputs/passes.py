@@ -131,9 +131,7 @@ def split(
         pass_size = measured[batch_size, passes].one_pass.batch_size
         return Split(passes, pass_size, batch_size, tuple(notes))
     if batch_size % passes:
-        raise InputError(
-            f"{what}: {batch_size} samples cannot be split into {passes} equal passes"
-        )
+        raise InputError(f"{what}: {batch_size} samples cannot be split into {passes} equal passes")
     return Split(passes, batch_size // passes, batch_size, tuple(notes))
 
 

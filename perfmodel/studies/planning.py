@@ -153,8 +153,7 @@ def _axes(varied: Mapping[str, Any]) -> tuple[Axes, dict[str, Any]]:
 def _profile(model: str | None, workload: Profile | str | Path | None) -> Profile:
     if (model is None) == (workload is None):
         raise InputError(
-            "model or workload: give one of them "
-            f"(models: {', '.join(catalogue.model_names())})"
+            f"model or workload: give one of them (models: {', '.join(catalogue.model_names())})"
         )
     if isinstance(workload, Profile):
         return workload

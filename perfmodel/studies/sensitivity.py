@@ -205,7 +205,6 @@ def sensitivity(
     if now.fidelity == "coarse":
         found = effects(job, progress)
     else:
-
         how["fidelity"] = "fine"
 
         def simulated(other: Job) -> float:

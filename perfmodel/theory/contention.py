@@ -215,9 +215,7 @@ def _off(target: Table, found: Table) -> Quantity:
     return maximum(0.0, *(change for row in changes for change in row))
 
 
-def _towards_limit(
-    reach: Quantity, first: Quantity, second: Quantity, third: Quantity
-) -> Quantity:
+def _towards_limit(reach: Quantity, first: Quantity, second: Quantity, third: Quantity) -> Quantity:
     """Go the fraction ``reach`` of the way from ``third`` to the limit of three successive values.
 
     Aitken's delta-squared process gives the limit, if each step shrinks by the same ratio. A value

@@ -69,9 +69,7 @@ def test_collectives_on_both_routes(algorithm: str) -> None:
 def test_a_ring_on_each_link_of_a_node_has_a_connection(fidelity: Any) -> None:
     # four nodes of two devices: all send 2 * 7/8 * 100 bytes, half of them on each of two rings
     lab = cluster(10.0, devices_per_node=2, nics_per_node=2)
-    job = make_job(
-        workload=WORK, cluster=lab, workers=8, arch="ring", options={"overlap": False}
-    )
+    job = make_job(workload=WORK, cluster=lab, workers=8, arch="ring", options={"overlap": False})
     assert predict(job, fidelity=fidelity).iteration_s == pytest.approx(3.0 + 175.0 / 2 / 10.0)
 
 

@@ -665,9 +665,7 @@ def test_a_requested_pull_waits_behind_pushes() -> None:
     answered the push, layer 1 would be on its way back at 7 s."""
     work = workload([1.0] * 2, [1.0] * 2, [2.0, 4.0])
     found = {
-        pull: starts(
-            build_graph(job(work, cluster(), 1, "ps", {"duplex": True, "pull": pull})), 0
-        )
+        pull: starts(build_graph(job(work, cluster(), 1, "ps", {"duplex": True, "pull": pull})), 0)
         for pull in ("reply", "request")
     }
     assert found["reply"]["pull 1"] == (7.0, 11.0)

@@ -48,92 +48,71 @@ def choices_of(name: str, option: str) -> str:
 
 ARGUMENTS = {
     # names
-    "predict --model resnte18":
-        f"unknown model 'resnte18'; did you mean 'resnet18'? (known: {MODELS})",
+    "predict --model resnte18": f"unknown model 'resnte18'; did you mean 'resnet18'? (known: {MODELS})",
     "predict --model zzz": f"unknown model 'zzz' (known: {MODELS})",
     f"predict --model {'z' * 500}": f"unknown model '{'z' * 75}...{'z' * 25}' (known: {MODELS})",
-    f"{JOB} --arch rnig":
-        f"unknown architecture 'rnig'; did you mean 'ring'? (known: {ARCHITECTURES})",
+    f"{JOB} --arch rnig": f"unknown architecture 'rnig'; did you mean 'ring'? (known: {ARCHITECTURES})",
     f"{JOB} --device v1000": f"unknown device 'v1000'; did you mean 'v100'? (known: {DEVICES}); "
-        "with the measured speed of one device it may have any name",
-    f"{JOB} --cluster ethernet-10gb":
-        f"unknown cluster 'ethernet-10gb'; did you mean 'ethernet-10g'? (known: {CLUSTERS})",
+    "with the measured speed of one device it may have any name",
+    f"{JOB} --cluster ethernet-10gb": f"unknown cluster 'ethernet-10gb'; did you mean 'ethernet-10g'? (known: {CLUSTERS})",
     f"{JOB} --cluster=": f"unknown cluster '' (known: {CLUSTERS})",
-    f"{JOB} --precision float16":
-        "unknown precision for resnet18 on cpu-epyc-2core 'float16'; did you mean 'float32'? "
-        "(known: float32)",
+    f"{JOB} --precision float16": "unknown precision for resnet18 on cpu-epyc-2core 'float16'; did you mean 'float32'? "
+    "(known: float32)",
     # options of an architecture
-    f"{JOB} --option serverz=2":
-        "option 'serverz' does not apply to ps; did you mean 'servers'? "
-        f"(it has: {options_of('ps')})",
+    f"{JOB} --option serverz=2": "option 'serverz' does not apply to ps; did you mean 'servers'? "
+    f"(it has: {options_of('ps')})",
     f"{JOB} --option sync": "--option: expected KEY=VALUE, got 'sync'",
     f"{JOB} --option sync=bsp --option sync=asp": "--option: sync is given twice",
     f"{JOB} --option sync=bsp --sync asp": "--sync and --option sync: give one of them",
-    f"{JOB} --sync foo":
-        f"option sync of ps: expected one of {choices_of('ps', 'sync')}, got 'foo'",
-    f"{JOB} --option transmission=prority":
-        f"option transmission of ps: expected one of {choices_of('ps', 'transmission')}, "
-        "got 'prority'; did you mean 'priority'?",
+    f"{JOB} --sync foo": f"option sync of ps: expected one of {choices_of('ps', 'sync')}, got 'foo'",
+    f"{JOB} --option transmission=prority": f"option transmission of ps: expected one of {choices_of('ps', 'transmission')}, "
+    "got 'prority'; did you mean 'priority'?",
     f"{JOB} --sync ssp --staleness-bound -1": "staleness_bound: must be at least 0, got -1",
-    f"{JOB} --sync ssp --staleness-bound two":
-        "option staleness_bound of ps: expected a number, got 'two'",
+    f"{JOB} --sync ssp --staleness-bound two": "option staleness_bound of ps: expected a number, got 'two'",
     f"{JOB} --arch asp --sync bsp": "option sync=bsp: architecture 'asp' means sync=asp",
-    f"{JOB} --jitter measured:layer":
-        "jitter: cannot read 'measured:layer'; expected a coefficient of variation such as 0.1, "
-        "lognormal:0.1 or gamma:0.1, or measured",
+    f"{JOB} --jitter measured:layer": "jitter: cannot read 'measured:layer'; expected a coefficient of variation such as 0.1, "
+    "lognormal:0.1 or gamma:0.1, or measured",
     f"{JOB} --option overlap=maybe": "option overlap of ps: expected true or false, got 'maybe'",
     f"{JOB} --option servers=two": "option servers of ps: expected a whole number, got 'two'",
     f"{JOB} --option servers=2.5": "option servers of ps: expected a whole number, got '2.5'",
     f"{JOB} --option split_above_bytes=nan": "split_above_bytes: expected a finite number, got nan",
-    f"{JOB} --option split_above_bytes=10Gbps":
-        "split_above_bytes: unit 'Gbps' does not fit in '10Gbps'; did you mean 'GB'? "
-        "(like 25MiB or 100MB)",
+    f"{JOB} --option split_above_bytes=10Gbps": "split_above_bytes: unit 'Gbps' does not fit in '10Gbps'; did you mean 'GB'? "
+    "(like 25MiB or 100MB)",
     f"{JOB} --servers 0": "servers: must be at least 1, got 0",
-    f"{JOB} --arch ring --servers 2":
-        f"option 'servers' does not apply to allreduce (it has: {options_of('ring')})",
-    f"{JOB} --arch ring --sync asp":
-        "option 'sync' does not apply to allreduce; did you mean 'no_sync'? (it has: "
-        f"{options_of('ring')})",
+    f"{JOB} --arch ring --servers 2": f"option 'servers' does not apply to allreduce (it has: {options_of('ring')})",
+    f"{JOB} --arch ring --sync asp": "option 'sync' does not apply to allreduce; did you mean 'no_sync'? (it has: "
+    f"{options_of('ring')})",
     # quantities
     f"{JOB} --bandwidth -10Gbps": "--bandwidth: must be more than 0, got -10",
     f"{JOB} --bandwidth 0Gbps": "--bandwidth: must be more than 0, got 0",
     f"{JOB} --bandwidth 10": "--bandwidth: a unit is missing in '10' (like 10Gbps or 1.25GB/s)",
-    f"{JOB} --bandwidth 10MB":
-        "--bandwidth: unit 'MB' does not fit in '10MB'; did you mean 'MBps'? "
-        "(like 10Gbps or 1.25GB/s)",
-    f"{JOB} --bandwidth 10gbps":
-        "--bandwidth: unit 'gbps' does not fit in '10gbps'; did you mean 'Gbps'? "
-        "(like 10Gbps or 1.25GB/s)",
+    f"{JOB} --bandwidth 10MB": "--bandwidth: unit 'MB' does not fit in '10MB'; did you mean 'MBps'? "
+    "(like 10Gbps or 1.25GB/s)",
+    f"{JOB} --bandwidth 10gbps": "--bandwidth: unit 'gbps' does not fit in '10gbps'; did you mean 'Gbps'? "
+    "(like 10Gbps or 1.25GB/s)",
     f"{JOB} --bandwidth nanGbps": "--bandwidth: expected a finite number, got nan",
     f"{JOB} --bandwidth infGbps": "--bandwidth: expected a finite number, got inf",
-    f"{JOB} --bandwidth fast":
-        "--bandwidth: cannot read 'fast'; expected a number and a unit, like 10Gbps or 1.25GB/s",
+    f"{JOB} --bandwidth fast": "--bandwidth: cannot read 'fast'; expected a number and a unit, like 10Gbps or 1.25GB/s",
     f"{JOB} --latency -50us": "--latency: must be at least 0, got -50",
-    f"{JOB} --latency 50Gbps":
-        "--latency: unit 'Gbps' does not fit in '50Gbps' (like 50us or 1.5ms)",
+    f"{JOB} --latency 50Gbps": "--latency: unit 'Gbps' does not fit in '50Gbps' (like 50us or 1.5ms)",
     # workers and differences among them
     f"{JOB} --workers 0": "workers: must be at least 1, got 0",
     f"{JOB} --workers -3": "workers: must be at least 1, got -3",
     f"{JOB} --jitter -0.1": "jitter: must be at least 0, got -0.1",
     f"{JOB} --jitter nan": "jitter: expected a finite number, got nan",
-    f"{JOB} --jitter abc":
-        "jitter: cannot read 'abc'; expected a coefficient of variation such as 0.1, "
-        "lognormal:0.1 or gamma:0.1, or measured",
-    f"{JOB} --jitter weibull:0.1":
-        "unknown jitter distribution 'weibull' (known: gamma, lognormal, measured)",
+    f"{JOB} --jitter abc": "jitter: cannot read 'abc'; expected a coefficient of variation such as 0.1, "
+    "lognormal:0.1 or gamma:0.1, or measured",
+    f"{JOB} --jitter weibull:0.1": "unknown jitter distribution 'weibull' (known: gamma, lognormal, measured)",
     f"{JOB} --straggler 9:2": "straggler 9: there is no such worker (workers are 0 to 7)",
     f"{JOB} --straggler x": "straggler: cannot read 'x'; expected WORKER:FACTOR such as 0:1.5",
     f"{JOB} --straggler 1:0": "straggler factor: must be more than 0, got 0",
     f"{JOB} --straggler 1:2 --straggler 1:3": "straggler 1: given twice",
     f"{JOB} --seed -1": "seed: must be at least 0, got -1",
-    f"{JOB} --cluster valid/cluster.toml":
-        "workers: 8 do not fit on cluster 'mixed' (3 nodes x 2 devices)",
+    f"{JOB} --cluster valid/cluster.toml": "workers: 8 do not fit on cluster 'mixed' (3 nodes x 2 devices)",
     # batches and epochs
     f"{JOB} --batch-size 0": "batch_size: must be at least 1, got 0",
-    f"{JOB} --batch-size 32 --global-batch-size 256":
-        "--batch-size and --global-batch-size: give one of them",
-    f"{JOB} --global-batch-size 100":
-        "--global-batch-size: 100 samples cannot be split evenly among 8 workers",
+    f"{JOB} --batch-size 32 --global-batch-size 256": "--batch-size and --global-batch-size: give one of them",
+    f"{JOB} --global-batch-size 100": "--global-batch-size: 100 samples cannot be split evenly among 8 workers",
     f"{JOB} --global-batch-size 0": "--global-batch-size: must be at least 1, got 0",
     f"{JOB} --epochs 3": "epochs: needs dataset_size too",
     f"{JOB} --dataset-size 100 --epochs 0": "epochs: must be at least 1, got 0",
@@ -142,16 +121,13 @@ ARGUMENTS = {
     f"{JOB} --tolerance 5%": "--tolerance: needs --fidelity auto",
     f"{JOB} --fidelity auto --tolerance 0": "--tolerance: must be more than 0, got 0",
     f"{JOB} --fidelity auto --tolerance 200%": "--tolerance: must be at most 1, got 2",
-    f"{JOB} --fidelity coarse --trace trace.json":
-        "--trace: shows a simulation; needs --fidelity fine",
+    f"{JOB} --fidelity coarse --trace trace.json": "--trace: shows a simulation; needs --fidelity fine",
     f"{JOB} --fidelity auto --trace t.json": "--trace: shows a simulation; needs --fidelity fine",
     "show resnet18 --formula": f"unknown architecture 'resnet18' (known: {ARCHITECTURES})",
     "show ps --json": "--json: needs --formula",
     "show ps --option sync=asp": "--option: needs --formula",
-    "show d_psgd --formula --option overlop=false":
-        "option 'overlop' does not apply to d_psgd; did you mean 'overlap'? (it has: overlap)",
-    "explain --model resnet18 --against pss":
-        f"unknown architecture 'pss'; did you mean 'ps'? (known: {ARCHITECTURES})",
+    "show d_psgd --formula --option overlop=false": "option 'overlop' does not apply to d_psgd; did you mean 'overlap'? (it has: overlap)",
+    "explain --model resnet18 --against pss": f"unknown architecture 'pss'; did you mean 'ps'? (known: {ARCHITECTURES})",
     "explain --model resnet18 --against ps": "against: both architectures are ps",
     f"{JOB} --workers eight": "--workers: expected a whole number, got 'eight'",
     # choice of model
@@ -202,67 +178,51 @@ FILES = {
     "nan.json": "not valid JSON: JSON is malformed: invalid character (byte 862)",
     "list.json": "expected an object with a 'schema' key, got list",
     "syntax.toml": "not valid TOML: Invalid value (at line 4, column 9)",
-    "not_utf8.toml":
-        "not valid TOML: 'utf-8' codec can't decode byte 0xfc in position 40: invalid start byte",
+    "not_utf8.toml": "not valid TOML: 'utf-8' codec can't decode byte 0xfc in position 40: invalid start byte",
     # the schema
     "schema_missing.json": "schema: expected 'perfmodel.workload/1', got None",
     "schema_other.json": "schema: expected 'perfmodel.workload/1', got 'perfmodel.workload/2'",
-    "cluster_as_workload.json":
-        "schema: expected 'perfmodel.workload/1', got 'perfmodel.cluster/1'",
+    "cluster_as_workload.json": "schema: expected 'perfmodel.workload/1', got 'perfmodel.cluster/1'",
     # keys
     "key_missing.json": "timings[1]: object missing required field `batch_size`",
     "name_missing.json": "object missing required field `name`",
-    "key_unknown.json":
-        f"timings[0]: unknown key 'foward_s'; did you mean 'forward_s'? (allowed: {TIMING_KEYS})",
-    "key_unknown_tensor.json":
-        "layers[1].tensors[0]: unknown key 'byte'; did you mean 'bytes'? (allowed: name, bytes)",
-    "key_unknown_top.json":
-        "unknown key 'layer'; did you mean 'layers'? (allowed: schema, name, source, timings, "
-        "title, layers, gradients, decoder, optimizer_state_bytes_per_parameter_byte, "
-        "buffer_bytes, noise_scale, "
-        "calibration)",
-    "key_unknown.toml":
-        "nic: unknown key 'latency'; did you mean 'latency_s'? "
-        "(allowed: bandwidth_bytes_per_s, latency_s, efficiency, ceiling_bytes_per_s)",
+    "key_unknown.json": f"timings[0]: unknown key 'foward_s'; did you mean 'forward_s'? (allowed: {TIMING_KEYS})",
+    "key_unknown_tensor.json": "layers[1].tensors[0]: unknown key 'byte'; did you mean 'bytes'? (allowed: name, bytes)",
+    "key_unknown_top.json": "unknown key 'layer'; did you mean 'layers'? (allowed: schema, name, source, timings, "
+    "title, layers, gradients, decoder, optimizer_state_bytes_per_parameter_byte, "
+    "buffer_bytes, noise_scale, "
+    "calibration)",
+    "key_unknown.toml": "nic: unknown key 'latency'; did you mean 'latency_s'? "
+    "(allowed: bandwidth_bytes_per_s, latency_s, efficiency, ceiling_bytes_per_s)",
     "nic_missing.toml": f"unknown key 'nick'; did you mean 'nic'? (allowed: {CLUSTER_KEYS})",
-    "source_missing.toml":
-        f"unknown key 'sources'; did you mean 'source'? (allowed: {CLUSTER_KEYS})",
-    "override_key.toml":
-        "overrides[0]: unknown key 'sped'; did you mean 'speed'? (allowed: node, nic, speed)",
+    "source_missing.toml": f"unknown key 'sources'; did you mean 'source'? (allowed: {CLUSTER_KEYS})",
+    "override_key.toml": "overrides[0]: unknown key 'sped'; did you mean 'speed'? (allowed: node, nic, speed)",
     # types and words
     "type_wrong.json": "timings[0].batch_size: expected `int`, got `str`",
     "null.json": "timings[0].device: expected `str`, got `null`",
     "time_text.json": "timings[0].forward_s[1]: expected `float`, got `str`",
     "nodes_fraction.toml": "nodes: expected `int | null`, got `float`",
-    "source_kind.json":
-        "source.kind: expected one of estimated, exact, measured, published, got 'guess'",
+    "source_kind.json": "source.kind: expected one of estimated, exact, measured, published, got 'guess'",
     "placement.toml": "server.placement: expected one of colocated, dedicated, got 'elsewhere'",
     # numbers of a workload
     "time_negative.json": "timings[0]: forward_s[1]: must be at least 0, got -0.002",
     "time_infinite.json": "timings[0].optimizer_s: expected a finite number, got inf",
-    "time_unit_wrong.json":
-        "timings[0].optimizer_s: unit 'MB' does not fit in '1MB' (like 50us or 1.5ms)",
+    "time_unit_wrong.json": "timings[0].optimizer_s: unit 'MB' does not fit in '1MB' (like 50us or 1.5ms)",
     "batch_size_zero.json": "timings[0]: batch_size: must be at least 1, got 0",
-    "bytes_zero.json":
-        "layers[0].tensors[1]: tensor 'conv.bias': bytes: must be more than 0, got 0",
+    "bytes_zero.json": "layers[0].tensors[1]: tensor 'conv.bias': bytes: must be more than 0, got 0",
     "list_short.json": "timings[0].backward_s: 1 values for 2 layers",
     "std_short.json": "timings[0].forward_std_s: 1 values for 2 layers",
     "noise_scale_negative.json": "noise_scale: samples: must be at least 0, got -1",
     "noise_scale_batches.json": "noise_scale: batches: must be at least 2, got 1",
-    "largest_too_large.json":
-        "gradients: largest_bytes: 5e+07 is more than all gradients together (4.8e+07 bytes)",
-    "largest_too_small.json":
-        "gradients: largest_bytes: 12 tensors of at most 1e+06 bytes cannot hold 4.8e+07 bytes",
+    "largest_too_large.json": "gradients: largest_bytes: 5e+07 is more than all gradients together (4.8e+07 bytes)",
+    "largest_too_small.json": "gradients: largest_bytes: 12 tensors of at most 1e+06 bytes cannot hold 4.8e+07 bytes",
     # consistency of a workload
     "times_both.json": f"timings[0]: {ONE_DEGREE}",
     "times_none.json": f"timings[0]: {ONE_DEGREE}",
     "forward_only.json": f"timings[0]: {ONE_DEGREE}",
-    "times_mixed.json":
-        "timings[0]: forward_s and backward_s: give lists (per layer) or totals for both",
-    "layers_and_gradients.json":
-        "a workload needs exactly one of: layers, gradients",
-    "layers_nor_gradients.json":
-        "a workload needs exactly one of: layers, gradients",
+    "times_mixed.json": "timings[0]: forward_s and backward_s: give lists (per layer) or totals for both",
+    "layers_and_gradients.json": "a workload needs exactly one of: layers, gradients",
+    "layers_nor_gradients.json": "a workload needs exactly one of: layers, gradients",
     "tensors_none.json": "layers: no layer has a tensor, so there is nothing to communicate",
     # numbers of a cluster
     "nan.toml": "nic: efficiency: expected a finite number, got nan",
@@ -271,11 +231,9 @@ FILES = {
     "bandwidth_infinite.toml": "nic: bandwidth_bytes_per_s: expected a finite number, got inf",
     "bandwidth_negative.toml": "nic: bandwidth_bytes_per_s: must be more than 0, got -1",
     "bandwidth_zero.toml": "nic.bandwidth_bytes_per_s: must be more than 0, got 0",
-    "bandwidth_case.toml":
-        "nic.bandwidth_bytes_per_s: unit 'gbps' does not fit in '10gbps'; did you mean 'Gbps'? "
-        "(like 10Gbps or 1.25GB/s)",
-    "bandwidth_unit_missing.toml":
-        "nic.bandwidth_bytes_per_s: a unit is missing in '10' (like 10Gbps or 1.25GB/s)",
+    "bandwidth_case.toml": "nic.bandwidth_bytes_per_s: unit 'gbps' does not fit in '10gbps'; did you mean 'Gbps'? "
+    "(like 10Gbps or 1.25GB/s)",
+    "bandwidth_unit_missing.toml": "nic.bandwidth_bytes_per_s: a unit is missing in '10' (like 10Gbps or 1.25GB/s)",
     "threads_zero.toml": "server: threads: must be at least 1, got 0",
     "oversubscription.toml": "core_oversubscription: must be at least 1, got 0.5",
     "override_speed.toml": "overrides[0]: speed: must be more than 0, got 0",
@@ -285,13 +243,11 @@ FILES = {
     "job_key_unknown.toml": f"unknown key 'worker'; did you mean 'workers'? (allowed: {JOB_KEYS})",
     "job_jitter.toml": "unknown jitter distribution 'weibull' (known: gamma, lognormal, measured)",
     "job_straggler.toml": "stragglers[0]: straggler factor: must be more than 0, got 0",
-    "job_straggler_extra.toml":
-        "stragglers[0]: unknown key 'extra' (allowed: worker, factor)",
+    "job_straggler_extra.toml": "stragglers[0]: unknown key 'extra' (allowed: worker, factor)",
     "job_start.toml": "start: expected one of staggered, together, got 'soon'",
     "job_seed.toml": "seed: expected `int | null`, got `str`",
-    "job_bandwidth.toml":
-        "bandwidth_bytes_per_s: unit 'gbps' does not fit in '10gbps'; did you mean 'Gbps'? "
-        "(like 10Gbps or 1.25GB/s)",
+    "job_bandwidth.toml": "bandwidth_bytes_per_s: unit 'gbps' does not fit in '10gbps'; did you mean 'Gbps'? "
+    "(like 10Gbps or 1.25GB/s)",
 }
 
 
@@ -460,7 +416,11 @@ def test_a_trace_that_fails_half_way_leaves_nothing_behind(
 def test_wrong_arguments_in_a_process_of_their_own(arguments: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "perfmodel", *arguments.split()],
-        cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", check=False,
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
     )
     assert message(done.returncode, done.stdout, done.stderr) == ARGUMENTS[arguments]
 
@@ -471,7 +431,10 @@ def test_output_that_cannot_be_written(arguments: str) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "perfmodel", *arguments.split()],
-            stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE, encoding="utf-8",
+            stdin=subprocess.DEVNULL,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
             check=False,
         )
     said = message(done.returncode, "", done.stderr)

@@ -72,9 +72,7 @@ def test_canary_a_fast_network_does_not_matter() -> None:
 def test_the_change_is_that_of_a_prediction_with_the_other_value() -> None:
     _, lines = printed(f"predict {COMMAND}")
     servers = next(line for line in lines if line.startswith("servers"))
-    one, two = (
-        rate({**PS, "options": {"servers": count}}) for count in (1, 2)
-    )
+    one, two = (rate({**PS, "options": {"servers": count}}) for count in (1, 2))
     assert f"{two / one - 1.0:+.1%} with 2;" in servers
 
 

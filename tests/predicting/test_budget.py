@@ -83,9 +83,7 @@ def test_auto_falls_back_to_coarse_and_notes_it() -> None:
 
 
 def test_a_sweep_skips_jobs_that_are_too_large() -> None:
-    found = sweep(
-        model="resnet50", device="v100", arch="asp", workers=[2, 10_000], fidelity="fine"
-    )
+    found = sweep(model="resnet50", device="v100", arch="asp", workers=[2, 10_000], fidelity="fine")
     assert [p["workers"] for p in found.points] == [2]
     assert "--max-ops" in found.skipped[0].reason
 

@@ -175,9 +175,7 @@ def test_exact_formulas_equal_the_simulation_on_any_cluster(arch: str) -> None:
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("arch", ["allreduce", "p2p", "ps"])
 def test_formulas_are_exact_with_compression(arch: str) -> None:
-    found = exact_jobs(
-        arch, plain_jobs, count=40, which=lambda options: "compression" in options
-    )
+    found = exact_jobs(arch, plain_jobs, count=40, which=lambda options: "compression" in options)
     assert several(found) >= 3
 
 
@@ -895,9 +893,7 @@ def test_auto_is_coarse_if_formulas_are_exact() -> None:
     assert answer.fidelity == "coarse"
     assert answer.error_band is not None
     assert answer.error_band.p90 == 0.0
-    assert answer.notes[-1] == (
-        "coarse: it equals the simulation for this job; tolerance 0.1%"
-    )
+    assert answer.notes[-1] == ("coarse: it equals the simulation for this job; tolerance 0.1%")
 
 
 def test_auto_is_within_the_requested_tolerance() -> None:

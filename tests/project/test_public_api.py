@@ -260,8 +260,20 @@ PREDICTION: dict[str, Any] = {
 
 JOBS = {
     "deterministic": ["--arch", "ps", "--workers", "3"],
-    "random": ["--arch", "ps", "--workers", "3", "--sync", "asp", "--jitter", "0.2",
-               "--straggler", "1:1.5", "--seed", "7"],
+    "random": [
+        "--arch",
+        "ps",
+        "--workers",
+        "3",
+        "--sync",
+        "asp",
+        "--jitter",
+        "0.2",
+        "--straggler",
+        "1:1.5",
+        "--seed",
+        "7",
+    ],
     "without servers": ["--arch", "ring", "--workers", "4", "--straggler", "0:2"],
     "alone": ["--workers", "1"],
 }
@@ -276,13 +288,17 @@ def differences(value: Any, shape: Any, place: str = "") -> list[str]:
     if isinstance(shape, list):
         if not isinstance(value, list):
             return [f"{place}: {type(value).__name__}"]
-        return [d for i, item in enumerate(value)
-                for d in differences(item, shape[0], f"{place}[{i}]")]
+        return [
+            d for i, item in enumerate(value) for d in differences(item, shape[0], f"{place}[{i}]")
+        ]
     if not isinstance(value, dict):
         return [f"{place}: {type(value).__name__}"]
     if "*" in shape:
-        return [d for key, item in value.items()
-                for d in differences(item, shape["*"], f"{place}.{key}")]
+        return [
+            d
+            for key, item in value.items()
+            for d in differences(item, shape["*"], f"{place}.{key}")
+        ]
     if list(value) != list(shape):
         return [f"{place}: keys {', '.join(value)}"]
     return [d for key in shape for d in differences(value[key], shape[key], f"{place}.{key}")]
@@ -362,8 +378,13 @@ def test_json_adds_up(job: str) -> None:
 
 def test_json_equals_the_prediction() -> None:
     job = perfmodel.make_job(
-        model="resnet18", arch="ps", workers=3, options={"sync": "asp"},
-        jitter=perfmodel.Jitter(0.2), stragglers=[perfmodel.Straggler(1, 1.5)], seed=7,
+        model="resnet18",
+        arch="ps",
+        workers=3,
+        options={"sync": "asp"},
+        jitter=perfmodel.Jitter(0.2),
+        stragglers=[perfmodel.Straggler(1, 1.5)],
+        seed=7,
     )
     prediction = perfmodel.predict(job)
     found = predicted("random")
@@ -376,8 +397,10 @@ def test_json_equals_the_prediction() -> None:
     [
         (lambda p: p.update(extra=1), ": keys"),
         (lambda p: p.pop("iteration_s"), ": keys"),
-        (lambda p: p["idle_fraction"].update(average=p["idle_fraction"].pop("mean")),
-         ".idle_fraction: keys"),
+        (
+            lambda p: p["idle_fraction"].update(average=p["idle_fraction"].pop("mean")),
+            ".idle_fraction: keys",
+        ),
         (lambda p: p["assumptions"][0].update(unit=None), ".assumptions[0].unit: NoneType"),
         (lambda p: p.update(workers=True), ".workers: bool"),
         (lambda p: p.update(staleness=None), ".staleness: NoneType"),
@@ -397,8 +420,10 @@ def test_canary_a_changed_shape_is_noticed(change: Any, expected: str) -> None:
         (lambda p: p["idle_fraction"]["by_cause"].update(network=0.9), ["idle by cause"]),
         (lambda p: p["idle_fraction"]["by_cause"].update(magic=0.0), ["causes"]),
         (lambda p: p["idle_fraction"]["per_worker"].append(0.5), ["workers", "idle by worker"]),
-        (lambda p: p["staleness"]["histogram"].update({"99": 0.5}),
-         ["shares", "greatest staleness"]),
+        (
+            lambda p: p["staleness"]["histogram"].update({"99": 0.5}),
+            ["shares", "greatest staleness"],
+        ),
     ],
 )
 def test_canary_a_wrong_sum_is_noticed(change: Any, expected: list[str]) -> None:

@@ -30,7 +30,10 @@ def imported(code: str, *arguments: str) -> set[str]:
     """Top-level packages that ``code`` imports in a fresh interpreter."""
     done = subprocess.run(
         [sys.executable, "-c", PROBE, code, *arguments],
-        stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", check=False,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return {name.partition(".")[0] for name in json.loads(done.stderr.splitlines()[-1])}
@@ -47,9 +50,7 @@ def test_help_imports_only_what_it_needs(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("more", [[], ["--json"]])
 def test_predict_imports_only_what_it_needs(more: list[str]) -> None:
-    found = imported(
-        RUN, "predict", "--model", "resnet18", "--arch", "ps", "--workers", "8", *more
-    )
+    found = imported(RUN, "predict", "--model", "resnet18", "--arch", "ps", "--workers", "8", *more)
     assert "numpy" in found
     # zipfile is for schedule files, Rich for tables
     assert found & (NOBODY_NEEDS | {"zipfile", "rich"}) == set()
@@ -90,7 +91,10 @@ command.run()
 def test_the_process_ends_with_all_output_written(before: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", ENDS.format(before=before)],
-        stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", check=False,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
     )
     said = ["answer", "thread", "registered"] if "thread" in before else ["answer", "registered"]
     assert (done.returncode, done.stdout.split(), done.stderr) == (3, said, "")
@@ -115,7 +119,11 @@ def test_linear_algebra_uses_one_thread(given: dict[str, str], threads: int) -> 
         pytest.skip("NumPy starts no more threads than there are cores")
     kept = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
     done = subprocess.run(
-        [sys.executable, "-c", THREADS], env=kept | given,
-        stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", check=True,
+        [sys.executable, "-c", THREADS],
+        env=kept | given,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        check=True,
     )
     assert int(done.stdout) == threads

@@ -322,9 +322,7 @@ PREDICT = "predict --model resnet50 --device v100 --arch ps --workers 8 --cluste
 
 def test_both_fidelities_and_their_difference() -> None:
     found = json.loads(run(f"{PREDICT} --sync asp --rel-ci 5% --fidelity both --json")[0])
-    made = make_job(
-        model="resnet50", device="v100", cluster="ethernet-10g", arch="asp", workers=8
-    )
+    made = make_job(model="resnet50", device="v100", cluster="ethernet-10g", arch="asp", workers=8)
     fine, coarse = predict(made, rel_ci=0.05), predict(made, fidelity="coarse")
     assert list(found) == ["fine", "coarse", "difference_fraction"]
     assert found["fine"]["iteration_s"] == fine.iteration_s

@@ -214,7 +214,7 @@ def test_transient_learns_a_device_from_its_fewest_workers(tmp_path: Path) -> No
     transient.fit(folder)
     told = fitted.read("transient", transient.Fit)["few"]
     assert told.workers == {"v100": 1}
-    assert told.fit.compute_s["v100/resnet32"] < 1.0 / 14.0
+    assert told.fit.workloads["v100/resnet32"].compute_s < 1.0 / 14.0
     assert told.rows == 1
     assert {case.name for case in transient.cases(folder)} == {"x 1ps5v, 1 runs", "x 1ps2k, 1 runs"}
 

@@ -104,6 +104,7 @@ def check(source: ModuleType, found: list[Case], figures: tuple[Any, ...]) -> No
         assert error(found, name, 0.5) < min(naive)
 
 
+@pytest.mark.slow
 def test_some_steps_are_predicted(tmp_path: Path) -> None:
     folder, first = DATA / pollux.ABOUT.folder, FIGURES["pollux"][0]
     if not (folder / placement_rows.FILE).is_file():

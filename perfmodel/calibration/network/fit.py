@@ -193,7 +193,11 @@ def fit_network(
         known = devices_per_node is not None or any(m.nodes for m in measured)
         fitted = merged(base, fitted, devices=known)
     return NetworkFit(
-        cluster=fitted, link=link, inside=inside, collectives=tuple(fits), notes=tuple(notes),
+        cluster=fitted,
+        link=link,
+        inside=inside,
+        collectives=tuple(fits),
+        notes=tuple(notes),
         measured=tuple(measured),
     )
 
