@@ -328,12 +328,16 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         """Number of nodes with workers."""
         return self.node_of_worker(workers - 1) + 1
 
+    def first_worker(self, node: int) -> int:
+        """The first worker on ``node``, if there are enough workers."""
+        listed = self.devices_on_nodes
+        return sum(listed[:node]) + max(node - len(listed), 0) * self.devices_per_node
+
     def devices_at(self, node: int, workers: int) -> int:
         """Number of workers on ``node``, of ``workers`` in all."""
         listed = self.devices_on_nodes
-        before = sum(listed[:node]) + max(node - len(listed), 0) * self.devices_per_node
         size = listed[node] if node < len(listed) else self.devices_per_node
-        return min(max(workers - before, 0), size)
+        return min(max(workers - self.first_worker(node), 0), size)
 
     def even(self, workers: int) -> bool:
         """Return whether all nodes, and all links in use, have the same number of workers."""

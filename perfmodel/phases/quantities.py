@@ -425,8 +425,23 @@ def _classes(job: Job) -> tuple[Class, ...]:
     """Return the classes of workers, in order of their first worker."""
     if not job.unequal:
         return (msgspec.structs.replace(class_of(job, 0), count=job.workers),)
-    found = Counter(class_of(job, worker) for worker in range(job.workers))
-    return tuple(msgspec.structs.replace(kind, count=count) for kind, count in found.items())
+    cluster, n = job.cluster, job.workers
+    nodes = cluster.nodes_for(n)
+    uneven = {straggler.worker for straggler in job.stragglers}
+    special = {*cluster.samples(n), *(override.node for override in cluster.overrides)}
+    special |= {cluster.node_of_worker(worker) for worker in uneven}
+    counts: Counter[Class] = Counter()
+    alike: Class | None = None  # of the workers on each of the other nodes
+    for node in range(nodes):
+        first, size = cluster.first_worker(node), cluster.devices_at(node, n)
+        if node not in special:
+            alike = alike or class_of(job, first)
+            counts[alike] += size
+            continue
+        same = uneven.isdisjoint(range(first, first + size))
+        for worker in range(first, first + (1 if same else size)):
+            counts[class_of(job, worker)] += size if same else 1
+    return tuple(msgspec.structs.replace(kind, count=count) for kind, count in counts.items())
 
 
 def iteration_cv(job: Job, times: Quantity = 1.0) -> Quantity:

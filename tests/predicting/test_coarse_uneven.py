@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 
 from perfmodel import (
@@ -24,6 +26,7 @@ from perfmodel.api import TOLERANCE
 from perfmodel.architectures import registry
 from perfmodel.base.quantities import NO_SPREAD
 from perfmodel.inputs.cluster import Collective, Piece
+from perfmodel.phases.quantities import class_of, quantities_of
 from perfmodel.predicting import coarse
 from perfmodel.theory import order_statistics
 from tests.jobs import ETHERNET, cluster, job, workload
@@ -292,3 +295,25 @@ def test_a_limiting_core_is_simulated_if_formulas_are_far_off(algorithm: str) ->
     one = job(WORK, where, 9, "allreduce", {"algorithm": algorithm, "bucketing": "one"})
     found = predict(one, fidelity="auto")
     assert found.iteration_s == pytest.approx(predict(one).iteration_s, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("workers", [1, 5, 16, 19])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"slowdown_per_neighbour": 0.1},
+        {"slowdown_per_neighbour": 0.1, "devices_on_nodes": (1, 3)},
+        {"overrides": (NodeOverride(1, speed=0.5), NodeOverride(4, nic=Link(1e6)))},
+    ],
+)
+@pytest.mark.parametrize("slow", [(), (0, 6), (4,)])
+def test_classes_count_every_worker(
+    changed: dict[str, Any], workers: int, slow: tuple[int, ...]
+) -> None:
+    where = cluster(devices_per_node=4, **changed)
+    stragglers = tuple(Straggler(worker, 1.5) for worker in slow if worker < workers)
+    made = job(WORK, where, workers, "asp", stragglers=stragglers)
+    expected = Counter(class_of(made, worker) for worker in range(workers))
+    classes = quantities_of(made).classes
+    counts = [(msgspec.structs.replace(kind, count=1), kind.count) for kind in classes]
+    assert counts == (list(expected.items()) if len(expected) > 1 else [])
