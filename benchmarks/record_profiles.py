@@ -20,7 +20,7 @@ import msgspec
 
 from perfmodel.base import files
 from perfmodel.inputs.profile import Profile, read_profile
-from perfmodel.profiler import Recorded, record
+from perfmodel.profiler import RecordedProfile, record
 from perfmodel.profiler.saving import dumped, ordered
 from perfmodel.profiler.training import build
 
@@ -104,7 +104,7 @@ def renewed(path: Path, new: Profile, remark: str) -> Profile:
     return msgspec.structs.replace(new, source=source, timings=timings, decoder=decoder)
 
 
-def say(recorded: Recorded) -> None:
+def say(recorded: RecordedProfile) -> None:
     """Print a line for each batch size."""
     for one in recorded.measured:
         average = one.average
