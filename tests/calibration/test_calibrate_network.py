@@ -518,6 +518,7 @@ def groups() -> dict[str, dict[str, Any]]:
         ("sizes/vtrain", 0.04),
     ],
 )
+@pytest.mark.slow
 def test_half_of_a_set_predicts_the_other_half(
     groups: dict[str, dict[str, Any]], group: str, median: float
 ) -> None:
@@ -527,6 +528,7 @@ def test_half_of_a_set_predicts_the_other_half(
 @pytest.mark.parametrize(
     "group", ["sizes/osu", "sizes/deepbench", "sizes/vtrain", "ranks/deepbench"]
 )
+@pytest.mark.slow
 def test_piecewise_fits_beat_a_single_alpha_and_beta(
     groups: dict[str, dict[str, Any]], group: str
 ) -> None:

@@ -92,6 +92,7 @@ def test_folded_jobs_are_small_however_many_workers() -> None:
     assert predict(job("ring", 100_000)).fidelity == "fine"
 
 
+@pytest.mark.slow
 def test_a_trace_is_under_the_same_limit() -> None:
     answer = predict(job("ring", 100_000))
     with pytest.raises(InputError, match="million operations"):

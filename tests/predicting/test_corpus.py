@@ -11,7 +11,9 @@ PARTS = 20
 TIMES, DIGITS = 1.0 + 1e-15, 1e-9
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize(
+    "part", [pytest.param(n, marks=pytest.mark.slow if n % 2 else ()) for n in range(PARTS)]
+)
 def test_predictions_have_not_changed(part: int) -> None:
     exactly = corpus.same_arithmetic()
     moved = []

@@ -65,6 +65,7 @@ def test_predictions_beat_ideal_scaling(folder: Path) -> None:
         assert found["p90"] < found["others"]["ideal scaling"]["p90"]
 
 
+@pytest.mark.slow
 def test_the_stored_fits_are_reproduced_from_the_runs(folder: Path) -> None:
     kept = fitted.read("cmdare", ServersFit)
     assert kept.keys() == cmdare.MOST_WORKERS.keys() == cmdare.ABOUT.splits.keys()

@@ -133,10 +133,11 @@ def _servers(
     from perfmodel.calibration.servers.fit import fit_servers
     from perfmodel.calibration.servers.results import series_name
 
+    names = list(dict.fromkeys(series_name(run.job.workload) for run in table.runs))
+    if model is None and len(names) > 1 and (output or workload_output):
+        raise InputError(f"--output: needs --model, one of {', '.join(names)}")
     fit, written = fit_servers(table.runs), []
     if output is not None or workload_output is not None:
-        if model is None and len(fit.workloads) > 1:
-            raise InputError(f"--output: needs --model, one of {', '.join(fit.workloads)}")
         served = fit[model if model is not None else next(iter(fit.workloads))]
         like = next(
             run.job.workload
