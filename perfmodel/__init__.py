@@ -18,148 +18,91 @@ from perfmodel.base import wiring
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from perfmodel.api import build_graph, make_job, predict
-    from perfmodel.base.errors import DeadlockError, InputError, PerfmodelError
-    from perfmodel.base.provenance import Source
-    from perfmodel.inputs.cluster import (
-        Cluster,
-        Handover,
-        IntraNode,
-        Link,
-        NodeOverride,
-        Server,
-        read_cluster,
+    from perfmodel.api import build_graph as build_graph, make_job as make_job, predict as predict
+    from perfmodel.base.errors import (
+        DeadlockError as DeadlockError,
+        InputError as InputError,
+        PerfmodelError as PerfmodelError,
     )
-    from perfmodel.inputs.device import Device
-    from perfmodel.inputs.job import Jitter, Job, Straggler, read_job
-    from perfmodel.inputs.profile import Profile, read_profile
-    from perfmodel.inputs.workload import Workload, WorkloadLayer
-    from perfmodel.predicting.variants import Variants, evaluate
-    from perfmodel.results.prediction import Prediction
-    from perfmodel.results.schedule import Schedule
-    from perfmodel.studies.advice import Advice, advise
-    from perfmodel.studies.aims import Aim
-    from perfmodel.studies.comparison import Comparison, compare
-    from perfmodel.studies.convergence import Convergence, TrainingSetup, converge
-    from perfmodel.studies.crossovers import Crossover, Explanation, explain
-    from perfmodel.studies.formulas import Formula, formula
-    from perfmodel.studies.plan_search import PlanLimits
-    from perfmodel.studies.planning import plan
-    from perfmodel.studies.plans import Plan
-    from perfmodel.studies.reports import Report, report
-    from perfmodel.studies.requirements import Requirement, require
-    from perfmodel.studies.sensitivity import Sensitivity, effects, sensitivity
-    from perfmodel.studies.sweeps import Sweep, sweep
+    from perfmodel.base.provenance import Source as Source
+    from perfmodel.inputs.cluster import (
+        Cluster as Cluster,
+        Handover as Handover,
+        IntraNode as IntraNode,
+        Link as Link,
+        NodeOverride as NodeOverride,
+        Server as Server,
+        read_cluster as read_cluster,
+    )
+    from perfmodel.inputs.device import Device as Device
+    from perfmodel.inputs.job import (
+        Jitter as Jitter,
+        Job as Job,
+        Straggler as Straggler,
+        read_job as read_job,
+    )
+    from perfmodel.inputs.profile import Profile as Profile, read_profile as read_profile
+    from perfmodel.inputs.workload import Workload as Workload, WorkloadLayer as WorkloadLayer
+    from perfmodel.predicting.variants import Variants as Variants, evaluate as evaluate
+    from perfmodel.results.prediction import Prediction as Prediction
+    from perfmodel.results.schedule import Schedule as Schedule
+    from perfmodel.studies.advice import Advice as Advice, advise as advise
+    from perfmodel.studies.aims import Aim as Aim
+    from perfmodel.studies.comparison import Comparison as Comparison, compare as compare
+    from perfmodel.studies.convergence import (
+        Convergence as Convergence,
+        TrainingSetup as TrainingSetup,
+        converge as converge,
+    )
+    from perfmodel.studies.crossovers import (
+        Crossover as Crossover,
+        Explanation as Explanation,
+        explain as explain,
+    )
+    from perfmodel.studies.formulas import Formula as Formula, formula as formula
+    from perfmodel.studies.plan_search import PlanLimits as PlanLimits
+    from perfmodel.studies.planning import plan as plan
+    from perfmodel.studies.plans import Plan as Plan
+    from perfmodel.studies.reports import Report as Report, report as report
+    from perfmodel.studies.requirements import Requirement as Requirement, require as require
+    from perfmodel.studies.sensitivity import (
+        Sensitivity as Sensitivity,
+        effects as effects,
+        sensitivity as sensitivity,
+    )
+    from perfmodel.studies.sweeps import Sweep as Sweep, sweep as sweep
 
-_HOME = {
-    "Advice": "studies.advice",
-    "Aim": "studies.aims",
-    "Cluster": "inputs.cluster",
-    "Comparison": "studies.comparison",
-    "Convergence": "studies.convergence",
-    "Crossover": "studies.crossovers",
-    "DeadlockError": "base.errors",
-    "Device": "inputs.device",
-    "Explanation": "studies.crossovers",
-    "Formula": "studies.formulas",
-    "Handover": "inputs.cluster",
-    "InputError": "base.errors",
-    "Jitter": "inputs.job",
-    "Job": "inputs.job",
-    "IntraNode": "inputs.cluster",
-    "Link": "inputs.cluster",
-    "NodeOverride": "inputs.cluster",
-    "PerfmodelError": "base.errors",
-    "Plan": "studies.plans",
-    "PlanLimits": "studies.plan_search",
-    "Prediction": "results.prediction",
-    "Profile": "inputs.profile",
-    "Report": "studies.reports",
-    "Requirement": "studies.requirements",
-    "Schedule": "results.schedule",
-    "Sensitivity": "studies.sensitivity",
-    "Server": "inputs.cluster",
-    "Source": "base.provenance",
-    "Straggler": "inputs.job",
-    "Sweep": "studies.sweeps",
-    "TrainingSetup": "studies.convergence",
-    "Variants": "predicting.variants",
-    "Workload": "inputs.workload",
-    "WorkloadLayer": "inputs.workload",
-    "advise": "studies.advice",
-    "build_graph": "api",
-    "compare": "studies.comparison",
-    "converge": "studies.convergence",
-    "effects": "studies.sensitivity",
-    "evaluate": "predicting.variants",
-    "explain": "studies.crossovers",
-    "formula": "studies.formulas",
-    "make_job": "api",
-    "plan": "studies.planning",
-    "predict": "api",
-    "read_cluster": "inputs.cluster",
-    "read_job": "inputs.job",
-    "read_profile": "inputs.profile",
-    "report": "studies.reports",
-    "require": "studies.requirements",
-    "sensitivity": "studies.sensitivity",
-    "sweep": "studies.sweeps",
+_NAMES = {
+    "api": "build_graph make_job predict",
+    "base.errors": "DeadlockError InputError PerfmodelError",
+    "base.provenance": "Source",
+    "inputs.cluster": "Cluster Handover IntraNode Link NodeOverride Server read_cluster",
+    "inputs.device": "Device",
+    "inputs.job": "Jitter Job Straggler read_job",
+    "inputs.profile": "Profile read_profile",
+    "inputs.workload": "Workload WorkloadLayer",
+    "predicting.variants": "Variants evaluate",
+    "results.prediction": "Prediction",
+    "results.schedule": "Schedule",
+    "studies.advice": "Advice advise",
+    "studies.aims": "Aim",
+    "studies.comparison": "Comparison compare",
+    "studies.convergence": "Convergence TrainingSetup converge",
+    "studies.crossovers": "Crossover Explanation explain",
+    "studies.formulas": "Formula formula",
+    "studies.plan_search": "PlanLimits",
+    "studies.planning": "plan",
+    "studies.plans": "Plan",
+    "studies.reports": "Report report",
+    "studies.requirements": "Requirement require",
+    "studies.sensitivity": "Sensitivity effects sensitivity",
+    "studies.sweeps": "Sweep sweep",
 }
+"""Public names by the module that defines them."""
 
-__all__ = [
-    "Advice",
-    "Aim",
-    "Cluster",
-    "Comparison",
-    "Convergence",
-    "Crossover",
-    "DeadlockError",
-    "Device",
-    "Explanation",
-    "Formula",
-    "Handover",
-    "InputError",
-    "IntraNode",
-    "Jitter",
-    "Job",
-    "Link",
-    "NodeOverride",
-    "PerfmodelError",
-    "Plan",
-    "PlanLimits",
-    "Prediction",
-    "Profile",
-    "Report",
-    "Requirement",
-    "Schedule",
-    "Sensitivity",
-    "Server",
-    "Source",
-    "Straggler",
-    "Sweep",
-    "TrainingSetup",
-    "Variants",
-    "Workload",
-    "WorkloadLayer",
-    "advise",
-    "build_graph",
-    "compare",
-    "converge",
-    "effects",
-    "evaluate",
-    "explain",
-    "formula",
-    "make_job",
-    "plan",
-    "predict",
-    "read_cluster",
-    "read_job",
-    "read_profile",
-    "report",
-    "require",
-    "sensitivity",
-    "sweep",
-]
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+__all__ = sorted(_HOME)
 
 
 def _make_job(**arguments: Any) -> Any:

@@ -18,8 +18,7 @@ from perfmodel import Cluster, Job, Source
 from perfmodel.base.errors import InputError
 from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.usual_losses import over_sockets
-from perfmodel.validation.cases import Case as FileCase
-from perfmodel.validation.cases import Cases, MeasuredJob, ready
+from perfmodel.validation.cases import Case as FileCase, Cases, MeasuredJob, ready
 
 SOURCE, FILE = "field", "cases.csv"
 ABOUT = about(SOURCE)

@@ -24,8 +24,7 @@ from perfmodel.base.quantities import Quantity, floor_half, is_symbol, maximum, 
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
-from perfmodel.inputs.options import Option
-from perfmodel.inputs.options import Options as Base
+from perfmodel.inputs.options import Option, Options as Base
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities
 from perfmodel.theory.contention import contended

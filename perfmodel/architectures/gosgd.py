@@ -23,8 +23,7 @@ from perfmodel.base.quantities import Quantity, is_symbol, maximum, where
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
-from perfmodel.inputs.options import Option
-from perfmodel.inputs.options import Options as Base
+from perfmodel.inputs.options import Option, Options as Base
 from perfmodel.phases.phases import Phase, Phases, mixed
 from perfmodel.phases.quantities import Quantities
 from perfmodel.results.prediction import ModelAge

@@ -18,8 +18,7 @@ from typing import Any, NoReturn
 import click
 
 from perfmodel import __version__
-from perfmodel.base.errors import PerfmodelError, PerfmodelWarning
-from perfmodel.base.errors import message as one_line
+from perfmodel.base.errors import PerfmodelError, PerfmodelWarning, message as one_line
 from perfmodel.cli.help import Group
 from perfmodel.cli.shared import COMPLETE, add_shared
 from perfmodel.cli.verbosity import verbosity

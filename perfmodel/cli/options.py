@@ -10,12 +10,17 @@ from typing import Any, NamedTuple, Protocol
 
 import click
 
-from perfmodel.cli.types import BINARY, FIGURE, OUTPUT, Reader, label
-from perfmodel.cli.types import read_jitter as read_jitter
-from perfmodel.cli.types import read_quantity as read_quantity
-from perfmodel.cli.types import read_whole as read_whole
-from perfmodel.cli.verbosity import remark as remark
-from perfmodel.cli.verbosity import verbosity as verbosity
+from perfmodel.cli.types import (
+    BINARY,
+    FIGURE,
+    OUTPUT,
+    Reader,
+    label,
+    read_jitter as read_jitter,
+    read_quantity as read_quantity,
+    read_whole as read_whole,
+)
+from perfmodel.cli.verbosity import remark as remark, verbosity as verbosity
 
 Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]

@@ -14,9 +14,13 @@ import msgspec
 from perfmodel.base import files
 from perfmodel.base.errors import InputError, NoTimesError, nearest, unknown_name
 from perfmodel.base.provenance import Assumption, Source
-from perfmodel.inputs import cluster as clusters_
-from perfmodel.inputs import device as devices_
-from perfmodel.inputs import device_transfer, language_estimate, shipped
+from perfmodel.inputs import (
+    cluster as clusters_,
+    device as devices_,
+    device_transfer,
+    language_estimate,
+    shipped,
+)
 from perfmodel.inputs.batch_scaling import RECENT_LAUNCH_S
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.decoder import Decoder

@@ -13,9 +13,7 @@ from perfmodel.base.arrays import Ids
 from perfmodel.base.errors import InputError, number, speed_ratio, unknown_name, whole_number
 from perfmodel.base.provenance import Source
 from perfmodel.inputs.calibration import Calibration, value_at
-from perfmodel.inputs.links import LEAST_EFFICIENCY
-from perfmodel.inputs.links import IntraNode as IntraNode
-from perfmodel.inputs.links import Link as Link
+from perfmodel.inputs.links import LEAST_EFFICIENCY, IntraNode as IntraNode, Link as Link
 from perfmodel.inputs.sites import Between, Site, SiteLink, check_sites, sites_of_nodes
 from perfmodel.theory.collective_times import Growth
 from perfmodel.theory.order_statistics import normal_maximum

@@ -199,8 +199,7 @@ def _ranges(plot: Plot, mark: Ranges, _: Panel) -> None:
 
 
 def _span(plot: Plot, mark: Span, _: Panel) -> None:
-    from bokeh.models import BoxAnnotation
-    from bokeh.models import Span as Line
+    from bokeh.models import BoxAnnotation, Span as Line
 
     if mark.high is None:
         dash = {"line": "solid"}.get(mark.style, mark.style)

@@ -16,8 +16,7 @@ import msgspec
 
 from perfmodel import api
 from perfmodel.base.errors import InputError
-from perfmodel.inputs.job import SCHEMA as JOB_SCHEMA
-from perfmodel.inputs.job import Jitter, Job, JobFile
+from perfmodel.inputs.job import SCHEMA as JOB_SCHEMA, Jitter, Job, JobFile
 from perfmodel.inputs.job_arguments import per_worker
 from perfmodel.predicting import job_facts
 from perfmodel.predicting.fine import Simulation

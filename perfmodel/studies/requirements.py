@@ -116,8 +116,7 @@ class Requirement(Drawn, frozen=True, kw_only=True):
 
     def figure(self) -> Figure:
         """The aim's quantity over the variable."""
-        from perfmodel.studies.figures import aim
-        from perfmodel.studies.figures import quantity as axis
+        from perfmodel.studies.figures import aim, quantity as axis
 
         drawn = self._near()
         ends = drawn[0].value, drawn[-1].value

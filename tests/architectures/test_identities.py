@@ -12,15 +12,13 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from perfmodel import Cluster, Jitter, Server, Straggler, Workload, build_graph, predict
 from perfmodel.architectures.registry import find, names, read_options
 from perfmodel.engine.simulation import simulate, timeline
 from perfmodel.graph.op_graph import OpGraph
-from perfmodel.theory import collective_schedules as schedules
-from perfmodel.theory import collective_times
+from perfmodel.theory import collective_schedules as schedules, collective_times
 from tests import oracles
 from tests.jobs import ALL, ALL_IDS, cluster, job, whole_groups, workload, workloads
 from tests.oracles import equal

@@ -9,8 +9,7 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from perfmodel import Jitter, build_graph, predict
 from perfmodel.architectures.registry import find, names

@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from perfmodel import InputError, Jitter, Link, NodeOverride, Straggler, build_graph, predict
 from perfmodel.architectures import registry

@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from perfmodel import build_graph
 from perfmodel.base.arrays import NONE

@@ -12,8 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from perfmodel import Cluster, InputError, Job, Link, Straggler, Workload, make_job, predict
 from perfmodel.architectures import registry

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from perfmodel.engine import library, warmup
-from perfmodel.engine import simulation as engine
+from perfmodel.engine import library, simulation as engine, warmup
 from perfmodel.engine.simulation import makespan, simulate
 from perfmodel.engine.steady import AT_EACH_LOOK, BatchMeans, ci_fraction, warmup_rounds
 from perfmodel.graph.builder import GraphBuilder

@@ -19,8 +19,7 @@ from perfmodel import InputError, __version__
 from perfmodel.cli import cli
 from perfmodel.measuring import torchrun
 from perfmodel.measuring.measurements import read_measurements
-from perfmodel.measuring.network import measure as network
-from perfmodel.measuring.network import plan
+from perfmodel.measuring.network import measure as network, plan
 from perfmodel.measuring.network.measure import GO, READY, WORD, Leader, net
 from perfmodel.measuring.network.operations import OPERATIONS
 from perfmodel.measuring.network.plan import NetworkCase, cases, chosen_operations, within

@@ -12,8 +12,7 @@ import hypothesis
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from perfmodel import (
     InputError,
@@ -33,8 +32,7 @@ from perfmodel.cli.printing import prediction
 from perfmodel.cli.verbosity import VERBOSITY
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities
-from perfmodel.predicting import coarse
-from perfmodel.predicting import variants as predicting_variants
+from perfmodel.predicting import coarse, variants as predicting_variants
 from perfmodel.results.prediction import Prediction
 from perfmodel.theory.contention import EXACT
 from tests.jobs import ALL, ALL_IDS, VARIANTS, cluster, job, jobs, whole_groups, workload

@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from benchmarks.accuracy import intervals as learning
 from perfmodel import InputError, IntraNode, Jitter, Link, Source, make_job, predict

@@ -10,8 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import sympy
-from hypothesis import HealthCheck, assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, assume, given, settings, strategies as st
 
 from perfmodel import InputError, Job, Link, Server, Straggler, evaluate, make_job, predict
 from perfmodel.architectures import registry

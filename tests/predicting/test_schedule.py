@@ -12,8 +12,7 @@ import hypothesis
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from perfmodel import InputError, Job, Prediction, Schedule, Straggler, predict
 from perfmodel.base.errors import DeadlockError

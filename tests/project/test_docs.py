@@ -35,19 +35,13 @@ from perfmodel.architectures.reference import reference
 from perfmodel.base import files
 from perfmodel.engine import simulation, steady, warmup
 from perfmodel.inputs.calibration import Calibration
-from perfmodel.inputs.cluster import SCHEMA as CLUSTER_SCHEMA
-from perfmodel.inputs.cluster import Cluster
-from perfmodel.inputs.device import SCHEMA as DEVICE_SCHEMA
-from perfmodel.inputs.device import Device
-from perfmodel.inputs.job import SCHEMA as JOB_SCHEMA
-from perfmodel.inputs.job import JobFile
-from perfmodel.inputs.profile import SCHEMA as WORKLOAD_SCHEMA
-from perfmodel.inputs.profile import Profile
-from perfmodel.measuring.measurements import SCHEMA as MEASUREMENTS_SCHEMA
-from perfmodel.measuring.measurements import Measurements
+from perfmodel.inputs.cluster import SCHEMA as CLUSTER_SCHEMA, Cluster
+from perfmodel.inputs.device import SCHEMA as DEVICE_SCHEMA, Device
+from perfmodel.inputs.job import SCHEMA as JOB_SCHEMA, JobFile
+from perfmodel.inputs.profile import SCHEMA as WORKLOAD_SCHEMA, Profile
+from perfmodel.measuring.measurements import SCHEMA as MEASUREMENTS_SCHEMA, Measurements
 from perfmodel.results.prediction import Prediction
-from perfmodel.validation.cases import SCHEMA as CASES_SCHEMA
-from perfmodel.validation.cases import Case, CaseJob, Cases, MeasuredValues
+from perfmodel.validation.cases import SCHEMA as CASES_SCHEMA, Case, CaseJob, Cases, MeasuredValues
 
 ROOT = Path(__file__).parents[2]
 FRONT = [ROOT / "README.md", ROOT / "examples" / "README.md"]

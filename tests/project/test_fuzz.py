@@ -26,22 +26,18 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from perfmodel import Schedule, make_job, predict, sweep
-from perfmodel.base import files
-from perfmodel.base import tables as table_files
+from perfmodel.base import files, tables as table_files
 from perfmodel.base.errors import InputError, PerfmodelError, PerfmodelWarning
 from perfmodel.calibration import read_runs
-from perfmodel.calibration.network.fit import fit_network
-from perfmodel.calibration.network.fit import read as read_network
+from perfmodel.calibration.network.fit import fit_network, read as read_network
 from perfmodel.calibration.placements.reading import read_trainings
 from perfmodel.cli import main
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import read_cluster
-from perfmodel.inputs.device import SCHEMA as DEVICE
-from perfmodel.inputs.device import Device, roofline_s
+from perfmodel.inputs.device import SCHEMA as DEVICE, Device, roofline_s
 from perfmodel.inputs.job import Job, read_job
 from perfmodel.inputs.profile import read_profile
 from perfmodel.measuring.training.run import read_run

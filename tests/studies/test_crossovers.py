@@ -12,8 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 import sympy
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from perfmodel import InputError, Jitter, Job, NodeOverride, Straggler
 from perfmodel.phases.quantities import quantities_of

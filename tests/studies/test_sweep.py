@@ -17,8 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from perfmodel import InputError, Jitter, Straggler, Sweep, Workload, api, make_job, predict, sweep
 from perfmodel.cli import cli, main

@@ -5,8 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from perfmodel import Workload, predict
 from tests.jobs import cluster, job, workload, workloads

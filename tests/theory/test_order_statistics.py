@@ -12,8 +12,7 @@ import mpmath
 import numpy as np
 import pytest
 import sympy
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from scipy import special
 
 from perfmodel import InputError

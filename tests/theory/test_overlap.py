@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from perfmodel.phases.layers import Layers, Part, Stage
 from perfmodel.theory.buckets import mg_wfbp_buckets

@@ -13,8 +13,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from perfmodel.base.arrays import NONE
 from perfmodel.engine.measures import Measures

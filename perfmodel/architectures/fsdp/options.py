@@ -8,8 +8,7 @@ from perfmodel.architectures.parts.passes import NoSyncOption, reductions_of
 from perfmodel.architectures.parts.reduction import Reduction
 from perfmodel.base.errors import number, whole_number
 from perfmodel.base.quantities import Quantity, is_symbol, minimum
-from perfmodel.inputs.options import Option
-from perfmodel.inputs.options import Options as Base
+from perfmodel.inputs.options import Option, Options as Base
 
 UNIT_BYTES = 25 * 2**20
 """Size at which a unit is closed (25 MiB), the same as for an unsharded bucket."""

@@ -24,8 +24,7 @@ from perfmodel.calibration.network.links import LinkFit, fit_link
 from perfmodel.calibration.statistics import Estimate
 from perfmodel.inputs.cluster import Cluster, IntraNode, Link
 from perfmodel.measuring import outputs
-from perfmodel.measuring.measurements import Measurement, Measurements, times
-from perfmodel.measuring.measurements import Operation as Measured
+from perfmodel.measuring.measurements import Measurement, Measurements, Operation as Measured, times
 from perfmodel.reporting.contents import Figure
 from perfmodel.reporting.drawn import Drawn
 

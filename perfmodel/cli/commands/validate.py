@@ -50,8 +50,7 @@ def validate(
     perfmodel validate run2.json run4.json --workload net.json --cluster lab.json
     """
     from perfmodel.cli.printing.validation import validation as report
-    from perfmodel.validation import cases as cases_
-    from perfmodel.validation import validate as validate_
+    from perfmodel.validation import cases as cases_, validate as validate_
 
     out.check()
     if statistic is not None and tolerance is None:

@@ -11,8 +11,7 @@ from typing import Any, Literal, TextIO
 from rich.console import Console
 from rich.table import Table
 
-from perfmodel.base.units import dimension_of
-from perfmodel.base.units import show as quantity
+from perfmodel.base.units import dimension_of, show as quantity
 from perfmodel.cli.printing.tables import FittingTable
 from perfmodel.cli.printing.text import styled
 from perfmodel.studies.comparison import WORDS
