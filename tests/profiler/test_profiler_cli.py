@@ -257,8 +257,8 @@ MISTAKES = {
     f"{NET} --loss nets:not_a_number":
         "loss: nets:not_a_number returns a tensor of shape 8x4, not a scalar",
     f"{NET} --optimizer adamm":
-        "unknown optimizer 'adamm'; did you mean 'adam'? (known: adam, adamw, sgd)",
-    f"{NET} --dtype fp8": "unknown dtype 'fp8' (known: bf16, float32)",
+        "unknown --optimizer 'adamm'; did you mean 'adam'? (known: adam, adamw, sgd)",
+    f"{NET} --dtype fp8": "unknown --dtype 'fp8' (known: bf16, float32)",
     f"{NET} --device gpu": "device: expected cpu, cuda or cuda:N, got 'gpu'",
     f"{NET} --batch-size 0": "batch_size: must be at least 1, got 0",
     f"{NET} --batch-size 6 --accumulation 4":
