@@ -118,7 +118,7 @@ def test_too_many_paths_are_not_enumerated() -> None:
 def test_layers_of_the_catalogue_have_few_paths(model: str) -> None:
     profile = catalogue.model(model)
     layers = Layers.of(catalogue.workload(profile, device_name="v100", batch_size=32))
-    stages = lines.StageService(0.0, 1.0, 0.0), lines.Service(2e-4, 9e-11, 0.0)
+    stages = lines.StageService(0.0, 1.0, 0.0), lines.StageService(2e-4, 9e-11, 0.0)
     backward = lines.Backward(layers.backward_s, layers.bytes, layers._loads, layers.last_s)
     found = lines.send(backward, stages, overlap=True, encoded=False)
     assert found is not None
