@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -421,26 +422,37 @@ def class_of(job: Job, worker: int) -> Class:
     return Class(1, job.slowdown(worker), goodput, job.loading_s(worker), devices)
 
 
-def _classes(job: Job) -> tuple[Class, ...]:
-    """Return the classes of workers, in order of their first worker."""
-    if not job.unequal:
-        return (msgspec.structs.replace(class_of(job, 0), count=job.workers),)
+def classes_of_workers(job: Job) -> list[Class]:
+    """Return the class of each worker, (workers,); their counts are 1.
+
+    Nodes with the same number of workers, links and speed are alike, so most need no look.
+    """
     cluster, n = job.cluster, job.workers
     nodes = cluster.nodes_for(n)
     uneven = {straggler.worker for straggler in job.stragglers}
     special = {*cluster.samples(n), *(override.node for override in cluster.overrides)}
     special |= {cluster.node_of_worker(worker) for worker in uneven}
-    counts: Counter[Class] = Counter()
-    alike: Class | None = None  # of the workers on each of the other nodes
-    for node in range(nodes):
+    regular = next((node for node in range(nodes) if node not in special), None)
+    kinds = [class_of(job, cluster.first_worker(regular or 0))] * n
+    for node in (node for node in special if node < nodes):
         first, size = cluster.first_worker(node), cluster.devices_at(node, n)
-        if node not in special:
-            alike = alike or class_of(job, first)
-            counts[alike] += size
-            continue
-        same = uneven.isdisjoint(range(first, first + size))
-        for worker in range(first, first + (1 if same else size)):
-            counts[class_of(job, worker)] += size if same else 1
+        workers = range(first, first + size)
+        typical = next((worker for worker in workers if worker not in uneven), first)
+        kinds[first : first + size] = [class_of(job, typical)] * size
+        for worker in uneven.intersection(workers):
+            kinds[worker] = class_of(job, worker)
+    return kinds
+
+
+def _classes(job: Job) -> tuple[Class, ...]:
+    """Return the classes of workers, in order of their first worker."""
+    if not job.unequal:
+        return (msgspec.structs.replace(class_of(job, 0), count=job.workers),)
+    alike = itertools.groupby(classes_of_workers(job), key=id)
+    counts: Counter[Class] = Counter()
+    for _, group in alike:
+        members = list(group)
+        counts[members[0]] += len(members)
     return tuple(msgspec.structs.replace(kind, count=count) for kind, count in counts.items())
 
 

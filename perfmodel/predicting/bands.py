@@ -20,7 +20,7 @@ from perfmodel.inputs.job import Job
 from perfmodel.inputs.options import described
 from perfmodel.inputs.workload import expanded
 from perfmodel.phases.phases import Phases
-from perfmodel.phases.quantities import iteration_cv
+from perfmodel.phases.quantities import classes_of_workers, iteration_cv
 
 SCHEMA = "perfmodel.bands/1"
 PATH = Path(__file__).with_name("bands.json")
@@ -84,7 +84,7 @@ def traits(job: Job, found: Phases) -> frozenset[str]:
     cluster, n = job.cluster, job.workers
     cv = float(iteration_cv(job))
     unequal = job.unequal
-    speeds = {job.slowdown(worker) for worker in range(n)} if unequal else set()
+    speeds = {kind.scale for kind in classes_of_workers(job)} if unequal else set()
     w = expanded(job.workload)
     whole_s = max(float(found.iteration_s), math.ulp(0.0))
     causes = [(part.cause, float(part.seconds) / whole_s) for part in found.parts.values()]

@@ -20,7 +20,7 @@ from perfmodel.base.quantities import maximum
 from perfmodel.inputs.job import Job
 from perfmodel.phases.layers import Whole
 from perfmodel.phases.phases import Phase, Phases
-from perfmodel.phases.quantities import Quantities, class_of, quantities_of
+from perfmodel.phases.quantities import Quantities, classes_of_workers, quantities_of
 from perfmodel.predicting import bands
 from perfmodel.results.outcome import Outcome
 from perfmodel.results.prediction import (
@@ -177,7 +177,7 @@ def _idle(job: Job, found: Phases, computing: float) -> tuple[float, ...]:
     if not job.unequal:
         return (1.0 - computing,) * job.workers
     own = quantities_of(job)
-    kinds = [class_of(job, worker) for worker in range(job.workers)]
+    kinds = classes_of_workers(job)
     if not found.classes:  # equal iterations; each worker computes for its own share of them
         return tuple(max(1.0 - computing * kind.scale / float(own.scale), 0.0) for kind in kinds)
     of_kind = {
@@ -197,7 +197,7 @@ def _causes_by_worker(
     """
     if not job.unequal:
         return (_causes(found, idle[0]),) * job.workers
-    kinds = [class_of(job, worker) for worker in range(job.workers)]
+    kinds = classes_of_workers(job)
     phases_of = dict.fromkeys(kinds, found)
     if found.classes:
         phases_of = {
@@ -260,7 +260,7 @@ def _staleness_of_workers(job: Job, found: Phases, mean: float) -> tuple[tuple[f
         msgspec.structs.replace(kind, count=1): 1.0 / float(p.iteration_s)
         for kind, p in zip(own.classes, found.classes, strict=True)
     }
-    rates = np.array([rate[class_of(job, worker)] for worker in range(job.workers)])
+    rates = np.array([rate[kind] for kind in classes_of_workers(job)])
     others = (rates.sum() - rates) / rates
     weighted = float((others * rates).sum() / rates.sum())
     return tuple((others * (mean / weighted)).tolist()), tuple((rates / rates.sum()).tolist())

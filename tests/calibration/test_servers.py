@@ -176,8 +176,9 @@ def test_server_costs_are_recovered(fit: ServersFit) -> None:
 
 @pytest.mark.slow
 def test_several_servers_are_fitted_too() -> None:
-    runs = [run for name in LOADS for run in series(name, COUNTS, servers=2)]
-    assert fit_servers(runs)["many"].costs == pytest.approx(TRUE, rel=0.15)
+    counts = (2, 4, 8, 12, 16)  # servers that are hardly busy do not show their costs
+    runs = [run for name in LOADS for run in series(name, counts, servers=2)]
+    assert fit_servers(runs)["many"].costs == pytest.approx(TRUE, rel=0.1)
 
 
 def test_canary_another_server_is_noticed(fit: ServersFit) -> None:
