@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from perfmodel import build_graph, predict
 from perfmodel.engine.simulation import simulate
 from perfmodel.graph.op_graph import OpGraph, block_of
-from perfmodel.graph.rules import Batch, Mailbox
+from perfmodel.graph.rules import Batch, Choice, Mailbox
 from perfmodel.predicting.bottleneck import bottleneck
 from tests.jobs import ALL, ALL_IDS, cluster, job, jobs, workload
 from tests.settings import examples
@@ -72,7 +72,11 @@ def without_communication(graph: OpGraph) -> OpGraph:
     computing = np.array([_label(graph, op) in COMPUTING for op in range(graph.n_ops)])
     links = range(len(graph.link_capacity_bytes_per_s))
     cores = np.array([block_of(graph.links, link).label in COMPUTING for link in links], bool)
-    replaced = {Batch: "cycle_s", Mailbox: "per_token_s"}
+    replaced = {
+        Batch: {"cycle_s": 1e-9},
+        Mailbox: {"per_token_s": 1e-9},
+        Choice: {"latency_s": 0.0},
+    }
     return msgspec.structs.replace(
         graph,
         op_seconds=np.where(computing, graph.op_seconds, 0.0),
@@ -80,10 +84,11 @@ def without_communication(graph: OpGraph) -> OpGraph:
         link_capacity_bytes_per_s=graph.link_capacity_bytes_per_s * np.where(cores, 1.0, 1e9),
         route_cap_bytes_per_s=np.full(len(graph.route_cap_bytes_per_s), np.inf),
         rules=tuple(
-            msgspec.structs.replace(rule, **{replaced[type(rule)]: 1e-9})
-            if type(rule) in replaced
-            else rule
+            msgspec.structs.replace(
+                rule, **{name: 0.0 * getattr(rule, name) + value for name, value in new.items()}
+            )
             for rule in graph.rules
+            for new in [replaced.get(type(rule), {})]
         ),
     )
 

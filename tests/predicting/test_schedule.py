@@ -270,7 +270,11 @@ def test_rows_are_consistent_with_earlier_rows(
     """Gradients are computed on existing versions, and applied once or dropped; nothing is read or
     mixed in before it exists."""
     some = data.draw(jobs(arch, options, jitter=True))
-    found, _ = recorded(some, 5)
+    try:
+        found, _ = recorded(some, 5)
+    except DeadlockError:  # others have ended their iterations, so no update comes any more
+        assert options.get("backup_workers")
+        hypothesis.reject()
     followed = Follower(found)
     assert len(followed.computed) >= some.workers * 5 * (not options.get("backup_workers"))
     if spare := options.get("backup_workers", 0):  # late pushes may still be in flight
