@@ -69,7 +69,7 @@ def main(runs: int, python: str, check: bool) -> None:
         "perfmodel --help": (*tool, "--help"),
         " ".join(("perfmodel", *JOB)): (*tool, *JOB),
     }
-    targets = (None, 0.6, 1.7)
+    targets = (None, 0.7, 2.0)
     least = measure(commands, runs)
     base, *_ = least.values()
     missed = ratio > MOST_FIRST

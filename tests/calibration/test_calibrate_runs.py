@@ -119,6 +119,7 @@ def placed(truth: Mapping[str, float], **more: Any) -> RunsFit:
     return fit_runs(made(truth, cluster=NODES, archs=("ring",), workers=counts, **more))
 
 
+@pytest.mark.slow
 def test_contention_between_devices_of_a_node_is_recovered() -> None:
     truth = {"slowdown_per_neighbour": 0.08, "inside_efficiency": 0.3, "efficiency": 0.6}
     fit = placed(truth, noise=0.005)

@@ -40,7 +40,10 @@ def answered(variable: str, value: float, **arguments: Any) -> Prediction:
                                                 "options": {"servers": 16}}),
         ("workers", "idle<0.5", 1, {**V100, "arch": "ps"}),
         pytest.param("workers", "time<5s", 1, {**V100, "arch": "ring"}, marks=pytest.mark.slow),
-        ("servers", "idle<0.3", 1, {**V100, "arch": "bsp", "workers": 8}),
+        pytest.param(
+            *("servers", "idle<0.3", 1, {**V100, "arch": "bsp", "workers": 8}),
+            marks=pytest.mark.slow,
+        ),
         ("batch-size", "idle<0.1", 1, {**V100, "arch": "ring", "workers": 8,
                                        "cluster": "ethernet-10g"}),
         ("period", "idle<0.02", 1, {**V100, "model": "vgg16", "arch": "local_sgd", "workers": 8}),

@@ -280,6 +280,7 @@ def test_tcp_goodput_lies_between_a_fraction_and_a_rate() -> None:
     assert limited.goodput_bytes_per_s == pytest.approx(0.5e9)
 
 
+@pytest.mark.slow
 def test_another_cluster_is_predicted_from_nominal_links(own: Path) -> None:
     sia.fit(own)
     elsewhere = [each | {"cluster": "elsewhere"} for each in made()]
