@@ -13,9 +13,9 @@ def run() -> NoReturn:
     """Run the command line.
 
     NumPy's linear algebra gets one thread, unless OPENBLAS_NUM_THREADS says otherwise: the matrices
-    are small, and a thread that waits for work keeps a core busy for a tenth of a second. Garbage is
-    rarely collected, and at the end all objects are left to the system; each saves about 5 % of a
-    short command.
+    are small, and a thread that waits for work keeps a core busy for a tenth of a second. The
+    garbage collector runs rarely, and at the end leaves all objects to the system; each saves
+    about 5 % of a short command.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.set_threshold(100_000)
