@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 FEW, FIXED, MORE, LONG = "few", "fixed", "more", "long"
 """Profiles: a tenth of the examples, for runs of many mutants; the same examples each time; four
@@ -16,6 +16,7 @@ settings.register_profile(
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
+    phases=set(Phase) - {Phase.explain},  # it traces every line: tests would take twice as long
 )
 settings.register_profile(FEW, settings.get_profile(FIXED), max_examples=FIXED_EXAMPLES // 10)
 settings.register_profile(MORE, settings.get_profile(FIXED), max_examples=4 * FIXED_EXAMPLES)
