@@ -71,7 +71,7 @@ def contended(
     regular = [0.0] * len(demands_s) if even is None else list(even)
     if len(cycles) > 1:
         still: list[list[Quantity]] = [[0.0] * len(demands_s) for _ in cycles]
-        return _at_once(customers, demands_s, cycles, regular, still)
+        return _at_once(customers, demands_s, cycles, regular, still, still)
     if is_symbol(customers[0]):
         import sympy
 
@@ -98,7 +98,8 @@ def _alone(
     (parts,) = _parts([found], shorter, [cycle])
     falls = [before / (EXACT - 1.0) - now for before, now in zip(found, parts, strict=True)]
     many = maximum(customers, EXACT + 1.0)
-    (beyond,) = _at_once([many], demands_s, [cycle], regular, [falls])
+    start = [(many - 1.0) / (EXACT - 1.0) * others for others in found]
+    (beyond,) = _at_once([many], demands_s, [cycle], regular, [falls], [start])
     return _where(customers > EXACT, beyond, found)
 
 
@@ -127,26 +128,37 @@ def _at_once(
     cycles: Sequence[CycleTime],
     regular: Sequence[Quantity],
     falls: Table,
+    start: Table,
 ) -> Table:
     """Return the others seen by a customer of each class, by one step of Linearizer.
 
     An arrival sees a network with one customer fewer. Removing one customer changes the fraction of
     time spent at a station by the difference of two fixed points: one with a customer removed,
     taken from all classes in proportion, and one with all. These two use the change ``falls`` at
-    :data:`EXACT` customers, scaled by n^-2.
+    :data:`EXACT` customers, scaled by n^-2. Each fixed point is sought from the one before, the
+    first from ``start``.
 
     Chandy, Neuse, CACM 25(2), 1982, doi 10.1145/358396.358403.
     """
 
-    def settled(count: Sequence[Quantity]) -> Table:
+    def settled(count: Sequence[Quantity], falls: Table, start: Table) -> Table:
+        return _settled(count, demands_s, cycles, regular, falls, start)
+
+    def scaled(count: Sequence[Quantity]) -> Table:
         scale = (EXACT / sum(count)) ** 2
-        found = _settled(count, demands_s, cycles, regular, _each(lambda f: f * scale, falls))
+        return _each(lambda fall: fall * scale, falls)
+
+    def parts(found: Table) -> Table:
         return _parts(found, _shorter(demands_s, regular), cycles)
 
     total = sum(customers)
-    fewer = settled([count * (total - 1.0) / total for count in customers])
-    steps = _each(lambda before, now: _change(before, now, total), fewer, settled(customers))
-    return _settled(customers, demands_s, cycles, regular, steps)
+    fewer = [count * (total - 1.0) / total for count in customers]
+    without_one = settled(fewer, scaled(fewer), start)
+    complete = settled(customers, scaled(customers), without_one)
+    steps = _each(
+        lambda before, now: _change(before, now, total), parts(without_one), parts(complete)
+    )
+    return settled(customers, steps, complete)
 
 
 def _change(before: Quantity, now: Quantity, customers: Quantity) -> Quantity:
@@ -166,15 +178,16 @@ def _settled(
     cycles: Sequence[CycleTime],
     regular: Sequence[Quantity],
     falls: Table,
+    start: Table,
 ) -> Table:
-    """Iterate to the fixed point, until the relative change is below CLOSE.
+    """Iterate from ``start`` to the fixed point, until the relative change is below CLOSE.
 
     It is that of Bard and Schweitzer, corrected by ``falls``: an arrival sees all customers of
     other classes, and all but one of its own, each at a station for a fraction of its time. An
     extrapolation that leads further away from the fixed point is taken back, and the next one goes
     half as far: where a bound on the cycle time sets in, the values beyond it follow another line.
     """
-    found: Table = [[0.0] * len(demands_s) for _ in cycles]
+    found = start
     shorter = _shorter(demands_s, regular)
     earlier = before = plain = found
     allowed: Quantity = np.inf
