@@ -22,7 +22,7 @@ from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from perfmodel.base.errors import InputError, whole_number
@@ -167,10 +167,8 @@ class Worker:
             self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe)
         except OSError as error:
             raise InputError(f"cannot start a process: {error.strerror or error}") from None
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._to: IO[bytes] = self._process.stdin
-        self._from: IO[bytes] = self._process.stdout
+        self._to = cast(IO[bytes], self._process.stdin)  # pipes, as asked for
+        self._from = cast(IO[bytes], self._process.stdout)
         with suppress(*_LOST):  # the first task says that it has ended
             self._send(sys.path)
 
