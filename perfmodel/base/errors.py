@@ -11,8 +11,8 @@ from perfmodel.base.limits import MOST_WHOLE, SPEED, limits_of
 LONGEST_QUOTE, LONGEST_MESSAGE = 100, 4000
 """Maximum characters of a quote and of a message; longer ones are cut."""
 
-_QUOTE = re.compile(r"""(?<!\w)(['"])(.*?)\1(?!\w)""")
-_CONTROL = re.compile(
+_QUOTE = r"""(?<!\w)(['"])(.*?)\1(?!\w)"""
+_CONTROL = (
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f"
     r"\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
     r"\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
@@ -30,7 +30,7 @@ def plain(text: str) -> str:
     >>> print(plain("a\x1b[2Jb"), plain("a\u202eb\ufeff\ud800"))
     a\x1b[2Jb a\u202eb\ufeff\ud800
     """
-    return _CONTROL.sub(lambda m: m[0].encode("unicode_escape").decode("ascii"), text)
+    return re.sub(_CONTROL, lambda m: m[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def _cut(text: str, most: int) -> str:
@@ -42,7 +42,8 @@ def _cut(text: str, most: int) -> str:
 
 def message(text: str) -> str:
     """Return an error text as one line, without control characters and with long quotes cut."""
-    quotes_cut = _QUOTE.sub(
+    quotes_cut = re.sub(
+        _QUOTE,
         lambda m: f"{m[1]}{_cut(m[2], LONGEST_QUOTE)}{m[1]}" if len(m[2]) > LONGEST_QUOTE else m[0],
         _cut(text, 2 * LONGEST_MESSAGE),
     )

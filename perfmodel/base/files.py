@@ -16,7 +16,6 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import msgspec
 
-from perfmodel.base import formats
 from perfmodel.base.errors import InputError, nearest, plain
 from perfmodel.base.units import dimension_of, parse, show
 
@@ -41,11 +40,11 @@ MOST_RATIO, LEAST_UNPACKED = 100, 2**26
 MOST_PARTS = 100
 """Parts of a dotted key in TOML, whose cost grows with their square."""
 
-_DOTTED = re.compile(rb"""[\w"'-]+(?:[ \t]*\.[ \t]*[\w"'-]+)*""")
-_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`")
-_NOT_A_CHOICE = re.compile(r"Invalid enum value (?P<given>.*)")
-_AT = re.compile(r" - at `\$?\.?(?P<path>[^`]*)`$")
-_STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+|\.\.\.)\]")
+_DOTTED = rb"""[\w"'-]+(?:[ \t]*\.[ \t]*[\w"'-]+)*"""
+_UNKNOWN_FIELD = r"Object contains unknown field `(?P<field>[^`]*)`"
+_NOT_A_CHOICE = r"Invalid enum value (?P<given>.*)"
+_AT = r" - at `\$?\.?(?P<path>[^`]*)`$"
+_STEP = r"\.?([^.\[\]]+)|\[(\d+|\.\.\.)\]"
 
 
 def read(path: str | Path, kind: type[T], schema: str) -> T:
@@ -130,6 +129,8 @@ def decode(data: bytes, kind: type[T], schema: str, *, name: str, toml: bool = F
 def _refused(data: bytes, name: str, schema: str, otherwise: str) -> InputError:
     """Return the error for a file without the wanted schema, which says what it is, if known."""
     kind = schema.removeprefix("perfmodel.").partition("/")[0]
+    from perfmodel.base import formats  # needed for wrong files only
+
     wanted = KINDS.get(kind, f"a {kind} file")
     return formats.refusal(data, name, wanted) or InputError(f"{name}: {otherwise}")
 
@@ -321,7 +322,7 @@ def toml(data: bytes) -> dict[str, Any]:
     """
     import tomllib
 
-    for key in _DOTTED.finditer(data) if data.count(b".") > MOST_PARTS else ():
+    for key in re.finditer(_DOTTED, data) if data.count(b".") > MOST_PARTS else ():
         if key[0].count(b".") > MOST_PARTS:
             raise ValueError(f"a key of more than {MOST_PARTS} parts")
     return tomllib.loads(without_mark(data).decode("utf-8"))
@@ -375,15 +376,15 @@ def printable(value: Any) -> Any:
 
 def _located(message: str, kind: type) -> str:
     """Turn "Expected ... - at `$.a[0]`" into "a[0]: expected ...", with the nearest field name."""
-    at = _AT.search(message)
+    at = re.search(_AT, message)
     path = at["path"] if at else ""
     text = message[: at.start()] if at else message
-    if unknown := _UNKNOWN_FIELD.search(text):
+    if unknown := re.search(_UNKNOWN_FIELD, text):
         fields = _fields_at(kind, path)
         hint = nearest(unknown["field"], fields)
         suggestion = f"; did you mean {hint!r}?" if hint else ""
         text = f"unknown key {unknown['field']!r}{suggestion} (allowed: {', '.join(fields)})"
-    elif wrong := _NOT_A_CHOICE.fullmatch(text):
+    elif wrong := re.fullmatch(_NOT_A_CHOICE, text):
         choices = ", ".join(map(str, _choices(_type_at(kind, path))))
         text = f"expected one of {choices}, got {wrong['given']}"
     elif text[:1].isupper():
@@ -394,7 +395,7 @@ def _located(message: str, kind: type) -> str:
 def _type_at(kind: type, path: str) -> Any:
     """Return the type at ``path`` inside ``kind``."""
     node: Any = msgspec.inspect.type_info(kind)
-    for key, _index in _STEP.findall(path):
+    for key, _index in re.findall(_STEP, path):
         node = _struct(node)
         if key and isinstance(node, msgspec.inspect.StructType):
             node = next((f.type for f in node.fields if f.encode_name == key), node)

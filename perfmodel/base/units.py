@@ -42,12 +42,10 @@ _EXAMPLES = {
     "bytes_per_s": "10Gbps or 1.25GB/s",
     "flop_per_s": "15.7TFLOPS",
 }
-_LASTING = re.compile(r"(?<![a-z])(deadline|time|limit|duration|age)(?![a-z])")
+_LASTING = r"(?<![a-z])(deadline|time|limit|duration|age)(?![a-z])"
 """Names of times that are hours or days rather than microseconds."""
 
-_QUANTITY = re.compile(
-    r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf))\s*(\S*)\s*"
-)
+_QUANTITY = r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf))\s*(\S*)\s*"
 
 
 def parse(text: str, dimension: str, name: str = "quantity") -> float:
@@ -69,7 +67,7 @@ def parse(text: str, dimension: str, name: str = "quantity") -> float:
     (5e-05, 26214400.0, 604800.0)
     """
     units = UNITS[dimension]
-    match = _QUANTITY.fullmatch(text)
+    match = re.fullmatch(_QUANTITY, text)
     if match is None:
         raise InputError(
             f"{name}: cannot read {text!r}; expected a number and a unit, "
@@ -97,7 +95,7 @@ def parse(text: str, dimension: str, name: str = "quantity") -> float:
 
 def _examples(dimension: str, name: str) -> str:
     """Return two quantities of the dimension and of the size that the name suggests."""
-    lasting = dimension == "s" and _LASTING.search(name)
+    lasting = dimension == "s" and re.search(_LASTING, name)
     return "90min or 7d" if lasting else _EXAMPLES[dimension]
 
 

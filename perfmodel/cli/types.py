@@ -8,18 +8,19 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
-from click.shell_completion import CompletionItem
 
 from perfmodel.base.errors import InputError, PerfmodelError, unknown_name
 from perfmodel.inputs import shipped
 
 if TYPE_CHECKING:  # generic since Click 8.4
+    from click.shell_completion import CompletionItem
+
+    Items = list[CompletionItem[str]]
     ParamType = click.ParamType[Any]
     Choice = click.Choice[str]
 else:
     ParamType, Choice = click.ParamType, click.Choice
 
-Items = list[CompletionItem[str]]
 Reader = Callable[[str, str], Any]
 """Reads the text of an option; the second argument is its flag, for errors."""
 
@@ -62,6 +63,8 @@ class Text(ParamType):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
         """The names that begin so; none where the installation is broken."""
+        from click.shell_completion import CompletionItem  # imported only by a shell
+
         with suppress(PerfmodelError, OSError):
             names = self.names() if self.names is not None else ()
             return [CompletionItem(name) for name in names if name.startswith(incomplete)]
@@ -166,6 +169,8 @@ class OptionOf(Text):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
         """The keys, and after a key its words."""
+        from click.shell_completion import CompletionItem
+
         from perfmodel.architectures import registry
         from perfmodel.inputs.options import described
 

@@ -24,7 +24,7 @@ from perfmodel.engine.stuck import (
     describe_starvation,
     finished,
 )
-from perfmodel.engine.twins import PLAIN, choose, requested, warn_if_long
+from perfmodel.engine.twins import choose, requested, warn_if_long
 from perfmodel.engine.world import DTYPES, column, crowded, grown
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.graph.rules import Activity, Every
@@ -89,7 +89,7 @@ class Simulation:
         self.record = record
         compiled = requested(compiled)
         self._loop = choose(compiled)
-        self._may_be_slow = compiled is None and self._loop is PLAIN
+        self._may_be_slow = compiled is None
         world, self._kept = make_world(
             graph, seed, depth=depth, limit=limit, record=record, log=log
         )

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfmodel.base.errors import InputError, PerfmodelWarning
-from perfmodel.engine import library, loop
+from perfmodel.engine import library
 from perfmodel.engine.world import DTYPES, World, as_objects
 
 VARIABLE = "PERFMODEL_COMPILED"
@@ -42,7 +42,12 @@ def _as_it_is(world: World) -> World:
     return world
 
 
-PLAIN = Loop(as_objects, _as_it_is, loop.order, loop.begin, loop.advance)
+@functools.cache
+def plain() -> Loop:
+    """Return the plain loop."""
+    from perfmodel.engine import loop  # not imported where the compiled loop runs
+
+    return Loop(as_objects, _as_it_is, loop.order, loop.begin, loop.advance)
 
 
 def requested(compiled: bool | None) -> bool | None:
@@ -70,7 +75,7 @@ def choose(compiled: bool | None = None) -> Loop:
     InputError : the compiled loop is requested but not available.
     """
     if compiled is False:
-        return PLAIN
+        return plain()
     extension, reason = library.compiled()
     if extension is not None:
         entries = (extension.call_order, extension.call_begin, extension.call_advance)
@@ -79,7 +84,7 @@ def choose(compiled: bool | None = None) -> Loop:
         raise InputError(f"no compiled event loop: {reason}")
     if reason != library.MISSING:
         _warn(reason)
-    return PLAIN
+    return plain()
 
 
 def warn_if_long(ops: float) -> None:

@@ -38,7 +38,7 @@ SIMILAR = "a100"
 """Device whose proportions of the layers' times stand for those on an unknown device, where the
 speed is given."""
 
-PLAIN_NAME = re.compile(r"\w[\w.+-]*( [\w.+-]+)*")
+PLAIN_NAME = r"\w[\w.+-]*( [\w.+-]+)*"
 """Names of devices that are not in the catalogue."""
 
 
@@ -234,7 +234,7 @@ def _similar(device_name: str, profile: Profile) -> str:
     known = {*device_names(), *profile.devices}
     known |= {alias for one in device_names() for alias in device(one).aliases}
     like = nearest(device_name, known)
-    if not PLAIN_NAME.fullmatch(device_name) or (like or "").lower() == device_name.lower():
+    if not re.fullmatch(PLAIN_NAME, device_name) or (like or "").lower() == device_name.lower():
         raise unknown_name("device", device_name, known)
     return SIMILAR
 

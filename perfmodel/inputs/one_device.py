@@ -17,7 +17,7 @@ UNITS = ("samples/s", "tokens/s")
 REPLACED = ("layer times", "efficiency", "launches of operations", "compute time error")
 """Assumptions about times that a given speed replaces."""
 
-_SPEED = re.compile(r"\s*([^\s/]+?)\s*([A-Za-z]+/s)?\s*")
+_SPEED = r"\s*([^\s/]+?)\s*([A-Za-z]+/s)?\s*"
 
 
 class Speed(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ def read_speed(given: float | str, name: str) -> Speed:
     """
     if not isinstance(given, str):
         return Speed(number(name, given, above=0.0))
-    match = _SPEED.fullmatch(given)
+    match = re.fullmatch(_SPEED, given)
     try:
         value, unit = float(match[1] if match else given), match[2] if match else None
     except ValueError:

@@ -15,7 +15,7 @@ from perfmodel.base.provenance import Assumption
 from perfmodel.inputs.profile import Profile, Timing
 from perfmodel.inputs.workload import Workload, WorkloadLayer
 
-BLOCK = re.compile(r"(.*?\.\d+)\.")
+BLOCK = r"(.*?\.\d+)\."
 """Prefix of the names of a block's layers: up to the first number, as in ``layer1.0.conv1``."""
 
 
@@ -207,5 +207,5 @@ def _in_each(note: Assumption, passes: int) -> Assumption:
 
 def _block_of(layer: WorkloadLayer) -> str:
     """Return the block of a layer; "" outside blocks."""
-    found = BLOCK.match(layer.name)
+    found = re.match(BLOCK, layer.name)
     return found[1] if found else ""

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from perfmodel.reporting.contents import Figure, Page
-
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
+
+    from perfmodel.reporting.contents import Figure, Page
 
 
 class Drawn(msgspec.Struct, frozen=True):

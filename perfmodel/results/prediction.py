@@ -10,12 +10,12 @@ import msgspec
 from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Assumption, Provenance
 from perfmodel.base.uncertainty import Uncertainty
-from perfmodel.reporting.contents import Figure, Page
 from perfmodel.reporting.drawn import Paged
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from perfmodel.reporting.contents import Figure, Page
     from perfmodel.results.schedule import Schedule
     from perfmodel.results.timeline import Timeline
 
@@ -310,6 +310,7 @@ class Prediction(Paged, frozen=True, kw_only=True):
         ------
         TooLargeError : see :meth:`timeline`.
         """
+        from perfmodel.reporting.contents import Figure
         from perfmodel.results import sections
 
         time = sections.time_panel(self)
@@ -324,6 +325,7 @@ class Prediction(Paged, frozen=True, kw_only=True):
         :func:`perfmodel.report` makes one with further predictions around it: the effect of each
         assumption, how the job scales, and what would make it faster.
         """
+        from perfmodel.reporting.contents import Page
         from perfmodel.results import sections
 
         parts = (*sections.sections(self), sections.reproduce(self))

@@ -49,12 +49,12 @@ def _wrapped(line: str, width: int) -> str:
     plain = click.unstyle(line)
     if len(plain) <= width:
         return line
-    label = _LABEL.match(plain)
+    label = re.match(_LABEL, plain)
     indent = label.end() if label is not None and label.end() <= width // 2 else 0
     return click.wrap_text(line, width, subsequent_indent=" " * indent)
 
 
-_LABEL = re.compile(r" *(\d+\. |- |\S+ {2,})?")
+_LABEL = r" *(\d+\. |- |\S+ {2,})?"
 
 
 def bold(text: str) -> str:
