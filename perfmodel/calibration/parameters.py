@@ -82,7 +82,7 @@ def expanded(parameters: Sequence[Parameter], workloads: Sequence[str]) -> list[
     there is one.
     """
     common = [p for p in parameters if p.spread > 0.0]
-    own = [
+    apart = [
         Parameter(f"{p.name} {name}", 1.0, p.apart)
         if p.spread > 0.0
         else msgspec.structs.replace(p, name=f"{p.name} {name}", spread=p.apart)
@@ -90,21 +90,28 @@ def expanded(parameters: Sequence[Parameter], workloads: Sequence[str]) -> list[
         for p in parameters
         if p.apart > 0.0
     ]
-    return [*common, *own]
+    return [*common, *apart]
 
 
 def of_workload(
     parameters: Sequence[Parameter], values: Mapping[str, Floats], workload: str
 ) -> dict[str, Floats]:
     """Values of a workload's parameters, by name, from those of :func:`expanded`."""
-    found = {}
+    fields = {}
     for p in parameters:
-        own = values.get(f"{p.name} {workload}") if p.apart > 0.0 else None
-        value = values[p.name] if p.spread > 0.0 else own
-        if value is None:
-            continue
-        if own is not None and p.spread > 0.0:
-            odds = value / (1.0 - value) * own if p.scale == "logit" else None
-            value = value * own if odds is None else odds / (1.0 + odds)
-        found[p.name] = value
-    return found
+        factor = values.get(f"{p.name} {workload}") if p.apart > 0.0 else None
+        if p.spread > 0.0:
+            fields[p.name] = _multiplied(p, values[p.name], factor)
+        elif factor is not None:
+            fields[p.name] = factor
+    return fields
+
+
+def _multiplied(p: Parameter, value: Floats, factor: Floats | None) -> Floats:
+    """A common value times a workload's factor; for a logit, the factor is on the odds."""
+    if factor is None:
+        return value
+    if p.scale != "logit":
+        return value * factor
+    odds = value / (1.0 - value) * factor
+    return odds / (1.0 + odds)

@@ -13,7 +13,8 @@ from perfmodel.base import files, tables
 from perfmodel.base.errors import InputError, nearest
 from perfmodel.base.tables import TableRow
 from perfmodel.calibration.observations import Observation
-from perfmodel.calibration.placements.reading import placement
+from perfmodel.calibration.placements.table import placement
+from perfmodel.calibration.rows import located
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
@@ -75,12 +76,8 @@ def read_runs(
     reader = _Reader(Path(path).parent, cluster, profile, device, frozenset(options), {})
     runs = []
     for line in table:
-        try:
+        with located(table.name, line.place):
             job = reader.job(line)
-        except InputError as error:
-            text = str(error)
-            where = "" if text.startswith(table.name) else f"{line.place}: "
-            raise InputError(f"{where}{text}") from None
         spread = line.number(SPREAD) if line.has(SPREAD) else 0.0
         cpu: dict[str, Any] = {name: line.number(name, above=0.0) for name in CPU if line.has(name)}
         place, group = f"line {line.number_in_file}", line.text(GROUP) if line.has(GROUP) else ""

@@ -48,7 +48,7 @@ from perfmodel.calibration.regression import DIFFERENCE, Regression
 from perfmodel.calibration.runs.parameters import SERVER_COSTS, SERVER_SHARE, JobGroup
 from perfmodel.calibration.servers.priors import Kind, kind_of
 from perfmodel.calibration.servers.results import ServedWorkload, ServersFit, series_name
-from perfmodel.calibration.statistics import rounded, spread_beside
+from perfmodel.calibration.statistics import nested, rounded, spread_beside
 from perfmodel.inputs.calibration import Calibration
 from perfmodel.inputs.job import Job
 from perfmodel.phases.quantities import quantities_of
@@ -101,8 +101,7 @@ def fit_servers(runs: Sequence[Observation], *, for_others: bool = False) -> Ser
         one.name: problem.known(one, x, covariance, spread, growth)
         for one in (() if for_others else series)
     }
-    found = problem.regression.values(x)
-    names = problem.regression.names
+    values, names = problem.regression.values(x), problem.regression.names
     further = Calibration(
         spread=_further(series, kind, spread),
         ranges={"workers": (1.0, 1.0), "servers": (1.0, 1.0)},
@@ -116,7 +115,7 @@ def fit_servers(runs: Sequence[Observation], *, for_others: bool = False) -> Ser
         rows=len(runs),
         common={
             p.name: (
-                rounded(found[p.name]),
+                rounded(values[p.name]),
                 rounded(math.sqrt(covariance[names.index(p.name), names.index(p.name)]), 4),
             )
             for p in kind.parameters
@@ -135,31 +134,30 @@ def serve_others(fit: ServersFit, runs: Sequence[Observation]) -> dict[str, Serv
     InputError : as :func:`fit_servers`.
     """
     kind = kind_of(fit.sync)
-    before = []
+    parameters = []
     for p in kind.parameters:
-        if p.name in fit.common:
-            value, spread = fit.common[p.name]
-            p = msgspec.structs.replace(p, value=value, spread=spread if kind.apart else FIRM)
-        before.append(p)
-    found, kind = {}, kind._replace(parameters=tuple(before))
+        value, spread = fit.common.get(p.name, (p.value, p.spread))
+        firm = p.name in fit.common and not kind.apart
+        parameters.append(msgspec.structs.replace(p, value=value, spread=FIRM if firm else spread))
+    served, kind = {}, kind._replace(parameters=tuple(parameters))
     for one in _series(runs):
         problem = _Problem([one], kind)
         x, _, covariance = problem.minimum(corrected=False)
-        own = Calibration() if kind.apart else problem.known(one, x, covariance, 0.0, {})[1]
-        found[one.name] = problem.served(one, x, (fit.further, own))
-    return found
+        compute = Calibration() if kind.apart else problem.known(one, x, covariance, 0.0, {})[1]
+        served[one.name] = problem.served(one, x, (fit.further, compute))
+    return served
 
 
 def _sync(runs: Sequence[Observation]) -> str:
-    found = set()
+    kinds = set()
     for run in runs:
         if not isinstance(run.job.options, Options):
             raise InputError(f"{run.place or 'runs'}: {run.job.architecture.name} has no servers")
-        found.add("bsp" if run.job.options.sync == "bsp" else "asp")
-    if len(found) != 1:
-        what = "mix synchronous and asynchronous ones" if found else "needs at least one"
-        raise InputError(f"runs: {what}")
-    return found.pop()
+        kinds.add("bsp" if run.job.options.sync == "bsp" else "asp")
+    if len(kinds) != 1:
+        problem = "mix synchronous and asynchronous ones" if kinds else "needs at least one"
+        raise InputError(f"runs: {problem}")
+    return kinds.pop()
 
 
 class _Series(NamedTuple):
@@ -187,7 +185,7 @@ def _series(runs: Sequence[Observation]) -> list[_Series]:
     by_name: dict[str, list[Observation]] = {}
     for run in runs:
         by_name.setdefault(series_name(run.job.workload), []).append(run)
-    found = []
+    series = []
     for name, some in by_name.items():
         largest = max(some, key=lambda run: run.job.workload.batch_size).job
         base = _alone(largest, largest)
@@ -201,7 +199,7 @@ def _series(runs: Sequence[Observation]) -> list[_Series]:
             if run.job.stragglers or where.overrides or where.crowds:
                 raise InputError(f"{run.place or name}: needs workers that do not differ")
         batch = np.array([float(run.job.workload.batch_size) for run in some])
-        found.append(
+        series.append(
             _Series(
                 name,
                 base,
@@ -212,7 +210,7 @@ def _series(runs: Sequence[Observation]) -> list[_Series]:
                 np.array([_fullest(run.job) for run in some]),
             )
         )
-    return found
+    return series
 
 
 def _alone(job: Job, like: Job) -> Job:
@@ -234,7 +232,7 @@ def _further(series: Sequence[_Series], kind: Kind, spread: float) -> float:
     """Spread of a workload's runs around a fit to the other workloads and its smallest run."""
     if len(series) < 2 or not kind.apart:
         return 2.0 * spread
-    found: list[Floats] = []
+    misses: list[Floats] = []
     for one in series:
         smallest = int(np.lexsort((one.workers, one.workers * one.servers))[0])
         alone = one._replace(
@@ -244,8 +242,8 @@ def _further(series: Sequence[_Series], kind: Kind, spread: float) -> float:
         problem = _Problem([alone, *(other for other in series if other is not one)], kind)
         x = problem.regression.solve([problem.regression.centre])
         values = {n: np.array([v]) for n, v in problem.regression.values(x).items()}
-        found.append(_Problem([one], kind).misses(values, 1)[0, : len(one.runs)])
-    return float(np.quantile(np.abs(np.concatenate(found)), COVERAGE)) / WIDTH
+        misses.append(_Problem([one], kind).misses(values, 1)[0, : len(one.runs)])
+    return float(np.quantile(np.abs(np.concatenate(misses)), COVERAGE)) / WIDTH
 
 
 class _Problem:
@@ -283,17 +281,14 @@ class _Problem:
             fields = self.fields(one, values)
             share, uneven = _share(one, fields), fields["uneven"][:, None]
             part = np.where(one.servers > 1, uneven + (1.0 - uneven) * one.fullest, 1.0)
-            given: dict[str, Floats] = {n: fields[n] for n in SERVER_COSTS if n in fields}
-            given |= {"compute_factor": fields["compute_factor"][:, None] * share}
-            found = group.phases({**given, SERVER_SHARE: part}, points)
-            for into, seconds in zip(
-                parts,
-                (found.iteration_s, found.parts["compute"].seconds, found.busy_s["servers"]),
-                strict=True,
-            ):
+            costs: dict[str, Floats] = {n: fields[n] for n in SERVER_COSTS if n in fields}
+            factor = fields["compute_factor"][:, None] * share
+            phases = group.phases({**costs, "compute_factor": factor, SERVER_SHARE: part}, points)
+            times = (phases.iteration_s, phases.parts["compute"].seconds, phases.busy_s["servers"])
+            for into, seconds in zip(parts, times, strict=True):
                 flat = np.broadcast_to(seconds, points * len(one.runs))
                 into.append(np.log(flat).reshape(points, -1))
-        step, compute, server = (np.concatenate(each, axis=1) for each in parts)
+        step, compute, server = (np.concatenate(logs, axis=1) for logs in parts)
         step = step + self._simulated
         if not self.with_cpu:
             return np.asarray(step - self._measured)
@@ -302,16 +297,17 @@ class _Problem:
 
     def fields(self, one: _Series, values: Mapping[str, Floats]) -> dict[str, Floats]:
         """Values of a workload as fields, from the fitted parameters."""
-        own, workload = of_workload(self.kind.parameters, values, one.name), one.job.workload
-        none = np.zeros_like(own["compute_factor"])
-        if "launch_s" in own:
-            compute_s = own["compute_factor"] * workload.compute_s
-            launching = np.minimum(own["launch_s"] * workload.tensors / compute_s, MOST_LAUNCHING)
-            own["divisible"] = own["divisible"] * (1.0 - launching)
-        if "worker_s" in own:
-            own["update_per_byte_s"] = own["worker_s"] / workload.gradient_bytes
-            own["optimizer_per_byte_s"] = own["update_per_byte_s"] * own["optimizer_ratio"]
-        return {"uneven": none, "divisible": none, **own}
+        fields, workload = of_workload(self.kind.parameters, values, one.name), one.job.workload
+        none = np.zeros_like(fields["compute_factor"])
+        if "launch_s" in fields:
+            launches_s = fields["launch_s"] * workload.tensors
+            launching = launches_s / (fields["compute_factor"] * workload.compute_s)
+            part = 1.0 - np.minimum(launching, MOST_LAUNCHING)
+            fields["divisible"] = fields["divisible"] * part
+        if "worker_s" in fields:
+            fields["update_per_byte_s"] = fields["worker_s"] / workload.gradient_bytes
+            fields["optimizer_per_byte_s"] = fields["update_per_byte_s"] * fields["optimizer_ratio"]
+        return {"uneven": none, "divisible": none, **fields}
 
     def values(self, one: _Series, x: Floats) -> dict[str, float]:
         """Values of a workload's fields at a point; the compute time in seconds."""
@@ -349,23 +345,20 @@ class _Problem:
         jacobian = np.array(slopes)
         matrix, count = jacobian.T @ covariance @ jacobian, len(names)
         of = [one] if self.kind.apart else self.series
-        ranges = {
-            name: (
-                float(min(getattr(each, name).min() for each in of)),
-                float(max(getattr(each, name).max() for each in of)),
-            )
+        counts = {
+            name: np.concatenate([getattr(series, name) for series in of])
             for name in ("workers", "servers")
         }
         servers = Calibration(
             parameters=tuple(f"server.{name}" for name in names),
-            covariance=_nested(matrix[:count, :count]),
+            covariance=nested(matrix[:count, :count]),
             spread=spread,
-            ranges=ranges,
+            ranges={name: (float(v.min()), float(v.max())) for name, v in counts.items()},
             growth=growth,
             rows=len(self.rows),
         )
-        own = Calibration(parameters=("compute_s",), covariance=_nested(matrix[count:, count:]))
-        return servers, own
+        compute = Calibration(parameters=("compute_s",), covariance=nested(matrix[count:, count:]))
+        return servers, compute
 
     def minimum(self, *, corrected: bool = True) -> tuple[Floats, float, Floats]:
         """Return the best point, the scale of the misfits, and the covariance there."""
@@ -382,12 +375,9 @@ class _Problem:
     def _corrections(self, x: Floats) -> Floats:
         """Logarithms of simulated step times over those of the formulas, (runs,)."""
         served = {one.name: self.served(one, x, (Calibration(),) * 2) for one in self.series}
-        found = []
-        for one, i in self.rows:
-            job = served[one.name].job(one.runs[i].job)
-            fine, coarse = (predict(job, fidelity=which).iteration_s for which in ROUTES)
-            found.append(math.log(fine / coarse))
-        return np.array(found)
+        jobs = [served[one.name].job(one.runs[i].job) for one, i in self.rows]
+        steps_s = [[predict(job, fidelity=f).iteration_s for job in jobs] for f in ROUTES]
+        return np.asarray(np.log(steps_s[0]) - np.log(steps_s[1]))
 
     def held_out(
         self, x: Floats, scale: float, covariance: Floats
@@ -417,8 +407,3 @@ def _share(one: _Series, fields: Mapping[str, Floats]) -> Floats:
     """Compute time of each run relative to that of the largest batch, (points, runs)."""
     divisible = fields["divisible"][:, None]
     return np.asarray(1.0 - divisible + divisible * one.batch)
-
-
-def _nested(matrix: Floats) -> tuple[tuple[float, ...], ...]:
-    both = (matrix + matrix.T) / 2.0
-    return tuple(tuple(rounded(v) for v in row) for row in both.tolist())
