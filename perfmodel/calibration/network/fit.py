@@ -103,14 +103,13 @@ def read(path: str | Path) -> Measurements:
         return outputs.read(path)
     table = tables.read(path)
     table.need(*TABLE_COLUMNS)
-    found = []
+    measurements = []
     for line in table:
         operation = line.text("operation")
         if operation not in get_args(Measured):
-            raise InputError(
-                f"{line.place}: {unknown_name('operation', operation, get_args(Measured))}"
-            )
-        found.append(
+            unknown = unknown_name("operation", operation, get_args(Measured))
+            raise InputError(f"{line.place}: {unknown}")
+        measurements.append(
             Measurement(
                 operation=cast(Measured, operation),
                 ranks=line.whole("ranks", at_least=2),
@@ -120,12 +119,7 @@ def read(path: str | Path) -> Measurements:
                 at_once=line.whole("at_once") if line.has("at_once") else 1,
             )
         )
-    return Measurements(
-        name=Path(path).stem.strip("<>"),
-        backend="table",
-        measurements=tuple(found),
-        source=Source("measured", f"table {Path(path).name}"),
-    )
+    return outputs.measured(str(path), "table", "table", measurements)
 
 
 def fit_network(
