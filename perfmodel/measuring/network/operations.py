@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from perfmodel.measuring.measurements import Operation
 from perfmodel.measuring.network.plan import members_of
 from perfmodel.measuring.torchrun import Group
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 OPERATIONS: tuple[Operation, ...] = (
     *("ping_pong", "stream", "messages", "duplex", "incast"),
@@ -24,7 +28,7 @@ class Operations:
     def __init__(self, group: Group) -> None:
         self._group, self._distributed = group, group.distributed
         self._rank, ranks = group.place.rank, group.place.ranks
-        self._buffers: dict[str, Any] = {}
+        self._buffers: dict[str, Tensor] = {}
         self._groups = {
             members: self._distributed.new_group(range(members))
             if members < ranks
@@ -42,9 +46,9 @@ class Operations:
 
     def prepare(
         self, operation: Operation, size_bytes: int, ranks: int, count: int
-    ) -> Callable[[], None]:
+    ) -> Callable[[], object]:
         """Do the preparation, which is not timed, and return this rank's part of the operation."""
-        act: Callable[[], None] = self._act(operation, size_bytes, ranks, count)
+        act = self._act(operation, size_bytes, ranks, count)
         if self._group.device.type == "cpu":
             return act
         synchronize = self._group.torch.cuda.synchronize
@@ -55,7 +59,9 @@ class Operations:
 
         return completed
 
-    def _act(self, operation: Operation, size_bytes: int, ranks: int, count: int) -> Any:
+    def _act(
+        self, operation: Operation, size_bytes: int, ranks: int, count: int
+    ) -> Callable[[], object]:
         distributed, first = self._distributed, self._rank == 0
         whole = self._buffer("whole", size_bytes)
         if operation == "ping_pong":
@@ -83,7 +89,7 @@ class Operations:
         scatter = _either(distributed, "reduce_scatter_single", "reduce_scatter_tensor")
         return lambda: scatter(part, whole, group=group)
 
-    def _batch(self, receivers: list[int], out: Any, senders: list[int], into: Any) -> None:
+    def _batch(self, receivers: list[int], out: Tensor, senders: list[int], into: Tensor) -> None:
         """Send ``out`` to ``receivers``, and receive from ``senders``, at the same time."""
         distributed = self._distributed
         batch = [distributed.P2POp(distributed.irecv, into, rank) for rank in senders]
@@ -101,7 +107,7 @@ class Operations:
             return False
         return True
 
-    def _buffer(self, name: str, size_bytes: int) -> Any:
+    def _buffer(self, name: str, size_bytes: int) -> Tensor:
         """Return a reused buffer of zeros, so that sums stay zero."""
         values, torch = size_bytes // VALUE_BYTES, self._group.torch
         kept = self._buffers.get(name)
@@ -111,6 +117,7 @@ class Operations:
         return kept[:values]
 
 
-def _either(module: Any, name: str, former: str) -> Any:
+def _either(module: ModuleType, name: str, former: str) -> Callable[..., object]:
     """Return a function of a module by its current or its former name."""
-    return getattr(module, name, None) or getattr(module, former)
+    function: Callable[..., object] = getattr(module, name, None) or getattr(module, former)
+    return function

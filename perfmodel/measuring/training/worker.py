@@ -5,14 +5,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from perfmodel.measuring.torchrun import Group
+from perfmodel.measuring.torchrun import Array, Group
 from perfmodel.measuring.training.server import CONTROL, ITERATE, LAST, LEAVE, SET
-from perfmodel.measuring.training.shards import ELEMENT_BYTES, Array, ShardPiece
+from perfmodel.measuring.training.shards import ELEMENT_BYTES, ShardPiece
+
+if TYPE_CHECKING:
+    from torch.distributed import Work
+
+    from perfmodel.measuring.training.hooks import HookedModel
 
 
 class Client:
@@ -39,8 +44,8 @@ class Client:
         }
         self.sent_bytes = 0
         self._answers = np.zeros((len(servers), 1), np.float32)
-        self._answering: list[Any] = []
-        self._transfers: dict[int, list[Any]] = {}
+        self._answering: list[Work] = []
+        self._transfers: dict[int, list[Work]] = {}
         self._pushed: set[int] = set()
 
     def set(self, values: dict[int, Array]) -> None:
@@ -102,13 +107,6 @@ class Client:
             transfers.append(self._group.isend(rank, values[part], number))
 
 
-class Trained(Protocol):
-    """A model that a worker can train."""
-
-    def iteration(self, client: Client) -> float:
-        """Run forward and backward pass; return the computing time in seconds."""
-
-
 class Ran(msgspec.Struct, frozen=True):
     """Record of a worker.
 
@@ -123,7 +121,7 @@ class Ran(msgspec.Struct, frozen=True):
 
 def train(
     client: Client,
-    trained: Trained,
+    trained: HookedModel,
     *,
     iterations: int,
     together: bool = True,
