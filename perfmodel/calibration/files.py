@@ -41,12 +41,7 @@ def with_fields(
 
 
 def timings_of(profile: Profile, workload: Workload) -> list[Timing]:
-    """Timings of a profile on a workload's device, at its precision.
-
-    Raises
-    ------
-    InputError : there are none, because they were estimated.
-    """
+    """Timings of a profile on a workload's device, at its precision."""
     device, precision = workload.device, workload.precision
     timings = [t for t in profile.timings if (t.device, t.precision) == (device, precision)]
     if not timings:
@@ -58,10 +53,6 @@ def slower_profile(profile: Profile, workload: Workload, factor: float, why: str
     """Return a profile with the times on the workload's device and precision scaled by ``factor``.
 
     Data loading times stay the same.
-
-    Raises
-    ------
-    InputError : as :func:`timings_of`.
     """
     chosen = timings_of(profile, workload)
     timings = tuple(longer(t, factor, why) if t in chosen else t for t in profile.timings)

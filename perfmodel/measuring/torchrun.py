@@ -62,13 +62,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def import_distributed() -> ModuleType:
-    """Import torch.distributed.
-
-    Raises
-    ------
-    InputError : PyTorch is not installed, or not with torch.distributed; the text names other
-        programs that measure a network, and how to use them.
-    """
+    """Import torch.distributed."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         distributed = importlib.import_module("torch.distributed")
@@ -80,12 +74,7 @@ def import_distributed() -> ModuleType:
 
 
 def place(environment: Mapping[str, str] = os.environ) -> Place | None:
-    """Return the place of this process, from torchrun's variables; None without them.
-
-    Raises
-    ------
-    InputError : a variable is no whole number, or there is a single process.
-    """
+    """Return the place of this process, from torchrun's variables; None without them."""
     if not all(name in environment for name in VARIABLES):
         return None
     for name in VARIABLES:
@@ -186,12 +175,7 @@ class Group:
         ]
 
     def agree(self, arguments: Mapping[str, str]) -> None:
-        """Check that all ranks have the same arguments, by flag.
-
-        Raises
-        ------
-        InputError : they differ; the same text on all ranks.
-        """
+        """Check that all ranks have the same arguments, by flag."""
         first, *others = self.share(dict(arguments))
         for rank, other in enumerate(others, start=1):
             for flag in {**first, **other}:

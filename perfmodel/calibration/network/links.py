@@ -70,10 +70,6 @@ class LinkFit(msgspec.Struct, frozen=True, kw_only=True):
         """Make a cluster's link: its nominal bandwidth, with the achieved fraction as efficiency.
 
         ``latency_s`` is the latency of a link whose own was not measured.
-
-        Raises
-        ------
-        InputError : the achieved bandwidth exceeds the nominal one.
         """
         achieved = rounded(self.bandwidth_bytes_per_s.value)
         if self.latency_measured:

@@ -153,11 +153,6 @@ def read_trainings(path: str | Path) -> list[Training]:
 
     ``waiting_s`` is the time in which the first device waits for gradients, ``overlap_fraction``
     the fraction of backward that remains once the first gradients are ready; both are optional.
-
-    Raises
-    ------
-    InputError : as :func:`perfmodel.base.tables.read`; a row lacks a required value; a DNN has two
-        sizes, or no step on a single device.
     """
     table = tables.read(path)
     table.need(*NEEDED)
@@ -189,10 +184,6 @@ def placement(text: str) -> tuple[int, ...]:
 
     >>> placement("4+2")
     (4, 2)
-
-    Raises
-    ------
-    InputError : the text does not have this form.
     """
     parts = [part.strip() for part in text.split("+")]
     if not all(DEVICES.fullmatch(part) for part in parts):

@@ -272,12 +272,7 @@ class _RunsRegression(Regression):
 
 
 def _fitted(problem: Regression, asked: Sequence[str] | None) -> list[str]:
-    """Names of the parameters to fit: those requested, or all usual ones.
-
-    Raises
-    ------
-    InputError : the cluster of the runs has no field for a requested parameter.
-    """
+    """Names of the parameters to fit: those requested, or all usual ones."""
     if asked is None:
         return [name for name, p in problem.parameters.items() if p.usual]
     for name in asked:

@@ -93,12 +93,7 @@ OVERLAP = "overlap"
 
 
 def names_of(asked: Sequence[str]) -> list[str]:
-    """Return the requested names, each once.
-
-    Raises
-    ------
-    InputError : a name is neither a parameter nor *overlap*.
-    """
+    """Return the requested names, each once."""
     for name in asked:
         if name not in (*PARAMETERS, OVERLAP):
             raise unknown_name("parameter", name, (*PARAMETERS, OVERLAP))
@@ -140,12 +135,7 @@ def free_overlap(job: Job) -> bool:
 
 
 def with_overlap(job: Job, overlap: bool | None) -> Job:
-    """Return the job with this overlap, if it was left unspecified.
-
-    Raises
-    ------
-    InputError : other options are incompatible with it.
-    """
+    """Return the job with this overlap, if it was left unspecified."""
     if overlap is None or not free_overlap(job):
         return job
     options = msgspec.structs.replace(job.options, overlap=overlap)

@@ -56,12 +56,7 @@ Once = Callable[[NetworkCase], float]
 def chosen_operations(
     asked: Sequence[str] | None, offered: Sequence[Operation], ranks: int
 ) -> list[Operation]:
-    """Return the operations to measure, in the order of ``offered``.
-
-    Raises
-    ------
-    InputError : the backend does not support an operation, or it needs more ranks.
-    """
+    """Return the operations to measure, in the order of ``offered``."""
     for name in asked or ():
         if name not in offered:
             raise unknown_name("operation", name, offered)
@@ -138,10 +133,6 @@ def within(
     cases of its series, if running it twice would exceed the remaining time. Its time is estimated
     from the previous size, and from unrecorded sizes in between if it is more than ``STEP`` times
     larger. ``idle_s`` seconds of each repetition do not grow with the size.
-
-    Raises
-    ------
-    InputError : there is no time for any case.
     """
     found: list[Measurement] = []
     until = clock() + seconds

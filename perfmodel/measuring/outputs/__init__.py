@@ -20,12 +20,7 @@ READERS: Mapping[str, Callable[[str, str], Measurements]] = {
 
 
 def reads(path: str | Path) -> bool:
-    """Return whether a file is the output of another program that :func:`read` reads.
-
-    Raises
-    ------
-    InputError : the file cannot be read.
-    """
+    """Return whether a file is the output of another program that :func:`read` reads."""
     kind = formats.recognise(files.read_bytes(path))
     return kind is not None and kind.name in READERS
 

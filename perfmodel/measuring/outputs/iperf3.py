@@ -44,10 +44,6 @@ def parse(text: str, name: str) -> Measurements:
     """Make a measurement of the output of iperf3: what was received, as one transfer.
 
     Parallel connections (``--parallel``) count together, because they share the link.
-
-    Raises
-    ------
-    InputError : the test failed or was cut; it was over UDP, whose rate is chosen, or both ways.
     """
     try:
         output = msgspec.json.decode(text, type=ready(_Output))

@@ -27,12 +27,7 @@ class OutputLine(NamedTuple):
         return self.text.split()
 
     def number(self, index: int, what: str) -> float:
-        """Return cell ``index`` as a number above 0; ``what`` names it, with its unit.
-
-        Raises
-        ------
-        InputError : the line has no such cell, or it is no number above 0.
-        """
+        """Return cell ``index`` as a number above 0; ``what`` names it, with its unit."""
         cells = self.cells
         try:
             value = float(cells[index])

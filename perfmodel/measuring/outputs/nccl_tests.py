@@ -42,11 +42,6 @@ def parse(text: str, name: str) -> Measurements:
     """Make measurements of the output of nccl-tests; ``name`` is the file's.
 
     Each time is a repetition: out of place and in place, both means over the iterations of a run.
-
-    Raises
-    ------
-    InputError : there are no ranks or no times; or the test is of an operation that clusters do not
-        have, or cannot be told from the columns.
     """
     runs = [run for run in _runs(text, name) if run.rows]
     if not runs:

@@ -55,13 +55,7 @@ class _Test(msgspec.Struct):
 
 
 def parse(text: str, name: str) -> Measurements:
-    """Make measurements of the output of OSU benchmarks; ``name`` is the file's.
-
-    Raises
-    ------
-    InputError : a test has no counterpart among the operations of clusters, or no rows; a row is
-        cut; or the number of ranks of a collective is not in the file.
-    """
+    """Make measurements of the output of OSU benchmarks; ``name`` is the file's."""
     tests: list[_Test] = []
     ranks, nodes = 0, 0
     for line in numbered(text, name):

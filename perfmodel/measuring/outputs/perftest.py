@@ -30,11 +30,6 @@ def parse(text: str, name: str) -> Measurements:
     """Make measurements of the output of perftest; ``name`` is the file's.
 
     All messages of a bandwidth test count as one transfer: they follow each other without waiting.
-
-    Raises
-    ------
-    InputError : a title, header or row is missing or cut; or the test is of read latency, which is
-        a whole round trip, or of anything else that no cluster has.
     """
     title = header = None
     measurements: list[Measurement] = []

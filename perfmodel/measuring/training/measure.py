@@ -91,12 +91,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             number("--time-limit", self.time_limit_s, above=0.0)
 
     def workers(self, ranks: int) -> int:
-        """Return the number of workers, which are the first ranks.
-
-        Raises
-        ------
-        InputError : no rank is left for a worker.
-        """
+        """Return the number of workers, which are the first ranks."""
         workers = ranks - self.servers if self.arch == "ps" else ranks
         if workers < 1:
             raise InputError(f"--servers: {self.servers} of {ranks} processes leave no worker")
@@ -303,10 +298,6 @@ def measured_of(
     A worker's iteration time is the mean over the iterations that begin and end in this window; all
     ``ends_s`` are on one clock. If workers are ``synchronous``, it is the mean over the same
     iterations for all.
-
-    Raises
-    ------
-    InputError : a worker has fewer than two iterations in the window.
     """
     begin_s = max(record.ends_s[min(warmup, len(record.ends_s) - 1)] for record in ran)
     end_s = min(record.ends_s[-1] for record in ran)

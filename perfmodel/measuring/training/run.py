@@ -171,14 +171,8 @@ class MeasuredRun(Drawn, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of ``make_job`` for the run, except its workload and cluster."""
-        return {
-            "batch_size": self.batch_size,
-            "workers": self.workers,
-            "arch": self.arch,
-            "options": dict(self.options),
-            "jitter": self.jitter or None,
-            "device": self.device or None,
-        }
+        names = ("batch_size", "workers", "arch", "options", "jitter", "device")
+        return {name: value for name in names if (value := getattr(self, name)) != ""}
 
 
 def _staleness(measured: Mapping[int, float], predicted: Prediction | None) -> Panel:

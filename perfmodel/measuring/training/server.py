@@ -68,12 +68,7 @@ class ParameterServer:
         self._seconds: dict[tuple[float, int], list[float]] = {}
 
     def serve(self) -> Report:
-        """Apply pushes and answer them until all workers have left.
-
-        Raises
-        ------
-        LostError : a worker has disconnected, or sends nothing for longer than the timeout.
-        """
+        """Apply pushes and answer them until all workers have left."""
         for worker in range(self._workers):
             threading.Thread(target=self._receive, args=(worker,), daemon=True).start()
         left = 0

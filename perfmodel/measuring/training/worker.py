@@ -83,12 +83,7 @@ class Client:
         self.sent_bytes += len(gradient) * ELEMENT_BYTES
 
     def wait(self, layer: int) -> bool:
-        """Wait for the parameters that answer a layer's last push; return whether there was one.
-
-        Raises
-        ------
-        RuntimeError : of torch: they do not arrive in time, or a connection has ended.
-        """
+        """Wait for the parameters that answer a layer's last push; return whether there was one."""
         for work in self._transfers.pop(layer, ()):
             work.wait()
         return layer in self._pushed
