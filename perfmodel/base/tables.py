@@ -8,6 +8,7 @@ import io
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,6 +120,17 @@ class Table(msgspec.Struct, frozen=True):
         for column in columns:
             if column not in self.columns:
                 raise _missing(self.name, column, self.columns)
+
+
+@contextmanager
+def located(table: str, place: str) -> Iterator[None]:
+    """Begin the text of an error in the block with the place of a row, unless it names the table
+    already."""
+    try:
+        yield
+    except InputError as error:
+        text = str(error)
+        raise InputError(text if text.startswith(table) else f"{place}: {text}") from None
 
 
 def read(path: str | Path) -> Table:

@@ -226,8 +226,8 @@ def _pieces(ranks: Floats, sizes: Floats, seconds: Floats) -> list[Piece]:
     index = np.unique(np.rint(index)).astype(np.int64)
     edges = [*distinct[index[:-1]].tolist(), math.inf]
     count = len(edges) - 1
-    whole = _segment(ranks, sizes, seconds, 0.0)
-    best = [{count: (whole.error, [whole.piece])}]
+    single = _segment(ranks, sizes, seconds, 0.0)
+    best = [{count: (single.error, [single.piece])}]
     segments: dict[tuple[int, int], _Segment] = {}
     for low, high in itertools.combinations(range(count + 1), 2):
         inside = distinct[(distinct >= edges[low]) & (distinct < edges[high])]

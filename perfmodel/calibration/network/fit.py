@@ -199,7 +199,7 @@ def merged(base: Cluster, fitted: Cluster, *, devices: bool = True) -> Cluster:
     With ``devices``, the devices per node are those of the measured cluster.
     """
     again = {collective.operation for collective in fitted.collectives}
-    kept = tuple(one for one in base.collectives if one.operation not in again)
+    others = tuple(c for c in base.collectives if c.operation not in again)
     source = Source(
         fitted.source.kind,
         f"{fitted.source.text}; all else from cluster {base.name}: {base.source.text}",
@@ -212,7 +212,7 @@ def merged(base: Cluster, fitted: Cluster, *, devices: bool = True) -> Cluster:
         nic=fitted.nic,
         intra_node=fitted.intra_node or base.intra_node,
         devices_per_node=fitted.devices_per_node if devices else base.devices_per_node,
-        collectives=(*kept, *fitted.collectives),
+        collectives=(*others, *fitted.collectives),
         source=source,
     )
 

@@ -66,8 +66,8 @@ def _reweighted(scaled: Floats, squares: Callable[[Floats, Floats], Floats]) -> 
 def _squares(scaled: Floats, weight: Floats) -> Floats:
     weighted = scaled * weight[..., None]
     square = np.swapaxes(weighted, -1, -2) @ scaled
-    some = ALMOST_NOTHING * square.max() * np.eye(square.shape[-1])  # in case a factor is 0
-    return np.asarray(np.linalg.solve(square + some, weighted.sum(axis=-2)[..., None])[..., 0])
+    ridge = ALMOST_NOTHING * square.max() * np.eye(square.shape[-1])  # in case a factor is 0
+    return np.asarray(np.linalg.solve(square + ridge, weighted.sum(axis=-2)[..., None])[..., 0])
 
 
 def _squares_above_0(scaled: Floats, weight: Floats) -> Floats:

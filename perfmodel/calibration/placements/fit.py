@@ -244,11 +244,11 @@ class _Measured:
         self.names = [training.name for training in trainings]
         steps = [[s for s in t.steps if sum(s.devices) > 1] for t in trainings]
         self.placed = Placed.joined(
-            [Placed.of(OneNode(t), some) for t, some in zip(trainings, steps, strict=True)]
+            [Placed.of(OneNode(t), of_dnn) for t, of_dnn in zip(trainings, steps, strict=True)]
         )
-        self.log_step_s = np.log([step.step_s for some in steps for step in some])
-        self.batch_size = np.array([step.batch_size for some in steps for step in some])
-        self.dnn = np.repeat(np.arange(len(steps)), [len(some) for some in steps])
+        self.log_step_s = np.log([step.step_s for of_dnn in steps for step in of_dnn])
+        self.batch_size = np.array([step.batch_size for of_dnn in steps for step in of_dnn])
+        self.dnn = np.repeat(np.arange(len(steps)), [len(of_dnn) for of_dnn in steps])
         weight, several = np.ones(len(self.dnn)), self.placed.nodes > 1
         for index in range(len(steps)):
             for chosen, many, spread in (

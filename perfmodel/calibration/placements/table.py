@@ -10,8 +10,7 @@ import numpy as np
 
 from perfmodel.base import tables
 from perfmodel.base.errors import InputError, number, whole_number
-from perfmodel.base.tables import Table
-from perfmodel.calibration.rows import located
+from perfmodel.base.tables import Table, located
 from perfmodel.inputs.batch_scaling import at_batch_size
 
 TENSORS = 100

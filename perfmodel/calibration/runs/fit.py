@@ -19,8 +19,7 @@ from perfmodel.base.errors import InputError, number
 from perfmodel.base.units import dimension_of, show
 from perfmodel.calibration import figures
 from perfmodel.calibration.files import slower_profile, with_fields
-from perfmodel.calibration.observations import Observation
-from perfmodel.calibration.parameters import Parameter
+from perfmodel.calibration.parameters import Observation, Parameter
 from perfmodel.calibration.regression import Known, Regression
 from perfmodel.calibration.runs.parameters import (
     FIELDS,
@@ -215,17 +214,17 @@ def fit_runs(
     (problem, x, scale), overlap = _chosen(searched) if choosing else (searched[0], None)
     known = problem.identified(x, scale)
     unidentified = [name for name, what in known.items() if what.status == "not identified"]
-    kept = x
+    x_known = x
     if unidentified:  # these keep their former values exactly
-        kept = x[[name not in unidentified for name in problem.names]]
+        x_known = x[[name not in unidentified for name in problem.names]]
         problem.names = [name for name in problem.names if name not in unidentified]
-        kept = problem.solve([kept], scale)
+        x_known = problem.solve([x_known], scale)
     advance()
-    parts = _parts(problem, len(kept))
-    held = problem.left_out(parts, kept, scale, advance) if parts else None
-    values = problem.values(kept)
+    parts = _parts(problem, len(x_known))
+    held = problem.left_out(parts, x_known, scale, advance) if parts else None
+    values = problem.values(x_known)
     estimates = [_estimate(problem.parameters[n], runs[0].job, values, known) for n in names]
-    errors = np.exp(problem.misses(kept[None])[0]) - 1.0
+    errors = np.exp(problem.misses(x_known[None])[0]) - 1.0
     spread = problem.run_spread * scale
     return RunsFit(
         estimates=tuple(estimates),
@@ -247,9 +246,9 @@ def fit_runs(
         architectures=tuple(dict.fromkeys(r.job.architecture.name for r in runs)),
         notes=(*_flags(values, overlap), *_notes(runs, errors, spread)),
         of_cluster=problem.calibration(
-            kept, scale, OF_CLUSTER, left_out=held, features=[features_of(r.job) for r in runs]
+            x_known, scale, OF_CLUSTER, left_out=held, features=[features_of(r.job) for r in runs]
         ),
-        of_workload=problem.calibration(kept, scale, OF_WORKLOAD),
+        of_workload=problem.calibration(x_known, scale, OF_WORKLOAD),
     )
 
 

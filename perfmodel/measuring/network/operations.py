@@ -35,7 +35,7 @@ class Operations:
             else self._distributed.group.WORLD
             for members in members_of("all_reduce", ranks)
         }
-        self.supported = tuple(one for one in OPERATIONS if self._supports(one, ranks))
+        self.supported = tuple(o for o in OPERATIONS if self._supports(o, ranks))
 
     def size(self, operation: Operation, size_bytes: int, ranks: int) -> int:
         """Return the bytes actually moved for a requested ``size_bytes``."""
@@ -63,31 +63,31 @@ class Operations:
         self, operation: Operation, size_bytes: int, ranks: int, count: int
     ) -> Callable[[], object]:
         distributed, first = self._distributed, self._rank == 0
-        whole = self._buffer("whole", size_bytes)
+        buffer = self._buffer("whole", size_bytes)
         if operation == "ping_pong":
             steps = (distributed.send, distributed.recv)[:: 1 if first else -1]
-            return lambda: [step(whole, 1 - self._rank) for step in steps]
+            return lambda: [step(buffer, 1 - self._rank) for step in steps]
         if operation in ("stream", "messages"):
             step = distributed.send if first else distributed.recv
-            return lambda: [step(whole, 1 - self._rank) for _ in range(count)]
+            return lambda: [step(buffer, 1 - self._rank) for _ in range(count)]
         if operation == "duplex":
             into = self._buffer("into", size_bytes)
-            return lambda: self._batch([1 - self._rank], whole, [1 - self._rank], into)
+            return lambda: self._batch([1 - self._rank], buffer, [1 - self._rank], into)
         if operation == "incast":
             # received data is not used, so all senders share one buffer
             senders, receivers = (list(range(1, ranks)), []) if first else ([], [0])
-            return lambda: self._batch(receivers, whole, senders, whole)
+            return lambda: self._batch(receivers, buffer, senders, buffer)
         group = self._groups[ranks]
         if operation == "all_reduce":
-            return lambda: distributed.all_reduce(whole, group=group)
+            return lambda: distributed.all_reduce(buffer, group=group)
         if operation == "broadcast":
-            return lambda: distributed.broadcast(whole, 0, group=group)
+            return lambda: distributed.broadcast(buffer, 0, group=group)
         part = self._buffer("part", size_bytes // ranks)
         if operation == "all_gather":
             gather = _either(distributed, "all_gather_single", "all_gather_into_tensor")
-            return lambda: gather(whole, part, group=group)
+            return lambda: gather(buffer, part, group=group)
         scatter = _either(distributed, "reduce_scatter_single", "reduce_scatter_tensor")
-        return lambda: scatter(part, whole, group=group)
+        return lambda: scatter(part, buffer, group=group)
 
     def _batch(self, receivers: list[int], out: Tensor, senders: list[int], into: Tensor) -> None:
         """Send ``out`` to ``receivers``, and receive from ``senders``, at the same time."""
@@ -110,11 +110,11 @@ class Operations:
     def _buffer(self, name: str, size_bytes: int) -> Tensor:
         """Return a reused buffer of zeros, so that sums stay zero."""
         values, torch = size_bytes // VALUE_BYTES, self._group.torch
-        kept = self._buffers.get(name)
-        if kept is None or len(kept) < values:
-            kept = torch.zeros(values, dtype=torch.float32, device=self._group.device)
-            self._buffers[name] = kept
-        return kept[:values]
+        buffer = self._buffers.get(name)
+        if buffer is None or len(buffer) < values:
+            buffer = torch.zeros(values, dtype=torch.float32, device=self._group.device)
+            self._buffers[name] = buffer
+        return buffer[:values]
 
 
 def _either(module: ModuleType, name: str, former: str) -> Callable[..., object]:

@@ -109,8 +109,8 @@ def _measurements(test: _Test, line: OutputLine) -> list[Measurement]:
             )
         size *= ranks if operation == "all_gather" else 1  # OSU counts what one rank sends
     elif operation != "ping_pong":
-        ways = 2 if operation == "duplex" else 1  # the printed rate is of both ways together
-        seconds = ways * WINDOW * size / (value * 1e6)
+        directions = 2 if operation == "duplex" else 1  # the printed rate is of both ways together
+        seconds = directions * WINDOW * size / (value * 1e6)
         if size >= FEWEST_BULK_BYTES:
             size *= WINDOW
         elif operation == "duplex":

@@ -62,12 +62,12 @@ def _measurement(
         if unit[1] not in UNITS:
             raise header.unexpected(f"a bandwidth in {', '.join(UNITS)} per second")
         rate = line.number(BW_AVERAGE, "size, iterations, peak and average bandwidth")
-        ways = 2 if named[2] else 1  # the printed rate is of both ways together
+        directions = 2 if named[2] else 1  # the printed rate is of both ways together
         moved = size * iterations
         return Measurement(
             operation="duplex" if named[2] else "stream",
             bytes=moved,
-            seconds=(ways * moved / (rate * UNITS[unit[1]]),),
+            seconds=(directions * moved / (rate * UNITS[unit[1]]),),
         )
     columns = header.text.split()
     if named[3] != "Latency" or named[1] not in ("RDMA_Write", "Send"):

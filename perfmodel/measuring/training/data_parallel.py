@@ -67,8 +67,8 @@ class DataParallel:
         """Return DDP's actual buckets; they are final after two iterations."""
         logged = self.model._get_ddp_logging_data()
         text = logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or ""
-        made = tuple(int(part) for part in text.replace(" ", "").split(",") if part)
-        return Buckets(*self._caps, made)
+        sizes = tuple(int(part) for part in text.replace(" ", "").split(",") if part)
+        return Buckets(*self._caps, sizes)
 
     def measure_alone(self) -> None:
         """Measure iterations without communication; they do not change the parameters."""

@@ -211,8 +211,8 @@ def _data_parallel(plan: Plan, group: Group, progress: Progress | None) -> RankR
         group.distributed, steps.iteration, steps=plan.steps, warmup=plan.warmup,
         time_limit_s=plan.time_limit_s, device=trained.device, progress=progress,
     )  # fmt: skip
-    made = ", ".join(map(str, steps.buckets().made_bytes))
-    about = f"DistributedDataParallel, {_software(plan.backend, group)}, buckets of {made} bytes"
+    sizes = ", ".join(map(str, steps.buckets().made_bytes))
+    about = f"DistributedDataParallel, {_software(plan.backend, group)}, buckets of {sizes} bytes"
     return RankReport(
         ran=ran, batch_size=trained.batch_size, workload=trained.built.name, about=about
     )
