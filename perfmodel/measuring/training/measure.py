@@ -249,7 +249,7 @@ def _worker(plan: Plan, group: Group, workers: int, progress: Progress | None) -
     else:
         group.receive(0)  # the servers have the initial parameters
     ran = train(
-        client, hooked, iterations=plan.warmup + plan.steps, together=plan.sync == "bsp",
+        client, hooked.iteration, iterations=plan.warmup + plan.steps, together=plan.sync == "bsp",
         time_limit_s=math.inf if plan.time_limit_s is None else plan.time_limit_s,
         progress=progress,
     )  # fmt: skip

@@ -17,8 +17,6 @@ from perfmodel.measuring.training.shards import ELEMENT_BYTES, ShardPiece
 if TYPE_CHECKING:
     from torch.distributed import Work
 
-    from perfmodel.measuring.training.hooks import HookedModel
-
 
 class Client:
     """A worker's side of all servers, and its copy of the parameters.
@@ -116,7 +114,7 @@ class Ran(msgspec.Struct, frozen=True):
 
 def train(
     client: Client,
-    trained: HookedModel,
+    iteration: Callable[[Client], float],
     *,
     iterations: int,
     together: bool = True,
@@ -136,7 +134,7 @@ def train(
     while not (last if fixed else stopped):
         last = len(computed_s) + 1 >= iterations or ends_s[-1] - ends_s[0] > time_limit_s
         client.begin(LAST if last else ITERATE)
-        computed_s.append(trained.iteration(client))
+        computed_s.append(iteration(client))
         ends_s.append(clock())
         stopped = client.all_done()
         if progress is not None and len(computed_s) <= iterations:
