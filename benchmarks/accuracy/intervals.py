@@ -19,10 +19,10 @@ import numpy as np
 from scipy import optimize, stats
 
 from benchmarks.accuracy import dlperf, testbed
+from benchmarks.accuracy.residuals import PredictedRun
 from perfmodel import api
 from perfmodel.base.errors import InputError
 from perfmodel.base.uncertainty import COVERAGE, WIDTH
-from perfmodel.calibration.residuals import PredictedRun
 from perfmodel.predicting.intervals import JobKind, Learnt, kind_of, step_interval, uncertainty
 from perfmodel.validation import shipped_cases
 

@@ -9,19 +9,23 @@ rows. The tables are those of :mod:`benchmarks.accuracy.placement_rows`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 import perfmodel as pm
 from benchmarks.accuracy import fitted, rows
 from benchmarks.accuracy.cases import Case, Run, predicted
 from benchmarks.accuracy.placement_rows import DNNS, Row, read, trainings
 from perfmodel.base.errors import InputError
+from perfmodel.calibration.network.robust import least_absolute
 from perfmodel.calibration.placements import Placements, Step, Training, calibrate_placements
-from perfmodel.calibration.placements.table import smoothed
+
+SHORTEST = 0.01
+"""Least step on a line, as a fraction of the shortest measured one."""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -79,6 +83,27 @@ def _whole(entry: Entry, used: Sequence[Row], known: Mapping[str, Training]) -> 
         keys[row.key] = (min(least, size), max(most, size))
     lines = {name: smoothed(training) for name, training in known.items()}
     return msgspec.structs.replace(entry, fitted_to=to, lines=lines)
+
+
+def smoothed(training: Training, batch_sizes: Iterable[int] | None = None) -> Training:
+    """Replace the steps on one node by lines over the batch size, with least absolute errors.
+
+    The lines are evaluated at the smallest and largest measured batch size, or at ``batch_sizes``;
+    the waiting fraction is the median.
+    """
+    lines = []
+    for devices in sorted({s.devices for s in training.steps if len(s.devices) == 1}):
+        own = [step for step in training.steps if step.devices == devices]
+        sizes = np.array([float(step.batch_size) for step in own])
+        steps = np.array([step.step_s for step in own])
+        design = np.stack([np.ones_like(sizes), sizes], axis=1)
+        fixed, per_sample = least_absolute(design, steps)
+        waits = float(np.median([step.waiting_s / step.step_s for step in own]))
+        for size in batch_sizes or sorted({int(sizes.min()), int(sizes.max())}):
+            step_s = max(float(fixed + per_sample * size), SHORTEST * float(steps.min()))
+            step_s, waiting_s = (fitted.rounded(v, 4) for v in (step_s, min(waits, 1.0) * step_s))
+            lines.append(Step(devices, size, step_s, min(waiting_s, step_s)))
+    return msgspec.structs.replace(training, steps=tuple(lines))
 
 
 def cases(source: Tables, folder: Path) -> list[Case]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import importlib.util
 import io
+import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -120,6 +122,17 @@ class Table(msgspec.Struct, frozen=True):
                 raise _missing(self.name, column, self.columns)
 
 
+@contextmanager
+def located(table: str, place: str) -> Iterator[None]:
+    """Begin the text of an error in the block with the place of a row, unless it names the table
+    already."""
+    try:
+        yield
+    except InputError as error:
+        text = str(error)
+        raise InputError(text if text.startswith(table) else f"{place}: {text}") from None
+
+
 def read(path: str | Path) -> Table:
     """Read a CSV file: UTF-8, comma-separated, a header line, at least one row.
 
@@ -163,6 +176,17 @@ def parquet(frame: pd.DataFrame, path: str | Path | None = None) -> bytes:
     if path is not None:
         write(path, data)
     return data
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of cells as lines with columns of equal width, two blanks apart.
+
+    >>> aligned([["a", "1 s"], ["long", "2 s", "more"]])
+    ['a     1 s', 'long  2 s  more']
+    """
+    widths = [max(map(len, column)) for column in itertools.zip_longest(*rows, fillvalue="")]
+    cells = ([f"{cell:{w}}" for cell, w in zip(row, widths, strict=False)] for row in rows)
+    return ["  ".join(row).rstrip() for row in cells]
 
 
 def has_parquet() -> bool:

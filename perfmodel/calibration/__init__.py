@@ -1,7 +1,6 @@
 """Turns measurements into inputs: the actual costs of servers, links, collectives and devices."""
 
-from perfmodel.calibration.observations import Observation
-from perfmodel.calibration.parameters import Parameter
+from perfmodel.calibration.parameters import Observation, Parameter
 from perfmodel.calibration.runs.fit import RunsFit, fit_runs
 from perfmodel.calibration.runs.table import RunsTable, read_runs
 from perfmodel.calibration.servers.costs import ServerCosts, measured_costs, with_server

@@ -1,4 +1,4 @@
-"""Parameters of a fit: a field of the job, its prior, and what shares its value."""
+"""What a fit takes: measured runs, and parameters (a field of the job, its prior, its scope)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,42 @@ import msgspec
 import numpy as np
 
 from perfmodel.base.arrays import Floats
+from perfmodel.base.errors import number
 from perfmodel.base.quantities import Quantity
+from perfmodel.inputs.job import Job
 
 LARGEST_FRACTION = 0.99
 """Largest starting value of a fraction: the logit of 1 is infinite."""
+
+
+class Observation(msgspec.Struct, frozen=True):
+    """A measured run.
+
+    Attributes
+    ----------
+    job : what ran; fitted values in it are replaced, or serve as prior means.
+    step_s : mean step time of a worker in steady state.
+    spread_fraction : standard deviation of this mean as a fraction of it.
+    place : name of the run in errors and reports.
+    group : runs of a group are held out together; empty for a run that is not alike to others.
+    worker_cpu_s, server_cpu_s : processor time of a worker, and of a parameter server, per step
+        over its number of cores; None if unknown.
+    """
+
+    job: Job
+    step_s: float
+    spread_fraction: float = 0.0
+    place: str = ""
+    group: str = ""
+    worker_cpu_s: float | None = None
+    server_cpu_s: float | None = None
+
+    def __post_init__(self) -> None:
+        number("step_s", self.step_s, above=0.0)
+        number("spread_fraction", self.spread_fraction)
+        for name in ("worker_cpu_s", "server_cpu_s"):
+            if getattr(self, name) is not None:
+                number(name, getattr(self, name), above=0.0)
 
 
 class Parameter(msgspec.Struct, frozen=True):
@@ -82,7 +114,7 @@ def expanded(parameters: Sequence[Parameter], workloads: Sequence[str]) -> list[
     there is one.
     """
     common = [p for p in parameters if p.spread > 0.0]
-    own = [
+    apart = [
         Parameter(f"{p.name} {name}", 1.0, p.apart)
         if p.spread > 0.0
         else msgspec.structs.replace(p, name=f"{p.name} {name}", spread=p.apart)
@@ -90,21 +122,28 @@ def expanded(parameters: Sequence[Parameter], workloads: Sequence[str]) -> list[
         for p in parameters
         if p.apart > 0.0
     ]
-    return [*common, *own]
+    return [*common, *apart]
 
 
 def of_workload(
     parameters: Sequence[Parameter], values: Mapping[str, Floats], workload: str
 ) -> dict[str, Floats]:
     """Values of a workload's parameters, by name, from those of :func:`expanded`."""
-    found = {}
+    fields = {}
     for p in parameters:
-        own = values.get(f"{p.name} {workload}") if p.apart > 0.0 else None
-        value = values[p.name] if p.spread > 0.0 else own
-        if value is None:
-            continue
-        if own is not None and p.spread > 0.0:
-            odds = value / (1.0 - value) * own if p.scale == "logit" else None
-            value = value * own if odds is None else odds / (1.0 + odds)
-        found[p.name] = value
-    return found
+        factor = values.get(f"{p.name} {workload}") if p.apart > 0.0 else None
+        if p.spread > 0.0:
+            fields[p.name] = _multiplied(p, values[p.name], factor)
+        elif factor is not None:
+            fields[p.name] = factor
+    return fields
+
+
+def _multiplied(p: Parameter, value: Floats, factor: Floats | None) -> Floats:
+    """A common value times a workload's factor; for a logit, the factor is on the odds."""
+    if factor is None:
+        return value
+    if p.scale != "logit":
+        return value * factor
+    odds = value / (1.0 - value) * factor
+    return odds / (1.0 + odds)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,7 +24,15 @@ from numpy.typing import NDArray
 
 from perfmodel.base.arrays import Floats
 from perfmodel.calibration.parameters import Parameter
-from perfmodel.calibration.statistics import LeftOut, Status, rounded, spread_of
+from perfmodel.calibration.statistics import (
+    EVERY,
+    LeftOut,
+    Rows,
+    Status,
+    nested,
+    rounded,
+    spread_of,
+)
 from perfmodel.inputs.calibration import FEATURES, Calibration
 from perfmodel.predicting.intervals import DOUBLING
 
@@ -73,6 +80,11 @@ class Known(msgspec.Struct, frozen=True):
     other: str | None
 
 
+def _losses(residuals: Floats) -> Floats:
+    """The soft L1 loss of residuals in standard deviations."""
+    return np.asarray(TOLERATED**2 * (np.sqrt(1.0 + (residuals / TOLERATED) ** 2) - 1.0))
+
+
 class Regression:
     """Parameters, and the misfits of rows as a function of them; points are coordinates, (points,
     parameters).
@@ -85,7 +97,7 @@ class Regression:
     def __init__(
         self, parameters: Sequence[Parameter], misses: Misses, spreads: Floats | Sequence[float]
     ) -> None:
-        self.parameters = {each.name: each for each in parameters}
+        self.parameters = {p.name: p for p in parameters}
         self.names = list(self.parameters)
         self.spreads = np.asarray(spreads, np.float64)
         self._misses = misses
@@ -102,8 +114,8 @@ class Regression:
 
     def values(self, point: Floats) -> dict[str, float]:
         """Values of the parameters at a point, by name."""
-        given = zip(self.names, point, strict=True)
-        return {name: float(self.parameters[name].at(at)) for name, at in given}
+        coordinates = zip(self.names, point, strict=True)
+        return {name: float(self.parameters[name].at(at)) for name, at in coordinates}
 
     def misses(self, points: Floats) -> Floats:
         """Logarithms of predicted over measured values, shape (points, rows)."""
@@ -113,49 +125,49 @@ class Regression:
             name: np.asarray(self.parameters[name].at(points[:, i]))
             for i, name in enumerate(self.names)
         }
-        found: Floats = self._misses(values, len(points))
-        return found
+        return np.asarray(self._misses(values, len(points)))
 
     def near(self, x: Floats, difference: float) -> Regression:
         """Return a copy with misfits linearised about a point by central differences of the
         coordinates: it makes hundreds of fits without some of the rows cheap."""
-        at, aside = self.misses(x[None])[0], difference * np.eye(len(x))
-        slopes = (self.misses(x + aside) - self.misses(x - aside)).T / (2.0 * difference)
+        at, slopes = self.misses(x[None])[0], self._slopes(x, difference)
         parameters = [self.parameters[name] for name in self.names]
 
         def misses(values: Mapping[str, Floats], points: int) -> Floats:
             moved = [[p.coordinate(v) for v in values[p.name].tolist()] for p in parameters]
-            found: Floats = at + (np.array(moved).T - x) @ slopes.T
-            return found
+            return np.asarray(at + (np.array(moved).T - x) @ slopes)
 
         return Regression(parameters, misses, self.spreads)
+
+    def _slopes(self, x: Floats, difference: float = DIFFERENCE) -> Floats:
+        """Derivatives of the misfits, (parameters, rows)."""
+        aside = difference * np.eye(len(x))
+        slopes: Floats = (self.misses(x + aside) - self.misses(x - aside)) / (2.0 * difference)
+        return slopes
 
     def effect(self, name: str) -> float:
         """Largest change of any row by one prior standard deviation of a parameter."""
         p = self.parameters[name]
         at = p.centre + p.spread * np.array([-1.0, 0.0, 1.0])
-        found = self._misses({name: np.asarray(p.at(at))}, 3)
-        return float(np.abs(found - found[1]).max())
+        misses = self._misses({name: np.asarray(p.at(at))}, 3)
+        return float(np.abs(misses - misses[1]).max())
 
-    def residuals(self, points: Floats, scale: float, of: Any = slice(None)) -> Floats:
+    def residuals(self, points: Floats, scale: float, of: Rows = EVERY) -> Floats:
         """Misfits of the rows ``of``, then distances from the prior, in standard deviations."""
         misfits = (self.misses(points) / (scale * self.spreads))[:, of]
         return np.concatenate([misfits, (points - self.centre) / self.prior], axis=1)
 
     def costs(self, points: Floats, scale: float) -> Floats:
         """The module's cost function at each point."""
-        sizes = (self.residuals(points, scale) / TOLERATED) ** 2
-        found: Floats = TOLERATED**2 * (np.sqrt(1.0 + sizes) - 1.0).sum(axis=1)
-        return found
+        return np.asarray(_losses(self.residuals(points, scale)).sum(axis=1))
 
     def cost(self, x: Floats, scale: float) -> float:
         """The cost function at one point."""
         return float(self.costs(x[None], scale)[0])
 
-    def unlikelihood(self, misses: Floats, scale: float) -> float:
+    def data_cost(self, misses: Floats, scale: float) -> float:
         """The part of the cost that comes from misfits of shape (rows,)."""
-        sizes = (misses / (scale * self.spreads) / TOLERATED) ** 2
-        return float(TOLERATED**2 * (np.sqrt(1.0 + sizes) - 1.0).sum())
+        return float(_losses(misses / (scale * self.spreads)).sum())
 
     # -- the minimum -------------------------------------------------------------------------------
 
@@ -169,12 +181,12 @@ class Regression:
         best = np.argsort(self.costs(points, 1.0))[:FINALISTS]
         return [self.centre, *points[best]]
 
-    def solve(self, starts: Sequence[Floats], scale: float = 1.0, of: Any = slice(None)) -> Floats:
+    def solve(self, starts: Sequence[Floats], scale: float = 1.0, of: Rows = EVERY) -> Floats:
         """The best minimum of the cost of the rows ``of`` from these starts."""
         if not self.names:
             return self.centre
-        every = np.ones(len(self.names), bool)
-        answers = [self._descend(start, every, scale, of) for start in starts]
+        free = np.ones(len(self.names), bool)
+        answers = [self._descend(start, free, scale, of) for start in starts]
         return min(answers, key=lambda answer: answer[0])[1]
 
     def fit(self) -> tuple[Floats, float]:
@@ -200,8 +212,8 @@ class Regression:
         """
         misses, explained, wider = np.empty(len(groups)), np.empty(len(groups)), self._wider(x)
         for group in dict.fromkeys(groups):
-            own = np.array([each == group for each in groups])
-            of, others = np.flatnonzero(own), np.flatnonzero(~own)
+            inside = np.array([other == group for other in groups])
+            of, others = np.flatnonzero(inside), np.flatnonzero(~inside)
             at = self.solve([x], scale, others)
             misses[of] = self.misses(at[None])[0, of] if exact is None else exact(at, of)
             information = self._information(at, scale * wider, others)
@@ -216,7 +228,7 @@ class Regression:
         start: Floats,
         free: NDArray[np.bool_],
         scale: float,
-        of: Any = slice(None),
+        of: Rows = EVERY,
         precision: float = 1e-8,
     ) -> tuple[float, Floats]:
         """Minimum of the cost near a start over the ``free`` coordinates, and its location."""
@@ -230,8 +242,8 @@ class Regression:
             return x
 
         def residuals(some: Floats) -> Floats:
-            found, slopes[some.tobytes()] = self._with_slopes(whole(some), scale, of)
-            return found
+            values, slopes[some.tobytes()] = self._with_slopes(whole(some), scale, of)
+            return values
 
         def slopes_at(some: Floats) -> Floats:
             if some.tobytes() not in slopes:
@@ -251,13 +263,13 @@ class Regression:
         )
         return float(answer.cost), whole(answer.x)
 
-    def _with_slopes(self, x: Floats, scale: float, of: Any = slice(None)) -> tuple[Floats, Floats]:
+    def _with_slopes(self, x: Floats, scale: float, of: Rows = EVERY) -> tuple[Floats, Floats]:
         """Residuals and their derivatives, evaluated together: an array costs little more than one
         point."""
         aside = DIFFERENCE * np.eye(len(x))
-        found = self.residuals(np.concatenate([x[None], x + aside, x - aside]), scale, of)
-        more, less = found[1 : len(x) + 1], found[len(x) + 1 :]
-        return found[0], ((more - less) / (2.0 * DIFFERENCE)).T
+        values = self.residuals(np.concatenate([x[None], x + aside, x - aside]), scale, of)
+        more, less = values[1 : len(x) + 1], values[len(x) + 1 :]
+        return values[0], ((more - less) / (2.0 * DIFFERENCE)).T
 
     # -- what is known -----------------------------------------------------------------------------
 
@@ -268,10 +280,8 @@ class Regression:
     def explained(self, x: Floats, covariance: Floats) -> Floats:
         """Variance of each row's misfit that follows from a covariance of the coordinates at a
         point, (rows,)."""
-        aside = DIFFERENCE * np.eye(len(x))
-        slopes = (self.misses(x + aside) - self.misses(x - aside)) / (2.0 * DIFFERENCE)
-        found: Floats = np.einsum("ir,ij,jr->r", slopes, covariance, slopes)
-        return found
+        slopes = self._slopes(x)
+        return np.asarray(np.einsum("ir,ij,jr->r", slopes, covariance, slopes))
 
     def log_covariance(self, x: Floats, scale: float) -> tuple[tuple[float, ...], ...]:
         """Covariance of the logarithms of the values, for
@@ -283,9 +293,7 @@ class Regression:
             low, high = np.log(np.abs(np.asarray(p.at(ends)))).tolist()
             slopes.append((high - low) / (2.0 * DIFFERENCE))
         times = np.array(slopes)
-        matrix = np.asarray(self.covariance(x, scale) * np.outer(times, times))
-        rows = ((matrix + matrix.T) / 2.0).tolist()
-        return tuple(tuple(rounded(value) for value in row) for row in rows)
+        return nested(self.covariance(x, scale) * np.outer(times, times))
 
     def calibration(
         self,
@@ -310,8 +318,8 @@ class Regression:
         chosen = [i for i, name in enumerate(self.names) if name in paths]
         covariance = self.log_covariance(x, scale) if chosen else ()
         count = len(self.spreads)
-        names = [name for name in FEATURES if features and all(name in each for each in features)]
-        columns = {name: np.array([each[name] for each in features]) for name in names}
+        names = [name for name in FEATURES if features and all(name in row for row in features)]
+        columns = {name: np.array([row[name] for row in features]) for name in names}
         return Calibration(
             parameters=tuple(paths[self.names[i]] for i in chosen),
             covariance=tuple(tuple(covariance[i][j] for j in chosen) for i in chosen),
@@ -341,12 +349,12 @@ class Regression:
             weights += float((doublings**4).sum())
         return math.sqrt(excess / weights)
 
-    def _information(self, x: Floats, scale: float, of: Any = slice(None)) -> Floats:
+    def _information(self, x: Floats, scale: float, of: Rows = EVERY) -> Floats:
         """Gauss-Newton approximation of the cost's second derivatives, over the rows ``of``."""
         residuals, slopes = self._with_slopes(x, scale, of)
         sizes = (residuals / TOLERATED) ** 2
-        found: Floats = slopes.T @ (slopes * ((1.0 + sizes) ** -1.5)[:, None])
-        return found + 1e-9 * np.diag(self.prior**-2.0)
+        curvature: Floats = slopes.T @ (slopes * ((1.0 + sizes) ** -1.5)[:, None])
+        return curvature + 1e-9 * np.diag(self.prior**-2.0)
 
     def _free(self, x: Floats) -> float:
         """Degrees of freedom: the number of rows minus the parameters that they identify."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,9 +27,9 @@ class Estimate(msgspec.Struct, frozen=True):
 class Written(Drawn, frozen=True):
     """A fit that can be written as JSON."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the fit as JSON-like values."""
-        values: dict[str, Any] = msgspec.to_builtins(self)
+        values: dict[str, object] = msgspec.to_builtins(self)
         return values
 
     def to_json(self) -> str:
@@ -49,6 +49,17 @@ class Residuals(msgspec.Struct, frozen=True):
         """Summarise signed errors, at least one."""
         sizes = np.abs(np.asarray(errors, np.float64))
         return cls(float(np.median(sizes)), float(np.quantile(sizes, 0.9)), float(sizes.max()))
+
+
+class RunError(msgspec.Struct, frozen=True):
+    """A run and its errors, predicted / measured - 1: of the fit, and of a fit without this run
+    (None: there were too few runs)."""
+
+    place: str
+    arch: str
+    workers: int
+    error: float
+    held_out: float | None
 
 
 Status = Literal["identified", "confounded", "not identified"]
@@ -76,10 +87,34 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
     status: Status = "identified"
     note: str = ""
 
+    @property
+    def determined(self) -> bool:
+        """Whether the measurements determine it, alone or together with others."""
+        return self.status != "not identified"
+
+    @classmethod
+    def kept(cls, name: str, unit: str, was: float, note: str) -> Fitted:
+        """A parameter that keeps its value, because nothing determines it."""
+        estimate = cls(name=name, unit=unit, was=was, value=was, low=was, high=was)
+        return msgspec.structs.replace(estimate, status="not identified", note=note)
+
+    @classmethod
+    def spread(cls, name: str, unit: str, value: float, spread: float, was: float = 0.0) -> Fitted:
+        """A parameter whose logarithm has the standard deviation ``spread``."""
+        factor = math.exp(WIDTH * spread)
+        low, high = value / factor, value * factor
+        return cls(name=name, unit=unit, was=was, value=value, low=low, high=high)
+
 
 def rounded(value: float, digits: int = 6) -> float:
     """Round to this many digits; no measurement is more precise than six."""
     return float(f"{value:.{digits}g}")
+
+
+def nested(matrix: Floats) -> tuple[tuple[float, ...], ...]:
+    """A covariance as rounded and exactly symmetric rows, as files store it."""
+    rows = ((matrix + matrix.T) / 2.0).tolist()
+    return tuple(tuple(rounded(value) for value in row) for row in rows)
 
 
 def folds(count: int, parts: int) -> list[NDArray[np.int64]]:
@@ -110,6 +145,11 @@ def median_interval(values: Sequence[float], coverage: float = 0.9) -> tuple[Est
     return Estimate(middle, ordered[k - 1], ordered[n - k]), held(k)
 
 
+Rows = slice | NDArray[np.int64] | NDArray[np.bool_]
+"""A choice of rows: an index of arrays."""
+
+EVERY = slice(None)
+
 MOST_WIDER = 2.0
 """Largest factor by which few groups widen a spread: for two, Student's t would give nearly
 four."""
@@ -129,7 +169,7 @@ class LeftOut(NamedTuple):
     explained: Floats
     fitted: Floats
 
-    def spread(self, groups: int, of: Any = slice(None)) -> float:
+    def spread(self, groups: int, of: Rows = EVERY) -> float:
         """The :func:`spread_of` the rows ``of``, from ``groups`` groups, beyond the explained
         variance; at least that of the fit to all rows."""
         within = spread_of(self.fitted[of], len(self.fitted[of]))

@@ -111,9 +111,9 @@ def times(measured: Sequence[Measurements], title: str, fitted: Fitted | None = 
     panels: dict[str, dict[str, list[tuple[Measurements, Measurement]]]] = {}
     for m in measured:
         place = f"{m.name}: " if len(measured) > 1 else ""
-        for each in m.measurements:
-            lines = panels.setdefault(each.operation, {})
-            lines.setdefault(place + _label(each), []).append((m, each))
+        for e in m.measurements:
+            lines = panels.setdefault(e.operation, {})
+            lines.setdefault(place + _label(e), []).append((m, e))
     labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
     drawn = []
     for operation, lines in panels.items():
@@ -137,11 +137,11 @@ def _marks(
     pairs = sorted(pairs, key=lambda pair: pair[1].bytes)
     sizes, seconds = [e.bytes for _, e in pairs], [e.seconds for _, e in pairs]
     line = colour(number)
-    low, high = [min(each) for each in seconds], [max(each) for each in seconds]
-    middle = [median(each) for each in seconds]
+    low, high = [min(e) for e in seconds], [max(e) for e in seconds]
+    middle = [median(e) for e in seconds]
     points = Series(label, sizes, middle, line, "points", marker(number), size=3.5)
     marks: list[Mark] = [Ranges("", sizes, low, high, line, "y", width=0.8), points]
-    values = [None if fitted is None else fitted(m, each) for m, each in pairs]
+    values = [None if fitted is None else fitted(m, e) for m, e in pairs]
     if None not in values:
         known = [value for value in values if value is not None]
         marks.append(Series("fitted", sizes, known, line))

@@ -12,12 +12,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.base.errors import InputError, PerfmodelError, unknown_name, whole_number
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup, Work
+
+JSON = TypeVar("JSON")
+
+Array = NDArray[np.float32]
 
 BACKENDS = ("gloo", "nccl")
 
@@ -51,14 +61,8 @@ class Place(msgspec.Struct, frozen=True):
     local_rank: int = 0
 
 
-def import_distributed() -> Any:
-    """Import torch.distributed.
-
-    Raises
-    ------
-    InputError : PyTorch is not installed, or not with torch.distributed; the text names other
-        programs that measure a network, and how to use them.
-    """
+def import_distributed() -> ModuleType:
+    """Import torch.distributed."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         distributed = importlib.import_module("torch.distributed")
@@ -70,12 +74,7 @@ def import_distributed() -> Any:
 
 
 def place(environment: Mapping[str, str] = os.environ) -> Place | None:
-    """Return the place of this process, from torchrun's variables; None without them.
-
-    Raises
-    ------
-    InputError : a variable is no whole number, or there is a single process.
-    """
+    """Return the place of this process, from torchrun's variables; None without them."""
     if not all(name in environment for name in VARIABLES):
         return None
     for name in VARIABLES:
@@ -127,7 +126,9 @@ class Group:
     control : gloo group of all ranks, for messages in host memory.
     """
 
-    def __init__(self, place: Place, distributed: Any, device: Any, control: Any) -> None:
+    def __init__(
+        self, place: Place, distributed: ModuleType, device: torch.device, control: ProcessGroup
+    ) -> None:
         self.place, self.distributed, self.device = place, distributed, device
         self.control = control
         self.torch = importlib.import_module("torch")
@@ -145,18 +146,17 @@ class Group:
         self.distributed.recv(message, rank, group=self.control)
         return [int(number) for number in message]
 
-    def isend(self, rank: int, values: Any, tag: int) -> Any:
-        """Begin to send an array in host memory; return the work, whose ``wait`` ends with it."""
+    def isend(self, rank: int, values: Array, tag: int) -> Work:
+        """Begin to send an array in host memory; ``wait`` of the result ends with it."""
         tensor = self.torch.from_numpy(values)
         return self.distributed.isend(tensor, rank, group=self.control, tag=tag)
 
-    def irecv(self, rank: int, into: Any, tag: int) -> Any:
-        """Begin to receive an array in host memory; return the work, whose ``wait`` ends with
-        it."""
+    def irecv(self, rank: int, into: Array, tag: int) -> Work:
+        """Begin to receive an array in host memory; ``wait`` of the result ends with it."""
         tensor = self.torch.from_numpy(into)
         return self.distributed.irecv(tensor, rank, group=self.control, tag=tag)
 
-    def share(self, value: Any) -> list[Any]:
+    def share(self, value: JSON) -> list[JSON]:
         """All-gather JSON-like values, in rank order; all ranks must call it.
 
         They travel as JSON, not as pickles.
@@ -175,12 +175,7 @@ class Group:
         ]
 
     def agree(self, arguments: Mapping[str, str]) -> None:
-        """Check that all ranks have the same arguments, by flag.
-
-        Raises
-        ------
-        InputError : they differ; the same text on all ranks.
-        """
+        """Check that all ranks have the same arguments, by flag."""
         first, *others = self.share(dict(arguments))
         for rank, other in enumerate(others, start=1):
             for flag in {**first, **other}:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -21,6 +22,8 @@ from perfmodel.inputs.workload import Workload
 from perfmodel.measuring.training.run import MeasuredRun, read_run
 
 SCHEMA = "perfmodel.cases/1"
+
+Entry = TypeVar("Entry")
 
 
 class MeasuredValues(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -43,20 +46,15 @@ class MeasuredValues(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     spread_fraction: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("step_s", "samples_per_s"):
-            if getattr(self, name) is not None:
-                number(f"measured.{name}", getattr(self, name), above=0.0)
-        if self.idle_fraction is not None:
-            number("measured.idle_fraction", self.idle_fraction, at_most=1.0)
-        for name in ("staleness_mean", "spread_fraction"):
-            if getattr(self, name) is not None:
-                number(f"measured.{name}", getattr(self, name))
-        if (self.step_s, self.samples_per_s, self.idle_fraction, self.staleness_mean) == (
-            None,
-        ) * 4:
-            raise InputError(
-                "measured: needs step_s, samples_per_s, idle_fraction or staleness_mean"
-            )
+        values = {name: getattr(self, name) for name in self.__struct_fields__}
+        for name, value in values.items():
+            if value is not None:
+                above = 0.0 if name in ("step_s", "samples_per_s") else None
+                at_most = 1.0 if name == "idle_fraction" else None
+                number(f"measured.{name}", value, above=above, at_most=at_most)
+        *measures, last = (name for name in values if name != "spread_fraction")
+        if all(values[name] is None for name in (*measures, last)):
+            raise InputError(f"measured: needs {', '.join(measures)} or {last}")
 
 
 class CaseJob(JobKeys, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -140,11 +138,9 @@ def read_cases(path: str | Path) -> list[MeasuredJob]:
 
 def shipped_cases() -> list[MeasuredJob]:
     """Return the cases of all files that come with the package."""
-    found: list[MeasuredJob] = []
-    for path in sorted((catalogue.folder() / "cases").iterdir()):
-        if path.suffix in (".json", ".toml"):
-            found += read_cases(path)
-    return found
+    paths = sorted((catalogue.folder() / "cases").iterdir())
+    files = [path for path in paths if path.suffix in (".json", ".toml")]
+    return [case for path in files for case in read_cases(path)]
 
 
 def read_measurements(
@@ -171,24 +167,25 @@ def of_run(
     ------
     InputError : the job is invalid.
     """
-    made = run.measured
-    spread = made.iteration_std_s / made.iteration_s / (made.iterations * run.workers) ** 0.5
+    results = run.measured
+    steps = results.iterations * run.workers
+    spread = results.iteration_std_s / results.iteration_s / math.sqrt(steps)
     return MeasuredJob(
         name=run.name,
         group=run.arch,
         job=api.make_job(workload=workload, cluster=cluster, **run.arguments()),
         measured=MeasuredValues(
-            step_s=made.iteration_s,
-            samples_per_s=made.samples_per_s,
-            idle_fraction=max(0.0, made.idle_fraction),
-            staleness_mean=made.mean_staleness,
+            step_s=results.iteration_s,
+            samples_per_s=results.samples_per_s,
+            idle_fraction=max(0.0, results.idle_fraction),
+            staleness_mean=results.mean_staleness,
             spread_fraction=spread,
         ),
         source=run.source,
     )
 
 
-def ready(found: Cases, folder: Path, name: str) -> list[MeasuredJob]:
+def ready(cases: Cases, folder: Path, name: str) -> list[MeasuredJob]:
     """Make the jobs of the cases of a file.
 
     Parameters
@@ -200,58 +197,54 @@ def ready(found: Cases, folder: Path, name: str) -> list[MeasuredJob]:
     ------
     InputError : a job is invalid.
     """
-    ready = []
-    for case in found.cases:
+    jobs = []
+    for case in cases.cases:
         try:
-            job = api.make_job(**_arguments(case, found, folder))
+            job = api.make_job(**_arguments(case, cases, folder))
         except InputError as error:
             raise InputError(f"{name}: case {case.name!r}: {error}") from None
-        ready.append(
-            MeasuredJob(
-                name=case.name,
-                group=case.group or found.name,
-                job=job,
-                measured=case.measured,
-                source=case.source or found.source,
-            )
+        group, source = case.group or cases.name, case.source or cases.source
+        jobs.append(
+            MeasuredJob(name=case.name, group=group, job=job, measured=case.measured, source=source)
         )
-    return ready
+    return jobs
 
 
-def _arguments(case: Case, found: Cases, folder: Path) -> dict[str, Any]:
-    given = case.job.arguments()
-    if "workload" in given:
-        given["workload"] = _own("workload", given["workload"], found.workloads, folder)
-    if "cluster" in given and given["cluster"] not in catalogue.cluster_names():
-        given["cluster"] = _own("cluster", given["cluster"], found.clusters, folder)
+def _arguments(case: Case, cases: Cases, folder: Path) -> dict[str, Any]:
+    arguments = case.job.arguments()
+    workload, cluster = arguments.get("workload"), arguments.get("cluster")
+    if workload is not None:
+        arguments["workload"] = _entry("workload", workload, cases.workloads, folder)
+    if cluster is not None and cluster not in catalogue.cluster_names():
+        arguments["cluster"] = _entry("cluster", cluster, cases.clusters, folder)
     if case.job.one_worker_samples_per_s is not None:
-        named = given.pop("model", None) or given.get("workload")
-        if named is None:
+        model = arguments.pop("model", None) or arguments.get("workload")
+        if model is None:
             raise InputError("one_worker_samples_per_s: needs model or workload")
-        given["workload"] = _timed(named, case, found)
-        given["workload"] = _as_measured(case.job, given)
-    return given
+        arguments["workload"] = _timed(model, case, cases)
+        arguments["workload"] = _as_measured(case.job, arguments)
+    return arguments
 
 
-def _own(what: str, name: str, own: dict[str, Any], folder: Path) -> Any:
-    """Return the cases file's own entry of this name, or the path of the file it names."""
-    if name in own:
-        return own[name]
+def _entry(what: str, name: str, entries: Mapping[str, Entry], folder: Path) -> Entry | Path:
+    """Return an entry of the cases file, or the path of the file it names."""
+    if name in entries:
+        return entries[name]
     if files.looks_like_path(name):
         return folder / name
-    raise unknown_name(what, name, own)
+    raise unknown_name(what, name, entries)
 
 
-def _timed(named: str | Path | Profile, case: Case, found: Cases) -> Profile:
-    """Return a profile with the case's own one-worker measurement as its only timing."""
-    profile = named if isinstance(named, Profile) else catalogue.profile(named)
+def _timed(model: str | Path | Profile, case: Case, cases: Cases) -> Profile:
+    """Return a profile whose only timing is the case's measurement with one worker."""
+    profile = model if isinstance(model, Profile) else catalogue.profile(model)
     job = case.job
     timing = Timing(
         device=str(job.device),
         batch_size=max(1, int(job.batch_size or 0) // max(1, job.accumulation or 1)),
         precision=job.precision or "float32",
         samples_per_s=job.one_worker_samples_per_s,
-        source=case.source or found.source,
+        source=case.source or cases.source,
     )
     profile = at_length(profile, job.sequence_length)
     if not profile.layers:
@@ -259,28 +252,15 @@ def _timed(named: str | Path | Profile, case: Case, found: Cases) -> Profile:
     return msgspec.structs.replace(profile, timings=(timing,))
 
 
-def _as_measured(job: CaseJob, given: dict[str, Any]) -> Profile | Workload:
+def _as_measured(job: CaseJob, arguments: dict[str, Any]) -> Profile | Workload:
     """Return the workload of a case whose step takes as long as measured with one worker.
 
     The timing does not contain what the job adds to it, such as recomputation, but the measured
     step does.
     """
-    resolved = api.workload_of(given)
+    resolved = api.workload_of(arguments)
     measured_s = resolved.batch_size / float(job.one_worker_samples_per_s or math.nan)
     if math.isclose(resolved.compute_s, measured_s, rel_tol=1e-9):
-        profile: Profile = given["workload"]
+        profile: Profile = arguments["workload"]
         return profile
     return resolved.scaled("compute_s", measured_s / resolved.compute_s)
-
-
-__all__ = [
-    "Case",
-    "CaseJob",
-    "Cases",
-    "MeasuredJob",
-    "MeasuredValues",
-    "of_run",
-    "read_cases",
-    "read_measurements",
-    "shipped_cases",
-]

@@ -61,43 +61,36 @@ class Validation(Paged, frozen=True, kw_only=True):
 
     def summaries(self) -> dict[str, dict[str, Summary]]:
         """Errors by group and measure; with several groups also for ``all`` cases."""
-        found = {
+        summaries = {
             group: self._summary([o for o in self.outcomes if o.group == group])
             for group in self.groups
         }
-        return found if len(found) == 1 else found | {"all": self._summary(self.outcomes)}
+        return (
+            summaries if len(summaries) == 1 else summaries | {"all": self._summary(self.outcomes)}
+        )
 
     def _summary(self, outcomes: Sequence[CaseScores]) -> dict[str, Summary]:
         errors = {
             measure: [o.scores[measure].error for o in outcomes if measure in o.scores]
             for measure in MEASURES
         }
-        return {measure: summarise(found) for measure, found in errors.items() if found}
+        return {measure: summarise(signed) for measure, signed in errors.items() if signed}
 
     def coverage(self) -> dict[str, float]:
         """Fraction of measured step times inside their predicted 90 % intervals, by group."""
-        found = {}
-        for group in (*self.groups, "all"):
-            inside = [
-                o.scores["step_s"].inside
-                for o in self.outcomes
-                if group in (o.group, "all") and "step_s" in o.scores
-            ]
-            known = [one for one in inside if one is not None]
-            if known:
-                found[group] = sum(known) / len(known)
-        return found
+        inside: dict[str, list[bool]] = {group: [] for group in (*self.groups, "all")}
+        for o in self.outcomes:
+            within = o.scores["step_s"].inside if "step_s" in o.scores else None
+            for group in {o.group, "all"} if within is not None else ():
+                inside[group].append(bool(within))
+        return {group: sum(known) / len(known) for group, known in inside.items() if known}
 
     def beyond(self, tolerance: float, statistic: Statistic = "worst") -> list[str]:
         """Groups whose step-time error is above ``tolerance``, a fraction."""
-        found = self.summaries()
-        return [
-            group
-            for group in self.groups
-            if "step_s" in found[group] and getattr(found[group]["step_s"], statistic) > tolerance
-        ]
+        steps = {group: s["step_s"] for group, s in self.summaries().items() if "step_s" in s}
+        return [g for g in self.groups if g in steps and getattr(steps[g], statistic) > tolerance]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return JSON-like values: ``cases`` and ``groups``."""
         return {
             "schema": SCHEMA,
@@ -141,13 +134,13 @@ class Validation(Paged, frozen=True, kw_only=True):
             Series("equal", limits, limits, low=below, high=above, band="within 10 %")
         ]
         for number, group in enumerate(dict.fromkeys(o.group for o, _ in timed)):
-            some = [(o.name, score) for o, score in timed if o.group == group]
-            known = [(s.measured, *s.interval) for _, s in some if s.interval is not None]
+            scored = [(o.name, score) for o, score in timed if o.group == group]
+            known = [(s.measured, *s.interval) for _, s in scored if s.interval is not None]
             line = colour(number)
             if known:
                 at, low, high = zip(*known, strict=True)
                 marks.append(Ranges(INTERVAL, at, low, high, line, "y", opacity=0.4))
-            names, scores = zip(*some, strict=True)
+            names, scores = zip(*scored, strict=True)
             x, y = [s.measured for s in scores], [s.predicted for s in scores]
             marks.append(Series(group, x, y, line, "points", marker(number), labels=names))
         measured, predicted = (
@@ -161,8 +154,8 @@ class Validation(Paged, frozen=True, kw_only=True):
         timed = any("step_s" in o.scores for o in self.outcomes)
         groups = [
             {"group": group, "measure": measure, **msgspec.to_builtins(summary)}
-            for group, found in self.summaries().items()
-            for measure, summary in found.items()
+            for group, summaries in self.summaries().items()
+            for measure, summary in summaries.items()
         ]
         cases = [
             {"case": o.name, "group": o.group, "measure": measure, "measured": score.measured}
@@ -219,28 +212,24 @@ def validate(
 
 
 def _outcome(case: MeasuredJob, prediction: Prediction) -> CaseScores:
-    measured = case.measured
-    samples = case.job.global_batch_size
-    pairs = {
-        "step_s": (prediction.iteration_s, measured.step_s),
-        "samples_per_s": (prediction.throughput_samples_per_s, measured.samples_per_s),
-        "idle_fraction": (prediction.idle_fraction.mean, measured.idle_fraction),
-        "staleness_mean": (
-            prediction.staleness.mean if prediction.staleness is not None else None,
-            measured.staleness_mean,
-        ),
-    }
+    measured, samples = case.measured, case.job.global_batch_size
+    step_s, rate = measured.step_s, measured.samples_per_s
     # step time and throughput determine each other
-    if measured.step_s is None and measured.samples_per_s is not None:
-        pairs["step_s"] = (prediction.iteration_s, samples / measured.samples_per_s)
-    if measured.samples_per_s is None and measured.step_s is not None:
-        rate = prediction.throughput_samples_per_s
-        pairs["samples_per_s"] = (rate, samples / measured.step_s)
-    interval = prediction.interval
-    intervals = {
-        "step_s": interval.iteration_s if interval is not None else None,
-        "samples_per_s": interval.throughput_samples_per_s if interval is not None else None,
+    if step_s is None and rate is not None:
+        step_s = samples / rate
+    if rate is None and step_s is not None:
+        rate = samples / step_s
+    stale, interval = prediction.staleness, prediction.interval
+    pairs = {
+        "step_s": (prediction.iteration_s, step_s),
+        "samples_per_s": (prediction.throughput_samples_per_s, rate),
+        "idle_fraction": (prediction.idle_fraction.mean, measured.idle_fraction),
+        "staleness_mean": (None if stale is None else stale.mean, measured.staleness_mean),
     }
+    intervals = {}
+    if interval is not None:
+        intervals["step_s"] = interval.iteration_s
+        intervals["samples_per_s"] = interval.throughput_samples_per_s
     return CaseScores(
         name=case.name,
         group=case.group,

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import perfmodel as pm
+from benchmarks.accuracy.placements import smoothed
 from perfmodel.base import files
 from perfmodel.calibration.placements import (
     Placements,
@@ -23,7 +24,7 @@ from perfmodel.calibration.placements import (
 )
 from perfmodel.calibration.placements.fit import formula_s
 from perfmodel.calibration.placements.spreads import NOISE, Left, Spreads, learnt, noise_of
-from perfmodel.calibration.placements.table import OneNode, smoothed
+from perfmodel.calibration.placements.table import OneNode
 from perfmodel.cli import main
 from perfmodel.inputs.profile import read_profile
 

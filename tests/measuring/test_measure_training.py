@@ -306,7 +306,7 @@ def trained(
     def work(worker: int) -> tuple[list[Array], Ran]:
         client = Client(messages.of(worker), ranks, pieces)
         one = Computed(worker, client, lambda iteration: before(worker, iteration))
-        ran = train(client, one, iterations=iterations, together=together)
+        ran = train(client, one.iteration, iterations=iterations, together=together)
         ended(worker)
         return [client.parameters[layer] for layer in sorted(client.parameters)], ran
 

@@ -90,7 +90,7 @@ def by_server(steps: Sequence[Any]) -> list[list[Any]]:
 
     def work(worker: int) -> None:
         client, model = clients[worker], hooked[worker]
-        train(client, model, iterations=ITERATIONS)
+        train(client, model.iteration, iterations=ITERATIONS)
         model.finish(client)
 
     with ThreadPoolExecutor(WORKERS + 2) as pool:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from benchmarks.accuracy import intervals as learning
+from benchmarks.accuracy.residuals import PredictedRun
 from perfmodel import InputError, IntraNode, Jitter, Link, Source, make_job, predict
 from perfmodel.base.uncertainty import Uncertainty
-from perfmodel.calibration.residuals import PredictedRun
 from perfmodel.inputs.cluster import Collective, Piece
 from perfmodel.inputs.usual_losses import through_host
 from perfmodel.predicting.intervals import (

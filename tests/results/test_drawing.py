@@ -13,10 +13,10 @@ import pytest
 
 from perfmodel import InputError, compare, predict, sweep
 from perfmodel.base.provenance import Source
-from perfmodel.calibration.figures import Error, fit, rows_of
+from perfmodel.calibration.figures import fit
 from perfmodel.calibration.network.fit import fit_network
 from perfmodel.calibration.servers.costs import ServerCosts
-from perfmodel.calibration.statistics import Fitted
+from perfmodel.calibration.statistics import Fitted, RunError
 from perfmodel.cli.options import check_files, write_files
 from perfmodel.measuring.measurements import Measurement, Measurements
 from perfmodel.measuring.training.run import MeasuredRun, RunResults
@@ -129,8 +129,8 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "fitted network": lambda: fit_network([network()]).plot(),
     "fitted runs": lambda: images.draw(
         fit(
-            rows_of(ESTIMATES),
-            [Error(f"runs.csv, line {k}: ps, workers {k}", 0.01 * k, -0.02 * k) for k in range(70)],
+            ESTIMATES,
+            [RunError(f"runs.csv, line {k}", "ps", k, 0.01 * k, -0.02 * k) for k in range(70)],
             "70 runs (allreduce, ps, workers 1 to 16, batch_size 32, gradient_bytes 102.2 MB, "
             "bandwidth_bytes_per_s 10 Gbps, servers 1 to 4)",
         )

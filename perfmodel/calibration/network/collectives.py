@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import msgspec
 import numpy as np
@@ -119,11 +119,6 @@ class CollectiveFit(msgspec.Struct, frozen=True, kw_only=True):
         alone = float(measured_collective_s(measured, ranks, size_bytes))
         return alone * (1.0 + (at_once - 1) * share)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fit as JSON-like values."""
-        values: dict[str, Any] = msgspec.to_builtins(self)
-        return values
-
 
 class _Segment(msgspec.Struct, frozen=True):
     """A fitted piece, and the sum of its relative errors."""
@@ -153,7 +148,7 @@ def fit_collective(operation: Operation, points: Sequence[Point]) -> CollectiveF
     pieces = _pieces(ranks, sizes, seconds)
     begins = np.array([piece.above_bytes for piece in pieces])
     which = np.searchsorted(begins, sizes, side="right") - 1
-    found = [
+    costs = [
         estimates(_design(ranks[here], sizes[here], piece), seconds[here])
         for here, piece in ((which == k, piece) for k, piece in enumerate(pieces))
     ]
@@ -175,8 +170,8 @@ def fit_collective(operation: Operation, points: Sequence[Point]) -> CollectiveF
     ]
     return CollectiveFit(
         collective=msgspec.structs.replace(collective, error_fraction=left.p90),
-        startup_s=tuple(startup for startup, _ in found),
-        per_byte_s=tuple(per_byte for _, per_byte in found),
+        startup_s=tuple(startup for startup, _ in costs),
+        per_byte_s=tuple(per_byte for _, per_byte in costs),
         residuals=left,
         points=len(seconds),
         contention=median_interval(crowded)[0] if crowded else None,
@@ -231,8 +226,8 @@ def _pieces(ranks: Floats, sizes: Floats, seconds: Floats) -> list[Piece]:
     index = np.unique(np.rint(index)).astype(np.int64)
     edges = [*distinct[index[:-1]].tolist(), math.inf]
     count = len(edges) - 1
-    whole = _segment(ranks, sizes, seconds, 0.0)
-    best = [{count: (whole.error, [whole.piece])}]
+    single = _segment(ranks, sizes, seconds, 0.0)
+    best = [{count: (single.error, [single.piece])}]
     segments: dict[tuple[int, int], _Segment] = {}
     for low, high in itertools.combinations(range(count + 1), 2):
         inside = distinct[(distinct >= edges[low]) & (distinct < edges[high])]
@@ -255,7 +250,7 @@ def _pieces(ranks: Floats, sizes: Floats, seconds: Floats) -> list[Piece]:
     def score(error: float, pieces: Sequence[Piece]) -> float:
         return 2 * n * math.log(max(error / n, PRECISION)) + PARAMETERS * len(pieces) * math.log(n)
 
-    return min((row[count] for row in best if count in row), key=lambda found: score(*found))[1]
+    return min((row[count] for row in best if count in row), key=lambda fit: score(*fit))[1]
 
 
 def _segment(ranks: Floats, sizes: Floats, seconds: Floats, begin: float) -> _Segment:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import cast, get_args
 
 import msgspec
 
@@ -13,6 +13,7 @@ from perfmodel.base import files, tables
 from perfmodel.base.errors import InputError, unknown_name, whole_number
 from perfmodel.base.files import finite
 from perfmodel.base.provenance import Source
+from perfmodel.base.tables import aligned
 from perfmodel.base.units import show
 from perfmodel.calibration.network.collectives import (
     CollectiveFit,
@@ -21,7 +22,7 @@ from perfmodel.calibration.network.collectives import (
     fit_collective,
 )
 from perfmodel.calibration.network.links import LinkFit, fit_link
-from perfmodel.calibration.statistics import Estimate
+from perfmodel.calibration.statistics import Estimate, Residuals
 from perfmodel.inputs.cluster import Cluster, IntraNode, Link
 from perfmodel.measuring import outputs
 from perfmodel.measuring.measurements import Measurement, Measurements, Operation as Measured, times
@@ -50,38 +51,31 @@ class NetworkFit(Drawn, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     measured: tuple[Measurements, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return JSON-like values, without ``measured``; unknown interval ends are None."""
-        fitted = msgspec.structs.replace(self, measured=())
-        values: dict[str, Any] = finite(msgspec.to_builtins(fitted))
-        del values["measured"]
-        return values
+        values: dict[str, object] = finite(msgspec.to_builtins(self))
+        return {name: value for name, value in values.items() if name != "measured"}
 
     def figure(self) -> Figure:
         """Measured and fitted times over size."""
         return times(self.measured, f"cluster {self.cluster.name}", self._fitted_s)
 
-    def _fitted_s(self, m: Measurements, each: Measurement) -> float | None:
+    def _fitted_s(self, measured: Measurements, m: Measurement) -> float | None:
         """Fitted seconds of a measurement; None if it was not part of the fit."""
         for fit in self.collectives:
-            if fit.collective.operation == each.operation:
-                return fit.predict(each.ranks, each.bytes, at_once=each.at_once, extrapolate=True)
-        link = self.inside if _inside(m) else self.link
-        if link is None or each.at_once > 1:
-            return None
-        return link.seconds(each)
+            if fit.collective.operation == m.operation:
+                return fit.predict(m.ranks, m.bytes, at_once=m.at_once, extrapolate=True)
+        link = self.inside if _inside(measured) else self.link
+        return None if link is None or m.at_once > 1 else link.seconds(m)
 
     def lines(self) -> list[str]:
         """Return a printable table: estimates with their 90 % intervals, pieces, and residuals."""
-        rows: list[tuple[str, ...]] = []
+        rows = []
         for name, link in (("link", self.link), ("link inside a node", self.inside)):
-            if link is not None:
-                rows += _link_rows(name, link)
+            rows += [] if link is None else _link_rows(name, link)
         for fit in self.collectives:
             rows += _collective_rows(fit)
-        width = [max(len(row[i]) for row in rows) for i in range(2)]
-        printed = [f"{a:{width[0]}}  {b:{width[1]}}  {c}".rstrip() for a, b, c in rows]
-        return [*printed, *(f"note: {note}" for note in self.notes)]
+        return [*aligned(rows), *(f"note: {note}" for note in self.notes)]
 
 
 def _is_table(path: str | Path) -> bool:
@@ -103,14 +97,13 @@ def read(path: str | Path) -> Measurements:
         return outputs.read(path)
     table = tables.read(path)
     table.need(*TABLE_COLUMNS)
-    found = []
+    measurements = []
     for line in table:
         operation = line.text("operation")
         if operation not in get_args(Measured):
-            raise InputError(
-                f"{line.place}: {unknown_name('operation', operation, get_args(Measured))}"
-            )
-        found.append(
+            unknown = unknown_name("operation", operation, get_args(Measured))
+            raise InputError(f"{line.place}: {unknown}")
+        measurements.append(
             Measurement(
                 operation=cast(Measured, operation),
                 ranks=line.whole("ranks", at_least=2),
@@ -120,12 +113,7 @@ def read(path: str | Path) -> Measurements:
                 at_once=line.whole("at_once") if line.has("at_once") else 1,
             )
         )
-    return Measurements(
-        name=Path(path).stem.strip("<>"),
-        backend="table",
-        measurements=tuple(found),
-        source=Source("measured", f"table {Path(path).name}"),
-    )
+    return outputs.measured(str(path), "table", "table", measurements)
 
 
 def fit_network(
@@ -167,7 +155,10 @@ def fit_network(
     if link is not None:
         nic = link.link(nominal_bytes_per_s, 0.0 if base is None else base.nic.latency_s)
         if not link.latency_measured:
-            notes.append(_latency_note(base))
+            note = "so 0; give a base cluster (--base), or also ping_pong times"
+            if base is not None:
+                note = f"that of cluster {base.name}"
+            notes.append(f"latency: not measured{'; ' if base else ', '}{note}")
     elif base is not None:
         nic = base.nic
     elif nominal_bytes_per_s is not None:
@@ -201,21 +192,14 @@ def fit_network(
     )
 
 
-def _latency_note(base: Cluster | None) -> str:
-    """Say which latency a link has that was measured by long streams alone."""
-    if base is not None:
-        return f"latency: not measured; that of cluster {base.name}"
-    return "latency: not measured, so 0; give a base cluster (--base), or also ping_pong times"
-
-
 def merged(base: Cluster, fitted: Cluster, *, devices: bool = True) -> Cluster:
     """Return ``base`` with the links and collectives of a measured cluster.
 
     Everything else stays: servers, overrides of nodes, and operations that were not measured again.
     With ``devices``, the devices per node are those of the measured cluster.
     """
-    again = {each.operation for each in fitted.collectives}
-    kept = tuple(each for each in base.collectives if each.operation not in again)
+    again = {collective.operation for collective in fitted.collectives}
+    others = tuple(c for c in base.collectives if c.operation not in again)
     source = Source(
         fitted.source.kind,
         f"{fitted.source.text}; all else from cluster {base.name}: {base.source.text}",
@@ -228,7 +212,7 @@ def merged(base: Cluster, fitted: Cluster, *, devices: bool = True) -> Cluster:
         nic=fitted.nic,
         intra_node=fitted.intra_node or base.intra_node,
         devices_per_node=fitted.devices_per_node if devices else base.devices_per_node,
-        collectives=(*kept, *fitted.collectives),
+        collectives=(*others, *fitted.collectives),
         source=source,
     )
 
@@ -250,10 +234,9 @@ def _ranks_of_a_node(measured: Measurements) -> int:
 
 
 def _link(measured: Sequence[Measurements]) -> LinkFit | None:
-    messages = [each for m in measured for each in m.measurements]
-    if not any(each.operation in ("ping_pong", "stream") for each in messages):
-        return None
-    return fit_link(messages)
+    messages = [message for m in measured for message in m.measurements]
+    fits = any(message.operation in ("ping_pong", "stream") for message in messages)
+    return fit_link(messages) if fits else None
 
 
 def _collectives(
@@ -262,19 +245,19 @@ def _collectives(
     """Fit each operation; also return notes on what was left out."""
     fits, notes = [], []
     for operation in get_args(Operation):
-        found = [
-            Point(each.ranks, each.bytes, seconds, each.at_once)
-            for m in measured
-            for each in m.measurements
-            if each.operation == operation
-            for seconds in each.seconds
+        points = [
+            Point(m.ranks, m.bytes, seconds, m.at_once)
+            for file in measured
+            for m in file.measurements
+            if m.operation == operation
+            for seconds in m.seconds
         ]
-        if not found:
+        if not points:
             continue
-        beyond = [point for point in found if point.ranks > devices_per_node]
-        if beyond and len(beyond) < len(found):
+        beyond = [point for point in points if point.ranks > devices_per_node]
+        if beyond and len(beyond) < len(points):
             notes.append(f"{operation}: runs within one node are left out: others span nodes")
-        fits.append(fit_collective(operation, beyond or found))
+        fits.append(fit_collective(operation, beyond or points))
     return fits, notes
 
 
@@ -284,59 +267,49 @@ def _source(measured: Sequence[Measurements]) -> Source:
     return Source("measured", f"fitted to {text}", date=max(dates, default=None))
 
 
-def _link_rows(name: str, link: LinkFit) -> list[tuple[str, ...]]:
-    shown: Mapping[str, tuple[Estimate | None, str]] = {
-        "latency": (link.latency_s, "s"),
-        "bandwidth": (link.bandwidth_bytes_per_s, "bytes_per_s"),
-        "each further message": (link.per_message_s, "s"),
-        "duplex, rate over one way alone": (link.duplex_fraction, ""),
-        "incast, time over even sharing": (link.incast_factor, ""),
-    }
-    rows = [
-        (f"{name}: {what}", show(estimate.value, unit), _interval(estimate, unit))
-        for what, (estimate, unit) in shown.items()
-        if estimate is not None and (what != "latency" or link.latency_measured)
-    ]
-    return [*rows, (f"{name}: errors", *_errors(link.residuals.median, link.residuals.p90))]
+Row = tuple[str, str, str]
+"""A label, a value and a remark."""
 
 
-def _collective_rows(fit: CollectiveFit) -> list[tuple[str, ...]]:
-    measured = fit.collective
-    ends = [*(show(piece.above_bytes, "bytes") for piece in measured.pieces[1:]), "on"]
-    rows: list[tuple[str, ...]] = []
-    for piece, startup, per_byte, end in zip(
-        measured.pieces, fit.startup_s, fit.per_byte_s, ends, strict=True
+def _link_rows(name: str, link: LinkFit) -> list[Row]:
+    estimates: tuple[tuple[str, Estimate | None, str], ...] = (
+        ("latency", link.latency_s if link.latency_measured else None, "s"),
+        ("bandwidth", link.bandwidth_bytes_per_s, "bytes_per_s"),
+        ("each further message", link.per_message_s, "s"),
+        ("duplex, rate over one way alone", link.duplex_fraction, ""),
+        ("incast, time over even sharing", link.incast_factor, ""),
+    )
+    rows = [_row(f"{name}: {what}", e, unit) for what, e, unit in estimates if e is not None]
+    return [*rows, _errors(name, link.residuals)]
+
+
+def _collective_rows(fit: CollectiveFit) -> list[Row]:
+    measured, rows = fit.collective, []
+    begins = [show(piece.above_bytes, "bytes") for piece in measured.pieces]
+    ends = [*(f"to {begin}" for begin in begins[1:]), "on"]
+    for piece, startup, per_byte, begin, end in zip(
+        measured.pieces, fit.startup_s, fit.per_byte_s, begins, ends, strict=True
     ):
-        begin = show(piece.above_bytes, "bytes")
-        where = f"{measured.operation} from {begin} {'to ' if end != 'on' else ''}{end}"
-        rows.append((f"{where}: startup", show(startup.value, "s"), _interval(startup, "s")))
-        rows[-1] = (*rows[-1][:2], f"{rows[-1][2]}, grows as {piece.startup_growth}")
-        mb = msgspec.structs.replace(
-            per_byte, value=per_byte.value * 1e6, low=per_byte.low * 1e6, high=per_byte.high * 1e6
-        )
-        text = f"{_interval(mb, 's')}, grows as {piece.per_byte_growth}"
-        rows.append((f"{where}: each MB", show(mb.value, "s"), text))
+        where = f"{measured.operation} from {begin} {end}"
+        growths = [f", grows as {g}" for g in (piece.startup_growth, piece.per_byte_growth)]
+        per_mb = Estimate(*(1e6 * getattr(per_byte, name) for name in ("value", "low", "high")))
+        rows.append(_row(f"{where}: startup", startup, "s", growths[0]))
+        rows.append(_row(f"{where}: each MB", per_mb, "s", growths[1]))
     if fit.contention is not None:
-        part = fit.contention
-        rows.append(
-            (
-                f"{measured.operation}: each further concurrent one adds, over one alone",
-                show(part.value, ""),
-                _interval(part, ""),
-            )
-        )
+        label = f"{measured.operation}: each further concurrent one adds, over one alone"
+        rows.append(_row(label, fit.contention, ""))
     least, most = measured.ranks
     span = " to ".join(show(size, "bytes") for size in measured.bytes)
     rows.append((f"{measured.operation}: measured", f"{least} to {most} ranks", span))
-    errors = _errors(fit.residuals.median, fit.residuals.p90)
-    return [*rows, (f"{measured.operation}: errors", *errors)]
+    return [*rows, _errors(measured.operation, fit.residuals)]
 
 
-def _interval(estimate: Estimate, unit: str) -> str:
+def _row(label: str, estimate: Estimate, unit: str, more: str = "") -> Row:
+    interval = f"({show(estimate.low, unit)} to {show(estimate.high, unit)})"
     if math.isinf(estimate.high):
-        return "(interval unknown: too few points)"
-    return f"({show(estimate.low, unit)} to {show(estimate.high, unit)})"
+        interval = "(interval unknown: too few points)"
+    return label, show(estimate.value, unit), interval + more
 
 
-def _errors(median: float, p90: float) -> tuple[str, str]:
-    return f"median {median:.1%}", f"9 in 10 within {p90:.1%}"
+def _errors(label: str, r: Residuals) -> Row:
+    return f"{label}: errors", f"median {r.median:.1%}", f"9 in 10 within {r.p90:.1%}"

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -71,10 +70,6 @@ class LinkFit(msgspec.Struct, frozen=True, kw_only=True):
         """Make a cluster's link: its nominal bandwidth, with the achieved fraction as efficiency.
 
         ``latency_s`` is the latency of a link whose own was not measured.
-
-        Raises
-        ------
-        InputError : the achieved bandwidth exceeds the nominal one.
         """
         achieved = rounded(self.bandwidth_bytes_per_s.value)
         if self.latency_measured:
@@ -88,24 +83,16 @@ class LinkFit(msgspec.Struct, frozen=True, kw_only=True):
             )
         return Link(nominal_bytes_per_s, latency_s, rounded(achieved / nominal_bytes_per_s))
 
-    def seconds(self, each: Measurement) -> float | None:
+    def seconds(self, m: Measurement) -> float | None:
         """Fitted seconds of a measured message; None for kinds that were not fitted."""
-        sent_s = each.bytes / self.bandwidth_bytes_per_s.value
-        if each.operation == "duplex" and self.duplex_fraction is not None:
-            return self.latency_s.value + sent_s / self.duplex_fraction.value
-        if each.operation == "incast" and self.incast_factor is not None:
-            return self.latency_s.value + (each.ranks - 1) * sent_s * self.incast_factor.value
-        if each.operation == "messages" and self.per_message_s is not None:
-            further_s = (each.count - 1) * self.per_message_s.value
-            return self.latency_s.value + further_s + each.count * sent_s
-        if each.operation in ("ping_pong", "stream"):
-            return self.latency_s.value + sent_s
-        return None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fit as JSON-like values."""
-        values: dict[str, Any] = msgspec.to_builtins(self)
-        return values
+        latency_s, sent_s = self.latency_s.value, m.bytes / self.bandwidth_bytes_per_s.value
+        if m.operation == "duplex" and self.duplex_fraction is not None:
+            return latency_s + sent_s / self.duplex_fraction.value
+        if m.operation == "incast" and self.incast_factor is not None:
+            return latency_s + (m.ranks - 1) * sent_s * self.incast_factor.value
+        if m.operation == "messages" and self.per_message_s is not None:
+            return latency_s + (m.count - 1) * self.per_message_s.value + m.count * sent_s
+        return latency_s + sent_s if m.operation in ("ping_pong", "stream") else None
 
 
 def fit_link(measurements: Sequence[Measurement]) -> LinkFit:
@@ -145,9 +132,9 @@ def fit_link(measurements: Sequence[Measurement]) -> LinkFit:
             "larger messages"
         )
 
-    every = [*single, *trains]
-    found = [each.value for each in (latency, per_byte, *rest)]
-    predicted = _design(every, bool(trains)) @ np.array(found)
+    messages = [*single, *trains]
+    values = np.array([estimate.value for estimate in (latency, per_byte, *rest)])
+    predicted = _design(messages, bool(trains)) @ values
 
     both, slowdowns = [], []
     for m in measurements:
@@ -157,9 +144,9 @@ def fit_link(measurements: Sequence[Measurement]) -> LinkFit:
             continue
         late = [seconds - latency.value for seconds in m.seconds if seconds > latency.value]
         if m.operation == "duplex":
-            both += [moving_s / each for each in late]
+            both += [moving_s / seconds for seconds in late]
         elif m.operation == "incast":
-            slowdowns += [each / moving_s for each in late]
+            slowdowns += [seconds / moving_s for seconds in late]
     return LinkFit(
         latency_s=latency,
         bandwidth_bytes_per_s=_inverse(per_byte),
@@ -167,7 +154,7 @@ def fit_link(measurements: Sequence[Measurement]) -> LinkFit:
         duplex_fraction=median_interval(both)[0] if both else None,
         incast_factor=median_interval(slowdowns)[0] if slowdowns else None,
         bytes=(min(sizes), max(sizes)),
-        residuals=Residuals.of(predicted / _medians(every) - 1.0),
+        residuals=Residuals.of(predicted / _medians(messages) - 1.0),
     )
 
 

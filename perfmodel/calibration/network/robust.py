@@ -45,29 +45,29 @@ def least_absolute(design: Floats, values: Floats) -> Floats:
     size = np.abs(scaled).max(axis=-2, keepdims=True)
     size[size == 0.0] = 1.0
     scaled = scaled / size
-    found = _reweighted(scaled, _squares)
-    for index in np.argwhere((found < 0.0).any(axis=-1)).tolist():
-        found[tuple(index)] = _reweighted(scaled[tuple(index)], _squares_above_0)
-    return np.asarray(found / size[..., 0, :])
+    factors = _reweighted(scaled, _squares)
+    for index in np.argwhere((factors < 0.0).any(axis=-1)).tolist():
+        factors[tuple(index)] = _reweighted(scaled[tuple(index)], _squares_above_0)
+    return np.asarray(factors / size[..., 0, :])
 
 
 def _reweighted(scaled: Floats, squares: Callable[[Floats, Floats], Floats]) -> Floats:
     """Iteratively reweighted least squares of ``scaled`` x - 1."""
     weight = np.ones(scaled.shape[:-1])
-    found = squares(scaled, weight)
+    factors = squares(scaled, weight)
     for _ in range(ROUNDS):
-        weight = 1.0 / np.maximum(np.abs((scaled @ found[..., None])[..., 0] - 1.0), SMALLEST)
-        before, found = found, squares(scaled, weight)
-        if (np.abs(found - before) <= SETTLED * np.abs(found)).all():
+        weight = 1.0 / np.maximum(np.abs((scaled @ factors[..., None])[..., 0] - 1.0), SMALLEST)
+        before, factors = factors, squares(scaled, weight)
+        if (np.abs(factors - before) <= SETTLED * np.abs(factors)).all():
             break
-    return found
+    return factors
 
 
 def _squares(scaled: Floats, weight: Floats) -> Floats:
     weighted = scaled * weight[..., None]
     square = np.swapaxes(weighted, -1, -2) @ scaled
-    some = ALMOST_NOTHING * square.max() * np.eye(square.shape[-1])  # in case a factor is 0
-    return np.asarray(np.linalg.solve(square + some, weighted.sum(axis=-2)[..., None])[..., 0])
+    ridge = ALMOST_NOTHING * square.max() * np.eye(square.shape[-1])  # in case a factor is 0
+    return np.asarray(np.linalg.solve(square + ridge, weighted.sum(axis=-2)[..., None])[..., 0])
 
 
 def _squares_above_0(scaled: Floats, weight: Floats) -> Floats:
@@ -84,11 +84,11 @@ def estimates(design: Floats, values: Floats) -> tuple[Estimate, ...]:
     chapter 9), scaled up to correct for the degrees of freedom of the fit. If there are no more
     points than factors, the scatter is unknown and the interval extends from 0 to infinity.
     """
-    found = least_absolute(design, values)
+    factors = least_absolute(design, values)
     points, terms = design.shape
     if points <= terms:
-        return tuple(Estimate(float(value), 0.0, math.inf) for value in found)
-    fitted = design @ found
+        return tuple(Estimate(float(value), 0.0, math.inf) for value in factors)
+    fitted = design @ factors
     errors = (values / fitted - 1.0) * math.sqrt(points / (points - terms))
     generator = np.random.Generator(np.random.Philox(0))
     noise = np.maximum(1.0 + generator.choice(errors, (DRAWS, points)), SMALLEST)
@@ -96,5 +96,5 @@ def estimates(design: Floats, values: Floats) -> tuple[Estimate, ...]:
     low, high = np.quantile(drawn, QUANTILES, axis=0)
     return tuple(
         Estimate(float(v), min(float(a), float(v)), max(float(z), float(v)))
-        for v, a, z in zip(found, low, high, strict=True)
+        for v, a, z in zip(factors, low, high, strict=True)
     )

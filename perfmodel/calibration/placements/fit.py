@@ -19,16 +19,15 @@ from perfmodel.api import make_job
 from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, number, unknown_name
 from perfmodel.base.provenance import Source
-from perfmodel.base.uncertainty import WIDTH
-from perfmodel.base.units import show
-from perfmodel.calibration.parameters import Parameter
+from perfmodel.calibration import figures
+from perfmodel.calibration.parameters import Parameter, expanded, of_workload
 from perfmodel.calibration.placements import model
 from perfmodel.calibration.placements.model import LINKS, TRAITS, Placed, link_parameters
 from perfmodel.calibration.placements.spreads import NOISE, Left, Spreads, learnt, noise_of
 from perfmodel.calibration.placements.table import OneNode, Step, Training, check_devices
 from perfmodel.calibration.regression import WEIGHT, Regression
-from perfmodel.calibration.statistics import rounded
-from perfmodel.inputs.calibration import Calibration, scaled, value_at
+from perfmodel.calibration.statistics import Fitted, nested, rounded
+from perfmodel.inputs.calibration import Calibration, scaled, value_at, with_value
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.profile import Layer, Profile, Tensor, Timing
@@ -56,6 +55,8 @@ FIRM = 1e-3
 
 SOURCE = Source("measured", "fitted to measured steps (perfmodel.calibration.placements)")
 
+USUAL = {p.name: p.value for p in TRAITS}
+
 
 class Traits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a DNN differs from others, see :data:`perfmodel.calibration.placements.model.TRAITS`.
@@ -65,10 +66,10 @@ class Traits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     logarithm of its cost per byte on the network, ``noise`` that of repeated steps.
     """
 
-    bytes: float = TRAITS["bytes"].value
-    node_bytes: float = TRAITS["node_bytes"].value
-    hidden_fraction: float = TRAITS["hidden_fraction"].value
-    messages: float = TRAITS["messages"].value
+    bytes: float = USUAL["bytes"]
+    node_bytes: float = USUAL["node_bytes"]
+    hidden_fraction: float = USUAL["hidden_fraction"]
+    messages: float = USUAL["messages"]
     known: str = "device"
     spread: float = 0.0
     noise: float = NOISE
@@ -88,21 +89,24 @@ class Placements(Drawn, frozen=True, forbid_unknown_fields=True, kw_only=True):
     traits: dict[str, Traits]
     spreads: Spreads
 
+    @property
+    def estimates(self) -> list[Fitted]:
+        """The links with their intervals."""
+        known, estimates = self.cluster.calibration or Calibration(), []
+        for i, path in enumerate(known.parameters):
+            unit, spread = "s" if path.endswith("_s") else "", math.sqrt(known.covariance[i][i])
+            estimates.append(Fitted.spread(path, unit, value_at(self.cluster, path), spread))
+        return estimates
+
     def figure(self) -> Figure:
         """The links with their intervals."""
-        from perfmodel.calibration.figures import Row, fit
-
-        known, rows = self.cluster.calibration, []
-        for i, path in enumerate(() if known is None else known.parameters):
-            factor = math.exp(WIDTH * math.sqrt(known.covariance[i][i])) if known else 1.0
-            text = show(value_at(self.cluster, path), "s" if path.endswith("_s") else "")
-            rows.append(Row(path, text, (1.0 / factor, factor)))
-        return fit(rows, [], f"{self.cluster.name}: {len(self.traits)} models on several devices")
+        title = f"{self.cluster.name}: {len(self.traits)} models on several devices"
+        return figures.fit(self.estimates, [], title)
 
     def traits_of(self, training: Training) -> Traits:
         """Traits of a DNN: as fitted, or else estimated from its steps on one node."""
-        found = self.traits.get(training.name)
-        return _own_traits(self.cluster, self.spreads, training) if found is None else found
+        fitted = self.traits.get(training.name)
+        return fitted or _node_traits(self.cluster, self.spreads, training)
 
     def knowing(self, training: Training) -> Placements:
         """Return a copy that stores the traits of a DNN, so that they are not fitted each time."""
@@ -116,15 +120,14 @@ class Placements(Drawn, frozen=True, forbid_unknown_fields=True, kw_only=True):
         or its waiting time is unknown, it is extrapolated from one device by the DNN's known
         growth.
         """
-        own, traits = OneNode(training), self.traits_of(training)
-        sizes = own.batches(devices)
-        computing = np.array([own.computing_s(devices, size) for size in sizes])
-        if devices > 1 and own.step_s(devices, sizes[0]) is not None:
-            formula = formula_s(
-                self.cluster, traits, own, [Step((devices,), b, 1.0) for b in sizes]
-            )
-            measured = np.array([own.step_s(devices, size) or math.nan for size in sizes])
-            computing = computing * (measured / formula) ** KEPT
+        node, traits = OneNode(training), self.traits_of(training)
+        sizes = node.batches(devices)
+        computing = np.array([node.computing_s(devices, size) for size in sizes])
+        if devices > 1 and node.step_s(devices, sizes[0]) is not None:
+            steps = [Step((devices,), size, 1.0) for size in sizes]
+            measured = np.array([node.step_s(devices, size) or math.nan for size in sizes])
+            deviation = measured / formula_s(self.cluster, traits, node, steps)
+            computing = computing * deviation**KEPT
         hidden = traits.hidden_fraction * training.overlap_fraction
         count = max(round(min(traits.messages, model.MOST_MESSAGES)), 1)
         more = float(model.network_bytes(np.array(traits.bytes), np.array(traits.node_bytes)))
@@ -134,20 +137,18 @@ class Placements(Drawn, frozen=True, forbid_unknown_fields=True, kw_only=True):
                 device="device",
                 batch_size=batch,
                 source=SOURCE,
-                forward_s=(each * (1.0 - hidden), *(0.0 for _ in range(count))),
-                backward_s=(0.0, *(each * hidden / count for _ in range(count))),
+                forward_s=(seconds * (1.0 - hidden), *[0.0] * count),
+                backward_s=(0.0, *[seconds * hidden / count] * count),
             )
-            for batch, each in zip(sizes, computing.tolist(), strict=True)
+            for batch, seconds in zip(sizes, computing.tolist(), strict=True)
         ]
+        messages = [Layer(f"message {i}", tensors=(Tensor("all", size),)) for i in range(count)]
         return Profile(
             name=training.name,
             source=SOURCE,
             timings=tuple(timings),
-            layers=(
-                Layer("before"),
-                *(Layer(f"message {i}", tensors=(Tensor("all", size),)) for i in range(count)),
-            ),
-            calibration=self._left_unknown(traits, own, devices),
+            layers=(Layer("before"), *messages),
+            calibration=self._left_unknown(traits, node, devices),
         )
 
     def job(self, profile: Profile, devices: Sequence[int], batch_size: int) -> Job:
@@ -176,22 +177,18 @@ class Placements(Drawn, frozen=True, forbid_unknown_fields=True, kw_only=True):
             options={"algorithm": "ring", "bucketing": "layer"},
         )
 
-    def _left_unknown(self, traits: Traits, own: OneNode, devices: int) -> Calibration:
-        known: dict[str, float] = {"gradient_bytes": traits.spread}
-        if devices > 1 and not own.knows(devices):
+    def _left_unknown(self, traits: Traits, node: OneNode, devices: int) -> Calibration:
+        compute = 0.0
+        if devices > 1 and not node.knows(devices):
             part = 1.0 - 1.0 / devices if traits.known == "device" else 0.0
-            known["compute_s"] = max(self.spreads.contention * part, self.spreads.growth)
+            compute = max(self.spreads.contention * part, self.spreads.growth)
         # repeated steps vary: the measured one, and those that the compute time comes from
         noise = self.spreads.noise if traits.known == "device" else traits.noise
-        known["compute_s"] = math.hypot(known.get("compute_s", 0.0), noise)
-        values = list(known.values())
+        spreads = np.array([traits.spread, math.hypot(compute, noise)])
         return Calibration(
             spread=noise,
-            parameters=tuple(known),
-            covariance=tuple(
-                tuple(a * b if i == j else 0.0 for j, b in enumerate(values))
-                for i, a in enumerate(values)
-            ),
+            parameters=("gradient_bytes", "compute_s"),
+            covariance=tuple(map(tuple, np.diag(spreads**2).tolist())),
         )
 
 
@@ -224,13 +221,13 @@ def calibrate_placements(
     measured = _Measured(cluster, trainings, link_parameters(cluster, spreads or {}))
     point = measured.solve()
     left = [_left_out(measured, trainings, point, index) for index in range(len(trainings))]
-    growths, found = [OneNode(training).growth for training in trainings], Spreads()
+    growths, learned = [OneNode(training).growth for training in trainings], Spreads()
     for _ in range(ROUNDS):
-        found = learnt(left, growths, measured.link_covariance(point, found.node))
+        learned = learnt(left, growths, measured.link_covariance(point, learned.node))
     return Placements(
-        cluster=_calibrated(measured, trainings, point, found),
+        cluster=_calibrated(measured, trainings, point, learned),
         traits=measured.traits(point),
-        spreads=found,
+        spreads=learned,
     )
 
 
@@ -241,37 +238,38 @@ class _Measured:
     """
 
     def __init__(
-        self,
-        cluster: Cluster,
-        trainings: Sequence[Training],
-        links: Sequence[Parameter],
+        self, cluster: Cluster, trainings: Sequence[Training], links: Sequence[Parameter]
     ) -> None:
         self.cluster = cluster
         self.names = [training.name for training in trainings]
         steps = [[s for s in t.steps if sum(s.devices) > 1] for t in trainings]
         self.placed = Placed.joined(
-            [Placed.of(OneNode(t), some) for t, some in zip(trainings, steps, strict=True)]
+            [Placed.of(OneNode(t), of_dnn) for t, of_dnn in zip(trainings, steps, strict=True)]
         )
-        self.log_step_s = np.log([step.step_s for some in steps for step in some])
-        self.batch_size = np.array([step.batch_size for some in steps for step in some])
-        self.dnn = np.repeat(np.arange(len(steps)), [len(some) for some in steps])
+        self.log_step_s = np.log([step.step_s for of_dnn in steps for step in of_dnn])
+        self.batch_size = np.array([step.batch_size for of_dnn in steps for step in of_dnn])
+        self.dnn = np.repeat(np.arange(len(steps)), [len(of_dnn) for of_dnn in steps])
         weight, several = np.ones(len(self.dnn)), self.placed.nodes > 1
         for index in range(len(steps)):
             for chosen, many, spread in (
                 (several, AS_MANY[0], STEP_SPREAD),
                 (~several, AS_MANY[1], NODE_STEP_SPREAD),
             ):
-                mine = (self.dnn == index) & chosen
-                weight[mine] = spread * math.sqrt(mine.sum() / many)
-        own = model.trait_parameters(self.names)
-        self.regression = Regression([*links, *own], self._misses, weight)
+                rows = (self.dnn == index) & chosen
+                weight[rows] = spread * math.sqrt(rows.sum() / many)
+        traits = expanded(TRAITS, self.names)
+        self.regression = Regression([*links, *traits], self._misses, weight)
 
     def _misses(self, values: Mapping[str, Floats], points: int) -> Floats:
         """Logarithms of predicted over measured step times, (points, steps)."""
         if not len(self.dnn):
             return np.zeros((points, 0))
         links = {name: values[name][:, None] for name in LINKS}
-        traits = model.traits_of(values, self.names, self.dnn)
+        by_dnn = [of_workload(TRAITS, values, name) for name in self.names]
+        traits = {
+            trait: np.stack([fields[trait] for fields in by_dnn], axis=-1)[..., self.dnn]
+            for trait in USUAL
+        }
         return np.log(model.steps_s(self.cluster, links, traits, self.placed)) - self.log_step_s
 
     def solve(self) -> Floats:
@@ -287,38 +285,38 @@ class _Measured:
     def link_covariance(self, point: Floats, bytes_spread: float) -> Floats:
         """Covariance of the logarithms of the links, in the order of :data:`LINKS`, if the cost per
         byte of a DNN has the spread ``bytes_spread``."""
-        usual = self.regression
-        links = [usual.parameters[name] for name in LINKS]
-        traits = model.trait_parameters(self.names, bytes_spread)
-        found = Regression([*links, *traits], self._misses, usual.spreads)
-        at = [found.names.index(name) for name in LINKS]
-        return np.array(found.log_covariance(point, 1.0))[np.ix_(at, at)]
+        parameters = [
+            msgspec.structs.replace(p, spread=bytes_spread) if name.startswith("bytes ") else p
+            for name, p in self.regression.parameters.items()
+        ]
+        regression = Regression(parameters, self._misses, self.regression.spreads)
+        links = slice(len(LINKS))
+        return np.array(regression.log_covariance(point, 1.0))[links, links]
 
     def traits(self, point: Floats) -> dict[str, Traits]:
         """How each DNN with steps on several devices differs from others."""
-        values, names = self.regression.values(point), self.regression.names
+        values = self.regression.values(point)
         # given the links: their own uncertainty belongs to the cluster
-        rest = [i for i, name in enumerate(names) if name not in LINKS]
         precision = np.linalg.inv(self.regression.covariance(point, 1.0))
-        covariance = np.linalg.inv(precision[np.ix_(rest, rest)])
-        of = [names[i] for i in rest]
-        misses, found = self.regression.misses(point[None])[0], {}
+        covariance = np.linalg.inv(precision[len(LINKS) :, len(LINKS) :])
+        names = self.regression.names[len(LINKS) :]
+        misses, traits = self.regression.misses(point[None])[0], {}
         for index, name in enumerate(self.names):
-            own = self.dnn == index
-            if not own.any():
+            rows = self.dnn == index
+            if not rows.any():
                 continue
-            on_nodes = bool((self.placed.nodes[own] > 1).any())
-            node = own & (self.placed.nodes == 1)
+            on_nodes = bool((self.placed.nodes[rows] > 1).any())
+            node = rows & (self.placed.nodes == 1)
             noise = noise_of(misses[node], self.placed.devices[node], self.batch_size[node])
-            at = [of.index(f"{t}:{name}") for t in ("bytes", "node_bytes")]
+            at = [names.index(f"{trait} {name}") for trait in ("bytes", "node_bytes")]
             part = np.array([1.0, model.CARRIED])
-            found[name] = Traits(
-                **{trait: rounded(values[f"{trait}:{name}"]) for trait in TRAITS},
+            traits[name] = Traits(
+                **{trait: rounded(values[f"{trait} {name}"]) for trait in USUAL},
                 known="nodes" if on_nodes else "node",
                 spread=rounded(math.sqrt(part @ covariance[np.ix_(at, at)] @ part)),
                 noise=rounded(noise),
             )
-        return found
+        return traits
 
 
 def _left_out(
@@ -334,36 +332,36 @@ def _left_out(
     away = bool(several)
     several = several or [step for step in training.steps if sum(step.devices) > 1]
     known = msgspec.structs.replace(training, steps=alone)
-    own, cluster = OneNode(known), with_links(measured.cluster, links)
+    node, cluster = OneNode(known), with_links(measured.cluster, links)
     steps = np.array([step.step_s for step in several])
-    traits = _own_traits(cluster, Spreads(), known)
-    node = formula_s(cluster, traits if away else Traits(), own, several)
-    device, *changed = (
-        formula_s(some, Traits(bytes=factor, node_bytes=1.0 if away else factor), own, several)
-        for some, factor in [
+    traits = _node_traits(cluster, Spreads(), known)
+    from_node = formula_s(cluster, traits if away else Traits(), node, several)
+    from_device, *changed = (
+        formula_s(other, Traits(bytes=factor, node_bytes=1.0 if away else factor), node, several)
+        for other, factor in [
             (cluster, 1.0),
             (cluster, STEP),
             *((scaled(cluster, name, STEP), 1.0) for name in LINKS),
         ]
     )
-    exchanged, *slopes = np.log(np.array(changed) / device) / math.log(STEP)
+    exchanged, *slopes = np.log(np.array(changed) / from_device) / math.log(STEP)
     latencies = sum(
-        each for name, each in zip(LINKS, slopes, strict=True) if name.endswith("latency_s")
+        slope for name, slope in zip(LINKS, slopes, strict=True) if name.endswith("latency_s")
     )
     computing_s = np.array([step.computing_s for step in several])
     waits = any(step.waiting_s for step in several)
     return Left(
-        node=np.log(node / steps),
-        device=np.log(device / steps),
+        node=np.log(from_node / steps),
+        device=np.log(from_device / steps),
         exchanged=exchanged,
         computing=1.0 - exchanged - latencies,
         links=np.array(slopes),
         noise=traits.noise,
-        computed=np.log(Placed.of(own, several).computing_s / computing_s) if waits else None,
+        computed=np.log(Placed.of(node, several).computing_s / computing_s) if waits else None,
     )
 
 
-def _own_traits(cluster: Cluster, spreads: Spreads, training: Training) -> Traits:
+def _node_traits(cluster: Cluster, spreads: Spreads, training: Training) -> Traits:
     """Traits of a DNN from its steps on one node.
 
     Links that other DNNs determined are kept as they are; otherwise they may deviate from the
@@ -372,27 +370,27 @@ def _own_traits(cluster: Cluster, spreads: Spreads, training: Training) -> Trait
     steps = tuple(step for step in training.steps if len(step.devices) == 1)
     if all(step.devices == (1,) for step in steps):
         return Traits(spread=spreads.device)
-    one = msgspec.structs.replace(training, steps=steps)
+    alone = msgspec.structs.replace(training, steps=steps)
     fitted = cluster.calibration is None or cluster.calibration.rows > 0
     firm = dict.fromkeys(LINKS, FIRM) if fitted else {}
-    measured = _Measured(cluster, [one], link_parameters(cluster, firm))
-    found = measured.traits(measured.solve())[training.name]
-    return msgspec.structs.replace(found, spread=spreads.node)
+    measured = _Measured(cluster, [alone], link_parameters(cluster, firm))
+    traits = measured.traits(measured.solve())[training.name]
+    return msgspec.structs.replace(traits, spread=spreads.node)
 
 
-def formula_s(cluster: Cluster, traits: Traits, own: OneNode, steps: Sequence[Step]) -> Floats:
+def formula_s(cluster: Cluster, traits: Traits, node: OneNode, steps: Sequence[Step]) -> Floats:
     """Step times of a DNN by the formula, (steps,)."""
     if not steps:
         return np.zeros(0)
     links = {name: np.full((1, 1), value_at(cluster, name)) for name in LINKS}
-    given = {trait: np.full((1, len(steps)), getattr(traits, trait)) for trait in TRAITS}
-    return np.asarray(model.steps_s(cluster, links, given, Placed.of(own, steps))[0])
+    fields = {trait: np.full((1, len(steps)), getattr(traits, trait)) for trait in USUAL}
+    return np.asarray(model.steps_s(cluster, links, fields, Placed.of(node, steps))[0])
 
 
 def with_links(cluster: Cluster, links: Mapping[str, float]) -> Cluster:
     """Return a cluster with other values of fitted links, by name."""
     for name, value in links.items():
-        cluster = scaled(cluster, name, rounded(value) / value_at(cluster, name))
+        cluster = with_value(cluster, name, rounded(value))
     return cluster
 
 
@@ -411,7 +409,7 @@ def _calibrated(
         source=SOURCE,
         calibration=Calibration(
             parameters=tuple(LINKS),
-            covariance=tuple(map(tuple, measured.link_covariance(point, spreads.node).tolist())),
+            covariance=nested(measured.link_covariance(point, spreads.node)),
             spread=spreads.step,
             computing_spread=spreads.computing,
             ranges={"nodes": (1.0, float(nodes.max(initial=1.0)))},

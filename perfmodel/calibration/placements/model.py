@@ -17,9 +17,10 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from perfmodel.base.arrays import Floats, Ids
+from perfmodel.base.arrays import Floats
 from perfmodel.calibration.parameters import Parameter
 from perfmodel.calibration.placements.table import OneNode, Step
+from perfmodel.inputs.calibration import value_at
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.theory.collective_times import ring_allreduce_s
 from perfmodel.theory.overlap import equal_wait_free
@@ -32,19 +33,16 @@ MESSAGES, MOST_MESSAGES = 8.0, 64.0
 """Messages that a DNN's gradients are sent in: the default if its steps do not tell, and the
 maximum."""
 
-TRAITS = {
-    each.name: each
-    for each in (
-        Parameter("bytes", 1.0, 0.15),
-        Parameter("node_bytes", 1.0, 0.4),
-        # backward is about two thirds of a step, and its first gradients take a while
-        Parameter("hidden_fraction", 0.55, 0.7, scale="logit"),
-        Parameter("messages", MESSAGES, 0.7, most=MOST_MESSAGES),
-    )
-}
+TRAITS = (
+    Parameter("bytes", 1.0, 0.0, apart=0.15),
+    Parameter("node_bytes", 1.0, 0.0, apart=0.4),
+    # backward is about two thirds of a step, and its first gradients take a while
+    Parameter("hidden_fraction", 0.55, 0.0, scale="logit", apart=0.7),
+    Parameter("messages", MESSAGES, 0.0, most=MOST_MESSAGES, apart=0.7),
+)
 """Traits of a DNN: its cost per byte on the network relative to other DNNs, beyond what carries
 over from one node; its cost per byte on one node; the fraction of compute time that can overlap
-with an exchange; the number of messages. The spreads are those among DNNs on two published
+with an exchange; the number of messages. How far DNNs are apart is that of two published
 clusters."""
 
 LINKS = {
@@ -78,9 +76,9 @@ class Placed:
     computing_s: Floats
 
     @classmethod
-    def of(cls, own: OneNode, steps: Sequence[Step]) -> Placed:
+    def of(cls, node: OneNode, steps: Sequence[Step]) -> Placed:
         """Placements of the steps of one DNN."""
-        ones, training = np.ones(len(steps)), own.training
+        ones, training = np.ones(len(steps)), node.training
         return cls(
             nodes=np.array([float(len(step.devices)) for step in steps]),
             devices=np.array([float(sum(step.devices)) for step in steps]),
@@ -88,62 +86,31 @@ class Placed:
             gradient_bytes=training.gradient_bytes * ones,
             overlap=training.overlap_fraction * ones,
             computing_s=np.array(
-                [own.computing_s(max(step.devices), step.batch_size) for step in steps]
+                [node.computing_s(max(step.devices), step.batch_size) for step in steps]
             ),
         )
 
     @classmethod
     def joined(cls, several: Sequence[Placed]) -> Placed:
         """Concatenate the placements of several DNNs."""
-        if not several:
-            return cls(*(np.zeros(0) for _ in fields(cls)))
-        return cls(
-            *(np.concatenate([getattr(p, field.name) for p in several]) for field in fields(cls))
-        )
+        columns = ([getattr(placed, field.name) for placed in several] for field in fields(cls))
+        return cls(*(np.concatenate(arrays or [np.zeros(0)]) for arrays in columns))
 
 
 def link_parameters(cluster: Cluster, spreads: Mapping[str, float]) -> list[Parameter]:
     """Parameters of a cluster's links, with their expected values."""
-    inside = cluster.intra_node
-    expected = {
-        "nic.efficiency": cluster.nic.efficiency,
-        "nic.latency_s": cluster.nic.latency_s,
-        "pair_efficiency": cluster.pair_efficiency,
-        "intra_node.efficiency": 1.0 if inside is None else inside.efficiency,
-        "intra_node.latency_s": 0.0 if inside is None else inside.latency_s,
-    }
-    known = LINKS | dict(spreads)
     return [
         Parameter(
-            name,
-            value,
-            known[name],
-            unit="s" if name.endswith("_s") else "",
+            path,
+            value_at(cluster, path),
+            spreads.get(path, usual),
+            unit="s" if path.endswith("_s") else "",
             least=1e-9,
-            most=np.inf if name.endswith("_s") else 1.0,
+            most=np.inf if path.endswith("_s") else 1.0,
+            path=path,
         )
-        for name, value in expected.items()
+        for path, usual in LINKS.items()
     ]
-
-
-def trait_parameters(
-    names: Sequence[str], bytes_spread: float = TRAITS["bytes"].spread
-) -> list[Parameter]:
-    """Parameters of the traits of DNNs, called ``trait:name``, with this spread of ``bytes``."""
-    spreads = {trait: p.spread for trait, p in TRAITS.items()} | {"bytes": bytes_spread}
-    return [
-        Parameter(f"{trait}:{name}", p.value, spreads[trait], scale=p.scale, most=p.most)
-        for name in names
-        for trait, p in TRAITS.items()
-    ]
-
-
-def traits_of(values: Mapping[str, Floats], names: Sequence[str], dnn: Ids) -> dict[str, Floats]:
-    """Traits of the DNN of each step, by trait, each (points, steps)."""
-    return {
-        trait: np.stack([values[f"{trait}:{name}"] for name in names], axis=-1)[..., dnn]
-        for trait in TRAITS
-    }
 
 
 def network_bytes(bytes_more: Floats, node_bytes: Floats) -> Floats:
@@ -170,13 +137,13 @@ def steps_s(
     through = np.where(placed.fullest > 1, np.minimum(between, within), between)
     inside_s = links["intra_node.latency_s"]
     hops = placed.nodes * links["nic.latency_s"] + (placed.devices - placed.nodes) * inside_s
-    each = np.where(
+    per_byte = np.where(
         away, network_bytes(traits["bytes"], traits["node_bytes"]), traits["node_bytes"]
     )
     messages = np.maximum(traits["messages"], 1.0)
     exchange_s = ring_allreduce_s(
         placed.devices,
-        each * placed.gradient_bytes,
+        per_byte * placed.gradient_bytes,
         bandwidth_bytes_per_s=np.where(away, through, within),
         latency_s=messages * np.where(away, hops / placed.devices, inside_s * (placed.fullest > 1)),
     )

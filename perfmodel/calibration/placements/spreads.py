@@ -80,33 +80,33 @@ def learnt(left: Sequence[Left], growths: Sequence[float], links: Floats) -> Spr
 
     usual = Spreads()
     centre = np.log([usual.step, usual.node, usual.device])
-    used = [each for each in left if len(each.node)]
+    used = [dnn for dnn in left if len(dnn.node)]
     known = [
-        np.einsum("is,ij,js->s", each.links, links, each.links)
-        + (each.noise**2) * (1.0 + each.computing**2)
-        for each in used
+        np.einsum("is,ij,js->s", dnn.links, links, dnn.links)
+        + (dnn.noise**2) * (1.0 + dnn.computing**2)
+        for dnn in used
     ]
 
     def cost(x: Floats) -> float:
         step, *others = np.exp(2.0 * x)
-        found = float((((x - centre) / EXPECTED_SPREAD) ** 2).sum())
-        for each, already in zip(used, known, strict=True):
-            for misses, own in zip((each.node, each.device), others, strict=True):
-                variance = already + step + own * each.exchanged**2
-                found += AS_MANY * float(np.mean(np.log(variance) + misses**2 / variance))
-        return found
+        total = float((((x - centre) / EXPECTED_SPREAD) ** 2).sum())
+        for dnn, already in zip(used, known, strict=True):
+            for misses, between in zip((dnn.node, dnn.device), others, strict=True):
+                variance = already + step + between * dnn.exchanged**2
+                total += AS_MANY * float(np.mean(np.log(variance) + misses**2 / variance))
+        return total
 
     step, node, device = np.exp(minimize(cost, centre).x).tolist() if used else np.exp(centre)
-    computed = [float(np.mean(each.computed**2)) for each in used if each.computed is not None]
-    found = {
+    computed = [float(np.mean(dnn.computed**2)) for dnn in used if dnn.computed is not None]
+    spreads = {
         "step": step,
         "node": node,
         "device": device,
-        "noise": _rms([each.noise**2 for each in used], NOISE, 1),
+        "noise": _rms([dnn.noise**2 for dnn in used], NOISE, 1),
         "contention": _rms([growth**2 for growth in growths], CONTENTION, CONTENTION_DNNS),
         "computing": _rms(computed, usual.computing, 1),
     }
-    return Spreads(**{name: rounded(value, 4) for name, value in found.items()})
+    return Spreads(**{name: rounded(value, 4) for name, value in spreads.items()})
 
 
 def _rms(squares: Sequence[float], expected: float, as_many: float) -> float:
@@ -120,9 +120,9 @@ def noise_of(misses: Floats, devices: Floats, batch_size: Floats) -> float:
 
     :data:`NOISE` counts as :data:`perfmodel.calibration.regression.WEIGHT` degrees of freedom.
     """
-    parts = [each[:, None] == np.unique(each) for each in (devices, batch_size)]
+    parts = [column[:, None] == np.unique(column) for column in (devices, batch_size)]
     design = np.concatenate(parts, axis=1).astype(float)
-    found, _, rank, _ = np.linalg.lstsq(design, misses, rcond=None)
+    effects, _, rank, _ = np.linalg.lstsq(design, misses, rcond=None)
     free = len(misses) - int(rank)
-    squares = float(((misses - design @ found) ** 2).sum())
+    squares = float(((misses - design @ effects) ** 2).sum())
     return math.sqrt((WEIGHT * NOISE**2 + squares) / (WEIGHT + free))

@@ -1,14 +1,16 @@
-"""Measured steps of data-parallel training, and their tables on one node."""
+"""Measured steps of data-parallel training: their tables, and those on one node by batch size."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from perfmodel.base import tables
 from perfmodel.base.errors import InputError, number, whole_number
-from perfmodel.calibration.statistics import rounded
+from perfmodel.base.tables import Table, located
 from perfmodel.inputs.batch_scaling import at_batch_size
 
 TENSORS = 100
@@ -19,6 +21,12 @@ LEAST_PART = 0.01
 
 LEAST_GROWTH = 0.2
 """Lower bound of the compute time on a full node over that of a device alone."""
+
+DEVICES = re.compile("[0-9]{1,6}")
+MOST_SHOWN = 40
+"""Maximum characters of a wrong text that an error shows."""
+
+NEEDED = ("model", "placement", "batch_size", "step_s", "gradient_bytes")
 
 
 class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,16 +81,16 @@ class OneNode:
         self.training = training
         alone = [step for step in training.steps if len(step.devices) == 1]
         has_waiting = any(step.waiting_s > 0.0 and step.devices[0] > 1 for step in alone)
-        found: dict[tuple[int, bool], dict[int, list[float]]] = {}
+        times: dict[tuple[int, bool], dict[int, list[float]]] = {}
         for step in alone:
             count = step.devices[0]
             for waiting, seconds in ((True, step.step_s), (False, step.computing_s)):
                 if waiting or has_waiting or count == 1:
-                    sizes = found.setdefault((count, waiting), {})
+                    sizes = times.setdefault((count, waiting), {})
                     sizes.setdefault(step.batch_size, []).append(seconds)
         self._seconds = {
             key: {size: float(np.mean(v)) for size, v in sorted(sizes.items())}
-            for key, sizes in found.items()
+            for key, sizes in times.items()
         }
         self.growth = self._growth()
 
@@ -93,9 +101,9 @@ class OneNode:
     def computing_s(self, devices: int, batch_size: int) -> float:
         """Compute time of a step on ``devices`` devices of one node, extrapolated from one device
         if not measured."""
-        found = self._at(self._seconds.get((devices, False)), batch_size)
-        if found is not None:
-            return found
+        measured = self._at(self._seconds.get((devices, False)), batch_size)
+        if measured is not None:
+            return measured
         alone = self._at(self._seconds[1, False], batch_size) or 0.0
         return alone * max(1.0 + self.growth * (1.0 - 1.0 / devices), LEAST_GROWTH)
 
@@ -125,32 +133,59 @@ class OneNode:
         return float(np.dot(x, y) / np.dot(x, x)) if x else 0.0
 
 
-def smoothed(training: Training, batch_sizes: Iterable[int] | None = None) -> Training:
-    """Replace the steps on one node by lines over the batch size, with least absolute errors.
-
-    The lines are evaluated at the smallest and largest measured batch size, or at ``batch_sizes``;
-    the waiting fraction is the median.
-    """
-    from perfmodel.calibration.network.robust import least_absolute
-
-    found = []
-    for devices in sorted({s.devices for s in training.steps if len(s.devices) == 1}):
-        own = [step for step in training.steps if step.devices == devices]
-        sizes = np.array([float(step.batch_size) for step in own])
-        steps = np.array([step.step_s for step in own])
-        design = np.stack([np.ones_like(sizes), sizes], axis=1)
-        fixed, each = least_absolute(design, steps)
-        waits = float(np.median([step.waiting_s / step.step_s for step in own]))
-        for size in batch_sizes or sorted({int(sizes.min()), int(sizes.max())}):
-            step_s = max(float(fixed + each * size), LEAST_PART * float(steps.min()))
-            step_s, waiting_s = (rounded(v, 4) for v in (step_s, min(waits, 1.0) * step_s))
-            found.append(Step(devices, size, step_s, min(waiting_s, step_s)))
-    return msgspec.structs.replace(training, steps=tuple(found))
-
-
 def check_devices(devices: tuple[int, ...]) -> None:
     """Raise InputError for a placement without nodes, or with a node without devices."""
     if not devices:
         raise InputError("devices: needs at least one node")
     for index, count in enumerate(devices):
         whole_number(f"devices[{index}]", count)
+
+
+def has_placements(table: Table) -> bool:
+    """Return whether a table has DNNs and placements, rather than jobs with architectures."""
+    return "arch" not in table.columns and {"placement", "gradient_bytes"} <= set(table.columns)
+
+
+def read_trainings(path: str | Path) -> list[Training]:
+    """Read a table of steps: ``model``, ``placement`` (devices on each node, such as ``4+2``),
+    ``batch_size`` (samples per device), ``step_s``, ``gradient_bytes``.
+
+    ``waiting_s`` is the time in which the first device waits for gradients, ``overlap_fraction``
+    the fraction of backward that remains once the first gradients are ready; both are optional.
+    """
+    table = tables.read(path)
+    table.need(*NEEDED)
+    steps: dict[str, list[Step]] = {}
+    sizes: dict[str, tuple[float, float]] = {}
+    for line in table:
+        name = line.text("model")
+        size = line.number("gradient_bytes", above=0.0)
+        left = line.number("overlap_fraction", at_most=1.0) if line.has("overlap_fraction") else 1.0
+        if sizes.setdefault(name, (size, left)) != (size, left):
+            raise InputError(f"{line.place}: {name}: gradient_bytes or overlap_fraction changed")
+        with located(table.name, line.place):
+            step = Step(
+                placement(line.text("placement")),
+                line.whole("batch_size"),
+                line.number("step_s", above=0.0),
+                line.number("waiting_s") if line.has("waiting_s") else 0.0,
+            )
+        steps.setdefault(name, []).append(step)
+    with located(table.name, table.name):
+        return [
+            Training(name=n, gradient_bytes=size, overlap_fraction=left, steps=tuple(steps[n]))
+            for n, (size, left) in sizes.items()
+        ]
+
+
+def placement(text: str) -> tuple[int, ...]:
+    """Devices on each node, from text such as ``4+2``.
+
+    >>> placement("4+2")
+    (4, 2)
+    """
+    parts = [part.strip() for part in text.split("+")]
+    if not all(DEVICES.fullmatch(part) for part in parts):
+        shown = text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+        raise InputError(f"placement: {shown!r}: expected devices on each node, such as 4+2")
+    return tuple(map(int, parts))

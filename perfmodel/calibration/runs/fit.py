@@ -6,6 +6,7 @@ ten.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
@@ -15,10 +16,10 @@ import numpy as np
 
 from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, number
-from perfmodel.base.provenance import Source
 from perfmodel.base.units import dimension_of, show
-from perfmodel.calibration.observations import Observation
-from perfmodel.calibration.parameters import Parameter
+from perfmodel.calibration import figures
+from perfmodel.calibration.files import slower_profile, with_fields
+from perfmodel.calibration.parameters import Observation, Parameter
 from perfmodel.calibration.regression import Known, Regression
 from perfmodel.calibration.runs.parameters import (
     FIELDS,
@@ -27,15 +28,12 @@ from perfmodel.calibration.runs.parameters import (
     groups_of,
     names_of,
     now,
-    on_cluster,
     on_job,
     parameters_of,
-    slower_profile,
     step_s,
     with_overlap,
 )
-from perfmodel.calibration.runs.results import FittedRun, Overlap
-from perfmodel.calibration.statistics import Fitted, Residuals, Status, Written, folds
+from perfmodel.calibration.statistics import Fitted, Residuals, RunError, Status, Written, folds
 from perfmodel.inputs.calibration import Calibration
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
@@ -77,6 +75,18 @@ COARSE_ERROR = 0.05
 """A note is added if the 90th percentile of the coarse model's error for such jobs exceeds this."""
 
 
+class Overlap(msgspec.Struct, frozen=True):
+    """Whether communication overlaps with computation in runs that do not specify it.
+
+    ``was`` is the default, ``margin`` the difference in log-likelihood in favour of ``value``.
+    """
+
+    value: bool
+    was: bool
+    margin: float
+    status: Status
+
+
 class RunsFit(Written, frozen=True, kw_only=True):
     """Parameters fitted to past runs (schema ``perfmodel.calibration/1``).
 
@@ -100,7 +110,7 @@ class RunsFit(Written, frozen=True, kw_only=True):
     run_spread: float
     residuals: Residuals
     held_out: Residuals | None
-    runs: tuple[FittedRun, ...]
+    runs: tuple[RunError, ...]
     ranges: dict[str, tuple[float, float]]
     architectures: tuple[str, ...]
     notes: tuple[str, ...]
@@ -110,7 +120,7 @@ class RunsFit(Written, frozen=True, kw_only=True):
     @property
     def values(self) -> dict[str, float]:
         """Values of the parameters that are identified or confounded."""
-        return {e.name: e.value for e in self.estimates if e.status != "not identified"}
+        return {e.name: e.value for e in self.estimates if e.determined}
 
     def __getitem__(self, name: str) -> Fitted:
         """Return the estimate of a parameter."""
@@ -123,28 +133,21 @@ class RunsFit(Written, frozen=True, kw_only=True):
         ------
         InputError : the job's options are incompatible with the fitted overlap.
         """
-        found = on_job(with_overlap(job, self._overlap), self.values)
+        overlap = None if self.overlap is None else self.overlap.value
+        fitted = on_job(with_overlap(job, overlap), self.values)
         return msgspec.structs.replace(
-            found,
-            cluster=msgspec.structs.replace(found.cluster, calibration=self.of_cluster),
-            workload=msgspec.structs.replace(found.workload, calibration=self.of_workload),
+            fitted,
+            cluster=msgspec.structs.replace(fitted.cluster, calibration=self.of_cluster),
+            workload=msgspec.structs.replace(fitted.workload, calibration=self.of_workload),
         )
 
     def cluster(self, base: Cluster) -> Cluster:
         """Return the cluster with the fitted parameters."""
-        fitted = [
-            f"{e.name} {_shown(e)}"
-            for e in self.estimates
-            if e.name in OF_CLUSTER and e.name in self.values
-        ]
-        text = f"{', '.join(fitted) or 'nothing'} fitted to {self.seen}; else: {base.source.text}"
-        named = msgspec.structs.replace(
-            base,
-            name=f"{base.name}-calibrated",
-            calibration=self.of_cluster,
-            source=Source("estimated", text),
-        )
-        return on_cluster(named, self.values)
+        estimates = [e for e in self.estimates if e.determined and e.name in OF_CLUSTER]
+        values = {OF_CLUSTER[e.name]: e.value for e in estimates}
+        shown = ", ".join(f"{e.name} {_shown(e)}" for e in estimates) or "nothing"
+        text = f"{shown} fitted to {self.seen}"
+        return with_fields(base, values, "estimated", text, self.of_cluster)
 
     def profile(self, base: Profile, workload: Workload) -> Profile:
         """Return a workload's profile with its times scaled by the fitted compute factor.
@@ -167,17 +170,7 @@ class RunsFit(Written, frozen=True, kw_only=True):
 
     def figure(self) -> Figure:
         """The estimates, and the error of each run."""
-        from perfmodel.calibration.figures import Error, fit, rows_of
-
-        errors = [
-            Error(f"{r.place}: {r.arch}, workers {r.workers}", r.error, r.held_out)
-            for r in self.runs
-        ]
-        return fit(rows_of(self.estimates), errors, self.seen)
-
-    @property
-    def _overlap(self) -> bool | None:
-        return None if self.overlap is None else self.overlap.value
+        return figures.fit(self.estimates, self.runs, self.seen)
 
 
 def fit_runs(
@@ -210,23 +203,28 @@ def fit_runs(
     names = _fitted(problems[0], asked)
     if not names and not choosing:
         raise InputError(f"fit: {', '.join(asked or ()) or 'nothing'}: all runs specify it")
-    steps = _Steps(progress, len(problems) + FOLDS + 1)
-    optional = [name for name in names if asked is None and _optional(name)]
-    searched = [_searched(problem, names, optional, choosing, steps) for problem in problems]
+    done = itertools.count(1)
+
+    def advance() -> None:
+        if progress is not None:
+            progress(next(done), len(problems) + FOLDS + 1)
+
+    optional = [name for name in names if asked is None and problems[0].parameters[name].optional]
+    searched = [_searched(problem, names, optional, choosing, advance) for problem in problems]
     (problem, x, scale), overlap = _chosen(searched) if choosing else (searched[0], None)
     known = problem.identified(x, scale)
     unidentified = [name for name, what in known.items() if what.status == "not identified"]
-    kept = x
+    x_known = x
     if unidentified:  # these keep their former values exactly
-        kept = x[[name not in unidentified for name in problem.names]]
+        x_known = x[[name not in unidentified for name in problem.names]]
         problem.names = [name for name in problem.names if name not in unidentified]
-        kept = problem.solve([kept], scale)
-    steps.next()
-    parts = _parts(problem, len(kept))
-    held = problem.left_out(parts, kept, scale, steps.next) if parts else None
-    found = problem.values(kept)
-    estimates = [_estimate(problem.parameters[n], runs[0].job, found, known) for n in names]
-    errors = np.exp(problem.misses(kept[None])[0]) - 1.0
+        x_known = problem.solve([x_known], scale)
+    advance()
+    parts = _parts(problem, len(x_known))
+    held = problem.left_out(parts, x_known, scale, advance) if parts else None
+    values = problem.values(x_known)
+    estimates = [_estimate(problem.parameters[n], runs[0].job, values, known) for n in names]
+    errors = np.exp(problem.misses(x_known[None])[0]) - 1.0
     spread = problem.run_spread * scale
     return RunsFit(
         estimates=tuple(estimates),
@@ -235,7 +233,7 @@ def fit_runs(
         residuals=Residuals.of(errors),
         held_out=None if held is None else Residuals.of(np.exp(held.misses) - 1.0),
         runs=tuple(
-            FittedRun(
+            RunError(
                 r.place,
                 r.job.architecture.name,
                 r.job.workers,
@@ -246,11 +244,11 @@ def fit_runs(
         ),
         ranges=_ranges(runs),
         architectures=tuple(dict.fromkeys(r.job.architecture.name for r in runs)),
-        notes=(*_flags(found, overlap), *_notes(runs, errors, spread)),
+        notes=(*_flags(values, overlap), *_notes(runs, errors, spread)),
         of_cluster=problem.calibration(
-            kept, scale, OF_CLUSTER, left_out=held, features=[features_of(r.job) for r in runs]
+            x_known, scale, OF_CLUSTER, left_out=held, features=[features_of(r.job) for r in runs]
         ),
-        of_workload=problem.calibration(kept, scale, OF_WORKLOAD),
+        of_workload=problem.calibration(x_known, scale, OF_WORKLOAD),
     )
 
 
@@ -266,27 +264,16 @@ class _RunsRegression(Regression):
         measured = np.log([r.step_s for r in runs])
 
         def misses(values: Mapping[str, Floats], points: int) -> Floats:
-            found: Floats = np.log(step_s(groups, values, points)) - measured
-            return found
+            return np.asarray(np.log(step_s(groups, values, points)) - measured)
 
         spreads = [math.hypot(run_spread, r.spread_fraction) for r in runs]
         super().__init__(parameters_of([r.job for r in runs]), misses, spreads)
 
 
-def _optional(name: str) -> bool:
-    return name in FIELDS and FIELDS[name].optional
-
-
 def _fitted(problem: Regression, asked: Sequence[str] | None) -> list[str]:
-    """Names of the parameters to fit: those requested, or all usual ones.
-
-    Raises
-    ------
-    InputError : the cluster of the runs has no field for a requested parameter.
-    """
-    usual = [n for n in problem.parameters if n not in FIELDS or FIELDS[n].usual]
+    """Names of the parameters to fit: those requested, or all usual ones."""
     if asked is None:
-        return usual
+        return [name for name, p in problem.parameters.items() if p.usual]
     for name in asked:
         if name in FIELDS and name not in problem.parameters:
             raise InputError(f"fit: {name}: no run has several linked devices on a node")
@@ -309,7 +296,7 @@ def _with_more(
         least = min(scale, problem.scale(more))
         more = problem.solve([more], least)
         costs = [
-            problem.unlikelihood(misses, least)
+            problem.data_cost(misses, least)
             for misses in (without, problem.left_out(parts, more, least).misses)
         ]
         if costs[0] - costs[1] > MARGIN:
@@ -317,18 +304,6 @@ def _with_more(
         else:
             problem.names = before
     return x, scale
-
-
-class _Steps:
-    """Counts the steps done."""
-
-    def __init__(self, progress: Progress | None, of: int) -> None:
-        self._progress, self._done, self._of = progress, 0, of
-
-    def next(self) -> None:
-        self._done += 1
-        if self._progress is not None:
-            self._progress(self._done, self._of)
 
 
 def _check(runs: Sequence[Observation]) -> None:
@@ -362,7 +337,7 @@ def _searched(
     names: Sequence[str],
     optional: Sequence[str],
     choosing: bool,
-    steps: _Steps,
+    advance: Callable[[], None],
 ) -> _Searched:
     """Fit the parameters that have an effect, and the optional ones that improve the fit."""
     needed = [name for name in names if name not in optional]
@@ -371,7 +346,7 @@ def _searched(
         raise InputError(f"fit: {', '.join(names)}: no run changes by {EFFECT:.0%} or more")
     first = problem.solve(problem.starts(), 1.0)
     scale = problem.scale(first)
-    steps.next()
+    advance()
     return problem, *_with_more(problem, optional, problem.solve([first], scale), scale)
 
 
@@ -396,42 +371,39 @@ def _parts(problem: _RunsRegression, parameters: int) -> list[int]:
     return [fold[group] for group in problem.groups]
 
 
-def _estimate(p: Parameter, job: Job, found: dict[str, float], known: dict[str, Known]) -> Fitted:
+def _estimate(p: Parameter, job: Job, values: dict[str, float], known: dict[str, Known]) -> Fitted:
     name, was = p.name, now(job)[p.name]
-    value = found.get(name, was)
     what = known.get(name)
     if what is None:
-        status: Status = "not identified"
-        low, high, note = was, was, f"no run changes by {EFFECT:.0%} or more"
-        if _optional(name):
+        note = f"no run changes by {EFFECT:.0%} or more"
+        if p.optional:
             note = "does not improve the prediction of held-out runs"
-    else:
-        status, low, high = what.status, min(what.low, value), max(what.high, value)
-        note = {
-            "identified": "",
-            "confounded": f"only together with {what.other}",
-            "not identified": "the runs do not determine it",
-        }[status]
+        return Fitted.kept(name, p.unit, was, note)
+    value = values.get(name, was)
+    note = {
+        "identified": "",
+        "confounded": f"only together with {what.other}",
+        "not identified": "the runs do not determine it",
+    }[what.status]
+    ends = {"low": min(what.low, value), "high": max(what.high, value)}
     return Fitted(
-        name=name, unit=p.unit, was=was, value=value, low=low, high=high, status=status, note=note
+        name=name, unit=p.unit, was=was, value=value, status=what.status, note=note, **ends
     )
 
 
-def _features(job: Job) -> dict[str, float]:
-    """Features of a job whose ranges are recorded."""
-    found = {
-        "workers": job.workers,
-        "batch_size": job.workload.batch_size,
-        "gradient_bytes": job.workload.gradient_bytes,
-        "bandwidth_bytes_per_s": job.cluster.nic.bandwidth_bytes_per_s,
-    }
-    return found | ({"servers": job.options.server_count} if job.options.server_count else {})
-
-
 def _ranges(runs: Sequence[Observation]) -> dict[str, tuple[float, float]]:
-    every = [_features(r.job) for r in runs]
-    names = dict.fromkeys(name for one in every for name in one)
-    columns = {name: [one[name] for one in every if name in one] for name in names}
+    """Smallest and largest value of features of the jobs, by name."""
+    columns: dict[str, list[float]] = {}
+    for job in (run.job for run in runs):
+        for name, value in (
+            ("workers", job.workers),
+            ("batch_size", job.workload.batch_size),
+            ("gradient_bytes", job.workload.gradient_bytes),
+            ("bandwidth_bytes_per_s", job.cluster.nic.bandwidth_bytes_per_s),
+            ("servers", job.options.server_count),
+        ):
+            if value or name != "servers":
+                columns.setdefault(name, []).append(value)
     return {name: (min(values), max(values)) for name, values in columns.items()}
 
 
@@ -448,9 +420,9 @@ def _shown(estimate: Fitted) -> str:
     return f"{value} ({low} to {high})"
 
 
-def _flags(found: dict[str, float], overlap: Overlap | None) -> list[str]:
+def _flags(values: dict[str, float], overlap: Overlap | None) -> list[str]:
     """Notes on parameters that cluster and workload files do not store."""
-    flags = [f"--jitter {found['jitter']:.3g}"] if "jitter" in found else []
+    flags = [f"--jitter {values['jitter']:.3g}"] if "jitter" in values else []
     if overlap is not None and overlap.value != overlap.was:
         flags.append("--overlap" if overlap.value else "--no-overlap")
     return [f"cluster and workload files do not store {flag}: give it to predict" for flag in flags]

@@ -9,23 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.arrays import Floats
-from perfmodel.base.errors import InputError, unknown_name
-from perfmodel.base.provenance import Source
+from perfmodel.base.errors import unknown_name
 from perfmodel.base.quantities import Quantity
 from perfmodel.calibration.parameters import Parameter
 from perfmodel.inputs.calibration import value_at, with_value
-from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import MOST_JITTER, Jitter, Job
 from perfmodel.inputs.links import LEAST_EFFICIENCY
-from perfmodel.inputs.profile import Profile, Seconds, Timing
-from perfmodel.inputs.workload import Workload
 from perfmodel.phases.layers import Layers
 from perfmodel.phases.phases import Phases
 from perfmodel.phases.quantities import Quantities, quantities_of
@@ -38,20 +34,28 @@ DECADE = math.log(10.0)
 """Standard deviation of the logarithm (or logit) of a value known within a factor of ten."""
 
 
-OPTIONAL: dict[str, Any] = {"optional": True}
-UNUSUAL: dict[str, Any] = {"unit": "s", "usual": False}
+SLOWDOWN = "slowdown_per_neighbour"
+HANDOVERS = frozenset(("handover_per_tensor_s", "handover_per_byte_s"))
 
 FIELDS: Mapping[str, Parameter] = {
-    name: Parameter(name, 0.0, DECADE, path=path, **more)
-    for name, path, more in (
-        ("latency_s", "nic.latency_s", {"unit": "s", "least": 1e-6}),
-        ("efficiency", "nic.efficiency", {"scale": "logit"}),
-        ("update_per_tensor_s", "server.update_per_tensor_s", {"unit": "s", "least": 1e-6}),
-        ("update_per_byte_s", "server.update_per_byte_s", {"unit": "s", "least": 1e-11}),
-        ("inside_efficiency", "intra_node.efficiency", {"scale": "logit", **OPTIONAL}),
-        ("slowdown_per_neighbour", "slowdown_per_neighbour", {"least": 0.01, **OPTIONAL}),
-        ("handover_per_tensor_s", "handover.per_tensor_s", {"least": 1e-5, **UNUSUAL}),
-        ("handover_per_byte_s", "handover.per_byte_s", {"least": 1e-10, **UNUSUAL}),
+    name: Parameter(
+        *(name, 0.0, DECADE),
+        unit="s" if name.endswith("_s") else "",
+        scale="log" if least else "logit",
+        least=least or 1.0,
+        path=path,
+        optional=name in ("inside_efficiency", SLOWDOWN),
+        usual=name not in HANDOVERS,
+    )
+    for name, path, least in (
+        ("latency_s", "nic.latency_s", 1e-6),
+        ("efficiency", "nic.efficiency", None),
+        ("update_per_tensor_s", "server.update_per_tensor_s", 1e-6),
+        ("update_per_byte_s", "server.update_per_byte_s", 1e-11),
+        ("inside_efficiency", "intra_node.efficiency", None),
+        (SLOWDOWN, SLOWDOWN, 0.01),
+        ("handover_per_tensor_s", "handover.per_tensor_s", 1e-5),
+        ("handover_per_byte_s", "handover.per_byte_s", 1e-10),
     )
 }
 """Fields of the links between nodes and inside a node, of servers, and of devices; the prior means
@@ -61,49 +65,35 @@ PARAMETERS = (*FIELDS, "compute_factor", "jitter")
 """Names of all parameters: the fields, the compute time as a multiple of the profiled time, and the
 coefficient of variation of the compute time of an iteration."""
 
-SLOWDOWN = "slowdown_per_neighbour"
 SERVER_COSTS = ("update_per_tensor_s", "update_per_byte_s", "optimizer_per_byte_s")
 SERVER_SHARE = "server_share"
 """Fraction of the model on the fullest server, for jobs with one server."""
 
-HANDOVERS = frozenset(("handover_per_tensor_s", "handover_per_byte_s"))
-
 
 def parameters_of(jobs: Sequence[Job]) -> list[Parameter]:
     """Parameters that can be fitted to runs of these jobs, with current values as prior means."""
-    given = now(jobs[0])
+    values = now(jobs[0])
     several = any(job.cluster.fullest(job.workers) > 1 for job in jobs)
-    found = [
+    fields = [
         msgspec.structs.replace(
-            p, value=given[name], smallest=LEAST_EFFICIENCY if p.scale == "logit" else 0.0
+            p, value=values[name], smallest=LEAST_EFFICIENCY if p.scale == "logit" else 0.0
         )
         for name, p in FIELDS.items()
-        if name in given and (several or not p.optional)
+        if name in values and (several or not p.optional)
     ]
     return [
-        *found,
+        *fields,
         Parameter("compute_factor", 1.0, math.log(2.0)),
-        Parameter("jitter", given["jitter"], DECADE, least=0.01, most=MOST_JITTER),
+        Parameter("jitter", values["jitter"], DECADE, least=0.01, most=MOST_JITTER),
     ]
 
-
-SCALED = (
-    *("forward_s", "backward_s", "forward_std_s", "backward_std_s", "step_s"),
-    *("optimizer_s", "copy_s", "other_s", "step_std_s"),
-)
-"""Times of a profile that the compute factor scales."""
 
 OVERLAP = "overlap"
 """The option that can also be fitted: whether communication overlaps with computation."""
 
 
 def names_of(asked: Sequence[str]) -> list[str]:
-    """Return the requested names, each once.
-
-    Raises
-    ------
-    InputError : a name is neither a parameter nor *overlap*.
-    """
+    """Return the requested names, each once."""
     for name in asked:
         if name not in (*PARAMETERS, OVERLAP):
             raise unknown_name("parameter", name, (*PARAMETERS, OVERLAP))
@@ -122,14 +112,6 @@ def now(job: Job) -> dict[str, float]:
     return known | {"compute_factor": 1.0, "jitter": jitter}
 
 
-def on_cluster(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
-    """Return a cluster with these values; the links of nodes that differ stay as they are."""
-    for name, field in FIELDS.items():
-        if name in values:
-            cluster = with_value(cluster, field.path, values[name])
-    return cluster
-
-
 def on_job(job: Job, values: Mapping[str, float]) -> Job:
     """Return a job with these values; a jitter that was given stays."""
     factor = values.get("compute_factor", 1.0)
@@ -137,47 +119,14 @@ def on_job(job: Job, values: Mapping[str, float]) -> Job:
     if factor != 1.0:
         workload = workload.scaled("compute_s", factor)
         workload = msgspec.structs.replace(workload, quality="estimated")
-    cluster = on_cluster(job.cluster, values)
+    cluster = job.cluster
+    for name, field in FIELDS.items():
+        if name in values:
+            cluster = with_value(cluster, field.path, values[name])
     changed = msgspec.structs.replace(job, cluster=cluster, workload=workload)
     if job.jitter is None and values.get("jitter"):
         changed = msgspec.structs.replace(changed, jitter=Jitter(values["jitter"]))
     return changed
-
-
-def slower_profile(profile: Profile, workload: Workload, factor: float, why: str) -> Profile:
-    """Return a profile with the times on the workload's device and precision scaled by ``factor``.
-
-    Data loading times stay the same.
-
-    Raises
-    ------
-    InputError : the profile has no times on that device, because they were estimated.
-    """
-    chosen = (workload.device, workload.precision)
-    if chosen not in {(t.device, t.precision) for t in profile.timings}:
-        raise InputError(
-            f"{profile.name}: has no times on {workload.device} at {workload.precision} to scale"
-        )
-
-    timings = (
-        longer(t, factor, why) if (t.device, t.precision) == chosen else t for t in profile.timings
-    )
-    return msgspec.structs.replace(profile, timings=tuple(timings))
-
-
-def longer(t: Timing, factor: float, why: str) -> Timing:
-    """Return a timing with compute times ``factor`` times as long."""
-    changed: dict[str, Any] = {n: _times(getattr(t, n), factor) for n in SCALED}
-    if t.samples_per_s is not None:
-        changed["samples_per_s"] = t.samples_per_s / factor
-    source = Source("estimated", f"{factor:.4g} times as long as: {t.source.text}; {why}")
-    return msgspec.structs.replace(t, **changed, source=source)
-
-
-def _times(value: Seconds | None, factor: float) -> Seconds | None:
-    if isinstance(value, tuple):
-        return tuple(one * factor for one in value)
-    return None if value is None else value * factor
 
 
 def free_overlap(job: Job) -> bool:
@@ -186,12 +135,7 @@ def free_overlap(job: Job) -> bool:
 
 
 def with_overlap(job: Job, overlap: bool | None) -> Job:
-    """Return the job with this overlap, if it was left unspecified.
-
-    Raises
-    ------
-    InputError : other options are incompatible with it.
-    """
+    """Return the job with this overlap, if it was left unspecified."""
     if overlap is None or not free_overlap(job):
         return job
     options = msgspec.structs.replace(job.options, overlap=overlap)
@@ -248,8 +192,8 @@ class JobGroup(msgspec.Struct, frozen=True, eq=False):
 
 def _alone_s(job: Job, values: Values, point: int) -> float:
     """Step time of one job at one of the points."""
-    given = {name: float(value[point]) for name, value in values.items()}
-    return float(coarse.phases(on_job(job, given)).iteration_s)
+    numbers = {name: float(value[point]) for name, value in values.items()}
+    return float(coarse.phases(on_job(job, numbers)).iteration_s)
 
 
 def _changed(job: Job, q: Quantities, values: Values, workers: NDArray[np.int64]) -> Quantities:
@@ -280,20 +224,17 @@ def _changed(job: Job, q: Quantities, values: Values, workers: NDArray[np.int64]
             changed[name] = getattr(q, name) * factor * slower
     if HANDOVERS & values.keys():
         handover = _handover(job, values, workers)
-        given = job.workload
-        added_s = handover.seconds(given.tensors, given.gradient_bytes)
+        added_s = handover.seconds(job.workload.tensors, job.workload.gradient_bytes)
         changed["backward_s"] = changed.get("backward_s", q.backward_s) + added_s * slower
         # of an iteration that takes ``factor`` times as long, the handover stays the same
-        without = Layers.of(given)
-        sums = zip(without.parts, without.bytes, strict=True)
-        each_s = [handover.seconds(sum(p.tensors for p in own), size) for own, size in sums]
-        changed["layers"] = msgspec.structs.replace(
-            without,
-            backward_s=tuple(
-                seconds + more / factor
-                for seconds, more in zip(without.backward_s, each_s, strict=True)
-            ),
+        layers = Layers.of(job.workload)
+        backward_s = tuple(
+            seconds + handover.seconds(sum(p.tensors for p in parts), size) / factor
+            for seconds, parts, size in zip(
+                layers.backward_s, layers.parts, layers.bytes, strict=True
+            )
         )
+        changed["layers"] = msgspec.structs.replace(layers, backward_s=backward_s)
     if "jitter" in values and job.jitter is None:
         changed["cv"] = values["jitter"]
     return msgspec.structs.replace(q, **changed)
@@ -312,8 +253,8 @@ class _Handovers(NamedTuple):
 
 def _handover(job: Job, values: Values, workers: NDArray[np.int64]) -> _Handovers:
     """Costs of the handover in one step: of the share of the gradients that is sent in a step."""
-    some = job.options.exchanged_share
-    share = np.where((workers == 1) & (job.options.server_count == 0), 0.0, some)
+    alone = (workers == 1) & (job.options.server_count == 0)
+    share = np.where(alone, 0.0, job.options.exchanged_share)
     before = job.cluster.handover
     return _Handovers(
         share * values.get("handover_per_tensor_s", before.per_tensor_s),
@@ -330,13 +271,14 @@ def groups_of(jobs: Sequence[Job]) -> list[JobGroup]:
     alike: list[tuple[Job, list[int]]] = []
     for i, job in enumerate(jobs):
         least = 1 + job.options.spare_workers
-        like: dict[str, Any] = {"workers": least, "assumptions": ()}
-        key = job if _unlike(job) else msgspec.structs.replace(job, **like)
-        found = next((members for one, members in alike if one == key), None)
-        if found is None or _unlike(job):
+        key = job
+        if not _unlike(job):
+            key = msgspec.structs.replace(job, workers=least, assumptions=())
+        members = next((members for other, members in alike if other == key), None)
+        if members is None or _unlike(job):
             alike.append((key, [i]))
         else:
-            found.append(i)
+            members.append(i)
     return [
         JobGroup(
             jobs[members[0]],
@@ -350,7 +292,7 @@ def groups_of(jobs: Sequence[Job]) -> list[JobGroup]:
 
 def step_s(groups: Sequence[JobGroup], values: Values, points: int) -> Floats:
     """Step times of all jobs, shape (points, jobs), for values of shape (points,)."""
-    found = np.empty((points, sum(len(group.index) for group in groups)))
+    seconds = np.empty((points, sum(len(group.index) for group in groups)))
     for group in groups:
-        found[:, group.index] = group.step_s(values, points)
-    return found
+        seconds[:, group.index] = group.step_s(values, points)
+    return seconds

@@ -11,9 +11,9 @@ from perfmodel import api
 from perfmodel.architectures import registry
 from perfmodel.base import files, tables
 from perfmodel.base.errors import InputError, nearest
-from perfmodel.base.tables import TableRow
-from perfmodel.calibration.observations import Observation
-from perfmodel.calibration.placements.reading import placement
+from perfmodel.base.tables import TableRow, located
+from perfmodel.calibration.parameters import Observation
+from perfmodel.calibration.placements.table import placement
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
@@ -75,12 +75,8 @@ def read_runs(
     reader = _Reader(Path(path).parent, cluster, profile, device, frozenset(options), {})
     runs = []
     for line in table:
-        try:
+        with located(table.name, line.place):
             job = reader.job(line)
-        except InputError as error:
-            text = str(error)
-            where = "" if text.startswith(table.name) else f"{line.place}: "
-            raise InputError(f"{where}{text}") from None
         spread = line.number(SPREAD) if line.has(SPREAD) else 0.0
         cpu: dict[str, Any] = {name: line.number(name, above=0.0) for name in CPU if line.has(name)}
         place, group = f"line {line.number_in_file}", line.text(GROUP) if line.has(GROUP) else ""
@@ -100,23 +96,23 @@ class _Reader(msgspec.Struct):
 
     def job(self, line: TableRow) -> Job:
         """Make the job of a row."""
-        given: dict[str, Any] = {name: line.text(name) for name in TEXTS if line.has(name)}
-        given |= {name: line.whole(name) for name in WHOLE if line.has(name)}
-        given["workers"], given["arch"] = line.whole("workers"), line.text("arch")
-        if "global_batch_size" in given:
-            samples, workers = given.pop("global_batch_size"), given["workers"]
-            if "batch_size" in given or samples % workers:
+        arguments: dict[str, Any] = {name: line.text(name) for name in TEXTS if line.has(name)}
+        arguments |= {name: line.whole(name) for name in WHOLE if line.has(name)}
+        arguments["workers"], arguments["arch"] = line.whole("workers"), line.text("arch")
+        if "global_batch_size" in arguments:
+            samples, workers = arguments.pop("global_batch_size"), arguments["workers"]
+            if "batch_size" in arguments or samples % workers:
                 raise InputError(
                     f"global_batch_size: {samples}: needs an empty batch_size, and must be a "
                     f"multiple of the {workers} workers"
                 )
-            given["batch_size"] = samples // workers
+            arguments["batch_size"] = samples // workers
         if self.device is not None:
-            given.setdefault("device", self.device)
-        if "model" in given and "workload" in given:
+            arguments.setdefault("device", self.device)
+        if "model" in arguments and "workload" in arguments:
             raise InputError("model and workload: give only one of them")
-        file = given.pop("workload", None)
-        profile = self._profile(given.pop("model", file), file is not None)
+        file = arguments.pop("workload", None)
+        profile = self._profile(arguments.pop("model", file), file is not None)
         cluster = msgspec.structs.replace(self.cluster, losses="none")  # they are in what is fitted
         if line.has(RATE):
             nic = msgspec.structs.replace(
@@ -125,13 +121,13 @@ class _Reader(msgspec.Struct):
             cluster = msgspec.structs.replace(cluster, nic=nic)
         if line.has(PLACEMENT):
             counts = placement(line.text(PLACEMENT))
-            if sum(counts) != given["workers"]:
+            if sum(counts) != arguments["workers"]:
                 raise InputError(
-                    f"placement: has {sum(counts)} devices, but workers is {given['workers']}"
+                    f"placement: has {sum(counts)} devices, but workers is {arguments['workers']}"
                 )
             cluster = msgspec.structs.replace(cluster, devices_on_nodes=counts)
         options = {name: _option(line.text(name)) for name in self.options if line.has(name)}
-        job = api.make_job(workload=profile, cluster=cluster, options=options, **given)
+        job = api.make_job(workload=profile, cluster=cluster, options=options, **arguments)
         return job_facts.with_layers(job)
 
     def _profile(self, name: str | None, is_file: bool) -> Profile:
@@ -141,8 +137,8 @@ class _Reader(msgspec.Struct):
             return self.used.setdefault("", self.profile)
         if name not in self.used:
             path = is_file or files.looks_like_path(name)
-            found = catalogue.profile(self.folder / name) if path else catalogue.model(name)
-            self.used[name] = found
+            profile = catalogue.profile(self.folder / name) if path else catalogue.model(name)
+            self.used[name] = profile
         return self.used[name]
 
 
@@ -153,13 +149,13 @@ def _option(text: str) -> str:
 
 def _step_s(line: TableRow, job: Job) -> float:
     """Seconds of a worker's step."""
-    given = [column for column in MEASURED if line.has(column)]
-    if len(given) != 1:
-        found = " and ".join(given) or "none"
-        raise InputError(f"{line.place}: needs one of {', '.join(MEASURED)}, got {found}")
-    value = line.number(given[0], above=0.0)
-    if given[0] == "steps_per_s":
+    columns = [column for column in MEASURED if line.has(column)]
+    if len(columns) != 1:
+        cells = " and ".join(columns) or "none"
+        raise InputError(f"{line.place}: needs one of {', '.join(MEASURED)}, got {cells}")
+    value = line.number(columns[0], above=0.0)
+    if columns[0] == "steps_per_s":
         return job.workers / value
-    if given[0] != "samples_per_s":
+    if columns[0] != "samples_per_s":
         return value
     return job.workers * job.workload.batch_size / value

@@ -42,13 +42,12 @@ from perfmodel.architectures.ps.placement import slices_of
 from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError
 from perfmodel.base.uncertainty import COVERAGE, WIDTH
-from perfmodel.calibration.observations import Observation
-from perfmodel.calibration.parameters import expanded, of_workload
+from perfmodel.calibration.parameters import Observation, expanded, of_workload
 from perfmodel.calibration.regression import DIFFERENCE, Regression
 from perfmodel.calibration.runs.parameters import SERVER_COSTS, SERVER_SHARE, JobGroup
 from perfmodel.calibration.servers.priors import Kind, kind_of
 from perfmodel.calibration.servers.results import ServedWorkload, ServersFit, series_name
-from perfmodel.calibration.statistics import rounded, spread_beside
+from perfmodel.calibration.statistics import nested, rounded, spread_beside
 from perfmodel.inputs.calibration import Calibration
 from perfmodel.inputs.job import Job
 from perfmodel.phases.quantities import quantities_of
@@ -98,11 +97,10 @@ def fit_servers(runs: Sequence[Observation], *, for_others: bool = False) -> Ser
     x, scale, covariance = problem.minimum()
     spread, growth = (kind.run_spread, {}) if for_others else problem.held_out(x, scale, covariance)
     known = {
-        one.name: problem.known(one, x, covariance, spread, growth)
-        for one in (() if for_others else series)
+        dnn.name: problem.known(dnn, x, covariance, spread, growth)
+        for dnn in (() if for_others else series)
     }
-    found = problem.regression.values(x)
-    names = problem.regression.names
+    values, names = problem.regression.values(x), problem.regression.names
     further = Calibration(
         spread=_further(series, kind, spread),
         ranges={"workers": (1.0, 1.0), "servers": (1.0, 1.0)},
@@ -116,13 +114,13 @@ def fit_servers(runs: Sequence[Observation], *, for_others: bool = False) -> Ser
         rows=len(runs),
         common={
             p.name: (
-                rounded(found[p.name]),
+                rounded(values[p.name]),
                 rounded(math.sqrt(covariance[names.index(p.name), names.index(p.name)]), 4),
             )
             for p in kind.parameters
             if p.spread > 0.0
         },
-        workloads={one.name: problem.served(one, x, known[one.name]) for one in series if known},
+        workloads={dnn.name: problem.served(dnn, x, known[dnn.name]) for dnn in series if known},
         further=further,
     )
 
@@ -135,31 +133,30 @@ def serve_others(fit: ServersFit, runs: Sequence[Observation]) -> dict[str, Serv
     InputError : as :func:`fit_servers`.
     """
     kind = kind_of(fit.sync)
-    before = []
+    parameters = []
     for p in kind.parameters:
-        if p.name in fit.common:
-            value, spread = fit.common[p.name]
-            p = msgspec.structs.replace(p, value=value, spread=spread if kind.apart else FIRM)
-        before.append(p)
-    found, kind = {}, kind._replace(parameters=tuple(before))
-    for one in _series(runs):
-        problem = _Problem([one], kind)
+        value, spread = fit.common.get(p.name, (p.value, p.spread))
+        firm = p.name in fit.common and not kind.apart
+        parameters.append(msgspec.structs.replace(p, value=value, spread=FIRM if firm else spread))
+    served, kind = {}, kind._replace(parameters=tuple(parameters))
+    for dnn in _series(runs):
+        problem = _Problem([dnn], kind)
         x, _, covariance = problem.minimum(corrected=False)
-        own = Calibration() if kind.apart else problem.known(one, x, covariance, 0.0, {})[1]
-        found[one.name] = problem.served(one, x, (fit.further, own))
-    return found
+        compute = Calibration() if kind.apart else problem.known(dnn, x, covariance, 0.0, {})[1]
+        served[dnn.name] = problem.served(dnn, x, (fit.further, compute))
+    return served
 
 
 def _sync(runs: Sequence[Observation]) -> str:
-    found = set()
+    kinds = set()
     for run in runs:
         if not isinstance(run.job.options, Options):
             raise InputError(f"{run.place or 'runs'}: {run.job.architecture.name} has no servers")
-        found.add("bsp" if run.job.options.sync == "bsp" else "asp")
-    if len(found) != 1:
-        what = "mix synchronous and asynchronous ones" if found else "needs at least one"
-        raise InputError(f"runs: {what}")
-    return found.pop()
+        kinds.add("bsp" if run.job.options.sync == "bsp" else "asp")
+    if len(kinds) != 1:
+        problem = "mix synchronous and asynchronous ones" if kinds else "needs at least one"
+        raise InputError(f"runs: {problem}")
+    return kinds.pop()
 
 
 class _Series(NamedTuple):
@@ -187,11 +184,11 @@ def _series(runs: Sequence[Observation]) -> list[_Series]:
     by_name: dict[str, list[Observation]] = {}
     for run in runs:
         by_name.setdefault(series_name(run.job.workload), []).append(run)
-    found = []
-    for name, some in by_name.items():
-        largest = max(some, key=lambda run: run.job.workload.batch_size).job
+    series = []
+    for name, members in by_name.items():
+        largest = max(members, key=lambda run: run.job.workload.batch_size).job
         base = _alone(largest, largest)
-        for run in some:
+        for run in members:
             if _alone(run.job, largest) != base:
                 raise InputError(
                     f"{run.place or name}: differs from other runs of {name} in more than workers, "
@@ -200,19 +197,19 @@ def _series(runs: Sequence[Observation]) -> list[_Series]:
             where = run.job.cluster
             if run.job.stragglers or where.overrides or where.crowds:
                 raise InputError(f"{run.place or name}: needs workers that do not differ")
-        batch = np.array([float(run.job.workload.batch_size) for run in some])
-        found.append(
+        batch = np.array([float(run.job.workload.batch_size) for run in members])
+        series.append(
             _Series(
                 name,
                 base,
-                some,
-                np.array([float(run.job.workers) for run in some]),
-                np.array([float(run.job.options.server_count) for run in some]),
+                members,
+                np.array([float(run.job.workers) for run in members]),
+                np.array([float(run.job.options.server_count) for run in members]),
                 batch / largest.workload.batch_size,
-                np.array([_fullest(run.job) for run in some]),
+                np.array([_fullest(run.job) for run in members]),
             )
         )
-    return found
+    return series
 
 
 def _alone(job: Job, like: Job) -> Job:
@@ -226,26 +223,26 @@ def _alone(job: Job, like: Job) -> Job:
 def _fullest(job: Job) -> float:
     """Fraction of the model's bytes on the fullest server of a job, with ``uneven`` of 0."""
     slices = slices_of(job.workload, msgspec.structs.replace(Options.of(job), uneven=0.0))
-    kept = np.bincount(slices.server, slices.bytes)
-    return float(kept.max() / kept.sum())
+    sizes_bytes = np.bincount(slices.server, slices.bytes)
+    return float(sizes_bytes.max() / sizes_bytes.sum())
 
 
 def _further(series: Sequence[_Series], kind: Kind, spread: float) -> float:
     """Spread of a workload's runs around a fit to the other workloads and its smallest run."""
     if len(series) < 2 or not kind.apart:
         return 2.0 * spread
-    found: list[Floats] = []
-    for one in series:
-        smallest = int(np.lexsort((one.workers, one.workers * one.servers))[0])
-        alone = one._replace(
-            runs=[one.runs[smallest]],
-            **{n: getattr(one, n)[[smallest]] for n in ("workers", "servers", "batch", "fullest")},
+    misses: list[Floats] = []
+    for dnn in series:
+        smallest = int(np.lexsort((dnn.workers, dnn.workers * dnn.servers))[0])
+        alone = dnn._replace(
+            runs=[dnn.runs[smallest]],
+            **{n: getattr(dnn, n)[[smallest]] for n in ("workers", "servers", "batch", "fullest")},
         )
-        problem = _Problem([alone, *(other for other in series if other is not one)], kind)
+        problem = _Problem([alone, *(other for other in series if other is not dnn)], kind)
         x = problem.regression.solve([problem.regression.centre])
         values = {n: np.array([v]) for n, v in problem.regression.values(x).items()}
-        found.append(_Problem([one], kind).misses(values, 1)[0, : len(one.runs)])
-    return float(np.quantile(np.abs(np.concatenate(found)), COVERAGE)) / WIDTH
+        misses.append(_Problem([dnn], kind).misses(values, 1)[0, : len(dnn.runs)])
+    return float(np.quantile(np.abs(np.concatenate(misses)), COVERAGE)) / WIDTH
 
 
 class _Problem:
@@ -253,8 +250,8 @@ class _Problem:
 
     def __init__(self, series: Sequence[_Series], kind: Kind) -> None:
         self.series, self.kind = series, kind
-        self.rows = [(one, i) for one in series for i in range(len(one.runs))]
-        runs = [one.runs[i] for one, i in self.rows]
+        self.rows = [(dnn, i) for dnn in series for i in range(len(dnn.runs))]
+        runs = [dnn.runs[i] for dnn, i in self.rows]
         self._measured = np.log(
             [
                 *(run.step_s for run in runs),
@@ -265,7 +262,7 @@ class _Problem:
                 ),
             ]
         )
-        self._groups = [one.group() for one in series]
+        self._groups = [dnn.group() for dnn in series]
         self._simulated: Floats | float = 0.0
         self.with_cpu = bool(np.isfinite(self._measured[len(runs) :]).any())
         spreads = [math.hypot(kind.run_spread, run.spread_fraction) for run in runs]
@@ -273,99 +270,94 @@ class _Problem:
             spreads += [WORKER_CPU_SPREAD] * len(runs) + [SERVER_CPU_SPREAD] * len(runs)
         else:
             self._measured = self._measured[: len(runs)]
-        parameters = expanded(kind.parameters, [one.name for one in series])
+        parameters = expanded(kind.parameters, [dnn.name for dnn in series])
         self.regression = Regression(parameters, self.misses, spreads)
 
     def misses(self, values: Mapping[str, Floats], points: int) -> Floats:
         """Logarithms of predicted over measured times, (points, rows)."""
         parts: list[list[Floats]] = [[], [], []]
-        for one, group in zip(self.series, self._groups, strict=True):
-            fields = self.fields(one, values)
-            share, uneven = _share(one, fields), fields["uneven"][:, None]
-            part = np.where(one.servers > 1, uneven + (1.0 - uneven) * one.fullest, 1.0)
-            given: dict[str, Floats] = {n: fields[n] for n in SERVER_COSTS if n in fields}
-            given |= {"compute_factor": fields["compute_factor"][:, None] * share}
-            found = group.phases({**given, SERVER_SHARE: part}, points)
-            for into, seconds in zip(
-                parts,
-                (found.iteration_s, found.parts["compute"].seconds, found.busy_s["servers"]),
-                strict=True,
-            ):
-                flat = np.broadcast_to(seconds, points * len(one.runs))
+        for dnn, group in zip(self.series, self._groups, strict=True):
+            fields = self.fields(dnn, values)
+            share, uneven = _share(dnn, fields), fields["uneven"][:, None]
+            part = np.where(dnn.servers > 1, uneven + (1.0 - uneven) * dnn.fullest, 1.0)
+            costs: dict[str, Floats] = {n: fields[n] for n in SERVER_COSTS if n in fields}
+            factor = fields["compute_factor"][:, None] * share
+            phases = group.phases({**costs, "compute_factor": factor, SERVER_SHARE: part}, points)
+            times = (phases.iteration_s, phases.parts["compute"].seconds, phases.busy_s["servers"])
+            for into, seconds in zip(parts, times, strict=True):
+                flat = np.broadcast_to(seconds, points * len(dnn.runs))
                 into.append(np.log(flat).reshape(points, -1))
-        step, compute, server = (np.concatenate(each, axis=1) for each in parts)
+        step, compute, server = (np.concatenate(part, axis=1) for part in parts)
         step = step + self._simulated
         if not self.with_cpu:
             return np.asarray(step - self._measured)
-        every = np.concatenate([step, math.log(BUSY) + compute, server], axis=1)
-        return np.asarray(np.nan_to_num(every - self._measured))
+        logs = np.concatenate([step, math.log(BUSY) + compute, server], axis=1)
+        return np.asarray(np.nan_to_num(logs - self._measured))
 
-    def fields(self, one: _Series, values: Mapping[str, Floats]) -> dict[str, Floats]:
+    def fields(self, dnn: _Series, values: Mapping[str, Floats]) -> dict[str, Floats]:
         """Values of a workload as fields, from the fitted parameters."""
-        own, workload = of_workload(self.kind.parameters, values, one.name), one.job.workload
-        none = np.zeros_like(own["compute_factor"])
-        if "launch_s" in own:
-            compute_s = own["compute_factor"] * workload.compute_s
-            launching = np.minimum(own["launch_s"] * workload.tensors / compute_s, MOST_LAUNCHING)
-            own["divisible"] = own["divisible"] * (1.0 - launching)
-        if "worker_s" in own:
-            own["update_per_byte_s"] = own["worker_s"] / workload.gradient_bytes
-            own["optimizer_per_byte_s"] = own["update_per_byte_s"] * own["optimizer_ratio"]
-        return {"uneven": none, "divisible": none, **own}
+        fields, workload = of_workload(self.kind.parameters, values, dnn.name), dnn.job.workload
+        none = np.zeros_like(fields["compute_factor"])
+        if "launch_s" in fields:
+            launches_s = fields["launch_s"] * workload.tensors
+            launching = launches_s / (fields["compute_factor"] * workload.compute_s)
+            part = 1.0 - np.minimum(launching, MOST_LAUNCHING)
+            fields["divisible"] = fields["divisible"] * part
+        if "worker_s" in fields:
+            fields["update_per_byte_s"] = fields["worker_s"] / workload.gradient_bytes
+            fields["optimizer_per_byte_s"] = fields["update_per_byte_s"] * fields["optimizer_ratio"]
+        return {"uneven": none, "divisible": none, **fields}
 
-    def values(self, one: _Series, x: Floats) -> dict[str, float]:
+    def values(self, dnn: _Series, x: Floats) -> dict[str, float]:
         """Values of a workload's fields at a point; the compute time in seconds."""
         values = {name: np.array([v]) for name, v in self.regression.values(x).items()}
-        fields = {name: float(v[0]) for name, v in self.fields(one, values).items()}
-        fields["compute_s"] = fields["compute_factor"] * one.job.workload.compute_s
+        fields = {name: float(v[0]) for name, v in self.fields(dnn, values).items()}
+        fields["compute_s"] = fields["compute_factor"] * dnn.job.workload.compute_s
         return fields
 
     def served(
-        self, one: _Series, x: Floats, known: tuple[Calibration, Calibration]
+        self, dnn: _Series, x: Floats, known: tuple[Calibration, Calibration]
     ) -> ServedWorkload:
         """A workload at a point, with each value rounded to six digits."""
-        values = {name: rounded(value) for name, value in self.values(one, x).items()}
+        values = {name: rounded(value) for name, value in self.values(dnn, x).items()}
         return ServedWorkload(
             compute_s=values["compute_s"],
-            batch_size=one.job.workload.batch_size,
+            batch_size=dnn.job.workload.batch_size,
             divisible=values["divisible"],
             costs={name: values[name] for name in SERVER_COSTS if name in values},
             uneven=values["uneven"],
-            seen=tuple((run.job.workers, run.job.options.server_count) for run in one.runs),
+            seen=tuple((run.job.workers, run.job.options.server_count) for run in dnn.runs),
             known=known,
         )
 
     def known(
-        self, one: _Series, x: Floats, covariance: Floats, spread: float, growth: dict[str, float]
+        self, dnn: _Series, x: Floats, covariance: Floats, spread: float, growth: dict[str, float]
     ) -> tuple[Calibration, Calibration]:
         """Remaining uncertainty of a workload's server costs, and of its compute time."""
-        names = [name for name in SERVER_COSTS if name in self.values(one, x)]
+        names = [name for name in SERVER_COSTS if name in self.values(dnn, x)]
         slopes = []
         for aside in DIFFERENCE * np.eye(len(x)):
-            more, less = (self.values(one, x + sign * aside) for sign in (1.0, -1.0))
+            more, less = (self.values(dnn, x + sign * aside) for sign in (1.0, -1.0))
             slopes.append(
                 [math.log(more[n] / less[n]) / (2.0 * DIFFERENCE) for n in (*names, "compute_s")]
             )
         jacobian = np.array(slopes)
         matrix, count = jacobian.T @ covariance @ jacobian, len(names)
-        of = [one] if self.kind.apart else self.series
-        ranges = {
-            name: (
-                float(min(getattr(each, name).min() for each in of)),
-                float(max(getattr(each, name).max() for each in of)),
-            )
+        of = [dnn] if self.kind.apart else self.series
+        counts = {
+            name: np.concatenate([getattr(series, name) for series in of])
             for name in ("workers", "servers")
         }
         servers = Calibration(
             parameters=tuple(f"server.{name}" for name in names),
-            covariance=_nested(matrix[:count, :count]),
+            covariance=nested(matrix[:count, :count]),
             spread=spread,
-            ranges=ranges,
+            ranges={name: (float(v.min()), float(v.max())) for name, v in counts.items()},
             growth=growth,
             rows=len(self.rows),
         )
-        own = Calibration(parameters=("compute_s",), covariance=_nested(matrix[count:, count:]))
-        return servers, own
+        compute = Calibration(parameters=("compute_s",), covariance=nested(matrix[count:, count:]))
+        return servers, compute
 
     def minimum(self, *, corrected: bool = True) -> tuple[Floats, float, Floats]:
         """Return the best point, the scale of the misfits, and the covariance there."""
@@ -381,13 +373,10 @@ class _Problem:
 
     def _corrections(self, x: Floats) -> Floats:
         """Logarithms of simulated step times over those of the formulas, (runs,)."""
-        served = {one.name: self.served(one, x, (Calibration(),) * 2) for one in self.series}
-        found = []
-        for one, i in self.rows:
-            job = served[one.name].job(one.runs[i].job)
-            fine, coarse = (predict(job, fidelity=which).iteration_s for which in ROUTES)
-            found.append(math.log(fine / coarse))
-        return np.array(found)
+        served = {dnn.name: self.served(dnn, x, (Calibration(),) * 2) for dnn in self.series}
+        jobs = [served[dnn.name].job(dnn.runs[i].job) for dnn, i in self.rows]
+        steps_s = [[predict(job, fidelity=f).iteration_s for job in jobs] for f in ROUTES]
+        return np.asarray(np.log(steps_s[0]) - np.log(steps_s[1]))
 
     def held_out(
         self, x: Floats, scale: float, covariance: Floats
@@ -397,8 +386,8 @@ class _Problem:
         regression, times = self.regression, 3 if self.with_cpu else 1
         column = "servers" if self.kind.folds else "workers"
         keys = [
-            (one.runs[i].group, 0.0) if one.runs[i].group else (one.name, getattr(one, column)[i])
-            for one, i in self.rows
+            (dnn.runs[i].group, 0.0) if dnn.runs[i].group else (dnn.name, getattr(dnn, column)[i])
+            for dnn, i in self.rows
         ]
         order = sorted(set(keys))
         folds = [order.index(key) % (self.kind.folds or len(order)) for key in keys]
@@ -406,19 +395,14 @@ class _Problem:
         explained = regression.explained(x, covariance)[: len(misses)]
         growth = {"servers": SERVERS_GROWTH}
         for name in ("workers", "servers"):
-            values = np.array([getattr(one, name)[i] for one, i in self.rows])
+            values = np.array([getattr(dnn, name)[i] for dnn, i in self.rows])
             if name == "workers" or len(np.unique(values)) > 1:
                 growth[name] = rounded(regression.growth(np.tile(values, times), x, scale), 4)
         spread = max(spread_beside(misses, explained), self.kind.run_spread)
         return rounded(spread, 4), growth
 
 
-def _share(one: _Series, fields: Mapping[str, Floats]) -> Floats:
+def _share(dnn: _Series, fields: Mapping[str, Floats]) -> Floats:
     """Compute time of each run relative to that of the largest batch, (points, runs)."""
     divisible = fields["divisible"][:, None]
-    return np.asarray(1.0 - divisible + divisible * one.batch)
-
-
-def _nested(matrix: Floats) -> tuple[tuple[float, ...], ...]:
-    both = (matrix + matrix.T) / 2.0
-    return tuple(tuple(rounded(v) for v in row) for row in both.tolist())
+    return np.asarray(1.0 - divisible + divisible * dnn.batch)

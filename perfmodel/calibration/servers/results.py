@@ -1,4 +1,4 @@
-"""What a fit of shared parameter servers found, as inputs of predictions."""
+"""Results of a fit of shared parameter servers, as inputs of predictions."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Literal
 
 import msgspec
 
-from perfmodel.base.errors import InputError, unknown_name
-from perfmodel.base.provenance import Source
-from perfmodel.base.uncertainty import WIDTH
-from perfmodel.calibration.runs.parameters import longer
+from perfmodel.base.errors import unknown_name
+from perfmodel.calibration import figures
+from perfmodel.calibration.files import longer, timings_of, with_fields
 from perfmodel.calibration.statistics import Fitted, Written
 from perfmodel.inputs.calibration import Calibration
 from perfmodel.inputs.cluster import Cluster
@@ -19,7 +18,7 @@ from perfmodel.inputs.profile import Profile, Timing
 from perfmodel.inputs.workload import Workload
 from perfmodel.reporting.contents import Figure
 
-SOURCE = Source("estimated", "fitted to measured steps (perfmodel.calibration.servers)")
+SOURCE = "fitted to measured steps (perfmodel.calibration.servers)"
 
 
 def series_name(workload: Workload) -> str:
@@ -60,14 +59,8 @@ class ServedWorkload(msgspec.Struct, frozen=True, kw_only=True):
 
     def cluster(self, base: Cluster) -> Cluster:
         """Return the cluster with the fitted costs of servers."""
-        server = msgspec.structs.replace(base.server, **self.costs)
-        return msgspec.structs.replace(
-            base,
-            name=f"{base.name}-calibrated",
-            server=server,
-            calibration=self.known[0],
-            source=Source("estimated", f"{SOURCE.text}; else: {base.source.text}"),
-        )
+        costs = {f"server.{name}": value for name, value in self.costs.items()}
+        return with_fields(base, costs, "estimated", SOURCE, self.known[0])
 
     def job(self, job: Job) -> Job:
         """Return a job of this workload with the fitted values."""
@@ -89,12 +82,9 @@ class ServedWorkload(msgspec.Struct, frozen=True, kw_only=True):
         ------
         InputError : the profile has no times on that device, because they were estimated.
         """
-        chosen = (workload.device, workload.precision)
-        those = [t for t in base.timings if (t.device, t.precision) == chosen]
-        if not those:
-            raise InputError(f"{base.name}: has no times on {chosen[0]} at {chosen[1]} to scale")
-        nearest = min(those, key=lambda t: abs(math.log(t.batch_size / self.batch_size)))
-        others = [t for t in base.timings if t not in those]
+        chosen = timings_of(base, workload)
+        nearest = min(chosen, key=lambda t: abs(math.log(t.batch_size / self.batch_size)))
+        others = [t for t in base.timings if t not in chosen]
         sizes = dict.fromkeys((1, self.batch_size))
         timings = [_at(nearest, size, self.step_compute_s(size)) for size in sizes]
         return msgspec.structs.replace(base, timings=(*timings, *others), calibration=self.known[1])
@@ -105,11 +95,10 @@ def _at(t: Timing, batch_size: int, compute_s: float) -> Timing:
     if t.samples_per_s is not None:
         t = msgspec.structs.replace(t, step_s=t.batch_size / t.samples_per_s, samples_per_s=None)
     passes = (t.step_s or 0.0, t.forward_s or 0.0, t.backward_s or 0.0)
-    every_s = sum(sum(each) if isinstance(each, tuple) else each for each in passes)
+    total_s = sum(sum(times) if isinstance(times, tuple) else times for times in passes)
     if t.step_s is None:
-        every_s += t.optimizer_s + t.copy_s + t.other_s
-    found = longer(t, compute_s / every_s, SOURCE.text)
-    return msgspec.structs.replace(found, batch_size=batch_size)
+        total_s += t.optimizer_s + t.copy_s + t.other_s
+    return msgspec.structs.replace(longer(t, compute_s / total_s, SOURCE), batch_size=batch_size)
 
 
 class ServersFit(Written, frozen=True, kw_only=True):
@@ -140,41 +129,27 @@ class ServersFit(Written, frozen=True, kw_only=True):
         ------
         InputError : the fit does not have it, or has it on several devices.
         """
-        found = [
-            served
-            for key, served in self.workloads.items()
-            if key == name or key.partition("/")[2] == name
-        ]
-        if len(found) != 1:
+        keys = [key for key in self.workloads if name in (key, key.partition("/")[2])]
+        if len(keys) != 1:
             raise unknown_name("workload", name, self.workloads)
-        return found[0]
+        return self.workloads[keys[0]]
 
     @property
     def estimates(self) -> list[Fitted]:
         """Costs of servers and compute times, with intervals; costs only once if all workloads
         share them."""
-        found = []
-        for i, (key, served) in enumerate(self.workloads.items()):
+        estimates: dict[str, Fitted] = {}
+        for key, served in self.workloads.items():
             values = {**served.costs, "compute_s": served.compute_s}
             for known in served.known:
                 for j, path in enumerate(known.parameters):
                     name = path.removeprefix("server.")
                     shared = self.sync != "bsp" and name != "compute_s"
-                    factor = math.exp(WIDTH * math.sqrt(known.covariance[j][j]))
-                    value = values[name]
                     label = name if shared else f"{name.removesuffix('_s')} of {key}"
-                    if i == 0 or not shared:
-                        found.append(
-                            Fitted(
-                                name=label,
-                                unit="s",
-                                was=0.0,
-                                value=value,
-                                low=value / factor,
-                                high=value * factor,
-                            )
-                        )
-        return found
+                    spread = math.sqrt(known.covariance[j][j])
+                    estimate = Fitted.spread(label, "s", values[name], spread)
+                    estimates.setdefault(label, estimate)
+        return list(estimates.values())
 
     @property
     def seen(self) -> str:
@@ -184,6 +159,4 @@ class ServersFit(Written, frozen=True, kw_only=True):
 
     def figure(self) -> Figure:
         """The estimates with their intervals."""
-        from perfmodel.calibration.figures import fit, rows_of
-
-        return fit(rows_of(self.estimates), [], self.seen)
+        return figures.fit(self.estimates, [], self.seen)

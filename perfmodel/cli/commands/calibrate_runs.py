@@ -72,7 +72,7 @@ def runs(
     perfmodel calibrate runs placements.csv --model speech --cluster expected.toml --output lab.json
     """
     from perfmodel.base import tables
-    from perfmodel.calibration.placements.reading import has_placements
+    from perfmodel.calibration.placements.table import has_placements
     from perfmodel.calibration.runs.fit import fit_runs
     from perfmodel.calibration.runs.table import read_runs
     from perfmodel.inputs import catalogue
@@ -175,7 +175,7 @@ def _placements(
 ) -> None:
     from perfmodel.base.errors import unknown_name
     from perfmodel.calibration.placements import calibrate_placements
-    from perfmodel.calibration.placements.reading import read_trainings
+    from perfmodel.calibration.placements.table import read_trainings
 
     trainings = {each.name: each for each in read_trainings(table)}
     name = model if model is not None else next(iter(trainings))

@@ -155,7 +155,9 @@ def training(
         written.append((output, data, ""))
     predicted = _predicted(run, cluster, workload)
     if plot is not None:
-        written.append((plot, run.to_image(ending(plot), predicted), ""))
+        from perfmodel.reporting import images
+
+        written.append((plot, images.image(run.plot(predicted), ending(plot)), ""))
     write_files(written)
     _print(run, predicted, as_json)
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from perfmodel.base.uncertainty import WIDTH
 from perfmodel.base.units import show
 from perfmodel.calibration.placements import Placements
-from perfmodel.calibration.runs.fit import RunsFit
-from perfmodel.calibration.runs.results import Overlap
+from perfmodel.calibration.runs.fit import Overlap, RunsFit
 from perfmodel.calibration.servers.costs import ServerCosts
 from perfmodel.calibration.servers.results import ServersFit
 from perfmodel.calibration.statistics import Fitted, Residuals
@@ -52,12 +49,10 @@ def placements(fit: Placements, before: Cluster) -> None:
         return
     out.print(f"[bold]{known.rows} steps of {len(fit.traits)} models on several devices[/]")
     table = new_table("", "value", "90 % interval", "was")
-    for i, path in enumerate(known.parameters):
-        factor = math.exp(WIDTH * math.sqrt(known.covariance[i][i]))
-        value, was = value_at(fit.cluster, path), value_at(before, path)
-        unit = "s" if path.endswith("_s") else ""
-        ends = [show(v, unit) for v in (value / factor, value * factor)]
-        table.add_row(path, show(value, unit), " to ".join(ends), show(was, unit))
+    for e in fit.estimates:
+        was = value_at(before, e.name)
+        value, low, high, former = (show(v, e.unit) for v in (e.value, e.low, e.high, was))
+        table.add_row(e.name, value, f"{low} to {high}", former)
     out.print(table)
     out.print()
     table = new_table("model", "its bytes take", "inside a node", "can hide behind", "messages")

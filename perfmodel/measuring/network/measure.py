@@ -11,8 +11,6 @@ from __future__ import annotations
 import datetime as dt
 import statistics
 import time
-from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 
@@ -45,29 +43,6 @@ ANSWERED: tuple[Operation, ...] = ("stream", "messages", "broadcast")
 
 WORD, GO, READY, END = -1, -2, -3, -4
 """Messages between rank 0 and another rank; all others are the indices of operations."""
-
-
-class Messenger(Protocol):
-    """Messages of whole numbers between rank 0 and other ranks."""
-
-    @property
-    def place(self) -> Place:
-        """This process."""
-
-    def send(self, rank: int, *numbers: int) -> None:
-        """Send whole numbers to a rank."""
-
-    def receive(self, rank: int) -> list[int]:
-        """Return the next message from a rank."""
-
-
-class Transport(Protocol):
-    """A rank's implementation of operations."""
-
-    def prepare(
-        self, operation: Operation, size_bytes: int, ranks: int, count: int
-    ) -> Callable[[], None]:
-        """Do the preparation, which is not timed, and return this rank's part of the operation."""
 
 
 class NetworkPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,12 +168,12 @@ class Leader:
 
     def __init__(
         self,
-        group: Messenger,
-        transport: Transport,
+        group: Group,
+        operations: Operations,
         pause_s: float,
         clock: Clock = time.perf_counter,
     ) -> None:
-        self.group, self.transport, self.pause_s, self.clock = group, transport, pause_s, clock
+        self.group, self.operations, self.pause_s, self.clock = group, operations, pause_s, clock
         self.one_way_s = [0.0, *(self._one_way(rank) for rank in range(1, group.place.ranks))]
 
     def once(self, case: NetworkCase) -> float:
@@ -208,7 +183,7 @@ class Leader:
             self.group.send(
                 rank, OPERATIONS.index(case.operation), case.bytes, case.ranks, case.count
             )
-        act = self.transport.prepare(case.operation, case.bytes, case.ranks, case.count)
+        act = self.operations.prepare(case.operation, case.bytes, case.ranks, case.count)
         self._await_all(members)
         if self.pause_s:
             time.sleep(self.pause_s)
@@ -258,14 +233,14 @@ def net(operation: Operation, elapsed_s: float, one_way_s: float) -> float:
     return max(elapsed_s - one_way_s, elapsed_s / 2.0)
 
 
-def follow(group: Messenger, transport: Transport) -> None:
+def follow(group: Group, operations: Operations) -> None:
     """Follow the orders of rank 0 until it ends the measurement."""
     while (order := group.receive(0))[0] != END:
         if order[0] == WORD:
             group.send(0, WORD)
             continue
         operation = OPERATIONS[order[0]]
-        act = transport.prepare(operation, *order[1:])
+        act = operations.prepare(operation, *order[1:])
         group.send(0, READY)
         if operation in CALLED:
             group.receive(0)

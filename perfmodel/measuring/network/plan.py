@@ -54,21 +54,16 @@ Once = Callable[[NetworkCase], float]
 
 
 def chosen_operations(
-    asked: Sequence[str] | None, offered: Sequence[Operation], ranks: int
+    requested: Sequence[str] | None, offered: Sequence[Operation], ranks: int
 ) -> list[Operation]:
-    """Return the operations to measure, in the order of ``offered``.
-
-    Raises
-    ------
-    InputError : the backend does not support an operation, or it needs more ranks.
-    """
-    for name in asked or ():
+    """Return the operations to measure, in the order of ``offered``."""
+    for name in requested or ():
         if name not in offered:
             raise unknown_name("operation", name, offered)
         if name == "incast" and ranks < 3:
             raise InputError(f"--operations: incast needs at least 3 ranks, got {ranks}")
-    able = [one for one in offered if one != "incast" or ranks > 2]
-    return [one for one in able if not asked or one in asked]
+    able = [operation for operation in offered if operation != "incast" or ranks > 2]
+    return [operation for operation in able if not requested or operation in requested]
 
 
 def cases(
@@ -81,7 +76,7 @@ def cases(
 
     ``real_size`` returns the bytes actually moved for a requested size.
     """
-    found = []
+    measured = []
     for operation in operations:
         for members in members_of(operation, ranks):
             series = {
@@ -90,8 +85,8 @@ def cases(
                 )
                 for size in sizes_bytes or _default_sizes(operation)
             }
-            found.append(sorted(series, key=lambda case: case.bytes))
-    return found
+            measured.append(sorted(series, key=lambda case: case.bytes))
+    return measured
 
 
 def count(operation: Operation, size_bytes: int) -> int:
@@ -138,12 +133,8 @@ def within(
     cases of its series, if running it twice would exceed the remaining time. Its time is estimated
     from the previous size, and from unrecorded sizes in between if it is more than ``STEP`` times
     larger. ``idle_s`` seconds of each repetition do not grow with the size.
-
-    Raises
-    ------
-    InputError : there is no time for any case.
     """
-    found: list[Measurement] = []
+    measured: list[Measurement] = []
     until = clock() + seconds
     done, total = 0, sum(map(len, series))
     largest = known = 0, 0.0  # bytes moved, and the seconds it took
@@ -166,7 +157,7 @@ def within(
             values, took_s = _repeated(case, once, repetitions, limit, clock)
             known = case.moved_bytes, took_s
             largest = max(largest, known)
-            found.append(
+            measured.append(
                 Measurement(
                     operation=case.operation,
                     bytes=float(case.bytes),
@@ -180,9 +171,9 @@ def within(
         done += len(group)
         if progress is not None:
             progress(done, total)
-    if not found:
+    if not measured:
         raise InputError(f"--seconds: {seconds:g} s is too short to measure any of the sizes")
-    return found
+    return measured
 
 
 def _expected(case: NetworkCase, known: tuple[int, float], idle_s: float) -> float:
@@ -197,12 +188,12 @@ def _expected(case: NetworkCase, known: tuple[int, float], idle_s: float) -> flo
 def _probes(case: NetworkCase, moved_bytes: int) -> list[NetworkCase]:
     """Return the same case with fewer bytes, growing by ``STEP``, from above ``moved_bytes``."""
     unit = 4 * case.ranks  # equal parts of whole float32 values
-    found = []
+    measured = []
     size = case.bytes // STEP // unit * unit
     while size and size * case.count > moved_bytes:
-        found.append(msgspec.structs.replace(case, bytes=size))
+        measured.append(msgspec.structs.replace(case, bytes=size))
         size = size // STEP // unit * unit
-    return found[::-1]
+    return measured[::-1]
 
 
 def _repeated(

@@ -8,6 +8,7 @@ from pathlib import Path
 from perfmodel.base import files, formats
 from perfmodel.measuring.measurements import Measurements, read_measurements
 from perfmodel.measuring.outputs import iperf3, nccl_tests, osu, perftest
+from perfmodel.measuring.outputs.lines import measured
 
 READERS: Mapping[str, Callable[[str, str], Measurements]] = {
     formats.NCCL_TESTS: nccl_tests.parse,
@@ -19,14 +20,9 @@ READERS: Mapping[str, Callable[[str, str], Measurements]] = {
 
 
 def reads(path: str | Path) -> bool:
-    """Return whether a file is the output of another program that :func:`read` reads.
-
-    Raises
-    ------
-    InputError : the file cannot be read.
-    """
-    found = formats.recognise(files.read_bytes(path))
-    return found is not None and found.name in READERS
+    """Return whether a file is the output of another program that :func:`read` reads."""
+    kind = formats.recognise(files.read_bytes(path))
+    return kind is not None and kind.name in READERS
 
 
 def read(path: str | Path) -> Measurements:
@@ -37,10 +33,10 @@ def read(path: str | Path) -> Measurements:
     InputError : the file cannot be read; or its output is cut, or of something that no cluster has.
     """
     data = files.read_bytes(path)
-    found = formats.recognise(data)
-    if found is None or found.name not in READERS:
+    kind = formats.recognise(data)
+    if kind is None or kind.name not in READERS:
         return read_measurements(path)
-    return READERS[found.name](formats.text_of(data) or "", str(path))
+    return READERS[kind.name](formats.text_of(data) or "", str(path))
 
 
-__all__ = ["READERS", "read", "reads"]
+__all__ = ["READERS", "measured", "read", "reads"]

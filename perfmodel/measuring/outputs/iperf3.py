@@ -6,14 +6,12 @@ https://software.es.net/iperf/.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 
 from perfmodel.base.errors import InputError, number
 from perfmodel.base.files import ready
-from perfmodel.base.provenance import Source
 from perfmodel.measuring.measurements import Measurement, Measurements
+from perfmodel.measuring.outputs.lines import measured
 
 
 class _Sum(msgspec.Struct, frozen=True):
@@ -46,18 +44,14 @@ def parse(text: str, name: str) -> Measurements:
     """Make a measurement of the output of iperf3: what was received, as one transfer.
 
     Parallel connections (``--parallel``) count together, because they share the link.
-
-    Raises
-    ------
-    InputError : the test failed or was cut; it was over UDP, whose rate is chosen, or both ways.
     """
     try:
-        found = msgspec.json.decode(text, type=ready(_Output))
+        output = msgspec.json.decode(text, type=ready(_Output))
     except (msgspec.DecodeError, RecursionError) as error:
         raise InputError(f"{name}: cannot read the output of iperf3: {error}") from None
-    test, received = found.start.test_start, found.end.sum_received
-    if found.error:
-        raise InputError(f"{name}: iperf3 failed: {found.error}")
+    test, received = output.start.test_start, output.end.sum_received
+    if output.error:
+        raise InputError(f"{name}: iperf3 failed: {output.error}")
     if test.protocol.upper() != "TCP":
         raise InputError(
             f"{name}: iperf3 sent over {test.protocol} at a given rate; measure the bandwidth over "
@@ -68,14 +62,6 @@ def parse(text: str, name: str) -> Measurements:
     if received is None or not received.bytes:
         raise InputError(f"{name}: the output of iperf3 has no end.sum_received; is it cut?")
     number(f"{name}: end.sum_received.seconds", received.seconds, above=0.0)
-    connections = f", {test.num_streams} connections together" if test.num_streams > 1 else ""
-    return Measurements(
-        name=Path(name).stem.strip("<>"),
-        backend="tcp",
-        measurements=(
-            Measurement(
-                operation="stream", bytes=received.bytes, seconds=(received.seconds,), ranks=2
-            ),
-        ),
-        source=Source("measured", f"{found.start.version}, {Path(name).name}{connections}"),
-    )
+    more = f", {test.num_streams} connections together" if test.num_streams > 1 else ""
+    sent = Measurement(operation="stream", bytes=received.bytes, seconds=(received.seconds,))
+    return measured(name, "tcp", f"{output.start.version},", [sent], more=more)

@@ -14,9 +14,8 @@ from pathlib import Path
 import msgspec
 
 from perfmodel.base.errors import InputError
-from perfmodel.base.provenance import Source
 from perfmodel.measuring.measurements import COLLECTIVES, Measurement, Measurements, Operation
-from perfmodel.measuring.outputs.lines import OutputLine, numbered
+from perfmodel.measuring.outputs.lines import OutputLine, measured, numbered
 
 _NAME = re.compile(r"\b(\w+?)_perf\b")
 _BEGIN = re.compile(r"#\s*nThread\s")
@@ -43,26 +42,16 @@ def parse(text: str, name: str) -> Measurements:
     """Make measurements of the output of nccl-tests; ``name`` is the file's.
 
     Each time is a repetition: out of place and in place, both means over the iterations of a run.
-
-    Raises
-    ------
-    InputError : there are no ranks or no times; or the test is of an operation that clusters do not
-        have, or cannot be told from the columns.
     """
     runs = [run for run in _runs(text, name) if run.rows]
     if not runs:
         raise InputError(f"{name}: the output of nccl-tests has no times; is it cut?")
     known = _NAME.search(Path(name).name)
-    found = [m for run in runs for m in _measurements(run, name, known[1] if known else "")]
+    measurements = [m for run in runs for m in _measurements(run, name, known[1] if known else "")]
     hosts = max((run.hosts for run in runs), key=len)
     numbers = {host: i for i, host in enumerate(dict.fromkeys(hosts[r] for r in sorted(hosts)))}
-    return Measurements(
-        name=Path(name).stem.strip("<>"),
-        backend="nccl",
-        measurements=tuple(found),
-        nodes=tuple(numbers[hosts[rank]] for rank in sorted(hosts)),
-        source=Source("measured", f"nccl-tests, {Path(name).name}"),
-    )
+    nodes = tuple(numbers[hosts[rank]] for rank in sorted(hosts))
+    return measured(name, "nccl", "nccl-tests,", measurements, nodes=nodes)
 
 
 def _runs(text: str, name: str) -> list[_Run]:
@@ -104,22 +93,17 @@ def _measurements(run: _Run, name: str, test: str) -> list[Measurement]:
         if len(row.cells) < timed + 2:
             raise row.unexpected(f"{len(names)} columns")
     operation = _operation(run, run.test or test, timed, name)
-    found = []
+    measurements = []
     for row in run.rows:
-        cells = row.cells
-        times = (cells[-timed], cells[-timed // 2])
-        seconds = [s for cell in times if (s := _number(cell) * 1e-6) > 0.0]
+        times = (row.cells[-timed], row.cells[-timed // 2])
+        seconds = tuple(s for cell in times if (s := _number(cell) * 1e-6) > 0.0)
         if not seconds:
             raise row.unexpected("a time in microseconds")
-        found.append(
-            Measurement(
-                operation=operation,
-                bytes=float(cells[0]),
-                ranks=len(run.hosts),
-                seconds=tuple(seconds),
-            )
+        size, ranks = float(row.cells[0]), len(run.hosts)
+        measurements.append(
+            Measurement(operation=operation, bytes=size, ranks=ranks, seconds=seconds)
         )
-    return found
+    return measurements
 
 
 def _operation(run: _Run, test: str, timed: int, name: str) -> Operation:

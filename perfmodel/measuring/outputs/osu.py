@@ -9,14 +9,12 @@ nodes. See https://mvapich.cse.ohio-state.edu/benchmarks/ (``c/mpi/pt2pt``, ``c/
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import msgspec
 
 from perfmodel.base.errors import InputError
-from perfmodel.base.provenance import Source
 from perfmodel.measuring.measurements import COLLECTIVES, Measurement, Measurements, Operation
-from perfmodel.measuring.outputs.lines import OutputLine, numbered
+from perfmodel.measuring.outputs.lines import OutputLine, measured, numbered
 
 TESTS: dict[str, Operation] = {
     "Latency": "ping_pong",
@@ -53,17 +51,11 @@ class _Test(msgspec.Struct):
     operation: Operation
     ranks: int
     unit: str = ""
-    found: list[Measurement] = []
+    measurements: list[Measurement] = []
 
 
 def parse(text: str, name: str) -> Measurements:
-    """Make measurements of the output of OSU benchmarks; ``name`` is the file's.
-
-    Raises
-    ------
-    InputError : a test has no counterpart among the operations of clusters, or no rows; a row is
-        cut; or the number of ranks of a collective is not in the file.
-    """
+    """Make measurements of the output of OSU benchmarks; ``name`` is the file's."""
     tests: list[_Test] = []
     ranks, nodes = 0, 0
     for line in numbered(text, name):
@@ -80,30 +72,26 @@ def parse(text: str, name: str) -> Measurements:
         elif tests and (header := _HEADER.match(line.text)):
             tests[-1].unit = header[1]
         elif tests and re.match(r"\d+(\s|$)", line.text):
-            tests[-1].found += _measurements(tests[-1], line)
+            tests[-1].measurements += _measurements(tests[-1], line)
     if not tests:
         raise InputError(f"{name}: line 1: expected a title such as '# OSU MPI Latency Test v7.3'")
     for test in tests:
-        if not test.found:
+        if not test.measurements:
             raise InputError(
                 f"{test.title.place}: expected lines of size and value below "
                 f"{test.title.text!r}; is it cut?"
             )
-    most = max(one.ranks for test in tests for one in test.found)
+    most = max(m.ranks for test in tests for m in test.measurements)
     if nodes > most:
         raise InputError(f"{name}: expected at most {most} nodes for {most} ranks, got {nodes}")
-    return Measurements(
-        name=Path(name).stem.strip("<>"),
-        backend="mpi",
-        measurements=tuple(one for test in tests for one in test.found),
-        nodes=tuple(rank * nodes // most for rank in range(most)) if nodes else (),
-        source=Source("measured", f"OSU micro-benchmarks, {Path(name).name}"),
-    )
+    measurements = [measurement for test in tests for measurement in test.measurements]
+    at = tuple(rank * nodes // most for rank in range(most)) if nodes else ()
+    return measured(name, "mpi", "OSU micro-benchmarks,", measurements, nodes=at)
 
 
 def _measurements(test: _Test, line: OutputLine) -> list[Measurement]:
     """Return the measurement of a row; none for an empty message."""
-    operation = test.operation
+    operation: Operation = test.operation
     unit = "MB/s" if operation in ("stream", "duplex") else "us"
     if test.unit != unit:
         raise line.unexpected(f"a header '# Size ... ({unit})' above the rows")
@@ -111,22 +99,24 @@ def _measurements(test: _Test, line: OutputLine) -> list[Measurement]:
         return []
     size = line.number(0, "a size in bytes")
     value = line.number(1, f"a size and a value in {unit}")
-    if operation == "ping_pong":
-        return [Measurement(operation=operation, bytes=size, seconds=(value * 1e-6,))]
+    seconds, ranks, count = value * 1e-6, 2, 1
     if operation in COLLECTIVES:
-        if not 2 <= test.ranks <= MOST_RANKS:
+        ranks = test.ranks
+        if not 2 <= ranks <= MOST_RANKS:
             raise InputError(
                 f"{test.title.place}: expected the number of ranks, at least 2, above the title: "
                 "write a line such as '# ranks: 4'"
             )
-        size *= test.ranks if operation == "all_gather" else 1  # OSU counts what one rank sends
-        return [
-            Measurement(operation=operation, bytes=size, ranks=test.ranks, seconds=(value * 1e-6,))
-        ]
-    ways = 2 if operation == "duplex" else 1  # the printed rate is of both ways together
-    seconds = (ways * WINDOW * size / (value * 1e6),)
-    if size >= FEWEST_BULK_BYTES:
-        return [Measurement(operation=operation, bytes=WINDOW * size, seconds=seconds)]
-    if operation == "duplex":
-        return []
-    return [Measurement(operation="messages", bytes=size, count=WINDOW, seconds=seconds)]
+        size *= ranks if operation == "all_gather" else 1  # OSU counts what one rank sends
+    elif operation != "ping_pong":
+        directions = 2 if operation == "duplex" else 1  # the printed rate is of both ways together
+        seconds = directions * WINDOW * size / (value * 1e6)
+        if size >= FEWEST_BULK_BYTES:
+            size *= WINDOW
+        elif operation == "duplex":
+            return []
+        else:
+            operation, count = "messages", WINDOW
+    return [
+        Measurement(operation=operation, bytes=size, seconds=(seconds,), ranks=ranks, count=count)
+    ]

@@ -8,12 +8,10 @@ bytes, and Gb are 10**9 bits. The output names no ranks: it measures the link of
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from perfmodel.base.errors import InputError
-from perfmodel.base.provenance import Source
 from perfmodel.measuring.measurements import Measurement, Measurements
-from perfmodel.measuring.outputs.lines import OutputLine, numbered
+from perfmodel.measuring.outputs.lines import OutputLine, measured, numbered
 
 UNITS = {"MB": 2.0**20, "MiB": 2.0**20, "Gb": 1.25e8}
 """Bytes per second of a unit of bandwidth."""
@@ -32,32 +30,22 @@ def parse(text: str, name: str) -> Measurements:
     """Make measurements of the output of perftest; ``name`` is the file's.
 
     All messages of a bandwidth test count as one transfer: they follow each other without waiting.
-
-    Raises
-    ------
-    InputError : a title, header or row is missing or cut; or the test is of read latency, which is
-        a whole round trip, or of anything else that no cluster has.
     """
     title = header = None
-    found: list[Measurement] = []
+    measurements: list[Measurement] = []
     for line in numbered(text, name):
         if _TITLE.match(line.text):
             title, header = line, None
         elif _HEADER.match(line.text):
             header = line
         elif re.match(r"\d+(\s+\d+\s|\s*$|\s+\d+$)", line.text):
-            found.append(_measurement(title, header, line))
-    if not found:
+            measurements.append(_measurement(title, header, line))
+    if not measurements:
         place = (header or title or OutputLine(f"{name}: line 1", "")).place
         raise InputError(
             f"{place}: expected lines of size, iterations and values of perftest below; is it cut?"
         )
-    return Measurements(
-        name=Path(name).stem.strip("<>"),
-        backend="verbs",
-        measurements=tuple(found),
-        source=Source("measured", f"perftest, {Path(name).name}"),
-    )
+    return measured(name, "verbs", "perftest,", measurements)
 
 
 def _measurement(
@@ -74,12 +62,12 @@ def _measurement(
         if unit[1] not in UNITS:
             raise header.unexpected(f"a bandwidth in {', '.join(UNITS)} per second")
         rate = line.number(BW_AVERAGE, "size, iterations, peak and average bandwidth")
-        ways = 2 if named[2] else 1  # the printed rate is of both ways together
+        directions = 2 if named[2] else 1  # the printed rate is of both ways together
         moved = size * iterations
         return Measurement(
             operation="duplex" if named[2] else "stream",
             bytes=moved,
-            seconds=(ways * moved / (rate * UNITS[unit[1]]),),
+            seconds=(directions * moved / (rate * UNITS[unit[1]]),),
         )
     columns = header.text.split()
     if named[3] != "Latency" or named[1] not in ("RDMA_Write", "Send"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable
-from typing import Any
+from types import ModuleType
 
 import msgspec
 
@@ -67,8 +67,8 @@ class DataParallel:
         """Return DDP's actual buckets; they are final after two iterations."""
         logged = self.model._get_ddp_logging_data()
         text = logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or ""
-        made = tuple(int(part) for part in text.replace(" ", "").split(",") if part)
-        return Buckets(*self._caps, made)
+        sizes = tuple(int(part) for part in text.replace(" ", "").split(",") if part)
+        return Buckets(*self._caps, sizes)
 
     def measure_alone(self) -> None:
         """Measure iterations without communication; they do not change the parameters."""
@@ -101,8 +101,8 @@ class DataParallel:
 
 
 def train(
-    distributed: Any,
-    one: Callable[[], float],
+    distributed: ModuleType,
+    iteration: Callable[[], float],
     *,
     steps: int,
     warmup: int,
@@ -119,14 +119,14 @@ def train(
     computed_s: list[float] = []
     while len(computed_s) < last:
         if time_limit_s is not None and len(computed_s) == warmup:
-            each_s = (clock() - begin_s) / warmup
-            fit = min(steps, max(1, int((time_limit_s - (clock() - begin_s)) / each_s)))
+            warmup_s = clock() - begin_s
+            fit = min(steps, max(1, int((time_limit_s - warmup_s) / (warmup_s / warmup))))
             agreed = torch.tensor([fit], device=device)
             distributed.broadcast(agreed, src=0)
             last = warmup + int(agreed)
             ends_s[-1] = clock()
         try:
-            computed_s.append(one())
+            computed_s.append(iteration())
         except RuntimeError as error:
             if "out of memory" in str(error):
                 raise InputError("--batch-size: the model does not fit in memory") from error

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from perfmodel.base.pytorch import import_torch
 from perfmodel.inputs.workload import Workload, WorkloadLayer
-from perfmodel.measuring.training.shards import ELEMENT_BYTES, Array
+from perfmodel.measuring.torchrun import Array
+from perfmodel.measuring.training.shards import ELEMENT_BYTES
 from perfmodel.measuring.training.worker import Client
 from perfmodel.profiler.training import TrainingSetup
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class HookedModel:
@@ -26,7 +30,7 @@ class HookedModel:
     def __init__(self, training: TrainingSetup) -> None:
         self._torch = import_torch()
         self._training = training
-        self.layers = _layers(training, self._torch)
+        self.layers = _layers(training)
         self._layer_of = {id(p): i for i, (_, ps) in enumerate(self.layers) for p in ps}
         self._missing = [0] * len(self.layers)
         self._fresh = [True] * len(self.layers)
@@ -54,7 +58,7 @@ class HookedModel:
 
     def values(self, layer: int) -> Array:
         """Return a layer's parameters, all in one array."""
-        return _flat([p.detach() for p in self.layers[layer][1]], self._torch)
+        return _flat(self.layers[layer][1])
 
     def iteration(self, client: Client) -> float:
         """Run forward and backward pass; return the seconds in which it did not wait."""
@@ -95,7 +99,7 @@ class HookedModel:
                 parameter.copy_(part.view(parameter.shape))
                 first += parameter.numel()
 
-    def _ready(self, parameter: Any) -> None:
+    def _ready(self, parameter: Tensor) -> None:
         index = self._layer_of[id(parameter)]
         self._missing[index] -= 1
         if self._missing[index] == 0:
@@ -103,13 +107,13 @@ class HookedModel:
 
     def _push(self, index: int) -> None:
         self._missing[index] = 0
-        torch, parameters = self._torch, self.layers[index][1]
-        made = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         if self._client is not None:
-            self._client.push(index, _flat(made, torch))
+            zeros, parameters = self._torch.zeros_like, self.layers[index][1]
+            gradients = [zeros(p) if p.grad is None else p.grad for p in parameters]
+            self._client.push(index, _flat(gradients))
 
 
-def _layers(training: TrainingSetup, torch: Any) -> list[tuple[str, list[Any]]]:
+def _layers(training: TrainingSetup) -> list[tuple[str, list[Tensor]]]:
     """Return the names of called modules and their trainable parameters."""
     model = training.model
     called: dict[str, None] = {}
@@ -118,22 +122,22 @@ def _layers(training: TrainingSetup, torch: Any) -> list[tuple[str, list[Any]]]:
         for name, module in model.named_modules()
     ]
     try:
-        with torch.no_grad():
+        with import_torch().no_grad():
             training.compute_loss(model, training.next_batch())
     finally:
         for hook in hooks:
             hook.remove()
-    found: dict[str, list[Any]] = {name: [] for name in called}
+    parameters: dict[str, list[Tensor]] = {name: [] for name in called}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             owner = name.rpartition(".")[0]
             while owner not in called:
                 owner = owner.rpartition(".")[0]
-            found[owner].append(parameter)
-    return [(name, parameters) for name, parameters in found.items() if parameters]
+            parameters[owner].append(parameter)
+    return [(name, trained) for name, trained in parameters.items() if trained]
 
 
-def _flat(tensors: list[Any], torch: Any) -> Array:
+def _flat(tensors: list[Tensor]) -> Array:
     """Concatenate tensors into a new float32 array on the host."""
-    joined = torch.cat([tensor.detach().reshape(-1).float() for tensor in tensors])
+    joined = import_torch().cat([tensor.detach().reshape(-1).float() for tensor in tensors])
     return np.asarray(joined.cpu().numpy(), np.float32)

@@ -6,6 +6,7 @@ import datetime as dt
 import math
 import platform
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from perfmodel.base.pytorch import import_torch
 from perfmodel.inputs.workload import Workload
 from perfmodel.measuring.torchrun import Group, Place, congestion, connected
 from perfmodel.measuring.training import data_parallel
-from perfmodel.measuring.training.run import MeasuredRun, RunResults
+from perfmodel.measuring.training.run import MeasuredRun, Options, RunResults
 from perfmodel.measuring.training.server import ParameterServer, Report
 from perfmodel.measuring.training.shards import Applied, Shard, pieces_of, update_cost
 from perfmodel.measuring.training.worker import Client, Ran, train
@@ -90,12 +91,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             number("--time-limit", self.time_limit_s, above=0.0)
 
     def workers(self, ranks: int) -> int:
-        """Return the number of workers, which are the first ranks.
-
-        Raises
-        ------
-        InputError : no rank is left for a worker.
-        """
+        """Return the number of workers, which are the first ranks."""
         workers = ranks - self.servers if self.arch == "ps" else ranks
         if workers < 1:
             raise InputError(f"--servers: {self.servers} of {ranks} processes leave no worker")
@@ -107,16 +103,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         del values["timeout_s"]
         return {_flag(name): str(value) for name, value in (values | self.model).items()}
 
-    def options(self) -> dict[str, str | int | float | bool]:
+    def options(self) -> Options:
         """Return the equivalent options for ``make_job``."""
         if self.arch == "ps":
-            made: dict[str, str | int | float | bool] = {
-                "sync": self.sync, "servers": self.servers, "overlap": True, "duplex": True,
-            }  # fmt: skip
+            options: Options = {"sync": self.sync, "servers": self.servers}
             if self.sync == "ssp":
                 bound = self.staleness_bound
-                made["staleness_bound"] = "inf" if bound == math.inf else bound
-            return made
+                options["staleness_bound"] = "inf" if bound == math.inf else bound
+            return {**options, "overlap": True, "duplex": True}
         cap_bytes, first_bytes = data_parallel.caps(self.bucket_cap_mib)
         return {
             "algorithm": data_parallel.ALGORITHM[self.backend],
@@ -217,8 +211,8 @@ def _data_parallel(plan: Plan, group: Group, progress: Progress | None) -> RankR
         group.distributed, steps.iteration, steps=plan.steps, warmup=plan.warmup,
         time_limit_s=plan.time_limit_s, device=trained.device, progress=progress,
     )  # fmt: skip
-    made = ", ".join(map(str, steps.buckets().made_bytes))
-    about = f"DistributedDataParallel, {_software(plan.backend, group)}, buckets of {made} bytes"
+    sizes = ", ".join(map(str, steps.buckets().made_bytes))
+    about = f"DistributedDataParallel, {_software(plan.backend, group)}, buckets of {sizes} bytes"
     return RankReport(
         ran=ran, batch_size=trained.batch_size, workload=trained.built.name, about=about
     )
@@ -255,7 +249,7 @@ def _worker(plan: Plan, group: Group, workers: int, progress: Progress | None) -
     else:
         group.receive(0)  # the servers have the initial parameters
     ran = train(
-        client, hooked, iterations=plan.warmup + plan.steps, together=plan.sync == "bsp",
+        client, hooked.iteration, iterations=plan.warmup + plan.steps, together=plan.sync == "bsp",
         time_limit_s=math.inf if plan.time_limit_s is None else plan.time_limit_s,
         progress=progress,
     )  # fmt: skip
@@ -270,8 +264,8 @@ def _worker(plan: Plan, group: Group, workers: int, progress: Progress | None) -
 def _run(plan: Plan, messages: Sequence[RankReport], workers: int) -> MeasuredRun:
     """Make the measured run from the messages of all ranks."""
     first = messages[0]
-    ran = [one.ran for one in messages if one.ran is not None]
-    reports = [one.report for one in messages if one.report is not None]
+    ran = [message.ran for message in messages if message.ran is not None]
+    reports = [message.report for message in messages if message.report is not None]
     synchronous = plan.arch != "ps" or plan.sync == "bsp"
     measured = measured_of(
         ran, warmup=plan.warmup, batch_size=first.batch_size, synchronous=synchronous
@@ -304,17 +298,13 @@ def measured_of(
     A worker's iteration time is the mean over the iterations that begin and end in this window; all
     ``ends_s`` are on one clock. If workers are ``synchronous``, it is the mean over the same
     iterations for all.
-
-    Raises
-    ------
-    InputError : a worker has fewer than two iterations in the window.
     """
-    begin_s = max(one.ends_s[min(warmup, len(one.ends_s) - 1)] for one in ran)
-    end_s = min(one.ends_s[-1] for one in ran)
-    fewest = min(len(one.ends_s) for one in ran)
-    iterations, spread, each, computed, idle = [], [], [], [], []
-    for worker, one in enumerate(ran):
-        ends_s = np.array(one.ends_s)
+    begin_s = max(record.ends_s[min(warmup, len(record.ends_s) - 1)] for record in ran)
+    end_s = min(record.ends_s[-1] for record in ran)
+    fewest = min(len(record.ends_s) for record in ran)
+    iterations, deviations, steps_s, computed_s = [], [], [], []
+    for worker, record in enumerate(ran):
+        ends_s = np.array(record.ends_s)
         inside = np.flatnonzero((ends_s >= begin_s) & (ends_s <= end_s))
         if synchronous:
             inside = np.arange(warmup, fewest)
@@ -325,21 +315,20 @@ def measured_of(
             )
         first, last = int(inside[0]), int(inside[-1])
         mean_s = float(ends_s[last] - ends_s[first]) / (last - first)
-        compute_s = float(np.mean(one.computed_s[first:last]))
         iterations.append(last - first)
-        each.append(mean_s)
-        computed.append(compute_s)
-        idle.append(1.0 - compute_s / mean_s)
-        spread.append(np.diff(ends_s[first : last + 1]) - mean_s)
-    per_s = sum(1.0 / seconds for seconds in each)
+        steps_s.append(mean_s)
+        computed_s.append(float(np.mean(record.computed_s[first:last])))
+        deviations.append(np.diff(ends_s[first : last + 1]) - mean_s)
+    per_s = sum(1.0 / seconds for seconds in steps_s)
+    idle = 1.0 - np.array(computed_s) / np.array(steps_s)
     return RunResults(
         iterations=min(iterations),
         warmup=warmup,
         iteration_s=len(ran) / per_s,
-        iteration_std_s=float(np.std(np.concatenate(spread))),
-        worker_iteration_s=tuple(each),
+        iteration_std_s=float(np.std(np.concatenate(deviations))),
+        worker_iteration_s=tuple(steps_s),
         samples_per_s=batch_size * per_s,
-        compute_s=float(np.mean(computed)),
+        compute_s=float(np.mean(computed_s)),
         idle_fraction=max(float(np.mean(idle)), -1.0),
     )
 
@@ -348,13 +337,12 @@ def _with_servers(
     measured: RunResults, ran: Sequence[Ran], reports: Sequence[Report], *, stale: bool
 ) -> RunResults:
     """Add the servers' reports; equal pieces on several servers get the median of their medians."""
-    staleness: dict[int, int] = {}
+    staleness: Counter[int] = Counter()
     shapes: dict[tuple[float, float], list[float]] = {}
     for report in reports:
-        for found, count in report.staleness.items():
-            staleness[found] = staleness.get(found, 0) + count
-        for one in report.applied:
-            shapes.setdefault((one.tensors, one.bytes), []).append(one.seconds)
+        staleness.update(report.staleness)
+        for applied in report.applied:
+            shapes.setdefault((applied.tensors, applied.bytes), []).append(applied.seconds)
     per_tensor_s, per_byte_s = update_cost(
         [Applied(*shape, float(np.median(seconds))) for shape, seconds in shapes.items()]
     )
@@ -363,5 +351,5 @@ def _with_servers(
         staleness={str(s): staleness[s] for s in sorted(staleness)} if stale else None,
         update_per_tensor_s=per_tensor_s,
         update_per_byte_s=per_byte_s,
-        sent_bytes=float(np.mean([one.sent_bytes / len(one.computed_s) for one in ran])),
+        sent_bytes=float(np.mean([r.sent_bytes / len(r.computed_s) for r in ran])),
     )

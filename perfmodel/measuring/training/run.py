@@ -22,6 +22,7 @@ from perfmodel.reporting.contents import (
     Series,
     Span,
 )
+from perfmodel.reporting.drawn import Drawn
 from perfmodel.reporting.panels import colour, rows
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from perfmodel.results.prediction import Prediction
 
 SCHEMA = "perfmodel.run/1"
+
+Options = dict[str, str | int | float | bool]
+"""Options of an architecture, by name."""
+
 
 MOST_DIGITS = 9
 """Maximum number of digits in a staleness value."""
@@ -97,7 +102,7 @@ class RunResults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         return sum(int(stale) * count for stale, count in self.staleness.items()) / total
 
 
-class MeasuredRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class MeasuredRun(Drawn, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A training run (schema ``perfmodel.run/1``).
 
     Attributes
@@ -116,7 +121,7 @@ class MeasuredRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     batch_size: int
     workers: int
     arch: str
-    options: dict[str, str | int | float | bool]
+    options: Options
     measured: RunResults
     source: Source
     jitter: str = ""
@@ -164,27 +169,10 @@ class MeasuredRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
         return images.draw(self.figure(predicted))
 
-    def to_image(self, ending: str, predicted: Prediction | None = None) -> bytes:
-        """The figure as a png, svg or pdf file.
-
-        Raises
-        ------
-        InputError : matplotlib is not installed, or does not write this format.
-        """
-        from perfmodel.reporting import images
-
-        return images.image(self.plot(predicted), ending)
-
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of ``make_job`` for the run, except its workload and cluster."""
-        given: dict[str, Any] = {
-            "batch_size": self.batch_size,
-            "workers": self.workers,
-            "arch": self.arch,
-            "options": dict(self.options),
-        }
-        given |= {"jitter": self.jitter} if self.jitter else {}
-        return given | ({"device": self.device} if self.device else {})
+        names = ("batch_size", "workers", "arch", "options", "jitter", "device")
+        return {name: value for name in names if (value := getattr(self, name)) != ""}
 
 
 def _staleness(measured: Mapping[int, float], predicted: Prediction | None) -> Panel:

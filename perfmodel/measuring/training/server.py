@@ -13,20 +13,16 @@ import statistics
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from perfmodel.measuring.torchrun import Group, LostError
-from perfmodel.measuring.training.shards import (
-    ELEMENT_BYTES,
-    Applied,
-    Array,
-    Reply,
-    Shard,
-    ShardPiece,
-)
+from perfmodel.measuring.torchrun import Array, Group, LostError
+from perfmodel.measuring.training.shards import ELEMENT_BYTES, Applied, Reply, Shard, ShardPiece
+
+if TYPE_CHECKING:
+    from torch.distributed import Work
 
 CONTROL = 2**20
 """Tag of messages about iterations; tags of values are below."""
@@ -67,17 +63,12 @@ class ParameterServer:
         self._group, self._pieces, self._shard = group, pieces, shard
         self._workers, self._warmup = workers, warmup
         self._inbox: queue.SimpleQueue[Incoming] = queue.SimpleQueue()
-        self._sending: dict[tuple[int, int], Any] = {}
+        self._sending: dict[tuple[int, int], tuple[Work, Array]] = {}
         self._done: set[int] = set()
         self._seconds: dict[tuple[float, int], list[float]] = {}
 
     def serve(self) -> Report:
-        """Apply pushes and answer them until all workers have left.
-
-        Raises
-        ------
-        LostError : a worker has disconnected, or sends nothing for longer than the timeout.
-        """
+        """Apply pushes and answer them until all workers have left."""
         for worker in range(self._workers):
             threading.Thread(target=self._receive, args=(worker,), daemon=True).start()
         left = 0

@@ -8,13 +8,11 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.architectures.ps.options import Options
 from perfmodel.architectures.ps.placement import slices_of
 from perfmodel.inputs.workload import Workload
-
-Array = NDArray[np.float32]
+from perfmodel.measuring.torchrun import Array
 
 ELEMENT_BYTES = 4
 """Gradients are float32."""
@@ -46,7 +44,7 @@ def pieces_of(workload: Workload, servers: int) -> list[ShardPiece]:
     """
     slices = slices_of(workload, Options(servers=servers))
     end_bytes: dict[int, float] = {}
-    found = []
+    pieces = []
     for layer, server, size, tensors in zip(
         slices.layer.tolist(),
         slices.server.tolist(),
@@ -57,8 +55,8 @@ def pieces_of(workload: Workload, servers: int) -> list[ShardPiece]:
         start = end_bytes.get(layer, 0.0)
         end = end_bytes[layer] = start + size
         ends = (round(start / ELEMENT_BYTES), round(end / ELEMENT_BYTES))
-        found.append(ShardPiece(layer, server, *ends, tensors))
-    return found
+        pieces.append(ShardPiece(layer, server, *ends, tensors))
+    return pieces
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -145,13 +143,13 @@ def update_cost(applied: Sequence[Applied]) -> tuple[float | None, float | None]
     It is a least-squares fit of relative errors; medians make it robust to interruptions. Returns
     (None, None) if the pieces are too similar.
     """
-    per_tensor = [one.bytes / one.tensors for one in applied if one.seconds > 0.0]
+    timed = [a for a in applied if a.seconds > 0.0]
+    per_tensor = [a.bytes / a.tensors for a in timed]
     if not per_tensor or max(per_tensor) < IDENTIFIABLE * min(per_tensor):
         return None, None
     from scipy.optimize import nnls
 
-    rows = [(a.tensors / a.seconds, a.bytes / a.seconds) for a in applied if a.seconds > 0.0]
-    matrix = np.array(rows)
+    matrix = np.array([(a.tensors / a.seconds, a.bytes / a.seconds) for a in timed])
     scale = matrix.max(axis=0)
-    found, _ = nnls(matrix / scale, np.ones(len(rows)))
-    return float(found[0] / scale[0]), float(found[1] / scale[1])
+    costs = nnls(matrix / scale, np.ones(len(timed)))[0] / scale
+    return float(costs[0]), float(costs[1])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import msgspec
 
+from perfmodel.base.tables import aligned
 from perfmodel.base.units import show
 from perfmodel.measuring.training.run import MeasuredRun
 from perfmodel.results.prediction import Prediction
@@ -31,24 +31,21 @@ def quantities(run: MeasuredRun, predicted: Mapping[str, float] | None = None) -
     They are *iteration_s*, *throughput_samples_per_s*, *idle_fraction* and *staleness_mean*.
     """
     measured = run.measured
-    stale = measured.mean_staleness
     values = {
         "iteration_s": measured.iteration_s,
         "throughput_samples_per_s": measured.samples_per_s,
         "idle_fraction": measured.idle_fraction,
-        **({} if stale is None else {"staleness_mean": stale}),
+        "staleness_mean": measured.mean_staleness,
     }
-    found = []
-    for name, value in values.items():
-        if predicted is None:
-            found.append(Quantity(name, value))
-            continue
-        other = predicted[name]
+    known = {name: value for name, value in values.items() if value is not None}
+    if predicted is None:
+        return [Quantity(name, value) for name, value in known.items()]
+    compared = []
+    for name, value in known.items():
         relative = name in ("iteration_s", "throughput_samples_per_s")
-        found.append(
-            Quantity(name, value, other, other / value - 1.0 if relative else other - value)
-        )
-    return found
+        error = predicted[name] / value - 1.0 if relative else predicted[name] - value
+        compared.append(Quantity(name, value, predicted[name], error))
+    return compared
 
 
 def of_prediction(prediction: Prediction) -> dict[str, float]:
@@ -61,10 +58,9 @@ def of_prediction(prediction: Prediction) -> dict[str, float]:
     }
 
 
-def to_dict(run: MeasuredRun, found: Sequence[Quantity]) -> dict[str, Any]:
+def to_dict(run: MeasuredRun, found: Sequence[Quantity]) -> dict[str, object]:
     """Return the contents of the run's file and the quantities, as JSON-like values."""
-    made: dict[str, Any] = msgspec.to_builtins(run)
-    return {**made, "quantities": msgspec.to_builtins(found)}
+    return {**msgspec.to_builtins(run), "quantities": msgspec.to_builtins(found)}
 
 
 _SHOWN: dict[str, tuple[str, Callable[[float], str], Callable[[float], str]]] = {
@@ -77,30 +73,28 @@ _SHOWN: dict[str, tuple[str, Callable[[float], str], Callable[[float], str]]] = 
 }  # fmt: skip
 
 
-def lines(run: MeasuredRun, found: Sequence[Quantity]) -> list[str]:
+def lines(run: MeasuredRun, quantities: Sequence[Quantity]) -> list[str]:
     """Return the lines to print."""
     measured = run.measured
     rows = []
-    for one in found:
-        label, text, error = _SHOWN[one.name]
-        row = [label, text(one.measured)]
-        if one.predicted is not None and one.error is not None:
-            row += [f"predicted {text(one.predicted)}", error(one.error)]
-        elif one.name == "iteration_s":
-            row.append(
-                f"± {show(measured.iteration_std_s, 's')}, of which "
-                f"{show(measured.compute_s, 's')} compute"
-            )
+    for quantity in quantities:
+        label, text, error = _SHOWN[quantity.name]
+        row = [label, text(quantity.measured)]
+        if quantity.predicted is not None and quantity.error is not None:
+            row += [f"predicted {text(quantity.predicted)}", error(quantity.error)]
+        elif quantity.name == "iteration_s":
+            spread, compute = show(measured.iteration_std_s, "s"), show(measured.compute_s, "s")
+            row.append(f"± {spread}, of which {compute} compute")
         rows.append(row)
-    cost = (measured.update_per_tensor_s, measured.update_per_byte_s)
-    if cost[0] is not None and cost[1] is not None:
-        rows.append(
-            ["update", f"{show(cost[0], 's')} per tensor", f"{cost[1] * 1e9:.3g} ns per byte"]
+    if measured.update_per_tensor_s is not None and measured.update_per_byte_s is not None:
+        per_tensor, per_byte_ns = (
+            show(measured.update_per_tensor_s, "s"),
+            measured.update_per_byte_s * 1e9,
         )
+        rows.append(["update", f"{per_tensor} per tensor", f"{per_byte_ns:.3g} ns per byte"])
     if measured.sent_bytes is not None:
         rows.append(["sent", show(measured.sent_bytes, "bytes"), "per worker and iteration"])
-    widths = [max((len(row[i]) for row in rows if i < len(row)), default=0) for i in range(4)]
-    head = f"{run.name}: {measured.iterations} iterations after {measured.warmup} warm-up"
-    head += " iterations"
-    table = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=False)) for row in rows]
-    return [head, *(line.rstrip() for line in table)]
+    head = (
+        f"{run.name}: {measured.iterations} iterations after {measured.warmup} warm-up iterations"
+    )
+    return [head, *aligned(rows)]

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from perfmodel.measuring.torchrun import Group
+from perfmodel.measuring.torchrun import Array, Group
 from perfmodel.measuring.training.server import CONTROL, ITERATE, LAST, LEAVE, SET
-from perfmodel.measuring.training.shards import ELEMENT_BYTES, Array, ShardPiece
+from perfmodel.measuring.training.shards import ELEMENT_BYTES, ShardPiece
+
+if TYPE_CHECKING:
+    from torch.distributed import Work
 
 
 class Client:
@@ -39,8 +42,8 @@ class Client:
         }
         self.sent_bytes = 0
         self._answers = np.zeros((len(servers), 1), np.float32)
-        self._answering: list[Any] = []
-        self._transfers: dict[int, list[Any]] = {}
+        self._answering: list[Work] = []
+        self._transfers: dict[int, list[Work]] = {}
         self._pushed: set[int] = set()
 
     def set(self, values: dict[int, Array]) -> None:
@@ -78,12 +81,7 @@ class Client:
         self.sent_bytes += len(gradient) * ELEMENT_BYTES
 
     def wait(self, layer: int) -> bool:
-        """Wait for the parameters that answer a layer's last push; return whether there was one.
-
-        Raises
-        ------
-        RuntimeError : of torch: they do not arrive in time, or a connection has ended.
-        """
+        """Wait for the parameters that answer a layer's last push; return whether there was one."""
         for work in self._transfers.pop(layer, ()):
             work.wait()
         return layer in self._pushed
@@ -102,13 +100,6 @@ class Client:
             transfers.append(self._group.isend(rank, values[part], number))
 
 
-class Trained(Protocol):
-    """A model that a worker can train."""
-
-    def iteration(self, client: Client) -> float:
-        """Run forward and backward pass; return the computing time in seconds."""
-
-
 class Ran(msgspec.Struct, frozen=True):
     """Record of a worker.
 
@@ -123,7 +114,7 @@ class Ran(msgspec.Struct, frozen=True):
 
 def train(
     client: Client,
-    trained: Trained,
+    iteration: Callable[[Client], float],
     *,
     iterations: int,
     together: bool = True,
@@ -143,7 +134,7 @@ def train(
     while not (last if fixed else stopped):
         last = len(computed_s) + 1 >= iterations or ends_s[-1] - ends_s[0] > time_limit_s
         client.begin(LAST if last else ITERATE)
-        computed_s.append(trained.iteration(client))
+        computed_s.append(iteration(client))
         ends_s.append(clock())
         stopped = client.all_done()
         if progress is not None and len(computed_s) <= iterations:

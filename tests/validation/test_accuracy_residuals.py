@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import perfmodel as pm
-from perfmodel.calibration.residuals import PredictedRun, residual_calibration
+from benchmarks.accuracy.residuals import PredictedRun, residual_calibration
 
 
 def run(source: str, off: float, workers: int = 4) -> PredictedRun:
