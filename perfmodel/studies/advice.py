@@ -18,9 +18,10 @@ from perfmodel.predicting.gains import Gain, gain
 from perfmodel.reporting.contents import Figure
 from perfmodel.reporting.drawn import Drawn
 from perfmodel.results.prediction import Prediction
-from perfmodel.studies.changes import Change, job_from
-from perfmodel.studies.chunks import Progress
+from perfmodel.studies.changes import Change
 from perfmodel.studies.rules import RULES, Rule, Situation
+from perfmodel.sweeping.arguments import job_from
+from perfmodel.sweeping.chunks import Progress
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -38,9 +38,9 @@ from perfmodel.reporting.panels import colour
 from perfmodel.results import sections
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.advice import Advice, advise
-from perfmodel.studies.chunks import Progress
 from perfmodel.studies.sensitivity import Sensitivity, sensitivity
-from perfmodel.studies.sweeps import sweep
+from perfmodel.sweeping.chunks import Progress
+from perfmodel.sweeping.sweeps import sweep
 
 SCHEMA = "perfmodel.report/1"
 

@@ -25,8 +25,9 @@ from perfmodel.reporting.drawn import Drawn
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies import crossovers
 from perfmodel.studies.aims import HOUR_S, QUANTITIES, Aim
-from perfmodel.studies.changes import LINKS, Change, job_from, of_arguments, of_options
+from perfmodel.studies.changes import LINKS, Change, of_arguments, of_options
 from perfmodel.studies.searching import bisected, spaced
+from perfmodel.sweeping.arguments import job_from
 
 SCHEMA = "perfmodel.requirement/1"
 

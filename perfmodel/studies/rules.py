@@ -21,7 +21,7 @@ from perfmodel.studies.changes import (
     of_cluster,
     of_options,
 )
-from perfmodel.studies.comparison import WORDS
+from perfmodel.sweeping.comparison import WORDS
 
 LEAST_WAITING = 0.05
 """Smallest fraction of the time lost to a cause at which a rule looks for a remedy."""

@@ -20,8 +20,9 @@ from perfmodel.predicting import coarse, islands, job_facts
 from perfmodel.reporting.contents import Figure
 from perfmodel.reporting.drawn import Drawn
 from perfmodel.results.prediction import Prediction
-from perfmodel.studies.changes import COMPUTE, job_from, of_assumption
-from perfmodel.studies.chunks import Progress
+from perfmodel.studies.changes import COMPUTE, of_assumption
+from perfmodel.sweeping.arguments import job_from
+from perfmodel.sweeping.chunks import Progress
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -131,7 +132,7 @@ class Sensitivity(Drawn, frozen=True, kw_only=True):
 
     def to_frame(self) -> pd.DataFrame:
         """The rows as a frame."""
-        from perfmodel.studies.sweeps import frame
+        from perfmodel.sweeping.columns import frame
 
         return frame(self.rows())
 

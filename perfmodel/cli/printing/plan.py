@@ -10,7 +10,7 @@ from perfmodel.cli.options import verbosity
 from perfmodel.cli.printing.console import new_console, new_table
 from perfmodel.cli.printing.prediction import assumed
 from perfmodel.cli.printing.text import bold, dim, show
-from perfmodel.studies.plans import HOUR_S, Candidate, Plan, Price, Trade, said_of
+from perfmodel.planning.plans import HOUR_S, Candidate, Plan, Price, Trade, said_of
 
 WORDS = {
     "cost": "lowest cost",

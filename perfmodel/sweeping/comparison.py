@@ -26,9 +26,9 @@ from perfmodel.reporting.drawn import Paged
 from perfmodel.reporting.panels import stacks
 from perfmodel.reporting.rows import table
 from perfmodel.results.prediction import Prediction
-from perfmodel.studies.chunks import Progress
-from perfmodel.studies.grids import Row, Skipped, distinct, grid, label, shown
-from perfmodel.studies.sweeps import common, figures, frame, how
+from perfmodel.sweeping.chunks import Progress
+from perfmodel.sweeping.columns import basis_columns, common, frame, quantity_columns
+from perfmodel.sweeping.grids import Row, Skipped, distinct, grid, label, shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -142,7 +142,7 @@ class Comparison(Paged, frozen=True, kw_only=True):
                     "staleness_mean": p.staleness.mean if p.staleness is not None else None,
                     "busiest_link": link,
                     "busiest_link_fraction": use,
-                    **how(p),
+                    **basis_columns(p),
                 }
             )
         return rows
@@ -323,7 +323,7 @@ def differences(fine: Prediction, coarse: Prediction) -> dict[str, float | None]
 
     The difference in ``idle_fraction`` is absolute. None where the fine value is 0 or missing.
     """
-    a, b = figures(fine), figures(coarse)
+    a, b = quantity_columns(fine), quantity_columns(coarse)
     found: dict[str, float | None] = {}
     for name in ("throughput_samples_per_s", "iteration_s", "idle_fraction", "staleness_mean"):
         if name == "idle_fraction":

@@ -32,12 +32,12 @@ from perfmodel.reporting.contents import Figure
 from perfmodel.reporting.drawn import Drawn
 from perfmodel.results.prediction import Prediction
 from perfmodel.results.schedule import Schedule
-from perfmodel.studies.changes import merged
-from perfmodel.studies.chunks import Progress
-from perfmodel.studies.executors import completed
-from perfmodel.studies.grids import Row, distinct, grid, label
-from perfmodel.studies.processes import MOST_PROCESSES, Processes
-from perfmodel.studies.sweeps import common, frame
+from perfmodel.sweeping.arguments import merged
+from perfmodel.sweeping.chunks import Progress
+from perfmodel.sweeping.columns import common, frame
+from perfmodel.sweeping.executors import completed
+from perfmodel.sweeping.grids import Row, distinct, grid, label
+from perfmodel.sweeping.processes import MOST_PROCESSES, Processes
 
 if TYPE_CHECKING:
     from pathlib import Path

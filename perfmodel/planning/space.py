@@ -27,7 +27,7 @@ from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import Workload
 from perfmodel.predicting import job_facts
 from perfmodel.predicting.variants import evaluate
-from perfmodel.studies.executors import completed
+from perfmodel.sweeping.executors import completed
 
 ARCHITECTURES = ("allreduce", "ps", "p2p", "zero1", "zero3")
 """Architectures considered by default. All of them compute the same update as one worker with the

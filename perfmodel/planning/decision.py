@@ -20,14 +20,14 @@ from perfmodel.inputs import catalogue, instances
 from perfmodel.inputs.instances import Instance
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.profile import Profile
+from perfmodel.planning.plans import Candidate, Lever, Plan, Price, Trade
+from perfmodel.planning.search import MAX_OPS, MOST_CONSIDERED, Goal, PlanLimits, Search
+from perfmodel.planning.space import Axes, none_left, space
 from perfmodel.predicting import gains
 from perfmodel.studies.advice import advise
-from perfmodel.studies.chunks import Progress
-from perfmodel.studies.plan_search import MAX_OPS, MOST_CONSIDERED, Goal, PlanLimits, Search
-from perfmodel.studies.plan_space import Axes, none_left, space
-from perfmodel.studies.plans import Candidate, Lever, Plan, Price, Trade
-from perfmodel.studies.processes import InLine
 from perfmodel.studies.sensitivity import effects
+from perfmodel.sweeping.chunks import Progress
+from perfmodel.sweeping.processes import InLine
 
 Objective = Literal["cost", "time", "throughput", "samples-per-usd"]
 OBJECTIVES: tuple[str, ...] = get_args(Objective)

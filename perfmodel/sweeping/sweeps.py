@@ -20,11 +20,12 @@ from perfmodel.reporting.contents import Figure, Page, Panel, Section, shown
 from perfmodel.reporting.drawn import Paged
 from perfmodel.reporting.rows import table
 from perfmodel.results.prediction import Prediction
-from perfmodel.studies import shards
-from perfmodel.studies.changes import merged
-from perfmodel.studies.chunks import Progress
-from perfmodel.studies.grids import Axis, Row, Skipped, grid, impossible, label
-from perfmodel.studies.processes import InLine
+from perfmodel.sweeping import shards
+from perfmodel.sweeping.arguments import merged
+from perfmodel.sweeping.chunks import Progress
+from perfmodel.sweeping.columns import basis_columns, common, frame, quantity_columns
+from perfmodel.sweeping.grids import Axis, Row, Skipped, grid, impossible, label
+from perfmodel.sweeping.processes import InLine
 from perfmodel.theory import statistical_efficiency
 
 if TYPE_CHECKING:
@@ -84,13 +85,13 @@ class Sweep(Paged, frozen=True, kw_only=True):
         ]
         rows = []
         for i, (point, p) in enumerate(zip(self.points, self.predictions, strict=True)):
-            row = {**point, **{name: getattr(p, name) for name in follows}, **figures(p)}
+            row = {**point, **{name: getattr(p, name) for name in follows}, **quantity_columns(p)}
             if efficiency:
                 row["scaling_efficiency"] = efficiency[i]
             if statistical:
                 row["statistical_efficiency"] = statistical[i]
                 row["goodput_samples_per_s"] = statistical[i] * p.throughput_samples_per_s
-            rows.append({**row, **how(p)})
+            rows.append({**row, **basis_columns(p)})
         return rows
 
     def to_frame(self) -> pd.DataFrame:
@@ -167,7 +168,7 @@ class Sweep(Paged, frozen=True, kw_only=True):
 
     def _panels(self) -> tuple[Panel, Panel]:
         """Panels of the throughput and of the idle fraction."""
-        from perfmodel.studies.figures import bars_of, lines_over
+        from perfmodel.sweeping.figures import bars_of, lines_over
 
         over = next(iter(self._numeric()), None)
         rows = [
@@ -247,7 +248,7 @@ def sweep(
     executor : runs the predictions: processes, threads, or a cluster such as Dask's
         ``Client.get_executor()``; None for this thread. It is not shut down.
     resume : folder in which each chunk of jobs is saved when it is done, see
-        :class:`perfmodel.studies.shards.Shards`; jobs saved there are not predicted again.
+        :class:`perfmodel.sweeping.shards.Shards`; jobs saved there are not predicted again.
     progress : called with (done, all) after each job, or each chunk of jobs.
     job : the job to start from, if there is one.
     arguments : changes of it (:meth:`perfmodel.Job.with_`), else those of
@@ -321,49 +322,3 @@ def samples_per_update(p: Prediction) -> float:
     """
     servers = p.architecture == "ps"
     return p.throughput_samples_per_s / p.updates_per_s if servers else float(p.global_batch_size)
-
-
-def how(p: Prediction) -> Row:
-    """Bottleneck, fidelity and 90 % interval: the last columns of a sweep."""
-    interval = p.interval
-    return {
-        "bottleneck": p.bottleneck.resource,
-        "fidelity": p.fidelity,
-        "error_p90_fraction": p.error_band.p90 if p.error_band is not None else None,
-        "low_samples_per_s": interval.throughput_samples_per_s[0] if interval else None,
-        "high_samples_per_s": interval.throughput_samples_per_s[1] if interval else None,
-    }
-
-
-def frame(rows: Sequence[Row]) -> pd.DataFrame:
-    """Rows as a data frame; integer and boolean columns keep their type beside missing values."""
-    import pandas as pd
-
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
-    whole, truth = {int, type(None)}, {bool, type(None)}
-    dtypes = {
-        name: "Int64" if whole <= set(map(type, column)) else "boolean"
-        for name, column in columns.items()
-        if set(map(type, column)) in (whole, truth)
-    }
-    return pd.DataFrame(columns).astype(dtypes)
-
-
-def common(predictions: Sequence[Prediction]) -> str:
-    """Title made of the inputs that predictions have in common."""
-    same: Row = {}
-    for name in ("model", "device", "architecture", "batch_size", "workers"):
-        found = {getattr(p, name) for p in predictions}
-        same |= {name: found.pop()} if len(found) == 1 else {}
-    return label(same)
-
-
-def figures(p: Prediction) -> Row:
-    """Predicted quantities in SI units, by column name of a sweep."""
-    return {
-        "throughput_samples_per_s": p.throughput_samples_per_s,
-        "throughput_ci_fraction": p.throughput_ci_fraction,
-        "iteration_s": p.iteration_s,
-        "idle_fraction": p.idle_fraction.mean,
-        "staleness_mean": p.staleness.mean if p.staleness is not None else None,
-    }

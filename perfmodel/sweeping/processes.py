@@ -38,7 +38,7 @@ try:
     sys.path[:] = pickle.load(sys.stdin.buffer)
 except (EOFError, pickle.UnpicklingError):
     sys.exit(1)
-from perfmodel.studies.processes import serve
+from perfmodel.sweeping.processes import serve
 serve()
 """
 """The program of a process; it gets the import path of the process that starts it first."""

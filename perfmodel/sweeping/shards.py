@@ -19,9 +19,9 @@ from perfmodel.base.foreign import said
 from perfmodel.inputs.job import Island, Job
 from perfmodel.predicting.installation import fingerprint
 from perfmodel.results.prediction import Prediction
-from perfmodel.studies.chunks import Answer, Chunk, Progress, predicted, slices
-from perfmodel.studies.executors import completed
-from perfmodel.studies.grids import Grid, Row
+from perfmodel.sweeping.chunks import Answer, Chunk, Progress, predicted, slices
+from perfmodel.sweeping.executors import completed
+from perfmodel.sweeping.grids import Grid, Row
 
 SCHEMA = "perfmodel.shards/1"
 
@@ -191,7 +191,7 @@ def answers(
 
     Raises
     ------
-    InputError : see :class:`Shards` and :func:`perfmodel.studies.executors.completed`.
+    InputError : see :class:`Shards` and :func:`perfmodel.sweeping.executors.completed`.
     """
     count = len(found.jobs)
     parts = list(slices(count, how["fidelity"]))

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perfmodel.base.tables import csv_text, parquet
-from perfmodel.reporting.contents import Figure, Page, Section
+from perfmodel.reporting.contents import INK, Axis, Figure, Page, Panel, Section, Series
 from perfmodel.reporting.drawn import Paged
+from perfmodel.reporting.panels import colour
 from perfmodel.reporting.rows import table
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.sensitivity import Effect
@@ -263,7 +264,6 @@ class Plan(Paged, frozen=True, kw_only=True):
 
     def figure(self) -> Figure:
         """The Pareto front of time and cost, and the ranked candidates."""
-        from perfmodel.studies.figures import trade
 
         def points(some: Sequence[Candidate | Trade]) -> list[tuple[float, float, str, str]]:
             return [
@@ -313,3 +313,36 @@ def _key(each: Candidate | Trade) -> tuple[Any, ...]:
     options = json.dumps(each.options, sort_keys=True)
     sizes = (each.workers, each.servers, each.server_instance, each.batch_size)
     return each.instance, each.architecture, options, *sizes
+
+
+def trade(
+    front: Sequence[tuple[float, float, str, str]],
+    ranked: Sequence[tuple[float, float, str, str]],
+    title: str,
+) -> Figure:
+    """A figure of cost over time, on logarithmic axes.
+
+    Parameters
+    ----------
+    front, ranked : hours, USD, instance type and a description of each candidate on the Pareto
+        front, and of the ranked ones, the choice first.
+    title : the choice in words.
+    """
+
+    def points(some: Sequence[tuple[float, float, str, str]], name: str, **look: Any) -> Series:
+        x, y, instances, words = zip(*some, strict=True)
+        labels = [f"{a}, {b}" for a, b in zip(instances, words, strict=True)]
+        return Series(name, x, y, labels=labels, **{"style": "points", **look})
+
+    groups = [
+        points([one for one in front if one[2] == name], name, colour=colour(k), marker="o")
+        for k, name in enumerate(dict.fromkeys(one[2] for one in front))
+    ]
+    marks = [
+        points(front, "Pareto front", style="steps"),
+        *groups,
+        points(ranked, "ranked", colour=INK, marker="x"),
+        points(ranked[:1], "choice", colour=INK, marker="o", hollow=True, size=12.0),
+    ]
+    x, y = Axis("time (h)", log=True), Axis("cost (USD)", log=True)
+    return Figure([[Panel(marks, x, y, "xy")]], title)

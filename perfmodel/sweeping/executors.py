@@ -25,7 +25,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from perfmodel.base.errors import InputError, PerfmodelWarning
 from perfmodel.base.foreign import said
 from perfmodel.predicting.installation import fingerprint
-from perfmodel.studies.processes import InLine, Processes, warn_again
+from perfmodel.sweeping.processes import InLine, Processes, warn_again
 
 A = TypeVar("A")
 R = TypeVar("R")

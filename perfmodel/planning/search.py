@@ -18,13 +18,13 @@ from perfmodel import api
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError, TooLargeError, number, whole_number
 from perfmodel.inputs.job import Job
+from perfmodel.planning.plans import HOUR_S, Candidate
+from perfmodel.planning.space import Space
 from perfmodel.predicting import gains
 from perfmodel.predicting.answer import with_job
 from perfmodel.results.prediction import Prediction
-from perfmodel.studies.chunks import Answer, Chunk, Progress, predicted
-from perfmodel.studies.executors import elsewhere, result, submitted
-from perfmodel.studies.plan_space import Space
-from perfmodel.studies.plans import HOUR_S, Candidate
+from perfmodel.sweeping.chunks import Answer, Chunk, Progress, predicted
+from perfmodel.sweeping.executors import elsewhere, result, submitted
 
 UNIT_SAMPLES = 1_000_000
 """Samples that times and costs refer to if no amount of training is given."""
