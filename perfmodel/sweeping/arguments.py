@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import cast
 
 import msgspec
 
@@ -25,7 +25,24 @@ RIVALS: Mapping[str, tuple[str, ...]] = {
 """Arguments that the new value of another one replaces."""
 
 
-def job_from(job: Job | None, changes: Mapping[str, Any]) -> Job:
+def job_of(arguments: Mapping[str, object], workload: Workload | None = None) -> Job:
+    """Make the job of arguments of :func:`perfmodel.make_job`.
+
+    ``workload`` is the one that they describe, if it is known already: it is not made again.
+
+    Raises
+    ------
+    InputError : the job is impossible.
+    """
+    make: Callable[..., Job] = api.make_job
+    if workload is None:
+        return make(**arguments)
+    rest = {name: value for name, value in arguments.items() if name not in api.OF_WORKLOAD}
+    job = make(**rest, workload=workload)
+    return msgspec.structs.replace(job, given=api.arguments_given(arguments))
+
+
+def job_from(job: Job | None, changes: Mapping[str, object]) -> Job:
     """Return the job that a study is about: one of these arguments, or ``job`` with changes.
 
     Raises
@@ -33,26 +50,22 @@ def job_from(job: Job | None, changes: Mapping[str, Any]) -> Job:
     InputError : the job is impossible, or cannot be changed, see :meth:`perfmodel.Job.with_`.
     """
     if job is None:
-        return api.make_job(**per_worker(in_si(changes)))
+        return job_of(per_worker(in_si(changes)))
     return changed(job, changes) if changes else job
 
 
-def changed(job: Job, changes: Mapping[str, Any]) -> Job:
+def changed(job: Job, changes: Mapping[str, object]) -> Job:
     """Return a job with other arguments; see :meth:`perfmodel.Job.with_`.
 
     Raises
     ------
     InputError : the changed job is impossible, or :func:`perfmodel.make_job` did not make the job.
     """
-    arguments = per_worker(merged(job, changes))
-    if job.islands or any(name in changes for name in (*api.OF_WORKLOAD, "global_batch_size")):
-        return api.make_job(**arguments)
-    rest = {name: value for name, value in arguments.items() if name not in api.OF_WORKLOAD}
-    other = api.make_job(**rest, workload=job.workload)
-    return msgspec.structs.replace(other, given=api.arguments_given(arguments))
+    anew = job.islands or any(n in changes for n in (*api.OF_WORKLOAD, "global_batch_size"))
+    return job_of(per_worker(merged(job, changes)), None if anew else job.workload)
 
 
-def merged(job: Job, changes: Mapping[str, Any]) -> dict[str, Any]:
+def merged(job: Job, changes: Mapping[str, object]) -> dict[str, object]:
     """Return the arguments of a job with changes, see :meth:`perfmodel.Job.with_`; these may be
     lists of values, as in :func:`perfmodel.sweep`.
 
@@ -69,16 +82,15 @@ def merged(job: Job, changes: Mapping[str, Any]) -> dict[str, Any]:
     rest = {name: value for name, value in job.given.items() if name not in replaced}
     if {"batch_size", "global_batch_size"} & changes.keys():
         rest = api.anchored(rest, job.of_devices.workload.batch_size)
-    options = dict(rest.get("options", {}))
-    if isinstance(changes.get("arch"), str):
-        options = _supported(options, changes["arch"])
-    if "options" in changes:
-        options |= changes["options"] or {}
-    return {**rest, **changes, "options": options}
+    options = options_of(rest)
+    arch = changes.get("arch")
+    if isinstance(arch, str):  # keep the options that it has, and that its name does not imply
+        architecture, preset = registry.find(arch)
+        names = {option.name for option in described(architecture.options)} - preset.keys()
+        options = {name: value for name, value in options.items() if name in names}
+    return {**rest, **changes, "options": options | options_of(changes)}
 
 
-def _supported(options: Mapping[str, Any], arch: str) -> dict[str, Any]:
-    """Return the options that an architecture has, and that its name does not imply."""
-    architecture, preset = registry.find(arch)
-    names = {each.name for each in described(architecture.options)} - preset.keys()
-    return {name: value for name, value in options.items() if name in names}
+def options_of(arguments: Mapping[str, object]) -> dict[str, object]:
+    """Return the options of the architecture among arguments."""
+    return dict(cast("Mapping[str, object] | None", arguments.get("options")) or {})

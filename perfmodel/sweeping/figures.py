@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+
+import msgspec
 
 from perfmodel.base.units import dimension_of
 from perfmodel.reporting import panels
@@ -17,9 +18,7 @@ from perfmodel.reporting.contents import (
     Span,
 )
 from perfmodel.reporting.panels import MOST_TICKS, colour, intervals, marker, spread
-
-Row = Mapping[str, Any]
-
+from perfmodel.sweeping.labels import Row
 
 MOST_LINES, MOST_BANDS, MOST_BARS = 12, 4, 60
 """Lines and bars drawn of a sweep, at most, spread evenly over all of them if there are more; and
@@ -47,14 +46,10 @@ def geometric(values: Sequence[float]) -> bool:
 
 
 def lines_over(over: str, series: Mapping[str, Sequence[Row]]) -> tuple[Panel, Panel]:
-    """Throughput and idle fraction over a variable.
+    """Throughput and idle fraction over a variable; "workers" also has ideal scaling, dashed.
 
-    Parameters
-    ----------
-    over : key of the variable; "workers" also has ideal scaling, dashed.
-    series : rows of each line by its name, with ``throughput_samples_per_s`` and
-        ``idle_fraction``; a horizontal line where the row has no value of ``over``. ``interval``
-        of a row has the ends of both, or is None; it is drawn as a band.
+    ``series`` has the rows of each line; it is horizontal where a row has no value of ``over``.
+    ``interval`` of a row has the ends of both quantities, or is None; it is drawn as a band.
     """
     drawn = {name: series[name] for name in spread(list(series), MOST_LINES)}
     xs = sorted({float(r[over]) for rows in series.values() for r in rows if r[over] is not None})
@@ -102,13 +97,11 @@ def bars_of(names: Sequence[str], rows: Sequence[Row]) -> tuple[Panel, Panel]:
     drawn = spread(list(zip(names, rows, strict=True)), MOST_BARS)
     few = f"{len(drawn)} of {len(rows)} jobs" if len(drawn) < len(rows) else ""
 
-    def panel(key: str, label: str, line: str, **more: Any) -> Panel:
+    def panel(key: str, label: str, line: str) -> Panel:
         bars = panels.rows([name for name, _ in drawn], [row[key] for _, row in drawn], label, line)
         ends = [row["interval"][key] if row["interval"] else None for _, row in drawn]
-        marks = [*bars.marks, *intervals(ends)]
-        return Panel(marks, bars.x, bars.y, "x", **more)
+        return Panel([*bars.marks, *intervals(ends)], bars.x, bars.y, "x")
 
-    return (
-        panel(RATE, "throughput (samples/s)", colour(0), title=few),
-        panel(IDLE, "idle fraction", colour(1), shares="y"),
-    )
+    rate = panel(RATE, "throughput (samples/s)", colour(0))
+    idle = panel(IDLE, "idle fraction", colour(1))
+    return msgspec.structs.replace(rate, title=few), msgspec.structs.replace(idle, shares="y")

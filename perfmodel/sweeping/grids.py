@@ -9,59 +9,70 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple, TypeAlias, TypedDict, TypeVar
 
 import msgspec
 
 from perfmodel import api
 from perfmodel.architectures import registry
 from perfmodel.base.errors import InputError
-from perfmodel.base.units import dimension_of, show
 from perfmodel.inputs.cluster import Cluster
-from perfmodel.inputs.job import Jitter, Job, Straggler
+from perfmodel.inputs.job import Jitter, Job, Start, Straggler
 from perfmodel.inputs.job_arguments import in_si, per_worker
 from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.workload import Workload
+from perfmodel.sweeping.arguments import job_of, options_of
+from perfmodel.sweeping.labels import Row, distinct, label, shown
 
 MOST_JOBS = 100_000
 """Largest number of jobs in a sweep; catches typing errors."""
 
-ARGUMENTS = (
-    "model",
-    "workload",
-    "device",
-    "precision",
-    "global_batch_size",
-    "batch_size",
-    "sequence_length",
-    "activation_checkpointing",
-    "accumulation",
-    "one_device_samples_per_s",
-    "one_device_step_s",
-    "one_device_batch_size",
-    "cluster",
-    "bandwidth_bytes_per_s",
-    "latency_s",
-    "jitter",
-    "stragglers",
-    "start",
-    "seed",
-    "arch",
-    "options",
-    "island_arch",
-    "island_devices",
-    "island_steps",
-    "workers",
-)
-"""Arguments that a sweep can vary, from the slowest-varying to the fastest."""
+T = TypeVar("T")
 
-NAMED = (
-    *("model", "workload", "device", "precision", "cluster", "arch", "architecture"),
-    *("sync", "start", "algorithm", "fidelity", "island_arch"),
-)
-"""Axes whose values are shown without the axis name."""
+Several: TypeAlias = T | Sequence[T]
+"""A value, or a list of values."""
 
-Row = dict[str, Any]
+
+class GridArguments(TypedDict, total=False):
+    """Arguments of :func:`perfmodel.make_job`, and ``global_batch_size``, from the slowest-varying
+    to the fastest; each of the ``options`` may be a list as well."""
+
+    model: Several[str | None]
+    workload: Several[Workload | Profile | str | Path | None]
+    device: Several[str | None]
+    precision: Several[str | None]
+    global_batch_size: Several[int | None]
+    batch_size: Several[int | None]
+    sequence_length: Several[int | None]
+    activation_checkpointing: Several[bool | None]
+    accumulation: Several[int | None]
+    one_device_samples_per_s: Several[float | str | None]
+    one_device_step_s: Several[float | None]
+    one_device_batch_size: Several[int | None]
+    cluster: Several[Cluster | str | Path | None]
+    bandwidth: Several[float | str | None]
+    bandwidth_bytes_per_s: Several[float | None]
+    latency: Several[float | str | None]
+    latency_s: Several[float | None]
+    jitter: Several[Jitter | float | str | None]
+    stragglers: Several[Sequence[Straggler]] | Sequence[Straggler]
+    start: Several[Start | None]
+    seed: Several[int]
+    arch: Several[str]
+    options: Mapping[str, object] | None
+    island_arch: Several[str | None]
+    island_options: Mapping[str, object] | None
+    island_devices: Several[int | str | None]
+    island_steps: Several[int | str | None]
+    workers: Several[int]
+
+
+ARGUMENTS = tuple(
+    name
+    for name in GridArguments.__annotations__
+    if name not in ("bandwidth", "latency", "island_options")
+)
+"""Arguments in SI units that a sweep can vary, from the slowest-varying to the fastest."""
 
 _NUMBER = re.compile(r"[-+]?\d{1,15}(\.\d{1,15})?")
 
@@ -70,14 +81,15 @@ class Axis(msgspec.Struct, frozen=True):
     """The values of one argument; ``option`` is True for an option of the architecture."""
 
     name: str
-    values: tuple[Any, ...]
+    values: tuple[object, ...]
     option: bool = False
 
     @property
-    def shown(self) -> list[Any]:
+    def shown(self) -> list[object]:
         """The values as shown in a table; objects with the same name are numbered."""
         texts = [shown(value) for value in self.values]
-        return distinct(texts) if all(isinstance(text, str) for text in texts) else texts
+        words = [text for text in texts if isinstance(text, str)]
+        return [*distinct(words)] if len(words) == len(texts) else texts
 
 
 class Skipped(msgspec.Struct, frozen=True):
@@ -100,7 +112,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
-def grid(arguments: Mapping[str, Any]) -> Grid:
+def grid(arguments: Mapping[str, object]) -> Grid:
     """Make jobs from all combinations of arguments.
 
     Parameters
@@ -113,29 +125,28 @@ def grid(arguments: Mapping[str, Any]) -> Grid:
     InputError : no combination is possible, a name fits no combination, a value is given twice, or
         there are more than 100000 combinations.
     """
-    axes, fixed = _axes(in_si(arguments))
-    sizes = [(len(axis.values), axis.name) for axis in axes]
-    count = math.prod(size for size, _ in sizes)
+    varied = _varied(in_si(arguments))
+    axes = varied.axes
+    count = math.prod(len(axis.values) for axis in axes)
     if count > MOST_JOBS:
-        product = " x ".join(f"{size} {name}" for size, name in sizes)
+        product = " x ".join(f"{len(axis.values)} {axis.name}" for axis in axes)
         raise InputError(f"sweep: {product} make {count} jobs; at most {MOST_JOBS}")
-    has = _options_by_architecture(axes, fixed)
     texts_of = [(axis.name, axis.shown) for axis in axes]
-    workloads: dict[tuple[Any, ...], Workload] = {}
+    workloads: dict[tuple[object, ...], Workload] = {}
     points, jobs, skipped = [], [], []
     fits: set[tuple[str, int]] = set()
     misfits: dict[tuple[str, int], str] = {}
-    for chosen in _combinations(axes, has):
+    for chosen in varied.combinations():
         point = {name: texts[chosen[name]] if name in chosen else None for name, texts in texts_of}
         try:
-            job = _job(_arguments(axes, chosen, fixed, has), workloads)
+            job = _job(varied.arguments(chosen), workloads)
         except InputError as error:
             misfits = dict.fromkeys(chosen.items(), str(error)) | misfits
             skipped.append(Skipped(point, str(error)))
             continue
         fits |= set(chosen.items())
-        own = [axis.name for axis in axes if axis.option and axis.name in chosen]
-        points.append(point | {name: getattr(job.options, name) for name in own})
+        options = [axis.name for axis in axes if axis.option and axis.name in chosen]
+        points.append(point | {name: getattr(job.options, name) for name in options})
         jobs.append(job)
     if not jobs:
         raise impossible(skipped)
@@ -145,19 +156,106 @@ def grid(arguments: Mapping[str, Any]) -> Grid:
             wrong = (axis.name, index) in misfits and (axis.name, index) not in fits
             if wrong and isinstance(value, str) and not _NUMBER.fullmatch(value):
                 raise InputError(misfits[axis.name, index])
-    notes = (
-        f"{name} does not apply to {arch} and is ignored there"
-        for name in [*fixed["options"], *(axis.name for axis in axes if axis.option)]
-        for arch in has
-        if name not in has[arch]
-    )
     return Grid(
-        axes=tuple(axes),
+        axes=axes,
         points=tuple(points),
         jobs=tuple(jobs),
         skipped=tuple(skipped),
-        notes=tuple(notes),
+        notes=tuple(varied.notes()),
     )
+
+
+class _Varied(NamedTuple):
+    """Arguments of a grid.
+
+    Attributes
+    ----------
+    axes : the varied ones, in order.
+    fixed, options : the other arguments, and the other options of the architecture.
+    supported : if architectures vary, the options that each of them has. An option that none has is
+        listed for all, so that it raises an error instead of being ignored.
+    """
+
+    axes: tuple[Axis, ...]
+    fixed: Mapping[str, object]
+    options: Mapping[str, object]
+    supported: Mapping[object, Collection[str]]
+
+    def combinations(self) -> Iterator[dict[str, int]]:
+        """Yield each combination once, as indices of the values on the axes that apply."""
+        arch = next((axis for axis in self.axes if axis.name == "arch"), None)
+        for indices in itertools.product(*(range(len(axis.values)) for axis in self.axes)):
+            chosen = {axis.name: index for axis, index in zip(self.axes, indices, strict=True)}
+            if arch is not None:
+                supported = self.supported[arch.values[chosen["arch"]]]
+                away = {a.name for a in self.axes if a.option and a.name not in supported}
+                if any(chosen[name] for name in away):
+                    continue
+                chosen = {name: index for name, index in chosen.items() if name not in away}
+            yield chosen
+
+    def arguments(self, chosen: Mapping[str, int]) -> dict[str, object]:
+        """Arguments of make_job for the chosen values, without options that do not apply."""
+        outside, options = dict(self.fixed), dict(self.options)
+        for axis in self.axes:
+            if axis.name in chosen:
+                (options if axis.option else outside)[axis.name] = axis.values[chosen[axis.name]]
+        supported = self.supported.get(outside.get("arch"), options.keys())
+        kept = {name: value for name, value in options.items() if name in supported}
+        return per_worker({**outside, "options": kept})
+
+    def notes(self) -> Iterator[str]:
+        """The options that some architectures ignore."""
+        for name in [*self.options, *(axis.name for axis in self.axes if axis.option)]:
+            for arch, supported in self.supported.items():
+                if name not in supported:
+                    yield f"{name} does not apply to {arch} and is ignored there"
+
+
+def _varied(arguments: Mapping[str, object]) -> _Varied:
+    axes: list[Axis] = []
+    fixed = {name: value for name, value in arguments.items() if name not in ARGUMENTS}
+    options: dict[str, object] = {}
+    for name in (name for name in ARGUMENTS if name in arguments):
+        option = name == "options"
+        values = sorted(options_of(arguments).items()) if option else [(name, arguments[name])]
+        for key, value in values:
+            several = _several(key, value)
+            if several is not None:
+                axes.append(Axis(key, several, option))
+            else:
+                (options if option else fixed)[key] = value
+    archs = next((axis.values for axis in axes if axis.name == "arch"), ())
+    supported = {a: {*registry.find(str(a))[0].options.__struct_fields__} for a in archs}
+    names = {*options, *(axis.name for axis in axes if axis.option)}
+    unknown = names.difference(*supported.values())
+    return _Varied(tuple(axes), fixed, options, {a: s | unknown for a, s in supported.items()})
+
+
+def _several(name: str, value: object) -> tuple[object, ...] | None:
+    """The values of a list, or None for a single value."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+        return None
+    if name == "stragglers" and all(isinstance(item, Straggler) for item in value):
+        return None
+    if not value:
+        raise InputError(f"{name}: the list is empty")
+    twice = [text for text, count in Counter(map(repr, value)).items() if count > 1]
+    if twice:
+        raise InputError(f"{name}: {twice[0]} is given twice")
+    return tuple(value)
+
+
+def _job(arguments: dict[str, object], workloads: dict[tuple[object, ...], Workload]) -> Job:
+    """Make a job; models and files are read once, and jobs share the resulting workload."""
+    key = tuple(arguments.get(name) for name in api.OF_WORKLOAD)
+    if not all(value is None or isinstance(value, (str, int, float, Path)) for value in key):
+        return job_of(arguments)
+    job = job_of(arguments, workloads.get(key))
+    if not job.islands:
+        workloads[key] = job.workload
+    return job
 
 
 def _one_speed(jobs: Iterable[Job]) -> None:
@@ -199,18 +297,18 @@ def values(text: str, name: str, *, ranges: bool = True) -> list[str]:
     ------
     InputError : an empty value, a decreasing range, no pattern, or more than 100000 values.
     """
-    found: list[str] = []
+    result: list[str] = []
     pattern: list[str] = []
     for item in (part.strip() for part in text.split(",")):
         first, dots, end = item.partition("..") if ranges else (item, "", "")
         if not item or (dots and not (first and end)):
             raise InputError(f"{name}: a value is missing in {text!r}")
-        found.append(first)
+        result.append(first)
         pattern.append(first)
         if dots:
-            found += _continued(pattern, end, f"{name}: {text!r}")
+            result += _continued(pattern, end, f"{name}: {text!r}")
             pattern = []
-    return found
+    return result
 
 
 def _continued(pattern: Sequence[str], end: str, name: str) -> list[str]:
@@ -223,89 +321,25 @@ def _continued(pattern: Sequence[str], end: str, name: str) -> list[str]:
     if stop < last:
         raise InputError(f"{name}: the range decreases from {pattern[-1]} to {end}")
     steps = {b - a for a, b in itertools.pairwise(known)} or {Fraction(1)}
-    ratios = {b / a for a, b in itertools.pairwise(known) if a} if len(known) > 2 else set()
     if min(steps) <= 0:
         raise InputError(f"{name}: the numbers before '..' do not increase")
     if len(steps) == 1:
         step = steps.pop()
-        count = int((stop - last) / step)
-        _few(count, name)
-        return [_written(last + step * (k + 1)) for k in range(count)]
-    if len(ratios) != 1 or known[0] <= 0:
-        raise InputError(f"{name}: the numbers before '..' have no common difference or ratio")
-    ratio = ratios.pop()
-    _few(math.log(stop / last) / math.log(ratio), name)
+        count = (stop - last) / step
+        numbers = (last + step * k for k in itertools.count(1))
+    else:
+        ratios = {b / a for a, b in itertools.pairwise(known) if a}
+        if len(ratios) != 1 or known[0] <= 0:
+            raise InputError(f"{name}: the numbers before '..' have no common difference or ratio")
+        ratio = ratios.pop()
+        count = Fraction(math.log(stop / last) / math.log(ratio))
+        numbers = (last * ratio**k for k in itertools.count(1))
+    if int(count) > MOST_JOBS:
+        raise InputError(f"{name}: {float(count):.0f} values; at most {MOST_JOBS}")
     return [
-        _written(value)
-        for value in itertools.takewhile(
-            lambda value: value <= stop, (last * ratio ** (k + 1) for k in itertools.count())
-        )
+        str(value) if value.denominator == 1 else repr(float(value))
+        for value in itertools.takewhile(lambda value: value <= stop, numbers)
     ]
-
-
-def _few(count: float, name: str) -> None:
-    if count > MOST_JOBS:
-        raise InputError(f"{name}: {count:.0f} values; at most {MOST_JOBS}")
-
-
-def _written(value: Fraction) -> str:
-    return str(value.numerator) if value.denominator == 1 else repr(float(value))
-
-
-def label(point: Mapping[str, Any]) -> str:
-    """The label of a point: its values, with names where the value alone is not clear.
-
-    >>> label({"arch": "ring", "bandwidth_bytes_per_s": 1.25e9, "servers": None, "workers": 8})
-    'ring, 10 Gbps, 8 workers'
-    >>> label({"batch_size": 32, "bucket_cap_bytes": 1e6, "overlap": True})
-    'batch 32, bucket cap 1 MB, overlap=True'
-    """
-    return ", ".join(_label(name, v) for name, v in point.items() if v is not None)
-
-
-def _label(name: str, value: Any) -> str:
-    if name in ("workers", "servers"):
-        return f"{value} {name if value != 1 else name.removesuffix('s')}"
-    if name in ("batch_size", "global_batch_size"):
-        return f"{name.removesuffix('_size').replace('_', ' ')} {value}"
-    if name == "island_devices":
-        return f"islands of {value}"
-    if name == "island_steps":
-        return f"{value} steps"
-    unit = dimension_of(name)
-    if unit is not None and isinstance(value, (int, float)) and math.isfinite(value):
-        what = name.removesuffix(f"_{unit}").replace("_", " ")
-        return show(value, unit) if what == "bandwidth" else f"{what} {show(value, unit)}"
-    if name in ("jitter", "seed", "stragglers"):
-        return f"{name} {value}"
-    return str(value) if name in NAMED else f"{name}={value}"
-
-
-def shown(value: Any) -> Any:
-    """A value of an axis as shown in a table: a number or text."""
-    if isinstance(value, (Workload, Profile, Cluster)):
-        return value.name
-    if isinstance(value, Jitter):
-        parts = [value.kind] + [f"{value.cv:g}"] * (value.kind != "measured")
-        plain = (value.kind, value.scope) == ("lognormal", "iteration")
-        return value.cv if plain else ":".join([*parts, *["op"] * (value.scope == "op")])
-    if isinstance(value, (list, tuple)):
-        return " ".join(f"{s.worker}:{s.factor:g}" for s in value) or "none"
-    return str(value) if isinstance(value, Path) else value
-
-
-def distinct(names: Iterable[str]) -> list[str]:
-    """Make names unique by numbering duplicates; an empty name becomes ``job``.
-
-    >>> distinct(["ring", "ps", "ring"])
-    ['ring', 'ps', 'ring (2)']
-    """
-    found: list[str] = []
-    for name in names:
-        base = name or "job"
-        tried = (base if k == 1 else f"{base} ({k})" for k in range(1, len(found) + 2))
-        found.append(next(name for name in tried if name not in found))
-    return found
 
 
 def reasons(skipped: Iterable[Skipped]) -> list[str]:
@@ -320,10 +354,8 @@ def reasons(skipped: Iterable[Skipped]) -> list[str]:
     lines = []
     for reason, points in sorted(by_reason.items(), key=lambda item: -len(item[1])):
         first = label(points[0])
-        which = (
-            f"{len(points)} jobs (the first: {first})" if len(points) > 1 else f"1 job ({first})"
-        )
-        lines.append(f"skipped {which}: {reason}")
+        many = f"{len(points)} jobs (the first: {first})"
+        lines.append(f"skipped {many if len(points) > 1 else f'1 job ({first})'}: {reason}")
     return lines
 
 
@@ -334,93 +366,3 @@ def impossible(skipped: Sequence[Skipped]) -> InputError:
         return InputError(skipped[0].reason)
     why = "; ".join(f"{reason} ({count})" for reason, count in counts.most_common(3))
     return InputError(f"none of {len(skipped)} jobs is possible: {why}")
-
-
-def _axes(arguments: Mapping[str, Any]) -> tuple[list[Axis], dict[str, Any]]:
-    """Split arguments into the axes, in order, and the fixed arguments."""
-    axes: list[Axis] = []
-    fixed: dict[str, Any] = {name: v for name, v in arguments.items() if name not in ARGUMENTS}
-    fixed["options"] = {}
-    for name in (name for name in ARGUMENTS if name in arguments):
-        inside = name == "options"
-        given = sorted((arguments[name] or {}).items()) if inside else [(name, arguments[name])]
-        for key, value in given:
-            several = _several(key, value)
-            if several is not None:
-                axes.append(Axis(key, several, inside))
-            else:
-                (fixed["options"] if inside else fixed)[key] = value
-    return axes, fixed
-
-
-def _several(name: str, value: Any) -> tuple[Any, ...] | None:
-    """The values of a list, or None for a single value."""
-    value = value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-        return None
-    if name == "stragglers" and all(isinstance(item, Straggler) for item in value):
-        return None
-    if not value:
-        raise InputError(f"{name}: the list is empty")
-    twice = [text for text, count in Counter(map(repr, value)).items() if count > 1]
-    if twice:
-        raise InputError(f"{name}: {twice[0]} is given twice")
-    return tuple(value)
-
-
-def _combinations(
-    axes: Sequence[Axis], has: Mapping[str, Collection[str]]
-) -> Iterator[dict[str, int]]:
-    """Yield each combination once, as indices of the values on the axes that apply."""
-    arch = next((axis for axis in axes if axis.name == "arch"), None)
-    for indices in itertools.product(*(range(len(axis.values)) for axis in axes)):
-        chosen = {axis.name: index for axis, index in zip(axes, indices, strict=True)}
-        own = has[arch.values[chosen["arch"]]] if arch is not None else None
-        away = {a.name for a in axes if a.option and own is not None and a.name not in own}
-        if not any(chosen[name] for name in away):
-            yield {name: index for name, index in chosen.items() if name not in away}
-
-
-def _arguments(
-    axes: Iterable[Axis],
-    chosen: Mapping[str, int],
-    fixed: Mapping[str, Any],
-    has: Mapping[str, Collection[str]],
-) -> dict[str, Any]:
-    """Arguments of make_job for the chosen values, without options that do not apply."""
-    taken = {axis.name: axis.values[chosen[axis.name]] for axis in axes if axis.name in chosen}
-    inside = {axis.name for axis in axes if axis.option}
-    options = {**fixed["options"], **{k: v for k, v in taken.items() if k in inside}}
-    own = has.get(taken.get("arch", ""), options.keys())
-    outside = {name: value for name, value in taken.items() if name not in inside}
-    kept = {name: value for name, value in options.items() if name in own}
-    return per_worker({**fixed, **outside, "options": kept})
-
-
-def _options_by_architecture(axes: Iterable[Axis], fixed: Mapping[str, Any]) -> dict[str, set[str]]:
-    """Names of the options that each of several architectures supports.
-
-    An option that no architecture supports is listed for all, so that it raises an error instead of
-    being ignored.
-    """
-    archs = next((axis.values for axis in axes if axis.name == "arch"), ())
-    own = {arch: {*registry.find(arch)[0].options.__struct_fields__} for arch in archs}
-    given = {*fixed["options"], *(axis.name for axis in axes if axis.option)}
-    unknown = given.difference(*own.values())
-    return {arch: names | unknown for arch, names in own.items()}
-
-
-def _job(arguments: dict[str, Any], workloads: dict[tuple[Any, ...], Workload]) -> Job:
-    """Make a job; models and files are read once, and jobs share the resulting workload."""
-    of = api.OF_WORKLOAD
-    key = tuple(arguments.get(name) for name in of)
-    if not all(value is None or isinstance(value, (str, int, float, Path)) for value in key):
-        return api.make_job(**arguments)
-    if key in workloads:
-        rest = {name: value for name, value in arguments.items() if name not in of}
-        job = api.make_job(workload=workloads[key], **rest)
-        return msgspec.structs.replace(job, given=api.arguments_given(arguments))
-    job = api.make_job(**arguments)
-    if not job.islands:
-        workloads[key] = job.workload
-    return job

@@ -34,6 +34,7 @@ WITHOUT: Mapping[str, str] = {
     "planning.search.PlanLimits": "an input",
     "planning.plans.Candidate": "a point in the picture of a Plan",
     "studies.reports.Report": "a page, which has all pictures",
+    "sweeping.tables.Tabular": "what results with rows have in common",
 }
 
 

@@ -23,7 +23,8 @@ from perfmodel import InputError, Jitter, Straggler, Sweep, Workload, api, make_
 from perfmodel.cli import cli, main
 from perfmodel.inputs.job_arguments import in_si
 from perfmodel.sweeping import sweeps
-from perfmodel.sweeping.grids import ARGUMENTS, grid, label, values
+from perfmodel.sweeping.grids import ARGUMENTS, grid, values
+from perfmodel.sweeping.labels import label
 from tests.jobs import cluster, workload
 from tests.results.readable import bars
 

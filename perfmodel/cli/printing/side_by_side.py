@@ -9,8 +9,8 @@ from perfmodel.cli.printing.prediction import assumed, certainty, title
 from perfmodel.cli.printing.text import bold, show
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.sensitivity import Effect
-from perfmodel.sweeping.columns import quantity_columns
 from perfmodel.sweeping.comparison import differences
+from perfmodel.sweeping.tables import quantity_columns
 
 
 def both(fine: Prediction, coarse: Prediction, worth: Sequence[Effect]) -> None:

@@ -28,7 +28,7 @@ from perfmodel.studies.requirements import Requirement
 from perfmodel.studies.robustness import SharedAssumption
 from perfmodel.studies.sensitivity import MATTERS, Effect
 from perfmodel.sweeping.comparison import Comparison
-from perfmodel.sweeping.grids import Row
+from perfmodel.sweeping.labels import Row
 from perfmodel.sweeping.sweeps import Sweep
 
 MOST_ROWS = 50
