@@ -1,48 +1,42 @@
-"""Grids and bisection on a logarithmic scale, for variables that may be integers."""
+"""Bisection on a logarithmic scale, for variables that may be integers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TypeVar
 
-import numpy as np
+S = TypeVar("S")
 
-from perfmodel.base.arrays import Floats
-
-BISECTIONS = 60
+HALVINGS = 60
 """Most halvings of an interval."""
 
 
-def spaced(low: float, high: float, count: int, step: int) -> Floats:
-    """Values at equal ratios; multiples of ``step`` if that is not 0, each once."""
-    values = np.geomspace(low, high, count)
-    return np.unique(np.maximum(np.rint(values / step), 1.0) * step) if step else values
-
-
-def bisected(
-    inside: float,
-    outside: float,
-    holds: Callable[[float], bool],
+def boundary(
+    low: float,
+    high: float,
+    state_at: Callable[[float], S],
+    first: S,
     step: int,
-    halvings: int = BISECTIONS,
+    halvings: int = HALVINGS,
 ) -> tuple[float, float]:
-    """Bisect on a logarithmic scale a condition that holds at ``inside`` but not at ``outside``,
-    which may be the larger or the smaller value; on multiples of ``step`` if that is not 0.
+    """Bisect, on a logarithmic scale, where the state changes from ``first``, which it is at
+    ``low``, to another one; on multiples of ``step`` if that is not 0.
 
-    Return both ends of the last interval: where the condition holds, and where it does not.
-    :func:`scipy.optimize.brentq` does not apply: the index of the longest phase is not continuous,
-    and workers and batch sizes are integers.
+    Return both ends of the last interval: the last value with the first state, and the next one.
+    :func:`scipy.optimize.brentq` does not apply: states are not continuous, and workers and batch
+    sizes are integers.
 
-    >>> bisected(64.0, 1.0, lambda value: value > 10.0, 1)
-    (11.0, 10.0)
+    >>> boundary(1.0, 64.0, lambda value: value > 10.0, False, 1)
+    (10.0, 11.0)
     """
     for _ in range(halvings):
-        if step and abs(outside - inside) <= step:
+        if step and high - low <= step:
             break
-        middle = math.sqrt(inside * outside)
+        middle = math.sqrt(low * high)
         middle = float(round(middle / step) * step) if step else middle
-        if holds(middle):
-            inside = middle
+        if state_at(middle) == first:
+            low = middle
         else:
-            outside = middle
-    return inside, outside
+            high = middle
+    return low, high
