@@ -9,7 +9,6 @@ the task; times are those of the job, loss and accuracy those of the task.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Unpack
 
@@ -31,7 +30,7 @@ from perfmodel.results.prediction import Prediction
 from perfmodel.results.schedule import Schedule
 from perfmodel.sweeping.arguments import merged
 from perfmodel.sweeping.chunks import Progress
-from perfmodel.sweeping.executors import completed
+from perfmodel.sweeping.executors import completed, usable_cores
 from perfmodel.sweeping.grids import GridArguments, grid
 from perfmodel.sweeping.labels import Row, distinct, label
 from perfmodel.sweeping.processes import MOST_PROCESSES, Processes
@@ -364,7 +363,7 @@ def _curves(
     """Train all seeds, and return their curves for each job or schedule."""
     every = [one._replace(seed=seed) for one in work for seed in range(seeds)]
     curves: dict[int, Curve] = {}
-    count = min(processes or os.cpu_count() or 1, len(every), MOST_PROCESSES)
+    count = min(processes or usable_cores(), len(every), MOST_PROCESSES)
     with Processes(count) as pool:
         for place, curve in completed(pool, _train, every):
             curves[place] = curve

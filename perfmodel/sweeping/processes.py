@@ -1,9 +1,9 @@
 """Processes of this machine as an executor. They end when this process ends, however it ends.
 
-Each thread of a pool has one process and talks to it over pipes. Only this process holds the other
-ends, so a process sees that they are closed when this process has ended, even killed. Nothing else
-is shared: no semaphores, which a killed process would leave behind, and no memory, in which another
-thread might hold a lock. This module only imports what is needed until the first task arrives.
+Each thread of a pool has one process and talks to it over pipes, whose other ends close when this
+process ends, even killed. Nothing else is shared: no semaphores, which a killed process would leave
+behind, and no memory, in which another thread might hold a lock. This module only imports what is
+needed until the first task arrives.
 """
 
 from __future__ import annotations
@@ -113,11 +113,8 @@ class Processes(Executor):
         return worker.call(task, warned)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the processes after their work, or immediately with ``cancel_futures``."""
-        if not wait and not cancel_futures:
-            self._threads.shutdown(wait=False)
-            threading.Thread(target=self.shutdown).start()
-            return
+        """End the processes after their work, or immediately with ``cancel_futures``; wait for
+        their end in any case."""
         if cancel_futures:
             with self._lock:
                 self._killed = True
