@@ -111,12 +111,12 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
 
         A limit of 0 counts as a millionth.
         """
-        given = self.limits
+        limits = self.limits
         pairs = {
-            "deadline": (seconds, given.deadline_s),
-            "budget": (usd, given.budget_usd),
-            "idle": (idle, given.max_idle_fraction),
-            "staleness": (stale, given.max_staleness),
+            "deadline": (seconds, limits.deadline_s),
+            "budget": (usd, limits.budget_usd),
+            "idle": (idle, limits.max_idle_fraction),
+            "staleness": (stale, limits.max_staleness),
         }
         return {
             name: value / max(most, 1e-6)
@@ -260,14 +260,14 @@ class Search:
             self.too_large += 1
             self.settled = False
 
-    def _begin(self, some: Ids) -> None:
+    def _begin(self, places: Ids) -> None:
         """Start simulations speculatively, if the executor runs concurrently with this thread.
 
         Unneeded simulations cost time but do not change the result.
         """
         if not elsewhere(self.executor):
             return
-        for i in some.tolist():
+        for i in places.tolist():
             if i in self.ahead or i in self.final:
                 continue
             if i in self.found or _error(self._answer(i, "coarse")):  # may differ from formulas

@@ -217,12 +217,12 @@ def space(
                     work.append((apart, workers, axes.servers))
     if not work:
         raise none_left(out)
-    found = tuple(series for series, *_ in work)
-    if homes and not any(series.home for series in found):
+    all_series = tuple(series for series, *_ in work)
+    if homes and not any(series.home for series in all_series):
         places = {home.region for home, _ in homes}
         raise InputError(
             "server_instances: no architecture has servers"
-            if not any(series.job.options.server_count for series in found)
+            if not any(series.job.options.server_count for series in all_series)
             else f"server_instances: only in {', '.join(sorted(places))}, where no workers are"
         )
     parts = _all_evaluated(work, executor)
@@ -230,8 +230,8 @@ def space(
         field.name: np.concatenate([getattr(part, field.name) for part in parts])
         for field in dataclasses.fields(Columns)
     }
-    of = np.repeat(np.arange(len(found)), [len(part) for part in parts])
-    return Space(series=found, left_out=tuple(out), of=of, **columns)
+    of = np.repeat(np.arange(len(all_series)), [len(part) for part in parts])
+    return Space(series=all_series, left_out=tuple(out), of=of, **columns)
 
 
 def _all_evaluated(
@@ -274,10 +274,10 @@ def _workloads(profile: Profile, instance: Instance, axes: Axes) -> Iterator[Wor
         yield job_facts.with_layers(api.make_job(workload=work, arch="allreduce")).workload
 
 
-def _workers(instance: Instance, given: Sequence[int], most: int) -> list[int]:
-    """Numbers of workers: the given ones, or those that fill whole nodes."""
-    if given:
-        return [count for count in given if count <= most]
+def _workers(instance: Instance, counts: Sequence[int], most: int) -> list[int]:
+    """Numbers of workers: those in ``counts``, or those that fill whole nodes."""
+    if counts:
+        return [count for count in counts if count <= most]
     nodes = list(range(1, DENSE_NODES + 1))
     while nodes[-1] * instance.devices < most:
         nodes.append(round(nodes[-1] * GROWTH))

@@ -108,20 +108,20 @@ class Aim(msgspec.Struct, frozen=True):
                 f"aim: cannot parse {text!r}; expected a condition such as 'scaling>0.9' "
                 f"({', '.join(QUANTITIES)})"
             )
-        name, sign, given = match.groups()
+        name, sign, amount = match.groups()
         if name not in QUANTITIES:
             raise unknown_name("aim", name, QUANTITIES)
-        figures, percent = given.removesuffix("%"), given.endswith("%")
+        figures, percent = amount.removesuffix("%"), amount.endswith("%")
         try:
             value = float(figures) / (100.0 if percent else 1.0)
         except ValueError:
             if QUANTITIES[name].unit != "s":
-                raise InputError(f"aim: {name}: expected a number, got {given!r}") from None
-            value = parse(given, "s", f"aim: {name}")
+                raise InputError(f"aim: {name}: expected a number, got {amount!r}") from None
+            value = parse(amount, "s", f"aim: {name}")
         if not (value > 0.0 and math.isfinite(value)):
-            raise InputError(f"aim: {name}: must be a positive number, got {given!r}")
+            raise InputError(f"aim: {name}: must be a positive number, got {amount!r}")
         if name in ("idle", "scaling") and value > 1.0:
-            raise InputError(f"aim: {name}: must be at most 1, got {given!r}")
+            raise InputError(f"aim: {name}: must be at most 1, got {amount!r}")
         return cls(name, sign == "<", value)
 
     @property

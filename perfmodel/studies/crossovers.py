@@ -16,9 +16,8 @@ from perfmodel.predicting import coarse, variants
 from perfmodel.reporting.contents import Figure
 from perfmodel.reporting.drawn import Drawn
 from perfmodel.results.prediction import ErrorBand
-from perfmodel.studies.searching import boundary
 from perfmodel.studies.solving import EQUAL, solved_for_phases
-from perfmodel.studies.variables import argument
+from perfmodel.studies.variables import argument, boundary
 from perfmodel.sweeping.labels import Row
 from perfmodel.sweeping.tables import fields
 

@@ -106,11 +106,11 @@ def gains(rows: Sequence[tuple[str, float, tuple[float, float], bool]], title: s
         (True, "recommended", PALETTE[0]),
         (False, "may not help", REFERENCE),
     ):
-        some = [(place, row) for place, row in enumerate(rows) if row[3] == sure]
-        if some:
-            tips = [f"{row[0]}: x {row[1]:.4g}" for _, row in some]
-            values, at = [row[1] for _, row in some], [place for place, _ in some]
-            marks.append(Bars(name, values, line, [1.0] * len(some), at, tips=tips))
+        chosen = [(place, row) for place, row in enumerate(rows) if row[3] == sure]
+        if chosen:
+            tips = [f"{row[0]}: x {row[1]:.4g}" for _, row in chosen]
+            values, at = [row[1] for _, row in chosen], [place for place, _ in chosen]
+            marks.append(Bars(name, values, line, [1.0] * len(chosen), at, tips=tips))
     ends = [end for row in rows for end in row[2]] + [1.0]
     low, high = min(ends), max(*ends, 1.1)
     log = high / low > 8.0

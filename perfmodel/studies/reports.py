@@ -176,8 +176,8 @@ def report(
     if source is not None and arguments:
         raise InputError(f"report: a job, or arguments of one; got {', '.join(arguments)} too")
     asked = arguments if source is None else _arguments_of(source)
-    given = per_worker(asked)
-    job = job_of(given)
+    job_arguments = per_worker(asked)
+    job = job_of(job_arguments)
     did = progress or (lambda done, parts: None)
     prediction = source
     if not isinstance(prediction, Prediction):
@@ -205,7 +205,7 @@ def report(
     did(5, PARTS)
     return Report(
         command=command,
-        job=_job_file(given),
+        job=_job_file(job_arguments),
         prediction=prediction,
         coarse=coarse,
         sensitivity=effects,
@@ -274,10 +274,10 @@ def _scaled(arguments: Mapping[str, Any], prediction: Prediction) -> tuple[Scale
     return tuple(points)
 
 
-def _job_file(given: Mapping[str, object]) -> Row | None:
+def _job_file(arguments: Mapping[str, object]) -> Row | None:
     """The contents of a job file; None where an argument is an object that has no file."""
     values: Row = {"schema": JOB_SCHEMA}
-    for name, value in given.items():
+    for name, value in arguments.items():
         if isinstance(value, Jitter):
             values[name] = f"{value.kind}:{value.cv}:{value.scope}"
         elif isinstance(value, Path):

@@ -25,9 +25,8 @@ from perfmodel.reporting.drawn import Drawn
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.aims import HOUR_S, QUANTITIES, Aim
 from perfmodel.studies.changes import LINKS
-from perfmodel.studies.searching import boundary
 from perfmodel.studies.solving import solved_for_step
-from perfmodel.studies.variables import RANGES, Variable, argument
+from perfmodel.studies.variables import RANGES, Variable, argument, boundary
 from perfmodel.sweeping.arguments import changed, job_from
 from perfmodel.sweeping.labels import Row
 from perfmodel.sweeping.tables import fields

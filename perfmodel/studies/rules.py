@@ -136,10 +136,10 @@ def _compression(now: Situation) -> Iterator[Change]:
 
 def _batch(now: Situation) -> Iterator[Change]:
     batch = now.job.of_devices.workload.batch_size
-    given = now.job.given or {}
-    if "batch_size" not in given and "model" not in given:
+    arguments = now.job.given or {}
+    if "batch_size" not in arguments and "model" not in arguments:
         return
-    measured = api.anchored(given, batch).get("one_device_batch_size")
+    measured = api.anchored(arguments, batch).get("one_device_batch_size")
     for other in (2 * batch, 4 * batch):
         name = f"batch size {other} per worker instead of {batch}"
         flags = f"--batch-size {other}"

@@ -231,8 +231,8 @@ def _effects(
     of_device = job.of_devices.workload
     if of_device.quality == "estimated":
         assumed.append(Assumption(COMPUTE, of_device.compute_s, "s", "estimated"))
-    every = [_effect(assumption, job, rate, now) for assumption in counted(assumed, progress)]
-    return tuple(sorted(every, key=lambda effect: -effect.swing))
+    of_all = [_effect(assumption, job, rate, now) for assumption in counted(assumed, progress)]
+    return tuple(sorted(of_all, key=lambda effect: -effect.swing))
 
 
 def _effect(assumption: Assumption, job: Job, rate: Callable[[Job], float], now: float) -> Effect:

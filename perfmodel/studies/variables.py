@@ -1,10 +1,10 @@
-"""Variables of a job that studies search: arguments and numeric options, and their ranges."""
+"""Variables of a job that studies search, and the search: arguments and numeric options."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,11 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "batch_size": (1.0, 65536.0),
 }
 """Ranges of the arguments of a job that can be varied."""
+
+HALVINGS = 60
+"""Most halvings of an interval."""
+
+S = TypeVar("S")
 
 WHOLE = ("workers", "batch_size")
 """Integer arguments."""
@@ -83,3 +88,33 @@ def argument(name: str, *jobs: Job) -> Variable:
     least = max(step, *(1.0 + job.options.spare_workers for job in jobs))
     most = min(most, MOST_WORKERS, *devices) // step * step
     return Variable(name, least, max(least, most), step)
+
+
+def boundary(
+    low: float,
+    high: float,
+    state_at: Callable[[float], S],
+    first: S,
+    step: int,
+    halvings: int = HALVINGS,
+) -> tuple[float, float]:
+    """Bisect, on a logarithmic scale, where the state changes from ``first``, which it is at
+    ``low``, to another one; on multiples of ``step`` if that is not 0.
+
+    Return both ends of the last interval: the last value with the first state, and the next one.
+    :func:`scipy.optimize.brentq` does not apply: states are not continuous, and workers and batch
+    sizes are integers.
+
+    >>> boundary(1.0, 64.0, lambda value: value > 10.0, False, 1)
+    (10.0, 11.0)
+    """
+    for _ in range(halvings):
+        if step and high - low <= step:
+            break
+        middle = math.sqrt(low * high)
+        middle = float(round(middle / step) * step) if step else middle
+        if state_at(middle) == first:
+            low = middle
+        else:
+            high = middle
+    return low, high

@@ -229,20 +229,20 @@ def compare(
     >>> compare([ring, ps]).names
     ('allreduce, ring', 'ps')
     """
-    given = list(jobs)
-    if len(given) < 2:
-        raise InputError(f"compare: needs at least two jobs, got {len(given)}")
-    if len(given) > MOST_JOBS:
+    several = list(jobs)
+    if len(several) < 2:
+        raise InputError(f"compare: needs at least two jobs, got {len(several)}")
+    if len(several) > MOST_JOBS:
         raise InputError(
-            f"compare: {len(given)} jobs; at most {MOST_JOBS} (use perfmodel sweep for more)"
+            f"compare: {len(several)} jobs; at most {MOST_JOBS} (use perfmodel sweep for more)"
         )
     called = list(names) if names is not None else None
-    if called is not None and (len(called) != len(given) or len(set(called)) != len(given)):
-        raise InputError(f"names: expected {len(given)} different names, got {called}")
+    if called is not None and (len(called) != len(several) or len(set(called)) != len(several)):
+        raise InputError(f"names: expected {len(several)} different names, got {called}")
     how = api.PredictOptions(fidelity=fidelity, tolerance=tolerance, rel_ci=rel_ci, max_ops=max_ops)
     predictions = [
         job if isinstance(job, Prediction) else api.predict(job, **how)
-        for job in counted(given, progress)
+        for job in counted(several, progress)
     ]
     differing = _differing(predictions)
     if called is None:
@@ -276,7 +276,7 @@ def gathered(several: Sequence[tuple[str | None, Mapping[str, object]]]) -> Gath
             raise InputError(f"{path}: {error}" if len(several) > 1 else str(error)) from None
         stem = Path(path).stem if path is not None and len(several) > 1 else ""
         names += [", ".join(filter(None, [stem, label(p)])) for p in grids[-1].points]
-    skipped = tuple(wrong for found in grids for wrong in found.skipped)
+    skipped = tuple(skip for part in grids for skip in part.skipped)
     if len(names) < 2 and skipped:
         raise InputError(f"compare: needs at least two jobs; {skipped[0].reason}")
     return Gathered(

@@ -127,8 +127,8 @@ class Trained(msgspec.Struct, frozen=True, kw_only=True):
         """Gradient noise scale over all evaluations and seeds; None if it was not measured."""
         from perfmodel.theory.statistical_efficiency import average
 
-        every = [noise for curve in self.curves for noise in curve.noise]
-        return average(every).scale_samples if every else None
+        measured = [noise for curve in self.curves for noise in curve.noise]
+        return average(measured).scale_samples if measured else None
 
 
 class Convergence(Drawn, Tabular, frozen=True, kw_only=True):
@@ -361,15 +361,15 @@ def _curves(
     work: Sequence[Work], seeds: int, processes: int | None, progress: Progress | None
 ) -> list[tuple[Curve, ...]]:
     """Train all seeds, and return their curves for each job or schedule."""
-    every = [one._replace(seed=seed) for one in work for seed in range(seeds)]
+    trainings = [one._replace(seed=seed) for one in work for seed in range(seeds)]
     curves: dict[int, Curve] = {}
-    count = min(processes or usable_cores(), len(every), MOST_PROCESSES)
+    count = min(processes or usable_cores(), len(trainings), MOST_PROCESSES)
     with Processes(count) as pool:
-        for place, curve in completed(pool, _train, every):
+        for place, curve in completed(pool, _train, trainings):
             curves[place] = curve
             if progress is not None:
-                progress(len(curves), len(every))
-    return [tuple(curves[k + n] for n in range(seeds)) for k in range(0, len(every), seeds)]
+                progress(len(curves), len(trainings))
+    return [tuple(curves[k + n] for n in range(seeds)) for k in range(0, len(trainings), seeds)]
 
 
 def _train(work: Work) -> Curve:

@@ -153,8 +153,8 @@ def grid(arguments: Mapping[str, object]) -> Grid:
     _one_speed(jobs)
     for axis in axes:
         for index, value in enumerate(axis.values):
-            wrong = (axis.name, index) in misfits and (axis.name, index) not in fits
-            if wrong and isinstance(value, str) and not _NUMBER.fullmatch(value):
+            misfit = (axis.name, index) in misfits and (axis.name, index) not in fits
+            if misfit and isinstance(value, str) and not _NUMBER.fullmatch(value):
                 raise InputError(misfits[axis.name, index])
     return Grid(
         axes=axes,
@@ -265,10 +265,10 @@ def _one_speed(jobs: Iterable[Job]) -> None:
     ------
     InputError : they differ in what it depends on.
     """
-    given = [job for job in jobs if any((job.given or {}).get(n) for n in api.OF_ONE_DEVICE)]
+    measured = [job for job in jobs if any((job.given or {}).get(n) for n in api.OF_ONE_DEVICE)]
     names = ("name", *api.OF_WORKLOAD[2 : -len(api.OF_ONE_DEVICE)])
-    anchored = any(job.given and "one_device_batch_size" in job.given for job in given)
-    workloads = [job.of_devices.workload for job in given]
+    anchored = any(job.given and "one_device_batch_size" in job.given for job in measured)
+    workloads = [job.of_devices.workload for job in measured]
     differ = [name for name in names if len({getattr(w, name) for w in workloads}) > 1]
     if anchored and "batch_size" in differ:
         differ.remove("batch_size")
@@ -349,8 +349,8 @@ def reasons(skipped: Iterable[Skipped]) -> list[str]:
     ['skipped 2 jobs (the first: 3 workers): too few']
     """
     by_reason: dict[str, list[Row]] = {}
-    for wrong in skipped:
-        by_reason.setdefault(wrong.reason, []).append(wrong.point)
+    for skip in skipped:
+        by_reason.setdefault(skip.reason, []).append(skip.point)
     lines = []
     for reason, points in sorted(by_reason.items(), key=lambda item: -len(item[1])):
         first = label(points[0])
@@ -361,7 +361,7 @@ def reasons(skipped: Iterable[Skipped]) -> list[str]:
 
 def impossible(skipped: Sequence[Skipped]) -> InputError:
     """Build the error that explains why none of several jobs is possible."""
-    counts = Counter(wrong.reason for wrong in skipped)
+    counts = Counter(skip.reason for skip in skipped)
     if len(counts) == 1:
         return InputError(skipped[0].reason)
     why = "; ".join(f"{reason} ({count})" for reason, count in counts.most_common(3))

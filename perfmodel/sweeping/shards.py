@@ -169,7 +169,7 @@ def _answer(reason: str, text: str) -> Answer:
 
 
 def answers(
-    found: Grid,
+    grid: Grid,
     how: api.PredictOptions,
     executor: Executor,
     folder: str | Path | None,
@@ -188,15 +188,15 @@ def answers(
     ------
     InputError : see :class:`Shards` and :func:`perfmodel.sweeping.executors.completed`.
     """
-    count = len(found.jobs)
+    count = len(grid.jobs)
     parts = list(slices(count, how["fidelity"]))
     shards, names = None, [""] * len(parts)
     if folder is not None:
-        digests = _digests(found.jobs)
+        digests = _digests(grid.jobs)
         about = About(
             installation=fingerprint(),
             how=files.finite(dict(how), "inf"),
-            axes=files.finite({axis.name: axis.shown for axis in found.axes}, "inf"),
+            axes=files.finite({axis.name: axis.shown for axis in grid.axes}, "inf"),
             inputs=_digest(*digests),
         )
         shards = Shards(folder, about)
@@ -211,11 +211,11 @@ def answers(
     if done and progress is not None:
         progress(done, count)
     left = [k for k in range(len(parts)) if k not in answers]
-    work = (Chunk(found.jobs[parts[k]], how) for k in left)
+    work = (Chunk(grid.jobs[parts[k]], how) for k in left)
     for place, predictions in completed(executor, predicted, work):
         k = left[place]
         if shards is not None:
-            shards.write(names[k], parts[k].start, found.points[parts[k]], predictions)
+            shards.write(names[k], parts[k].start, grid.points[parts[k]], predictions)
         answers[k] = predictions
         done += len(predictions)
         if progress is not None:

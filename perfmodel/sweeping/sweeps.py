@@ -227,8 +227,8 @@ def sweep(
         there are more than 100000 jobs, ``resume`` holds another sweep or cannot be written, or the
         executor broke down or has a different installation.
 
-    >>> found = sweep(model="resnet18", arch=["ring", "ps"], workers=[1, 2])
-    >>> [list(point.values()) for point in found.points]
+    >>> result = sweep(model="resnet18", arch=["ring", "ps"], workers=[1, 2])
+    >>> [list(point.values()) for point in result.points]
     [['ring', 1], ['ring', 2], ['ps', 1], ['ps', 2]]
     """
     if noise_scale_samples is not None and noise_scale_samples != math.inf:
@@ -276,8 +276,8 @@ def _noise_scale(jobs: Sequence[Job]) -> tuple[float | None, tuple[str, ...]]:
 def samples_per_update(p: Prediction) -> float:
     """Number of samples per model update; without servers, the global batch size.
 
-    >>> found = sweep(model="resnet18", arch=["bsp", "asp", "gosgd"], workers=4, batch_size=16)
-    >>> [round(samples_per_update(p)) for p in found.predictions]
+    >>> result = sweep(model="resnet18", arch=["bsp", "asp", "gosgd"], workers=4, batch_size=16)
+    >>> [round(samples_per_update(p)) for p in result.predictions]
     [64, 16, 64]
     """
     servers = p.architecture == "ps"
