@@ -237,12 +237,7 @@ def space(
 def _all_evaluated(
     work: Sequence[tuple[Series, Ids, Sequence[int]]], executor: Executor
 ) -> list[Columns]:
-    """The columns of each series.
-
-    Raises
-    ------
-    InputError : more candidates than :data:`MOST_CANDIDATES`, or the executor broke down.
-    """
+    """The columns of each series."""
     batches = [work[first : first + BATCH] for first in range(0, len(work), BATCH)]
     results: dict[int, list[Columns]] = {}
     count = 0
@@ -285,12 +280,7 @@ def _workers(instance: Instance, counts: Sequence[int], most: int) -> list[int]:
 
 
 def _architectures(axes: Axes) -> Iterator[tuple[str, dict[str, object]]]:
-    """Each architecture with each combination of the options it supports.
-
-    Raises
-    ------
-    InputError : an unknown architecture, or an option that no architecture supports.
-    """
+    """Each architecture with each combination of the options it supports."""
     names = axes.arch or ARCHITECTURES
     supported = {name: {*registry.find(name)[0].options.__struct_fields__} for name in names}
     unknown = set(axes.options).difference(*supported.values())

@@ -1,4 +1,4 @@
-"""Figures of studies: sweeps, plans, aims, gains, assumptions and phases."""
+"""Figures of aims, gains, assumptions and phases."""
 
 from __future__ import annotations
 

@@ -215,12 +215,7 @@ def report(
 
 
 def _arguments_of(source: Prediction | Job) -> Mapping[str, object]:
-    """The arguments of a job, or of a predicted job.
-
-    Raises
-    ------
-    InputError : they are not known.
-    """
+    """The arguments of a job, or of a predicted job."""
     job = source
     if isinstance(job, Prediction):
         if not isinstance(job.simulation, Simulation):

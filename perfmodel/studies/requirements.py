@@ -227,12 +227,7 @@ def require(
 
 
 def _variable(name: str, job: Job) -> Variable:
-    """Look up a variable by name.
-
-    Raises
-    ------
-    InputError : it does not exist, or is not a number.
-    """
+    """Look up a variable by name."""
     names = {"bandwidth": "bandwidth_bytes_per_s", "latency": "latency_s"}
     option = name.replace("-", "_")
     known = names.get(option, option)

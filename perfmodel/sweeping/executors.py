@@ -120,12 +120,7 @@ _FINGERPRINT = f"__import__({fingerprint.__module__!r}, fromlist=['*']).fingerpr
 
 
 def _check(worker: str, installed: str, here: str = "this process", wanted: str = "") -> None:
-    """Reject a worker whose installation of perfmodel is not the wanted one, that of ``here``.
-
-    Raises
-    ------
-    InputError : the installation differs or is missing.
-    """
+    """Reject a worker whose installation of perfmodel is not the wanted one, that of ``here``."""
     wanted = wanted or fingerprint()
     if installed != wanted:
         text = f"{worker} has {installed}, {here} has {wanted}: install the same on both"

@@ -1,4 +1,4 @@
-"""Figures of studies: sweeps, plans, aims, gains, assumptions and phases."""
+"""Figures of sweeps: over a number, or over words."""
 
 from __future__ import annotations
 

@@ -259,12 +259,7 @@ def _job(arguments: dict[str, object], workloads: dict[tuple[object, ...], Workl
 
 
 def _one_speed(jobs: Iterable[Job]) -> None:
-    """Check that the given speed of one device is that of all jobs.
-
-    Raises
-    ------
-    InputError : they differ in what it depends on.
-    """
+    """Check that the given speed of one device is that of all jobs."""
     measured = [job for job in jobs if any((job.given or {}).get(n) for n in api.OF_ONE_DEVICE)]
     names = ("name", *api.OF_WORKLOAD[2 : -len(api.OF_ONE_DEVICE)])
     anchored = any(job.given and "one_device_batch_size" in job.given for job in measured)
