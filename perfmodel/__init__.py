@@ -43,26 +43,20 @@ if TYPE_CHECKING:
     )
     from perfmodel.inputs.profile import Profile as Profile, read_profile as read_profile
     from perfmodel.inputs.workload import Workload as Workload, WorkloadLayer as WorkloadLayer
+    from perfmodel.planning.decision import plan as plan
+    from perfmodel.planning.plans import Plan as Plan
+    from perfmodel.planning.search import PlanLimits as PlanLimits
     from perfmodel.predicting.variants import Variants as Variants, evaluate as evaluate
     from perfmodel.results.prediction import Prediction as Prediction
     from perfmodel.results.schedule import Schedule as Schedule
     from perfmodel.studies.advice import Advice as Advice, advise as advise
     from perfmodel.studies.aims import Aim as Aim
-    from perfmodel.studies.comparison import Comparison as Comparison, compare as compare
-    from perfmodel.studies.convergence import (
-        Convergence as Convergence,
-        TrainingSetup as TrainingSetup,
-        converge as converge,
-    )
     from perfmodel.studies.crossovers import (
         Crossover as Crossover,
         Explanation as Explanation,
         explain as explain,
     )
     from perfmodel.studies.formulas import Formula as Formula, formula as formula
-    from perfmodel.studies.plan_search import PlanLimits as PlanLimits
-    from perfmodel.studies.planning import plan as plan
-    from perfmodel.studies.plans import Plan as Plan
     from perfmodel.studies.reports import Report as Report, report as report
     from perfmodel.studies.requirements import Requirement as Requirement, require as require
     from perfmodel.studies.sensitivity import (
@@ -70,7 +64,13 @@ if TYPE_CHECKING:
         effects as effects,
         sensitivity as sensitivity,
     )
-    from perfmodel.studies.sweeps import Sweep as Sweep, sweep as sweep
+    from perfmodel.sweeping.comparison import Comparison as Comparison, compare as compare
+    from perfmodel.sweeping.convergence import (
+        Convergence as Convergence,
+        TrainingSetup as TrainingSetup,
+        converge as converge,
+    )
+    from perfmodel.sweeping.sweeps import Sweep as Sweep, sweep as sweep
 
 _NAMES = {
     "api": "build_graph make_job predict",
@@ -86,17 +86,17 @@ _NAMES = {
     "results.schedule": "Schedule",
     "studies.advice": "Advice advise",
     "studies.aims": "Aim",
-    "studies.comparison": "Comparison compare",
-    "studies.convergence": "Convergence TrainingSetup converge",
+    "sweeping.comparison": "Comparison compare",
+    "sweeping.convergence": "Convergence TrainingSetup converge",
     "studies.crossovers": "Crossover Explanation explain",
     "studies.formulas": "Formula formula",
-    "studies.plan_search": "PlanLimits",
-    "studies.planning": "plan",
-    "studies.plans": "Plan",
+    "planning.search": "PlanLimits",
+    "planning.decision": "plan",
+    "planning.plans": "Plan",
     "studies.reports": "Report report",
     "studies.requirements": "Requirement require",
     "studies.sensitivity": "Sensitivity effects sensitivity",
-    "studies.sweeps": "Sweep sweep",
+    "sweeping.sweeps": "Sweep sweep",
 }
 """Public names by the module that defines them."""
 
@@ -110,7 +110,7 @@ def _make_job(**arguments: Any) -> Any:
 
 
 def _change_job(job: Any, changes: Mapping[str, Any]) -> Any:
-    return importlib.import_module("perfmodel.studies.changes").changed(job, changes)
+    return importlib.import_module("perfmodel.sweeping.arguments").changed(job, changes)
 
 
 wiring.make_job = _make_job

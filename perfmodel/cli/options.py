@@ -38,7 +38,7 @@ def one(read: Reader) -> Callable[[click.Context, click.Parameter, Any], Any]:
 
 def items(text: str, flag: str, read: Reader | None = None, *, ranges: bool = True) -> Any:
     """Read values with commas between them, or a single one."""
-    from perfmodel.studies.grids import values
+    from perfmodel.sweeping.grids import values
 
     parts = values(text, flag, ranges=ranges)
     several = [part if read is None else read(part, flag) for part in parts]
@@ -86,7 +86,7 @@ executor_options = all_of(
         ),
     )
 )
-"""Options for :func:`perfmodel.studies.executors.opened`, which predicts the jobs of a study."""
+"""Options for :func:`perfmodel.sweeping.executors.opened`, which predicts the jobs of a study."""
 
 
 def whole_option(flag: str, text: str, **more: Any) -> Decorator:

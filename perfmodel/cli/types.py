@@ -94,7 +94,7 @@ class Several(ParamType):
         """Read each value."""
         if not isinstance(value, str) or (ctx and ctx.resilient_parsing):
             return value
-        from perfmodel.studies.grids import values
+        from perfmodel.sweeping.grids import values
 
         ranges = isinstance(self.kind, Text) and self.kind.ranges
         parts = values(value, label(param), ranges=ranges)

@@ -1,1 +1,1 @@
-"""Studies of many predictions: sweeps, comparisons, advice, requirements, plans, convergence."""
+"""One job in depth: what it assumes, what limits it, what would change it, and reports of it."""

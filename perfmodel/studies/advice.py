@@ -6,8 +6,7 @@ predicted, and recommended if the whole interval of the speed-up is above 1.
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Unpack
 
 import msgspec
 
@@ -18,12 +17,12 @@ from perfmodel.predicting.gains import Gain, gain
 from perfmodel.reporting.contents import Figure
 from perfmodel.reporting.drawn import Drawn
 from perfmodel.results.prediction import Prediction
-from perfmodel.studies.changes import Change, job_from
-from perfmodel.studies.chunks import Progress
+from perfmodel.studies.changes import Change
 from perfmodel.studies.rules import RULES, Rule, Situation
-
-if TYPE_CHECKING:
-    import pandas as pd
+from perfmodel.sweeping.arguments import job_from
+from perfmodel.sweeping.chunks import Progress, counted
+from perfmodel.sweeping.labels import Row
+from perfmodel.sweeping.tables import Tabular, fields
 
 SCHEMA = "perfmodel.advice/1"
 
@@ -66,16 +65,13 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
     others: tuple[Tried, ...]
     prediction: Prediction
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Row:
         """JSON-like values, without the full prediction."""
-        values: dict[str, Any] = msgspec.to_builtins(
-            {name: getattr(self, name) for name in self.__struct_fields__ if name != "prediction"}
-        )
-        p = self.prediction
-        return values | {"throughput_samples_per_s": p.throughput_samples_per_s}
+        rate = self.prediction.throughput_samples_per_s
+        return fields(self, "prediction") | {"throughput_samples_per_s": rate}
 
 
-class Advice(Drawn, frozen=True, kw_only=True):
+class Advice(Drawn, Tabular, frozen=True, kw_only=True):
     """What would make a job faster.
 
     Attributes
@@ -91,49 +87,39 @@ class Advice(Drawn, frozen=True, kw_only=True):
     unsure: tuple[Recommendation, ...]
 
     def __repr__(self) -> str:
-        changes = (f"{each.change}: {each.gain.ratio:.3g}x" for each in self.recommended)
+        changes = (f"{r.change}: {r.gain.ratio:.3g}x" for r in self.recommended)
         return f"Advice({'; '.join(changes) or 'no change is certain to help'})"
 
     @property
     def hardware(self) -> Recommendation | None:
         """The hardware change with the largest speed-up; None if none is certain to help."""
-        return next((each for each in self.recommended if each.hardware), None)
+        return next((r for r in self.recommended if r.hardware), None)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Row]:
         """One row per change, recommended changes first."""
         return [
             {
-                "rule": each.rule,
-                "change": each.change,
-                "flags": each.flags,
-                "gain": each.gain.ratio,
-                "low": each.gain.interval[0],
-                "high": each.gain.interval[1],
-                "probability": each.gain.probability,
-                "recommended": each.gain.supported,
-                "price": each.price,
+                "rule": r.rule,
+                "change": r.change,
+                "flags": r.flags,
+                "gain": r.gain.ratio,
+                "low": r.gain.interval[0],
+                "high": r.gain.interval[1],
+                "probability": r.gain.probability,
+                "recommended": r.gain.supported,
+                "price": r.price,
             }
-            for each in (*self.recommended, *self.unsure)
+            for r in (*self.recommended, *self.unsure)
         ]
 
-    def to_frame(self) -> pd.DataFrame:
-        """The rows as a data frame."""
-        import pandas as pd
-
-        return pd.DataFrame(self.rows())
-
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Row:
         """JSON-like values."""
         return {
             "schema": self.schema,
             "prediction": self.prediction.to_dict(),
-            "recommended": [each.to_dict() for each in self.recommended],
-            "unsure": [each.to_dict() for each in self.unsure],
+            "recommended": [r.to_dict() for r in self.recommended],
+            "unsure": [r.to_dict() for r in self.unsure],
         }
-
-    def to_json(self) -> str:
-        """The result as JSON text."""
-        return json.dumps(self.to_dict(), indent=2)
 
     def figure(self) -> Figure:
         """The gain of each change and its interval."""
@@ -171,45 +157,36 @@ def advise(
     >>> advise(model="resnet50", device="v100", arch="ring", workers=8).recommended[0].change
     'devices twice as fast'
     """
-    asked: api.PredictOptions = {
-        "fidelity": fidelity,
-        "tolerance": tolerance,
-        "rel_ci": rel_ci,
-        "max_ops": max_ops,
-    }
+    how = api.PredictOptions(fidelity=fidelity, tolerance=tolerance, rel_ci=rel_ci, max_ops=max_ops)
     job = job_from(job, arguments)
-    now = Situation(job, api.predict(job, **asked))
-    found = []
-    for done, rule in enumerate(RULES, 1):
-        why = rule.why(now)
-        best = _best(now, rule, why, asked) if why else None
-        if best is not None and best.gain.ratio > WORTH:
-            found.append(best)
-        if progress is not None:
-            progress(done, len(RULES))
-    found.sort(key=lambda each: -each.gain.interval[0])
+    now = Situation(job, api.predict(job, **how))
+    best = [_best(now, rule, how) for rule in counted(RULES, progress)]
+    helpful = [r for r in best if r is not None and r.gain.ratio > WORTH]
+    helpful.sort(key=lambda r: -r.gain.interval[0])
     return Advice(
         prediction=now.prediction,
-        recommended=tuple(each for each in found if each.gain.supported),
-        unsure=tuple(each for each in found if not each.gain.supported),
+        recommended=tuple(r for r in helpful if r.gain.supported),
+        unsure=tuple(r for r in helpful if not r.gain.supported),
     )
 
 
-def _best(now: Situation, rule: Rule, why: str, asked: api.PredictOptions) -> Recommendation | None:
-    """The change of a rule with the largest speed-up; None if none is possible."""
+def _best(now: Situation, rule: Rule, how: api.PredictOptions) -> Recommendation | None:
+    """The change of a rule with the largest speed-up; None if the rule does not apply, or none of
+    its changes is possible."""
+    why = rule.why(now)
     tried: list[tuple[Change, Prediction, Gain]] = []
-    for change in rule.changes(now):
+    for change in rule.changes(now) if why else ():
         try:
             job = change.job_of(now.job)
-            then = api.predict(job, **asked)
+            then = api.predict(job, **how)
         except InputError:
             continue
-        if not _fits(then):
-            continue
-        tried.append((change, then, gain(now.job, now.prediction, job, then)))
+        memory = then.memory
+        if memory.device_bytes is None or memory.worker_bytes <= memory.device_bytes:
+            tried.append((change, then, gain(now.job, now.prediction, job, then)))
     if not tried:
         return None
-    tried.sort(key=lambda each: -each[2].ratio)
+    tried.sort(key=lambda row: -row[2].ratio)
     (change, then, gained), *rest = tried
     return Recommendation(
         rule=rule.name,
@@ -226,29 +203,23 @@ def _best(now: Situation, rule: Rule, why: str, asked: api.PredictOptions) -> Re
     )
 
 
-def _fits(p: Prediction) -> bool:
-    """Return whether a worker fits in device memory; True if the memory size is unknown."""
-    memory = p.memory
-    return memory.device_bytes is None or memory.worker_bytes <= memory.device_bytes
-
-
 def _price(was: Prediction, then: Prediction) -> str:
     """Describe the effect of a change on learning."""
     effects = []
     stale = [p.staleness.mean if p.staleness is not None else 0.0 for p in (was, then)]
+    options = [p.provenance.inputs["options"] for p in (was, then)]
+    compression = [values.get("compression", "none") for values in options]
+    spare = [values.get("backup_workers", 0) for values in options]
     if abs(stale[1] - stale[0]) > 0.05:
         effects.append(f"mean staleness is {stale[1]:.3g} instead of {stale[0]:.3g} updates")
     if then.model_age is not None and then.model_age != was.model_age:
-        every = then.model_age.exchange_every
-        effects.append(f"models are exchanged every {every:.3g} steps")
+        steps = then.model_age.exchange_every
+        effects.append(f"models are exchanged every {steps:.3g} steps")
     if then.global_batch_size != was.global_batch_size:
-        effects.append(
-            f"the global batch is {then.global_batch_size} instead of {was.global_batch_size}"
-        )
-    used = [p.provenance.inputs["options"].get("compression", "none") for p in (was, then)]
-    if used[0] != used[1]:
-        effects.append(f"gradients are compressed ({used[1]})")
-    spare = [p.provenance.inputs["options"].get("backup_workers", 0) for p in (was, then)]
+        sizes = f"{then.global_batch_size} instead of {was.global_batch_size}"
+        effects.append(f"the global batch is {sizes}")
+    if compression[0] != compression[1]:
+        effects.append(f"gradients are compressed ({compression[1]})")
     if spare[1] > spare[0]:
         effects.append(f"the gradients of {spare[1]} of {then.workers} workers are dropped")
     return "; ".join(effects)

@@ -29,15 +29,18 @@ class Quantity(NamedTuple):
     of: Callable[[Prediction, float], tuple[float, float, float]]
 
 
+def _ends(p: Prediction, name: str, value: float) -> tuple[float, float, float]:
+    """A value, and the ends of its interval; the value itself without one."""
+    ends = getattr(p.interval, name, None) or (value, value)
+    return (value, *ends)
+
+
 def _idle(p: Prediction, _: float) -> tuple[float, float, float]:
-    low, high = p.interval.idle_fraction if p.interval is not None else (p.idle_fraction.mean,) * 2
-    return p.idle_fraction.mean, low, high
+    return _ends(p, "idle_fraction", p.idle_fraction.mean)
 
 
 def _rate(p: Prediction, _: float) -> tuple[float, float, float]:
-    rate = p.throughput_samples_per_s
-    low, high = p.interval.throughput_samples_per_s if p.interval is not None else (rate, rate)
-    return rate, low, high
+    return _ends(p, "throughput_samples_per_s", p.throughput_samples_per_s)
 
 
 def _scaling(p: Prediction, alone: float) -> tuple[float, float, float]:
@@ -47,8 +50,7 @@ def _scaling(p: Prediction, alone: float) -> tuple[float, float, float]:
 
 
 def _step(p: Prediction, _: float) -> tuple[float, float, float]:
-    low, high = p.interval.iteration_s if p.interval is not None else (p.iteration_s,) * 2
-    return p.iteration_s, low, high
+    return _ends(p, "iteration_s", p.iteration_s)
 
 
 def _time(p: Prediction, _: float) -> tuple[float, float, float]:
@@ -59,11 +61,7 @@ def _time(p: Prediction, _: float) -> tuple[float, float, float]:
 
 
 def _staleness(p: Prediction, _: float) -> tuple[float, float, float]:
-    if p.staleness is None:
-        return 0.0, 0.0, 0.0
-    mean = p.staleness.mean
-    low, high = (p.interval.staleness if p.interval is not None else None) or (mean, mean)
-    return mean, low, high
+    return _ends(p, "staleness", p.staleness.mean) if p.staleness is not None else (0.0, 0.0, 0.0)
 
 
 QUANTITIES: Mapping[str, Quantity] = {
@@ -104,26 +102,26 @@ class Aim(msgspec.Struct, frozen=True):
         >>> Aim.parse("time<24h")
         Aim(quantity='time', below=True, value=86400.0)
         """
-        found = _AIM.fullmatch(text)
-        if found is None:
+        match = _AIM.fullmatch(text)
+        if match is None:
             raise InputError(
                 f"aim: cannot parse {text!r}; expected a condition such as 'scaling>0.9' "
                 f"({', '.join(QUANTITIES)})"
             )
-        name, sign, given = found.groups()
+        name, sign, amount = match.groups()
         if name not in QUANTITIES:
             raise unknown_name("aim", name, QUANTITIES)
-        figures, percent = given.removesuffix("%"), given.endswith("%")
+        figures, percent = amount.removesuffix("%"), amount.endswith("%")
         try:
             value = float(figures) / (100.0 if percent else 1.0)
         except ValueError:
             if QUANTITIES[name].unit != "s":
-                raise InputError(f"aim: {name}: expected a number, got {given!r}") from None
-            value = parse(given, "s", f"aim: {name}")
+                raise InputError(f"aim: {name}: expected a number, got {amount!r}") from None
+            value = parse(amount, "s", f"aim: {name}")
         if not (value > 0.0 and math.isfinite(value)):
-            raise InputError(f"aim: {name}: must be a positive number, got {given!r}")
+            raise InputError(f"aim: {name}: must be a positive number, got {amount!r}")
         if name in ("idle", "scaling") and value > 1.0:
-            raise InputError(f"aim: {name}: must be at most 1, got {given!r}")
+            raise InputError(f"aim: {name}: must be at most 1, got {amount!r}")
         return cls(name, sign == "<", value)
 
     @property

@@ -1,7 +1,7 @@
 """Changes of a job, which what-if questions, advice and inverse questions share.
 
-A :class:`Change` has a name and makes another job of a job. Some change arguments, as a user would
-(:meth:`perfmodel.Job.with_`); others put another value in the place of an assumption of the job.
+A :class:`Change` has a name and makes another job of a job. Some change arguments
+(:mod:`perfmodel.sweeping.arguments`), others the value of an assumption.
 """
 
 from __future__ import annotations
@@ -10,21 +10,18 @@ import functools
 import math
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from perfmodel import api
-from perfmodel.architectures import registry
-from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Assumption
 from perfmodel.inputs.cluster import Cluster, Link
 from perfmodel.inputs.job import Job, Start
-from perfmodel.inputs.job_arguments import in_si, per_worker
 from perfmodel.inputs.job_cluster import with_links
 from perfmodel.inputs.options import described
-from perfmodel.inputs.workload import Workload
 from perfmodel.predicting import islands, job_facts
+from perfmodel.sweeping.arguments import changed, merged
 
 FACTORS = (0.5, 2.0)
 """Factors that numbers are multiplied by in the place of an assumption."""
@@ -35,14 +32,6 @@ COMPUTE = "compute time"
 LINKS: Mapping[str, None] = {"bandwidth_bytes_per_s": None, "latency_s": None}
 """Arguments that override links of the cluster, at their defaults."""
 
-RIVALS: Mapping[str, tuple[str, ...]] = {
-    "model": ("workload",),
-    "workload": ("model",),
-    "one_device_samples_per_s": ("one_device_step_s", "one_device_batch_size"),
-    "one_device_step_s": ("one_device_samples_per_s", "one_device_batch_size"),
-    "global_batch_size": ("batch_size",),
-}
-"""Arguments that the new value of another one replaces."""
 
 Value = float | int | str | bool
 
@@ -64,83 +53,24 @@ class Change(NamedTuple):
     value: Value = ""
 
 
-def job_from(job: Job | None, changes: Mapping[str, Any]) -> Job:
-    """Return the job that a study is about: one of these arguments, or ``job`` with changes.
-
-    Raises
-    ------
-    InputError : the job is impossible, or cannot be changed, see :meth:`perfmodel.Job.with_`.
-    """
-    if job is None:
-        return api.make_job(**per_worker(in_si(changes)))
-    return changed(job, changes) if changes else job
-
-
-def changed(job: Job, changes: Mapping[str, Any]) -> Job:
-    """Return a job with other arguments; see :meth:`perfmodel.Job.with_`.
-
-    Raises
-    ------
-    InputError : the changed job is impossible, or :func:`perfmodel.make_job` did not make the job.
-    """
-    arguments = per_worker(merged(job, changes))
-    if job.islands or any(name in changes for name in (*api.OF_WORKLOAD, "global_batch_size")):
-        return api.make_job(**arguments)
-    rest = {name: value for name, value in arguments.items() if name not in api.OF_WORKLOAD}
-    other = api.make_job(**rest, workload=job.workload)
-    return msgspec.structs.replace(other, given=api.arguments_given(arguments))
-
-
-def merged(job: Job, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a job with changes, see :meth:`perfmodel.Job.with_`; these may be
-    lists of values, as in :func:`perfmodel.sweep`.
-
-    Raises
-    ------
-    InputError : :func:`perfmodel.make_job` did not make the job.
-    """
-    if job.given is None:
-        raise InputError("job: has no arguments to change, as make_job did not make it")
-    changes = in_si(changes)
-    replaced = {name for key in changes for name in RIVALS.get(key, ())}
-    if isinstance(changes.get("workload"), Workload):
-        replaced |= {*api.OF_WORKLOAD}
-    rest = {name: value for name, value in job.given.items() if name not in replaced}
-    if {"batch_size", "global_batch_size"} & changes.keys():
-        rest = api.anchored(rest, job.of_devices.workload.batch_size)
-    options = dict(rest.get("options", {}))
-    if isinstance(changes.get("arch"), str):
-        options = _supported(options, changes["arch"])
-    if "options" in changes:
-        options |= changes["options"] or {}
-    return {**rest, **changes, "options": options}
-
-
-def _supported(options: Mapping[str, Any], arch: str) -> dict[str, Any]:
-    """Return the options that an architecture has, and that its name does not imply."""
-    architecture, preset = registry.find(arch)
-    names = {each.name for each in described(architecture.options)} - preset.keys()
-    return {name: value for name, value in options.items() if name in names}
-
-
-def of_arguments(name: str, flags: str = "", **arguments: Any) -> Change:
+def of_arguments(name: str, flags: str = "", **arguments: object) -> Change:
     """Change arguments of :func:`perfmodel.make_job`."""
     return Change(name, lambda job: changed(job, arguments), flags)
 
 
-def of_options(name: str, **options: Any) -> Change:
+def of_options(name: str, **options: object) -> Change:
     """Change options of the architecture."""
     flags = " ".join(f"--option {key}={value}" for key, value in options.items())
     return of_arguments(name, flags, options=options)
 
 
-def of_architecture(arch: str, name: str, **options: Any) -> Change:
+def of_architecture(arch: str, name: str, **options: object) -> Change:
     """Change the architecture; options that both have stay, the start is the default."""
     flags = " ".join([f"--arch {arch}", *(f"--option {k}={v}" for k, v in options.items())])
     return of_arguments(name, flags, arch=arch, options=options, start=None)
 
 
-def of_cluster(name: str, **fields: Any) -> Change:
+def of_cluster(name: str, **fields: object) -> Change:
     """Change fields of the cluster."""
 
     def job_of(job: Job) -> Job:
@@ -159,28 +89,28 @@ def of_assumption(assumption: Assumption, job: Job) -> Iterator[Change]:
     """
     name, flat = assumption.name, job.of_devices
     if assumption.source == f"default of {job.architecture.name}":
-        kinds = {each.name: each.type for each in described(type(job.options))}
+        kinds = {option.name: option.type for option in described(type(job.options))}
         for value in _others(getattr(job.options, name), kinds[name]):
             yield Change(name, functools.partial(_with_option, name, value), value=value)
     elif name == "start":
         for word in _others(job.start, Start):
             yield _replaced(name, word, start=word)
     elif name == "batch_size" and job.given is not None and "batch_size" not in job.given:
-        for size in _others(assumption.value, int):
+        for size in _others(assumption.value):
             yield Change(name, functools.partial(_with_batch, size), value=size)
     elif name == "jitter" and flat.jitter is not None:
-        for cv in _others(flat.jitter.cv, float):
+        for cv in _others(flat.jitter.cv):
             yield _replaced(name, cv, jitter=msgspec.structs.replace(flat.jitter, cv=cv))
     elif name == COMPUTE:
         for factor in FACTORS:
             workload = flat.workload.scaled("compute_s", factor)
             yield _replaced(name, workload.compute_s, workload=workload)
     elif name in PARTS and assumption.source.startswith("cluster "):
-        for value, cluster in PARTS[name](flat.cluster):
+        for value, cluster in _clusters(flat.cluster, *PARTS[name]):
             yield _replaced(name, value, cluster=cluster)
 
 
-def _replaced(name: str, value: Value, **fields: Any) -> Change:
+def _replaced(name: str, value: Value, **fields: object) -> Change:
     """Change fields of the job of devices; islands stay the same."""
 
     def job_of(job: Job) -> Job:
@@ -189,30 +119,31 @@ def _replaced(name: str, value: Value, **fields: Any) -> Change:
     return Change(name, job_of, value=value)
 
 
-def _with_option(name: str, value: Any, job: Job) -> Job:
+def _with_option(name: str, value: Value, job: Job) -> Job:
     """Return the job with another value of an option, and its default start."""
     flat = job.of_devices
-    options = msgspec.structs.replace(flat.options, **{name: value})
-    fields: dict[str, Any] = {"options": options}
-    if any(each.name == "start" for each in flat.assumptions):
-        fields["start"], _ = api.start_of(None, options)
-    return islands.changed(job, msgspec.structs.replace(flat, **fields))
+    changed = msgspec.structs.replace(
+        flat, options=msgspec.structs.replace(flat.options, **{name: value})
+    )
+    if any(assumption.name == "start" for assumption in flat.assumptions):
+        start, _ = api.start_of(None, changed.options)
+        changed = msgspec.structs.replace(changed, start=start)
+    return islands.changed(job, changed)
 
 
-def _with_batch(size: int, job: Job) -> Job:
+def _with_batch(size: Value, job: Job) -> Job:
     """Return the job with another batch size per device."""
-    flat = job.of_devices
     workload = api.workload_of(merged(job, {"batch_size": size}))
-    other = msgspec.structs.replace(flat, workload=workload)
+    other = msgspec.structs.replace(job.of_devices, workload=workload)
     return islands.changed(job, job_facts.with_layers(other))
 
 
-def _others(value: Any, kind: Any) -> Iterator[Any]:
-    """Other values of a kind: half and double, the opposite, or all other words.
+def _others(value: Value | None, kind: object = None) -> Iterator[Value]:
+    """Other values: half and double, the opposite, or all other words of a kind.
 
-    >>> list(_others(5, int)), list(_others(True, bool)), list(_others("a", Literal["a", "b"]))
+    >>> list(_others(5)), list(_others(True)), list(_others("a", Literal["a", "b"]))
     ([2, 10], [False], ['b'])
-    >>> list(_others(1, int)), list(_others(0.0, float))
+    >>> list(_others(1)), list(_others(0.0))
     ([2], [])
     """
     if isinstance(value, bool):
@@ -227,68 +158,40 @@ def _others(value: Any, kind: Any) -> Iterator[Any]:
                 yield other
 
 
-def _at_most_one(value: float) -> Iterator[float]:
-    """Half and double of a fraction, which is at most 1."""
-    return (other for other in (min(f * value, 1.0) for f in FACTORS) if 0.0 < other != value)
-
-
-Clusters = Callable[[Cluster], Iterator[tuple[Value, Cluster]]]
-"""Yields other values, each with a cluster that has it."""
-
-
-def _links(field: str) -> Clusters:
-    """Clusters whose links between nodes all have another value of ``field``."""
-
-    def clusters(cluster: Cluster) -> Iterator[tuple[float, Cluster]]:
-        value = getattr(cluster.nic, field)
-        fraction = field == "efficiency"
-        for other in _at_most_one(value) if fraction else _others(value, float):
-
-            def scaled(link: Link, factor: float = other / value) -> Link:
-                result = getattr(link, field) * factor
-                return msgspec.structs.replace(
-                    link, **{field: min(result, 1.0) if fraction else result}
-                )
-
-            yield other, with_links(cluster, scaled)
-
-    return clusters
-
-
-def _nics(field: str) -> Clusters:
-    """Clusters with another number of links, unless a process would use more than its node has."""
-
-    def clusters(cluster: Cluster) -> Iterator[tuple[int, Cluster]]:
-        for other in _others(getattr(cluster, field), int):
-            counts = {"nics_per_node": cluster.nics_per_node,
-                      "nics_per_process": cluster.nics_per_process, field: other}  # fmt: skip
-            if counts["nics_per_process"] <= counts["nics_per_node"]:
-                yield other, msgspec.structs.replace(cluster, **counts)
-
-    return clusters
-
-
-def _of(part: str, field: str) -> Clusters:
-    """Clusters with another value of a field, of the cluster itself or of a part of it."""
-
-    def clusters(cluster: Cluster) -> Iterator[tuple[Value, Cluster]]:
-        inside = getattr(cluster, part) if part else cluster
-        for other in _others(getattr(inside, field), float):
-            new = msgspec.structs.replace(inside, **{field: other})
-            yield other, msgspec.structs.replace(cluster, **{part: new}) if part else new
-
-    return clusters
-
-
-PARTS: Mapping[str, Clusters] = {
-    "bandwidth": _links("bandwidth_bytes_per_s"),
-    "latency": _links("latency_s"),
-    "efficiency": _links("efficiency"),
-    "devices per node": _of("", "devices_per_node"),
-    "NICs per node": _nics("nics_per_node"),
-    "NICs per process": _nics("nics_per_process"),
-    "inside a node": _of("intra_node", "bandwidth_bytes_per_s"),
-    "update per tensor": _of("server", "update_per_tensor_s"),
-    "update per byte": _of("server", "update_per_byte_s"),
+PARTS: Mapping[str, tuple[str, str]] = {
+    "bandwidth": ("nic", "bandwidth_bytes_per_s"),
+    "latency": ("nic", "latency_s"),
+    "efficiency": ("nic", "efficiency"),
+    "devices per node": ("", "devices_per_node"),
+    "NICs per node": ("", "nics_per_node"),
+    "NICs per process": ("", "nics_per_process"),
+    "inside a node": ("intra_node", "bandwidth_bytes_per_s"),
+    "update per tensor": ("server", "update_per_tensor_s"),
+    "update per byte": ("server", "update_per_byte_s"),
 }
-"""Assumptions that are values of a cluster, see ``api``: clusters with other values of each."""
+"""Assumptions that are values of a cluster, or of a part of it: the part and its field. A value of
+``nic`` stands for all links between nodes."""
+
+
+def _clusters(cluster: Cluster, part: str, field: str) -> Iterator[tuple[Value, Cluster]]:
+    """Yield other values of a field of a cluster, each with the cluster that has it."""
+    inside = getattr(cluster, part) if part else cluster
+    value = getattr(inside, field)
+    most = 1.0 if field == "efficiency" else math.inf
+    for other in dict.fromkeys(min(other, most) for other in _others(value)):
+        if part == "nic":
+            if other != value:
+                scaled = functools.partial(_scaled, field, other / value, most)
+                yield other, with_links(cluster, scaled)
+        elif part:
+            changed = msgspec.structs.replace(inside, **{field: other})
+            yield other, msgspec.structs.replace(cluster, **{part: changed})
+        else:
+            nics = {name: getattr(cluster, name) for name in ("nics_per_node", "nics_per_process")}
+            nics |= {field: other}
+            if nics["nics_per_process"] <= nics["nics_per_node"]:  # else it has too few
+                yield other, msgspec.structs.replace(cluster, **nics)
+
+
+def _scaled(field: str, factor: float, most: float, link: Link) -> Link:
+    return msgspec.structs.replace(link, **{field: min(getattr(link, field) * factor, most)})

@@ -6,18 +6,21 @@ from collections.abc import Sequence
 
 from perfmodel.base.units import show
 from perfmodel.inputs.job import Job
-from perfmodel.studies.crossovers import RANGES, WHOLE, Crossover, Explanation, value_of
+from perfmodel.studies.crossovers import VARIABLES, Crossover, Explanation
+from perfmodel.studies.variables import argument
 
 
-def words(found: Explanation, job: Job, others: Sequence[Crossover] = ()) -> list[str]:
+def words(explanation: Explanation, job: Job, others: Sequence[Crossover] = ()) -> list[str]:
     """Write an explanation as sentences."""
-    share = found.phases_s.get(found.rules, 0.0) / found.iteration_s
+    longest_s = explanation.phases_s.get(explanation.rules, 0.0)
     lines = [
-        f"{found.rules} dominates: {show(found.phases_s.get(found.rules, 0.0), 's')} of "
-        f"{show(found.iteration_s, 's')} per iteration ({share:.0%})"
+        f"{explanation.rules} dominates: {show(longest_s, 's')} of "
+        f"{show(explanation.iteration_s, 's')} per iteration "
+        f"({longest_s / explanation.iteration_s:.0%})",
+        *_ranges(explanation.crossovers, "dominates", job),
+        *_ranges(others, "is faster", job),
     ]
-    lines += [*_ranges(found.crossovers, "dominates", job), *_ranges(others, "is faster", job)]
-    for s in found.saturations:
+    for s in explanation.saturations:
         lines.append(f"{s.resource}: saturated from {s.workers:.3g} workers up")
     return lines
 
@@ -25,19 +28,15 @@ def words(found: Explanation, job: Job, others: Sequence[Crossover] = ()) -> lis
 def _ranges(crossovers: Sequence[Crossover], verb: str, job: Job) -> list[str]:
     """Describe for each variable what dominates, from its smallest value to its largest."""
     lines = []
-    for variable in RANGES:
-        mine = [c for c in crossovers if c.variable == variable]
-        if not mine:
+    for name in VARIABLES:
+        along = [c for c in crossovers if c.variable == name]
+        if not along:
             continue
-        text = f"{mine[0].below} {verb} below {_shown(variable, mine[0].value)}"
-        for c in mine:
-            text += f", {c.above} from {_shown(variable, c.value)} up"
-        word = variable.removesuffix("_bytes_per_s").replace("_", " ")
-        solved = "; ".join(c.formula for c in mine if c.formula)
-        now = f"(now {_shown(variable, value_of(job, variable))})"
-        lines.append(f"{word}: {text} {now}" + (f"; {solved}" if solved else ""))
+        variable = argument(name, job)
+        text = f"{along[0].below} {verb} below {variable.shown(along[0].value)}"
+        for c in along:
+            text += f", {c.above} from {variable.shown(c.value)} up"
+        solved = "; ".join(c.formula for c in along if c.formula)
+        now = f"(now {variable.shown(variable.value_in(job, job))})"
+        lines.append(f"{variable.words}: {text} {now}" + (f"; {solved}" if solved else ""))
     return lines
-
-
-def _shown(variable: str, value: float) -> str:
-    return f"{value:.0f}" if variable in WHOLE else show(value, "bytes_per_s")

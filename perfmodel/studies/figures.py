@@ -1,17 +1,13 @@
-"""Figures of studies: sweeps, plans, aims, gains, assumptions and phases."""
+"""Figures of aims, gains, assumptions and phases."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 
-from perfmodel.base.units import dimension_of
-from perfmodel.reporting import panels
 from perfmodel.reporting.colours import PALETTE, kind_colours
 from perfmodel.reporting.contents import (
     INK,
@@ -25,16 +21,7 @@ from perfmodel.reporting.contents import (
     Series,
     Span,
 )
-from perfmodel.reporting.panels import MOST_TICKS, colour, intervals, marker, spread, stacks
-
-Row = Mapping[str, Any]
-
-MOST_LINES, MOST_BANDS, MOST_BARS = 12, 4, 60
-"""Lines and bars drawn of a sweep, at most, spread evenly over all of them if there are more; and
-most lines that have a band for their interval: more bands would hide each other."""
-
-UNITS = {"batch_size": "samples", "sequence_length": "tokens", "jitter": "fraction"}
-"""Units of variables whose names do not end in one."""
+from perfmodel.reporting.panels import intervals, stacks
 
 IN_LABEL = {"samples_per_s": "samples/s", "samples": "samples", "updates": "updates", "h": "h"}
 """Units that stand in the label of an axis, not at its ticks."""
@@ -52,7 +39,6 @@ times as short as the longest a phase is where its line leaves the figure."""
 MET = "#009e73"
 """Colour of the values that meet an aim."""
 
-RATE, IDLE = "throughput_samples_per_s", "idle_fraction"
 TIMES_THE_JOB = "throughput (times that of the job)"
 
 
@@ -61,120 +47,6 @@ def quantity(name: str, unit: str, *, log: bool = True, most: int = 7) -> Axis:
     if unit in IN_LABEL:
         return Axis(f"{name} ({IN_LABEL[unit]})", log=log, most=most)
     return Axis(name, unit, log=log, most=most)
-
-
-def geometric(values: Sequence[float]) -> bool:
-    """Whether rising numbers are spread more evenly by factors than by steps.
-
-    >>> geometric([1, 2, 4, 8]), geometric([1, 2, 5, 10]), geometric([2, 4, 6, 8])
-    (True, True, False)
-    """
-    if len(values) < 3 or values[0] <= 0:
-        return False
-    pairs = list(itertools.pairwise(values))
-    ratios, steps = [b / a for a, b in pairs], [b - a for a, b in pairs]
-    return max(ratios) / min(ratios) < max(steps) / min(steps)
-
-
-def lines_over(over: str, series: Mapping[str, Sequence[Row]]) -> tuple[Panel, Panel]:
-    """Throughput and idle fraction over a variable.
-
-    Parameters
-    ----------
-    over : key of the variable; "workers" also has ideal scaling, dashed.
-    series : rows of each line by its name, with ``throughput_samples_per_s`` and
-        ``idle_fraction``; a horizontal line where the row has no value of ``over``. ``interval``
-        of a row has the ends of both, or is None; it is drawn as a band.
-    """
-    drawn = {name: series[name] for name in spread(list(series), MOST_LINES)}
-    xs = sorted({float(r[over]) for rows in series.values() for r in rows if r[over] is not None})
-    ys = [row[RATE] for rows in series.values() for row in rows]
-    unit = dimension_of(over) or ""
-    words = over.removesuffix(f"_{unit}").replace("_", " ")
-    label = f"{words} ({UNITS[over]})" if over in UNITS else words
-    ticks = xs if len(xs) <= MOST_TICKS else ()
-    x = Axis(label, unit, geometric(xs), ticks=ticks)
-    log = x.log and max(ys) > 4 * min(ys)
-    y = Axis("throughput (samples/s)", log=log, low=None if log else 0.0)
-    title = f"{len(drawn)} of {len(series)} lines" if len(drawn) < len(series) else ""
-    throughput = Panel(_lines(over, RATE, drawn), x, y, title=title)
-    y = Axis("idle fraction", low=0.0, high=1.02)
-    return throughput, Panel(_lines(over, IDLE, drawn), x, y, shares="x")
-
-
-def _lines(over: str, key: str, series: Mapping[str, Sequence[Row]]) -> list[Mark]:
-    """The lines of a sweep with their intervals and, over workers, their ideal scaling."""
-    marks: list[Mark] = []
-    ideal = over == "workers" and key == RATE
-    for number, (name, rows) in enumerate(series.items()):
-        rising = sorted((row for row in rows if row[over] is not None), key=lambda row: row[over])
-        line = colour(number)
-        if not rising:
-            marks.append(Span(name, rows[0][key], colour=line, along="y", width=1.5))
-            continue
-        x, y = [float(row[over]) for row in rising], [row[key] for row in rising]
-        ends = [row["interval"][key] for row in rising if row["interval"]]
-        whole = len(series) <= MOST_BANDS and len(ends) == len(rising)
-        low, high = zip(*ends, strict=True) if whole else ((), ())
-        shape = marker(number)
-        marks.append(Series(name, x, y, line, "line", shape, low=low, high=high, band=INTERVAL))
-        if ideal:
-            best = [y[0] * workers / x[0] for workers in x]
-            marks.append(Series("ideal scaling", x, best, line, "dashed"))
-    return marks
-
-
-def bars_of(names: Sequence[str], rows: Sequence[Row]) -> tuple[Panel, Panel]:
-    """Throughput and idle fraction of a sweep over words, a bar each per row.
-
-    ``interval`` of a row has the ends of both, or is None.
-    """
-    drawn = spread(list(zip(names, rows, strict=True)), MOST_BARS)
-    few = f"{len(drawn)} of {len(rows)} jobs" if len(drawn) < len(rows) else ""
-
-    def panel(key: str, label: str, line: str, **more: Any) -> Panel:
-        bars = panels.rows([name for name, _ in drawn], [row[key] for _, row in drawn], label, line)
-        ends = [row["interval"][key] if row["interval"] else None for _, row in drawn]
-        marks = [*bars.marks, *intervals(ends)]
-        return Panel(marks, bars.x, bars.y, "x", **more)
-
-    return (
-        panel(RATE, "throughput (samples/s)", colour(0), title=few),
-        panel(IDLE, "idle fraction", colour(1), shares="y"),
-    )
-
-
-def trade(
-    front: Sequence[tuple[float, float, str, str]],
-    ranked: Sequence[tuple[float, float, str, str]],
-    title: str,
-) -> Figure:
-    """A figure of cost over time, on logarithmic axes.
-
-    Parameters
-    ----------
-    front, ranked : hours, USD, instance type and a description of each candidate on the Pareto
-        front, and of the ranked ones, the choice first.
-    title : the choice in words.
-    """
-
-    def points(some: Sequence[tuple[float, float, str, str]], name: str, **look: Any) -> Series:
-        x, y, instances, words = zip(*some, strict=True)
-        labels = [f"{a}, {b}" for a, b in zip(instances, words, strict=True)]
-        return Series(name, x, y, labels=labels, **{"style": "points", **look})
-
-    groups = [
-        points([one for one in front if one[2] == name], name, colour=colour(k), marker="o")
-        for k, name in enumerate(dict.fromkeys(one[2] for one in front))
-    ]
-    marks = [
-        points(front, "Pareto front", style="steps"),
-        *groups,
-        points(ranked, "ranked", colour=INK, marker="x"),
-        points(ranked[:1], "choice", colour=INK, marker="o", hollow=True, size=12.0),
-    ]
-    x, y = Axis("time (h)", log=True), Axis("cost (USD)", log=True)
-    return Figure([[Panel(marks, x, y, "xy")]], title)
 
 
 Ends = tuple[float, float]
@@ -234,11 +106,11 @@ def gains(rows: Sequence[tuple[str, float, tuple[float, float], bool]], title: s
         (True, "recommended", PALETTE[0]),
         (False, "may not help", REFERENCE),
     ):
-        some = [(place, row) for place, row in enumerate(rows) if row[3] == sure]
-        if some:
-            tips = [f"{row[0]}: x {row[1]:.4g}" for _, row in some]
-            values, at = [row[1] for _, row in some], [place for place, _ in some]
-            marks.append(Bars(name, values, line, [1.0] * len(some), at, tips=tips))
+        chosen = [(place, row) for place, row in enumerate(rows) if row[3] == sure]
+        if chosen:
+            tips = [f"{row[0]}: x {row[1]:.4g}" for _, row in chosen]
+            values, at = [row[1] for _, row in chosen], [place for place, _ in chosen]
+            marks.append(Bars(name, values, line, [1.0] * len(chosen), at, tips=tips))
     ends = [end for row in rows for end in row[2]] + [1.0]
     low, high = min(ends), max(*ends, 1.1)
     log = high / low > 8.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,6 +14,8 @@ from perfmodel.inputs.job import Job
 from perfmodel.phases.layers import Whole
 from perfmodel.phases.quantities import Quantities
 from perfmodel.predicting import coarse
+from perfmodel.sweeping.labels import Row
+from perfmodel.sweeping.tables import fields
 
 if TYPE_CHECKING:
     import sympy
@@ -70,10 +72,9 @@ class Formula(msgspec.Struct, frozen=True, kw_only=True):
     latex: str
     legend: tuple[Meaning, ...]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Row:
         """JSON-like values."""
-        values: dict[str, Any] = msgspec.to_builtins(self)
-        return values
+        return fields(self)
 
 
 def symbols() -> dict[str, sympy.Symbol]:
@@ -92,11 +93,11 @@ def symbolic(job: Job) -> Quantities:
 
     The model is one block, without layers: of two overlapping times, the longer hides the shorter.
     """
-    found = symbols()
+    known = symbols()
     return Quantities(
-        **found,
+        **known,
         devices_per_node=1,
-        server_bandwidth_bytes_per_s=found["bandwidth_bytes_per_s"],
+        server_bandwidth_bytes_per_s=known["bandwidth_bytes_per_s"],
         core_bandwidth_bytes_per_s=math.inf,
         inside_bandwidth_bytes_per_s=math.inf,
         inside_latency_s=0.0,
@@ -109,15 +110,15 @@ def symbolic(job: Job) -> Quantities:
         cv=0.0,
         kind="lognormal",
         layers=Whole(
-            found["forward_s"], found["backward_s"], found["gradient_bytes"], found["tensors"]
+            known["forward_s"], known["backward_s"], known["gradient_bytes"], known["tensors"]
         ),
     )
 
 
 def expressions(job: Job) -> dict[str, sympy.Expr]:
     """Duration (s) of each phase of a job like ``job`` with several workers, in symbols (SymPy)."""
-    found = coarse.phases(job, among=symbolic(job))
-    tidied = {name: _tidy(part.seconds) for name, part in found.parts.items()}
+    phases = coarse.phases(job, among=symbolic(job))
+    tidied = {name: _tidy(part.seconds) for name, part in phases.parts.items()}
     return {name: value for name, value in tidied.items() if value != 0}
 
 
@@ -140,7 +141,7 @@ def formula(job: Job) -> Formula:
     )
 
 
-def of_architecture(name: str, options: Mapping[str, Any] | None = None) -> Formula:
+def of_architecture(name: str, options: Mapping[str, object] | None = None) -> Formula:
     """The coarse model of an architecture with ``options``.
 
     Raises
@@ -152,14 +153,14 @@ def of_architecture(name: str, options: Mapping[str, Any] | None = None) -> Form
     return msgspec.structs.replace(formula(job), architecture=name)
 
 
-def _tidy(value: Any) -> sympy.Expr:
+def _tidy(value: object) -> sympy.Expr:
     """Simplify an expression for several workers, writing whole numbers as integers."""
     import sympy
 
     expression = sympy.sympify(value)
     sample = {symbol: MANY if symbol.is_integer else 1 for symbol in expression.free_symbols}
 
-    def choose(*branches: Any) -> Any:
+    def choose(*branches: sympy.Basic) -> sympy.Basic:
         for branch in branches:
             expr, condition = branch.args
             if condition == True or condition.subs(sample) == True:  # noqa: E712
@@ -175,8 +176,7 @@ def _tidy(value: Any) -> sympy.Expr:
 def _legend(expression: sympy.Expr) -> tuple[Meaning, ...]:
     """The meaning of every symbol in an expression, in a fixed order."""
     used = sorted(str(symbol) for symbol in expression.free_symbols)
-    known = {row[0]: Meaning(*row) for row in MEANINGS.values()}
-    rows = [row for symbol, row in known.items() if symbol in used]
+    rows = [Meaning(*row) for row in MEANINGS.values() if row[0] in used]
     for symbol in used:
         kind, _, what = symbol.partition("_")
         if kind == "Q":

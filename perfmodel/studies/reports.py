@@ -8,15 +8,15 @@ and changes are also simulated if that is quick.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
 
 from perfmodel import api
 from perfmodel.base.errors import InputError
-from perfmodel.inputs.job import SCHEMA as JOB_SCHEMA, Jitter, Job, JobFile
+from perfmodel.inputs.job import SCHEMA as JOB_SCHEMA, Jitter, Job, JobArguments, JobFile
 from perfmodel.inputs.job_arguments import per_worker
 from perfmodel.predicting import job_facts
 from perfmodel.predicting.fine import Simulation
@@ -38,18 +38,20 @@ from perfmodel.reporting.panels import colour
 from perfmodel.results import sections
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.advice import Advice, advise
-from perfmodel.studies.chunks import Progress
 from perfmodel.studies.sensitivity import Sensitivity, sensitivity
-from perfmodel.studies.sweeps import sweep
+from perfmodel.sweeping.arguments import job_of
+from perfmodel.sweeping.chunks import Progress
+from perfmodel.sweeping.labels import Row
+from perfmodel.sweeping.sweeps import sweep
 
 SCHEMA = "perfmodel.report/1"
 
-QUICK: Mapping[str, Any] = {"rel_ci": 0.03, "max_ops": 1e6}
+QUICK_REL_CI, QUICK_MAX_OPS = 0.03, 1e6
 """How points of the scaling curve and changes are simulated: at most about a second each, as their
 intervals are much wider than the error of a short simulation."""
 
-OF_THE_RUN = ("dataset_size", "epochs", "iterations", "run_iterations")
-"""Arguments of ``predict`` that only the prediction itself takes."""
+PARTS = 5
+"""Parts of a report, as its progress counts them."""
 
 
 class Scaled(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +83,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: str = SCHEMA
     command: str
-    job: dict[str, Any] | None
+    job: Row | None
     prediction: Prediction
     coarse: Prediction | None
     sensitivity: Sensitivity
@@ -91,7 +93,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         return f"Report({self.prediction!r})"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Row:
         """As JSON-like values."""
         return {
             "schema": self.schema,
@@ -140,104 +142,71 @@ def report(
     tolerance: float = api.TOLERANCE,
     rel_ci: float = api.REL_CI,
     max_ops: float = api.MOST_OPS,
+    dataset_size: int | None = None,
+    epochs: int | None = None,
+    iterations: int | None = None,
+    run_iterations: int | None = None,
     command: str = "",
     progress: Progress | None = None,
-    **arguments: Any,
+    **arguments: Unpack[JobArguments],
 ) -> Report:
     """Predict a job, and all that a report of it shows.
+
+    There are this many parameters because they are independent; all have a default.
 
     Parameters
     ----------
     source : a job, or a simulated prediction of one, in the place of ``arguments``.
-    fidelity, tolerance, rel_ci, max_ops : of the prediction, see :func:`perfmodel.predict`.
+    fidelity, tolerance, rel_ci, max_ops, dataset_size, epochs, iterations, run_iterations : of the
+        prediction, see :func:`perfmodel.predict`.
     command : what to show as the command that made it.
     progress : called with (done, all) after each part.
     arguments : those of :func:`perfmodel.make_job`, ``global_batch_size`` in the place of
-        ``batch_size``, and ``dataset_size``, ``epochs``, ``iterations`` and ``run_iterations`` of
-        :func:`perfmodel.predict`.
+        ``batch_size``.
 
     Raises
     ------
     InputError : the job is impossible; ``source`` comes with arguments, or its job is not known or
         was changed after :func:`perfmodel.make_job` made it.
 
-    >>> found = report(model="resnet18", arch="ring", workers=4, fidelity="coarse")
-    >>> [each.workers for each in found.scaling]
+    >>> result = report(model="resnet18", arch="ring", workers=4, fidelity="coarse")
+    >>> [point.workers for point in result.scaling]
     [1, 2, 4, 8]
     """
-    run = {name: arguments.pop(name) for name in OF_THE_RUN if name in arguments}
-    if source is not None:
-        if arguments:
-            raise InputError(f"report: a job, or arguments of one; got {', '.join(arguments)} too")
-        arguments = _arguments_of(source)
-    given = per_worker(arguments)
-    asked: dict[str, Any] = {"tolerance": tolerance, "rel_ci": rel_ci, "max_ops": max_ops}
-    job = api.make_job(**given)
-
-    def did(parts: int) -> None:
-        if progress is not None:
-            progress(parts, 5)
-
-    if isinstance(source, Prediction):
-        found = source
-    else:
-        found = api.predict(job, fidelity=fidelity, **asked, **run)
-    return _around(found, job, given, arguments, command, did)
-
-
-def _arguments_of(source: Prediction | Job) -> dict[str, Any]:
-    """The arguments of a job, or of a predicted job.
-
-    Raises
-    ------
-    InputError : they are not known.
-    """
-    job = source
-    if isinstance(job, Prediction):
-        if not isinstance(job.simulation, Simulation):
-            raise InputError(
-                "report: only a simulated prediction has its job; give perfmodel.report the job"
-            )
-        job = job.simulation.job
-    if job.given is None or job_facts.with_layers(api.make_job(**job.given)) != (
-        job_facts.with_layers(job)
-    ):
-        raise InputError(
-            "report: not a job as make_job made it; Prediction.report has a page of it alone"
+    if source is not None and arguments:
+        raise InputError(f"report: a job, or arguments of one; got {', '.join(arguments)} too")
+    asked = arguments if source is None else _arguments_of(source)
+    job_arguments = per_worker(asked)
+    job = job_of(job_arguments)
+    did = progress or (lambda done, parts: None)
+    prediction = source
+    if not isinstance(prediction, Prediction):
+        prediction = api.predict(
+            job,
+            fidelity=fidelity,
+            tolerance=tolerance,
+            rel_ci=rel_ci,
+            max_ops=max_ops,
+            dataset_size=dataset_size,
+            epochs=epochs,
+            iterations=iterations,
+            run_iterations=run_iterations,
         )
-    return job.given
-
-
-def _around(
-    found: Prediction,
-    job: Job,
-    given: Mapping[str, Any],
-    scaled: Mapping[str, Any],
-    command: str,
-    did: Callable[[int], None],
-) -> Report:
-    """The report around a prediction of a job.
-
-    Parameters
-    ----------
-    given, scaled : arguments of the job, and those of jobs with other numbers of workers.
-    did : called with the number of parts that are done.
-    """
-    did(1)
-    fine = found.fidelity == "fine"
+    did(1, PARTS)
+    fine = prediction.fidelity == "fine"
     coarse = api.predict(job, fidelity="coarse") if fine else None
-    did(2)
-    effects = sensitivity(**given)
-    did(3)
-    at = job.of_devices.workload.batch_size
-    scaling = _scaled(api.anchored(scaled, at), found)
-    did(4)
-    advice = advise(**given, fidelity="auto" if fine else "coarse", **QUICK)
-    did(5)
+    did(2, PARTS)
+    effects = sensitivity(job)
+    did(3, PARTS)
+    scaling = _scaled(api.anchored(asked, job.of_devices.workload.batch_size), prediction)
+    did(4, PARTS)
+    chosen: api.Fidelity = "auto" if fine else "coarse"
+    advice = advise(job, fidelity=chosen, rel_ci=QUICK_REL_CI, max_ops=QUICK_MAX_OPS)
+    did(5, PARTS)
     return Report(
         command=command,
-        job=_job_file(given),
-        prediction=found,
+        job=_job_file(job_arguments),
+        prediction=prediction,
         coarse=coarse,
         sensitivity=effects,
         scaling=scaling,
@@ -245,87 +214,95 @@ def _around(
     )
 
 
-def _scaled(arguments: Mapping[str, Any], found: Prediction) -> tuple[Scaled, ...]:
+def _arguments_of(source: Prediction | Job) -> Mapping[str, object]:
+    """The arguments of a job, or of a predicted job."""
+    job = source
+    if isinstance(job, Prediction):
+        if not isinstance(job.simulation, Simulation):
+            raise InputError(
+                "report: only a simulated prediction has its job; give perfmodel.report the job"
+            )
+        job = job.simulation.job
+    if job.given is None or job_facts.with_layers(job_of(job.given)) != job_facts.with_layers(job):
+        raise InputError(
+            "report: not a job as make_job made it; Prediction.report has a page of it alone"
+        )
+    return job.given
+
+
+def _scaled(arguments: Mapping[str, Any], prediction: Prediction) -> tuple[Scaled, ...]:
     """Throughput over workers: powers of two up to twice as many, by formulas, and simulated where
-    the prediction ``found`` of the job itself is."""
+    the ``prediction`` of the job itself is."""
     count = arguments.get("workers", 1)
     numbers = sorted({*(2**k for k in range((2 * count).bit_length())), count})
-    rest = {name: value for name, value in arguments.items() if name != "workers"}
+    quick = {"rel_ci": QUICK_REL_CI, "max_ops": QUICK_MAX_OPS}
 
-    def over(fidelity: api.Fidelity, numbers: Sequence[int]) -> list[Prediction]:
+    def over(fidelity: api.Fidelity, numbers: Sequence[int]) -> dict[int, Prediction]:
         try:
-            found = sweep(**rest, workers=list(numbers), fidelity=fidelity, **QUICK)
-            return [*found.predictions]
+            several = sweep(**{**arguments, **quick, "workers": numbers}, fidelity=fidelity)
         except InputError:  # none of them is a job that can be predicted so
-            return []
+            return {}
+        return {p.workers: p for p in several.predictions}
 
-    formulas = {p.workers: p for p in over("coarse", numbers)}
-    simulated = {}
-    if found.fidelity == "fine":
-        known = [found] if found.iterations is None else []
-        others = [n for n in numbers if n not in [p.workers for p in known]]
-        simulated = {p.workers: p for p in (*over("fine", others), *known)}
-    return tuple(
-        _point(n, simulated.get(n), formulas.get(n))
-        for n in numbers
-        if n in simulated or n in formulas
-    )
-
-
-def _point(workers: int, fine: Prediction | None, coarse: Prediction | None) -> Scaled:
-    shown = fine if fine is not None else coarse
-    interval = shown.interval if shown is not None else None
-    low, high = interval.throughput_samples_per_s if interval is not None else (None, None)
-    return Scaled(
-        workers=workers,
-        fine_samples_per_s=fine.throughput_samples_per_s if fine is not None else None,
-        coarse_samples_per_s=coarse.throughput_samples_per_s if coarse is not None else None,
-        low_samples_per_s=low,
-        high_samples_per_s=high,
-    )
-
-
-def _job_file(given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The contents of a job file; None where an argument is an object that has no file."""
-    values: dict[str, Any] = {"schema": JOB_SCHEMA}
-    for name, value in given.items():
-        if value in (None, (), {}):
+    formulas, simulated = over("coarse", numbers), {}
+    if prediction.fidelity == "fine":
+        simulated = {count: prediction} if prediction.iterations is None else {}
+        simulated |= over("fine", [n for n in numbers if n not in simulated])
+    points = []
+    for n in numbers:
+        fine, coarse = simulated.get(n), formulas.get(n)
+        either = fine if fine is not None else coarse
+        if either is None:
             continue
+        low, high = either.interval.throughput_samples_per_s if either.interval else (None, None)
+        points.append(
+            Scaled(
+                workers=n,
+                fine_samples_per_s=fine.throughput_samples_per_s if fine is not None else None,
+                coarse_samples_per_s=coarse.throughput_samples_per_s
+                if coarse is not None
+                else None,
+                low_samples_per_s=low,
+                high_samples_per_s=high,
+            )
+        )
+    return tuple(points)
+
+
+def _job_file(arguments: Mapping[str, object]) -> Row | None:
+    """The contents of a job file; None where an argument is an object that has no file."""
+    values: Row = {"schema": JOB_SCHEMA}
+    for name, value in arguments.items():
         if isinstance(value, Jitter):
             values[name] = f"{value.kind}:{value.cv}:{value.scope}"
         elif isinstance(value, Path):
             values[name] = str(value)
-        else:
+        elif value not in (None, (), {}):
             values[name] = value
     try:
-        plain: dict[str, Any] = msgspec.to_builtins(values, enc_hook=_item)
+        plain: Row = msgspec.to_builtins(values, enc_hook=lambda number: number.item())  # NumPy's
         msgspec.convert(plain, JobFile)
-    except (TypeError, ValueError, msgspec.ValidationError):
+    except (TypeError, ValueError, AttributeError):
         return None
     return plain
 
 
-def _item(value: Any) -> Any:
-    """A NumPy number as one of Python."""
-    return value.item()
-
-
-def _sensitivity(found: Sensitivity) -> Section:
+def _sensitivity(result: Sensitivity) -> Section:
     heads = ("assumption", "assumed", "instead", "throughput (samples/s)")
     shown_columns = [*columns(*heads, change="ratio"), Column("source")]
-    rows: list[tuple[Any, ...]] = []
-    unvaried = []
-    for each in found.effects:
-        a = each.assumption
+    rows: list[tuple[object, ...]] = []
+    unvaried: list[tuple[object, ...]] = []
+    for effect in result.effects:
+        a = effect.assumption
         now = a.name, Quantity(a.value, a.unit)
         rows += [
             (*now, Quantity(o.value, a.unit), o.throughput_samples_per_s, o.ratio, a.source)
-            for o in each.alternatives
+            for o in effect.alternatives
         ]
-        if not each.alternatives:
-            unvaried.append((*now, each.unvaried, a.source))
+        if not effect.alternatives:
+            unvaried.append((*now, effect.unvaried, a.source))
     names = columns("assumption", "assumed", "why", "source")
-    p = found.prediction
+    p = result.prediction
     how = "predicted by formulas" if p.fidelity == "coarse" else "simulated"
     rate = shown(p.throughput_samples_per_s, "samples/s")
     return Section(
@@ -336,7 +313,7 @@ def _sensitivity(found: Sensitivity) -> Section:
             f"choice is replaced by another, relative to {rate}. All values are {how}. The largest "
             "effects come first."
         ],
-        figure=found.figure().rows[0][0],
+        figure=result.figure().rows[0][0],
         tables=[
             Table("Effect of each assumption", shown_columns, rows),
             *([Table("Assumptions that were not varied", names, unvaried)] if unvaried else []),
@@ -346,30 +323,22 @@ def _sensitivity(found: Sensitivity) -> Section:
 
 def _scaling(points: Sequence[Scaled], workers: int) -> Section:
     series: list[Series] = []
-    for name, style in (("fine", "line"), ("coarse", "dashed")):
-        key = f"{name}_samples_per_s"
-        known = [each for each in points if getattr(each, key) is not None]
+    routes = (("fine", "simulated", "line"), ("coarse", "formulas", "dashed"))
+    for route, name, style in routes:
+        rates = {p.workers: getattr(p, f"{route}_samples_per_s") for p in points}
+        known = [p for p in points if rates[p.workers] is not None]
         if not known:
             continue
-        band = name == "fine" or not series
-        ends = [(each.low_samples_per_s, each.high_samples_per_s) for each in known]
-        whole = band and all(low is not None for low, _ in ends)
-        series.append(
-            Series(
-                {"fine": "simulated", "coarse": "formulas"}[name],
-                [each.workers for each in known],
-                [getattr(each, key) for each in known],
-                colour(len(series)),
-                style,
-                "o",
-                low=[low or 0.0 for low, _ in ends] if whole else (),
-                high=[high or 0.0 for _, high in ends] if whole else (),
-                band=INTERVAL,
-            )
-        )
+        x, y = [p.workers for p in known], [rates[p.workers] for p in known]
+        lows = [p.low_samples_per_s for p in known if p.low_samples_per_s is not None]
+        highs = [p.high_samples_per_s for p in known if p.high_samples_per_s is not None]
+        if series or len(lows) < len(known):  # only one line has a band
+            lows, highs = [], []
+        line = colour(len(series))
+        series.append(Series(name, x, y, line, style, "o", lows, highs, band=INTERVAL))
     rate = "samples/s"
     heads = ("workers", f"simulated ({rate})", f"formulas ({rate})", "low", "high")
-    table = Table("Scaling", columns(*heads), [msgspec.structs.astuple(each) for each in points])
+    table = Table("Scaling", columns(*heads), [msgspec.structs.astuple(point) for point in points])
     return Section(
         name="scaling",
         title="Scaling",
@@ -379,18 +348,18 @@ def _scaling(points: Sequence[Scaled], workers: int) -> Section:
         ],
         figure=Panel(
             series,
-            Axis("workers", log=True, ticks=[each.workers for each in points]),
+            Axis("workers", log=True, ticks=[point.workers for point in points]),
             Axis(f"throughput ({rate})", log=True),
         ),
         tables=[table],
     )
 
 
-def _advice(found: Advice) -> Section:
+def _advice(advice: Advice) -> Section:
     heads = ("change", "flags", "speed-up", "low", "high", "sure", "effect on learning")
     names = ("change", "flags", "gain", "low", "high", "recommended", "price")
-    rows = [tuple(row[name] for name in names) for row in found.rows()]
-    how = "by formulas" if found.prediction.fidelity == "coarse" else "by simulation"
+    rows = [tuple(row[name] for name in names) for row in advice.rows()]
+    how = "by formulas" if advice.prediction.fidelity == "coarse" else "by simulation"
     text = (
         f"Speed-up of each change, predicted {how}. It is sure where the whole interval is above 1."
     )

@@ -43,7 +43,7 @@ class SharedAssumption(msgspec.Struct, frozen=True):
     @property
     def swing(self) -> float:
         """Largest swing of its shifts."""
-        return max((each.swing for each in self.shifts), default=0.0)
+        return max((shift.swing for shift in self.shifts), default=0.0)
 
     @property
     def matters(self) -> bool:
@@ -53,18 +53,17 @@ class SharedAssumption(msgspec.Struct, frozen=True):
 
 def robustness(jobs: Sequence[Job]) -> tuple[SharedAssumption, ...]:
     """Return the assumptions that all jobs share, by formulas, the largest shift first."""
-    found = [{each.assumption: each for each in effects(job)} for job in jobs]
-    first, *rest = found
-    shared = [a for a in first if all(a in other for other in rest)]
-    answers = (SharedAssumption(a, _shifts([each[a] for each in found])) for a in shared)
-    return tuple(sorted(answers, key=lambda each: -each.swing))
+    of_jobs = [{effect.assumption: effect for effect in effects(job)} for job in jobs]
+    shared = [a for a in of_jobs[0] if all(a in of_job for of_job in of_jobs)]
+    assumptions = (SharedAssumption(a, _shifts([job[a] for job in of_jobs])) for a in shared)
+    return tuple(sorted(assumptions, key=lambda assumption: -assumption.swing))
 
 
 def _shifts(same: Sequence[Effect]) -> tuple[Shift, ...]:
     """Return the effect of each other value that is possible for all jobs."""
-    ratios = [{repr(o.value): o.ratio for o in each.alternatives} for each in same]
+    ratios = [{repr(other.value): other.ratio for other in e.alternatives} for e in same]
     return tuple(
-        Shift(other.value, tuple(of[repr(other.value)] for of in ratios))
+        Shift(other.value, tuple(of_job[repr(other.value)] for of_job in ratios))
         for other in same[0].alternatives
-        if all(repr(other.value) in of for of in ratios)
+        if all(repr(other.value) in of_job for of_job in ratios)
     )

@@ -6,7 +6,7 @@ speed-up is predicted, never asserted; published observations of such changes ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,7 +21,7 @@ from perfmodel.studies.changes import (
     of_cluster,
     of_options,
 )
-from perfmodel.studies.comparison import WORDS
+from perfmodel.sweeping.comparison import WORDS
 
 LEAST_WAITING = 0.05
 """Smallest fraction of the time lost to a cause at which a rule looks for a remedy."""
@@ -61,7 +61,7 @@ class Rule(NamedTuple):
     ----------
     name : name of the rule.
     why : explains with predicted numbers why the rule applies; empty text if it does not.
-    changes : the changed jobs to try.
+    changes : the changed jobs to try; none if the rule does not apply.
     observed, source : what was published about such a change, and where.
     hardware : whether the change is to the hardware rather than to options.
     """
@@ -74,104 +74,77 @@ class Rule(NamedTuple):
     hardware: bool = False
 
 
-def _lost(now: Situation, *causes: str) -> str:
-    """Describe how much time is spent waiting for causes; empty if below the threshold."""
-    lost = now.waiting(*causes)
-    some = [WORDS[cause] for cause in causes if now.waiting(cause) > 0.0]
-    return f"{lost:.0%} of the time is {' and '.join(some)}" if lost >= LEAST_WAITING else ""
+def _waits_for(*causes: str, link: bool = False) -> Callable[[Situation], str]:
+    """Say how much time is spent waiting for causes, if it is enough, and which link is busiest."""
 
+    def why(now: Situation) -> str:
+        lost = now.waiting(*causes)
+        if lost < LEAST_WAITING:
+            return ""
+        words = [WORDS[cause] for cause in causes if now.waiting(cause) > 0.0]
+        text = f"{lost:.0%} of the time is {' and '.join(words)}"
+        use = now.prediction.utilisation.links
+        if link and use:
+            busiest = max(use, key=lambda name: use[name])
+            text += f"; {busiest} is in use {use[busiest]:.0%} of the time"
+        return text
 
-def _busiest(use: Mapping[str, float]) -> str:
-    """Describe the busiest resource."""
-    name, most = max(use.items(), key=lambda item: item[1], default=("", 0.0))
-    return f"; {name} is in use {most:.0%} of the time" if name else ""
-
-
-def _servers_why(now: Situation) -> str:
-    lost = _lost(now, "network", "server") if now.has_servers else ""
-    return lost and lost + _busiest(now.prediction.utilisation.links)
+    return why
 
 
 def _servers(now: Situation) -> Iterator[Change]:
     count = now.job.options.server_count
-    for other in sorted({2 * count, now.job.workers, max(count // 2, 1)} - {count}):
-        yield of_options(f"{other} server{'s' * (other > 1)} instead of {count}", servers=other)
-
-
-def _placement_why(now: Situation) -> str:
-    if not now.has_servers:
-        return ""
-    return _lost(now, "network", "server", "cpu")
+    if now.has_servers:
+        for other in sorted({2 * count, now.job.workers, max(count // 2, 1)} - {count}):
+            yield of_options(f"{other} server{'s' * (other > 1)} instead of {count}", servers=other)
 
 
 def _placement(now: Situation) -> Iterator[Change]:
-    cluster = now.job.of_devices.cluster
-    there = {"dedicated": "colocated", "colocated": "dedicated"}[cluster.server.placement]
-    server = msgspec.structs.replace(cluster.server, placement=there, site=None)
+    server = now.job.of_devices.cluster.server
+    there = {"dedicated": "colocated", "colocated": "dedicated"}[server.placement]
     where = "dedicated nodes" if there == "dedicated" else "the workers' nodes"
-    yield of_cluster(f"servers on {where}", server=server)
-
-
-def _overlap_why(now: Situation) -> str:
-    return _lost(now, "network", "server") if now.option("overlap") is False else ""
+    if now.has_servers:
+        moved = msgspec.structs.replace(server, placement=there, site=None)
+        yield of_cluster(f"servers on {where}", server=moved)
 
 
 def _overlap(now: Situation) -> Iterator[Change]:
-    yield of_options("overlap communication with computation", overlap=True)
-
-
-def _buckets_why(now: Situation) -> str:
-    return _lost(now, "network") if now.option("bucketing") is not None else ""
+    if now.option("overlap") is False:
+        yield of_options("overlap communication with computation", overlap=True)
 
 
 def _buckets(now: Situation) -> Iterator[Change]:
-    for each in ("ddp", "mg_wfbp", "layer", "one"):
-        if each != now.option("bucketing"):
-            yield of_options(f"bucketing={each}", bucketing=each)
-
-
-def _priority_why(now: Situation) -> str:
-    has = now.option("transmission") in ("fifo", "shared") or now.option("priority") is False
-    return _lost(now, "network", "server") if has else ""
+    if now.option("bucketing") is not None:
+        for bucketing in ("ddp", "mg_wfbp", "layer", "one"):
+            if bucketing != now.option("bucketing"):
+                yield of_options(f"bucketing={bucketing}", bucketing=bucketing)
 
 
 def _priority(now: Situation) -> Iterator[Change]:
     name = "send first what the next forward pass needs first, in 4 MB pieces"
-    if now.option("transmission") is not None:
+    if now.option("transmission") in ("fifo", "shared"):
         yield of_options(name, transmission="priority", partition_bytes=PIECE_BYTES)
-    else:
-        pieces = {"partition_bytes": PIECE_BYTES, "cross_barrier": True}
-        yield of_options(name, priority=True, **pieces)
-
-
-def _compression_why(now: Situation) -> str:
-    return _lost(now, "network") if now.option("compression") == "none" else ""
+    elif now.option("transmission") is None and now.option("priority") is False:
+        yield of_options(name, priority=True, partition_bytes=PIECE_BYTES, cross_barrier=True)
 
 
 def _compression(now: Situation) -> Iterator[Change]:
-    yield of_options("8-bit gradients", compression="quantised")
-    yield of_options("only the largest 0.1 % of gradient elements", compression="dgc")
-
-
-def _batch_why(now: Situation) -> str:
-    return _lost(now, "network", "server", "straggler")
+    if now.option("compression") == "none":
+        yield of_options("8-bit gradients", compression="quantised")
+        yield of_options("only the largest 0.1 % of gradient elements", compression="dgc")
 
 
 def _batch(now: Situation) -> Iterator[Change]:
     batch = now.job.of_devices.workload.batch_size
-    given = now.job.given or {}
-    if "batch_size" not in given and "model" not in given:
+    arguments = now.job.given or {}
+    if "batch_size" not in arguments and "model" not in arguments:
         return
-    measured = api.anchored(given, batch).get("one_device_batch_size")
+    measured = api.anchored(arguments, batch).get("one_device_batch_size")
     for other in (2 * batch, 4 * batch):
         name = f"batch size {other} per worker instead of {batch}"
         flags = f"--batch-size {other}"
         flags += "" if measured is None else f" --one-device-batch-size {measured}"
         yield of_arguments(name, flags, batch_size=other)
-
-
-def _sync_why(now: Situation) -> str:
-    return _lost(now, "straggler", "network", "server") if now.option("sync") is not None else ""
 
 
 def _sync(now: Situation) -> Iterator[Change]:
@@ -181,18 +154,14 @@ def _sync(now: Situation) -> Iterator[Change]:
         "asp": "fully asynchronous updates",
     }
     for sync, name in names.items():
-        if sync != now.option("sync"):
+        if now.option("sync") not in (None, sync):
             yield of_architecture(sync, name)
 
 
-def _without_servers_why(now: Situation) -> str:
-    return _lost(now, "network", "server") if now.job.workers > 1 else ""
-
-
 def _without_servers(now: Situation) -> Iterator[Change]:
-    if now.has_servers:
+    if now.job.workers > 1 and now.has_servers:
         yield of_architecture("ring", "a ring all-reduce instead of servers")
-    else:
+    elif now.job.workers > 1:
         name = "synchronous parameter servers, one per worker"
         yield of_architecture("bsp", name, servers=now.job.workers)
 
@@ -206,10 +175,6 @@ def _gossip(now: Situation) -> Iterator[Change]:
     for arch, name in names.items():
         if now.job.architecture.name != arch and now.job.workers > 2:
             yield of_architecture(arch, name)
-
-
-def _period_why(now: Situation) -> str:
-    return _lost(now, "network", "server", "straggler")
 
 
 def _period(now: Situation) -> Iterator[Change]:
@@ -226,10 +191,6 @@ def _period(now: Situation) -> Iterator[Change]:
         yield of_architecture("easgd", "elastic averaging every 4 steps", period=4)
 
 
-def _stragglers_why(now: Situation) -> str:
-    return _lost(now, "straggler")
-
-
 def _stragglers(now: Situation) -> Iterator[Change]:
     slow = now.job.stragglers
     if now.option("backup_workers") == 0 and now.option("sync") == "bsp" and now.job.workers > 2:
@@ -241,10 +202,6 @@ def _stragglers(now: Situation) -> Iterator[Change]:
         workers = "workers" if len(slow) > 1 else "worker"
         name = f"{workers} {', '.join(str(s.worker) for s in slow)} as fast as the others"
         yield of_arguments(name, stragglers=())
-
-
-def _hardware_why(now: Situation) -> str:
-    return now.prediction.bottleneck.text
 
 
 def _hardware(now: Situation) -> Iterator[Change]:
@@ -273,7 +230,7 @@ KO = "Ko, Choi, Seo, Kim, IPDPS 2021"
 RULES: tuple[Rule, ...] = (
     Rule(
         "servers",
-        _servers_why,
+        _waits_for("network", "server", link=True),
         _servers,
         "idle time falls as the number of servers per worker grows; with one server, step time "
         "grows in proportion to the number of workers",
@@ -281,7 +238,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "placement of servers",
-        _placement_why,
+        _waits_for("network", "server", "cpu"),
         _placement,
         "more servers on the workers' machines made training slower, because both compete for "
         "CPU cores",
@@ -289,14 +246,14 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "overlap",
-        _overlap_why,
+        _waits_for("network", "server"),
         _overlap,
         "sending layers during the backward pass hid most of the communication of deep CNNs",
         "Zhang and others (Poseidon), USENIX ATC 2017",
     ),
     Rule(
         "buckets",
-        _buckets_why,
+        _waits_for("network"),
         _buckets,
         "merging tensors according to collective latency was faster than sending them one by one "
         "or all at once",
@@ -304,14 +261,14 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "priority",
-        _priority_why,
+        _waits_for("network", "server"),
         _priority,
         "sending pieces by priority hides communication behind the next forward pass",
         "Peng and others (ByteScheduler), SOSP 2019; Jayarajan and others (P3), MLSys 2019",
     ),
     Rule(
         "compression",
-        _compression_why,
+        _waits_for("network"),
         _compression,
         "0.1 % of the gradients gave the same accuracy in the authors' tasks; compression time "
         "counts only if it is given (encode_per_byte_s)",
@@ -319,7 +276,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "batch size",
-        _batch_why,
+        _waits_for("network", "server", "straggler"),
         _batch,
         "larger batches made epochs shorter, with diminishing returns; accuracy after the same "
         "number of epochs fell",
@@ -327,7 +284,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "synchronisation",
-        _sync_why,
+        _waits_for("straggler", "network", "server"),
         _sync,
         "asynchronous epochs were never longer than synchronous ones; ResNet-50 on 24 workers "
         "reached 75.1 % accuracy with BSP, 74.6 % with ASP, and 72.8 % with SSP and a bound of 3",
@@ -335,14 +292,14 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "all-reduce or servers",
-        _without_servers_why,
+        _waits_for("network", "server"),
         _without_servers,
         "algorithms with servers scaled poorly; those without servers avoided the bottleneck",
         KO,
     ),
     Rule(
         "gossip",
-        _without_servers_why,
+        _waits_for("network", "server"),
         _gossip,
         "training without servers avoided the bottleneck; ResNet-50 on 24 workers reached 74.1 % "
         "accuracy with AD-PSGD, 75.1 % with BSP, and at most 46.4 % with GoSGD",
@@ -350,7 +307,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "period of exchanges",
-        _period_why,
+        _waits_for("network", "server", "straggler"),
         _period,
         "exchanging less often cost much accuracy: ResNet-50 on 24 workers reached 47.1 % with "
         "EASGD at period 4, 45.3 % at period 8, and 75.1 % with BSP",
@@ -358,7 +315,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "stragglers",
-        _stragglers_why,
+        _waits_for("straggler"),
         _stragglers,
         "synchronous training with a few backup workers reached a given accuracy sooner than both "
         "plain synchronous and asynchronous training",
@@ -366,7 +323,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "hardware",
-        _hardware_why,
+        lambda now: now.prediction.bottleneck.text,
         _hardware,
         "VGG-16 was more communication-bound than ResNet-50, and both more at 10 Gbps than at 56",
         KO,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Unpack
 
 import msgspec
 
@@ -20,12 +20,11 @@ from perfmodel.predicting import coarse, islands, job_facts
 from perfmodel.reporting.contents import Figure
 from perfmodel.reporting.drawn import Drawn
 from perfmodel.results.prediction import Prediction
-from perfmodel.studies.changes import COMPUTE, job_from, of_assumption
-from perfmodel.studies.chunks import Progress
-
-if TYPE_CHECKING:
-    import pandas as pd
-
+from perfmodel.studies.changes import COMPUTE, of_assumption
+from perfmodel.sweeping.arguments import job_from
+from perfmodel.sweeping.chunks import Progress, counted
+from perfmodel.sweeping.labels import Row
+from perfmodel.sweeping.tables import Tabular
 
 SCHEMA = "perfmodel.sensitivity/1"
 
@@ -72,7 +71,7 @@ class Effect(msgspec.Struct, frozen=True):
     @property
     def swing(self) -> float:
         """Largest absolute change of log throughput; 0 without alternatives."""
-        return max((each.swing for each in self.alternatives), default=0.0)
+        return max((other.swing for other in self.alternatives), default=0.0)
 
     @property
     def left_out(self) -> bool:
@@ -94,16 +93,16 @@ class Effect(msgspec.Struct, frozen=True):
         a = self.assumption
         below, above = ("", 1.0), ("", 1.0)
         words = isinstance(a.value, (bool, str))
-        for each in sorted(self.alternatives, key=lambda each: each.swing):
-            side = shown(Quantity(each.value, a.unit)), each.ratio
-            if not words and float(each.value) < float(a.value or 0.0):
+        for other in sorted(self.alternatives, key=lambda other: other.swing):
+            side = shown(Quantity(other.value, a.unit)), other.ratio
+            if not words and float(other.value) < float(a.value or 0.0):
                 below = side
             else:
                 above = side
         return below, above
 
 
-class Sensitivity(Drawn, frozen=True, kw_only=True):
+class Sensitivity(Drawn, Tabular, frozen=True, kw_only=True):
     """A prediction and the effects of its assumptions, the largest first."""
 
     schema: str = SCHEMA
@@ -111,45 +110,34 @@ class Sensitivity(Drawn, frozen=True, kw_only=True):
     effects: tuple[Effect, ...]
 
     def __repr__(self) -> str:
-        said = (f"{e.assumption.name}: {math.exp(e.swing):.3g}x" for e in self.effects if e.swing)
-        return f"Sensitivity({'; '.join(said) or 'no assumption matters'})"
+        swings = (f"{e.assumption.name}: {math.exp(e.swing):.3g}x" for e in self.effects if e.swing)
+        return f"Sensitivity({'; '.join(swings) or 'no assumption matters'})"
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Row]:
         """A row per alternative, in SI units; one without an alternative where there is none."""
-        rows = []
-        for each in self.effects:
-            a = each.assumption
+        rows: list[Row] = []
+        for effect in self.effects:
+            a = effect.assumption
             head = {"assumption": a.name, "value": a.value, "unit": a.unit, "source": a.source}
-            none = {"alternative": None, "throughput_samples_per_s": None, "ratio": None}
-            rows += [
-                {**head, "alternative": other.value}
-                | {"throughput_samples_per_s": other.throughput_samples_per_s, "ratio": other.ratio}
-                | {"unvaried": ""}
-                for other in each.alternatives
-            ] or [{**head, **none, "unvaried": each.unvaried}]
+            for other in effect.alternatives or (None,):
+                rows.append(
+                    {
+                        **head,
+                        "alternative": other and other.value,
+                        "throughput_samples_per_s": other and other.throughput_samples_per_s,
+                        "ratio": other and other.ratio,
+                        "unvaried": effect.unvaried,
+                    }
+                )
         return rows
 
-    def to_frame(self) -> pd.DataFrame:
-        """The rows as a frame."""
-        from perfmodel.studies.sweeps import frame
-
-        return frame(self.rows())
-
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Row:
         """As JSON-like values."""
         return {
             "schema": self.schema,
             "prediction": self.prediction.to_dict(),
-            "effects": [
-                {**msgspec.to_builtins(each), "swing": each.swing} for each in self.effects
-            ],
+            "effects": [{**msgspec.to_builtins(e), "swing": e.swing} for e in self.effects],
         }
-
-    def to_json(self) -> str:
-        """The same as JSON text."""
-        import json
-
-        return json.dumps(self.to_dict(), indent=2)
 
     def figure(self) -> Figure:
         """The effects as bars to both sides of 1, the largest first.
@@ -158,8 +146,8 @@ class Sensitivity(Drawn, frozen=True, kw_only=True):
         """
         from perfmodel.studies.figures import tornado
 
-        effects = [each for each in self.effects if each.swing >= LEAST_SWING][:MOST_BARS]
-        rows = [(each.assumption.name, each.sides) for each in effects]
+        effects = [effect for effect in self.effects if effect.swing >= LEAST_SWING][:MOST_BARS]
+        rows = [(effect.assumption.name, effect.sides) for effect in effects]
         return Figure([[tornado(rows)]], self.prediction.headline)
 
 
@@ -190,28 +178,22 @@ def sensitivity(
     InputError : the job itself is impossible; impossible alternatives are left out.
 
     >>> job = {"model": "vgg16", "device": "v100", "cluster": "ethernet-10g", "arch": "ring"}
-    >>> found = sensitivity(**job, workers=8)
-    >>> [each.assumption.name for each in found.effects[:3]]
+    >>> result = sensitivity(**job, workers=8)
+    >>> [effect.assumption.name for effect in result.effects[:3]]
     ['compression', 'batch_size', 'bandwidth']
     """
     job = job_from(job, arguments)
-    how: api.PredictOptions = {
-        "fidelity": fidelity,
-        "tolerance": tolerance,
-        "rel_ci": rel_ci,
-        "max_ops": max_ops,
-    }
+    how = api.PredictOptions(fidelity=fidelity, tolerance=tolerance, rel_ci=rel_ci, max_ops=max_ops)
     now = api.predict(job, **how)
     if now.fidelity == "coarse":
-        found = effects(job, progress)
-    else:
-        how["fidelity"] = "fine"
+        return Sensitivity(prediction=now, effects=effects(job, progress))
+    how["fidelity"] = "fine"
 
-        def simulated(other: Job) -> float:
-            return api.predict(other, **how).throughput_samples_per_s
+    def simulated(other: Job) -> float:
+        return api.predict(other, **how).throughput_samples_per_s
 
-        found = _effects(job, simulated, now.throughput_samples_per_s, progress)
-    return Sensitivity(prediction=now, effects=found)
+    by_simulation = _effects(job, simulated, now.throughput_samples_per_s, progress)
+    return Sensitivity(prediction=now, effects=by_simulation)
 
 
 def effects(job: Job, progress: Progress | None = None) -> tuple[Effect, ...]:
@@ -242,40 +224,33 @@ def _samples_per_s(job: Job) -> float:
 
 
 def _effects(
-    job: Job,
-    rate: Callable[[Job], float],
-    now: float,
-    progress: Progress | None,
+    job: Job, rate: Callable[[Job], float], now: float, progress: Progress | None
 ) -> tuple[Effect, ...]:
     """Return the effects, given how to predict the throughput, and the job's own throughput."""
     assumed = [*job.assumptions]
     of_device = job.of_devices.workload
     if of_device.quality == "estimated":
         assumed.append(Assumption(COMPUTE, of_device.compute_s, "s", "estimated"))
-    found = []
-    for done, assumption in enumerate(assumed, 1):
-        found.append(_effect(assumption, job, rate, now))
-        if progress is not None:
-            progress(done, len(assumed))
-    return tuple(sorted(found, key=lambda each: -each.swing))
+    of_all = [_effect(assumption, job, rate, now) for assumption in counted(assumed, progress)]
+    return tuple(sorted(of_all, key=lambda effect: -effect.swing))
 
 
 def _effect(assumption: Assumption, job: Job, rate: Callable[[Job], float], now: float) -> Effect:
     """Return the effect of an assumption: the throughput with other values."""
-    found = []
-    error = ""
+    alternatives, errors = [], []
     for change in of_assumption(assumption, job):
         try:
             then = rate(change.job_of(job))
-        except InputError as impossible:
-            error = error or f"{change.value}: {impossible}"
+        except InputError as error:
+            errors.append(f"{change.value}: {error}")
             continue
-        found.append(Alternative(change.value, then, then / now))
-    return Effect(assumption, tuple(found), "" if found else error or _unvaried(assumption))
-
-
-def _unvaried(assumption: Assumption) -> str:
+        alternatives.append(Alternative(change.value, then, then / now))
+    if alternatives:
+        return Effect(assumption, tuple(alternatives))
+    if errors:
+        return Effect(assumption, (), errors[0])
     value = assumption.value
     if isinstance(value, str) and value != "inf":
-        return "a name or a rule"
-    return "cannot be halved or doubled" if value in (0, "inf", None) else "of the profile"
+        return Effect(assumption, (), "a name or a rule")
+    fixed = value in (0, "inf", None)
+    return Effect(assumption, (), "cannot be halved or doubled" if fixed else "of the profile")

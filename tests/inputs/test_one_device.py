@@ -17,11 +17,11 @@ from perfmodel.inputs.batch_scaling import SINGLE_ERROR
 from perfmodel.inputs.one_device import Speed, read_speed
 from perfmodel.inputs.profile import Gradients, Layer, Tensor, Timing
 from perfmodel.studies.advice import advise
-from perfmodel.studies.grids import grid
 from perfmodel.studies.reports import report
 from perfmodel.studies.requirements import require
 from perfmodel.studies.sensitivity import sensitivity
-from perfmodel.studies.sweeps import sweep
+from perfmodel.sweeping.grids import grid
+from perfmodel.sweeping.sweeps import sweep
 from perfmodel.validation.cases import CaseJob, read_cases
 from tests.jobs import ETHERNET
 

@@ -16,7 +16,7 @@ from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job, Straggler
 from perfmodel.predicting import budget
 from perfmodel.predicting.fine import build_graph
-from perfmodel.studies.sweeps import sweep
+from perfmodel.sweeping.sweeps import sweep
 
 
 def job(arch: str, workers: int, **more: Any) -> Job:

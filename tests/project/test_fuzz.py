@@ -45,7 +45,7 @@ from perfmodel.predicting.installation import fingerprint
 from perfmodel.replay.plan import make_plan
 from perfmodel.results.schedule import COLUMNS
 from perfmodel.studies.crossovers import explain
-from perfmodel.studies.shards import ABOUT
+from perfmodel.sweeping.shards import ABOUT
 from perfmodel.traces.workload import import_trace
 from perfmodel.validation.cases import of_run, read_cases
 from tests.measuring.test_outputs import LATE, MEGABYTES, ROW, iperf3, perftest, printed

@@ -35,11 +35,13 @@ ROOMS: Mapping[str, frozenset[str]] = {
         "replay": "base theory reporting results",
         "measuring": "base theory inputs reporting results architectures profiler",
         "api": "base inputs graph results engine architectures predicting",
-        "studies": f"{ABOVE_BASE} reporting architectures predicting replay api",
+        "sweeping": f"{ABOVE_BASE} reporting architectures predicting replay api",
+        "studies": f"{ABOVE_BASE} reporting architectures predicting api sweeping",
+        "planning": "base inputs reporting results architectures predicting api sweeping studies",
         "calibration": f"{ABOVE_BASE} reporting architectures predicting measuring api",
         "validation": "base inputs reporting results measuring api",
-        "cli": f"{ABOVE_BASE} reporting architectures predicting replay studies calibration "
-        "validation measuring profiler traces api",
+        "cli": f"{ABOVE_BASE} reporting architectures predicting replay sweeping studies planning "
+        "calibration validation measuring profiler traces api",
         "__main__": "cli",
     }.items()
 }

@@ -12,7 +12,10 @@ import pytest
 
 import perfmodel
 
-ROOMS = ("results", "predicting", "replay", "studies", "measuring", "calibration", "validation")
+ROOMS = (
+    *("results", "predicting", "replay", "sweeping", "studies", "planning"),
+    *("measuring", "calibration", "validation"),
+)
 """Rooms that make results."""
 
 SHOWS = ("to_dict", "to_json", "to_frame", "frame", "report", "plot")
@@ -25,12 +28,13 @@ WITHOUT: Mapping[str, str] = {
     "predicting.variants.Variants": "arrays over axes that only the caller knows",
     "studies.advice.Recommendation": "a bar in the picture of Advice",
     "studies.aims.Aim": "an input",
-    "studies.convergence.TrainingSetup": "an input",
+    "sweeping.convergence.TrainingSetup": "an input",
     "studies.crossovers.Crossover": "a line in the picture of an Explanation",
     "studies.formulas.Formula": "symbols, without numbers",
-    "studies.plan_search.PlanLimits": "an input",
-    "studies.plans.Candidate": "a point in the picture of a Plan",
+    "planning.search.PlanLimits": "an input",
+    "planning.plans.Candidate": "a point in the picture of a Plan",
     "studies.reports.Report": "a page, which has all pictures",
+    "sweeping.tables.Tabular": "what results with rows have in common",
 }
 
 

@@ -20,11 +20,11 @@ from perfmodel.calibration.statistics import Fitted, RunError
 from perfmodel.cli.options import check_files, write_files
 from perfmodel.measuring.measurements import Measurement, Measurements
 from perfmodel.measuring.training.run import MeasuredRun, RunResults
+from perfmodel.planning.plans import trade
 from perfmodel.replay.curve import accuracy_of
 from perfmodel.reporting import images
 from perfmodel.reporting.contents import Axis, Bars, Figure, Panel, Ranges, Series, Span
 from perfmodel.results.sections import MOST_ROWS
-from perfmodel.studies.figures import trade
 from perfmodel.validation.scores import Score
 from perfmodel.validation.validate import CaseScores, Validation
 from tests.jobs import cluster, job, workload

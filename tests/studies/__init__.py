@@ -1,1 +1,1 @@
-"""Tests of studies of many predictions."""
+"""Tests of studies of one job."""

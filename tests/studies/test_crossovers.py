@@ -19,6 +19,8 @@ from perfmodel.phases.quantities import quantities_of
 from perfmodel.predicting import coarse, variants
 from perfmodel.studies import crossovers, explaining, formulas
 from perfmodel.studies.crossovers import Crossover, against, between, explain
+from perfmodel.studies.solving import EQUAL
+from perfmodel.studies.variables import WHOLE
 from tests.jobs import ALL, cluster, job, workload
 from tests.oracles import equal
 from tests.predicting.test_coarse import changed, never_rises
@@ -92,7 +94,7 @@ def rules_change(one: Job, c: Crossover) -> None:
 
     For integers, each dominates on its side; within rounding, either may.
     """
-    if c.variable in crossovers.WHOLE:
+    if c.variable in WHOLE:
         step = one.options.group_size if c.variable == "workers" else 1
         before, after = (longest(one, **{c.variable: v}) for v in (c.value - step, c.value))
         assert c.below in before
@@ -155,7 +157,7 @@ def test_crossovers_by_hand() -> None:
 def test_canary_a_crossover_elsewhere_is_noticed() -> None:
     for c in explain(SYNCHRONOUS).crossovers:
         rules_change(SYNCHRONOUS, c)
-        step = 1.0 if c.variable in crossovers.WHOLE else 1e-4 * c.value
+        step = 1.0 if c.variable in WHOLE else 1e-4 * c.value
         for wrong in (
             replace(c, value=c.value + step),
             replace(c, below=c.above, above=c.below),
@@ -289,7 +291,7 @@ def rates(variable: str, value: float, *of: Job) -> list[float]:
     ]
 
 
-@pytest.mark.parametrize("variable", crossovers.RANGES)
+@pytest.mark.parametrize("variable", crossovers.VARIABLES)
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -308,10 +310,10 @@ def test_two_jobs_are_equally_fast_at_the_reported_value(
     for c in between(one, other, variable, ("first", "second")):
         assert {c.below, c.above} == {"first", "second"}
         sign = 1.0 if c.below == "first" else -1.0
-        if variable in crossovers.WHOLE:
+        if variable in WHOLE:
             before, after = (rates(variable, v, one, other) for v in (c.value - 1.0, c.value))
-            assert sign * (before[0] / before[1] - 1.0) > -crossovers.EQUAL
-            assert sign * (after[0] / after[1] - 1.0) < crossovers.EQUAL
+            assert sign * (before[0] / before[1] - 1.0) > -EQUAL
+            assert sign * (after[0] / after[1] - 1.0) < EQUAL
         else:
             equal(*rates(variable, c.value, one, other), 1e-5)
             near = [rates(variable, f * c.value, one, other) for f in (0.99, 1.01)]
@@ -331,12 +333,12 @@ def test_two_jobs_by_hand() -> None:
     around = job(SYNCHRONOUS.workload, free, 4, "ring", ring)
     (c,) = between(servers, around, "bandwidth_bytes_per_s", ("ps", "ring"))
     # reported where the rates agree within EQUAL: here they hardly differ at all
-    equal(c.value, 4e9 / (4.0 * latency_s), 100.0 * crossovers.EQUAL)
+    equal(c.value, 4e9 / (4.0 * latency_s), 100.0 * EQUAL)
     assert (c.below, c.above) == ("ring", "ps")
 
 
 def test_a_job_has_no_crossover_with_itself() -> None:
-    for variable in crossovers.RANGES:
+    for variable in crossovers.VARIABLES:
         assert between(RING, RING, variable, ("a", "b")) == []
 
 
@@ -348,9 +350,9 @@ def test_a_job_that_is_always_faster_has_no_crossover() -> None:
 
 def test_against_searches_every_variable() -> None:
     found = against(SYNCHRONOUS, RING, "ps", "ring")
-    along = [c for v in crossovers.RANGES for c in between(SYNCHRONOUS, RING, v, ("ps", "ring"))]
+    along = [c for v in crossovers.VARIABLES for c in between(SYNCHRONOUS, RING, v, ("ps", "ring"))]
     assert list(found) == along
-    assert {c.variable for c in found} <= set(crossovers.RANGES)
+    assert {c.variable for c in found} <= set(crossovers.VARIABLES)
     unlike = replace(SYNCHRONOUS, stragglers=(Straggler(0, 2.0),))
     assert {c.variable for c in against(unlike, RING, "ps", "ring")} <= {"batch_size"}
 

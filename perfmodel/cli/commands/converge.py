@@ -89,7 +89,7 @@ def converge(flags: JobFlags, out: Outputs, **values: Any) -> None:
     """
     from perfmodel.replay.optimizer import Optimizer
     from perfmodel.results.schedule import Schedule
-    from perfmodel.studies import convergence
+    from perfmodel.sweeping import convergence
 
     out.check()
     training = convergence.TrainingSetup(

@@ -117,9 +117,9 @@ def plan(
     perfmodel plan --model resnet50 --dataset-size 1281167 --epochs 90 --objective cost --deadline 24h
     """  # noqa: E501
     out.check()
-    from perfmodel.studies import executors
-    from perfmodel.studies.plan_search import PlanLimits
-    from perfmodel.studies.planning import plan as choose
+    from perfmodel.planning.decision import plan as choose
+    from perfmodel.planning.search import PlanLimits
+    from perfmodel.sweeping import executors
 
     limits = PlanLimits(**{name: values.pop(name) for name in PlanLimits.__struct_fields__})
     arguments = {name: value for name, value in values.items() if value is not None}

@@ -23,7 +23,7 @@ from perfmodel.cli.options import (
 
 if TYPE_CHECKING:
     from perfmodel.results.prediction import Prediction
-    from perfmodel.studies.grids import Skipped
+    from perfmodel.sweeping.grids import Skipped
 
 
 @click.command()
@@ -99,7 +99,7 @@ def predict(
 
 def _both(fine: Prediction, coarse: Prediction) -> Callable[[], str]:
     """Make JSON of a fine and a coarse prediction."""
-    from perfmodel.studies.comparison import both_as_json
+    from perfmodel.sweeping.comparison import both_as_json
 
     return lambda: both_as_json(fine, coarse)
 
@@ -134,7 +134,7 @@ def sweep(
     perfmodel sweep --model resnet50 --device v100 --arch ring,ps --workers 1,2,4..64
     perfmodel sweep --model vgg16 --device v100 --workers 8 --option servers=1..8 --plot servers.png
     """
-    from perfmodel.studies import executors, sweeps
+    from perfmodel.sweeping import executors, sweeps
 
     out.check()
     arguments = {**how.arguments(), **flags.arguments(flags.job, lists=True)}
@@ -166,7 +166,7 @@ def compare(flags: JobFlags, how: ModelFlags, out: Outputs) -> None:
     perfmodel compare --model vgg16 --device v100 --workers 8 --arch ring,ps --servers 1,4
     perfmodel compare --job old.toml --job new.toml
     """
-    from perfmodel.studies import comparison
+    from perfmodel.sweeping import comparison
 
     out.check()
     asked = how.arguments()
@@ -222,7 +222,7 @@ def explain(flags: JobFlags, against: str | None, out: Outputs) -> None:
 
 def _say(notes: Iterable[str], skipped: Iterable[Skipped]) -> None:
     """Print on standard error the skipped jobs of a sweep, and the reasons."""
-    from perfmodel.studies.grids import reasons
+    from perfmodel.sweeping.grids import reasons
 
     for note in notes:
         remark(f"note: {note}")

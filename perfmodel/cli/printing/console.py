@@ -14,7 +14,7 @@ from rich.table import Table
 from perfmodel.base.units import dimension_of, show as quantity
 from perfmodel.cli.printing.tables import FittingTable
 from perfmodel.cli.printing.text import styled
-from perfmodel.studies.comparison import WORDS
+from perfmodel.sweeping.comparison import WORDS
 
 
 def new_console() -> Console:

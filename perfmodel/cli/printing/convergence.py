@@ -6,7 +6,7 @@ from rich.markup import escape
 
 from perfmodel.base.units import show as quantity
 from perfmodel.cli.printing.console import new_console, new_table
-from perfmodel.studies.convergence import Convergence, Trained
+from perfmodel.sweeping.convergence import Convergence, Trained
 
 
 def convergence(found: Convergence) -> None:

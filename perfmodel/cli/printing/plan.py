@@ -10,7 +10,7 @@ from perfmodel.cli.options import verbosity
 from perfmodel.cli.printing.console import new_console, new_table
 from perfmodel.cli.printing.prediction import assumed
 from perfmodel.cli.printing.text import bold, dim, show
-from perfmodel.studies.plans import HOUR_S, Candidate, Plan, Price, Trade, said_of
+from perfmodel.planning.plans import HOUR_S, Candidate, Plan, Price, Trade, servers_text
 
 WORDS = {
     "cost": "lowest cost",
@@ -71,7 +71,7 @@ def _row(rank: int, each: Candidate) -> tuple[str, ...]:
 def _trade(each: Trade) -> tuple[str, ...]:
     label = (
         f"{each.nodes} x {each.instance} ({each.workers} x {each.accelerator}), "
-        f"{each.architecture}{said_of(each)}, batch {each.batch_size}"
+        f"{each.architecture}{servers_text(each)}, batch {each.batch_size}"
     )
     return "", label, f"{each.time_s / HOUR_S:.3g}", f"{each.cost_usd:.4g}"
 

@@ -8,16 +8,16 @@ from perfmodel.cli.printing.console import cell_text, head_text, new_console, ne
 from perfmodel.cli.printing.prediction import assumed, certainty, title
 from perfmodel.cli.printing.text import bold, show
 from perfmodel.results.prediction import Prediction
-from perfmodel.studies.comparison import differences
 from perfmodel.studies.sensitivity import Effect
-from perfmodel.studies.sweeps import figures
+from perfmodel.sweeping.comparison import differences
+from perfmodel.sweeping.tables import quantity_columns
 
 
 def both(fine: Prediction, coarse: Prediction, worth: Sequence[Effect]) -> None:
     """Print a fine and a coarse prediction of the same job side by side."""
     show(title(fine))
     table = new_table("", "fine", "coarse", "difference")
-    rows = figures(fine), figures(coarse)
+    rows = quantity_columns(fine), quantity_columns(coarse)
     for name, part in differences(fine, coarse).items():
         table.add_row(
             head_text(name),

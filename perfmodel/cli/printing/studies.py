@@ -21,15 +21,15 @@ from perfmodel.cli.printing.prediction import (
 )
 from perfmodel.cli.printing.text import dim, show, show_rows
 from perfmodel.inputs.job import Job
-from perfmodel.studies.comparison import Comparison
 from perfmodel.studies.crossovers import Crossover, Explanation
 from perfmodel.studies.explaining import words
 from perfmodel.studies.formulas import Formula
-from perfmodel.studies.grids import Row
 from perfmodel.studies.requirements import Requirement
 from perfmodel.studies.robustness import SharedAssumption
 from perfmodel.studies.sensitivity import MATTERS, Effect
-from perfmodel.studies.sweeps import Sweep
+from perfmodel.sweeping.comparison import Comparison
+from perfmodel.sweeping.labels import Row
+from perfmodel.sweeping.sweeps import Sweep
 
 MOST_ROWS = 50
 """Most jobs of a sweep that are printed."""

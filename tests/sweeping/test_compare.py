@@ -26,8 +26,8 @@ from perfmodel import (
 from perfmodel.cli import cli, main
 from perfmodel.graph.op_graph import CAUSES
 from perfmodel.reporting.colours import CAUSE_COLOURS
-from perfmodel.studies.comparison import WORDS, both_as_json, differences, parts_s
-from perfmodel.studies.grids import distinct
+from perfmodel.sweeping.comparison import WORDS, both_as_json, differences, parts_s
+from perfmodel.sweeping.labels import distinct
 from tests.jobs import ALL, ALL_IDS, ETHERNET, cluster, job, workload
 from tests.results.readable import bars
 

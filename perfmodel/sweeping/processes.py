@@ -1,9 +1,9 @@
 """Processes of this machine as an executor. They end when this process ends, however it ends.
 
-Each thread of a pool has one process and talks to it over pipes. Only this process holds the other
-ends, so a process sees that they are closed when this process has ended, even killed. Nothing else
-is shared: no semaphores, which a killed process would leave behind, and no memory, in which another
-thread might hold a lock. This module only imports what is needed until the first task arrives.
+Each thread of a pool has one process and talks to it over pipes, whose other ends close when this
+process ends, even killed. Nothing else is shared: no semaphores, which a killed process would leave
+behind, and no memory, in which another thread might hold a lock. This module only imports what is
+needed until the first task arrives.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import IO, ParamSpec, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from perfmodel.base.errors import InputError, whole_number
 
+P = ParamSpec("P")
 R = TypeVar("R")
 
 MOST_PROCESSES = 1024
@@ -38,7 +39,7 @@ try:
     sys.path[:] = pickle.load(sys.stdin.buffer)
 except (EOFError, pickle.UnpicklingError):
     sys.exit(1)
-from perfmodel.studies.processes import serve
+from perfmodel.sweeping.processes import serve
 serve()
 """
 """The program of a process; it gets the import path of the process that starts it first."""
@@ -50,7 +51,7 @@ _LOST = (EOFError, OSError, pickle.UnpicklingError)
 class InLine(Executor):
     """Runs work immediately in the thread that submits it."""
 
-    def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
+    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Run the work and return a finished future."""
         done: Future[R] = Future()
         try:
@@ -90,17 +91,17 @@ class Processes(Executor):
             self._begin = time.monotonic()
         return self._count == 1 or time.monotonic() - self._begin < self._alone_s
 
-    def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
+    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Submit work to one of the processes, or run it here."""
         if self.here:
             return InLine().submit(fn, *args, **kwargs)
         task = pickle.dumps((fn, args, kwargs))
         warned: list[Warned] = []
-        future = self._threads.submit(self._call, task, warned)
+        future = cast("Future[R]", self._threads.submit(self._call, task, warned))
         _warned[future] = warned
         return future
 
-    def _call(self, task: bytes, warned: list[Warned]) -> Any:
+    def _call(self, task: bytes, warned: list[Warned]) -> object:
         """Run a task in the process of this thread."""
         worker: Worker | None = getattr(self._of_thread, "worker", None)
         if worker is None:
@@ -112,11 +113,8 @@ class Processes(Executor):
         return worker.call(task, warned)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the processes after their work, or immediately with ``cancel_futures``."""
-        if not wait and not cancel_futures:
-            self._threads.shutdown(wait=False)
-            threading.Thread(target=self.shutdown).start()
-            return
+        """End the processes after their work, or immediately with ``cancel_futures``; wait for
+        their end in any case."""
         if cancel_futures:
             with self._lock:
                 self._killed = True
@@ -132,11 +130,11 @@ class Processes(Executor):
 
 Warned = tuple[str, type[Warning]]
 
-_warned: WeakKeyDictionary[Future[Any], list[Warned]] = WeakKeyDictionary()
+_warned: WeakKeyDictionary[object, list[Warned]] = WeakKeyDictionary()
 """The warnings of tasks that ran in other processes."""
 
 
-def warn_again(future: Future[Any]) -> None:
+def warn_again(future: object) -> None:
     """Issue the warnings of a task that ran in another process here: filters, and the flags of a
     command, apply to those of all processes alike."""
     for text, category in _warned.pop(future, ()):
@@ -170,13 +168,9 @@ class Worker:
         self._to = cast(IO[bytes], self._process.stdin)  # pipes, as asked for
         self._from = cast(IO[bytes], self._process.stdout)
         with suppress(*_LOST):  # the first task says that it has ended
-            self._send(sys.path)
+            _send(self._to, sys.path)
 
-    def _send(self, value: Any) -> None:
-        self._to.write(pickle.dumps(value))
-        self._to.flush()
-
-    def call(self, task: bytes, warned: list[Warned]) -> Any:
+    def call(self, task: bytes, warned: list[Warned]) -> object:
         """Run a pickled task, and add its warnings to a list.
 
         Raises
@@ -185,15 +179,15 @@ class Worker:
         Exception : whatever the task raises.
         """
         try:
-            self._send(task)
+            _send(self._to, task)
             answer = pickle.load(self._from)
         except _LOST:
             raise BrokenExecutor("a process ended unexpectedly") from None
         value, error, trace, issued = pickle.loads(answer)
         warned += issued
         if error is not None:
-            raise error from RemoteError(trace)
-        return value
+            raise error from RemoteError(f"\n{trace}")
+        return cast(object, value)
 
     def kill(self) -> None:
         """End the process now."""
@@ -207,11 +201,13 @@ class Worker:
         self._from.close()
 
 
+def _send(to: IO[bytes], value: object) -> None:
+    pickle.dump(value, to)
+    to.flush()
+
+
 class RemoteError(Exception):
     """The cause of an error in another process: its traceback as text."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
 
 
 def serve() -> None:
@@ -229,8 +225,7 @@ def serve() -> None:
         while True:
             answer = _answer(tasks.get())
             try:
-                pickle.dump(answer, answers)
-                answers.flush()
+                _send(answers, answer)
             except OSError:
                 os._exit(1)
 

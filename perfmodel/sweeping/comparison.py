@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -26,12 +25,10 @@ from perfmodel.reporting.drawn import Paged
 from perfmodel.reporting.panels import stacks
 from perfmodel.reporting.rows import table
 from perfmodel.results.prediction import Prediction
-from perfmodel.studies.chunks import Progress
-from perfmodel.studies.grids import Row, Skipped, distinct, grid, label, shown
-from perfmodel.studies.sweeps import common, figures, frame, how
-
-if TYPE_CHECKING:
-    import pandas as pd
+from perfmodel.sweeping.chunks import Progress, counted
+from perfmodel.sweeping.grids import Skipped, grid
+from perfmodel.sweeping.labels import Row, distinct, label, shown
+from perfmodel.sweeping.tables import Tabular, basis_columns, common, quantity_columns
 
 SCHEMA = "perfmodel.comparison/1"
 
@@ -64,7 +61,7 @@ _NAMES = {
 _SILENT = ("schema", "title", "source", "options")
 
 
-class Comparison(Paged, frozen=True, kw_only=True):
+class Comparison(Paged, Tabular, frozen=True, kw_only=True):
     """Predictions side by side.
 
     ``differing`` holds, for each prediction, the inputs that differ between the jobs, by name and
@@ -88,10 +85,8 @@ class Comparison(Paged, frozen=True, kw_only=True):
     @property
     def best(self) -> int:
         """Index of the prediction with the highest throughput; the first on ties."""
-        return max(
-            range(len(self.predictions)),
-            key=lambda i: self.predictions[i].throughput_samples_per_s,
-        )
+        rates = [p.throughput_samples_per_s for p in self.predictions]
+        return rates.index(max(rates))
 
     @property
     def per_sample(self) -> bool:
@@ -142,22 +137,14 @@ class Comparison(Paged, frozen=True, kw_only=True):
                     "staleness_mean": p.staleness.mean if p.staleness is not None else None,
                     "busiest_link": link,
                     "busiest_link_fraction": use,
-                    **how(p),
+                    **basis_columns(p),
                 }
             )
         return rows
 
-    def to_frame(self) -> pd.DataFrame:
-        """The rows as a data frame, one per job."""
-        return frame(self.rows())
-
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Row:
         """Rows and sentences, as JSON-like values."""
         return {"schema": SCHEMA, "rows": self.rows(), "text": self.text}
-
-    def to_json(self) -> str:
-        """The result as JSON text."""
-        return json.dumps(self.to_dict(), indent=2)
 
     def figure(self) -> Figure:
         """Compute and waiting time by cause, a bar per job.
@@ -242,29 +229,21 @@ def compare(
     >>> compare([ring, ps]).names
     ('allreduce, ring', 'ps')
     """
-    given = list(jobs)
-    if len(given) < 2:
-        raise InputError(f"compare: needs at least two jobs, got {len(given)}")
-    if len(given) > MOST_JOBS:
+    several = list(jobs)
+    if len(several) < 2:
+        raise InputError(f"compare: needs at least two jobs, got {len(several)}")
+    if len(several) > MOST_JOBS:
         raise InputError(
-            f"compare: {len(given)} jobs; at most {MOST_JOBS} (use perfmodel sweep for more)"
+            f"compare: {len(several)} jobs; at most {MOST_JOBS} (use perfmodel sweep for more)"
         )
     called = list(names) if names is not None else None
-    if called is not None and (len(called) != len(given) or len(set(called)) != len(given)):
-        raise InputError(f"names: expected {len(given)} different names, got {called}")
-    how: api.PredictOptions = {
-        "fidelity": fidelity,
-        "tolerance": tolerance,
-        "rel_ci": rel_ci,
-        "max_ops": max_ops,
-    }
-    predictions = []
-    for done, job in enumerate(given, 1):
-        if not isinstance(job, Prediction):
-            job = api.predict(job, **how)
-        predictions.append(job)
-        if progress is not None:
-            progress(done, len(given))
+    if called is not None and (len(called) != len(several) or len(set(called)) != len(several)):
+        raise InputError(f"names: expected {len(several)} different names, got {called}")
+    how = api.PredictOptions(fidelity=fidelity, tolerance=tolerance, rel_ci=rel_ci, max_ops=max_ops)
+    predictions = [
+        job if isinstance(job, Prediction) else api.predict(job, **how)
+        for job in counted(several, progress)
+    ]
     differing = _differing(predictions)
     if called is None:
         mixed = len({p.fidelity for p in predictions}) > 1
@@ -277,7 +256,7 @@ def compare(
     )
 
 
-def gathered(several: Sequence[tuple[str | None, Mapping[str, Any]]]) -> Gathered:
+def gathered(several: Sequence[tuple[str | None, Mapping[str, object]]]) -> Gathered:
     """Collect the jobs of several sets of arguments, each of which may be a whole sweep.
 
     Parameters
@@ -297,14 +276,14 @@ def gathered(several: Sequence[tuple[str | None, Mapping[str, Any]]]) -> Gathere
             raise InputError(f"{path}: {error}" if len(several) > 1 else str(error)) from None
         stem = Path(path).stem if path is not None and len(several) > 1 else ""
         names += [", ".join(filter(None, [stem, label(p)])) for p in grids[-1].points]
-    skipped = tuple(wrong for found in grids for wrong in found.skipped)
+    skipped = tuple(skip for part in grids for skip in part.skipped)
     if len(names) < 2 and skipped:
         raise InputError(f"compare: needs at least two jobs; {skipped[0].reason}")
     return Gathered(
-        jobs=tuple(job for found in grids for job in found.jobs),
+        jobs=tuple(job for part in grids for job in part.jobs),
         names=tuple(distinct(names)),
         skipped=skipped,
-        notes=tuple(dict.fromkeys(note for found in grids for note in found.notes)),
+        notes=tuple(dict.fromkeys(note for part in grids for note in part.notes)),
     )
 
 
@@ -323,16 +302,20 @@ def differences(fine: Prediction, coarse: Prediction) -> dict[str, float | None]
 
     The difference in ``idle_fraction`` is absolute. None where the fine value is 0 or missing.
     """
-    a, b = figures(fine), figures(coarse)
-    found: dict[str, float | None] = {}
-    for name in ("throughput_samples_per_s", "iteration_s", "idle_fraction", "staleness_mean"):
-        if name == "idle_fraction":
-            found[name] = b[name] - a[name]
-        elif a[name] == b[name]:
-            found[name] = 0.0
-        else:
-            found[name] = b[name] / a[name] - 1.0 if a[name] and b[name] is not None else None
-    return found
+    names = ("throughput_samples_per_s", "iteration_s", "idle_fraction", "staleness_mean")
+    return {
+        n: _difference(n, quantity_columns(fine)[n], quantity_columns(coarse)[n]) for n in names
+    }
+
+
+def _difference(name: str, fine: float | None, coarse: float | None) -> float | None:
+    if fine == coarse:
+        return 0.0
+    if fine is None or coarse is None:
+        return None
+    if name == "idle_fraction":
+        return coarse - fine
+    return coarse / fine - 1.0 if fine else None
 
 
 def both_as_json(fine: Prediction, coarse: Prediction) -> str:
@@ -412,31 +395,29 @@ def _name(differing: Row) -> str:
 def _differing(predictions: Sequence[Prediction]) -> list[Row]:
     """The inputs that differ between predictions."""
     inputs = [_inputs(p) for p in predictions]
-    names = dict.fromkeys(name for found in inputs for name in found)
-    differ = [name for name in names if len({repr(found.get(name)) for found in inputs}) > 1]
-    if not any(_given(p, "start") for p in predictions):  # follows from the architecture
-        differ = [name for name in differ if name != "start"]
-    rows = [{name: found.get(name) for name in differ} for found in inputs]
-    options = [_options(p) for p in predictions]
-    for name in dict.fromkeys(name for found in options for name in found):
-        values = [found[name] for found in options if name in found]
-        given = [found.get(name) for found in options]
-        if len({repr(value) for value in values}) > 1 or (
-            len(values) < len(options) and any(_chosen(p, name) for p in predictions)
-        ):
-            for row, value in zip(rows, given, strict=True):
-                row[name] = value
+    names = dict.fromkeys(name for row in inputs for name in row)
+    differ = [name for name in names if len({repr(row.get(name)) for row in inputs}) > 1]
+    if "start" in differ and all(_is_assumed(p, "start") for p in predictions):
+        differ.remove("start")  # follows from the architecture
+    rows = [{name: row.get(name) for name in differ} for row in inputs]
+    options: list[Row] = [p.provenance.inputs["options"] for p in predictions]
+    for name in dict.fromkeys(name for row in options for name in row):
+        values = {repr(row[name]) for row in options if name in row}
+        missing = any(name not in row for row in options)
+        if len(values) > 1 or (missing and any(_is_chosen(p, name) for p in predictions)):
+            for row, option in zip(rows, options, strict=True):
+                row[name] = option.get(name)
     return rows
 
 
 def _inputs(p: Prediction) -> Row:
     """The inputs of a job except its options, flattened, by name."""
-    found: Row = {}
+    flat: Row = {}
 
-    def walk(value: Any, path: str) -> None:
+    def walk(value: object, path: str) -> None:
         if not isinstance(value, Mapping):
             name = _NAMES.get(path, path.removeprefix("workload."))
-            found[name] = value if not isinstance(value, (list, tuple)) else json.dumps(value)
+            flat[name] = value if not isinstance(value, (list, tuple)) else json.dumps(value)
             return
         for key, item in value.items():
             if key not in _SILENT:
@@ -444,25 +425,20 @@ def _inputs(p: Prediction) -> Row:
 
     inputs = dict(p.provenance.inputs)
     jitter = inputs.pop("jitter")
-    stragglers = [Straggler(**given) for given in inputs.pop("stragglers")]
+    stragglers = [Straggler(**straggler) for straggler in inputs.pop("stragglers")]
     walk(inputs, "")
-    found["jitter"] = shown(Jitter(**jitter)) if jitter is not None else 0.0
-    return {**found, "stragglers": shown(stragglers), "seed": p.provenance.seed}
+    flat["jitter"] = shown(Jitter(**jitter)) if jitter is not None else 0.0
+    return {**flat, "stragglers": shown(stragglers), "seed": p.provenance.seed}
 
 
-def _given(p: Prediction, name: str) -> bool:
-    return name not in {assumption.name for assumption in p.assumptions}
+def _is_assumed(p: Prediction, name: str) -> bool:
+    return name in {assumption.name for assumption in p.assumptions}
 
 
-def _options(p: Prediction) -> Row:
-    return dict(p.provenance.inputs["options"])
-
-
-def _chosen(p: Prediction, option: str) -> bool:
+def _is_chosen(p: Prediction, option: str) -> bool:
     """Return whether an option differs from its default."""
-    options = _options(p)
+    options = p.provenance.inputs["options"]
     if option not in options:
         return False
     architecture, _ = registry.find(p.architecture)
-    default = getattr(architecture.options(), option)
-    return bool(options[option] != finite(default, "inf"))
+    return bool(options[option] != finite(getattr(architecture.options(), option), "inf"))

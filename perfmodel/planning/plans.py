@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from perfmodel.base.tables import csv_text, parquet
-from perfmodel.reporting.contents import Figure, Page, Section
+from perfmodel.reporting.contents import INK, REFERENCE, Axis, Figure, Page, Panel, Section, Series
 from perfmodel.reporting.drawn import Paged
+from perfmodel.reporting.panels import colour
 from perfmodel.reporting.rows import table
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.sensitivity import Effect
+from perfmodel.sweeping.labels import Row
+from perfmodel.sweeping.tables import Tabular, fields
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,7 +57,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     servers: int | None
     server_instance: str | None
     architecture: str
-    options: dict[str, Any]
+    options: dict[str, object]
     batch_size: int
     global_batch_size: int
     price_usd_per_h: float
@@ -86,15 +87,12 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         options = "".join(f", {name}={value}" for name, value in self.options.items())
         return (
             f"{self.nodes} x {self.instance} ({self.workers} x {self.accelerator}), "
-            f"{self.architecture}{options}{said_of(self)}, batch {self.batch_size}"
+            f"{self.architecture}{options}{servers_text(self)}, batch {self.batch_size}"
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Row:
         """JSON-like values, without the full prediction."""
-        values: dict[str, Any] = msgspec.to_builtins(
-            {name: getattr(self, name) for name in self.__struct_fields__ if name != "prediction"}
-        )
-        return values
+        return fields(self, "prediction")
 
 
 class Trade(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,17 +105,25 @@ class Trade(msgspec.Struct, frozen=True, kw_only=True):
     servers: int | None
     server_instance: str | None
     architecture: str
-    options: dict[str, Any]
+    options: dict[str, object]
     batch_size: int
     time_s: float
     cost_usd: float
     fidelity: str
 
 
-def said_of(each: Candidate | Trade) -> str:
+def servers_text(candidate: Candidate | Trade) -> str:
     """The servers of a candidate as text."""
-    on = f" on {each.server_instance}" if each.server_instance else ""
-    return f", {each.servers} servers{on}" if each.servers else ""
+    home = candidate.server_instance
+    on = f" on {home}" if home else ""
+    return f", {candidate.servers} servers{on}" if candidate.servers else ""
+
+
+def _key(candidate: Candidate | Trade) -> tuple[object, ...]:
+    """The fields that identify a candidate."""
+    c, options = candidate, json.dumps(candidate.options, sort_keys=True)
+    sizes = (c.workers, c.servers, c.server_instance, c.batch_size)
+    return c.instance, c.architecture, options, *sizes
 
 
 class Lever(msgspec.Struct, frozen=True):
@@ -140,7 +146,7 @@ class Price(msgspec.Struct, frozen=True):
     source: str
 
 
-class Plan(Paged, frozen=True, kw_only=True):
+class Plan(Paged, Tabular, frozen=True, kw_only=True):
     """A decision and its reasons.
 
     Attributes
@@ -196,79 +202,48 @@ class Plan(Paged, frozen=True, kw_only=True):
         """The best candidate."""
         return self.ranked[0]
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Row]:
         """One row per ranked candidate, then one per remaining candidate of the Pareto front.
 
         ``rank`` is None for the latter; intervals have a column for each bound.
         """
-        rows = []
-        for rank, each in enumerate(self.ranked, 1):
-            row: dict[str, Any] = {"rank": rank}
-            for name, value in each.to_dict().items():
+        rows: list[Row] = []
+        best = [_key(trade) for trade in self.front]
+        for rank, candidate in enumerate(self.ranked, 1):
+            row: Row = {"rank": rank}
+            for name, value in candidate.to_dict().items():
                 if isinstance(value, (list, tuple)):
                     row |= {f"{name}_low": value[0], f"{name}_high": value[1]}
                 else:
                     row[name] = json.dumps(value) if name == "options" else value
-            rows.append(row)
-        ranked = [_key(each) for each in self.ranked]
-        rest = [each for each in self.front if _key(each) not in ranked]
-        for trade in rest:
-            values = msgspec.to_builtins(trade)
-            values["options"] = json.dumps(values["options"])
-            values["global_batch_size"] = trade.workers * trade.batch_size
-            rows.append({**dict.fromkeys(rows[0]), **values})
-        best = {_key(each) for each in self.front}
-        keys = [*ranked, *map(_key, rest)]
-        return [{**row, "pareto": key in best} for row, key in zip(rows, keys, strict=True)]
+            rows.append({**row, "pareto": _key(candidate) in best})
+        ranked = [_key(candidate) for candidate in self.ranked]
+        for trade in self.front:
+            if _key(trade) not in ranked:
+                row = dict.fromkeys(rows[0]) | fields(trade)
+                row |= {"options": json.dumps(trade.options), "pareto": True}
+                rows.append({**row, "global_batch_size": trade.workers * trade.batch_size})
+        return rows
 
     def to_frame(self) -> pd.DataFrame:
         """The rows as a data frame; integer columns stay integer beside missing values."""
-        import pandas as pd
+        return super().to_frame().astype(dict.fromkeys(WHOLE, "Int64"))
 
-        return pd.DataFrame(self.rows()).astype(dict.fromkeys(WHOLE, "Int64"))
-
-    def to_csv(self, path: str | Path | None = None) -> str:
-        """The rows as CSV text, also written to ``path`` if given.
-
-        Raises
-        ------
-        InputError : ``path`` cannot be written.
-        """
-        return csv_text(self.to_frame(), path)
-
-    def to_parquet(self, path: str | Path | None = None) -> bytes:
-        """The rows as a Parquet file (extra ``parquet``), also written to ``path`` if given.
-
-        Raises
-        ------
-        InputError : pyarrow is not installed, or ``path`` cannot be written.
-        """
-        return parquet(self.to_frame(), path)
-
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Row:
         """JSON-like values."""
-        values = {
-            name: msgspec.to_builtins(getattr(self, name))
-            for name in self.__struct_fields__
-            if name not in ("ranked", "runner_up")
-        }
         other = self.runner_up
-        values["ranked"] = [each.to_dict() for each in self.ranked]
-        values["runner_up"] = other.to_dict() if other is not None else None
-        return values
-
-    def to_json(self) -> str:
-        """The result as JSON text."""
-        return json.dumps(self.to_dict(), indent=2)
+        return fields(self, "ranked", "runner_up") | {
+            "ranked": [candidate.to_dict() for candidate in self.ranked],
+            "runner_up": other.to_dict() if other is not None else None,
+        }
 
     def figure(self) -> Figure:
         """The Pareto front of time and cost, and the ranked candidates."""
-        from perfmodel.studies.figures import trade
 
-        def points(some: Sequence[Candidate | Trade]) -> list[tuple[float, float, str, str]]:
+        def points(candidates: Sequence[Candidate | Trade]) -> list[TradePoint]:
             return [
-                (e.time_s / HOUR_S, e.cost_usd, e.instance, f"{e.nodes} nodes, {e.architecture}")
-                for e in some
+                (c.time_s / HOUR_S, c.cost_usd, c.instance, f"{c.nodes} nodes, {c.architecture}")
+                for c in candidates
             ]
 
         return trade(points(self.front), points(self.ranked), self.first.label)
@@ -292,8 +267,8 @@ class Plan(Paged, frozen=True, kw_only=True):
                 name="prices",
                 title="Prices",
                 tables=[
-                    table("Prices", [msgspec.to_builtins(each) for each in self.prices]),
-                    table("Left out", [{"reason": each} for each in self.left_out]),
+                    table("Prices", [fields(price) for price in self.prices]),
+                    table("Left out", [{"reason": reason} for reason in self.left_out]),
                 ],
             ),
         ]
@@ -308,8 +283,29 @@ class Plan(Paged, frozen=True, kw_only=True):
         return Page(title=title, answer=answer, sections=parts)
 
 
-def _key(each: Candidate | Trade) -> tuple[Any, ...]:
-    """The fields that identify a candidate."""
-    options = json.dumps(each.options, sort_keys=True)
-    sizes = (each.workers, each.servers, each.server_instance, each.batch_size)
-    return each.instance, each.architecture, options, *sizes
+TradePoint = tuple[float, float, str, str]
+"""Hours, USD, instance type and a description of a candidate."""
+
+
+def trade(front: Sequence[TradePoint], ranked: Sequence[TradePoint], title: str) -> Figure:
+    """A figure of cost over time, on logarithmic axes.
+
+    ``front`` has the candidates on the Pareto front, ``ranked`` those of the list, the choice
+    first, and ``title`` says the choice in words.
+    """
+
+    def points(name: str, points: Sequence[TradePoint], line: str = REFERENCE) -> Series:
+        x, y, instances, words = zip(*points, strict=True)
+        labels = [f"{instance}, {text}" for instance, text in zip(instances, words, strict=True)]
+        return Series(name, x, y, line, "points", "o", labels=labels)
+
+    replace = msgspec.structs.replace
+    groups = dict.fromkeys(instance for _, _, instance, _ in front)
+    marks = [
+        replace(points("Pareto front", front), style="steps", marker=""),
+        *(points(g, [p for p in front if p[2] == g], colour(k)) for k, g in enumerate(groups)),
+        replace(points("ranked", ranked, INK), marker="x"),
+        replace(points("choice", ranked[:1], INK), hollow=True, size=12.0),
+    ]
+    x, y = Axis("time (h)", log=True), Axis("cost (USD)", log=True)
+    return Figure([[Panel(marks, x, y, "xy")]], title)

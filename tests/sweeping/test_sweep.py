@@ -22,8 +22,9 @@ from hypothesis import given, strategies as st
 from perfmodel import InputError, Jitter, Straggler, Sweep, Workload, api, make_job, predict, sweep
 from perfmodel.cli import cli, main
 from perfmodel.inputs.job_arguments import in_si
-from perfmodel.studies import sweeps
-from perfmodel.studies.grids import ARGUMENTS, grid, label, values
+from perfmodel.sweeping import sweeps
+from perfmodel.sweeping.grids import ARGUMENTS, grid, values
+from perfmodel.sweeping.labels import label
 from tests.jobs import cluster, workload
 from tests.results.readable import bars
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -21,6 +21,16 @@ reach before chunks of the others grow beyond one job."""
 
 Progress = Callable[[int, int], None]
 """Called with how many are done, and how many there are."""
+
+T = TypeVar("T")
+
+
+def counted(items: Sequence[T], progress: Progress | None) -> Iterator[T]:
+    """Yield items, and report each as done when the next one is asked for."""
+    for done, item in enumerate(items, 1):
+        yield item
+        if progress is not None:
+            progress(done, len(items))
 
 
 class Chunk(NamedTuple):
@@ -49,7 +59,7 @@ def _answer(job: Job, how: api.PredictOptions) -> Answer:
 def slices(count: int, fidelity: str) -> Iterator[slice]:
     """Divide ``count`` jobs into chunks, independently of the executor.
 
-    >>> [each.stop for each in slices(300, "coarse")], len(list(slices(300, "fine")))
+    >>> [part.stop for part in slices(300, "coarse")], len(list(slices(300, "fine")))
     ([256, 300], 75)
     """
     size = COARSE_JOBS if fidelity == "coarse" else min(MOST_JOBS, max(1, count // LEAST_CHUNKS))

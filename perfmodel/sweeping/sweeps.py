@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 import msgspec
 
 from perfmodel import api
 from perfmodel.base import files
 from perfmodel.base.errors import number
-from perfmodel.base.tables import csv_text, parquet
 from perfmodel.inputs.job import Job
 from perfmodel.predicting.answer import with_job
 from perfmodel.reporting.contents import Figure, Page, Panel, Section, shown
 from perfmodel.reporting.drawn import Paged
 from perfmodel.reporting.rows import table
 from perfmodel.results.prediction import Prediction
-from perfmodel.studies import shards
-from perfmodel.studies.changes import merged
-from perfmodel.studies.chunks import Progress
-from perfmodel.studies.grids import Axis, Row, Skipped, grid, impossible, label
-from perfmodel.studies.processes import InLine
+from perfmodel.sweeping import shards
+from perfmodel.sweeping.arguments import merged
+from perfmodel.sweeping.chunks import Progress
+from perfmodel.sweeping.grids import Axis, GridArguments, Skipped, grid, impossible
+from perfmodel.sweeping.labels import Row, label
+from perfmodel.sweeping.processes import InLine
+from perfmodel.sweeping.tables import Tabular, basis_columns, common, quantity_columns
 from perfmodel.theory import statistical_efficiency
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
-
-    import pandas as pd
 
 SCHEMA = "perfmodel.sweep/1"
 
@@ -38,7 +36,7 @@ NATURAL = ("workers", "bandwidth_bytes_per_s", "batch_size", "global_batch_size"
 """Preferred x axes of a figure, if they vary; otherwise any other numeric axis is used."""
 
 
-class Sweep(Paged, frozen=True, kw_only=True):
+class Sweep(Paged, Tabular, frozen=True, kw_only=True):
     """Predictions of many jobs.
 
     ``points`` holds, for each of the ``predictions``, the value of each axis by name in SI units;
@@ -74,64 +72,34 @@ class Sweep(Paged, frozen=True, kw_only=True):
         accuracy is inversely proportional to goodput (Qiao et al., "Pollux", OSDI 2021). The effect
         of staleness is not included.
         """
-        efficiency = self._scaling_efficiency()
-        statistical = self._statistical_efficiency()
         varied = {axis.name for axis in self.axes}
         follows = [
             name
             for name in ("device", "batch_size")
             if name not in varied and len({getattr(p, name) for p in self.predictions}) > 1
         ]
+        efficiency, statistical = self._scaling_efficiency(), self._statistical_efficiency()
         rows = []
         for i, (point, p) in enumerate(zip(self.points, self.predictions, strict=True)):
-            row = {**point, **{name: getattr(p, name) for name in follows}, **figures(p)}
+            row = {**point, **{name: getattr(p, name) for name in follows}, **quantity_columns(p)}
             if efficiency:
                 row["scaling_efficiency"] = efficiency[i]
             if statistical:
                 row["statistical_efficiency"] = statistical[i]
                 row["goodput_samples_per_s"] = statistical[i] * p.throughput_samples_per_s
-            rows.append({**row, **how(p)})
+            rows.append({**row, **basis_columns(p)})
         return rows
 
-    def to_frame(self) -> pd.DataFrame:
-        """The rows as a data frame, one per job."""
-        return frame(self.rows())
-
-    def to_csv(self, path: str | Path | None = None) -> str:
-        """The rows as CSV text, also written to ``path`` if given.
-
-        Raises
-        ------
-        InputError : ``path`` cannot be written.
-        """
-        return csv_text(self.to_frame(), path)
-
-    def to_parquet(self, path: str | Path | None = None) -> bytes:
-        """The rows as a Parquet file (extra ``parquet``), also written to ``path`` if given.
-
-        A column with both text and numbers becomes text.
-
-        Raises
-        ------
-        InputError : pyarrow is not installed, or ``path`` cannot be written.
-        """
-        return parquet(self.to_frame(), path)
-
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Row:
         """Axes, rows and skipped combinations as JSON-like values."""
-        return {
+        values = {
             "schema": SCHEMA,
-            "axes": files.finite({axis.name: axis.shown for axis in self.axes}, "inf"),
-            "rows": files.finite(self.rows(), "inf"),
-            "skipped": [
-                {"point": files.finite(s.point, "inf"), "reason": s.reason} for s in self.skipped
-            ],
+            "axes": {axis.name: axis.shown for axis in self.axes},
+            "rows": self.rows(),
+            "skipped": [{"point": s.point, "reason": s.reason} for s in self.skipped],
             "notes": list(self.notes),
         }
-
-    def to_json(self) -> str:
-        """The result as JSON text."""
-        return json.dumps(self.to_dict(), indent=2)
+        return {name: files.finite(value, "inf") for name, value in values.items()}
 
     def figure(self) -> Figure:
         """Throughput and idle fraction over a varied input.
@@ -167,7 +135,7 @@ class Sweep(Paged, frozen=True, kw_only=True):
 
     def _panels(self) -> tuple[Panel, Panel]:
         """Panels of the throughput and of the idle fraction."""
-        from perfmodel.studies.figures import bars_of, lines_over
+        from perfmodel.sweeping.figures import bars_of, lines_over
 
         over = next(iter(self._numeric()), None)
         rows = [
@@ -205,16 +173,14 @@ class Sweep(Paged, frozen=True, kw_only=True):
     def _scaling_efficiency(self) -> list[float]:
         if "workers" not in [axis.name for axis in self.axes]:
             return []
-        first: dict[str, tuple[float, float]] = {}
+        least: dict[str, tuple[int, float]] = {}
         series = []
         for point, p in zip(self.points, self.predictions, strict=True):
-            key = repr({name: value for name, value in point.items() if name != "workers"})
-            series.append(key)
-            first[key] = min(
-                (p.workers, p.throughput_samples_per_s), first.get(key, (math.inf, 0.0))
-            )
+            series.append(repr({name: v for name, v in point.items() if name != "workers"}))
+            now = p.workers, p.throughput_samples_per_s
+            least[series[-1]] = min(now, least.get(series[-1], now))
         return [
-            p.throughput_samples_per_s / first[key][1] / (p.workers / first[key][0])
+            p.throughput_samples_per_s / least[key][1] / (p.workers / least[key][0])
             for key, p in zip(series, self.predictions, strict=True)
         ]
 
@@ -230,7 +196,7 @@ def sweep(
     executor: Executor | None = None,
     resume: str | Path | None = None,
     progress: Progress | None = None,
-    **arguments: Any,
+    **arguments: Unpack[GridArguments],
 ) -> Sweep:
     """Predict every combination of the given values.
 
@@ -247,7 +213,7 @@ def sweep(
     executor : runs the predictions: processes, threads, or a cluster such as Dask's
         ``Client.get_executor()``; None for this thread. It is not shut down.
     resume : folder in which each chunk of jobs is saved when it is done, see
-        :class:`perfmodel.studies.shards.Shards`; jobs saved there are not predicted again.
+        :class:`perfmodel.sweeping.shards.Shards`; jobs saved there are not predicted again.
     progress : called with (done, all) after each job, or each chunk of jobs.
     job : the job to start from, if there is one.
     arguments : changes of it (:meth:`perfmodel.Job.with_`), else those of
@@ -261,42 +227,37 @@ def sweep(
         there are more than 100000 jobs, ``resume`` holds another sweep or cannot be written, or the
         executor broke down or has a different installation.
 
-    >>> found = sweep(model="resnet18", arch=["ring", "ps"], workers=[1, 2])
-    >>> [list(point.values()) for point in found.points]
+    >>> result = sweep(model="resnet18", arch=["ring", "ps"], workers=[1, 2])
+    >>> [list(point.values()) for point in result.points]
     [['ring', 1], ['ring', 2], ['ps', 1], ['ps', 2]]
     """
     if noise_scale_samples is not None and noise_scale_samples != math.inf:
         number("noise_scale_samples", noise_scale_samples)
-    found = grid(arguments if job is None else merged(job, arguments))
-    notes = found.notes
+    jobs = grid(arguments if job is None else merged(job, arguments))
+    notes = jobs.notes
     if noise_scale_samples is None:
-        noise_scale_samples, more = _noise_scale(found.jobs)
+        noise_scale_samples, more = _noise_scale(jobs.jobs)
         notes += more
-    kept, predictions, skipped = [], [], list(found.skipped)
-    how: api.PredictOptions = {
-        "fidelity": fidelity,
-        "tolerance": tolerance,
-        "rel_ci": rel_ci,
-        "max_ops": max_ops,
-    }
-    answers = shards.answers(found, how, executor or InLine(), resume, progress)
+    how = api.PredictOptions(fidelity=fidelity, tolerance=tolerance, rel_ci=rel_ci, max_ops=max_ops)
+    kept, predictions, skipped = [], [], list(jobs.skipped)
+    answers = shards.answers(jobs, how, executor or InLine(), resume, progress)
     for i, answer in enumerate(answers):
         if isinstance(answer, Prediction):
-            predictions.append(with_job(answer, found.jobs[i], max_ops))
+            predictions.append(with_job(answer, jobs.jobs[i], max_ops))
             kept.append(i)
         else:
-            skipped.append(Skipped(found.points[i], str(answer)))
+            skipped.append(Skipped(jobs.points[i], str(answer)))
     if not predictions:
         raise impossible(skipped)
     rates = [p.throughput_samples_per_s for p in predictions]
     return Sweep(
-        axes=found.axes,
-        points=tuple(found.points[i] for i in kept),
+        axes=jobs.axes,
+        points=tuple(jobs.points[i] for i in kept),
         predictions=tuple(predictions),
         skipped=tuple(skipped),
         notes=notes,
         noise_scale_samples=noise_scale_samples,
-        fastest=found.jobs[kept[rates.index(max(rates))]],
+        fastest=jobs.jobs[kept[rates.index(max(rates))]],
     )
 
 
@@ -315,55 +276,9 @@ def _noise_scale(jobs: Sequence[Job]) -> tuple[float | None, tuple[str, ...]]:
 def samples_per_update(p: Prediction) -> float:
     """Number of samples per model update; without servers, the global batch size.
 
-    >>> found = sweep(model="resnet18", arch=["bsp", "asp", "gosgd"], workers=4, batch_size=16)
-    >>> [round(samples_per_update(p)) for p in found.predictions]
+    >>> result = sweep(model="resnet18", arch=["bsp", "asp", "gosgd"], workers=4, batch_size=16)
+    >>> [round(samples_per_update(p)) for p in result.predictions]
     [64, 16, 64]
     """
     servers = p.architecture == "ps"
     return p.throughput_samples_per_s / p.updates_per_s if servers else float(p.global_batch_size)
-
-
-def how(p: Prediction) -> Row:
-    """Bottleneck, fidelity and 90 % interval: the last columns of a sweep."""
-    interval = p.interval
-    return {
-        "bottleneck": p.bottleneck.resource,
-        "fidelity": p.fidelity,
-        "error_p90_fraction": p.error_band.p90 if p.error_band is not None else None,
-        "low_samples_per_s": interval.throughput_samples_per_s[0] if interval else None,
-        "high_samples_per_s": interval.throughput_samples_per_s[1] if interval else None,
-    }
-
-
-def frame(rows: Sequence[Row]) -> pd.DataFrame:
-    """Rows as a data frame; integer and boolean columns keep their type beside missing values."""
-    import pandas as pd
-
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
-    whole, truth = {int, type(None)}, {bool, type(None)}
-    dtypes = {
-        name: "Int64" if whole <= set(map(type, column)) else "boolean"
-        for name, column in columns.items()
-        if set(map(type, column)) in (whole, truth)
-    }
-    return pd.DataFrame(columns).astype(dtypes)
-
-
-def common(predictions: Sequence[Prediction]) -> str:
-    """Title made of the inputs that predictions have in common."""
-    same: Row = {}
-    for name in ("model", "device", "architecture", "batch_size", "workers"):
-        found = {getattr(p, name) for p in predictions}
-        same |= {name: found.pop()} if len(found) == 1 else {}
-    return label(same)
-
-
-def figures(p: Prediction) -> Row:
-    """Predicted quantities in SI units, by column name of a sweep."""
-    return {
-        "throughput_samples_per_s": p.throughput_samples_per_s,
-        "throughput_ci_fraction": p.throughput_ci_fraction,
-        "iteration_s": p.iteration_s,
-        "idle_fraction": p.idle_fraction.mean,
-        "staleness_mean": p.staleness.mean if p.staleness is not None else None,
-    }

@@ -7,14 +7,16 @@ options, and a batch size. Candidates that differ only in workers and servers fo
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict, Unpack
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel import api
 from perfmodel.architectures import registry
@@ -23,11 +25,12 @@ from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError, whole_number
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.instances import Instance
-from perfmodel.inputs.job import Job
+from perfmodel.inputs.job import Jitter, Job
+from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.workload import Workload
 from perfmodel.predicting import job_facts
 from perfmodel.predicting.variants import evaluate
-from perfmodel.studies.executors import completed
+from perfmodel.sweeping.executors import completed
 
 ARCHITECTURES = ("allreduce", "ps", "p2p", "zero1", "zero3")
 """Architectures considered by default. All of them compute the same update as one worker with the
@@ -48,8 +51,6 @@ layer-by-layer formulas are slow; finalists are predicted layer by layer."""
 BATCH = 8
 """Series per task: about 20 ms of work."""
 
-Columns = dict[str, NDArray[Any]]
-
 MOST_NAMED = 3
 """Number of instance types named in the error if none is left."""
 
@@ -61,7 +62,7 @@ class Axes(NamedTuple):
     """The varied arguments; empty or None for the defaults. ``options`` may hold lists."""
 
     arch: Sequence[str] = ()
-    options: Mapping[str, Any] = {}
+    options: Mapping[str, object] = {}
     workers: Sequence[int] = ()
     servers: Sequence[int] = ()
     batch_size: Sequence[int] = ()
@@ -77,27 +78,30 @@ class Series(NamedTuple):
     price_usd_per_h: float
     job: Job
     arch: str
-    options: Mapping[str, Any]
+    options: Mapping[str, object]
     home: Instance | None = None
     home_usd_per_h: float = 0.0
 
 
-class Space(NamedTuple):
-    """All candidates, as arrays (candidates,).
+class Common(TypedDict, total=False):
+    """Arguments of :func:`perfmodel.make_job` for all jobs of a plan."""
+
+    jitter: Jitter | float | str | None
+    seed: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """Candidates as arrays (candidates,).
 
     Attributes
     ----------
-    series : the series; ``of`` holds the index of each candidate's series.
-    left_out : instance types that were not evaluated, and why.
     workers, servers, nodes, batch_size : integers; ``servers`` is 0 without servers.
     step_s, rate, idle, staleness : predicted by formulas; ``rate`` in samples per second.
     price : USD per hour for all nodes, including dedicated servers.
     worker_bytes, device_bytes : required and available device memory (inf if unknown).
     """
 
-    series: tuple[Series, ...]
-    left_out: tuple[str, ...]
-    of: Ids
     workers: Ids
     servers: Ids
     nodes: Ids
@@ -111,32 +115,53 @@ class Space(NamedTuple):
     device_bytes: Floats
 
     def __len__(self) -> int:
-        return len(self.of)
+        return len(self.workers)
 
-    def job(self, index: int, **common: Any) -> Job:
+
+@dataclasses.dataclass(frozen=True)
+class Space(Columns):
+    """All candidates.
+
+    Attributes
+    ----------
+    series : the series; ``of`` holds the index of each candidate's series.
+    left_out : instance types that were not evaluated, and why.
+    """
+
+    series: tuple[Series, ...]
+    left_out: tuple[str, ...]
+    of: Ids
+
+    def series_of(self, index: int) -> Series:
+        """The series of a candidate."""
+        return self.series[int(self.of[index])]
+
+    def options(self, index: int) -> dict[str, object]:
+        """All given options of a candidate."""
+        servers = int(self.servers[index])
+        return {**self.series_of(index).options, **({"servers": servers} if servers else {})}
+
+    def job(self, index: int, **common: Unpack[Common]) -> Job:
         """The job of a candidate."""
-        some = self.series[self.of[index]]
-        options = dict(some.options)
-        if self.servers[index]:
-            options["servers"] = int(self.servers[index])
+        series = self.series_of(index)
         return api.make_job(
-            workload=some.job.workload,
-            cluster=some.job.cluster,
+            workload=series.job.workload,
+            cluster=series.job.cluster,
             workers=int(self.workers[index]),
-            arch=some.arch,
-            options=options,
+            arch=series.arch,
+            options=self.options(index),
             **common,
         )
 
 
 def space(
     instances: Sequence[tuple[Instance, float]],
-    profile: Any,
+    profile: Profile,
     axes: Axes,
     *,
     homes: Sequence[tuple[Instance, float]] = (),
     most_workers: int | None = None,
-    common: Mapping[str, Any],
+    common: Common,
     executor: Executor,
 ) -> Space:
     """Evaluate all candidates. A single worker is a candidate with the first architecture only.
@@ -159,12 +184,11 @@ def space(
     for name in ("workers", "servers", "batch_size"):
         for value in getattr(axes, name):
             whole_number(name, value)
-    found: list[Series] = []
-    sizes: list[Ids] = []
+    work: list[tuple[Series, Ids, Sequence[int]]] = []
     out: list[str] = []
     for instance, price in instances:
         try:
-            works = list(_workloads(profile, instance, axes))
+            workloads = list(_workloads(profile, instance, axes))
         except InputError as error:
             out.append(f"{instance.label}: {error}")
             continue
@@ -173,57 +197,60 @@ def space(
             out.append(f"{instance.label}: a node has more than {most} devices")
             continue
         architectures = list(_architectures(axes))
-        for (arch, options), work in itertools.product(architectures, works):
-            own = counts if (arch, options) == architectures[0] else counts[counts > 1]
-            if not len(own):
+        for (arch, options), workload in itertools.product(architectures, workloads):
+            first = (arch, options) == architectures[0]
+            workers = counts if first else counts[counts > 1]
+            if not len(workers):
                 continue
-            given = {"workload": work, "arch": arch, "options": options, **common}
-            job = api.make_job(**given, cluster=instance.cluster())
-            every = [Series(instance, price, job, arch, options)]
+            make = functools.partial(
+                api.make_job, workload=workload, arch=arch, options=options, **common
+            )
+            series = Series(instance, price, make(cluster=instance.cluster()), arch, options)
+            work.append((series, workers, axes.servers))
             for home, usd_per_h in homes:
-                if job.options.server_count and home.region == instance.region:
-                    apart = api.make_job(**given, cluster=instance.cluster(home))
-                    every.append(Series(instance, price, apart, arch, options, home, usd_per_h))
-            found += every
-            sizes += [own] * len(every)
-    if not found:
+                if series.job.options.server_count and home.region == instance.region:
+                    apart = series._replace(
+                        job=make(cluster=instance.cluster(home)),
+                        home=home,
+                        home_usd_per_h=usd_per_h,
+                    )
+                    work.append((apart, workers, axes.servers))
+    if not work:
         raise none_left(out)
-    if homes and not any(series.home for series in found):
+    all_series = tuple(series for series, *_ in work)
+    if homes and not any(series.home for series in all_series):
         places = {home.region for home, _ in homes}
         raise InputError(
             "server_instances: no architecture has servers"
-            if not any(series.job.options.server_count for series in found)
+            if not any(series.job.options.server_count for series in all_series)
             else f"server_instances: only in {', '.join(sorted(places))}, where no workers are"
         )
-    parts = _all_evaluated(found, sizes, axes.servers, executor)
-    columns = {name: np.concatenate([each[name] for each in parts]) for name in parts[0]}
-    of = np.repeat(np.arange(len(found)), [len(each["workers"]) for each in parts])
-    return Space(tuple(found), tuple(out), of, **columns)
+    parts = _all_evaluated(work, executor)
+    columns = {
+        field.name: np.concatenate([getattr(part, field.name) for part in parts])
+        for field in dataclasses.fields(Columns)
+    }
+    of = np.repeat(np.arange(len(all_series)), [len(part) for part in parts])
+    return Space(series=all_series, left_out=tuple(out), of=of, **columns)
 
 
 def _all_evaluated(
-    series: Sequence[Series], sizes: Sequence[Ids], servers: Sequence[int], executor: Executor
+    work: Sequence[tuple[Series, Ids, Sequence[int]]], executor: Executor
 ) -> list[Columns]:
-    """The columns of each series.
-
-    Raises
-    ------
-    InputError : more candidates than :data:`MOST_CANDIDATES`, or the executor broke down.
-    """
-    work = [(some, own, servers) for some, own in zip(series, sizes, strict=True)]
+    """The columns of each series."""
     batches = [work[first : first + BATCH] for first in range(0, len(work), BATCH)]
-    found: list[list[Columns]] = [[] for _ in batches]
+    results: dict[int, list[Columns]] = {}
     count = 0
     for place, columns in completed(executor, _batch_evaluated, batches):
-        found[place] = columns
-        count += sum(len(each["workers"]) for each in columns)
+        results[place] = columns
+        count += sum(map(len, columns))
         if count > MOST_CANDIDATES:
             raise InputError(f"plan: more than {MOST_CANDIDATES} candidates")
-    return [each for batch in found for each in batch]
+    return [part for place in range(len(batches)) for part in results[place]]
 
 
 def _batch_evaluated(batch: Sequence[tuple[Series, Ids, Sequence[int]]]) -> list[Columns]:
-    return [_evaluated(*each) for each in batch]
+    return list(itertools.starmap(_evaluated, batch))
 
 
 def none_left(out: Sequence[str]) -> InputError:
@@ -232,7 +259,7 @@ def none_left(out: Sequence[str]) -> InputError:
     return InputError(f"plan: no instance type is left: {'; '.join(out[:MOST_NAMED])}{more}")
 
 
-def _workloads(profile: Any, instance: Instance, axes: Axes) -> Iterator[Workload]:
+def _workloads(profile: Profile, instance: Instance, axes: Axes) -> Iterator[Workload]:
     """The workload at each precision and batch size."""
     sizes = axes.batch_size or BATCH_SIZES
     for precision, size in itertools.product(axes.precision or (None,), sizes):
@@ -242,75 +269,66 @@ def _workloads(profile: Any, instance: Instance, axes: Axes) -> Iterator[Workloa
         yield job_facts.with_layers(api.make_job(workload=work, arch="allreduce")).workload
 
 
-def _workers(instance: Instance, given: Sequence[int], most: int) -> list[int]:
-    """Numbers of workers: the given ones, or those that fill whole nodes."""
-    if given:
-        return [count for count in given if count <= most]
+def _workers(instance: Instance, counts: Sequence[int], most: int) -> list[int]:
+    """Numbers of workers: those in ``counts``, or those that fill whole nodes."""
+    if counts:
+        return [count for count in counts if count <= most]
     nodes = list(range(1, DENSE_NODES + 1))
     while nodes[-1] * instance.devices < most:
         nodes.append(round(nodes[-1] * GROWTH))
     return [count * instance.devices for count in nodes if count * instance.devices <= most]
 
 
-def _architectures(axes: Axes) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each architecture with each combination of the options it supports.
-
-    Raises
-    ------
-    InputError : an unknown architecture, or an option that no architecture supports.
-    """
+def _architectures(axes: Axes) -> Iterator[tuple[str, dict[str, object]]]:
+    """Each architecture with each combination of the options it supports."""
     names = axes.arch or ARCHITECTURES
-    own = {name: set(registry.find(name)[0].options.__struct_fields__) for name in names}
-    unknown = set(axes.options).difference(*own.values())
+    supported = {name: {*registry.find(name)[0].options.__struct_fields__} for name in names}
+    unknown = set(axes.options).difference(*supported.values())
     for name in names:
         _, preset = registry.find(name)
-        mine = {
+        options = {
             key: value if isinstance(value, (list, tuple)) else [value]
             for key, value in axes.options.items()
-            if key in own[name] | unknown and key not in preset
+            if key in supported[name] | unknown and key not in preset
         }
-        for values in itertools.product(*mine.values()):
-            yield name, dict(zip(mine, values, strict=True))
+        for values in itertools.product(*options.values()):
+            yield name, dict(zip(options, values, strict=True))
 
 
 def _evaluated(series: Series, counts: Ids, servers: Sequence[int]) -> Columns:
     """The columns of a series."""
     job, instance = series.job, series.instance
     counts = counts[job.options.allows(counts)]
-    some = np.zeros(1, np.int64)
+    choices = np.zeros(1, np.int64)
     if job.options.server_count and "servers" not in series.options:
-        some = np.array(servers or SERVERS, np.int64)
-    workers, many = (each.ravel() for each in np.meshgrid(counts, some, indexing="ij"))
+        choices = np.array(servers or SERVERS, np.int64)
+    workers, many = (grid.ravel() for grid in np.meshgrid(counts, choices, indexing="ij"))
     nodes = -(-workers // instance.devices)
     if not servers:
         fits = many <= np.maximum(nodes if series.home is None else workers, 1)
         workers, many, nodes = workers[fits], many[fits], nodes[fits]
-    found = evaluate(
+    slow = job.options.asynchronous or architecture_of(job).model_age is not None
+    by_formulas = evaluate(
         job,
         workers=workers,
-        servers=many if some[0] else None,
-        sharpness=SHARPNESS if _slow(job) else None,
+        servers=many if choices[0] else None,
+        sharpness=SHARPNESS if slow else None,
     )
     size = len(workers)
-    device_bytes = instance.device_bytes
-    return {
-        "workers": workers,
-        "servers": many,
-        "nodes": nodes,
-        "batch_size": np.full(size, job.workload.batch_size),
-        "step_s": found.iteration_s,
-        "rate": found.throughput_samples_per_s,
-        "idle": found.idle_fraction,
-        "staleness": found.staleness,
-        "price": nodes * series.price_usd_per_h + many * series.home_usd_per_h,
-        "worker_bytes": _worker_bytes(job, workers),
-        "device_bytes": np.full(size, np.inf if device_bytes is None else device_bytes),
-    }
-
-
-def _slow(job: Job) -> bool:
-    """Return whether layer-by-layer formulas are slow: asynchronous workers or model exchange."""
-    return job.options.asynchronous or architecture_of(job).model_age is not None
+    device_bytes = math.inf if instance.device_bytes is None else instance.device_bytes
+    return Columns(
+        workers=workers,
+        servers=many,
+        nodes=nodes,
+        batch_size=np.full(size, job.workload.batch_size),
+        step_s=by_formulas.iteration_s,
+        rate=by_formulas.throughput_samples_per_s,
+        idle=by_formulas.idle_fraction,
+        staleness=by_formulas.staleness,
+        price=nodes * series.price_usd_per_h + many * series.home_usd_per_h,
+        worker_bytes=_worker_bytes(job, workers),
+        device_bytes=np.full(size, float(device_bytes)),
+    )
 
 
 def _worker_bytes(job: Job, workers: Ids) -> Floats:
@@ -319,9 +337,7 @@ def _worker_bytes(job: Job, workers: Ids) -> Floats:
     def needed(count: int) -> float:
         return job_facts.worker_bytes(msgspec.structs.replace(job, workers=count))
 
-    kinds = np.unique(workers)
-    ends = {count: needed(int(count)) for count in (kinds[0], kinds[-1])}
-    if len(set(ends.values())) == 1:
-        return np.full(len(workers), ends[kinds[0]])
-    each = {int(count): needed(int(count)) for count in kinds}
-    return np.array([each[int(count)] for count in workers])
+    counts, places = np.unique(workers, return_inverse=True)
+    if needed(int(counts[0])) == needed(int(counts[-1])):
+        return np.full(len(workers), float(needed(int(counts[0]))))
+    return np.array([float(needed(int(count))) for count in counts])[places]

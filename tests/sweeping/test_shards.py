@@ -17,9 +17,9 @@ from perfmodel.architectures import registry
 from perfmodel.base import tables
 from perfmodel.base.errors import PerfmodelWarning
 from perfmodel.predicting.installation import fingerprint
-from perfmodel.studies import chunks, shards
+from perfmodel.sweeping import chunks, shards
 from tests.jobs import cluster, workload
-from tests.studies.test_executors import differences
+from tests.sweeping.test_executors import differences
 
 WORK = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], batch_size=4)
 ASKED: dict[str, Any] = {"workload": WORK, "cluster": cluster(nodes=3), "workers": [1, 2, 9]}

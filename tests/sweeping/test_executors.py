@@ -23,10 +23,10 @@ from perfmodel import InputError, PlanLimits, Sweep, make_job, plan, predict, sw
 from perfmodel.cli import cli, main
 from perfmodel.predicting.installation import fingerprint
 from perfmodel.predicting.variants import evaluate
-from perfmodel.studies import executors
-from perfmodel.studies.chunks import Chunk, predicted
-from perfmodel.studies.executors import Sent, Task, completed, opened
-from perfmodel.studies.processes import InLine, Processes
+from perfmodel.sweeping import executors
+from perfmodel.sweeping.chunks import Chunk, predicted
+from perfmodel.sweeping.executors import Sent, Task, completed, opened
+from perfmodel.sweeping.processes import InLine, Processes
 from tests.jobs import cluster, workload
 
 WORK = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], batch_size=4)
@@ -362,7 +362,7 @@ def test_an_interrupted_sweep_leaves_finished_shards_and_no_process(
 
 STARTING = """
 import sys, threading, time
-from perfmodel.studies.processes import Processes
+from perfmodel.sweeping.processes import Processes
 pool = Processes(3)
 for _ in range(3):
     pool.submit(time.sleep, 60.0)
@@ -395,9 +395,9 @@ def test_processes_end_with_a_killed_parent(how: signal.Signals, after_s: float)
 PREDICTING = """
 import sys, threading
 from perfmodel import make_job, predict
-from perfmodel.studies.chunks import Chunk, predicted
-from perfmodel.studies.executors import completed
-from perfmodel.studies.processes import Processes
+from perfmodel.sweeping.chunks import Chunk, predicted
+from perfmodel.sweeping.executors import completed
+from perfmodel.sweeping.processes import Processes
 sys.setswitchinterval(1e-6)
 ended = threading.Event()
 
@@ -441,7 +441,7 @@ def test_quiet_holds_for_all_processes(flags: tuple[str, ...], said: int) -> Non
 
 
 WARNING = """
-from perfmodel.studies import processes
+from perfmodel.sweeping import processes
 processes._START = processes._START.replace("serve()", chr(10).join((
     "import warnings",
     "from perfmodel import api",

@@ -13,19 +13,14 @@ import platform
 import queue
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import (
-    BrokenExecutor,
-    CancelledError,
-    Executor,
-    Future,
-)
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from contextlib import contextmanager
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from perfmodel.base.errors import InputError, PerfmodelWarning
 from perfmodel.base.foreign import said
 from perfmodel.predicting.installation import fingerprint
-from perfmodel.studies.processes import InLine, Processes, warn_again
+from perfmodel.sweeping.processes import InLine, Processes, warn_again
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -39,6 +34,9 @@ CONNECT_S = 5
 
 POLL_S = 1.0
 """Time between two looks whether a Dask client still has its scheduler, in seconds."""
+
+BROKEN = "a process ended unexpectedly; is there enough memory?"
+CANCELLED = "work was cancelled: the scheduler stopped or dropped it"
 
 
 def usable_cores() -> int:
@@ -68,10 +66,12 @@ def opened(processes: int | None, dask: str | None) -> Iterator[Executor]:
             raise InputError("--jobs and --dask: give only one of them")
         with _dask(dask) as executor:
             yield executor
-        return
-    own = Processes(usable_cores(), ALONE_S) if processes is None else Processes(processes)
-    with own as executor:
-        yield executor
+    elif processes is None:
+        with Processes(usable_cores(), ALONE_S) as executor:
+            yield executor
+    else:
+        with Processes(processes) as executor:
+            yield executor
 
 
 @contextmanager
@@ -83,21 +83,22 @@ def _dask(address: str) -> Iterator[Executor]:
         raise InputError("--dask: needs Dask: pip install 'perfmodel[dask]'") from None
     logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # errors are also raised
     try:  # a Client that fails to connect prints a long traceback when the process exits
-        found = asyncio.run(asyncio.wait_for(_identity(address), CONNECT_S))
+        kind = asyncio.run(asyncio.wait_for(_identity(address), CONNECT_S))
     except Exception as error:
         why = said(error) if str(error) else f"no answer in {CONNECT_S} s"
         raise InputError(f"--dask: no Dask scheduler at {address!r}: {why}") from None
-    if found != "Scheduler":
-        raise InputError(f"--dask: {address!r} is a Dask {found.lower()}, not a scheduler")
+    if kind != "Scheduler":
+        raise InputError(f"--dask: {address!r} is a Dask {kind.lower()}, not a scheduler")
     with (
         _silent("tornado.application"),  # logs what the closing connection interrupts
         Client(address, timeout=CONNECT_S, set_as_default=False) as client,
     ):
         # use a built-in function: a worker dies if it unpickles one from a package it lacks
-        found = client.run(eval, _FINGERPRINT, on_error="return")
-        for worker, own in found.items():
-            _check(f"--dask: worker {worker}", own)
-        if not found:
+        installed = client.run(eval, _FINGERPRINT, on_error="return")
+        for worker, there in installed.items():
+            missing = f"no perfmodel ({said(there)})" if isinstance(there, Exception) else ""
+            _check(f"--dask: worker {worker}", missing or there)
+        if not installed:
             text = f"the Dask cluster at {address} has no workers yet; waiting for them"
             warnings.warn(text, PerfmodelWarning, stacklevel=1)
         yield client.get_executor(pure=False)
@@ -118,18 +119,12 @@ def _silent(name: str) -> Iterator[None]:
 _FINGERPRINT = f"__import__({fingerprint.__module__!r}, fromlist=['*']).fingerprint()"
 
 
-def _check(worker: str, found: str | Exception) -> None:
-    """Reject a worker whose perfmodel installation differs from this one.
-
-    Raises
-    ------
-    InputError : the installation differs or is missing.
-    """
-    own = f"no perfmodel ({said(found)})" if isinstance(found, Exception) else found
-    if own != fingerprint():
-        raise InputError(
-            f"{worker} has {own}, this process has {fingerprint()}: install the same on both"
-        )
+def _check(worker: str, installed: str, here: str = "this process", wanted: str = "") -> None:
+    """Reject a worker whose installation of perfmodel is not the wanted one, that of ``here``."""
+    wanted = wanted or fingerprint()
+    if installed != wanted:
+        text = f"{worker} has {installed}, {here} has {wanted}: install the same on both"
+        raise InputError(text)
 
 
 async def _identity(address: str) -> str:
@@ -155,7 +150,7 @@ class Task(Generic[A, R]):
     def __init__(self, function: Callable[[A], R], argument: A) -> None:
         self.function, self.argument = function, argument
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type[Sent], tuple[str, bytes]]:
         return Sent, (fingerprint(), pickle.dumps((self.function, self.argument)))
 
     def run(self) -> R:
@@ -169,24 +164,20 @@ class Sent(NamedTuple):
     client: str
     pickled: bytes
 
-    def run(self) -> Any:
+    def run(self) -> object:
         """Unpickle and call the function.
 
         Raises
         ------
         InputError : this process has a different installation.
         """
-        if fingerprint() != self.client:
-            raise InputError(
-                f"worker {platform.node()} has {fingerprint()}, the client has {self.client}: "
-                "install the same on both"
-            )
+        _check(f"worker {platform.node()}", fingerprint(), "the client", self.client)
         function, argument = pickle.loads(self.pickled)
         return function(argument)
 
 
-def _run(task: Task[Any, Any] | Sent) -> Any:
-    return task.run()
+def _run(task: Task[A, R]) -> R:
+    return task.run()  # in another process, that of Sent
 
 
 def submitted(executor: Executor, function: Callable[[A], R], argument: A) -> Future[R]:
@@ -207,8 +198,8 @@ def completed(
     done: queue.SimpleQueue[Future[R]] = queue.SimpleQueue()
     places: dict[Future[R], int] = {}
     try:
-        for place, each in enumerate(work):
-            future = submitted(executor, function, each)
+        for place, argument in enumerate(work):
+            future = submitted(executor, function, argument)
             places[future] = place
             future.add_done_callback(done.put)
             while not done.empty():
@@ -218,12 +209,12 @@ def completed(
             try:
                 future = done.get(timeout=POLL_S)
             except queue.Empty:
-                if _lost(executor):
-                    raise _cancelled() from None
+                if _is_closed(executor):
+                    raise InputError(CANCELLED) from None
                 continue
             yield places.pop(future), result(future)
     except BrokenExecutor:  # by submit
-        raise _broken() from None
+        raise InputError(BROKEN) from None
     finally:
         for future in places:
             future.cancel()
@@ -240,9 +231,9 @@ def result(future: Future[R]) -> R:
     try:
         return future.result()
     except BrokenExecutor:
-        raise _broken() from None
+        raise InputError(BROKEN) from None
     except CancelledError:
-        raise _cancelled() from None
+        raise InputError(CANCELLED) from None
     except Exception as error:
         if type(error).__module__.partition(".")[0] != "distributed":
             raise
@@ -251,15 +242,7 @@ def result(future: Future[R]) -> R:
         warn_again(future)
 
 
-def _lost(executor: Executor) -> bool:
+def _is_closed(executor: Executor) -> bool:
     """Return whether a Dask client is closed; results that it was fetching then never arrive."""
     client = getattr(executor, "_client", None)  # distributed has no public name for it
     return getattr(client, "status", None) == "closed"
-
-
-def _cancelled() -> InputError:
-    return InputError("work was cancelled: the scheduler stopped or dropped it")
-
-
-def _broken() -> InputError:
-    return InputError("a process ended unexpectedly; is there enough memory?")

@@ -18,7 +18,7 @@ from scipy import stats
 from perfmodel import Convergence, InputError, TrainingSetup, converge, make_job, predict
 from perfmodel.cli import cli, main
 from perfmodel.replay.optimizer import Optimizer
-from perfmodel.studies.convergence import half_width
+from perfmodel.sweeping.convergence import half_width
 
 SETUP = TrainingSetup(epochs=0.5, evaluations=4, optimizer=Optimizer(learning_rate=0.05))
 JOB: dict[str, Any] = {"model": "resnet18", "device": "v100", "workers": 4}

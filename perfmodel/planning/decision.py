@@ -6,10 +6,10 @@ and simulates them until no other can be better, given the error bands of the fo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, TypedDict, TypeVar, Unpack, cast, get_args
 
 import msgspec
 import numpy as np
@@ -18,16 +18,19 @@ from perfmodel import api
 from perfmodel.base.errors import InputError, unknown_name, whole_number
 from perfmodel.inputs import catalogue, instances
 from perfmodel.inputs.instances import Instance
-from perfmodel.inputs.job import Job
+from perfmodel.inputs.job import Jitter, Job
 from perfmodel.inputs.profile import Profile
+from perfmodel.planning.plans import Candidate, Lever, Plan, Price, Trade
+from perfmodel.planning.search import MAX_OPS, MOST_CONSIDERED, Goal, PlanLimits, Search
+from perfmodel.planning.space import Axes, Common, none_left, space
 from perfmodel.predicting import gains
 from perfmodel.studies.advice import advise
-from perfmodel.studies.chunks import Progress
-from perfmodel.studies.plan_search import MAX_OPS, MOST_CONSIDERED, Goal, PlanLimits, Search
-from perfmodel.studies.plan_space import Axes, none_left, space
-from perfmodel.studies.plans import Candidate, Lever, Plan, Price, Trade
-from perfmodel.studies.processes import InLine
 from perfmodel.studies.sensitivity import effects
+from perfmodel.sweeping.chunks import Progress
+from perfmodel.sweeping.grids import Several
+from perfmodel.sweeping.processes import InLine
+
+T = TypeVar("T")
 
 Objective = Literal["cost", "time", "throughput", "samples-per-usd"]
 OBJECTIVES: tuple[str, ...] = get_args(Objective)
@@ -35,6 +38,19 @@ OBJECTIVES: tuple[str, ...] = get_args(Objective)
 LARGE_BATCH = 8192
 """Global batch size above which a plan warns about convergence: the largest that trained ResNet-50
 to its usual accuracy in the usual number of epochs (Goyal and others, arXiv 1706.02677)."""
+
+
+class Varied(TypedDict, total=False):
+    """What a plan varies: values, or lists of values, and arguments of all jobs."""
+
+    arch: Several[str]
+    workers: Several[int]
+    servers: Several[int]
+    batch_size: Several[int]
+    precision: Several[str | None]
+    options: Mapping[str, object] | None
+    jitter: Jitter | float | str | None
+    seed: int
 
 
 def plan(
@@ -55,7 +71,7 @@ def plan(
     max_ops: float = MAX_OPS,
     executor: Executor | None = None,
     progress: Progress | None = None,
-    **varied: Any,
+    **varied: Unpack[Varied],
 ) -> Plan:
     """Choose instances, workers, architecture and batch size for a training run.
 
@@ -134,20 +150,32 @@ def _goal(objective: str, limits: PlanLimits, dataset_size: int | None, epochs: 
     return Goal(objective=objective, limits=limits, dataset_size=dataset_size, epochs=epochs or 1)
 
 
-def _axes(varied: Mapping[str, Any]) -> tuple[Axes, dict[str, Any]]:
+def _axes(varied: Varied) -> tuple[Axes, Common]:
     """Split arguments into the axes and those common to all jobs."""
-    known = (*Axes._fields, "jitter", "seed")
     for name in varied:
-        if name not in known:
-            raise unknown_name("argument", name, known)
-    common = {name: varied[name] for name in ("jitter", "seed") if name in varied}
-    axes: dict[str, Any] = {"options": varied.get("options") or {}}
-    for name in Axes._fields:
-        value = varied.get(name)
-        if name != "options" and value is not None:
-            several = isinstance(value, Iterable) and not isinstance(value, str)
-            axes[name] = tuple(value) if several else (value,)
-    return Axes(**axes), common
+        if name not in Varied.__annotations__:
+            raise unknown_name("argument", name, Varied.__annotations__)
+    common = Common()
+    if "jitter" in varied:
+        common["jitter"] = varied["jitter"]
+    if "seed" in varied:
+        common["seed"] = varied["seed"]
+    axes = Axes(
+        arch=_listed(varied.get("arch")),
+        options=varied.get("options") or {},
+        workers=_listed(varied.get("workers")),
+        servers=_listed(varied.get("servers")),
+        batch_size=_listed(varied.get("batch_size")),
+        precision=_listed(varied.get("precision")),
+    )
+    return axes, common
+
+
+def _listed(value: Several[T] | None) -> tuple[T, ...]:
+    if value is None:
+        return ()
+    several = isinstance(value, Iterable) and not isinstance(value, str)
+    return tuple(cast("Sequence[T]", value)) if several else (cast("T", value),)
 
 
 def _profile(model: str | None, workload: Profile | str | Path | None) -> Profile:
@@ -162,52 +190,50 @@ def _profile(model: str | None, workload: Profile | str | Path | None) -> Profil
 
 def _answer(search: Search, profile: Profile, top: int, out: Sequence[str]) -> Plan:
     """Build the plan: ranked candidates, the Pareto front, and the reasons."""
-    order = search.ranked()
-    chances = gains.chances(
-        [search.jobs[i] for i in order],
-        [search.found[i] for i in order],
-        [float(search.worth[i]) for i in order],
-    )
-    all_found = [search.candidate(i, c) for i, c in zip(order, chances, strict=True)]
-    first = all_found[0]
-    other = next((c for c in all_found if c.kind != first.kind), None)
-    same = sum(c.probability_best for c in all_found if c.kind == first.kind)
-    ranked, front = all_found[:top], _front(search)
-    over = 1.0
-    if other is not None:
-        pair = (order[0], order[all_found.index(other)])
-        over = gains.chances(
-            [search.jobs[i] for i in pair],
-            [search.found[i] for i in pair],
-            [float(search.worth[i]) for i in pair],
-        )[0]
-    rest_on = {(each.instance, each.accelerator) for each in ranked}
-    rest_on |= {(each.instance, each.accelerator) for each in front}
-    rest_on |= {(other.instance, other.accelerator)} if other is not None else set()
-    homes = {each.server_instance for each in ranked} | {each.server_instance for each in front}
-    homes |= {other.server_instance} if other is not None else set()
+    order, limits = search.ranked(), search.goal.limits
+    pairs = zip(order, _chances(search, order), strict=True)
+    finalists = [search.candidate(i, chance) for i, chance in pairs]
+    first = finalists[0]
+    other = next((place for place, c in enumerate(finalists) if c.kind != first.kind), None)
+    runner_up = finalists[other] if other is not None else None
+    ranked, front = finalists[:top], _front(search)
+    shown: list[Candidate | Trade] = [
+        *ranked,
+        *front,
+        *([runner_up] if runner_up is not None else []),
+    ]
     return Plan(
         objective=search.goal.objective,
         samples=search.goal.samples,
-        limited=search.goal.limits.deadline_s is not None
-        or search.goal.limits.budget_usd is not None,
+        limited=limits.deadline_s is not None or limits.budget_usd is not None,
         candidates=len(search.among),
         feasible=int(search.feasible().sum()),
         finalists=len(order),
         simulated=search.simulated,
         settled=search.settled,
         ranked=tuple(ranked),
-        runner_up=other,
+        runner_up=runner_up,
         front=front,
-        why=_why(search.goal, first, other),
+        why=_why(search.goal, first, runner_up),
         probability=first.probability_best,
-        probability_kind=same,
-        probability_over_runner_up=over,
+        probability_kind=sum(c.probability_best for c in finalists if c.kind == first.kind),
+        probability_over_runner_up=(
+            1.0 if other is None else _chances(search, [order[0], order[other]])[0]
+        ),
         change=_change(search, profile, order[0]),
-        prices=tuple(_prices(search, rest_on, homes)),
+        prices=tuple(_prices(search, shown)),
         left_out=(*out, *search.among.left_out),
         effects=effects(search.jobs[order[0]]),
         notes=tuple(_notes(search, first)),
+    )
+
+
+def _chances(search: Search, places: Sequence[int]) -> Sequence[float]:
+    """The probability of each of some predicted candidates to be the best of them."""
+    return gains.chances(
+        [search.jobs[i] for i in places],
+        [search.found[i] for i in places],
+        [float(search.worth[i]) for i in places],
     )
 
 
@@ -228,14 +254,14 @@ def _notes(search: Search, first: Candidate) -> Iterator[str]:
 
 def _front(search: Search) -> tuple[Trade, ...]:
     """Pareto front of time and cost among the candidates that meet the limits, fastest first."""
-    some = np.flatnonzero(search.feasible())
-    some = some[np.lexsort((search.usd[some], search.seconds[some]))]
-    least = np.minimum.accumulate(search.usd[some])
-    kept = some[np.concatenate([[True], search.usd[some][1:] < least[:-1]])]
-    among, found = search.among, []
+    rising = np.flatnonzero(search.feasible())
+    rising = rising[np.lexsort((search.usd[rising], search.seconds[rising]))]
+    least = np.minimum.accumulate(search.usd[rising])
+    kept = rising[np.concatenate([[True], search.usd[rising][1:] < least[:-1]])]
+    among, trades = search.among, []
     for i in kept.tolist():
-        series = among.series[among.of[i]]
-        found.append(
+        series = among.series_of(i)
+        trades.append(
             Trade(
                 instance=series.instance.name,
                 accelerator=series.instance.accelerator,
@@ -251,7 +277,7 @@ def _front(search: Search) -> tuple[Trade, ...]:
                 fidelity=search.found[i].fidelity if i in search.found else "coarse",
             )
         )
-    return tuple(found)
+    return tuple(trades)
 
 
 def _why(goal: Goal, first: Candidate, other: Candidate | None) -> str:
@@ -259,8 +285,7 @@ def _why(goal: Goal, first: Candidate, other: Candidate | None) -> str:
     if other is None:
         return "no candidate of another instance type or architecture meets the limits"
     worth = [
-        goal.worth(each.time_s, each.price_usd_per_h, each.throughput_samples_per_s)
-        for each in (first, other)
+        goal.worth(c.time_s, c.price_usd_per_h, c.throughput_samples_per_s) for c in (first, other)
     ]
     ratio = worth[0] / worth[1]
     less = {
@@ -285,24 +310,20 @@ def _change(search: Search, profile: Profile, i: int) -> Lever | None:
     for name in search.goal.excess(0.0, 0.0, 0.0, 0.0):
         worth = float(search.worth[search.feasible(name)].max())
         levers.append(Lever(f"no {name} limit", worth / now))
-    some = search.among.series[search.among.of[i]]
     job = search.jobs[i]
     levers += _precisions(profile, job)
-    options = dict(some.options)
-    if search.among.servers[i]:
-        options["servers"] = int(search.among.servers[i])
-    found = advise(
+    advice = advise(
         fidelity="coarse",
         workload=job.workload,
         cluster=job.cluster,
         workers=job.workers,
-        arch=some.arch,
-        options=options,
+        arch=search.among.series_of(i).arch,
+        options=search.among.options(i),
         **search.common,
     )
-    for each in (*found.recommended, *found.unsure):
-        if each.hardware:
-            levers.append(Lever(f"{each.change}, at the same price", each.gain.ratio))
+    for change in (*advice.recommended, *advice.unsure):
+        if change.hardware:
+            levers.append(Lever(f"{change.change}, at the same price", change.gain.ratio))
     best = max(levers, key=lambda lever: lever.gain, default=None)
     return best if best is not None and best.gain > 1.01 else None
 
@@ -310,7 +331,7 @@ def _change(search: Search, profile: Profile, i: int) -> Lever | None:
 def _precisions(profile: Profile, job: Job) -> Iterator[Lever]:
     """Gains from the other precisions for which the profile has timings on the job's device."""
     w = job.workload
-    has = {each.precision for each in profile.timings if each.device == w.device}
+    has = {timing.precision for timing in profile.timings if timing.device == w.device}
     now = api.predict(job, fidelity="coarse").throughput_samples_per_s
     for precision in sorted(has - {w.precision}):
         other = catalogue.workload(
@@ -321,19 +342,16 @@ def _precisions(profile: Profile, job: Job) -> Iterator[Lever]:
         yield Lever(f"precision {precision}", then / now)
 
 
-def _prices(
-    search: Search, names: Collection[tuple[str, str]], homes: Collection[str | None]
-) -> Iterator[Price]:
-    """The catalogue lines of the workers' instance types and accelerators, and of the servers'."""
-    rows: dict[Instance, float] = {
-        some.instance: some.price_usd_per_h
-        for some in search.among.series
-        if (some.instance.name, some.instance.accelerator) in names
-    }
-    rows |= {
-        some.home: some.home_usd_per_h
-        for some in search.among.series
-        if some.home is not None and some.home.name in homes
-    }
+def _prices(search: Search, shown: Sequence[Candidate | Trade]) -> Iterator[Price]:
+    """The catalogue lines of the instance types that are shown: workers', then servers'."""
+    names = {(c.instance, c.accelerator) for c in shown}
+    homes = {c.server_instance for c in shown}
+    rows: dict[Instance, float] = {}
+    for series in search.among.series:
+        if (series.instance.name, series.instance.accelerator) in names:
+            rows[series.instance] = series.price_usd_per_h
+    for series in search.among.series:
+        if series.home is not None and series.home.name in homes:
+            rows[series.home] = series.home_usd_per_h
     for row, price in rows.items():
         yield Price(row.name, row.accelerator, price, row.region, row.date, row.place, row.source)

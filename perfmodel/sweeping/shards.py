@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -16,12 +15,13 @@ from perfmodel import api
 from perfmodel.base import files, tables
 from perfmodel.base.errors import InputError, PerfmodelWarning
 from perfmodel.base.foreign import said
-from perfmodel.inputs.job import Island, Job
+from perfmodel.inputs.job import Job
 from perfmodel.predicting.installation import fingerprint
 from perfmodel.results.prediction import Prediction
-from perfmodel.studies.chunks import Answer, Chunk, Progress, predicted, slices
-from perfmodel.studies.executors import completed
-from perfmodel.studies.grids import Grid, Row
+from perfmodel.sweeping.chunks import Answer, Chunk, Progress, predicted, slices
+from perfmodel.sweeping.executors import completed
+from perfmodel.sweeping.grids import Grid
+from perfmodel.sweeping.labels import Row
 
 SCHEMA = "perfmodel.shards/1"
 
@@ -43,8 +43,8 @@ class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     schema: str = SCHEMA
     installation: str
-    how: dict[str, Any]
-    axes: dict[str, Any]
+    how: Row
+    axes: Row
     inputs: str
 
     def check(self, folder: Path, other: About) -> None:
@@ -87,21 +87,21 @@ class Shards:
             there = any(self.folder.iterdir())
         except OSError as error:
             raise InputError(f"--resume: {folder}: {error.strerror or error}") from None
-        place = self.folder / ABOUT
+        place, encoded = self.folder / ABOUT, msgspec.json.encode(about)
         if not there:
-            files.write(place, msgspec.json.encode(about))
+            files.write(place, encoded)
             return
         if not place.exists():
             raise InputError(f"--resume: {folder} is not empty and does not hold a sweep")
-        data = files.read_bytes(place)
+        data = files.without_mark(files.read_bytes(place))
         try:
-            old = msgspec.json.decode(files.without_mark(data), type=files.ready(About))
+            old = msgspec.json.decode(data, type=files.ready(About))
         except RecursionError:
             raise InputError(f"--resume: {place}: nested too deeply") from None
         except ValueError as error:  # also of bytes that are not UTF-8
             raise InputError(f"--resume: {place}: {error}") from None
         # compare after a round trip through JSON, which turns tuples into lists
-        old.check(self.folder, msgspec.json.decode(msgspec.json.encode(about), type=About))
+        old.check(self.folder, msgspec.json.decode(encoded, type=About))
 
     def read(self, name: str, count: int) -> list[Answer] | None:
         """Read the answers of a shard; None if it does not exist or cannot be used, with a warning
@@ -113,6 +113,7 @@ class Shards:
         """
         import pandas as pd
 
+        columns = ["reason", "prediction"]
         for ending in ("parquet", "csv"):
             path = self.folder / f"{name}.{ending}"
             if not path.exists():
@@ -120,26 +121,20 @@ class Shards:
             if ending == "parquet":
                 tables.need_parquet()
             try:
-                columns = ["reason", "prediction"]
                 frame = (
                     pd.read_parquet(path, engine="pyarrow", columns=columns)
                     if ending == "parquet"
                     else pd.read_csv(path, usecols=columns, dtype=str, keep_default_na=False)
                 )
-                rows = zip(frame["reason"], frame["prediction"], strict=True)
-                answers = [_answer(reason, text) for reason, text in rows]
+                answers = list(map(_answer, frame["reason"], frame["prediction"]))
+                if len(answers) == count:
+                    return answers
+                why = f"it has {len(answers)} rows, expected {count}"
             except Exception as error:  # whatever the readers raise for damaged files
-                self._unusable(path, said(error))
-                continue
-            if len(answers) == count:
-                return answers
-            self._unusable(path, f"it has {len(answers)} rows, expected {count}")
+                why = said(error)
+            text = f"--resume: {path} is damaged ({why}); its jobs are predicted again"
+            warnings.warn(text, PerfmodelWarning, stacklevel=3)
         return None
-
-    @staticmethod
-    def _unusable(path: Path, why: str) -> None:
-        text = f"--resume: {path} is damaged ({why}); its jobs are predicted again"
-        warnings.warn(text, PerfmodelWarning, stacklevel=4)
 
     def write(self, name: str, first: int, points: Sequence[Row], answers: list[Answer]) -> None:
         """Write a shard atomically; ``first`` is the index of its first job.
@@ -174,7 +169,7 @@ def _answer(reason: str, text: str) -> Answer:
 
 
 def answers(
-    found: Grid,
+    grid: Grid,
     how: api.PredictOptions,
     executor: Executor,
     folder: str | Path | None,
@@ -191,76 +186,73 @@ def answers(
 
     Raises
     ------
-    InputError : see :class:`Shards` and :func:`perfmodel.studies.executors.completed`.
+    InputError : see :class:`Shards` and :func:`perfmodel.sweeping.executors.completed`.
     """
-    count = len(found.jobs)
+    count = len(grid.jobs)
     parts = list(slices(count, how["fidelity"]))
-    whole: list[Answer | None] = [None] * count
     shards, names = None, [""] * len(parts)
     if folder is not None:
-        digests = _digests(found.jobs)
+        digests = _digests(grid.jobs)
         about = About(
             installation=fingerprint(),
             how=files.finite(dict(how), "inf"),
-            axes=files.finite({axis.name: axis.shown for axis in found.axes}, "inf"),
+            axes=files.finite({axis.name: axis.shown for axis in grid.axes}, "inf"),
             inputs=_digest(*digests),
         )
         shards = Shards(folder, about)
         common = (SCHEMA.encode(), fingerprint().encode(), json.dumps(about.how).encode())
         names = [f"{at.start:06d}-{_digest(*common, *digests[at])}" for at in parts]
-    left, done = [], 0
-    for at, name in zip(parts, names, strict=True):
-        old = shards.read(name, at.stop - at.start) if shards is not None else None
-        if old is None:
-            left.append((at, name))
-        else:
-            whole[at] = old
-            done += len(old)
+    answers: dict[int, list[Answer]] = {}
+    for k, (at, name) in enumerate(zip(parts, names, strict=True)):
+        saved = shards.read(name, at.stop - at.start) if shards is not None else None
+        if saved is not None:
+            answers[k] = saved
+    done = sum(map(len, answers.values()))
     if done and progress is not None:
         progress(done, count)
-    work = (Chunk(found.jobs[at], how) for at, _ in left)
-    for k, new in completed(executor, predicted, work):
-        at, name = left[k]
+    left = [k for k in range(len(parts)) if k not in answers]
+    work = (Chunk(grid.jobs[parts[k]], how) for k in left)
+    for place, predictions in completed(executor, predicted, work):
+        k = left[place]
         if shards is not None:
-            shards.write(name, at.start, found.points[at], new)
-        whole[at] = new
-        done += len(new)
+            shards.write(names[k], parts[k].start, grid.points[parts[k]], predictions)
+        answers[k] = predictions
+        done += len(predictions)
         if progress is not None:
             progress(done, count)
-    return [answer for answer in whole if answer is not None]
+    return [answer for k in range(len(parts)) for answer in answers[k]]
 
 
 def _digests(jobs: Sequence[Job]) -> list[bytes]:
     """A digest of all values of each job; values shared between jobs are encoded once."""
     known: dict[int, str] = {}
 
-    def shared(value: Any) -> str:
+    def shared(value: object) -> str:
         if id(value) not in known:
             known[id(value)] = _digest(_encoded(value))
         return known[id(value)]
 
     def whole(job: Job) -> bytes:
-        values = {name: getattr(job, name) for name in job.__struct_fields__ if name != "given"}
+        values = msgspec.structs.asdict(job)
+        del values["given"]
         values |= {name: shared(values[name]) for name in ("workload", "cluster")}
         values["architecture"] = job.architecture.name
-        values["islands"] = [_island(island, whole(island.job)) for island in job.islands]
+        values["islands"] = [
+            msgspec.structs.asdict(island) | {"job": whole(island.job)} for island in job.islands
+        ]
         values["flat"] = None if job.flat is None else whole(job.flat)
         return _encoded(values)
 
     return [_digest(whole(job)).encode() for job in jobs]
 
 
-def _island(island: Island, job: bytes) -> dict[str, Any]:
-    return {name: getattr(island, name) for name in island.__struct_fields__} | {"job": job}
-
-
-def _encoded(value: Any) -> bytes:
+def _encoded(value: object) -> bytes:
     """Encode as MessagePack, which supports infinities; NumPy numbers become Python numbers."""
     return msgspec.msgpack.encode(value, enc_hook=float)
 
 
 def _digest(*parts: bytes) -> str:
-    made = hashlib.blake2b(digest_size=12)
+    digest = hashlib.blake2b(digest_size=12)
     for part in parts:
-        made.update(len(part).to_bytes(8, "little") + part)
-    return made.hexdigest()
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()

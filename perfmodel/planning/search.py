@@ -7,24 +7,26 @@ of the formulas leaves open whether they beat the best so far.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from concurrent.futures import Executor, Future
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel import api
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError, TooLargeError, number, whole_number
 from perfmodel.inputs.job import Job
+from perfmodel.planning.plans import HOUR_S, Candidate
+from perfmodel.planning.space import Common, Space
 from perfmodel.predicting import gains
 from perfmodel.predicting.answer import with_job
 from perfmodel.results.prediction import Prediction
-from perfmodel.studies.chunks import Answer, Chunk, Progress, predicted
-from perfmodel.studies.executors import elsewhere, result, submitted
-from perfmodel.studies.plan_space import Space
-from perfmodel.studies.plans import HOUR_S, Candidate
+from perfmodel.sweeping.chunks import Answer, Chunk, Progress, predicted
+from perfmodel.sweeping.executors import elsewhere, result, submitted
+
+V = TypeVar("V", float, Floats)
 
 UNIT_SAMPLES = 1_000_000
 """Samples that times and costs refer to if no amount of training is given."""
@@ -65,16 +67,16 @@ class PlanLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_global_batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("budget_usd", "deadline_s"):
-            if getattr(self, name) is not None:
-                number(name, getattr(self, name), above=0.0)
-        if self.max_idle_fraction is not None:
-            number("max_idle_fraction", self.max_idle_fraction, at_most=1.0)
-        if self.max_staleness is not None:
-            number("max_staleness", self.max_staleness)
-        for name in ("max_workers", "max_global_batch_size"):
-            if getattr(self, name) is not None:
-                whole_number(name, getattr(self, name))
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if name in ("budget_usd", "deadline_s"):
+                number(name, value, above=0.0)
+            elif name in ("max_workers", "max_global_batch_size"):
+                whole_number(name, value)
+            else:
+                number(name, value, at_most=1.0 if name == "max_idle_fraction" else None)
 
 
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,13 +92,13 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
         """Samples of the whole training, or :data:`UNIT_SAMPLES`."""
         return UNIT_SAMPLES if self.dataset_size is None else self.dataset_size * self.epochs
 
-    def seconds(self, step_s: Any, batch: Any) -> Any:
+    def seconds(self, step_s: V, batch: V) -> V:
         """Training time (s); ``batch`` is the global batch size."""
         if self.dataset_size is None:
             return self.samples / batch * step_s
-        return self.epochs * np.ceil(self.dataset_size / batch) * step_s
+        return self.epochs * -(-self.dataset_size // batch) * step_s
 
-    def worth(self, seconds: Any, usd_per_h: Any, rate: Any) -> Any:
+    def worth(self, seconds: V, usd_per_h: V, rate: V) -> V:
         """The objective as a value to maximise; ``rate`` in samples per second."""
         if self.objective == "throughput":
             return rate
@@ -104,17 +106,17 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
             return self.samples / seconds
         return self.samples / (seconds / HOUR_S * usd_per_h)
 
-    def excess(self, seconds: Any, usd: Any, idle: Any, stale: Any) -> dict[str, Any]:
+    def excess(self, seconds: V, usd: V, idle: V, stale: V) -> dict[str, V]:
         """Ratio of each predicted value to its limit; above 1 exceeds the limit.
 
         A limit of 0 counts as a millionth.
         """
-        given = self.limits
+        limits = self.limits
         pairs = {
-            "deadline": (seconds, given.deadline_s),
-            "budget": (usd, given.budget_usd),
-            "idle": (idle, given.max_idle_fraction),
-            "staleness": (stale, given.max_staleness),
+            "deadline": (seconds, limits.deadline_s),
+            "budget": (usd, limits.budget_usd),
+            "idle": (idle, limits.max_idle_fraction),
+            "staleness": (stale, limits.max_staleness),
         }
         return {
             name: value / max(most, 1e-6)
@@ -130,13 +132,14 @@ class Search:
         self,
         goal: Goal,
         among: Space,
-        common: Mapping[str, Any],
+        common: Common,
         max_ops: float,
         executor: Executor,
         progress: Progress | None,
     ) -> None:
         self.goal, self.among, self.common = goal, among, common
-        self.max_ops, self.executor, self.progress = max_ops, executor, progress
+        self.max_ops, self.executor = max_ops, executor
+        self.progress = progress or (lambda done, most: None)
         self.jobs: dict[int, Job] = {}
         self.ahead: dict[int, Future[list[Answer]]] = {}  # speculative simulations
         self.found: dict[int, Prediction] = {}
@@ -145,7 +148,7 @@ class Search:
         self.settled, self.simulated = False, 0
         self.too_large = 0
         batch = among.workers * among.batch_size
-        self.seconds: Floats = goal.seconds(among.step_s, batch)
+        self.seconds: Floats = goal.seconds(among.step_s, batch.astype(np.float64))
         self.usd: Floats = self.seconds / HOUR_S * among.price
         self.worth: Floats = goal.worth(self.seconds, among.price, among.rate)
         self.idle, self.stale = among.idle.copy(), among.staleness.copy()
@@ -165,26 +168,23 @@ class Search:
             why = f"the smallest global batch is {batch[fits].min()} samples, the limit is {most}"
         else:
             i = int(times.argmin())
-            some = among.series[among.of[i]]
+            series = among.series_of(i)
             why = (
                 f"a worker needs at least {times[i]:.3g} times the memory of its device, on "
-                f"{some.instance.label} with batch {among.batch_size[i]}, {some.arch}"
+                f"{series.instance.label} with batch {among.batch_size[i]}, {series.arch}"
             )
         return InputError(f"plan: none of {len(among)} candidates fits: {why}")
 
     def excess(self, lifted: str = "") -> Floats:
         """Each candidate's largest ratio of a value to its limit, ignoring the limit ``lifted``."""
-        worst = np.zeros(len(self.among))
-        each = self.goal.excess(self.seconds, self.usd, self.idle, self.stale)
-        for name, times in each.items():
-            if name != lifted:
-                worst = np.maximum(worst, times)
+        ratios = self.goal.excess(self.seconds, self.usd, self.idle, self.stale)
+        ratios.pop(lifted, None)
+        worst: Floats = np.max([np.zeros(len(self.among)), *ratios.values()], axis=0)
         return worst
 
-    def feasible(self, lifted: str = "") -> np.ndarray:
+    def feasible(self, lifted: str = "") -> NDArray[np.bool_]:
         """Which candidates meet all limits according to their latest predictions."""
-        found: np.ndarray = self.possible & (self.excess(lifted) <= 1.0)
-        return found
+        return np.logical_and(self.possible, self.excess(lifted) <= 1.0)
 
     def settle(self, *, simulate: bool, top: int) -> None:
         """Predict the best candidates until no other candidate can be better than the best.
@@ -207,7 +207,7 @@ class Search:
             enough = sum(map(self._meets, self.found)) >= top
             if enough and by_formula[i] * slack < best * (1.0 + WITHIN):
                 break
-            arch = self.among.series[self.among.of[i]].arch
+            arch = self.among.series_of(i).arch
             error = widest.get(arch, UNKNOWN_ERROR)
             if enough and by_formula[i] * (1.0 + error) < best * (1.0 + WITHIN):
                 continue
@@ -215,12 +215,11 @@ class Search:
                 self.settled = False
                 break
             if simulate:
-                next_ones = order[place : place + AHEAD]
-                self._begin(next_ones[self.worth[next_ones] * slack >= best * (1.0 + WITHIN)])
+                near_ones = order[place : place + AHEAD]
+                self._begin(near_ones[self.worth[near_ones] * slack >= best * (1.0 + WITHIN)])
             best = max(best, self._consider(i, best, simulate))
             widest[arch] = max(self.errors[i], widest.get(arch, 0.0))
-            if self.progress is not None:
-                self.progress(len(self.found), MOST_CONSIDERED)
+            self.progress(len(self.found), MOST_CONSIDERED)
         if not self.feasible().any():
             raise self._nearest()
         for i in self.rivals():
@@ -235,23 +234,14 @@ class Search:
         """Simulate the first ranked candidate, repeating until the first one is simulated."""
         for _ in range(MOST_CONSIDERED):
             i = next(iter(self.ranked()), None)
-            if i is None or i in self.final or not self._error(self.found[i]):
+            if i is None or i in self.final or not _error(self.found[i]):
                 return
             self._simulate(i)
-
-    @staticmethod
-    def _error(found: Prediction) -> float:
-        """Error of a prediction relative to simulation, as a fraction."""
-        band = found.error_band
-        if band is None:
-            return 0.0
-        return UNKNOWN_ERROR if band.p90 is None else band.p90
 
     def _consider(self, i: int, best: float, simulate: bool) -> float:
         """Predict a candidate, by simulation if it may be the best. Return its worth, or 0 if it
         exceeds a limit."""
-        found = self._predict(i, "coarse")
-        error = self.errors[i] = self._error(found)
+        error = self.errors[i] = _error(self._predict(i, "coarse"))
         may = self.worth[i] * (1.0 + error) >= best * (1.0 + WITHIN)
         may = may and self._excess_of(i) <= 1.0 + error
         if simulate and error > 0.0 and may:
@@ -270,20 +260,18 @@ class Search:
             self.too_large += 1
             self.settled = False
 
-    def _begin(self, some: np.ndarray) -> None:
+    def _begin(self, places: Ids) -> None:
         """Start simulations speculatively, if the executor runs concurrently with this thread.
 
         Unneeded simulations cost time but do not change the result.
         """
         if not elsewhere(self.executor):
             return
-        for i in some.tolist():
-            if i not in self.ahead and i not in self.final and self._unsure(i):
+        for i in places.tolist():
+            if i in self.ahead or i in self.final:
+                continue
+            if i in self.found or _error(self._answer(i, "coarse")):  # may differ from formulas
                 self.ahead[i] = submitted(self.executor, predicted, self._asked(i, "fine"))
-
-    def _unsure(self, i: int) -> bool:
-        """Return whether a candidate's formulas may differ from its simulation."""
-        return i in self.found or self._error(self._answer(i, "coarse")) > 0.0
 
     def _asked(self, i: int, fidelity: api.Fidelity) -> Chunk:
         if i not in self.jobs:
@@ -300,27 +288,28 @@ class Search:
 
     def _predict(self, i: int, fidelity: api.Fidelity) -> Prediction:
         """Predict a candidate and replace the formulas' values by the prediction's."""
-        found = self._answer(i, fidelity)
-        self.found[i] = found
-        price = self.among.price[i]
-        self.seconds[i] = self.goal.seconds(found.iteration_s, found.global_batch_size)
-        self.usd[i] = self.seconds[i] / HOUR_S * price
-        rate = found.throughput_samples_per_s
-        self.worth[i] = self.goal.worth(self.seconds[i], price, rate)
-        self.idle[i] = found.idle_fraction.mean
-        self.stale[i] = found.staleness.mean if found.staleness is not None else 0.0
-        return found
+        p = self.found[i] = self._answer(i, fidelity)
+        price, rate = float(self.among.price[i]), p.throughput_samples_per_s
+        seconds = self.goal.seconds(p.iteration_s, float(p.global_batch_size))
+        self.seconds[i], self.usd[i] = seconds, seconds / HOUR_S * price
+        self.worth[i] = self.goal.worth(seconds, price, rate)
+        self.idle[i] = p.idle_fraction.mean
+        self.stale[i] = p.staleness.mean if p.staleness is not None else 0.0
+        return p
 
-    def _excess_of(self, i: int) -> float:
+    def _excesses(self, i: int) -> dict[str, float]:
         values = (self.seconds[i], self.usd[i], self.idle[i], self.stale[i])
-        return float(max(self.goal.excess(*values).values(), default=0.0))
+        return self.goal.excess(*map(float, values))
 
     def _meets(self, i: int) -> bool:
         return bool(self.possible[i]) and self._excess_of(i) <= 1.0
 
+    def _excess_of(self, i: int) -> float:
+        return max(self._excesses(i).values(), default=0.0)
+
     def rivals(self) -> list[int]:
         """The best candidate of each instance type that meets the limits."""
-        kinds = np.array([id(some.instance) for some in self.among.series])[self.among.of]
+        kinds = np.array([id(series.instance) for series in self.among.series])[self.among.of]
         worth = np.where(self.feasible(), self.worth, 0.0)
         order = np.argsort(-worth, kind="stable")
         order = order[worth[order] > 0.0]
@@ -329,8 +318,7 @@ class Search:
 
     def ranked(self) -> list[int]:
         """The predicted candidates that meet the limits, best first."""
-        some = [i for i in self.found if self._meets(i)]
-        return sorted(some, key=lambda i: -self.worth[i])
+        return sorted(filter(self._meets, self.found), key=lambda i: -self.worth[i])
 
     def _nearest(self) -> InputError:
         """Build the error that names the candidates closest to the limits and what they exceed."""
@@ -339,7 +327,7 @@ class Search:
         for i in np.argsort(excess, kind="stable").tolist():
             if len(named) == NEAREST or not math.isfinite(excess[i]):
                 break
-            name = self.among.series[self.among.of[i]].instance.label
+            name = self.among.series_of(i).instance.label
             named.setdefault(name, f"{name} {self._missed(i)}")
         nearest = "; ".join(named.values())
         return InputError(
@@ -348,60 +336,60 @@ class Search:
 
     def _missed(self, i: int) -> str:
         """Describe which limits a candidate exceeds, and by how much."""
-        among, limits = self.among, self.goal.limits
-        values = (self.seconds[i], self.usd[i], self.idle[i], self.stale[i])
-        over = [name for name, v in self.goal.excess(*values).items() if v > 1.0]
-        hours, most_h = values[0] / HOUR_S, (limits.deadline_s or 0.0) / HOUR_S
+        limits, hours = self.goal.limits, self.seconds[i] / HOUR_S
+        most_h = (limits.deadline_s or 0.0) / HOUR_S
         texts = {
             "deadline": f"takes {hours:.3g} h (limit {most_h:.3g} h)",
-            "budget": f"costs {values[1]:.4g} USD (limit {limits.budget_usd or 0:g} USD)",
-            "idle": f"is idle {values[2]:.1%} (limit {limits.max_idle_fraction or 0:.1%})",
-            "staleness": f"has staleness {values[3]:.3g} (limit {limits.max_staleness or 0:g})",
+            "budget": f"costs {self.usd[i]:.4g} USD (limit {limits.budget_usd or 0:g} USD)",
+            "idle": f"is idle {self.idle[i]:.1%} (limit {limits.max_idle_fraction or 0:.1%})",
+            "staleness": f"has staleness {self.stale[i]:.3g} (limit {limits.max_staleness or 0:g})",
         }
-        why = " and ".join(texts[name] for name in over)
-        return f"with {among.workers[i]} workers, {among.series[among.of[i]].arch}, {why}"
+        why = " and ".join(texts[name] for name, ratio in self._excesses(i).items() if ratio > 1.0)
+        return f"with {self.among.workers[i]} workers, {self.among.series_of(i).arch}, {why}"
 
     def candidate(self, i: int, chance: float) -> Candidate:
         """Build the result for a predicted candidate."""
-        among, found = self.among, self.found[i]
-        some = among.series[among.of[i]]
-        step_s, price = found.iteration_s, float(among.price[i])
-        low, high = found.interval.iteration_s if found.interval else (step_s, step_s)
-        ends = [float(self.seconds[i]) * end / step_s for end in (low, high)]
-        values = (self.seconds[i], self.usd[i])
-        over = self.goal.excess(*values, 0.0, 0.0)
-        worst = max((over[name] for name in ("deadline", "budget") if name in over), default=0.0)
-        times = 1.0 / worst if worst else math.inf
+        among, p, series = self.among, self.found[i], self.among.series_of(i)
+        rate, price = p.throughput_samples_per_s, float(among.price[i])
+        seconds, usd = float(self.seconds[i]), float(self.usd[i])
+        steps_s, rates = (p.iteration_s, p.iteration_s), (rate, rate)
+        if p.interval:
+            steps_s, rates = p.interval.iteration_s, p.interval.throughput_samples_per_s
+        low, high = (seconds * step_s / p.iteration_s for step_s in steps_s)
+        worst = max(self.goal.excess(seconds, usd, 0.0, 0.0).values(), default=0.0)
         return Candidate(
-            instance=some.instance.name,
-            accelerator=some.instance.accelerator,
-            device=found.device,
-            precision=some.job.workload.precision,
+            instance=series.instance.name,
+            accelerator=series.instance.accelerator,
+            device=p.device,
+            precision=series.job.workload.precision,
             nodes=int(among.nodes[i]),
-            workers=found.workers,
+            workers=p.workers,
             servers=self.jobs[i].options.server_count or None,
-            server_instance=some.home.name if some.home is not None else None,
-            architecture=some.arch,
-            options=dict(some.options),
-            batch_size=found.batch_size,
-            global_batch_size=found.global_batch_size,
+            server_instance=series.home.name if series.home is not None else None,
+            architecture=series.arch,
+            options=dict(series.options),
+            batch_size=p.batch_size,
+            global_batch_size=p.global_batch_size,
             price_usd_per_h=price,
-            throughput_samples_per_s=found.throughput_samples_per_s,
-            throughput_interval=(
-                found.interval.throughput_samples_per_s
-                if found.interval
-                else (found.throughput_samples_per_s,) * 2
-            ),
-            time_s=float(self.seconds[i]),
-            time_interval_s=(ends[0], ends[1]),
-            cost_usd=float(self.usd[i]),
-            cost_interval_usd=(ends[0] / HOUR_S * price, ends[1] / HOUR_S * price),
-            samples_per_usd=self.goal.samples / float(self.usd[i]),
-            idle_fraction=found.idle_fraction.mean,
-            staleness=found.staleness.mean if found.staleness else None,
+            throughput_samples_per_s=rate,
+            throughput_interval=rates,
+            time_s=seconds,
+            time_interval_s=(low, high),
+            cost_usd=usd,
+            cost_interval_usd=(low / HOUR_S * price, high / HOUR_S * price),
+            samples_per_usd=self.goal.samples / usd,
+            idle_fraction=p.idle_fraction.mean,
+            staleness=p.staleness.mean if p.staleness else None,
             probability_best=chance,
-            probability_within=gains.probability_within(found, times),
-            fidelity=found.fidelity,
-            bottleneck=found.bottleneck.text,
-            prediction=found,
+            probability_within=gains.probability_within(p, 1.0 / worst if worst else math.inf),
+            fidelity=p.fidelity,
+            bottleneck=p.bottleneck.text,
+            prediction=p,
         )
+
+
+def _error(p: Prediction) -> float:
+    """Error of a prediction relative to simulation, as a fraction."""
+    if p.error_band is None:
+        return 0.0
+    return UNKNOWN_ERROR if p.error_band.p90 is None else p.error_band.p90

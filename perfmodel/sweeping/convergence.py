@@ -8,20 +8,16 @@ the task; times are those of the job, loss and accuracy those of the task.
 
 from __future__ import annotations
 
-import json
 import math
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 import msgspec
 import numpy as np
 
 from perfmodel import api
-from perfmodel.base import files
 from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, number, whole_number
-from perfmodel.base.tables import csv_text
 from perfmodel.inputs.job import Job
 from perfmodel.predicting.recording import schedule_of
 from perfmodel.replay.curve import Curve, accuracy_of
@@ -32,16 +28,15 @@ from perfmodel.reporting.contents import Figure
 from perfmodel.reporting.drawn import Drawn
 from perfmodel.results.prediction import Prediction
 from perfmodel.results.schedule import Schedule
-from perfmodel.studies.changes import merged
-from perfmodel.studies.chunks import Progress
-from perfmodel.studies.executors import completed
-from perfmodel.studies.grids import Row, distinct, grid, label
-from perfmodel.studies.processes import MOST_PROCESSES, Processes
-from perfmodel.studies.sweeps import common, frame
+from perfmodel.sweeping.arguments import merged
+from perfmodel.sweeping.chunks import Progress
+from perfmodel.sweeping.executors import completed, usable_cores
+from perfmodel.sweeping.grids import GridArguments, grid
+from perfmodel.sweeping.labels import Row, distinct, label
+from perfmodel.sweeping.processes import MOST_PROCESSES, Processes
+from perfmodel.sweeping.tables import Tabular, common, frame
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pandas as pd
 
 SCHEMA = "perfmodel.convergence/1"
@@ -98,7 +93,7 @@ class Trained(msgspec.Struct, frozen=True, kw_only=True):
     prediction: Prediction | None
     iteration_s: float
     staleness_mean: float | None
-    curves: tuple[Curve, ...]
+    curves: tuple[Curve, ...] = ()
 
     @property
     def diverged(self) -> int:
@@ -132,11 +127,11 @@ class Trained(msgspec.Struct, frozen=True, kw_only=True):
         """Gradient noise scale over all evaluations and seeds; None if it was not measured."""
         from perfmodel.theory.statistical_efficiency import average
 
-        every = [each for curve in self.curves for each in curve.noise]
-        return average(every).scale_samples if every else None
+        measured = [noise for curve in self.curves for noise in curve.noise]
+        return average(measured).scale_samples if measured else None
 
 
-class Convergence(Drawn, frozen=True, kw_only=True):
+class Convergence(Drawn, Tabular, frozen=True, kw_only=True):
     """Jobs, and how the task learns in the order of each.
 
     ``target`` is an accuracy of the task. The default is :data:`CLOSE` times the best final
@@ -165,9 +160,8 @@ class Convergence(Drawn, frozen=True, kw_only=True):
     @property
     def first(self) -> Trained | None:
         """The job that reaches the target first with every seed; None if no job does."""
-        at = [(t.time_to(self.target), t) for t in self.trained]
-        every = [(seconds, t) for (seconds, _, n), t in at if n == self.seeds]
-        return min(every, key=lambda each: each[0])[1] if every else None
+        reached = [t for t in self.trained if t.time_to(self.target)[2] == self.seeds]
+        return min(reached, key=lambda t: t.time_to(self.target)[0], default=None)
 
     def rows(self) -> list[Row]:
         """One row per job: iteration time, staleness, final accuracy, time to the target."""
@@ -215,18 +209,9 @@ class Convergence(Drawn, frozen=True, kw_only=True):
         """The points as a data frame."""
         return frame(self.points())
 
-    def to_csv(self, path: str | Path | None = None) -> str:
-        """The points as CSV text, also written to ``path`` if given.
-
-        Raises
-        ------
-        InputError : ``path`` cannot be written.
-        """
-        return csv_text(self.to_frame(), path)
-
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Row:
         """JSON-like values."""
-        values: dict[str, Any] = {
+        return {
             "schema": SCHEMA,
             "title": self.title,
             "training": msgspec.to_builtins(self.training),
@@ -235,11 +220,6 @@ class Convergence(Drawn, frozen=True, kw_only=True):
             "rows": self.rows(),
             "points": self.points(),
         }
-        return values
-
-    def to_json(self) -> str:
-        """The result as JSON text."""
-        return json.dumps(files.finite(self.to_dict(), "inf"), indent=2)
 
     def figure(self) -> Figure:
         """Accuracy over predicted seconds and over samples."""
@@ -256,7 +236,7 @@ def converge(
     processes: int | None = None,
     max_ops: float = api.MOST_OPS,
     progress: Progress | None = None,
-    **arguments: Any,
+    **arguments: Unpack[GridArguments],
 ) -> Convergence:
     """Train a small task in the order in which jobs read parameters and apply gradients.
 
@@ -278,36 +258,28 @@ def converge(
         impossible job.
 
     >>> setup = TrainingSetup(epochs=1)
-    >>> found = converge(setup, seeds=1, model="resnet18", workers=2, arch=["ring", "gosgd"])
-    >>> [each.name for each in found.trained]
+    >>> result = converge(setup, seeds=1, model="resnet18", workers=2, arch=["ring", "gosgd"])
+    >>> [job.name for job in result.trained]
     ['ring', 'gosgd']
     """
     how = training if training is not None else TrainingSetup()
     _check(seeds, target, processes)
-    found = grid(arguments if job is None else merged(job, arguments))
-    if len(found.jobs) > MOST_JOBS:
-        raise InputError(f"converge: {len(found.jobs)} jobs; at most {MOST_JOBS}")
+    jobs = grid(arguments if job is None else merged(job, arguments))
+    if len(jobs.jobs) > MOST_JOBS:
+        raise InputError(f"converge: {len(jobs.jobs)} jobs; at most {MOST_JOBS}")
     task = make_task(how.task)
     gradients = math.ceil(how.epochs * task.samples / how.batch_size)
-    predictions = [api.predict(job, max_ops=max_ops) for job in found.jobs]
-    work = [
-        Work(how, seed, job, gradients, p.throughput_samples_per_s, max_ops)
-        for job, p in zip(found.jobs, predictions, strict=True)
-        for seed in range(seeds)
-    ]
-    curves = _curves(work, seeds, processes, progress)
-    names = distinct(label(point) for point in found.points)
-    trained = [
-        Trained(
-            name=name,
-            prediction=p,
-            iteration_s=p.iteration_s,
-            staleness_mean=p.staleness.mean if p.staleness is not None else None,
-            curves=own,
+    predictions = [api.predict(job, max_ops=max_ops) for job in jobs.jobs]
+    trained, work = [], []
+    names = distinct(label(point) for point in jobs.points)
+    for name, job, p in zip(names, jobs.jobs, predictions, strict=True):
+        stale = p.staleness.mean if p.staleness is not None else None
+        trained.append(
+            Trained(name=name, prediction=p, iteration_s=p.iteration_s, staleness_mean=stale)
         )
-        for name, p, own in zip(names, predictions, curves, strict=True)
-    ]
-    return _converged(how, seeds, target, trained)
+        work.append(Work(how, job, gradients, p.throughput_samples_per_s, max_ops))
+    curves = _curves(work, seeds, processes, progress)
+    return _converged(how, seeds, target, trained, curves)
 
 
 def retrace(
@@ -335,17 +307,15 @@ def retrace(
     if not 1 <= len(schedules) <= MOST_JOBS:
         raise InputError(f"retrace: expected 1 to {MOST_JOBS} schedules, got {len(schedules)}")
     make_task(how.task)
-    work = [Work(how, seed, each) for each in schedules.values() for seed in range(seeds)]
-    curves = _curves(work, seeds, processes, progress)
     trained = []
-    for (name, each), own in zip(schedules.items(), curves, strict=True):
-        h, stale = each.header, each.staleness()
+    for name, schedule in schedules.items():
+        h, stale = schedule.header, schedule.staleness()
         step_s = h.workers * h.batch_size / h.samples_per_s if h.samples_per_s else math.inf
         mean = float(stale.mean()) if len(stale) else None
-        trained.append(
-            Trained(name=name, prediction=None, iteration_s=step_s, staleness_mean=mean, curves=own)
-        )
-    return _converged(how, seeds, target, trained)
+        trained.append(Trained(name=name, prediction=None, iteration_s=step_s, staleness_mean=mean))
+    work = [Work(how, schedule) for schedule in schedules.values()]
+    curves = _curves(work, seeds, processes, progress)
+    return _converged(how, seeds, target, trained, curves)
 
 
 def _check(seeds: int, target: float | None, processes: int | None) -> None:
@@ -357,46 +327,49 @@ def _check(seeds: int, target: float | None, processes: int | None) -> None:
 
 
 def _converged(
-    how: TrainingSetup, seeds: int, target: float | None, trained: Sequence[Trained]
+    how: TrainingSetup,
+    seeds: int,
+    target: float | None,
+    trained: Sequence[Trained],
+    curves: Sequence[tuple[Curve, ...]],
 ) -> Convergence:
     """Build the result, with the default target if none was given."""
+    pairs = zip(trained, curves, strict=True)
+    complete = tuple(msgspec.structs.replace(job, curves=of_job) for job, of_job in pairs)
     if target is None:
-        best = max(t.accuracy[0] for t in trained)
+        best = max(job.accuracy[0] for job in complete)
         target = CLOSE * best if best > 0.0 else 1.0  # all diverged: no job reaches 1
-    return Convergence(training=how, seeds=seeds, target=target, trained=tuple(trained))
+    return Convergence(training=how, seeds=seeds, target=target, trained=complete)
 
 
 class Work(NamedTuple):
-    """One training: its seed, and a schedule or the job to record one from.
+    """Trainings in the order of a schedule, or of a job to record one from; one of them by its
+    ``seed``.
 
     ``gradients`` is the number of gradients that the job applies, ``samples_per_s`` its throughput.
     """
 
     training: TrainingSetup
-    seed: int
     source: Job | Schedule
     gradients: int = 0
     samples_per_s: float = 0.0
     max_ops: float = api.MOST_OPS
+    seed: int = 0
 
 
 def _curves(
     work: Sequence[Work], seeds: int, processes: int | None, progress: Progress | None
 ) -> list[tuple[Curve, ...]]:
     """Train all seeds, and return their curves for each job or schedule."""
-    curves: list[Curve | None] = [None] * len(work)
-    for done, (k, curve) in enumerate(_all(work, processes), 1):
-        curves[k] = curve
-        if progress is not None:
-            progress(done, len(work))
-    return [tuple(c for c in curves[k : k + seeds] if c) for k in range(0, len(work), seeds)]
-
-
-def _all(work: Sequence[Work], processes: int | None) -> Iterator[tuple[int, Curve]]:
-    """Yield curves as they complete, each with its index in ``work``."""
-    count = min(processes or os.cpu_count() or 1, len(work))
-    with Processes(min(count, MOST_PROCESSES)) as pool:
-        yield from completed(pool, _train, work)
+    trainings = [one._replace(seed=seed) for one in work for seed in range(seeds)]
+    curves: dict[int, Curve] = {}
+    count = min(processes or usable_cores(), len(trainings), MOST_PROCESSES)
+    with Processes(count) as pool:
+        for place, curve in completed(pool, _train, trainings):
+            curves[place] = curve
+            if progress is not None:
+                progress(len(curves), len(trainings))
+    return [tuple(curves[k + n] for n in range(seeds)) for k in range(0, len(trainings), seeds)]
 
 
 def _train(work: Work) -> Curve:

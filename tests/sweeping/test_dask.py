@@ -18,7 +18,7 @@ pytest.importorskip("distributed", reason="needs the extra 'dask'")
 from distributed import Client
 
 from perfmodel import InputError, sweep
-from perfmodel.studies.executors import opened
+from perfmodel.sweeping.executors import opened
 
 pytestmark = pytest.mark.slow
 
@@ -192,7 +192,7 @@ def test_a_dead_scheduler_gives_one_line_within_ten_seconds(address: str, tmp_pa
 def test_workers_of_another_version_give_one_line(
     dask: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perfmodel.studies.executors.fingerprint", lambda: "perfmodel 0.0.1")
+    monkeypatch.setattr("perfmodel.sweeping.executors.fingerprint", lambda: "perfmodel 0.0.1")
     with (
         pytest.raises(
             InputError, match=r"has perfmodel .*, this process has perfmodel 0\.0\.1: install"

@@ -1,0 +1,1 @@
+"""Choosing machines, workers, architecture and batch size for a training run."""

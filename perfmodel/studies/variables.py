@@ -1,0 +1,120 @@
+"""Variables of a job that studies search, and the search: arguments and numeric options."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from perfmodel.base.arrays import Floats
+from perfmodel.base.units import dimension_of, show
+from perfmodel.inputs.job import MOST_WORKERS, Job
+
+RANGES: Mapping[str, tuple[float, float]] = {
+    "workers": (1.0, 65536.0),
+    "bandwidth_bytes_per_s": (1e5, 1e13),
+    "latency_s": (1e-8, 10.0),
+    "batch_size": (1.0, 65536.0),
+}
+"""Ranges of the arguments of a job that can be varied."""
+
+HALVINGS = 60
+"""Most halvings of an interval."""
+
+S = TypeVar("S")
+
+WHOLE = ("workers", "batch_size")
+"""Integer arguments."""
+
+
+class Variable(NamedTuple):
+    """A variable: the argument or option, its range, and the step between values; 0 if it is not an
+    integer."""
+
+    name: str
+    least: float
+    most: float
+    step: int = 0
+
+    @property
+    def unit(self) -> str:
+        """The SI unit; empty if it has none."""
+        return dimension_of(self.name) or ""
+
+    @property
+    def words(self) -> str:
+        """The name without its unit."""
+        return self.name.removesuffix(f"_{self.unit}").replace("_", " ")
+
+    def shown(self, value: float) -> str:
+        """A value as text with its unit."""
+        if self.step:
+            return f"{value:.0f}"
+        return show(value, self.unit) if self.unit else f"{value:.4g}"
+
+    def value_in(self, job: Job, devices: Job) -> float:
+        """The value in a job, or in the job of its ``devices`` for what holds inside islands."""
+        nic = devices.cluster.nic
+        known = {
+            "workers": job.workers,
+            "bandwidth_bytes_per_s": nic.bandwidth_bytes_per_s,
+            "latency_s": nic.latency_s,
+            "batch_size": devices.workload.batch_size,
+        }
+        return float(known[self.name] if self.name in known else getattr(job.options, self.name))
+
+    def spaced(self, count: int) -> Floats:
+        """Values at equal ratios; multiples of the step if there is one, each once."""
+        values = np.geomspace(self.least, self.most, count)
+        step = self.step
+        return np.unique(np.maximum(np.rint(values / step), 1.0) * step) if step else values
+
+
+def argument(name: str, *jobs: Job) -> Variable:
+    """The variable of an argument, in the range that is possible for all jobs.
+
+    Workers come in whole groups, and no more than the cluster has devices.
+    """
+    least, most = RANGES[name]
+    if name != "workers":
+        return Variable(name, least, most, int(name in WHOLE))
+    step = math.lcm(*(job.options.group_size for job in jobs))
+    clusters = [job.cluster for job in jobs]
+    devices = [
+        c.workers_nodes * c.devices_per_node for c in clusters if c.workers_nodes is not None
+    ]
+    least = max(step, *(1.0 + job.options.spare_workers for job in jobs))
+    most = min(most, MOST_WORKERS, *devices) // step * step
+    return Variable(name, least, max(least, most), step)
+
+
+def boundary(
+    low: float,
+    high: float,
+    state_at: Callable[[float], S],
+    first: S,
+    step: int,
+    halvings: int = HALVINGS,
+) -> tuple[float, float]:
+    """Bisect, on a logarithmic scale, where the state changes from ``first``, which it is at
+    ``low``, to another one; on multiples of ``step`` if that is not 0.
+
+    Return both ends of the last interval: the last value with the first state, and the next one.
+    :func:`scipy.optimize.brentq` does not apply: states are not continuous, and workers and batch
+    sizes are integers.
+
+    >>> boundary(1.0, 64.0, lambda value: value > 10.0, False, 1)
+    (10.0, 11.0)
+    """
+    for _ in range(halvings):
+        if step and high - low <= step:
+            break
+        middle = math.sqrt(low * high)
+        middle = float(round(middle / step) * step) if step else middle
+        if state_at(middle) == first:
+            low = middle
+        else:
+            high = middle
+    return low, high

@@ -1,0 +1,1 @@
+"""Many jobs: grids of values, predicted in processes or on a cluster, compared, or trained."""

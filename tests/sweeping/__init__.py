@@ -1,0 +1,1 @@
+"""Tests of many jobs: grids, sweeps, executors, comparisons, convergence."""
