@@ -8,9 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 
 from perfmodel.architectures.base import Architecture, Coarse
-from perfmodel.architectures.parts.gossip import Partners, add_begin, add_network
-from perfmodel.architectures.parts.measured import Use
-from perfmodel.architectures.parts.workers import (
+from perfmodel.base.arrays import NONE, Ids
+from perfmodel.base.quantities import Quantity, floor_half, is_symbol, maximum, where
+from perfmodel.communication.partners import Partners, add_begin, add_network
+from perfmodel.communication.rates import Use
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import OpGraph
+from perfmodel.inputs.job import Job
+from perfmodel.inputs.options import Option, Options as Base
+from perfmodel.phases.phases import Phase, Phases
+from perfmodel.phases.quantities import Quantities
+from perfmodel.theory.contention import contended
+from perfmodel.training.workers import (
     Workers,
     add_optimizer,
     add_workers,
@@ -19,18 +28,9 @@ from perfmodel.architectures.parts.workers import (
     plain,
     steady,
 )
-from perfmodel.base.arrays import NONE, Ids
-from perfmodel.base.quantities import Quantity, floor_half, is_symbol, maximum, where
-from perfmodel.graph.builder import GraphBuilder
-from perfmodel.graph.op_graph import OpGraph
-from perfmodel.inputs.job import Job
-from perfmodel.inputs.options import Option, Options as Base
-from perfmodel.phases.phases import Phase, Phases
-from perfmodel.phases.quantities import Quantities
-from perfmodel.theory.contention import contended
 
 if TYPE_CHECKING:
-    from perfmodel.architectures.parts.recorder import Meaning, Recorder
+    from perfmodel.training.recorder import Meaning, Recorder
 
 
 class Options(Base, frozen=True, forbid_unknown_fields=True):
@@ -120,7 +120,7 @@ def meaning(job: Job) -> tuple[Recorder, Meaning]:
     difference is then added to the active worker's model as it is at that time, which may already
     include another gradient.
     """
-    from perfmodel.architectures.parts.recorder import Mix, Recorder
+    from perfmodel.training.recorder import Mix, Recorder
 
     recorder = Recorder(job.workers, [float(job.workload.gradient_bytes)], central=False)
     active, passive = (side.tolist() for side in sides(job.workers, Options.of(job)))

@@ -18,7 +18,7 @@ from perfmodel.phases.quantities import Quantities
 from perfmodel.results.prediction import ModelAge
 
 if TYPE_CHECKING:
-    from perfmodel.architectures.parts.recorder import Meaning, Recorder
+    from perfmodel.training.recorder import Meaning, Recorder
 
 
 class Traffic(NamedTuple):
@@ -62,7 +62,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     build : builds the fine-grained op graph of a job.
     coarse : the coarse model.
     fold : builds the graph with one worker that represents all, for jobs whose workers are alike
-        (:func:`perfmodel.architectures.parts.workers.alike`); None, or returns None, if one worker
+        (:func:`perfmodel.training.workers.alike`); None, or returns None, if one worker
         cannot represent all.
     server_bytes : memory of one server of a job (bytes); None if there are no servers.
     worker_bytes : memory of one worker (bytes); None for the default: parameters, gradients,

@@ -8,9 +8,17 @@ import msgspec
 import numpy as np
 
 from perfmodel.architectures.base import Architecture, Coarse, Traffic
-from perfmodel.architectures.parts.gossip import add_begin, add_network
-from perfmodel.architectures.parts.measured import Use
-from perfmodel.architectures.parts.workers import (
+from perfmodel.base.arrays import Ids
+from perfmodel.base.quantities import Quantity, is_symbol, maximum, minimum, where
+from perfmodel.communication.partners import add_begin, add_network
+from perfmodel.communication.rates import Use
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import OpGraph
+from perfmodel.inputs.job import Job
+from perfmodel.inputs.options import Option, Options as Base
+from perfmodel.phases.phases import Phase, Phases
+from perfmodel.phases.quantities import Quantities, quantities_of
+from perfmodel.training.workers import (
     Workers,
     add_optimizer,
     add_workers,
@@ -18,17 +26,9 @@ from perfmodel.architectures.parts.workers import (
     left_out,
     log_steps,
 )
-from perfmodel.base.arrays import Ids
-from perfmodel.base.quantities import Quantity, is_symbol, maximum, minimum, where
-from perfmodel.graph.builder import GraphBuilder
-from perfmodel.graph.op_graph import OpGraph
-from perfmodel.inputs.job import Job
-from perfmodel.inputs.options import Option, Options as Base
-from perfmodel.phases.phases import Phase, Phases
-from perfmodel.phases.quantities import Quantities, quantities_of
 
 if TYPE_CHECKING:
-    from perfmodel.architectures.parts.recorder import Meaning, Recorder
+    from perfmodel.training.recorder import Meaning, Recorder
 
 NEIGHBOURHOOD = 6
 """Number of workers whose slowest sets the pace if each waits only for its neighbours. Found by
@@ -109,7 +109,7 @@ def _add_exchange(
 def meaning(job: Job) -> tuple[Recorder, Meaning]:
     """Record the steps: each ends with the mean of the neighbourhood's models as they were at the
     beginning of the step, plus the worker's own gradient."""
-    from perfmodel.architectures.parts.recorder import Mix, Recorder
+    from perfmodel.training.recorder import Mix, Recorder
 
     recorder = Recorder(job.workers, [float(job.workload.gradient_bytes)], central=False)
     near = neighbours(job.workers).tolist()

@@ -10,25 +10,17 @@ import msgspec
 import numpy as np
 
 from perfmodel.architectures.base import Architecture, Coarse, Traffic
-from perfmodel.architectures.parts.gossip import add_begin
-from perfmodel.architectures.parts.messages import tensors_of
-from perfmodel.architectures.parts.network import (
+from perfmodel.base.arrays import Ids
+from perfmodel.base.errors import number, whole_number
+from perfmodel.base.quantities import Quantity, maximum, minimum
+from perfmodel.communication.messages import tensors_of
+from perfmodel.communication.network import (
     SERVER_ASSUMPTION,
     Network,
     homes_of,
     node_names,
 )
-from perfmodel.architectures.parts.workers import (
-    Workers,
-    add_optimizer,
-    add_workers,
-    left_out,
-    log_steps,
-    plain,
-)
-from perfmodel.base.arrays import Ids
-from perfmodel.base.errors import number, whole_number
-from perfmodel.base.quantities import Quantity, maximum, minimum
+from perfmodel.communication.partners import add_begin
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import Axis, OpGraph
 from perfmodel.inputs.job import Job
@@ -37,9 +29,17 @@ from perfmodel.phases.phases import Phase, Phases, mixed, resource_limited
 from perfmodel.phases.quantities import Quantities
 from perfmodel.results.prediction import ModelAge
 from perfmodel.theory.contention import CycleTime, contended, regularity
+from perfmodel.training.workers import (
+    Workers,
+    add_optimizer,
+    add_workers,
+    left_out,
+    log_steps,
+    plain,
+)
 
 if TYPE_CHECKING:
-    from perfmodel.architectures.parts.recorder import Meaning, Recorder
+    from perfmodel.training.recorder import Meaning, Recorder
 
 MOST_SERVERS = 10_000
 """Largest number of servers of a job; catches typing errors."""
@@ -185,8 +185,8 @@ def meaning(job: Job) -> tuple[Recorder, Meaning]:
     """Record own steps and exchanges. When a pull arrives, the worker moves towards the centre as
     it was read. When the difference is added, the centre moves towards the worker as it was then.
     """
-    from perfmodel.architectures.parts.recorder import Mix, Recorder
     from perfmodel.results.schedule import CENTRE
+    from perfmodel.training.recorder import Mix, Recorder
 
     options = Options.of(job)
     servers, rate = range(options.servers), options.moving_rate

@@ -7,19 +7,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Annotated
 
 from perfmodel.architectures.base import Architecture, Coarse
-from perfmodel.architectures.parts.gossip import Partners, add_begin, add_network, others
-from perfmodel.architectures.parts.measured import Use
-from perfmodel.architectures.parts.workers import (
-    Workers,
-    add_optimizer,
-    add_workers,
-    left_out,
-    log_steps,
-    steady,
-)
 from perfmodel.base.arrays import Ids
 from perfmodel.base.errors import number, whole_number
 from perfmodel.base.quantities import Quantity, is_symbol, maximum, where
+from perfmodel.communication.partners import Partners, add_begin, add_network, others
+from perfmodel.communication.rates import Use
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
@@ -27,9 +19,17 @@ from perfmodel.inputs.options import Option, Options as Base
 from perfmodel.phases.phases import Phase, Phases, mixed
 from perfmodel.phases.quantities import Quantities
 from perfmodel.results.prediction import ModelAge
+from perfmodel.training.workers import (
+    Workers,
+    add_optimizer,
+    add_workers,
+    left_out,
+    log_steps,
+    steady,
+)
 
 if TYPE_CHECKING:
-    from perfmodel.architectures.parts.recorder import Meaning, Recorder
+    from perfmodel.training.recorder import Meaning, Recorder
 
 MOST_STEPS = 1_000_000
 """Largest number of steps that a worker may be ahead of its messages."""
@@ -136,7 +136,7 @@ def meaning(job: Job) -> tuple[Recorder, Meaning]:
     model of weight v is merged into a model of weight w by v / (v + w); the result has weight
     v + w.
     """
-    from perfmodel.architectures.parts.recorder import Mix, ModelInFlight, Recorder
+    from perfmodel.training.recorder import Mix, ModelInFlight, Recorder
 
     recorder = Recorder(job.workers, [float(job.workload.gradient_bytes)], central=False)
     candidates = others(job.workers).tolist()

@@ -7,17 +7,27 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 
 from perfmodel.architectures.base import Architecture, Coarse, Traffic
-from perfmodel.architectures.parts.collective_rates import all_reduce_rate, closed
-from perfmodel.architectures.parts.communicator import Communicator
-from perfmodel.architectures.parts.measured import measured_notes
-from perfmodel.architectures.parts.members import Members
-from perfmodel.architectures.parts.network import Network
-from perfmodel.architectures.parts.reduction import (
+from perfmodel.base.arrays import Ids
+from perfmodel.base.errors import whole_number
+from perfmodel.base.quantities import where
+from perfmodel.communication.communicator import Communicator
+from perfmodel.communication.formulas import all_reduce_rate, closed
+from perfmodel.communication.members import Members
+from perfmodel.communication.network import Network
+from perfmodel.communication.rates import measured_notes
+from perfmodel.communication.reduction import (
     REDUCTION_ASSUMPTIONS,
     Reduction,
     all_reduce_cost,
 )
-from perfmodel.architectures.parts.workers import (
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import OpGraph
+from perfmodel.inputs.job import Job
+from perfmodel.inputs.options import Option
+from perfmodel.phases.phases import Phase, Phases
+from perfmodel.phases.quantities import Quantities
+from perfmodel.results.prediction import ModelAge
+from perfmodel.training.workers import (
     Workers,
     add_optimizer,
     add_workers,
@@ -26,19 +36,9 @@ from perfmodel.architectures.parts.workers import (
     log_steps,
     stagger_s,
 )
-from perfmodel.base.arrays import Ids
-from perfmodel.base.errors import whole_number
-from perfmodel.base.quantities import where
-from perfmodel.graph.builder import GraphBuilder
-from perfmodel.graph.op_graph import OpGraph
-from perfmodel.inputs.job import Job
-from perfmodel.inputs.options import Option
-from perfmodel.phases.phases import Phase, Phases
-from perfmodel.phases.quantities import Quantities
-from perfmodel.results.prediction import ModelAge
 
 if TYPE_CHECKING:
-    from perfmodel.architectures.parts.recorder import Meaning, Recorder
+    from perfmodel.training.recorder import Meaning, Recorder
 
 PERIOD = 8
 MOST_PERIOD = 1000
@@ -105,7 +105,7 @@ def _add_average(b: GraphBuilder, job: Job, workers: Workers, optimizer: Ids, fo
 
 def meaning(job: Job) -> tuple[Recorder, Meaning]:
     """Record the workers' own steps, and the mean of all models at the end of each average."""
-    from perfmodel.architectures.parts.recorder import Mix, Recorder
+    from perfmodel.training.recorder import Mix, Recorder
 
     recorder = Recorder(job.workers, [float(job.workload.gradient_bytes)], central=False)
     everyone = range(job.workers)

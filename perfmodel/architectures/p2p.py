@@ -9,24 +9,16 @@ import msgspec
 import numpy as np
 
 from perfmodel.architectures.base import Architecture, Coarse, Traffic
-from perfmodel.architectures.parts.measured import Use
-from perfmodel.architectures.parts.messages import (
+from perfmodel.base.arrays import Floats, Ids
+from perfmodel.base.errors import number
+from perfmodel.base.quantities import Quantity, is_symbol, maximum, where
+from perfmodel.communication.messages import (
     Transmission,
     parts_of,
     tensors_of,
 )
-from perfmodel.architectures.parts.network import Network
-from perfmodel.architectures.parts.workers import (
-    Workers,
-    add_workers,
-    equal,
-    left_out,
-    log_steps,
-    stagger_s,
-)
-from perfmodel.base.arrays import Floats, Ids
-from perfmodel.base.errors import number
-from perfmodel.base.quantities import Quantity, is_symbol, maximum, where
+from perfmodel.communication.network import Network
+from perfmodel.communication.rates import Use
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
@@ -35,9 +27,17 @@ from perfmodel.inputs.workload import expanded
 from perfmodel.phases.layers import Stage, Whole
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities
+from perfmodel.training.workers import (
+    Workers,
+    add_workers,
+    equal,
+    left_out,
+    log_steps,
+    stagger_s,
+)
 
 if TYPE_CHECKING:
-    from perfmodel.architectures.parts.recorder import Meaning, Recorder
+    from perfmodel.training.recorder import Meaning, Recorder
 
 
 class Options(Transmission, frozen=True, forbid_unknown_fields=True):
@@ -116,7 +116,7 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
 
 def meaning(job: Job) -> tuple[Recorder, Meaning]:
     """Record replicas of one model, updated layer by layer, except layers without parameters."""
-    from perfmodel.architectures.parts.recorder import Recorder, replicas
+    from perfmodel.training.recorder import Recorder, replicas
 
     dense = messages_of(job).dense
     recorder = Recorder(job.workers, dense[dense > 0.0].tolist(), central=True)

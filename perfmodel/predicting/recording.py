@@ -7,7 +7,6 @@ import math
 import msgspec
 
 from perfmodel.architectures.base import architecture_of
-from perfmodel.architectures.parts.recorder import Handler, Meaning, Recorder
 from perfmodel.base.errors import InputError, TooLargeError, whole_number
 from perfmodel.base.files import finite
 from perfmodel.engine import codes
@@ -17,6 +16,7 @@ from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.predicting import budget
 from perfmodel.results.schedule import MOST_ROWS, MOST_SLICES, Schedule
+from perfmodel.training.recorder import Handler, Meaning, Recorder
 
 PER_WORKER, MOST_BY_DEFAULT = 1000, 100_000
 """Default number of updates in a schedule: per worker, and at most."""

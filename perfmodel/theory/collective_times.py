@@ -252,7 +252,7 @@ def double_tree_allreduce_s(
 
     At least 4k rounds are needed for p > 2. With enough chunks and little latency the bound
     approaches 2 n beta. The exact number of rounds is that of
-    :func:`perfmodel.theory.collective_schedules.double_tree_all_reduce`.
+    :func:`perfmodel.communication.schedules.double_tree_all_reduce`.
 
     References
     ----------

@@ -10,9 +10,9 @@ from perfmodel.architectures.allreduce.messages import broadcast_bytes, messages
 from perfmodel.architectures.allreduce.options import Options
 from perfmodel.architectures.allreduce.variants import VARIANTS
 from perfmodel.architectures.base import Architecture, Coarse, Traffic
-from perfmodel.architectures.parts.measured import measured_in, measured_notes
-from perfmodel.architectures.parts.members import Members
-from perfmodel.architectures.parts.reduction import REDUCTION_ASSUMPTIONS
+from perfmodel.communication.members import Members
+from perfmodel.communication.rates import measured_in, measured_notes
+from perfmodel.communication.reduction import REDUCTION_ASSUMPTIONS
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
 

@@ -8,22 +8,22 @@ import msgspec
 
 from perfmodel.architectures.allreduce.messages import broadcast_bytes, messages_of
 from perfmodel.architectures.allreduce.options import Options, decode_per_byte_s_of, largest_bytes
-from perfmodel.architectures.parts.collective_rates import (
+from perfmodel.base.quantities import Quantity, maximum, where
+from perfmodel.communication.formulas import (
     all_gather_rate,
     all_reduce_rate,
     broadcast_rate,
     closed,
 )
-from perfmodel.architectures.parts.measured import Fastest, Rate, Use, measured_in
-from perfmodel.architectures.parts.passes import pass_layers
-from perfmodel.architectures.parts.workers import alike, left_out
-from perfmodel.base.quantities import Quantity, maximum, where
+from perfmodel.communication.rates import Fastest, Rate, Use, measured_in
 from perfmodel.inputs.cluster import Handover
 from perfmodel.inputs.job import Job
 from perfmodel.phases.layers import Whole
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities
 from perfmodel.theory.overlap import fused_wait_free, merged_wait_free, wait_free
+from perfmodel.training.passes import pass_layers
+from perfmodel.training.workers import alike, left_out
 
 
 def _rate(job: Job, q: Quantities) -> Rate | Fastest:

@@ -17,26 +17,27 @@ from perfmodel.architectures.allreduce.messages import (
     reduction_of,
 )
 from perfmodel.architectures.allreduce.options import Options, decode_per_byte_s_of
-from perfmodel.architectures.parts.communicator import Communicator, add_sends
-from perfmodel.architectures.parts.members import Cost, Members
-from perfmodel.architectures.parts.network import Network
-from perfmodel.architectures.parts.reduction import broadcast_cost, schedule_of
-from perfmodel.architectures.parts.workers import (
+from perfmodel.base.arrays import Floats, Ids
+from perfmodel.communication import schedules
+from perfmodel.communication.communicator import Communicator, add_sends
+from perfmodel.communication.members import Cost, Members
+from perfmodel.communication.network import Network
+from perfmodel.communication.reduction import broadcast_cost, schedule_of
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import MOST_UNITS, Axis, OpGraph
+from perfmodel.inputs.job import Job
+from perfmodel.inputs.workload import expanded
+from perfmodel.theory import collective_times
+from perfmodel.training.workers import (
     Workers,
     add_optimizer,
     add_passes,
     log_steps,
     stagger_s,
 )
-from perfmodel.base.arrays import Floats, Ids
-from perfmodel.graph.builder import GraphBuilder
-from perfmodel.graph.op_graph import MOST_UNITS, Axis, OpGraph
-from perfmodel.inputs.job import Job
-from perfmodel.inputs.workload import expanded
-from perfmodel.theory import collective_schedules, collective_times
 
 if TYPE_CHECKING:
-    from perfmodel.architectures.parts.recorder import Meaning, Recorder
+    from perfmodel.training.recorder import Meaning, Recorder
 
 
 class End(msgspec.Struct, frozen=True, eq=False):
@@ -166,7 +167,7 @@ def _ready(options: Options, made: Ids, messages: Messages) -> Ids:
 
 def meaning(job: Job) -> tuple[Recorder, Meaning]:
     """Record replicas of one model, updated as a whole or, with cross_barrier, layer by layer."""
-    from perfmodel.architectures.parts.recorder import Recorder, replicas
+    from perfmodel.training.recorder import Recorder, replicas
 
     slices = [float(job.workload.gradient_bytes)]
     if Options.of(job).cross_barrier and job.workers > 1:
@@ -274,7 +275,7 @@ def _add_sends(
     members = Members.of(job.cluster, job.workers)
     network = Network(b, job, fold=fold, core_share=job.workers if fold else 1)
     if options.sparse:
-        schedule = collective_schedules.ring_all_gather(job.workers)
+        schedule = schedules.ring_all_gather(job.workers)
         schedule = schedule.among(members.fabric.by_site(members.ends[0]))
     else:
         reduction = reduction_of(job, members)

@@ -6,15 +6,15 @@ import msgspec
 import numpy as np
 
 from perfmodel.architectures.allreduce.options import Options, largest_bytes
-from perfmodel.architectures.parts.members import Cost, Members
-from perfmodel.architectures.parts.messages import parts_of, tensors_of
-from perfmodel.architectures.parts.reduction import (
+from perfmodel.base.arrays import Floats, Ids
+from perfmodel.communication.members import Cost, Members
+from perfmodel.communication.messages import parts_of, tensors_of
+from perfmodel.communication.reduction import (
     Reduction,
     all_gather_cost,
     all_reduce_cost,
     chosen,
 )
-from perfmodel.base.arrays import Floats, Ids
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import expanded
 from perfmodel.theory.buckets import ddp_buckets, mg_wfbp_buckets

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from perfmodel.architectures.parts.messages import Compression
-from perfmodel.architectures.parts.passes import NoSyncOption, reductions_of
-from perfmodel.architectures.parts.reduction import (
+from perfmodel.base.errors import InputError, number, whole_number
+from perfmodel.base.quantities import Quantity, maximum, minimum
+from perfmodel.communication.messages import Compression
+from perfmodel.communication.reduction import (
     CHUNKS,
     AlgorithmOption,
     ChunksOption,
     ReduceOption,
     Reduction,
 )
-from perfmodel.base.errors import InputError, number, whole_number
-from perfmodel.base.quantities import Quantity, maximum, minimum
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.options import Option
 from perfmodel.theory.buckets import (
@@ -24,6 +23,7 @@ from perfmodel.theory.buckets import (
     HOROVOD_CYCLE_S,
     HOROVOD_THRESHOLD_BYTES,
 )
+from perfmodel.training.passes import NoSyncOption, reductions_of
 
 
 class Options(Compression, frozen=True, forbid_unknown_fields=True):

@@ -7,10 +7,10 @@ from perfmodel.architectures.diloco.formulas import exact, leaves_out, phases
 from perfmodel.architectures.diloco.graph import build
 from perfmodel.architectures.diloco.options import Options, fragments_of
 from perfmodel.architectures.diloco.recording import meaning
-from perfmodel.architectures.parts.measured import measured_notes
-from perfmodel.architectures.parts.network import SERVER_ASSUMPTION
-from perfmodel.architectures.parts.reduction import REDUCTION_ASSUMPTIONS
 from perfmodel.base.units import show
+from perfmodel.communication.network import SERVER_ASSUMPTION
+from perfmodel.communication.rates import measured_notes
+from perfmodel.communication.reduction import REDUCTION_ASSUMPTIONS
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.results.prediction import ModelAge

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from perfmodel.architectures.diloco.options import Options, fragments_of
-from perfmodel.architectures.parts.collective_rates import all_reduce_rate, closed
-from perfmodel.architectures.parts.workers import alike, left_out, plain
 from perfmodel.base.quantities import Quantity, ceiling, is_symbol, maximum, minimum, where
+from perfmodel.communication.formulas import all_reduce_rate, closed
 from perfmodel.inputs.job import Job
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities, quantities_of
+from perfmodel.training.workers import alike, left_out, plain
 
 
 def phases(job: Job, q: Quantities) -> Phases:

@@ -6,21 +6,21 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from perfmodel.architectures.diloco.options import Fragments, Options, fragments_of
-from perfmodel.architectures.parts.communicator import Communicator
-from perfmodel.architectures.parts.members import Members
-from perfmodel.architectures.parts.network import Network, homes_of, node_names
-from perfmodel.architectures.parts.reduction import all_reduce_cost
-from perfmodel.architectures.parts.workers import (
+from perfmodel.base.arrays import NONE, Ids
+from perfmodel.communication.communicator import Communicator
+from perfmodel.communication.members import Members
+from perfmodel.communication.network import Network, homes_of, node_names
+from perfmodel.communication.reduction import all_reduce_cost
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import Axis, OpGraph
+from perfmodel.inputs.job import Job
+from perfmodel.training.workers import (
     Workers,
     add_optimizer,
     add_workers,
     log_steps,
     stagger_s,
 )
-from perfmodel.base.arrays import NONE, Ids
-from perfmodel.graph.builder import GraphBuilder
-from perfmodel.graph.op_graph import Axis, OpGraph
-from perfmodel.inputs.job import Job
 
 FIRST = -1
 """Priority of ops on a device that run before the next step."""

@@ -9,13 +9,13 @@ from perfmodel.architectures.diloco.options import Options, fragments_of
 from perfmodel.inputs.job import Job
 
 if TYPE_CHECKING:
-    from perfmodel.architectures.parts.recorder import Handler, Meaning, Recorder
+    from perfmodel.training.recorder import Handler, Meaning, Recorder
 
 
 def meaning(job: Job) -> tuple[Recorder, Meaning]:
     """Record own steps, and the merge of a fragment: into all models once its average has arrived
     or, if workers compute meanwhile, into each model as its next step begins."""
-    from perfmodel.architectures.parts.recorder import Recorder
+    from perfmodel.training.recorder import Recorder
 
     options, n = Options.of(job), job.workers
     share = fragments_of(job).share
@@ -83,7 +83,7 @@ class _Outer:
 
     def merge(self, workers: Sequence[int]) -> None:
         """Let workers take in the outer parameters after the last average, together."""
-        from perfmodel.architectures.parts.recorder import Mix
+        from perfmodel.training.recorder import Mix
 
         recorder, k = self._recorder, self._slice
         kept = self._options.kept_weight

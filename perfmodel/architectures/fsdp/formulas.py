@@ -11,23 +11,23 @@ import numpy as np
 
 from perfmodel.architectures.fsdp import order
 from perfmodel.architectures.fsdp.options import Options
-from perfmodel.architectures.parts.collective_rates import (
+from perfmodel.base.quantities import Quantity, is_symbol, maximum, where
+from perfmodel.communication.formulas import (
     all_gather_rate,
     group_rate,
     reduce_scatter_rate,
     ring_all_reduce_rate,
 )
-from perfmodel.architectures.parts.groups import GroupSpan, same_place, share_links
-from perfmodel.architectures.parts.measured import Either, Rate, Use
-from perfmodel.architectures.parts.passes import pass_layers
-from perfmodel.architectures.parts.workers import alike, left_out
-from perfmodel.base.quantities import Quantity, is_symbol, maximum, where
+from perfmodel.communication.groups import GroupSpan, same_place, share_links
+from perfmodel.communication.rates import Either, Rate, Use
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import expanded
 from perfmodel.phases.layers import Layers, Whole
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities, quantities_of
 from perfmodel.theory.overlap import in_tandem
+from perfmodel.training.passes import pass_layers
+from perfmodel.training.workers import alike, left_out
 
 
 def phases(job: Job, q: Quantities) -> Phases:

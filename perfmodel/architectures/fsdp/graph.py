@@ -10,29 +10,29 @@ import numpy as np
 
 from perfmodel.architectures.fsdp import order
 from perfmodel.architectures.fsdp.options import Options
-from perfmodel.architectures.parts.communicator import Communicator
-from perfmodel.architectures.parts.groups import Groups, together
-from perfmodel.architectures.parts.members import Cost
-from perfmodel.architectures.parts.network import Network
-from perfmodel.architectures.parts.reduction import (
+from perfmodel.base.arrays import Ids
+from perfmodel.communication.communicator import Communicator
+from perfmodel.communication.groups import Groups, together
+from perfmodel.communication.members import Cost
+from perfmodel.communication.network import Network
+from perfmodel.communication.reduction import (
     all_gather_cost,
     all_reduce_cost,
     reduce_scatter_cost,
 )
-from perfmodel.architectures.parts.workers import (
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import Axis, OpGraph
+from perfmodel.inputs.job import Job
+from perfmodel.training.workers import (
     Workers,
     add_optimizer,
     add_passes,
     log_steps,
     stagger_s,
 )
-from perfmodel.base.arrays import Ids
-from perfmodel.graph.builder import GraphBuilder
-from perfmodel.graph.op_graph import Axis, OpGraph
-from perfmodel.inputs.job import Job
 
 if TYPE_CHECKING:
-    from perfmodel.architectures.parts.recorder import Meaning, Recorder
+    from perfmodel.training.recorder import Meaning, Recorder
 
 NO_OPS: Ids = np.zeros(0, np.int64)
 
@@ -58,7 +58,7 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
 
 def meaning(job: Job) -> tuple[Recorder, Meaning]:
     """Record one model, of which each worker updates its part."""
-    from perfmodel.architectures.parts.recorder import Recorder, replicas
+    from perfmodel.training.recorder import Recorder, replicas
 
     recorder = Recorder(job.workers, [float(job.workload.gradient_bytes)], central=True)
     return recorder, replicas(recorder)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from perfmodel.architectures.parts.passes import NoSyncOption, reductions_of
-from perfmodel.architectures.parts.reduction import Reduction
 from perfmodel.base.errors import number, whole_number
 from perfmodel.base.quantities import Quantity, is_symbol, minimum
+from perfmodel.communication.reduction import Reduction
 from perfmodel.inputs.options import Option, Options as Base
+from perfmodel.training.passes import NoSyncOption, reductions_of
 
 UNIT_BYTES = 25 * 2**20
 """Size at which a unit is closed (25 MiB), the same as for an unsharded bucket."""

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from perfmodel.architectures.base import Architecture, Coarse, Traffic
-from perfmodel.architectures.parts.network import SERVER_ASSUMPTION
 from perfmodel.architectures.ps.formulas import exact, leaves_out, phases, queues
 from perfmodel.architectures.ps.graph import build
 from perfmodel.architectures.ps.options import Options
 from perfmodel.architectures.ps.placement import slices_of
 from perfmodel.architectures.ps.variants import VARIANTS
+from perfmodel.communication.network import SERVER_ASSUMPTION
 from perfmodel.inputs.job import Job
 
 if TYPE_CHECKING:
-    from perfmodel.architectures.parts.recorder import Meaning, Recorder
+    from perfmodel.training.recorder import Meaning, Recorder
 
 
 def server_bytes(job: Job) -> float:

@@ -7,10 +7,10 @@ import math
 import msgspec
 import numpy as np
 
-from perfmodel.architectures.parts.messages import tensors_of
 from perfmodel.architectures.ps.options import Options
 from perfmodel.architectures.ps.placement import slices_of
 from perfmodel.base.quantities import Quantity, is_symbol, maximum
+from perfmodel.communication.messages import tensors_of
 from perfmodel.inputs.job import Job
 from perfmodel.phases.layers import Whole
 from perfmodel.phases.quantities import Quantities

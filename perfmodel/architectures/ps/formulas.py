@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from perfmodel.architectures.parts.workers import left_out, plain, steady
 from perfmodel.architectures.ps.demands import Demands, Flows
 from perfmodel.architectures.ps.options import Options
 from perfmodel.architectures.ps.placement import slices_of
@@ -22,6 +21,7 @@ from perfmodel.phases.layers import Layers, Part, Stage, Whole
 from perfmodel.phases.phases import Phase, Phases, mixed, resource_limited, several
 from perfmodel.phases.quantities import Quantities, quantities_of
 from perfmodel.theory.contention import contended, regularity
+from perfmodel.training.workers import left_out, plain, steady
 
 GROUPS = 16
 """Number of groups of workers that finish their computation at about the same time."""

@@ -10,15 +10,15 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from perfmodel.architectures.parts.network import Network, homes_of, node_names
-from perfmodel.architectures.parts.workers import Workers, add_workers, log_steps, stagger_s
 from perfmodel.architectures.ps.options import Options
 from perfmodel.architectures.ps.placement import slices_of
 from perfmodel.base.arrays import Floats, Ids, ranked
+from perfmodel.communication.network import Network, homes_of, node_names
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.theory import incast
+from perfmodel.training.workers import Workers, add_workers, log_steps, stagger_s
 
 
 class Pushers(msgspec.Struct, frozen=True, eq=False):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfmodel.architectures.parts.recorder import Handler, Meaning, Recorder
 from perfmodel.architectures.ps.options import Options
 from perfmodel.architectures.ps.placement import slices_of
 from perfmodel.base.arrays import ranked
 from perfmodel.inputs.job import Job
 from perfmodel.results.schedule import CENTRE
+from perfmodel.training.recorder import Handler, Meaning, Recorder
 
 
 def meaning(job: Job) -> tuple[Recorder, Meaning]:

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from perfmodel import IntraNode, Link, NodeOverride, build_graph, predict
-from perfmodel.architectures.parts import reduction
-from perfmodel.architectures.parts.members import Members
-from perfmodel.theory import collective_times
-from perfmodel.theory.collective_schedules import (
+from perfmodel.communication import reduction
+from perfmodel.communication.members import Members
+from perfmodel.communication.schedules import (
     SendSchedule,
     double_tree_all_reduce,
     halving_doubling_all_reduce,
@@ -24,6 +23,7 @@ from perfmodel.theory.collective_schedules import (
     tree_all_reduce,
     waits_of,
 )
+from perfmodel.theory import collective_times
 from tests.jobs import cluster, job, workload
 from tests.oracles import equal
 

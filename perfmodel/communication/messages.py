@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
-from perfmodel.architectures.parts.workers import Workers
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.inputs.options import Option, Options
 from perfmodel.inputs.workload import Workload, expanded
+from perfmodel.training.workers import Workers
 
 ELEMENT_BITS = 32
 """Bits of a gradient element before compression: float32."""

@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 from numpy.typing import ArrayLike
 
-from perfmodel.architectures.parts.fabric import Fabric
 from perfmodel.base.arrays import NONE, Floats, Ids
 from perfmodel.base.errors import InputError
+from perfmodel.communication.fabric import Fabric
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.inputs.job import Job
 

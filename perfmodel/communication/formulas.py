@@ -8,11 +8,11 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from perfmodel.architectures.parts.groups import GroupSpan
-from perfmodel.architectures.parts.measured import Either, Fastest, Rate, Use, measured_rate
-from perfmodel.architectures.parts.reduction import Reduction, candidates, rounds_among, shape_of
 from perfmodel.base.arrays import Floats
 from perfmodel.base.quantities import Quantity, is_symbol, maximum, minimum, where
+from perfmodel.communication.groups import GroupSpan
+from perfmodel.communication.rates import Either, Fastest, Rate, Use, measured_rate
+from perfmodel.communication.reduction import Reduction, candidates, rounds_among, shape_of
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
 from perfmodel.phases.quantities import Quantities

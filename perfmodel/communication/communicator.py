@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.architectures.parts.members import Cost
-from perfmodel.architectures.parts.network import Network
 from perfmodel.base.arrays import Floats, Ids
+from perfmodel.communication.members import Cost
+from perfmodel.communication.network import Network
+from perfmodel.communication.schedules import NONE, SendSchedule, waits_of
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import Axis
-from perfmodel.theory.collective_schedules import NONE, SendSchedule, waits_of
 
 ROUNDING = 1e-12
 """Relative difference from the rate of its links below which a collective gets no rate cap."""

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from perfmodel.architectures.parts.fabric import Fabric
-from perfmodel.architectures.parts.members import Cost, Members
 from perfmodel.base.arrays import Ids
 from perfmodel.base.quantities import Condition, Quantity, is_symbol, where
+from perfmodel.communication.fabric import Fabric
+from perfmodel.communication.members import Cost, Members
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.phases.quantities import Quantities
 

@@ -7,12 +7,12 @@ import math
 import msgspec
 import numpy as np
 
-from perfmodel.architectures.parts.network import Network
-from perfmodel.architectures.parts.workers import Workers, stagger_s
 from perfmodel.base.arrays import Ids
+from perfmodel.communication.network import Network
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import Axis
 from perfmodel.inputs.job import Job
+from perfmodel.training.workers import Workers, stagger_s
 
 
 def add_begin(

@@ -7,11 +7,11 @@ import math
 import msgspec
 import numpy as np
 
-from perfmodel.architectures.parts.fabric import Fabric
 from perfmodel.base.arrays import NONE, Floats, Ids
 from perfmodel.base.quantities import Quantity
+from perfmodel.communication.fabric import Fabric
+from perfmodel.communication.schedules import SendSchedule
 from perfmodel.inputs.cluster import Cluster, Collective
-from perfmodel.theory.collective_schedules import SendSchedule
 from perfmodel.theory.cycles import most_along
 
 
@@ -118,7 +118,7 @@ class Cost(msgspec.Struct, frozen=True, eq=False):
     ----------
     bytes : over the least loaded of the links used, (sizes,).
     loads : bytes over each link as multiples of that, (sizes, links), or (1, links) for all sizes;
-        see :class:`perfmodel.architectures.parts.fabric.Fabric`.
+        see :class:`perfmodel.communication.fabric.Fabric`.
     startup_s : latencies, and time to add, (sizes,).
     transfer_s : time to move the bytes, (sizes,).
     weight : its weight on links shared with other collectives; 1 for a single group.

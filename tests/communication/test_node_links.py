@@ -23,9 +23,9 @@ from perfmodel import (
     predict,
 )
 from perfmodel.architectures import registry
-from perfmodel.architectures.parts.fabric import Fabric, places_of
-from perfmodel.architectures.parts.members import Members
-from perfmodel.architectures.parts.reduction import (
+from perfmodel.communication.fabric import Fabric, places_of
+from perfmodel.communication.members import Members
+from perfmodel.communication.reduction import (
     Reduction,
     all_reduce_cost,
     candidates_among,

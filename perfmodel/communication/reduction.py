@@ -8,9 +8,12 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
-from perfmodel.architectures.parts.fabric import Fabric
-from perfmodel.architectures.parts.measured import measured_in, measured_rate
-from perfmodel.architectures.parts.members import (
+from perfmodel.base.arrays import Floats
+from perfmodel.base.errors import number, whole_number
+from perfmodel.base.provenance import Source
+from perfmodel.communication import schedules
+from perfmodel.communication.fabric import Fabric
+from perfmodel.communication.members import (
     Cost,
     Members,
     measured_cost,
@@ -18,13 +21,11 @@ from perfmodel.architectures.parts.members import (
     rounds_of,
     scheduled_cost,
 )
-from perfmodel.base.arrays import Floats
-from perfmodel.base.errors import number, whole_number
-from perfmodel.base.provenance import Source
+from perfmodel.communication.rates import measured_in, measured_rate
+from perfmodel.communication.schedules import SendSchedule
 from perfmodel.inputs.cluster import Cluster, IntraNode, Link
 from perfmodel.inputs.options import Option, Options
-from perfmodel.theory import collective_schedules, collective_times
-from perfmodel.theory.collective_schedules import SendSchedule
+from perfmodel.theory import collective_times
 
 Algorithm = Literal[
     "auto", "ring", "halving_doubling", "tree", "double_tree", "node_tree", "hierarchical"
@@ -108,17 +109,17 @@ def schedule_of(members: Members, options: Reduction) -> SendSchedule:
     n, order = members.count, members.fabric.by_site(members.ends[0])
     match options.algorithm:
         case "halving_doubling":
-            found = collective_schedules.halving_doubling_all_reduce(n)
+            found = schedules.halving_doubling_all_reduce(n)
         case "tree":
-            found = collective_schedules.tree_all_reduce(n)
+            found = schedules.tree_all_reduce(n)
         case "double_tree":
-            found = collective_schedules.double_tree_all_reduce(n, options.chunks)
+            found = schedules.double_tree_all_reduce(n, options.chunks)
         case "hierarchical":
             group = members.group[order]
             runs = np.cumsum(np.diff(group, prepend=group[:1]) != 0)
-            found = collective_schedules.hierarchical_all_reduce(runs.tolist())
+            found = schedules.hierarchical_all_reduce(runs.tolist())
         case _:
-            found = collective_schedules.ring_all_reduce(n)
+            found = schedules.ring_all_reduce(n)
     return found.among(order)
 
 
