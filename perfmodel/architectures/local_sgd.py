@@ -10,16 +10,13 @@ from perfmodel.architectures.base import Architecture, Coarse, Traffic
 from perfmodel.base.arrays import Ids
 from perfmodel.base.errors import whole_number
 from perfmodel.base.quantities import where
+from perfmodel.communication.collectives import measured_notes
 from perfmodel.communication.communicator import Communicator
-from perfmodel.communication.formulas import all_reduce_rate, closed
+from perfmodel.communication.costs import LinkCosts
+from perfmodel.communication.formulas import Formulas, exact_formula
 from perfmodel.communication.members import Members
 from perfmodel.communication.network import Network
-from perfmodel.communication.rates import measured_notes
-from perfmodel.communication.reduction import (
-    REDUCTION_ASSUMPTIONS,
-    Reduction,
-    all_reduce_cost,
-)
+from perfmodel.communication.reduction import REDUCTION_ASSUMPTIONS, Reduction
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
@@ -84,7 +81,7 @@ def _add_average(b: GraphBuilder, job: Job, workers: Workers, optimizer: Ids, fo
     """
     options = Options.of(job)
     members = Members.of(job.cluster, job.workers)
-    cost = all_reduce_cost(members, np.array([job.workload.gradient_bytes]), options)
+    cost = LinkCosts(members, np.array([job.workload.gradient_bytes])).all_reduce(options)
     network = Network(b, job, fold=fold and cost.symmetric(members.fabric))
     communicator = Communicator(b, network)
     average = communicator.add("average", cost, axis="model")
@@ -137,7 +134,7 @@ def phases(job: Job, q: Quantities) -> Phases:
     period = Options.of(job).period
     late, alone = q.slowest(steps=period), q.workers <= 1
     compute = q.forward_s + q.backward_s + q.optimizer_s
-    rate = all_reduce_rate(job, q, Options.of(job))
+    rate = Formulas(job, q).all_reduce(Options.of(job))
     average = rate.seconds(q.gradient_bytes) / period
     return Phases(
         parts={
@@ -160,7 +157,7 @@ def notes(job: Job) -> tuple[str, ...]:
 def exact(job: Job) -> bool:
     """Return whether the coarse model equals the simulation."""
     data = job.workload.data_loading_s == 0.0
-    return closed(job, Options.of(job)) and data and alike(job) and leaves_out(job) is None
+    return exact_formula(job, Options.of(job)) and data and alike(job) and leaves_out(job) is None
 
 
 def leaves_out(job: Job) -> str | None:

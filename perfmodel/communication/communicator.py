@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.base.arrays import Floats, Ids
-from perfmodel.communication.members import Cost
+from perfmodel.communication.costs import Cost
 from perfmodel.communication.network import Network
 from perfmodel.communication.schedules import NONE, SendSchedule, waits_of
 from perfmodel.graph.builder import GraphBuilder

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -12,7 +11,7 @@ import numpy as np
 from perfmodel.base.arrays import Ids
 from perfmodel.base.quantities import Condition, Quantity, is_symbol, where
 from perfmodel.communication.fabric import Fabric
-from perfmodel.communication.members import Cost, Members
+from perfmodel.communication.members import Members
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.phases.quantities import Quantities
 
@@ -87,20 +86,6 @@ def _apart(cluster: Cluster, fabric: Fabric, table: Ids) -> bool:
     nodes = fabric.place[table]
     each = sum(len(np.unique(row)) for row in nodes)
     return cluster.core_oversubscription is None and each == len(np.unique(nodes))
-
-
-def together(make: Callable[[Members], Cost], members: Members) -> Cost:
-    """Return the cost of one collective in all groups of ``members`` at the same time.
-
-    Its weight on shared links is that of as many flows as there are groups.
-    """
-    found = make(members)
-    if len(members.ends) == 1:
-        return found
-    one = make(msgspec.structs.replace(members, groups=members.ends[:1]))
-    most = float(one.bytes.max())
-    weight = float(found.bytes.max()) / most if most > 0.0 else 1.0
-    return msgspec.structs.replace(found, weight=weight)
 
 
 def same_place(cluster: Cluster, workers: int, size: int) -> bool:

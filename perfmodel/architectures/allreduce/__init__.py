@@ -10,8 +10,8 @@ from perfmodel.architectures.allreduce.messages import broadcast_bytes, messages
 from perfmodel.architectures.allreduce.options import Options
 from perfmodel.architectures.allreduce.variants import VARIANTS
 from perfmodel.architectures.base import Architecture, Coarse, Traffic
+from perfmodel.communication.collectives import measured_in, measured_notes
 from perfmodel.communication.members import Members
-from perfmodel.communication.rates import measured_in, measured_notes
 from perfmodel.communication.reduction import REDUCTION_ASSUMPTIONS
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job

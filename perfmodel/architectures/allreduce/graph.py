@@ -20,9 +20,9 @@ from perfmodel.architectures.allreduce.options import Options, decode_per_byte_s
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.communication import schedules
 from perfmodel.communication.communicator import Communicator, add_sends
-from perfmodel.communication.members import Cost, Members
+from perfmodel.communication.costs import Cost, LinkCosts
+from perfmodel.communication.members import Members, schedule_of
 from perfmodel.communication.network import Network
-from perfmodel.communication.reduction import broadcast_cost, schedule_of
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import MOST_UNITS, Axis, OpGraph
 from perfmodel.inputs.job import Job
@@ -222,7 +222,7 @@ def _add_broadcasts(
     """Broadcast the buffers from worker 0 as it begins a pass, after the end of the one before; all
     forward passes wait for them."""
     members = Members.of(job.cluster, job.workers)
-    cost = broadcast_cost(members, np.array([broadcast_bytes(job)]))
+    cost = LinkCosts(members, np.array([broadcast_bytes(job)])).cost("broadcast")
     for number, workers in enumerate(passes):
         sent = communicator.add("broadcast", cost, axis="buffers", among=workers.axes)
         b.edge(ends[number - 1].mark[:1], sent, lag=0 if number else 1)

@@ -7,14 +7,10 @@ import numpy as np
 
 from perfmodel.architectures.allreduce.options import Options, largest_bytes
 from perfmodel.base.arrays import Floats, Ids
-from perfmodel.communication.members import Cost, Members
+from perfmodel.communication.costs import Cost, LinkCosts
+from perfmodel.communication.members import Members
 from perfmodel.communication.messages import parts_of, tensors_of
-from perfmodel.communication.reduction import (
-    Reduction,
-    all_gather_cost,
-    all_reduce_cost,
-    chosen,
-)
+from perfmodel.communication.reduction import Reduction
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import expanded
 from perfmodel.theory.buckets import ddp_buckets, mg_wfbp_buckets
@@ -102,8 +98,8 @@ def cost_of(job: Job, sent: Floats) -> Cost:
     options = Options.of(job)
     members = Members.of(job.cluster, job.workers)
     if options.sparse:
-        return all_gather_cost(members, job.workers * sent)
-    return all_reduce_cost(members, sent, reduction_of(job, members))
+        return LinkCosts(members, job.workers * sent).cost("all_gather")
+    return LinkCosts(members, sent).all_reduce(reduction_of(job, members))
 
 
 def broadcast_bytes(job: Job) -> float:
@@ -120,4 +116,5 @@ def reduction_of(job: Job, members: Members) -> Reduction:
         largest = float(options.sent_bytes(messages_of(job).bytes).max())
     if largest is None:
         return options.reduction
-    return chosen(members, options.reduction, float(largest), by_sends=options.each_send)
+    costs = LinkCosts(members, np.array([float(largest)]))
+    return costs.chosen(options.reduction, by_sends=options.each_send)

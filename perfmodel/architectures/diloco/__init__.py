@@ -8,8 +8,8 @@ from perfmodel.architectures.diloco.graph import build
 from perfmodel.architectures.diloco.options import Options, fragments_of
 from perfmodel.architectures.diloco.recording import meaning
 from perfmodel.base.units import show
+from perfmodel.communication.collectives import measured_notes
 from perfmodel.communication.network import SERVER_ASSUMPTION
-from perfmodel.communication.rates import measured_notes
 from perfmodel.communication.reduction import REDUCTION_ASSUMPTIONS
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job

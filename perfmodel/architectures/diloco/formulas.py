@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from perfmodel.architectures.diloco.options import Options, fragments_of
 from perfmodel.base.quantities import Quantity, ceiling, is_symbol, maximum, minimum, where
-from perfmodel.communication.formulas import all_reduce_rate, closed
+from perfmodel.communication.formulas import Formulas, exact_formula
 from perfmodel.inputs.job import Job
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities, quantities_of
@@ -78,7 +78,7 @@ def _device_s(options: Options, q: Quantities) -> Quantity:
 def _all_reduced(job: Job, q: Quantities) -> tuple[Seconds, Busy]:
     """Return the exchange by an all-reduce."""
     options = Options.of(job)
-    rate, count = all_reduce_rate(job, q, options), options.messages
+    rate, count = Formulas(job, q).all_reduce(options), options.messages
     one = q.gradient_bytes * options.sent_share / count
     return (
         lambda share: count * rate.seconds(one * share),
@@ -118,7 +118,7 @@ def exact(job: Job) -> bool:
         return False
     if options.by_server:
         return plain(job) and _apart(job)
-    return closed(job, options) and _apart(job)
+    return exact_formula(job, options) and _apart(job)
 
 
 def _apart(job: Job) -> bool:

@@ -8,9 +8,9 @@ from numpy.typing import ArrayLike
 from perfmodel.architectures.diloco.options import Fragments, Options, fragments_of
 from perfmodel.base.arrays import NONE, Ids
 from perfmodel.communication.communicator import Communicator
+from perfmodel.communication.costs import LinkCosts
 from perfmodel.communication.members import Members
 from perfmodel.communication.network import Network, homes_of, node_names
-from perfmodel.communication.reduction import all_reduce_cost
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import Axis, OpGraph
 from perfmodel.inputs.job import Job
@@ -66,7 +66,8 @@ def add_exchanges(
     else:
         members = Members.of(job.cluster, job.workers)
         whole = job.workload.gradient_bytes * options.sent_share / options.messages
-        cost = all_reduce_cost(members, cut.share * whole, options).times(options.messages)
+        one = LinkCosts(members, cut.share * whole).all_reduce(options)
+        cost = one.times(options.messages)
         network = Network(b, job, fold=fold and cost.symmetric(members.fabric))
         communicator = Communicator(b, network)
         average = communicator.add("average", cost, axis="fragment")

@@ -9,8 +9,8 @@ from perfmodel.architectures.fsdp import order
 from perfmodel.architectures.fsdp.formulas import exact, leaves_out, phases
 from perfmodel.architectures.fsdp.graph import build, meaning
 from perfmodel.architectures.fsdp.options import Options
+from perfmodel.communication.collectives import measured_notes
 from perfmodel.communication.groups import Groups, same_place
-from perfmodel.communication.rates import measured_notes
 from perfmodel.communication.reduction import MEASURED_ASSUMPTION
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job

@@ -12,14 +12,9 @@ from perfmodel.architectures.fsdp import order
 from perfmodel.architectures.fsdp.options import Options
 from perfmodel.base.arrays import Ids
 from perfmodel.communication.communicator import Communicator
-from perfmodel.communication.groups import Groups, together
-from perfmodel.communication.members import Cost
+from perfmodel.communication.costs import Cost, LinkCosts
+from perfmodel.communication.groups import Groups
 from perfmodel.communication.network import Network
-from perfmodel.communication.reduction import (
-    all_gather_cost,
-    all_reduce_cost,
-    reduce_scatter_cost,
-)
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import Axis, OpGraph
 from perfmodel.inputs.job import Job
@@ -76,13 +71,14 @@ def _add_collectives(
     units = order.units_of(job.workload, options.unit_bytes)
     sent = units.bytes * order.sent_share(job)
     groups = Groups.of(job.cluster, job.workers, int(options.shards(job.workers)))
-    gamma, summing = options.reduce_per_byte_s, options.reduction()
+    gamma = options.reduce_per_byte_s
     shards = groups.shards(fold=fold) if groups.size > 1 else []
     replicas = groups.replicas(fold=fold) if groups.count > 1 else []
-    gathers = [together(lambda m: all_gather_cost(m, sent), g.members) for g in shards]
-    scatters = [together(lambda m: reduce_scatter_cost(m, sent, gamma), g.members) for g in shards]
-    part = sent / groups.size
-    sums = [together(lambda m: all_reduce_cost(m, part, summing), g.members) for g in replicas]
+    sharded = [LinkCosts(group.members, sent) for group in shards]
+    gathers = [costs.cost("all_gather") for costs in sharded]
+    scatters = [costs.cost("reduce_scatter", gamma) for costs in sharded]
+    parts = [LinkCosts(group.members, sent / groups.size) for group in replicas]
+    sums = [costs.cost("all_reduce", gamma) for costs in parts]
     symmetric = all(cost.symmetric(groups.fabric) for cost in (*gathers, *scatters, *sums))
     network = Network(b, job, fold=fold and symmetric)
 

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 from perfmodel.base.errors import number, whole_number
 from perfmodel.base.quantities import Quantity, is_symbol, minimum
-from perfmodel.communication.reduction import Reduction
 from perfmodel.inputs.options import Option, Options as Base
 from perfmodel.training.passes import NoSyncOption, reductions_of
 
@@ -75,7 +74,3 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
         if self.shard_group == 0:
             return workers
         return self.shard_group if is_symbol(workers) else minimum(self.shard_group, workers)
-
-    def reduction(self) -> Reduction:
-        """Options of the all-reduce among replicas."""
-        return Reduction("ring", reduce_per_byte_s=self.reduce_per_byte_s)
