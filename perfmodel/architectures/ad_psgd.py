@@ -10,7 +10,8 @@ import numpy as np
 from perfmodel.architectures.base import Architecture, Coarse
 from perfmodel.base.arrays import NONE, Ids
 from perfmodel.base.quantities import Quantity, floor_half, is_symbol, maximum, where
-from perfmodel.communication.partners import Partners, add_begin, add_network
+from perfmodel.communication.network import Network
+from perfmodel.communication.partners import Partners
 from perfmodel.communication.rates import Use
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
@@ -21,6 +22,7 @@ from perfmodel.phases.quantities import Quantities
 from perfmodel.theory.contention import contended
 from perfmodel.training.workers import (
     Workers,
+    add_begin,
     add_optimizer,
     add_workers,
     left_out,
@@ -92,11 +94,11 @@ def _add_exchange(b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optim
     each of the worker's own gradients.
     """
     active, passive = sides(job.workers, Options.of(job))
-    network = add_network(b, job)
+    network = Network(b, job)
     partners = Partners.add(b, active, np.broadcast_to(passive, (len(active), len(passive))))
-    request = partners.send(b, "request", job, workers, network)
+    request = partners.send(b, "request", job, network)
     averaged = partners.when_drawn(b, "average of the partner")
-    reply = partners.send(b, "reply", job, workers, network, reply=True)
+    reply = partners.send(b, "reply", job, network, reply=True)
     average = b.ops("average", active.shape, group=active, axes=(partners.axis,))
     b.edge((begin if Options.of(job).overlap else optimizer)[active], request)
     b.edge(request[:, None], averaged)
@@ -113,40 +115,30 @@ def _add_exchange(b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optim
     return counter
 
 
-def meaning(job: Job) -> tuple[Recorder, Meaning]:
+def meaning(job: Job, recorder: Recorder) -> Meaning:
     """Record the workers' own steps, and averages of pairs.
 
     The passive worker's model becomes the mean of its own and the received model. Half of their
     difference is then added to the active worker's model as it is at that time, which may already
     include another gradient.
     """
-    from perfmodel.training.recorder import Mix, Recorder
-
-    recorder = Recorder(job.workers, [float(job.workload.gradient_bytes)], central=False)
     active, passive = (side.tolist() for side in sides(job.workers, Options.of(job)))
-    sent, answered = [0] * len(active), [Mix(0, 0, 0.0)] * len(active)
-
-    def step(worker: int, _drawn: int) -> None:
-        recorder.apply(worker, (worker,))
+    asked, answered = [0] * len(active), [(0, 0)] * len(active)
 
     def request(pair: int, _drawn: int) -> None:
-        sent[pair] = recorder.version(active[pair])
+        asked[pair] = recorder.version(active[pair])
 
     def answer(index: int, _drawn: int) -> None:
         pair, k = divmod(index, len(passive))
-        model = passive[k]
-        answered[pair] = Mix(model, recorder.version(model), 0.5)
-        recorder.part(model, Mix(active[pair], sent[pair], 0.5), active[pair])
-        recorder.together((model,))
+        answered[pair] = passive[k], recorder.version(passive[k])
+        recorder.mix(passive[k], [(active[pair], asked[pair], 0.5)], active[pair])
 
     def average(pair: int, _drawn: int) -> None:
         model = active[pair]
-        recorder.part(model, answered[pair], model)
-        recorder.part(model, Mix(model, sent[pair], -0.5), model)
-        recorder.together((model,))
+        recorder.mix(model, [(*answered[pair], 0.5), (model, asked[pair], -0.5)], model)
 
-    meant = {"step": step, "request": request, "answer": answer, "average": average}
-    return recorder, meant
+    handlers = {"request": request, "answer": answer, "average": average}
+    return {"step": recorder.own_step, **handlers}
 
 
 def phases(job: Job, q: Quantities) -> Phases:

@@ -10,7 +10,7 @@ import numpy as np
 from perfmodel.architectures.base import Architecture, Coarse, Traffic
 from perfmodel.base.arrays import Ids
 from perfmodel.base.quantities import Quantity, is_symbol, maximum, minimum, where
-from perfmodel.communication.partners import add_begin, add_network
+from perfmodel.communication.network import Network
 from perfmodel.communication.rates import Use
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
@@ -20,6 +20,7 @@ from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities, quantities_of
 from perfmodel.training.workers import (
     Workers,
+    add_begin,
     add_optimizer,
     add_workers,
     equal,
@@ -82,20 +83,16 @@ def _add_exchange(
     b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optimizer: Ids, fold: bool
 ) -> None:
     """Send each worker's model to its neighbours; average once all are sent and received."""
-    network = add_network(b, job, fold=fold)
+    network = Network(b, job, fold=fold, core_share=job.workers if fold else 1)
     to = neighbours(job.workers)[: len(begin)]
-    ends = workers.index[:, None], to
-    path, latency_s = network.path(*ends), network.latency_s(*ends)
-    flow = network.flow(*ends)
+    routes = network.between(workers.index[:, None], to)
     if fold:  # its neighbours do the same
         to = np.zeros_like(to)
     send = b.ops(
         "send",
         to.shape,
         bytes=job.workload.gradient_bytes,
-        path=path,
-        rate_cap_bytes_per_s=flow,
-        latency_s=latency_s,
+        **routes,
         group=workers.index[:, None],
         axes=(("worker", None), ("to", ["to the next", "to the previous"])),
     )
@@ -106,20 +103,17 @@ def _add_exchange(
     b.probe("send", send, send, at_ready=True, group=workers.index[:, None])
 
 
-def meaning(job: Job) -> tuple[Recorder, Meaning]:
+def meaning(job: Job, recorder: Recorder) -> Meaning:
     """Record the steps: each ends with the mean of the neighbourhood's models as they were at the
     beginning of the step, plus the worker's own gradient."""
-    from perfmodel.training.recorder import Mix, Recorder
-
-    recorder = Recorder(job.workers, [float(job.workload.gradient_bytes)], central=False)
     near = neighbours(job.workers).tolist()
 
     def update(worker: int, _drawn: int) -> None:
         step, part = recorder.version(worker), 1.0 / (1 + len(near[worker]))
-        mixes = [Mix(other, step, part) for other in near[worker]]
+        mixes = [(other, step, part) for other in near[worker]]
         recorder.apply(worker, (worker,), mixes=mixes)
 
-    return recorder, {"update": update}
+    return {"update": update}
 
 
 def phases(job: Job, q: Quantities) -> Phases:

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import numpy as np
 
-from perfmodel.architectures.base import Architecture, Coarse, Traffic
+from perfmodel.architectures.base import Architecture, Coarse, Traffic, uniform_age
 from perfmodel.base.arrays import Ids
 from perfmodel.base.errors import number, whole_number
 from perfmodel.base.quantities import Quantity, maximum, minimum
-from perfmodel.communication.messages import tensors_of
 from perfmodel.communication.network import (
     SERVER_ASSUMPTION,
     Network,
+    add_update_threads,
     homes_of,
+    model_update_s,
     node_names,
 )
-from perfmodel.communication.partners import add_begin
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import Axis, OpGraph
 from perfmodel.inputs.job import Job
@@ -31,6 +31,7 @@ from perfmodel.results.prediction import ModelAge
 from perfmodel.theory.contention import CycleTime, contended, regularity
 from perfmodel.training.workers import (
     Workers,
+    add_begin,
     add_optimizer,
     add_workers,
     left_out,
@@ -135,9 +136,7 @@ def _transfers(b: GraphBuilder, job: Job, home: Ids) -> tuple[Ids, Ids]:
             label,
             (job.workers, len(home)),
             bytes=job.workload.gradient_bytes / len(home),
-            path=network.path(source, target),
-            rate_cap_bytes_per_s=network.flow(source, target),
-            latency_s=network.latency_s(source, target),
+            **network.between(source, target),
             group=np.arange(job.workers)[:, None],
             axes=AXES,
         )
@@ -147,24 +146,13 @@ def _transfers(b: GraphBuilder, job: Job, home: Ids) -> tuple[Ids, Ids]:
 
 def _updates(b: GraphBuilder, job: Job, workers: Workers, home: Ids) -> Ids:
     """Add each server's update by each worker's difference."""
-    cost, servers = job.cluster.server, len(home)
-    tensors = len(tensors_of(job.workload).bytes)
-    whole_s = (
-        cost.update_per_tensor_s * tensors + cost.update_per_byte_s * job.workload.gradient_bytes
-    )
-    threads = b.slots(
-        "update threads of",
-        (servers,),
-        capacity=job.cluster.update_threads,
-        place=home,
-        axes=AXES[1:],
-    )
+    servers = len(home)
     return b.ops(
         "update",
         (job.workers, servers),
-        **workers.processors.work(np.full(servers, whole_s / servers), home, 1),
-        slot=threads,
-        group=np.arange(job.workers)[:, None],
+        **workers.processors.work(np.full(servers, model_update_s(job) / servers), home, 1),
+        slot=add_update_threads(b, job, home),
+        group=workers.index[:, None],
         cause="server",
         axes=AXES,
     )
@@ -181,23 +169,16 @@ def _every(b: GraphBuilder, label: str, ops: Ids, period: int) -> Ids:
     return follow
 
 
-def meaning(job: Job) -> tuple[Recorder, Meaning]:
+def meaning(job: Job, recorder: Recorder) -> Meaning:
     """Record own steps and exchanges. When a pull arrives, the worker moves towards the centre as
     it was read. When the difference is added, the centre moves towards the worker as it was then.
     """
     from perfmodel.results.schedule import CENTRE
-    from perfmodel.training.recorder import Mix, Recorder
 
-    options = Options.of(job)
-    servers, rate = range(options.servers), options.moving_rate
-    part_bytes = job.workload.gradient_bytes / options.servers
-    recorder = Recorder(job.workers, [part_bytes] * options.servers, central=False)
+    servers, rate = range(Options.of(job).servers), Options.of(job).moving_rate
     centre: dict[int, list[int]] = {}  # versions that were read, by worker
     model: dict[int, list[int]] = {}  # versions that the difference was computed from
     moved = [True] * job.workers
-
-    def step(worker: int, _drawn: int) -> None:
-        recorder.apply(worker, (worker,))
 
     def read(worker: int, _drawn: int) -> None:
         centre[worker] = [recorder.version(CENTRE, k) for k in servers]
@@ -209,16 +190,15 @@ def meaning(job: Job) -> tuple[Recorder, Meaning]:
         moved[worker] = True
         model[worker] = [recorder.version(worker, k) for k in servers]
         for k in servers:
-            recorder.part(worker, Mix(CENTRE, centre[worker][k], rate), worker, k)
+            recorder.part(worker, (CENTRE, centre[worker][k], rate), worker, k)
         recorder.together((worker,))
 
     def added(index: int, _drawn: int) -> None:
-        worker, k = divmod(index, options.servers)
-        recorder.part(CENTRE, Mix(worker, model[worker][k], rate), worker, k)
-        recorder.part(CENTRE, Mix(CENTRE, centre[worker][k], -rate), worker, k)
-        recorder.together((CENTRE,), k)
+        worker, k = divmod(index, len(servers))
+        mixes = [(worker, model[worker][k], rate), (CENTRE, centre[worker][k], -rate)]
+        recorder.mix(CENTRE, mixes, worker, k)
 
-    return recorder, {"step": step, "read": read, "pulled": pulled, "added": added}
+    return {"step": recorder.own_step, "read": read, "pulled": pulled, "added": added}
 
 
 def phases(job: Job, q: Quantities) -> Phases:
@@ -360,9 +340,7 @@ def worker_bytes(job: Job) -> float:
 
 def model_age(job: Job) -> ModelAge:
     """Return the local steps since a worker's last exchange: 0 to period - 1, equally often."""
-    period = Options.of(job).period
-    p90 = -(-9 * period // 10) - 1
-    return ModelAge(exchange_every=float(period), mean=(period - 1) / 2.0, p90=p90)
+    return uniform_age(Options.of(job).period)
 
 
 def traffic(job: Job) -> Traffic:
@@ -395,5 +373,8 @@ ARCHITECTURE = Architecture(
     variants=({"period": 1}, {"period": 3, "servers": 2}, {}),
     traffic=traffic,
     meaning=meaning,
+    slices=lambda job: (
+        [job.workload.gradient_bytes / Options.of(job).servers] * Options.of(job).servers
+    ),
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out, queues=lambda job: True),
 )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
-from perfmodel.architectures.base import Architecture, Coarse, Traffic
+from perfmodel.architectures.base import Architecture, Coarse, Traffic, ring_traffic, uniform_age
 from perfmodel.base.arrays import Ids
 from perfmodel.base.errors import whole_number
 from perfmodel.base.quantities import where
@@ -100,33 +101,21 @@ def _add_average(b: GraphBuilder, job: Job, workers: Workers, optimizer: Ids, fo
     b.log("average", average)
 
 
-def meaning(job: Job) -> tuple[Recorder, Meaning]:
+def meaning(job: Job, recorder: Recorder) -> Meaning:
     """Record the workers' own steps, and the mean of all models at the end of each average."""
-    from perfmodel.training.recorder import Mix, Recorder
-
-    recorder = Recorder(job.workers, [float(job.workload.gradient_bytes)], central=False)
-    everyone = range(job.workers)
-
-    def update(worker: int, _drawn: int) -> None:
-        recorder.apply(worker, (worker,))
+    workers = range(job.workers)
 
     def average(_index: int, _drawn: int) -> None:
-        for model in everyone:
-            for other in everyone:
-                if other != model:
-                    mix = Mix(other, recorder.version(other), 1.0 / job.workers)
-                    recorder.part(model, mix, model)
-        recorder.together(everyone)
+        for model, other in itertools.permutations(workers, 2):
+            recorder.part(model, (other, recorder.version(other), 1.0 / job.workers), model)
+        recorder.together(workers)
 
-    return recorder, {"update": update, "average": average}
+    return {"update": recorder.own_step, "average": average}
 
 
 def model_age(job: Job) -> ModelAge | None:
     """Return the steps since the last average: uniform on 0 to period - 1."""
-    if job.workers == 1:
-        return None
-    period = Options.of(job).period
-    return ModelAge(float(period), (period - 1) / 2.0, (9 * period + 9) // 10 - 1)
+    return None if job.workers == 1 else uniform_age(Options.of(job).period)
 
 
 def phases(job: Job, q: Quantities) -> Phases:
@@ -171,11 +160,9 @@ def _fold(job: Job) -> OpGraph:
 
 def traffic(job: Job) -> Traffic | None:
     """Return a worker's bytes on a ring, in one of ``period`` steps."""
-    options, n = Options.of(job), job.workers
-    if options.algorithm not in ("ring", "node_tree", "hierarchical"):
-        return None
-    moved = 2 * (n - 1) / n * job.workload.gradient_bytes / options.period
-    return Traffic(moved, moved)
+    options = Options.of(job)
+    sent_bytes = job.workload.gradient_bytes / options.period
+    return ring_traffic(job.workers, sent_bytes, options.algorithm)
 
 
 ARCHITECTURE = Architecture(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -35,9 +35,6 @@ from perfmodel.training.workers import (
     log_steps,
     stagger_s,
 )
-
-if TYPE_CHECKING:
-    from perfmodel.training.recorder import Meaning, Recorder
 
 
 class Options(Transmission, frozen=True, forbid_unknown_fields=True):
@@ -114,13 +111,10 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
     return b.build(device=workers.device, mark=workers.backward[:, 0], count=count)
 
 
-def meaning(job: Job) -> tuple[Recorder, Meaning]:
-    """Record replicas of one model, updated layer by layer, except layers without parameters."""
-    from perfmodel.training.recorder import Recorder, replicas
-
+def slices(job: Job) -> list[float]:
+    """Return the bytes of the layers that are updated: those with parameters."""
     dense = messages_of(job).dense
-    recorder = Recorder(job.workers, dense[dense > 0.0].tolist(), central=True)
-    return recorder, replicas(recorder)
+    return [size for size in dense.tolist() if size > 0.0]
 
 
 def _parts(job: Job) -> int:
@@ -171,9 +165,7 @@ class _Lines:
         self._source = np.arange(n)
         target = (self._source[:, None] + np.arange(1, members)) % members
         self._shape = (n, members - 1)
-        self._path = network.path(self._source[:, None], target)
-        self._latency_s = network.latency_s(self._source[:, None], target)
-        self._flow = network.flow(self._source[:, None], target)
+        self._routes = network.between(self._source[:, None, None], target[:, :, None])
         self._connection, self._units = self._options.connections(
             b, "connection of", self._shape, self._sent, place=workers.node[:, None],
             axes=(("worker", None), ("peer", None)),
@@ -193,9 +185,7 @@ class _Lines:
             label,
             (*self._shape, len(messages.layer)),
             bytes=self._sent / parts,
-            path=self._path[:, :, None],
-            rate_cap_bytes_per_s=self._flow[:, :, None],
-            latency_s=self._latency_s[:, :, None],
+            **self._routes,
             slot=self._connection[:, :, None],
             units=self._units,
             priority=priority.reshape(-1, 1, len(messages.layer)),
@@ -418,6 +408,8 @@ ARCHITECTURE = Architecture(
         {"compression": "dgc", "density": 0.2, "encode_per_byte_s": 0.01},
     ),
     traffic=traffic,
-    meaning=meaning,
+    meaning=lambda job, recorder: recorder.replicas(),
+    slices=slices,
+    central=True,
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

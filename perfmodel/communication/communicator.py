@@ -100,20 +100,17 @@ def add_sends(
     everything it sends and receives. A send waits until both its ends have entered and have
     completed their sends of earlier rounds.
     """
-    each = schedule.unrolled()
-    waits = waits_of(each)
+    sends = schedule.unrolled()
+    waits = waits_of(sends)
     count = ready.shape[1]
-    source, target = each.source, each.target
-    moved = sizes[:, None] * each.part
+    moved = sizes[:, None] * sends.part
     send = b.ops(
         "send",
-        (count, len(each.part)),
+        (count, len(sends.part)),
         bytes=moved,
-        seconds=np.where(each.adds, moved * reduce_per_byte_s, 0.0),
-        path=network.path(source, target)[None],
-        rate_cap_bytes_per_s=network.flow(source, target),
-        latency_s=network.latency_s(source, target),
-        group=each.source,
+        seconds=np.where(sends.adds, moved * reduce_per_byte_s, 0.0),
+        **network.between(sends.source[None], sends.target[None]),
+        group=sends.source,
         axes=(("bucket", None), ("send", None)),
     )
     b.edge(send[:, waits.before], send[:, waits.after])

@@ -47,11 +47,9 @@ def schedule_of(
         updates = min(PER_WORKER * job.workers, MOST_BY_DEFAULT)
     whole_number("updates", updates, at_most=MOST_ROWS)
     architecture = architecture_of(job)
-    if architecture.meaning is None:
-        raise InputError(f"schedule: {architecture.name} does not define what its operations mean")
     if any(island.steps > 1 for island in job.islands):
         raise InputError("schedule: cannot record islands that do several steps between exchanges")
-    recorder, meaning = architecture.meaning(job)
+    recorder, meaning = architecture.recording(job)
     if len(recorder.slices) > MOST_SLICES:
         raise InputError(
             f"schedule: the job has {len(recorder.slices)} slices, the limit is {MOST_SLICES}"

@@ -282,6 +282,26 @@ def add_optimizer(
     return optimizer
 
 
+def add_begin(
+    b: GraphBuilder, job: Job, workers: Workers, optimizer: Ids, *, period: int = 1
+) -> Ids:
+    """Add the op that begins each worker's iteration, (workers,).
+
+    It follows the previous iteration's ``optimizer``, and precedes the forward pass and everything
+    a worker sends during computation. Staggered workers start within the time of ``period``
+    iterations of which one communicates.
+    """
+    n = len(workers.node)
+    axes = (("worker", None),)
+    begin = b.ops("begin", (n,), group=workers.index, cause="straggler", axes=axes)
+    b.edge(optimizer, begin, lag=1)
+    b.edge(begin, workers.forward[:, 0])
+    within_s = stagger_s(job)[:n]
+    without_s = workers.slowdown * job.workload.compute_s
+    b.stagger(begin, within_s + np.where(within_s > 0.0, (period - 1) * without_s, 0.0))
+    return begin
+
+
 def log_steps(b: GraphBuilder, workers: Workers, *, central: bool = False) -> None:
     """Log the start of steps, and the time when all parameters of a gradient have arrived: when the
     first layer begins or, if slices of the centre arrive one by one, when the last layer does."""

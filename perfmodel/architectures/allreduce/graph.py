@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -35,9 +35,6 @@ from perfmodel.training.workers import (
     log_steps,
     stagger_s,
 )
-
-if TYPE_CHECKING:
-    from perfmodel.training.recorder import Meaning, Recorder
 
 
 class End(msgspec.Struct, frozen=True, eq=False):
@@ -165,16 +162,13 @@ def _ready(options: Options, made: Ids, messages: Messages) -> Ids:
     return made[:, messages.layer if options.overlap else np.zeros_like(messages.layer)]
 
 
-def meaning(job: Job) -> tuple[Recorder, Meaning]:
-    """Record replicas of one model, updated as a whole or, with cross_barrier, layer by layer."""
-    from perfmodel.training.recorder import Recorder, replicas
-
-    slices = [float(job.workload.gradient_bytes)]
-    if Options.of(job).cross_barrier and job.workers > 1:
-        layers = np.unique(messages_of(job).part_layer)
-        slices = [sum(expanded(job.workload).layers[k].tensor_bytes) for k in layers.tolist()]
-    recorder = Recorder(job.workers, slices, central=True)
-    return recorder, replicas(recorder)
+def slices(job: Job) -> list[float]:
+    """Return the bytes of the slices that are updated one by one: all or, with cross_barrier, each
+    layer."""
+    if not Options.of(job).cross_barrier or job.workers == 1:
+        return [float(job.workload.gradient_bytes)]
+    layers = np.unique(messages_of(job).part_layer)
+    return [sum(expanded(job.workload).layers[k].tensor_bytes) for k in layers.tolist()]
 
 
 def _add_collectives(
@@ -317,9 +311,7 @@ def _add_ring_sends(
             (n, buckets, steps),
             bytes=part[:, None],
             seconds=part[:, None] * adding,
-            path=network.path(worker, following[:n])[:, None, None],
-            rate_cap_bytes_per_s=network.flow(worker, following[:n])[:, None, None],
-            latency_s=network.latency_s(worker, following[:n])[:, None, None],
+            **network.between(worker[:, None, None], following[:n, None, None]),
             slot=line[:, None, None],
             group=worker[:, None, None],
             axes=(("worker", None), ("bucket", None), ("step", None)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfmodel.architectures.base import Architecture, Coarse, Traffic
+from perfmodel.architectures.base import Architecture, Coarse, Traffic, ring_traffic, uniform_age
 from perfmodel.architectures.diloco.formulas import exact, leaves_out, phases
 from perfmodel.architectures.diloco.graph import build
 from perfmodel.architectures.diloco.options import Options, fragments_of
@@ -26,8 +26,7 @@ def model_age(job: Job) -> ModelAge | None:
     if job.workers == 1:
         return None
     options = Options.of(job)
-    period, late = options.period, options.overlap_steps
-    return ModelAge(float(period), (period - 1) / 2.0 + late, (9 * period + 9) // 10 - 1 + late)
+    return uniform_age(options.period, options.overlap_steps)
 
 
 def notes(job: Job) -> tuple[str, ...]:
@@ -81,10 +80,7 @@ def traffic(job: Job) -> Traffic | None:
     share = options.exchanged_share * options.sent_share * job.workload.gradient_bytes
     if options.by_server:
         return Traffic(share, share, n * share, n * share)
-    if options.algorithm not in ("ring", "node_tree", "hierarchical"):
-        return None
-    moved = 2 * (n - 1) / n * share
-    return Traffic(moved, moved)
+    return ring_traffic(n, share, options.algorithm)
 
 
 ARCHITECTURE = Architecture(
@@ -127,5 +123,6 @@ ARCHITECTURE = Architecture(
     ),
     traffic=traffic,
     meaning=meaning,
+    slices=lambda job: (fragments_of(job).share * job.workload.gradient_bytes).tolist(),
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )  # fmt: skip

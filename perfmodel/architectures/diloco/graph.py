@@ -10,7 +10,13 @@ from perfmodel.base.arrays import NONE, Ids
 from perfmodel.communication.communicator import Communicator
 from perfmodel.communication.costs import LinkCosts
 from perfmodel.communication.members import Members
-from perfmodel.communication.network import Network, homes_of, node_names
+from perfmodel.communication.network import (
+    Network,
+    add_update_threads,
+    homes_of,
+    model_update_s,
+    node_names,
+)
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import Axis, OpGraph
 from perfmodel.inputs.job import Job
@@ -126,21 +132,17 @@ def _add_server(
 
     Returns the ops after which a worker has a fragment, (workers, fragments).
     """
-    options, cost = Options.of(job), job.cluster.server
+    options = Options.of(job)
     network = Network(b, job, home)
     worker = workers.index[:, None]
-    threads = b.slots(
-        "update threads of", (1,), capacity=job.cluster.update_threads, place=home, axes=AXES[2:]
-    )
+    threads = add_update_threads(b, job, home)
 
     def moved(label: str, source: ArrayLike, target: ArrayLike) -> Ids:
         return b.ops(
             label,
             sent.shape,
             bytes=cut.share * job.workload.gradient_bytes * options.sent_share,
-            path=network.path(source, target),
-            rate_cap_bytes_per_s=network.flow(source, target),
-            latency_s=network.latency_s(source, target),
+            **network.between(source, target),
             group=worker,
             axes=AXES[:2],
         )
@@ -156,10 +158,8 @@ def _add_server(
             axes=AXES[2 - len(shape) : 2],
         )
 
-    whole_s = cost.update_per_tensor_s * job.workload.tensors
-    whole_s += cost.update_per_byte_s * job.workload.gradient_bytes
     push = moved("push", worker, job.workers)
-    update = work("update", sent.shape, whole_s, worker)
+    update = work("update", sent.shape, model_update_s(job), worker)
     outer = work("outer step", cut.share.shape, options.outer_s, NONE)
     pull = moved("pull", job.workers, worker)
     for sources, targets, tokens in (

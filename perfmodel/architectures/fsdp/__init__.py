@@ -7,7 +7,7 @@ import numpy as np
 from perfmodel.architectures.base import Architecture, Coarse, Traffic
 from perfmodel.architectures.fsdp import order
 from perfmodel.architectures.fsdp.formulas import exact, leaves_out, phases
-from perfmodel.architectures.fsdp.graph import build, meaning
+from perfmodel.architectures.fsdp.graph import build
 from perfmodel.architectures.fsdp.options import Options
 from perfmodel.communication.collectives import measured_notes
 from perfmodel.communication.groups import Groups, same_place
@@ -145,6 +145,7 @@ ARCHITECTURE = Architecture(
         {"stage": 3, "unit_bytes": 0, "mixed_precision": False, "no_sync": False},
     ),
     traffic=traffic,
-    meaning=meaning,
+    meaning=lambda job, recorder: recorder.replicas(),
+    central=True,
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -26,9 +26,6 @@ from perfmodel.training.workers import (
     stagger_s,
 )
 
-if TYPE_CHECKING:
-    from perfmodel.training.recorder import Meaning, Recorder
-
 NO_OPS: Ids = np.zeros(0, np.int64)
 
 
@@ -49,14 +46,6 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
     log_steps(b, workers, central=True)
     b.log("update", optimizer)
     return b.build(device=workers.device, mark=optimizer, count=job.workers if fold else 1)
-
-
-def meaning(job: Job) -> tuple[Recorder, Meaning]:
-    """Record one model, of which each worker updates its part."""
-    from perfmodel.training.recorder import Recorder, replicas
-
-    recorder = Recorder(job.workers, [float(job.workload.gradient_bytes)], central=True)
-    return recorder, replicas(recorder)
 
 
 def _add_collectives(

@@ -13,12 +13,12 @@ from numpy.typing import ArrayLike, NDArray
 from perfmodel.architectures.ps.options import Options
 from perfmodel.architectures.ps.placement import slices_of
 from perfmodel.base.arrays import Floats, Ids, ranked
-from perfmodel.communication.network import Network, homes_of, node_names
+from perfmodel.communication.network import Network, add_update_threads, homes_of, node_names
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.theory import incast
-from perfmodel.training.workers import Workers, add_workers, log_steps, stagger_s
+from perfmodel.training.workers import add_workers, log_steps, stagger_s
 
 
 class Pushers(msgspec.Struct, frozen=True, eq=False):
@@ -34,13 +34,6 @@ class Pushers(msgspec.Struct, frozen=True, eq=False):
     def others(self) -> Ids:
         """Workers that talk to the servers through another worker."""
         return np.flatnonzero(self.worker[self.of] != np.arange(len(self.of)))
-
-
-def _pushers(workers: Workers, options: Options) -> Pushers:
-    if not options.local_aggregation:
-        return Pushers(workers.index, workers.index)
-    of, first = ranked(workers.node)
-    return Pushers(first, of)
 
 
 def build(job: Job) -> OpGraph:
@@ -59,18 +52,25 @@ class _Builder:
         self.workers = add_workers(b, job, nodes=len(names))
         colocated = job.cluster.server.placement == "colocated"
         self.on_workers_cores = colocated and self.workers.processors.shared
-        self.pushers = _pushers(self.workers, self.options)
+        of, first = self.workers.index, self.workers.index
+        if self.options.local_aggregation:
+            of, first = ranked(self.workers.node)
+        self.pushers = Pushers(first, of)
         self.slices = slices_of(job.workload, self.options)
         self.sent = self.options.sent_bytes(self.slices.bytes)
         self.network = Network(b, job, self.home)
         self.names = tuple(self.workers.layer_names[i] for i in self.slices.layer)
         self.shape = (len(self.pushers.worker), len(self.slices.bytes))
         self.group = self.pushers.worker[:, None]
+        self.axes = (("worker", None), ("slice", self.names))
 
     def graph(self) -> OpGraph:
         b, options, workers = self.b, self.options, self.workers
         ready = self._gradients()
-        push, update, pull = self._push(), self._update(), self._pull()
+        push = self._transfers("push", self.sent, to_servers=True, weight=self._parts())
+        update = self._update()
+        # in forward order: layers that forward needs first get lower ids, which win ties
+        pull = self._transfers("pull", self.slices.bytes, to_servers=False)
         b.edge(ready, push)
         self._applies(push, update)
         arrived = self._parameters(pull)
@@ -103,7 +103,7 @@ class _Builder:
             "node's gradient",
             self.shape,
             group=self.group,
-            axes=(("worker", None), ("slice", self.names)),
+            axes=self.axes,
         )
         b.edge(leaders, summed)
         b.edge(gather, summed[self.pushers.of[self.pushers.others]])
@@ -128,22 +128,10 @@ class _Builder:
             label,
             (len(self.pushers.others), self.shape[1]),
             bytes=self.slices.bytes,
-            path=self.network.path(*ends),
-            latency_s=self.network.latency_s(*ends),
+            **self.network.between(*ends),
             group=self.pushers.others[:, None],
-            axes=(("worker", None), ("slice", self.names)),
+            axes=self.axes,
         )
-
-    def _push(self) -> Ids:
-        push = self._transfers("push", self.sent, to_servers=True, weight=self._parts())
-        self.options.finish(self.b, push)
-        return push
-
-    def _pull(self) -> Ids:
-        # in forward order: layers that forward needs first get lower ids, which win ties
-        pull = self._transfers("pull", self.slices.bytes, to_servers=False)
-        self.options.finish(self.b, pull)
-        return pull
 
     def _parts(self) -> Floats:
         """Return each push's share of its server's link if full, (pushers, slices): 1 if equal."""
@@ -202,14 +190,12 @@ class _Builder:
             self.push_line = line
         else:
             self.pull_line = line[:, order]
-        return b.ops(
+        sent = b.ops(
             label,
             self.shape,
             bytes=size[order],
-            path=self.network.path(*ends),
-            rate_cap_bytes_per_s=self.network.flow(*ends),
+            **self.network.between(*ends),
             weight=weight,
-            latency_s=self.network.latency_s(*ends),
             slot=line,
             units=units,
             priority=options.priority(
@@ -218,20 +204,14 @@ class _Builder:
             group=self.group,
             axes=(("worker", None), ("slice", self.names[order])),
         )[:, order]
+        options.finish(b, sent)
+        return sent
 
     # -- servers -------------------------------------------------------------------------------
 
     def _update(self) -> Ids:
-        cluster, slices = self.job.cluster, self.slices
-        cost = cluster.server
-        threads = self.b.slots(
-            "update threads of",
-            (self.options.servers,),
-            capacity=cluster.update_threads,
-            place=self.home,
-            axes=(("server", None),),
-        )
-        self.threads = threads[slices.server]
+        cost, slices = self.job.cluster.server, self.slices
+        self.threads = add_update_threads(self.b, self.job, self.home)[slices.server]
         seconds = cost.update_per_tensor_s * slices.tensors + slices.bytes * (
             cost.update_per_byte_s + self.options.decode_per_byte_s
         )
@@ -243,7 +223,7 @@ class _Builder:
             group=self.group,
             cause="cpu" if self.on_workers_cores else "server",
             slot=self.threads,
-            axes=(("worker", None), ("slice", self.names)),
+            axes=self.axes,
             **self.workers.processors.work(seconds, self.home[slices.server], 1),
         )
 
@@ -301,9 +281,9 @@ class _Builder:
         server = self.job.workers + self.slices.server
         small: dict[str, Any] = {
             "group": self.group,
-            "axes": (("worker", None), ("slice", self.names)),
+            "axes": self.axes,
         }
-        latency_s = self.network.latency_s(self.group, server)
+        latency_s = self.network.fabric.between_s(self.group, server)
         answer = self.b.ops(
             "acknowledge", self.shape, slot=self.pull_line, latency_s=latency_s, **small
         )

@@ -5,30 +5,28 @@ from __future__ import annotations
 import numpy as np
 
 from perfmodel.architectures.ps.options import Options
-from perfmodel.architectures.ps.placement import slices_of
 from perfmodel.base.arrays import ranked
 from perfmodel.inputs.job import Job
 from perfmodel.results.schedule import CENTRE
 from perfmodel.training.recorder import Handler, Meaning, Recorder
 
 
-def meaning(job: Job) -> tuple[Recorder, Meaning]:
+def meaning(job: Job, recorder: Recorder) -> Meaning:
     """Record reads of slices of the centre, and updates of them by one gradient or several.
 
     Under asp a worker reads a slice when its own push of it has been applied, otherwise when the
     reply or the pull begins.
     """
-    options, slices = Options.of(job), slices_of(job.workload, Options.of(job))
-    recorder = Recorder(job.workers, slices.bytes.tolist(), central=True)
+    options = Options.of(job)
     if options.sync == "bsp":
         read = _read(job, recorder, aggregated=options.local_aggregation)
         if options.backup_workers:
-            return recorder, {"read": read, **_quorum(recorder, options.backup_workers)}
+            return {"read": read, **_quorum(recorder, options.backup_workers)}
 
         def update(slice: int, _drawn: int) -> None:
             recorder.apply(CENTRE, range(job.workers), 1.0 / job.workers, slice)
 
-        return recorder, {"read": read, "update": update}
+        return {"read": read, "update": update}
     gathered: list[list[int]] = [[] for _ in recorder.slices]
 
     def gather(index: int, _drawn: int) -> None:
@@ -40,7 +38,7 @@ def meaning(job: Job) -> tuple[Recorder, Meaning]:
         if options.sync == "asp":
             recorder.read(worker, k)
 
-    return recorder, {"read": _read(job, recorder), "update": gather}
+    return {"read": _read(job, recorder), "update": gather}
 
 
 def _read(job: Job, recorder: Recorder, *, aggregated: bool = False) -> Handler:
