@@ -162,8 +162,8 @@ def phases(job: Job, q: Quantities) -> Phases:
 
     def cycle(others: Sequence[Quantity]) -> tuple[Quantity, Sequence[Quantity]]:
         both = where(within, others[0] + others[1], 0.0) if q.bus else 0.0  # contention on the bus
-        met = (maximum(found / maximum(lines, 1), both) for found in others)
-        asked, answered = (model_s * (1.0 + found) for found in met)
+        met = (maximum(waiting / maximum(lines, 1), both) for waiting in others)
+        asked, answered = (model_s * (1.0 + waiting) for waiting in met)
         exchange = asked + answered + latency_s
         whole = maximum(compute, exchange) if options.overlap else compute + exchange
         return whole, [asked, answered]
@@ -205,10 +205,10 @@ def _staleness(
     An active worker's own average falls into its computation if the computation hides the exchange.
     A passive worker is asked at random times: per cycle, active / passive times.
     """
-    own = where(cycle > compute, 0.0, 1.0) if Options.of(job).overlap else 0.0
+    averaged = where(cycle > compute, 0.0, 1.0) if Options.of(job).overlap else 0.0
     asked = active / maximum(passive, 1) * compute / cycle
     by_active, by_passive = active / cycle, passive / compute
-    return (by_active * own + by_passive * asked) / (by_active + by_passive)
+    return (by_active * averaged + by_passive * asked) / (by_active + by_passive)
 
 
 def exact(job: Job) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import msgspec
 
@@ -107,13 +107,13 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     server_bytes: Callable[[Job], float] | None
     assumptions: tuple[str, ...]
     source: str
-    aliases: Mapping[str, Mapping[str, Any]] = msgspec.field(default_factory=dict)
+    aliases: Mapping[str, Mapping[str, object]] = msgspec.field(default_factory=dict)
     fold: Callable[[Job], OpGraph | None] | None = None
     worker_bytes: Callable[[Job], float] | None = None
     model_age: Callable[[Job], ModelAge | None] | None = None
     notes: Callable[[Job], tuple[str, ...]] | None = None
     coarse: Coarse | None = None
-    variants: tuple[Mapping[str, Any], ...] = ({},)
+    variants: tuple[Mapping[str, object], ...] = ({},)
     traffic: Callable[[Job], Traffic | None] | None = None
     group: Callable[[Job], str] | None = None
     meaning: Callable[[Job, Recorder], Meaning] | None = None
@@ -129,7 +129,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
         recorder = Recorder(job.workers, self.slices(job), central=self.central)
         return recorder, self.meaning(job, recorder)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Copy and pickle by name: the result is the architecture itself."""
         return load, (self.name,)
 

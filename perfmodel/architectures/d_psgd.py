@@ -122,15 +122,15 @@ def phases(job: Job, q: Quantities) -> Phases:
     compute = q.forward_s + q.backward_s
     use, exchange = _exchange(q)
     late = _pace(job, q)
-    ways = [(late, maximum(*exchange))]
+    paces = [(late, maximum(*exchange))]
     if q.classes:  # the slowest worker in computing may not be the slowest in sending
         most = max(kind.scale for kind in q.classes)
-        ways = [
+        paces = [
             (late * scale / most, maximum(*_exchange(_linked(q, link))[1]))
             for scale, link in _around(job)
         ]
     # if workers on a ring wait for each other, the slowest sets the pace
-    step = maximum(0.0, *(_step(job, compute * pace, send) for pace, send in ways))
+    step = maximum(0.0, *(_step(job, compute * pace, send) for pace, send in paces))
     shown = step - compute * late
     return Phases(
         parts={

@@ -219,19 +219,19 @@ def phases(job: Job, q: Quantities) -> Phases:
     cycles = [_cycle_of(job, kind, demands) for kind in kinds]
     even = regularity(update_s, shared_s) if q.corrected else 0.0
     busy = (even, even, 1.0 if q.corrected else 0.0, *(0.0,) * beside)
-    found = contended(
+    queued = contended(
         q.counts,
         (*demands, *(0.0,) * beside),
         cycles,
         even=busy,
         stations=STATIONS[: len(demands) + beside],
     )
-    rows = zip(kinds, found, strict=True)
+    rows = zip(kinds, queued, strict=True)
     periods = [_period(job, kind, demands, others) for kind, others in rows]
     often = q.workers / Options.of(job).period
     # if links differ, each worker is limited by its own
-    own = [kind.on_a_nic(kind.fullest) / kind.bandwidth_bytes_per_s for kind in kinds]
-    own_s = q.gradient_bytes * functools.reduce(minimum, own) / Options.of(job).period
+    link_per_byte_s = [kind.on_a_nic(kind.fullest) / kind.bandwidth_bytes_per_s for kind in kinds]
+    own_s = q.gradient_bytes * functools.reduce(minimum, link_per_byte_s) / Options.of(job).period
     links_s = maximum(often * link_s, often * 2.0 * core_s, own_s)  # both ways over the core
     result = resource_limited(q.counts, periods, links_s=links_s, servers_s=often * update_s)
     before = mixed(q.counts, periods)
@@ -254,12 +254,12 @@ def _exchange(
 ) -> tuple[Quantity, Quantity]:
     """Return the seconds until the pull has ended, and from then until the update has."""
     pull, push, update = (
-        (1.0 + found) * seconds for found, seconds in zip(others[:3], demands, strict=True)
+        (1.0 + queued) * seconds for queued, seconds in zip(others[:3], demands, strict=True)
     )
     own_pull, own_push = _own(q, others)
-    there, back = maximum(own_pull, pull) + q.latency_s, maximum(own_push, push) + q.latency_s
+    pulled, back = maximum(own_pull, pull) + q.latency_s, maximum(own_push, push) + q.latency_s
     # an update waits for one of several threads and runs on that one
-    return there, back + update + (q.update_threads - 1.0) * demands[2]
+    return pulled, back + update + (q.update_threads - 1.0) * demands[2]
 
 
 def _own(q: Quantities, others: Sequence[Quantity]) -> tuple[Quantity, Quantity]:
@@ -272,7 +272,7 @@ def _own(q: Quantities, others: Sequence[Quantity]) -> tuple[Quantity, Quantity]
         return own_s, own_s
     beside = q.on_a_nic(q.fullest) - 1.0
     part = beside / maximum(q.workers - 1.0, 1.0)
-    pull, push = (own_s * (1.0 + part * found) for found in others[3:])
+    pull, push = (own_s * (1.0 + part * queued) for queued in others[3:])
     return pull, push
 
 
@@ -282,7 +282,7 @@ def _cycle_of(job: Job, q: Quantities, demands: Demands) -> CycleTime:
 
     def cycle(others: Sequence[Quantity]) -> tuple[Quantity, list[Quantity]]:
         pull, rest = _exchange(q, demands, others)
-        held = [(1.0 + found) * demand for found, demand in zip(others[:3], demands, strict=True)]
+        held = [(1.0 + queued) * demand for queued, demand in zip(others[:3], demands, strict=True)]
         if len(others) > 3:
             held += _own(q, others)
         return pull + maximum(steps_s, rest), held

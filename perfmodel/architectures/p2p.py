@@ -203,8 +203,8 @@ class _Lines:
         if n == 1:  # folded: a worker receives as it sends
             return sends
         offset = np.arange(1, peers + 1)
-        found: Ids = sends[(np.arange(n)[:, None] - offset) % n, offset - 1]
-        return found
+        arrivals: Ids = sends[(np.arange(n)[:, None] - offset) % n, offset - 1]
+        return arrivals
 
 
 def phases(job: Job, q: Quantities) -> Phases:
@@ -300,8 +300,8 @@ def _exposed_s(
                 maximum(end, begin) + per_byte_s * size
                 for end, (per_byte_s, _) in zip(sent, paths, strict=True)
             ]
-            there = [end + hop_s for end, (_, hop_s) in zip(sent, paths, strict=True)]
-            arrived.append(functools.reduce(maximum, there))
+            ends = [end + hop_s for end, (_, hop_s) in zip(sent, paths, strict=True)]
+            arrived.append(functools.reduce(maximum, ends))
         applied, returned = computed + first_s, sent
         for come, size in zip(arrived, sizes, strict=True):
             applied = maximum(applied, come) + apply_per_byte_s * size
@@ -325,12 +325,12 @@ def _paths(q: Quantities) -> list[tuple[Quantity, Quantity]]:
     flows = [q.on_a_nic(count) * maximum(q.workers - count, 0.0) for count in counts]
     away = functools.reduce(maximum, flows)
     flow_s = where(away > 0, 1.0 / q.flow_bytes_per_s, 0.0)
-    found = [(maximum(away / q.bandwidth_bytes_per_s, flow_s), where(away > 0, q.latency_s, 0.0))]
+    paths = [(maximum(away / q.bandwidth_bytes_per_s, flow_s), where(away > 0, q.latency_s, 0.0))]
     if is_symbol(q.workers):  # one per node
-        return [(found[0][0], q.latency_s)]
+        return [(paths[0][0], q.latency_s)]
     beside = q.fullest - 1.0
     inside = beside * (q.fullest if q.bus else 1.0) / q.inside_bandwidth_bytes_per_s
-    return [*found, (inside, where(beside > 0.0, q.inside_latency_s, 0.0))]
+    return [*paths, (inside, where(beside > 0.0, q.inside_latency_s, 0.0))]
 
 
 def exact(job: Job) -> bool:

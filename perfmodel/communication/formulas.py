@@ -79,12 +79,12 @@ class Formulas(Collectives[Rate, Fastest]):
             return rate if few else _closed(self.q, options)
         values = np.zeros((5, *workers.shape))
         for count in np.unique(workers).tolist():
-            here = workers == count
-            rate = _rounds_rate(shape, _selected(self.q, here), options, count)
+            selected = workers == count
+            rate = _rounds_rate(shape, _selected(self.q, selected), options, count)
             (line,), use = rate.lines, rate.use
             costs = (line.startup_s, line.per_byte_s, use.nic_s, use.core_s, use.inside_s)
             for row, cost in zip(values, costs, strict=True):
-                row[here] = cost
+                row[selected] = cost
         rate = Rate((LinearCost(*values[:2]),), Use(*values[2:]))
         return rate if np.all(few) else rate.or_else(few, _closed(self.q, options))
 
@@ -141,18 +141,18 @@ class Ring(msgspec.Struct, frozen=True, eq=False):
     def _through(cls, q: Quantities, span: GroupSpan | None) -> Ring:
         several = span is not None
         span = span or GroupSpan.of_all(q)
-        away, here, least = span.away, span.on_node, span.least
+        away, on_node, least = span.away, span.on_node, span.least
         rings = minimum(span.nics, least) if q.nics_per_node > 1 else 1
         if q.bus:
-            inside = span.beside * where(away, here - 1, span.members)
+            inside = span.beside * where(away, on_node - 1, span.members)
         else:  # a device that sends to another node does not use its port inside the node
-            all_send = (least == here) & (here <= q.nics_per_node)
-            some = where(all_send, 1.0 - 1.0 / rings, 1.0)
-            inside = where(away, where(here > 1, some, 0.0), 1.0)
+            all_send = (least == on_node) & (on_node <= q.nics_per_node)
+            share = where(all_send, 1.0 - 1.0 / rings, 1.0)
+            inside = where(away, where(on_node > 1, share, 0.0), 1.0)
         on_nic = span.beside if q.nics_per_node == 1 else q.on_a_nic(span.beside * rings)
         hop_s = q.hop_s
         if several:
-            within_s = where(here > 1, q.inside_latency_s, 0.0)
+            within_s = where(on_node > 1, q.inside_latency_s, 0.0)
             hop_s = where(away, maximum(q.latency_s, within_s), within_s)
         return cls(
             Use(

@@ -84,8 +84,8 @@ def _apart(cluster: Cluster, fabric: Fabric, table: Ids) -> bool:
     if len(table) == 1:
         return True
     nodes = fabric.place[table]
-    each = sum(len(np.unique(row)) for row in nodes)
-    return cluster.core_oversubscription is None and each == len(np.unique(nodes))
+    separate = sum(len(np.unique(row)) for row in nodes)
+    return cluster.core_oversubscription is None and separate == len(np.unique(nodes))
 
 
 def same_place(cluster: Cluster, workers: int, size: int) -> bool:

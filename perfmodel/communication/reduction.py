@@ -98,11 +98,11 @@ def candidates(options: Reduction, *, several_nodes: bool, several_devices: bool
     def variant(algorithm: Algorithm, chunks: int = CHUNKS) -> Reduction:
         return Reduction(algorithm, chunks, options.reduce_per_byte_s)
 
-    found = [variant("ring")]
+    variants = [variant("ring")]
     if several_nodes and several_devices:
-        found.append(variant("node_tree"))
+        variants.append(variant("node_tree"))
     chunks = 1
     while trees and chunks <= options.chunks:
-        found.append(variant("double_tree", chunks))
+        variants.append(variant("double_tree", chunks))
         chunks *= 4
-    return found
+    return variants

@@ -308,9 +308,9 @@ def line_s(lines: Sequence[LinearCost], size_bytes: Quantity) -> tuple[Quantity,
     """
     startup_s, per_byte_s = lines[0].startup_s, lines[0].per_byte_s
     for line in lines[1:]:
-        here = size_bytes >= line.above_bytes
-        startup_s = where(here, line.startup_s, startup_s)
-        per_byte_s = where(here, line.per_byte_s, per_byte_s)
+        applies = size_bytes >= line.above_bytes
+        startup_s = where(applies, line.startup_s, startup_s)
+        per_byte_s = where(applies, line.per_byte_s, per_byte_s)
     return startup_s, per_byte_s * size_bytes
 
 

@@ -88,29 +88,29 @@ def _alone(
     """Recurse over the number of customers; beyond :data:`EXACT`, use the fixed point."""
     most, least = int(np.max(customers)), int(np.min(customers))
     shorter = _shorter(demands_s, regular)
-    found: list[Quantity] = [0.0] * len(demands_s)
+    queued: list[Quantity] = [0.0] * len(demands_s)
     for present in range(1, min(most, EXACT)):
-        (parts,) = _parts([found], shorter, [cycle])
+        (parts,) = _parts([queued], shorter, [cycle])
         others = [present * part for part in parts]
-        found = others if present < least else _where(present < customers, others, found)
+        queued = others if present < least else _where(present < customers, others, queued)
     if most <= EXACT:
-        return found
-    (parts,) = _parts([found], shorter, [cycle])
-    falls = [before / (EXACT - 1.0) - now for before, now in zip(found, parts, strict=True)]
+        return queued
+    (parts,) = _parts([queued], shorter, [cycle])
+    falls = [before / (EXACT - 1.0) - now for before, now in zip(queued, parts, strict=True)]
     many = maximum(customers, EXACT + 1.0)
-    start = [(many - 1.0) / (EXACT - 1.0) * others for others in found]
+    start = [(many - 1.0) / (EXACT - 1.0) * others for others in queued]
     (beyond,) = _at_once([many], demands_s, [cycle], regular, [falls], [start])
-    return _where(customers > EXACT, beyond, found)
+    return _where(customers > EXACT, beyond, queued)
 
 
 def _where(condition: Quantity, yes: Sequence[Quantity], no: Sequence[Quantity]) -> list[Quantity]:
     return [where(condition, new, old) for new, old in zip(yes, no, strict=True)]
 
 
-def _parts(found: Table, shorter: Sequence[Quantity], cycles: Sequence[CycleTime]) -> Table:
+def _parts(queued: Table, shorter: Sequence[Quantity], cycles: Sequence[CycleTime]) -> Table:
     """Return the fraction of its time a customer spends at each station, given the others."""
     parts = []
-    for cycle, others in zip(cycles, found, strict=True):
+    for cycle, others in zip(cycles, queued, strict=True):
         cycle_s, held_s = cycle(others)
         columns = zip(held_s, shorter, strict=True)
         parts.append([(held - less) / cycle_s for held, less in columns])
@@ -148,8 +148,8 @@ def _at_once(
         scale = (EXACT / sum(count)) ** 2
         return _each(lambda fall: fall * scale, falls)
 
-    def parts(found: Table) -> Table:
-        return _parts(found, _shorter(demands_s, regular), cycles)
+    def parts(queued: Table) -> Table:
+        return _parts(queued, _shorter(demands_s, regular), cycles)
 
     total = sum(customers)
     fewer = [count * (total - 1.0) / total for count in customers]
@@ -187,27 +187,27 @@ def _settled(
     extrapolation that leads further away from the fixed point is taken back, and the next one goes
     half as far: where a bound on the cycle time sets in, the values beyond it follow another line.
     """
-    found = start
+    queued = start
     shorter = _shorter(demands_s, regular)
-    earlier = before = plain = found
+    earlier = before = plain = queued
     allowed: Quantity = np.inf
     reach: Quantity = 1.0
     for rounds in range(1, MOST_ROUNDS + 1):
-        parts = _each(lambda part, fall: part + fall, _parts(found, shorter, cycles), falls)
+        parts = _each(lambda part, fall: part + fall, _parts(queued, shorter, cycles), falls)
         target = _target(customers, parts)
-        off = _off(target, found)
-        earlier, before = before, found
-        found = _each(lambda new, old: (new + old) / 2.0, target, found)
+        off = _off(target, queued)
+        earlier, before = before, queued
+        queued = _each(lambda new, old: (new + old) / 2.0, target, queued)
         if rounds > 1 and rounds % EXTRAPOLATED == 1:
             closer = off <= allowed
-            found = _each(partial(where, closer), found, plain)
+            queued = _each(partial(where, closer), queued, plain)
             reach = where(closer, 1.0, 0.5 * reach)
         if np.max(off) < CLOSE:
             break
         if rounds % EXTRAPOLATED == 0:
-            plain, allowed = found, off
-            found = _each(partial(_towards_limit, reach), earlier, before, found)
-    return found
+            plain, allowed = queued, off
+            queued = _each(partial(_towards_limit, reach), earlier, before, queued)
+    return queued
 
 
 def _target(customers: Sequence[Quantity], parts: Table) -> Table:
@@ -217,14 +217,14 @@ def _target(customers: Sequence[Quantity], parts: Table) -> Table:
         for column in zip(*parts, strict=True)
     ]
     return [
-        [maximum(0.0, whole - mine) for whole, mine in zip(present, own, strict=True)]
-        for own in parts
+        [maximum(0.0, whole - seen) for whole, seen in zip(present, row, strict=True)]
+        for row in parts
     ]
 
 
-def _off(target: Table, found: Table) -> Quantity:
+def _off(target: Table, queued: Table) -> Quantity:
     """Return the largest relative change at any station."""
-    changes = _each(lambda new, old: abs(new - old) / (1.0 + old), target, found)
+    changes = _each(lambda new, old: abs(new - old) / (1.0 + old), target, queued)
     return maximum(0.0, *(change for row in changes for change in row))
 
 

@@ -31,8 +31,8 @@ def notes(job: Job) -> tuple[str, ...]:
         left = f"each_send: every send is simulated; the measured {operation} is not used"
         return (left, *buffers)
     messages = options.sent_bytes(messages_of(job).bytes)
-    found = {operation: messages * (job.workers if options.sparse else 1)}
-    return (*measured_notes(job, found), *buffers)
+    sizes = {operation: messages * (job.workers if options.sparse else 1)}
+    return (*measured_notes(job, sizes), *buffers)
 
 
 def _fold(job: Job) -> OpGraph | None:

@@ -39,10 +39,10 @@ def messages_of(job: Job) -> Messages:
     parts = parts_of(sizes, options.partition_bytes)
     pieces = np.repeat(np.arange(len(groups)), parts)
     layers = [np.unique(tensors.layer[group]) for group in groups]
-    count = np.array([len(found) for found in layers])
+    count = np.array([len(group) for group in layers])
     return Messages(
         bytes=(sizes / parts)[pieces],
-        layer=np.array([found[0] for found in layers])[pieces],
+        layer=np.array([group[0] for group in layers])[pieces],
         message=np.repeat(np.arange(len(pieces)), count[pieces]),
         part_layer=np.concatenate([layers[piece] for piece in pieces.tolist()]),
     )

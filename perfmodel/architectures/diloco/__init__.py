@@ -37,16 +37,18 @@ def notes(job: Job) -> tuple[str, ...]:
         return ()
     cut, step_s = fragments_of(job), job.device_work.compute_s
     sizes = cut.share * job.workload.gradient_bytes * options.sent_share / options.messages
-    found: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
     if (moved := traffic(job)) is not None and step_s > 0.0:
         mean = show(moved.sent / step_s, "bytes_per_s")
-        found = (f"a worker sends {mean} on average if it never waits for an exchange",)
+        remarks = (f"a worker sends {mean} on average if it never waits for an exchange",)
         if hidden_s := _hidden_s(job):
             peak = moved.sent * options.period * float(cut.share.max()) / hidden_s
-            found = (f"{found[0]}, and {show(peak, 'bytes_per_s')} during a fragment's exchange",)
+            remarks = (
+                f"{remarks[0]}, and {show(peak, 'bytes_per_s')} during a fragment's exchange",
+            )
     if not options.by_server and options.by_measurements:
-        found += measured_notes(job, {"all_reduce": sizes})
-    return found
+        remarks += measured_notes(job, {"all_reduce": sizes})
+    return remarks
 
 
 def _hidden_s(job: Job) -> float:

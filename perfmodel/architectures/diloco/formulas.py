@@ -38,8 +38,8 @@ def phases(job: Job, q: Quantities) -> Phases:
     busy: dict[str, Quantity] = {}
     for share, times in _shares(job, q):
         exposed = exposed + times * maximum(seconds(share) - hidden, 0.0)
-        for name, each in use(share).items():
-            busy[name] = busy.get(name, 0.0) + each * times / period
+        for name, seconds_s in use(share).items():
+            busy[name] = busy.get(name, 0.0) + seconds_s * times / period
     compute = step + where(alone, 0.0, extra / period)
     return Phases(
         parts={
@@ -47,7 +47,7 @@ def phases(job: Job, q: Quantities) -> Phases:
             "wait for the slowest": Phase(compute * (late - 1.0), "straggler"),
             "exchange": Phase(where(alone, 0.0, exposed / period), "network"),
         },
-        busy_s={name: where(alone, 0.0, each) for name, each in busy.items()},
+        busy_s={name: where(alone, 0.0, seconds_s) for name, seconds_s in busy.items()},
         updates=1.0 / q.workers,
     )
 

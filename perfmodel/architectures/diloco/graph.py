@@ -49,8 +49,8 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
     if not fold:
         b.stagger(workers.forward[:, 0], stagger_s(job))
     counter = b.counters(optimizer)[:, None]
-    each = np.broadcast_to(optimizer[:, None], (len(optimizer), options.fragments))
-    b.probe("staleness", each, each, lag=1, counter=counter, group=workers.index[:, None])
+    steps = np.broadcast_to(optimizer[:, None], (len(optimizer), options.fragments))
+    b.probe("staleness", steps, steps, lag=1, counter=counter, group=workers.index[:, None])
     log_steps(b, workers)
     b.log("update", optimizer)
     return b.build(device=workers.device, mark=optimizer, count=job.workers if fold else 1)
@@ -116,8 +116,8 @@ def _permit(
     period = options.period
     permit = b.ops("permit", arrived.shape, group=workers.index[:, None], axes=AXES[:2])
     for k, step in enumerate(cut.step.tolist()):
-        each, more = divmod(step + 1 + options.overlap_steps, period)
-        for lag, edges in ((each + 1, more), (each, period - more)):
+        periods, more = divmod(step + 1 + options.overlap_steps, period)
+        for lag, edges in ((periods + 1, more), (periods, period - more)):
             several = np.broadcast_to(arrived[:, k, None], (len(arrived), edges))
             b.edge(several, permit[:, k, None], lag=lag)
     _once(b, permit, 1)

@@ -21,15 +21,15 @@ def notes(job: Job) -> tuple[str, ...]:
     options = Options.of(job)
     sizes = order.units_of(job.workload, options.unit_bytes).bytes * order.sent_share(job)
     groups = Groups.of(job.cluster, job.workers, int(options.shards(job.workers)))
-    found: list[str] = []
+    remarks: list[str] = []
     if groups.size > 1 and groups.shards_measured:
         used = {"all_gather": sizes, "reduce_scatter": sizes}
-        found += measured_notes(job, used, groups.size)
+        remarks += measured_notes(job, used, groups.size)
     if groups.count > 1 and groups.replicas_measured:
-        found += measured_notes(job, {"all_reduce": sizes / groups.size}, groups.count)
+        remarks += measured_notes(job, {"all_reduce": sizes / groups.size}, groups.count)
     if job.workload.accumulation > 1 and job.workers > 1:
-        found.append(_accumulated(job))
-    return tuple(found)
+        remarks.append(_accumulated(job))
+    return tuple(remarks)
 
 
 def _accumulated(job: Job) -> str:

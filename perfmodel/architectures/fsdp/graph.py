@@ -71,13 +71,13 @@ def _add_collectives(
     symmetric = all(cost.symmetric(groups.fabric) for cost in (*gathers, *scatters, *sums))
     network = Network(b, job, fold=fold and symmetric)
 
-    found = [
+    added = [
         _add_shard_group(b, job, [_among(one, group.rows) for one in passes], units,
                          optimizer[group.rows], Communicator(b, network, group=group.name), costs)
         for group, *costs in zip(shards, gathers, scatters, strict=True)
     ]  # fmt: skip
-    if found:
-        gathered = np.concatenate([one.gathered for one in found])
+    if added:
+        gathered = np.concatenate([one.gathered for one in added])
         b.probe("all-gather", gathered, gathered, at_ready=True)
     channels = [Communicator(b, network, group=group.name) for group in replicas]
     followers = [*(one.forward[:, 0] for one in passes[1:]), optimizer]
@@ -85,8 +85,8 @@ def _add_collectives(
         if not one_pass.reduced:
             continue
         made = one.backward[:, units.first]
-        if found:
-            made = np.stack([group.reduced[number] for group in found])
+        if added:
+            made = np.stack([group.reduced[number] for group in added])
             b.probe("reduce-scatter", made.ravel(), made.ravel(), at_ready=True)
         if replicas:
             made = np.stack([
@@ -96,7 +96,7 @@ def _add_collectives(
             b.probe("all-reduce", made.ravel(), made.ravel(), at_ready=True)
         waiting = followers[number]
         b.edge(made[np.arange(len(waiting)) % len(made)], waiting[:, None])
-        for begin in (group.begins.get(number + 1) for group in found):
+        for begin in (group.begins.get(number + 1) for group in added):
             if begin is not None:
                 b.edge(made.ravel(), np.broadcast_to(begin, made.size))
 
@@ -144,11 +144,11 @@ def _add_shard_group(
             again = communicator.add(label, gather, axis="unit", among=workers.axes)
             needed = np.concatenate([needed, again[::-1]])
         if one.reduced:
-            found = communicator.add("reduce-scatter", scatter, axis="unit", among=workers.axes)
-            reduced[number] = found
+            scattered = communicator.add("reduce-scatter", scatter, axis="unit", among=workers.axes)
+            reduced[number] = scattered
         if options.stage < 3:
-            _edge_from_all(b, workers.backward[:, units.first], found)
-            b.chain(found[::-1])
+            _edge_from_all(b, workers.backward[:, units.first], scattered)
+            b.chain(scattered[::-1])
             continue
         issues = order.issued_in(one, len(units.first), options)
         if not issues:

@@ -46,8 +46,8 @@ def traffic(job: Job) -> Traffic | None:
     if options.backup_workers or not np.allclose(kept, kept[0]):
         return None
     pulled = job.workload.gradient_bytes
-    pushed, each = pulled * options.sent_share, job.workers / options.servers
-    return Traffic(pushed, pulled, each * pulled, each * pushed)
+    pushed, per_server = pulled * options.sent_share, job.workers / options.servers
+    return Traffic(pushed, pulled, per_server * pulled, per_server * pushed)
 
 
 def meaning(job: Job, recorder: Recorder) -> Meaning:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Unpack
 
 import msgspec
 import numpy as np
@@ -12,13 +12,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from perfmodel.architectures.ps.options import Options
 from perfmodel.architectures.ps.placement import slices_of
-from perfmodel.base.arrays import Floats, Ids, ranked
+from perfmodel.base.arrays import NONE, Floats, Ids, ranked
 from perfmodel.communication.network import Network, add_update_threads, homes_of, node_names
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.theory import incast
-from perfmodel.training.workers import add_workers, log_steps, stagger_s
+from perfmodel.training.workers import Work, add_workers, log_steps, stagger_s
 
 
 class Pushers(msgspec.Struct, frozen=True, eq=False):
@@ -136,25 +136,25 @@ class _Builder:
     def _parts(self) -> Floats:
         """Return each push's share of its server's link if full, (pushers, slices): 1 if equal."""
         server_of, queue_bytes = self.slices.server, self.job.cluster.queue_bytes
-        found = np.ones((self.shape[0], self.options.servers))
+        shares = np.ones((self.shape[0], self.options.servers))
         nics = [self.job.cluster.nic_of(int(node)) for node in self._pushing_nodes]
         rates = np.array([nic.goodput_bytes_per_s for nic in nics])
         for server, away in self._crowds():
             sent_bytes = float(self.sent[server_of == server].sum())
-            found[away, server] = incast.parts(
+            shares[away, server] = incast.parts(
                 rates[away], sent_bytes, queue_bytes or 0.0, seed=self.job.seed, link=server
             )
-        return found[:, server_of]
+        return shares[:, server_of]
 
     def _queueing_s(self) -> Floats:
         """Return the mean wait of a small message at its server's queue, (pushers, slices). The
         queue is full while several push there, taken as half of the time (docs/decisions/0029)."""
-        found = np.zeros((self.shape[0], self.options.servers))
+        waits_s = np.zeros((self.shape[0], self.options.servers))
         for server, away in self._crowds():
             link = self.job.cluster.nic_of_server(server, self.job.workers)
             full_s = (self.job.cluster.queue_bytes or 0.0) / link.goodput_bytes_per_s
-            found[away, server] = full_s / 2.0
-        return found[:, self.slices.server]
+            waits_s[away, server] = full_s / 2.0
+        return waits_s[:, self.slices.server]
 
     @property
     def _pushing_nodes(self) -> Ids:
@@ -279,27 +279,32 @@ class _Builder:
         acknowledgements, (pushers, slices).
         """
         server = self.job.workers + self.slices.server
-        small: dict[str, Any] = {
-            "group": self.group,
-            "axes": self.axes,
-        }
         latency_s = self.network.fabric.between_s(self.group, server)
-        answer = self.b.ops(
-            "acknowledge", self.shape, slot=self.pull_line, latency_s=latency_s, **small
-        )
-        queued_s = latency_s + self._queueing_s()
-        request = self.b.ops(
-            "request", self.shape, slot=self.push_line, latency_s=queued_s, **small
-        )
+
+        def small(label: str, line: Ids, delay_s: Floats) -> Ids:
+            return self.b.ops(
+                label, self.shape, slot=line, latency_s=delay_s, group=self.group, axes=self.axes
+            )
+
+        answer = small("acknowledge", self.pull_line, latency_s)
+        request = small("request", self.push_line, latency_s + self._queueing_s())
         self.b.edge(answer, request)
         self.b.edge(request, pull)
         return answer
 
-    def _for_all(self, label: str, cause: str, names: tuple[str, ...], **work: Any) -> Ids:
+    def _for_all(
+        self,
+        label: str,
+        cause: str,
+        names: tuple[str, ...],
+        slot: ArrayLike = NONE,
+        **work: Unpack[Work],
+    ) -> Ids:
         return self.b.ops(
             label,
             (1, len(names)),
             cause=cause,
+            slot=slot,
             axes=(("all workers", ("all workers",)), ("slice", names)),
             **work,
         )
@@ -318,17 +323,17 @@ class _Builder:
         """Add backup workers: an update ignores the last few, whose gradients are dropped."""
         b, needed = self.b, self.job.workers - self.options.backup_workers
         worker = (("worker", None),)
-        own = b.ops("gradient applied", (len(update),), group=self.pushers.worker, axes=worker)
-        b.edge(update, own[:, None])
+        applied = b.ops("gradient applied", (len(update),), group=self.pushers.worker, axes=worker)
+        b.edge(update, applied[:, None])
         enough = b.ops("enough applied", (1,), cause="server")
-        b.edge(own, enough)
+        b.edge(applied, enough)
         b.quorum(int(enough[0]), needed)
         b.edge(enough[:, None], fresh)
         reply = b.ops("reply", (len(update),), group=self.pushers.worker, axes=worker)
         b.edge(enough, reply, lag=1)
-        b.edge(own, reply, lag=1)
+        b.edge(applied, reply, lag=1)
         b.edge(reply[:, None], pull)
-        b.log("own", own)
+        b.log("own", applied)
         b.log("reply", reply, at_ready=True)
 
     # -- workers -------------------------------------------------------------------------------

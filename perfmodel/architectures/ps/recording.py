@@ -68,7 +68,7 @@ def _quorum(recorder: Recorder, spare: int) -> Meaning:
     def reply(worker: int, _drawn: int) -> None:
         iteration[worker] = len(gathered) - 1
 
-    def own(worker: int, _drawn: int) -> None:
+    def gather(worker: int, _drawn: int) -> None:
         if iteration[worker] < len(gathered) - 1:
             recorder.drop(worker)
             return
@@ -80,4 +80,4 @@ def _quorum(recorder: Recorder, spare: int) -> Meaning:
         recorder.apply(CENTRE, gathered[updates[slice]], 1.0 / needed, slice)
         updates[slice] += 1
 
-    return {"reply": reply, "own": own, "update": update}
+    return {"reply": reply, "own": gather, "update": update}
