@@ -176,12 +176,15 @@ def phases(job: Job, q: Quantities) -> Phases:
     # the mean rate of all workers: the active ones iterate more slowly
     rate = (active / (compute + shown) + passive / compute) / q.workers
     exchanges = active / (compute + shown) / q.workers / rate  # per mean iteration
+    moving_s = where(passive > 0, exchanges * 2.0 * model_s, 0.0)
+    inside_s = moving_s * (q.workers if q.bus else 1.0)
+    use = Use(where(within, 0.0, moving_s), 0.0, where(within, inside_s, 0.0))
     return Phases(
         parts={
             "compute": Phase(compute, "compute"),
             "exchange": Phase(1.0 / rate - compute, "network"),
         },
-        busy_s=_use(q, within, where(passive > 0, exchanges * 2.0 * model_s, 0.0)).by_link(job),
+        busy_s=use.by_link(job),
         updates=(active / (compute + shown) * 3.0 + passive / compute)
         / q.workers
         / rate
@@ -189,12 +192,6 @@ def phases(job: Job, q: Quantities) -> Phases:
         staleness=where(passive > 0, _staleness(job, q, active, passive, cycle_s, compute), 0.0),
         spread=1.0,
     )
-
-
-def _use(q: Quantities, within: Quantity, mean_s: Quantity) -> Use:
-    """Return the busy time of the links if each worker sends and receives models for ``mean_s``."""
-    inside_s = mean_s * (q.workers if q.bus else 1.0)
-    return Use(where(within, 0.0, mean_s), 0.0, where(within, inside_s, 0.0))
 
 
 def _staleness(

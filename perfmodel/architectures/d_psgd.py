@@ -125,10 +125,10 @@ def phases(job: Job, q: Quantities) -> Phases:
     paces = [(late, maximum(*exchange))]
     if q.classes:  # the slowest worker in computing may not be the slowest in sending
         most = max(kind.scale for kind in q.classes)
-        paces = [
-            (late * scale / most, maximum(*_exchange(_linked(q, link))[1]))
-            for scale, link in _around(job)
-        ]
+        paces = []
+        for scale, link in _around(job):
+            linked = msgspec.structs.replace(q, bandwidth_bytes_per_s=link)
+            paces.append((late * scale / most, maximum(*_exchange(linked)[1])))
     # if workers on a ring wait for each other, the slowest sets the pace
     step = maximum(0.0, *(_step(job, compute * pace, send) for pace, send in paces))
     shown = step - compute * late
@@ -164,11 +164,6 @@ def _exchange(q: Quantities) -> tuple[Use, tuple[Quantity, Quantity]]:
     between_s = where(away, nic_s + q.latency_s, 0.0)
     within_s = inside_s + where(flows > 0.0, q.inside_latency_s, 0.0)
     return Use(nic_s, 0.0, inside_s), (between_s, within_s)
-
-
-def _linked(q: Quantities, bandwidth_bytes_per_s: float) -> Quantities:
-    """Return the quantities with a different link bandwidth."""
-    return msgspec.structs.replace(q, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
 
 
 def _step(job: Job, compute_s: Quantity, exchange_s: Quantity) -> Quantity:

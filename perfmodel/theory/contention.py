@@ -69,26 +69,22 @@ def contended(
     [[0.5]]
     """
     regular = [0.0] * len(demands_s) if even is None else list(even)
+    # how much shorter the time at each station is than after random arrivals (s)
+    shorter = [0.5 * part * demand for demand, part in zip(demands_s, regular, strict=True)]
     if len(cycles) > 1:
         still: list[list[Quantity]] = [[0.0] * len(demands_s) for _ in cycles]
-        return _at_once(customers, demands_s, cycles, regular, still, still)
+        return _at_once(customers, shorter, cycles, still, still)
     if is_symbol(customers[0]):
         import sympy
 
         return [[sympy.Symbol(f"Q_{name}", positive=True) for name in stations]]
-    return [_alone(customers[0], demands_s, cycles[0], regular)]
+    return [_alone(customers[0], shorter, cycles[0])]
 
 
-def _alone(
-    customers: Quantity,
-    demands_s: Sequence[Quantity],
-    cycle: CycleTime,
-    regular: Sequence[Quantity],
-) -> list[Quantity]:
+def _alone(customers: Quantity, shorter: Sequence[Quantity], cycle: CycleTime) -> list[Quantity]:
     """Recurse over the number of customers; beyond :data:`EXACT`, use the fixed point."""
     most, least = int(np.max(customers)), int(np.min(customers))
-    shorter = _shorter(demands_s, regular)
-    queued: list[Quantity] = [0.0] * len(demands_s)
+    queued: list[Quantity] = [0.0] * len(shorter)
     for present in range(1, min(most, EXACT)):
         (parts,) = _parts([queued], shorter, [cycle])
         others = [present * part for part in parts]
@@ -99,7 +95,7 @@ def _alone(
     falls = [before / (EXACT - 1.0) - now for before, now in zip(queued, parts, strict=True)]
     many = maximum(customers, EXACT + 1.0)
     start = [(many - 1.0) / (EXACT - 1.0) * others for others in queued]
-    (beyond,) = _at_once([many], demands_s, [cycle], regular, [falls], [start])
+    (beyond,) = _at_once([many], shorter, [cycle], [falls], [start])
     return _where(customers > EXACT, beyond, queued)
 
 
@@ -117,16 +113,10 @@ def _parts(queued: Table, shorter: Sequence[Quantity], cycles: Sequence[CycleTim
     return parts
 
 
-def _shorter(demands_s: Sequence[Quantity], regular: Sequence[Quantity]) -> list[Quantity]:
-    """Return how much shorter the time at each station is than after random arrivals (s)."""
-    return [0.5 * part * demand for demand, part in zip(demands_s, regular, strict=True)]
-
-
 def _at_once(
     customers: Sequence[Quantity],
-    demands_s: Sequence[Quantity],
+    shorter: Sequence[Quantity],
     cycles: Sequence[CycleTime],
-    regular: Sequence[Quantity],
     falls: Table,
     start: Table,
 ) -> Table:
@@ -141,27 +131,20 @@ def _at_once(
     Chandy, Neuse, CACM 25(2), 1982, doi 10.1145/358396.358403.
     """
 
-    def settled(count: Sequence[Quantity], falls: Table, start: Table) -> Table:
-        return _settled(count, demands_s, cycles, regular, falls, start)
-
     def scaled(count: Sequence[Quantity]) -> Table:
         scale = (EXACT / sum(count)) ** 2
         return _each(lambda fall: fall * scale, falls)
 
-    def parts(queued: Table) -> Table:
-        return _parts(queued, _shorter(demands_s, regular), cycles)
-
     total = sum(customers)
     fewer = [count * (total - 1.0) / total for count in customers]
-    without_one = settled(fewer, scaled(fewer), start)
-    complete = settled(customers, scaled(customers), without_one)
-    steps = _each(
-        lambda before, now: _change(before, now, total), parts(without_one), parts(complete)
-    )
-    return settled(customers, steps, complete)
+    without_one = _settled(fewer, shorter, cycles, scaled(fewer), start)
+    complete = _settled(customers, shorter, cycles, scaled(customers), without_one)
+    before, now = (_parts(table, shorter, cycles) for table in (without_one, complete))
+    steps = _each(partial(_change, total), before, now)
+    return _settled(customers, shorter, cycles, steps, complete)
 
 
-def _change(before: Quantity, now: Quantity, customers: Quantity) -> Quantity:
+def _change(customers: Quantity, before: Quantity, now: Quantity) -> Quantity:
     """Return the change of the fraction of time at a station, if one of ``customers`` is removed.
 
     The number of customers there falls by at most one and never rises (Suri, "A concept of
@@ -174,9 +157,8 @@ def _change(before: Quantity, now: Quantity, customers: Quantity) -> Quantity:
 
 def _settled(
     customers: Sequence[Quantity],
-    demands_s: Sequence[Quantity],
+    shorter: Sequence[Quantity],
     cycles: Sequence[CycleTime],
-    regular: Sequence[Quantity],
     falls: Table,
     start: Table,
 ) -> Table:
@@ -188,7 +170,6 @@ def _settled(
     half as far: where a bound on the cycle time sets in, the values beyond it follow another line.
     """
     queued = start
-    shorter = _shorter(demands_s, regular)
     earlier = before = plain = queued
     allowed: Quantity = np.inf
     reach: Quantity = 1.0

@@ -20,13 +20,13 @@ def notes(job: Job) -> tuple[str, ...]:
     """Return notes on accumulation, and on measured collectives that are extrapolated."""
     options = Options.of(job)
     sizes = order.units_of(job.workload, options.unit_bytes).bytes * order.sent_share(job)
-    groups = Groups.of(job.cluster, job.workers, int(options.shards(job.workers)))
+    shards, replicas = Groups.of(job.cluster, job.workers, int(options.shards(job.workers)))
     remarks: list[str] = []
-    if groups.size > 1 and groups.shards_measured:
+    if shards.size > 1 and shards.measured:
         used = {"all_gather": sizes, "reduce_scatter": sizes}
-        remarks += measured_notes(job, used, groups.size)
-    if groups.count > 1 and groups.replicas_measured:
-        remarks += measured_notes(job, {"all_reduce": sizes / groups.size}, groups.count)
+        remarks += measured_notes(job, used, shards.size)
+    if replicas.size > 1 and replicas.measured:
+        remarks += measured_notes(job, {"all_reduce": sizes / shards.size}, replicas.size)
     if job.workload.accumulation > 1 and job.workers > 1:
         remarks.append(_accumulated(job))
     return tuple(remarks)

@@ -59,16 +59,17 @@ def _add_collectives(
     options = Options.of(job)
     units = order.units_of(job.workload, options.unit_bytes)
     sent = units.bytes * order.sent_share(job)
-    groups = Groups.of(job.cluster, job.workers, int(options.shards(job.workers)))
-    gamma = options.reduce_per_byte_s
-    shards = groups.shards(fold=fold) if groups.size > 1 else []
-    replicas = groups.replicas(fold=fold) if groups.count > 1 else []
+    size, gamma = int(options.shards(job.workers)), options.reduce_per_byte_s
+    shards, replicas = (
+        groups.placed(fold=fold) for groups in Groups.of(job.cluster, job.workers, size)
+    )
     sharded = [LinkCosts(group.members, sent) for group in shards]
     gathers = [costs.cost("all_gather") for costs in sharded]
     scatters = [costs.cost("reduce_scatter", gamma) for costs in sharded]
-    parts = [LinkCosts(group.members, sent / groups.size) for group in replicas]
+    parts = [LinkCosts(group.members, sent / size) for group in replicas]
     sums = [costs.cost("all_reduce", gamma) for costs in parts]
-    symmetric = all(cost.symmetric(groups.fabric) for cost in (*gathers, *scatters, *sums))
+    fabric = (*shards, *replicas)[0].members.fabric
+    symmetric = all(cost.symmetric(fabric) for cost in (*gathers, *scatters, *sums))
     network = Network(b, job, fold=fold and symmetric)
 
     added = [

@@ -288,13 +288,14 @@ def _apart(job: Job, q: Quantities) -> Phases:
     classes = [slowed(*row, 1.0) for row in zip(kinds, by_kind, queued, strict=True)]
     if options.sync == "ssp":
         classes = [_bounded(phases, slowest_s) for phases in classes]
+    # if links differ, each worker is limited by its own, so the fastest link counts
     on_nic_s = [k.on_a_nic(k.fullest) * d.own_s for k, d in zip(kinds, by_kind, strict=True)]
     result = resource_limited(
         q.counts,
         classes,
         links_s=maximum(
             q.workers * maximum(*demands[:2], by_kind[0].both_ways_s * q.gradient_bytes),
-            _least_s(q, on_nic_s) * maximum(1.0, by_kind[0].sent),
+            q.gradient_bytes * functools.reduce(minimum, on_nic_s) * maximum(1.0, by_kind[0].sent),
         ),
         servers_s=q.workers * demands[2],
     )
@@ -306,12 +307,6 @@ def _apart(job: Job, q: Quantities) -> Phases:
         staleness=(q.workers - 1.0) / options.softsync,
         spread=q.cv * result.compute_s / maximum(result.iteration_s, NO_TIME),
     )
-
-
-def _least_s(q: Quantities, own_s: Sequence[Quantity]) -> Quantity:
-    """Return the least busy time of a worker's own link per iteration. If links differ, it is that
-    of the fastest: asynchronous workers are each limited by their own link."""
-    return q.gradient_bytes * functools.reduce(minimum, own_s)
 
 
 def _late(q: Quantities, bound: int) -> list[Quantity]:
