@@ -17,8 +17,7 @@ def recorded(job: Job, iterations: int) -> tuple[Schedule, dict[int, int]]:
     """The schedule of the given iterations per worker, after which nothing moves, and the staleness
     histogram of the probes in the same run."""
     architecture = architecture_of(job)
-    assert architecture.meaning is not None
-    recorder, meaning = architecture.meaning(job)
+    recorder, meaning = architecture.recording(job)
     graph = architecture.build(job)
     with Simulation(graph, job.seed, limit=iterations, log=True) as run:
         run.drain()

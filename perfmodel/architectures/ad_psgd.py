@@ -8,19 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 
 from perfmodel.architectures.base import Architecture, Coarse
-from perfmodel.architectures.parts.gossip import Partners, add_begin, add_network
-from perfmodel.architectures.parts.measured import Use
-from perfmodel.architectures.parts.workers import (
-    Workers,
-    add_optimizer,
-    add_workers,
-    left_out,
-    log_steps,
-    plain,
-    steady,
-)
 from perfmodel.base.arrays import NONE, Ids
 from perfmodel.base.quantities import Quantity, floor_half, is_symbol, maximum, where
+from perfmodel.communication.network import Network
+from perfmodel.communication.partners import Partners
+from perfmodel.communication.rates import Use
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
@@ -28,9 +20,19 @@ from perfmodel.inputs.options import Option, Options as Base
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities
 from perfmodel.theory.contention import contended
+from perfmodel.training.workers import (
+    Workers,
+    add_begin,
+    add_optimizer,
+    add_workers,
+    left_out,
+    log_steps,
+    plain,
+    steady,
+)
 
 if TYPE_CHECKING:
-    from perfmodel.architectures.parts.recorder import Meaning, Recorder
+    from perfmodel.training.recorder import Meaning, Recorder
 
 
 class Options(Base, frozen=True, forbid_unknown_fields=True):
@@ -92,11 +94,11 @@ def _add_exchange(b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optim
     each of the worker's own gradients.
     """
     active, passive = sides(job.workers, Options.of(job))
-    network = add_network(b, job)
+    network = Network(b, job)
     partners = Partners.add(b, active, np.broadcast_to(passive, (len(active), len(passive))))
-    request = partners.send(b, "request", job, workers, network)
+    request = partners.send(b, "request", job, network)
     averaged = partners.when_drawn(b, "average of the partner")
-    reply = partners.send(b, "reply", job, workers, network, reply=True)
+    reply = partners.send(b, "reply", job, network, reply=True)
     average = b.ops("average", active.shape, group=active, axes=(partners.axis,))
     b.edge((begin if Options.of(job).overlap else optimizer)[active], request)
     b.edge(request[:, None], averaged)
@@ -113,40 +115,30 @@ def _add_exchange(b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optim
     return counter
 
 
-def meaning(job: Job) -> tuple[Recorder, Meaning]:
+def meaning(job: Job, recorder: Recorder) -> Meaning:
     """Record the workers' own steps, and averages of pairs.
 
     The passive worker's model becomes the mean of its own and the received model. Half of their
     difference is then added to the active worker's model as it is at that time, which may already
     include another gradient.
     """
-    from perfmodel.architectures.parts.recorder import Mix, Recorder
-
-    recorder = Recorder(job.workers, [float(job.workload.gradient_bytes)], central=False)
     active, passive = (side.tolist() for side in sides(job.workers, Options.of(job)))
-    sent, answered = [0] * len(active), [Mix(0, 0, 0.0)] * len(active)
-
-    def step(worker: int, _drawn: int) -> None:
-        recorder.apply(worker, (worker,))
+    asked, answered = [0] * len(active), [(0, 0)] * len(active)
 
     def request(pair: int, _drawn: int) -> None:
-        sent[pair] = recorder.version(active[pair])
+        asked[pair] = recorder.version(active[pair])
 
     def answer(index: int, _drawn: int) -> None:
         pair, k = divmod(index, len(passive))
-        model = passive[k]
-        answered[pair] = Mix(model, recorder.version(model), 0.5)
-        recorder.part(model, Mix(active[pair], sent[pair], 0.5), active[pair])
-        recorder.together((model,))
+        answered[pair] = passive[k], recorder.version(passive[k])
+        recorder.mix(passive[k], [(active[pair], asked[pair], 0.5)], active[pair])
 
     def average(pair: int, _drawn: int) -> None:
         model = active[pair]
-        recorder.part(model, answered[pair], model)
-        recorder.part(model, Mix(model, sent[pair], -0.5), model)
-        recorder.together((model,))
+        recorder.mix(model, [(*answered[pair], 0.5), (model, asked[pair], -0.5)], model)
 
-    meant = {"step": step, "request": request, "answer": answer, "average": average}
-    return recorder, meant
+    handlers = {"request": request, "answer": answer, "average": average}
+    return {"step": recorder.own_step, **handlers}
 
 
 def phases(job: Job, q: Quantities) -> Phases:
@@ -170,8 +162,8 @@ def phases(job: Job, q: Quantities) -> Phases:
 
     def cycle(others: Sequence[Quantity]) -> tuple[Quantity, Sequence[Quantity]]:
         both = where(within, others[0] + others[1], 0.0) if q.bus else 0.0  # contention on the bus
-        met = (maximum(found / maximum(lines, 1), both) for found in others)
-        asked, answered = (model_s * (1.0 + found) for found in met)
+        met = (maximum(waiting / maximum(lines, 1), both) for waiting in others)
+        asked, answered = (model_s * (1.0 + waiting) for waiting in met)
         exchange = asked + answered + latency_s
         whole = maximum(compute, exchange) if options.overlap else compute + exchange
         return whole, [asked, answered]
@@ -184,12 +176,15 @@ def phases(job: Job, q: Quantities) -> Phases:
     # the mean rate of all workers: the active ones iterate more slowly
     rate = (active / (compute + shown) + passive / compute) / q.workers
     exchanges = active / (compute + shown) / q.workers / rate  # per mean iteration
+    moving_s = where(passive > 0, exchanges * 2.0 * model_s, 0.0)
+    inside_s = moving_s * (q.workers if q.bus else 1.0)
+    use = Use(where(within, 0.0, moving_s), 0.0, where(within, inside_s, 0.0))
     return Phases(
         parts={
             "compute": Phase(compute, "compute"),
             "exchange": Phase(1.0 / rate - compute, "network"),
         },
-        busy_s=_use(q, within, where(passive > 0, exchanges * 2.0 * model_s, 0.0)).by_link(job),
+        busy_s=use.by_link(job),
         updates=(active / (compute + shown) * 3.0 + passive / compute)
         / q.workers
         / rate
@@ -197,12 +192,6 @@ def phases(job: Job, q: Quantities) -> Phases:
         staleness=where(passive > 0, _staleness(job, q, active, passive, cycle_s, compute), 0.0),
         spread=1.0,
     )
-
-
-def _use(q: Quantities, within: Quantity, mean_s: Quantity) -> Use:
-    """Return the busy time of the links if each worker sends and receives models for ``mean_s``."""
-    inside_s = mean_s * (q.workers if q.bus else 1.0)
-    return Use(where(within, 0.0, mean_s), 0.0, where(within, inside_s, 0.0))
 
 
 def _staleness(
@@ -213,10 +202,10 @@ def _staleness(
     An active worker's own average falls into its computation if the computation hides the exchange.
     A passive worker is asked at random times: per cycle, active / passive times.
     """
-    own = where(cycle > compute, 0.0, 1.0) if Options.of(job).overlap else 0.0
+    averaged = where(cycle > compute, 0.0, 1.0) if Options.of(job).overlap else 0.0
     asked = active / maximum(passive, 1) * compute / cycle
     by_active, by_passive = active / cycle, passive / compute
-    return (by_active * own + by_passive * asked) / (by_active + by_passive)
+    return (by_active * averaged + by_passive * asked) / (by_active + by_passive)
 
 
 def exact(job: Job) -> bool:

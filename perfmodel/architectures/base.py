@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import msgspec
 
 from perfmodel import architectures
+from perfmodel.base.errors import InputError
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.options import Options
@@ -18,7 +19,7 @@ from perfmodel.phases.quantities import Quantities
 from perfmodel.results.prediction import ModelAge
 
 if TYPE_CHECKING:
-    from perfmodel.architectures.parts.recorder import Meaning, Recorder
+    from perfmodel.training.recorder import Meaning, Recorder
 
 
 class Traffic(NamedTuple):
@@ -32,6 +33,21 @@ class Traffic(NamedTuple):
     received: float
     from_server: float = 0.0
     to_server: float = 0.0
+
+
+def uniform_age(period: int, late: int = 0) -> ModelAge:
+    """Return the age of models that are exchanged every ``period`` steps: ``late`` and the
+    ``period`` - 1 numbers above it, equally often."""
+    return ModelAge(float(period), (period - 1) / 2.0 + late, (9 * period + 9) // 10 - 1 + late)
+
+
+def ring_traffic(workers: int, sent_bytes: float, algorithm: str = "ring") -> Traffic | None:
+    """Return the bytes of a worker that takes part in an all-reduce; None if not all send the same
+    number of bytes."""
+    if algorithm not in ("ring", "node_tree", "hierarchical"):
+        return None
+    moved = 2 * (workers - 1) / workers * sent_bytes
+    return Traffic(moved, moved)
 
 
 class Coarse(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +78,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     build : builds the fine-grained op graph of a job.
     coarse : the coarse model.
     fold : builds the graph with one worker that represents all, for jobs whose workers are alike
-        (:func:`perfmodel.architectures.parts.workers.alike`); None, or returns None, if one worker
+        (:func:`perfmodel.training.workers.alike`); None, or returns None, if one worker
         cannot represent all.
     server_bytes : memory of one server of a job (bytes); None if there are no servers.
     worker_bytes : memory of one worker (bytes); None for the default: parameters, gradients,
@@ -77,8 +93,10 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     variants : options under which all laws are tested: each option, and each of its allowed words,
         in at least one of them.
     traffic : the bytes that the source states; None, or returns None, if it states none.
-    meaning : what the logged ops of the graph mean for training, and the recorder they write to;
+    meaning : what the logged ops of the graph mean for training, to be written to a recorder;
         None if no schedule can be recorded.
+    slices : bytes of the slices of the model that are recorded one by one; by default one.
+    central : whether workers compute gradients on one model; otherwise each has its own.
     aliases : other names, each with the options it stands for.
     """
 
@@ -89,18 +107,29 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     server_bytes: Callable[[Job], float] | None
     assumptions: tuple[str, ...]
     source: str
-    aliases: Mapping[str, Mapping[str, Any]] = msgspec.field(default_factory=dict)
+    aliases: Mapping[str, Mapping[str, object]] = msgspec.field(default_factory=dict)
     fold: Callable[[Job], OpGraph | None] | None = None
     worker_bytes: Callable[[Job], float] | None = None
     model_age: Callable[[Job], ModelAge | None] | None = None
     notes: Callable[[Job], tuple[str, ...]] | None = None
     coarse: Coarse | None = None
-    variants: tuple[Mapping[str, Any], ...] = ({},)
+    variants: tuple[Mapping[str, object], ...] = ({},)
     traffic: Callable[[Job], Traffic | None] | None = None
     group: Callable[[Job], str] | None = None
-    meaning: Callable[[Job], tuple[Recorder, Meaning]] | None = None
+    meaning: Callable[[Job, Recorder], Meaning] | None = None
+    slices: Callable[[Job], list[float]] = lambda job: [float(job.workload.gradient_bytes)]
+    central: bool = False
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def recording(self, job: Job) -> tuple[Recorder, Meaning]:
+        """Return a recorder of a job's schedule, and the meaning of the logged ops."""
+        from perfmodel.training.recorder import Recorder
+
+        if self.meaning is None:
+            raise InputError(f"schedule: {self.name} does not define what its operations mean")
+        recorder = Recorder(job.workers, self.slices(job), central=self.central)
+        return recorder, self.meaning(job, recorder)
+
+    def __reduce__(self) -> tuple[object, ...]:
         """Copy and pickle by name: the result is the architecture itself."""
         return load, (self.name,)
 

@@ -8,27 +8,28 @@ import msgspec
 import numpy as np
 
 from perfmodel.architectures.base import Architecture, Coarse, Traffic
-from perfmodel.architectures.parts.gossip import add_begin, add_network
-from perfmodel.architectures.parts.measured import Use
-from perfmodel.architectures.parts.workers import (
-    Workers,
-    add_optimizer,
-    add_workers,
-    equal,
-    left_out,
-    log_steps,
-)
 from perfmodel.base.arrays import Ids
 from perfmodel.base.quantities import Quantity, is_symbol, maximum, minimum, where
+from perfmodel.communication.network import Network
+from perfmodel.communication.rates import Use
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.options import Option, Options as Base
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities, quantities_of
+from perfmodel.training.workers import (
+    Workers,
+    add_begin,
+    add_optimizer,
+    add_workers,
+    equal,
+    left_out,
+    log_steps,
+)
 
 if TYPE_CHECKING:
-    from perfmodel.architectures.parts.recorder import Meaning, Recorder
+    from perfmodel.training.recorder import Meaning, Recorder
 
 NEIGHBOURHOOD = 6
 """Number of workers whose slowest sets the pace if each waits only for its neighbours. Found by
@@ -82,20 +83,16 @@ def _add_exchange(
     b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optimizer: Ids, fold: bool
 ) -> None:
     """Send each worker's model to its neighbours; average once all are sent and received."""
-    network = add_network(b, job, fold=fold)
+    network = Network(b, job, fold=fold, core_share=job.workers if fold else 1)
     to = neighbours(job.workers)[: len(begin)]
-    ends = workers.index[:, None], to
-    path, latency_s = network.path(*ends), network.latency_s(*ends)
-    flow = network.flow(*ends)
+    routes = network.between(workers.index[:, None], to)
     if fold:  # its neighbours do the same
         to = np.zeros_like(to)
     send = b.ops(
         "send",
         to.shape,
         bytes=job.workload.gradient_bytes,
-        path=path,
-        rate_cap_bytes_per_s=flow,
-        latency_s=latency_s,
+        **routes,
         group=workers.index[:, None],
         axes=(("worker", None), ("to", ["to the next", "to the previous"])),
     )
@@ -106,20 +103,17 @@ def _add_exchange(
     b.probe("send", send, send, at_ready=True, group=workers.index[:, None])
 
 
-def meaning(job: Job) -> tuple[Recorder, Meaning]:
+def meaning(job: Job, recorder: Recorder) -> Meaning:
     """Record the steps: each ends with the mean of the neighbourhood's models as they were at the
     beginning of the step, plus the worker's own gradient."""
-    from perfmodel.architectures.parts.recorder import Mix, Recorder
-
-    recorder = Recorder(job.workers, [float(job.workload.gradient_bytes)], central=False)
     near = neighbours(job.workers).tolist()
 
     def update(worker: int, _drawn: int) -> None:
         step, part = recorder.version(worker), 1.0 / (1 + len(near[worker]))
-        mixes = [Mix(other, step, part) for other in near[worker]]
+        mixes = [(other, step, part) for other in near[worker]]
         recorder.apply(worker, (worker,), mixes=mixes)
 
-    return recorder, {"update": update}
+    return {"update": update}
 
 
 def phases(job: Job, q: Quantities) -> Phases:
@@ -128,15 +122,15 @@ def phases(job: Job, q: Quantities) -> Phases:
     compute = q.forward_s + q.backward_s
     use, exchange = _exchange(q)
     late = _pace(job, q)
-    ways = [(late, maximum(*exchange))]
+    paces = [(late, maximum(*exchange))]
     if q.classes:  # the slowest worker in computing may not be the slowest in sending
         most = max(kind.scale for kind in q.classes)
-        ways = [
-            (late * scale / most, maximum(*_exchange(_linked(q, link))[1]))
-            for scale, link in _around(job)
-        ]
+        paces = []
+        for scale, link in _around(job):
+            linked = msgspec.structs.replace(q, bandwidth_bytes_per_s=link)
+            paces.append((late * scale / most, maximum(*_exchange(linked)[1])))
     # if workers on a ring wait for each other, the slowest sets the pace
-    step = maximum(0.0, *(_step(job, compute * pace, send) for pace, send in ways))
+    step = maximum(0.0, *(_step(job, compute * pace, send) for pace, send in paces))
     shown = step - compute * late
     return Phases(
         parts={
@@ -170,11 +164,6 @@ def _exchange(q: Quantities) -> tuple[Use, tuple[Quantity, Quantity]]:
     between_s = where(away, nic_s + q.latency_s, 0.0)
     within_s = inside_s + where(flows > 0.0, q.inside_latency_s, 0.0)
     return Use(nic_s, 0.0, inside_s), (between_s, within_s)
-
-
-def _linked(q: Quantities, bandwidth_bytes_per_s: float) -> Quantities:
-    """Return the quantities with a different link bandwidth."""
-    return msgspec.structs.replace(q, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
 
 
 def _step(job: Job, compute_s: Quantity, exchange_s: Quantity) -> Quantity:

@@ -9,26 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import numpy as np
 
-from perfmodel.architectures.base import Architecture, Coarse, Traffic
-from perfmodel.architectures.parts.gossip import add_begin
-from perfmodel.architectures.parts.messages import tensors_of
-from perfmodel.architectures.parts.network import (
-    SERVER_ASSUMPTION,
-    Network,
-    homes_of,
-    node_names,
-)
-from perfmodel.architectures.parts.workers import (
-    Workers,
-    add_optimizer,
-    add_workers,
-    left_out,
-    log_steps,
-    plain,
-)
+from perfmodel.architectures.base import Architecture, Coarse, Traffic, uniform_age
 from perfmodel.base.arrays import Ids
 from perfmodel.base.errors import number, whole_number
 from perfmodel.base.quantities import Quantity, maximum, minimum
+from perfmodel.communication.network import (
+    SERVER_ASSUMPTION,
+    Network,
+    add_update_threads,
+    homes_of,
+    model_update_s,
+    node_names,
+)
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import Axis, OpGraph
 from perfmodel.inputs.job import Job
@@ -37,9 +29,18 @@ from perfmodel.phases.phases import Phase, Phases, mixed, resource_limited
 from perfmodel.phases.quantities import Quantities
 from perfmodel.results.prediction import ModelAge
 from perfmodel.theory.contention import CycleTime, contended, regularity
+from perfmodel.training.workers import (
+    Workers,
+    add_begin,
+    add_optimizer,
+    add_workers,
+    left_out,
+    log_steps,
+    plain,
+)
 
 if TYPE_CHECKING:
-    from perfmodel.architectures.parts.recorder import Meaning, Recorder
+    from perfmodel.training.recorder import Meaning, Recorder
 
 MOST_SERVERS = 10_000
 """Largest number of servers of a job; catches typing errors."""
@@ -135,9 +136,7 @@ def _transfers(b: GraphBuilder, job: Job, home: Ids) -> tuple[Ids, Ids]:
             label,
             (job.workers, len(home)),
             bytes=job.workload.gradient_bytes / len(home),
-            path=network.path(source, target),
-            rate_cap_bytes_per_s=network.flow(source, target),
-            latency_s=network.latency_s(source, target),
+            **network.between(source, target),
             group=np.arange(job.workers)[:, None],
             axes=AXES,
         )
@@ -147,24 +146,13 @@ def _transfers(b: GraphBuilder, job: Job, home: Ids) -> tuple[Ids, Ids]:
 
 def _updates(b: GraphBuilder, job: Job, workers: Workers, home: Ids) -> Ids:
     """Add each server's update by each worker's difference."""
-    cost, servers = job.cluster.server, len(home)
-    tensors = len(tensors_of(job.workload).bytes)
-    whole_s = (
-        cost.update_per_tensor_s * tensors + cost.update_per_byte_s * job.workload.gradient_bytes
-    )
-    threads = b.slots(
-        "update threads of",
-        (servers,),
-        capacity=job.cluster.update_threads,
-        place=home,
-        axes=AXES[1:],
-    )
+    servers = len(home)
     return b.ops(
         "update",
         (job.workers, servers),
-        **workers.processors.work(np.full(servers, whole_s / servers), home, 1),
-        slot=threads,
-        group=np.arange(job.workers)[:, None],
+        **workers.processors.work(np.full(servers, model_update_s(job) / servers), home, 1),
+        slot=add_update_threads(b, job, home),
+        group=workers.index[:, None],
         cause="server",
         axes=AXES,
     )
@@ -181,23 +169,16 @@ def _every(b: GraphBuilder, label: str, ops: Ids, period: int) -> Ids:
     return follow
 
 
-def meaning(job: Job) -> tuple[Recorder, Meaning]:
+def meaning(job: Job, recorder: Recorder) -> Meaning:
     """Record own steps and exchanges. When a pull arrives, the worker moves towards the centre as
     it was read. When the difference is added, the centre moves towards the worker as it was then.
     """
-    from perfmodel.architectures.parts.recorder import Mix, Recorder
     from perfmodel.results.schedule import CENTRE
 
-    options = Options.of(job)
-    servers, rate = range(options.servers), options.moving_rate
-    part_bytes = job.workload.gradient_bytes / options.servers
-    recorder = Recorder(job.workers, [part_bytes] * options.servers, central=False)
+    servers, rate = range(Options.of(job).servers), Options.of(job).moving_rate
     centre: dict[int, list[int]] = {}  # versions that were read, by worker
     model: dict[int, list[int]] = {}  # versions that the difference was computed from
     moved = [True] * job.workers
-
-    def step(worker: int, _drawn: int) -> None:
-        recorder.apply(worker, (worker,))
 
     def read(worker: int, _drawn: int) -> None:
         centre[worker] = [recorder.version(CENTRE, k) for k in servers]
@@ -209,16 +190,15 @@ def meaning(job: Job) -> tuple[Recorder, Meaning]:
         moved[worker] = True
         model[worker] = [recorder.version(worker, k) for k in servers]
         for k in servers:
-            recorder.part(worker, Mix(CENTRE, centre[worker][k], rate), worker, k)
+            recorder.part(worker, (CENTRE, centre[worker][k], rate), worker, k)
         recorder.together((worker,))
 
     def added(index: int, _drawn: int) -> None:
-        worker, k = divmod(index, options.servers)
-        recorder.part(CENTRE, Mix(worker, model[worker][k], rate), worker, k)
-        recorder.part(CENTRE, Mix(CENTRE, centre[worker][k], -rate), worker, k)
-        recorder.together((CENTRE,), k)
+        worker, k = divmod(index, len(servers))
+        mixes = [(worker, model[worker][k], rate), (CENTRE, centre[worker][k], -rate)]
+        recorder.mix(CENTRE, mixes, worker, k)
 
-    return recorder, {"step": step, "read": read, "pulled": pulled, "added": added}
+    return {"step": recorder.own_step, "read": read, "pulled": pulled, "added": added}
 
 
 def phases(job: Job, q: Quantities) -> Phases:
@@ -239,19 +219,19 @@ def phases(job: Job, q: Quantities) -> Phases:
     cycles = [_cycle_of(job, kind, demands) for kind in kinds]
     even = regularity(update_s, shared_s) if q.corrected else 0.0
     busy = (even, even, 1.0 if q.corrected else 0.0, *(0.0,) * beside)
-    found = contended(
+    queued = contended(
         q.counts,
         (*demands, *(0.0,) * beside),
         cycles,
         even=busy,
         stations=STATIONS[: len(demands) + beside],
     )
-    rows = zip(kinds, found, strict=True)
+    rows = zip(kinds, queued, strict=True)
     periods = [_period(job, kind, demands, others) for kind, others in rows]
     often = q.workers / Options.of(job).period
     # if links differ, each worker is limited by its own
-    own = [kind.on_a_nic(kind.fullest) / kind.bandwidth_bytes_per_s for kind in kinds]
-    own_s = q.gradient_bytes * functools.reduce(minimum, own) / Options.of(job).period
+    link_per_byte_s = [kind.on_a_nic(kind.fullest) / kind.bandwidth_bytes_per_s for kind in kinds]
+    own_s = q.gradient_bytes * functools.reduce(minimum, link_per_byte_s) / Options.of(job).period
     links_s = maximum(often * link_s, often * 2.0 * core_s, own_s)  # both ways over the core
     result = resource_limited(q.counts, periods, links_s=links_s, servers_s=often * update_s)
     before = mixed(q.counts, periods)
@@ -274,12 +254,12 @@ def _exchange(
 ) -> tuple[Quantity, Quantity]:
     """Return the seconds until the pull has ended, and from then until the update has."""
     pull, push, update = (
-        (1.0 + found) * seconds for found, seconds in zip(others[:3], demands, strict=True)
+        (1.0 + queued) * seconds for queued, seconds in zip(others[:3], demands, strict=True)
     )
     own_pull, own_push = _own(q, others)
-    there, back = maximum(own_pull, pull) + q.latency_s, maximum(own_push, push) + q.latency_s
+    pulled, back = maximum(own_pull, pull) + q.latency_s, maximum(own_push, push) + q.latency_s
     # an update waits for one of several threads and runs on that one
-    return there, back + update + (q.update_threads - 1.0) * demands[2]
+    return pulled, back + update + (q.update_threads - 1.0) * demands[2]
 
 
 def _own(q: Quantities, others: Sequence[Quantity]) -> tuple[Quantity, Quantity]:
@@ -292,7 +272,7 @@ def _own(q: Quantities, others: Sequence[Quantity]) -> tuple[Quantity, Quantity]
         return own_s, own_s
     beside = q.on_a_nic(q.fullest) - 1.0
     part = beside / maximum(q.workers - 1.0, 1.0)
-    pull, push = (own_s * (1.0 + part * found) for found in others[3:])
+    pull, push = (own_s * (1.0 + part * queued) for queued in others[3:])
     return pull, push
 
 
@@ -302,7 +282,7 @@ def _cycle_of(job: Job, q: Quantities, demands: Demands) -> CycleTime:
 
     def cycle(others: Sequence[Quantity]) -> tuple[Quantity, list[Quantity]]:
         pull, rest = _exchange(q, demands, others)
-        held = [(1.0 + found) * demand for found, demand in zip(others[:3], demands, strict=True)]
+        held = [(1.0 + queued) * demand for queued, demand in zip(others[:3], demands, strict=True)]
         if len(others) > 3:
             held += _own(q, others)
         return pull + maximum(steps_s, rest), held
@@ -360,9 +340,7 @@ def worker_bytes(job: Job) -> float:
 
 def model_age(job: Job) -> ModelAge:
     """Return the local steps since a worker's last exchange: 0 to period - 1, equally often."""
-    period = Options.of(job).period
-    p90 = -(-9 * period // 10) - 1
-    return ModelAge(exchange_every=float(period), mean=(period - 1) / 2.0, p90=p90)
+    return uniform_age(Options.of(job).period)
 
 
 def traffic(job: Job) -> Traffic:
@@ -395,5 +373,8 @@ ARCHITECTURE = Architecture(
     variants=({"period": 1}, {"period": 3, "servers": 2}, {}),
     traffic=traffic,
     meaning=meaning,
+    slices=lambda job: (
+        [job.workload.gradient_bytes / Options.of(job).servers] * Options.of(job).servers
+    ),
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out, queues=lambda job: True),
 )

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from perfmodel.architectures.base import Architecture, Coarse
-from perfmodel.architectures.parts.gossip import Partners, add_begin, add_network, others
-from perfmodel.architectures.parts.measured import Use
-from perfmodel.architectures.parts.workers import (
-    Workers,
-    add_optimizer,
-    add_workers,
-    left_out,
-    log_steps,
-    steady,
-)
 from perfmodel.base.arrays import Ids
 from perfmodel.base.errors import number, whole_number
 from perfmodel.base.quantities import Quantity, is_symbol, maximum, where
+from perfmodel.communication.network import Network
+from perfmodel.communication.partners import Partners, others
+from perfmodel.communication.rates import Use
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
@@ -27,9 +20,18 @@ from perfmodel.inputs.options import Option, Options as Base
 from perfmodel.phases.phases import Phase, Phases, mixed
 from perfmodel.phases.quantities import Quantities
 from perfmodel.results.prediction import ModelAge
+from perfmodel.training.workers import (
+    Workers,
+    add_begin,
+    add_optimizer,
+    add_workers,
+    left_out,
+    log_steps,
+    steady,
+)
 
 if TYPE_CHECKING:
-    from perfmodel.architectures.parts.recorder import Meaning, Recorder
+    from perfmodel.training.recorder import Meaning, Recorder
 
 MOST_STEPS = 1_000_000
 """Largest number of steps that a worker may be ahead of its messages."""
@@ -102,7 +104,7 @@ def _add_gossip(b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optimiz
     """Send models at random, one after the other; a worker is at most a window ahead of them."""
     options = Options.of(job)
     partners = Partners.add(b, workers.index, others(job.workers))
-    push = partners.send(b, "push", job, workers, add_network(b, job))
+    push = partners.send(b, "push", job, Network(b, job))
     if options.probability < 1.0:
         b.active(push, probability=options.probability, draw=partners.draw)
     b.edge(optimizer, push)
@@ -129,28 +131,32 @@ def _add_merges(
         b.mailbox(int(merge[worker]), to, options.merge_per_model_s * workers.slowdown[worker])
 
 
-def meaning(job: Job) -> tuple[Recorder, Meaning]:
+class ModelInFlight(NamedTuple):
+    """A model in flight: its version, and its weight in a mean."""
+
+    sender: int
+    receiver: int
+    version: int
+    weight: float
+
+
+def meaning(job: Job, recorder: Recorder) -> Meaning:
     """Record the workers' own steps, and the models that arrive before each of them.
 
     Every model has a weight, initially 1/n, which is halved when the model is sent. A received
     model of weight v is merged into a model of weight w by v / (v + w); the result has weight
     v + w.
     """
-    from perfmodel.architectures.parts.recorder import Mix, ModelInFlight, Recorder
-
-    recorder = Recorder(job.workers, [float(job.workload.gradient_bytes)], central=False)
     candidates = others(job.workers).tolist()
     weight = [1.0 / job.workers] * job.workers
     sent: list[deque[ModelInFlight]] = [deque() for _ in range(job.workers)]
     inbox: list[list[ModelInFlight]] = [[] for _ in range(job.workers)]
 
-    def step(worker: int, _drawn: int) -> None:
-        recorder.apply(worker, (worker,))
-
     def send(worker: int, drawn: int) -> None:
         weight[worker] /= 2.0
-        to = candidates[worker][max(drawn, 0)]
-        sent[worker].append(ModelInFlight(worker, to, recorder.version(worker), weight[worker]))
+        receiver = candidates[worker][max(drawn, 0)]
+        model = ModelInFlight(worker, receiver, recorder.version(worker), weight[worker])
+        sent[worker].append(model)
 
     def arrival(worker: int, _drawn: int) -> None:
         message = sent[worker].popleft()
@@ -160,11 +166,10 @@ def meaning(job: Job) -> tuple[Recorder, Meaning]:
         for message in inbox[worker]:
             weight[worker] += message.weight
             part = message.weight / weight[worker]
-            recorder.part(worker, Mix(message.sender, message.version, part), worker)
-            recorder.together((worker,))
+            recorder.mix(worker, [(message.sender, message.version, part)], worker)
         inbox[worker].clear()
 
-    return recorder, {"step": step, "send": send, "arrival": arrival, "merge": merge}
+    return {"step": recorder.own_step, "send": send, "arrival": arrival, "merge": merge}
 
 
 def phases(job: Job, q: Quantities) -> Phases:

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
-from perfmodel.architectures.base import Architecture, Coarse, Traffic
-from perfmodel.architectures.parts.collective_rates import all_reduce_rate, closed
-from perfmodel.architectures.parts.communicator import Communicator
-from perfmodel.architectures.parts.measured import measured_notes
-from perfmodel.architectures.parts.members import Members
-from perfmodel.architectures.parts.network import Network
-from perfmodel.architectures.parts.reduction import (
-    REDUCTION_ASSUMPTIONS,
-    Reduction,
-    all_reduce_cost,
-)
-from perfmodel.architectures.parts.workers import (
+from perfmodel.architectures.base import Architecture, Coarse, Traffic, ring_traffic, uniform_age
+from perfmodel.base.arrays import Ids
+from perfmodel.base.errors import whole_number
+from perfmodel.base.quantities import where
+from perfmodel.communication.collectives import measured_notes
+from perfmodel.communication.communicator import Communicator
+from perfmodel.communication.costs import LinkCosts
+from perfmodel.communication.formulas import Formulas, exact_formula
+from perfmodel.communication.members import Members
+from perfmodel.communication.network import Network
+from perfmodel.communication.reduction import REDUCTION_ASSUMPTIONS, Reduction
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import OpGraph
+from perfmodel.inputs.job import Job
+from perfmodel.inputs.options import Option
+from perfmodel.phases.phases import Phase, Phases
+from perfmodel.phases.quantities import Quantities
+from perfmodel.results.prediction import ModelAge
+from perfmodel.training.workers import (
     Workers,
     add_optimizer,
     add_workers,
@@ -26,19 +34,9 @@ from perfmodel.architectures.parts.workers import (
     log_steps,
     stagger_s,
 )
-from perfmodel.base.arrays import Ids
-from perfmodel.base.errors import whole_number
-from perfmodel.base.quantities import where
-from perfmodel.graph.builder import GraphBuilder
-from perfmodel.graph.op_graph import OpGraph
-from perfmodel.inputs.job import Job
-from perfmodel.inputs.options import Option
-from perfmodel.phases.phases import Phase, Phases
-from perfmodel.phases.quantities import Quantities
-from perfmodel.results.prediction import ModelAge
 
 if TYPE_CHECKING:
-    from perfmodel.architectures.parts.recorder import Meaning, Recorder
+    from perfmodel.training.recorder import Meaning, Recorder
 
 PERIOD = 8
 MOST_PERIOD = 1000
@@ -84,7 +82,7 @@ def _add_average(b: GraphBuilder, job: Job, workers: Workers, optimizer: Ids, fo
     """
     options = Options.of(job)
     members = Members.of(job.cluster, job.workers)
-    cost = all_reduce_cost(members, np.array([job.workload.gradient_bytes]), options)
+    cost = LinkCosts(members, np.array([job.workload.gradient_bytes])).all_reduce(options)
     network = Network(b, job, fold=fold and cost.symmetric(members.fabric))
     communicator = Communicator(b, network)
     average = communicator.add("average", cost, axis="model")
@@ -103,33 +101,21 @@ def _add_average(b: GraphBuilder, job: Job, workers: Workers, optimizer: Ids, fo
     b.log("average", average)
 
 
-def meaning(job: Job) -> tuple[Recorder, Meaning]:
+def meaning(job: Job, recorder: Recorder) -> Meaning:
     """Record the workers' own steps, and the mean of all models at the end of each average."""
-    from perfmodel.architectures.parts.recorder import Mix, Recorder
-
-    recorder = Recorder(job.workers, [float(job.workload.gradient_bytes)], central=False)
-    everyone = range(job.workers)
-
-    def update(worker: int, _drawn: int) -> None:
-        recorder.apply(worker, (worker,))
+    workers = range(job.workers)
 
     def average(_index: int, _drawn: int) -> None:
-        for model in everyone:
-            for other in everyone:
-                if other != model:
-                    mix = Mix(other, recorder.version(other), 1.0 / job.workers)
-                    recorder.part(model, mix, model)
-        recorder.together(everyone)
+        for model, other in itertools.permutations(workers, 2):
+            recorder.part(model, (other, recorder.version(other), 1.0 / job.workers), model)
+        recorder.together(workers)
 
-    return recorder, {"update": update, "average": average}
+    return {"update": recorder.own_step, "average": average}
 
 
 def model_age(job: Job) -> ModelAge | None:
     """Return the steps since the last average: uniform on 0 to period - 1."""
-    if job.workers == 1:
-        return None
-    period = Options.of(job).period
-    return ModelAge(float(period), (period - 1) / 2.0, (9 * period + 9) // 10 - 1)
+    return None if job.workers == 1 else uniform_age(Options.of(job).period)
 
 
 def phases(job: Job, q: Quantities) -> Phases:
@@ -137,7 +123,7 @@ def phases(job: Job, q: Quantities) -> Phases:
     period = Options.of(job).period
     late, alone = q.slowest(steps=period), q.workers <= 1
     compute = q.forward_s + q.backward_s + q.optimizer_s
-    rate = all_reduce_rate(job, q, Options.of(job))
+    rate = Formulas(job, q).all_reduce(Options.of(job))
     average = rate.seconds(q.gradient_bytes) / period
     return Phases(
         parts={
@@ -160,7 +146,7 @@ def notes(job: Job) -> tuple[str, ...]:
 def exact(job: Job) -> bool:
     """Return whether the coarse model equals the simulation."""
     data = job.workload.data_loading_s == 0.0
-    return closed(job, Options.of(job)) and data and alike(job) and leaves_out(job) is None
+    return exact_formula(job, Options.of(job)) and data and alike(job) and leaves_out(job) is None
 
 
 def leaves_out(job: Job) -> str | None:
@@ -174,11 +160,9 @@ def _fold(job: Job) -> OpGraph:
 
 def traffic(job: Job) -> Traffic | None:
     """Return a worker's bytes on a ring, in one of ``period`` steps."""
-    options, n = Options.of(job), job.workers
-    if options.algorithm not in ("ring", "node_tree", "hierarchical"):
-        return None
-    moved = 2 * (n - 1) / n * job.workload.gradient_bytes / options.period
-    return Traffic(moved, moved)
+    options = Options.of(job)
+    sent_bytes = job.workload.gradient_bytes / options.period
+    return ring_traffic(job.workers, sent_bytes, options.algorithm)
 
 
 ARCHITECTURE = Architecture(

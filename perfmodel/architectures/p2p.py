@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
 
 from perfmodel.architectures.base import Architecture, Coarse, Traffic
-from perfmodel.architectures.parts.measured import Use
-from perfmodel.architectures.parts.messages import (
+from perfmodel.base.arrays import Floats, Ids
+from perfmodel.base.errors import number
+from perfmodel.base.quantities import Quantity, is_symbol, maximum, where
+from perfmodel.communication.messages import (
     Transmission,
     parts_of,
     tensors_of,
 )
-from perfmodel.architectures.parts.network import Network
-from perfmodel.architectures.parts.workers import (
-    Workers,
-    add_workers,
-    equal,
-    left_out,
-    log_steps,
-    stagger_s,
-)
-from perfmodel.base.arrays import Floats, Ids
-from perfmodel.base.errors import number
-from perfmodel.base.quantities import Quantity, is_symbol, maximum, where
+from perfmodel.communication.network import Network
+from perfmodel.communication.rates import Use
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
@@ -35,9 +27,14 @@ from perfmodel.inputs.workload import expanded
 from perfmodel.phases.layers import Stage, Whole
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities
-
-if TYPE_CHECKING:
-    from perfmodel.architectures.parts.recorder import Meaning, Recorder
+from perfmodel.training.workers import (
+    Workers,
+    add_workers,
+    equal,
+    left_out,
+    log_steps,
+    stagger_s,
+)
 
 
 class Options(Transmission, frozen=True, forbid_unknown_fields=True):
@@ -114,13 +111,10 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
     return b.build(device=workers.device, mark=workers.backward[:, 0], count=count)
 
 
-def meaning(job: Job) -> tuple[Recorder, Meaning]:
-    """Record replicas of one model, updated layer by layer, except layers without parameters."""
-    from perfmodel.architectures.parts.recorder import Recorder, replicas
-
+def slices(job: Job) -> list[float]:
+    """Return the bytes of the layers that are updated: those with parameters."""
     dense = messages_of(job).dense
-    recorder = Recorder(job.workers, dense[dense > 0.0].tolist(), central=True)
-    return recorder, replicas(recorder)
+    return [size for size in dense.tolist() if size > 0.0]
 
 
 def _parts(job: Job) -> int:
@@ -171,9 +165,7 @@ class _Lines:
         self._source = np.arange(n)
         target = (self._source[:, None] + np.arange(1, members)) % members
         self._shape = (n, members - 1)
-        self._path = network.path(self._source[:, None], target)
-        self._latency_s = network.latency_s(self._source[:, None], target)
-        self._flow = network.flow(self._source[:, None], target)
+        self._routes = network.between(self._source[:, None, None], target[:, :, None])
         self._connection, self._units = self._options.connections(
             b, "connection of", self._shape, self._sent, place=workers.node[:, None],
             axes=(("worker", None), ("peer", None)),
@@ -193,9 +185,7 @@ class _Lines:
             label,
             (*self._shape, len(messages.layer)),
             bytes=self._sent / parts,
-            path=self._path[:, :, None],
-            rate_cap_bytes_per_s=self._flow[:, :, None],
-            latency_s=self._latency_s[:, :, None],
+            **self._routes,
             slot=self._connection[:, :, None],
             units=self._units,
             priority=priority.reshape(-1, 1, len(messages.layer)),
@@ -213,8 +203,8 @@ class _Lines:
         if n == 1:  # folded: a worker receives as it sends
             return sends
         offset = np.arange(1, peers + 1)
-        found: Ids = sends[(np.arange(n)[:, None] - offset) % n, offset - 1]
-        return found
+        arrivals: Ids = sends[(np.arange(n)[:, None] - offset) % n, offset - 1]
+        return arrivals
 
 
 def phases(job: Job, q: Quantities) -> Phases:
@@ -310,8 +300,8 @@ def _exposed_s(
                 maximum(end, begin) + per_byte_s * size
                 for end, (per_byte_s, _) in zip(sent, paths, strict=True)
             ]
-            there = [end + hop_s for end, (_, hop_s) in zip(sent, paths, strict=True)]
-            arrived.append(functools.reduce(maximum, there))
+            ends = [end + hop_s for end, (_, hop_s) in zip(sent, paths, strict=True)]
+            arrived.append(functools.reduce(maximum, ends))
         applied, returned = computed + first_s, sent
         for come, size in zip(arrived, sizes, strict=True):
             applied = maximum(applied, come) + apply_per_byte_s * size
@@ -335,12 +325,12 @@ def _paths(q: Quantities) -> list[tuple[Quantity, Quantity]]:
     flows = [q.on_a_nic(count) * maximum(q.workers - count, 0.0) for count in counts]
     away = functools.reduce(maximum, flows)
     flow_s = where(away > 0, 1.0 / q.flow_bytes_per_s, 0.0)
-    found = [(maximum(away / q.bandwidth_bytes_per_s, flow_s), where(away > 0, q.latency_s, 0.0))]
+    paths = [(maximum(away / q.bandwidth_bytes_per_s, flow_s), where(away > 0, q.latency_s, 0.0))]
     if is_symbol(q.workers):  # one per node
-        return [(found[0][0], q.latency_s)]
+        return [(paths[0][0], q.latency_s)]
     beside = q.fullest - 1.0
     inside = beside * (q.fullest if q.bus else 1.0) / q.inside_bandwidth_bytes_per_s
-    return [*found, (inside, where(beside > 0.0, q.inside_latency_s, 0.0))]
+    return [*paths, (inside, where(beside > 0.0, q.inside_latency_s, 0.0))]
 
 
 def exact(job: Job) -> bool:
@@ -418,6 +408,8 @@ ARCHITECTURE = Architecture(
         {"compression": "dgc", "density": 0.2, "encode_per_byte_s": 0.01},
     ),
     traffic=traffic,
-    meaning=meaning,
+    meaning=lambda job, recorder: recorder.replicas(),
+    slices=slices,
+    central=True,
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
-
-import msgspec
 
 from perfmodel.architectures.base import Architecture
+from perfmodel.architectures.registry import TYPES, values_of
 from perfmodel.inputs.options import OptionDescription, described
-
-WORDS = {bool: "true or false", int: "whole number", float: "number"}
 
 
 def reference(architectures: Iterable[Architecture]) -> str:
@@ -25,24 +21,19 @@ def _section(one: Architecture) -> str:
         lines += [f"- `{alias}` {short}."]
     lines += [""] * bool(one.aliases)
     lines += ["| option | values | default | unit | meaning |", "|---|---|---|---|---|"]
-    lines += [_row(each) for each in described(one.options)]
+    lines += [_row(option) for option in described(one.options)]
     lines += ["", "Assumptions:", "", *(f"- {text}" for text in one.assumptions)]
     return "\n".join([*lines, "", f"Described in {one.source}.", ""])
 
 
-def _set(options: Mapping[str, Any]) -> str:
+def _set(options: Mapping[str, object]) -> str:
     return ", ".join(f"`{name}={value}`" for name, value in options.items())
 
 
-def _row(each: OptionDescription) -> str:
-    default = str(each.default).lower() if isinstance(each.default, bool) else each.default
-    text = each.about.help if each.about.formulas else f"{each.about.help} (simulated only)"
-    values = ", ".join([_values(each.type), *(f"`{word}`" for word in each.about.by_cluster)])
-    return f"| `{each.name}` | {values} | {default} | {each.unit} | {text} |"
-
-
-def _values(kind: Any) -> str:
-    info = msgspec.inspect.type_info(kind)
-    if isinstance(info, msgspec.inspect.LiteralType):
-        return ", ".join(f"`{value}`" for value in info.values)
-    return WORDS[kind]
+def _row(option: OptionDescription) -> str:
+    default = str(option.default).lower() if isinstance(option.default, bool) else option.default
+    text = option.about.help if option.about.formulas else f"{option.about.help} (simulated only)"
+    words = [f"`{word}`" for word in (*(values_of(option) or ()), *option.about.by_cluster)]
+    kind = [] if values_of(option) else [TYPES[option.type].removeprefix("a ")]
+    values = ", ".join([*kind, *words])
+    return f"| `{option.name}` | {values} | {default} | {option.unit} | {text} |"

@@ -10,7 +10,6 @@ import functools
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -71,8 +70,12 @@ ADVICE: Mapping[str, str] = {
 }
 """What to choose for names that could mean several architectures, or need options, or mean none."""
 
-SHARED = frozenset({"base", "parts", "reference", "registry"})
+SHARED = frozenset({"base", "reference", "registry"})
 """Modules of this folder that are not architectures."""
+
+
+TYPES: Mapping[object, str] = {bool: "true or false", int: "a whole number", float: "a number"}
+"""What an option takes, by its type."""
 
 
 def model_of(job: Job) -> Coarse:
@@ -106,14 +109,14 @@ def all_architectures() -> list[Architecture]:
     return [load(name) for name in names()]
 
 
-def find(name: str) -> tuple[Architecture, Mapping[str, Any]]:
+def find(name: str) -> tuple[Architecture, Mapping[str, object]]:
     """Return the architecture called ``name``, and the options the name stands for if an alias.
 
     Raises
     ------
     InputError : no architecture has that name.
     """
-    known = {spelling(each): each for each in names()}
+    known = {spelling(name): name for name in names()}
     asked = spelling(name)
     if asked in known:
         return load(known[asked]), {}
@@ -135,18 +138,18 @@ def knows(name: str) -> bool:
 
 
 def by_cluster(
-    architecture: Architecture, given: Mapping[str, Any], cluster: Cluster
+    architecture: Architecture, settings: Mapping[str, object], cluster: Cluster
 ) -> list[Assumption]:
     """Return an assumption for each option whose value is a word for a value of the cluster."""
     return [
-        Assumption(each.name, getattr(cluster, field), each.unit, f"cluster {cluster.name}")
-        for each in described(architecture.options)
-        if (field := each.about.by_cluster.get(str(given.get(each.name)))) is not None
+        Assumption(option.name, getattr(cluster, field), option.unit, f"cluster {cluster.name}")
+        for option in described(architecture.options)
+        if (field := option.about.by_cluster.get(str(settings.get(option.name)))) is not None
     ]
 
 
 def read_options(
-    architecture: Architecture, given: Mapping[str, Any], cluster: Cluster | None = None
+    architecture: Architecture, settings: Mapping[str, object], cluster: Cluster | None = None
 ) -> Options:
     """Make an architecture's options from names and values; parse text by the field's type.
 
@@ -157,9 +160,9 @@ def read_options(
     ------
     InputError : the architecture does not have an option, or does not allow its value.
     """
-    fields = {each.name: each for each in described(architecture.options)}
+    fields = {option.name: option for option in described(architecture.options)}
     values = {}
-    for name, value in given.items():
+    for name, value in settings.items():
         if name not in fields:
             hint = nearest(name, fields)
             suggestion = f"; did you mean {hint!r}?" if hint else ""
@@ -184,29 +187,26 @@ def read_options(
             raise InputError(text) from None
         raise InputError(
             f"option {name} of {architecture.name}: expected {_expected(fields[name])}, "
-            f"got {values[name]!r}{_suggested(fields[name].type, values[name])}"
+            f"got {values[name]!r}{_suggested(fields[name], values[name])}"
         ) from None
 
 
-def _expected(option: OptionDescription) -> str:
-    """Describe the values that an option can take, for an error message."""
-    return " or ".join([_expected_type(option.type), *option.about.by_cluster])
-
-
-def _expected_type(kind: Any) -> str:
-    info = msgspec.inspect.type_info(kind)
-    if isinstance(info, msgspec.inspect.LiteralType):
-        return f"one of {', '.join(map(str, info.values))}"
-    words = {bool: "true or false", int: "a whole number", float: "a number"}
-    return words.get(kind, str(kind))
-
-
-def _suggested(kind: Any, value: Any) -> str:
-    """Suggest the allowed value nearest to ``value``, for an error message."""
-    info = msgspec.inspect.type_info(kind)
+def values_of(option: OptionDescription) -> tuple[str, ...] | None:
+    """Return the words that an option allows; None if it takes any value of its type."""
+    info = msgspec.inspect.type_info(option.type)
     if not isinstance(info, msgspec.inspect.LiteralType):
-        return ""
-    hint = nearest(str(value), map(str, info.values))
+        return None
+    return tuple(map(str, info.values))
+
+
+def _expected(option: OptionDescription) -> str:
+    words = values_of(option)
+    text = TYPES[option.type] if words is None else f"one of {', '.join(words)}"
+    return " or ".join([text, *option.about.by_cluster])
+
+
+def _suggested(option: OptionDescription, value: object) -> str:
+    hint = nearest(str(value), values_of(option) or ())
     return f"; did you mean {hint!r}?" if hint else ""
 
 

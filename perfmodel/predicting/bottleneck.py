@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 import numpy as np
 
-from perfmodel.architectures.parts.network import BETWEEN_SITES
+from perfmodel.communication.network import BETWEEN_SITES
 from perfmodel.engine.measures import Measures
 from perfmodel.graph.op_graph import OpGraph, OpUse
 from perfmodel.predicting.coarse import SHOWN_SHARE

@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 
 from perfmodel.architectures.base import architecture_of
-from perfmodel.architectures.parts.workers import CORES, alike
 from perfmodel.base.arrays import Floats
 from perfmodel.engine.measures import Measures
 from perfmodel.engine.simulation import first_iterations, run_spread, simulate
@@ -26,6 +25,7 @@ from perfmodel.results.prediction import (
     Utilisation,
     percentile,
 )
+from perfmodel.training.workers import CORES, alike
 
 if TYPE_CHECKING:
     from perfmodel.results.schedule import Schedule

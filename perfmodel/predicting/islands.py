@@ -154,8 +154,7 @@ def _inner(
         jitter=flat.jitter,
         seed=flat.seed,
     )
-    recorded = architecture.meaning
-    if options.asynchronous or recorded is None or not recorded(job)[0].central:
+    if options.asynchronous or not architecture.central:
         raise InputError(
             f"island_arch: the workers of {architecture.name} each keep their own model; an island "
             "needs an architecture with a single model (allreduce, fsdp, or ps with sync=bsp)"

@@ -7,7 +7,6 @@ import math
 import msgspec
 
 from perfmodel.architectures.base import architecture_of
-from perfmodel.architectures.parts.recorder import Handler, Meaning, Recorder
 from perfmodel.base.errors import InputError, TooLargeError, whole_number
 from perfmodel.base.files import finite
 from perfmodel.engine import codes
@@ -17,6 +16,7 @@ from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.predicting import budget
 from perfmodel.results.schedule import MOST_ROWS, MOST_SLICES, Schedule
+from perfmodel.training.recorder import Handler, Meaning, Recorder
 
 PER_WORKER, MOST_BY_DEFAULT = 1000, 100_000
 """Default number of updates in a schedule: per worker, and at most."""
@@ -47,11 +47,9 @@ def schedule_of(
         updates = min(PER_WORKER * job.workers, MOST_BY_DEFAULT)
     whole_number("updates", updates, at_most=MOST_ROWS)
     architecture = architecture_of(job)
-    if architecture.meaning is None:
-        raise InputError(f"schedule: {architecture.name} does not define what its operations mean")
     if any(island.steps > 1 for island in job.islands):
         raise InputError("schedule: cannot record islands that do several steps between exchanges")
-    recorder, meaning = architecture.meaning(job)
+    recorder, meaning = architecture.recording(job)
     if len(recorder.slices) > MOST_SLICES:
         raise InputError(
             f"schedule: the job has {len(recorder.slices)} slices, the limit is {MOST_SLICES}"

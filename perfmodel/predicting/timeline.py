@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from perfmodel.architectures.parts.workers import CORES
 from perfmodel.base.arrays import NONE
 from perfmodel.engine.measures import Span
 from perfmodel.engine.window import Window
 from perfmodel.graph.op_graph import Block, OpGraph, block_of
 from perfmodel.graph.rules import Choice
 from perfmodel.results.timeline import Counter, Kind, Operation, Resource, Timeline
+from perfmodel.training.workers import CORES
 
 SMALLEST_CHANGE = 1e-6
 """Smallest change in link utilisation that is shown."""

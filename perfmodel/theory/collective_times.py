@@ -13,11 +13,14 @@ Measured times can replace a closed form (:func:`measured_collective_s`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from perfmodel.base.quantities import Quantity, ceil_log2, floor_log2, where
+
+RingOperation = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast"]
+"""Collectives that run on rings."""
 
 Growth = Literal["constant", "log", "ring"]
 """How a component of a collective's time grows with the number of ranks: see
@@ -60,7 +63,35 @@ def half_ring_bytes(ranks: Quantity, size_bytes: Quantity) -> Quantity:
     return (ranks - 1) / ranks * size_bytes
 
 
-def ring_allreduce_s(
+class RingUse(NamedTuple):
+    """Steps of a collective on a ring and, per byte of its size, the bytes that each rank sends
+    (and receives) and the bytes that it adds."""
+
+    steps: Quantity
+    sent: Quantity
+    added: Quantity
+
+
+def ring_use(operation: RingOperation, ranks: Quantity) -> RingUse:
+    """Return the steps and the bytes of a collective on a ring.
+
+    >>> ring_use("all_reduce", 4)
+    RingUse(steps=6, sent=1.5, added=0.75)
+    """
+    half = half_ring_bytes(ranks, 1.0)
+    match operation:
+        case "all_reduce":
+            return RingUse(ring_allreduce_steps(ranks), ring_allreduce_bytes(ranks, 1.0), half)
+        case "reduce_scatter":
+            return RingUse(ranks - 1, half, half)
+        case "all_gather":
+            return RingUse(ranks - 1, half, 0.0)
+        case "broadcast":
+            return RingUse(ranks - 1, where(ranks > 1, 1.0, 0.0), 0.0)
+
+
+def ring_s(
+    operation: RingOperation,
     ranks: Quantity,
     size_bytes: Quantity,
     *,
@@ -68,69 +99,40 @@ def ring_allreduce_s(
     latency_s: Quantity = 0.0,
     reduce_per_byte_s: Quantity = 0.0,
 ) -> Quantity:
-    r"""Return the seconds of a ring all-reduce, exact for any number of ranks.
+    r"""Return the seconds of a collective of n bytes on a ring, exact for any number of ranks.
 
-    .. math:: 2 (p-1) \alpha + 2 \frac{p-1}{p} n \beta + \frac{p-1}{p} n \gamma
+    An all-reduce is a reduce-scatter, in which each rank gets the sum of n/p bytes, and an
+    all-gather, in which it starts with n/p of them:
 
-    References
-    ----------
-    Patarasuk, Yuan, J. Parallel Distrib. Comput. 69, 2009, doi 10.1016/j.jpdc.2008.09.002.
+    .. math:: (p-1) \alpha + \frac{p-1}{p} n (\beta + \gamma), \quad
+              (p-1) \alpha + \frac{p-1}{p} n \beta
 
-    >>> ring_allreduce_s(4, 100.0, bandwidth_bytes_per_s=50.0, latency_s=0.5)
-    6.0
-    """
-    moved = ring_allreduce_bytes(ranks, size_bytes)
-    steps = ring_allreduce_steps(ranks)
-    return (
-        steps * latency_s
-        + moved / bandwidth_bytes_per_s
-        + half_ring_bytes(ranks, size_bytes) * reduce_per_byte_s
-    )
+    A broadcast runs along a chain, pipelined in very small pieces, as in NCCL. No broadcast is
+    faster for large messages:
 
-
-def reduce_scatter_s(
-    ranks: Quantity,
-    size_bytes: Quantity,
-    *,
-    bandwidth_bytes_per_s: Quantity,
-    latency_s: Quantity = 0.0,
-    reduce_per_byte_s: Quantity = 0.0,
-) -> Quantity:
-    r"""Return the seconds of a ring reduce-scatter of n bytes: each rank gets the sum of n/p bytes.
-
-    .. math:: (p-1) \alpha + \frac{p-1}{p} n (\beta + \gamma)
+    .. math:: (p-1) \alpha + n \beta
 
     References
     ----------
     Patarasuk, Yuan, J. Parallel Distrib. Comput. 69, 2009, doi 10.1016/j.jpdc.2008.09.002.
-
-    >>> reduce_scatter_s(4, 100.0, bandwidth_bytes_per_s=50.0, reduce_per_byte_s=0.02)
-    3.0
-    """
-    moved = half_ring_bytes(ranks, size_bytes)
-    return (ranks - 1) * latency_s + moved / bandwidth_bytes_per_s + moved * reduce_per_byte_s
-
-
-def all_gather_s(
-    ranks: Quantity,
-    size_bytes: Quantity,
-    *,
-    bandwidth_bytes_per_s: Quantity,
-    latency_s: Quantity = 0.0,
-) -> Quantity:
-    r"""Return the seconds of a ring all-gather of n bytes; each rank starts with n/p of them.
-
-    .. math:: (p-1) \alpha + \frac{p-1}{p} n \beta
-
-    References
-    ----------
     Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH",
     Int. J. High Perform. Comput. Appl. 19(1), 2005, doi 10.1177/1094342005051521.
+    van de Geijn, Watts, "SUMMA: scalable universal matrix multiplication algorithm", Concurrency:
+    Practice and Experience 9(4), 1997 (a broadcast as a pipeline round a ring).
 
-    >>> all_gather_s(4, 100.0, bandwidth_bytes_per_s=50.0, latency_s=0.5)
+    >>> ring_s("all_reduce", 4, 100.0, bandwidth_bytes_per_s=50.0, latency_s=0.5)
+    6.0
+    >>> ring_s("reduce_scatter", 4, 100.0, bandwidth_bytes_per_s=50.0, reduce_per_byte_s=0.02)
     3.0
+    >>> ring_s("broadcast", 5, 100.0, bandwidth_bytes_per_s=50.0, latency_s=0.5)
+    4.0
     """
-    return (ranks - 1) * latency_s + half_ring_bytes(ranks, size_bytes) / bandwidth_bytes_per_s
+    steps, sent, added = ring_use(operation, ranks)
+    return (
+        steps * latency_s
+        + sent * size_bytes / bandwidth_bytes_per_s
+        + added * size_bytes * reduce_per_byte_s
+    )
 
 
 def broadcast_s(
@@ -152,30 +154,6 @@ def broadcast_s(
     7.5
     """
     return ceil_log2(ranks) * (latency_s + size_bytes / bandwidth_bytes_per_s)
-
-
-def chain_broadcast_s(
-    ranks: Quantity,
-    size_bytes: Quantity,
-    *,
-    bandwidth_bytes_per_s: Quantity,
-    latency_s: Quantity = 0.0,
-) -> Quantity:
-    r"""Return the seconds of a broadcast along a chain, pipelined in very small pieces.
-
-    .. math:: (p-1) \alpha + n \beta
-
-    No broadcast is faster for large messages; NCCL's broadcast runs along its rings in this way.
-
-    References
-    ----------
-    van de Geijn, Watts, "SUMMA: scalable universal matrix multiplication algorithm", Concurrency:
-    Practice and Experience 9(4), 1997 (a broadcast as a pipeline round a ring).
-
-    >>> chain_broadcast_s(5, 100.0, bandwidth_bytes_per_s=50.0, latency_s=0.5)
-    4.0
-    """
-    return (ranks - 1) * latency_s + where(ranks > 1, size_bytes / bandwidth_bytes_per_s, 0.0)
 
 
 def tree_allreduce_s(
@@ -229,7 +207,8 @@ def rabenseifner_allreduce_s(
     >>> rabenseifner_allreduce_s(6, 100.0, bandwidth_bytes_per_s=50.0, latency_s=0.5)
     10.0
     """
-    power, over = 2 ** floor_log2(ranks), _over(ranks)
+    power = 2 ** floor_log2(ranks)
+    over = ceil_log2(ranks) - floor_log2(ranks)  # 0 for a power of two, else 1
     share = half_ring_bytes(power, size_bytes)
     return (
         2 * (floor_log2(ranks) + over) * latency_s
@@ -252,7 +231,7 @@ def double_tree_allreduce_s(
 
     At least 4k rounds are needed for p > 2. With enough chunks and little latency the bound
     approaches 2 n beta. The exact number of rounds is that of
-    :func:`perfmodel.theory.collective_schedules.double_tree_all_reduce`.
+    :func:`perfmodel.communication.schedules.double_tree_all_reduce`.
 
     References
     ----------
@@ -294,14 +273,16 @@ def hierarchical_allreduce_s(
     ...                          intra_bandwidth_bytes_per_s=75.0)
     4.0
     """
-    inside = ring_allreduce_s(
+    inside = ring_s(
+        "all_reduce",
         devices_per_node,
         size_bytes,
         bandwidth_bytes_per_s=intra_bandwidth_bytes_per_s,
         latency_s=intra_latency_s,
         reduce_per_byte_s=reduce_per_byte_s,
     )
-    between = ring_allreduce_s(
+    between = ring_s(
+        "all_reduce",
         nodes,
         size_bytes / devices_per_node,
         bandwidth_bytes_per_s=bandwidth_bytes_per_s,
@@ -327,9 +308,9 @@ def line_s(lines: Sequence[LinearCost], size_bytes: Quantity) -> tuple[Quantity,
     """
     startup_s, per_byte_s = lines[0].startup_s, lines[0].per_byte_s
     for line in lines[1:]:
-        here = size_bytes >= line.above_bytes
-        startup_s = where(here, line.startup_s, startup_s)
-        per_byte_s = where(here, line.per_byte_s, per_byte_s)
+        applies = size_bytes >= line.above_bytes
+        startup_s = where(applies, line.startup_s, startup_s)
+        per_byte_s = where(applies, line.per_byte_s, per_byte_s)
     return startup_s, per_byte_s * size_bytes
 
 
@@ -341,7 +322,9 @@ def startup_growth(growth: Growth, ranks: Quantity) -> Quantity:
     >>> [startup_growth(growth, 8) for growth in ("constant", "log", "ring")]
     [1.0, 3, 7]
     """
-    return _grown(growth, ranks, ranks - 1)
+    if growth == "constant":
+        return where(ranks > 1, 1.0, 0.0)
+    return ceil_log2(ranks) if growth == "log" else ranks - 1
 
 
 def per_byte_growth(growth: Growth, ranks: Quantity) -> Quantity:
@@ -352,19 +335,4 @@ def per_byte_growth(growth: Growth, ranks: Quantity) -> Quantity:
     >>> [per_byte_growth(growth, 8) for growth in ("constant", "log", "ring")]
     [1.0, 3, 1.75]
     """
-    return _grown(growth, ranks, 2.0 * (ranks - 1) / ranks)
-
-
-def _grown(growth: Growth, ranks: Quantity, ring: Quantity) -> Quantity:
-    match growth:
-        case "constant":
-            return where(ranks > 1, 1.0, 0.0)
-        case "log":
-            return ceil_log2(ranks)
-        case "ring":
-            return ring
-
-
-def _over(ranks: Quantity) -> Quantity:
-    """Return 0 if the number of ranks is a power of two, else 1."""
-    return ceil_log2(ranks) - floor_log2(ranks)
+    return ring_allreduce_bytes(ranks, 1.0) if growth == "ring" else startup_growth(growth, ranks)

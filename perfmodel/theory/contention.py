@@ -69,64 +69,54 @@ def contended(
     [[0.5]]
     """
     regular = [0.0] * len(demands_s) if even is None else list(even)
+    # how much shorter the time at each station is than after random arrivals (s)
+    shorter = [0.5 * part * demand for demand, part in zip(demands_s, regular, strict=True)]
     if len(cycles) > 1:
         still: list[list[Quantity]] = [[0.0] * len(demands_s) for _ in cycles]
-        return _at_once(customers, demands_s, cycles, regular, still, still)
+        return _at_once(customers, shorter, cycles, still, still)
     if is_symbol(customers[0]):
         import sympy
 
         return [[sympy.Symbol(f"Q_{name}", positive=True) for name in stations]]
-    return [_alone(customers[0], demands_s, cycles[0], regular)]
+    return [_alone(customers[0], shorter, cycles[0])]
 
 
-def _alone(
-    customers: Quantity,
-    demands_s: Sequence[Quantity],
-    cycle: CycleTime,
-    regular: Sequence[Quantity],
-) -> list[Quantity]:
+def _alone(customers: Quantity, shorter: Sequence[Quantity], cycle: CycleTime) -> list[Quantity]:
     """Recurse over the number of customers; beyond :data:`EXACT`, use the fixed point."""
     most, least = int(np.max(customers)), int(np.min(customers))
-    shorter = _shorter(demands_s, regular)
-    found: list[Quantity] = [0.0] * len(demands_s)
+    queued: list[Quantity] = [0.0] * len(shorter)
     for present in range(1, min(most, EXACT)):
-        (parts,) = _parts([found], shorter, [cycle])
+        (parts,) = _parts([queued], shorter, [cycle])
         others = [present * part for part in parts]
-        found = others if present < least else _where(present < customers, others, found)
+        queued = others if present < least else _where(present < customers, others, queued)
     if most <= EXACT:
-        return found
-    (parts,) = _parts([found], shorter, [cycle])
-    falls = [before / (EXACT - 1.0) - now for before, now in zip(found, parts, strict=True)]
+        return queued
+    (parts,) = _parts([queued], shorter, [cycle])
+    falls = [before / (EXACT - 1.0) - now for before, now in zip(queued, parts, strict=True)]
     many = maximum(customers, EXACT + 1.0)
-    start = [(many - 1.0) / (EXACT - 1.0) * others for others in found]
-    (beyond,) = _at_once([many], demands_s, [cycle], regular, [falls], [start])
-    return _where(customers > EXACT, beyond, found)
+    start = [(many - 1.0) / (EXACT - 1.0) * others for others in queued]
+    (beyond,) = _at_once([many], shorter, [cycle], [falls], [start])
+    return _where(customers > EXACT, beyond, queued)
 
 
 def _where(condition: Quantity, yes: Sequence[Quantity], no: Sequence[Quantity]) -> list[Quantity]:
     return [where(condition, new, old) for new, old in zip(yes, no, strict=True)]
 
 
-def _parts(found: Table, shorter: Sequence[Quantity], cycles: Sequence[CycleTime]) -> Table:
+def _parts(queued: Table, shorter: Sequence[Quantity], cycles: Sequence[CycleTime]) -> Table:
     """Return the fraction of its time a customer spends at each station, given the others."""
     parts = []
-    for cycle, others in zip(cycles, found, strict=True):
+    for cycle, others in zip(cycles, queued, strict=True):
         cycle_s, held_s = cycle(others)
         columns = zip(held_s, shorter, strict=True)
         parts.append([(held - less) / cycle_s for held, less in columns])
     return parts
 
 
-def _shorter(demands_s: Sequence[Quantity], regular: Sequence[Quantity]) -> list[Quantity]:
-    """Return how much shorter the time at each station is than after random arrivals (s)."""
-    return [0.5 * part * demand for demand, part in zip(demands_s, regular, strict=True)]
-
-
 def _at_once(
     customers: Sequence[Quantity],
-    demands_s: Sequence[Quantity],
+    shorter: Sequence[Quantity],
     cycles: Sequence[CycleTime],
-    regular: Sequence[Quantity],
     falls: Table,
     start: Table,
 ) -> Table:
@@ -141,27 +131,20 @@ def _at_once(
     Chandy, Neuse, CACM 25(2), 1982, doi 10.1145/358396.358403.
     """
 
-    def settled(count: Sequence[Quantity], falls: Table, start: Table) -> Table:
-        return _settled(count, demands_s, cycles, regular, falls, start)
-
     def scaled(count: Sequence[Quantity]) -> Table:
         scale = (EXACT / sum(count)) ** 2
         return _each(lambda fall: fall * scale, falls)
 
-    def parts(found: Table) -> Table:
-        return _parts(found, _shorter(demands_s, regular), cycles)
-
     total = sum(customers)
     fewer = [count * (total - 1.0) / total for count in customers]
-    without_one = settled(fewer, scaled(fewer), start)
-    complete = settled(customers, scaled(customers), without_one)
-    steps = _each(
-        lambda before, now: _change(before, now, total), parts(without_one), parts(complete)
-    )
-    return settled(customers, steps, complete)
+    without_one = _settled(fewer, shorter, cycles, scaled(fewer), start)
+    complete = _settled(customers, shorter, cycles, scaled(customers), without_one)
+    before, now = (_parts(table, shorter, cycles) for table in (without_one, complete))
+    steps = _each(partial(_change, total), before, now)
+    return _settled(customers, shorter, cycles, steps, complete)
 
 
-def _change(before: Quantity, now: Quantity, customers: Quantity) -> Quantity:
+def _change(customers: Quantity, before: Quantity, now: Quantity) -> Quantity:
     """Return the change of the fraction of time at a station, if one of ``customers`` is removed.
 
     The number of customers there falls by at most one and never rises (Suri, "A concept of
@@ -174,9 +157,8 @@ def _change(before: Quantity, now: Quantity, customers: Quantity) -> Quantity:
 
 def _settled(
     customers: Sequence[Quantity],
-    demands_s: Sequence[Quantity],
+    shorter: Sequence[Quantity],
     cycles: Sequence[CycleTime],
-    regular: Sequence[Quantity],
     falls: Table,
     start: Table,
 ) -> Table:
@@ -187,27 +169,26 @@ def _settled(
     extrapolation that leads further away from the fixed point is taken back, and the next one goes
     half as far: where a bound on the cycle time sets in, the values beyond it follow another line.
     """
-    found = start
-    shorter = _shorter(demands_s, regular)
-    earlier = before = plain = found
+    queued = start
+    earlier = before = plain = queued
     allowed: Quantity = np.inf
     reach: Quantity = 1.0
     for rounds in range(1, MOST_ROUNDS + 1):
-        parts = _each(lambda part, fall: part + fall, _parts(found, shorter, cycles), falls)
+        parts = _each(lambda part, fall: part + fall, _parts(queued, shorter, cycles), falls)
         target = _target(customers, parts)
-        off = _off(target, found)
-        earlier, before = before, found
-        found = _each(lambda new, old: (new + old) / 2.0, target, found)
+        off = _off(target, queued)
+        earlier, before = before, queued
+        queued = _each(lambda new, old: (new + old) / 2.0, target, queued)
         if rounds > 1 and rounds % EXTRAPOLATED == 1:
             closer = off <= allowed
-            found = _each(partial(where, closer), found, plain)
+            queued = _each(partial(where, closer), queued, plain)
             reach = where(closer, 1.0, 0.5 * reach)
         if np.max(off) < CLOSE:
             break
         if rounds % EXTRAPOLATED == 0:
-            plain, allowed = found, off
-            found = _each(partial(_towards_limit, reach), earlier, before, found)
-    return found
+            plain, allowed = queued, off
+            queued = _each(partial(_towards_limit, reach), earlier, before, queued)
+    return queued
 
 
 def _target(customers: Sequence[Quantity], parts: Table) -> Table:
@@ -217,14 +198,14 @@ def _target(customers: Sequence[Quantity], parts: Table) -> Table:
         for column in zip(*parts, strict=True)
     ]
     return [
-        [maximum(0.0, whole - mine) for whole, mine in zip(present, own, strict=True)]
-        for own in parts
+        [maximum(0.0, whole - seen) for whole, seen in zip(present, row, strict=True)]
+        for row in parts
     ]
 
 
-def _off(target: Table, found: Table) -> Quantity:
+def _off(target: Table, queued: Table) -> Quantity:
     """Return the largest relative change at any station."""
-    changes = _each(lambda new, old: abs(new - old) / (1.0 + old), target, found)
+    changes = _each(lambda new, old: abs(new - old) / (1.0 + old), target, queued)
     return maximum(0.0, *(change for row in changes for change in row))
 
 

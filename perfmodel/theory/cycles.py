@@ -34,9 +34,9 @@ def best_cycle(per_byte_s: NDArray[np.float64], latency_s: NDArray[np.float64]) 
     following = np.roll(orders, -1, axis=1)
     slowest = per_byte_s[orders, following].max(axis=1)
     longest = latency_s[orders, following].max(axis=1)
-    found: list[int] = orders[np.lexsort((longest, slowest))[0]].tolist()
-    first = found.index(0)
-    return found[first:] + found[:first]
+    order: list[int] = orders[np.lexsort((longest, slowest))[0]].tolist()
+    first = order.index(0)
+    return order[first:] + order[:first]
 
 
 def _nearest_next(
@@ -45,8 +45,8 @@ def _nearest_next(
     """Return the greedy cycle from ``start``, which always goes to the nearest place left."""
     order, left = [start], set(range(len(per_byte_s))) - {start}
     while left:
-        here = order[-1]
-        order.append(min(left, key=lambda k: (per_byte_s[here, k], latency_s[here, k], k)))
+        last = order[-1]
+        order.append(min(left, key=lambda k: (per_byte_s[last, k], latency_s[last, k], k)))
         left.remove(order[-1])
     return order
 

@@ -47,8 +47,8 @@ def needed(lines: Lines) -> Lines:
     for i in np.flatnonzero(kept).tolist():
         kept[i] = False
         kept[i] = not _covered(lowered[i : i + 1], lines[kept])[0]
-    found: Lines = lines[kept]
-    return found
+    largest_lines: Lines = lines[kept]
+    return largest_lines
 
 
 @functools.cache
@@ -69,8 +69,8 @@ def _covered(lines: Lines, by: Lines) -> NDArray[np.bool_]:
     high = np.where(steeper < 0.0, crossing, 1.0).min(3)
     never = ((steeper == 0.0) & (second < 0.0)).any(3)
     covered = (np.maximum(low, 0.0) <= np.minimum(high, 1.0)) & ~never
-    found: NDArray[np.bool_] = covered.any((1, 2))
-    return found
+    result: NDArray[np.bool_] = covered.any((1, 2))
+    return result
 
 
 def largest(lines: Sequence[Lines], values: Sequence[Quantity]) -> list[Quantity]:
@@ -85,8 +85,8 @@ def largest(lines: Sequence[Lines], values: Sequence[Quantity]) -> list[Quantity
     for k, value in enumerate(values):
         points[k] = value
     at = np.concatenate(lines) @ points.reshape(len(values), -1)
-    ends = np.cumsum([len(some) for some in lines]).tolist()
+    ends = np.cumsum([len(group) for group in lines]).tolist()
     return [
-        np.max(at[end - len(some) : end], axis=0).reshape(shape)
-        for some, end in zip(lines, ends, strict=True)
+        np.max(at[end - len(group) : end], axis=0).reshape(shape)
+        for group, end in zip(lines, ends, strict=True)
     ]

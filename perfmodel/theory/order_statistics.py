@@ -229,8 +229,8 @@ def quantiles_of_unequal(
     whole_number("points", points)
     if sum(counts) <= whole_number("late", late, at_least=0):
         raise InputError(f"late: expected fewer than {sum(counts)} workers, got {late}")
-    found = functools.partial(_unequal, tuple(counts), tuple(scales), late, kind, points)
-    return _each(found, cv), _probabilities(points)[2]
+    values = functools.partial(_unequal, tuple(counts), tuple(scales), late, kind, points)
+    return _each(values, cv), _probabilities(points)[2]
 
 
 @functools.lru_cache(maxsize=1 << 12)
@@ -243,8 +243,8 @@ def _unequal(
     cv: float,
 ) -> Floats:
     most = max(scales)
-    each = [scale for n, scale in zip(counts, scales, strict=True) for _ in range(int(n))]
-    least = sorted(each)[-1 - late] if late else most
+    times = [scale for n, scale in zip(counts, scales, strict=True) for _ in range(int(n))]
+    least = sorted(times)[-1 - late] if late else most
     if cv < NO_SPREAD:
         return np.full(points, least)
     below, _, weights = _probabilities(points)
@@ -276,10 +276,10 @@ def quantiles_of_mixture(
     [1.0, 2.0]
     """
     _, _, cv = _checked(1, 1, cv, kind)
-    found: Floats = _each(
+    quantiles: Floats = _each(
         functools.partial(_mixture, tuple(counts), tuple(scales), kind, tuple(parts)), cv
     )
-    return found
+    return quantiles
 
 
 @functools.lru_cache(maxsize=1 << 12)
@@ -295,8 +295,8 @@ def _mixture(
         middle: Floats = every[np.floor(np.array(parts) * len(every)).astype(np.int64)]
         return middle
     _, x = _grid(min(scales), max(scales), 1, kind, cv)
-    each = zip(counts, scales, strict=True)
-    chance = sum(n * _below(x / scale, cv, kind) for n, scale in each) / sum(counts)
+    groups = zip(counts, scales, strict=True)
+    chance = sum(n * _below(x / scale, cv, kind) for n, scale in groups) / sum(counts)
     rising, first = np.unique(chance, return_index=True)
     return np.interp(parts, rising, x[first])
 
@@ -327,17 +327,17 @@ def _within(
         if late == 0:
             chance *= below**count
             continue
-        own = np.stack(
+        above = np.stack(
             [
                 special.comb(count, k) * (1.0 - below) ** k * below ** max(count - k, 0)
                 for k in range(late + 1)
             ]
         )
         chance = np.stack(
-            [sum(chance[k - j] * own[j] for j in range(k + 1)) for k in range(late + 1)]
+            [sum(chance[k - j] * above[j] for j in range(k + 1)) for k in range(late + 1)]
         )
-    found: Floats = chance.sum(axis=0)
-    return found
+    probability: Floats = chance.sum(axis=0)
+    return probability
 
 
 def _below(factor: Floats, cv: float, kind: str) -> Floats:
@@ -369,8 +369,8 @@ def quantile(part: Quantity, cv: Quantity, kind: str) -> Quantity:
     part = quantity("part", part, at_most=1.0)
     if np.any((np.asarray(part) == 0.0) | (np.asarray(part) == 1.0)):
         raise InputError("part: must be more than 0 and less than 1")
-    found = _factor(np.asarray(part), 1.0 - np.asarray(part), np.asarray(cv), kind)
-    return found if found.ndim else float(found)
+    factor = _factor(np.asarray(part), 1.0 - np.asarray(part), np.asarray(cv), kind)
+    return factor if factor.ndim else float(factor)
 
 
 def _single_draw(rank: int, n: int, below: Floats, above: Floats) -> tuple[Floats, Floats]:
@@ -408,19 +408,19 @@ def _factor(below: Floats, above: Floats, cv: ArrayLike, kind: str) -> Floats:
 # -- arguments -------------------------------------------------------------------------------------
 
 
-def _each(function: Callable[..., float | Floats], *given: Quantity) -> Any:
+def _each(function: Callable[..., float | Floats], *arguments: Quantity) -> Any:
     """Apply a function of numbers to arrays, calling it once for equal elements.
 
     All results have one shape, which becomes the last axes.
     """
-    if not any(isinstance(value, np.ndarray) for value in given):
-        return function(*given)
+    if not any(isinstance(value, np.ndarray) for value in arguments):
+        return function(*arguments)
     code: Any = 0
-    for value in given:
-        found, which = np.unique(value, return_inverse=True)
-        code = code * len(found) + which.reshape(np.shape(value))
+    for value in arguments:
+        distinct, which = np.unique(value, return_inverse=True)
+        code = code * len(distinct) + which.reshape(np.shape(value))
     _, first, which = np.unique(code, return_index=True, return_inverse=True)
-    columns = [np.broadcast_to(v, np.shape(code)).reshape(-1)[first].tolist() for v in given]
+    columns = [np.broadcast_to(v, np.shape(code)).reshape(-1)[first].tolist() for v in arguments]
     answers = np.array([function(*row) for row in zip(*columns, strict=True)])
     return answers[which].reshape(*np.shape(code), *answers.shape[1:])
 

@@ -87,7 +87,7 @@ def scale_error_samples(noise: Sequence[GradientNoise]) -> float:
     scale = mean.scale_samples
     if scale == math.inf:
         return math.inf
-    off = [each.variance - scale * each.square for each in noise]
+    off = [estimate.variance - scale * estimate.square for estimate in noise]
     return statistics.stdev(off) / math.sqrt(len(noise)) / mean.square
 
 

@@ -25,7 +25,7 @@ from perfmodel.architectures.allreduce import ARCHITECTURE, VARIANTS
 from perfmodel.engine.simulation import simulate, timeline
 from perfmodel.inputs.cluster import Collective, Piece
 from perfmodel.predicting import coarse, fine
-from perfmodel.theory.collective_times import chain_broadcast_s
+from perfmodel.theory.collective_times import ring_s
 from tests.jobs import cluster, job, jobs, workload
 from tests.settings import examples
 
@@ -230,7 +230,9 @@ def test_a_chain_in_small_pieces_takes_as_long_as_the_formula(ranks: int) -> Non
         for k, ready_s in enumerate(ends):
             free_s = max(free_s, ready_s) + 100.0 / pieces / bandwidth
             ends[k] = free_s + latency_s
-    closed = chain_broadcast_s(ranks, 100.0, bandwidth_bytes_per_s=bandwidth, latency_s=latency_s)
+    closed = ring_s("broadcast", ranks, 100.0, bandwidth_bytes_per_s=bandwidth, latency_s=latency_s)
     assert ends[-1] == pytest.approx(closed, rel=2e-3)
     assert ends[-1] != pytest.approx(closed * 1.01, rel=2e-3)
-    assert chain_broadcast_s(1, 100.0, bandwidth_bytes_per_s=bandwidth, latency_s=latency_s) == 0.0
+    assert (
+        ring_s("broadcast", 1, 100.0, bandwidth_bytes_per_s=bandwidth, latency_s=latency_s) == 0.0
+    )

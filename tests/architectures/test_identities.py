@@ -16,9 +16,10 @@ from hypothesis import given, strategies as st
 
 from perfmodel import Cluster, Jitter, Server, Straggler, Workload, build_graph, predict
 from perfmodel.architectures.registry import find, names, read_options
+from perfmodel.communication import schedules
 from perfmodel.engine.simulation import simulate, timeline
 from perfmodel.graph.op_graph import OpGraph
-from perfmodel.theory import collective_schedules as schedules, collective_times
+from perfmodel.theory import collective_times
 from tests import oracles
 from tests.jobs import ALL, ALL_IDS, cluster, job, whole_groups, workload, workloads
 from tests.oracles import equal

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from perfmodel import Cluster, Link, Source
-from perfmodel.architectures.parts.fabric import Fabric
 from perfmodel.base.arrays import NONE
+from perfmodel.communication.fabric import Fabric
 from perfmodel.engine.simulation import makespan
 from perfmodel.inputs.sites import Site, SiteLink
 from tests import simgrid

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from perfmodel.architectures.allreduce.formulas import exact, leaves_out, operation_of, phases
-from perfmodel.architectures.allreduce.graph import build, meaning
+from perfmodel.architectures.allreduce.graph import build, slices
 from perfmodel.architectures.allreduce.messages import broadcast_bytes, messages_of, reduction_of
 from perfmodel.architectures.allreduce.options import Options
-from perfmodel.architectures.allreduce.variants import VARIANTS
-from perfmodel.architectures.base import Architecture, Coarse, Traffic
-from perfmodel.architectures.parts.measured import measured_in, measured_notes
-from perfmodel.architectures.parts.members import Members
-from perfmodel.architectures.parts.reduction import REDUCTION_ASSUMPTIONS
+from perfmodel.architectures.base import Architecture, Coarse, Traffic, ring_traffic
+from perfmodel.communication.collectives import measured_in, measured_notes
+from perfmodel.communication.members import Members
+from perfmodel.communication.reduction import REDUCTION_ASSUMPTIONS
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
 
@@ -30,8 +31,8 @@ def notes(job: Job) -> tuple[str, ...]:
         left = f"each_send: every send is simulated; the measured {operation} is not used"
         return (left, *buffers)
     messages = options.sent_bytes(messages_of(job).bytes)
-    found = {operation: messages * (job.workers if options.sparse else 1)}
-    return (*measured_notes(job, found), *buffers)
+    sizes = {operation: messages * (job.workers if options.sparse else 1)}
+    return (*measured_notes(job, sizes), *buffers)
 
 
 def _fold(job: Job) -> OpGraph | None:
@@ -57,11 +58,38 @@ def traffic(job: Job) -> Traffic | None:
     sent = options.sent_share * job.workload.gradient_bytes * job.reductions
     if options.sparse:
         return Traffic((n - 1) * sent, (n - 1) * sent)
-    if options.algorithm not in ("ring", "node_tree", "hierarchical"):
-        return None
-    moved = 2 * (n - 1) / n * sent
-    return Traffic(moved, moved)
+    return ring_traffic(n, sent, options.algorithm)
 
+
+VARIANTS: tuple[Mapping[str, object], ...] = (
+    {},
+    {"overlap": False, "no_sync": False},
+    {"bucket_cap_bytes": 0, "first_bucket_bytes": 0},
+    {"bucket_cap_bytes": 50, "first_bucket_bytes": 10, "concurrent": 2},
+    {"each_send": True, "bucket_cap_bytes": 50},
+    {"bucketing": "mg_wfbp", "reduce_per_byte_s": 0.001},
+    {"algorithm": "ring", "overlap": False, "broadcast_buffers": False},
+    {"algorithm": "halving_doubling", "each_send": True},
+    {"algorithm": "halving_doubling", "reduce_per_byte_s": 0.001},
+    {"algorithm": "tree", "bucketing": "one"},
+    {"algorithm": "tree", "bucketing": "layer", "each_send": True, "overlap": False},
+    {"algorithm": "double_tree", "chunks": 2, "each_send": True, "bucketing": "layer"},
+    {"algorithm": "double_tree", "chunks": 2, "bucketing": "layer"},
+    {"algorithm": "hierarchical", "each_send": True, "bucketing": "layer"},
+    {"algorithm": "hierarchical", "bucketing": "mg_wfbp"},
+    {"algorithm": "node_tree", "bucketing": "layer"},
+    {"bucketing": "horovod", "fusion_cycle_s": 0.5},
+    {"bucketing": "horovod", "fusion_cycle_s": 2.0, "fusion_threshold_bytes": 45},
+    {"bucketing": "horovod", "fusion_cycle_s": 0.5, "algorithm": "tree", "overlap": False},
+    {"bucketing": "horovod", "fusion_cycle_s": 1.0, "cross_barrier": True},
+    {"bucketing": "layer", "priority": True, "partition_bytes": 10, "cross_barrier": True},
+    {"bucketing": "layer", "priority": True, "partition_bytes": 10, "credit_bytes": 25},
+    {"compression": "top_k", "density": 0.1, "encode_per_byte_s": 0.01},
+    {"compression": "dgc", "density": 0.1, "each_send": True, "decode_per_byte_s": 0.001},
+    {"compression": "quantised", "decode_per_byte_s": 0.01, "cross_barrier": True},
+    {"compression": "quantised", "quantised_bits": 4, "algorithm": "tree", "each_send": True},
+)
+"""Options under which the laws of all architectures are checked."""
 
 ARCHITECTURE = Architecture(
     name="allreduce",
@@ -103,6 +131,8 @@ ARCHITECTURE = Architecture(
     notes=notes,
     variants=VARIANTS,
     traffic=traffic,
-    meaning=meaning,
+    meaning=lambda job, recorder: recorder.replicas(),
+    slices=slices,
+    central=True,
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

@@ -8,22 +8,18 @@ import msgspec
 
 from perfmodel.architectures.allreduce.messages import broadcast_bytes, messages_of
 from perfmodel.architectures.allreduce.options import Options, decode_per_byte_s_of, largest_bytes
-from perfmodel.architectures.parts.collective_rates import (
-    all_gather_rate,
-    all_reduce_rate,
-    broadcast_rate,
-    closed,
-)
-from perfmodel.architectures.parts.measured import Fastest, Rate, Use, measured_in
-from perfmodel.architectures.parts.passes import pass_layers
-from perfmodel.architectures.parts.workers import alike, left_out
 from perfmodel.base.quantities import Quantity, maximum, where
+from perfmodel.communication.collectives import measured_in
+from perfmodel.communication.formulas import Formulas, exact_formula
+from perfmodel.communication.rates import Fastest, Rate, Use
 from perfmodel.inputs.cluster import Handover
 from perfmodel.inputs.job import Job
 from perfmodel.phases.layers import Whole
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities
 from perfmodel.theory.overlap import fused_wait_free, merged_wait_free, wait_free
+from perfmodel.training.passes import pass_layers
+from perfmodel.training.workers import alike, left_out
 
 
 def _rate(job: Job, q: Quantities) -> Rate | Fastest:
@@ -33,8 +29,8 @@ def _rate(job: Job, q: Quantities) -> Rate | Fastest:
     if options.each_send:  # sends are simulated, so measured collectives do not apply
         q = msgspec.structs.replace(q, collectives=())
     if options.sparse:
-        return all_gather_rate(q).sent(q.workers * sent)
-    rate = all_reduce_rate(job, q, options.reduction)
+        return Formulas(job, q).cost("all_gather").sent(q.workers * sent)
+    rate = Formulas(job, q).all_reduce(options.reduction)
     largest = largest_bytes(options, q.gradient_bytes)
     return (rate if largest is None else rate.at(largest)).sent(sent, at_once=options.concurrent)
 
@@ -94,7 +90,7 @@ def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
     for size in sizes:
         used = used.plus(rate.busy(size).times(times))
     if broadcast_bytes(job) > 0.0:
-        sent = broadcast_rate(q)
+        sent = Formulas(job, q).cost("broadcast")
         seconds_s = where(alone, 0.0, times * sent.seconds(q.buffer_bytes))
         parts["broadcast buffers"] = Phase(seconds_s, "network")
         used = used.plus(sent.busy(q.buffer_bytes).times(times))
@@ -117,7 +113,7 @@ def exact(job: Job) -> bool:
     same = same and job.cluster.handover == Handover()
     same = same and measured_in(job.cluster.collectives, operation_of(options)) is None
     as_planned = options.bucketing != "mg_wfbp" or same
-    known = one_by_one and as_planned and closed(job, options.reduction)
+    known = one_by_one and as_planned and exact_formula(job, options.reduction)
     data = job.workload.data_loading_s == 0.0
     # the formula assumes that a broadcast crosses the slowest link between sites, which it may not
     near = broadcast_bytes(job) == 0.0 or not job.crosses_sites

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -17,26 +17,24 @@ from perfmodel.architectures.allreduce.messages import (
     reduction_of,
 )
 from perfmodel.architectures.allreduce.options import Options, decode_per_byte_s_of
-from perfmodel.architectures.parts.communicator import Communicator, add_sends
-from perfmodel.architectures.parts.members import Cost, Members
-from perfmodel.architectures.parts.network import Network
-from perfmodel.architectures.parts.reduction import broadcast_cost, schedule_of
-from perfmodel.architectures.parts.workers import (
+from perfmodel.base.arrays import Floats, Ids
+from perfmodel.communication import schedules
+from perfmodel.communication.communicator import Communicator, add_sends
+from perfmodel.communication.costs import Cost, LinkCosts
+from perfmodel.communication.members import Members, schedule_of
+from perfmodel.communication.network import Network
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import MOST_UNITS, Axis, OpGraph
+from perfmodel.inputs.job import Job
+from perfmodel.inputs.workload import expanded
+from perfmodel.theory import collective_times
+from perfmodel.training.workers import (
     Workers,
     add_optimizer,
     add_passes,
     log_steps,
     stagger_s,
 )
-from perfmodel.base.arrays import Floats, Ids
-from perfmodel.graph.builder import GraphBuilder
-from perfmodel.graph.op_graph import MOST_UNITS, Axis, OpGraph
-from perfmodel.inputs.job import Job
-from perfmodel.inputs.workload import expanded
-from perfmodel.theory import collective_schedules, collective_times
-
-if TYPE_CHECKING:
-    from perfmodel.architectures.parts.recorder import Meaning, Recorder
 
 
 class End(msgspec.Struct, frozen=True, eq=False):
@@ -164,16 +162,13 @@ def _ready(options: Options, made: Ids, messages: Messages) -> Ids:
     return made[:, messages.layer if options.overlap else np.zeros_like(messages.layer)]
 
 
-def meaning(job: Job) -> tuple[Recorder, Meaning]:
-    """Record replicas of one model, updated as a whole or, with cross_barrier, layer by layer."""
-    from perfmodel.architectures.parts.recorder import Recorder, replicas
-
-    slices = [float(job.workload.gradient_bytes)]
-    if Options.of(job).cross_barrier and job.workers > 1:
-        layers = np.unique(messages_of(job).part_layer)
-        slices = [sum(expanded(job.workload).layers[k].tensor_bytes) for k in layers.tolist()]
-    recorder = Recorder(job.workers, slices, central=True)
-    return recorder, replicas(recorder)
+def slices(job: Job) -> list[float]:
+    """Return the bytes of the slices that are updated one by one: all or, with cross_barrier, each
+    layer."""
+    if not Options.of(job).cross_barrier or job.workers == 1:
+        return [float(job.workload.gradient_bytes)]
+    layers = np.unique(messages_of(job).part_layer)
+    return [sum(expanded(job.workload).layers[k].tensor_bytes) for k in layers.tolist()]
 
 
 def _add_collectives(
@@ -221,7 +216,7 @@ def _add_broadcasts(
     """Broadcast the buffers from worker 0 as it begins a pass, after the end of the one before; all
     forward passes wait for them."""
     members = Members.of(job.cluster, job.workers)
-    cost = broadcast_cost(members, np.array([broadcast_bytes(job)]))
+    cost = LinkCosts(members, np.array([broadcast_bytes(job)])).cost("broadcast")
     for number, workers in enumerate(passes):
         sent = communicator.add("broadcast", cost, axis="buffers", among=workers.axes)
         b.edge(ends[number - 1].mark[:1], sent, lag=0 if number else 1)
@@ -274,7 +269,7 @@ def _add_sends(
     members = Members.of(job.cluster, job.workers)
     network = Network(b, job, fold=fold, core_share=job.workers if fold else 1)
     if options.sparse:
-        schedule = collective_schedules.ring_all_gather(job.workers)
+        schedule = schedules.ring_all_gather(job.workers)
         schedule = schedule.among(members.fabric.by_site(members.ends[0]))
     else:
         reduction = reduction_of(job, members)
@@ -316,9 +311,7 @@ def _add_ring_sends(
             (n, buckets, steps),
             bytes=part[:, None],
             seconds=part[:, None] * adding,
-            path=network.path(worker, following[:n])[:, None, None],
-            rate_cap_bytes_per_s=network.flow(worker, following[:n])[:, None, None],
-            latency_s=network.latency_s(worker, following[:n])[:, None, None],
+            **network.between(worker[:, None, None], following[:n, None, None]),
             slot=line[:, None, None],
             group=worker[:, None, None],
             axes=(("worker", None), ("bucket", None), ("step", None)),

@@ -6,15 +6,11 @@ import msgspec
 import numpy as np
 
 from perfmodel.architectures.allreduce.options import Options, largest_bytes
-from perfmodel.architectures.parts.members import Cost, Members
-from perfmodel.architectures.parts.messages import parts_of, tensors_of
-from perfmodel.architectures.parts.reduction import (
-    Reduction,
-    all_gather_cost,
-    all_reduce_cost,
-    chosen,
-)
 from perfmodel.base.arrays import Floats, Ids
+from perfmodel.communication.costs import Cost, LinkCosts
+from perfmodel.communication.members import Members
+from perfmodel.communication.messages import parts_of, tensors_of
+from perfmodel.communication.reduction import Reduction
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import expanded
 from perfmodel.theory.buckets import ddp_buckets, mg_wfbp_buckets
@@ -43,10 +39,10 @@ def messages_of(job: Job) -> Messages:
     parts = parts_of(sizes, options.partition_bytes)
     pieces = np.repeat(np.arange(len(groups)), parts)
     layers = [np.unique(tensors.layer[group]) for group in groups]
-    count = np.array([len(found) for found in layers])
+    count = np.array([len(group) for group in layers])
     return Messages(
         bytes=(sizes / parts)[pieces],
-        layer=np.array([found[0] for found in layers])[pieces],
+        layer=np.array([group[0] for group in layers])[pieces],
         message=np.repeat(np.arange(len(pieces)), count[pieces]),
         part_layer=np.concatenate([layers[piece] for piece in pieces.tolist()]),
     )
@@ -102,8 +98,8 @@ def cost_of(job: Job, sent: Floats) -> Cost:
     options = Options.of(job)
     members = Members.of(job.cluster, job.workers)
     if options.sparse:
-        return all_gather_cost(members, job.workers * sent)
-    return all_reduce_cost(members, sent, reduction_of(job, members))
+        return LinkCosts(members, job.workers * sent).cost("all_gather")
+    return LinkCosts(members, sent).all_reduce(reduction_of(job, members))
 
 
 def broadcast_bytes(job: Job) -> float:
@@ -120,4 +116,5 @@ def reduction_of(job: Job, members: Members) -> Reduction:
         largest = float(options.sent_bytes(messages_of(job).bytes).max())
     if largest is None:
         return options.reduction
-    return chosen(members, options.reduction, float(largest), by_sends=options.each_send)
+    costs = LinkCosts(members, np.array([float(largest)]))
+    return costs.chosen(options.reduction, by_sends=options.each_send)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from perfmodel.architectures.parts.messages import Compression
-from perfmodel.architectures.parts.passes import NoSyncOption, reductions_of
-from perfmodel.architectures.parts.reduction import (
+from perfmodel.base.errors import InputError, number, whole_number
+from perfmodel.base.quantities import Quantity, maximum, minimum
+from perfmodel.communication.messages import Compression
+from perfmodel.communication.reduction import (
     CHUNKS,
     AlgorithmOption,
     ChunksOption,
     ReduceOption,
     Reduction,
 )
-from perfmodel.base.errors import InputError, number, whole_number
-from perfmodel.base.quantities import Quantity, maximum, minimum
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.options import Option
 from perfmodel.theory.buckets import (
@@ -24,6 +24,7 @@ from perfmodel.theory.buckets import (
     HOROVOD_CYCLE_S,
     HOROVOD_THRESHOLD_BYTES,
 )
+from perfmodel.training.passes import NoSyncOption, reductions_of
 
 
 class Options(Compression, frozen=True, forbid_unknown_fields=True):
@@ -124,69 +125,56 @@ class Options(Compression, frozen=True, forbid_unknown_fields=True):
             number("partition_bytes", self.partition_bytes, above=0.0)
         number("credit_bytes", self.credit_bytes)
         whole_number("concurrent", self.concurrent)
-        self._check_sends()
-        self._check_fusion()
-        self._check_sparse()
-        self._check_passes()
-        if self.credit_bytes > 0.0 and self.concurrent > 1:
-            raise InputError(
-                "credit_bytes: already limits what is in flight, so concurrent must be 1"
-            )
+        for conflicts, message in self._conflicts():
+            if conflicts:
+                raise InputError(message)
 
-    def _check_sends(self) -> None:
-        if not self.each_send:
-            return
-        if self.concurrent > 1:
-            raise InputError(
-                "each_send: simulates one collective at a time, so concurrent must be 1"
-            )
-        if self.algorithm == "node_tree":
-            raise InputError("each_send: the sends of algorithm=node_tree are not modelled")
-        if self.bucketing == "horovod":
-            raise InputError("each_send: cannot simulate horovod, whose messages vary at run time")
-        for name in ("priority", "credit_bytes", "cross_barrier"):
-            if getattr(self, name):
-                raise InputError(f"{name}: not available with each_send, which keeps bucket order")
-
-    def _check_passes(self) -> None:
-        if self.no_sync:
-            return
-        if self.bucketing == "horovod":
-            raise InputError(
-                "no_sync: horovod reduces once per update (backward_passes_per_step), so no_sync "
-                "must be true"
-            )
-        if self.cross_barrier:
-            raise InputError(
-                "no_sync: cross_barrier lets updates overtake each other, so no_sync must be true"
-            )
-
-    def _check_fusion(self) -> None:
-        if self.bucketing == "mg_wfbp" and not self.overlap:
-            raise InputError("bucketing: mg_wfbp plans for overlap, so overlap must be true")
-        if self.bucketing != "horovod":
-            return
-        for name in ("priority", "credit_bytes"):
-            if getattr(self, name):
-                raise InputError(f"{name}: horovod fuses tensors in the order they become ready")
-        if self.partition_bytes != math.inf:
-            raise InputError("partition_bytes: horovod fuses tensors and does not cut them")
-        if self.concurrent > 1:
-            raise InputError("concurrent: horovod runs one fused collective at a time")
-
-    def _check_sparse(self) -> None:
-        if not self.sparse:
-            return
-        if self.algorithm not in ("auto", "ring"):
-            raise InputError(
+    def _conflicts(self) -> Iterator[tuple[bool, str]]:
+        """Yield whether options exclude each other, and the message about it."""
+        horovod, cut = self.bucketing == "horovod", self.partition_bytes != math.inf
+        if self.each_send:
+            several = "each_send: simulates one collective at a time, so concurrent must be 1"
+            yield self.concurrent > 1, several
+            tree = self.algorithm == "node_tree"
+            yield tree, "each_send: the sends of algorithm=node_tree are not modelled"
+            yield horovod, "each_send: cannot simulate horovod, whose messages vary at run time"
+            for name in ("priority", "credit_bytes", "cross_barrier"):
+                message = f"{name}: not available with each_send, which keeps bucket order"
+                yield bool(getattr(self, name)), message
+        merged = self.bucketing == "mg_wfbp" and not self.overlap
+        yield merged, "bucketing: mg_wfbp plans for overlap, so overlap must be true"
+        if horovod:
+            for name in ("priority", "credit_bytes"):
+                message = f"{name}: horovod fuses tensors in the order they become ready"
+                yield bool(getattr(self, name)), message
+            yield cut, "partition_bytes: horovod fuses tensors and does not cut them"
+            several = "concurrent: horovod runs one fused collective at a time"
+            yield self.concurrent > 1, several
+        if self.sparse:
+            yield (
+                self.algorithm not in ("auto", "ring"),
                 f"algorithm: {self.compression} gradients are gathered on a ring (allowed: auto "
-                "or ring)"
+                "or ring)",
             )
-        if self.reduce_per_byte_s > 0.0:
-            raise InputError(
+            yield (
+                self.reduce_per_byte_s > 0.0,
                 f"reduce_per_byte_s: {self.compression} gradients are gathered and then added; set "
-                "decode_per_byte_s instead"
+                "decode_per_byte_s instead",
             )
+        if not self.no_sync:
+            yield (
+                horovod,
+                "no_sync: horovod reduces once per update (backward_passes_per_step), so no_sync "
+                "must be true",
+            )
+            yield (
+                self.cross_barrier,
+                "no_sync: cross_barrier lets updates overtake each other, so no_sync must be true",
+            )
+        yield (
+            self.credit_bytes > 0.0 and self.concurrent > 1,
+            "credit_bytes: already limits what is in flight, so concurrent must be 1",
+        )
 
     def defaults_on(self, cluster: Cluster, workers: int) -> dict[str, tuple[Any, str]]:
         """Copies through the memory of a single node hold up the backward pass."""

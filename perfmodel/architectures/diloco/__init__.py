@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from perfmodel.architectures.base import Architecture, Coarse, Traffic
+from perfmodel.architectures.base import Architecture, Coarse, Traffic, ring_traffic, uniform_age
 from perfmodel.architectures.diloco.formulas import exact, leaves_out, phases
 from perfmodel.architectures.diloco.graph import build
 from perfmodel.architectures.diloco.options import Options, fragments_of
 from perfmodel.architectures.diloco.recording import meaning
-from perfmodel.architectures.parts.measured import measured_notes
-from perfmodel.architectures.parts.network import SERVER_ASSUMPTION
-from perfmodel.architectures.parts.reduction import REDUCTION_ASSUMPTIONS
 from perfmodel.base.units import show
+from perfmodel.communication.collectives import measured_notes
+from perfmodel.communication.network import SERVER_ASSUMPTION
+from perfmodel.communication.reduction import REDUCTION_ASSUMPTIONS
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.results.prediction import ModelAge
@@ -26,8 +26,7 @@ def model_age(job: Job) -> ModelAge | None:
     if job.workers == 1:
         return None
     options = Options.of(job)
-    period, late = options.period, options.overlap_steps
-    return ModelAge(float(period), (period - 1) / 2.0 + late, (9 * period + 9) // 10 - 1 + late)
+    return uniform_age(options.period, options.overlap_steps)
 
 
 def notes(job: Job) -> tuple[str, ...]:
@@ -38,16 +37,18 @@ def notes(job: Job) -> tuple[str, ...]:
         return ()
     cut, step_s = fragments_of(job), job.device_work.compute_s
     sizes = cut.share * job.workload.gradient_bytes * options.sent_share / options.messages
-    found: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
     if (moved := traffic(job)) is not None and step_s > 0.0:
         mean = show(moved.sent / step_s, "bytes_per_s")
-        found = (f"a worker sends {mean} on average if it never waits for an exchange",)
+        remarks = (f"a worker sends {mean} on average if it never waits for an exchange",)
         if hidden_s := _hidden_s(job):
             peak = moved.sent * options.period * float(cut.share.max()) / hidden_s
-            found = (f"{found[0]}, and {show(peak, 'bytes_per_s')} during a fragment's exchange",)
+            remarks = (
+                f"{remarks[0]}, and {show(peak, 'bytes_per_s')} during a fragment's exchange",
+            )
     if not options.by_server and options.by_measurements:
-        found += measured_notes(job, {"all_reduce": sizes})
-    return found
+        remarks += measured_notes(job, {"all_reduce": sizes})
+    return remarks
 
 
 def _hidden_s(job: Job) -> float:
@@ -81,10 +82,7 @@ def traffic(job: Job) -> Traffic | None:
     share = options.exchanged_share * options.sent_share * job.workload.gradient_bytes
     if options.by_server:
         return Traffic(share, share, n * share, n * share)
-    if options.algorithm not in ("ring", "node_tree", "hierarchical"):
-        return None
-    moved = 2 * (n - 1) / n * share
-    return Traffic(moved, moved)
+    return ring_traffic(n, share, options.algorithm)
 
 
 ARCHITECTURE = Architecture(
@@ -127,5 +125,6 @@ ARCHITECTURE = Architecture(
     ),
     traffic=traffic,
     meaning=meaning,
+    slices=lambda job: (fragments_of(job).share * job.workload.gradient_bytes).tolist(),
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )  # fmt: skip

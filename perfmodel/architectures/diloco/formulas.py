@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from perfmodel.architectures.diloco.options import Options, fragments_of
-from perfmodel.architectures.parts.collective_rates import all_reduce_rate, closed
-from perfmodel.architectures.parts.workers import alike, left_out, plain
 from perfmodel.base.quantities import Quantity, ceiling, is_symbol, maximum, minimum, where
+from perfmodel.communication.formulas import Formulas, exact_formula
 from perfmodel.inputs.job import Job
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities, quantities_of
+from perfmodel.training.workers import alike, left_out, plain
 
 
 def phases(job: Job, q: Quantities) -> Phases:
@@ -38,8 +38,8 @@ def phases(job: Job, q: Quantities) -> Phases:
     busy: dict[str, Quantity] = {}
     for share, times in _shares(job, q):
         exposed = exposed + times * maximum(seconds(share) - hidden, 0.0)
-        for name, each in use(share).items():
-            busy[name] = busy.get(name, 0.0) + each * times / period
+        for name, seconds_s in use(share).items():
+            busy[name] = busy.get(name, 0.0) + seconds_s * times / period
     compute = step + where(alone, 0.0, extra / period)
     return Phases(
         parts={
@@ -47,7 +47,7 @@ def phases(job: Job, q: Quantities) -> Phases:
             "wait for the slowest": Phase(compute * (late - 1.0), "straggler"),
             "exchange": Phase(where(alone, 0.0, exposed / period), "network"),
         },
-        busy_s={name: where(alone, 0.0, each) for name, each in busy.items()},
+        busy_s={name: where(alone, 0.0, seconds_s) for name, seconds_s in busy.items()},
         updates=1.0 / q.workers,
     )
 
@@ -78,7 +78,7 @@ def _device_s(options: Options, q: Quantities) -> Quantity:
 def _all_reduced(job: Job, q: Quantities) -> tuple[Seconds, Busy]:
     """Return the exchange by an all-reduce."""
     options = Options.of(job)
-    rate, count = all_reduce_rate(job, q, options), options.messages
+    rate, count = Formulas(job, q).all_reduce(options), options.messages
     one = q.gradient_bytes * options.sent_share / count
     return (
         lambda share: count * rate.seconds(one * share),
@@ -118,7 +118,7 @@ def exact(job: Job) -> bool:
         return False
     if options.by_server:
         return plain(job) and _apart(job)
-    return closed(job, options) and _apart(job)
+    return exact_formula(job, options) and _apart(job)
 
 
 def _apart(job: Job) -> bool:

@@ -6,21 +6,27 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from perfmodel.architectures.diloco.options import Fragments, Options, fragments_of
-from perfmodel.architectures.parts.communicator import Communicator
-from perfmodel.architectures.parts.members import Members
-from perfmodel.architectures.parts.network import Network, homes_of, node_names
-from perfmodel.architectures.parts.reduction import all_reduce_cost
-from perfmodel.architectures.parts.workers import (
+from perfmodel.base.arrays import NONE, Ids
+from perfmodel.communication.communicator import Communicator
+from perfmodel.communication.costs import LinkCosts
+from perfmodel.communication.members import Members
+from perfmodel.communication.network import (
+    Network,
+    add_update_threads,
+    homes_of,
+    model_update_s,
+    node_names,
+)
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import Axis, OpGraph
+from perfmodel.inputs.job import Job
+from perfmodel.training.workers import (
     Workers,
     add_optimizer,
     add_workers,
     log_steps,
     stagger_s,
 )
-from perfmodel.base.arrays import NONE, Ids
-from perfmodel.graph.builder import GraphBuilder
-from perfmodel.graph.op_graph import Axis, OpGraph
-from perfmodel.inputs.job import Job
 
 FIRST = -1
 """Priority of ops on a device that run before the next step."""
@@ -43,8 +49,8 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
     if not fold:
         b.stagger(workers.forward[:, 0], stagger_s(job))
     counter = b.counters(optimizer)[:, None]
-    each = np.broadcast_to(optimizer[:, None], (len(optimizer), options.fragments))
-    b.probe("staleness", each, each, lag=1, counter=counter, group=workers.index[:, None])
+    steps = np.broadcast_to(optimizer[:, None], (len(optimizer), options.fragments))
+    b.probe("staleness", steps, steps, lag=1, counter=counter, group=workers.index[:, None])
     log_steps(b, workers)
     b.log("update", optimizer)
     return b.build(device=workers.device, mark=optimizer, count=job.workers if fold else 1)
@@ -66,7 +72,8 @@ def add_exchanges(
     else:
         members = Members.of(job.cluster, job.workers)
         whole = job.workload.gradient_bytes * options.sent_share / options.messages
-        cost = all_reduce_cost(members, cut.share * whole, options).times(options.messages)
+        one = LinkCosts(members, cut.share * whole).all_reduce(options)
+        cost = one.times(options.messages)
         network = Network(b, job, fold=fold and cost.symmetric(members.fabric))
         communicator = Communicator(b, network)
         average = communicator.add("average", cost, axis="fragment")
@@ -109,8 +116,8 @@ def _permit(
     period = options.period
     permit = b.ops("permit", arrived.shape, group=workers.index[:, None], axes=AXES[:2])
     for k, step in enumerate(cut.step.tolist()):
-        each, more = divmod(step + 1 + options.overlap_steps, period)
-        for lag, edges in ((each + 1, more), (each, period - more)):
+        periods, more = divmod(step + 1 + options.overlap_steps, period)
+        for lag, edges in ((periods + 1, more), (periods, period - more)):
             several = np.broadcast_to(arrived[:, k, None], (len(arrived), edges))
             b.edge(several, permit[:, k, None], lag=lag)
     _once(b, permit, 1)
@@ -125,21 +132,17 @@ def _add_server(
 
     Returns the ops after which a worker has a fragment, (workers, fragments).
     """
-    options, cost = Options.of(job), job.cluster.server
+    options = Options.of(job)
     network = Network(b, job, home)
     worker = workers.index[:, None]
-    threads = b.slots(
-        "update threads of", (1,), capacity=job.cluster.update_threads, place=home, axes=AXES[2:]
-    )
+    threads = add_update_threads(b, job, home)
 
     def moved(label: str, source: ArrayLike, target: ArrayLike) -> Ids:
         return b.ops(
             label,
             sent.shape,
             bytes=cut.share * job.workload.gradient_bytes * options.sent_share,
-            path=network.path(source, target),
-            rate_cap_bytes_per_s=network.flow(source, target),
-            latency_s=network.latency_s(source, target),
+            **network.between(source, target),
             group=worker,
             axes=AXES[:2],
         )
@@ -155,10 +158,8 @@ def _add_server(
             axes=AXES[2 - len(shape) : 2],
         )
 
-    whole_s = cost.update_per_tensor_s * job.workload.tensors
-    whole_s += cost.update_per_byte_s * job.workload.gradient_bytes
     push = moved("push", worker, job.workers)
-    update = work("update", sent.shape, whole_s, worker)
+    update = work("update", sent.shape, model_update_s(job), worker)
     outer = work("outer step", cut.share.shape, options.outer_s, NONE)
     pull = moved("pull", job.workers, worker)
     for sources, targets, tokens in (

@@ -6,10 +6,10 @@ from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
-from perfmodel.architectures.parts.messages import ELEMENT_BITS
-from perfmodel.architectures.parts.reduction import Reduction
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError, number, whole_number
+from perfmodel.communication.messages import ELEMENT_BITS
+from perfmodel.communication.reduction import Reduction
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.options import Option
 from perfmodel.inputs.workload import expanded

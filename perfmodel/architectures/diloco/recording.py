@@ -5,31 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from perfmodel.architectures.diloco.options import Options, fragments_of
+from perfmodel.architectures.diloco.options import Options
 from perfmodel.inputs.job import Job
 
 if TYPE_CHECKING:
-    from perfmodel.architectures.parts.recorder import Handler, Meaning, Recorder
+    from perfmodel.training.recorder import Meaning, Recorder
 
 
-def meaning(job: Job) -> tuple[Recorder, Meaning]:
+def meaning(job: Job, recorder: Recorder) -> Meaning:
     """Record own steps, and the merge of a fragment: into all models once its average has arrived
     or, if workers compute meanwhile, into each model as its next step begins."""
-    from perfmodel.architectures.parts.recorder import Recorder
-
     options, n = Options.of(job), job.workers
-    share = fragments_of(job).share
-    recorder = Recorder(n, (share * job.workload.gradient_bytes).tolist(), central=False)
-    outer = [_Outer(options, recorder, k) for k in range(len(share))]
+    fragments = range(options.fragments)
+    outer = [_Outer(options, recorder, k) for k in fragments]
     waits = options.kept_weight == 0.0
     arrived: list[list[int]] = [[] for _ in range(n)]  # fragments that each has yet to merge
 
     def update(worker: int, _drawn: int) -> None:
-        for k in range(len(share)):
+        for k in fragments:
             recorder.apply(worker, (worker,), slice=k)
 
     def send(index: int, _drawn: int) -> None:
-        worker, k = divmod(index, len(share))
+        worker, k = divmod(index, len(fragments))
         outer[k].send(worker)
 
     def average(k: int, _drawn: int) -> None:
@@ -37,8 +34,8 @@ def meaning(job: Job) -> tuple[Recorder, Meaning]:
         if waits:
             outer[k].merge(range(n))
         else:
-            for each in arrived:
-                each.append(k)
+            for late in arrived:
+                late.append(k)
 
     def gradient(worker: int, drawn: int) -> None:
         for k in arrived[worker]:
@@ -46,13 +43,8 @@ def meaning(job: Job) -> tuple[Recorder, Meaning]:
         arrived[worker].clear()
         recorder.gradient(worker, drawn)
 
-    handlers: dict[str, Handler] = {
-        "update": update,
-        "pseudo-gradient": send,
-        "average": average,
-        "gradient": gradient,
-    }
-    return recorder, handlers
+    handlers = {"update": update, "pseudo-gradient": send, "average": average}
+    return {**handlers, "gradient": gradient}
 
 
 class _Outer:
@@ -83,15 +75,12 @@ class _Outer:
 
     def merge(self, workers: Sequence[int]) -> None:
         """Let workers take in the outer parameters after the last average, together."""
-        from perfmodel.architectures.parts.recorder import Mix
-
         recorder, k = self._recorder, self._slice
         kept = self._options.kept_weight
         versions = [recorder.version(worker, k) for worker in workers]
         for worker in workers:
             for other, version, weight in self._parts(worker):
-                mix = Mix(other, version, (1.0 - kept) * weight)
-                recorder.part(worker, mix, worker, k)
+                recorder.part(worker, (other, version, (1.0 - kept) * weight), worker, k)
         recorder.together(workers, k)
         for worker, version in zip(workers, versions, strict=True):
             new = (version, recorder.version(worker, k))

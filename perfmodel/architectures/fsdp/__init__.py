@@ -7,11 +7,11 @@ import numpy as np
 from perfmodel.architectures.base import Architecture, Coarse, Traffic
 from perfmodel.architectures.fsdp import order
 from perfmodel.architectures.fsdp.formulas import exact, leaves_out, phases
-from perfmodel.architectures.fsdp.graph import build, meaning
+from perfmodel.architectures.fsdp.graph import build
 from perfmodel.architectures.fsdp.options import Options
-from perfmodel.architectures.parts.groups import Groups, same_place
-from perfmodel.architectures.parts.measured import measured_notes
-from perfmodel.architectures.parts.reduction import MEASURED_ASSUMPTION
+from perfmodel.communication.collectives import measured_notes
+from perfmodel.communication.groups import Groups, same_place
+from perfmodel.communication.reduction import MEASURED_ASSUMPTION
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
 
@@ -20,16 +20,16 @@ def notes(job: Job) -> tuple[str, ...]:
     """Return notes on accumulation, and on measured collectives that are extrapolated."""
     options = Options.of(job)
     sizes = order.units_of(job.workload, options.unit_bytes).bytes * order.sent_share(job)
-    groups = Groups.of(job.cluster, job.workers, int(options.shards(job.workers)))
-    found: list[str] = []
-    if groups.size > 1 and groups.shards_measured:
+    shards, replicas = Groups.of(job.cluster, job.workers, int(options.shards(job.workers)))
+    remarks: list[str] = []
+    if shards.size > 1 and shards.measured:
         used = {"all_gather": sizes, "reduce_scatter": sizes}
-        found += measured_notes(job, used, groups.size)
-    if groups.count > 1 and groups.replicas_measured:
-        found += measured_notes(job, {"all_reduce": sizes / groups.size}, groups.count)
+        remarks += measured_notes(job, used, shards.size)
+    if replicas.size > 1 and replicas.measured:
+        remarks += measured_notes(job, {"all_reduce": sizes / shards.size}, replicas.size)
     if job.workload.accumulation > 1 and job.workers > 1:
-        found.append(_accumulated(job))
-    return tuple(found)
+        remarks.append(_accumulated(job))
+    return tuple(remarks)
 
 
 def _accumulated(job: Job) -> str:
@@ -145,6 +145,7 @@ ARCHITECTURE = Architecture(
         {"stage": 3, "unit_bytes": 0, "mixed_precision": False, "no_sync": False},
     ),
     traffic=traffic,
-    meaning=meaning,
+    meaning=lambda job, recorder: recorder.replicas(),
+    central=True,
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

@@ -11,23 +11,18 @@ import numpy as np
 
 from perfmodel.architectures.fsdp import order
 from perfmodel.architectures.fsdp.options import Options
-from perfmodel.architectures.parts.collective_rates import (
-    all_gather_rate,
-    group_rate,
-    reduce_scatter_rate,
-    ring_all_reduce_rate,
-)
-from perfmodel.architectures.parts.groups import GroupSpan, same_place, share_links
-from perfmodel.architectures.parts.measured import Either, Rate, Use
-from perfmodel.architectures.parts.passes import pass_layers
-from perfmodel.architectures.parts.workers import alike, left_out
 from perfmodel.base.quantities import Quantity, is_symbol, maximum, where
+from perfmodel.communication.formulas import Formulas
+from perfmodel.communication.groups import GroupSpan, same_place, share_links
+from perfmodel.communication.rates import Rate, Use
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import expanded
 from perfmodel.phases.layers import Layers, Whole
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities, quantities_of
 from perfmodel.theory.overlap import in_tandem
+from perfmodel.training.passes import pass_layers
+from perfmodel.training.workers import alike, left_out
 
 
 def phases(job: Job, q: Quantities) -> Phases:
@@ -109,25 +104,21 @@ class _Reduced(NamedTuple):
     sums: list[Quantity]
 
 
-def _rates(job: Job, q: Quantities) -> tuple[Rate | Either, Rate | Either, Rate | Either | None]:
+def _rates(job: Job, q: Quantities) -> tuple[Rate, Rate, Rate | None]:
     """Return the rates of all-gathers, reduce-scatters and, with replicas, all-reduces."""
     options = Options.of(job)
     gamma = options.reduce_per_byte_s
-    if not np.any(_replicated(options, q.workers)):
-        return all_gather_rate(q), reduce_scatter_rate(q, gamma), None
-    size, core = options.shards(q.workers), job.cluster.core_oversubscription is not None
-    shards, replicas = (
-        GroupSpan.of_shards(q, size, core=core),
-        GroupSpan.of_replicas(q, size, core=core),
-    )
-    if options.shard_group == 1:  # all workers are one group of replicas, on a ring across sites
-        sums: Rate | Either = ring_all_reduce_rate(q, gamma)
-    else:
-        sums = group_rate(q, "all_reduce", replicas, gamma)
+    shards, replicas = Formulas(job, q), None
+    if np.any(_replicated(options, q.workers)):
+        size, core = options.shards(q.workers), job.cluster.core_oversubscription is not None
+        shards = Formulas(job, q, GroupSpan.of_shards(q, size, core=core))
+        replicas = Formulas(job, q)  # on a ring across sites, if they are all workers
+        if options.shard_group > 1:
+            replicas = Formulas(job, q, GroupSpan.of_replicas(q, size, core=core))
     return (
-        group_rate(q, "all_gather", shards),
-        group_rate(q, "reduce_scatter", shards, gamma),
-        sums,
+        shards.cost("all_gather"),
+        shards.cost("reduce_scatter", gamma),
+        None if replicas is None else replicas.cost("all_reduce", gamma),
     )
 
 

@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from perfmodel.architectures.fsdp import order
 from perfmodel.architectures.fsdp.options import Options
-from perfmodel.architectures.parts.communicator import Communicator
-from perfmodel.architectures.parts.groups import Groups, together
-from perfmodel.architectures.parts.members import Cost
-from perfmodel.architectures.parts.network import Network
-from perfmodel.architectures.parts.reduction import (
-    all_gather_cost,
-    all_reduce_cost,
-    reduce_scatter_cost,
-)
-from perfmodel.architectures.parts.workers import (
+from perfmodel.base.arrays import Ids
+from perfmodel.communication.communicator import Communicator
+from perfmodel.communication.costs import Cost, LinkCosts
+from perfmodel.communication.groups import Groups
+from perfmodel.communication.network import Network
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import Axis, OpGraph
+from perfmodel.inputs.job import Job
+from perfmodel.training.workers import (
     Workers,
     add_optimizer,
     add_passes,
     log_steps,
     stagger_s,
 )
-from perfmodel.base.arrays import Ids
-from perfmodel.graph.builder import GraphBuilder
-from perfmodel.graph.op_graph import Axis, OpGraph
-from perfmodel.inputs.job import Job
-
-if TYPE_CHECKING:
-    from perfmodel.architectures.parts.recorder import Meaning, Recorder
 
 NO_OPS: Ids = np.zeros(0, np.int64)
 
@@ -56,14 +48,6 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
     return b.build(device=workers.device, mark=optimizer, count=job.workers if fold else 1)
 
 
-def meaning(job: Job) -> tuple[Recorder, Meaning]:
-    """Record one model, of which each worker updates its part."""
-    from perfmodel.architectures.parts.recorder import Recorder, replicas
-
-    recorder = Recorder(job.workers, [float(job.workload.gradient_bytes)], central=True)
-    return recorder, replicas(recorder)
-
-
 def _add_collectives(
     b: GraphBuilder, job: Job, passes: Sequence[Workers], optimizer: Ids, fold: bool
 ) -> None:
@@ -75,24 +59,26 @@ def _add_collectives(
     options = Options.of(job)
     units = order.units_of(job.workload, options.unit_bytes)
     sent = units.bytes * order.sent_share(job)
-    groups = Groups.of(job.cluster, job.workers, int(options.shards(job.workers)))
-    gamma, summing = options.reduce_per_byte_s, options.reduction()
-    shards = groups.shards(fold=fold) if groups.size > 1 else []
-    replicas = groups.replicas(fold=fold) if groups.count > 1 else []
-    gathers = [together(lambda m: all_gather_cost(m, sent), g.members) for g in shards]
-    scatters = [together(lambda m: reduce_scatter_cost(m, sent, gamma), g.members) for g in shards]
-    part = sent / groups.size
-    sums = [together(lambda m: all_reduce_cost(m, part, summing), g.members) for g in replicas]
-    symmetric = all(cost.symmetric(groups.fabric) for cost in (*gathers, *scatters, *sums))
+    size, gamma = int(options.shards(job.workers)), options.reduce_per_byte_s
+    shards, replicas = (
+        groups.placed(fold=fold) for groups in Groups.of(job.cluster, job.workers, size)
+    )
+    sharded = [LinkCosts(group.members, sent) for group in shards]
+    gathers = [costs.cost("all_gather") for costs in sharded]
+    scatters = [costs.cost("reduce_scatter", gamma) for costs in sharded]
+    parts = [LinkCosts(group.members, sent / size) for group in replicas]
+    sums = [costs.cost("all_reduce", gamma) for costs in parts]
+    fabric = (*shards, *replicas)[0].members.fabric
+    symmetric = all(cost.symmetric(fabric) for cost in (*gathers, *scatters, *sums))
     network = Network(b, job, fold=fold and symmetric)
 
-    found = [
+    added = [
         _add_shard_group(b, job, [_among(one, group.rows) for one in passes], units,
                          optimizer[group.rows], Communicator(b, network, group=group.name), costs)
         for group, *costs in zip(shards, gathers, scatters, strict=True)
     ]  # fmt: skip
-    if found:
-        gathered = np.concatenate([one.gathered for one in found])
+    if added:
+        gathered = np.concatenate([one.gathered for one in added])
         b.probe("all-gather", gathered, gathered, at_ready=True)
     channels = [Communicator(b, network, group=group.name) for group in replicas]
     followers = [*(one.forward[:, 0] for one in passes[1:]), optimizer]
@@ -100,8 +86,8 @@ def _add_collectives(
         if not one_pass.reduced:
             continue
         made = one.backward[:, units.first]
-        if found:
-            made = np.stack([group.reduced[number] for group in found])
+        if added:
+            made = np.stack([group.reduced[number] for group in added])
             b.probe("reduce-scatter", made.ravel(), made.ravel(), at_ready=True)
         if replicas:
             made = np.stack([
@@ -111,7 +97,7 @@ def _add_collectives(
             b.probe("all-reduce", made.ravel(), made.ravel(), at_ready=True)
         waiting = followers[number]
         b.edge(made[np.arange(len(waiting)) % len(made)], waiting[:, None])
-        for begin in (group.begins.get(number + 1) for group in found):
+        for begin in (group.begins.get(number + 1) for group in added):
             if begin is not None:
                 b.edge(made.ravel(), np.broadcast_to(begin, made.size))
 
@@ -159,11 +145,11 @@ def _add_shard_group(
             again = communicator.add(label, gather, axis="unit", among=workers.axes)
             needed = np.concatenate([needed, again[::-1]])
         if one.reduced:
-            found = communicator.add("reduce-scatter", scatter, axis="unit", among=workers.axes)
-            reduced[number] = found
+            scattered = communicator.add("reduce-scatter", scatter, axis="unit", among=workers.axes)
+            reduced[number] = scattered
         if options.stage < 3:
-            _edge_from_all(b, workers.backward[:, units.first], found)
-            b.chain(found[::-1])
+            _edge_from_all(b, workers.backward[:, units.first], scattered)
+            b.chain(scattered[::-1])
             continue
         issues = order.issued_in(one, len(units.first), options)
         if not issues:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from perfmodel.architectures.parts.passes import NoSyncOption, reductions_of
-from perfmodel.architectures.parts.reduction import Reduction
 from perfmodel.base.errors import number, whole_number
 from perfmodel.base.quantities import Quantity, is_symbol, minimum
 from perfmodel.inputs.options import Option, Options as Base
+from perfmodel.training.passes import NoSyncOption, reductions_of
 
 UNIT_BYTES = 25 * 2**20
 """Size at which a unit is closed (25 MiB), the same as for an unsharded bucket."""
@@ -75,7 +74,3 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
         if self.shard_group == 0:
             return workers
         return self.shard_group if is_symbol(workers) else minimum(self.shard_group, workers)
-
-    def reduction(self) -> Reduction:
-        """Options of the all-reduce among replicas."""
-        return Reduction("ring", reduce_per_byte_s=self.reduce_per_byte_s)

@@ -29,18 +29,18 @@ class Units(msgspec.Struct, frozen=True, eq=False):
 
 def units_of(workload: Workload, unit_bytes: float) -> Units:
     """Group a workload's layers; a layer that brings its unit to the full size closes it."""
-    found = [
+    sizes = [
         (index, sum(layer.tensor_bytes))
         for index, layer in enumerate(expanded(workload).layers)
         if layer.tensor_bytes
     ]
     groups = ddp_buckets(
-        [size for _, size in found], cap_bytes=unit_bytes, first_cap_bytes=unit_bytes
+        [size for _, size in sizes], cap_bytes=unit_bytes, first_cap_bytes=unit_bytes
     )
     return Units(
-        bytes=np.array([sum(found[k][1] for k in group) for group in groups]),
-        first=np.array([found[group[0]][0] for group in groups]),
-        last=np.array([found[group[-1]][0] for group in groups]),
+        bytes=np.array([sum(sizes[k][1] for k in group) for group in groups]),
+        first=np.array([sizes[group[0]][0] for group in groups]),
+        last=np.array([sizes[group[-1]][0] for group in groups]),
     )
 
 
@@ -73,9 +73,9 @@ def issue_order(units: int, options: Options) -> list[Issue]:
     """
     gathers = 2 * units if options.reshard_after_forward else units
     freed = [-1] * units + [units - 1] * units
-    found = [Issue(True, k, max(k - options.prefetch - 1, freed[k])) for k in range(gathers)]
-    found += [Issue(False, k, units + k) for k in range(units)]
-    return sorted(found, key=lambda issue: (issue.after, issue.gather, issue.number))
+    issues = [Issue(True, k, max(k - options.prefetch - 1, freed[k])) for k in range(gathers)]
+    issues += [Issue(False, k, units + k) for k in range(units)]
+    return sorted(issues, key=lambda issue: (issue.after, issue.gather, issue.number))
 
 
 class PassCollectives(NamedTuple):

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from perfmodel.architectures.base import Architecture, Coarse, Traffic
-from perfmodel.architectures.parts.network import SERVER_ASSUMPTION
 from perfmodel.architectures.ps.formulas import exact, leaves_out, phases, queues
 from perfmodel.architectures.ps.graph import build
 from perfmodel.architectures.ps.options import Options
 from perfmodel.architectures.ps.placement import slices_of
-from perfmodel.architectures.ps.variants import VARIANTS
+from perfmodel.communication.network import SERVER_ASSUMPTION
 from perfmodel.inputs.job import Job
 
 if TYPE_CHECKING:
-    from perfmodel.architectures.parts.recorder import Meaning, Recorder
+    from perfmodel.training.recorder import Meaning, Recorder
 
 
 def server_bytes(job: Job) -> float:
@@ -46,16 +46,46 @@ def traffic(job: Job) -> Traffic | None:
     if options.backup_workers or not np.allclose(kept, kept[0]):
         return None
     pulled = job.workload.gradient_bytes
-    pushed, each = pulled * options.sent_share, job.workers / options.servers
-    return Traffic(pushed, pulled, each * pulled, each * pushed)
+    pushed, per_server = pulled * options.sent_share, job.workers / options.servers
+    return Traffic(pushed, pulled, per_server * pulled, per_server * pushed)
 
 
-def meaning(job: Job) -> tuple[Recorder, Meaning]:
+def meaning(job: Job, recorder: Recorder) -> Meaning:
     """Record reads of slices of the centre, and updates of them."""
     from perfmodel.architectures.ps import recording
 
-    return recording.meaning(job)
+    return recording.meaning(job, recorder)
 
+
+VARIANTS: tuple[Mapping[str, object], ...] = (
+    {"sync": "bsp"},
+    {"sync": "asp"},
+    {"sync": "bsp", "duplex": True},
+    {"sync": "asp", "duplex": True, "servers": 2},
+    {"sync": "bsp", "overlap": False},
+    {"sync": "asp", "overlap": False, "servers": 3, "split_above_bytes": math.inf},
+    {"sync": "ssp", "staleness_bound": 1},
+    {"sync": "ssp", "staleness_bound": 0, "duplex": True, "sharding": "hash", "servers": 2},
+    {"sync": "ssp", "staleness_bound": 2, "duplex": True, "pull": "request"},
+    {"sync": "bsp", "duplex": True, "servers": 3, "split_above_bytes": 4, "uneven": 0.4},
+    {"local_aggregation": True, "servers": 2},
+    {"local_aggregation": True, "overlap": False},
+    {"local_aggregation": True, "duplex": True},
+    {"backup_workers": 1},
+    {"backup_workers": 1, "overlap": False, "servers": 2},
+    {"sync": "asp", "softsync": 2},
+    {"sync": "asp", "softsync": 3, "duplex": True},
+    {"duplex": True, "pull": "request"},
+    {"sync": "asp", "duplex": True, "pull": "request", "servers": 2},
+    {"transmission": "priority", "partition_bytes": 7, "duplex": True},
+    {"transmission": "quantum", "quantum_bytes": 11, "compression": "top_k", "density": 0.2},
+    {"transmission": "quantum", "quantum_bytes": 11, "duplex": True, "sync": "asp"},
+    {"transmission": "shared", "sync": "asp", "compression": "dgc", "encode_per_byte_s": 0.1},
+    {"transmission": "priority", "credit_bytes": 20, "partition_bytes": 10},
+    {"transmission": "random", "sync": "asp", "servers": 2},
+    {"compression": "quantised", "quantised_bits": 4, "decode_per_byte_s": 0.01},
+)
+"""Options under which the laws of all architectures are checked."""
 
 ARCHITECTURE = Architecture(
     name="ps",
@@ -98,5 +128,7 @@ ARCHITECTURE = Architecture(
     variants=VARIANTS,
     traffic=traffic,
     meaning=meaning,
+    slices=lambda job: slices_of(job.workload, Options.of(job)).bytes.tolist(),
+    central=True,
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out, queues=queues),
 )

@@ -7,10 +7,10 @@ import math
 import msgspec
 import numpy as np
 
-from perfmodel.architectures.parts.messages import tensors_of
 from perfmodel.architectures.ps.options import Options
 from perfmodel.architectures.ps.placement import slices_of
 from perfmodel.base.quantities import Quantity, is_symbol, maximum
+from perfmodel.communication.messages import tensors_of
 from perfmodel.inputs.job import Job
 from perfmodel.phases.layers import Whole
 from perfmodel.phases.quantities import Quantities
@@ -116,8 +116,8 @@ def _longest_s(q: Quantities, tensor_s: Quantity, byte_s: Quantity) -> Quantity:
     if isinstance(q.layers, Whole):
         return 0.0
     parts = {part for parts in q.layers.parts for part in parts}
-    each = {(part.tensors, part.bytes) for part in parts}
-    return q.update_threads * maximum(*(n * tensor_s + size * byte_s for n, size in each), 0.0)
+    loads = {(part.tensors, part.bytes) for part in parts}
+    return q.update_threads * maximum(*(n * tensor_s + size * byte_s for n, size in loads), 0.0)
 
 
 class Flows(msgspec.Struct, frozen=True, eq=False):

@@ -6,12 +6,10 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
 
-from perfmodel.architectures.parts.workers import left_out, plain, steady
 from perfmodel.architectures.ps.demands import Demands, Flows
 from perfmodel.architectures.ps.options import Options
 from perfmodel.architectures.ps.placement import slices_of
@@ -21,7 +19,8 @@ from perfmodel.inputs.workload import expanded
 from perfmodel.phases.layers import Layers, Part, Stage, Whole
 from perfmodel.phases.phases import Phase, Phases, mixed, resource_limited, several
 from perfmodel.phases.quantities import Quantities, quantities_of
-from perfmodel.theory.contention import contended, regularity
+from perfmodel.theory.contention import CycleTime, contended, regularity
+from perfmodel.training.workers import left_out, plain, steady
 
 GROUPS = 16
 """Number of groups of workers that finish their computation at about the same time."""
@@ -86,12 +85,12 @@ def _together(job: Job, q: Quantities) -> Phases:
     # if links differ, take the worker with the smallest share of a link
     own_s = 1.0 / (q.bandwidth_bytes_per_s if options.local_aggregation else q.at_once_bytes_per_s)
     demands = msgspec.structs.replace(demands, own_s=own_s)
-    found = q.at_paces(
+    phases = q.at_paces(
         lambda late: _in_step(job, q, demands, late, pushers), late=options.backup_workers
     )
-    busy_s = {name: pushers * seconds for name, seconds in found.busy_s.items()}
+    busy_s = {name: pushers * seconds for name, seconds in phases.busy_s.items()}
     busy_s["servers"] = busy_s["servers"] + demands.optimizer_s(q.gradient_bytes)
-    return msgspec.structs.replace(found, busy_s=busy_s, updates=1.0 / q.workers)
+    return msgspec.structs.replace(phases, busy_s=busy_s, updates=1.0 / q.workers)
 
 
 def _in_step(job: Job, q: Quantities, d: Demands, late: Quantity, pushers: Quantity) -> Phases:
@@ -107,7 +106,7 @@ def _in_step(job: Job, q: Quantities, d: Demands, late: Quantity, pushers: Quant
     alone = is_symbol(q.workers) or q.alike or not (options.overlap or options.duplex)
     if alone or options.local_aggregation or options.backup_workers:
         return _iteration(job, q, d, late, all_at_once)
-    own = 1.0 / q.on_a_nic(q.fullest)
+    share = 1.0 / q.on_a_nic(q.fullest)
     fastest = [q.on_a_nic(kind.devices) / kind.bandwidth_bytes_per_s for kind in q.classes]
     factors = [minimum(factor, late) for factor in q.typical(FEW_GROUPS)]
     rest = [
@@ -115,24 +114,24 @@ def _in_step(job: Job, q: Quantities, d: Demands, late: Quantity, pushers: Quant
     ]
 
     def from_group(factor: Quantity, own_s: Quantity, rest: Quantity) -> Phases:
-        flows = Flows(pushers, rest, rest, 1.0, maximum(rest / pushers, own), in_step=True)
+        flows = Flows(pushers, rest, rest, 1.0, maximum(rest / pushers, share), in_step=True)
         return _iteration(job, q, msgspec.structs.replace(d, own_s=own_s), factor, flows)
 
     own_s = [minimum(d.own_s, d.own_s, *fastest)] * FEW_GROUPS
-    found = several(from_group, [*factors, late], [*own_s, d.own_s], rest)
-    slowest = found[-1]
-    longer = maximum(*(each.iteration_s for each in found)) - slowest.iteration_s
+    iterations = several(from_group, [*factors, late], [*own_s, d.own_s], rest)
+    slowest = iterations[-1]
+    longer = maximum(*(iteration.iteration_s for iteration in iterations)) - slowest.iteration_s
     push = Phase(slowest.parts["push"].seconds + longer, "network")
     return msgspec.structs.replace(slowest, parts={**slowest.parts, "push": push})
 
 
 def _each_step(job: Job, q: Quantities) -> Phases:
     """Return the phases of SSP with bound 0: BSP's barrier, but each gradient is an update."""
-    found = _together(job, q)
-    parts = {name: part for name, part in found.parts.items() if part.cause != "straggler"}
-    waiting = sum(part.seconds for part in found.parts.values() if part.cause == "straggler")
+    phases = _together(job, q)
+    parts = {name: part for name, part in phases.parts.items() if part.cause != "straggler"}
+    waiting = sum(part.seconds for part in phases.parts.values() if part.cause == "straggler")
     return msgspec.structs.replace(
-        found,
+        phases,
         parts={**parts, "staleness bound": Phase(waiting, "staleness_bound")},
         updates=1.0,
         # all workers read the same version; their gradients are applied one after the other
@@ -237,67 +236,66 @@ def _apart(job: Job, q: Quantities) -> Phases:
     """
     options = Options.of(job)
     kinds = q.by_class()
-    each = [Demands.of(job, kind) for kind in kinds]
-    link_s = each[0].shared_s * each[0].fullest * q.gradient_bytes
-    demands = [link_s, each[0].sent * link_s, each[0].update_s]
+    by_kind = [Demands.of(job, kind) for kind in kinds]
+    link_s = by_kind[0].shared_s * by_kind[0].fullest * q.gradient_bytes
+    demands = [link_s, by_kind[0].sent * link_s, by_kind[0].update_s]
     beside = job.cluster.devices_per_node > job.cluster.nics_per_node
-    even = regularity(each[0].update_s, link_s) if q.corrected else 0.0
+    even = regularity(by_kind[0].update_s, link_s) if q.corrected else 0.0
     regular = [even, even, 1.0 if q.corrected else 0.0]
     if beside:  # workers of a node also contend for its link
         demands, regular = [*demands, 0.0, 0.0], [*regular, 0.0, 0.0]
 
-    def slowed(
-        kind: Quantities, own: Demands, others: Sequence[Quantity], late: Quantity
-    ) -> Phases:
-        return _iteration(job, kind, own, late, _flows(q, own, others))
+    def slowed(kind: Quantities, d: Demands, others: Sequence[Quantity], late: Quantity) -> Phases:
+        return _iteration(job, kind, d, late, _flows(q, d, others))
 
-    def cycle_of(kind: Quantities, own: Demands, least_s: Quantity) -> Any:
+    def cycle_of(kind: Quantities, d: Demands, least_s: Quantity) -> CycleTime:
         def cycle(others: Sequence[Quantity]) -> tuple[Quantity, list[Quantity]]:
-            flows = _flows(q, own, others)
+            flows = _flows(q, d, others)
             held = [times * demand for times, demand in zip(flows.shared, demands, strict=False)]
             if beside:
-                own_s = own.own_s * q.gradient_bytes
-                held += [flows.own_pulling * own_s, flows.own_pushing * own.sent * own_s]
-            return maximum(_iteration(job, kind, own, 1.0, flows).iteration_s, least_s), held
+                own_s = d.own_s * q.gradient_bytes
+                held += [flows.own_pulling * own_s, flows.own_pushing * d.sent * own_s]
+            return maximum(_iteration(job, kind, d, 1.0, flows).iteration_s, least_s), held
 
         return cycle
 
     def settled(least_s: Quantity) -> list[list[Quantity]]:
-        found = contended(
+        queued = contended(
             q.counts,
             demands,
-            [cycle_of(kind, own, least_s) for kind, own in zip(kinds, each, strict=True)],
+            [cycle_of(kind, d, least_s) for kind, d in zip(kinds, by_kind, strict=True)],
             even=regular,
             stations=("pull", "push", "update", "own pull", "own push")[: len(demands)],
         )
         if options.servers > 1 and q.corrected:
-            iterations = [slowed(*row, 1.0) for row in zip(kinds, each, found, strict=True)]
+            iterations = [slowed(*row, 1.0) for row in zip(kinds, by_kind, queued, strict=True)]
             use = link_s / maximum(mixed(q.counts, iterations).iteration_s, least_s)
-            found = [_in_lockstep(q, each[0], use, others) for others in found]
-        return found
+            queued = [_in_lockstep(q, by_kind[0], use, others) for others in queued]
+        return queued
 
-    found = settled(0.0)
+    queued = settled(0.0)
     slowest_s: Quantity = 0.0
     if options.sync == "ssp" and options.staleness_bound < math.inf:
         late = _late(q, int(options.staleness_bound))
-        step_s, tied = _burst(job, q, kinds, each, late)
+        step_s, tied = _burst(job, q, kinds, by_kind, late)
         known: dict[str, list[list[Quantity]]] = {}  # values of slowest_s recur, up to rounding
         for number in range(TIED):
-            rows = zip(kinds, each, found, late, strict=True)
+            rows = zip(kinds, by_kind, queued, late, strict=True)
             own_s = maximum(0.0, *(slowed(*row).iteration_s for row in rows))
             slowest_s = own_s + tied * maximum(step_s - own_s, 0.0)
             key = f"{slowest_s:.12g}" if type(slowest_s) is float else f"round {number}"
-            found = known[key] = known.get(key) or settled(slowest_s)
-    classes = [slowed(*row, 1.0) for row in zip(kinds, each, found, strict=True)]
+            queued = known[key] = known.get(key) or settled(slowest_s)
+    classes = [slowed(*row, 1.0) for row in zip(kinds, by_kind, queued, strict=True)]
     if options.sync == "ssp":
-        classes = [_bounded(found, slowest_s) for found in classes]
-    on_nic_s = [k.on_a_nic(k.fullest) * d.own_s for k, d in zip(kinds, each, strict=True)]
+        classes = [_bounded(phases, slowest_s) for phases in classes]
+    # if links differ, each worker is limited by its own, so the fastest link counts
+    on_nic_s = [k.on_a_nic(k.fullest) * d.own_s for k, d in zip(kinds, by_kind, strict=True)]
     result = resource_limited(
         q.counts,
         classes,
         links_s=maximum(
-            q.workers * maximum(*demands[:2], each[0].both_ways_s * q.gradient_bytes),
-            _least_s(q, on_nic_s) * maximum(1.0, each[0].sent),
+            q.workers * maximum(*demands[:2], by_kind[0].both_ways_s * q.gradient_bytes),
+            q.gradient_bytes * functools.reduce(minimum, on_nic_s) * maximum(1.0, by_kind[0].sent),
         ),
         servers_s=q.workers * demands[2],
     )
@@ -309,12 +307,6 @@ def _apart(job: Job, q: Quantities) -> Phases:
         staleness=(q.workers - 1.0) / options.softsync,
         spread=q.cv * result.compute_s / maximum(result.iteration_s, NO_TIME),
     )
-
-
-def _least_s(q: Quantities, own_s: Sequence[Quantity]) -> Quantity:
-    """Return the least busy time of a worker's own link per iteration. If links differ, it is that
-    of the fastest: asynchronous workers are each limited by their own link."""
-    return q.gradient_bytes * functools.reduce(minimum, own_s)
 
 
 def _late(q: Quantities, bound: int) -> list[Quantity]:
@@ -329,7 +321,7 @@ def _burst(
     job: Job,
     q: Quantities,
     kinds: Sequence[Quantities],
-    each: Sequence[Demands],
+    by_kind: Sequence[Demands],
     late: Sequence[Quantity],
 ) -> tuple[Quantity, Quantity]:
     """Return an iteration of SSP if all workers wait at the staleness bound (s), and the fraction
@@ -341,10 +333,10 @@ def _burst(
     d = msgspec.structs.replace(Demands.of(job, q), own_s=1.0 / q.at_once_bytes_per_s)
     step = _in_step(job, q, d, q.slowest_followed(int(bound)), n)
     iterations_s = []
-    for kind, own, longer in zip(kinds, each, late, strict=True):
+    for kind, d, longer in zip(kinds, by_kind, late, strict=True):
         beside = kind.on_a_nic(kind.fullest)
         flows = Flows(n, n, n, beside, beside)
-        iterations_s.append(_iteration(job, kind, own, longer, flows).iteration_s)
+        iterations_s.append(_iteration(job, kind, d, longer, flows).iteration_s)
     most_s = maximum(0.0, *iterations_s)
     return step.iteration_s, _tied(q, bound, [most_s / seconds for seconds in iterations_s])
 
@@ -372,11 +364,11 @@ def _tied(q: Quantities, bound: float, faster: Sequence[Quantity]) -> Quantity:
 def _flows(q: Quantities, d: Demands, others: Sequence[Quantity]) -> Flows:
     """Return the flows with ``others`` at each station. Of these, the fraction on the worker's own
     node shares the link of that node."""
-    pulling, pushing, updating = (1.0 + found for found in others[:3])
+    pulling, pushing, updating = (1.0 + queued for queued in others[:3])
     if len(others) == 3:
         return Flows(pulling, pushing, updating, 1.0, 1.0)
     part = d.beside / maximum(q.workers - 1.0, 1.0)
-    own_pulling, own_pushing = (1.0 + part * found for found in others[3:])
+    own_pulling, own_pushing = (1.0 + part * queued for queued in others[3:])
     return Flows(pulling, pushing, updating, own_pulling, own_pushing)
 
 
@@ -398,11 +390,11 @@ def _in_lockstep(
     ]
 
 
-def _bounded(found: Phases, slowest_s: Quantity) -> Phases:
+def _bounded(phases: Phases, slowest_s: Quantity) -> Phases:
     """Return an iteration at the staleness bound: no shorter than the slowest worker's."""
-    late = maximum(slowest_s - found.iteration_s, 0.0)
+    late = maximum(slowest_s - phases.iteration_s, 0.0)
     return msgspec.structs.replace(
-        found, parts={**found.parts, "staleness bound": Phase(late, "staleness_bound")}
+        phases, parts={**phases.parts, "staleness bound": Phase(late, "staleness_bound")}
     )
 
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Unpack
 
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from perfmodel.architectures.parts.network import Network, homes_of, node_names
-from perfmodel.architectures.parts.workers import Workers, add_workers, log_steps, stagger_s
 from perfmodel.architectures.ps.options import Options
 from perfmodel.architectures.ps.placement import slices_of
-from perfmodel.base.arrays import Floats, Ids, ranked
+from perfmodel.base.arrays import NONE, Floats, Ids, ranked
+from perfmodel.communication.network import Network, add_update_threads, homes_of, node_names
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.theory import incast
+from perfmodel.training.workers import Work, add_workers, log_steps, stagger_s
 
 
 class Pushers(msgspec.Struct, frozen=True, eq=False):
@@ -34,13 +34,6 @@ class Pushers(msgspec.Struct, frozen=True, eq=False):
     def others(self) -> Ids:
         """Workers that talk to the servers through another worker."""
         return np.flatnonzero(self.worker[self.of] != np.arange(len(self.of)))
-
-
-def _pushers(workers: Workers, options: Options) -> Pushers:
-    if not options.local_aggregation:
-        return Pushers(workers.index, workers.index)
-    of, first = ranked(workers.node)
-    return Pushers(first, of)
 
 
 def build(job: Job) -> OpGraph:
@@ -59,18 +52,25 @@ class _Builder:
         self.workers = add_workers(b, job, nodes=len(names))
         colocated = job.cluster.server.placement == "colocated"
         self.on_workers_cores = colocated and self.workers.processors.shared
-        self.pushers = _pushers(self.workers, self.options)
+        of, first = self.workers.index, self.workers.index
+        if self.options.local_aggregation:
+            of, first = ranked(self.workers.node)
+        self.pushers = Pushers(first, of)
         self.slices = slices_of(job.workload, self.options)
         self.sent = self.options.sent_bytes(self.slices.bytes)
         self.network = Network(b, job, self.home)
         self.names = tuple(self.workers.layer_names[i] for i in self.slices.layer)
         self.shape = (len(self.pushers.worker), len(self.slices.bytes))
         self.group = self.pushers.worker[:, None]
+        self.axes = (("worker", None), ("slice", self.names))
 
     def graph(self) -> OpGraph:
         b, options, workers = self.b, self.options, self.workers
         ready = self._gradients()
-        push, update, pull = self._push(), self._update(), self._pull()
+        push = self._transfers("push", self.sent, to_servers=True, weight=self._parts())
+        update = self._update()
+        # in forward order: layers that forward needs first get lower ids, which win ties
+        pull = self._transfers("pull", self.slices.bytes, to_servers=False)
         b.edge(ready, push)
         self._applies(push, update)
         arrived = self._parameters(pull)
@@ -103,7 +103,7 @@ class _Builder:
             "node's gradient",
             self.shape,
             group=self.group,
-            axes=(("worker", None), ("slice", self.names)),
+            axes=self.axes,
         )
         b.edge(leaders, summed)
         b.edge(gather, summed[self.pushers.of[self.pushers.others]])
@@ -128,45 +128,33 @@ class _Builder:
             label,
             (len(self.pushers.others), self.shape[1]),
             bytes=self.slices.bytes,
-            path=self.network.path(*ends),
-            latency_s=self.network.latency_s(*ends),
+            **self.network.between(*ends),
             group=self.pushers.others[:, None],
-            axes=(("worker", None), ("slice", self.names)),
+            axes=self.axes,
         )
-
-    def _push(self) -> Ids:
-        push = self._transfers("push", self.sent, to_servers=True, weight=self._parts())
-        self.options.finish(self.b, push)
-        return push
-
-    def _pull(self) -> Ids:
-        # in forward order: layers that forward needs first get lower ids, which win ties
-        pull = self._transfers("pull", self.slices.bytes, to_servers=False)
-        self.options.finish(self.b, pull)
-        return pull
 
     def _parts(self) -> Floats:
         """Return each push's share of its server's link if full, (pushers, slices): 1 if equal."""
         server_of, queue_bytes = self.slices.server, self.job.cluster.queue_bytes
-        found = np.ones((self.shape[0], self.options.servers))
+        shares = np.ones((self.shape[0], self.options.servers))
         nics = [self.job.cluster.nic_of(int(node)) for node in self._pushing_nodes]
         rates = np.array([nic.goodput_bytes_per_s for nic in nics])
         for server, away in self._crowds():
             sent_bytes = float(self.sent[server_of == server].sum())
-            found[away, server] = incast.parts(
+            shares[away, server] = incast.parts(
                 rates[away], sent_bytes, queue_bytes or 0.0, seed=self.job.seed, link=server
             )
-        return found[:, server_of]
+        return shares[:, server_of]
 
     def _queueing_s(self) -> Floats:
         """Return the mean wait of a small message at its server's queue, (pushers, slices). The
         queue is full while several push there, taken as half of the time (docs/decisions/0029)."""
-        found = np.zeros((self.shape[0], self.options.servers))
+        waits_s = np.zeros((self.shape[0], self.options.servers))
         for server, away in self._crowds():
             link = self.job.cluster.nic_of_server(server, self.job.workers)
             full_s = (self.job.cluster.queue_bytes or 0.0) / link.goodput_bytes_per_s
-            found[away, server] = full_s / 2.0
-        return found[:, self.slices.server]
+            waits_s[away, server] = full_s / 2.0
+        return waits_s[:, self.slices.server]
 
     @property
     def _pushing_nodes(self) -> Ids:
@@ -202,14 +190,12 @@ class _Builder:
             self.push_line = line
         else:
             self.pull_line = line[:, order]
-        return b.ops(
+        sent = b.ops(
             label,
             self.shape,
             bytes=size[order],
-            path=self.network.path(*ends),
-            rate_cap_bytes_per_s=self.network.flow(*ends),
+            **self.network.between(*ends),
             weight=weight,
-            latency_s=self.network.latency_s(*ends),
             slot=line,
             units=units,
             priority=options.priority(
@@ -218,20 +204,14 @@ class _Builder:
             group=self.group,
             axes=(("worker", None), ("slice", self.names[order])),
         )[:, order]
+        options.finish(b, sent)
+        return sent
 
     # -- servers -------------------------------------------------------------------------------
 
     def _update(self) -> Ids:
-        cluster, slices = self.job.cluster, self.slices
-        cost = cluster.server
-        threads = self.b.slots(
-            "update threads of",
-            (self.options.servers,),
-            capacity=cluster.update_threads,
-            place=self.home,
-            axes=(("server", None),),
-        )
-        self.threads = threads[slices.server]
+        cost, slices = self.job.cluster.server, self.slices
+        self.threads = add_update_threads(self.b, self.job, self.home)[slices.server]
         seconds = cost.update_per_tensor_s * slices.tensors + slices.bytes * (
             cost.update_per_byte_s + self.options.decode_per_byte_s
         )
@@ -243,7 +223,7 @@ class _Builder:
             group=self.group,
             cause="cpu" if self.on_workers_cores else "server",
             slot=self.threads,
-            axes=(("worker", None), ("slice", self.names)),
+            axes=self.axes,
             **self.workers.processors.work(seconds, self.home[slices.server], 1),
         )
 
@@ -299,27 +279,32 @@ class _Builder:
         acknowledgements, (pushers, slices).
         """
         server = self.job.workers + self.slices.server
-        small: dict[str, Any] = {
-            "group": self.group,
-            "axes": (("worker", None), ("slice", self.names)),
-        }
-        latency_s = self.network.latency_s(self.group, server)
-        answer = self.b.ops(
-            "acknowledge", self.shape, slot=self.pull_line, latency_s=latency_s, **small
-        )
-        queued_s = latency_s + self._queueing_s()
-        request = self.b.ops(
-            "request", self.shape, slot=self.push_line, latency_s=queued_s, **small
-        )
+        latency_s = self.network.fabric.between_s(self.group, server)
+
+        def small(label: str, line: Ids, delay_s: Floats) -> Ids:
+            return self.b.ops(
+                label, self.shape, slot=line, latency_s=delay_s, group=self.group, axes=self.axes
+            )
+
+        answer = small("acknowledge", self.pull_line, latency_s)
+        request = small("request", self.push_line, latency_s + self._queueing_s())
         self.b.edge(answer, request)
         self.b.edge(request, pull)
         return answer
 
-    def _for_all(self, label: str, cause: str, names: tuple[str, ...], **work: Any) -> Ids:
+    def _for_all(
+        self,
+        label: str,
+        cause: str,
+        names: tuple[str, ...],
+        slot: ArrayLike = NONE,
+        **work: Unpack[Work],
+    ) -> Ids:
         return self.b.ops(
             label,
             (1, len(names)),
             cause=cause,
+            slot=slot,
             axes=(("all workers", ("all workers",)), ("slice", names)),
             **work,
         )
@@ -338,17 +323,17 @@ class _Builder:
         """Add backup workers: an update ignores the last few, whose gradients are dropped."""
         b, needed = self.b, self.job.workers - self.options.backup_workers
         worker = (("worker", None),)
-        own = b.ops("gradient applied", (len(update),), group=self.pushers.worker, axes=worker)
-        b.edge(update, own[:, None])
+        applied = b.ops("gradient applied", (len(update),), group=self.pushers.worker, axes=worker)
+        b.edge(update, applied[:, None])
         enough = b.ops("enough applied", (1,), cause="server")
-        b.edge(own, enough)
+        b.edge(applied, enough)
         b.quorum(int(enough[0]), needed)
         b.edge(enough[:, None], fresh)
         reply = b.ops("reply", (len(update),), group=self.pushers.worker, axes=worker)
         b.edge(enough, reply, lag=1)
-        b.edge(own, reply, lag=1)
+        b.edge(applied, reply, lag=1)
         b.edge(reply[:, None], pull)
-        b.log("own", own)
+        b.log("own", applied)
         b.log("reply", reply, at_ready=True)
 
     # -- workers -------------------------------------------------------------------------------

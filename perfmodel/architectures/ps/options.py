@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal
 
-from perfmodel.architectures.parts.messages import Transmission
 from perfmodel.base.errors import InputError, number, whole_number
+from perfmodel.communication.messages import Transmission
 from perfmodel.inputs.options import Option
 
 MOST_SERVERS = 10_000

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from perfmodel.architectures.parts.messages import MOST_PARTS, parts_of, tensors_of
 from perfmodel.architectures.ps.options import Options
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError
+from perfmodel.communication.messages import MOST_PARTS, parts_of, tensors_of
 from perfmodel.inputs.workload import Workload
 
 HASH = 9973

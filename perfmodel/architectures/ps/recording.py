@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfmodel.architectures.parts.recorder import Handler, Meaning, Recorder
 from perfmodel.architectures.ps.options import Options
-from perfmodel.architectures.ps.placement import slices_of
 from perfmodel.base.arrays import ranked
 from perfmodel.inputs.job import Job
 from perfmodel.results.schedule import CENTRE
+from perfmodel.training.recorder import Handler, Meaning, Recorder
 
 
-def meaning(job: Job) -> tuple[Recorder, Meaning]:
+def meaning(job: Job, recorder: Recorder) -> Meaning:
     """Record reads of slices of the centre, and updates of them by one gradient or several.
 
     Under asp a worker reads a slice when its own push of it has been applied, otherwise when the
     reply or the pull begins.
     """
-    options, slices = Options.of(job), slices_of(job.workload, Options.of(job))
-    recorder = Recorder(job.workers, slices.bytes.tolist(), central=True)
+    options = Options.of(job)
     if options.sync == "bsp":
         read = _read(job, recorder, aggregated=options.local_aggregation)
         if options.backup_workers:
-            return recorder, {"read": read, **_quorum(recorder, options.backup_workers)}
+            return {"read": read, **_quorum(recorder, options.backup_workers)}
 
         def update(slice: int, _drawn: int) -> None:
             recorder.apply(CENTRE, range(job.workers), 1.0 / job.workers, slice)
 
-        return recorder, {"read": read, "update": update}
+        return {"read": read, "update": update}
     gathered: list[list[int]] = [[] for _ in recorder.slices]
 
     def gather(index: int, _drawn: int) -> None:
@@ -40,7 +38,7 @@ def meaning(job: Job) -> tuple[Recorder, Meaning]:
         if options.sync == "asp":
             recorder.read(worker, k)
 
-    return recorder, {"read": _read(job, recorder), "update": gather}
+    return {"read": _read(job, recorder), "update": gather}
 
 
 def _read(job: Job, recorder: Recorder, *, aggregated: bool = False) -> Handler:
@@ -70,7 +68,7 @@ def _quorum(recorder: Recorder, spare: int) -> Meaning:
     def reply(worker: int, _drawn: int) -> None:
         iteration[worker] = len(gathered) - 1
 
-    def own(worker: int, _drawn: int) -> None:
+    def gather(worker: int, _drawn: int) -> None:
         if iteration[worker] < len(gathered) - 1:
             recorder.drop(worker)
             return
@@ -82,4 +80,4 @@ def _quorum(recorder: Recorder, spare: int) -> Meaning:
         recorder.apply(CENTRE, gathered[updates[slice]], 1.0 / needed, slice)
         updates[slice] += 1
 
-    return {"reply": reply, "own": own, "update": update}
+    return {"reply": reply, "own": gather, "update": update}

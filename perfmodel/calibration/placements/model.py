@@ -22,7 +22,7 @@ from perfmodel.calibration.parameters import Parameter
 from perfmodel.calibration.placements.table import OneNode, Step
 from perfmodel.inputs.calibration import value_at
 from perfmodel.inputs.cluster import Cluster
-from perfmodel.theory.collective_times import ring_allreduce_s
+from perfmodel.theory.collective_times import ring_s
 from perfmodel.theory.overlap import equal_wait_free
 
 CARRIED = 0.5
@@ -141,7 +141,8 @@ def steps_s(
         away, network_bytes(traits["bytes"], traits["node_bytes"]), traits["node_bytes"]
     )
     messages = np.maximum(traits["messages"], 1.0)
-    exchange_s = ring_allreduce_s(
+    exchange_s = ring_s(
+        "all_reduce",
         placed.devices,
         per_byte * placed.gradient_bytes,
         bandwidth_bytes_per_s=np.where(away, through, within),

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from perfmodel.architectures.parts.fabric import Fabric
-from perfmodel.architectures.parts.members import Cost, Members
 from perfmodel.base.arrays import Ids
 from perfmodel.base.quantities import Condition, Quantity, is_symbol, where
+from perfmodel.communication.fabric import Fabric
+from perfmodel.communication.members import Members
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.phases.quantities import Quantities
 
@@ -27,80 +26,55 @@ class PlacedGroup(NamedTuple):
 
 
 class Groups(msgspec.Struct, frozen=True, eq=False):
-    """The workers of a job in shard groups of ``size`` consecutive workers.
-
-    Each of the ``count`` shard groups has the whole model, a part on each of its workers. Workers
-    with the same part form a replica group: the i-th worker of each shard group.
-    """
+    """Groups of a job's workers that run the same collectives: ``table`` (groups, members)."""
 
     cluster: Cluster
     fabric: Fabric
-    size: int
-    count: int
+    name: str
+    table: Ids
 
     @classmethod
-    def of(cls, cluster: Cluster, workers: int, size: int) -> Groups:
-        """Return the groups of this many workers, a multiple of ``size``."""
-        return cls(cluster, Fabric.of(cluster, workers), size, workers // size)
+    def of(cls, cluster: Cluster, workers: int, size: int) -> tuple[Groups, Groups]:
+        """Return the shard groups of ``size`` consecutive workers, and the replica groups.
 
-    def shards(self, *, fold: bool) -> list[PlacedGroup]:
-        """Return the shard groups; with ``fold`` one that stands for all."""
-        return self._groups("shard group", self._table, fold)
-
-    def replicas(self, *, fold: bool) -> list[PlacedGroup]:
-        """Return the replica groups; with ``fold`` one that stands for all."""
-        return self._groups("replica group", self._table.T, fold)
-
-    @property
-    def shards_measured(self) -> bool:
-        """Whether measured collectives apply to the shard groups."""
-        return _apart(self.cluster, self.fabric, self._table)
+        Each shard group has the whole model, a part on each of its workers. The workers of a
+        replica group have the same part: they are the i-th workers of all shard groups.
+        """
+        fabric, table = Fabric.of(cluster, workers), np.arange(workers).reshape(-1, size)
+        return (
+            cls(cluster, fabric, "shard group", table),
+            cls(cluster, fabric, "replica group", table.T),
+        )
 
     @property
-    def replicas_measured(self) -> bool:
-        """Whether measured collectives apply to the replica groups."""
-        return _apart(self.cluster, self.fabric, self._table.T)
+    def size(self) -> int:
+        """Number of members of each group."""
+        return int(self.table.shape[1])
 
     @property
-    def _table(self) -> Ids:
-        return np.arange(self.size * self.count).reshape(self.count, self.size)
+    def measured(self) -> bool:
+        """Whether measured collectives apply: each group has the cluster to itself, as a measured
+        group has. No two groups share a node or an oversubscribed core."""
+        if len(self.table) == 1:
+            return True
+        nodes = self.fabric.place[self.table]
+        separate = sum(len(np.unique(row)) for row in nodes)
+        return self.cluster.core_oversubscription is None and separate == len(np.unique(nodes))
 
-    def _groups(self, name: str, table: Ids, fold: bool) -> list[PlacedGroup]:
-        measured = self.cluster.collectives_of(self.size * self.count)
-        if not _apart(self.cluster, self.fabric, table):
-            measured = ()
+    def placed(self, *, fold: bool) -> list[PlacedGroup]:
+        """Return the groups; with ``fold`` one that stands for all; none for single workers."""
+        if self.size == 1:
+            return []
+        fabric, table = self.fabric, self.table
+        collectives = self.cluster.collectives_of(table.size) if self.measured else ()
         if fold:
-            return [PlacedGroup(np.zeros(1, np.int64), Members(self.fabric, measured, table), None)]
+            return [PlacedGroup(np.zeros(1, np.int64), Members(fabric, collectives, table), None)]
+        if len(table) == 1:
+            return [PlacedGroup(table[0], Members(fabric, collectives), None)]
         return [
-            PlacedGroup(row, Members(self.fabric, measured, row[None]), f"{name} {k}")
-            if len(table) > 1
-            else PlacedGroup(row, Members(self.fabric, measured), None)
+            PlacedGroup(row, Members(fabric, collectives, row[None]), f"{self.name} {k}")
             for k, row in enumerate(table)
         ]
-
-
-def _apart(cluster: Cluster, fabric: Fabric, table: Ids) -> bool:
-    """Return whether each group has the cluster to itself, as a measured group has: no two groups
-    share a node or an oversubscribed core."""
-    if len(table) == 1:
-        return True
-    nodes = fabric.place[table]
-    each = sum(len(np.unique(row)) for row in nodes)
-    return cluster.core_oversubscription is None and each == len(np.unique(nodes))
-
-
-def together(make: Callable[[Members], Cost], members: Members) -> Cost:
-    """Return the cost of one collective in all groups of ``members`` at the same time.
-
-    Its weight on shared links is that of as many flows as there are groups.
-    """
-    found = make(members)
-    if len(members.ends) == 1:
-        return found
-    one = make(msgspec.structs.replace(members, groups=members.ends[:1]))
-    most = float(one.bytes.max())
-    weight = float(found.bytes.max()) / most if most > 0.0 else 1.0
-    return msgspec.structs.replace(found, weight=weight)
 
 
 def same_place(cluster: Cluster, workers: int, size: int) -> bool:

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from perfmodel.architectures.parts.members import Cost
-from perfmodel.architectures.parts.network import Network
 from perfmodel.base.arrays import Floats, Ids
+from perfmodel.communication.costs import Cost
+from perfmodel.communication.network import Network
+from perfmodel.communication.schedules import NONE, SendSchedule, waits_of
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import Axis
-from perfmodel.theory.collective_schedules import NONE, SendSchedule, waits_of
 
 ROUNDING = 1e-12
 """Relative difference from the rate of its links below which a collective gets no rate cap."""
+
+
+class Flow(TypedDict):
+    """Fields of ops that are collectives."""
+
+    bytes: Floats
+    path: Ids | None
+    path_units: Floats | float
+    rate_cap_bytes_per_s: Floats
+    weight: float
+    seconds: Floats
 
 
 class Communicator:
@@ -45,20 +57,20 @@ class Communicator:
             numbers = np.array([kind.start for kind in self._fabric.kinds])
         self._numbers, self._links = numbers, network.ids(numbers)
 
-    def flow(self, cost: Cost) -> dict[str, Any]:
+    def flow(self, cost: Cost) -> Flow:
         """Return the arguments of ops that are collectives of this cost, one for each size."""
         loads, capacity = cost.loads[:, self._numbers], self._fabric.capacity[self._numbers]
         used = (loads > 0.0).any(axis=0) & (self._links != NONE)
         loads, links = loads[:, used], self._links[used]
-        there = loads > 0.0
-        units = np.where(there, loads, 1.0)
-        fastest = np.where(there, capacity[used] / units, math.inf).min(axis=1, initial=math.inf)
+        loaded = loads > 0.0
+        units = np.where(loaded, loads, 1.0)
+        fastest = np.where(loaded, capacity[used] / units, math.inf).min(axis=1, initial=math.inf)
         moving = cost.transfer_s > 0.0
         rate = cost.bytes / np.where(moving, cost.transfer_s, 1.0)
         binding = moving & (rate < fastest * (1 - ROUNDING))
         return {
             "bytes": cost.bytes,
-            "path": np.where(there, links, NONE) if used.any() else None,
+            "path": np.where(loaded, links, NONE) if used.any() else None,
             "path_units": units if used.any() else 1.0,
             "rate_cap_bytes_per_s": np.where(binding, rate, math.inf),
             "weight": cost.weight,
@@ -66,22 +78,30 @@ class Communicator:
         }
 
     def add(
-        self, label: str, cost: Cost, *, axis: str, among: tuple[Axis, ...] = (), **fields: Any
+        self,
+        label: str,
+        cost: Cost,
+        *,
+        axis: str,
+        among: tuple[Axis, ...] = (),
+        priority: ArrayLike = 0,
+        units: ArrayLike = 1,
     ) -> Ids:
         """Add a collective for each size, (sizes,), one at a time on the communicator.
 
         ``among`` are further axes of size 1, such as the pass of an update.
         """
         axes = (*among, *self._axes)
-        found = self._b.ops(
+        collectives = self._b.ops(
             label,
             (*(1 for _ in axes), len(cost.bytes)),
             **self.flow(cost),
             slot=self.slot,
             axes=(*axes, (axis, None)),
-            **fields,
+            priority=priority,
+            units=units,
         )
-        return found.ravel()
+        return collectives.ravel()
 
 
 def add_sends(
@@ -100,29 +120,26 @@ def add_sends(
     everything it sends and receives. A send waits until both its ends have entered and have
     completed their sends of earlier rounds.
     """
-    each = schedule.unrolled()
-    waits = waits_of(each)
+    sends = schedule.unrolled()
+    waits = waits_of(sends)
     count = ready.shape[1]
-    source, target = each.source, each.target
-    moved = sizes[:, None] * each.part
+    moved = sizes[:, None] * sends.part
     send = b.ops(
         "send",
-        (count, len(each.part)),
+        (count, len(sends.part)),
         bytes=moved,
-        seconds=np.where(each.adds, moved * reduce_per_byte_s, 0.0),
-        path=network.path(source, target)[None],
-        rate_cap_bytes_per_s=network.flow(source, target),
-        latency_s=network.latency_s(source, target),
-        group=each.source,
+        seconds=np.where(sends.adds, moved * reduce_per_byte_s, 0.0),
+        **network.between(sends.source[None], sends.target[None]),
+        group=sends.source,
         axes=(("bucket", None), ("send", None)),
     )
     b.edge(send[:, waits.before], send[:, waits.after])
     b.edge(ready.T[:, waits.entry_member], send[:, waits.entry])
-    for way in (0, 1):
-        before = waits.last[waits.entry_member, way]
+    for direction in (0, 1):
+        before = waits.last[waits.entry_member, direction]
         known = before != NONE
         b.edge(send[:-1, before[known]], send[1:, waits.entry[known]])
-        known = waits.last[:, way] != NONE
-        b.edge(send[-1, waits.last[known, way]], after[known])
+        known = waits.last[:, direction] != NONE
+        b.edge(send[-1, waits.last[known, direction]], after[known])
     first, last = send[:, waits.first].T, send[:, waits.last.max(axis=1)].T
     b.probe("all-reduce", first, last, at_ready=True)

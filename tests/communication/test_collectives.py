@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from perfmodel import IntraNode, Link, NodeOverride, build_graph, predict
-from perfmodel.architectures.parts import reduction
-from perfmodel.architectures.parts.members import Members
-from perfmodel.theory import collective_times
-from perfmodel.theory.collective_schedules import (
+from perfmodel.communication.costs import LinkCosts
+from perfmodel.communication.members import Members
+from perfmodel.communication.schedules import (
     SendSchedule,
     double_tree_all_reduce,
     halving_doubling_all_reduce,
@@ -24,6 +23,8 @@ from perfmodel.theory.collective_schedules import (
     tree_all_reduce,
     waits_of,
 )
+from perfmodel.theory import collective_times
+from perfmodel.theory.collective_times import ring_s
 from tests.jobs import cluster, job, workload
 from tests.oracles import equal
 
@@ -148,7 +149,7 @@ def communication_s(members: int, options: dict[str, Any], **fields: Any) -> flo
 
 
 CLOSED: dict[str, Callable[..., float]] = {
-    "ring": collective_times.ring_allreduce_s,
+    "ring": partial(collective_times.ring_s, "all_reduce"),
     "halving_doubling": collective_times.rabenseifner_allreduce_s,
     "tree": collective_times.tree_allreduce_s,
 }
@@ -276,18 +277,21 @@ def test_an_oversubscribed_core_is_shared_by_all_sends_of_a_round() -> None:
 @pytest.mark.parametrize("members", [2, 3, 8])
 def test_reduce_scatter_and_all_gather_are_the_halves_of_a_ring(members: int) -> None:
     fields: dict[str, Any] = {"bandwidth_bytes_per_s": 4.0, "latency_s": 0.25}
-    halves = collective_times.reduce_scatter_s(members, SIZE, **fields, reduce_per_byte_s=0.5)
-    halves += collective_times.all_gather_s(members, SIZE, **fields)
-    equal(halves, collective_times.ring_allreduce_s(members, SIZE, **fields, reduce_per_byte_s=0.5))
+    halves = ring_s("reduce_scatter", members, SIZE, **fields, reduce_per_byte_s=0.5)
+    halves += ring_s("all_gather", members, SIZE, **fields)
+    equal(
+        halves,
+        ring_s("all_reduce", members, SIZE, **fields, reduce_per_byte_s=0.5),
+    )
     where = Members.of(cluster(4.0, 0.25), members)
     size = np.array([SIZE])
     equal(
-        float(reduction.reduce_scatter_cost(where, size, 0.5).seconds[0]),
-        collective_times.reduce_scatter_s(members, SIZE, **fields, reduce_per_byte_s=0.5),
+        float(LinkCosts(where, size).cost("reduce_scatter", 0.5).seconds[0]),
+        ring_s("reduce_scatter", members, SIZE, **fields, reduce_per_byte_s=0.5),
     )
     equal(
-        float(reduction.all_gather_cost(where, size).seconds[0]),
-        collective_times.all_gather_s(members, SIZE, **fields),
+        float(LinkCosts(where, size).cost("all_gather").seconds[0]),
+        ring_s("all_gather", members, SIZE, **fields),
     )
 
 
@@ -297,6 +301,4 @@ def test_closed_forms_take_arrays() -> None:
         found = closed(5, sizes, bandwidth_bytes_per_s=4.0, latency_s=0.25)
         one_by_one = [closed(5, s, bandwidth_bytes_per_s=4.0, latency_s=0.25) for s in (8.0, 16.0)]
         np.testing.assert_allclose(found, one_by_one)
-    assert (
-        collective_times.ring_allreduce_s(1, 8.0, bandwidth_bytes_per_s=4.0, latency_s=0.25) == 0.0
-    )
+    assert ring_s("all_reduce", 1, 8.0, bandwidth_bytes_per_s=4.0, latency_s=0.25) == 0.0

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
 
-from perfmodel.architectures.parts.workers import Workers
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import Axis
 from perfmodel.inputs.options import Option, Options
 from perfmodel.inputs.workload import Workload, expanded
+from perfmodel.training.workers import Workers
 
 ELEMENT_BITS = 32
 """Bits of a gradient element before compression: float32."""
@@ -43,12 +44,12 @@ def tensors_of(workload: Workload) -> Tensors:
     layers = expanded(workload).layers
     counts = [len(layer.tensor_bytes) for layer in layers]
     first = np.concatenate([[0], np.cumsum(counts)])
-    found = [
+    tensors = [
         (i, size, first[i] + k)
         for i, layer in reversed(list(enumerate(layers)))
         for k, size in enumerate(layer.tensor_bytes)
     ]
-    layer, size, key = zip(*found, strict=True)
+    layer, size, key = zip(*tensors, strict=True)
     return Tensors(np.array(layer), np.array(size, np.float64), np.array(key))
 
 
@@ -200,7 +201,14 @@ class Transmission(Compression, frozen=True):
         return layer if self.transmission == "priority" else np.zeros_like(layer)
 
     def connections(
-        self, b: GraphBuilder, label: str, shape: tuple[int, ...], bytes: Floats, **slots: Any
+        self,
+        b: GraphBuilder,
+        label: str,
+        shape: tuple[int, ...],
+        bytes: Floats,
+        *,
+        place: Ids,
+        axes: tuple[Axis, ...],
     ) -> tuple[Ids, Ids]:
         """Return slots for connections of ``shape``, and the units that messages of ``bytes`` hold.
 
@@ -210,11 +218,12 @@ class Transmission(Compression, frozen=True):
         one = np.ones(np.shape(bytes), np.int64)
         if self.transmission == "shared":
             return np.full(shape, -1), one
-        if self.credit_bytes == 0.0:
-            return b.slots(label, shape, **slots), one
         credit = max(int(self.credit_bytes), 1)
+        connections = b.slots(label, shape, capacity=credit, place=place, axes=axes)
+        if self.credit_bytes == 0.0:
+            return connections, one
         units = np.clip(np.ceil(bytes), 1, credit).astype(np.int64)
-        return b.slots(label, shape, capacity=credit, **slots), units
+        return connections, units
 
     def finish(self, b: GraphBuilder, messages: Ids) -> None:
         """Serve ``messages`` round robin if that option is set."""

@@ -112,18 +112,18 @@ def waits_of(schedule: SendSchedule) -> Waits:
         for member in (source, target):
             new = first[member] == NONE
             entries.append(np.stack([sends[new], member[new]]))
-            for way in (0, 1):
-                earlier = last[member, way]
+            for direction in (0, 1):
+                earlier = last[member, direction]
                 known = earlier != NONE
                 pairs.append(np.stack([earlier[known], sends[known]]))
         for member in (source, target):
             first[member] = np.where(first[member] == NONE, sends, first[member])
         last[source, 0], last[target, 1] = sends, sends
-    found = np.unique(np.concatenate(pairs, axis=1), axis=1)
+    waits = np.unique(np.concatenate(pairs, axis=1), axis=1)
     entry = np.concatenate(entries, axis=1)
     return Waits(
-        before=found[0],
-        after=found[1],
+        before=waits[0],
+        after=waits[1],
         entry=entry[0],
         entry_member=entry[1],
         last=last,
@@ -195,7 +195,7 @@ def halving_doubling_all_reduce(members: int) -> SendSchedule:
     over = members - power
     index = np.arange(power)
     taking_part = np.where(index < over, 2 * index + 1, index + over)
-    given = np.arange(0, 2 * over, 2)
+    excess = np.arange(0, 2 * over, 2)
     halving: list[Round] = [
         (taking_part, taking_part[index ^ (1 << level)], 0.5 ** (level + 1), True, 1)
         for level in range(levels)
@@ -203,7 +203,7 @@ def halving_doubling_all_reduce(members: int) -> SendSchedule:
     doubling = [(source, target, part, False, 1) for source, target, part, *_ in reversed(halving)]
     rounds = [*halving, *doubling]
     if over:
-        rounds = [(given, given + 1, 1.0, True, 1), *rounds, (given + 1, given, 1.0, False, 1)]
+        rounds = [(excess, excess + 1, 1.0, True, 1), *rounds, (excess + 1, excess, 1.0, False, 1)]
     return _schedule(members, rounds)
 
 
@@ -249,8 +249,8 @@ def hierarchical_all_reduce(node: Sequence[int]) -> SendSchedule:
     up: list[Round] = []
     for source, target in _binomial(-(-int(sizes.max()) // rails)):
         sources, targets = (first[:, :, None] + rails * positions for positions in (source, target))
-        there = sources < (leaders + sizes)[:, None, None]
-        up.append((sources[there], targets[there], 1.0, True, 1))
+        present = sources < (leaders + sizes)[:, None, None]
+        up.append((sources[present], targets[present], 1.0, True, 1))
     down: list[Round] = [(b, a, part, False, 1) for a, b, part, *_ in reversed(up)]
 
     def around(axis: int, part: float, adds: bool) -> list[Round]:
@@ -328,8 +328,8 @@ def _two_colours(child: Ids, parent: Ids) -> Ids:
     at: dict[tuple[int, int], list[int]] = {}
     ends = list(enumerate(zip(child.tolist(), parent.tolist(), strict=True)))
     for edge, pair in ends:
-        for way, member in enumerate(pair):
-            at.setdefault((way, member), []).append(edge)
+        for direction, member in enumerate(pair):
+            at.setdefault((direction, member), []).append(edge)
     colour = np.full(len(child), NONE)
     for start, _ in ends:
         if colour[start] != NONE:
@@ -338,8 +338,8 @@ def _two_colours(child: Ids, parent: Ids) -> Ids:
         todo = [start]
         while todo:
             edge = todo.pop()
-            for way, member in enumerate((int(child[edge]), int(parent[edge]))):
-                for other in at[way, member]:
+            for direction, member in enumerate((int(child[edge]), int(parent[edge]))):
+                for other in at[direction, member]:
                     if colour[other] == NONE:
                         colour[other] = 1 - colour[edge]
                         todo.append(other)

@@ -66,11 +66,11 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
     @classmethod
     def of(cls, cluster: Cluster, workers: int, homes: Sequence[int] | Ids = ()) -> Fabric:
         """Return the fabric of some workers, and of servers on the nodes ``homes`` (servers,)."""
-        own = places_of(cluster, workers)
-        place = np.concatenate([own, np.asarray(homes, np.int64)])
+        worker_nodes = places_of(cluster, workers)
+        place = np.concatenate([worker_nodes, np.asarray(homes, np.int64)])
         nodes = int(place.max()) + 1
-        here = np.concatenate([_within(own), _within(place[workers:])])
-        each = cluster.nics_per_node
+        position = np.concatenate([_within(worker_nodes), _within(place[workers:])])
+        nics = cluster.nics_per_node
         goodput, latency_s = (np.full(nodes, getattr(cluster.nic, name))
                               for name in ("goodput_bytes_per_s", "latency_s"))  # fmt: skip
         if cluster.server_nic is not None:
@@ -80,15 +80,15 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
             if override.nic is not None and override.node < nodes:
                 goodput[override.node] = override.nic.goodput_bytes_per_s
                 latency_s[override.node] = override.nic.latency_s
-        out = np.repeat(goodput, each) * cluster.path_efficiency(len(ranked(place)[1]))
+        out = np.repeat(goodput, nics) * cluster.path_efficiency(len(ranked(place)[1]))
         over, inside = cluster.core_oversubscription, cluster.intra_node
         core = math.inf if over is None else out.sum() / over
-        nic = place * each + here % each
+        nic = place * nics + position % nics
         out[nic[workers:]] *= cluster.nics_per_process  # a server uses so many links as one
         bus = inside is None or inside.kind == "bus"
-        within = np.arange(nodes) if bus else np.concatenate([own, own])
+        within = np.arange(nodes) if bus else np.concatenate([worker_nodes, worker_nodes])
         rate = math.inf if inside is None else inside.goodput_bytes_per_s
-        owner = np.repeat(np.arange(nodes), each)
+        owner = np.repeat(np.arange(nodes), nics)
         site, between = _sites(cluster, workers, place, nodes)
         sites = between.bytes_per_s[between.pairs] if between is not None else np.zeros(0)
         return cls(
@@ -177,11 +177,11 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
     def between_s(self, source: ArrayLike, target: ArrayLike) -> Floats:
         """Return the one-way latency between two ends (broadcast): the greatest of the two nodes'
         and that between their sites."""
-        found = self.between_nodes_s(source, target)
+        latency_s = self.between_nodes_s(source, target)
         if self.between is None:
-            return found
+            return latency_s
         sites = self._sites_of(*np.broadcast_arrays(source, target))
-        return np.maximum(found, self.between.latency_s[sites])
+        return np.maximum(latency_s, self.between.latency_s[sites])
 
     def between_nodes_s(self, source: ArrayLike, target: ArrayLike) -> Floats:
         """Return the same as if all nodes were at one site: the greater of the two nodes'."""
@@ -208,13 +208,13 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
         if several == 1:
             return by_site[None]
         begin = np.cumsum(count) - count
-        found = np.empty((several, len(ends)), np.int64)
+        positions = np.empty((several, len(ends)), np.int64)
         for ring in range(several):
             for first, size in zip(begin.tolist(), count.tolist(), strict=True):
                 enter, leave = ring, (ring + 1) % several
                 inner = np.setdiff1d(np.arange(size), [enter, leave])
-                found[ring, first : first + size] = first + np.array([enter, *inner, leave])
-        return found[:, by_site]
+                positions[ring, first : first + size] = first + np.array([enter, *inner, leave])
+        return positions[:, by_site]
 
     def by_site(self, ends: Ids, rings: int = 1) -> Ids:
         """Return the positions of ``ends`` (members,), site after site, in the best order of sites
@@ -225,7 +225,7 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
         site = self.site[self.place[ends]]
         used = site[ranked(site)[1]]
         best = used[self.between.among(used).ring(rings)]
-        return np.concatenate([order[site == each] for each in best.tolist()])
+        return np.concatenate([order[site == number] for number in best.tolist()])
 
     def _sites_of(self, a: Ids, z: Ids) -> tuple[Ids, Ids]:
         """Return the sites of two ends, of the same shape."""
@@ -250,6 +250,6 @@ def _within(place: Ids) -> Ids:
     ranked = place[order]
     begin = np.flatnonzero(np.diff(ranked, prepend=NONE - 1))
     run = np.diff(np.append(begin, len(ranked)))
-    found = np.empty(len(place), np.int64)
-    found[order] = np.arange(len(place)) - np.repeat(begin, run)
-    return found
+    index = np.empty(len(place), np.int64)
+    index[order] = np.arange(len(place)) - np.repeat(begin, run)
+    return index

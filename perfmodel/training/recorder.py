@@ -20,32 +20,28 @@ READ, GRADIENT, APPLY, MIX, DROP = (int(event) for event in Event)
 MOST_KEPT = 100_000
 """Rows kept one by one before they are packed into arrays."""
 
-_Row = tuple[int, int, int, int, int, float]
-"""The columns worker, step, model, other, slice and weight of a row."""
-
-_SLICE, _WEIGHT, _GROUP, _VERSION = (
-    list(COLUMNS).index(name) for name in ("slice", "weight", "group", "version")
-)
-
 Meaning = Mapping[str, Handler]
 """The handlers of logged ops, by the ops' labels."""
 
 
-class Mix(NamedTuple):
-    """A move of a model by ``weight`` towards a version of an ``other`` model."""
+Mix = tuple[int, int, float]
+"""Another model, its version, and the weight by which a model moves towards it."""
 
+
+class Row(NamedTuple):
+    """A value of each column of a schedule, in its order."""
+
+    time_s: float
+    event: int
+    worker: int
+    step: int
+    model: int
     other: int
-    version: int
+    slice: int
     weight: float
-
-
-class ModelInFlight(NamedTuple):
-    """A model in flight: its version, and its weight in a mean."""
-
-    sender: int
-    receiver: int
+    group: int
     version: int
-    weight: float
+    other_version: int
 
 
 class Recorder:
@@ -65,8 +61,8 @@ class Recorder:
         self._versions = [[0] * len(self.slices) for _ in range(workers + 1)]  # CENTRE comes last
         self._read = [[0] * len(self.slices) for _ in range(workers)]
         self._next = [[0] * len(self.slices) for _ in range(workers)]
-        self._done: list[list[NDArray[Any]]] = []
-        self._rows: list[tuple[Any, ...]] = []
+        self._done: list[list[NDArray[np.generic]]] = []
+        self._rows: list[Row] = []
         self._groups = 0
         self._run = _EqualRows(len(self.slices))
 
@@ -81,12 +77,11 @@ class Recorder:
 
     def read(self, worker: int, slice: int = WHOLE) -> None:
         """Let a worker read a slice of the centre for its next gradient."""
-        of = range(len(self.slices)) if slice == WHOLE else (slice,)
-        for k in of:
+        for k in self._parts(slice):
             self._read[worker][k] = self._versions[CENTRE][k]
         version = self.version(CENTRE, slice)
         step = self._steps[worker]
-        self._add(READ, (worker, step, worker, CENTRE, slice, 0.0), version)
+        self._add(READ, worker, step, worker, version, other=CENTRE, slice=slice)
         self._groups += 1
 
     def gradient(self, worker: int, _drawn: int = NONE) -> None:
@@ -94,14 +89,13 @@ class Recorder:
         step, model = self._steps[worker], CENTRE if self.central else worker
         self._steps[worker] = step + 1
         version = _same(self._read[worker] if self.central else self._versions[worker])
-        self._add(GRADIENT, (worker, step, model, NO_MODEL, WHOLE, 0.0), version)
+        self._add(GRADIENT, worker, step, model, version)
         self._groups += 1
 
     def drop(self, worker: int) -> None:
         """Discard a worker's oldest gradient that has not been applied."""
         step = self._taken(worker, WHOLE)
-        row = (worker, step, CENTRE, NO_MODEL, WHOLE, 0.0)
-        self._add(DROP, row, self.version(CENTRE))
+        self._add(DROP, worker, step, CENTRE, self.version(CENTRE))
         self._groups += 1
 
     def apply(
@@ -114,12 +108,12 @@ class Recorder:
     ) -> None:
         """Let a model take in other models, and then the oldest gradients of ``workers`` not yet
         applied to this slice, each with its weight. Together they make one version."""
-        for other, version, part in mixes:
-            self.part(model, Mix(other, version, part), model, slice)
+        for mix in mixes:
+            self.part(model, mix, model, slice)
         made = self._made(model, slice)
         for worker in workers:
             step = self._taken(worker, slice)
-            self._add(APPLY, (worker, step, model, NO_MODEL, slice, weight), made)
+            self._add(APPLY, worker, step, model, made, slice=slice, weight=weight)
             self.applied += len(self.slices) if slice == WHOLE else 1
         self.together((model,), slice)
 
@@ -129,17 +123,46 @@ class Recorder:
         ``worker`` is the worker that causes it. Moving a model towards its current self has no
         effect.
         """
-        if mix.other == model and mix.version == self.version(model, slice):
-            return
-        row = (worker, NONE, model, mix.other, slice, mix.weight)
-        self._add(MIX, row, self._made(model, slice), mix.version)
+        other, version, weight = mix
+        if other != model or version != self.version(model, slice):
+            made = self._made(model, slice)
+            columns = (worker, NONE, model, other, slice, weight, self._groups, made, version)
+            self._rows.append(Row(self.now, MIX, *columns))
+
+    def mix(self, model: int, mixes: Iterable[Mix], worker: int, slice: int = WHOLE) -> None:
+        """Move a model towards others, in one version that ``worker`` causes."""
+        for mix in mixes:
+            self.part(model, mix, worker, slice)
+        self.together((model,), slice)
+
+    def own_step(self, worker: int, _drawn: int) -> None:
+        """Apply a worker's gradient to its own model."""
+        self.apply(worker, (worker,))
 
     def together(self, models: Iterable[int], slice: int = WHOLE) -> None:
         """Apply the parts since the last call, as one new version of each of these models."""
         self._groups += 1
         for model in models:
-            for k in range(len(self.slices)) if slice == WHOLE else (slice,):
+            for k in self._parts(slice):
                 self._versions[model][k] += 1
+
+    def replicas(self) -> Meaning:
+        """Record workers that each apply the same mean gradient to their own copy of one model.
+
+        The logged ops are "update" (workers, slices). When the first worker has updated a slice,
+        that is a new version of it, which each worker reads when it has updated its own copy.
+        """
+        width = len(self.slices)
+        done = [[0] * width for _ in range(self.workers)]
+
+        def update(index: int, _drawn: int) -> None:
+            worker, k = divmod(index, width)
+            if done[worker][k] == self.version(CENTRE, k):
+                self.apply(CENTRE, range(self.workers), 1.0 / self.workers, k)
+            done[worker][k] += 1
+            self.read(worker, k)
+
+        return {"update": update}
 
     def close(self) -> None:
         """End a group of rows: all rows since the last call happen at once.
@@ -148,7 +171,7 @@ class Recorder:
         become rows of the whole model.
         """
         if self._run.extend(self._rows):
-            self._groups = self._rows[-1][_GROUP] + 1
+            self._groups = self._rows[-1].group + 1
         if len(self._rows) > MOST_KEPT:
             self._pack(self._run.start)
 
@@ -178,12 +201,27 @@ class Recorder:
         """Take the step of a worker's oldest gradient not yet taken for a slice, and return it."""
         taken = self._next[worker]
         step = taken[max(slice, 0)]
-        for k in range(len(self.slices)) if slice == WHOLE else (slice,):
+        for k in self._parts(slice):
             taken[k] += 1
         return step
 
-    def _add(self, event: int, row: _Row, version: int, other_version: int = NONE) -> None:
-        self._rows.append((self.now, event, *row, self._groups, version, other_version))
+    def _parts(self, slice: int) -> Iterable[int]:
+        return range(len(self.slices)) if slice == WHOLE else (slice,)
+
+    def _add(
+        self,
+        event: int,
+        worker: int,
+        step: int,
+        model: int,
+        version: int,
+        *,
+        other: int = NO_MODEL,
+        slice: int = WHOLE,
+        weight: float = 0.0,
+    ) -> None:
+        columns = (worker, step, model, other, slice, weight, self._groups, version, NONE)
+        self._rows.append(Row(self.now, event, *columns))
 
 
 class _EqualRows:
@@ -195,31 +233,25 @@ class _EqualRows:
     def __init__(self, width: int) -> None:
         self._width, self.start, self._end = width, 0, 0
         self._slices: set[int] = set()
-        self._what: list[tuple[Any, ...]] = []
+        self._what: list[Row] = []
 
-    def extend(self, rows: list[tuple[Any, ...]]) -> bool:
+    def extend(self, rows: list[Row]) -> bool:
         """Return whether the new rows complete a run; if so, replace it by rows of WHOLE."""
         if len(rows) == self._end:
             return False
         new = rows[self._end :]
-        first = new[0][_GROUP]
-        what = [(row[1:_SLICE], row[_WEIGHT], row[_GROUP] - first, row[_VERSION:]) for row in new]
-        slice = new[0][_SLICE]
-        if len(new) > 1 and any(row[_SLICE] != slice for row in new):
-            slice = WHOLE
-        alike = what == self._what and slice not in self._slices
-        if not alike:
+        first = new[0].group
+        what = [row._replace(time_s=0.0, slice=0, group=row.group - first) for row in new]
+        slice = new[0].slice if len({row.slice for row in new}) == 1 else WHOLE
+        if what != self._what or slice in self._slices:
             self.start, self._what = self._end, what
             self._slices.clear()
         self._end = len(rows)
         self._slices.add(slice)
         if slice == WHOLE or len(self._slices) < self._width:
             return False
-        base = rows[self.start][_GROUP] - first
-        whole = [
-            (*row[:_SLICE], WHOLE, row[_WEIGHT], row[_GROUP] + base, *row[_VERSION:]) for row in new
-        ]
-        rows[self.start :] = whole
+        base = rows[self.start].group - first
+        rows[self.start :] = [row._replace(slice=WHOLE, group=row.group + base) for row in new]
         self._end = self.start = len(rows)
         self._what = []
         self._slices.clear()
@@ -233,23 +265,3 @@ class _EqualRows:
 def _same(versions: Sequence[int]) -> int:
     """Return the version of all slices, or NONE if they differ."""
     return versions[0] if versions.count(versions[0]) == len(versions) else NONE
-
-
-def replicas(recorder: Recorder) -> Meaning:
-    """Record workers that each apply the same mean gradient to their own copy of one model.
-
-    The logged ops are "update" (workers, slices). When the first worker has updated a slice, that
-    is a new version of it, which each worker reads when it has updated its own copy.
-    """
-    width = len(recorder.slices)
-    done = [[0] * width for _ in range(recorder.workers)]
-
-    def update(index: int, _drawn: int) -> None:
-        worker, k = divmod(index, width)
-        if done[worker][k] == recorder.version(CENTRE, k):
-            everyone = range(recorder.workers)
-            recorder.apply(CENTRE, everyone, 1.0 / recorder.workers, k)
-        done[worker][k] += 1
-        recorder.read(worker, k)
-
-    return {"update": update}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from perfmodel.architectures.parts.fabric import Fabric
 from perfmodel.base.arrays import NONE, Floats, Ids
 from perfmodel.base.errors import InputError
+from perfmodel.communication.fabric import Fabric
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.inputs.job import Job
 
@@ -27,6 +28,15 @@ _AXES = {
     BETWEEN_SITES: "sites",
 }
 """What links of a kind are named after, if not after nodes."""
+
+
+class Transfer(TypedDict):
+    """Fields of an op that transfers bytes: its links, padded with NONE, the most that its
+    connection carries, and its latency."""
+
+    path: Ids
+    rate_cap_bytes_per_s: Floats
+    latency_s: Floats
 
 
 class Network:
@@ -87,18 +97,13 @@ class Network:
         """Return the graph's links by number in the fabric; NONE for those that never limit."""
         return np.where(numbers == NONE, NONE, self._ids[numbers])
 
-    def path(self, source: ArrayLike, target: ArrayLike) -> Ids:
-        """Return the links from one end to another (broadcast), padded with NONE."""
-        return self.ids(self.fabric.path(source, target))
-
-    def flow(self, source: ArrayLike, target: ArrayLike) -> Floats:
-        """Return the most one connection carries between two ends (broadcast), bytes/s."""
-        return self.fabric.flow_between(source, target)
-
-    def latency_s(self, source: ArrayLike, target: ArrayLike) -> Floats:
-        """Return the one-way latency between two ends (broadcast): the greatest of the two nodes'
-        and that between their sites."""
-        return self.fabric.between_s(source, target)
+    def between(self, source: ArrayLike, target: ArrayLike) -> Transfer:
+        """Return the fields of a transfer from one end to another (broadcast)."""
+        return {
+            "path": self.ids(self.fabric.path(source, target)),
+            "rate_cap_bytes_per_s": self.fabric.flow_between(source, target),
+            "latency_s": self.fabric.between_s(source, target),
+        }
 
 
 def homes_of(job: Job, servers: int) -> Ids:
@@ -126,3 +131,20 @@ def node_names(job: Job, homes: Ids) -> list[str]:
         f"node {node}" + (f" ({', '.join(servers)})" if servers else "")
         for node, servers in sorted(hosts.items())
     ]
+
+
+def add_update_threads(b: GraphBuilder, job: Job, homes: Ids) -> Ids:
+    """Add the slots of the servers' update threads, (servers,)."""
+    return b.slots(
+        "update threads of",
+        homes.shape,
+        capacity=job.cluster.update_threads,
+        place=homes,
+        axes=(("server", None),),
+    )
+
+
+def model_update_s(job: Job) -> float:
+    """Return the time of one thread to update a whole model on a server."""
+    cost, work = job.cluster.server, job.workload
+    return cost.update_per_tensor_s * work.tensors + cost.update_per_byte_s * work.gradient_bytes

@@ -26,7 +26,7 @@ def reductions_of(no_sync: bool, passes: int) -> int:
 def pass_layers(job: Job, layers: Layers, *, reduced: bool = True) -> Layers:
     """Return ``layers``, those of an update, with the times of one of its passes, with handover if
     the pass reduces gradients."""
-    found: Layers = layers.once(
+    of_pass: Layers = layers.once(
         ("pass", reduced), lambda: Layers.of(job.pass_work(reduced=reduced))
     )
-    return found
+    return of_pass

@@ -23,14 +23,10 @@ from perfmodel import (
     predict,
 )
 from perfmodel.architectures import registry
-from perfmodel.architectures.parts.fabric import Fabric, places_of
-from perfmodel.architectures.parts.members import Members
-from perfmodel.architectures.parts.reduction import (
-    Reduction,
-    all_reduce_cost,
-    candidates_among,
-    chosen,
-)
+from perfmodel.communication.costs import LinkCosts
+from perfmodel.communication.fabric import Fabric, places_of
+from perfmodel.communication.members import Members
+from perfmodel.communication.reduction import Reduction
 from perfmodel.inputs.job import Job
 from perfmodel.theory import collective_times
 from tests.jobs import cluster, job, workload
@@ -114,7 +110,7 @@ def test_rings_leave_and_enter_a_node_by_links_of_their_own(
     )
     for ring in rings.tolist():
         assert sorted(ring) == list(range(workers))
-    loads, *_ = members.around()
+    loads, *_ = members.around("all_reduce")
     nics_used = loads[: members.fabric.core]
     assert nics_used[nics_used > 0.0] == pytest.approx([1.0 / len(rings)] * (nics_used > 0.0).sum())
     assert (nics_used > 0.0).sum() == 2 * len(rings) * where.nodes_for(workers)
@@ -391,10 +387,10 @@ def test_auto_chooses_for_each_message() -> None:
     ring, which moves the fewest bytes."""
     members = Members.of(cluster(1.0, 0.01), 64)
     options = Reduction("auto")
-    assert chosen(members, options, 1e-3).algorithm == "double_tree"
-    assert chosen(members, options, 1e3).algorithm == "ring"
+    assert LinkCosts(members, np.array([1e-3])).chosen(options).algorithm == "double_tree"
+    assert LinkCosts(members, np.array([1e3])).chosen(options).algorithm == "ring"
     boxed = Members.of(DGX, 64)
-    assert {o.algorithm for o in candidates_among(boxed, options)} == {
+    assert {o.algorithm for o in LinkCosts(boxed, np.ones(1)).candidates(options)} == {
         "ring", "node_tree", "double_tree"
     }  # fmt: skip
     work = workload([1.0, 1.0], [1.0, 1.0], [1e-3, 1e3])
@@ -403,8 +399,8 @@ def test_auto_chooses_for_each_message() -> None:
     ring = job(work, cluster(1.0, 0.01), 64, "ring", layered)
     small = Members.of(cluster(1.0, 0.01), 64)
     saved = float(
-        (all_reduce_cost(small, pair(), Reduction("ring")).seconds
-         - all_reduce_cost(small, pair(), options).seconds).sum()
+        (LinkCosts(small, pair()).all_reduce(Reduction("ring")).seconds
+         - LinkCosts(small, pair()).all_reduce(options).seconds).sum()
     )  # fmt: skip
     assert saved > 0.1
     assert predict(ring).iteration_s - predict(one).iteration_s == pytest.approx(saved)

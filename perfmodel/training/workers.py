@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypedDict
 
 import msgspec
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from perfmodel.base.arrays import NONE, Floats, Ids
 from perfmodel.graph.builder import GraphBuilder
@@ -46,6 +46,16 @@ class Noise:
         return self._b.streams(shape, cv=self._jitter.cv, kind=kind)
 
 
+class Work(TypedDict, total=False):
+    """Fields of an op that computes: its time or, on shared cores, its flow over them."""
+
+    seconds: ArrayLike
+    bytes: ArrayLike
+    path: ArrayLike
+    rate_cap_bytes_per_s: float
+    weight: float
+
+
 class Processors:
     """The cores of each node, on which workers compute and servers update.
 
@@ -66,7 +76,7 @@ class Processors:
         """Whether workers and servers contend for cores."""
         return self._cores is not None
 
-    def work(self, seconds: ArrayLike, node: NDArray[Any], threads: int) -> dict[str, Any]:
+    def work(self, seconds: ArrayLike, node: Ids, threads: int) -> Work:
         """Return arguments of an op that uses ``threads`` threads of ``node`` for ``seconds``."""
         if self._cores is None:
             return {"seconds": seconds}
@@ -118,13 +128,13 @@ class Workers(msgspec.Struct, frozen=True, eq=False):
         n = len(self.node)
         work = np.asarray(seconds, np.float64)
         width = () if work.ndim == 0 else (work.shape[-1],)
-        each = (slice(None), *(None for _ in width))
+        wide = (slice(None), *(None for _ in width))
         made = b.ops(
             label,
             (*(1 for _ in self.axes), n, *width),
-            **self.processors.work(self.slowdown[each] * work, self.node[each], self.threads),
-            slot=self.device[each],
-            group=self.index[each],
+            **self.processors.work(self.slowdown[wide] * work, self.node[wide], self.threads),
+            slot=self.device[wide],
+            group=self.index[wide],
             cause="straggler",
             noise=self.noise.of(*width),
             priority=priority,
@@ -175,7 +185,7 @@ def left_out(
         "flow_bytes_per_s of the cluster": connections and job.cluster.flow_bytes_per_s is not None,
         **(beyond or {}),
     }
-    return next((text for text, there in known.items() if there), None)
+    return next((text for text, present in known.items() if present), None)
 
 
 def add_workers(
@@ -280,6 +290,26 @@ def add_optimizer(
     b.edge(workers.backward[:, 0], optimizer)
     b.edge(optimizer, (workers if first is None else first).forward[:, 0], lag=1)
     return optimizer
+
+
+def add_begin(
+    b: GraphBuilder, job: Job, workers: Workers, optimizer: Ids, *, period: int = 1
+) -> Ids:
+    """Add the op that begins each worker's iteration, (workers,).
+
+    It follows the previous iteration's ``optimizer``, and precedes the forward pass and everything
+    a worker sends during computation. Staggered workers start within the time of ``period``
+    iterations of which one communicates.
+    """
+    n = len(workers.node)
+    axes = (("worker", None),)
+    begin = b.ops("begin", (n,), group=workers.index, cause="straggler", axes=axes)
+    b.edge(optimizer, begin, lag=1)
+    b.edge(begin, workers.forward[:, 0])
+    within_s = stagger_s(job)[:n]
+    without_s = workers.slowdown * job.workload.compute_s
+    b.stagger(begin, within_s + np.where(within_s > 0.0, (period - 1) * without_s, 0.0))
+    return begin
 
 
 def log_steps(b: GraphBuilder, workers: Workers, *, central: bool = False) -> None:

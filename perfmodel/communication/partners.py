@@ -1,51 +1,15 @@
-"""Building blocks of pairwise exchange."""
+"""Partners that workers draw at random."""
 
 from __future__ import annotations
-
-import math
 
 import msgspec
 import numpy as np
 
-from perfmodel.architectures.parts.network import Network
-from perfmodel.architectures.parts.workers import Workers, stagger_s
 from perfmodel.base.arrays import Ids
+from perfmodel.communication.network import Network
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import Axis
 from perfmodel.inputs.job import Job
-
-
-def add_begin(
-    b: GraphBuilder, job: Job, workers: Workers, optimizer: Ids, *, period: int = 1
-) -> Ids:
-    """Add the op that begins each worker's iteration, (workers,).
-
-    It follows the previous iteration's ``optimizer``, and precedes the forward pass and everything
-    a worker sends during computation. Staggered workers start within the time of ``period``
-    iterations of which one communicates.
-    """
-    n = len(workers.node)
-    begin = b.ops(
-        "begin",
-        (n,),
-        group=workers.index,
-        cause="straggler",
-        axes=(("worker", None),),
-    )
-    b.edge(optimizer, begin, lag=1)
-    b.edge(begin, workers.forward[:, 0])
-    within_s = stagger_s(job)[:n]
-    without_s = workers.slowdown * job.workload.compute_s
-    b.stagger(begin, within_s + np.where(within_s > 0.0, (period - 1) * without_s, 0.0))
-    return begin
-
-
-def add_network(b: GraphBuilder, job: Job, *, fold: bool = False) -> Network:
-    """Add the network between the workers of a job without servers.
-
-    With ``fold``, the first link of a kind, and each transfer of the first worker, represent all.
-    """
-    return Network(b, job, fold=fold, core_share=job.workers if fold else 1)
 
 
 def others(workers: int) -> Ids:
@@ -80,31 +44,26 @@ class Partners(msgspec.Struct, frozen=True, eq=False):
         b: GraphBuilder,
         label: str,
         job: Job,
-        workers: Workers,
         network: Network,
         *,
         reply: bool = False,
     ) -> Ids:
         """Add the transfer of a model to the partner drawn, or back from it, (senders,)."""
-        near, far = self.worker[:, None], self.candidates
-        source, target = (far, near) if reply else (near, far)
-        paths, latency_s = network.path(source, target), network.latency_s(source, target)
-        flow = network.flow(source, target)
+        size, axes = job.workload.gradient_bytes, (self.axis,)
         alone = self.candidates.shape[1] == 1
-        sent = b.ops(
-            label,
-            self.worker.shape,
-            bytes=job.workload.gradient_bytes,
-            path=paths[:, 0] if alone else None,
-            rate_cap_bytes_per_s=flow[:, 0] if alone else math.inf,
-            latency_s=latency_s[:, 0] if alone else 0.0,
-            group=self.worker,
-            axes=(self.axis,),
+        near = self.worker if alone else self.worker[:, None]
+        far = self.candidates[:, 0] if alone else self.candidates
+        routes = network.between(far, near) if reply else network.between(near, far)
+        if alone:
+            return b.ops(label, near.shape, bytes=size, group=self.worker, axes=axes, **routes)
+        sent = b.ops(label, self.worker.shape, bytes=size, group=self.worker, axes=axes)
+        b.choose(
+            sent,
+            draw=self.draw,
+            paths=routes["path"],
+            latency_s=routes["latency_s"],
+            rate_cap_bytes_per_s=routes["rate_cap_bytes_per_s"],
         )
-        if not alone:
-            b.choose(
-                sent, draw=self.draw, paths=paths, latency_s=latency_s, rate_cap_bytes_per_s=flow
-            )
         return sent
 
     def when_drawn(self, b: GraphBuilder, label: str, probability: float = 1.0) -> Ids:

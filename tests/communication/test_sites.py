@@ -11,7 +11,7 @@ import pytest
 
 from perfmodel import Cluster, InputError, Link, Source, Workload, make_job, predict
 from perfmodel.architectures import registry
-from perfmodel.architectures.parts.fabric import Fabric
+from perfmodel.communication.fabric import Fabric
 from perfmodel.engine.simulation import simulate
 from perfmodel.inputs.cluster import IntraNode, Server
 from perfmodel.inputs.sites import Site, SiteLink

@@ -1,1 +1,0 @@
-"""Building blocks that architectures share: workers, networks, messages and collectives."""

@@ -1,0 +1,1 @@
+"""Communication of workers: links and paths, messages, groups, collectives and their costs."""
