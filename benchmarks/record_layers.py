@@ -21,9 +21,9 @@ import torch
 from perfmodel import Source
 from perfmodel.base import files
 from perfmodel.inputs.profile import Layer, Profile, Tensor, read_profile
+from perfmodel.inputs.profile_files import dumped
 from perfmodel.profiler import libraries
 from perfmodel.profiler.layers import Inspection
-from perfmodel.profiler.saving import dumped
 
 SAMPLES = 2
 """Samples in the observed step: batch normalisation needs more than one."""

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from perfmodel.base.errors import InputError, whole_number
 from perfmodel.base.provenance import Source
 from perfmodel.base.pytorch import import_torch
+from perfmodel.inputs import profile_files
 from perfmodel.inputs.profile import Layer, NoiseScale, Profile, Tensor, Timing
 from perfmodel.profiler.averages import Average, average_of
 from perfmodel.profiler.clocks import Clock, clock_for
@@ -19,7 +20,6 @@ from perfmodel.profiler.gradient_noise import measure_noise
 from perfmodel.profiler.layers import InspectedStep, Inspection
 from perfmodel.profiler.marks import Marks
 from perfmodel.profiler.overhead import Overhead, overhead
-from perfmodel.profiler.saving import save
 from perfmodel.profiler.steps import Kind, Mark, StepTimes, parts
 
 T = TypeVar("T")
@@ -311,9 +311,9 @@ class Profiler:
 
         Raises
         ------
-        InputError : see :meth:`profile` and :func:`perfmodel.profiler.saving.save`.
+        InputError : see :meth:`profile` and :func:`perfmodel.inputs.profile_files.save`.
         """
-        return save(path, self.profile(), append=append)
+        return profile_files.save(path, self.profile(), append=append)
 
     @contextmanager
     def _span(self, kind: Kind) -> Iterator[None]:

@@ -13,12 +13,12 @@ from perfmodel.base.errors import InputError, whole_number
 from perfmodel.base.provenance import Source
 from perfmodel.base.pytorch import check_device, import_torch
 from perfmodel.inputs.profile import NoiseScale, Profile, Timing
+from perfmodel.inputs.profile_files import joined
 from perfmodel.profiler.averages import Average
 from perfmodel.profiler.gradient_noise import measure_noise
 from perfmodel.profiler.libraries import Built
 from perfmodel.profiler.overhead import Overhead
 from perfmodel.profiler.profiler import Profiler
-from perfmodel.profiler.saving import joined
 from perfmodel.profiler.training import TrainingSetup, build, training
 
 PAIRS = 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -247,17 +246,6 @@ def _means(steps: Sequence[TraceStep]) -> dict[str, Any]:
         "parts_per_step_fraction": sum(parts.values()) / step_s,
         "compute_s": {phase: fmean(s.of_s(phase) for s in steps) for phase in PHASES},
     }
-
-
-def to_json(profile: Profile) -> bytes:
-    """Return a workload file as JSON, without empty values."""
-
-    def nonempty(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {k: nonempty(v) for k, v in value.items() if v not in (None, "", [], ())}
-        return [nonempty(v) for v in value] if isinstance(value, (list, tuple)) else value
-
-    return json.dumps(nonempty(msgspec.to_builtins(profile)), indent=1).encode() + b"\n"
 
 
 def _stem(path: str | Path) -> str:
