@@ -50,6 +50,12 @@ def message(text: str) -> str:
     return plain(" ".join(_cut(quotes_cut, LONGEST_MESSAGE).split()))
 
 
+def exception_line(error: BaseException) -> str:
+    """Return an exception of other code as one line: its class, and the first line of its text."""
+    text = str(error).strip().split("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 class PerfmodelError(Exception):
     """Base of all errors this package raises on purpose; :func:`message` formats the text."""
 

@@ -95,7 +95,7 @@ class Curve(Drawn, frozen=True, eq=False):
         names = ("samples", "updates", "time_s", "loss", "accuracy", "batch_loss")
         frame = pd.DataFrame({name: getattr(self, name) for name in names})
         if self.noise:
-            frame["noise_scale_samples"] = [each.scale_samples for each in self.noise]
+            frame["noise_scale_samples"] = [noise.scale_samples for noise in self.noise]
         return frame
 
     def _reached(self, accuracy: float) -> int | None:

@@ -104,7 +104,7 @@ def profile(
     from pathlib import Path
 
     from perfmodel.base import files
-    from perfmodel.base.pytorch import check_device
+    from perfmodel.foreign.pytorch import check_device
     from perfmodel.inputs import profile_files
     from perfmodel.inputs.profile import read_profile
     from perfmodel.profiler.gradient_noise import STEPS
