@@ -167,8 +167,8 @@ def column(values: Sequence[Quantity] | Floats, axes: int) -> Floats:
     """
     if isinstance(values, np.ndarray) or not axes_of(*values):
         return np.asarray(values).reshape(len(values), *(1,) * axes)
-    some = np.stack(np.broadcast_arrays(*values))
-    return some.reshape(len(some), *(1,) * (axes + 1 - some.ndim), *some.shape[1:])
+    stacked = np.stack(np.broadcast_arrays(*values))
+    return stacked.reshape(len(stacked), *(1,) * (axes + 1 - stacked.ndim), *stacked.shape[1:])
 
 
 def quantity(

@@ -167,12 +167,12 @@ def parquet(frame: pd.DataFrame, path: str | Path | None = None) -> bytes:
     InputError : pyarrow is not installed, or the file cannot be written.
     """
     need_parquet()
-    whole = frame.copy()
-    for name in whole:
-        kinds = {type(value) for value in whole[name]} - {type(None)}
-        if whole[name].dtype == object and len(kinds) > 1:
-            whole[name] = [value if value is None else str(value) for value in whole[name]]
-    data = whole.to_parquet(None, engine="pyarrow", compression="zstd", index=False)
+    copy = frame.copy()
+    for name in copy:
+        kinds = {type(value) for value in copy[name]} - {type(None)}
+        if copy[name].dtype == object and len(kinds) > 1:
+            copy[name] = [value if value is None else str(value) for value in copy[name]]
+    data = copy.to_parquet(None, engine="pyarrow", compression="zstd", index=False)
     if path is not None:
         write(path, data)
     return data

@@ -104,9 +104,9 @@ def build(spec: str) -> Built:
 def _torchvision(name: str) -> Built:
     torchvision = _import_torchvision()
     models = torchvision.models
-    known = models.list_models(module=models)
-    if name not in known:
-        raise unknown_name("torchvision model", name, known)
+    names = models.list_models(module=models)
+    if name not in names:
+        raise unknown_name("torchvision model", name, names)
     plain = PLAIN.get(name, {"init_weights": False} if name.startswith("vgg") else {})
     version = torchvision.__version__.partition("+")[0]
     text = f"layers and parameter tensors of torchvision.models.{name} (torchvision {version})"

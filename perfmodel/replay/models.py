@@ -78,12 +78,12 @@ class Models:
             values -= gradient
 
     def mixed(
-        self, model: int, first: int, after: int, others: list[tuple[int, float, int]]
+        self, model: int, first: int, after: int, partners: list[tuple[int, float, int]]
     ) -> Floats:
         """Return slices of a model after mixing in others: (model, weight, version) each."""
         current = self.view(model, first, after)
         mixture = current.copy()
-        for other, weight, version in others:
+        for other, weight, version in partners:
             mixture += weight * (self._of_version(other, first, after, version) - current)
         return mixture
 

@@ -132,18 +132,18 @@ class _Replay:
 
     def curve(self) -> Curve:
         """Return the evaluations so far."""
-        whole = np.array([point[:2] for point in self.points], np.int64).reshape(-1, 2)
-        real = np.array([point[2:] for point in self.points], np.float64).reshape(-1, 4)
+        counts = np.array([point[:2] for point in self.points], np.int64).reshape(-1, 2)
+        values = np.array([point[2:] for point in self.points], np.float64).reshape(-1, 4)
         return Curve(
             task=self.task.name,
             seed=self.seed,
             evaluated="centre" if self.plan.has_centre else "mean",
-            samples=whole[:, 0],
-            updates=whole[:, 1],
-            time_s=real[:, 0],
-            loss=real[:, 1],
-            accuracy=real[:, 2],
-            batch_loss=real[:, 3],
+            samples=counts[:, 0],
+            updates=counts[:, 1],
+            time_s=values[:, 0],
+            loss=values[:, 1],
+            accuracy=values[:, 2],
+            batch_loss=values[:, 3],
             noise=tuple(self.noise),
             divergence=self.divergence,
         )

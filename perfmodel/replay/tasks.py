@@ -108,8 +108,8 @@ def make_task(spec: str, data_seed: int = 0) -> TrainingTask:
     whole_number("data_seed", data_seed, at_least=0)
     if ":" not in spec:
         if spec not in TASKS:
-            known = [*TASKS, "package.module:function"]
-            raise unknown_name("task", spec, known)
+            names = [*TASKS, "package.module:function"]
+            raise unknown_name("task", spec, names)
         return TASKS[spec](data_seed)
     task = call(load(spec, "task"), spec)
     if not isinstance(task, TrainingTask):

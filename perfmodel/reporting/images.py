@@ -151,8 +151,8 @@ def _panel(axes: Axes, panel: Panel) -> None:
     if panel.square:
         axes.set_box_aspect(1)
     axes.spines[["top", "right"]].set_visible(False)
-    both: tuple[tuple[Which, Axis], ...] = (("x", panel.x), ("y", panel.y))
-    for which, axis in both:
+    sides: tuple[tuple[Which, Axis], ...] = (("x", panel.x), ("y", panel.y))
+    for which, axis in sides:
         if panel.shares != which:
             _axis(axes, which, axis)
         if which in panel.grid:

@@ -20,13 +20,13 @@ def decades(low: float, high: float, most: int = MOST) -> list[float]:
     if math.log10(high / low) <= NARROW:
         return _even(low, high)
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    found: list[float] = []
+    ticks: list[float] = []
     for step, mantissas in itertools.chain(_MANTISSAS, ((k, (1.0,)) for k in itertools.count(2))):
         values = [m * 10.0**e for e in exponents if e % step == step - 1 for m in mantissas]
-        found = [float(f"{value:.6g}") for value in values if low <= value <= high]
-        if len(found) <= most:
+        ticks = [float(f"{value:.6g}") for value in values if low <= value <= high]
+        if len(ticks) <= most:
             break
-    return found
+    return ticks
 
 
 _MANTISSAS = (
