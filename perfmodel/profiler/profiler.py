@@ -190,17 +190,13 @@ class Profiler:
     def paused(self) -> Iterator[None]:
         """Context for work outside training, such as validation, which is neither counted nor
         hooked."""
-        if not self._running:
-            yield
-            return
-        self._marks.add(Kind.PAUSE)
-        self._unhook()
-        try:
-            yield
-        finally:
-            if self._running:
-                self._hook()
-                self._marks.add(Kind.END)
+        with self._span(Kind.PAUSE):
+            self._unhook()
+            try:
+                yield
+            finally:
+                if self._running:
+                    self._hook()
 
     def measure_overhead(self, step: Callable[[], object], pairs: int = 20) -> Overhead:
         """Run the training step ``step`` alternately with and without hooks, after the block.

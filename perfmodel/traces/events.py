@@ -177,7 +177,7 @@ def _decode(data: bytes, name: str) -> _File:
 def count_of(value: Any) -> int | None:
     """Return a count from a trace, or None if the value is not a valid count.
 
-    >>> whole(8), whole("8"), whole("many"), whole(-1)
+    >>> count_of(8), count_of("8"), count_of("many"), count_of(-1)
     (8, 8, None, None)
     """
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
@@ -239,7 +239,7 @@ def _trace(
             on_gpu |= label.startswith(_LAUNCHES)
             correlation = _arguments(event).get("correlation")
             if correlation is not None:
-                launches[correlation] = (_seconds(event.ts, first), str(event.tid))
+                launches[correlation] = (_span(event, first)[0], str(event.tid))
     used = Counter(str(a.get("device", e.pid)) for e, a in device_events)
     chosen = _chosen(name, "GPU", "--gpu", used, None if gpu is None else str(gpu), notes)
     by_id = {h.args["External id"]: h for h in host if h.kind == "op" and "External id" in h.args}
@@ -293,30 +293,25 @@ def _moment(value: float | str | None) -> float:
     return time_us
 
 
-def _seconds(ts: float | str | None, first: float) -> float:
-    return (float(ts or 0.0) - first) * 1e-6
+def _span(event: _Event, first_us: float) -> tuple[float, float]:
+    """Start and end of an event in seconds since the first."""
+    start_s = (float(event.ts or 0.0) - first_us) * 1e-6
+    return start_s, start_s + max(0.0, float(event.dur or 0.0)) * 1e-6
 
 
-def _host(event: _Event, category: str, first: float) -> Host:
+def _host(event: _Event, category: str, first_us: float) -> Host:
     name = str(event.name)
-    start = _seconds(event.ts, first)
     op = category in _OPS and not name.startswith(_NOT_OPS)
     kind = "op" if op else "module" if name.startswith(MODULE) else "annotation"
     arguments = _arguments(event) if kind != "module" else {}
-    return Host(name, start, start + _length(event), str(event.tid), kind, arguments)
+    return Host(name, *_span(event, first_us), str(event.tid), kind, arguments)
 
 
-def _device(event: _Event, first: float, launch: tuple[float, str] | None) -> DeviceEvent:
-    name, start = str(event.name), _seconds(event.ts, first)
+def _device(event: _Event, first_us: float, launch: tuple[float, str] | None) -> DeviceEvent:
+    name = str(event.name)
     kind = "compute"
-    folded = name.lower()
-    if "nccl" in folded or "ptop" in folded:
+    if "nccl" in name.lower() or "ptop" in name.lower():
         kind = "communication"
-    elif "htod" in folded or "dtoh" in folded:
+    elif "htod" in name.lower() or "dtoh" in name.lower():
         kind = "copy"
-    launched, thread = launch if launch else (None, "")
-    return DeviceEvent(name, start, start + _length(event), kind, launched, thread)
-
-
-def _length(event: _Event) -> float:
-    return max(0.0, float(event.dur or 0.0)) * 1e-6
+    return DeviceEvent(name, *_span(event, first_us), kind, *(launch or (None, "")))
