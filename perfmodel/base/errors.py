@@ -98,6 +98,16 @@ def nearest(name: str, allowed: Iterable[str]) -> str | None:
     return close[0] if close else None
 
 
+def suggestion(name: str, allowed: Iterable[str]) -> str:
+    """Return the question whether the nearest name was meant; empty if none is close.
+
+    >>> suggestion("workrs", ["workers", "servers"])
+    "; did you mean 'workers'?"
+    """
+    hint = nearest(name, allowed)
+    return f"; did you mean {hint!r}?" if hint else ""
+
+
 def spelling(name: str) -> str:
     """Return a name without the differences that people do not mean: case, hyphens, underscores.
 
@@ -110,9 +120,8 @@ def spelling(name: str) -> str:
 def unknown_name(what: str, name: str, allowed: Iterable[str]) -> InputError:
     """Return the error for an unknown name; it lists the known names and suggests the nearest."""
     choices = sorted(allowed)
-    hint = nearest(name, choices)
-    suggestion = f"; did you mean {hint!r}?" if hint else ""
-    return InputError(f"unknown {what} {name!r}{suggestion} (known: {', '.join(choices)})")
+    known = ", ".join(choices)
+    return InputError(f"unknown {what} {name!r}{suggestion(name, choices)} (known: {known})")
 
 
 def number(

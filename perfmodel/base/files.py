@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import msgspec
 
-from perfmodel.base.errors import InputError, nearest, plain
+from perfmodel.base.errors import InputError, plain, suggestion
 from perfmodel.base.units import dimension_of, parse, show
 
 if TYPE_CHECKING:
@@ -365,9 +365,9 @@ def _located(message: str, kind: type) -> str:
     text = message[: at.start()] if at else message
     if unknown := re.search(_UNKNOWN_FIELD, text):
         fields = _fields_at(kind, path)
-        hint = nearest(unknown["field"], fields)
-        suggestion = f"; did you mean {hint!r}?" if hint else ""
-        text = f"unknown key {unknown['field']!r}{suggestion} (allowed: {', '.join(fields)})"
+        field = unknown["field"]
+        hint = suggestion(field, fields)
+        text = f"unknown key {field!r}{hint} (allowed: {', '.join(fields)})"
     elif wrong := re.fullmatch(_NOT_A_CHOICE, text):
         choices = ", ".join(map(str, _choices(_type_at(kind, path))))
         text = f"expected one of {choices}, got {wrong['given']}"

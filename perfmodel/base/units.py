@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 
-from perfmodel.base.errors import InputError, nearest, number
+from perfmodel.base.errors import InputError, number, suggestion
 from perfmodel.base.limits import LIMITS, dimension_of as dimension_of
 
 _DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
@@ -83,12 +83,9 @@ def parse(text: str, dimension: str, name: str = "quantity") -> float:
         )
     value, unit = float(match[1]), match[2]
     if unit not in units:
-        hint = nearest(unit, units) if unit else None
         problem = f"unit {unit!r} does not fit" if unit else "a unit is missing"
-        suggestion = f"; did you mean {hint!r}?" if hint else ""
-        raise InputError(
-            f"{name}: {problem} in {text!r}{suggestion} (like {_examples(dimension, name)})"
-        )
+        hint = suggestion(unit, units) if unit else ""
+        raise InputError(f"{name}: {problem} in {text!r}{hint} (like {_examples(dimension, name)})")
     number(name, value, above=0.0 if dimension.endswith("_per_s") else None, at_most=math.inf)
     scale = units[unit]
     # dividing by an exact power of ten keeps 50us == 5e-05; multiplying would be off by an ulp

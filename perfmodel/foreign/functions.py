@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from perfmodel.base.errors import InputError, exception_line, nearest
+from perfmodel.base.errors import InputError, exception_line, suggestion
 
 
 def load(spec: str, what: str) -> Callable[..., Any]:
@@ -38,9 +38,8 @@ def load(spec: str, what: str) -> Callable[..., Any]:
         return function  # type: ignore[no-any-return]
     if function is not None:
         raise InputError(f"{what}: {spec} is a {type(function).__name__}, not a function")
-    hint = nearest(name, [key for key in vars(module) if not key.startswith("_")])
-    suggestion = f"; did you mean {hint!r}?" if hint else ""
-    raise InputError(f"{what}: module {path} has no {name!r}{suggestion}")
+    hint = suggestion(name, [key for key in vars(module) if not key.startswith("_")])
+    raise InputError(f"{what}: module {path} has no {name!r}{hint}")
 
 
 def call(function: Callable[..., Any], spec: str, *arguments: object) -> Any:

@@ -115,7 +115,7 @@ def _squares(
         for _ in range(batches):
             model.zero_grad(set_to_none=True)
             backward()
-            gradients = {p: _dense(p.grad) for p in parameters if p.grad is not None}
+            gradients = {p: p.grad.detach().to_dense() for p in parameters if p.grad is not None}
             if not gradients:
                 raise InputError("noise scale: backward() produced no gradient for the model")
             small += _squared_norm(gradients.values()) / batches
@@ -139,9 +139,3 @@ def _squared_norm(tensors: Iterable[Tensor]) -> float:
     torch = import_torch()
     norms = [torch.linalg.vector_norm(tensor, dtype=torch.float32) for tensor in tensors]
     return float(torch.stack([norm.to(norms[0].device) for norm in norms]).square().sum())
-
-
-def _dense(gradient: Tensor) -> Tensor:
-    """Return a gradient as a dense tensor; some embeddings have sparse gradients."""
-    detached = gradient.detach()
-    return detached.to_dense() if detached.is_sparse else detached

@@ -151,7 +151,8 @@ class Profiler:
             self._marks.watch(self._observed)
         elif self._done > self.warmup:
             self._waiting.append(marks)
-            self._read_passed()
+            while self._waiting and self._clock.passed(self._waiting[0][-1][2]):
+                self._read_one()
         if self.measured >= self.steps:
             self._stop()
         else:
@@ -342,12 +343,8 @@ class Profiler:
             self._inspection.end()
             self._inspection = None
 
-    def _read_passed(self) -> None:
-        """Read the marks of steps that the device has finished, without waiting."""
-        while self._waiting and self._clock.passed(self._waiting[0][-1][2]):
-            self._read_one()
-
     def _read_one(self) -> None:
+        """Read the marks of the first step that has not been read."""
         marks = self._waiting.popleft()
         self._read.append((marks, self._clock.seconds([mark for _, _, mark in marks])))
 

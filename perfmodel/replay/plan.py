@@ -39,8 +39,7 @@ class ReplayPlan(NamedTuple):
 def make_plan(schedule: Schedule) -> ReplayPlan:
     """Find the facts; the schedule's rows must be consistent, see ``Schedule.check``."""
     event = schedule.event
-    steps = int(schedule.step.max(initial=0)) + 1
-    key = schedule.worker.astype(np.int64) * steps + schedule.step
+    key = gradient_keys(schedule)
     computed = np.flatnonzero(event == Event.GRADIENT)
     applies = np.flatnonzero(event == Event.APPLY)
     applied = np.zeros(len(schedule), np.bool_)
@@ -54,6 +53,12 @@ def make_plan(schedule: Schedule) -> ReplayPlan:
         _old_versions(schedule),
         bool((schedule.model == CENTRE).any()),
     )
+
+
+def gradient_keys(schedule: Schedule) -> Ids:
+    """Return a number for each row, equal for rows about the same gradient."""
+    steps = int(schedule.step.max(initial=0)) + 1
+    return schedule.worker.astype(np.int64) * steps + schedule.step
 
 
 def _staleness(schedule: Schedule) -> Floats:

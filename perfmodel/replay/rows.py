@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.arrays import Floats, Ids
-from perfmodel.replay.plan import ReplayPlan
+from perfmodel.replay.plan import ReplayPlan, gradient_keys
 from perfmodel.results.schedule import WHOLE, Event, Schedule
 
 
@@ -63,8 +63,7 @@ def rows_of(schedule: Schedule, plan: ReplayPlan) -> Rows:
     if count > 1 and not plan.old:
         window, free = _windows(schedule, plan, first)
         read = schedule.event == Event.READ
-        steps = int(schedule.step.max(initial=0)) + 1
-        key = schedule.worker.astype(np.int64) * steps + schedule.step
+        key = gradient_keys(schedule)
         order = np.lexsort([np.where(free, key * count + first, 0), 2 * window + (free & read)])
         joined = free[order[1:]] & free[order[:-1]]
         for column in (window, schedule.event, schedule.model, key, schedule.weight):
@@ -92,8 +91,7 @@ def _last_uses(schedule: Schedule, rows: Ids) -> NDArray[np.bool_]:
     """Return, for rows in this order, whether each is the last to apply or drop its gradient."""
     event = schedule.event[rows]
     uses = np.flatnonzero((event == Event.APPLY) | (event == Event.DROP))
-    steps = int(schedule.step.max(initial=0)) + 1
-    key = schedule.worker[rows].astype(np.int64) * steps + schedule.step[rows]
+    key = gradient_keys(schedule)[rows]
     by_key = uses[np.argsort(key[uses], kind="stable")]
     last = np.zeros(len(rows), np.bool_)
     last[by_key[np.diff(key[by_key], append=-1) != 0]] = True

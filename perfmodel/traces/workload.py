@@ -164,7 +164,9 @@ def _of_trace(
     work = attribute(trace)
     steps, by = find_steps(trace, work.works, work.loading)
     notes = list(trace.notes)
-    steps = _without_a_broken_first(steps, notes)
+    if len(steps) > 1 and steps[0].unlaunched_s > SEEN_FRACTION * steps[0].length_s:
+        notes.append("first step left out: part of its work was launched before the trace")
+        del steps[0]
     passes = [p for p in work.passes if any(_holds(step, p.at_s) for step in steps)]
     accumulation = _accumulation(steps, passes, notes)
     sizes = _gradients(work, passes, steps, gradient_bytes, notes)
@@ -264,14 +266,6 @@ def _holds(step: TraceStep, host_s: float) -> bool:
     return step.host_s[0] <= host_s < step.host_s[1]
 
 
-def _without_a_broken_first(steps: list[TraceStep], notes: list[str]) -> list[TraceStep]:
-    """Drop a first step in which the device still runs work launched before the trace."""
-    if len(steps) > 1 and steps[0].unlaunched_s > SEEN_FRACTION * steps[0].length_s:
-        notes.append("first step left out: part of its work was launched before the trace")
-        return steps[1:]
-    return steps
-
-
 def _accumulation(steps: Sequence[TraceStep], passes: Sequence[HostPass], notes: list[str]) -> int:
     """Number of equal forward and backward passes per step."""
     trained = [p for p in passes if math.isfinite(p.backward_s)]
@@ -302,7 +296,8 @@ def _gradients(
     alike = all(tuple(p.names) == work.names for p in trained)
     # if passes are equal, the fullest has all gradients; if models differ, each has its own
     if alike:
-        trained = sorted(trained, key=_completeness)[-1:]
+        trained.sort(key=lambda p: (len(p.accumulated), len(gradients.gradients_of(p)[0])))
+        trained = trained[-1:]
     else:
         trained = [p for p in trained if _holds(steps[0], p.at_s)]
     sizes = [g for p in trained for g in gradients.gradients_of(p)[0]]
@@ -349,11 +344,6 @@ def _gradients(
         if alike:
             notes.append("gradient sizes are not known by layer: the workload has no layers")
     return result
-
-
-def _completeness(p: HostPass) -> tuple[int, int]:
-    """Gradients that a pass accumulates, and those of known size: a cut one has fewer."""
-    return len(p.accumulated), len(gradients.gradients_of(p)[0])
 
 
 def _batch_size(passes: Sequence[HostPass], accumulation: int, notes: list[str]) -> int | None:
