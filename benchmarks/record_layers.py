@@ -20,10 +20,10 @@ import torch
 
 from perfmodel import Source
 from perfmodel.base import files
-from perfmodel.inputs.profile import Layer, Profile, Tensor, read_profile
+from perfmodel.inputs.profile import Layer, Profile, read_profile
+from perfmodel.inputs.profile_files import dumped
 from perfmodel.profiler import libraries
 from perfmodel.profiler.layers import Inspection
-from perfmodel.profiler.saving import dumped
 
 SAMPLES = 2
 """Samples in the observed step: batch normalisation needs more than one."""
@@ -165,16 +165,7 @@ def layers_of(model: Any, batch: Any) -> tuple[Layer, ...]:
     loss = getattr(output, "loss", None)
     (output.float().mean() if loss is None else loss).backward()
     inspection.end()
-    return tuple(
-        Layer(
-            layer.name,
-            layer.kind,
-            tuple(Tensor(name, size) for name, _, size in layer.parameters if size),
-            layer.flop / SAMPLES,
-            layer.activation_bytes / SAMPLES,
-        )
-        for layer in inspection.found().layers
-    )
+    return inspection.result().profile_layers(SAMPLES)
 
 
 if __name__ == "__main__":

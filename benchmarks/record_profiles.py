@@ -20,8 +20,8 @@ import msgspec
 
 from perfmodel.base import files
 from perfmodel.inputs.profile import Profile, read_profile
+from perfmodel.inputs.profile_files import dumped, ordered
 from perfmodel.profiler import RecordedProfile, record
-from perfmodel.profiler.saving import dumped, ordered
 from perfmodel.profiler.training import build
 
 

@@ -13,7 +13,7 @@ import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.base import wiring
+from perfmodel.inputs import wiring
 
 __version__ = "0.1.0"
 

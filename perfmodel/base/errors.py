@@ -50,6 +50,12 @@ def message(text: str) -> str:
     return plain(" ".join(_cut(quotes_cut, LONGEST_MESSAGE).split()))
 
 
+def exception_line(error: BaseException) -> str:
+    """Return an exception of other code as one line: its class, and the first line of its text."""
+    text = str(error).strip().split("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 class PerfmodelError(Exception):
     """Base of all errors this package raises on purpose; :func:`message` formats the text."""
 
@@ -77,21 +83,29 @@ class DeadlockError(PerfmodelError, RuntimeError):
     """The op graph stopped with work left; the text names the ops that wait for each other."""
 
 
-def nearest(given: str, allowed: Iterable[str]) -> str | None:
+def nearest(name: str, allowed: Iterable[str]) -> str | None:
     """Return the allowed name most like ``given``, or None if none is close."""
     import difflib  # only needed for an error
 
     choices = list(allowed)
-    names: dict[str, str] = {}
-    for name in choices:
-        names.setdefault(name.lower(), name)
-    if given.lower() in names:  # only the letter case is wrong
-        return names[given.lower()]
-    found = difflib.get_close_matches(given, choices, n=1, cutoff=0.6)
-    if found:
-        return found[0]
-    folded = difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.6)
-    return names[folded[0]] if folded else None
+    folded: dict[str, str] = {}
+    for choice in choices:
+        folded.setdefault(choice.lower(), choice)
+    if name.lower() in folded:  # only the letter case is wrong
+        return folded[name.lower()]
+    close = difflib.get_close_matches(name, choices, n=1, cutoff=0.6)
+    close += [folded[k] for k in difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.6)]
+    return close[0] if close else None
+
+
+def suggestion(name: str, allowed: Iterable[str]) -> str:
+    """Return the question whether the nearest name was meant; empty if none is close.
+
+    >>> suggestion("workrs", ["workers", "servers"])
+    "; did you mean 'workers'?"
+    """
+    hint = nearest(name, allowed)
+    return f"; did you mean {hint!r}?" if hint else ""
 
 
 def spelling(name: str) -> str:
@@ -103,12 +117,11 @@ def spelling(name: str) -> str:
     return re.sub(r"[-_ ]", "", name).lower()
 
 
-def unknown_name(what: str, given: str, allowed: Iterable[str]) -> InputError:
+def unknown_name(what: str, name: str, allowed: Iterable[str]) -> InputError:
     """Return the error for an unknown name; it lists the known names and suggests the nearest."""
     choices = sorted(allowed)
-    hint = nearest(given, choices)
-    suggestion = f"; did you mean {hint!r}?" if hint else ""
-    return InputError(f"unknown {what} {given!r}{suggestion} (known: {', '.join(choices)})")
+    known = ", ".join(choices)
+    return InputError(f"unknown {what} {name!r}{suggestion(name, choices)} (known: {known})")
 
 
 def number(

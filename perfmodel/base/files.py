@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import msgspec
 
-from perfmodel.base.errors import InputError, nearest, plain
+from perfmodel.base.errors import InputError, plain, suggestion
 from perfmodel.base.units import dimension_of, parse, show
 
 if TYPE_CHECKING:
@@ -104,18 +104,18 @@ def beginning(file: IO[bytes] | GzipFile, most: int, name: str) -> bytes:
 def decode(data: bytes, kind: type[T], schema: str, *, name: str, toml: bool = False) -> T:
     """Like :func:`read`, from bytes; ``name`` is what errors call the file."""
     try:
-        raw = _decoded(data, toml)
+        raw = parse_toml(data) if toml else msgspec.json.decode(without_mark(data))
     except RecursionError:
         raise InputError(f"{name}: nested too deeply") from None
     except (msgspec.DecodeError, ValueError) as error:
         what = "TOML" if toml else "JSON"
         raise _refused(data, name, schema, f"not valid {what}: {error}") from None
     if not isinstance(raw, dict):
-        said = f"expected an object with a 'schema' key, got {type(raw).__name__}"
-        raise _refused(data, name, schema, said)
-    found = raw.get("schema")
-    if found != schema:
-        raise _refused(data, name, schema, f"schema: expected {schema!r}, got {found!r}")
+        problem = f"expected an object with a 'schema' key, got {type(raw).__name__}"
+        raise _refused(data, name, schema, problem)
+    if raw.get("schema") != schema:
+        problem = f"schema: expected {schema!r}, got {raw.get('schema')!r}"
+        raise _refused(data, name, schema, problem)
     try:
         return msgspec.convert(_with_units(raw, ""), ready(kind))
     except RecursionError:
@@ -139,10 +139,6 @@ KINDS = {"measurements": "a measurement file", "run": "a measured run"}
 """What files are called whose schema has another name."""
 
 
-def _decoded(data: bytes, as_toml: bool) -> Any:
-    return toml(data) if as_toml else msgspec.json.decode(without_mark(data))
-
-
 def ready(kind: K) -> K:
     """Return ``kind``, prepared so that several threads can decode it at once.
 
@@ -156,7 +152,7 @@ def ready(kind: K) -> K:
     return kind
 
 
-_READY: set[Any] = set()
+_READY: set[object] = set()
 _BUILDING = threading.Lock()
 
 
@@ -177,21 +173,18 @@ def write(path: str | Path, data: bytes) -> None:
     with _reported(path, "write"):
         old = _status(path)
         if (old is not None and not stat.S_ISREG(old.st_mode)) or _of_a_process(path):
-            with Path(path).open("wb", buffering=0) as file:
-                _write_all(file.fileno(), data)
+            with Path(path).open("wb") as file:
+                file.write(data)
             return
         place = Path(os.path.realpath(path))
         temporary = _beside(place)
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
-            try:
-                _write_all(handle, data)
+            with temporary.open("xb") as file:
+                file.write(data)
                 if old is not None:
                     with suppress(OSError):  # only root may change the owner
-                        os.fchown(handle, old.st_uid, old.st_gid)
-                    os.fchmod(handle, stat.S_IMODE(old.st_mode))
-            finally:
-                os.close(handle)
+                        os.fchown(file.fileno(), old.st_uid, old.st_gid)
+                    os.fchmod(file.fileno(), stat.S_IMODE(old.st_mode))
             temporary.replace(place)
         finally:
             temporary.unlink(missing_ok=True)
@@ -215,7 +208,7 @@ def check_writable(path: str | Path) -> None:
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             return
         temporary = _beside(Path(os.path.realpath(path)))
-        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        temporary.open("xb").close()
         temporary.unlink()
 
 
@@ -250,12 +243,6 @@ def _of_a_process(path: str | Path) -> bool:
 def _beside(place: Path) -> Path:
     """Return a name for a temporary file in the same folder."""
     return place.parent / f".perfmodel-{os.urandom(6).hex()}"
-
-
-def _write_all(handle: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(handle, left) :]
 
 
 def finite(value: Any, infinity: Any = None) -> Any:
@@ -313,7 +300,7 @@ def standard_streams(source: BinaryIO | None, sink: BinaryIO | None) -> Iterator
         _lent = before
 
 
-def toml(data: bytes) -> dict[str, Any]:
+def parse_toml(data: bytes) -> dict[str, Any]:
     """Return the contents of a TOML document.
 
     Raises
@@ -337,7 +324,7 @@ def most_unpacked(packed: int, most: int, ratio: int = MOST_RATIO) -> int:
     return min(max(ratio * packed, LEAST_UNPACKED), most)
 
 
-def _with_units(value: Any, place: str) -> Any:
+def _with_units(value: object, place: str) -> object:
     """Replace text such as "10Gbps" by its SI value in every field whose name ends in a unit.
 
     Other text, names of fields included, is made :func:`printable`.
@@ -354,11 +341,8 @@ def _with_units(value: Any, place: str) -> Any:
         return printable(value)
     if not isinstance(value, dict):
         return value
-    out = {}
-    for key, item in value.items():
-        name = printable(str(key))
-        out[name] = _with_units(item, f"{place}.{name}" if place else name)
-    return out
+    named = ((printable(str(key)), item) for key, item in value.items())
+    return {name: _with_units(item, f"{place}.{name}" if place else name) for name, item in named}
 
 
 def printable(value: Any) -> Any:
@@ -381,9 +365,9 @@ def _located(message: str, kind: type) -> str:
     text = message[: at.start()] if at else message
     if unknown := re.search(_UNKNOWN_FIELD, text):
         fields = _fields_at(kind, path)
-        hint = nearest(unknown["field"], fields)
-        suggestion = f"; did you mean {hint!r}?" if hint else ""
-        text = f"unknown key {unknown['field']!r}{suggestion} (allowed: {', '.join(fields)})"
+        field = unknown["field"]
+        hint = suggestion(field, fields)
+        text = f"unknown key {field!r}{hint} (allowed: {', '.join(fields)})"
     elif wrong := re.fullmatch(_NOT_A_CHOICE, text):
         choices = ", ".join(map(str, _choices(_type_at(kind, path))))
         text = f"expected one of {choices}, got {wrong['given']}"
@@ -392,9 +376,9 @@ def _located(message: str, kind: type) -> str:
     return f"{path}: {text}" if path else text
 
 
-def _type_at(kind: type, path: str) -> Any:
+def _type_at(kind: type, path: str) -> msgspec.inspect.Type:
     """Return the type at ``path`` inside ``kind``."""
-    node: Any = msgspec.inspect.type_info(kind)
+    node = msgspec.inspect.type_info(kind)
     for key, _index in re.findall(_STEP, path):
         node = _struct(node)
         if key and isinstance(node, msgspec.inspect.StructType):
@@ -402,7 +386,7 @@ def _type_at(kind: type, path: str) -> Any:
     return node
 
 
-def _choices(node: Any) -> tuple[Any, ...]:
+def _choices(node: msgspec.inspect.Type) -> tuple[object, ...]:
     """Return the words that a type allows."""
     nodes = getattr(node, "types", (node,))
     return next((n.values for n in nodes if isinstance(n, msgspec.inspect.LiteralType)), ())
@@ -411,10 +395,10 @@ def _choices(node: Any) -> tuple[Any, ...]:
 def _fields_at(kind: type, path: str) -> list[str]:
     """Return the field names of the struct at ``path`` inside ``kind``."""
     node = _struct(_type_at(kind, path))
-    return [f.encode_name for f in node.fields] if hasattr(node, "fields") else []
+    return [field.encode_name for field in getattr(node, "fields", ())]
 
 
-def _struct(node: Any) -> Any:
+def _struct(node: msgspec.inspect.Type) -> msgspec.inspect.Type:
     """Return the struct inside containers and unions."""
     for inner in ("item_type", "value_type", "type"):
         if hasattr(node, inner):

@@ -51,8 +51,8 @@ class _Text(NamedTuple):
 
 
 def _of_own(text: str) -> str:
-    found = re.search(r"perfmodel\.(\w+)/", text)
-    return OWN_USES.get(found[1] if found else "", "see the reference of perfmodel's files")
+    match = re.search(r"perfmodel\.(\w+)/", text)
+    return OWN_USES.get(match[1] if match else "", "see the reference of perfmodel's files")
 
 
 OWN_USES = {
@@ -70,20 +70,22 @@ OWN_USES = {
 def _of_topology(text: str) -> str:
     devices = len(set(re.findall(r"^[ \t]*(GPU\d+)[ \t]", text, flags=re.M)))
     links = sorted(set(re.findall(r"\bNV\d+\b", text)))
-    said = f"{devices} GPUs" + (f", NVLink ({', '.join(links)})" if links else ", no NVLink")
+    contents = f"{devices} GPUs" + (f", NVLink ({', '.join(links)})" if links else ", no NVLink")
     return (
-        f"it names the links of a node ({said}) but not their speed: write devices_per_node = "
+        f"it names the links of a node ({contents}) but not their speed: write devices_per_node = "
         f"{devices} and intra_node into a cluster file, or measure with nccl-tests and give that "
         "to perfmodel calibrate network"
     )
 
 
 def _of_summary(text: str) -> str:
-    found = re.search(r"Trainable params: *(\d[\d,]{0,20})(?![\d,])", text)
-    size = 4 * int(found[1].replace(",", "")) if found else 0
-    said = f" but {size} bytes of gradients ({show(size, 'bytes')} as float32)" if size else ""
+    match = re.search(r"Trainable params: *(\d[\d,]{0,20})(?![\d,])", text)
+    size = 4 * int(match[1].replace(",", "")) if match else 0
+    contents = f" but {size} bytes of gradients ({show(size, 'bytes')} as float32)" if size else ""
     option = f" --gradient-bytes {size}B" if size else ""
-    return f"it has no times{said}: profile the model with perfmodel profile, or {RECORD}{option}"
+    return (
+        f"it has no times{contents}: profile the model with perfmodel profile, or {RECORD}{option}"
+    )
 
 
 def _of_hostfile(text: str) -> str:
@@ -101,10 +103,10 @@ def _of_task(text: str) -> str:
     kind = re.search(r"accelerators: *[\[{]? *['\"]?([\w-]+)['\"]?(?: *: *(\d{1,9})\b)?", text)
     if kind is None:
         return "name its model and machines: perfmodel plan --model NAME chooses instances"
-    device, each = kind[1].lower(), int(kind[2] or 1)
+    device, devices = kind[1].lower(), int(kind[2] or 1)
     return (
-        f"it asks for {count} x {each} {kind[1]}: perfmodel predict --model NAME --device {device} "
-        f"--workers {count * each}, or perfmodel plan, which chooses instances"
+        f"it asks for {count} x {devices} {kind[1]}: perfmodel predict --model NAME --device "
+        f"{device} --workers {count * devices}, or perfmodel plan, which chooses instances"
     )
 
 
@@ -259,8 +261,8 @@ def recognise(data: bytes, name: str = "") -> Format | None:
     ending = next((f for endings, f in NAMED.items() if name.lower().endswith(endings)), None)
     text = text_of(head)
     if text is None:
-        known = (found for pattern, found in BINARY if re.match(pattern, head))
-        return next(known, ending or (UNKNOWN_BINARY if b"\0" in head else None))
+        matches = (format_ for pattern, format_ in BINARY if re.match(pattern, head))
+        return next(matches, ending or (UNKNOWN_BINARY if b"\0" in head else None))
     for rule in TEXT:
         if re.search(rule.pattern, text, flags=re.M):
             advice = rule.advice
@@ -280,10 +282,10 @@ def refusal(
     None if the format is unknown, or one of those that the reader ``reads`` itself: then what is
     wrong with the file is for the reader to say.
     """
-    found = recognise(data, name)
-    if found is None or found.name in reads:
+    known = recognise(data, name)
+    if known is None or known.name in reads:
         return None
-    return InputError(f"{name}: not {wanted} but {found.what}: {found.advice}")
+    return InputError(f"{name}: not {wanted} but {known.what}: {known.advice}")
 
 
 def text_of(data: bytes) -> str | None:

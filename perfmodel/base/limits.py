@@ -50,9 +50,9 @@ def limits_of(name: str) -> Limits:
     """
     field = name.rpartition("[")[0] if name.endswith("]") else name
     for part in reversed(field.split(".")):
-        for end, found in LIMITS.items():
+        for end, limits in LIMITS.items():
             if _ends(part, end):
-                return found
+                return limits
     return PLAIN
 
 

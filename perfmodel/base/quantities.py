@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -54,13 +54,7 @@ def maximum(*values: Quantity) -> Quantity:
             return a if a > b else b
         if (type(a), type(b)) in _ARRAYS:
             return np.maximum(a, b)
-    if any(is_symbol(value) for value in values):
-        import sympy
-
-        return sympy.Max(*values)
-    if any(isinstance(value, np.ndarray) for value in values):
-        return functools.reduce(np.maximum, values)
-    return max(values)
+    return _extreme(values, "Max", np.maximum, max)
 
 
 def minimum(*values: Quantity) -> Quantity:
@@ -75,13 +69,20 @@ def minimum(*values: Quantity) -> Quantity:
             return a if a < b else b
         if (type(a), type(b)) in _ARRAYS:
             return np.minimum(a, b)
+    return _extreme(values, "Min", np.minimum, min)
+
+
+def _extreme(
+    values: Sequence[Quantity], symbolic: str, of_arrays: np.ufunc, of_numbers: Callable[..., float]
+) -> Quantity:
+    """Combine several quantities by the function for symbols, for arrays or for numbers."""
     if any(is_symbol(value) for value in values):
         import sympy
 
-        return sympy.Min(*values)
+        return getattr(sympy, symbolic)(*values)
     if any(isinstance(value, np.ndarray) for value in values):
-        return functools.reduce(np.minimum, values)
-    return min(values)
+        return functools.reduce(of_arrays, values)
+    return of_numbers(values)
 
 
 def where(condition: Quantity, yes: Quantity, no: Quantity) -> Quantity:
@@ -166,8 +167,8 @@ def column(values: Sequence[Quantity] | Floats, axes: int) -> Floats:
     """
     if isinstance(values, np.ndarray) or not axes_of(*values):
         return np.asarray(values).reshape(len(values), *(1,) * axes)
-    some = np.stack(np.broadcast_arrays(*values))
-    return some.reshape(len(some), *(1,) * (axes + 1 - some.ndim), *some.shape[1:])
+    stacked = np.stack(np.broadcast_arrays(*values))
+    return stacked.reshape(len(stacked), *(1,) * (axes + 1 - stacked.ndim), *stacked.shape[1:])
 
 
 def quantity(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from perfmodel.base import formats
-from perfmodel.base.errors import InputError, nearest, number, plain, whole_number
+from perfmodel.base.errors import InputError, number, plain, suggestion, whole_number
 from perfmodel.base.files import read_bytes, write
 from perfmodel.base.limits import MOST_WHOLE
 from perfmodel.base.units import dimension_of, parse
@@ -167,12 +167,12 @@ def parquet(frame: pd.DataFrame, path: str | Path | None = None) -> bytes:
     InputError : pyarrow is not installed, or the file cannot be written.
     """
     need_parquet()
-    whole = frame.copy()
-    for name in whole:
-        kinds = {type(value) for value in whole[name]} - {type(None)}
-        if whole[name].dtype == object and len(kinds) > 1:
-            whole[name] = [value if value is None else str(value) for value in whole[name]]
-    data = whole.to_parquet(None, engine="pyarrow", compression="zstd", index=False)
+    copy = frame.copy()
+    for name in copy:
+        kinds = {type(value) for value in copy[name]} - {type(None)}
+        if copy[name].dtype == object and len(kinds) > 1:
+            copy[name] = [value if value is None else str(value) for value in copy[name]]
+    data = copy.to_parquet(None, engine="pyarrow", compression="zstd", index=False)
     if path is not None:
         write(path, data)
     return data
@@ -257,8 +257,7 @@ def _columns(name: str, line: int, columns: list[str]) -> list[str]:
 
 
 def _missing(table: str, column: str, columns: Mapping[str, str] | tuple[str, ...]) -> InputError:
-    hint = nearest(column, columns)
-    suggestion = f"; did you mean {hint!r}?" if hint else ""
+    hint = suggestion(column, columns)
     return InputError(
-        f"{table}: column {column!r} is missing{suggestion} (columns: {', '.join(columns)})"
+        f"{table}: column {column!r} is missing{hint} (columns: {', '.join(columns)})"
     )

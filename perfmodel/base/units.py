@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 
-from perfmodel.base.errors import InputError, nearest, number
+from perfmodel.base.errors import InputError, number, suggestion
 from perfmodel.base.limits import LIMITS, dimension_of as dimension_of
 
 _DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
@@ -42,6 +42,14 @@ _EXAMPLES = {
     "bytes_per_s": "10Gbps or 1.25GB/s",
     "flop_per_s": "15.7TFLOPS",
 }
+_SHOWN = {
+    "s": [(1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")],
+    "bytes": [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")],
+    "bytes_per_s": [(1e12, "Tbps"), (1e9, "Gbps"), (1e6, "Mbps"), (1e3, "kbps"), (1.0, "bps")],
+    "flop_per_s": [(1e12, "TFLOPS"), (1e9, "GFLOPS"), (1.0, "FLOPS")],
+}
+"""Units that quantities are printed in, the largest first; rates are shown in bits."""
+
 _LASTING = r"(?<![a-z])(deadline|time|limit|duration|age)(?![a-z])"
 """Names of times that are hours or days rather than microseconds."""
 
@@ -75,22 +83,19 @@ def parse(text: str, dimension: str, name: str = "quantity") -> float:
         )
     value, unit = float(match[1]), match[2]
     if unit not in units:
-        hint = nearest(unit, units) if unit else None
         problem = f"unit {unit!r} does not fit" if unit else "a unit is missing"
-        suggestion = f"; did you mean {hint!r}?" if hint else ""
-        raise InputError(
-            f"{name}: {problem} in {text!r}{suggestion} (like {_examples(dimension, name)})"
-        )
+        hint = suggestion(unit, units) if unit else ""
+        raise InputError(f"{name}: {problem} in {text!r}{hint} (like {_examples(dimension, name)})")
     number(name, value, above=0.0 if dimension.endswith("_per_s") else None, at_most=math.inf)
     scale = units[unit]
     # dividing by an exact power of ten keeps 50us == 5e-05; multiplying would be off by an ulp
-    found = value / round(1.0 / scale) if scale < 1.0 else value * scale
+    si_value = value / round(1.0 / scale) if scale < 1.0 else value * scale
     least, most = LIMITS[dimension]
-    if found > most:
+    if si_value > most:
         raise InputError(f"{name}: must be at most {show(most, dimension)}, got {text!r}")
-    if value > 0.0 and found < least and dimension.endswith("_per_s"):
+    if value > 0.0 and si_value < least and dimension.endswith("_per_s"):
         raise InputError(f"{name}: must be at least {show(least, dimension)}, got {text!r}")
-    return found
+    return si_value
 
 
 def _examples(dimension: str, name: str) -> str:
@@ -105,25 +110,14 @@ def show(value: float, unit: str) -> str:
     >>> show(1.25e9, "bytes_per_s"), show(0.00005, "s"), show(46758048, "bytes")
     ('10 Gbps', '50 us', '46.76 MB')
     """
-    if unit == "s":
-        return _scaled(value, [(1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")])
-    if unit == "bytes":
-        return _scaled(value, [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")])
-    if unit == "bytes_per_s":
-        rates = [(1e12, "Tbps"), (1e9, "Gbps"), (1e6, "Mbps"), (1e3, "kbps"), (1.0, "bps")]
-        return _scaled(value * 8.0, rates)
-    if unit == "flop_per_s":
-        return _scaled(value, [(1e12, "TFLOPS"), (1e9, "GFLOPS"), (1.0, "FLOPS")])
-    return f"{value:.4g} {unit}".strip()
-
-
-def _scaled(value: float, steps: list[tuple[float, str]]) -> str:
-    for scale, suffix in steps:
-        if abs(value) >= scale:
-            return f"{value / scale:.4g} {suffix}"
+    if unit not in _SHOWN:
+        return f"{value:.4g} {unit}".strip()
+    steps = _SHOWN[unit]
     if not value:
         return f"0 {next(suffix for scale, suffix in steps if scale == 1.0)}"
-    return f"{value / steps[-1][0]:.4g} {steps[-1][1]}"
+    value *= 8.0 if unit == "bytes_per_s" else 1.0
+    scale, suffix = next((step for step in steps if abs(value) >= step[0]), steps[-1])
+    return f"{value / scale:.4g} {suffix}"
 
 
 def fraction(text: str, name: str) -> float:

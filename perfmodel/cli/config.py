@@ -116,7 +116,7 @@ def tell(context: click.Context, values: dict[str, Any]) -> None:
 def _tables(path: Path, known: Iterable[str], names: list[str]) -> dict[str, dict[str, Any]]:
     """The table of all commands and that of one, by their names in the file."""
     try:
-        tables = files.toml(files.read_bytes(path))
+        tables = files.parse_toml(files.read_bytes(path))
     except (ValueError, RecursionError) as error:
         if isinstance(error, InputError):
             raise

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, Unpack
 
 import msgspec
 
-from perfmodel.base import files, wiring
+from perfmodel.base import files
 from perfmodel.base.errors import InputError, number, speed_ratio, unknown_name, whole_number
 from perfmodel.base.provenance import Assumption
 from perfmodel.base.quantities import NO_SPREAD
+from perfmodel.inputs import wiring
 from perfmodel.inputs.cluster import Cluster, Handover
 from perfmodel.inputs.options import Options
 from perfmodel.inputs.passes import one_pass

@@ -8,47 +8,47 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from perfmodel.base.pytorch import import_torch
+from perfmodel.foreign.pytorch import import_torch
+
+if TYPE_CHECKING:
+    import torch
+
+M = TypeVar("M")
 
 
-class Clock(Protocol):
+class Clock(Protocol[M]):
     """Takes marks, and reads them once they have passed."""
 
     @property
-    def mark(self) -> Callable[[], Any]:
+    def mark(self) -> Callable[[], M]:
         """Function that takes a mark of the current moment; hooks call it."""
 
-    def passed(self, mark: Any) -> bool:
+    def passed(self, mark: M) -> bool:
         """Return whether a mark can be read without waiting."""
 
-    def seconds(self, marks: Sequence[Any]) -> list[float]:
+    def seconds(self, marks: Sequence[M]) -> list[float]:
         """Wait for the last mark, and return the seconds of each mark since the first.
 
         The marks are recycled.
         """
 
-    def finish(self) -> None:
-        """Wait for all work queued on the device."""
-
 
 class CpuClock:
-    """The host's clock, in whole nanoseconds."""
+    """The host's clock, in whole nanoseconds; nothing ever has to wait for it."""
 
     def __init__(self, now_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self.mark = now_ns
 
     def passed(self, mark: int) -> bool:
-        """Return True: the host never has to wait."""
+        """Return True."""
         return True
 
     def seconds(self, marks: Sequence[int]) -> list[float]:
         """Return the seconds of each mark since the first."""
         return [(mark - marks[0]) * 1e-9 for mark in marks]
-
-    def finish(self) -> None:
-        """Do nothing: the host never has to wait."""
 
 
 class CudaClock:
@@ -58,33 +58,28 @@ class CudaClock:
     other streams is seen only as far as the current stream waits for it.
     """
 
-    def __init__(self, device: Any, cuda: Any = None) -> None:
-        self._device = device
+    def __init__(self, cuda: ModuleType | None = None) -> None:
         self._cuda = import_torch().cuda if cuda is None else cuda
-        self._free: list[Any] = []
+        self._free: list[torch.cuda.Event] = []
 
-    def mark(self) -> Any:
+    def mark(self) -> torch.cuda.Event:
         """Record an event."""
         event = self._free.pop() if self._free else self._cuda.Event(enable_timing=True)
         event.record()
         return event
 
-    def passed(self, mark: Any) -> bool:
+    def passed(self, mark: torch.cuda.Event) -> bool:
         """Return whether the device has reached the event."""
         return bool(mark.query())
 
-    def seconds(self, marks: Sequence[Any]) -> list[float]:
+    def seconds(self, marks: Sequence[torch.cuda.Event]) -> list[float]:
         """Wait for the last event, and return the seconds of each event since the first."""
         marks[-1].synchronize()
-        found = [marks[0].elapsed_time(mark) * 1e-3 for mark in marks]
+        seconds = [marks[0].elapsed_time(mark) * 1e-3 for mark in marks]
         self._free.extend(marks)
-        return found
-
-    def finish(self) -> None:
-        """Wait for the device."""
-        self._cuda.synchronize(self._device)
+        return seconds
 
 
-def clock_for(device: Any) -> Clock:
-    """Return the clock for a ``torch.device``."""
-    return CudaClock(device) if device.type == "cuda" else CpuClock()
+def clock_for(device: torch.device) -> Clock[Any]:
+    """Return the clock for a device."""
+    return CudaClock() if device.type == "cuda" else CpuClock()

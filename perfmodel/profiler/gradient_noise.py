@@ -5,20 +5,18 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from perfmodel.base.errors import InputError, whole_number
 from perfmodel.base.provenance import Source
-from perfmodel.base.pytorch import import_torch
+from perfmodel.foreign.pytorch import import_torch
 from perfmodel.inputs.profile import NoiseScale
-from perfmodel.theory.statistical_efficiency import (
-    GradientNoise,
-    average,
-    gradient_noise,
-    scale_error_samples,
-)
+from perfmodel.theory.statistical_efficiency import average, gradient_noise, scale_error_samples
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module, Parameter
 
 BATCHES = 8
 """Default number of batches per estimate."""
@@ -31,13 +29,13 @@ SAME = 1e-5
 
 
 def measure_noise(
-    model: Any,
-    backward: Callable[[], Any],
+    model: Module,
+    backward: Callable[[], object],
     *,
     batch_size: int,
     batches: int = BATCHES,
     steps: int = STEPS,
-    update: Callable[[], Any] | None = None,
+    update: Callable[[], object] | None = None,
     description: str = "",
 ) -> NoiseScale:
     """Measure the gradient noise scale of a model.
@@ -66,69 +64,61 @@ def measure_noise(
     InputError : fewer than two batches or steps; all batches have the same gradient; a gradient is
         missing or not finite; the mean gradient cannot be told from noise.
     """
-    torch = import_torch()
-    ranks = torch.distributed.get_world_size() if _distributed(torch) else 1
+    distributed = import_torch().distributed
+    used = distributed.is_available() and distributed.is_initialized()
+    ranks = distributed.get_world_size() if used else 1
     whole_number("batch_size", batch_size)
     whole_number("batches", batches, at_least=2 if ranks == 1 else 1)
     whole_number("steps", steps, at_least=2)
     count = batches * ranks
-    found = []
+    estimates = []
     for _ in range(steps):
-        small, big = _squares(torch, model, backward, batches, ranks)
+        small, big = _squares(model, backward, batches, ranks)
         if not math.isfinite(small):
             raise InputError("noise scale: a gradient is not finite")
         if small - big <= SAME * small:
             raise InputError(
                 "noise scale: all batches have the same gradient; draw a new batch at each call"
             )
-        found.append(gradient_noise(small, big, batch_size, count * batch_size))
+        estimates.append(gradient_noise(small, big, batch_size, count * batch_size))
         if update is not None:
             update()
     model.zero_grad(set_to_none=True)
-    return _answer(found, batch_size, count, update is not None, description)
-
-
-def _answer(
-    found: list[GradientNoise], batch_size: int, batches: int, trained: bool, description: str
-) -> NoiseScale:
-    """Average over the steps.
-
-    Raises
-    ------
-    InputError : the mean gradient cannot be told from noise.
-    """
-    samples, error = average(found).scale_samples, scale_error_samples(found)
+    samples = average(estimates).scale_samples
     if not samples < math.inf:
         raise InputError(
-            f"noise scale: the mean gradient is lost in noise after {len(found)} steps of "
-            f"{batches} batches of {batch_size} samples; use more steps or larger batches"
+            f"noise scale: the mean gradient is lost in noise after {steps} steps of "
+            f"{count} batches of {batch_size} samples; use more steps or larger batches"
         )
-    where = "over training steps" if trained else "at the same parameters"
-    text = f"{len(found)} estimates from {batches} batches of {batch_size} samples each, {where}"
-    described = f"{description}, {text}" if description else text
-    source = Source("measured", described, date=dt.date.today().isoformat())
-    return NoiseScale(samples, batch_size, source, batches, len(found), error)
+    where = "at the same parameters" if update is None else "over training steps"
+    text = f"{steps} estimates from {count} batches of {batch_size} samples each, {where}"
+    text = f"{description}, {text}" if description else text
+    source = Source("measured", text, date=dt.date.today().isoformat())
+    error = scale_error_samples(estimates)
+    return NoiseScale(samples, batch_size, source, count, steps, error)
 
 
 def _squares(
-    torch: Any, model: Any, backward: Callable[[], Any], batches: int, ranks: int
+    model: Module, backward: Callable[[], object], batches: int, ranks: int
 ) -> tuple[float, float]:
     """Return the mean squared gradient norm of batches, and the squared norm of the mean gradient.
 
     The mean gradient is left in place.
     """
+    torch = import_torch()
     parameters = [p for p in model.parameters() if p.requires_grad]
     total = {p: torch.zeros_like(p, dtype=torch.float32) for p in parameters}
-    used: set[Any] = set()
+    used: set[Parameter] = set()
     small = 0.0
-    with _local(model):
+    local = model.no_sync() if hasattr(model, "no_sync") else contextlib.nullcontext()
+    with local:  # processes keep their gradients
         for _ in range(batches):
             model.zero_grad(set_to_none=True)
             backward()
-            gradients = {p: _dense(p.grad) for p in parameters if p.grad is not None}
+            gradients = {p: p.grad.detach().to_dense() for p in parameters if p.grad is not None}
             if not gradients:
                 raise InputError("noise scale: backward() produced no gradient for the model")
-            small += _squared_norm(torch, gradients.values()) / batches
+            small += _squared_norm(gradients.values()) / batches
             used |= gradients.keys()
             for parameter, gradient in gradients.items():
                 total[parameter] += gradient
@@ -141,25 +131,11 @@ def _squares(
     for parameter, gradient in total.items():
         gradient.div_(batches * ranks)
         parameter.grad = gradient.to(parameter.dtype) if parameter in used else None
-    return small, _squared_norm(torch, total.values())
+    return small, _squared_norm(total.values())
 
 
-def _squared_norm(torch: Any, tensors: Any) -> float:
+def _squared_norm(tensors: Iterable[Tensor]) -> float:
     """Return the sum of all squares, with a single wait for the device."""
+    torch = import_torch()
     norms = [torch.linalg.vector_norm(tensor, dtype=torch.float32) for tensor in tensors]
     return float(torch.stack([norm.to(norms[0].device) for norm in norms]).square().sum())
-
-
-def _dense(gradient: Any) -> Any:
-    """Return a gradient as a dense tensor; some embeddings have sparse gradients."""
-    detached = gradient.detach()
-    return detached.to_dense() if detached.is_sparse else detached
-
-
-def _local(model: Any) -> AbstractContextManager[Any]:
-    """Return a context in which gradients are not synchronised between processes."""
-    return model.no_sync() if hasattr(model, "no_sync") else contextlib.nullcontext()
-
-
-def _distributed(torch: Any) -> bool:
-    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())

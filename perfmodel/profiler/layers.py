@@ -7,20 +7,26 @@ of all layers add up to the times of the passes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.base.errors import InputError
-from perfmodel.base.pytorch import import_torch
+from perfmodel.foreign.pytorch import import_torch, is_tensor
+from perfmodel.inputs.profile import Layer, Tensor as ProfileTensor
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from torch.nn import Module, Parameter
 
 NAMED = 3
 """Maximum number of names in a note."""
 
 
 @dataclass
-class FoundLayer:
+class ObservedLayer:
     """A layer, with the names of its parameters and the bytes of their gradients.
 
     ``flop`` and ``activation_bytes`` cover the whole step. Convolutions, matrix products and
@@ -29,19 +35,14 @@ class FoundLayer:
     """
 
     name: str
-    module: Any
-    parameters: list[tuple[str, Any, int]]
+    module: Module
+    parameters: list[tuple[str, Parameter, int]]
     flop: float = 0.0
     activation_bytes: float = 0.0
 
-    @property
-    def kind(self) -> str:
-        """Class of the module, in lower case."""
-        return type(self.module).__name__.lower()
-
 
 @dataclass(frozen=True)
-class InspectedStep:
+class ObservedStep:
     """Observations of a step.
 
     Attributes
@@ -54,49 +55,62 @@ class InspectedStep:
     notes : remarks for the user.
     """
 
-    layers: list[FoundLayer]
-    tops: list[Any]
+    layers: list[ObservedLayer]
+    tops: list[Module]
     samples: int
     precision: str
     notes: list[str]
+
+    def profile_layers(self, samples: int) -> tuple[Layer, ...]:
+        """The layers as in a workload file, for a step of so many samples."""
+        return tuple(
+            Layer(
+                layer.name,
+                type(layer.module).__name__.lower(),
+                tuple(ProfileTensor(name, size) for name, _, size in layer.parameters if size),
+                layer.flop / samples,
+                layer.activation_bytes / samples,
+            )
+            for layer in self.layers
+        )
 
 
 @dataclass
 class _Call:
     """A call of a module, until the next call begins."""
 
-    module: Any
+    module: Module
     flop: float = 0.0
     activation_bytes: float = 0.0
 
 
-@dataclass
 class Inspection:
     """Observes one step of a model, from ``begin`` to ``end``.
 
-    Forward passes that a backward pass recomputes (activation checkpointing) are ignored.
+    Forward passes that a backward pass recomputes (activation checkpointing) are ignored, and so is
+    everything while ``paused``.
     """
 
-    model: Any
-    _stack: ExitStack = field(default_factory=ExitStack)
-    _calls: list[_Call] = field(default_factory=list)
-    _ran: dict[Any, None] = field(default_factory=dict)
-    _tops: dict[Any, None] = field(default_factory=dict)
-    _ready: dict[Any, int] = field(default_factory=dict)
-    _known: dict[int, Any] = field(default_factory=dict)
-    _depth: int = 0
-    _samples: int = 0
-    _autocast: str = ""
-    paused: bool = False
+    def __init__(self, model: Module) -> None:
+        self.model = model
+        self.paused = False
+        self._stack = ExitStack()
+        self._calls: list[_Call] = []
+        self._called: dict[Module, None] = {}
+        self._tops: dict[Module, None] = {}
+        self._gradient_bytes: dict[Tensor, int] = {}
+        self._storages: dict[int, object] = {}
+        self._depth = 0
+        self._samples = 0
+        self._autocast = ""
+        self._recomputing = in_backward()
+        self._counter = _flop_counter(self._add_flop)
+        self._counting = ExitStack()
+        self._reference = import_torch().multiprocessing.reductions.StorageWeakRef
 
     def begin(self) -> None:
         """Install hooks on every module and every trainable parameter."""
-        torch = import_torch()
-        self._recomputing = in_backward()
-        self._counter = _flop_counter(lambda flop: self._add_flop(flop))
-        self._counting: AbstractContextManager[Any] | None = None
-        self._reference = torch.multiprocessing.reductions.StorageWeakRef
-        self._stack.callback(self._stop_counting)
+        self._stack.callback(self._counting.close)
         for module in self.model.modules():
             handle = module.register_forward_pre_hook(self._before, with_kwargs=True)
             self._stack.callback(handle.remove)
@@ -111,94 +125,82 @@ class Inspection:
         """Remove the hooks."""
         self._stack.close()
 
-    def found(self) -> InspectedStep:
+    def result(self) -> ObservedStep:
         """Return the observations.
 
         Raises
         ------
         InputError : no module of the model was called, or no gradient became ready.
         """
-        if not self._ran:
+        if not self._called:
             raise InputError("profiler: the first step called no module of the model")
-        if not self._ready:
+        if not self._gradient_bytes:
             raise InputError("profiler: the first step produced no gradient for the model")
-        layers = self._owners()
+        layers = self._layers()
         by_module = {layer.module: layer for layer in layers}
         current = layers[0]
         for call in self._calls:
             current = by_module.get(call.module, current)
             current.flop += call.flop
             current.activation_bytes += call.activation_bytes
-        position = {id(p): i for i, p in enumerate(self._ready)}
-        when = {l.name: max(position[id(p)] for _, p, _ in l.parameters) for l in layers}  # noqa: E741
-        ordered = sorted(layers, key=lambda layer: -when[layer.name])
-        notes = [*self._unused_notes(), *self._shared_notes(layers)]
-        moved = [a.name for a, b in zip(layers, ordered, strict=True) if a is not b]
-        if moved:
-            notes.append(
-                f"layers are in the reverse order of their gradients, not in forward order: "
-                f"{_some(moved)}"
-            )
-        first = layers[0].parameters[0][1]
-        precision = self._autocast or _type_name(first.dtype)
-        return InspectedStep(ordered, list(self._tops), self._samples, precision, notes)
+        position = {id(p): i for i, p in enumerate(self._gradient_bytes)}
+        ordered = sorted(layers, key=lambda l: -max(position[id(p)] for _, p, _ in l.parameters))  # noqa: E741
+        precision = self._autocast or _type_name(layers[0].parameters[0][1].dtype)
+        notes = self._notes(layers, ordered)
+        return ObservedStep(ordered, list(self._tops), self._samples, precision, notes)
 
-    def _before(self, module: Any, args: Any, kwargs: Any) -> None:
+    def _before(self, module: Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         if self.paused or self._recomputing():
             return
         if self._depth == 0:
-            self._open(module, args, kwargs)
+            self._begin_pass(module, args, kwargs)
         self._depth += 1
-        self._ran.setdefault(module)
+        self._called.setdefault(module)
         self._autocast = self._autocast or _autocast_name(self.model)
         if _is_unit(module):
-            self._add_new(tensors((args, kwargs)))
+            self._add_activations(tensors((args, kwargs)))
             self._calls.append(_Call(module))
 
-    def _after(self, module: Any, _args: Any, output: Any) -> None:
+    def _after(self, module: Module, _args: object, output: object) -> None:
         if self.paused or self._recomputing():
             return
         if _is_unit(module):
-            self._add_new(tensors(output))
+            self._add_activations(tensors(output))
             call = self._calls[-1]
             if call.module is module and not call.flop and _works_by_element(module):
                 call.flop = 2.0 * sum(tensor.numel() for tensor in tensors(output))
         self._depth = max(0, self._depth - 1)
         if self._depth == 0:
-            self._stop_counting()
+            self._counting.close()
 
-    def _open(self, module: Any, args: Any, kwargs: Any) -> None:
+    def _begin_pass(
+        self, module: Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> None:
         """Begin a forward pass; its inputs do not count as activations."""
         self._tops.setdefault(module)
         self._samples = self._samples or samples_of(args, kwargs)
         for tensor in [*tensors((args, kwargs)), *self.model.parameters(), *self.model.buffers()]:
-            self._know(tensor)
-        self._stop_counting()
-        self._counting = self._counter
-        self._counter.__enter__()
+            self._is_new(tensor)
+        self._counting.close()
+        self._counting.enter_context(self._counter)
 
-    def _stop_counting(self) -> None:
-        if self._counting is not None:
-            self._counting.__exit__(None, None, None)
-            self._counting = None
-
-    def _gradient(self, parameter: Any) -> None:
+    def _gradient(self, parameter: Tensor) -> None:
         if self.paused:
             return
         gradient = parameter.grad
-        self._ready.pop(parameter, None)  # so that it sorts last
-        self._ready[parameter] = int(gradient.numel() * gradient.element_size())
+        self._gradient_bytes.pop(parameter, None)  # so that it sorts last
+        self._gradient_bytes[parameter] = int(gradient.numel() * gradient.element_size())
 
     def _add_flop(self, flop: float) -> None:
         if self._calls:
             self._calls[-1].flop += flop
 
-    def _add_new(self, found: list[Any]) -> None:
-        for tensor in found:
-            if self._know(tensor) and self._calls:
+    def _add_activations(self, outputs: list[Tensor]) -> None:
+        for tensor in outputs:
+            if self._is_new(tensor) and self._calls:
                 self._calls[-1].activation_bytes += tensor.numel() * tensor.element_size()
 
-    def _know(self, tensor: Any) -> bool:
+    def _is_new(self, tensor: Tensor) -> bool:
         """Record a tensor's storage by a weak reference, and return whether it is new.
 
         The address of a recorded storage is not reused while the reference is alive.
@@ -207,64 +209,61 @@ class Inspection:
             storage = self._reference(tensor.untyped_storage())
         except NotImplementedError:  # the tensor has no storage
             return False
-        if storage.cdata in self._known:
+        if storage.cdata in self._storages:
             return False
-        self._known[storage.cdata] = storage
+        self._storages[storage.cdata] = storage
         return True
 
-    def _owners(self) -> list[FoundLayer]:
+    def _layers(self) -> list[ObservedLayer]:
         """Return the layers in the order of their first call.
 
         A parameter belongs to the first called module that owns it. If that module was never
         called, the parameter belongs to the nearest called module that contains it.
         """
         names = {module: name for name, module in self.model.named_modules()}
-        own: dict[Any, list[tuple[str, Any, int]]] = {module: [] for module in self._ran}
-        taken: set[int] = set()
-
-        def give(module: Any, owner: Any) -> None:
-            for name, parameter in module.named_parameters(recurse=False):
-                if parameter in self._ready and id(parameter) not in taken:
-                    taken.add(id(parameter))
-                    full = f"{names[module]}.{name}" if names[module] else name
-                    own[owner].append((full, parameter, self._ready[parameter]))
-
-        for module in self._ran:
-            give(module, module)
-        by_name = {names[module]: module for module in self._ran}
-        for module, name in names.items():
-            around = next((by_name[n] for n in _around(name) if n in by_name), None)
-            give(module, around if around is not None else next(iter(self._ran)))
+        called = {names[module]: module for module in self._called}
+        first = next(iter(self._called))
+        parameters: dict[Module, list[tuple[str, Parameter, int]]] = {m: [] for m in self._called}
+        assigned: set[int] = set()
+        for module in (*self._called, *names):
+            containing = (called[n] for n in _containing(names[module]) if n in called)
+            owner = module if module in self._called else next(containing, first)
+            for name, parameter in module.named_parameters(names[module], recurse=False):
+                if parameter in self._gradient_bytes and id(parameter) not in assigned:
+                    assigned.add(id(parameter))
+                    size = self._gradient_bytes[parameter]
+                    parameters[owner].append((name, parameter, size))
         return [
-            FoundLayer(names[module] or type(module).__name__.lower(), module, parameters)
-            for module, parameters in own.items()
-            if any(size for _, _, size in parameters)
+            ObservedLayer(names[module] or type(module).__name__.lower(), module, entries)
+            for module, entries in parameters.items()
+            if any(size for _, _, size in entries)
         ]
 
-    def _unused_notes(self) -> list[str]:
+    def _notes(self, layers: list[ObservedLayer], ordered: list[ObservedLayer]) -> list[str]:
+        """Remarks on parameters without gradient, on shared parameters, and on the order."""
+        names = {module: name for name, module in self.model.named_modules()}
+        owners = {layer.module for layer in layers}
         unused = [
             name
             for name, parameter in self.model.named_parameters()
-            if parameter.requires_grad and parameter not in self._ready
+            if parameter.requires_grad and parameter not in self._gradient_bytes
         ]
-        if not unused:
-            return []
-        return [f"{len(unused)} parameters got no gradient and are left out: {_some(unused)}"]
-
-    def _shared_notes(self, layers: list[FoundLayer]) -> list[str]:
-        names = {module: name for name, module in self.model.named_modules()}
-        owners = {layer.module for layer in layers}
         sharing = [
             names[module]
-            for module in self._ran
+            for module in self._called
             if module not in owners
-            and any(parameter in self._ready for parameter in module.parameters(recurse=False))
+            and any(p in self._gradient_bytes for p in module.parameters(recurse=False))
         ]
-        if not sharing:
-            return []
+        moved = [a.name for a, b in zip(layers, ordered, strict=True) if a is not b]
+        remarks = {
+            f"{len(unused)} parameters got no gradient and are left out": unused,
+            "modules that share other layers' parameters, timed with the layer before": sharing,
+            "layers are in the reverse order of their gradients, not in forward order": moved,
+        }
         return [
-            f"modules that share other layers' parameters, timed with the layer before: "
-            f"{_some(sharing)}"
+            f"{remark}: {', '.join(about[:NAMED])}{', ...' if len(about) > NAMED else ''}"
+            for remark, about in remarks.items()
+            if about
         ]
 
 
@@ -274,9 +273,9 @@ def in_backward() -> Callable[[], bool]:
     return lambda: number() != -1
 
 
-def tensors(value: Any) -> list[Any]:
+def tensors(value: object) -> list[Tensor]:
     """Return the tensors in a tensor or in nested tuples, lists and dicts."""
-    if hasattr(value, "untyped_storage"):
+    if is_tensor(value):
         return [value]
     if isinstance(value, dict):
         value = list(value.values())
@@ -285,40 +284,37 @@ def tensors(value: Any) -> list[Any]:
     return []
 
 
-def samples_of(args: Any, kwargs: Any) -> int:
+def samples_of(args: Sequence[object], kwargs: Mapping[str, object]) -> int:
     """Return the first dimension of the first tensor among the arguments; 0 if there is none."""
-    found = next((t for t in tensors((args, kwargs)) if t.dim() > 0), None)
-    return 0 if found is None else int(found.shape[0])
+    return next((int(t.shape[0]) for t in tensors((args, kwargs)) if t.dim() > 0), 0)
 
 
-def _around(name: str) -> Iterator[str]:
+def _containing(name: str) -> Iterator[str]:
     """Yield the names of the modules that contain a module, from the inside out."""
     while name:
         name = name.rpartition(".")[0]
         yield name
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
+def _owns_parameters(module: Module) -> bool:
+    return next(module.parameters(recurse=False), None) is not None
 
 
-def _is_unit(module: Any) -> bool:
+def _is_unit(module: Module) -> bool:
     """Return whether a module owns parameters or contains no other modules.
 
     Work and activations are counted for such modules.
     """
-    owner = next(module.parameters(recurse=False), None) is not None
-    return owner or next(module.children(), None) is None
+    return _owns_parameters(module) or next(module.children(), None) is None
 
 
-def _works_by_element(module: Any) -> bool:
+def _works_by_element(module: Module) -> bool:
     """Return whether a module is assumed to do two operations per output element."""
-    torch = import_torch()
-    owner = next(module.parameters(recurse=False), None) is not None
-    return owner and not isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag)
+    nn = import_torch().nn
+    return _owns_parameters(module) and not isinstance(module, nn.Embedding | nn.EmbeddingBag)
 
 
-def _autocast_name(model: Any) -> str:
+def _autocast_name(model: Module) -> str:
     """Return the current autocast type, *mixed* for 16 bits; empty if autocast is off."""
     torch = import_torch()
     if not hasattr(torch, "get_autocast_dtype"):  # before torch 2.4
@@ -330,12 +326,12 @@ def _autocast_name(model: Any) -> str:
     return "mixed" if name in ("bf16", "fp16") else name
 
 
-def _type_name(dtype: Any) -> str:
+def _type_name(dtype: torch.dtype) -> str:
     name = str(dtype).removeprefix("torch.")
     return {"bfloat16": "bf16", "float16": "fp16"}.get(name, name)
 
 
-def _flop_counter(add: Callable[[float], None]) -> AbstractContextManager[Any]:
+def _flop_counter(add: Callable[[float], None]) -> AbstractContextManager[object]:
     """Return a context that reports the flop of each operation to ``add``, as PyTorch counts it."""
     torch = import_torch()
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -346,8 +342,12 @@ def _flop_counter(add: Callable[[float], None]) -> AbstractContextManager[Any]:
 
     class Counter(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(
-            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
+            self,
+            function: Any,
+            types: object,
+            args: tuple[Any, ...] = (),
+            kwargs: dict[str, Any] | None = None,
+        ) -> object:
             kwargs = kwargs or {}
             output = function(*args, **kwargs)
             packet = function._overloadpacket

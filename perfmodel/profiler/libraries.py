@@ -11,11 +11,15 @@ import importlib.util
 import sys
 import warnings
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
 
-from perfmodel.base.errors import InputError, unknown_name
-from perfmodel.base.foreign import call, load, said
-from perfmodel.base.pytorch import import_torch
+from perfmodel.base.errors import InputError, exception_line, unknown_name
+from perfmodel.foreign.functions import call, load
+from perfmodel.foreign.pytorch import import_torch
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 FORMS = "torchvision:NAME, transformers:NAME or package.module:function"
 
@@ -67,7 +71,7 @@ class Built(NamedTuple):
     describes where the model's definition comes from.
     """
 
-    model: Any
+    model: Module
     name: str
     text: str
     url: str | None = None
@@ -100,9 +104,9 @@ def build(spec: str) -> Built:
 def _torchvision(name: str) -> Built:
     torchvision = _import_torchvision()
     models = torchvision.models
-    known = models.list_models(module=models)
-    if name not in known:
-        raise unknown_name("torchvision model", name, known)
+    names = models.list_models(module=models)
+    if name not in names:
+        raise unknown_name("torchvision model", name, names)
     plain = PLAIN.get(name, {"init_weights": False} if name.startswith("vgg") else {})
     version = torchvision.__version__.partition("+")[0]
     text = f"layers and parameter tensors of torchvision.models.{name} (torchvision {version})"
@@ -113,7 +117,7 @@ def _torchvision(name: str) -> Built:
     return Built(models.get_model(name, weights=None, **plain), name, text, url, shape)
 
 
-def _import_torchvision() -> Any:
+def _import_torchvision() -> ModuleType:
     """Import torchvision, even if its compiled operators do not match the installed torch.
 
     In that case its import needs operators that no classification model calls, so they are declared
@@ -154,7 +158,9 @@ def _transformers(name: str) -> Built:
             config = getattr(transformers, config_kind)(**sizes)
             model = getattr(transformers, kind)(config)
         except ImportError as error:
-            raise InputError(f"model: transformers cannot create {kind}: {said(error)}") from error
+            raise InputError(
+                f"model: transformers cannot create {kind}: {exception_line(error)}"
+            ) from error
     text = f"layers and parameter tensors of transformers.{kind} (transformers "
     text += f"{transformers.__version__}) with a default {config_kind}"
     if sizes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -43,23 +42,11 @@ def overhead(hooked_s: Sequence[float], plain_s: Sequence[float]) -> Overhead:
     ------
     InputError : there is no pair.
     """
+    from scipy.stats import binom
+
     if not hooked_s:
         raise InputError("overhead: at least one pair of steps is needed")
-    found = sorted(h / p - 1.0 for h, p in zip(hooked_s, plain_s, strict=True))
-    rank = _rank(len(found))
-    return Overhead(statistics.median(found), found[rank], found[-1 - rank], len(found))
-
-
-def _rank(pairs: int) -> int:
-    """Return the rank, from either end, of the pairs that bound the interval; 0 is the outermost.
-
-    The median lies below the pair of rank k with the probability of at most k heads in ``pairs``
-    tosses of a fair coin.
-    """
-    rank, below = 0, 0.0
-    while rank <= pairs // 2:
-        below += math.comb(pairs, rank) / 2**pairs
-        if below > (1.0 - CONFIDENCE) / 2.0:
-            break
-        rank += 1
-    return max(0, rank - 1)
+    ratios = sorted(h / p - 1.0 for h, p in zip(hooked_s, plain_s, strict=True))
+    # the median is below the pair of rank k as often as a fair coin shows at most k heads
+    rank = max(0, int(binom.ppf((1.0 - CONFIDENCE) / 2.0, len(ratios), 0.5)) - 1)
+    return Overhead(statistics.median(ratios), ratios[rank], ratios[-1 - rank], len(ratios))

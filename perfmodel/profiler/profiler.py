@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from perfmodel.base.errors import InputError, whole_number
 from perfmodel.base.provenance import Source
-from perfmodel.base.pytorch import import_torch
-from perfmodel.inputs.profile import Layer, NoiseScale, Profile, Tensor, Timing
+from perfmodel.foreign.pytorch import import_torch, is_tensor
+from perfmodel.inputs import profile_files
+from perfmodel.inputs.profile import NoiseScale, Profile, Timing
 from perfmodel.profiler.averages import Average, average_of
 from perfmodel.profiler.clocks import Clock, clock_for
 from perfmodel.profiler.gradient_noise import measure_noise
-from perfmodel.profiler.layers import InspectedStep, Inspection
+from perfmodel.profiler.layers import Inspection, ObservedStep
 from perfmodel.profiler.marks import Marks
 from perfmodel.profiler.overhead import Overhead, overhead
-from perfmodel.profiler.saving import save
 from perfmodel.profiler.steps import Kind, Mark, StepTimes, parts
+
+if TYPE_CHECKING:
+    import torch
+    from torch.nn import Module
+    from torch.optim import Optimizer
 
 T = TypeVar("T")
 
@@ -66,8 +71,8 @@ class Profiler:
 
     def __init__(
         self,
-        model: Any,
-        optimizer: Any = None,
+        model: Module,
+        optimizer: Optimizer | Sequence[Optimizer] | None = None,
         *,
         batch_size: int | None = None,
         device_name: str | None = None,
@@ -78,7 +83,7 @@ class Profiler:
         title: str = "",
         definition: Source | None = None,
         description: str = "",
-        clock: Clock | None = None,
+        clock: Clock[Any] | None = None,
     ) -> None:
         torch = import_torch()
         if not isinstance(model, torch.nn.Module):
@@ -109,7 +114,7 @@ class Profiler:
         self._clock = clock or clock_for(first.device)
         self._marks = Marks(self._clock)
         self._inspection: Inspection | None = None
-        self._found: InspectedStep | None = None
+        self._observed: ObservedStep | None = None
         self._running = False
         self._done = 0
         self._waiting: deque[list[Mark]] = deque()
@@ -137,16 +142,17 @@ class Profiler:
         if self._optimizers and self.accumulation != 1 and not self._marks.updates:
             return  # one of several passes before an update
         self._marks.add(Kind.STEP)
-        marks = self._marks.taken()
+        marks = self._marks.take()
         self._done += 1
         if self._inspection is not None:
             self._inspection.end()
-            self._found = self._inspection.found()
+            self._observed = self._inspection.result()
             self._inspection = None
-            self._marks.watch(self._found)
+            self._marks.watch(self._observed)
         elif self._done > self.warmup:
             self._waiting.append(marks)
-            self._read_passed()
+            while self._waiting and self._clock.passed(self._waiting[0][-1][2]):
+                self._read_one()
         if self.measured >= self.steps:
             self._stop()
         else:
@@ -172,11 +178,11 @@ class Profiler:
 
     def loader(self, batches: Iterable[T]) -> Iterator[T]:
         """Iterate over batches; the time to get each counts as loading."""
-        found = iter(batches)
+        iterator = iter(batches)
         while True:
             with self.loading():
                 try:
-                    batch = next(found)
+                    batch = next(iterator)
                 except StopIteration:
                     return
             yield batch
@@ -185,19 +191,15 @@ class Profiler:
     def paused(self) -> Iterator[None]:
         """Context for work outside training, such as validation, which is neither counted nor
         hooked."""
-        if not self._running:
-            yield
-            return
-        self._marks.add(Kind.PAUSE)
-        self._unhook()
-        try:
-            yield
-        finally:
-            if self._running:
-                self._hook()
-                self._marks.add(Kind.END)
+        with self._span(Kind.PAUSE):
+            self._unhook()
+            try:
+                yield
+            finally:
+                if self._running:
+                    self._hook()
 
-    def measure_overhead(self, step: Callable[[], Any], pairs: int = 20) -> Overhead:
+    def measure_overhead(self, step: Callable[[], object], pairs: int = 20) -> Overhead:
         """Run the training step ``step`` alternately with and without hooks, after the block.
 
         Raises
@@ -205,7 +207,7 @@ class Profiler:
         InputError : the block has not ended, or nothing was measured in it.
         """
         whole_number("pairs", pairs)
-        if self._running or self._found is None:
+        if self._running or self._observed is None:
             raise InputError(
                 "profiler: measure the overhead after the with block, which needs at least one step"
             )
@@ -217,7 +219,7 @@ class Profiler:
         return self.overhead
 
     def measure_noise(
-        self, backward: Callable[[], Any], *, batch_size: int, **given: Any
+        self, backward: Callable[[], object], *, batch_size: int, **arguments: Any
     ) -> NoiseScale:
         """Measure the gradient noise scale and add it to the profile; no training step is counted.
 
@@ -228,7 +230,9 @@ class Profiler:
         InputError : see there.
         """
         with self.paused():
-            self.noise_scale = measure_noise(self._model, backward, batch_size=batch_size, **given)
+            self.noise_scale = measure_noise(
+                self._model, backward, batch_size=batch_size, **arguments
+            )
         return self.noise_scale
 
     def average(self) -> Average:
@@ -246,7 +250,7 @@ class Profiler:
     @property
     def notes(self) -> list[str]:
         """Remarks on the model and on assumptions, for the user."""
-        notes = list(self._found.notes) if self._found else []
+        notes = list(self._observed.notes) if self._observed else []
         left_out = len(self._read) - len(self._usual())
         if left_out:
             notes.append(f"left out {left_out} steps with an unusual number of samples or passes")
@@ -262,17 +266,17 @@ class Profiler:
         InputError : fewer than two steps were measured, or the batch size is unknown.
         """
         usual = self._usual()
-        average, found = average_of(usual), self._found
-        if found is None:
+        average, observed = average_of(usual), self._observed
+        if observed is None:
             raise InputError("profiler: no step was measured")
         accumulation = self.accumulation or max(1, usual[0].backwards)
-        batch_size = self.batch_size or found.samples * accumulation
+        batch_size = self.batch_size or observed.samples * accumulation
         if not batch_size:
             raise InputError("batch_size: cannot be inferred from the model's arguments; give it")
         timing = Timing(
             device=self.device_name,
             batch_size=batch_size,
-            precision=found.precision,
+            precision=observed.precision,
             forward_s=average.forward_s,
             backward_s=average.backward_s,
             forward_std_s=average.forward_std_s,
@@ -290,20 +294,11 @@ class Profiler:
             name=self.name,
             title=self.title,
             source=self.definition,
-            layers=tuple(
-                Layer(
-                    layer.name,
-                    layer.kind,
-                    tuple(Tensor(name, size) for name, _, size in layer.parameters if size),
-                    layer.flop / batch_size,
-                    layer.activation_bytes / batch_size,
-                )
-                for layer in found.layers
-            ),
+            layers=observed.profile_layers(batch_size),
             timings=(timing,),
             noise_scale=self.noise_scale,
-            optimizer_state_bytes_per_parameter_byte=self._state_fraction(found),
-            buffer_bytes=float(sum(each.nbytes for each in self._model.buffers())),
+            optimizer_state_bytes_per_parameter_byte=self._state_fraction(observed),
+            buffer_bytes=float(sum(buffer.nbytes for buffer in self._model.buffers())),
         )
 
     def save(self, path: str | Path, *, append: bool = False) -> Profile:
@@ -311,9 +306,9 @@ class Profiler:
 
         Raises
         ------
-        InputError : see :meth:`profile` and :func:`perfmodel.profiler.saving.save`.
+        InputError : see :meth:`profile` and :func:`perfmodel.inputs.profile_files.save`.
         """
-        return save(path, self.profile(), append=append)
+        return profile_files.save(path, self.profile(), append=append)
 
     @contextmanager
     def _span(self, kind: Kind) -> Iterator[None]:
@@ -331,8 +326,8 @@ class Profiler:
         self._marks.watch_updates(self._optimizers)
         if self._inspection is not None:
             self._inspection.paused = False
-        elif self._found is not None:
-            self._marks.watch(self._found)
+        elif self._observed is not None:
+            self._marks.watch(self._observed)
 
     def _unhook(self) -> None:
         self._marks.remove()
@@ -343,17 +338,13 @@ class Profiler:
         """Remove all hooks; the current step is not measured."""
         self._running = False
         self._marks.remove()
-        self._marks.taken()
+        self._marks.take()
         if self._inspection is not None:
             self._inspection.end()
             self._inspection = None
 
-    def _read_passed(self) -> None:
-        """Read the marks of steps that the device has finished, without waiting."""
-        while self._waiting and self._clock.passed(self._waiting[0][-1][2]):
-            self._read_one()
-
     def _read_one(self) -> None:
+        """Read the marks of the first step that has not been read."""
         marks = self._waiting.popleft()
         self._read.append((marks, self._clock.seconds([mark for _, _, mark in marks])))
 
@@ -361,14 +352,14 @@ class Profiler:
         """Return the measured steps with the most common numbers of samples and passes."""
         while self._waiting:
             self._read_one()
-        layers = len(self._found.layers) if self._found else 0
+        layers = len(self._observed.layers) if self._observed else 0
         steps = [parts(marks, seconds, layers) for marks, seconds in self._read]
         if not steps:
             return []
         usual, _ = Counter((step.samples, step.backwards) for step in steps).most_common(1)[0]
         return [step for step in steps if (step.samples, step.backwards) == usual]
 
-    def _timed(self, step: Callable[[], Any], hooked: bool) -> float:
+    def _timed(self, step: Callable[[], object], hooked: bool) -> float:
         """Return the seconds of a step, with or without the profiler's hooks and reading of
         marks."""
         if hooked:
@@ -377,7 +368,7 @@ class Profiler:
             start = self._clock.mark()
             step()
             if hooked:
-                self._marks.taken()
+                self._marks.take()
             end = self._clock.mark()
         finally:
             self._unhook()
@@ -393,38 +384,36 @@ class Profiler:
             facts.append(f"other: {average.places}")
         return "; ".join([*facts, *self.notes])
 
-    def _state_fraction(self, found: InspectedStep) -> float:
-        """Return the bytes of optimiser state, as a fraction of the parameters' bytes."""
-        parameters = [p for layer in found.layers for _, p, _ in layer.parameters]
-        kept = 0
-        for optimizer in self._optimizers:
-            for parameter in parameters:
-                state = optimizer.state.get(parameter, {}).values()
-                sizes = [t.numel() * t.element_size() for t in state if _is_array(t)]
-                kept += sum(sizes)
-        total = sum(p.numel() * p.element_size() for p in parameters)
-        return float(kept / total)
+    def _state_fraction(self, observed: ObservedStep) -> float:
+        """Return the bytes of optimiser state, as a fraction of the parameters' bytes.
+
+        Tensors without dimensions do not count, such as the number of steps.
+        """
+        parameters = [p for layer in observed.layers for _, p, _ in layer.parameters]
+        state_bytes = sum(
+            tensor.nbytes
+            for optimizer in self._optimizers
+            for parameter in parameters
+            for tensor in optimizer.state.get(parameter, {}).values()
+            if is_tensor(tensor) and tensor.dim() > 0
+        )
+        return float(state_bytes / sum(p.nbytes for p in parameters))
 
 
-def _optimizers(optimizer: Any) -> list[Any]:
+def _optimizers(optimizer: Optimizer | Sequence[Optimizer] | None) -> Sequence[Optimizer]:
     if optimizer is None:
         return []
-    found = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
-    for one in found:
-        if not hasattr(one, "register_step_pre_hook"):
+    optimizers = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
+    for item in optimizers:
+        if not hasattr(item, "register_step_pre_hook"):
             raise InputError(
-                f"optimizer: expected a torch.optim.Optimizer, got a {type(one).__name__}"
+                f"optimizer: expected a torch.optim.Optimizer, got a {type(item).__name__}"
             )
-    return found
+    return optimizers
 
 
-def _device_name(device: Any) -> str:
+def _device_name(device: torch.device) -> str:
     if device.type != "cuda":
         return str(device.type)
     name = import_torch().cuda.get_device_name(device)
     return "-".join(name.lower().split())
-
-
-def _is_array(value: Any) -> bool:
-    """Return whether it is a tensor with dimensions, not a single number such as a step count."""
-    return hasattr(value, "untyped_storage") and value.dim() > 0

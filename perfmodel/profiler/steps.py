@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 Place = tuple[str, str]
 
@@ -55,7 +55,7 @@ class Kind(IntEnum):
     """The interval begun by LOAD, COPY or PAUSE ends."""
 
 
-Mark = tuple[int, int, Any]
+Mark = tuple[int, int, object]
 """Kind, number, and the clock's mark."""
 
 

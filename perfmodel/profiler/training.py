@@ -11,18 +11,34 @@ also be called separately, to time them or to send gradients in between::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from perfmodel.base.errors import InputError, unknown_name, whole_number
-from perfmodel.base.foreign import call, load, said
-from perfmodel.base.pytorch import check_device, forward, import_torch, moved, targets_of
+from perfmodel.foreign.functions import call, load, reported
+from perfmodel.foreign.pytorch import (
+    Batch,
+    Loss,
+    Nested,
+    check_device,
+    forward,
+    import_torch,
+    is_tensor,
+    moved,
+    targets_of,
+)
 from perfmodel.profiler import libraries
 from perfmodel.profiler.libraries import Built
 
-Loss = Callable[[Any, Any], Any]
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module, Parameter
+    from torch.optim import Optimizer
+
+MakeBatch: TypeAlias = "Callable[[int], Batch | Tensor]"
+"""Function of the batch size."""
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 LOSSES = ("cross_entropy", "mse_loss", "l1_loss", "binary_cross_entropy_with_logits", "mean")
@@ -39,42 +55,38 @@ class TrainingSetup:
 
     Attributes
     ----------
-    model, optimizer : a ``torch.nn.Module`` in training mode, and a ``torch.optim.Optimizer`` of
-        its trainable parameters.
+    model, optimizer, optimizer_name : a ``torch.nn.Module`` in training mode; a
+        ``torch.optim.Optimizer`` of its trainable parameters, and its description.
     batch_size : samples in one batch.
     built : name and source of the model.
     device, dtype : device of the model, and *float32* or *bf16* (autocast).
-    loss_name : description of the loss.
-    optimizer_name : description of the optimiser.
     data : description of the training data.
+    load : returns the next batch on the host: ``(inputs, targets)``, or a dict of keyword
+        arguments.
+    loss, loss_name : the loss, and its description.
     """
 
-    model: Any
-    optimizer: Any
+    model: Module
+    optimizer: Optimizer
+    optimizer_name: str
     batch_size: int
     built: Built
     device: str
     dtype: str
-    loss_name: str
-    optimizer_name: str
     data: str
-    _make_batch: Callable[[], Any]
-    _loss: Loss
+    load: Callable[[], Batch]
+    loss: Loss
+    loss_name: str = ""
 
-    def load(self) -> Any:
-        """Return the next batch on the host: ``(inputs, targets)``, or a dict of keyword
-        arguments."""
-        return self._make_batch()
-
-    def copy(self, batch: Any) -> Any:
+    def copy(self, batch: Batch) -> Batch:
         """Return a batch copied to the model's device."""
         return moved(batch, self.device)
 
-    def next_batch(self) -> Any:
+    def next_batch(self) -> Batch:
         """Return the next batch on the model's device."""
         return self.copy(self.load())
 
-    def precision(self) -> AbstractContextManager[Any]:
+    def precision(self) -> AbstractContextManager[object]:
         """Return the autocast context for mixed precision; it does nothing for float32."""
         if self.dtype == "float32":
             return nullcontext()
@@ -82,13 +94,13 @@ class TrainingSetup:
         kind = torch.device(self.device).type
         return torch.autocast(kind, dtype=torch.bfloat16)  # type: ignore[no-any-return]
 
-    def compute_loss(self, model: Any, batch: Any) -> Any:
+    def compute_loss(self, model: Module, batch: Batch) -> Tensor:
         """Run the forward pass of ``model`` (this one, or a wrapper of it); return the loss, a
         scalar tensor."""
         with self.precision():
-            return self._loss(forward(model, batch), targets_of(batch))
+            return self.loss(forward(model, batch), targets_of(batch))
 
-    def step(self) -> Any:
+    def step(self) -> Tensor:
         """Run a whole step on the next batch, and return the loss."""
         batch = self.next_batch()
         self.optimizer.zero_grad(set_to_none=True)
@@ -99,11 +111,11 @@ class TrainingSetup:
 
 
 def training(
-    model_spec: Any,
+    model_spec: str | Built,
     *,
     batch_size: int,
     input_shape: Sequence[int] | None = None,
-    batch: str | Callable[[int], Any] | None = None,
+    batch: str | MakeBatch | None = None,
     loss: str | Loss | None = None,
     optimizer: str = "sgd",
     device: str = "cpu",
@@ -150,21 +162,28 @@ def training(
     trainable = [p for p in model.parameters() if p.requires_grad]
     if not trainable:
         raise InputError(f"model: {built.name} has no trainable parameters")
-    make, data = _batches(built, batch, batch_size, input_shape)
-    made = make()
+    load_batch, data = _batches(built, batch, batch_size, input_shape)
     trained = TrainingSetup(
-        model, None, batch_size, built, device, dtype, "", "", data, make, lambda output, _: output
+        model,
+        *_optimizer(optimizer, trainable),
+        batch_size=batch_size,
+        built=built,
+        device=device,
+        dtype=dtype,
+        data=data,
+        load=load_batch,
+        loss=lambda output, _: _logits(output),
     )
-    output = _tried(trained, made, input_shape)
-    if not isinstance(made, dict) and made[1] is None and loss in (None, "cross_entropy"):
+    first = load_batch()
+    output = _try_forward(trained, first, "the batch" if input_shape is None else "--input-shape")
+    if isinstance(first, tuple) and first[1] is None and loss in (None, "cross_entropy"):
         logits = _logits(output)
-        if _is_logits(logits):  # random classes, the same in every batch
+        if logits.dim() in (2, 3) and logits.is_floating_point():  # (batch, [tokens,] classes)
             classes = torch.randint(0, logits.shape[-1], tuple(logits.shape[:-1]))
-            trained._make_batch = lambda: (make()[0], classes)
-            made = trained.load()
-    trained._loss, trained.loss_name = _loss(loss, output, targets_of(made))
-    _try_loss(trained, output, targets_of(trained.copy(made)))
-    trained.optimizer, trained.optimizer_name = _optimizer(optimizer, trainable)
+            trained.load = _with_targets(load_batch, classes)
+            first = trained.load()
+    trained.loss, trained.loss_name = _loss(loss, output, targets_of(first))
+    _try_loss(trained, output, targets_of(trained.copy(first)))
     return trained
 
 
@@ -179,12 +198,25 @@ def build(spec: str, seed: int = 0) -> Built:
     return libraries.build(spec)
 
 
+@contextmanager
+def fitting(batch_size: int, device: str) -> Iterator[None]:
+    """Report running out of memory as an InputError of one line."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "out of memory" in str(error) or "not enough memory" in str(error):
+            raise InputError(
+                f"batch_size: {batch_size} does not fit in the memory of {device}"
+            ) from error
+        raise
+
+
 def _batches(
     built: Built,
-    batch: str | Callable[[int], Any] | None,
+    batch: str | MakeBatch | None,
     batch_size: int,
     input_shape: Sequence[int] | None,
-) -> tuple[Callable[[], Any], str]:
+) -> tuple[Callable[[], Batch], str]:
     """Return a function that makes batches, and its description.
 
     It is the user's function, or a function that always returns the same random batch.
@@ -194,10 +226,7 @@ def _batches(
             raise InputError("input_shape and batch: give one of them")
         spec = batch if isinstance(batch, str) else getattr(batch, "__name__", "batch")
         function = load(batch, "batch") if isinstance(batch, str) else batch
-        return (
-            lambda: _as_batch(call(function, spec, batch_size), spec),
-            f"data of {spec}",
-        )
+        return lambda: _checked_batch(call(function, spec, batch_size), spec), f"data of {spec}"
     shape = input_shape if input_shape is not None else built.input_shape
     if shape is None:
         raise InputError(
@@ -216,41 +245,61 @@ def _batches(
     return lambda: (inputs, None), f"random inputs of {'x'.join(map(str, shape))}"
 
 
-def _as_batch(made: Any, spec: str) -> Any:
-    if isinstance(made, dict):
-        return dict(made)
-    if isinstance(made, list | tuple) and len(made) == 2:
-        return tuple(made)
-    if hasattr(made, "untyped_storage"):
-        return made, None
+def _checked_batch(batch: object, spec: str) -> Batch:
+    if isinstance(batch, dict):
+        return dict(batch)
+    if isinstance(batch, list | tuple) and len(batch) == 2:
+        return batch[0], batch[1]
+    if is_tensor(batch):
+        return batch, None
     raise InputError(
-        f"batch: {spec} returned a {type(made).__name__}; expected (inputs, targets), a tensor of "
+        f"batch: {spec} returned a {type(batch).__name__}; expected (inputs, targets), a tensor of "
         "inputs, or a dict of the model's arguments"
     )
 
 
-def _tried(trained: TrainingSetup, batch: Any, input_shape: Sequence[int] | None) -> Any:
+def _with_targets(load_batch: Callable[[], Batch], targets: Tensor) -> Callable[[], Batch]:
+    """Return a function that makes batches with these targets."""
+
+    def load_both() -> Batch:
+        batch = load_batch()
+        return batch if isinstance(batch, dict) else (batch[0], targets)
+
+    return load_both
+
+
+def _try_forward(trained: TrainingSetup, batch: Batch, source: str) -> Nested:
     """Return the output of a forward pass without gradients, to detect wrong shapes."""
-    torch = import_torch()
     batch = trained.copy(batch)
-    try:
-        with torch.no_grad(), trained.precision():
-            return forward(trained.model, batch)
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
-        if "out of memory" in str(error):
+    shape = shapes(batch if isinstance(batch, dict) else batch[0])
+    refusal = f"model: {trained.built.name} does not accept {source}, with inputs of shape {shape}"
+    with (
+        reported(refusal),
+        fitting(trained.batch_size, trained.device),
+        import_torch().no_grad(),
+        trained.precision(),
+    ):
+        return forward(trained.model, batch)
+
+
+def _try_loss(trained: TrainingSetup, output: Nested, targets: Nested | None) -> None:
+    """Compute the loss once, to detect wrong shapes."""
+    name = trained.loss_name
+    refusal = (
+        f"loss: {name} does not accept an output of shape {shapes(output)} and targets of shape "
+        f"{shapes(targets)}"
+    )
+    with reported(refusal), trained.precision():
+        value = trained.loss(output, targets)
+        if value.dim() != 0:
             raise InputError(
-                f"batch_size: {trained.batch_size} does not fit in the memory of {trained.device}"
-            ) from error
-        which = "--input-shape" if input_shape is not None else "the batch"
-        raise InputError(
-            f"model: {trained.built.name} does not accept {which}, with inputs of shape "
-            f"{shapes(batch if isinstance(batch, dict) else batch[0])}: {said(error)}"
-        ) from error
+                f"loss: {name} returns a tensor of shape {shapes(value)}, not a scalar"
+            )
 
 
-def shapes(value: Any) -> str:
+def shapes(value: object) -> str:
     """Return the shapes of the tensors in a batch as text, for error messages."""
-    if hasattr(value, "untyped_storage"):
+    if is_tensor(value):
         return "x".join(map(str, value.shape)) or "scalar"
     if isinstance(value, dict):
         return ", ".join(f"{key} {shapes(item)}" for key, item in value.items())
@@ -259,18 +308,18 @@ def shapes(value: Any) -> str:
     return type(value).__name__
 
 
-def _logits(output: Any) -> Any:
+def _logits(output: object) -> Tensor:
     """Return the part of a model's output that the loss uses: its own loss, else its logits, else
     the first tensor."""
     for name in ("loss", "logits"):
-        found = output.get(name) if isinstance(output, dict) else getattr(output, name, None)
-        if found is not None:
-            return found
+        part = output.get(name) if isinstance(output, dict) else getattr(output, name, None)
+        if part is not None:
+            return part
     if isinstance(output, dict):
         output = tuple(output.values())
     if isinstance(output, tuple | list) and output:
         return _logits(output[0])
-    if not hasattr(output, "untyped_storage"):
+    if not is_tensor(output):
         raise InputError(
             f"loss: the model's output is a {type(output).__name__}, not a tensor; give a loss "
             "(--loss module:function)"
@@ -278,24 +327,17 @@ def _logits(output: Any) -> Any:
     return output
 
 
-def _is_logits(output: Any) -> bool:
-    """Return whether the shape can be (batch, classes) or (batch, tokens, classes)."""
-    return output.dim() in (2, 3) and bool(output.is_floating_point())
-
-
-def _loss(loss: str | Loss | None, output: Any, targets: Any) -> tuple[Loss, str]:
+def _loss(loss: str | Loss | None, output: Nested, targets: Nested | None) -> tuple[Loss, str]:
     """Return the loss function and its description."""
-    torch = import_torch()
     if loss is not None and not isinstance(loss, str):
         return loss, getattr(loss, "__name__", "own loss")
     if loss is not None and ":" in loss:
-        function = load(loss, "loss")
-        return (lambda output, targets: function(output, targets)), loss
+        return load(loss, "loss"), loss
     if loss is None:
         head = _logits(output)
         if head.dim() == 0:
             return (lambda output, _: _logits(output)), "the model's own loss"
-        numbers = hasattr(targets, "untyped_storage") and not targets.is_floating_point()
+        numbers = is_tensor(targets) and not targets.is_floating_point()
         loss = "cross_entropy" if numbers and head.dim() >= 2 else "mean"
     if loss not in LOSSES:
         raise unknown_name("loss", loss, LOSSES)
@@ -308,11 +350,11 @@ def _loss(loss: str | Loss | None, output: Any, targets: Any) -> tuple[Loss, str
         )
     if loss == "cross_entropy":
         return _cross_entropy, "cross entropy"
-    function = getattr(torch.nn.functional, loss)
+    function = getattr(import_torch().nn.functional, loss)
     return (lambda output, targets: function(_logits(output), targets)), loss
 
 
-def _cross_entropy(output: Any, targets: Any) -> Any:
+def _cross_entropy(output: Nested, targets: Tensor) -> Tensor:
     """Return the cross entropy of logits with classes in the last dimension, or in the second as
     torch expects."""
     logits = _logits(output)
@@ -321,29 +363,10 @@ def _cross_entropy(output: Any, targets: Any) -> Any:
     return import_torch().nn.functional.cross_entropy(logits, targets)
 
 
-def _try_loss(trained: TrainingSetup, output: Any, targets: Any) -> None:
-    """Compute the loss once, to detect wrong shapes."""
-    try:
-        with trained.precision():
-            value = trained._loss(output, targets)
-        dimensions = value.dim()
-    except InputError:
-        raise
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise InputError(
-            f"loss: {trained.loss_name} does not accept an output of shape {shapes(output)} and "
-            f"targets of shape {shapes(targets)}: {said(error)}"
-        ) from error
-    if dimensions != 0:
-        raise InputError(
-            f"loss: {trained.loss_name} returns a tensor of shape {shapes(value)}, not a scalar"
-        )
-
-
-def _optimizer(name: str, parameters: list[Any]) -> tuple[Any, str]:
+def _optimizer(name: str, parameters: list[Parameter]) -> tuple[Optimizer, str]:
     optim = import_torch().optim
     if name == "sgd":
-        made = optim.SGD(parameters, lr=LEARNING_RATE, momentum=MOMENTUM)
-        return made, f"SGD momentum {MOMENTUM:g}"
+        sgd = optim.SGD(parameters, lr=LEARNING_RATE, momentum=MOMENTUM)
+        return sgd, f"SGD momentum {MOMENTUM:g}"
     kind = {"adam": optim.Adam, "adamw": optim.AdamW}[name]
     return kind(parameters, lr=LEARNING_RATE), kind.__name__

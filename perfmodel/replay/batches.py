@@ -55,10 +55,9 @@ class Batches:
         self._left[worker] = np.concatenate(parts)
 
     def _permutation(self, epoch: int) -> Ids:
-        found = self._permutations.get(epoch)
-        if found is None:
+        if epoch not in self._permutations:
             rng = np.random.default_rng((self._seed, _ORDER, epoch))
-            found = self._permutations[epoch] = rng.permutation(self.samples)
+            self._permutations[epoch] = rng.permutation(self.samples)
             if len(self._permutations) > _KEPT:
                 del self._permutations[next(iter(self._permutations))]
-        return found
+        return self._permutations[epoch]

@@ -83,9 +83,9 @@ class Curve(Drawn, frozen=True, eq=False):
 
     def figure(self) -> Figure:
         """Accuracy over predicted seconds and over samples."""
-        alone = np.full(len(self.samples), np.nan)
+        no_interval = np.full(len(self.samples), np.nan)
         columns = {name: getattr(self, name) for name in ("time_s", "samples", "accuracy")}
-        series = {name: (values, alone) for name, values in columns.items()}
+        series = {name: (values, no_interval) for name, values in columns.items()}
         return accuracy_of({f"seed {self.seed}": series}, None, self.task)
 
     def frame(self) -> pd.DataFrame:
@@ -95,7 +95,7 @@ class Curve(Drawn, frozen=True, eq=False):
         names = ("samples", "updates", "time_s", "loss", "accuracy", "batch_loss")
         frame = pd.DataFrame({name: getattr(self, name) for name in names})
         if self.noise:
-            frame["noise_scale_samples"] = [each.scale_samples for each in self.noise]
+            frame["noise_scale_samples"] = [noise.scale_samples for noise in self.noise]
         return frame
 
     def _reached(self, accuracy: float) -> int | None:

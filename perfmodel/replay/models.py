@@ -51,18 +51,15 @@ class Models:
 
     def view(self, model: int, first: int, after: int) -> Floats:
         """Return a view of some slices of a model's parameters."""
-        found: Floats = self._rows[model][self._edges[first] : self._edges[after]]
-        return found
+        return self.part(self._rows[model], first, after)
 
     def part(self, gradient: Floats, first: int, after: int) -> Floats:
         """Return a view of some slices of a gradient."""
-        found: Floats = gradient[self._edges[first] : self._edges[after]]
-        return found
+        return gradient[self._edges[first] : self._edges[after]]
 
     def read(self, worker: int, first: int, after: int) -> None:
         """Copy the centre's parameters to a worker."""
-        part = slice(self._edges[first], self._edges[after])
-        self._rows[worker][part] = self._rows[CENTRE][part]
+        self.view(worker, first, after)[:] = self.view(CENTRE, first, after)
 
     def step(self, model: int, first: int, after: int, gradient: Floats, rate: float) -> None:
         """Take an optimizer step with the gradient of some slices, which may be overwritten."""
@@ -81,14 +78,14 @@ class Models:
             values -= gradient
 
     def mixed(
-        self, model: int, first: int, after: int, others: list[tuple[int, float, int]]
+        self, model: int, first: int, after: int, partners: list[tuple[int, float, int]]
     ) -> Floats:
         """Return slices of a model after mixing in others: (model, weight, version) each."""
-        own = self.view(model, first, after)
-        new = own.copy()
-        for other, weight, version in others:
-            new += weight * (self._of_version(other, first, after, version) - own)
-        return new
+        current = self.view(model, first, after)
+        mixture = current.copy()
+        for other, weight, version in partners:
+            mixture += weight * (self._of_version(other, first, after, version) - current)
+        return mixture
 
     def overwritten(self, model: int, first: int, after: int, version: int) -> None:
         """Keep the current version of slices if it is still needed, before a group overwrites it
@@ -109,13 +106,13 @@ class Models:
         if not self._old:
             return self.view(other, first, after)
         versions = self._versions[other]
-        found = [
+        parts = [
             self.view(other, k, k + 1)
             if versions[k] == version
             else self._take((other, k, version))
             for k in range(first, after)
         ]
-        return found[0] if len(found) == 1 else np.concatenate(found)
+        return np.concatenate(parts)
 
     def _take(self, key: Version) -> Floats:
         """Return a kept version; its last use drops it."""

@@ -1,4 +1,4 @@
-r"""Softmax regression and a two-layer network: loss and gradient in plain NumPy.
+r"""Softmax regression and networks of rectified linear units: loss and gradient in plain NumPy.
 
 The loss is the mean cross entropy of a batch. Its gradient with respect to the scores of a sample
 is :math:`p - y`, the softmax minus the one-hot target; the rest is the chain rule. Parameters are
@@ -7,29 +7,11 @@ one flat vector: for each layer the weight matrix row by row, then the biases.
 
 from __future__ import annotations
 
-from typing import Protocol
+from itertools import pairwise
 
 import numpy as np
 
 from perfmodel.base.arrays import Floats, Ids
-
-
-class Classifier(Protocol):
-    """A function from parameters and inputs to class scores, with the gradient of its loss.
-
-    ``parameters`` is the length of the parameter vector.
-    """
-
-    parameters: int
-
-    def initial(self, rng: np.random.Generator) -> Floats:
-        """Return the initial parameters, shape (parameters,)."""
-
-    def scores(self, parameters: Floats, inputs: Floats) -> Floats:
-        """Return the scores of each class before the softmax, shape (samples, classes)."""
-
-    def gradient(self, parameters: Floats, inputs: Floats, targets: Ids) -> tuple[float, Floats]:
-        """Return the mean loss of a batch, and its gradient of shape (parameters,)."""
 
 
 def cross_entropy(scores: Floats, targets: Ids) -> tuple[float, Floats]:
@@ -46,81 +28,67 @@ def cross_entropy(scores: Floats, targets: Ids) -> tuple[float, Floats]:
     return loss, softmax
 
 
-class SoftmaxRegression:
-    """Scores that are linear in the inputs; the loss is convex."""
+class Network:
+    """Hidden layers of rectified linear units, and scores of classes that are linear in the last.
 
-    def __init__(self, features: int, classes: int) -> None:
-        self.features, self.classes = features, classes
-        self.parameters = (features + 1) * classes
+    Without hidden layers it is softmax regression, whose loss is convex.
+
+    Parameters
+    ----------
+    widths : number of features, of the units of each hidden layer, and of classes.
+    """
+
+    def __init__(self, *widths: int) -> None:
+        self.widths = widths
+        self.parameters = sum((inputs + 1) * outputs for inputs, outputs in pairwise(widths))
+        """Length of the parameter vector."""
 
     def initial(self, rng: np.random.Generator) -> Floats:
-        """Return small random weights and zero biases."""
+        """Return random weights and zero biases, shape (parameters,).
+
+        Weights have the variance 2 / inputs (He et al., ICCV 2015), and those of softmax regression
+        a standard deviation of 0.01.
+        """
         parameters = np.zeros(self.parameters)
-        weights = self._parts(parameters)[0]
-        weights[:] = 0.01 * rng.standard_normal(weights.shape)
+        for weights, _ in self._layers(parameters):
+            scale = np.sqrt(2.0 / len(weights)) if len(self.widths) > 2 else 0.01
+            weights[:] = scale * rng.standard_normal(weights.shape)
         return parameters
 
     def scores(self, parameters: Floats, inputs: Floats) -> Floats:
         """Return the scores of each class before the softmax, shape (samples, classes)."""
-        weights, biases = self._parts(parameters)
-        return inputs @ weights + biases
+        return self._forward(parameters, inputs)[-1]
 
     def gradient(self, parameters: Floats, inputs: Floats, targets: Ids) -> tuple[float, Floats]:
         """Return the mean loss of a batch, and its gradient of shape (parameters,)."""
-        loss, of_scores = cross_entropy(self.scores(parameters, inputs), targets)
+        *layer_inputs, scores = self._forward(parameters, inputs)
+        loss, of_outputs = cross_entropy(scores, targets)
         gradient = np.empty(self.parameters)
-        weights, biases = self._parts(gradient)
-        np.matmul(inputs.T, of_scores, out=weights)
-        of_scores.sum(axis=0, out=biases)
+        layers = zip(self._layers(parameters), self._layers(gradient), layer_inputs, strict=True)
+        for (weights, _), (of_weights, of_biases), values in reversed(list(layers)):
+            np.matmul(values.T, of_outputs, out=of_weights)
+            of_outputs.sum(axis=0, out=of_biases)
+            if values is not inputs:
+                of_outputs = of_outputs @ weights.T
+                of_outputs *= values > 0.0
         return loss, gradient
 
-    def _parts(self, vector: Floats) -> tuple[Floats, Floats]:
-        """Return weights and biases as views of a vector."""
-        end = self.features * self.classes
-        return vector[:end].reshape(self.features, self.classes), vector[end:]
+    def _forward(self, parameters: Floats, inputs: Floats) -> list[Floats]:
+        """Return the inputs of each layer, and the scores."""
+        values = [inputs]
+        for weights, biases in self._layers(parameters):
+            if len(values) > 1:
+                np.maximum(values[-1], 0.0, out=values[-1])
+            outputs = values[-1] @ weights
+            outputs += biases
+            values.append(outputs)
+        return values
 
-
-class TwoLayerNetwork:
-    """One hidden layer of rectified linear units."""
-
-    def __init__(self, features: int, hidden: int, classes: int) -> None:
-        self.features, self.hidden, self.classes = features, hidden, classes
-        self.parameters = (features + 1) * hidden + (hidden + 1) * classes
-
-    def initial(self, rng: np.random.Generator) -> Floats:
-        """Return weights with the variance 2 / inputs (He et al., ICCV 2015), and zero biases."""
-        parameters = np.zeros(self.parameters)
-        first, _, second, _ = self._parts(parameters)
-        for weights in (first, second):
-            weights[:] = np.sqrt(2.0 / len(weights)) * rng.standard_normal(weights.shape)
-        return parameters
-
-    def scores(self, parameters: Floats, inputs: Floats) -> Floats:
-        """Return the scores of each class before the softmax, shape (samples, classes)."""
-        first, first_biases, second, second_biases = self._parts(parameters)
-        return np.maximum(inputs @ first + first_biases, 0.0) @ second + second_biases
-
-    def gradient(self, parameters: Floats, inputs: Floats, targets: Ids) -> tuple[float, Floats]:
-        """Return the mean loss of a batch, and its gradient of shape (parameters,)."""
-        first, first_biases, second, second_biases = self._parts(parameters)
-        hidden = inputs @ first
-        hidden += first_biases
-        np.maximum(hidden, 0.0, out=hidden)
-        loss, of_scores = cross_entropy(hidden @ second + second_biases, targets)
-        gradient = np.empty(self.parameters)
-        of_first, of_first_biases, of_second, of_second_biases = self._parts(gradient)
-        np.matmul(hidden.T, of_scores, out=of_second)
-        of_scores.sum(axis=0, out=of_second_biases)
-        of_hidden = of_scores @ second.T
-        of_hidden *= hidden > 0.0
-        np.matmul(inputs.T, of_hidden, out=of_first)
-        of_hidden.sum(axis=0, out=of_first_biases)
-        return loss, gradient
-
-    def _parts(self, vector: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-        """Return weights and biases of both layers as views of a vector."""
-        a = self.features * self.hidden
-        b = a + self.hidden
-        c = b + self.hidden * self.classes
-        first = vector[:a].reshape(self.features, self.hidden)
-        return first, vector[a:b], vector[b:c].reshape(self.hidden, self.classes), vector[c:]
+    def _layers(self, vector: Floats) -> list[tuple[Floats, Floats]]:
+        """Return weights and biases of each layer as views of a vector."""
+        layers, end = [], 0
+        for inputs, outputs in pairwise(self.widths):
+            begin, end = end, end + (inputs + 1) * outputs
+            weights, biases = vector[begin : end - outputs], vector[end - outputs : end]
+            layers.append((weights.reshape(inputs, outputs), biases))
+        return layers

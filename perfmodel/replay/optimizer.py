@@ -60,11 +60,6 @@ class Optimizer:
             number(f"decay_epochs[{k}]", epoch)
 
     @property
-    def worker_momentum(self) -> float:
-        """Momentum kept by workers; 0 if it is kept with the updated models."""
-        return self.momentum if self.momentum_at == "worker" else 0.0
-
-    @property
     def is_constant(self) -> bool:
         """Whether the learning rate is the same throughout."""
         return not self.warmup_epochs and not self.decay_epochs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
@@ -38,8 +39,7 @@ class ReplayPlan(NamedTuple):
 def make_plan(schedule: Schedule) -> ReplayPlan:
     """Find the facts; the schedule's rows must be consistent, see ``Schedule.check``."""
     event = schedule.event
-    steps = int(schedule.step.max(initial=0)) + 1
-    key = schedule.worker.astype(np.int64) * steps + schedule.step
+    key = gradient_keys(schedule)
     computed = np.flatnonzero(event == Event.GRADIENT)
     applies = np.flatnonzero(event == Event.APPLY)
     applied = np.zeros(len(schedule), np.bool_)
@@ -55,16 +55,22 @@ def make_plan(schedule: Schedule) -> ReplayPlan:
     )
 
 
+def gradient_keys(schedule: Schedule) -> Ids:
+    """Return a number for each row, equal for rows about the same gradient."""
+    steps = int(schedule.step.max(initial=0)) + 1
+    return schedule.worker.astype(np.int64) * steps + schedule.step
+
+
 def _staleness(schedule: Schedule) -> Floats:
     """Return the staleness of each APPLY, mean over its slices; 0 for other rows."""
     central = bool((schedule.model == CENTRE).any())
     counted = (schedule.event == Event.APPLY) & ((schedule.model == CENTRE) == central)
-    found = np.zeros(len(schedule))
+    staleness = np.zeros(len(schedule))
     if counted.any():
         times = np.where(schedule.slice[counted] == WHOLE, len(schedule.header.slices), 1)
         sums = np.add.reduceat(schedule.staleness().astype(np.float64), np.cumsum(times) - times)
-        found[counted] = sums / times
-    return found
+        staleness[counted] = sums / times
+    return staleness
 
 
 def _gathered(schedule: Schedule, applies: Ids) -> float:
@@ -102,16 +108,12 @@ def _old_versions(schedule: Schedule) -> dict[Version, int]:
     def keys(model: NDArray[np.int32], slice_: Ids, version: Ids) -> Ids:
         return ((model.astype(np.int64) + 1) * count + slice_) * most + version
 
-    made = keys(schedule.model[rows][writes], slices[writes], schedule.version[rows][writes])
-    order = np.argsort(made, kind="stable")
-    made, group = made[order], schedule.group[rows][writes][order]
+    written = keys(schedule.model[rows][writes], slices[writes], schedule.version[rows][writes])
+    order = np.argsort(written, kind="stable")
+    written, group = written[order], schedule.group[rows][writes][order]
     other, version = schedule.other[rows][mixes], schedule.other_version[rows][mixes]
     newer = keys(other, slices[mixes], version + 1)
-    at = np.minimum(np.searchsorted(made, newer), len(made) - 1)
-    old = (made[at] == newer) & (group[at] < schedule.group[rows][mixes])
-    found: dict[Version, int] = {}
-    for version_key in zip(
-        other[old].tolist(), slices[mixes][old].tolist(), version[old].tolist(), strict=True
-    ):
-        found[version_key] = found.get(version_key, 0) + 1
-    return found
+    at = np.minimum(np.searchsorted(written, newer), len(written) - 1)
+    old = (written[at] == newer) & (group[at] < schedule.group[rows][mixes])
+    columns = (other[old], slices[mixes][old], version[old])
+    return Counter(zip(*(column.tolist() for column in columns), strict=True))

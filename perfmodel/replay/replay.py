@@ -121,32 +121,29 @@ class _Replay:
         try:
             self._evaluate(time_s)
             for time_s, rows in _groups(walked):
-                if len(rows) == 1:
-                    self._alone(rows[0])
-                else:
-                    self._together(rows)
+                self._group(rows)
                 if due and self.done >= due[0]:
                     due = [count for count in due if count > self.done]
                     self._evaluate(time_s)
             if total:
                 self._evaluate(time_s)
-        except _Diverged as seen:
-            self.divergence = Divergence(self._updates, self._samples, time_s, str(seen))
+        except _Diverged as reason:
+            self.divergence = Divergence(self._updates, self._samples, time_s, str(reason))
 
     def curve(self) -> Curve:
         """Return the evaluations so far."""
-        whole = np.array([point[:2] for point in self.points], np.int64).reshape(-1, 2)
-        real = np.array([point[2:] for point in self.points], np.float64).reshape(-1, 4)
+        counts = np.array([point[:2] for point in self.points], np.int64).reshape(-1, 2)
+        values = np.array([point[2:] for point in self.points], np.float64).reshape(-1, 4)
         return Curve(
             task=self.task.name,
             seed=self.seed,
             evaluated="centre" if self.plan.has_centre else "mean",
-            samples=whole[:, 0],
-            updates=whole[:, 1],
-            time_s=real[:, 0],
-            loss=real[:, 1],
-            accuracy=real[:, 2],
-            batch_loss=real[:, 3],
+            samples=counts[:, 0],
+            updates=counts[:, 1],
+            time_s=values[:, 0],
+            loss=values[:, 1],
+            accuracy=values[:, 2],
+            batch_loss=values[:, 3],
             noise=tuple(self.noise),
             divergence=self.divergence,
         )
@@ -159,40 +156,29 @@ class _Replay:
     def _samples(self) -> int:
         return self.done * self.schedule.header.batch_size
 
-    def _alone(self, row: SliceRow) -> None:
-        """Replay a row that is a group by itself."""
-        if row.event == GRADIENT:
-            self._gradient(row)
-        elif row.event == READ:
-            self.models.read(row.worker, row.first, row.after)
-        elif row.event == APPLY:
-            self._apply((row,))
-        elif row.event == MIX:
-            self._mix({(row.model, row.first, row.after): [row]})
-        else:
-            self._drop(row)
-
-    def _together(self, rows: Sequence[SliceRow]) -> None:
+    def _group(self, rows: Sequence[SliceRow]) -> None:
         """Replay rows that take effect together, using the values from before any of them."""
         mixes: dict[Slices, list[SliceRow]] = {}
         applies: dict[Slices, list[SliceRow]] = {}
         reads = []
         for row in rows:
             target = (row.model, row.first, row.after)
-            if row.event == APPLY:
+            if row.event == GRADIENT:
+                self._gradient(row)
+            elif row.event == READ:
+                reads.append(row)
+            elif row.event == APPLY:
                 applies.setdefault(target, []).append(row)
             elif row.event == MIX:
                 mixes.setdefault(target, []).append(row)
-            elif row.event == READ:
-                reads.append(row)
-            else:
-                self._alone(row)
+            elif row.last:  # a gradient is discarded
+                self.gradients.pop((row.worker, row.step), None)
         for row in reads:
             self.models.read(row.worker, row.first, row.after)
         if mixes:
             self._mix(mixes)
-        for each in applies.values():
-            self._apply(each)
+        for target, uses in applies.items():
+            self._apply(target, uses)
 
     def _gradient(self, row: SliceRow) -> None:
         """Compute the gradient of the worker's next batch."""
@@ -224,18 +210,17 @@ class _Replay:
         if row.applied:
             self.gradients[row.worker, row.step] = gradient
 
-    def _apply(self, rows: Sequence[SliceRow]) -> None:
-        """Take an optimizer step on one slice of one model, with the gradients of these rows."""
-        models, model, first, after = self.models, rows[0].model, rows[0].first, rows[0].after
+    def _apply(self, target: Slices, rows: Sequence[SliceRow]) -> None:
+        """Take an optimizer step on slices of one model, with the gradients of these rows."""
         total = self._used(rows[0])
         for row in rows[1:]:
             total += self._used(row)
         if not self.optimizer.is_constant:
             epochs = self._samples / self.task.samples
             self.rate = self.optimizer.rate(epochs, self.plan.gathered)
-        models.overwritten(model, first, after, rows[0].version)
-        models.step(model, first, after, total, self.rate)
-        self.steps += after - first
+        self.models.overwritten(*target, rows[0].version)
+        self.models.step(*target, total, self.rate)
+        self.steps += rows[0].after - rows[0].first
 
     def _used(self, row: SliceRow) -> Floats:
         """Return slices of a gradient as applied, in a new array; its last use drops the
@@ -244,11 +229,11 @@ class _Replay:
         if self.optimizer.by_staleness:
             weight /= row.staleness + 1.0
         key = (row.worker, row.step)
-        found = self.models.part(self.gradients[key], row.first, row.after) * weight
+        part = self.models.part(self.gradients[key], row.first, row.after) * weight
         if row.last:
             del self.gradients[key]
             self.done += 1
-        return found
+        return part
 
     def _mix(self, targets: dict[Slices, list[SliceRow]]) -> None:
         """Mix models into slices of models, all using the values from before the mix."""
@@ -260,11 +245,6 @@ class _Replay:
         for target, values in new.items():
             models.overwritten(*target, targets[target][0].version)
             models.view(*target)[:] = values
-
-    def _drop(self, row: SliceRow) -> None:
-        """Discard a gradient, at least for these slices."""
-        if row.last:
-            self.gradients.pop((row.worker, row.step), None)
 
     def _evaluate(self, time_s: float) -> None:
         """Evaluate the centre, or the mean of all workers' models."""

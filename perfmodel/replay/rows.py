@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.arrays import Floats, Ids
-from perfmodel.replay.plan import ReplayPlan
+from perfmodel.replay.plan import ReplayPlan, gradient_keys
 from perfmodel.results.schedule import WHOLE, Event, Schedule
 
 
@@ -55,16 +55,15 @@ def rows_of(schedule: Schedule, plan: ReplayPlan) -> Rows:
     do not change, except for which update first has a new learning rate.
     """
     count = len(schedule.header.slices)
-    whole = schedule.slice == WHOLE
-    first = np.where(whole, 0, schedule.slice).astype(np.int64)
-    after = np.where(whole, count, schedule.slice + 1).astype(np.int64)
+    is_whole = schedule.slice == WHOLE
+    first = np.where(is_whole, 0, schedule.slice).astype(np.int64)
+    after = np.where(is_whole, count, schedule.slice + 1).astype(np.int64)
     order = np.arange(len(schedule))
     begins = order
     if count > 1 and not plan.old:
         window, free = _windows(schedule, plan, first)
         read = schedule.event == Event.READ
-        steps = int(schedule.step.max(initial=0)) + 1
-        key = schedule.worker.astype(np.int64) * steps + schedule.step
+        key = gradient_keys(schedule)
         order = np.lexsort([np.where(free, key * count + first, 0), 2 * window + (free & read)])
         joined = free[order[1:]] & free[order[:-1]]
         for column in (window, schedule.event, schedule.model, key, schedule.weight):
@@ -72,30 +71,29 @@ def rows_of(schedule: Schedule, plan: ReplayPlan) -> Rows:
         joined &= plan.staleness[order[1:]] == plan.staleness[order[:-1]]
         joined &= first[order[1:]] == after[order[:-1]]
         begins = np.flatnonzero(np.append(True, ~joined))
-    kept = order[begins]
+    merged = order[begins]
     ends = order[np.append(begins[1:], len(order)) - 1]
-    group = schedule.group[kept]
+    group = schedule.group[merged]
     new = np.flatnonzero(np.append(True, group[1:] != group[:-1])) if len(group) else begins
     columns: list[NDArray[Any]] = [
-        getattr(schedule, name)[kept] for name in ("event", "worker", "step", "model", "other")
+        getattr(schedule, name)[merged] for name in ("event", "worker", "step", "model", "other")
     ]
-    columns += [first[kept], after[ends]]
-    columns += [getattr(schedule, name)[kept] for name in ("weight", "version", "other_version")]
-    last = _last_uses(schedule, kept)
-    columns += [plan.applied[kept], last, plan.staleness[kept]]
+    columns += [first[merged], after[ends]]
+    columns += [getattr(schedule, name)[merged] for name in ("weight", "version", "other_version")]
+    last = _last_uses(schedule, merged)
+    columns += [plan.applied[merged], last, plan.staleness[merged]]
     time_s = np.maximum.accumulate(schedule.time_s[ends])
-    gradients = int((last & (schedule.event[kept] == Event.APPLY)).sum())
-    return Rows(time_s, columns, np.append(new, len(kept)), gradients)
+    gradients = int((last & (schedule.event[merged] == Event.APPLY)).sum())
+    return Rows(time_s, columns, np.append(new, len(merged)), gradients)
 
 
-def _last_uses(schedule: Schedule, kept: Ids) -> NDArray[np.bool_]:
+def _last_uses(schedule: Schedule, rows: Ids) -> NDArray[np.bool_]:
     """Return, for rows in this order, whether each is the last to apply or drop its gradient."""
-    event = schedule.event[kept]
+    event = schedule.event[rows]
     uses = np.flatnonzero((event == Event.APPLY) | (event == Event.DROP))
-    steps = int(schedule.step.max(initial=0)) + 1
-    key = schedule.worker[kept].astype(np.int64) * steps + schedule.step[kept]
+    key = gradient_keys(schedule)[rows]
     by_key = uses[np.argsort(key[uses], kind="stable")]
-    last = np.zeros(len(kept), np.bool_)
+    last = np.zeros(len(rows), np.bool_)
     last[by_key[np.diff(key[by_key], append=-1) != 0]] = True
     return last
 

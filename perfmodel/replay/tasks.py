@@ -12,9 +12,9 @@ import numpy as np
 
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError, unknown_name, whole_number
-from perfmodel.base.foreign import call, load
+from perfmodel.foreign.functions import call, load
 from perfmodel.replay.data import Data, digits, mixture
-from perfmodel.replay.networks import Classifier, SoftmaxRegression, TwoLayerNetwork, cross_entropy
+from perfmodel.replay.networks import Network, cross_entropy
 
 HIDDEN = 64
 """Hidden units of the shipped two-layer networks."""
@@ -57,7 +57,7 @@ class TrainingTask(Protocol):
 class NetworkTask:
     """A NumPy network on data in memory."""
 
-    def __init__(self, name: str, network: Classifier, data: Data) -> None:
+    def __init__(self, name: str, network: Network, data: Data) -> None:
         self.name = name
         self.network, self.data = network, data
         self.samples, self.parameters = len(data.targets), network.parameters
@@ -78,21 +78,17 @@ class NetworkTask:
         return Evaluation(loss, float((scores.argmax(axis=1) == self.data.test_targets).mean()))
 
 
-def softmax_task(name: str, data: Data) -> NetworkTask:
-    """Return a task that trains softmax regression on data."""
-    return NetworkTask(name, SoftmaxRegression(data.inputs.shape[1], data.classes), data)
-
-
-def network_task(name: str, data: Data, hidden: int = HIDDEN) -> NetworkTask:
-    """Return a task that trains a two-layer network on data."""
-    return NetworkTask(name, TwoLayerNetwork(data.inputs.shape[1], hidden, data.classes), data)
+def network_task(name: str, data: Data, hidden: int | None = HIDDEN) -> NetworkTask:
+    """Return a task that trains a two-layer network on data, or softmax regression for None."""
+    layers = () if hidden is None else (hidden,)
+    return NetworkTask(name, Network(data.inputs.shape[1], *layers, data.classes), data)
 
 
 TASKS: Mapping[str, Callable[[int], TrainingTask]] = {
     "mixture": lambda seed: network_task("mixture", mixture(seed)),
-    "mixture-softmax": lambda seed: softmax_task("mixture-softmax", mixture(seed)),
+    "mixture-softmax": lambda seed: network_task("mixture-softmax", mixture(seed), None),
     "digits": lambda seed: network_task("digits", digits(seed)),
-    "digits-softmax": lambda seed: softmax_task("digits-softmax", digits(seed)),
+    "digits-softmax": lambda seed: network_task("digits-softmax", digits(seed), None),
 }
 """Shipped tasks by name, as functions of the seed of their data: two-layer networks and softmax
 regression."""
@@ -112,13 +108,13 @@ def make_task(spec: str, data_seed: int = 0) -> TrainingTask:
     whole_number("data_seed", data_seed, at_least=0)
     if ":" not in spec:
         if spec not in TASKS:
-            known = [*TASKS, "package.module:function"]
-            raise unknown_name("task", spec, known)
+            names = [*TASKS, "package.module:function"]
+            raise unknown_name("task", spec, names)
         return TASKS[spec](data_seed)
-    made = call(load(spec, "task"), spec)
-    if not isinstance(made, TrainingTask):
+    task = call(load(spec, "task"), spec)
+    if not isinstance(task, TrainingTask):
         raise InputError(
-            f"task: {spec} returned a {type(made).__name__}, not a task (name, samples, "
+            f"task: {spec} returned a {type(task).__name__}, not a task (name, samples, "
             "parameters, initial, gradient, evaluate)"
         )
-    return made
+    return task

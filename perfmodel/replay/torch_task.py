@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError, whole_number
-from perfmodel.base.foreign import said
-from perfmodel.base.pytorch import check_device, forward, import_torch, moved, targets_of
+from perfmodel.foreign.functions import reported
+from perfmodel.foreign.pytorch import (
+    Batch,
+    Loss,
+    Nested,
+    check_device,
+    forward,
+    import_torch,
+    moved,
+    targets_of,
+)
 from perfmodel.replay.tasks import Evaluation
 
-Loss = Callable[[Any, Any], Any]
-"""Function of the model's output and the targets that returns a scalar tensor."""
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+    from torch.utils.data import DataLoader, Dataset
 
-MISTAKES = (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError)
-"""Exceptions raised by models, losses and datasets that do not fit together."""
+Accuracy: TypeAlias = "Callable[[Nested, Nested | None], Tensor | float]"
+"""Function of the model's output and the targets."""
 
 
 class TorchTask:
@@ -52,12 +63,12 @@ class TorchTask:
 
     def __init__(
         self,
-        model: Any,
+        model: Module | Callable[[], Module],
         loss: Loss,
-        train: Any,
-        test: Any,
+        train: DataLoader[object] | Dataset[object],
+        test: DataLoader[object] | Dataset[object],
         *,
-        accuracy: Loss | None = None,
+        accuracy: Accuracy | None = None,
         device: str = "cpu",
         name: str = "own model",
         test_batch_size: int = 256,
@@ -66,36 +77,22 @@ class TorchTask:
         check_device(device)
         whole_number("test_batch_size", test_batch_size)
         self.name, self.device, self.test_batch_size = name, device, test_batch_size
-        self._loss, self._accuracy = loss, accuracy or _of_classes
+        self._loss, self._accuracy = loss, accuracy or _class_accuracy
         self._train, self._test = _Samples(train, "train"), _Samples(test, "test")
         self.samples = len(self._train)
-        self._make = None if isinstance(model, self._torch.nn.Module) else model
-        self._module = self._made(self._make) if self._make else model.to(device)
-        if not isinstance(self._module, self._torch.nn.Module):
-            raise InputError(
-                f"model: expected a torch.nn.Module or a function that makes one, got a "
-                f"{type(self._module).__name__}"
-            )
-        self._find_parameters()
+        self._model = model
+        self._use_model()
         self._state = {key: value.clone() for key, value in self._module.state_dict().items()}
-        try:
+        with reported(f"task {name}: model, loss and data do not fit together"):
             start = self._vector(self._trained)
             self.gradient(start, np.arange(min(2, self.samples)))  # batch norm needs two samples
             self._of_batch(self._test.batch(np.zeros(1, np.int64)))
-        except MISTAKES as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(
-                f"task {name}: model, loss and data do not fit together: {said(error)}"
-            ) from error
 
     def initial(self, seed: int) -> Floats:
         """Return the initial parameters; also sets torch's seed, which dropout uses."""
         self._torch.manual_seed(seed)
-        if self._make:
-            self._module = self._made(self._make)
-            self._find_parameters()
-        else:
+        self._use_model()
+        if isinstance(self._model, self._torch.nn.Module):
             self._module.load_state_dict(self._state)
         return self._vector(self._trained)
 
@@ -123,20 +120,23 @@ class TorchTask:
             total += len(indices) * np.array(self._of_batch(self._test.batch(indices)))
         return Evaluation(*(total / count).tolist())
 
-    def _made(self, make: Callable[[], Any]) -> Any:
-        try:
-            module = make()
-        except Exception as error:
-            raise InputError(f"model: {said(error)}") from error
-        return module.to(self.device) if isinstance(module, self._torch.nn.Module) else module
-
-    def _find_parameters(self) -> None:
+    def _use_model(self) -> None:
+        """Train the user's model, or a new one of the function that makes it."""
+        module = self._model
+        with reported("model"):
+            module = module if isinstance(module, self._torch.nn.Module) else module()
+        if not isinstance(module, self._torch.nn.Module):
+            raise InputError(
+                f"model: expected a torch.nn.Module or a function that makes one, got a "
+                f"{type(module).__name__}"
+            )
+        self._module: Module = module.to(self.device)
         self._trained = [p for p in self._module.parameters() if p.requires_grad]
         if not self._trained:
             raise InputError(f"task {self.name}: the model has no trainable parameters")
         self.parameters = sum(p.numel() for p in self._trained)
 
-    def _vector(self, tensors: list[Any]) -> Floats:
+    def _vector(self, tensors: Sequence[Tensor]) -> Floats:
         """Copy tensors into one vector."""
         flat = self._torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
         return np.array(flat.cpu().numpy(), np.float64)
@@ -151,7 +151,7 @@ class TorchTask:
             for parameter, part in zip(self._trained, parts, strict=True):
                 parameter.copy_(part.view_as(parameter))
 
-    def _of_batch(self, batch: Any) -> tuple[float, float]:
+    def _of_batch(self, batch: Batch) -> tuple[float, float]:
         """Return loss and accuracy of a test batch."""
         self._module.eval()
         batch = moved(batch, self.device)
@@ -163,48 +163,39 @@ class TorchTask:
 class _Samples:
     """Makes batches of given samples from a user's data."""
 
-    def __init__(self, data: Any, what: str) -> None:
+    def __init__(self, data: DataLoader[object] | Dataset[object], name: str) -> None:
         utils = import_torch().utils.data
         is_loader = isinstance(data, utils.DataLoader)
-        self._data = data.dataset if is_loader else data
-        collate = data.collate_fn if is_loader else None
-        self._collate = collate or utils.default_collate
-        if isinstance(self._data, utils.IterableDataset) or not (
-            hasattr(self._data, "__len__") and hasattr(self._data, "__getitem__")
+        self._dataset = data.dataset if is_loader else data
+        self._collate = (data.collate_fn if is_loader else None) or utils.default_collate
+        if isinstance(self._dataset, utils.IterableDataset) or not (
+            hasattr(self._dataset, "__len__") and hasattr(self._dataset, "__getitem__")
         ):
             raise InputError(
-                f"{what}: expected a DataLoader or dataset with a length and indices, got a "
-                f"{type(self._data).__name__}"
+                f"{name}: expected a DataLoader or dataset with a length and indices, got a "
+                f"{type(self._dataset).__name__}"
             )
-        if not len(self._data):
-            raise InputError(f"{what}: the dataset is empty")
-        plain = self._collate is utils.default_collate
-        self._tensors = (
-            self._data.tensors if plain and isinstance(self._data, utils.TensorDataset) else None
+        if not len(self._dataset):
+            raise InputError(f"{name}: the dataset is empty")
+        self._is_plain = self._collate is utils.default_collate and isinstance(
+            self._dataset, utils.TensorDataset
         )
 
     def __len__(self) -> int:
-        return len(self._data)
+        return len(self._dataset)
 
-    def batch(self, indices: Ids) -> Any:
+    def batch(self, indices: Ids) -> Batch:
         """Return the batch of these samples."""
-        if self._tensors is not None:
-            at = import_torch().from_numpy(indices)
-            made: Any = tuple(tensor[at] for tensor in self._tensors)
-        else:
-            made = self._collate(list(self._samples(indices)))
-        return made if isinstance(made, dict) else tuple(made)
-
-    def _samples(self, indices: Ids) -> Iterator[Any]:
-        several = getattr(self._data, "__getitems__", None)
-        if several is not None:
-            yield from several(indices.tolist())
-        else:
-            for index in indices.tolist():
-                yield self._data[index]
+        if self._is_plain:  # faster than sample by sample
+            return tuple(self._dataset[import_torch().from_numpy(indices)])
+        get_all = getattr(self._dataset, "__getitems__", None)
+        numbers = indices.tolist()
+        samples = get_all(numbers) if get_all else [self._dataset[k] for k in numbers]
+        batch = self._collate(list(samples))
+        return batch if isinstance(batch, dict) else tuple(batch)
 
 
-def _of_classes(output: Any, targets: Any) -> Any:
+def _class_accuracy(output: Tensor, targets: Tensor | None) -> Tensor:
     """Return the fraction of targets whose class has the highest score."""
     if targets is None:
         raise InputError("accuracy: a batch without targets needs its own accuracy function")

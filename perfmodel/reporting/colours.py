@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 PALETTE = (
@@ -54,13 +55,10 @@ def kind_colours(kinds: Iterable[str]) -> dict[str, str]:
     >>> kind_colours(["push", "send", "magic"])
     {'push': '#e69f00', 'send': '#0072b2', 'magic': '#009e73'}
     """
-    found: dict[str, str] = {}
-    rest = []
+    colours: dict[str, str] = {}
     for kind in kinds:
-        own = KIND_COLOURS.get(kind)
-        if own is not None and own not in found.values():
-            found[kind] = own
-        else:
-            rest.append(kind)
-    free = [each for each in PALETTE if each not in found.values()] or list(PALETTE)
-    return {**found, **{kind: free[k % len(free)] for k, kind in enumerate(rest)}}
+        usual = KIND_COLOURS.get(kind, "")
+        colours[kind] = "" if usual in colours.values() else usual
+    free = [colour for colour in PALETTE if colour not in colours.values()] or PALETTE
+    replacements = itertools.cycle(free)
+    return {kind: colour or next(replacements) for kind, colour in colours.items()}

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.base.errors import InputError
-from perfmodel.base.units import show
 from perfmodel.reporting import contents
 from perfmodel.reporting.contents import (
     INK,
@@ -23,7 +22,7 @@ from perfmodel.reporting.contents import (
     Span,
     Which,
 )
-from perfmodel.reporting.ticks import decades
+from perfmodel.reporting.ticks import decades, tick_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -151,8 +150,8 @@ def _panel(axes: Axes, panel: Panel) -> None:
     if panel.square:
         axes.set_box_aspect(1)
     axes.spines[["top", "right"]].set_visible(False)
-    both: tuple[tuple[Which, Axis], ...] = (("x", panel.x), ("y", panel.y))
-    for which, axis in both:
+    sides: tuple[tuple[Which, Axis], ...] = (("x", panel.x), ("y", panel.y))
+    for which, axis in sides:
         if panel.shares != which:
             _axis(axes, which, axis)
         if which in panel.grid:
@@ -176,10 +175,10 @@ def _axis(axes: Axes, which: Which, axis: Axis) -> None:
     limit(axis.low, axis.high)
     if axis.ticks or axis.log:
         values = list(axis.ticks) or _decades(get(), axis)
-        drawn.set_ticks(values, [_shown(value, axis.unit) for value in values])
+        drawn.set_ticks(values, [tick_text(value, axis.unit) for value in values])
         drawn.set_ticks([], minor=True)
     elif axis.unit:
-        drawn.set_major_formatter(lambda value, _: _shown(value, axis.unit))
+        drawn.set_major_formatter(lambda value, _: tick_text(value, axis.unit))
     else:
         axes.locator_params(axis=which, nbins=7)
 
@@ -189,12 +188,6 @@ def _decades(ends: tuple[float, float], axis: Axis) -> list[float]:
     low, high = ends
     bits = 8.0 if axis.unit == "bytes_per_s" else 1.0
     return [value / bits for value in decades(low * bits, high * bits, axis.most)]
-
-
-def _shown(value: float, unit: str) -> str:
-    if unit == "fraction":
-        return f"{100.0 * value:g} %"
-    return show(value, unit) if unit else f"{value:g}"
 
 
 def _series(axes: Axes, mark: Series, order: float) -> None:

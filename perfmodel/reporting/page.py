@@ -44,7 +44,7 @@ def html(page: Page, path: str | Path | None = None) -> str:
 
     if path is not None:
         files.check_writable(path)
-    plots = {each.name: drawn(each.figure) for each in page.sections if each.figure is not None}
+    plots = {part.name: drawn(part.figure) for part in page.sections if part.figure is not None}
     script, divisions = components(plots) if plots else ("", {})
     library = Resources(mode="inline", components=["bokeh"]).render_js() if plots else ""
     room = resources.files("perfmodel.reporting")

@@ -41,10 +41,10 @@ def spread(items: Sequence[T], most: int) -> list[T]:
 
 def intervals(ends: Sequence[Ends | None]) -> list[Ranges]:
     """The intervals of bars in rows, if there are any."""
-    known = [(row, *interval) for row, interval in enumerate(ends) if interval is not None]
-    if not known:
+    ranges = [(row, *interval) for row, interval in enumerate(ends) if interval is not None]
+    if not ranges:
         return []
-    at, low, high = zip(*known, strict=True)
+    at, low, high = zip(*ranges, strict=True)
     return [Ranges(INTERVAL, at, low, high)]
 
 

@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perfmodel.base.units import show
 from perfmodel.reporting.contents import INK, Axis, Bars, Panel, Ranges, Series, Span
-from perfmodel.reporting.ticks import decades
+from perfmodel.reporting.ticks import decades, tick_text
 
 Plot = Any
 """A figure of Bokeh."""
@@ -104,11 +103,11 @@ def _axis(plot: Plot, which: str, axis: Axis, values: Sequence[float]) -> None:
     if axis.high is not None:
         between.end = axis.high
     if axis.ticks and len(axis.ticks) <= 2 * MOST_TICKS:
-        _ticks(drawn, {float(value): _shown(value, axis.unit) for value in axis.ticks})
+        _ticks(drawn, {float(value): tick_text(value, axis.unit) for value in axis.ticks})
     elif axis.log and values:
         margin = (max(values) / min(values)) ** 0.05 * 1.01
         low, high = axis.low or min(values) / margin, axis.high or max(values) * margin
-        _ticks(drawn, {tick: _shown(tick, axis.unit) for tick in decades(low, high, MOST_TICKS)})
+        _ticks(drawn, {tick: tick_text(tick, axis.unit) for tick in decades(low, high, MOST_TICKS)})
     elif axis.unit == "fraction":
         drawn.formatter = NumeralTickFormatter(format="0.[000] %")
     elif axis.unit:
@@ -118,10 +117,6 @@ def _axis(plot: Plot, which: str, axis: Axis, values: Sequence[float]) -> None:
 def _ticks(axis: Any, labels: Mapping[float, str]) -> None:
     axis.ticker = list(labels)
     axis.major_label_overrides = dict(labels)
-
-
-def _shown(value: float, unit: str) -> str:
-    return show(value, unit) if unit else f"{value:g}"
 
 
 def _short(names: Sequence[str]) -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 
+from perfmodel.base.units import show
+
 MOST, NARROW = 7, 0.15
 """Ticks of a logarithmic axis, at most, and the decades below which they are at equal steps."""
 
@@ -20,13 +22,13 @@ def decades(low: float, high: float, most: int = MOST) -> list[float]:
     if math.log10(high / low) <= NARROW:
         return _even(low, high)
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    found: list[float] = []
+    ticks: list[float] = []
     for step, mantissas in itertools.chain(_MANTISSAS, ((k, (1.0,)) for k in itertools.count(2))):
         values = [m * 10.0**e for e in exponents if e % step == step - 1 for m in mantissas]
-        found = [float(f"{value:.6g}") for value in values if low <= value <= high]
-        if len(found) <= most:
+        ticks = [float(f"{value:.6g}") for value in values if low <= value <= high]
+        if len(ticks) <= most:
             break
-    return found
+    return ticks
 
 
 _MANTISSAS = (
@@ -45,3 +47,14 @@ def _even(low: float, high: float) -> list[float]:
     step *= next(m for m in (5.0, 2.0, 1.0) if m * step <= (high - low) / 2.0)
     first, last = math.ceil(low / step), math.floor(high / step)
     return [float(f"{k * step:.6g}") for k in range(first, last + 1)]
+
+
+def tick_text(value: float, unit: str) -> str:
+    """A value as text beside its tick.
+
+    >>> tick_text(0.25, "fraction"), tick_text(1e-3, "s"), tick_text(2.0, "")
+    ('25 %', '1 ms', '2')
+    """
+    if unit == "fraction":
+        return f"{100.0 * value:g} %"
+    return show(value, unit) if unit else f"{value:g}"

@@ -17,8 +17,7 @@ from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from contextlib import contextmanager
 from typing import Generic, NamedTuple, TypeVar
 
-from perfmodel.base.errors import InputError, PerfmodelWarning
-from perfmodel.base.foreign import said
+from perfmodel.base.errors import InputError, PerfmodelWarning, exception_line
 from perfmodel.predicting.installation import fingerprint
 from perfmodel.sweeping.processes import InLine, Processes, warn_again
 
@@ -85,7 +84,7 @@ def _dask(address: str) -> Iterator[Executor]:
     try:  # a Client that fails to connect prints a long traceback when the process exits
         kind = asyncio.run(asyncio.wait_for(_identity(address), CONNECT_S))
     except Exception as error:
-        why = said(error) if str(error) else f"no answer in {CONNECT_S} s"
+        why = exception_line(error) if str(error) else f"no answer in {CONNECT_S} s"
         raise InputError(f"--dask: no Dask scheduler at {address!r}: {why}") from None
     if kind != "Scheduler":
         raise InputError(f"--dask: {address!r} is a Dask {kind.lower()}, not a scheduler")
@@ -96,7 +95,9 @@ def _dask(address: str) -> Iterator[Executor]:
         # use a built-in function: a worker dies if it unpickles one from a package it lacks
         installed = client.run(eval, _FINGERPRINT, on_error="return")
         for worker, there in installed.items():
-            missing = f"no perfmodel ({said(there)})" if isinstance(there, Exception) else ""
+            missing = (
+                f"no perfmodel ({exception_line(there)})" if isinstance(there, Exception) else ""
+            )
             _check(f"--dask: worker {worker}", missing or there)
         if not installed:
             text = f"the Dask cluster at {address} has no workers yet; waiting for them"
@@ -237,7 +238,7 @@ def result(future: Future[R]) -> R:
     except Exception as error:
         if type(error).__module__.partition(".")[0] != "distributed":
             raise
-        raise InputError(f"the Dask cluster failed: {said(error)}") from None
+        raise InputError(f"the Dask cluster failed: {exception_line(error)}") from None
     finally:
         warn_again(future)
 

@@ -13,8 +13,7 @@ import msgspec
 
 from perfmodel import api
 from perfmodel.base import files, tables
-from perfmodel.base.errors import InputError, PerfmodelWarning
-from perfmodel.base.foreign import said
+from perfmodel.base.errors import InputError, PerfmodelWarning, exception_line
 from perfmodel.inputs.job import Job
 from perfmodel.predicting.installation import fingerprint
 from perfmodel.results.prediction import Prediction
@@ -131,7 +130,7 @@ class Shards:
                     return answers
                 why = f"it has {len(answers)} rows, expected {count}"
             except Exception as error:  # whatever the readers raise for damaged files
-                why = said(error)
+                why = exception_line(error)
             text = f"--resume: {path} is damaged ({why}); its jobs are predicted again"
             warnings.warn(text, PerfmodelWarning, stacklevel=3)
         return None

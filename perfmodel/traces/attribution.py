@@ -130,7 +130,7 @@ class HostPass:
 
 
 @dataclass(frozen=True)
-class Seen:
+class HostEvent:
     """A host event, the context that encloses it, and the context inside it."""
 
     host: Host
@@ -145,7 +145,7 @@ class Attribution:
 
     works: list[DeviceInterval]
     passes: list[HostPass]
-    seen: list[Seen]
+    events: list[HostEvent]
     loading: list[Host]
     names: tuple[str, ...]
     kinds: tuple[str, ...]
@@ -161,20 +161,20 @@ def attribute(trace: Trace) -> Attribution:
     threads: dict[str, list[Host]] = defaultdict(list)
     for host in trace.host:
         threads[host.thread].append(host)
-    seen: list[Seen] = []
+    host_events: list[HostEvent] = []
     launched: dict[int, ThreadContext] = {}
     for thread, events in threads.items():
         moments = [(trace.device[i].launched_s or 0.0, i) for i in launched_by[thread]]
-        seen += _walk(events, moments, launched)
-    seen.sort(key=lambda s: s.host.start_s)
-    passes = _passes(seen)
+        host_events += _walk(events, moments, launched)
+    host_events.sort(key=lambda s: s.host.start_s)
+    passes = _passes(host_events)
     common = Counter(tuple(p.names) for p in passes).most_common(1)
     names = common[0][0] if common else ()
-    autograd = _autograd_threads(seen)
+    autograd = _autograd_threads(host_events)
     owner = _Owner(passes, names, autograd)
     works = [
         DeviceInterval(h.start_s, h.end_s, "communication", "other", None, h.start_s)
-        for h in (s.host for s in seen)
+        for h in (s.host for s in host_events)
         if h.name.startswith(_SENT_BY_HOST)
     ]
     for i, event in enumerate(trace.device):
@@ -186,12 +186,12 @@ def attribute(trace: Trace) -> Attribution:
         )
     if not trace.device:
         for thread in threads:
-            works += _host_works([s for s in seen if s.host.thread == thread], owner)
+            works += _host_works([s for s in host_events if s.host.thread == thread], owner)
     return Attribution(
         works=works,
         passes=passes,
-        seen=seen,
-        loading=[s.host for s in seen if s.host.name.startswith(LOADING)],
+        events=host_events,
+        loading=[s.host for s in host_events if s.host.name.startswith(LOADING)],
         names=names,
         kinds=next((tuple(p.kinds) for p in passes if tuple(p.names) == names), ()),
         autograd=autograd,
@@ -216,7 +216,7 @@ def is_node(host: Host) -> bool:
 
 def _walk(
     events: Sequence[Host], moments: Sequence[tuple[float, int]], launched: dict[int, ThreadContext]
-) -> Iterator[Seen]:
+) -> Iterator[HostEvent]:
     """Walk through one thread's events, and store the context of each of ``moments`` in
     ``launched``."""
     order: list[tuple[float, float, int, Host | None]] = [
@@ -234,11 +234,11 @@ def _walk(
             launched[i] = replace(parent, number=number)
             continue
         if is_node(host) and not parent.node and host.name != ACCUMULATE:
-            own = host.args.get("Sequence number")
-            number = own if isinstance(own, int) and own >= 0 else number
+            sequence = host.args.get("Sequence number")
+            number = sequence if isinstance(sequence, int) and sequence >= 0 else number
         context = replace(_inside(parent, host), number=number)
         stack.append((host.end_s, context))
-        yield Seen(host, parent, context)
+        yield HostEvent(host, parent, context)
 
 
 def _inside(parent: ThreadContext, host: Host) -> ThreadContext:
@@ -266,12 +266,12 @@ def _inside(parent: ThreadContext, host: Host) -> ThreadContext:
     return parent if parent.op else replace(parent, op=True)
 
 
-def _passes(seen: Sequence[Seen]) -> list[HostPass]:
+def _passes(events: Sequence[HostEvent]) -> list[HostPass]:
     """Forward and backward passes; each begins with the first layer after a backward pass or an
     update."""
     passes: list[HostPass] = []
     updated = True
-    for s in seen:
+    for s in events:
         h, c = s.host, s.context
         if c.layer is h:
             if updated or passes[-1].backward_s < float("inf"):
@@ -294,12 +294,14 @@ def _passes(seen: Sequence[Seen]) -> list[HostPass]:
     return passes
 
 
-def _autograd_threads(seen: Sequence[Seen]) -> frozenset[str]:
+def _autograd_threads(events: Sequence[HostEvent]) -> frozenset[str]:
     """Threads that only run backward."""
-    nodes = {s.host.thread for s in seen if s.context.node}
-    others = ("ProfilerStep#", "Optimizer.")
+    nodes = {s.host.thread for s in events if s.context.node}
+    main_events = ("ProfilerStep#", "Optimizer.")
     main = {
-        s.host.thread for s in seen if s.context.layer is s.host or s.host.name.startswith(others)
+        s.host.thread
+        for s in events
+        if s.context.layer is s.host or s.host.name.startswith(main_events)
     }
     return frozenset(nodes - main)
 
@@ -336,11 +338,11 @@ class _Owner:
         return "other", None
 
 
-def _host_works(seen: Sequence[Seen], owner: _Owner) -> Iterator[DeviceInterval]:
+def _host_works(events: Sequence[HostEvent], owner: _Owner) -> Iterator[DeviceInterval]:
     """Work of the host itself: the outermost operators of a thread, without communication."""
     begin = end = 0.0
     now: tuple[Phase, int | None] = ("other", None)
-    for s in seen:
+    for s in events:
         h, c, parent = s.host, s.context, s.parent
         if h.kind != "op" or c.loading:
             continue

@@ -1,4 +1,4 @@
-"""Makes a coarse workload of the output of DeepSpeed's flops profiler.
+"""Reads the output of DeepSpeed's flops profiler.
 
 It has the latencies of the forward pass, the backward pass and the optimizer's step on one device,
 the number of parameters and the batch size. See
@@ -12,8 +12,8 @@ import re
 from typing import NamedTuple
 
 from perfmodel.base.errors import InputError, number
-from perfmodel.base.provenance import Source
-from perfmodel.inputs.profile import MOST_TENSORS, Gradients, Profile, Timing
+from perfmodel.inputs.profile import MOST_TENSORS
+from perfmodel.traces.steps import PARTS, TraceStep
 
 PARAMETER_BYTES = 4
 """Bytes of a gradient: float32."""
@@ -37,9 +37,17 @@ class FlopsProfile(NamedTuple):
     data_parallel: int
 
     @property
-    def computing_s(self) -> float:
-        """Seconds of both passes and the optimizer."""
-        return self.forward_s + self.backward_s + self.optimizer_s
+    def step(self) -> TraceStep:
+        """The step as in a trace."""
+        compute_s: dict[tuple[str, int | None], float] = {
+            ("forward", None): self.forward_s,
+            ("backward", None): self.backward_s,
+            ("optimizer", None): self.optimizer_s,
+        }
+        computing_s = sum(compute_s.values())
+        parts_s = dict.fromkeys(PARTS, 0.0)
+        parts_s |= {"computing": computing_s, "idle": self.step_s - computing_s}
+        return TraceStep(0.0, self.step_s, (0.0, self.step_s), parts_s, compute_s)
 
     @property
     def tensors(self) -> int:
@@ -66,8 +74,8 @@ def parse(text: str, name: str) -> FlopsProfile:
     InputError : a figure is missing or cannot be read; or the model is split over devices.
     """
     lines = re.findall(r"^[ \t]*([^:\n]+):[ \t]+(\S[^\n]*)$", text, flags=re.M)
-    given = {label.lower().partition(" = ")[0]: value.strip() for label, value in lines}
-    known: dict[str, float] = {}
+    lines_by_label = {label.lower().partition(" = ")[0]: value.strip() for label, value in lines}
+    figures: dict[str, float] = {}
     for label, units in (
         ("fwd latency", SECONDS),
         ("bwd latency", SECONDS),
@@ -75,50 +83,36 @@ def parse(text: str, name: str) -> FlopsProfile:
         ("batch size per gpu", COUNTS),
         ("params per gpu", COUNTS),
     ):
-        if label not in given:
+        if label not in lines_by_label:
             raise InputError(
                 f"{name}: the output of DeepSpeed's flops profiler lacks {label!r}; profile a "
                 "training step through the DeepSpeed configuration (flops_profiler)"
             )
-        known[label] = _value(given[label], units, f"{name}: {label}")
-    split = int(_value(given.get("model parallel size", "1"), COUNTS, f"{name}: model parallel"))
+        figures[label] = _value(lines_by_label[label], units, f"{name}: {label}")
+    split = int(
+        _value(lines_by_label.get("model parallel size", "1"), COUNTS, f"{name}: model parallel")
+    )
     if split > 1:
         raise InputError(
             f"{name}: the model is split over {split} devices (model parallel size); profile the "
             "whole model on one device"
         )
-    passes_s = known["fwd latency"] + known["bwd latency"] + known["step latency"]
+    passes_s = figures["fwd latency"] + figures["bwd latency"] + figures["step latency"]
     step_s = passes_s
-    if "iter latency" in given:
-        step_s = max(passes_s, _value(given["iter latency"], SECONDS, f"{name}: iter latency"))
-    devices = given.get("data parallel size", given.get("world size", "1"))
+    if "iter latency" in lines_by_label:
+        step_s = max(
+            passes_s, _value(lines_by_label["iter latency"], SECONDS, f"{name}: iter latency")
+        )
+    devices = lines_by_label.get("data parallel size", lines_by_label.get("world size", "1"))
     return FlopsProfile(
-        forward_s=known["fwd latency"],
-        backward_s=known["bwd latency"],
-        optimizer_s=known["step latency"],
+        forward_s=figures["fwd latency"],
+        backward_s=figures["bwd latency"],
+        optimizer_s=figures["step latency"],
         step_s=step_s,
-        batch_size=int(known["batch size per gpu"]),
-        gradient_bytes=PARAMETER_BYTES * known["params per gpu"],
+        batch_size=int(figures["batch size per gpu"]),
+        gradient_bytes=PARAMETER_BYTES * figures["params per gpu"],
         data_parallel=int(_value(devices, COUNTS, f"{name}: data parallel size")),
     )
-
-
-def profile_of(
-    found: FlopsProfile, name: str, device: str, precision: str, source: Source
-) -> Profile:
-    """Make the workload of a summary."""
-    timing = Timing(
-        device=device,
-        batch_size=found.batch_size,
-        precision=precision,
-        forward_s=found.forward_s,
-        backward_s=found.backward_s,
-        optimizer_s=found.optimizer_s,
-        other_s=max(0.0, found.step_s - found.computing_s),
-        source=source,
-    )
-    gradients = Gradients(bytes=found.gradient_bytes, tensors=found.tensors)
-    return Profile(name=name, source=source, timings=(timing,), gradients=gradients)
 
 
 def _value(text: str, units: dict[str, float], where: str) -> float:

@@ -122,20 +122,20 @@ def decode(data: bytes, path: str | Path, *, pid: str | None, gpu: int | None) -
     try:
         return _read(data, path, pid, gpu)
     except InputError as error:
-        known = (formats.TRACE, formats.CHAKRA_JSON)
-        refused = formats.refusal(data, str(path), "a PyTorch profiler trace", known)
+        readable = (formats.TRACE, formats.CHAKRA_JSON)
+        refused = formats.refusal(data, str(path), "a PyTorch profiler trace", readable)
         raise refused or error from None
 
 
 def _read(data: bytes, path: str | Path, pid: str | None, gpu: int | None) -> Trace:
-    found = _decode(data, str(path))
-    if found.traceEvents is None:
-        raise _not_a_trace(found, str(path))
-    complete = [e for e in found.traceEvents if e.ph == "X" and e.ts is not None]
+    contents = _decode(data, str(path))
+    if contents.traceEvents is None:
+        raise _not_a_trace(contents, str(path))
+    complete = [e for e in contents.traceEvents if e.ph == "X" and e.ts is not None]
     if not complete:
         raise InputError(f"{path}: nothing to import: no event has a time and a duration (ph X)")
     try:
-        return _trace(complete, found.deviceProperties or [], str(path), pid, gpu)
+        return _trace(complete, contents.deviceProperties or [], str(path), pid, gpu)
     except (msgspec.DecodeError, ValueError, TypeError) as error:
         if isinstance(error, InputError):
             raise
@@ -174,10 +174,10 @@ def _decode(data: bytes, name: str) -> _File:
         raise InputError(f"{name}: not valid JSON: {error}") from None
 
 
-def whole(value: Any) -> int | None:
+def count_of(value: Any) -> int | None:
     """Return a count from a trace, or None if the value is not a valid count.
 
-    >>> whole(8), whole("8"), whole("many"), whole(-1)
+    >>> count_of(8), count_of("8"), count_of("many"), count_of(-1)
     (8, 8, None, None)
     """
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
@@ -191,22 +191,22 @@ def listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _not_a_trace(found: _File, name: str) -> InputError:
-    if not found.nodes:
+def _not_a_trace(contents: _File, name: str) -> InputError:
+    if not contents.nodes:
         return InputError(f"{name}: not a PyTorch profiler trace: it has no traceEvents")
-    names = [str(node.get("name")) for node in found.nodes]
+    names = [str(node.get("name")) for node in contents.nodes]
     steps = sum(name.startswith("ProfilerStep#") for name in names) or 1
     sizes = [
-        (whole(value[3]) or 0) * (whole(value[4]) or 0)  # elements, and bytes of each
-        for node, label in zip(found.nodes, names, strict=True)
+        (count_of(value[3]) or 0) * (count_of(value[4]) or 0)  # elements, and bytes of each
+        for node, label in zip(contents.nodes, names, strict=True)
         if label == "torch::autograd::AccumulateGrad" and isinstance(node.get("inputs"), dict)
         for value in listed(node["inputs"].get("values"))
         if isinstance(value, list) and len(value) == 6
     ]
-    known = f" (--gradient-bytes {sum(sizes) // steps}B)" if sizes else ""
+    option = f" (--gradient-bytes {sum(sizes) // steps}B)" if sizes else ""
     return InputError(
         f"{name}: a Chakra execution trace has no times; import the Kineto trace of the same "
-        f"run{known}"
+        f"run{option}"
     )
 
 
@@ -239,7 +239,7 @@ def _trace(
             on_gpu |= label.startswith(_LAUNCHES)
             correlation = _arguments(event).get("correlation")
             if correlation is not None:
-                launches[correlation] = (_seconds(event.ts, first), str(event.tid))
+                launches[correlation] = (_span(event, first)[0], str(event.tid))
     used = Counter(str(a.get("device", e.pid)) for e, a in device_events)
     chosen = _chosen(name, "GPU", "--gpu", used, None if gpu is None else str(gpu), notes)
     by_id = {h.args["External id"]: h for h in host if h.kind == "op" and "External id" in h.args}
@@ -267,18 +267,18 @@ def _trace(
 
 
 def _chosen(
-    name: str, what: str, flag: str, counts: Counter[str], asked: str | None, notes: list[str]
+    name: str, what: str, flag: str, counts: Counter[str], wish: str | None, notes: list[str]
 ) -> str | None:
     """Return the requested process or GPU, or else the busiest."""
-    if asked is not None and asked not in counts:
-        known = ", ".join(sorted(counts)) or "none"
-        raise InputError(f"{flag}: {name} has no {what} {asked} (known: {known})")
-    if asked is None and counts:
-        asked = counts.most_common(1)[0][0]
+    if wish is not None and wish not in counts:
+        choices = ", ".join(sorted(counts)) or "none"
+        raise InputError(f"{flag}: {name} has no {what} {wish} (known: {choices})")
+    if wish is None and counts:
+        wish = counts.most_common(1)[0][0]
         if len(counts) > 1:
-            others = ", ".join(sorted(set(counts) - {asked}))
-            notes.append(f"only {what} {asked}, the busiest; use {flag} for another: {others}")
-    return asked
+            ignored = ", ".join(sorted(set(counts) - {wish}))
+            notes.append(f"only {what} {wish}, the busiest; use {flag} for another: {ignored}")
+    return wish
 
 
 def _arguments(event: _Event) -> dict[str, Any]:
@@ -287,36 +287,31 @@ def _arguments(event: _Event) -> dict[str, Any]:
 
 def _moment(value: float | str | None) -> float:
     """Return a time in microseconds."""
-    found = float(value or 0.0)
-    if not -MOST_US <= found <= MOST_US:
+    time_us = float(value or 0.0)
+    if not -MOST_US <= time_us <= MOST_US:
         raise ValueError(f"time of {value} microseconds, at most {MOST_US:g} is allowed")
-    return found
+    return time_us
 
 
-def _seconds(ts: float | str | None, first: float) -> float:
-    return (float(ts or 0.0) - first) * 1e-6
+def _span(event: _Event, first_us: float) -> tuple[float, float]:
+    """Start and end of an event in seconds since the first."""
+    start_s = (float(event.ts or 0.0) - first_us) * 1e-6
+    return start_s, start_s + max(0.0, float(event.dur or 0.0)) * 1e-6
 
 
-def _host(event: _Event, category: str, first: float) -> Host:
+def _host(event: _Event, category: str, first_us: float) -> Host:
     name = str(event.name)
-    start = _seconds(event.ts, first)
     op = category in _OPS and not name.startswith(_NOT_OPS)
     kind = "op" if op else "module" if name.startswith(MODULE) else "annotation"
     arguments = _arguments(event) if kind != "module" else {}
-    return Host(name, start, start + _length(event), str(event.tid), kind, arguments)
+    return Host(name, *_span(event, first_us), str(event.tid), kind, arguments)
 
 
-def _device(event: _Event, first: float, launch: tuple[float, str] | None) -> DeviceEvent:
-    name, start = str(event.name), _seconds(event.ts, first)
+def _device(event: _Event, first_us: float, launch: tuple[float, str] | None) -> DeviceEvent:
+    name = str(event.name)
     kind = "compute"
-    folded = name.lower()
-    if "nccl" in folded or "ptop" in folded:
+    if "nccl" in name.lower() or "ptop" in name.lower():
         kind = "communication"
-    elif "htod" in folded or "dtoh" in folded:
+    elif "htod" in name.lower() or "dtoh" in name.lower():
         kind = "copy"
-    launched, thread = launch if launch else (None, "")
-    return DeviceEvent(name, start, start + _length(event), kind, launched, thread)
-
-
-def _length(event: _Event) -> float:
-    return max(0.0, float(event.dur or 0.0)) * 1e-6
+    return DeviceEvent(name, *_span(event, first_us), kind, *(launch or (None, "")))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from perfmodel.inputs.profile import Layer, Tensor
 from perfmodel.traces.attribution import Attribution, HostPass
-from perfmodel.traces.events import MOST_COUNT, DeviceEvent, element_bytes, listed, whole
+from perfmodel.traces.events import MOST_COUNT, DeviceEvent, count_of, element_bytes, listed
 
 _PARAMETERS = {
     **dict.fromkeys(("conv1d", "conv2d", "conv3d", "conv", "linear"), (1, 2)),
@@ -53,94 +53,95 @@ def gradients_of(p: HostPass) -> tuple[list[Gradient], str]:
     Shapes of accumulated gradients are complete. Without them, the parameters among the inputs of
     layers are used, which misses those of other operators.
     """
-    found = [
+    gradients = [
         Gradient(layer, size, len(shape), kind)
         for layer, op in p.accumulated
         for shape, kind in _tensors(op.args)[:1]
         if (size := _bytes(shape, kind))
     ]
-    if found:
-        return found, "shapes of the gradients"
+    if gradients:
+        return gradients, "shapes of the gradients"
     return parameters_of(p), "parameters of layers"
 
 
 def parameters_of(p: HostPass) -> list[Gradient]:
     """Parameters among the inputs of the operators that begin layers, as gradients."""
-    found = []
+    parameters = []
     for layer, op in zip(p.order, p.ops, strict=True):
         inputs = _tensors(op.args)
-        wanted = _ADDMM if op.name == "aten::addmm" else _PARAMETERS.get(p.kinds[layer], ())
-        for shape, kind in (inputs[i] for i in wanted if i < len(inputs)):
+        places = _ADDMM if op.name == "aten::addmm" else _PARAMETERS.get(p.kinds[layer], ())
+        for shape, kind in (inputs[i] for i in places if i < len(inputs)):
             if shape and (size := _bytes(shape, kind)):
-                found.append(Gradient(layer, size, len(shape), kind))
-    return found
+                parameters.append(Gradient(layer, size, len(shape), kind))
+    return parameters
 
 
-def layers(found: Attribution, gradients: Sequence[Gradient]) -> tuple[Layer, ...]:
+def layers(work: Attribution, gradients: Sequence[Gradient]) -> tuple[Layer, ...]:
     """Layers with their tensors, those with more dimensions first."""
-    made = []
-    for i, (name, kind) in enumerate(zip(found.names, found.kinds, strict=True)):
-        own = sorted((g for g in gradients if g.layer == i), key=lambda g: -g.dimensions)
-        words = ["weight", "bias"] if len(own) < 3 else [f"parameter_{j}" for j in range(len(own))]
-        tensors = (Tensor(f"{name}.{w}", g.bytes) for w, g in zip(words, own, strict=False))
-        made.append(Layer(name, kind, tuple(tensors)))
-    return tuple(made)
+    layers = []
+    for i, (name, kind) in enumerate(zip(work.names, work.kinds, strict=True)):
+        ranked = sorted((g for g in gradients if g.layer == i), key=lambda g: -g.dimensions)
+        count = len(ranked)
+        words = ["weight", "bias"] if count < 3 else [f"parameter_{j}" for j in range(count)]
+        tensors = (Tensor(f"{name}.{w}", g.bytes) for w, g in zip(words, ranked, strict=False))
+        layers.append(Layer(name, kind, tuple(tensors)))
+    return tuple(layers)
 
 
-def messages(found: Attribution) -> list[GradientReduction]:
+def messages(work: Attribution) -> list[GradientReduction]:
     """Collectives in backward that reduce gradients, from the events that record sizes."""
-    if not found.passes:
+    if not work.passes:
         return []
-    starts = [p.start_s for p in found.passes]
+    starts = [p.start_s for p in work.passes]
     recorded: list[GradientReduction] = []
     shaped: list[GradientReduction] = []
-    for event in found.seen:
+    for event in work.events:
         host = event.host
         at, a, name = host.start_s, host.args, host.name
         if name == "record_param_comms":
-            into, what = recorded, str(a.get("Collective name", ""))
+            target, what = recorded, str(a.get("Collective name", ""))
             kind = str(a.get("dtype", ""))
-            sizes = [((whole(a.get("In msg nelems")) or 0) * (element_bytes(kind) or 0), kind)]
+            sizes = [((count_of(a.get("In msg nelems")) or 0) * (element_bytes(kind) or 0), kind)]
         elif name.startswith(("nccl:", "gloo:")):
-            into, what = shaped, name
+            target, what = shaped, name
             sizes = [(_bytes(shape, kind), kind) for shape, kind in _tensors(a)]
         else:
             continue
         if not any(word in what for word in _REDUCTIONS):
             continue
         i = bisect_right(starts, at) - 1
-        now = found.passes[i]
+        current = work.passes[i]
         # the CPU backend runs them on its own threads, possibly after the end of backward; hooks of
         # the last gradient may run after its node
-        late = name.startswith("gloo:") or host.thread in found.autograd
-        until = now.update_s if late else now.end_s
-        if i >= 0 and now.backward_s <= at < until:
-            into += [GradientReduction(at, size, kind) for size, kind in sizes if size]
+        may_be_late = name.startswith("gloo:") or host.thread in work.autograd
+        end_s = current.update_s if may_be_late else current.end_s
+        if i >= 0 and current.backward_s <= at < end_s:
+            target += [GradientReduction(at, size, kind) for size, kind in sizes if size]
     return recorded or shaped
 
 
 def model_parallel(
-    found: Attribution, device: Sequence[DeviceEvent], spans: Sequence[tuple[float, float]]
+    work: Attribution, device: Sequence[DeviceEvent], spans: Sequence[tuple[float, float]]
 ) -> str | None:
     """Collective in a training step that data parallel workers do not have; None if there is none.
 
     ``spans`` are start and end of the steps on the host, (steps,). Kernels count only if nothing
     was recorded on the host: NCCL has the same kernel for gathering values at one rank.
     """
-    seen: set[str] = set()
-    if not any(event.context.communication for event in found.seen):
+    operations: set[str] = set()
+    if not any(event.context.communication for event in work.events):
         sent = [e.launched_s or 0.0 for e in device if "ncclkernel_sendrecv" in _folded(e.name)]
         if any(start <= at < end for at in sent for start, end in spans):
-            seen.add("send")
-    for event in found.seen:
+            operations.add("send")
+    for event in work.events:
         host = event.host
         name = host.name
         if name == "record_param_comms":
             name = f"nccl:{host.args.get('Collective name', '')}"
         inside = any(start <= host.start_s < end for start, end in spans)
         if inside and (match := _OF_PARTS.match(name)):
-            seen.add(match[1].replace("alltoall", "all_to_all"))
-    return next((name for name in ("all_to_all", "send", "recv") if name in seen), None)
+            operations.add(match[1].replace("alltoall", "all_to_all"))
+    return next((name for name in ("all_to_all", "send", "recv") if name in operations), None)
 
 
 def _folded(kernel: str) -> str:
@@ -179,12 +180,12 @@ def precision(kinds: Sequence[str]) -> str | None:
 def _tensors(arguments: dict[str, Any]) -> list[tuple[list[int], str]]:
     """Shape and type of each input, as recorded with ``record_shapes``; lists have no type."""
     shapes, kinds = listed(arguments.get("Input Dims")), listed(arguments.get("Input type"))
-    found = []
+    tensors = []
     for shape, kind in zip(shapes, kinds, strict=False):
-        sizes = [size for size in map(whole, listed(shape)) if size is not None]
+        sizes = [size for size in map(count_of, listed(shape)) if size is not None]
         complete = isinstance(shape, list) and len(sizes) == len(shape)
-        found.append((sizes, str(kind)) if complete else ([], ""))
-    return found
+        tensors.append((sizes, str(kind)) if complete else ([], ""))
+    return tensors
 
 
 def _bytes(shape: Sequence[int], kind: str) -> int:

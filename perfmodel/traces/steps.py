@@ -109,10 +109,10 @@ def _number(step: Host) -> int:
 
 def _updates(trace: Trace) -> list[float]:
     """Ends of the updates of one optimizer, the first in the trace."""
-    found = sorted(
+    updates = sorted(
         (h for h in trace.host if h.name.startswith("Optimizer.step")), key=lambda h: h.end_s
     )
-    return [h.end_s for h in found if h.name == found[0].name]
+    return [h.end_s for h in updates if h.name == updates[0].name]
 
 
 def _fill(step: TraceStep, works: Sequence[DeviceInterval], loading: Sequence[Host]) -> None:

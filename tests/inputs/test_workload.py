@@ -9,8 +9,8 @@ from perfmodel import InputError, Profile, Source, predict
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.batch_scaling import RECENT_LAUNCH_S
 from perfmodel.inputs.profile import Gradients, Layer, NoiseScale, Tensor, Timing, timings_on
+from perfmodel.inputs.profile_files import joined
 from perfmodel.inputs.workload import expanded, resolve
-from perfmodel.profiler.saving import joined
 from tests.jobs import cluster, job
 
 MEASURED = Source("measured", "a test")

@@ -134,7 +134,7 @@ def test_models_of_the_catalogue(name: str) -> None:
         trained.compute_loss(trained.model, trained.next_batch()).backward()
     finally:
         inspection.end()
-    layers = inspection.found().layers
+    layers = inspection.result().layers
     unique = {id(p): p for p in trained.model.parameters() if p.requires_grad}.values()
     sizes = {tensor: size for layer in layers for tensor, _, size in layer.parameters}
     assert sum(sizes.values()) == sum(p.numel() * p.element_size() for p in unique)

@@ -11,8 +11,8 @@ from hypothesis import given, strategies as st
 
 from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Source
+from perfmodel.inputs import profile_files
 from perfmodel.inputs.profile import Layer, Profile, Tensor, Timing, read_profile
-from perfmodel.profiler import saving
 from perfmodel.profiler.overhead import overhead
 from perfmodel.profiler.steps import Kind, StepTimes, parts
 
@@ -145,7 +145,7 @@ def workload(*timings: Timing, size: float = 8.0) -> Profile:
 
 def test_written_profiles_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "w.json"
-    saving.save(path, workload(timing(8, copy_s=0.5, accumulation=2)))
+    profile_files.save(path, workload(timing(8, copy_s=0.5, accumulation=2)))
     found = read_profile(path)
     (read,) = found.timings
     assert found.layers == workload(timing(8)).layers
@@ -160,9 +160,9 @@ def test_written_profiles_can_be_read(tmp_path: Path) -> None:
 def test_timings_are_added_or_replaced(tmp_path: Path) -> None:
     path = tmp_path / "w.json"
     published = timing(8, "b", "published", forward_s=1.0, backward_s=2.0)
-    saving.save(path, workload(published, timing(16), timing(8)))
+    profile_files.save(path, workload(published, timing(16), timing(8)))
     new = workload(timing(8, other_s=1.0), timing(4))
-    saving.save(path, new, append=True)
+    profile_files.save(path, new, append=True)
     found = read_profile(path).timings
     assert [(t.device, t.batch_size, t.other_s) for t in found] == [
         ("a", 4, 0.0),
@@ -170,15 +170,15 @@ def test_timings_are_added_or_replaced(tmp_path: Path) -> None:
         ("a", 16, 0.0),
         ("b", 8, 0.0),
     ]
-    saving.save(path, new)
+    profile_files.save(path, new)
     assert len(read_profile(path).timings) == 2
 
 
 def test_timings_of_another_model_are_not_added(tmp_path: Path) -> None:
     path = tmp_path / "w.json"
-    saving.save(path, workload(timing(8)))
+    profile_files.save(path, workload(timing(8)))
     before = path.read_bytes()
     with pytest.raises(InputError, match="layer 'two' differs from this model") as error:
-        saving.save(path, workload(timing(8), size=12.0), append=True)
+        profile_files.save(path, workload(timing(8), size=12.0), append=True)
     assert str(error.value).startswith(f"{path}: ")
     assert path.read_bytes() == before

@@ -14,7 +14,7 @@ if importlib.util.find_spec("torchvision") is None:
 from benchmarks import record_layers
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.profile import Profile, read_profile
-from perfmodel.profiler.saving import difference
+from perfmodel.inputs.profile_files import difference
 
 QUICK = ("vgg11", "ncf", "dlrm-dense")
 

@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
-from perfmodel.calibration.placements.reading import read_trainings
+from perfmodel.calibration.placements.table import read_trainings
 
 from perfmodel import Schedule, make_job, predict, sweep
 from perfmodel.base import files, tables as table_files

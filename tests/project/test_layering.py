@@ -21,6 +21,7 @@ ROOMS: Mapping[str, frozenset[str]] = {
     room: frozenset(may.split())
     for room, may in {
         "base": "",
+        "foreign": "base",
         "theory": "base",
         "graph": "base",
         "reporting": "base",
@@ -28,22 +29,22 @@ ROOMS: Mapping[str, frozenset[str]] = {
         "inputs": "base theory",
         "engine": "base graph",
         "phases": "base theory inputs",
-        "profiler": "base theory inputs",
+        "profiler": "base foreign theory inputs",
         "traces": "base inputs",
         "training": ABOVE_BASE,
         "communication": f"{ABOVE_BASE} training",
         "architectures": f"{ABOVE_BASE} training communication",
         "predicting": f"{ABOVE_BASE} engine training communication architectures",
-        "replay": "base theory reporting results",
-        "measuring": "base theory inputs reporting results architectures profiler",
+        "replay": "base foreign theory reporting results",
+        "measuring": "base foreign theory inputs reporting results architectures profiler",
         "api": "base inputs graph results engine architectures predicting",
         "sweeping": f"{ABOVE_BASE} reporting architectures predicting replay api",
         "studies": f"{ABOVE_BASE} reporting architectures predicting api sweeping",
         "planning": "base inputs reporting results architectures predicting api sweeping studies",
         "calibration": f"{ABOVE_BASE} reporting architectures predicting measuring api",
         "validation": "base inputs reporting results measuring api",
-        "cli": f"{ABOVE_BASE} reporting architectures predicting replay sweeping studies planning "
-        "calibration validation measuring profiler traces api",
+        "cli": f"{ABOVE_BASE} foreign reporting architectures predicting replay sweeping studies "
+        "planning calibration validation measuring profiler traces api",
         "__main__": "cli",
     }.items()
 }

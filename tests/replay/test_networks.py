@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 
 from perfmodel.base.arrays import Floats, Ids
-from perfmodel.replay.networks import Classifier, SoftmaxRegression, TwoLayerNetwork, cross_entropy
+from perfmodel.replay.networks import Network, cross_entropy
 
 FEATURES, CLASSES, SAMPLES = 5, 3, 7
 
 
-def made(kind: str) -> Classifier:
-    if kind == "softmax":
-        return SoftmaxRegression(FEATURES, CLASSES)
-    return TwoLayerNetwork(FEATURES, 6, CLASSES)
+NETWORKS = {
+    "softmax": Network(FEATURES, CLASSES),
+    "two layers": Network(FEATURES, 6, CLASSES),
+    "three layers": Network(FEATURES, 6, 4, CLASSES),
+}
 
 
 def batch() -> tuple[Floats, Ids]:
@@ -22,7 +23,7 @@ def batch() -> tuple[Floats, Ids]:
     return rng.standard_normal((SAMPLES, FEATURES)), rng.integers(CLASSES, size=SAMPLES)
 
 
-def worst_difference(network: Classifier, wrong: float = 0.0) -> float:
+def worst_difference(network: Network, wrong: float = 0.0) -> float:
     """Largest difference between a gradient, with an error ``wrong``, and central differences."""
     inputs, targets = batch()
     rng = np.random.default_rng(2)
@@ -39,15 +40,15 @@ def worst_difference(network: Classifier, wrong: float = 0.0) -> float:
     return worst
 
 
-@pytest.mark.parametrize("kind", ["softmax", "two layers"])
+@pytest.mark.parametrize("kind", NETWORKS)
 def test_gradients_equal_finite_differences(kind: str) -> None:
     # error of a central difference: rounding 1e-16 / h, and h**2 times the third derivative
-    assert worst_difference(made(kind)) < 2e-9
+    assert worst_difference(NETWORKS[kind]) < 2e-9
 
 
-@pytest.mark.parametrize("kind", ["softmax", "two layers"])
+@pytest.mark.parametrize("kind", NETWORKS)
 def test_canary_a_wrong_gradient_is_noticed(kind: str) -> None:
-    assert worst_difference(made(kind), wrong=1e-6) > 5e-7
+    assert worst_difference(NETWORKS[kind], wrong=1e-6) > 5e-7
 
 
 def test_the_loss_is_the_mean_negative_log_probability() -> None:
@@ -57,9 +58,9 @@ def test_the_loss_is_the_mean_negative_log_probability() -> None:
     np.testing.assert_allclose(gradient, [[0.125, -0.125], [0.0, 0.0]], atol=1e-15)
 
 
-@pytest.mark.parametrize("kind", ["softmax", "two layers"])
+@pytest.mark.parametrize("kind", NETWORKS)
 def test_the_loss_agrees_with_the_scores(kind: str) -> None:
-    network = made(kind)
+    network = NETWORKS[kind]
     inputs, targets = batch()
     parameters = network.initial(np.random.default_rng(3))
     loss, gradient = network.gradient(parameters, inputs, targets)

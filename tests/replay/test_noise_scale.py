@@ -13,12 +13,12 @@ from perfmodel.replay.data import mixture
 from perfmodel.replay.noise_scale import measure_noise
 from perfmodel.replay.optimizer import Optimizer
 from perfmodel.replay.replay import replay
-from perfmodel.replay.tasks import NetworkTask, make_task, softmax_task
+from perfmodel.replay.tasks import NetworkTask, make_task, network_task
 from perfmodel.theory.statistical_efficiency import average, efficiency
 from tests.replay import schedules
 from tests.replay.quadratic import Quadratic
 
-TASK = softmax_task("small", mixture(samples=300, test_samples=50, features=6, classes=3))
+TASK = network_task("small", mixture(samples=300, test_samples=50, features=6, classes=3), None)
 
 
 def exact(task: NetworkTask, parameters: Floats) -> tuple[float, float]:

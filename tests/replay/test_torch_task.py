@@ -12,7 +12,7 @@ from perfmodel.replay.data import mixture
 from perfmodel.replay.noise_scale import measure_noise
 from perfmodel.replay.optimizer import Optimizer
 from perfmodel.replay.replay import replay
-from perfmodel.replay.tasks import TrainingTask, softmax_task
+from perfmodel.replay.tasks import TrainingTask, network_task
 from perfmodel.replay.torch_task import TorchTask
 from tests.replay import schedules
 
@@ -21,7 +21,7 @@ torch: Any = pytest.importorskip("torch")
 torch.set_num_threads(1)  # these models are small
 
 DATA = mixture(samples=96, test_samples=40, features=5, classes=3)
-NUMPY = softmax_task("numpy", DATA)
+NUMPY = network_task("numpy", DATA, None)
 LOSS = torch.nn.functional.cross_entropy
 
 

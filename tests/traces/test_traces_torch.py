@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from perfmodel import api
-from perfmodel.traces.workload import ImportedTrace, import_trace, to_json
+from perfmodel.inputs.profile_files import save
+from perfmodel.traces.workload import ImportedTrace, import_trace
 
 torch = pytest.importorskip("torch")
 
@@ -75,7 +76,7 @@ def test_a_profiled_model_is_imported(tmp_path: Path, modules: bool, names: list
     assert isinstance(timing.backward_s, tuple)
     assert min(timing.backward_s) > 0.0
     output = tmp_path / "workload.json"
-    output.write_bytes(to_json(profile))
+    save(output, profile)
     alone = api.predict(api.make_job(workload=str(output), workers=1, arch="ring"))
     assert alone.iteration_s == pytest.approx(found.step_s, rel=0.01)
 

@@ -110,7 +110,7 @@ def runs(
         if len(found.profiles) > 1 or len({(w.device, w.precision) for w in workloads}) > 1:
             raise InputError("--workload-output: the runs are of several workloads or devices")
         scaled = fitted.profile(found.profiles[0], workloads[0])
-        written.append((workload_output, _json(scaled), ""))
+        written.append((workload_output, _workload(scaled), ""))
     write_files([*written, *drawn(fitted, plot)])
     _remark_unused(found)
     if as_json:
@@ -148,7 +148,7 @@ def _servers(
             written.append((output, _json(served.cluster(base)), ""))
         if workload_output is not None:
             profile = next(each for each in table.profiles if each.name == like.name)
-            written.append((workload_output, _json(served.profile(profile, like)), ""))
+            written.append((workload_output, _workload(served.profile(profile, like)), ""))
     write_files([*written, *drawn(fit, plot)])
     _remark_unused(table)
     if as_json:
@@ -187,7 +187,7 @@ def _placements(
     written = [] if output is None else [(output, _json(fit.cluster), "")]
     if workload_output is not None:
         profile = fit.profile(trainings[name], base.devices_per_node)
-        written.append((workload_output, _json(profile), ""))
+        written.append((workload_output, _workload(profile), ""))
     write_files([*written, *drawn(fit, plot)])
     if as_json:
         click.echo(_json(fit).decode().rstrip())
@@ -246,6 +246,12 @@ def _profile(model: str | None, workload: str | None) -> Profile | None:
     if workload is not None:
         return catalogue.profile(Path(workload))
     return None if model is None else catalogue.model(model)
+
+
+def _workload(profile: Profile) -> bytes:
+    from perfmodel.inputs.profile_files import dumped
+
+    return dumped(profile)
 
 
 def _json(value: msgspec.Struct) -> bytes:

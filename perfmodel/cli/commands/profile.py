@@ -104,9 +104,9 @@ def profile(
     from pathlib import Path
 
     from perfmodel.base import files
-    from perfmodel.base.pytorch import check_device
+    from perfmodel.foreign.pytorch import check_device
+    from perfmodel.inputs import profile_files
     from perfmodel.inputs.profile import read_profile
-    from perfmodel.profiler import saving
     from perfmodel.profiler.gradient_noise import STEPS
     from perfmodel.profiler.record import PAIRS, record
     from perfmodel.profiler.training import build
@@ -138,7 +138,7 @@ def profile(
             old=old,
             progress=advance,
         )
-    saving.save(path, recorded.profile)
+    profile_files.save(path, recorded.profile)
     if out.as_json:
         import json
 

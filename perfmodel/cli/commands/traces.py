@@ -48,16 +48,17 @@ def import_(trace: str, output: str | None, out: Outputs, **values: Any) -> None
 
     import msgspec
 
-    from perfmodel.traces import workload
+    from perfmodel.inputs.profile_files import dumped
+    from perfmodel.traces.workload import import_trace
 
     out.check(output)
-    result = workload.import_trace(trace, **values)
+    result = import_trace(trace, **values)
     written = []
     if output is not None:
         if result.workload is None:
             raise InputError(f"{trace}: no workload can be made: it lacks {result.lacks}")
         hint = f"; perfmodel predict --workload {output}"
-        written.append((output, workload.to_json(result.workload), hint))
+        written.append((output, dumped(result.workload), hint))
     if out.put(result, written, lambda: json.dumps(msgspec.to_builtins(result), indent=2)):
         _show(result)
 

@@ -104,7 +104,7 @@ def workload_file(name: str) -> None:
     ------
     InputError : there is no such model.
     """
-    from perfmodel.profiler.saving import dumped
+    from perfmodel.inputs.profile_files import dumped
 
     click.echo(dumped(catalogue.model(name)), nl=False)
 

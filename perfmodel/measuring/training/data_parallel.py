@@ -10,7 +10,7 @@ from types import ModuleType
 import msgspec
 
 from perfmodel.base.errors import InputError
-from perfmodel.base.pytorch import import_torch
+from perfmodel.foreign.pytorch import import_torch
 from perfmodel.measuring.torchrun import LostError
 from perfmodel.measuring.training.worker import Ran
 from perfmodel.profiler.training import TrainingSetup

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from perfmodel.base.pytorch import import_torch
+from perfmodel.foreign.pytorch import import_torch
 from perfmodel.inputs.workload import Workload, WorkloadLayer
 from perfmodel.measuring.torchrun import Array
 from perfmodel.measuring.training.shards import ELEMENT_BYTES

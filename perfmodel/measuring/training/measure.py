@@ -17,7 +17,7 @@ from perfmodel import __version__
 from perfmodel.base.errors import InputError, number, unknown_name, whole_number
 from perfmodel.base.files import ready
 from perfmodel.base.provenance import Source
-from perfmodel.base.pytorch import import_torch
+from perfmodel.foreign.pytorch import import_torch
 from perfmodel.inputs.workload import Workload
 from perfmodel.measuring.torchrun import Group, Place, congestion, connected
 from perfmodel.measuring.training import data_parallel

@@ -1,10 +1,10 @@
-"""Writes measured workloads to files, one layer per line, and merges them with existing timings."""
+"""Writes workload files, one layer per line, and adds timings to existing ones."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -41,24 +41,22 @@ def joined(old: Profile, new: Profile, name: str) -> Profile:
     ------
     InputError : their layers or tensors differ; the text begins with ``name``.
     """
-    if _shape(old) != _shape(new):
+    if list(map(_tensors, old.layers)) != list(map(_tensors, new.layers)):
         raise InputError(f"{name}: {difference(old, new)}; give another file")
-    replaced = {_key(timing) for timing in new.timings}
-    kept = [timing for timing in old.timings if _key(timing) not in replaced]
+    timings = {_key(timing): timing for timing in (*old.timings, *new.timings)}
     return msgspec.structs.replace(
         old,
-        timings=ordered([*kept, *new.timings]),
+        timings=ordered(timings.values()),
         noise_scale=new.noise_scale or old.noise_scale,
         buffer_bytes=new.buffer_bytes or old.buffer_bytes,
     )
 
 
-def ordered(timings: list[Timing]) -> tuple[Timing, ...]:
+def ordered(timings: Collection[Timing]) -> tuple[Timing, ...]:
     """Sort timings: measured ones first, by device, precision and batch size, then the others
     unsorted."""
-    measured = [timing for timing in timings if timing.source.kind == "measured"]
-    others = [timing for timing in timings if timing.source.kind != "measured"]
-    return (*sorted(measured, key=_key), *others)
+    measured = sorted((t for t in timings if t.source.kind == "measured"), key=_key)
+    return (*measured, *(t for t in timings if t.source.kind != "measured"))
 
 
 def difference(old: Profile, new: Profile) -> str:
@@ -73,49 +71,43 @@ def difference(old: Profile, new: Profile) -> str:
 
 def dumped(profile: Profile) -> bytes:
     """Return the profile as JSON, with each layer and each list of numbers on its own line."""
-    values = msgspec.to_builtins(profile)
-    defaults = {field.encode_name: field.default for field in msgspec.structs.fields(Profile)}
+    fields = _short(profile)
+    if profile.timings:
+        fields["timings"] = fields.pop("timings")  # last
+    rows = {
+        "layers": [f"  {json.dumps(_short(layer))}" for layer in profile.layers],
+        "timings": [f"  {{{_timing(timing)}}}" for timing in profile.timings],
+    }
     lines = []
-    values["timings"] = values.pop("timings")  # last
-    for key, value in values.items():
-        if value == defaults[key] and key != "schema":
-            continue
-        if key == "layers":
-            rows = ",\n".join("  " + json.dumps(_short(layer, Layer)) for layer in value)
-            lines.append(f' "layers": [\n{rows}\n ]')
-        elif key == "timings":
-            entries = ",\n".join("  {" + _timing(_short(entry, Timing)) + "}" for entry in value)
-            lines.append(f' "timings": [\n{entries}\n ]')
-        else:
-            lines.append(f" {json.dumps(key)}: {json.dumps(_rounded(value))}")
+    for name, value in fields.items():
+        text = ",\n".join(rows[name]).join(("[\n", "\n ]")) if name in rows else json.dumps(value)
+        lines.append(f" {json.dumps(name)}: {text}")
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
-def _timing(entry: dict[str, Any]) -> str:
+def _timing(timing: Timing) -> str:
     """Format the fields of a timing; lists, and the fields after them, begin a new line."""
-    text, listed = "", False
-    for key, value in entry.items():
-        alone = isinstance(value, list | dict)
-        separator = ",\n   " if alone or listed else ", "
-        text += f"{separator if text else ''}{json.dumps(key)}: {json.dumps(value)}"
-        listed = alone
+    fields = _short(timing)
+    fields["source"] = fields.pop("source")  # last
+    text, after_list = "", False
+    for name, value in fields.items():
+        is_list = isinstance(value, list | dict)
+        separator = ",\n   " if is_list or after_list else ", "
+        text += f"{separator if text else ''}{json.dumps(name)}: {json.dumps(value)}"
+        after_list = is_list
     return text
 
 
-def _short(values: dict[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the values that differ from the defaults, rounded; the source comes last."""
-    found = {
-        field.encode_name: _rounded(values[field.encode_name])
-        for field in msgspec.structs.fields(kind)
-        if values[field.encode_name] != field.default or field.encode_name == "precision"
+def _short(struct: msgspec.Struct) -> dict[str, object]:
+    """Return the schema, the precision, and the fields that differ from their defaults."""
+    return {
+        field.name: _rounded(msgspec.to_builtins(getattr(struct, field.name)))
+        for field in msgspec.structs.fields(struct)
+        if getattr(struct, field.name) != field.default or field.name in ("schema", "precision")
     }
-    if "source" in found:
-        source = found.pop("source")
-        found["source"] = {key: value for key, value in source.items() if value is not None}
-    return found
 
 
-def _rounded(value: Any) -> Any:
+def _rounded(value: object) -> object:
     """Round numbers to ``DIGITS`` significant digits; whole numbers get no decimal point."""
     if isinstance(value, float):
         return int(value) if value.is_integer() else float(f"{value:.{DIGITS}g}")
@@ -128,10 +120,6 @@ def _rounded(value: Any) -> Any:
 
 def _key(timing: Timing) -> tuple[str, str, int]:
     return timing.device, timing.precision, timing.batch_size
-
-
-def _shape(profile: Profile) -> list[Any]:
-    return [_tensors(layer) for layer in profile.layers]
 
 
 def _tensors(layer: Layer) -> tuple[str, tuple[tuple[str, float], ...]]:

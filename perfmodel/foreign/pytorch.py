@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard, TypeVar, cast
 
 from perfmodel.base.errors import InputError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
 
-def import_torch() -> Any:
+T = TypeVar("T")
+
+Nested: TypeAlias = "Tensor | tuple[Nested, ...] | list[Nested] | dict[str, Nested]"
+"""A tensor, or tensors in tuples, lists and dicts."""
+
+Batch: TypeAlias = "tuple[Nested, Nested | None] | dict[str, Nested]"
+"""Inputs and targets (None if there are none), or the keyword arguments of a model."""
+
+Loss: TypeAlias = "Callable[[Nested, Nested | None], Tensor]"
+"""Function of the model's output and the targets that returns a scalar tensor."""
+
+
+def import_torch() -> ModuleType:
     """Import PyTorch.
 
     Raises
@@ -41,7 +58,7 @@ def check_device(device: str) -> None:
         raise InputError(f"device: no {device} (available: cuda:0 to cuda:{last})")
 
 
-def forward(model: Any, batch: Any) -> Any:
+def forward(model: Module, batch: Batch) -> Nested:
     """Return the model's output for a batch."""
     inputs = batch if isinstance(batch, dict) else batch[0]
     if isinstance(inputs, dict):
@@ -49,17 +66,23 @@ def forward(model: Any, batch: Any) -> Any:
     return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
 
-def targets_of(batch: Any) -> Any:
+def targets_of(batch: Batch) -> Nested | None:
     """Return the targets of a batch; None if it has none or the model computes the loss itself."""
     return None if isinstance(batch, dict) else batch[1]
 
 
-def moved(value: Any, device: str) -> Any:
+def is_tensor(value: object) -> TypeGuard[Tensor]:
+    """Return whether a value is a tensor."""
+    return hasattr(value, "untyped_storage")
+
+
+def moved(value: T, device: str) -> T:
     """Move tensors to a device, including those inside tuples, lists and dicts."""
-    if hasattr(value, "untyped_storage"):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, dict):
-        return {key: moved(item, device) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)(moved(item, device) for item in value)
-    return value
+    result: object = value
+    if is_tensor(value):
+        result = value.to(device, non_blocking=True)
+    elif isinstance(value, dict):
+        result = {key: moved(item, device) for key, item in value.items()}
+    elif isinstance(value, tuple | list):
+        result = type(value)(moved(item, device) for item in value)
+    return cast("T", result)
