@@ -24,6 +24,8 @@ from perfmodel.inputs.job_cluster import LinkChange, ProcessesOnNodes, cluster_o
 from perfmodel.inputs.one_device import OneDevice, at_speed, read_one_device
 from perfmodel.inputs.options import Options, described
 from perfmodel.inputs.profile import Profile
+from perfmodel.inputs.recomputation import read_recomputation
+from perfmodel.inputs.storage import DEFAULT, OF_STORAGE, Storage, read_storage
 from perfmodel.inputs.workload import Workload
 from perfmodel.predicting import coarse, fine, job_facts
 from perfmodel.predicting.answer import prediction_of
@@ -50,7 +52,8 @@ DEFAULT_ARCHITECTURE, INSIDE = "ps", "allreduce"
 
 OF_WORKLOAD = (
     *("model", "workload", "device", "precision", "batch_size"),
-    *("sequence_length", "activation_checkpointing", "accumulation"),
+    *("sequence_length", "activation_checkpointing", "accumulation", "recomputation"),
+    *("optimizer", "precision_policy", "lora", "offload_optimizer"),
     *("one_device_samples_per_s", "one_device_step_s", "one_device_batch_size"),
 )
 """Arguments of :func:`make_job` that define the workload."""
@@ -83,6 +86,11 @@ def make_job(
     sequence_length: int | None = None,
     activation_checkpointing: bool | None = None,
     accumulation: int | None = None,
+    recomputation: str | None = None,
+    optimizer: str | None = None,
+    precision_policy: str | None = None,
+    lora: str | None = None,
+    offload_optimizer: bool | None = None,
     one_device_samples_per_s: float | str | None = None,
     one_device_step_s: float | None = None,
     one_device_batch_size: int | None = None,
@@ -113,6 +121,16 @@ def make_job(
     device, precision, batch_size : which of the profile's timings to use; batch size is per worker.
     sequence_length : tokens per sample, for language models with given dimensions.
     activation_checkpointing : whether blocks keep only their inputs and recompute the rest.
+    recomputation : more precisely: none, selective (the core of attention), selective:products
+        (half of the matrix products, and all that is cheap), selective:N (every Nth block) or full.
+    optimizer : sgd, momentum, adam, adamw, adam_8bit, adafactor, lion or muon, for its memory;
+        default: the size of its state in the profile.
+    precision_policy : how parameters and gradients are stored: fp32, amp, bf16_master,
+        bf16_master_fp32_gradients, bf16 or fp8; default: amp if the device computes in 16 bits.
+    lora : rank of low-rank adapters, which alone are trained, and optionally the adapted matrices
+        and the bits of the frozen weights, such as ``"16:q+v"`` or ``"16:all:4"``.
+    offload_optimizer : whether optimizer states and master copies are in the host's memory; the
+        time to move them is not predicted.
     accumulation : forward and backward passes per update, which share a worker's batch; default:
         those of the profile's timing, or 1.
     one_device_samples_per_s, one_device_step_s : measured speed of one device in this job (also
@@ -371,6 +389,7 @@ class Passes(NamedTuple):
     sequence_length: int | None
     activation_checkpointing: bool | None
     accumulation: int | None
+    recomputation: str | None
 
 
 def workload_of(arguments: Mapping[str, Any]) -> Workload:
@@ -382,8 +401,9 @@ def workload_of(arguments: Mapping[str, Any]) -> Workload:
     """
     given = {name: arguments.get(name) for name in OF_WORKLOAD}
     passes = Passes(**{name: given.pop(name) for name in Passes._fields})
+    storage = read_storage({name: given.pop(name) for name in OF_STORAGE})
     measured = read_one_device(*(given.pop(name) for name in OF_ONE_DEVICE))
-    return _workload(**given, passes=passes, measured=measured)
+    return _workload(**given, passes=passes, storage=storage, measured=measured)
 
 
 def anchored(arguments: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
@@ -401,6 +421,7 @@ def _workload(
     device: str | None,
     precision: str | None,
     passes: Passes,
+    storage: Storage,
     measured: OneDevice | None,
 ) -> Workload:
     """Return the workload: as given, or made from the profile."""
@@ -413,6 +434,8 @@ def _workload(
         for name, value in {"device": device, **passes._asdict()}.items():
             if value is not None and value != getattr(workload, name):
                 raise InputError(f"{name}: the workload is already resolved for another {name}")
+        if storage not in (DEFAULT, workload.storage):
+            raise InputError("optimizer, precision_policy, lora: the workload is already resolved")
         if measured is None:
             return workload
         if measured.batch_size not in (None, workload.batch_size):
@@ -430,7 +453,8 @@ def _workload(
         precision=precision,
         batch_size=passes.batch_size,
         sequence_length=passes.sequence_length,
-        activation_checkpointing=bool(passes.activation_checkpointing),
+        recomputation=read_recomputation(passes.recomputation, passes.activation_checkpointing),
+        storage=storage,
         accumulation=passes.accumulation,
         one_device=measured,
     )

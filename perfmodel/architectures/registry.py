@@ -71,7 +71,7 @@ ADVICE: Mapping[str, str] = {
 }
 """What to choose for names that could mean several architectures, or need options, or mean none."""
 
-SHARED = frozenset({"base", "parts", "reference", "registry"})
+SHARED = frozenset({"base", "memory", "parts", "reference", "registry"})
 """Modules of this folder that are not architectures."""
 
 

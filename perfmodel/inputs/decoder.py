@@ -27,6 +27,8 @@ class Decoder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         *sequence_length*: as many as the sequences have tokens; None: no learned positions.
     tied : whether the output layer shares the token embedding.
     biases : whether linear layers and norms have biases.
+    dropout : whether blocks have dropout, whose masks backward needs.
+    flash : whether attention recomputes its scores in backward instead of keeping them.
     sequence_length : default tokens per sequence.
     """
 
@@ -41,6 +43,8 @@ class Decoder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     positions: int | Literal["sequence_length"] | None = None
     tied: bool = True
     biases: bool = True
+    dropout: bool = False
+    flash: bool = True
 
     def __post_init__(self) -> None:
         for name in ("hidden", "blocks", "heads", "vocabulary"):

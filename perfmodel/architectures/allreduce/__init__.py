@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import msgspec
 import numpy as np
 
 from perfmodel.architectures.allreduce.formulas import exact, leaves_out, operation_of, phases
@@ -10,6 +13,7 @@ from perfmodel.architectures.allreduce.messages import broadcast_bytes, messages
 from perfmodel.architectures.allreduce.options import Options
 from perfmodel.architectures.allreduce.variants import VARIANTS
 from perfmodel.architectures.base import Architecture, Coarse, Traffic
+from perfmodel.architectures.memory import Parts, replica_of
 from perfmodel.architectures.parts.measured import measured_in, measured_notes
 from perfmodel.architectures.parts.members import Members
 from perfmodel.architectures.parts.reduction import REDUCTION_ASSUMPTIONS
@@ -48,6 +52,19 @@ def _fold(job: Job) -> OpGraph | None:
     return build(job, fold=True)
 
 
+def memory(job: Job) -> Parts:
+    """Return the memory of a worker: a replica, and the buckets.
+
+    DistributedDataParallel copies gradients into buckets (its default, unlike
+    ``gradient_as_bucket_view``), and so does whoever merges all or some; Horovod has one fusion
+    buffer. Single layers are reduced in place.
+    """
+    options, kept = Options.of(job), replica_of(job.workload)
+    whole = kept.gradients_bytes if job.workers > 1 and options.bucketing != "layer" else 0.0
+    most = options.fusion_threshold_bytes if options.bucketing == "horovod" else math.inf
+    return Parts(msgspec.structs.replace(kept, buckets_bytes=min(whole, most)))
+
+
 def traffic(job: Job) -> Traffic | None:
     """Return a worker's bytes on a ring; sparse gradients go to all workers. None with a broadcast:
     the last worker does not forward it, and the first does not receive it."""
@@ -68,7 +85,7 @@ ARCHITECTURE = Architecture(
     title="all-reduce (synchronous, no server)",
     options=Options,
     build=build,
-    server_bytes=None,
+    memory=memory,
     assumptions=(
         *REDUCTION_ASSUMPTIONS,
         "buckets are reduced in the order in which they fill, unless priorities are set",
