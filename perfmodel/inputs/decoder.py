@@ -29,6 +29,8 @@ class Decoder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     biases : whether linear layers and norms have biases.
     dropout : whether blocks have dropout, whose masks backward needs.
     flash : whether attention recomputes its scores in backward instead of keeping them.
+    fused_loss : whether the gradient of the logits is made in one step, as in Megatron-LM, instead
+        of from a gradient of the logarithmic softmax, as in PyTorch.
     sequence_length : default tokens per sequence.
     """
 
@@ -45,6 +47,7 @@ class Decoder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     biases: bool = True
     dropout: bool = False
     flash: bool = True
+    fused_loss: bool = False
 
     def __post_init__(self) -> None:
         for name in ("hidden", "blocks", "heads", "vocabulary"):

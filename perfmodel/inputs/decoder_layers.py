@@ -63,8 +63,9 @@ def layers_of(decoder: Decoder, sequence_length: int, precision: str) -> tuple[L
     part beyond the causal diagonal need not be computed. Operations that only move memory (norms,
     sums, activations, loss) are layers of their own. What layers keep for backward is stated for
     fused kernels: every layer its output, but the products before a sum nothing, or the mask of
-    their dropout; attention with stored scores also these, twice, and a mask; the loss the logits,
-    their logarithmic softmax and its gradient.
+    their dropout; attention with stored scores also these, twice with the mask of a dropout; the
+    loss the logits, their logarithmic softmax and gradients (torch: ``LossNLL`` and
+    ``log_softmax_backward_data`` each make one).
 
     References
     ----------
@@ -85,7 +86,9 @@ def layers_of(decoder: Decoder, sequence_length: int, precision: str) -> tuple[L
     flop = 2.0 * s * h * d.vocabulary
     found.append(make.layer("head", "linear", d.vocabulary, flop=flop, tensors=head, saved=0.0))
     loss = LOSS_BYTES / element * d.vocabulary
-    found.append(make.layer("loss", "loss", loss, saved=d.vocabulary + 2.0 * loss))
+    found.append(
+        make.layer("loss", "loss", loss, saved=d.vocabulary + (2.0 if d.fused_loss else 3.0) * loss)
+    )
     return tuple(found)
 
 

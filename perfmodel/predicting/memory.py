@@ -22,12 +22,15 @@ class Overhead(msgspec.Struct, frozen=True):
 
     Attributes
     ----------
-    reserved_over_allocated : quantiles (0.05, 0.5, 0.95) of what the allocator reserves.
+    reserved_over_allocated : quantiles (0.05, 0.5, 0.95) of reserved memory as measured over
+        allocated memory as predicted.
+    allocator : the same of what the allocator reserves over what is allocated, both as measured.
     library_bytes : the context of the device and its libraries, outside of the allocator.
     sources : where the numbers come from, by name.
     """
 
     reserved_over_allocated: tuple[float, float, float]
+    allocator: tuple[float, float, float]
     library_bytes: float
     sources: dict[str, str]
 
