@@ -181,7 +181,9 @@ def _megatron(table: list[Row]) -> Iterator[Case]:
         measured = [float(gib) * GIB for gib in row.allocated_gib_by_rank.split()]
         stages = [memory_of(megatron_job(row, stage)).worker for stage in range(row.pp)]
         for footprint, allocated in zip(stages, measured[:: len(measured) // row.pp], strict=True):
-            yield Case("memory/allocated", row.id, footprint.allocated_bytes, allocated)
+            yield Case(
+                "memory/allocated", row.id, footprint.allocated_bytes, allocated, unit="bytes"
+            )
         largest = max(stages, key=lambda footprint: footprint.allocated_bytes)
         yield _reserved("megatron", row.id, largest, row.reserved_gib)
 
@@ -205,4 +207,5 @@ def _reserved(name: str, run: str, footprint: Footprint, measured_gib: float | N
         measured_gib * GIB,
         interval=ends,
         pools=("memory/reserved",),
+        unit="bytes",
     )
