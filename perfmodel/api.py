@@ -121,16 +121,9 @@ def make_job(
     device, precision, batch_size : which of the profile's timings to use; batch size is per worker.
     sequence_length : tokens per sample, for language models with given dimensions.
     activation_checkpointing : whether blocks keep only their inputs and recompute the rest.
-    recomputation : more precisely: none, selective (the core of attention), selective:products
-        (half of the matrix products, and all that is cheap), selective:N (every Nth block) or full.
-    optimizer : sgd, momentum, adam, adamw, adam_8bit, adafactor, lion or muon, for its memory;
-        default: the size of its state in the profile.
-    precision_policy : how parameters and gradients are stored: fp32, amp, bf16_master,
-        bf16_master_fp32_gradients, bf16 or fp8; default: amp if the device computes in 16 bits.
-    lora : rank of low-rank adapters, which alone are trained, and optionally the adapted matrices
-        and the bits of the frozen weights, such as ``"16:q+v"`` or ``"16:all:4"``.
-    offload_optimizer : whether optimizer states and master copies are in the host's memory; the
-        time to move them is not predicted.
+    recomputation : none, selective, selective:products, selective:N or full, which is the same.
+    optimizer, precision_policy, lora, offload_optimizer : how the model is stored, see
+        :class:`perfmodel.inputs.storage.Storage`: "adamw", "bf16_master", "16:q+v:4".
     accumulation : forward and backward passes per update, which share a worker's batch; default:
         those of the profile's timing, or 1.
     one_device_samples_per_s, one_device_step_s : measured speed of one device in this job (also
@@ -154,23 +147,27 @@ def make_job(
     """
     stragglers = tuple(stragglers)
     given = in_si(arguments_given(locals()))
+    return msgspec.structs.replace(_with_islands(_job_of(given), given), given=given)
+
+
+def _job_of(given: Mapping[str, Any]) -> Job:
+    """Return the job of the arguments of :func:`make_job`, with one device per worker."""
     resolved = workload_of(given)
     placed = _placed(given, resolved)
-    spread, of_jitter = _jitter(jitter, resolved)
-    start, of_start = start_of(start, placed.options)
-    job = Job(
+    spread, of_jitter = _jitter(given.get("jitter"), resolved)
+    start, of_start = start_of(given.get("start"), placed.options)
+    return Job(
         workload=resolved,
         cluster=placed.cluster,
-        workers=workers,
+        workers=given.get("workers", 1),
         architecture=placed.architecture,
         options=placed.options,
         start=start,
         jitter=spread,
-        stragglers=stragglers,
-        seed=seed,
+        stragglers=given.get("stragglers", ()),
+        seed=given.get("seed", 0),
         assumptions=(*resolved.assumptions, *placed.assumptions, *of_start, *of_jitter),
     )
-    return msgspec.structs.replace(_with_islands(job, given), given=given)
 
 
 def arguments_given(arguments: Mapping[str, Any]) -> dict[str, Any]:

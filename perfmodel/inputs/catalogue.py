@@ -133,7 +133,8 @@ def workload(
     In order of preference: per-layer times on that device; a published throughput on that device,
     divided among the layers by their roofline times; or an estimate, by
     :func:`perfmodel.inputs.language_estimate.estimate` for language models with given dimensions
-    and by :func:`perfmodel.inputs.device_transfer.estimate` for others.
+    and by :func:`perfmodel.inputs.device_transfer.estimate` for others. It has so many parameters
+    because jobs vary them independently.
 
     Parameters
     ----------

@@ -270,7 +270,7 @@ def resolve(
         data_loading_s=loading_s,
         layers=_layers(profile, forward, backward, size),
         step_cv=_step_cv(near),
-        activation_bytes=size * sum(layer.kept_bytes for layer in profile.layers),
+        **_activations(profile, size),
         optimizer_state_bytes=profile.parameter_bytes
         * profile.optimizer_state_bytes_per_parameter_byte,
         quality="measured" if measured else "estimated",
@@ -281,9 +281,6 @@ def resolve(
         noise_scale_samples=profile.noise_scale.samples if profile.noise_scale else None,
         sequence_length=profile.decoder.sequence_length if profile.decoder else None,
         buffer_bytes=profile.buffer_bytes,
-        activations=by_kind(
-            [(kind_of(one.name, one.kind), size * one.kept_bytes) for one in profile.layers]
-        ),
         **sized,
     )
 
@@ -372,6 +369,12 @@ def _layers(
         )
         for layer, f, b in zip(profile.layers, forward, backward, strict=bool(profile.layers))
     )
+
+
+def _activations(profile: Profile, batch_size: int) -> dict[str, Any]:
+    """What layers keep for backward: the sum, and by kind of layer."""
+    kept = [(kind_of(one.name, one.kind), batch_size * one.kept_bytes) for one in profile.layers]
+    return {"activation_bytes": sum(size for _, size in kept), "activations": by_kind(kept)}
 
 
 def _sizes(profile: Profile) -> dict[str, Any]:
