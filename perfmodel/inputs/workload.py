@@ -23,7 +23,7 @@ from perfmodel.inputs.batch_scaling import (
 )
 from perfmodel.inputs.calibration import Calibration, scaled, value_at
 from perfmodel.inputs.profile import Profile, Timing, total_s
-from perfmodel.inputs.storage import Storage, Stored
+from perfmodel.inputs.storage import Lora, Storage, Stored
 
 BACKWARD_OVER_FORWARD = 2.0
 """Backward computes two products (gradients of inputs and of weights) for each one in forward."""
@@ -140,6 +140,26 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     def activation_checkpointing(self) -> bool:
         """Whether every block keeps only its input."""
         return self.recomputation == "full"
+
+    @property
+    def optimizer(self) -> str | None:
+        """The optimizer, if it was given."""
+        return self.storage.optimizer
+
+    @property
+    def precision_policy(self) -> str | None:
+        """The precision policy, if it was given."""
+        return self.storage.policy
+
+    @property
+    def lora(self) -> Lora | None:
+        """The adapters that alone are trained; None if all parameters are."""
+        return self.storage.lora
+
+    @property
+    def offload_optimizer(self) -> bool:
+        """Whether optimizer states and master copies are in the memory of the host."""
+        return self.storage.offload
 
     @property
     def stored(self) -> Stored:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from perfmodel import InputError, Job, make_job
+from perfmodel import InputError, Job, make_job, sweep
 from perfmodel.inputs.recomputation import read_recomputation, recomputed
 from perfmodel.inputs.workload import Workload, WorkloadLayer
 
@@ -93,3 +93,18 @@ def test_a_resolved_workload_keeps_its_storage() -> None:
     assert make_job(workload=done).workload is done
     with pytest.raises(InputError, match="already resolved"):
         make_job(workload=done, optimizer="sgd")
+
+
+def test_a_sweep_and_a_changed_job_vary_storage() -> None:
+    given: dict[str, Any] = {"model": "gpt2-xl", "device": "a100", "batch_size": 2, "arch": "ring"}
+    rows = sweep(**given, workers=[2], optimizer=["sgd", "lion"], recomputation=["none", "full"])
+    assert len(rows) == 4
+    job = make_job(**given, workers=2)
+    sgd, lion = (job.with_(optimizer=name).workload for name in ("sgd", "lion"))
+    assert lion.optimizer_state_bytes == lion.gradient_bytes
+    assert (sgd.optimizer, sgd.optimizer_state_bytes) == ("sgd", 0.0)
+    adapted = job.with_(lora="8", precision_policy="bf16", offload_optimizer=True).workload
+    assert adapted.lora is not None
+    assert (adapted.lora.rank, adapted.precision_policy, adapted.offload_optimizer) == (
+        8, "bf16", True
+    )  # fmt: skip
