@@ -98,7 +98,7 @@ def test_a_resolved_workload_keeps_its_storage() -> None:
 def test_a_sweep_and_a_changed_job_vary_storage() -> None:
     given: dict[str, Any] = {"model": "gpt2-xl", "device": "a100", "batch_size": 2, "arch": "ring"}
     rows = sweep(**given, workers=[2], optimizer=["sgd", "lion"], recomputation=["none", "full"])
-    assert len(rows) == 4
+    assert len(list(rows.rows())) == 4
     job = make_job(**given, workers=2)
     sgd, lion = (job.with_(optimizer=name).workload for name in ("sgd", "lion"))
     assert lion.optimizer_state_bytes == lion.gradient_bytes
