@@ -24,6 +24,8 @@ from perfmodel.inputs.job_cluster import LinkChange, ProcessesOnNodes, cluster_o
 from perfmodel.inputs.one_device import OneDevice, at_speed, read_one_device
 from perfmodel.inputs.options import Options, described
 from perfmodel.inputs.profile import Profile
+from perfmodel.inputs.recomputation import read_recomputation
+from perfmodel.inputs.storage import DEFAULT, OF_STORAGE, Storage, read_storage
 from perfmodel.inputs.workload import Workload
 from perfmodel.predicting import coarse, fine, job_facts
 from perfmodel.predicting.answer import prediction_of
@@ -50,7 +52,8 @@ DEFAULT_ARCHITECTURE, INSIDE = "ps", "allreduce"
 
 OF_WORKLOAD = (
     *("model", "workload", "device", "precision", "batch_size"),
-    *("sequence_length", "activation_checkpointing", "accumulation"),
+    *("sequence_length", "activation_checkpointing", "accumulation", "recomputation"),
+    *("optimizer", "precision_policy", "lora", "offload_optimizer"),
     *("one_device_samples_per_s", "one_device_step_s", "one_device_batch_size"),
 )
 """Arguments of :func:`make_job` that define the workload."""
@@ -83,6 +86,11 @@ def make_job(
     sequence_length: int | None = None,
     activation_checkpointing: bool | None = None,
     accumulation: int | None = None,
+    recomputation: str | None = None,
+    optimizer: str | None = None,
+    precision_policy: str | None = None,
+    lora: str | None = None,
+    offload_optimizer: bool | None = None,
     one_device_samples_per_s: float | str | None = None,
     one_device_step_s: float | None = None,
     one_device_batch_size: int | None = None,
@@ -113,6 +121,9 @@ def make_job(
     device, precision, batch_size : which of the profile's timings to use; batch size is per worker.
     sequence_length : tokens per sample, for language models with given dimensions.
     activation_checkpointing : whether blocks keep only their inputs and recompute the rest.
+    recomputation : none, selective, selective:products, selective:N or full, which is the same.
+    optimizer, precision_policy, lora, offload_optimizer : how the model is stored, see
+        :class:`perfmodel.inputs.storage.Storage`: "adamw", "bf16_master", "16:q+v:4".
     accumulation : forward and backward passes per update, which share a worker's batch; default:
         those of the profile's timing, or 1.
     one_device_samples_per_s, one_device_step_s : measured speed of one device in this job (also
@@ -136,23 +147,27 @@ def make_job(
     """
     stragglers = tuple(stragglers)
     given = in_si(arguments_given(locals()))
+    return msgspec.structs.replace(_with_islands(_job_of(given), given), given=given)
+
+
+def _job_of(given: Mapping[str, Any]) -> Job:
+    """Return the job of the arguments of :func:`make_job`, with one device per worker."""
     resolved = workload_of(given)
     placed = _placed(given, resolved)
-    spread, of_jitter = _jitter(jitter, resolved)
-    start, of_start = start_of(start, placed.options)
-    job = Job(
+    spread, of_jitter = _jitter(given.get("jitter"), resolved)
+    start, of_start = start_of(given.get("start"), placed.options)
+    return Job(
         workload=resolved,
         cluster=placed.cluster,
-        workers=workers,
+        workers=given.get("workers", 1),
         architecture=placed.architecture,
         options=placed.options,
         start=start,
         jitter=spread,
-        stragglers=stragglers,
-        seed=seed,
+        stragglers=given.get("stragglers", ()),
+        seed=given.get("seed", 0),
         assumptions=(*resolved.assumptions, *placed.assumptions, *of_start, *of_jitter),
     )
-    return msgspec.structs.replace(_with_islands(job, given), given=given)
 
 
 def arguments_given(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -371,6 +386,7 @@ class Passes(NamedTuple):
     sequence_length: int | None
     activation_checkpointing: bool | None
     accumulation: int | None
+    recomputation: str | None
 
 
 def workload_of(arguments: Mapping[str, Any]) -> Workload:
@@ -382,8 +398,9 @@ def workload_of(arguments: Mapping[str, Any]) -> Workload:
     """
     given = {name: arguments.get(name) for name in OF_WORKLOAD}
     passes = Passes(**{name: given.pop(name) for name in Passes._fields})
+    storage = read_storage({name: given.pop(name) for name in OF_STORAGE})
     measured = read_one_device(*(given.pop(name) for name in OF_ONE_DEVICE))
-    return _workload(**given, passes=passes, measured=measured)
+    return _workload(**given, passes=passes, storage=storage, measured=measured)
 
 
 def anchored(arguments: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
@@ -401,6 +418,7 @@ def _workload(
     device: str | None,
     precision: str | None,
     passes: Passes,
+    storage: Storage,
     measured: OneDevice | None,
 ) -> Workload:
     """Return the workload: as given, or made from the profile."""
@@ -413,6 +431,8 @@ def _workload(
         for name, value in {"device": device, **passes._asdict()}.items():
             if value is not None and value != getattr(workload, name):
                 raise InputError(f"{name}: the workload is already resolved for another {name}")
+        if storage not in (DEFAULT, workload.storage):
+            raise InputError("optimizer, precision_policy, lora: the workload is already resolved")
         if measured is None:
             return workload
         if measured.batch_size not in (None, workload.batch_size):
@@ -430,7 +450,8 @@ def _workload(
         precision=precision,
         batch_size=passes.batch_size,
         sequence_length=passes.sequence_length,
-        activation_checkpointing=bool(passes.activation_checkpointing),
+        recomputation=read_recomputation(passes.recomputation, passes.activation_checkpointing),
+        storage=storage,
         accumulation=passes.accumulation,
         one_device=measured,
     )

@@ -51,6 +51,7 @@ class Case:
     others : other predictions of the same value by name, such as that of a naive baseline.
     setting : cases of one setting are ranked by throughput; empty if that makes no sense.
     samples : samples of all workers in one step, for the throughput.
+    unit : of both values.
     """
 
     group: str
@@ -63,6 +64,7 @@ class Case:
     others: Mapping[str, float] = field(default_factory=dict)
     setting: str = ""
     samples: float = 0.0
+    unit: str = "s"
 
     @property
     def error(self) -> float:

@@ -267,8 +267,8 @@ def _errors(groups: Mapping[str, Mapping[str, Any]]) -> str:
 def _worst(cases: Sequence[Case]) -> str:
     """The worst step times of each split, as a list."""
     lines = [
-        f"- {split}: {case.name}: {case.predicted:.3g} s predicted, {case.measured:.3g} s "
-        f"measured ({case.error:+.0%})\n"
+        f"- {split}: {case.name}: {case.predicted:.3g} {case.unit} predicted, "
+        f"{case.measured:.3g} {case.unit} measured ({case.error:+.0%})\n"
         for split, some in _by_split(cases).items()
         for case in sorted(some, key=lambda c: -abs(c.error))[:WORST]
     ]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 
 from perfmodel.architectures.base import Architecture, Coarse
+from perfmodel.architectures.memory import Parts, replica_of, with_copies
 from perfmodel.base.arrays import NONE, Ids
 from perfmodel.base.quantities import Quantity, floor_half, is_symbol, maximum, where
 from perfmodel.communication.network import Network
@@ -223,12 +224,21 @@ def leaves_out(job: Job) -> str | None:
     )
 
 
+def memory(job: Job) -> Parts:
+    """Return the memory of a worker: a replica, the model it receives, and a copy of its own that
+    is sent while it computes."""
+    model = job.workload.gradient_bytes if job.workers > 1 else 0.0
+    return Parts(
+        with_copies(replica_of(job.workload), received_models=model, models_being_sent=model)
+    )
+
+
 ARCHITECTURE = Architecture(
     name="ad_psgd",
     title="AD-PSGD (random pairs, asynchronous)",
     options=Options,
     build=build,
-    server_bytes=None,
+    memory=memory,
     assumptions=(
         "in each iteration an active worker draws a passive worker, all equally likely, sends its "
         "model and then receives the passive worker's: two transfers, one after the other",

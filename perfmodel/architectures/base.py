@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import msgspec
 
 from perfmodel import architectures
+from perfmodel.architectures.memory import Parts, replica
 from perfmodel.base.errors import InputError
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
@@ -80,9 +81,9 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     fold : builds the graph with one worker that represents all, for jobs whose workers are alike
         (:func:`perfmodel.training.workers.alike`); None, or returns None, if one worker
         cannot represent all.
-    server_bytes : memory of one server of a job (bytes); None if there are no servers.
-    worker_bytes : memory of one worker (bytes); None for the default: parameters, gradients,
-        activations and, without a server, the optimizer's state.
+    memory : memory of a worker and of the fullest server by component; by default a worker keeps a
+        whole replica, and there are no servers.
+    updates_on_servers : whether servers run the optimizer.
     assumptions : of the model, one sentence each.
     source : publications that describe the semantics.
     model_age : for architectures that exchange models, the local steps since the last exchange;
@@ -104,12 +105,12 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     options: type[Options]
     build: Callable[[Job], OpGraph]
-    server_bytes: Callable[[Job], float] | None
     assumptions: tuple[str, ...]
     source: str
     aliases: Mapping[str, Mapping[str, object]] = msgspec.field(default_factory=dict)
     fold: Callable[[Job], OpGraph | None] | None = None
-    worker_bytes: Callable[[Job], float] | None = None
+    memory: Callable[[Job], Parts] = replica
+    updates_on_servers: bool = False
     model_age: Callable[[Job], ModelAge | None] | None = None
     notes: Callable[[Job], tuple[str, ...]] | None = None
     coarse: Coarse | None = None

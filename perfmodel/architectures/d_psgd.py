@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from perfmodel.architectures.base import Architecture, Coarse, Traffic
+from perfmodel.architectures.memory import Parts, replica_of, with_copies
 from perfmodel.base.arrays import Ids
 from perfmodel.base.quantities import Quantity, is_symbol, maximum, minimum, where
 from perfmodel.communication.network import Network
@@ -230,6 +231,12 @@ def _fold(job: Job) -> OpGraph | None:
     return None if differ else build(job, fold=True)
 
 
+def memory(job: Job) -> Parts:
+    """Return the memory of a worker: a replica, and the models of its neighbours."""
+    received = min(job.workers - 1, 2) * job.workload.gradient_bytes
+    return Parts(with_copies(replica_of(job.workload), received_models=received))
+
+
 def traffic(job: Job) -> Traffic:
     """Return the bytes of a worker: its model, to each neighbour."""
     moved = min(job.workers - 1, 2) * job.workload.gradient_bytes
@@ -241,7 +248,7 @@ ARCHITECTURE = Architecture(
     title="D-PSGD (neighbours on a ring, synchronous)",
     options=Options,
     build=build,
-    server_bytes=None,
+    memory=memory,
     assumptions=(
         "each worker sends its whole model to both neighbours on a ring, over two connections at "
         "once; with two workers, each has one neighbour",

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from perfmodel.architectures.base import Architecture, Coarse, Traffic, uniform_age
+from perfmodel.architectures.memory import Parts, replica_of, with_copies
 from perfmodel.base.arrays import Ids
 from perfmodel.base.errors import number, whole_number
 from perfmodel.base.quantities import Quantity, maximum, minimum
@@ -27,6 +28,7 @@ from perfmodel.inputs.job import Job
 from perfmodel.inputs.options import Option, Options as Base
 from perfmodel.phases.phases import Phase, Phases, mixed, resource_limited
 from perfmodel.phases.quantities import Quantities
+from perfmodel.results.memory import Footprint
 from perfmodel.results.prediction import ModelAge
 from perfmodel.theory.contention import CycleTime, contended, regularity
 from perfmodel.training.workers import (
@@ -327,15 +329,13 @@ def leaves_out(job: Job) -> str | None:
     return left_out(job, {"servers colocated with workers": colocated})
 
 
-def server_bytes(job: Job) -> float:
-    """Return the memory of a server: its shard of the centre, and as large a buffer per worker."""
-    return float(job.workload.gradient_bytes / Options.of(job).servers * (1 + job.workers))
-
-
-def worker_bytes(job: Job) -> float:
-    """Return the memory of a worker: parameters, gradients, activations and optimizer state."""
-    w = job.workload
-    return 2.0 * w.gradient_bytes + w.activation_bytes + w.optimizer_state_bytes
+def memory(job: Job) -> Parts:
+    """Return the memory of a worker: a replica, and the centre, which becomes the difference; and
+    that of a server: its shard of the centre, and as large a buffer per worker."""
+    centre = job.workload.gradient_bytes
+    shard = centre / Options.of(job).servers
+    server = with_copies(Footprint(), centre=shard, receive_buffers=job.workers * shard)
+    return Parts(with_copies(replica_of(job.workload), centre=centre), server)
 
 
 def model_age(job: Job) -> ModelAge:
@@ -356,8 +356,7 @@ ARCHITECTURE = Architecture(
     title="EASGD (elastic averaging with servers, asynchronous)",
     options=Options,
     build=build,
-    server_bytes=server_bytes,
-    worker_bytes=worker_bytes,
+    memory=memory,
     assumptions=(
         "in the last step of each period a worker pulls the centre, waits for it, and sends the "
         "elastic difference while it computes the gradient",

@@ -7,6 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from perfmodel.architectures.base import Architecture, Coarse
+from perfmodel.architectures.memory import Parts, replica_of, with_copies
 from perfmodel.base.arrays import Ids
 from perfmodel.base.errors import number, whole_number
 from perfmodel.base.quantities import Quantity, is_symbol, maximum, where
@@ -265,12 +266,21 @@ def model_age(job: Job) -> ModelAge | None:
     return ModelAge(exchange_every=1.0 / p, mean=(1.0 - p) / p, p90=p90)
 
 
+def memory(job: Job) -> Parts:
+    """Return the memory of a worker: a replica, a received model, and the copies in its queue."""
+    options = Options.of(job)
+    sends = job.workers > 1 and options.probability > 0.0
+    model = job.workload.gradient_bytes if sends else 0.0
+    kept = replica_of(job.workload)
+    return Parts(with_copies(kept, received_models=model, models_being_sent=options.queue * model))
+
+
 ARCHITECTURE = Architecture(
     name="gosgd",
     title="GoSGD (gossip, asynchronous)",
     options=Options,
     build=build,
-    server_bytes=None,
+    memory=memory,
     assumptions=(
         "a model goes to one of the other workers, all equally likely",
         "each worker sends its models one after the other, in order; its device keeps computing "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 
 from perfmodel.architectures.base import Architecture, Coarse, Traffic, ring_traffic, uniform_age
+from perfmodel.architectures.memory import Parts, replica_of, with_copies
 from perfmodel.base.arrays import Ids
 from perfmodel.base.errors import whole_number
 from perfmodel.base.quantities import where
@@ -101,6 +102,13 @@ def _add_average(b: GraphBuilder, job: Job, workers: Workers, optimizer: Ids, fo
     b.log("average", average)
 
 
+def memory(job: Job) -> Parts:
+    """Return the memory of a worker: a replica, and the model in one piece for an average
+    (torch, ``distributed/algorithms/model_averaging/utils.py``)."""
+    average = job.workload.gradient_bytes if job.workers > 1 else 0.0
+    return Parts(with_copies(replica_of(job.workload), model_to_average=average))
+
+
 def meaning(job: Job, recorder: Recorder) -> Meaning:
     """Record the workers' own steps, and the mean of all models at the end of each average."""
     workers = range(job.workers)
@@ -170,7 +178,7 @@ ARCHITECTURE = Architecture(
     title="local SGD (synchronous every few steps, no server)",
     options=Options,
     build=build,
-    server_bytes=None,
+    memory=memory,
     assumptions=(
         *REDUCTION_ASSUMPTIONS,
         "whole models are averaged every period steps, without overlap with computation",

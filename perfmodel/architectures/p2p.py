@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from perfmodel.architectures.base import Architecture, Coarse, Traffic
+from perfmodel.architectures.memory import Parts, replica_of, with_copies
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import number
 from perfmodel.base.quantities import Quantity, is_symbol, maximum, where
@@ -368,6 +369,16 @@ def _fold(job: Job) -> OpGraph | None:
     return build(job, fold=True)
 
 
+def memory(job: Job) -> Parts:
+    """Return the memory of a worker: a replica, and the gradients of every peer, or of its share of
+    them, whose optimizer state it alone keeps."""
+    options, n = Options.of(job), job.workers
+    received = (n - 1) * options.sent_share * job.workload.gradient_bytes
+    shards = n if options.exchange == "sharded" else 1
+    kept = replica_of(job.workload, shards)
+    return Parts(with_copies(kept, received_gradients=received / shards))
+
+
 def traffic(job: Job) -> Traffic:
     """Return a worker's bytes: its gradients to every peer, or a share of them both ways."""
     options, n = Options.of(job), job.workers
@@ -381,7 +392,7 @@ ARCHITECTURE = Architecture(
     title="peer to peer: every worker sends to every other (synchronous, no server)",
     options=Options,
     build=build,
-    server_bytes=None,
+    memory=memory,
     assumptions=(
         "there is one connection per pair of workers and direction; it carries one layer at a "
         "time, in order, and all connections are used at once",

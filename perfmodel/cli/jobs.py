@@ -18,7 +18,8 @@ OPTION_FLAGS = ("servers", "sync", "staleness_bound", "overlap")
 
 OF_THE_JOB = (
     *("model", "workload", "device", "precision", "batch_size", "global_batch_size"),
-    *("sequence_length", "activation_checkpointing", "accumulation"),
+    *("sequence_length", "activation_checkpointing", "accumulation", "recomputation"),
+    *("optimizer", "precision_policy", "lora", "offload_optimizer"),
     *("one_device_speed", "step_time", "one_device_batch_size"),
     *("cluster", "bandwidth", "latency", "workers", "arch", "jitter", "stragglers", "seed"),
     *("island_devices", "island_steps", "island_arch"),
@@ -209,6 +210,24 @@ JOB_OPTIONS: tuple[Decorator | tuple[str, types.Text | types.File, str], ...] = 
         types.WHOLE,
         "Passes per update, which split the batch.  [default: as timed]",
     ),
+    (
+        "--recomputation",
+        types.RECOMPUTATION,
+        "What backward computes again: none, selective (attention), selective:products, "
+        "selective:N (every Nth block) or full.",
+    ),
+    ("--optimizer", types.OPTIMIZER, "Optimizer, for its memory.  [default: as in the profile]"),
+    (
+        "--precision-policy",
+        types.POLICY,
+        "How parameters and gradients are stored.  [default: amp with 16 bits, else fp32]",
+    ),
+    (
+        "--lora",
+        types.LORA,
+        "Train adapters of this rank: RANK, RANK:TARGETS or RANK:TARGETS:BITS of frozen weights.",
+    ),
+    _switch("offload-optimizer", "Keep optimizer states and master copies in the host's memory."),
     (
         "--one-device-speed",
         types.SPEED,

@@ -268,6 +268,17 @@ def suggested(*words: str, name: str = "NAME") -> Text:
     return Text(names=lambda: words, name=name)
 
 
+def stored(table: str) -> Names:
+    """The keys of a table of :mod:`perfmodel.inputs.storage`, imported only by a shell."""
+
+    def names() -> Iterable[str]:
+        from perfmodel.inputs import storage
+
+        return tuple(getattr(storage, table))
+
+    return names
+
+
 def time(example: str) -> Text:
     """A time, with an example for help."""
     return Text(read_quantity("s"), name=example)
@@ -284,6 +295,10 @@ BOUND = Text(name="S", ranges=True)
 SIZE = Text(read_quantity("bytes"), name="SIZE")
 RATE = Text(read_quantity("bytes_per_s"), name="10Gbps")
 PRECISION = suggested("float32", "tf32", "mixed")
+RECOMPUTATION = suggested("none", "selective", "selective:products", "full")
+OPTIMIZER = Text(names=stored("OPTIMIZERS"))
+POLICY = Text(names=stored("POLICIES"))
+LORA = Text(name="16|16:q+v|16:all:4")
 SYNC = suggested("bsp", "asp", "ssp", name="bsp|asp|ssp")
 MODEL = Text(names=shipped.model_names)
 DEVICE = Text(names=shipped.device_names)

@@ -21,15 +21,18 @@ from perfmodel.inputs import (
     language_estimate,
     shipped,
 )
+from perfmodel.inputs.adapters import with_storage
 from perfmodel.inputs.batch_scaling import RECENT_LAUNCH_S
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_layers import at_length
 from perfmodel.inputs.device import Device, roofline_s
 from perfmodel.inputs.one_device import OneDevice, at_speed
-from perfmodel.inputs.passes import accumulated, checkpointed, of_one_pass, split
+from perfmodel.inputs.passes import accumulated, of_one_pass, split
 from perfmodel.inputs.profile import SCHEMA, Profile, Timing, read_profile, timings_on
+from perfmodel.inputs.recomputation import recomputed
 from perfmodel.inputs.shipped import cluster_names, device_names, folder, model_names, names
+from perfmodel.inputs.storage import DEFAULT, Storage
 from perfmodel.inputs.workload import Workload, resolve
 
 DEFAULT_CLUSTER = "ethernet-10g"
@@ -120,7 +123,8 @@ def workload(
     precision: str | None = None,
     batch_size: int | None = None,
     sequence_length: int | None = None,
-    activation_checkpointing: bool = False,
+    recomputation: str = "none",
+    storage: Storage = DEFAULT,
     accumulation: int | None = None,
     one_device: OneDevice | None = None,
 ) -> Workload:
@@ -129,13 +133,15 @@ def workload(
     In order of preference: per-layer times on that device; a published throughput on that device,
     divided among the layers by their roofline times; or an estimate, by
     :func:`perfmodel.inputs.language_estimate.estimate` for language models with given dimensions
-    and by :func:`perfmodel.inputs.device_transfer.estimate` for others.
+    and by :func:`perfmodel.inputs.device_transfer.estimate` for others. It has so many parameters
+    because jobs vary them independently.
 
     Parameters
     ----------
     sequence_length : tokens per sample, for language models with given dimensions.
-    activation_checkpointing : whether blocks keep only their inputs and recompute the rest in the
-        backward pass.
+    recomputation : what the backward pass computes again
+        (:func:`perfmodel.inputs.recomputation.recomputed`).
+    storage : how parameters, gradients and optimizer states are stored.
     accumulation : forward and backward passes per update, which share the batch evenly; default: as
         in the profile's timing (:func:`perfmodel.inputs.passes.split`).
     one_device : measured speed of one device. The workload's times are then scaled to it, and must
@@ -162,8 +168,7 @@ def workload(
         parts = split(timings, samples, accumulation, what)
         several = of_one_pass(whole, parts.passes)
         step = one_pass(several, device_name, precision, parts.pass_size)
-        if activation_checkpointing:
-            step = checkpointed(step)
+        step = recomputed(with_storage(step, whole.decoder, storage), recomputation)
         step = accumulated(step, parts.passes, parts.batch_size)
         return msgspec.structs.replace(step, assumptions=(*step.assumptions, *parts.assumptions))
 

@@ -27,6 +27,10 @@ class Decoder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         *sequence_length*: as many as the sequences have tokens; None: no learned positions.
     tied : whether the output layer shares the token embedding.
     biases : whether linear layers and norms have biases.
+    dropout : whether blocks have dropout, whose masks backward needs.
+    flash : whether attention recomputes its scores in backward instead of keeping them.
+    fused_loss : whether the gradient of the logits is made in one step, as in Megatron-LM, instead
+        of from a gradient of the logarithmic softmax, as in PyTorch.
     sequence_length : default tokens per sequence.
     """
 
@@ -41,6 +45,9 @@ class Decoder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     positions: int | Literal["sequence_length"] | None = None
     tied: bool = True
     biases: bool = True
+    dropout: bool = False
+    flash: bool = True
+    fused_loss: bool = False
 
     def __post_init__(self) -> None:
         for name in ("hidden", "blocks", "heads", "vocabulary"):

@@ -16,6 +16,9 @@ PARAMETER_BYTES = 4
 LOSS_BYTES = 4
 """Bytes of a logit in the loss, which is computed in float32 at every precision."""
 
+MASK_BYTES = 1
+"""Bytes per value of the mask of a dropout."""
+
 SIXTEEN_BITS = ("mixed", "bf16", "fp16")
 """Precisions with two-byte activations; at the others they have four bytes."""
 
@@ -57,8 +60,12 @@ def layers_of(decoder: Decoder, sequence_length: int, precision: str) -> tuple[L
     """Layers in forward order, per sequence of ``sequence_length`` tokens.
 
     Matrix products count two operations per multiply-add. Attention counts in full, although the
-    part beyond the causal diagonal need not be computed, and keeps no scores (it recomputes them).
-    Operations that only move memory (norms, sums, activations, loss) are layers of their own.
+    part beyond the causal diagonal need not be computed. Operations that only move memory (norms,
+    sums, activations, loss) are layers of their own. What layers keep for backward is stated for
+    fused kernels: every layer its output, but the products before a sum nothing, or the mask of
+    their dropout; attention with stored scores also these, twice with the mask of a dropout; the
+    loss the logits, their logarithmic softmax and gradients (torch: ``LossNLL`` and
+    ``log_softmax_backward_data`` each make one).
 
     References
     ----------
@@ -77,9 +84,11 @@ def layers_of(decoder: Decoder, sequence_length: int, precision: str) -> tuple[L
     found.append(make.norm("norm"))
     head = [] if d.tied else [("weight", d.vocabulary * h)]
     flop = 2.0 * s * h * d.vocabulary
-    found.append(make.layer("head", "linear", d.vocabulary, flop=flop, tensors=head))
+    found.append(make.layer("head", "linear", d.vocabulary, flop=flop, tensors=head, saved=0.0))
     loss = LOSS_BYTES / element * d.vocabulary
-    found.append(make.layer("loss", "loss", loss))
+    found.append(
+        make.layer("loss", "loss", loss, saved=d.vocabulary + (2.0 if d.fused_loss else 3.0) * loss)
+    )
     return tuple(found)
 
 
@@ -98,8 +107,10 @@ class _Making(msgspec.Struct, frozen=True):
         *,
         flop: float = 0.0,
         tensors: list[tuple[str, int]] | None = None,
+        saved: float | None = None,
     ) -> Layer:
-        """A layer that keeps ``kept`` values per token; ``tensors`` has parameter counts."""
+        """A layer with ``kept`` values of output per token, of which it keeps all, or ``saved``
+        values, for backward; ``tensors`` has parameter counts."""
         return Layer(
             name=name,
             kind=kind,
@@ -108,13 +119,14 @@ class _Making(msgspec.Struct, frozen=True):
             ),
             forward_flop=flop,
             activation_bytes=self.element * kept * self.tokens,
+            saved_bytes=None if saved is None else self.element * saved * self.tokens,
         )
 
-    def linear(self, name: str, width: int, out: int) -> Layer:
-        """A product with a ``width`` x ``out`` matrix; its output is kept."""
+    def linear(self, name: str, width: int, out: int, saved: float | None = None) -> Layer:
+        """A product with a ``width`` x ``out`` matrix."""
         tensors = [("weight", width * out)] + ([("bias", out)] if self.decoder.biases else [])
         flop = 2.0 * self.tokens * width * out
-        return self.layer(name, "linear", out, flop=flop, tensors=tensors)
+        return self.layer(name, "linear", out, flop=flop, tensors=tensors, saved=saved)
 
     def norm(self, name: str) -> Layer:
         """A norm over the residual stream."""
@@ -126,15 +138,18 @@ class _Making(msgspec.Struct, frozen=True):
         """The layers of a block: attention, then feed-forward, each after a norm."""
         out = 2 * inner if self.decoder.gated else inner
         scores = 4.0 * self.tokens**2 * h
+        mask = MASK_BYTES / self.element if self.decoder.dropout else 0.0
+        per_score = 2.0 + mask if self.decoder.dropout else 1.0
+        kept = h if self.decoder.flash else h + per_score * self.decoder.heads * self.tokens
         return [
             self.norm(f"{name}norm_1"),
             self.linear(f"{name}attention.qkv", h, h + 2 * self.decoder.kv_width),
-            self.layer(f"{name}attention.scores", "attention", h, flop=scores),
-            self.linear(f"{name}attention.out", h, h),
+            self.layer(f"{name}attention.scores", "attention", h, flop=scores, saved=kept),
+            self.linear(f"{name}attention.out", h, h, saved=mask * h),
             self.layer(f"{name}sum_1", "sum", h),
             self.norm(f"{name}norm_2"),
             self.linear(f"{name}feed_forward.up", h, out),
             self.layer(f"{name}feed_forward.activation", "activation", inner),
-            self.linear(f"{name}feed_forward.down", inner, h),
+            self.linear(f"{name}feed_forward.down", inner, h, saved=mask * h),
             self.layer(f"{name}sum_2", "sum", h),
         ]

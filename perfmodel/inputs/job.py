@@ -129,6 +129,11 @@ class JobArguments(TypedDict, total=False):
     sequence_length: int | None
     activation_checkpointing: bool | None
     accumulation: int | None
+    recomputation: str | None
+    optimizer: str | None
+    precision_policy: str | None
+    lora: str | None
+    offload_optimizer: bool | None
     one_device_samples_per_s: float | str | None
     one_device_step_s: float | None
     one_device_batch_size: int | None
@@ -410,6 +415,11 @@ class JobKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     sequence_length: int | None = None
     activation_checkpointing: bool | None = None
     accumulation: int | None = None
+    recomputation: str | None = None
+    optimizer: str | None = None
+    precision_policy: str | None = None
+    lora: str | None = None
+    offload_optimizer: bool | None = None
     one_device_samples_per_s: float | str | None = None
     one_device_step_s: float | None = None
     one_device_batch_size: int | None = None

@@ -1,10 +1,8 @@
-"""Activation checkpointing and gradient accumulation, as changes to a workload."""
+"""Gradient accumulation, as a change to a workload."""
 
 from __future__ import annotations
 
-import itertools
 import math
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,64 +11,7 @@ import msgspec
 from perfmodel.base.errors import InputError, whole_number
 from perfmodel.base.provenance import Assumption
 from perfmodel.inputs.profile import Profile, Timing
-from perfmodel.inputs.workload import Workload, WorkloadLayer
-
-BLOCK = r"(.*?\.\d+)\."
-"""Prefix of the names of a block's layers: up to the first number, as in ``layer1.0.conv1``."""
-
-
-def checkpointed(workload: Workload) -> Workload:
-    """Return the workload with activation checkpointing: every block keeps only its input.
-
-    The forward passes of a block's layers are computed a second time, right before their backward
-    passes. Memory holds the activations of layers outside blocks, the output of every block, and
-    all activations of the largest block. Layers form a block if their names agree up to the first
-    number (``blocks.3.``).
-
-    Raises
-    ------
-    InputError : the workload has no layers, or they form no blocks.
-
-    References
-    ----------
-    Chen et al., "Training deep nets with sublinear memory cost", 2016, arXiv 1604.06174.
-    """
-    groups = [
-        (name, list(layers)) for name, layers in itertools.groupby(workload.layers, _block_of)
-    ]
-    kept, largest = 0.0, 0.0
-    layers: list[WorkloadLayer] = []
-    again_s = 0.0
-    for name, members in groups:
-        whole = sum(layer.activation_bytes for layer in members)
-        if not name:
-            kept += whole
-            layers += members
-            continue
-        kept += members[-1].activation_bytes
-        largest = max(largest, whole)
-        again_s += sum(layer.forward_s for layer in members)
-        layers += [
-            msgspec.structs.replace(layer, backward_s=layer.backward_s + layer.forward_s)
-            for layer in members
-        ]
-    if not any(name for name, _ in groups):
-        raise InputError(
-            f"activation_checkpointing: the layers of {workload.name} form no blocks (names that "
-            "agree up to a number, such as blocks.3.)"
-        )
-    note = Assumption(
-        "activation checkpointing", "every block", "", "backward recomputes the forward pass"
-    )
-    return msgspec.structs.replace(
-        workload,
-        layers=tuple(layers),
-        backward_s=workload.backward_s + again_s,
-        activation_bytes=min(kept + largest, workload.activation_bytes),
-        activation_checkpointing=True,
-        quality="estimated",
-        assumptions=(*workload.assumptions, note),
-    )
+from perfmodel.inputs.workload import Workload
 
 
 class Split(NamedTuple):
@@ -203,9 +144,3 @@ def _in_each(note: Assumption, passes: int) -> Assumption:
         return note
     source = f"{note.source}, in each of {passes} passes"
     return Assumption(note.name, passes * note.value, note.unit, source)
-
-
-def _block_of(layer: WorkloadLayer) -> str:
-    """Return the block of a layer; "" outside blocks."""
-    found = re.match(BLOCK, layer.name)
-    return found[1] if found else ""

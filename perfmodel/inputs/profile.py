@@ -32,7 +32,8 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A layer of a profile: its tensors in definition order (backward produces them reversed).
 
-    ``forward_flop`` and ``activation_bytes`` (kept for backward) are per sample.
+    ``forward_flop``, ``activation_bytes`` (its output) and ``saved_bytes`` (kept for backward; the
+    default is the output) are per sample.
     """
 
     name: str
@@ -40,10 +41,18 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tensors: tuple[Tensor, ...] = ()
     forward_flop: float = 0.0
     activation_bytes: float = 0.0
+    saved_bytes: float | None = None
 
     def __post_init__(self) -> None:
         number(f"layer {self.name!r}: forward_flop", self.forward_flop)
         number(f"layer {self.name!r}: activation_bytes", self.activation_bytes)
+        if self.saved_bytes is not None:
+            number(f"layer {self.name!r}: saved_bytes", self.saved_bytes)
+
+    @property
+    def kept_bytes(self) -> float:
+        """What it keeps for backward, per sample."""
+        return self.activation_bytes if self.saved_bytes is None else self.saved_bytes
 
 
 class Gradients(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

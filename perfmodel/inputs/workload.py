@@ -13,6 +13,7 @@ import msgspec
 
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.base.provenance import Assumption, Source
+from perfmodel.inputs.activations import by_kind, kind_of
 from perfmodel.inputs.batch_scaling import (
     RECENT_LAUNCH_S,
     at_batch_size,
@@ -22,6 +23,7 @@ from perfmodel.inputs.batch_scaling import (
 )
 from perfmodel.inputs.calibration import Calibration, scaled, value_at
 from perfmodel.inputs.profile import Profile, Timing, total_s
+from perfmodel.inputs.storage import Lora, Storage, Stored
 
 BACKWARD_OVER_FORWARD = 2.0
 """Backward computes two products (gradients of inputs and of weights) for each one in forward."""
@@ -33,7 +35,8 @@ class WorkloadLayer(msgspec.Struct, frozen=True):
     """A layer of a resolved workload.
 
     ``tensor_bytes`` are the sizes of its gradients in the order backward produces them;
-    ``activation_bytes`` is what it keeps for backward, for the whole batch.
+    ``activation_bytes`` is what it keeps for backward, for the whole batch, and ``output_bytes``
+    its output (None: the same). ``kind`` is as in profiles.
     """
 
     name: str
@@ -41,6 +44,13 @@ class WorkloadLayer(msgspec.Struct, frozen=True):
     backward_s: float
     tensor_bytes: tuple[float, ...]
     activation_bytes: float = 0.0
+    kind: str = ""
+    output_bytes: float | None = None
+
+    @property
+    def passed_on_bytes(self) -> float:
+        """Its output, for the whole batch."""
+        return self.activation_bytes if self.output_bytes is None else self.output_bytes
 
 
 WIDE: Mapping[str, tuple[str, ...]] = {
@@ -59,9 +69,12 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     1.35); None if the step itself was measured. ``calibration`` says how precisely fitted values
     are known: fields, or keys of :data:`WIDE`. ``noise_scale_samples`` is the gradient noise scale
     of the training; None if unknown. ``sequence_length`` is the number of tokens per sample; None
-    if unknown. Times and activations already include ``activation_checkpointing`` and
-    ``accumulation`` (passes per update). If ``among_several``, the times are of a device in a group
-    and include the slowdown by the others. ``buffer_bytes`` is the size of the module's buffers.
+    if unknown. Times and activations already include ``recomputation`` and ``accumulation`` (passes
+    per update). If ``among_several``, the times are of a device in a group and include the slowdown
+    by the others. ``buffer_bytes`` is the size of the module's buffers. ``storage`` says how
+    parameters, gradients and optimizer states are stored; ``frozen_bytes`` is the size of
+    parameters that are not trained. ``activations`` divides ``activation_bytes`` by kind of layer,
+    in proportion; all are *other* if it is empty.
     """
 
     name: str
@@ -86,10 +99,13 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     calibration: Calibration | None = None
     noise_scale_samples: float | None = None
     sequence_length: int | None = None
-    activation_checkpointing: bool = False
+    recomputation: str = "none"
     accumulation: int = 1
     among_several: bool = False
     buffer_bytes: float = 0.0
+    storage: Storage = Storage()
+    frozen_bytes: float = 0.0
+    activations: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
         for path in self.calibration.parameters if self.calibration is not None else ():
@@ -103,14 +119,13 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         more = {name: getattr(self, name) * factor for name in WIDE[path]}
         times = factor if path == "compute_s" else 1.0
         layers = tuple(
-            WorkloadLayer(
-                layer.name,
-                layer.forward_s * times,
-                layer.backward_s * times,
-                tuple(size * factor for size in layer.tensor_bytes)
+            msgspec.structs.replace(
+                layer,
+                forward_s=layer.forward_s * times,
+                backward_s=layer.backward_s * times,
+                tensor_bytes=tuple(size * factor for size in layer.tensor_bytes)
                 if path == "gradient_bytes"
                 else layer.tensor_bytes,
-                layer.activation_bytes,
             )
             for layer in self.layers
         )
@@ -120,6 +135,38 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     def compute_s(self) -> float:
         """Seconds of device computation per step: forward, backward and optimizer."""
         return self.forward_s + self.backward_s + self.optimizer_s
+
+    @property
+    def activation_checkpointing(self) -> bool:
+        """Whether every block keeps only its input."""
+        return self.recomputation == "full"
+
+    @property
+    def optimizer(self) -> str | None:
+        """The optimizer, if it was given."""
+        return self.storage.optimizer
+
+    @property
+    def precision_policy(self) -> str | None:
+        """The precision policy, if it was given."""
+        return self.storage.policy
+
+    @property
+    def lora(self) -> Lora | None:
+        """The adapters that alone are trained; None if all parameters are."""
+        return self.storage.lora
+
+    @property
+    def offload_optimizer(self) -> bool:
+        """Whether optimizer states and master copies are in the memory of the host."""
+        return self.storage.offload
+
+    @property
+    def stored(self) -> Stored:
+        """What is stored of the model."""
+        return self.storage.stored(
+            self.gradient_bytes, self.optimizer_state_bytes, self.frozen_bytes, self.precision
+        )
 
     @property
     def earlier_passes(self) -> int:
@@ -243,7 +290,7 @@ def resolve(
         data_loading_s=loading_s,
         layers=_layers(profile, forward, backward, size),
         step_cv=_step_cv(near),
-        activation_bytes=size * sum(layer.activation_bytes for layer in profile.layers),
+        **_activations(profile, size),
         optimizer_state_bytes=profile.parameter_bytes
         * profile.optimizer_state_bytes_per_parameter_byte,
         quality="measured" if measured else "estimated",
@@ -336,10 +383,18 @@ def _layers(
             f,
             b,
             tuple(t.bytes for t in reversed(layer.tensors)),
-            batch_size * layer.activation_bytes,
+            batch_size * layer.kept_bytes,
+            layer.kind,
+            None if layer.saved_bytes is None else batch_size * layer.activation_bytes,
         )
         for layer, f, b in zip(profile.layers, forward, backward, strict=bool(profile.layers))
     )
+
+
+def _activations(profile: Profile, batch_size: int) -> dict[str, Any]:
+    """What layers keep for backward: the sum, and by kind of layer."""
+    kept = [(kind_of(one.name, one.kind), batch_size * one.kept_bytes) for one in profile.layers]
+    return {"activation_bytes": sum(size for _, size in kept), "activations": by_kind(kept)}
 
 
 def _sizes(profile: Profile) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from perfmodel.inputs.job import Jitter, Job
 from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.workload import Workload
 from perfmodel.predicting import job_facts
+from perfmodel.predicting.memory import worker_bytes
 from perfmodel.predicting.variants import evaluate
 from perfmodel.sweeping.executors import completed
 
@@ -335,7 +336,7 @@ def _worker_bytes(job: Job, workers: Ids) -> Floats:
     """Memory of a worker (bytes); depends on the number of workers if they shard the model."""
 
     def needed(count: int) -> float:
-        return job_facts.worker_bytes(msgspec.structs.replace(job, workers=count))
+        return worker_bytes(msgspec.structs.replace(job, workers=count))
 
     counts, places = np.unique(workers, return_inverse=True)
     if needed(int(counts[0])) == needed(int(counts[-1])):

@@ -7,6 +7,7 @@ import msgspec
 from perfmodel.base.provenance import provenance
 from perfmodel.inputs.job import Job
 from perfmodel.predicting import fine, intervals, islands, job_facts
+from perfmodel.predicting.memory import memory_of
 from perfmodel.results.outcome import Outcome
 from perfmodel.results.prediction import Prediction
 
@@ -18,7 +19,7 @@ def prediction_of(
 
     Simulating it again, for a timeline or schedule, may take up to ``max_ops`` operations.
     """
-    memory = job_facts.memory_of(job)
+    memory = memory_of(job)
     samples_per_s = islands.samples_per_s(job, outcome)
     outcome = islands.of_devices(job, outcome)
     nodes, devices_per_node = job_facts.nodes_of(job)

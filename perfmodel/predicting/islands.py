@@ -164,8 +164,7 @@ def _inner(
 
 def _updates_on_servers(job: Job) -> bool:
     """Return whether the optimizer runs on servers."""
-    outer = architecture_of(job)
-    return outer.server_bytes is not None and outer.worker_bytes is None
+    return architecture_of(job).updates_on_servers
 
 
 def island_of(job: Job) -> Island:

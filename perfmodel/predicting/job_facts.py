@@ -13,11 +13,11 @@ from perfmodel.architectures.base import architecture_of
 from perfmodel.base.errors import InputError, whole_number
 from perfmodel.base.files import finite
 from perfmodel.base.units import show
-from perfmodel.inputs import catalogue
 from perfmodel.inputs.islands import places_of
 from perfmodel.inputs.job import Job
-from perfmodel.inputs.workload import Workload, expanded
-from perfmodel.results.prediction import Memory, ModelAge, Training
+from perfmodel.inputs.workload import expanded
+from perfmodel.results.memory import Memory
+from perfmodel.results.prediction import ModelAge, Training
 
 LEAST_STEP_S = 1e-12
 """Shortest compute time of a step (s)."""
@@ -94,45 +94,6 @@ def _in_steps(found: ModelAge | None, steps: float) -> ModelAge:
         mean=steps * known.mean + (steps - 1.0) / 2.0,
         p90=max(p90, 0),
     )
-
-
-def worker_bytes(job: Job) -> float:
-    """Return the memory of a worker, or of a device of an island: parameters, gradients,
-    activations, buffers and, if the optimizer runs there, its state."""
-    if job.islands:
-        return max(worker_bytes(island.job) for island in job.islands) + _outer_bytes(job)
-    architecture = architecture_of(job)
-    w = job.workload
-    if architecture.worker_bytes is not None:
-        return architecture.worker_bytes(job) + w.buffer_bytes
-    on_server = architecture.server_bytes is not None
-    return _plain_bytes(w) - (w.optimizer_state_bytes if on_server else 0.0) + w.buffer_bytes
-
-
-def _plain_bytes(w: Workload) -> float:
-    """Return the bytes of parameters, gradients, activations and optimizer state."""
-    return 2.0 * w.gradient_bytes + w.activation_bytes + w.optimizer_state_bytes
-
-
-def _outer_bytes(job: Job) -> float:
-    """Return the memory each device of an island needs for its equal share of the exchange."""
-    architecture = architecture_of(job)
-    if architecture.worker_bytes is None:
-        return 0.0
-    more = max(architecture.worker_bytes(job) - _plain_bytes(job.workload), 0.0)
-    return more / min(island.devices for island in job.islands)
-
-
-def memory_of(job: Job) -> Memory:
-    """Return the memory of a worker and of a server, and that of the device if known."""
-    architecture = architecture_of(job)
-    w = job.workload
-    worker = worker_bytes(job)
-    on_servers = architecture.server_bytes if job.options.server_count else None
-    server = on_servers(job) if on_servers is not None else None
-    known = w.device in catalogue.device_names()
-    has = catalogue.device(w.device).memory_bytes if known else None
-    return Memory(worker, server, has)
 
 
 def training_of(job: Job, iterations_per_s: float, totals: TrainingAmount) -> Training | None:

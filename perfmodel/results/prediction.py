@@ -11,6 +11,7 @@ from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Assumption, Provenance
 from perfmodel.base.uncertainty import Uncertainty
 from perfmodel.reporting.drawn import Paged
+from perfmodel.results.memory import Memory
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -117,17 +118,6 @@ class Utilisation(msgspec.Struct, frozen=True):
     servers: dict[str, float]
     links: dict[str, float]
     cores: dict[str, float] = {}
-
-
-class Memory(msgspec.Struct, frozen=True):
-    """Memory in bytes that a worker and the fullest server need (None without servers).
-
-    ``device_bytes`` is the memory of the device; None if unknown.
-    """
-
-    worker_bytes: float
-    server_bytes: float | None
-    device_bytes: float | None
 
 
 class Training(msgspec.Struct, frozen=True):

@@ -15,11 +15,12 @@ import pytest
 from hypothesis import given, strategies as st
 
 from perfmodel import InputError, Jitter, Link, Straggler, Workload, build_graph, predict
-from perfmodel.architectures.fsdp import order, worker_bytes
+from perfmodel.architectures.fsdp import order
 from perfmodel.architectures.fsdp.options import Options
 from perfmodel.architectures.fsdp.order import Issue, issue_order, units_of
 from perfmodel.engine.simulation import timeline
 from perfmodel.predicting import fine
+from perfmodel.predicting.memory import worker_bytes
 from tests.architectures.test_allreduce import same
 from tests.jobs import cluster, job, workload
 from tests.settings import examples

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from perfmodel import Cluster, InputError, Job, Straggler, build_graph, make_job, predict
-from perfmodel.architectures.fsdp import worker_bytes
 from perfmodel.architectures.fsdp.formulas import exact, leaves_out
 from perfmodel.engine.simulation import timeline
 from perfmodel.inputs.cluster import Collective, IntraNode, Piece
 from perfmodel.predicting import fine, variants
+from perfmodel.predicting.memory import worker_bytes
 from perfmodel.studies.crossovers import between
 from tests import corpus
 from tests.architectures.test_allreduce import same

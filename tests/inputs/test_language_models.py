@@ -20,7 +20,8 @@ from perfmodel.inputs import catalogue, language_estimate
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_layers import layers_of
 from perfmodel.inputs.job import read_job
-from perfmodel.inputs.passes import accumulated, checkpointed
+from perfmodel.inputs.passes import accumulated
+from perfmodel.inputs.recomputation import recomputed
 from perfmodel.inputs.workload import Workload, WorkloadLayer
 
 PUBLISHED = {
@@ -238,14 +239,14 @@ LAYERS = [
 def test_checkpointing_by_hand() -> None:
     """Three blocks of two layers of 2 s: 12 s again; 100 + 3 * 10 + (50 + 10) bytes are kept."""
     plain = msgspec.structs.replace(Workload.of("three", LAYERS), activation_bytes=280.0)
-    again = checkpointed(plain)
+    again = recomputed(plain, "full")
     assert (again.forward_s, again.backward_s) == (13.0, 25.0 + 12.0)
     assert again.activation_bytes == 190.0
     assert [layer.backward_s for layer in again.layers] == [1.0, *[6.0] * 6]
 
 
 def test_checkpointing_costs_a_third_and_saves_memory() -> None:
-    plain, again = workload(), workload(activation_checkpointing=True)
+    plain, again = workload(), workload(recomputation="full")
     ratio = (again.forward_s + again.backward_s) / (plain.forward_s + plain.backward_s)
     assert 1.31 < ratio < 4 / 3
     assert again.activation_bytes < plain.activation_bytes / 5

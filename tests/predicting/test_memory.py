@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from perfmodel import Job, make_job, predict
-from perfmodel.predicting.job_facts import memory_of
-from perfmodel.results.prediction import Memory
+from perfmodel.predicting.memory import memory_of
+from perfmodel.results.memory import Memory
 from tests.jobs import cluster, workload
 
 SIZES = [10.0, 20.0, 30.0, 40.0]
@@ -34,14 +34,41 @@ def memory(arch: str, workers: int = 4, **more: Any) -> Memory:
     return memory_of(job(arch, workers, **more))
 
 
-@pytest.mark.parametrize("arch", ["ring", "local_sgd", "p2p", "d_psgd", "ad_psgd", "gosgd"])
-@pytest.mark.parametrize("workers", [2, 8])
-def test_a_replica_keeps_everything(arch: str, workers: int) -> None:
-    """Parameters 100, gradients 100, activations 700, optimizer 200, buffers 3."""
-    found = memory(arch, workers)
-    assert found.worker_bytes == 100.0 + 100.0 + 700.0 + 200.0 + 3.0
-    assert found.server_bytes is None
-    assert predict(job(arch, workers), fidelity="coarse").memory == found
+PLAIN = 100.0 + 100.0 + 700.0 + 200.0 + 3.0
+"""A replica: parameters 100, gradients 100, activations 700, optimizer 200, buffers 3."""
+
+
+@pytest.mark.parametrize(
+    ("arch", "options", "two", "eight"),
+    [
+        ("ring", {}, 100.0, 100.0),  # DDP's buckets
+        ("ring", {"bucketing": "one"}, 100.0, 100.0),
+        ("ring", {"bucketing": "layer"}, 0.0, 0.0),
+        ("ring", {"bucketing": "horovod", "fusion_threshold_bytes": 64.0}, 64.0, 64.0),
+        ("local_sgd", {}, 100.0, 100.0),  # the model in one piece
+        ("p2p", {}, 100.0, 700.0),  # the gradients of every other worker
+        # half or an eighth of the gradients of others; so much of the optimizer's state
+        ("p2p", {"exchange": "sharded"}, 50.0 - 100.0, 87.5 - 175.0),
+        ("d_psgd", {}, 100.0, 200.0),  # the models of one neighbour or two
+        ("ad_psgd", {}, 200.0, 200.0),  # a received model, and one being sent
+        ("gosgd", {"queue": 3}, 400.0, 400.0),  # a received model, and three that wait
+        ("gosgd", {"probability": 0.0}, 0.0, 0.0),
+        ("easgd", {}, 100.0, 100.0),  # the centre
+        ("diloco", {}, 300.0, 300.0),  # outer parameters and momentum, a model in flight
+        ("diloco", {"fragments": 2, "sent_as": "bf16"}, 235.0, 235.0),  # 30 + 40, in half the bits
+        ("ps", {}, -200.0, -200.0),  # the optimizer is on the server
+    ],
+)
+def test_what_a_worker_keeps_besides_a_replica(
+    arch: str, options: dict[str, Any], two: float, eight: float
+) -> None:
+    for workers, more in ((2, two), (8, eight)):
+        now = memory(arch, workers, options=options)
+        assert now.worker_bytes == pytest.approx(PLAIN + more)
+        assert (now.server_bytes is None) == (arch not in ("ps", "easgd"))
+        assert predict(job(arch, workers, options=options), fidelity="coarse").memory == now
+    if arch not in ("ps", "easgd"):
+        assert memory(arch, 1, options=options).worker_bytes == PLAIN
 
 
 @pytest.mark.parametrize("sync", ["bsp", "asp", "ssp"])
@@ -78,17 +105,19 @@ def test_an_elastic_server_keeps_a_centre_and_no_optimizer() -> None:
     """The centre is 100 bytes, and there are 100 to receive the difference of each of four."""
     found = memory("easgd", options={"servers": 1})
     assert found.server_bytes == 100.0 + 4 * 100.0
-    assert found.worker_bytes == 100.0 + 100.0 + 700.0 + 200.0 + 3.0
+    assert found.worker_bytes == PLAIN + 100.0
 
 
 def test_an_outer_optimizer_keeps_parameters_and_momentum() -> None:
-    """100 bytes each: on every worker, or on the server with 100 to receive from each of four."""
-    plain = 100.0 + 100.0 + 700.0 + 200.0 + 3.0
+    """100 bytes each, and 100 in flight: on every worker; or the momentum on the server, with the
+    parameters and 100 to receive from each of four."""
     found = memory("diloco", options={"exchange": "all_reduce"})
-    assert (found.worker_bytes, found.server_bytes) == (plain + 100.0 + 100.0, None)
+    assert (found.worker_bytes, found.server_bytes) == (PLAIN + 300.0, None)
+    assert found.worker.model_copies_bytes == {
+        "outer parameters": 100.0, "outer momentum": 100.0, "fragment in flight": 100.0
+    }  # fmt: skip
     found = memory("diloco", options={"exchange": "server"})
-    assert (found.worker_bytes, found.server_bytes) == (plain, 100.0 + 100.0 + 4 * 100.0)
-    assert memory("diloco", 1, options={"exchange": "all_reduce"}).worker_bytes == plain
+    assert (found.worker_bytes, found.server_bytes) == (PLAIN + 200.0, 200.0 + 4 * 100.0)
 
 
 @pytest.mark.parametrize(
@@ -114,14 +143,14 @@ def test_shards_of_one_worker_are_the_whole_model() -> None:
 
 
 def test_devices_of_an_island_share_its_part_in_the_exchange() -> None:
-    """Each of two devices is a replica, and keeps half of the outer parameters and momentum."""
+    """Each of two devices is a replica with buckets, and keeps half of the outer parameters and
+    momentum, and of what is in flight."""
     where = cluster(devices_per_node=2)
     made = make_job(
         workload=WORK, cluster=where, workers=2, arch="diloco", island_devices=2,
         options={"exchange": "all_reduce"},
     )  # fmt: skip
-    plain = 100.0 + 100.0 + 700.0 + 200.0 + 3.0
-    assert memory_of(made).worker_bytes == plain + (100.0 + 100.0) / 2
+    assert memory_of(made).worker_bytes == PLAIN + 100.0 + (100.0 + 100.0 + 100.0) / 2
 
 
 def test_a_server_of_islands_keeps_one_buffer_for_each() -> None:
@@ -133,11 +162,11 @@ def test_a_server_of_islands_keeps_one_buffer_for_each() -> None:
 
 
 def test_a_device_that_is_too_small_is_named() -> None:
-    """2 GB of parameters, as many of gradients and 4 of the optimizer: half a K80, of 12 GB."""
+    """2 GB of parameters, as many of gradients and of buckets, and 4 of the optimizer, of 12 GB."""
     big = msgspec.structs.replace(
         workload([1.0], [1.0], [2e9]), device="k80", optimizer_state_bytes=4e9
     )
-    for activation_bytes, fits in ((3.9e9, True), (4.9e9, False)):
+    for activation_bytes, fits in ((1.9e9, True), (2.9e9, False)):
         work = msgspec.structs.replace(big, activation_bytes=activation_bytes)
         found = predict(
             make_job(workload=work, cluster=cluster(), workers=2, arch="ring"), fidelity="coarse"
@@ -150,4 +179,5 @@ def test_a_device_that_is_too_small_is_named() -> None:
 def test_a_workload_made_of_layers_has_parameters_and_gradients_only() -> None:
     work = workload([1.0], [1.0], [100.0])
     made = make_job(workload=work, cluster=cluster(), workers=2, arch="ring")
-    assert memory_of(made).worker_bytes == 100.0 + 100.0
+    assert memory_of(made).worker.buckets_bytes == 100.0
+    assert memory_of(made).worker_bytes == 100.0 + 100.0 + 100.0

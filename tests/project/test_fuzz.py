@@ -27,13 +27,13 @@ import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
-from perfmodel.calibration.placements.table import read_trainings
 
 from perfmodel import Schedule, make_job, predict, sweep
 from perfmodel.base import files, tables as table_files
 from perfmodel.base.errors import InputError, PerfmodelError, PerfmodelWarning
 from perfmodel.calibration import read_runs
 from perfmodel.calibration.network.fit import fit_network, read as read_network
+from perfmodel.calibration.placements.table import read_trainings
 from perfmodel.cli import main
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import read_cluster

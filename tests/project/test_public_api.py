@@ -108,6 +108,22 @@ CRITICAL_STEP = {
     "seconds": NUMBER,
     "waited": (bool,),
 }
+FOOTPRINT: dict[str, Any] = {
+    "parameters_bytes": NUMBER,
+    "gradients_bytes": NUMBER,
+    "optimizer_states_bytes": NUMBER,
+    "copies_bytes": NUMBER,
+    "activations_bytes": NUMBERS_BY_NAME,
+    "logits_bytes": NUMBER,
+    "gathered_bytes": NUMBER,
+    "buckets_bytes": NUMBER,
+    "module_buffers_bytes": NUMBER,
+    "model_copies_bytes": NUMBERS_BY_NAME,
+    "library_bytes": NUMBER,
+    "host_bytes": NUMBER,
+    "reserved_bytes": NOTHING,
+}
+
 PREDICTION: dict[str, Any] = {
     "schema": TEXT,
     "model": TEXT,
@@ -169,6 +185,8 @@ PREDICTION: dict[str, Any] = {
         "worker_bytes": NUMBER,
         "server_bytes": NUMBER + NOTHING,
         "device_bytes": NUMBER + NOTHING,
+        "worker": FOOTPRINT,
+        "server": FOOTPRINT,
     },
     "bottleneck": {
         "resource": TEXT,
@@ -363,6 +381,8 @@ def test_json_keeps_its_shape(job: str) -> None:
     shape["training"] = NOTHING
     if job != "random":
         shape["provenance"]["inputs"]["jitter"] = NOTHING
+    if job == "without servers":
+        shape["memory"]["server"] = NOTHING
     assert differences(predicted(job), shape) == []
 
 

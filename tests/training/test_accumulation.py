@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from perfmodel import InputError, Workload, build_graph, make_job, predict
-from perfmodel.architectures.fsdp import order, worker_bytes
+from perfmodel.architectures.fsdp import order
 from perfmodel.architectures.registry import find
 from perfmodel.inputs.cluster import Handover
 from perfmodel.inputs.passes import accumulated
 from perfmodel.predicting import fine
+from perfmodel.predicting.memory import worker_bytes
 from tests.architectures.test_allreduce import same
 from tests.jobs import cluster, job, workload
 
@@ -200,15 +201,16 @@ def test_one_simulated_worker_can_represent_all(
 
 def test_whole_gradients_stay_in_memory_under_no_sync() -> None:
     """Gradients of 3 bytes over three workers, units of 2 and 1: a third and the largest unit, or
-    all of them; half of them if they are sent and kept whole in 16 bits."""
+    all of them; half of them if they are sent and kept whole in 16 bits. Parameters of 3 bytes, or
+    a third of them and all in 16 bits."""
     work = msgspec.structs.replace(WORK, optimizer_state_bytes=6.0)
     low = msgspec.structs.replace(work, precision="mixed")
-    for given, sync, whole in ((work, 1.0 + 2.0, 3.0), (low, 1.0 + 1.0, 1.5)):
+    for given, sync, whole, kept in ((work, 1.0 + 2.0, 3.0, 3.0), (low, 1.0 + 1.0, 1.5, 2.5)):
         for passes, no_sync in ((4, True), (4, False), (1, True)):
             options = {**EACH, "stage": 2, "no_sync": no_sync}
             made = job(accumulated(given, passes), cluster(), 3, "fsdp", options)
             expected = max(whole, sync) if no_sync and passes > 1 else sync
-            assert worker_bytes(made) == pytest.approx(6.0 / 3 + expected + 3.0)
+            assert worker_bytes(made) == pytest.approx(6.0 / 3 + expected + kept)
     many = workload([1.0] * 10, [1.0] * 10, [1.0] * 10)
     for no_sync, gradients in ((True, 10.0), (False, 2.0 / 2 + 1.0)):
         options = {**EACH, "no_sync": no_sync}

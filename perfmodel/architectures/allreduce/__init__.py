@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
+import msgspec
 import numpy as np
 
 from perfmodel.architectures.allreduce.formulas import exact, leaves_out, operation_of, phases
@@ -11,6 +13,7 @@ from perfmodel.architectures.allreduce.graph import build, slices
 from perfmodel.architectures.allreduce.messages import broadcast_bytes, messages_of, reduction_of
 from perfmodel.architectures.allreduce.options import Options
 from perfmodel.architectures.base import Architecture, Coarse, Traffic, ring_traffic
+from perfmodel.architectures.memory import Parts, replica_of
 from perfmodel.communication.collectives import measured_in, measured_notes
 from perfmodel.communication.members import Members
 from perfmodel.communication.reduction import REDUCTION_ASSUMPTIONS
@@ -47,6 +50,19 @@ def _fold(job: Job) -> OpGraph | None:
         if shared or options.sparse or reduction_of(job, members).algorithm != "ring":
             return None
     return build(job, fold=True)
+
+
+def memory(job: Job) -> Parts:
+    """Return the memory of a worker: a replica, and the buckets.
+
+    DistributedDataParallel copies gradients into buckets (its default, unlike
+    ``gradient_as_bucket_view``), and so does whoever merges all or some; Horovod has one fusion
+    buffer. Single layers are reduced in place.
+    """
+    options, kept = Options.of(job), replica_of(job.workload)
+    whole = kept.gradients_bytes if job.workers > 1 and options.bucketing != "layer" else 0.0
+    most = options.fusion_threshold_bytes if options.bucketing == "horovod" else math.inf
+    return Parts(msgspec.structs.replace(kept, buckets_bytes=min(whole, most)))
 
 
 def traffic(job: Job) -> Traffic | None:
@@ -96,7 +112,7 @@ ARCHITECTURE = Architecture(
     title="all-reduce (synchronous, no server)",
     options=Options,
     build=build,
-    server_bytes=None,
+    memory=memory,
     assumptions=(
         *REDUCTION_ASSUMPTIONS,
         "buckets are reduced in the order in which they fill, unless priorities are set",

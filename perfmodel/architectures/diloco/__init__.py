@@ -7,12 +7,14 @@ from perfmodel.architectures.diloco.formulas import exact, leaves_out, phases
 from perfmodel.architectures.diloco.graph import build
 from perfmodel.architectures.diloco.options import Options, fragments_of
 from perfmodel.architectures.diloco.recording import meaning
+from perfmodel.architectures.memory import Parts, replica_of, with_copies
 from perfmodel.base.units import show
 from perfmodel.communication.collectives import measured_notes
 from perfmodel.communication.network import SERVER_ASSUMPTION
 from perfmodel.communication.reduction import REDUCTION_ASSUMPTIONS
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
+from perfmodel.results.memory import Footprint
 from perfmodel.results.prediction import ModelAge
 
 
@@ -58,22 +60,29 @@ def _hidden_s(job: Job) -> float:
     return options.overlap_steps * work.compute_s + during
 
 
-def worker_bytes(job: Job) -> float:
-    """Return the memory of a worker: parameters, gradients, activations, optimizer state and,
-    without a server, the parameters and the momentum of the outer optimizer."""
-    w = job.workload
-    outer = 0.0 if Options.of(job).by_server or job.workers == 1 else 2.0
-    return (2.0 + outer) * w.gradient_bytes + w.activation_bytes + w.optimizer_state_bytes
+def memory(job: Job) -> Parts:
+    """Return the memory of a worker and of a server.
 
-
-def server_bytes(job: Job) -> float:
-    """Return the memory of a server: the outer optimizer's parameters and momentum, and a receive
-    buffer for a fragment of each worker; 0 without a server."""
-    options = Options.of(job)
-    if not options.by_server:
-        return 0.0
-    buffers = job.workers * float(fragments_of(job).share.max()) * options.sent_share
-    return float(job.workload.gradient_bytes * (2.0 + buffers))
+    A worker keeps a replica, the parameters since the last exchange, of which the pseudo-gradient
+    is the difference, and the largest fragment in flight, as it is sent. The outer momentum, and
+    also the parameters, are on the server if there is one, with a receive buffer for a fragment of
+    each worker. A single worker makes no outer step.
+    """
+    options, model = Options.of(job), job.workload.gradient_bytes
+    worker = replica_of(job.workload)
+    fragment = float(fragments_of(job).share.max()) * model * options.sent_share
+    if options.by_server:
+        worker = with_copies(worker, outer_parameters=model, fragment_in_flight=fragment)
+        received = job.workers * fragment
+        server = with_copies(
+            Footprint(), outer_parameters=model, outer_momentum=model, receive_buffers=received
+        )
+        return Parts(worker, server)
+    if job.workers > 1:
+        worker = with_copies(
+            worker, outer_parameters=model, outer_momentum=model, fragment_in_flight=fragment
+        )
+    return Parts(worker)
 
 
 def traffic(job: Job) -> Traffic | None:
@@ -90,8 +99,7 @@ ARCHITECTURE = Architecture(
     title="DiLoCo (local SGD with an outer optimizer; streaming in fragments)",
     options=Options,
     build=build,
-    server_bytes=server_bytes,
-    worker_bytes=worker_bytes,
+    memory=memory,
     assumptions=(
         *REDUCTION_ASSUMPTIONS,
         "pseudo-gradients have as many elements as gradients, with 32 bits each before encoding",

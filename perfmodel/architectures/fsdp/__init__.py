@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
 from perfmodel.architectures.base import Architecture, Coarse, Traffic
@@ -9,6 +10,7 @@ from perfmodel.architectures.fsdp import order
 from perfmodel.architectures.fsdp.formulas import exact, leaves_out, phases
 from perfmodel.architectures.fsdp.graph import build
 from perfmodel.architectures.fsdp.options import Options
+from perfmodel.architectures.memory import Parts, replica_of
 from perfmodel.communication.collectives import measured_notes
 from perfmodel.communication.groups import Groups, same_place
 from perfmodel.communication.reduction import MEASURED_ASSUMPTION
@@ -29,6 +31,8 @@ def notes(job: Job) -> tuple[str, ...]:
         remarks += measured_notes(job, {"all_reduce": sizes / shards.size}, replicas.size)
     if job.workload.accumulation > 1 and job.workers > 1:
         remarks.append(_accumulated(job))
+    if options.stage == 3 and job.workload.frozen_bytes > 0.0:
+        remarks.append("the traffic that gathers frozen parameters is not in the predicted time")
     return tuple(remarks)
 
 
@@ -47,30 +51,49 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def worker_bytes(job: Job) -> float:
-    """Return the peak memory of one worker: optimizer state, gradients, parameters, activations.
+def memory(job: Job) -> Parts:
+    """Return the peak memory of a worker by component.
 
-    At stage 1 each of the n workers of a shard group keeps 1/n of the optimizer state. At stage 2
-    it also keeps only 1/n of the gradients, plus those of one unit being reduced. At stage 3 it
-    also keeps only 1/n of the parameters, plus the gathered units: the one that computes and those
-    prefetched. Tensors sent in 16 bits are kept in 16 bits while whole. If an update accumulates
-    several passes under no_sync, gradients are whole until the last pass reduces them (PyTorch,
-    ``FullyShardedDataParallel.no_sync``).
+    Each of the n workers of a shard group keeps 1/n of the optimizer state and of the master
+    copies. At stage 2 it also keeps only 1/n of the gradients, besides those of one unit being
+    reduced. At stage 3 it also keeps only 1/n of the parameters, besides the gathered units: the
+    one that computes and those prefetched. Tensors sent in 16 bits are kept in 16 bits while whole;
+    parameters in 32 bits are then sharded at stages 1 and 2, too.
+    If an update accumulates several passes under no_sync, gradients are whole until the last pass
+    reduces them (PyTorch, ``FullyShardedDataParallel.no_sync``).
     """
-    options = Options.of(job)
-    whole, n = job.workload.gradient_bytes, int(options.shards(job.workers))
-    units = np.sort(order.units_of(job.workload, options.unit_bytes).bytes)[::-1]
-    gradients = parameters = whole
-    sent = order.sent_share(job)
+    options, work = Options.of(job), job.workload
+    whole, n, stored = work.gradient_bytes, int(options.shards(job.workers)), work.stored
+    units = np.sort(order.units_of(work, options.unit_bytes).bytes)[::-1] / whole
+    sent = order.sent_share(job) * whole
+    kept = replica_of(work, n)
+    gathered = 0.0
+    gradients, parameters, copies = stored.gradients, stored.parameters, kept.copies_bytes
     if options.stage > 1:
-        gradients = min(whole / n + sent * float(units[0]), whole)
-        if options.no_sync and job.workload.accumulation > 1:
-            gradients = max(gradients, sent * whole)
+        gradients /= n
+        gradient_unit = min(sent, stored.gradients)
+        in_flight = min(float(units[0]) * gradient_unit, stored.gradients - gradients)
+        if options.no_sync and work.accumulation > 1:
+            in_flight = max(in_flight, gradient_unit - gradients)
+        gathered += in_flight
+    if options.stage == 3:
+        copies -= stored.casts
+    elif stored.casts > 0.0 and sent < whole:  # only what is sent in 16 bits is whole
+        parameters /= n
     if options.stage == 3 and options.reshard_after_forward:
-        gathered = sent * float(units[: options.prefetch + 1].sum())
-        parameters = min(whole / n + gathered, whole)
-    state = job.workload.optimizer_state_bytes / n
-    return state + gradients + parameters + job.workload.activation_bytes
+        parameters /= n
+        parameter_unit = min(sent, stored.parameters - stored.frozen) + stored.frozen
+        unit = float(units[: options.prefetch + 1].sum()) * parameter_unit
+        gathered += min(unit, stored.parameters - parameters)
+    return Parts(
+        msgspec.structs.replace(
+            kept,
+            parameters_bytes=parameters,
+            gradients_bytes=gradients,
+            copies_bytes=copies,
+            gathered_bytes=gathered,
+        )
+    )
 
 
 def _fold(job: Job) -> OpGraph | None:
@@ -101,8 +124,7 @@ ARCHITECTURE = Architecture(
     title="fully sharded data parallel, ZeRO (synchronous, no server)",
     options=Options,
     build=build,
-    server_bytes=None,
-    worker_bytes=worker_bytes,
+    memory=memory,
     assumptions=(
         "a ring reduce-scatter or all-gather moves (n-1)/n of a unit's bytes over every member's "
         "link, both ways, at the pace of the slowest link",

@@ -6,25 +6,49 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from perfmodel.architectures.base import Architecture, Coarse, Traffic
+from perfmodel.architectures.memory import (
+    Parts,
+    replica_of,
+    with_copies,
+    without_optimizer,
+)
 from perfmodel.architectures.ps.formulas import exact, leaves_out, phases, queues
 from perfmodel.architectures.ps.graph import build
 from perfmodel.architectures.ps.options import Options
 from perfmodel.architectures.ps.placement import slices_of
 from perfmodel.communication.network import SERVER_ASSUMPTION
 from perfmodel.inputs.job import Job
+from perfmodel.results.memory import Footprint
 
 if TYPE_CHECKING:
     from perfmodel.training.recorder import Meaning, Recorder
 
 
-def server_bytes(job: Job) -> float:
-    """Return the memory of the fullest server: parameters, optimizer state, a buffer per worker."""
-    slices = slices_of(job.workload, Options.of(job))
-    state = job.workload.optimizer_state_bytes / job.workload.gradient_bytes
-    return float(np.bincount(slices.server, slices.bytes).max() * (1 + state + job.workers))
+def memory(job: Job) -> Parts:
+    """Return the memory of a worker, and of the fullest server.
+
+    A worker keeps parameters and gradients, but no state of the optimizer; where a node sums its
+    gradients first, also those of a second device. A server keeps its share of the parameters in 32
+    bits, and of the optimizer's state, and a buffer for the gradients of each worker.
+    """
+    options, work = Options.of(job), job.workload
+    slices = slices_of(work, options)
+    share = float(np.bincount(slices.server, slices.bytes).max()) / work.gradient_bytes
+    worker = without_optimizer(replica_of(work), work.stored.masters)
+    summed = options.local_aggregation and job.cluster.fullest(job.workers) > 1
+    worker = msgspec.structs.replace(
+        worker, buckets_bytes=worker.gradients_bytes if summed else 0.0
+    )
+    server = Footprint(
+        parameters_bytes=share * work.gradient_bytes,
+        optimizer_states_bytes=share * work.optimizer_state_bytes,
+    )
+    received = job.workers * share * work.gradient_bytes
+    return Parts(worker, with_copies(server, receive_buffers=received))
 
 
 def group(job: Job) -> str:
@@ -92,7 +116,8 @@ ARCHITECTURE = Architecture(
     title="parameter server",
     options=Options,
     build=build,
-    server_bytes=server_bytes,
+    memory=memory,
+    updates_on_servers=True,
     assumptions=(
         "there is one connection per worker, server and direction; it carries one message at a "
         "time, in order, and the tensors that a layer keeps on one server travel together; a "

@@ -9,6 +9,7 @@ from typing import Any
 from perfmodel.base.provenance import Assumption
 from perfmodel.base.units import show as quantity
 from perfmodel.cli.options import verbosity
+from perfmodel.cli.printing.memory import components
 from perfmodel.cli.printing.text import bold, dim, show, show_rows
 from perfmodel.results.prediction import ErrorBand, Prediction
 from perfmodel.studies.sensitivity import MATTERS, Effect
@@ -87,6 +88,7 @@ def _details(p: Prediction) -> Iterator[Row]:
         if busiest is not None:
             yield f"busiest {name}", f"{busiest[1]:.1%}", busiest[0]
     yield _memory(p)
+    yield from components(p.memory)
 
 
 def _error(band: ErrorBand) -> str:

@@ -1,0 +1,69 @@
+"""Measured memory of language models, which is not part of the repository: tests skip without it.
+Tests on synthetic folders always run."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.accuracy import memory
+from benchmarks.accuracy.summaries import summarise
+from perfmodel import InputError
+from tests.measured import DATA, measured
+
+GIB = 2.0**30
+
+ROW: dict[str, Any] = {
+    "id": "one", "hidden": 1024, "layers": 4, "heads": 16, "vocab": 32000, "ffn": 2816,
+    "seq_len": 2048, "devices": 8, "recompute": "none", "micro_batch": 1, "tp": 2, "pp": 2,
+    "dp": 2, "cp": 1, "microbatches": 4, "memory_gib": 2.0, "reserved_gib": 2.1,
+    "allocated_gib_by_rank": "2 2 2 2 1 1 1 1",
+}  # fmt: skip
+
+EMBEDDING = 32000 * 1024
+BLOCK = 4 * 1024**2 + 3 * 1024 * 2816 + 2 * 1024
+BLOCK_VALUES = 2048 * (4 * 1024 + 3 * 1024 + 1024 + 3 * 2816)
+
+
+def folder(path: Path, **changes: Any) -> Path:
+    """A folder with one row in each table."""
+    for name in (memory.MEGATRON, memory.TORCHTITAN):
+        (path / name).parent.mkdir()
+        with (path / name).open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(ROW))
+            writer.writeheader()
+            writer.writerow(ROW | changes)
+    return path
+
+
+def test_stages_by_hand(tmp_path: Path) -> None:
+    """Two blocks a stage, halved by tensor parallelism; 2, 4 and 12/2 bytes per parameter. Two
+    micro-batches are in flight in the first stage; logits take ten bytes in the last."""
+    first, last = memory.cases(folder(tmp_path, recompute="none"))[:2]
+    states, tokens = 2 + 4 + 12 / 2, 2048
+    parameters = (EMBEDDING + 2 * BLOCK) / 2
+    kept = 2 * (2 * BLOCK_VALUES + tokens * 1024) / 2
+    assert first.predicted == pytest.approx(states * parameters + 2 * kept)
+    assert first.measured == 2 * GIB
+    parameters = (EMBEDDING + 1024 + 2 * BLOCK) / 2
+    kept = 2 * (2 * BLOCK_VALUES + tokens * 1024) / 2 + 10 * tokens * 32000 / 2
+    assert last.predicted == pytest.approx(states * parameters + kept)
+    assert last.measured == 1 * GIB
+
+
+def test_rows_without_memory_are_left_out(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no memory"):
+        memory.cases(folder(tmp_path, memory_gib=""))
+
+
+def test_published_memory_is_predicted() -> None:
+    for table in (memory.MEGATRON, memory.TORCHTITAN):
+        measured(table.partition("/")[0], table.partition("/")[2])
+    found = summarise(memory.cases(DATA))
+    assert found["memory/allocated"]["median"] < 0.01
+    assert found["memory/allocated"]["p90"] < 0.07
+    assert found["memory/reserved"]["median"] < 0.05
+    assert 0.85 <= found["memory/reserved"]["coverage90"] <= 0.97
