@@ -8,7 +8,7 @@ import numpy as np
 
 from perfmodel.base.arrays import NONE
 from perfmodel.engine.measures import CriticalOp
-from perfmodel.engine.world import World, column
+from perfmodel.engine.world import World, column, scalar
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.graph.rules import Activity, Batch, Every, Mailbox, Quorum
 
@@ -21,7 +21,7 @@ def critical_cycle(graph: OpGraph, world: World, period_s: float) -> tuple[Criti
     previous one ends. Once the walk meets an op again a whole number of periods earlier, it would
     repeat forever. The part in between is the cycle, and its times add up to these periods.
     """
-    depth = int(column(world, "state", "depth")[0])
+    depth = scalar(world, "depth")
     group = int(np.argmax(np.array(world.marked_at)))
     op = int(graph.group_mark[group])
     record = op * depth + ((int(world.arrived[op]) - 1) & (depth - 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfmodel.engine.codes import NONE, Id, World
+from perfmodel.engine.codes import NONE, Id
 from perfmodel.engine.pools import (
     AT_ONCE,
     INFINITE,
@@ -16,6 +16,7 @@ from perfmodel.engine.pools import (
     tighten,
     unschedule_flow,
 )
+from perfmodel.engine.world import World
 
 CLEAN, DIRTY, FILLED = range(3)
 """States of links during filling: unaffected, to be filled, filled."""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.arrays import Floats, Ids, Refs, ranked
-from perfmodel.engine.world import World, column, values_at
+from perfmodel.engine.world import World, column, scalar
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.graph.rules import Every, Mailbox, Quorum
 
@@ -55,14 +55,14 @@ class Ties(msgspec.Struct, frozen=True, eq=False):
 
         The completed fraction of a running iteration is estimated from the mean iteration time.
         """
-        now = float(column(world, "state", "now")[0])
+        now = scalar(world, "now")
         done = column(world, "groups", "iterations").astype(np.float64)
         ended = np.array(world.marked_at)
         done *= np.where(ended > 0.0, now / np.where(ended > 0.0, ended, 1.0), 1.0)
         last = np.full(int(self.component.max()) + 1, math.inf)
         np.minimum.at(last, self.component, done)
         if len(self.behind):
-            taken = values_at(world, "ops", "taken", self.behind)
+            taken = column(world, "ops", "taken", self.behind)
             np.minimum.at(last, self.behind_component, taken)
         return float((self.weight * (done - last[self.component])).sum())
 

@@ -34,7 +34,6 @@ from perfmodel.engine.codes import (
     STUCK,
     TOKENS_ARRIVE,
     Id,
-    World,
 )
 from perfmodel.engine.ending import batch_tick, end_op, piece_moved, tokens_arrive
 from perfmodel.engine.prefetch import COMPILED, look_past_timer
@@ -42,6 +41,7 @@ from perfmodel.engine.sharing import flow_ends, next_service_s, settle
 from perfmodel.engine.starting import dispatch, move_piece, op_ready, supply
 from perfmodel.engine.timers import pop_timer, set_timer
 from perfmodel.engine.waits import awaiting
+from perfmodel.engine.world import World
 
 MOST_AT_ONCE = 1000
 """How often an op may run, on average, before simulated time must advance."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from perfmodel.engine.codes import NONE, Id, World
+from perfmodel.engine.codes import NONE, Id
+from perfmodel.engine.world import World
 
 MIXED = -2
 """Owner of a link that several pools share."""

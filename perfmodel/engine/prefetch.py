@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from perfmodel.engine.codes import KIND, Id, World
+from perfmodel.engine.codes import KIND, Id
+from perfmodel.engine.world import World
 
 COMPILED = False
 """True in compiled code."""

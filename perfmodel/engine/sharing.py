@@ -19,7 +19,7 @@ Like the event loop, this code runs both as plain Python and compiled.
 
 from __future__ import annotations
 
-from perfmodel.engine.codes import Id, World
+from perfmodel.engine.codes import Id
 from perfmodel.engine.filling import fill_links, set_own_pace
 from perfmodel.engine.pools import (
     AT_ONCE,
@@ -42,6 +42,7 @@ from perfmodel.engine.pools import (
     unschedule_flow,
 )
 from perfmodel.engine.prefetch import COMPILED, look_past_flow
+from perfmodel.engine.world import World
 
 
 def flow_starts(w: World, op: Id, amount: float) -> None:

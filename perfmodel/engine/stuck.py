@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from perfmodel.base.arrays import NONE
 from perfmodel.engine import codes
-from perfmodel.engine.world import World, column
+from perfmodel.engine.world import World, column, scalar
 from perfmodel.graph.op_graph import OpGraph, block_of
 from perfmodel.graph.rules import Batch, Every, Mailbox, Quorum
 
@@ -72,11 +72,11 @@ def finished(graph: OpGraph, world: World, limit: int) -> bool:
 
 def describe_deadlock(graph: OpGraph, world: World) -> str:
     """Describe which ops wait, and for what, when no event is left."""
-    now = float(column(world, "state", "now")[0])
-    rounds = int(column(world, "state", "slowest")[0])
+    now = scalar(world, "now")
+    rounds = scalar(world, "slowest")
     phase, taken = column(world, "ops", "phase"), column(world, "ops", "taken")
     lacking = (column(world, "ops", "missing") > 0) & (phase == codes.IDLE)
-    limit = int(column(world, "state", "limit")[0])
+    limit = scalar(world, "limit")
     behind = taken <= rounds if limit == NONE else taken < limit
     reasons = []
     for op in np.flatnonzero(phase == codes.QUEUED).tolist():
@@ -115,7 +115,7 @@ def _awaited(graph: OpGraph, world: World, op: int) -> list[int]:
 
 def describe_fault(graph: OpGraph, world: World, status: int) -> str:
     """Describe what is wrong with the op or the probe that stopped a simulation."""
-    culprit = int(column(world, "state", "culprit")[0])
+    culprit = scalar(world, "culprit")
     if status == codes.ENDLESS:
         return f"op {graph.op_name(culprit)!r} runs endlessly while simulated time stands still"
     if status == codes.CROWDED:

@@ -7,7 +7,8 @@ both as arguments, and passing fields of records costs time at each step in eith
 
 from __future__ import annotations
 
-from perfmodel.engine.codes import CROWDED, KIND, Id, World
+from perfmodel.engine.codes import CROWDED, KIND, Id
+from perfmodel.engine.world import World
 
 
 def end_soon(w: World, op: Id) -> None:
