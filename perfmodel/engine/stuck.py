@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from graphlib import CycleError, TopologicalSorter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,29 +21,16 @@ def cycle_without_lag(graph: OpGraph) -> list[int]:
     """Return ops that wait for each other within one iteration, in order; empty if there are
     none."""
     now = (graph.edge_lag == 0) & ~_optional(graph)
-    source, target = graph.edge_source[now].tolist(), graph.edge_target[now].tolist()
-    missing = np.bincount(target, minlength=graph.n_ops).tolist()
-    after: dict[int, list[int]] = defaultdict(list)
-    for a, b in zip(source, target, strict=True):
-        after[a].append(b)
-    ready = [op for op, count in enumerate(missing) if not count]
-    while ready:
-        for b in after[ready.pop()]:
-            missing[b] -= 1
-            if not missing[b]:
-                ready.append(b)
-    # ops that still miss an input are on a cycle or downstream of one
-    before = {b: a for a, b in zip(source, target, strict=True) if missing[a] and missing[b]}
-    if not before:
-        return []
-    path: list[int] = []
-    op = min(before)
-    while op not in path:
-        path.append(op)
-        op = before[op]
-    cycle = path[path.index(op) :][::-1]
-    first = cycle.index(min(cycle))
-    return cycle[first:] + cycle[:first]
+    sorter: TopologicalSorter[int] = TopologicalSorter()
+    for source, target in zip(graph.edge_source[now], graph.edge_target[now], strict=True):
+        sorter.add(int(target), int(source))
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        cycle: list[int] = error.args[1][:-1]
+        first = cycle.index(min(cycle))
+        return cycle[first:] + cycle[:first]
+    return []
 
 
 def _optional(graph: OpGraph) -> NDArray[np.bool_]:

@@ -233,13 +233,6 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
             return self.route_links[:0]
         return self.route_links[self.route_start[route] : self.route_start[route + 1]]
 
-    def path_units(self, op: int) -> Floats:
-        """Return the units of each of these links' capacity that a unit of the op's rate takes."""
-        route = self.op_route[op]
-        if route == NONE:
-            return self.route_units[:0]
-        return self.route_units[self.route_start[route] : self.route_start[route + 1]]
-
     def held(self, op: int) -> Refs:
         """Return the slots that an op holds."""
         return self.hold_slots[self.hold_start[op] : self.hold_start[op + 1]]
@@ -281,11 +274,6 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
                 named[resource] = block_of(its, resource[1]).label, _name(its, resource[1])
             found[op] = OpUse(labels[block], *named[resource], fixed_s)
         return found
-
-    def rate_cap_bytes_per_s(self, op: int) -> float:
-        """Return the rate limit of an op's transfer."""
-        route = self.op_route[op]
-        return math.inf if route == NONE else float(self.route_cap_bytes_per_s[route])
 
     def bytes_by_link(self) -> Floats:
         """Return the bytes over each link in one iteration of every op, shape (links,).

@@ -224,9 +224,9 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
     def _few_arrays(self, scale: Quantity, stages: Sequence[Stage], encode: Quantity) -> bool:
         """Return whether some quantity is an array, and none so long that layers make it large."""
         values = (scale, encode, *(value for stage in stages for value in stage))
-        if not any(isinstance(value, np.ndarray) for value in values):
-            return self._axes > 0
-        return not lines.many(*values) and (axes_of(*values) > 0 or self._axes > 0)
+        arrays = [value for value in values if isinstance(value, np.ndarray)]
+        short = all(array.size < lines.FEW_VALUES for array in arrays)
+        return short and (axes_of(*arrays) > 0 or self._axes > 0)
 
     @property
     def _axes(self) -> int:

@@ -21,6 +21,9 @@ Parts = tuple[tuple[tuple[int, float, float], ...], ...]
 MANY = 2048
 """Number of values from which finding the paths pays off."""
 
+FEW_VALUES = 128
+"""Number of values up to which all layers at once are faster than one after the other."""
+
 MOST_LINES = 64
 """Number of lines above which going through the layers is as fast."""
 
