@@ -94,8 +94,8 @@ LOG_ROOM = 1 << 14
 
 _kept: WeakKeyDictionary[OpGraph, Kept] = WeakKeyDictionary()
 _REWRITTEN = (
-    "state links paths groups slots routes places pools streams extras specials items probes "
-    "counters counter_part moved waits marked_at marked_busy marked_waits "
+    "state links paths groups slots routes places link_places pool_places pools streams extras "
+    "specials items probes counters counter_part moved waits marked_at marked_busy marked_waits "
     "histogram stale_sum stale_count stamp_time stamp_count"
 ).split()
 _OP_REWRITTEN = ("missing", "holds")
@@ -149,6 +149,8 @@ def _lay_out(graph: OpGraph, log: bool) -> World:
         "into": into,
         "into_first": in_start.astype(np.int32),
         "places": np.full(n_routes, NONE, np.int32),
+        "link_places": np.full(n_links, NONE, np.int32),
+        "pool_places": np.full(n_links + n_routes, NONE, np.int32),
         "cause": graph.op_cause.astype(np.int32),
         "table": factors,
         "watched": watched,
@@ -270,7 +272,7 @@ def _network(graph: OpGraph, flows: Ids) -> tuple[Records, Records, Records, Rec
     routes["home"], routes["flow"] = NONE, flows[:-1]
     pools = aligned(n_links + n_routes, DTYPES["pools"])
     pools["first"] = np.concatenate([crossing[:-1], crossing[-1] + np.arange(n_routes)])
-    pools["place"], pools["limit"] = NONE, np.inf
+    pools["limit"] = np.inf
     return links, paths, routes, pools
 
 

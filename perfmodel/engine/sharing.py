@@ -34,10 +34,10 @@ from perfmodel.engine.pools import (
     note_change,
     pop_flow,
     push_flow,
+    schedule,
     schedule_flow,
     set_key,
     set_rate,
-    sink_to_time,
     tighten,
     unschedule_flow,
 )
@@ -91,7 +91,7 @@ def flow_ends(w: World) -> int:
         schedule_flow(w, pool)
     elif p.n == 1 or not _ends_with(w, pool):
         # it stays first in its pool for now, because its next transfer may follow at once
-        sink_to_time(w, p.place, pool, INFINITE)
+        schedule(w, pool, INFINITE)
     else:
         leave_pool(w, route)
         schedule_flow(w, pool)

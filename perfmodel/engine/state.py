@@ -13,7 +13,7 @@ from perfmodel.engine.world import World, assign, column, scalar, starts
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.graph.rules import Choice
 
-_F, _I, _L = "f8", "i4", "i8"
+_F, _L = "f8", "i8"
 
 
 class State(NamedTuple):
@@ -104,7 +104,7 @@ _COUNTING = (codes.DRAIN, codes.TO_QUORUM, codes.FROM_BATCH)
 """Gate edges whose tokens are counted from the start, as on plain edges."""
 
 
-def in_flight(world: World) -> tuple[Refs, Floats]:
+def in_flight(world: World) -> tuple[Ids, Floats]:
     """Return the ops that are moving bytes, in ascending order, and their remaining bytes."""
     names = ("home", "served", "joined", "weight", "lead", "level", "flow", "count")
     every = {name: column(world, "routes", name) for name in names}
@@ -112,7 +112,7 @@ def in_flight(world: World) -> tuple[Refs, Floats]:
     behind = every["count"][busy].astype(_L) - 1
     first = every["flow"][busy] - starts(behind)[:-1]
     at = np.repeat(first, behind) + np.arange(behind.sum())
-    ops = np.concatenate([every["lead"][busy], np.array(world.flying, _I)[at]])
+    ops = np.concatenate([every["lead"][busy], np.array(world.flying, _L)[at]])
     level = np.concatenate([every["level"][busy], np.array(world.levels, _F)[at]])
     route = np.concatenate([busy, np.repeat(busy, behind)])
     order = np.argsort(ops)

@@ -43,7 +43,7 @@ HOLD = _record(i4="slot units")
 SLOT = _record(
     f8="released busy", i8="free", i4="first waiting touched releaser group head _1 _2 _3 _4"
 )
-LINK = _record(f8="capacity load share left open above", i4="first n owner marked place stale")
+LINK = _record(f8="capacity load share left open above", i4="first n owner marked stale")
 PATH = _record(f8="units", i4="link route at")
 ACTIVE = _record(f8="load", i4="path route open")
 ROUTE = _record(
@@ -53,7 +53,7 @@ ROUTE = _record(
     F8="rate cap _1 _2 _3 _4 _5",
     I4="flow goal",
 )
-POOL = _record(f8="service at rate limit _1 _2", i4="first n place noted")
+POOL = _record(f8="service at rate limit _1 _2", i4="first n noted _3")
 GROUP = _record(i4="iterations device")
 STREAM = _record(f8="factor", i4="first at")
 SPECIAL = _record(
@@ -99,7 +99,9 @@ class World(NamedTuple):
     members: Refs
     keys: Floats
     places: Refs
-    flying: Refs
+    link_places: Refs
+    pool_places: Refs
+    flying: Ids
     levels: Floats
     agenda: Refs
     due: Floats
