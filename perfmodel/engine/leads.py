@@ -14,7 +14,6 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.base.arrays import Floats, Ids, Refs, ranked
 from perfmodel.engine.world import World, column, scalar
@@ -78,7 +77,7 @@ def ties_of(graph: OpGraph) -> Ties:
 
 
 def _find_ties(graph: OpGraph) -> Ties:
-    waits = _waits(graph)
+    waits = ~graph.edges_into(Quorum, Every, Mailbox)  # edges that can block their target
     source, target, lag = (
         ends[waits] for ends in (graph.edge_source, graph.edge_target, graph.edge_lag)
     )
@@ -144,16 +143,6 @@ def strong_components(n: int, source: Refs, target: Refs) -> Ids:
                     component[waiting.pop()] = components
                 components += 1
     return np.array(component, np.int64)
-
-
-def _waits(graph: OpGraph) -> NDArray[np.bool_]:
-    """Return the edges that can block their target, (edges,): all except edges into gates."""
-    source, target = graph.edge_source, graph.edge_target
-    passed = np.isin(target, [r.op for r in graph.rules if isinstance(r, Quorum | Every)])
-    for rule in graph.rules:
-        if isinstance(rule, Mailbox):
-            passed |= (target == rule.op) & np.isin(source, rule.sources)
-    return ~passed
 
 
 def growth(leads: Sequence[float]) -> float:

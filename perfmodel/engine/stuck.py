@@ -5,7 +5,6 @@ from __future__ import annotations
 from graphlib import CycleError, TopologicalSorter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.base.arrays import NONE
 from perfmodel.engine import codes
@@ -20,7 +19,7 @@ _NAMED = 4
 def cycle_without_lag(graph: OpGraph) -> list[int]:
     """Return ops that wait for each other within one iteration, in order; empty if there are
     none."""
-    now = (graph.edge_lag == 0) & ~_optional(graph)
+    now = (graph.edge_lag == 0) & ~graph.edges_into(Every, Mailbox, Batch)
     sorter: TopologicalSorter[int] = TopologicalSorter()
     for source, target in zip(graph.edge_source[now], graph.edge_target[now], strict=True):
         sorter.add(int(target), int(source))
@@ -31,17 +30,6 @@ def cycle_without_lag(graph: OpGraph) -> list[int]:
         first = cycle.index(min(cycle))
         return cycle[first:] + cycle[:first]
     return []
-
-
-def _optional(graph: OpGraph) -> NDArray[np.bool_]:
-    """Return the edges whose target does not need a token in every iteration: edges into gates."""
-    free = np.zeros(len(graph.edge_lag), np.bool_)
-    for rule in graph.rules:
-        if isinstance(rule, (Every, Batch)):
-            free |= graph.edge_target == rule.op
-        elif isinstance(rule, Mailbox):
-            free |= (graph.edge_target == rule.op) & np.isin(graph.edge_source, rule.sources)
-    return free
 
 
 def finished(graph: OpGraph, world: World, limit: int) -> bool:

@@ -414,7 +414,7 @@ class GraphBuilder:
             "logged": tuple(self._logged),
             **{f"{kind}s": tuple(blocks) for kind, blocks in self._blocks.items()},
         }
-        columns = {
+        columns: dict[str, Any] = {
             name: self._take(name, _TYPES[kind])
             for name, kind in OpGraph.__annotations__.items()
             if name not in computed

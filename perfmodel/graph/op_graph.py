@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.arrays import NONE, Floats, Ids, Refs
-from perfmodel.graph.rules import Activity, Choice, Rule
+from perfmodel.graph.rules import Activity, Batch, Choice, Every, Mailbox, Quorum, Rule
 
 Axis = tuple[str, Sequence[str] | None]
 
@@ -213,6 +213,17 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
     def staggered(self) -> bool:
         """Whether groups start at random times."""
         return bool(np.any(self.op_stagger_s > 0.0))
+
+    def edges_into(self, *gates: type[Quorum | Every | Mailbox | Batch]) -> NDArray[np.bool_]:
+        """Return the edges into gates of these kinds, (edges,)."""
+        edges = np.zeros(len(self.edge_lag), np.bool_)
+        for rule in self.rules:
+            if isinstance(rule, gates):
+                into = self.edge_target == rule.op
+                if isinstance(rule, Mailbox):
+                    into &= np.isin(self.edge_source, rule.sources)
+                edges |= into
+        return edges
 
     def op_name(self, op: int) -> str:
         """Return the readable name of an op."""
