@@ -16,7 +16,7 @@ from perfmodel.graph.rules import Activity, Batch, Choice, Every, Mailbox, Quant
 
 
 class Extras:
-    """Collects the fields that only some ops have, in a record for each of these ops."""
+    """Collects the fields that only some ops have, in a record for columns of these ops."""
 
     def __init__(self, ops: Records) -> None:
         self._ops = ops
@@ -103,8 +103,8 @@ class _RuleLayout:
 
     def activity(self, rule: Activity) -> None:
         """Lay out ops that are active only in some iterations."""
-        each = (rule.ops.tolist(), rule.draw.tolist(), rule.chosen.tolist())
-        for op, stream, chosen in zip(*each, strict=True):
+        columns = (rule.ops.tolist(), rule.draw.tolist(), rule.chosen.tolist())
+        for op, stream, chosen in zip(*columns, strict=True):
             self.special_of(op).update(
                 every=rule.every,
                 phase=rule.phase,
@@ -123,10 +123,9 @@ class _RuleLayout:
                 alternative=len(self._alternatives),
                 alternatives=count,
             )
-            own_route = int(ops["route"][op])
             for k, latency in enumerate(rule.latency_s[row].tolist()):
-                route = (
-                    own_route if rule.routes is None else int(self._by_route[rule.routes[row, k]])
+                route = int(
+                    ops["route"][op] if rule.routes is None else self._by_route[rule.routes[row, k]]
                 )
                 hold, held = int(ops["hold"][op]), int(ops["holds"][op])
                 if rule.slots is not None:
@@ -176,8 +175,8 @@ class _RuleLayout:
             alternatives=len(rule.sources),
         )
         ops["missing"][rule.op] += 1
-        each = (rule.sources.tolist(), rule.targets.tolist(), rule.bytes.tolist())
-        for source, target, size in zip(*each, strict=True):
+        columns = (rule.sources.tolist(), rule.targets.tolist(), rule.bytes.tolist())
+        for source, target, size in zip(*columns, strict=True):
             into, out = edge_from[source].pop(0), edge_to[target].pop(0)
             self._gates[into][2] = len(self._items)
             self._gates[out] = [target, codes.FROM_BATCH, NONE]
@@ -208,18 +207,18 @@ class _RuleLayout:
     def _incoming(self, op: int, kind: int, sources: Sequence[int] | None = None) -> list[int]:
         """Turn the edges into ``op`` (from ``sources``) into gate edges of this kind."""
         ops, edges = self._ops, self._edges
-        found: list[int] = []
+        incoming: list[int] = []
         for k in np.flatnonzero(edges["target"] == op).tolist():
             if sources is None or self._source(k) in sources:
                 self._gates[k] = [op, kind, NONE]
                 ops["need"][op] -= 1
                 ops["missing"][op] -= edges["tokens"][k] == 0
                 ops["early"][op] -= max(edges["tokens"][k] - 1, 0)
-                found.append(k)
-        return found
+                incoming.append(k)
+        return incoming
 
     def _drain(self, op: int, ins: Sequence[int]) -> None:
-        """Pair each edge out of a quorum with the edge into it from the same group."""
+        """Pair columns edge out of a quorum with the edge into it from the same group."""
         by_group = {int(self._graph.op_group[self._source(k)]): k for k in ins}
         for k in range(self._ops["out"][op], self._ops["end"][op]):
             target = int(self._edges["target"][k])

@@ -81,16 +81,16 @@ def _find_ties(graph: OpGraph) -> Ties:
     source, target, lag = (
         ends[waits] for ends in (graph.edge_source, graph.edge_target, graph.edge_lag)
     )
-    found = strong_components(graph.n_ops, source, target)
-    inside = found[source] == found[target]
-    component, firsts = ranked(found[graph.group_mark])
-    names = found[graph.group_mark][firsts]
-    long = inside & (lag > LONG_LAG) & np.isin(found[source], names)
+    strong = strong_components(graph.n_ops, source, target)
+    inside = strong[source] == strong[target]
+    component, firsts = ranked(strong[graph.group_mark])
+    names = strong[graph.group_mark][firsts]
+    long = inside & (lag > LONG_LAG) & np.isin(strong[source], names)
     behind = np.flatnonzero(np.bincount(source[long], minlength=graph.n_ops))
     return Ties(
         component=component,
         behind=behind,
-        behind_component=np.searchsorted(names, found[behind]),
+        behind_component=np.searchsorted(names, strong[behind]),
         weight=graph.group_count / graph.group_count.sum(),
         longest=int(lag[inside].max(initial=0)),
     )

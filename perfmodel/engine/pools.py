@@ -143,11 +143,11 @@ def find_home(w: World, route: int) -> int:
         if home == NONE:
             return NONE
         w.pools[home].limit = INFINITE
-    found = False
+    crossed = False
     for e in range(r.first, r.last):
         if w.paths[e].link == home:
-            found = True
-    if not found:
+            crossed = True
+    if not crossed:
         return NONE
     for e in range(r.first, r.last):
         w.links[w.paths[e].link].owner = home

@@ -266,7 +266,7 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
             self.hold_start[ids + 1].tolist(),
             strict=True,
         )
-        found = {}
+        uses = {}
         for op, block, route, moves, seconds, latency_s, first, end in rows:
             if moves and route != NONE and route not in busiest:
                 path = self.path(op)
@@ -278,13 +278,13 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
             elif first < end:
                 resource = (False, int(self.hold_slots[first]))
             else:
-                found[op] = OpUse(labels[block], "", "", fixed_s)
+                uses[op] = OpUse(labels[block], "", "", fixed_s)
                 continue
             if resource not in named:
                 its = self.links if over_link else self.slots
                 named[resource] = block_of(its, resource[1]).label, _name(its, resource[1])
-            found[op] = OpUse(labels[block], *named[resource], fixed_s)
-        return found
+            uses[op] = OpUse(labels[block], *named[resource], fixed_s)
+        return uses
 
     def bytes_by_link(self) -> Floats:
         """Return the bytes over each link in one iteration of every op, shape (links,).
@@ -299,8 +299,8 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
         for rule in self.rules:
             if isinstance(rule, Choice) and rule.routes is not None:
                 taken = rule.routes != NONE
-                each = (moved[rule.ops] / rule.routes.shape[1])[:, None] * taken
-                np.add.at(routes, rule.routes[taken], each[taken])
+                moved_by_route = (moved[rule.ops] / rule.routes.shape[1])[:, None] * taken
+                np.add.at(routes, rule.routes[taken], moved_by_route[taken])
                 moved[rule.ops] = 0.0
         used = self.op_route != NONE
         np.add.at(routes, self.op_route[used], moved[used])
