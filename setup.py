@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT))
 TYPES = {"World": "World", "Id": "Id", "int": "Id", "float": "double", "bool": "cython.bint"}
 TYPES |= {"None": "void", "f8": "double"}
 TYPES |= {f"i{size}": f"int{8 * size}_t" for size in (1, 2, 4, 8)}
+TYPES |= {"Refs": "int32_t*", "Ids": "int64_t*", "Floats": "double*"}
 """C types of annotations and of fields."""
 
 FLAGS = [

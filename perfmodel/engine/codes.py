@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 NONE = -1
 IDLE, QUEUED, WORKING, MOVING, PASSING = range(5)
 """Phases of an op; an op that is PASSING is not active in this iteration."""
@@ -24,5 +22,3 @@ LOG_READY, LOG_END = 1, 2
 """Flags of what is logged for an op: when it is ready, and when its tokens arrive."""
 
 Id = int
-World = Any
-"""A perfmodel.engine.world.World; Any because its records are arrays or objects."""

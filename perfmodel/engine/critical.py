@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import operator
 
 import numpy as np
 
 from perfmodel.base.arrays import NONE
 from perfmodel.engine.measures import CriticalOp
-from perfmodel.engine.world import World, column
+from perfmodel.engine.world import World, column, scalar
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.graph.rules import Activity, Batch, Every, Mailbox, Quorum
 
@@ -21,7 +22,7 @@ def critical_cycle(graph: OpGraph, world: World, period_s: float) -> tuple[Criti
     previous one ends. Once the walk meets an op again a whole number of periods earlier, it would
     repeat forever. The part in between is the cycle, and its times add up to these periods.
     """
-    depth = int(column(world, "state", "depth")[0])
+    depth = scalar(world, "depth")
     group = int(np.argmax(np.array(world.marked_at)))
     op = int(graph.group_mark[group])
     record = op * depth + ((int(world.arrived[op]) - 1) & (depth - 1))
@@ -42,7 +43,7 @@ def critical_cycle(graph: OpGraph, world: World, period_s: float) -> tuple[Criti
             break
         phase = int(start % period_s / period_s * PHASES)
         near = (met.get((op, (phase + k) % PHASES), ()) for k in (-1, 0, 1))
-        for later, at in sorted(itertools.chain(*near), key=_place):
+        for later, at in sorted(itertools.chain(*near), key=operator.itemgetter(1)):
             periods = round((later - start) / period_s)
             if periods > 0 and abs(later - start - periods * period_s) <= margin * periods:
                 walk = tuple(reversed(chain[at:]))
@@ -56,13 +57,13 @@ def critical_cycle(graph: OpGraph, world: World, period_s: float) -> tuple[Criti
 
 def _irregular(graph: OpGraph) -> set[int]:
     """Return ops that vary between iterations; a section of a walk may not represent them."""
-    found: set[int] = set()
+    ops: set[int] = set()
     for rule in graph.rules:
         if isinstance(rule, Activity):
-            found |= set(rule.ops.tolist()) if rule.every > 1 else set()
+            ops |= set(rule.ops.tolist()) if rule.every > 1 else set()
         elif isinstance(rule, (Quorum, Every, Mailbox, Batch)):
-            found.add(rule.op)
-    return found
+            ops.add(rule.op)
+    return ops
 
 
 def _simple(walk: tuple[CriticalOp, ...]) -> tuple[CriticalOp, ...]:
@@ -83,10 +84,6 @@ def _simple(walk: tuple[CriticalOp, ...]) -> tuple[CriticalOp, ...]:
                 return tuple(reversed(part))
         path[step.op] = step
     return tuple(path.values())
-
-
-def _place(met: tuple[float, int]) -> int:
-    return met[1]
 
 
 PHASES = 4096

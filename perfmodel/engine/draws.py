@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from perfmodel.engine.codes import Id, World
+from perfmodel.engine.codes import Id
+from perfmodel.engine.world import World
 
 WORD = 0xFFFFFFFF
 """All bits of a word."""

@@ -20,11 +20,11 @@ from perfmodel.engine.codes import (
     TOKENS_ARRIVE,
     UNOPENED,
     Id,
-    World,
 )
 from perfmodel.engine.starting import bytes_left, enqueue, hand_token, is_batch, start_op, supply
 from perfmodel.engine.timers import set_timer
 from perfmodel.engine.waits import note, open_wait, walk_critical
+from perfmodel.engine.world import World
 
 
 def piece_moved(w: World, op: Id) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from perfmodel.engine.codes import NONE, Id, World
+from perfmodel.engine.codes import NONE, Id
+from perfmodel.engine.heaps import remove, update
 from perfmodel.engine.pools import (
     AT_ONCE,
     INFINITE,
@@ -16,14 +17,12 @@ from perfmodel.engine.pools import (
     tighten,
     unschedule_flow,
 )
+from perfmodel.engine.world import World
 
 CLEAN, DIRTY, FILLED = range(3)
 """States of links during filling: unaffected, to be filled, filled."""
 KEPT, RISING, FIXED = range(3)
 """States of routes during filling: unchanged, not limited so far, fixed at a new rate."""
-
-
-# -- filling -----------------------------------------------------------------------------------
 
 
 def set_own_pace(w: World, route: int) -> None:
@@ -65,7 +64,7 @@ def fill_links(w: World, n: int) -> None:
         if link.stale != 0 or more:
             _weigh(w, x, level)
         else:
-            _unqueue(w, x)
+            s.filling = remove(w.filling, w.share, w.link_places, 0, s.filling, x)
             _fix_routes(w, x, level)
     _apply(w)
 
@@ -101,7 +100,6 @@ def _mark_link(w: World, x: Id) -> None:
     link.marked = DIRTY
     link.stale = 1
     link.share = INFINITE
-    link.place = NONE
     w.region_links[s.region_links] = x
     s.region_links += 1
 
@@ -309,70 +307,11 @@ def _dissolve(w: World, pool: int) -> None:
             w.links[w.paths[e].link].owner = MIXED
 
 
-# -- heaps -------------------------------------------------------------------------------------
-
-
 def _queue(w: World, x: Id, share: float) -> None:
-    """Insert or move a link in the heap of links to be filled, ordered by (share, link)."""
-    s, link = w.state[0], w.links[x]
-    before, link.share = link.share, share
+    """Insert or move a link in the heap of links to be filled; an infinite share removes it."""
+    s = w.state[0]
+    w.links[x].share = share
     if share == INFINITE:
-        _unqueue(w, x)
-    elif link.place < 0:
-        s.filling += 1
-        _rise_to_share(w, s.filling - 1, x)
-    elif share < before:
-        _rise_to_share(w, link.place, x)
+        s.filling = remove(w.filling, w.share, w.link_places, 0, s.filling, x)
     else:
-        _sink_to_share(w, link.place, x)
-
-
-def _unqueue(w: World, x: Id) -> None:
-    """Remove a link from the heap of links to be filled."""
-    s, link = w.state[0], w.links[x]
-    i = link.place
-    if i < 0:
-        return
-    link.place = NONE
-    s.filling -= 1
-    last = w.filling[s.filling]
-    if last != x:
-        _sink_to_share(w, i, last)
-        _rise_to_share(w, w.links[last].place, last)
-
-
-def _rise_to_share(w: World, i: int, x: Id) -> None:
-    """Sift a link up, from the gap at ``i``."""
-    share = w.links[x].share
-    while i > 0:
-        parent = (i - 1) >> 1
-        other = w.filling[parent]
-        if w.share[parent] < share or (w.share[parent] == share and other < x):
-            break
-        w.filling[i], w.share[i] = other, w.share[parent]
-        w.links[other].place = i
-        i = parent
-    w.filling[i], w.share[i] = x, share
-    w.links[x].place = i
-
-
-def _sink_to_share(w: World, i: int, x: Id) -> None:
-    """Sift a link down, from the gap at ``i``."""
-    n, share = w.state[0].filling, w.links[x].share
-    child: Id = 2 * i + 1
-    while child < n:
-        if child + 1 < n:
-            a, b = w.share[child], w.share[child + 1]
-            if a == b:
-                child += w.filling[child + 1] < w.filling[child]
-            else:
-                child += b < a
-        other = w.filling[child]
-        if share < w.share[child] or (share == w.share[child] and x < other):
-            break
-        w.filling[i], w.share[i] = other, w.share[child]
-        w.links[other].place = i
-        i = child
-        child = 2 * i + 1
-    w.filling[i], w.share[i] = x, share
-    w.links[x].place = i
+        s.filling = update(w.filling, w.share, w.link_places, 0, s.filling, x, share)

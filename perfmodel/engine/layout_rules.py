@@ -4,46 +4,35 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from perfmodel.base.arrays import NONE
+from perfmodel.base.arrays import NONE, Floats, Ids, Refs
 from perfmodel.engine import codes
-from perfmodel.engine.world import ALTERNATIVE, EXTRA, GATE_EDGE, ITEM, SPECIAL
+from perfmodel.engine.world import DTYPES, Records
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.graph.rules import Activity, Batch, Choice, Every, Mailbox, Quantum, Quorum
 
-INT32, INT64 = "i4", "i8"
-
-
-def aligned(n: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Make zeroed records, aligned to cache lines."""
-    room = np.zeros(n * dtype.itemsize + 64, np.uint8)
-    first = -room.ctypes.data % 64
-    records: NDArray[Any] = room[first : first + n * dtype.itemsize].view(dtype)
-    return records
-
 
 class Extras:
-    """Collects the fields that only some ops have, in a record for each of these ops."""
+    """Collects the fields that only some ops have, in a record for columns of these ops."""
 
-    def __init__(self, ops: NDArray[Any]) -> None:
+    def __init__(self, ops: Records) -> None:
         self._ops = ops
-        self._set: list[tuple[str, NDArray[Any], NDArray[Any]]] = []
+        self._set: list[tuple[str, Ids, Ids | Refs | Floats]] = []
 
-    def set(self, field: str, ops: NDArray[Any], values: NDArray[Any]) -> None:
+    def set(self, field: str, ops: Ids, values: Ids | Refs | Floats) -> None:
         """Set a field of some ops to these values."""
         self._set.append((field, ops, values))
 
-    def records(self) -> NDArray[Any]:
+    def records(self) -> Records:
         """Make the records of ops that have any; their index is stored in the ops."""
         every = np.concatenate([ops for _, ops, _ in self._set])
         having = np.flatnonzero(np.bincount(every, minlength=len(self._ops)))
         self._ops["extra"][having] = np.arange(len(having))
-        extras = np.zeros(len(having), EXTRA)
-        for field in EXTRA.names or ():
+        extras = np.zeros(len(having), DTYPES["extras"])
+        for field in extras.dtype.names or ():
             extras[field] = 0 if field in ("latency", "log") else NONE
         for field, ops, values in self._set:
             extras[field][self._ops["extra"][ops]] = values
@@ -53,20 +42,20 @@ class Extras:
 class RuleTables(NamedTuple):
     """Arrays that describe the rules of a graph; fields as in :mod:`perfmodel.engine.world`."""
 
-    specials: NDArray[Any]
-    alternatives: NDArray[Any]
-    slots: NDArray[Any]
+    specials: Records
+    alternatives: Records
+    slots: Ids
     """Slots of alternatives; they need room in the queues."""
-    items: NDArray[Any]
-    gate_edges: NDArray[Any]
+    items: Records
+    gate_edges: Records
 
 
 def lay_out_rules(
     graph: OpGraph,
-    ops: NDArray[Any],
+    ops: Records,
     extras: Extras,
-    edges: NDArray[Any],
-    by_route: NDArray[Any],
+    edges: Records,
+    by_route: Refs,
 ) -> RuleTables:
     """Lay out all rules; this modifies ``ops`` and ``edges`` that rules apply to."""
     layout = _RuleLayout(graph, ops, edges, by_route)
@@ -100,24 +89,22 @@ _ORDINARY = {
 class _RuleLayout:
     """Collects the records of rules, one rule at a time."""
 
-    def __init__(
-        self, graph: OpGraph, ops: NDArray[Any], edges: NDArray[Any], by_route: NDArray[Any]
-    ) -> None:
+    def __init__(self, graph: OpGraph, ops: Records, edges: Records, by_route: Refs) -> None:
         self._graph, self._ops, self._edges, self._by_route = graph, ops, edges, by_route
         self._gates: dict[int, list[int]] = {}
-        self._specials: dict[int, dict[str, Any]] = {}
+        self._specials: dict[int, dict[str, float]] = {}
         self._alternatives: list[tuple[float, int, int, int]] = []
         self._slots: list[int] = []
         self._items: list[tuple[float, float, int, int, int, int, int]] = []
 
-    def special_of(self, op: int) -> dict[str, Any]:
+    def special_of(self, op: int) -> dict[str, float]:
         """Return the fields of an op's special record; it is added if the op has none."""
         return self._specials.setdefault(op, dict(_ORDINARY))
 
     def activity(self, rule: Activity) -> None:
         """Lay out ops that are active only in some iterations."""
-        each = (rule.ops.tolist(), rule.draw.tolist(), rule.chosen.tolist())
-        for op, stream, chosen in zip(*each, strict=True):
+        columns = (rule.ops.tolist(), rule.draw.tolist(), rule.chosen.tolist())
+        for op, stream, chosen in zip(*columns, strict=True):
             self.special_of(op).update(
                 every=rule.every,
                 phase=rule.phase,
@@ -136,10 +123,9 @@ class _RuleLayout:
                 alternative=len(self._alternatives),
                 alternatives=count,
             )
-            own_route = int(ops["route"][op])
             for k, latency in enumerate(rule.latency_s[row].tolist()):
-                route = (
-                    own_route if rule.routes is None else int(self._by_route[rule.routes[row, k]])
+                route = int(
+                    ops["route"][op] if rule.routes is None else self._by_route[rule.routes[row, k]]
                 )
                 hold, held = int(ops["hold"][op]), int(ops["holds"][op])
                 if rule.slots is not None:
@@ -189,8 +175,8 @@ class _RuleLayout:
             alternatives=len(rule.sources),
         )
         ops["missing"][rule.op] += 1
-        each = (rule.sources.tolist(), rule.targets.tolist(), rule.bytes.tolist())
-        for source, target, size in zip(*each, strict=True):
+        columns = (rule.sources.tolist(), rule.targets.tolist(), rule.bytes.tolist())
+        for source, target, size in zip(*columns, strict=True):
             into, out = edge_from[source].pop(0), edge_to[target].pop(0)
             self._gates[into][2] = len(self._items)
             self._gates[out] = [target, codes.FROM_BATCH, NONE]
@@ -198,19 +184,21 @@ class _RuleLayout:
 
     def tables(self, extras: Extras) -> RuleTables:
         """Return all records; negative targets mark the edges of gates."""
-        ops = np.array(list(self._specials), INT64)
+        ops = np.array(list(self._specials), np.int64)
         extras.set("special", ops, np.arange(len(ops)))
         self._edges["target"][list(self._gates)] = -1 - np.arange(len(self._gates))
-        specials = np.zeros(len(ops), SPECIAL)
+        specials = np.zeros(len(ops), DTYPES["specials"])
         for row, fields in enumerate(self._specials.values()):
             for name, value in fields.items():
                 specials[name][row] = value
         return RuleTables(
             specials=specials,
-            alternatives=np.array(self._alternatives, ALTERNATIVE),
-            slots=np.array(self._slots, INT64),
-            items=np.array(self._items, ITEM),
-            gate_edges=np.array([tuple(edge) for edge in self._gates.values()], GATE_EDGE),
+            alternatives=np.array(self._alternatives, DTYPES["alternatives"]),
+            slots=np.array(self._slots, np.int64),
+            items=np.array(self._items, DTYPES["items"]),
+            gate_edges=np.array(
+                [tuple(edge) for edge in self._gates.values()], DTYPES["gate_edges"]
+            ),
         )
 
     def _source(self, edge: int) -> int:
@@ -219,18 +207,18 @@ class _RuleLayout:
     def _incoming(self, op: int, kind: int, sources: Sequence[int] | None = None) -> list[int]:
         """Turn the edges into ``op`` (from ``sources``) into gate edges of this kind."""
         ops, edges = self._ops, self._edges
-        found: list[int] = []
+        incoming: list[int] = []
         for k in np.flatnonzero(edges["target"] == op).tolist():
             if sources is None or self._source(k) in sources:
                 self._gates[k] = [op, kind, NONE]
                 ops["need"][op] -= 1
                 ops["missing"][op] -= edges["tokens"][k] == 0
                 ops["early"][op] -= max(edges["tokens"][k] - 1, 0)
-                found.append(k)
-        return found
+                incoming.append(k)
+        return incoming
 
     def _drain(self, op: int, ins: Sequence[int]) -> None:
-        """Pair each edge out of a quorum with the edge into it from the same group."""
+        """Pair columns edge out of a quorum with the edge into it from the same group."""
         by_group = {int(self._graph.op_group[self._source(k)]): k for k in ins}
         for k in range(self._ops["out"][op], self._ops["end"][op]):
             target = int(self._edges["target"][k])

@@ -14,10 +14,9 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.base.arrays import Floats, Ids, Refs, ranked
-from perfmodel.engine.world import World, column, values_at
+from perfmodel.engine.world import World, column, scalar
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.graph.rules import Every, Mailbox, Quorum
 
@@ -55,14 +54,14 @@ class Ties(msgspec.Struct, frozen=True, eq=False):
 
         The completed fraction of a running iteration is estimated from the mean iteration time.
         """
-        now = float(column(world, "state", "now")[0])
+        now = scalar(world, "now")
         done = column(world, "groups", "iterations").astype(np.float64)
         ended = np.array(world.marked_at)
         done *= np.where(ended > 0.0, now / np.where(ended > 0.0, ended, 1.0), 1.0)
         last = np.full(int(self.component.max()) + 1, math.inf)
         np.minimum.at(last, self.component, done)
         if len(self.behind):
-            taken = values_at(world, "ops", "taken", self.behind)
+            taken = column(world, "ops", "taken", self.behind)
             np.minimum.at(last, self.behind_component, taken)
         return float((self.weight * (done - last[self.component])).sum())
 
@@ -78,20 +77,20 @@ def ties_of(graph: OpGraph) -> Ties:
 
 
 def _find_ties(graph: OpGraph) -> Ties:
-    waits = _waits(graph)
+    waits = ~graph.edges_into(Quorum, Every, Mailbox)  # edges that can block their target
     source, target, lag = (
         ends[waits] for ends in (graph.edge_source, graph.edge_target, graph.edge_lag)
     )
-    found = strong_components(graph.n_ops, source, target)
-    inside = found[source] == found[target]
-    component, firsts = ranked(found[graph.group_mark])
-    names = found[graph.group_mark][firsts]
-    long = inside & (lag > LONG_LAG) & np.isin(found[source], names)
+    strong = strong_components(graph.n_ops, source, target)
+    inside = strong[source] == strong[target]
+    component, firsts = ranked(strong[graph.group_mark])
+    names = strong[graph.group_mark][firsts]
+    long = inside & (lag > LONG_LAG) & np.isin(strong[source], names)
     behind = np.flatnonzero(np.bincount(source[long], minlength=graph.n_ops))
     return Ties(
         component=component,
         behind=behind,
-        behind_component=np.searchsorted(names, found[behind]),
+        behind_component=np.searchsorted(names, strong[behind]),
         weight=graph.group_count / graph.group_count.sum(),
         longest=int(lag[inside].max(initial=0)),
     )
@@ -144,16 +143,6 @@ def strong_components(n: int, source: Refs, target: Refs) -> Ids:
                     component[waiting.pop()] = components
                 components += 1
     return np.array(component, np.int64)
-
-
-def _waits(graph: OpGraph) -> NDArray[np.bool_]:
-    """Return the edges that can block their target, (edges,): all except edges into gates."""
-    source, target = graph.edge_source, graph.edge_target
-    passed = np.isin(target, [r.op for r in graph.rules if isinstance(r, Quorum | Every)])
-    for rule in graph.rules:
-        if isinstance(rule, Mailbox):
-            passed |= (target == rule.op) & np.isin(source, rule.sources)
-    return ~passed
 
 
 def growth(leads: Sequence[float]) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 FOLDER = Path(__file__).parent
 
 MODULES = (
-    *("codes", "prefetch", "pools", "filling", "sharing"),
+    *("codes", "prefetch", "heaps", "pools", "filling", "sharing"),
     *("timers", "draws", "waits", "starting", "ending", "loop"),
 )
 """The compiled modules."""

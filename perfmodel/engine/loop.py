@@ -34,7 +34,6 @@ from perfmodel.engine.codes import (
     STUCK,
     TOKENS_ARRIVE,
     Id,
-    World,
 )
 from perfmodel.engine.ending import batch_tick, end_op, piece_moved, tokens_arrive
 from perfmodel.engine.prefetch import COMPILED, look_past_timer
@@ -42,6 +41,7 @@ from perfmodel.engine.sharing import flow_ends, next_service_s, settle
 from perfmodel.engine.starting import dispatch, move_piece, op_ready, supply
 from perfmodel.engine.timers import pop_timer, set_timer
 from perfmodel.engine.waits import awaiting
+from perfmodel.engine.world import World
 
 MOST_AT_ONCE = 1000
 """How often an op may run, on average, before simulated time must advance."""
@@ -89,7 +89,7 @@ def order(w: World) -> int:
     it uses the memory of the timers.
     """
     s = w.state[0]
-    waits, ready, found = w.timer_what, 0, 0
+    waits, ready, visited = w.timer_what, 0, 0
     for op in range(s.n_ops):
         waits[op] = 0
     for op in range(s.n_ops):
@@ -101,9 +101,9 @@ def order(w: World) -> int:
         if waits[op] == 0:
             w.soon[ready] = op
             ready += 1
-    while found < ready:
-        op = w.soon[found]
-        found += 1
+    while visited < ready:
+        op = w.soon[visited]
+        visited += 1
         for k in range(w.ops[op].out, w.ops[op].end):
             target = awaiting(w, k)
             if target >= 0:
@@ -111,7 +111,7 @@ def order(w: World) -> int:
                 if waits[target] == 0:
                     w.soon[ready] = target
                     ready += 1
-    return found
+    return visited
 
 
 def _instant(w: World) -> bool:

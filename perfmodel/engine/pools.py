@@ -1,8 +1,10 @@
-"""Pools of transfers that share links, and the heaps that order them."""
+"""Pools of transfers that share links, and the order in which their transfers end."""
 
 from __future__ import annotations
 
-from perfmodel.engine.codes import NONE, Id, World
+from perfmodel.engine.codes import NONE, Id
+from perfmodel.engine.heaps import pop, push, remove, update
+from perfmodel.engine.world import World
 
 MIXED = -2
 """Owner of a link that several pools share."""
@@ -45,15 +47,9 @@ def set_rate(w: World, pool: int, rate: float) -> None:
 def set_key(w: World, route: int) -> None:
     """Sort a route into its pool by the service at which its next transfer ends."""
     r = w.routes[route]
-    first, place = w.pools[r.home].first, w.places[route]
+    p = w.pools[r.home]
     left = r.level - r.served
-    key = r.joined + left / r.weight
-    later: bool = key >= w.keys[first + place]
-    w.keys[first + place] = key
-    if later:
-        _sink(w, first, w.pools[r.home].n, place)
-    else:
-        _rise(w, first, place)
+    p.n = update(w.members, w.keys, w.places, p.first, p.n, route, r.joined + left / r.weight)
 
 
 def join_pool(w: World, route: int, pool: int) -> None:
@@ -66,10 +62,6 @@ def join_pool(w: World, route: int, pool: int) -> None:
         advance_service(w, pool)
     r.home = pool
     r.joined = p.service
-    w.places[route] = p.n
-    w.members[p.first + p.n] = route
-    w.keys[p.first + p.n] = INFINITE
-    p.n += 1
     set_key(w, route)
     if p.rate > 0.0:
         schedule_flow(w, pool)
@@ -78,15 +70,7 @@ def join_pool(w: World, route: int, pool: int) -> None:
 def leave_pool(w: World, route: int) -> None:
     """Remove a route from its pool."""
     p = w.pools[w.routes[route].home]
-    p.n -= 1
-    last = w.members[p.first + p.n]
-    place = w.places[route]
-    w.places[route] = NONE
-    if last != route:
-        w.members[p.first + place] = last
-        w.keys[p.first + place] = w.keys[p.first + p.n]
-        _sink(w, p.first, p.n, place)
-        _rise(w, p.first, w.places[last])
+    p.n = remove(w.members, w.keys, w.places, p.first, p.n, route)
 
 
 # -- loads and owners --------------------------------------------------------------------------
@@ -159,11 +143,11 @@ def find_home(w: World, route: int) -> int:
         if home == NONE:
             return NONE
         w.pools[home].limit = INFINITE
-    found = False
+    crossed = False
     for e in range(r.first, r.last):
         if w.paths[e].link == home:
-            found = True
-    if not found:
+            crossed = True
+    if not crossed:
         return NONE
     for e in range(r.first, r.last):
         w.links[w.paths[e].link].owner = home
@@ -192,81 +176,14 @@ def push_flow(w: World, route: Id, op: Id, level: float) -> None:
     if level < r.level or (level == r.level and op < r.lead):
         op, r.lead = r.lead, op
         level, r.level = r.level, level
-    first, i = r.flow, r.count - 1
-    while i > 0:
-        parent = (i - 1) >> 1
-        other, x = w.flying[first + parent], w.levels[first + parent]
-        if x < level or (x == level and other < op):
-            break
-        w.flying[first + i], w.levels[first + i] = other, x
-        i = parent
-    w.flying[first + i], w.levels[first + i] = op, level
+    push(w.flying, w.levels, r.flow, r.count - 1, op, level)
 
 
 def pop_flow(w: World, route: Id) -> None:
     """Remove the transfer that ends first."""
     r = w.routes[route]
-    first, n = r.flow, r.count - 2
-    r.lead, r.level = w.flying[first], w.levels[first]
-    op, level = w.flying[first + n], w.levels[first + n]
-    i = 0
-    child: Id = 1
-    while child < n:
-        if child + 1 < n:
-            a, b = w.levels[first + child], w.levels[first + child + 1]
-            if a == b:
-                child += w.flying[first + child + 1] < w.flying[first + child]
-            else:
-                child += b < a
-        other, x = w.flying[first + child], w.levels[first + child]
-        if level < x or (level == x and op < other):
-            break
-        w.flying[first + i], w.levels[first + i] = other, x
-        i = child
-        child = 2 * i + 1
-    w.flying[first + i], w.levels[first + i] = op, level
-
-
-def _rise(w: World, first: int, i: int) -> None:
-    """Sift a member of a pool up, in order of (key, route)."""
-    route, key = w.members[first + i], w.keys[first + i]
-    while i > 0:
-        parent = (i - 1) >> 1
-        other, x = w.members[first + parent], w.keys[first + parent]
-        if x < key or (x == key and other < route):
-            break
-        w.members[first + i] = other
-        w.keys[first + i] = x
-        w.places[other] = i
-        i = parent
-    w.members[first + i] = route
-    w.keys[first + i] = key
-    w.places[route] = i
-
-
-def _sink(w: World, first: int, n: int, i: int) -> None:
-    """Sift a member of a pool down."""
-    route, key = w.members[first + i], w.keys[first + i]
-    while True:
-        child: Id = 2 * i + 1
-        if child >= n:
-            break
-        if child + 1 < n:
-            a, b = w.keys[first + child], w.keys[first + child + 1]
-            if a == b:
-                child += w.members[first + child + 1] < w.members[first + child]
-            else:
-                child += b < a
-        other, x = w.members[first + child], w.keys[first + child]
-        if key < x or (key == x and route < other):
-            break
-        w.members[first + i] = other
-        w.keys[first + i] = x
-        w.places[other] = i
-        i = child
-    w.members[first + i] = route
-    w.keys[first + i] = key
-    w.places[route] = i
+    r.lead, r.level = w.flying[r.flow], w.levels[r.flow]
+    pop(w.flying, w.levels, r.flow, r.count - 2)
 
 
 def schedule_flow(w: World, pool: int) -> None:
@@ -277,61 +194,16 @@ def schedule_flow(w: World, pool: int) -> None:
         return
     left = w.keys[p.first] - p.service
     time = max(p.at + max(left, 0.0) / p.rate, s.now)
-    if p.place < 0:
-        s.busy_pools += 1
-        _rise_to_time(w, s.busy_pools - 1, pool, time)
-    elif time < w.due[p.place]:
-        _rise_to_time(w, p.place, pool, time)
-    else:
-        sink_to_time(w, p.place, pool, time)
+    schedule(w, pool, time)
+
+
+def schedule(w: World, pool: int, time: float) -> None:
+    """Put a pool into the agenda, or move it there."""
+    s = w.state[0]
+    s.busy_pools = update(w.agenda, w.due, w.pool_places, 0, s.busy_pools, pool, time)
 
 
 def unschedule_flow(w: World, pool: int) -> None:
     """Remove a pool from the agenda."""
-    s, p = w.state[0], w.pools[pool]
-    i = p.place
-    if i < 0:
-        return
-    p.place = NONE
-    s.busy_pools -= 1
-    last = w.agenda[s.busy_pools]
-    if last != pool:
-        time = w.due[s.busy_pools]
-        sink_to_time(w, i, last, time)
-        _rise_to_time(w, w.pools[last].place, last, time)
-
-
-def _rise_to_time(w: World, i: int, pool: int, time: float) -> None:
-    """Sift a pool up the agenda, from the gap at ``i``."""
-    while i > 0:
-        parent = (i - 1) >> 1
-        other = w.agenda[parent]
-        if w.due[parent] < time or (w.due[parent] == time and other < pool):
-            break
-        w.agenda[i], w.due[i] = other, w.due[parent]
-        w.pools[other].place = i
-        i = parent
-    w.agenda[i], w.due[i] = pool, time
-    w.pools[pool].place = i
-
-
-def sink_to_time(w: World, i: int, pool: int, time: float) -> None:
-    """Sift a pool down the agenda, from the gap at ``i``."""
-    n = w.state[0].busy_pools
-    child: Id = 2 * i + 1
-    while child < n:
-        if child + 1 < n:
-            a, b = w.due[child], w.due[child + 1]
-            if a == b:
-                child += w.agenda[child + 1] < w.agenda[child]
-            else:
-                child += b < a
-        other = w.agenda[child]
-        if time < w.due[child] or (time == w.due[child] and pool < other):
-            break
-        w.agenda[i], w.due[i] = other, w.due[child]
-        w.pools[other].place = i
-        i = child
-        child = 2 * i + 1
-    w.agenda[i], w.due[i] = pool, time
-    w.pools[pool].place = i
+    s = w.state[0]
+    s.busy_pools = remove(w.agenda, w.due, w.pool_places, 0, s.busy_pools, pool)

@@ -8,9 +8,8 @@ speed. The plain event loop does nothing here.
 
 from __future__ import annotations
 
-from typing import Any
-
-from perfmodel.engine.codes import KIND, Id, World
+from perfmodel.engine.codes import KIND, Id
+from perfmodel.engine.world import World
 
 COMPILED = False
 """True in compiled code."""
@@ -20,7 +19,7 @@ EDGES_IN_LINE = 8
 """Number of edges per cache line."""
 
 
-def fetch(record: Any) -> None:
+def fetch(record: object) -> None:
     """Prefetch a record, which need not exist; does nothing in the plain loop."""
 
 

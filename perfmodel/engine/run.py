@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import gcd, lcm
-from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, Self
 from weakref import WeakSet
 
 import numpy as np
@@ -25,7 +24,7 @@ from perfmodel.engine.stuck import (
     finished,
 )
 from perfmodel.engine.twins import choose, requested, warn_if_long
-from perfmodel.engine.world import DTYPES, column, crowded, grown
+from perfmodel.engine.world import assign, column, grown, scalar
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.graph.rules import Activity, Every
 
@@ -103,27 +102,22 @@ class Simulation:
             _ordered.add(graph)
         self._loop.begin(self._handle)
 
-    def __enter__(self) -> Simulation:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self._log is None:
             give_back(self.graph, self._kept)
 
     @property
     def now(self) -> float:
         """Current simulated time (s)."""
-        return float(column(self.world, "state", "now")[0])
+        return float(scalar(self.world, "now"))
 
     @property
     def rounds(self) -> int:
         """Number of iterations that every group has completed."""
-        return int(column(self.world, "state", "slowest")[0])
+        return int(scalar(self.world, "slowest"))
 
     def clock(self) -> Clock:
         """Return the total iterations of all workers, and the time (s)."""
@@ -184,16 +178,15 @@ class Simulation:
         """Empty the world's log, so that it has room again."""
         if self._log is None:
             return
-        state = self.world.state[0]
-        count, room = (int(column(self.world, "state", name)[0]) for name in ("logged", "log_room"))
-        names = ("log_time", "log_what", "log_drawn")
-        columns = (np.array(getattr(self.world, name)[:count], DTYPES[name]) for name in names)
-        self._log.append(Log(*columns))
-        for name, value in (("logged", 0), ("log_left", room - room // 4)):
-            if isinstance(self.world.state, list):
-                setattr(state, name, value)
-            else:
-                state[name] = value
+        count, room = scalar(self.world, "logged"), scalar(self.world, "log_room")
+        self._log.append(
+            Log(
+                np.array(self.world.log_time[:count], np.float64),
+                np.array(self.world.log_what[:count], np.int64),
+                np.array(self.world.log_drawn[:count], np.int32),
+            )
+        )
+        assign(self.world, logged=0, log_left=room - room // 4)
 
     def _ahead(self) -> int:
         done = column(self.world, "groups", "iterations")
@@ -206,7 +199,7 @@ class Simulation:
             status = self._loop.advance(self._handle, rounds, instants or _INSTANTS)
             if status == codes.FULL:
                 self._take_log()
-                if crowded(self.world):
+                if 2 * scalar(self.world, "timers") > scalar(self.world, "timer_room"):
                     self.world = grown(self.world)
                     self._handle = self._loop.handle(self.world)
             elif status >= codes.UNOPENED:

@@ -19,7 +19,7 @@ Like the event loop, this code runs both as plain Python and compiled.
 
 from __future__ import annotations
 
-from perfmodel.engine.codes import Id, World
+from perfmodel.engine.codes import Id
 from perfmodel.engine.filling import fill_links, set_own_pace
 from perfmodel.engine.pools import (
     AT_ONCE,
@@ -34,14 +34,15 @@ from perfmodel.engine.pools import (
     note_change,
     pop_flow,
     push_flow,
+    schedule,
     schedule_flow,
     set_key,
     set_rate,
-    sink_to_time,
     tighten,
     unschedule_flow,
 )
 from perfmodel.engine.prefetch import COMPILED, look_past_flow
+from perfmodel.engine.world import World
 
 
 def flow_starts(w: World, op: Id, amount: float) -> None:
@@ -90,7 +91,7 @@ def flow_ends(w: World) -> int:
         schedule_flow(w, pool)
     elif p.n == 1 or not _ends_with(w, pool):
         # it stays first in its pool for now, because its next transfer may follow at once
-        sink_to_time(w, p.place, pool, INFINITE)
+        schedule(w, pool, INFINITE)
     else:
         leave_pool(w, route)
         schedule_flow(w, pool)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from itertools import pairwise
 from math import inf
 
@@ -73,9 +75,9 @@ def simulate(
     if not rel_ci > 0.0:
         raise InputError(f"rel_ci must be positive, got {rel_ci:g}")
     if not graph.random:
-        found = _periodic(graph, progress, compiled)
-        if found is not None:
-            return found
+        period = _periodic(graph, progress, compiled)
+        if period is not None:
+            return period
     if graph.staggered:
         return _from_many_starts(graph, seed, rel_ci, progress, compiled)
     return _from_one_start(graph, seed, rel_ci, progress, compiled)
@@ -99,21 +101,25 @@ def first_iterations(
     ------
     InputError, DeadlockError : see :func:`simulate`.
     """
-    found: list[Totals] = []
+    totals: list[Totals] = []
     ci = inf if graph.random else 0.0
     runs = MOST_RUNS if graph.random else 1
     for run_seed in _seeds(seed, runs):
         with Simulation(graph, run_seed, compiled, depth=_FEW) as run:
             run.advance(iterations)
-            found.append(run.totals())
+            totals.append(run.totals())
         if progress is not None:
-            progress(len(found), runs)
-        if len(found) >= FEWEST_RUNS:
-            ci = max(_ci(graph, found), RESOLUTION * rel_ci)
+            progress(len(totals), runs)
+        if len(totals) >= FEWEST_RUNS:
+            ci = max(_ci(graph, totals), RESOLUTION * rel_ci)
         if ci <= rel_ci:
             break
     return measures(
-        graph, _together(found), ci_fraction=ci, runs=len(found), run_spread=_spread(graph, found)
+        graph,
+        functools.reduce(operator.add, totals),
+        ci_fraction=ci,
+        runs=len(totals),
+        run_spread=_spread(graph, totals),
     )
 
 
@@ -128,7 +134,7 @@ def run_spread(
     """
     if not graph.random:
         return NO_SPREAD
-    found: list[Totals] = []
+    totals: list[Totals] = []
     for run_seed in _seeds(seed, SPREAD_STARTS):
         with Simulation(graph, run_seed, compiled) as run:
             run.advance(warmup)
@@ -136,9 +142,9 @@ def run_spread(
             for k in range(1, SPREAD_RUNS + 1):
                 run.advance(warmup + k * iterations)
                 after = run.totals()
-                found.append(after - before)
+                totals.append(after - before)
                 before = after
-    return _spread(graph, found)
+    return _spread(graph, totals)
 
 
 def timeline(
@@ -278,28 +284,20 @@ def _from_many_starts(
     longest = MOST_ROUNDS // RUNS_OF_NOISY // 2
     rounds = 0
     while True:
-        found, ci = _runs(graph, seed, rel_ci, rounds, progress, compiled)
+        runs, ci = _runs(graph, seed, rel_ci, rounds, progress, compiled)
         if ci <= rel_ci or not graph.noisy or rounds == longest:
             break
-        length = sum(one.rounds for one, _ in found) / len(found)
-        more = len(found) / (2 * RUNS_OF_NOISY) * (ci / rel_ci) ** 2
+        length = sum(totals.rounds for totals, _ in runs) / len(runs)
+        more = len(runs) / (2 * RUNS_OF_NOISY) * (ci / rel_ci) ** 2
         rounds = min(round(max(more, 2.0) * length), longest)
     return measures(
         graph,
-        _together([one for one, _ in found]),
+        functools.reduce(operator.add, [totals for totals, _ in runs]),
         ci_fraction=max(ci, RESOLUTION * rel_ci)
-        + float(np.mean([pilot.loss for _, pilot in found])),
-        runs=len(found),
-        transient_rounds=float(np.mean([pilot.transient_rounds for _, pilot in found])),
+        + float(np.mean([pilot.loss for _, pilot in runs])),
+        runs=len(runs),
+        transient_rounds=float(np.mean([pilot.transient_rounds for _, pilot in runs])),
     )
-
-
-def _together(runs: list[Totals]) -> Totals:
-    """Add up the totals of several runs."""
-    found = runs[0]
-    for one in runs[1:]:
-        found = found + one
-    return found
 
 
 def _spread(graph: OpGraph, runs: list[Totals]) -> RunSpread:
@@ -332,26 +330,26 @@ def _runs(
 
     There are as many runs as the interval needs, or fewer if they have to become longer anyway.
     """
-    found: list[tuple[Totals, Pilot]] = []
+    runs: list[tuple[Totals, Pilot]] = []
     ci = inf
-    while len(found) < MOST_RUNS and ci > rel_ci:
-        run_seed = _seeds(seed, MOST_RUNS)[len(found)]
+    while len(runs) < MOST_RUNS and ci > rel_ci:
+        run_seed = _seeds(seed, MOST_RUNS)[len(runs)]
         with Simulation(graph, run_seed, compiled, depth=_FEW) as run:
-            pilot = warm_up(run, rel_ci, found[0][1].spans if found else 0, None)
+            pilot = warm_up(run, rel_ci, runs[0][1].spans if runs else 0, None)
             begin = pilot.begin
             if rounds > 0:  # with little jitter, the order of workers changes slowly
                 run.advance(max(run.rounds, begin.rounds + rounds // LATER))
                 begin = run.totals()
             run.advance(max(run.rounds, begin.rounds + rounds))
-            found.append((run.totals() - begin, pilot))
-        if len(found) >= FEWEST_RUNS:
-            ci = _ci(graph, [one for one, _ in found])
+            runs.append((run.totals() - begin, pilot))
+        if len(runs) >= FEWEST_RUNS:
+            ci = _ci(graph, [totals for totals, _ in runs])
         if progress is not None:
-            runs = FEWEST_RUNS if ci == inf else _expected(len(found), ci / rel_ci, MOST_RUNS)
-            progress(len(found), max(runs, len(found)))
-        if graph.noisy and len(found) == RUNS_OF_NOISY and ci > 2.0 * rel_ci:
+            expected = FEWEST_RUNS if ci == inf else _expected(len(runs), ci / rel_ci, MOST_RUNS)
+            progress(len(runs), max(expected, len(runs)))
+        if graph.noisy and len(runs) == RUNS_OF_NOISY and ci > 2.0 * rel_ci:
             break
-    return found, ci
+    return runs, ci
 
 
 def _seeds(seed: int, count: int) -> list[int]:

@@ -20,13 +20,13 @@ from perfmodel.engine.codes import (
     QUORUM,
     WORKING,
     Id,
-    World,
 )
 from perfmodel.engine.draws import draw, noise_factor
 from perfmodel.engine.prefetch import COMPILED, expect
 from perfmodel.engine.sharing import flow_starts
 from perfmodel.engine.timers import end_soon, set_timer
 from perfmodel.engine.waits import attribute_wait, note, open_wait
+from perfmodel.engine.world import World
 
 # -- readiness ---------------------------------------------------------------------------------
 

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from perfmodel.base.arrays import NONE
+from perfmodel.base.arrays import NONE, Floats, Ids, Refs
 from perfmodel.engine import codes
 from perfmodel.engine.measures import Totals
-from perfmodel.engine.world import World, column, starts
+from perfmodel.engine.world import World, assign, column, scalar, starts
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.graph.rules import Choice
 
-_F, _I, _L = "f8", "i4", "i8"
+_F, _L = "f8", "i8"
 
 
 class State(NamedTuple):
     """Everything that determines the future, relative to the current time: counts, times, bytes."""
 
-    counts: NDArray[np.int64]
-    times: NDArray[np.float64]
-    bytes: NDArray[np.float64]
+    counts: Ids
+    times: Floats
+    bytes: Floats
 
 
 def state(world: World) -> State:
     """Return the state of a world. Equal states of a deterministic graph have equal futures."""
-    now = float(column(world, "state", "now")[0])
+    now = scalar(world, "now")
     phase, taken = column(world, "ops", "phase"), column(world, "ops", "taken")
-    timers = int(column(world, "state", "timers")[0])
+    timers = scalar(world, "timers")
     what, when = np.array(world.timer_what[:timers], _L), np.array(world.timer_time[:timers], _F)
     order = np.lexsort((when, what))
     moving, left = in_flight(world)
@@ -71,7 +70,7 @@ def state(world: World) -> State:
     )
 
 
-def _risen(world: World) -> NDArray[Any]:
+def _risen(world: World) -> Ids:
     """Return how much the counter of each open probe has risen since the probe was opened.
 
     This determines the staleness when the probe closes. Probes that are open at the start of the
@@ -84,12 +83,12 @@ def _risen(world: World) -> NDArray[Any]:
     behind = np.arange(every["open"].sum()) - np.repeat(starts(every["open"])[:-1], every["open"])
     every = {name: np.repeat(values, every["open"]) for name, values in every.items()}
     at = every["stamp"] + (every["next"] + behind) % every["room"]
-    risen: NDArray[Any] = np.array(world.counters, _L)[every["counter"]]
+    risen: Ids = np.array(world.counters, _L)[every["counter"]]
     risen -= np.array(world.stamp_count, _L)[at]
     return risen
 
 
-def _phases(world: World, taken: NDArray[Any]) -> NDArray[Any]:
+def _phases(world: World, taken: Refs) -> Ids:
     """Return the phase of each op with periodic activity within its period."""
     if len(world.specials) == 0:
         return np.zeros(0, _L)
@@ -97,7 +96,7 @@ def _phases(world: World, taken: NDArray[Any]) -> NDArray[Any]:
     having = np.flatnonzero(extra != NONE)
     special = column(world, "extras", "special")[extra[having]]
     having, special = having[special != NONE], special[special != NONE]
-    phases: NDArray[Any] = taken[having] % column(world, "specials", "every")[special]
+    phases: Ids = taken[having] % column(world, "specials", "every")[special]
     return phases
 
 
@@ -105,7 +104,7 @@ _COUNTING = (codes.DRAIN, codes.TO_QUORUM, codes.FROM_BATCH)
 """Gate edges whose tokens are counted from the start, as on plain edges."""
 
 
-def in_flight(world: World) -> tuple[NDArray[Any], NDArray[np.float64]]:
+def in_flight(world: World) -> tuple[Ids, Floats]:
     """Return the ops that are moving bytes, in ascending order, and their remaining bytes."""
     names = ("home", "served", "joined", "weight", "lead", "level", "flow", "count")
     every = {name: column(world, "routes", name) for name in names}
@@ -113,13 +112,13 @@ def in_flight(world: World) -> tuple[NDArray[Any], NDArray[np.float64]]:
     behind = every["count"][busy].astype(_L) - 1
     first = every["flow"][busy] - starts(behind)[:-1]
     at = np.repeat(first, behind) + np.arange(behind.sum())
-    ops = np.concatenate([every["lead"][busy], np.array(world.flying, _I)[at]])
+    ops = np.concatenate([every["lead"][busy], np.array(world.flying, _L)[at]])
     level = np.concatenate([every["level"][busy], np.array(world.levels, _F)[at]])
     route = np.concatenate([busy, np.repeat(busy, behind)])
     order = np.argsort(ops)
     ops, level, route = ops[order], level[order], route[order]
     routes = {name: values[route] for name, values in every.items()}
-    now = float(column(world, "state", "now")[0])
+    now = scalar(world, "now")
     pools = {
         name: column(world, "pools", name)[routes["home"]] for name in ("service", "at", "rate")
     }
@@ -130,7 +129,7 @@ def in_flight(world: World) -> tuple[NDArray[Any], NDArray[np.float64]]:
     return ops, level - routes["served"] - since
 
 
-def moved_bytes(world: World) -> NDArray[np.float64]:
+def moved_bytes(world: World) -> Floats:
     """Return the bytes moved along each route so far, shape (routes,)."""
     moving, left = in_flight(world)
     moved = np.array(world.moved, _F)
@@ -140,7 +139,7 @@ def moved_bytes(world: World) -> NDArray[np.float64]:
 
 def totals(graph: OpGraph, world: World) -> Totals:
     """Return the counters and sums so far, including the completed part of running ops."""
-    one = {name: column(world, "state", name)[0].item() for name in _COUNTED}
+    one = {name: scalar(world, name) for name in _COUNTED}
     phase = column(world, "ops", "phase")
     running = np.flatnonzero((phase == codes.WORKING) | (phase == codes.MOVING))
     slot_busy = column(world, "slots", "busy").copy()
@@ -178,8 +177,4 @@ _TOTALLED = tuple(
 
 def forget_gap(world: World) -> None:
     """Restart the maximum of the gap between groups from the current gap."""
-    first = world.state[0]
-    if isinstance(world.state, list):
-        first.gap_max = first.fastest - first.slowest
-    else:
-        first["gap_max"] = first["fastest"] - first["slowest"]
+    assign(world, gap_max=scalar(world, "fastest") - scalar(world, "slowest"))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from perfmodel.engine.measures import Totals
 from perfmodel.engine.state import State, state
-from perfmodel.engine.world import World, column
+from perfmodel.engine.world import World, scalar
 
 SAME = 1e-9
 """Tolerance for rounding in the times or bytes of two states, relative to the largest."""
@@ -45,7 +45,7 @@ class Recurrence:
 
     def seen(self, world: World, done: int, totals: Callable[[], Totals]) -> Totals | None:
         """Return the totals at which the same state was seen before; None if it is new."""
-        time = float(column(world, "state", "now")[0])
+        time = scalar(world, "now")
         self.fresh = False
         if self._state is not None and time == self.saved.time:
             return None

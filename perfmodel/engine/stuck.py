@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from graphlib import CycleError, TopologicalSorter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.base.arrays import NONE
 from perfmodel.engine import codes
-from perfmodel.engine.world import World, column
+from perfmodel.engine.world import World, column, scalar
 from perfmodel.graph.op_graph import OpGraph, block_of
 from perfmodel.graph.rules import Batch, Every, Mailbox, Quorum
 
@@ -20,41 +19,17 @@ _NAMED = 4
 def cycle_without_lag(graph: OpGraph) -> list[int]:
     """Return ops that wait for each other within one iteration, in order; empty if there are
     none."""
-    now = (graph.edge_lag == 0) & ~_optional(graph)
-    source, target = graph.edge_source[now].tolist(), graph.edge_target[now].tolist()
-    missing = np.bincount(target, minlength=graph.n_ops).tolist()
-    after: dict[int, list[int]] = defaultdict(list)
-    for a, b in zip(source, target, strict=True):
-        after[a].append(b)
-    ready = [op for op, count in enumerate(missing) if not count]
-    while ready:
-        for b in after[ready.pop()]:
-            missing[b] -= 1
-            if not missing[b]:
-                ready.append(b)
-    # ops that still miss an input are on a cycle or downstream of one
-    before = {b: a for a, b in zip(source, target, strict=True) if missing[a] and missing[b]}
-    if not before:
-        return []
-    path: list[int] = []
-    op = min(before)
-    while op not in path:
-        path.append(op)
-        op = before[op]
-    cycle = path[path.index(op) :][::-1]
-    first = cycle.index(min(cycle))
-    return cycle[first:] + cycle[:first]
-
-
-def _optional(graph: OpGraph) -> NDArray[np.bool_]:
-    """Return the edges whose target does not need a token in every iteration: edges into gates."""
-    free = np.zeros(len(graph.edge_lag), np.bool_)
-    for rule in graph.rules:
-        if isinstance(rule, (Every, Batch)):
-            free |= graph.edge_target == rule.op
-        elif isinstance(rule, Mailbox):
-            free |= (graph.edge_target == rule.op) & np.isin(graph.edge_source, rule.sources)
-    return free
+    now = (graph.edge_lag == 0) & ~graph.edges_into(Every, Mailbox, Batch)
+    sorter: TopologicalSorter[int] = TopologicalSorter()
+    for source, target in zip(graph.edge_source[now], graph.edge_target[now], strict=True):
+        sorter.add(int(target), int(source))
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        cycle: list[int] = error.args[1][:-1]
+        first = cycle.index(min(cycle))
+        return cycle[first:] + cycle[:first]
+    return []
 
 
 def finished(graph: OpGraph, world: World, limit: int) -> bool:
@@ -72,11 +47,11 @@ def finished(graph: OpGraph, world: World, limit: int) -> bool:
 
 def describe_deadlock(graph: OpGraph, world: World) -> str:
     """Describe which ops wait, and for what, when no event is left."""
-    now = float(column(world, "state", "now")[0])
-    rounds = int(column(world, "state", "slowest")[0])
+    now = scalar(world, "now")
+    rounds = scalar(world, "slowest")
     phase, taken = column(world, "ops", "phase"), column(world, "ops", "taken")
     lacking = (column(world, "ops", "missing") > 0) & (phase == codes.IDLE)
-    limit = int(column(world, "state", "limit")[0])
+    limit = scalar(world, "limit")
     behind = taken <= rounds if limit == NONE else taken < limit
     reasons = []
     for op in np.flatnonzero(phase == codes.QUEUED).tolist():
@@ -115,7 +90,7 @@ def _awaited(graph: OpGraph, world: World, op: int) -> list[int]:
 
 def describe_fault(graph: OpGraph, world: World, status: int) -> str:
     """Describe what is wrong with the op or the probe that stopped a simulation."""
-    culprit = int(column(world, "state", "culprit")[0])
+    culprit = scalar(world, "culprit")
     if status == codes.ENDLESS:
         return f"op {graph.op_name(culprit)!r} runs endlessly while simulated time stands still"
     if status == codes.CROWDED:

@@ -105,7 +105,7 @@ class Handle:
     """A world as the argument of compiled code: the address of a table of array addresses."""
 
     def __init__(self, arrays: World) -> None:
-        for name, array in zip(World._fields, arrays, strict=True):
+        for name, array in arrays._asdict().items():
             if array.dtype != DTYPES[name]:
                 raise TypeError(f"world array {name} has type {array.dtype}, not {DTYPES[name]}")
         self.arrays = arrays  # keeps them alive

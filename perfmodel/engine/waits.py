@@ -11,8 +11,8 @@ from perfmodel.engine.codes import (
     TO_BATCH,
     TO_EVERY,
     TO_MAILBOX,
-    World,
 )
+from perfmodel.engine.world import World
 
 MOST_STEPS = 16
 """Maximum number of instances visited by a walk back, per op of the graph."""

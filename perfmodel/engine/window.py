@@ -10,15 +10,13 @@ import numpy as np
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.engine.measures import Span
 from perfmodel.engine.run import Simulation, span_of
+from perfmodel.engine.simulation import MOST_PERIODIC_ROUNDS
 from perfmodel.engine.state import moved_bytes
 from perfmodel.engine.steady import Recurrence
 from perfmodel.engine.warmup import warm_up
 from perfmodel.engine.world import column
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.graph.rules import Every, Quorum
-
-MOST_PERIODIC_ROUNDS = 255
-"""Rounds after which a deterministic run without a period is treated as random."""
 
 MOST_SAMPLES = 2000
 """Approximate maximum number of samples in a window; each covers one or more instants."""

@@ -5,16 +5,19 @@ Compiled code uses arrays, the plain loop objects.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import functools
+from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-_F, _I, _L = "f8", "i4", "i8"
+from perfmodel.base.arrays import Floats, Ids, Refs
+
+Records = NDArray[np.void]
 
 
-def _record(**kinds: str) -> np.dtype[Any]:
+def _record(**kinds: str) -> np.dtype[np.void]:
     fields = [(name, kind.lower()) for kind, names in kinds.items() for name in names.split()]
     return np.dtype(fields, align=True)
 
@@ -40,7 +43,7 @@ HOLD = _record(i4="slot units")
 SLOT = _record(
     f8="released busy", i8="free", i4="first waiting touched releaser group head _1 _2 _3 _4"
 )
-LINK = _record(f8="capacity load share left open above", i4="first n owner marked place stale")
+LINK = _record(f8="capacity load share left open above", i4="first n owner marked stale")
 PATH = _record(f8="units", i4="link route at")
 ACTIVE = _record(f8="load", i4="path route open")
 ROUTE = _record(
@@ -50,7 +53,7 @@ ROUTE = _record(
     F8="rate cap _1 _2 _3 _4 _5",
     I4="flow goal",
 )
-POOL = _record(f8="service at rate limit _1 _2", i4="first n place noted")
+POOL = _record(f8="service at rate limit _1 _2", i4="first n noted _3")
 GROUP = _record(i4="iterations device")
 STREAM = _record(f8="factor", i4="first at")
 SPECIAL = _record(
@@ -65,171 +68,171 @@ HISTORY = _record(f8="ready start", i4="last enabler count")
 
 
 class World(NamedTuple):
-    """Everything the event loop reads and writes; records first, then plain numbers."""
+    """Everything the event loop reads and writes; records first, then plain numbers.
 
-    state: Any
-    ops: Any
-    edges: Any
-    gate_edges: Any
-    holds: Any
-    slots: Any
-    links: Any
-    paths: Any
-    routes: Any
-    pools: Any
-    groups: Any
-    streams: Any
-    extras: Any
-    specials: Any
-    alternatives: Any
-    items: Any
-    probes: Any
-    history: Any
-    active: Any
-    into: Any
-    into_first: Any
-    arrived: Any
-    queue: Any
-    members: Any
-    keys: Any
-    places: Any
-    flying: Any
-    levels: Any
-    agenda: Any
-    due: Any
-    timer_time: Any
-    timer_what: Any
-    soon: Any
-    touched: Any
-    changed: Any
-    ended: Any
-    region_links: Any
-    region_routes: Any
-    region_pools: Any
-    filling: Any
-    share: Any
-    span_ready: Any
-    span_start: Any
-    span_end: Any
-    cause: Any
-    late: Any
-    table: Any
-    watched: Any
-    log_time: Any
-    log_what: Any
-    log_drawn: Any
-    counters: Any
-    counter_every: Any
-    counter_part: Any
-    stamp_time: Any
-    stamp_count: Any
+    In the plain loop lists stand in for the arrays, and objects for records.
+    """
+
+    state: Records
+    ops: Records
+    edges: Records
+    gate_edges: Records
+    holds: Records
+    slots: Records
+    links: Records
+    paths: Records
+    routes: Records
+    pools: Records
+    groups: Records
+    streams: Records
+    extras: Records
+    specials: Records
+    alternatives: Records
+    items: Records
+    probes: Records
+    history: Records
+    active: Records
+    into: Refs
+    into_first: Refs
+    arrived: Refs
+    queue: Refs
+    members: Refs
+    keys: Floats
+    places: Refs
+    link_places: Refs
+    pool_places: Refs
+    flying: Ids
+    levels: Floats
+    agenda: Refs
+    due: Floats
+    timer_time: Floats
+    timer_what: Ids
+    soon: Refs
+    touched: Refs
+    changed: Refs
+    ended: Refs
+    region_links: Refs
+    region_routes: Refs
+    region_pools: Refs
+    filling: Refs
+    share: Floats
+    span_ready: Floats
+    span_start: Floats
+    span_end: Floats
+    cause: Refs
+    late: Floats
+    table: Floats
+    watched: Refs
+    log_time: Floats
+    log_what: Ids
+    log_drawn: Refs
+    counters: Ids
+    counter_every: Ids
+    counter_part: Ids
+    stamp_time: Floats
+    stamp_count: Ids
     # measurements
-    moved: Any
-    waits: Any
-    marked_at: Any
-    marked_busy: Any
-    marked_waits: Any
-    critical: Any
-    critical_count: Any
-    histogram: Any
-    stale_sum: Any
-    stale_count: Any
+    moved: Floats
+    waits: Floats
+    marked_at: Floats
+    marked_busy: Floats
+    marked_waits: Floats
+    critical: Floats
+    critical_count: Floats
+    histogram: Ids
+    stale_sum: Ids
+    stale_count: Ids
 
 
-DTYPES: dict[str, np.dtype[Any]] = dict(
-    zip(
-        World._fields,
-        (
-            *(STATE, OP, EDGE, GATE_EDGE, HOLD, SLOT, LINK, PATH, ROUTE, POOL, GROUP, STREAM),
-            *(EXTRA, SPECIAL, ALTERNATIVE, ITEM, PROBE, HISTORY, ACTIVE),
-        ),
-        strict=False,
-    )
+_TYPES = (
+    *(STATE, OP, EDGE, GATE_EDGE, HOLD, SLOT, LINK, PATH, ROUTE, POOL, GROUP, STREAM),
+    *(EXTRA, SPECIAL, ALTERNATIVE, ITEM, PROBE, HISTORY, ACTIVE),
 )
+RECORDS = dict(zip(World._fields, _TYPES, strict=False))
+"""Type of each array of records in a world."""
+_NUMBERS: dict[Any, np.dtype[Any]] = {
+    Refs: np.dtype("i4"),
+    Ids: np.dtype("i8"),
+    Floats: np.dtype("f8"),
+}
+DTYPES: dict[str, np.dtype[Any]] = {
+    **{
+        name: np.dtype(_NUMBERS[hint])
+        for name, hint in get_type_hints(World).items()
+        if hint in _NUMBERS
+    },
+    **RECORDS,
+}
 """Type of each array in a world."""
-for _kind, _names in (
-    (
-        _I,
-        "into into_first arrived queue members places flying agenda soon touched changed "
-        "ended region_links region_routes region_pools filling cause watched log_drawn",
-    ),
-    (
-        _L,
-        "timer_what counters counter_every counter_part stamp_count histogram stale_sum "
-        "stale_count log_what",
-    ),
-    (
-        _F,
-        "keys levels timer_time share due span_ready span_start span_end late table "
-        "stamp_time log_time moved waits marked_at marked_busy marked_waits critical "
-        "critical_count",
-    ),
-):
-    DTYPES |= {name: np.dtype(_kind) for name in _names.split()}
-RECORDS = World._fields[: World._fields.index("into")]
 
 
 def as_objects(world: World) -> World:
     """Convert a state to lists; records become objects."""
-    plain = {name: getattr(world, name).tolist() for name in World._fields}
-    for name in RECORDS:
-        make = _class_of(name, getattr(world, name).dtype)
-        plain[name] = [make(*fields) for fields in plain[name]]
-    return World(**plain)
+    lists = {}
+    for name, array in world._asdict().items():
+        lists[name] = array.tolist()
+        if name in RECORDS:
+            make = _class_of(name)
+            lists[name] = [make(*fields) for fields in lists[name]]
+    return World(**lists)
 
 
-def column(world: World, records: str, field: str) -> NDArray[Any]:
-    """Return one field of all records of a kind, as an array."""
+@functools.cache
+def _class_of(records: str) -> type[msgspec.Struct]:
+    return msgspec.defstruct(records, [(f, Any) for f in RECORDS[records].names or ()], gc=False)
+
+
+def column(world: World, records: str, field: str, where: Ids | None = None) -> NDArray[Any]:
+    """Return one field of all records of a kind, or of those at ``where``, as an array."""
     values = getattr(world, records)
     if isinstance(values, list):
-        kind = DTYPES[records][field]
-        return np.array([getattr(value, field) for value in values], kind)
+        some = values if where is None else [values[at] for at in where.tolist()]
+        return np.array([getattr(value, field) for value in some], RECORDS[records][field])
     array: NDArray[Any] = values[field]
-    return array
+    return array if where is None else array[where]
 
 
-def values_at(world: World, records: str, field: str, where: NDArray[Any]) -> NDArray[Any]:
-    """Return one field of some records of a kind, as an array."""
-    values = getattr(world, records)
-    if isinstance(values, list):
-        kind = DTYPES[records][field]
-        return np.array([getattr(values[at], field) for at in where.tolist()], kind)
-    array: NDArray[Any] = values[field][where]
-    return array
+def scalar(world: World, field: str) -> Any:
+    """Return one field of the state as a Python number."""
+    state: Any = world.state
+    return getattr(state[0], field) if isinstance(state, list) else state[field][0].item()
 
 
-_classes: dict[str, Any] = {}
+def assign(world: World, **values: float) -> None:
+    """Set fields of the state."""
+    state: Any = world.state
+    for field, value in values.items():
+        if isinstance(state, list):
+            setattr(state[0], field, value)
+        else:
+            state[field] = value
 
 
-def _class_of(name: str, dtype: np.dtype[Any]) -> Any:
-    if name not in _classes:
-        _classes[name] = msgspec.defstruct(name, [(f, Any) for f in dtype.names or ()], gc=False)
-    return _classes[name]
+def aligned(n: int, dtype: np.dtype[Any]) -> Records:
+    """Make zeroed records, aligned to cache lines."""
+    room = np.zeros(n * dtype.itemsize + 64, np.uint8)
+    first = -room.ctypes.data % 64
+    records: Records = room[first : first + n * dtype.itemsize].view(dtype)
+    return records
 
 
-def starts(counts: NDArray[Any]) -> NDArray[np.int64]:
+def starts(counts: Ids | Refs) -> Ids:
     """Return the offsets of consecutive parts of these lengths, and the end of the last."""
-    found = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=found[1:])
-    return found
-
-
-def crowded(world: World) -> bool:
-    """Return whether the timers need more room."""
-    timers, room = (int(column(world, "state", name)[0]) for name in ("timers", "timer_room"))
-    return 2 * timers > room
+    ends = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=ends[1:])
+    return ends
 
 
 def grown(world: World) -> World:
     """Return the same world with room for twice as many timers."""
-    room = 2 * int(column(world, "state", "timer_room")[0])
-    if isinstance(world.state, list):
-        world.state[0].timer_room = room
-        world.timer_time.extend([0.0] * (room - len(world.timer_time)))
-        world.timer_what.extend([0] * (room - len(world.timer_what)))
+    more = scalar(world, "timer_room")
+    assign(world, timer_room=2 * more)
+    timers: Any = world.timer_time, world.timer_what
+    if isinstance(timers[0], list):
+        for column_of_timers in timers:
+            column_of_timers.extend([0] * more)
         return world
-    world.state["timer_room"] = room
-    time, what = np.zeros(room), np.zeros(room, _L)
-    time[: len(world.timer_time)] = world.timer_time
-    what[: len(world.timer_what)] = world.timer_what
-    return world._replace(timer_time=time, timer_what=what)
+    return world._replace(
+        timer_time=np.pad(world.timer_time, (0, more)),
+        timer_what=np.pad(world.timer_what, (0, more)),
+    )

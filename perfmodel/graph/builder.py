@@ -402,25 +402,24 @@ class GraphBuilder:
         """
         stagger = np.zeros(self._count["op"])
         stagger[self._take("stagger_ops", np.int64)] = self._take("stagger_s", np.float64)
-        columns: dict[str, Any] = {
-            name: self._take(name, kind) for kind, names in _COLUMNS.items() for name in names
-        }
         marks = np.asarray(mark, np.int64).ravel()
-        graph = OpGraph(
-            **columns,
-            op_stagger_s=stagger,
-            hold_start=offsets(self._take("hold_count", np.int32)),
-            route_start=offsets(self._take("route_length", np.int32)),
-            group_device=np.asarray(device, np.int64).ravel(),
-            group_mark=marks,
-            group_count=np.broadcast_to(np.asarray(count, np.int64), marks.shape),
-            rules=tuple(self._rules),
-            logged=tuple(self._logged),
-            ops=tuple(self._blocks["op"]),
-            slots=tuple(self._blocks["slot"]),
-            links=tuple(self._blocks["link"]),
-            probes=tuple(self._blocks["probe"]),
-        )
+        computed: dict[str, Any] = {
+            "op_stagger_s": stagger,
+            "hold_start": offsets(self._take("hold_count", np.int32)),
+            "route_start": offsets(self._take("route_length", np.int32)),
+            "group_device": np.asarray(device, np.int64).ravel(),
+            "group_mark": marks,
+            "group_count": np.broadcast_to(np.asarray(count, np.int64), marks.shape),
+            "rules": tuple(self._rules),
+            "logged": tuple(self._logged),
+            **{f"{kind}s": tuple(blocks) for kind, blocks in self._blocks.items()},
+        }
+        columns: dict[str, Any] = {
+            name: self._take(name, _TYPES[kind])
+            for name, kind in OpGraph.__annotations__.items()
+            if name not in computed
+        }
+        graph = OpGraph(**columns, **computed)
         self._columns.clear()
         check(graph)
         for value in msgspec.structs.astuple(graph):
@@ -449,40 +448,14 @@ class GraphBuilder:
         return np.concatenate(parts, dtype=kind, casting="unsafe") if parts else np.zeros(0, kind)
 
 
-_COLUMNS: dict[Any, tuple[str, ...]] = {
-    np.float64: (
-        "op_seconds",
-        "op_bytes",
-        "op_latency_s",
-        "route_units",
-        "route_cap_bytes_per_s",
-        "route_weight",
-        "link_capacity_bytes_per_s",
-        "stream_cv",
-    ),
-    np.int64: ("hold_units", "slot_capacity", "slot_place", "link_place", "counter_every"),
-    np.int32: (
-        "op_route",
-        "op_stream",
-        "op_priority",
-        "op_group",
-        "hold_slots",
-        "route_links",
-        "edge_source",
-        "edge_target",
-        "edge_lag",
-        "stream_kind",
-        "probe_open",
-        "probe_close",
-        "probe_lag",
-        "probe_counter",
-        "probe_group",
-        "counter_ops",
-        "counter_ids",
-    ),
-    np.int8: ("op_cause",),
-    np.bool_: ("probe_at_ready",),
+_TYPES: dict[str, type[np.generic]] = {
+    "Floats": np.float64,
+    "Ids": np.int64,
+    "Refs": np.int32,
+    "NDArray[np.int8]": np.int8,
+    "NDArray[np.bool_]": np.bool_,
 }
+"""Types of a graph's columns, by their annotations."""
 
 
 def _at_least_one(what: str, count: int) -> int:

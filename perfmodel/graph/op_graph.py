@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.arrays import NONE, Floats, Ids, Refs
-from perfmodel.graph.rules import Activity, Choice, Rule
+from perfmodel.graph.rules import Activity, Batch, Choice, Every, Mailbox, Quorum, Rule
 
 Axis = tuple[str, Sequence[str] | None]
 
@@ -214,6 +214,17 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
         """Whether groups start at random times."""
         return bool(np.any(self.op_stagger_s > 0.0))
 
+    def edges_into(self, *gates: type[Quorum | Every | Mailbox | Batch]) -> NDArray[np.bool_]:
+        """Return the edges into gates of these kinds, (edges,)."""
+        edges = np.zeros(len(self.edge_lag), np.bool_)
+        for rule in self.rules:
+            if isinstance(rule, gates):
+                into = self.edge_target == rule.op
+                if isinstance(rule, Mailbox):
+                    into &= np.isin(self.edge_source, rule.sources)
+                edges |= into
+        return edges
+
     def op_name(self, op: int) -> str:
         """Return the readable name of an op."""
         return _name(self.ops, op)
@@ -232,13 +243,6 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
         if route == NONE:
             return self.route_links[:0]
         return self.route_links[self.route_start[route] : self.route_start[route + 1]]
-
-    def path_units(self, op: int) -> Floats:
-        """Return the units of each of these links' capacity that a unit of the op's rate takes."""
-        route = self.op_route[op]
-        if route == NONE:
-            return self.route_units[:0]
-        return self.route_units[self.route_start[route] : self.route_start[route + 1]]
 
     def held(self, op: int) -> Refs:
         """Return the slots that an op holds."""
@@ -262,7 +266,7 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
             self.hold_start[ids + 1].tolist(),
             strict=True,
         )
-        found = {}
+        uses = {}
         for op, block, route, moves, seconds, latency_s, first, end in rows:
             if moves and route != NONE and route not in busiest:
                 path = self.path(op)
@@ -274,18 +278,13 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
             elif first < end:
                 resource = (False, int(self.hold_slots[first]))
             else:
-                found[op] = OpUse(labels[block], "", "", fixed_s)
+                uses[op] = OpUse(labels[block], "", "", fixed_s)
                 continue
             if resource not in named:
                 its = self.links if over_link else self.slots
                 named[resource] = block_of(its, resource[1]).label, _name(its, resource[1])
-            found[op] = OpUse(labels[block], *named[resource], fixed_s)
-        return found
-
-    def rate_cap_bytes_per_s(self, op: int) -> float:
-        """Return the rate limit of an op's transfer."""
-        route = self.op_route[op]
-        return math.inf if route == NONE else float(self.route_cap_bytes_per_s[route])
+            uses[op] = OpUse(labels[block], *named[resource], fixed_s)
+        return uses
 
     def bytes_by_link(self) -> Floats:
         """Return the bytes over each link in one iteration of every op, shape (links,).
@@ -300,8 +299,8 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
         for rule in self.rules:
             if isinstance(rule, Choice) and rule.routes is not None:
                 taken = rule.routes != NONE
-                each = (moved[rule.ops] / rule.routes.shape[1])[:, None] * taken
-                np.add.at(routes, rule.routes[taken], each[taken])
+                moved_by_route = (moved[rule.ops] / rule.routes.shape[1])[:, None] * taken
+                np.add.at(routes, rule.routes[taken], moved_by_route[taken])
                 moved[rule.ops] = 0.0
         used = self.op_route != NONE
         np.add.at(routes, self.op_route[used], moved[used])

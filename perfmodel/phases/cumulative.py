@@ -38,8 +38,8 @@ class PartService(NamedTuple):
 def places_of(parts: Parts) -> list[Place]:
     """Return the parts of each place; ``parts`` are those of each layer, in forward order."""
     held: dict[int, list[tuple[int, float, float]]] = {}
-    for after, own in enumerate(parts[::-1]):
-        for place, size, tensors in own:
+    for after, layer in enumerate(parts[::-1]):
+        for place, size, tensors in layer:
             held.setdefault(place, []).append((after, size, tensors))
     columns = [zip(*rows, strict=True) for rows in held.values()]
     return [

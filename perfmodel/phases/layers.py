@@ -164,9 +164,9 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         if type(per_byte_s) is float and type(scale) is float:
             pass  # the most frequent case
         elif lines.many(per_byte_s, scale):
-            ways = self.once("pull", lambda: lines.pull(self.first_s, self.forward_s, self._loads))
-            if ways is not None:
-                return ways.ends_s((scale, per_byte_s))[0]
+            paths = self.once("pull", lambda: lines.pull(self.first_s, self.forward_s, self._loads))
+            if paths is not None:
+                return paths.ends_s((scale, per_byte_s))[0]
         elif axes_of(per_byte_s, scale):
             paths = self.once(
                 "pulling", lambda: lines.pulling(self.first_s, self.forward_s, self._loads)
@@ -208,11 +208,11 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         at that time.
         """
         values = (scale, encode_per_byte_s, 1.0, *(stage.times for stage in stages))
-        ways = None
+        paths = None
         if lines.many(*values):
-            ways = self._ways(tuple(stages), overlap, not is_nothing(encode_per_byte_s))
-        if ways is not None:
-            computed, *ends = ways.ends_s(values)
+            paths = self._critical_paths(tuple(stages), overlap, not is_nothing(encode_per_byte_s))
+        if paths is not None:
+            computed, *ends = paths.ends_s(values)
         elif self._few_arrays(scale, stages, encode_per_byte_s):
             computed, ends = self._at_once(scale, stages, encode_per_byte_s, overlap)
         else:
@@ -224,9 +224,9 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
     def _few_arrays(self, scale: Quantity, stages: Sequence[Stage], encode: Quantity) -> bool:
         """Return whether some quantity is an array, and none so long that layers make it large."""
         values = (scale, encode, *(value for stage in stages for value in stage))
-        if not any(isinstance(value, np.ndarray) for value in values):
-            return self._axes > 0
-        return not lines.many(*values) and (axes_of(*values) > 0 or self._axes > 0)
+        arrays = [value for value in values if isinstance(value, np.ndarray)]
+        short = all(array.size < lines.FEW_VALUES for array in arrays)
+        return short and (axes_of(*arrays) > 0 or self._axes > 0)
 
     @property
     def _axes(self) -> int:
@@ -296,24 +296,26 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         ]
         return computed, ends
 
-    def _ways(self, stages: tuple[Stage, ...], overlap: bool, encoded: bool) -> lines.Ways | None:
-        """Return the same as lines, or None if they are not known."""
+    def _critical_paths(
+        self, stages: tuple[Stage, ...], overlap: bool, encoded: bool
+    ) -> lines.CriticalPaths | None:
+        """Return the longest paths to the ends of the passes, or None if they are not known."""
         services = tuple(stage.constants for stage in stages)
 
-        def found() -> lines.Ways | None:
+        def search() -> lines.CriticalPaths | None:
             seconds, known = self.backward_s, [s for s in services if s is not None]
             if len(known) < len(services) or not all(isinstance(s, float) for s in seconds):
                 return None
             backward = lines.Backward(seconds, self.bytes, self._loads, self.last_s)
             return lines.send(backward, tuple(known), overlap=overlap, encoded=encoded)
 
-        ways: lines.Ways | None = self.once(("ways", services, overlap, encoded), found)
-        return ways
+        paths: lines.CriticalPaths | None = self.once((services, overlap, encoded), search)
+        return paths
 
     @property
     def _loads(self) -> lines.Parts:
         """Place, bytes and tensors of the parts of each layer."""
-        return tuple(tuple((p.place, p.bytes, p.tensors) for p in own) for own in self.parts)
+        return tuple(tuple((p.place, p.bytes, p.tensors) for p in layer) for layer in self.parts)
 
 
 def is_nothing(value: Quantity) -> bool:
@@ -382,8 +384,8 @@ class Whole(msgspec.Struct, frozen=True, eq=False):
         begun, end = (0.0, computed) if overlap else (computed, 0.0)
         ends = [computed]
         for stage in stages:
-            each, per_byte = stage.each_s
-            seconds = self.part * (self.tensors * each + self.gradient_bytes * per_byte)
+            per_tensor_s, per_byte_s = stage.each_s
+            seconds = self.part * (self.tensors * per_tensor_s + self.gradient_bytes * per_byte_s)
             end = self.beside_s(end, seconds)
             ends.append(begun + end)
         return [*ends, ends[-1] + latency_s]

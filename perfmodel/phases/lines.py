@@ -21,6 +21,9 @@ Parts = tuple[tuple[tuple[int, float, float], ...], ...]
 MANY = 2048
 """Number of values from which finding the paths pays off."""
 
+FEW_VALUES = 128
+"""Number of values up to which all layers at once are faster than one after the other."""
+
 MOST_LINES = 64
 """Number of lines above which going through the layers is as fast."""
 
@@ -48,15 +51,16 @@ class Backward(NamedTuple):
     last_s: float
 
 
-class Ways(NamedTuple):
-    """Lines for each of several ends, and the numbers of the quantities they depend on."""
+class CriticalPaths(NamedTuple):
+    """For each of several ends, the paths that may be the longest, as rows of coefficients of the
+    quantities numbered in ``columns``."""
 
-    of: tuple[int, ...]
+    columns: tuple[int, ...]
     lines: tuple[Lines, ...]
 
     def ends_s(self, values: Sequence[Quantity]) -> list[Quantity]:
         """Return each end: the longest path to it at ``values`` of all quantities."""
-        return largest(self.lines, [values[k] for k in self.of])
+        return largest(self.lines, [values[k] for k in self.columns])
 
 
 def many(*values: Quantity) -> bool:
@@ -65,29 +69,29 @@ def many(*values: Quantity) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def pull(first_s: float, forward_s: tuple[float, ...], parts: Parts) -> Ways | None:
+def pull(first_s: float, forward_s: tuple[float, ...], parts: Parts) -> CriticalPaths | None:
     """Return the paths to the end of the forward pass, if each layer waits for its parameters.
 
     The quantities are the factor on computation, and seconds per byte.
     """
-    return _ways([pulling(first_s, forward_s, parts)])
+    return _critical_paths([pulling(first_s, forward_s, parts)])
 
 
 def pulling(first_s: float, forward_s: tuple[float, ...], parts: Parts) -> Lines:
     """Return all paths to the end of the forward pass, needed or not; see :func:`pull`."""
     rest_s = np.cumsum(forward_s[::-1])[::-1].tolist()
-    found, arrived = [(first_s + rest_s[0], 0.0)], dict[int, float]()
-    for seconds, own in zip(rest_s, parts, strict=True):
-        for place, size, _ in own:
+    lengths, arrived = [(first_s + rest_s[0], 0.0)], dict[int, float]()
+    for seconds, layer in zip(rest_s, parts, strict=True):
+        for place, size, _ in layer:
             arrived[place] = arrived.get(place, 0.0) + size
-            found.append((seconds, arrived[place]))
-    return np.array(found)
+            lengths.append((seconds, arrived[place]))
+    return np.array(lengths)
 
 
 @functools.lru_cache(maxsize=256)
 def send(
     backward: Backward, stages: tuple[StageService, ...], *, overlap: bool, encoded: bool
-) -> Ways | None:
+) -> CriticalPaths | None:
     """Return the paths from the start of the backward pass until all gradients are computed, until
     they have passed the first stage, and until each further one; None if there are too many.
 
@@ -102,10 +106,10 @@ def send(
     computed = made[-1].copy()
     computed[0] += backward.last_s
     ends: list[list[Lines]] = [[computed[None]] for _ in range(len(stages) + 1)]
-    for place in sorted({place for own in backward.parts for place, _, _ in own}):
+    for place in sorted({place for layer in backward.parts for place, _, _ in layer}):
         last = [np.zeros((0, made.shape[1])) for _ in stages]
-        for ready, own in zip(made, backward.parts[::-1], strict=True):
-            for _, size, tensors in (part for part in own if part[0] == place):
+        for ready, layer in zip(made, backward.parts[::-1], strict=True):
+            for _, size, tensors in (part for part in layer if part[0] == place):
                 end = (ready if overlap else computed)[None]
                 for k, stage in enumerate(stages):
                     busy = np.zeros(made.shape[1])
@@ -114,18 +118,18 @@ def send(
                     end = last[k] = _fewer(np.vstack([last[k], end])) + busy
                     if len(end) > 2 * MOST_LINES:
                         return None
-        for found, end in zip(ends[1:], last, strict=True):
-            found.append(end)
-    return _ways([np.vstack(found) for found in ends])
+        for paths, end in zip(ends[1:], last, strict=True):
+            paths.append(end)
+    return _critical_paths([np.vstack(paths) for paths in ends])
 
 
 def _fewer(lines: Lines) -> Lines:
     return needed(lines) if len(lines) > FEW else lines
 
 
-def _ways(ends: Sequence[Lines]) -> Ways | None:
+def _critical_paths(ends: Sequence[Lines]) -> CriticalPaths | None:
     """Return the paths that may be the longest; None if there are too many."""
     few = [needed(lines) for lines in ends]
-    of = tuple(np.flatnonzero(np.vstack(few).any(0)).tolist())
-    found = tuple(np.ascontiguousarray(lines[:, of]) for lines in few)
-    return Ways(of, found) if max(map(len, few)) <= MOST_LINES else None
+    columns = tuple(np.flatnonzero(np.vstack(few).any(0)).tolist())
+    rows = tuple(np.ascontiguousarray(lines[:, columns]) for lines in few)
+    return CriticalPaths(columns, rows) if max(map(len, few)) <= MOST_LINES else None

@@ -74,7 +74,7 @@ class Phases(msgspec.Struct, frozen=True, eq=False, kw_only=True):
             updates=at(self.updates),
             staleness=at(self.staleness),
             spread=at(self.spread),
-            classes=tuple(found.part(number, axes) for found in self.classes),
+            classes=tuple(result.part(number, axes) for result in self.classes),
         )
 
 
@@ -89,8 +89,8 @@ def several(phases: Callable[..., Phases], *columns: Sequence[Quantity]) -> list
     sizes = [np.size(value) for values in columns for value in values]
     if not axes or rows * max(sizes) >= MANY:
         return [phases(*row) for row in zip(*columns, strict=True)]
-    found = phases(*(column(values, axes) for values in columns))
-    return [found.part(number, axes + 1) for number in range(rows)]
+    result = phases(*(column(values, axes) for values in columns))
+    return [result.part(number, axes + 1) for number in range(rows)]
 
 
 def mixed(counts: Sequence[Quantity], classes: Sequence[Phases]) -> Phases:
@@ -101,7 +101,7 @@ def mixed(counts: Sequence[Quantity], classes: Sequence[Phases]) -> Phases:
     """
     if len(classes) == 1:
         return classes[0]
-    rates = [count / found.iteration_s for count, found in zip(counts, classes, strict=True)]
+    rates = [count / result.iteration_s for count, result in zip(counts, classes, strict=True)]
     shares = [rate / sum(rates) for rate in rates]
     return msgspec.structs.replace(averaged(shares, classes), classes=tuple(classes))
 
@@ -110,7 +110,7 @@ def averaged(shares: Sequence[Quantity], several: Sequence[Phases]) -> Phases:
     """Return the weighted mean of several results with the same parts."""
 
     def mean(of: Callable[[Phases], Quantity]) -> Quantity:
-        return sum(share * of(found) for share, found in zip(shares, several, strict=True))
+        return sum(share * of(result) for share, result in zip(shares, several, strict=True))
 
     first = several[0]
     return Phases(
@@ -150,5 +150,5 @@ def resource_limited(
     }
     return mixed(
         counts,
-        [msgspec.structs.replace(found, parts={**found.parts, **late}) for found in classes],
+        [msgspec.structs.replace(result, parts={**result.parts, **late}) for result in classes],
     )

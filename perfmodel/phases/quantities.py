@@ -223,14 +223,14 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         parts = [(group + 0.5) / count for group in range(count)]
         if not self.classes:
             return [order_statistics.quantile(part, self.cv, self.kind) for part in parts]
-        found = order_statistics.quantiles_of_mixture(
+        times = order_statistics.quantiles_of_mixture(
             [kind.count for kind in self.classes],
             [kind.scale / self.slowdown for kind in self.classes],
             self.cv,
             self.kind,
             parts,
         )
-        return [found[..., k] if found.ndim > 1 else float(found[k]) for k in range(count)]
+        return [times[..., k] if times.ndim > 1 else float(times[k]) for k in range(count)]
 
     def by_class(self) -> list[Quantities]:
         """Return the quantities for a worker of each class, or the mean worker if all are alike."""
@@ -306,9 +306,9 @@ def quantities_of(job: Job) -> Quantities:
     nics = [cluster.nic_of(node) for node in nodes] if cluster.overrides else [cluster.nic]
     servers = max(job.options.server_count, 1)
     crossed = _crossings(job)
-    own = cluster.server_nic if job.options.server_count else None
+    server_nic = cluster.server_nic if job.options.server_count else None
     dedicated = cluster.server.placement == "dedicated" and job.options.server_count > 0
-    unlike = cluster.overrides or own is not None or cluster.nics_per_process > 1
+    unlike = cluster.overrides or server_nic is not None or cluster.nics_per_process > 1
     theirs = [cluster.nic_of_server(s, n) for s in range(servers)] if unlike else []
     passing = job.path_efficiency
     goodput = passing * min(nic.goodput_bytes_per_s for nic in nics)
@@ -329,7 +329,7 @@ def quantities_of(job: Job) -> Quantities:
         core_bandwidth_bytes_per_s=(
             math.inf if over is None else cluster.nics_per_node * mean_goodput / over
         ),
-        latency_s=max(nic.latency_s for nic in (*nics, own) if nic is not None),
+        latency_s=max(nic.latency_s for nic in (*nics, server_nic) if nic is not None),
         inside_bandwidth_bytes_per_s=math.inf if inside is None else inside.goodput_bytes_per_s,
         inside_latency_s=0.0 if inside is None else inside.latency_s,
         forward_s=w.forward_s * mean,
