@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from perfmodel.planning.decision import plan as plan
     from perfmodel.planning.plans import Plan as Plan
     from perfmodel.planning.search import PlanLimits as PlanLimits
+    from perfmodel.predicting.effects import effects as effects
+    from perfmodel.predicting.options import PredictOptions as PredictOptions
     from perfmodel.predicting.variants import Variants as Variants, evaluate as evaluate
     from perfmodel.results.prediction import Prediction as Prediction
     from perfmodel.results.schedule import Schedule as Schedule
@@ -61,7 +63,6 @@ if TYPE_CHECKING:
     from perfmodel.studies.requirements import Requirement as Requirement, require as require
     from perfmodel.studies.sensitivity import (
         Sensitivity as Sensitivity,
-        effects as effects,
         sensitivity as sensitivity,
     )
     from perfmodel.sweeping.comparison import Comparison as Comparison, compare as compare
@@ -81,6 +82,8 @@ _NAMES = {
     "inputs.job": "Jitter Job Straggler read_job",
     "inputs.profile": "Profile read_profile",
     "inputs.workload": "Workload WorkloadLayer",
+    "predicting.effects": "effects",
+    "predicting.options": "PredictOptions",
     "predicting.variants": "Variants evaluate",
     "results.prediction": "Prediction",
     "results.schedule": "Schedule",
@@ -95,7 +98,7 @@ _NAMES = {
     "planning.plans": "Plan",
     "studies.reports": "Report report",
     "studies.requirements": "Requirement require",
-    "studies.sensitivity": "Sensitivity effects sensitivity",
+    "studies.sensitivity": "Sensitivity sensitivity",
     "sweeping.sweeps": "Sweep sweep",
 }
 """Public names by the module that defines them."""

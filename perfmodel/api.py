@@ -2,78 +2,43 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, NamedTuple, Unpack
 
 import msgspec
 
 from perfmodel.architectures import registry
 from perfmodel.architectures.base import Architecture
-from perfmodel.base.errors import InputError, TooLargeError, number, unknown_name, whole_number
+from perfmodel.base.errors import InputError, TooLargeError
 from perfmodel.base.files import finite
 from perfmodel.base.provenance import Assumption
-from perfmodel.engine.warmup import Progress
-from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.islands import ONE_STEP, read_devices, read_steps
-from perfmodel.inputs.job import Jitter, Job, Start, Straggler
+from perfmodel.inputs.job import Jitter, Job, Start, Straggler, default_start
 from perfmodel.inputs.job_arguments import in_si
 from perfmodel.inputs.job_cluster import LinkChange, ProcessesOnNodes, cluster_of, named_cluster
-from perfmodel.inputs.one_device import OneDevice, at_speed, read_one_device
+from perfmodel.inputs.job_workload import workload_of
 from perfmodel.inputs.options import Options, described
 from perfmodel.inputs.profile import Profile
-from perfmodel.inputs.recomputation import read_recomputation
-from perfmodel.inputs.storage import DEFAULT, OF_STORAGE, Storage, read_storage
 from perfmodel.inputs.workload import Workload
 from perfmodel.predicting import coarse, fine, job_facts
 from perfmodel.predicting.answer import prediction_of
-from perfmodel.predicting.budget import MOST_OPS
-from perfmodel.predicting.fine import build_graph
-from perfmodel.predicting.job_facts import TrainingAmount
+from perfmodel.predicting.budget import MOST_OPS as MOST_OPS
+from perfmodel.predicting.fine import build_graph as build_graph
+from perfmodel.predicting.options import (
+    FIDELITIES as FIDELITIES,
+    REL_CI as REL_CI,
+    TOLERANCE as TOLERANCE,
+    Fidelity as Fidelity,
+    PredictArguments as PredictArguments,
+    PredictOptions as PredictOptions,
+)
 from perfmodel.results.outcome import Outcome
 from perfmodel.results.prediction import Prediction
 
-REL_CI = 0.01
-"""Target half-width of the 95 % confidence interval of a simulated random job, as a fraction."""
-
-MOST_ITERATIONS = 1_000_000
-"""Maximum number of first iterations of a run that may be simulated."""
-
-TOLERANCE = 0.05
-"""Largest 90th-percentile error of a coarse iteration time that *auto* accepts, as a fraction."""
-
-MOST_MAX_OPS = 1e15
-"""Largest finite ``max_ops``: what one core simulates in thirty years."""
-
 DEFAULT_ARCHITECTURE, INSIDE = "ps", "allreduce"
 """Default architecture of a job, and inside islands."""
-
-OF_WORKLOAD = (
-    *("model", "workload", "device", "precision", "batch_size"),
-    *("sequence_length", "activation_checkpointing", "accumulation", "recomputation"),
-    *("optimizer", "precision_policy", "lora", "offload_optimizer"),
-    *("one_device_samples_per_s", "one_device_step_s", "one_device_batch_size"),
-)
-"""Arguments of :func:`make_job` that define the workload."""
-
-OF_ONE_DEVICE = tuple(name for name in OF_WORKLOAD if name.startswith("one_device_"))
-"""Those of them that give the measured speed of one device."""
-
-Fidelity = Literal["fine", "coarse", "auto"]
-FIDELITIES = ("fine", "coarse", "auto")
-
-
-class PredictOptions(TypedDict, total=False):
-    """Arguments of :func:`predict` that studies pass on."""
-
-    fidelity: Fidelity
-    tolerance: float
-    dataset_size: int | None
-    epochs: int | None
-    rel_ci: float
-    max_ops: float
 
 
 def make_job(
@@ -155,7 +120,7 @@ def _job_of(given: Mapping[str, Any]) -> Job:
     resolved = workload_of(given)
     placed = _placed(given, resolved)
     spread, of_jitter = _jitter(given.get("jitter"), resolved)
-    start, of_start = start_of(given.get("start"), placed.options)
+    start, of_start = _start(given.get("start"), placed.options)
     return Job(
         workload=resolved,
         cluster=placed.cluster,
@@ -180,16 +145,6 @@ def arguments_given(arguments: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def start_of(given: Start | None, chosen: Options) -> tuple[Start, list[Assumption]]:
-    """Return how workers start, and an assumption if this was not given."""
-    if given is not None:
-        return given, []
-    if chosen.asynchronous:
-        why = "asynchronous workers drift apart"
-        return "staggered", [Assumption("start", "staggered", "", why)]
-    return "together", [Assumption("start", "together", "", "synchronous")]
-
-
 def _with_islands(job: Job, given: Mapping[str, Any]) -> Job:
     """Return the job with islands as workers, if an island has more than one device or step."""
     devices, steps_of = given.get("island_devices"), given.get("island_steps")
@@ -209,89 +164,54 @@ def _with_islands(job: Job, given: Mapping[str, Any]) -> Job:
 
 
 def predict(
-    job: Job,
-    *,
-    fidelity: Fidelity = "fine",
-    tolerance: float = TOLERANCE,
-    dataset_size: int | None = None,
-    epochs: int | None = None,
-    rel_ci: float = REL_CI,
-    iterations: int | None = None,
-    run_iterations: int | None = None,
-    max_ops: float = MOST_OPS,
-    progress: Progress | None = None,
+    job: Job, options: PredictOptions | None = None, **arguments: Unpack[PredictArguments]
 ) -> Prediction:
     """Predict how fast ``job`` trains.
 
-    It has so many parameters because they are independent of each other; all have a default.
-
     Parameters
     ----------
-    fidelity : *fine* simulates the job; *coarse* evaluates its formulas, in microseconds to
-        milliseconds; *auto* is coarse if 9 in 10 such jobs are within ``tolerance`` of the
-        simulation, and fine otherwise.
-    tolerance : largest error that *auto* accepts, as a fraction of the iteration time.
-    dataset_size, epochs : samples per epoch and number of epochs, to predict the training time.
-    rel_ci : target half-width of the confidence interval of a simulated random job, as a fraction
-        of its throughput.
-    iterations : predict the first ``iterations`` iterations of a run, with their initial transient,
-        instead of the steady state; the run ends when each worker has finished them. Needs *fine*.
-    run_iterations : length of the measured run that the prediction interval is for: chance makes
-        short runs of a random job faster or slower. Defaults to ``iterations`` if given, else to a
-        run long enough that chance averages out. Coarse predictions ignore it.
-    max_ops : largest number of operations to simulate; beyond it *fine* raises an error and *auto*
-        falls back to coarse; inf for no limit.
-    progress : called with (done, expected) during the simulation.
+    options : how to predict it; by default simulate it.
+    arguments : fields of :class:`perfmodel.PredictOptions` that replace those of ``options``:
+        ``fidelity``, ``tolerance``, ``dataset_size``, ``epochs``, ``rel_ci``, ``iterations``,
+        ``run_iterations``, ``max_ops``, ``progress``.
 
     Raises
     ------
-    InputError : ``fidelity`` is unknown; ``tolerance`` or ``rel_ci`` is not in (0, 1]; ``epochs``
-        is given without ``dataset_size``, or either is below 1; ``iterations`` is not in 1 to
-        MOST_ITERATIONS, or is given with ``dataset_size`` or a fidelity other than *fine*;
-        ``run_iterations`` is not in that range, or is given with ``iterations``; the simulation
-        would take more than ``max_ops``.
+    InputError : a value is out of range, or values contradict each other; the simulation would take
+        more than ``max_ops``.
     """
-    if fidelity not in FIDELITIES:
-        raise unknown_name("fidelity", fidelity, FIDELITIES)
-    number("tolerance", tolerance, above=0.0, at_most=1.0)
-    number("rel_ci", rel_ci, above=0.0, at_most=1.0)
-    if max_ops != math.inf:
-        number("max_ops", max_ops, at_least=1.0, at_most=MOST_MAX_OPS)
-    totals = TrainingAmount(dataset_size, epochs)
-    if iterations is not None:
-        whole_number("iterations", iterations, at_most=MOST_ITERATIONS)
-        if fidelity != "fine":
-            raise InputError(f"iterations: needs fidelity fine, which simulates; got {fidelity}")
-        if dataset_size is not None:
-            raise InputError("iterations: dataset_size needs the steady state; give one of them")
-    if run_iterations is not None:
-        whole_number("run_iterations", run_iterations, at_most=MOST_ITERATIONS)
-        if iterations is not None:
-            raise InputError("run_iterations: cannot be combined with iterations; give one of them")
+    if options is None:
+        options = PredictOptions(**arguments)
+    elif arguments:
+        options = msgspec.structs.replace(options, **arguments)
     job = job_facts.with_layers(job)
-    if fidelity == "auto":
-        outcome = _as_needed(job, tolerance, rel_ci, max_ops, progress)
-    elif fidelity == "coarse":
+    if options.fidelity == "auto":
+        outcome = _as_needed(job, options)
+    elif options.fidelity == "coarse":
         outcome = coarse.predict(job)
     else:
-        outcome = fine.predict(
-            job,
-            rel_ci=rel_ci,
-            iterations=iterations,
-            run_iterations=run_iterations,
-            max_ops=max_ops,
-            progress=progress,
-        )
-    return prediction_of(job, outcome, totals, max_ops)
+        outcome = _simulated(job, options)
+    return prediction_of(job, outcome, options)
 
 
-def _as_needed(
-    job: Job, tolerance: float, rel_ci: float, max_ops: float, progress: Progress | None
-) -> Outcome:
+def _simulated(job: Job, options: PredictOptions) -> Outcome:
+    """Return the outcome of the simulation."""
+    return fine.predict(
+        job,
+        rel_ci=options.rel_ci,
+        iterations=options.iterations,
+        run_iterations=options.run_iterations,
+        max_ops=options.max_ops,
+        progress=options.progress,
+    )
+
+
+def _as_needed(job: Job, options: PredictOptions) -> Outcome:
     """Return the coarse outcome if its error band is narrow enough, else the fine one.
 
     If the simulation would take more than ``max_ops``, return the coarse outcome with a note.
     """
+    tolerance = options.tolerance
     limit = f"tolerance {tolerance:.1%}"
     formulas = coarse.predict(job)
     expected = formulas.error_band
@@ -299,7 +219,7 @@ def _as_needed(
         why = f"coarse: {expected.text if expected else 'exact'}; {limit}"
         return msgspec.structs.replace(formulas, notes=(why,))
     try:
-        simulated = fine.predict(job, rel_ci=rel_ci, max_ops=max_ops, progress=progress)
+        simulated = _simulated(job, msgspec.structs.replace(options, run_iterations=None))
     except TooLargeError as error:
         why = f"coarse, although not accurate enough: {expected.text}; {limit}; but {error}"
         return msgspec.structs.replace(formulas, notes=(why,))
@@ -379,82 +299,12 @@ def _adapted(
     return msgspec.structs.replace(chosen, **values) if values else chosen, notes
 
 
-class Passes(NamedTuple):
-    """How a step passes through the model, as in :func:`make_job`; None where not given."""
-
-    batch_size: int | None
-    sequence_length: int | None
-    activation_checkpointing: bool | None
-    accumulation: int | None
-    recomputation: str | None
-
-
-def workload_of(arguments: Mapping[str, Any]) -> Workload:
-    """Return the workload that :func:`make_job` would make from these ``arguments``.
-
-    Raises
-    ------
-    InputError : as :func:`make_job`.
-    """
-    given = {name: arguments.get(name) for name in OF_WORKLOAD}
-    passes = Passes(**{name: given.pop(name) for name in Passes._fields})
-    storage = read_storage({name: given.pop(name) for name in OF_STORAGE})
-    measured = read_one_device(*(given.pop(name) for name in OF_ONE_DEVICE))
-    return _workload(**given, passes=passes, storage=storage, measured=measured)
-
-
-def anchored(arguments: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
-    """Return ``arguments`` of :func:`make_job`, in which a given speed of one device is that at its
-    batch size whatever the job's: ``batch_size`` unless they say so already."""
-    given = [name for name in OF_ONE_DEVICE if arguments.get(name) is not None]
-    if given and "one_device_batch_size" not in given:
-        return {**arguments, "one_device_batch_size": batch_size}
-    return dict(arguments)
-
-
-def _workload(
-    model: str | None,
-    workload: Workload | Profile | str | Path | None,
-    device: str | None,
-    precision: str | None,
-    passes: Passes,
-    storage: Storage,
-    measured: OneDevice | None,
-) -> Workload:
-    """Return the workload: as given, or made from the profile."""
-    if model is None and workload is None:
-        known = ", ".join(catalogue.model_names())
-        raise InputError(f"model or workload: give one of them (models: {known})")
-    if model is not None and workload is not None:
-        raise InputError("model and workload: give only one of them")
-    if isinstance(workload, Workload):
-        for name, value in {"device": device, **passes._asdict()}.items():
-            if value is not None and value != getattr(workload, name):
-                raise InputError(f"{name}: the workload is already resolved for another {name}")
-        if storage not in (DEFAULT, workload.storage):
-            raise InputError("optimizer, precision_policy, lora: the workload is already resolved")
-        if measured is None:
-            return workload
-        if measured.batch_size not in (None, workload.batch_size):
-            raise InputError("one_device_batch_size: the workload is already resolved for another")
-        return at_speed(workload, workload, measured)
-    if isinstance(workload, Profile):
-        profile = workload
-    elif workload is not None:
-        profile = catalogue.profile(Path(workload))
-    else:
-        profile = catalogue.model(str(model))
-    return catalogue.workload(
-        profile,
-        device_name=device,
-        precision=precision,
-        batch_size=passes.batch_size,
-        sequence_length=passes.sequence_length,
-        recomputation=read_recomputation(passes.recomputation, passes.activation_checkpointing),
-        storage=storage,
-        accumulation=passes.accumulation,
-        one_device=measured,
-    )
+def _start(start: Start | None, options: Options) -> tuple[Start, list[Assumption]]:
+    """Return how workers start, and an assumption if this is the default."""
+    if start is not None:
+        return start, []
+    default, why = default_start(options)
+    return default, [Assumption("start", default, "", why)]
 
 
 def _jitter(
@@ -473,6 +323,3 @@ def _jitter(
         raise InputError(f"jitter: no spread was measured for workload {workload.name!r}")
     note = Assumption("jitter", workload.step_cv, "", "measured with the workload")
     return Jitter(workload.step_cv, "lognormal", jitter.scope), [note]
-
-
-__all__ = ["MOST_OPS", "REL_CI", "TOLERANCE", "build_graph", "make_job", "predict"]

@@ -10,11 +10,12 @@ import functools
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
 from perfmodel import architectures
-from perfmodel.architectures.base import Architecture, Coarse, architecture_of, load
+from perfmodel.architectures.base import Architecture, Coarse, load
 from perfmodel.base.errors import InputError, nearest, spelling, unknown_name
 from perfmodel.base.files import ready
 from perfmodel.base.provenance import Assumption
@@ -80,7 +81,7 @@ TYPES: Mapping[object, str] = {bool: "true or false", int: "a whole number", flo
 
 def model_of(job: Job) -> Coarse:
     """Return the coarse model of a job's architecture."""
-    return coarse_of(architecture_of(job))
+    return coarse_of(cast(Architecture, job.architecture))
 
 
 def coarse_of(architecture: Architecture) -> Coarse:

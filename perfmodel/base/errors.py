@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from perfmodel.base.limits import MOST_WHOLE, SPEED, limits_of
 
@@ -159,12 +159,6 @@ def number(
     if most is not None and value > most:
         raise InputError(f"{name}: must be at most {most:g}, got {value:g}")
     return float(value)
-
-
-def numbers(name: str, values: Sequence[object]) -> None:
-    """Check several values as :func:`number` does; the k-th is called ``name[k]``."""
-    for k, value in enumerate(values):
-        number(f"{name}[{k}]", value)
 
 
 def speed_ratio(name: str, value: object) -> float:

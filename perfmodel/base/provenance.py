@@ -1,7 +1,5 @@
 """Provenance of numbers: sources of inputs, assumptions, and the software used."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import msgspec

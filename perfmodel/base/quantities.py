@@ -159,6 +159,15 @@ def axes_of(*values: Quantity) -> int:
     return max([value.ndim for value in values if isinstance(value, np.ndarray)], default=0)
 
 
+MANY = 2048
+"""Number of values in an array from which another way to evaluate formulas pays off."""
+
+
+def many(*values: Quantity) -> bool:
+    """Return whether any of these is an array of :data:`MANY` values or more."""
+    return any(isinstance(value, np.ndarray) and value.size >= MANY for value in values)
+
+
 def column(values: Sequence[Quantity] | Floats, axes: int) -> Floats:
     """Return values, each a number or an array of up to ``axes`` axes, along a new first axis.
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
-import msgspec
-
-from perfmodel.base.errors import number
+from perfmodel.base.ranges import NOT_NEGATIVE, Ranged
 
 COVERAGE = 0.9
 """Fraction of measured steps that an interval should contain."""
@@ -28,7 +27,7 @@ def factor_of(spread: float) -> float:
     return min(math.exp(min(WIDTH * spread, 100.0)), WIDEST)
 
 
-class Uncertainty(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Uncertainty(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Independent standard deviations of the logarithm of a step time.
 
     Attributes
@@ -39,14 +38,14 @@ class Uncertainty(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     extrapolation : from being outside the calibrated range; 0 inside it.
     """
 
+    RANGES: ClassVar = dict.fromkeys(
+        ("measurement", "calibration", "model", "extrapolation"), NOT_NEGATIVE
+    )
+
     measurement: float = 0.0
     calibration: float = 0.0
     model: float = 0.0
     extrapolation: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            number(name, getattr(self, name))
 
     @property
     def total(self) -> float:

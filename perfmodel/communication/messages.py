@@ -1,15 +1,14 @@
 """Messages of gradients: their order, compression, and scheduling on connections."""
 
-from __future__ import annotations
-
 import math
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 import numpy as np
 
 from perfmodel.base.arrays import Floats, Ids
-from perfmodel.base.errors import InputError, number, whole_number
+from perfmodel.base.errors import InputError
+from perfmodel.base.ranges import COUNT, NOT_NEGATIVE, POSITIVE, or_inf
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import Axis
 from perfmodel.inputs.options import Option, Options
@@ -76,6 +75,12 @@ def parts_of(sizes: Floats, partition_bytes: float) -> Ids:
 class Compression(Options, frozen=True):
     """Options of gradient compression, which some architectures include in their own."""
 
+    RANGES: ClassVar = {
+        "density": POSITIVE._replace(at_most=1.0),
+        "quantised_bits": COUNT._replace(at_most=ELEMENT_BITS),
+        **dict.fromkeys(("encode_per_byte_s", "decode_per_byte_s"), NOT_NEGATIVE),
+    }
+
     compression: Annotated[
         Literal["none", "top_k", "dgc", "quantised"],
         Option("gradient compression: none, top_k, dgc (deep gradient compression) or quantised"),
@@ -103,10 +108,9 @@ class Compression(Options, frozen=True):
     ] = 0.0
 
     def __post_init__(self) -> None:
-        number("density", self.density, above=0.0, at_most=1.0)
-        whole_number("quantised_bits", self.quantised_bits, at_most=ELEMENT_BITS)
+        super().__post_init__()
         for name in ("encode_per_byte_s", "decode_per_byte_s"):
-            if number(name, getattr(self, name)) > 0.0 and self.compression == "none":
+            if getattr(self, name) > 0.0 and self.compression == "none":
                 raise InputError(f"{name}: has no effect without compression")
 
     @property
@@ -146,6 +150,13 @@ class Compression(Options, frozen=True):
 class Transmission(Compression, frozen=True):
     """Options of compression, and of scheduling messages on a connection."""
 
+    RANGES: ClassVar = {
+        **Compression.RANGES,
+        "quantum_bytes": POSITIVE,
+        "partition_bytes": or_inf(POSITIVE),
+        "credit_bytes": NOT_NEGATIVE,
+    }
+
     transmission: Annotated[
         Literal["fifo", "quantum", "shared", "priority", "random"],
         Option(
@@ -175,10 +186,6 @@ class Transmission(Compression, frozen=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        number("quantum_bytes", self.quantum_bytes, above=0.0)
-        if self.partition_bytes != math.inf:
-            number("partition_bytes", self.partition_bytes, above=0.0)
-        number("credit_bytes", self.credit_bytes)
         if self.credit_bytes > 0.0 and self.transmission in ("quantum", "shared"):
             raise InputError(
                 f"credit_bytes: has no effect with transmission={self.transmission} "

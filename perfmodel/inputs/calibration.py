@@ -1,7 +1,5 @@
 """How precisely the fitted values of a cluster or a workload are known."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar

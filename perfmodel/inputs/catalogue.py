@@ -17,8 +17,6 @@ from perfmodel.base.provenance import Assumption, Source
 from perfmodel.inputs import (
     cluster as clusters_,
     device as devices_,
-    device_transfer,
-    language_estimate,
     shipped,
 )
 from perfmodel.inputs.adapters import with_storage
@@ -249,6 +247,8 @@ def _untimed(
 ) -> Workload:
     """The workload of a profile without times on a device of the catalogue: a step of one second,
     divided among the layers by their roofline times, or else evenly."""
+    from perfmodel.inputs import device_transfer  # most jobs do not need it
+
     size = device_transfer.BATCH_SIZE if batch_size is None else batch_size
     notes = [Assumption("batch_size", size, "samples", "default")] if batch_size is None else []
     timing = Timing(
@@ -288,6 +288,8 @@ def _one_pass(
             launch_s=_launch_s(timings[0].device),
         )
     _check_device(device_name, profile)
+    from perfmodel.inputs import device_transfer
+
     devices, models = _everything()
     others = [one for one in models if one.name != profile.name]
     return device_transfer.estimate(
@@ -305,6 +307,8 @@ def _of_language(
     profile: Profile, device_name: str | None, precision: str | None, batch_size: int | None
 ) -> Workload:
     """The estimated workload of a language model with given dimensions."""
+    from perfmodel.inputs import language_estimate
+
     name = language_estimate.DEVICE if device_name is None else device_name
     _check_device(name, profile)
     found = language_estimate.estimate(

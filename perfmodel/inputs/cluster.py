@@ -1,22 +1,33 @@
 """Clusters: nodes, their links and their servers."""
 
-from __future__ import annotations
-
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal, TypeVar
 
 import msgspec
 
 from perfmodel.base import files
 from perfmodel.base.arrays import Ids
-from perfmodel.base.errors import InputError, number, speed_ratio, unknown_name, whole_number
+from perfmodel.base.errors import InputError, speed_ratio, unknown_name, whole_number
 from perfmodel.base.provenance import Source
+from perfmodel.base.ranges import (
+    COUNT,
+    FRACTION,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Range,
+    Ranged,
+    or_none,
+)
 from perfmodel.inputs.calibration import Calibration, value_at
 from perfmodel.inputs.links import LEAST_EFFICIENCY, IntraNode as IntraNode, Link as Link
+from perfmodel.inputs.measured_collectives import (
+    Collective as Collective,
+    Piece as Piece,
+    Uneven as Uneven,
+)
 from perfmodel.inputs.sites import Between, Site, SiteLink, check_sites, sites_of_nodes
-from perfmodel.theory.collective_times import Growth
-from perfmodel.theory.order_statistics import normal_maximum
 
 SCHEMA = "perfmodel.cluster/1"
 
@@ -52,7 +63,7 @@ class NodeOverride(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         speed_ratio("speed", self.speed)
 
 
-class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Server(Ranged, frozen=True, forbid_unknown_fields=True):
     """Parameter servers: their placement, and the cost of applying a gradient tensor.
 
     ``placement`` is *dedicated* (each on its own node, after the workers' nodes) or *colocated* (on
@@ -64,6 +75,13 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     come in addition to that site's own nodes; None for the first site.
     """
 
+    RANGES: ClassVar = {
+        "update_per_tensor_s": NOT_NEGATIVE,
+        "update_per_byte_s": NOT_NEGATIVE,
+        "threads": COUNT,
+        "optimizer_per_byte_s": NOT_NEGATIVE,
+    }
+
     placement: Literal["dedicated", "colocated"] = "dedicated"
     update_per_tensor_s: float = 0.0
     update_per_byte_s: float = 0.0
@@ -73,109 +91,32 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     site: str | None = None
 
     def __post_init__(self) -> None:
-        number("update_per_tensor_s", self.update_per_tensor_s)
-        number("update_per_byte_s", self.update_per_byte_s)
-        whole_number("threads", self.threads)
-        number("optimizer_per_byte_s", self.optimizer_per_byte_s)
+        super().__post_init__()
         if self.site is not None and self.placement == "colocated":
             raise InputError("site: colocated servers are at the workers' sites; leave it out")
 
 
-class Handover(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+T = TypeVar("T", NodeOverride, Server)
+
+
+class Handover(Ranged, frozen=True, forbid_unknown_fields=True):
     """Device time to hand a gradient over to the network.
 
     It is ``per_tensor_s + n * per_byte_s`` for a tensor of n bytes: copies into buffers, launches,
     and any other device work for communication. The device does not compute meanwhile.
     """
 
+    RANGES: ClassVar = dict.fromkeys(("per_tensor_s", "per_byte_s"), NOT_NEGATIVE)
+
     per_tensor_s: float = 0.0
     per_byte_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        number("per_tensor_s", self.per_tensor_s)
-        number("per_byte_s", self.per_byte_s)
 
     def seconds(self, tensors: int, size_bytes: float) -> float:
         """Seconds to hand over ``tensors`` tensors of ``size_bytes`` in total."""
         return self.per_tensor_s * tensors + self.per_byte_s * size_bytes
 
 
-class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Time of a collective from ``above_bytes`` bytes up to the start of the next piece.
-
-    n bytes take ``startup_s + n * per_byte_s`` between two ranks; with more ranks, the two parts
-    grow as ``startup_growth`` and ``per_byte_growth`` say.
-    """
-
-    startup_s: float
-    per_byte_s: float
-    above_bytes: float = 0.0
-    startup_growth: Growth = "ring"
-    per_byte_growth: Growth = "ring"
-
-    def __post_init__(self) -> None:
-        number("startup_s", self.startup_s)
-        number("per_byte_s", self.per_byte_s)
-        number("above_bytes", self.above_bytes)
-
-
-class Uneven(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Correction for ``ranks`` ranks: collectives took ``factor`` times the pieces' time."""
-
-    ranks: int
-    factor: float
-
-    def __post_init__(self) -> None:
-        whole_number("ranks", self.ranks, at_least=2)
-        number("factor", self.factor, above=0.0)
-
-
-class Collective(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Measured times of a collective, which replace the closed form of a ring.
-
-    Attributes
-    ----------
-    operation : the collective; bytes are counted as in
-        :class:`perfmodel.measuring.measurements.Measurement`.
-    pieces : in order of size, the first from 0 bytes on; libraries switch algorithms with the size.
-    ranks, bytes : smallest and largest measured values; beyond them times are extrapolated.
-    uneven : corrections for rank counts off the fitted growth, as with devices wired in pairs.
-    error_fraction : 90th percentile of the deviation of measured times from the pieces; None if
-        unknown.
-    """
-
-    operation: Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
-    pieces: tuple[Piece, ...]
-    ranks: tuple[int, int]
-    bytes: tuple[float, float]
-    uneven: tuple[Uneven, ...] = ()
-    error_fraction: float | None = None
-
-    def __post_init__(self) -> None:
-        begins = [piece.above_bytes for piece in self.pieces]
-        if not begins or begins[0] != 0.0:
-            raise InputError("pieces: the first must be above_bytes = 0")
-        if begins != sorted(set(begins)):
-            raise InputError("pieces: above_bytes must increase from piece to piece")
-        for i, count in enumerate(self.ranks):
-            whole_number(f"ranks[{i}]", count, at_least=2)
-        for i, size in enumerate(self.bytes):
-            number(f"bytes[{i}]", size)
-        for name, (least, most) in (("ranks", self.ranks), ("bytes", self.bytes)):
-            if least > most:
-                raise InputError(
-                    f"{name}: give the smallest value first, then the largest; "
-                    f"got {least:g} and {most:g}"
-                )
-        counts = [each.ranks for each in self.uneven]
-        for count in counts:
-            if counts.count(count) > 1:
-                raise InputError(f"uneven: {count} ranks are given twice")
-        if self.error_fraction is not None:
-            number("error_fraction", self.error_fraction)
-
-
-class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Cluster(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Nodes and the network between them (schema ``perfmodel.cluster/1``).
 
     Attributes
@@ -225,6 +166,20 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     calibration : how precisely the fitted values are known; None if nothing was fitted.
     """
 
+    RANGES: ClassVar = {
+        "devices_per_node": COUNT,
+        "nics_per_node": COUNT._replace(at_most=MOST_NICS),
+        "nics_per_process": COUNT,
+        "devices_on_nodes": COUNT,
+        "slowdown_per_neighbour": NOT_NEGATIVE,
+        "device_spread": FRACTION,
+        "loaders_per_node": or_none(Range(1.0)),
+        **dict.fromkeys(("queue_bytes", "flow_bytes_per_s"), or_none(POSITIVE)),
+        **dict.fromkeys(("nodes", "cpu_cores", "worker_threads"), or_none(COUNT)),
+        "core_oversubscription": or_none(Range(1.0)),
+        "pair_efficiency": Range(LEAST_EFFICIENCY, 1.0),
+    }
+
     schema: Literal["perfmodel.cluster/1"] = "perfmodel.cluster/1"
     name: str
     title: str = ""
@@ -256,8 +211,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     source: Source
 
     def __post_init__(self) -> None:
-        whole_number("devices_per_node", self.devices_per_node)
-        whole_number("nics_per_node", self.nics_per_node, at_most=MOST_NICS)
+        super().__post_init__()
         whole_number("nics_per_process", self.nics_per_process, at_most=self.nics_per_node)
         if self.nics_per_process > 1 and self.server.placement == "colocated":
             raise InputError(
@@ -270,23 +224,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             msgspec.structs.force_setattr(self, "intra_node", bus)
         for i, count in enumerate(self.devices_on_nodes):
             whole_number(f"devices_on_nodes[{i}]", count, at_most=self.devices_per_node)
-        number("slowdown_per_neighbour", self.slowdown_per_neighbour)
-        number("device_spread", self.device_spread, at_most=1.0)
-        if self.loaders_per_node is not None:
-            number("loaders_per_node", self.loaders_per_node, at_least=1.0)
-        if self.queue_bytes is not None:
-            number("queue_bytes", self.queue_bytes, above=0.0)
-        if self.flow_bytes_per_s is not None:
-            number("flow_bytes_per_s", self.flow_bytes_per_s, above=0.0)
-        if self.nodes is not None:
-            whole_number("nodes", self.nodes)
-        if self.core_oversubscription is not None:
-            number("core_oversubscription", self.core_oversubscription, at_least=1.0)
-        number("pair_efficiency", self.pair_efficiency, at_least=LEAST_EFFICIENCY, at_most=1.0)
-        if self.cpu_cores is not None:
-            whole_number("cpu_cores", self.cpu_cores)
         if self.worker_threads is not None:
-            whole_number("worker_threads", self.worker_threads)
             if self.cpu_cores is None:
                 raise InputError("worker_threads: needs cpu_cores, the number of cores per node")
             if self.worker_threads > self.cpu_cores:
@@ -365,6 +303,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         """Compute time of the slowest of ``workers`` equal devices over that of a mean one."""
         if self.device_spread == 0.0:
             return 1.0
+        from perfmodel.theory.order_statistics import normal_maximum
+
         return 1.0 + self.device_spread * normal_maximum(workers)
 
     def loading_slowdown(self, node: int, workers: int) -> float:
@@ -430,6 +370,20 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def server_nic(self) -> Link | None:
         """Each link of a dedicated server's node, if it differs from the workers'."""
         return self.server.nic if self.server.placement == "dedicated" else None
+
+    def with_links(self, changed: Callable[[Link], Link]) -> "Cluster":
+        """The cluster with the links between nodes, and those of servers, changed."""
+
+        def other(part: T) -> T:
+            nic = part.nic
+            return part if nic is None else msgspec.structs.replace(part, nic=changed(nic))
+
+        return msgspec.structs.replace(
+            self,
+            nic=changed(self.nic),
+            server=other(self.server),
+            overrides=tuple(map(other, self.overrides)),
+        )
 
     def path_efficiency(self, nodes: int) -> float:
         """Fraction of link bandwidth available to a job on ``nodes`` nodes."""

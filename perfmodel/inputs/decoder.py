@@ -1,18 +1,15 @@
 """Dimensions of decoder-only transformers, such as GPT-2 and Llama."""
 
-from __future__ import annotations
-
-from typing import Literal
-
-import msgspec
+from typing import ClassVar, Literal
 
 from perfmodel.base.errors import InputError, whole_number
+from perfmodel.base.ranges import COUNT, Ranged, or_none
 
 MOST_SEQUENCE_LENGTH = 10_000_000
 """Maximum tokens per sequence; a limit that catches typing errors."""
 
 
-class Decoder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Decoder(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A decoder-only transformer; its layers at any sequence length follow from these dimensions.
 
     Attributes
@@ -34,6 +31,11 @@ class Decoder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     sequence_length : default tokens per sequence.
     """
 
+    RANGES: ClassVar = {
+        **dict.fromkeys(("hidden", "blocks", "heads", "vocabulary"), COUNT),
+        **dict.fromkeys(("kv_heads", "feed_forward"), or_none(COUNT)),
+    }
+
     hidden: int
     blocks: int
     heads: int
@@ -50,11 +52,7 @@ class Decoder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     fused_loss: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("hidden", "blocks", "heads", "vocabulary"):
-            whole_number(name, getattr(self, name))
-        for name in ("kv_heads", "feed_forward"):
-            if getattr(self, name) is not None:
-                whole_number(name, getattr(self, name))
+        super().__post_init__()
         if self.hidden % self.heads:
             raise InputError(f"heads: {self.heads} do not divide the hidden width {self.hidden}")
         if self.heads % self.groups:

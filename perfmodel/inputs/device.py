@@ -1,35 +1,32 @@
 """Devices: peak rates, and the rooflines that divide a step among its layers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
-import msgspec
-
-from perfmodel.base.errors import number
+from perfmodel.base.limits import limits_of
 from perfmodel.base.provenance import Source
+from perfmodel.base.ranges import POSITIVE, Range, Ranged, or_none
 from perfmodel.inputs.batch_scaling import LAUNCH_S, RECENT_LAUNCH_S
 from perfmodel.inputs.profile import Layer
 
 SCHEMA = "perfmodel.device/1"
 
+PEAK = Range(*limits_of("flop_per_s"))
+"""Range of a peak rate."""
 
-class PeakRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+
+class PeakRates(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Peak FLOP/s: float32, and tf32 and mixed (16-bit with 32-bit sums) if supported."""
+
+    RANGES: ClassVar = {"float32": PEAK, "tf32": or_none(PEAK), "mixed": or_none(PEAK)}
+    PLACE: ClassVar = "peak_flop_per_s."
 
     float32: float
     tf32: float | None = None
     mixed: float | None = None
 
-    def __post_init__(self) -> None:
-        number("peak_flop_per_s.float32", self.float32, above=0.0)
-        for name in ("tf32", "mixed"):
-            if getattr(self, name) is not None:
-                number(f"peak_flop_per_s.{name}", getattr(self, name), above=0.0)
 
-
-class PublishedUtilisation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class PublishedUtilisation(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Published utilisation of a device in the training of a language model.
 
     Attributes
@@ -40,17 +37,16 @@ class PublishedUtilisation(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
         :meth:`perfmodel.inputs.decoder.Decoder.model_flop`, over the peak rate at ``precision``.
     """
 
+    RANGES: ClassVar = {"utilisation": POSITIVE._replace(at_most=1.0)}
+
     model: str
     sequence_length: int
     precision: str
     utilisation: float
     source: Source
 
-    def __post_init__(self) -> None:
-        number("utilisation", self.utilisation, above=0.0, at_most=1.0)
 
-
-class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Device(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A device type (schema ``perfmodel.device/1``): peak rates and memory.
 
     Times can be transferred between devices of the same ``kind``. ``default_cluster`` is the
@@ -59,6 +55,8 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     further names of the device. ``language_models`` are published figures from which the times of
     other language models are estimated.
     """
+
+    RANGES: ClassVar = {"memory_bandwidth_bytes_per_s": POSITIVE, "memory_bytes": or_none(POSITIVE)}
 
     schema: Literal["perfmodel.device/1"] = "perfmodel.device/1"
     name: str
@@ -72,11 +70,6 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     aliases: tuple[str, ...] = ()
     language_models: tuple[PublishedUtilisation, ...] = ()
     source: Source
-
-    def __post_init__(self) -> None:
-        number("memory_bandwidth_bytes_per_s", self.memory_bandwidth_bytes_per_s, above=0.0)
-        if self.memory_bytes is not None:
-            number("memory_bytes", self.memory_bytes, above=0.0)
 
     @property
     def launch_s(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypedDict, Unpack
 
 import msgspec
 
@@ -12,6 +12,7 @@ from perfmodel.base import files
 from perfmodel.base.errors import InputError, number, speed_ratio, unknown_name, whole_number
 from perfmodel.base.provenance import Assumption
 from perfmodel.base.quantities import NO_SPREAD
+from perfmodel.base.ranges import COUNT, Range, Ranged
 from perfmodel.inputs import wiring
 from perfmodel.inputs.cluster import Cluster, Handover
 from perfmodel.inputs.options import Options
@@ -155,6 +156,13 @@ class JobArguments(TypedDict, total=False):
     seed: int
 
 
+def default_start(options: Options) -> tuple[Start, str]:
+    """Return how workers start unless it is given, and why."""
+    if options.asynchronous:
+        return "staggered", "asynchronous workers drift apart"
+    return "together", "synchronous"
+
+
 class Island(msgspec.Struct, frozen=True, kw_only=True):
     """A worker that is a group of devices, and one step of the training inside it.
 
@@ -189,7 +197,7 @@ class Island(msgspec.Struct, frozen=True, kw_only=True):
         return self.devices * self.steps
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class Job(Ranged, frozen=True, kw_only=True):
     """A training job: everything that its throughput depends on.
 
     ``options`` belong to the ``architecture``. With ``start`` *together* all workers begin at once,
@@ -204,6 +212,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     ------
     InputError : no worker, a straggler that does not exist, too few nodes, only backup workers.
     """
+
+    RANGES: ClassVar = {
+        "workers": COUNT._replace(at_most=MOST_WORKERS),
+        "seed": Range(0, MOST_SEED, whole=True),
+    }
 
     workload: Workload
     cluster: Cluster
@@ -230,8 +243,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.astuple(self)[:-1]
 
     def __post_init__(self) -> None:
-        whole_number("workers", self.workers, at_most=MOST_WORKERS)
-        whole_number("seed", self.seed, at_least=0, at_most=MOST_SEED)
+        super().__post_init__()
         if self.start not in ("together", "staggered"):
             raise unknown_name("start", self.start, ("together", "staggered"))
         seen: set[int] = set()

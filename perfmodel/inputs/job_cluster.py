@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -99,21 +98,7 @@ def _overridden(base: Cluster, links: LinkChange) -> tuple[Cluster, list[Assumpt
     if base.collectives:
         why = "the measured ones are for another bandwidth or latency"
         notes = [Assumption("collectives", "closed forms", "", why)]
-    return msgspec.structs.replace(with_links(base, links.of), collectives=()), notes
-
-
-def with_links(cluster: Cluster, changed: Callable[[Link], Link]) -> Cluster:
-    """Return a cluster with the links between nodes, and those of servers, changed."""
-    server = cluster.server
-    if server.nic is not None:
-        server = msgspec.structs.replace(server, nic=changed(server.nic))
-    overrides = tuple(
-        msgspec.structs.replace(one, nic=changed(one.nic)) if one.nic is not None else one
-        for one in cluster.overrides
-    )
-    return msgspec.structs.replace(
-        cluster, nic=changed(cluster.nic), server=server, overrides=overrides
-    )
+    return msgspec.structs.replace(base.with_links(links.of), collectives=()), notes
 
 
 def _of_file(cluster: Cluster, links: LinkChange, processes: ProcessesOnNodes) -> list[Assumption]:

@@ -1,12 +1,8 @@
 """Links between nodes, and between the devices of a node."""
 
-from __future__ import annotations
+from typing import ClassVar, Literal
 
-from typing import Literal
-
-import msgspec
-
-from perfmodel.base.errors import InputError, number
+from perfmodel.base.ranges import NOT_NEGATIVE, POSITIVE, Range, Ranged, or_none
 
 MOST_LATENCY_S = 100.0
 """Maximum latency of a link; a limit that catches typing errors. With a longer one, other workers
@@ -16,7 +12,7 @@ LEAST_EFFICIENCY = 1e-3
 """Minimum fraction of its bandwidth that a link delivers; a limit that catches typing errors."""
 
 
-class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Link(Ranged, frozen=True, forbid_unknown_fields=True):
     """A full-duplex link: ``bandwidth_bytes_per_s`` each way, of which ``efficiency`` is achieved.
 
     ``latency_s`` is one way, from the last byte sent to the last byte usable at the other end.
@@ -24,20 +20,17 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     if there is no such limit.
     """
 
+    RANGES: ClassVar = {
+        "bandwidth_bytes_per_s": POSITIVE,
+        "efficiency": Range(LEAST_EFFICIENCY, 1.0),
+        "latency_s": NOT_NEGATIVE._replace(at_most=MOST_LATENCY_S),
+        "ceiling_bytes_per_s": or_none(POSITIVE),
+    }
+
     bandwidth_bytes_per_s: float
     latency_s: float = 0.0
     efficiency: float = 1.0
     ceiling_bytes_per_s: float | None = None
-
-    def __post_init__(self) -> None:
-        number("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, above=0.0)
-        number("latency_s", self.latency_s, at_most=MOST_LATENCY_S)
-        number("efficiency", self.efficiency, above=0.0)
-        number("efficiency", self.efficiency, at_least=LEAST_EFFICIENCY)
-        if self.efficiency > 1.0:
-            raise InputError(f"efficiency: must be at most 1, got {self.efficiency:g}")
-        if self.ceiling_bytes_per_s is not None:
-            number("ceiling_bytes_per_s", self.ceiling_bytes_per_s, above=0.0)
 
     @property
     def goodput_bytes_per_s(self) -> float:
@@ -49,7 +42,7 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         reached, ceiling = bandwidth_bytes_per_s * self.efficiency, self.ceiling_bytes_per_s
         return reached if ceiling is None else min(reached, ceiling)
 
-    def times(self, count: int) -> Link:
+    def times(self, count: int) -> "Link":
         """Return ``count`` such links used as one; the ceiling holds for each of them."""
         if count == 1:
             return self

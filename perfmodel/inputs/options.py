@@ -10,6 +10,7 @@ from typing import Annotated, Any, Protocol, Self
 
 import msgspec
 
+from perfmodel.base.ranges import Ranged
 from perfmodel.base.units import dimension_of
 from perfmodel.inputs.cluster import Cluster
 
@@ -51,7 +52,7 @@ class Optioned(Protocol):
         """The options of its architecture."""
 
 
-class Options(msgspec.Struct, frozen=True):
+class Options(Ranged, frozen=True):
     """Base of the options of all architectures, with the properties common to all.
 
     Each field has a default, and an :class:`Option` in its annotation.

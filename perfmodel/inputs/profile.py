@@ -1,15 +1,14 @@
 """Workload files: a model's layers, and its timings on one or more devices."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
 from perfmodel.base import files
-from perfmodel.base.errors import InputError, number, numbers, unknown_name, whole_number
+from perfmodel.base.errors import InputError, number, unknown_name, whole_number
 from perfmodel.base.provenance import Source
+from perfmodel.base.ranges import COUNT, NOT_NEGATIVE, POSITIVE, Range, Ranged, or_none
 from perfmodel.inputs.calibration import Calibration
 from perfmodel.inputs.decoder import Decoder
 
@@ -19,22 +18,28 @@ MOST_TENSORS = 100_000
 """Maximum tensors, or layers, of a model."""
 
 
-class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Tensor(Ranged, frozen=True, forbid_unknown_fields=True):
     """A parameter tensor, and so also a gradient tensor: its name and size in bytes."""
+
+    RANGES: ClassVar = {"bytes": POSITIVE}
+    PLACE: ClassVar = "tensor {0.name!r}: "
 
     name: str
     bytes: float
 
-    def __post_init__(self) -> None:
-        number(f"tensor {self.name!r}: bytes", self.bytes, above=0.0)
 
-
-class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Layer(Ranged, frozen=True, forbid_unknown_fields=True):
     """A layer of a profile: its tensors in definition order (backward produces them reversed).
 
     ``forward_flop``, ``activation_bytes`` (its output) and ``saved_bytes`` (kept for backward; the
     default is the output) are per sample.
     """
+
+    RANGES: ClassVar = {
+        **dict.fromkeys(("forward_flop", "activation_bytes"), NOT_NEGATIVE),
+        "saved_bytes": or_none(NOT_NEGATIVE),
+    }
+    PLACE: ClassVar = "layer {0.name!r}: "
 
     name: str
     kind: str = ""
@@ -43,30 +48,28 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     activation_bytes: float = 0.0
     saved_bytes: float | None = None
 
-    def __post_init__(self) -> None:
-        number(f"layer {self.name!r}: forward_flop", self.forward_flop)
-        number(f"layer {self.name!r}: activation_bytes", self.activation_bytes)
-        if self.saved_bytes is not None:
-            number(f"layer {self.name!r}: saved_bytes", self.saved_bytes)
-
     @property
     def kept_bytes(self) -> float:
         """What it keeps for backward, per sample."""
         return self.activation_bytes if self.saved_bytes is None else self.saved_bytes
 
 
-class Gradients(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Gradients(Ranged, frozen=True, forbid_unknown_fields=True):
     """The gradients of a coarse profile: total bytes, number of tensors, and the largest tensor."""
+
+    RANGES: ClassVar = {
+        "bytes": POSITIVE,
+        "tensors": COUNT._replace(at_most=MOST_TENSORS),
+        "largest_bytes": or_none(POSITIVE),
+    }
 
     bytes: float
     tensors: int = 1
     largest_bytes: float | None = None
 
     def __post_init__(self) -> None:
-        number("bytes", self.bytes, above=0.0)
-        whole_number("tensors", self.tensors, at_most=MOST_TENSORS)
+        super().__post_init__()
         if self.largest_bytes is not None:
-            number("largest_bytes", self.largest_bytes, above=0.0)
             if self.largest_bytes > self.bytes:
                 raise InputError(
                     f"largest_bytes: {self.largest_bytes:g} is more than all gradients together "
@@ -82,7 +85,7 @@ class Gradients(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 Seconds = float | tuple[float, ...]
 
 
-class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Timing(Ranged, frozen=True, forbid_unknown_fields=True):
     """Times of one training step on one device at one batch size, at one of three levels of detail.
 
     - per layer: ``forward_s`` and ``backward_s`` as lists in forward order (with ``*_std_s``);
@@ -98,6 +101,16 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     accumulation : forward and backward passes per update; each has an equal share of the batch.
     overhead_fraction : relative overhead of the measurement; 0 if unknown.
     """
+
+    RANGES: ClassVar = {
+        **dict.fromkeys(("batch_size", "accumulation"), COUNT),
+        **dict.fromkeys(("forward_s", "backward_s"), or_none(NOT_NEGATIVE)),
+        **dict.fromkeys(("forward_std_s", "backward_std_s"), or_none(NOT_NEGATIVE)),
+        **dict.fromkeys(("step_s", "samples_per_s"), or_none(POSITIVE)),
+        **dict.fromkeys(("optimizer_s", "data_loading_s", "copy_s", "other_s"), NOT_NEGATIVE),
+        "step_std_s": or_none(NOT_NEGATIVE),
+        "overhead_fraction": Range(-1.0),
+    }
 
     device: str
     batch_size: int
@@ -118,22 +131,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overhead_fraction: float = 0.0
 
     def __post_init__(self) -> None:
-        whole_number("batch_size", self.batch_size)
-        whole_number("accumulation", self.accumulation)
-        for name in ("forward_s", "backward_s", "forward_std_s", "backward_std_s"):
-            value = getattr(self, name)
-            if isinstance(value, tuple):
-                numbers(name, value)
-            elif value is not None:
-                number(name, value)
-        for name in ("step_s", "samples_per_s"):
-            if getattr(self, name) is not None:
-                number(name, getattr(self, name), above=0.0)
-        for name in ("optimizer_s", "data_loading_s", "copy_s", "other_s"):
-            number(name, getattr(self, name))
-        if self.step_std_s is not None:
-            number("step_std_s", self.step_std_s)
-        number("overhead_fraction", self.overhead_fraction, at_least=-1.0)
+        super().__post_init__()
         passes = self.forward_s is not None and self.backward_s is not None
         either = self.forward_s is not None or self.backward_s is not None
         given = [either, self.step_s is not None, self.samples_per_s is not None]
@@ -165,7 +163,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return max(0.0, self.total_s - self.optimizer_s - self.copy_s - self.other_s)
 
     @property
-    def one_pass(self) -> Timing:
+    def one_pass(self) -> "Timing":
         """The timing of a step with one of the ``accumulation`` passes, and with its samples.
 
         Passes are equal. The optimizer runs once per step; everything else, copies included, is
@@ -199,7 +197,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
-class NoiseScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NoiseScale(Ranged, frozen=True, forbid_unknown_fields=True):
     """Gradient noise scale of a model at given parameters (McCandlish et al., 2018).
 
     Attributes
@@ -212,20 +210,20 @@ class NoiseScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source : also states which parameters.
     """
 
+    RANGES: ClassVar = {
+        "samples": NOT_NEGATIVE,
+        "batch_size": COUNT,
+        "batches": COUNT._replace(at_least=2),
+        "steps": COUNT,
+        "std_error_samples": or_none(NOT_NEGATIVE),
+    }
+
     samples: float
     batch_size: int
     source: Source
     batches: int = 2
     steps: int = 1
     std_error_samples: float | None = None
-
-    def __post_init__(self) -> None:
-        number("samples", self.samples)
-        whole_number("batch_size", self.batch_size)
-        whole_number("batches", self.batches, at_least=2)
-        whole_number("steps", self.steps)
-        if self.std_error_samples is not None:
-            number("std_error_samples", self.std_error_samples)
 
     def __str__(self) -> str:
         error = "" if self.std_error_samples is None else f" ± {self.std_error_samples:.2g}"

@@ -1,20 +1,18 @@
 """Sites of a cluster, and the wide-area links between them."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.arrays import Floats, Ids
-from perfmodel.base.errors import InputError, number, unknown_name, whole_number
+from perfmodel.base.errors import InputError, unknown_name
+from perfmodel.base.ranges import COUNT, FRACTION, POSITIVE, Ranged, or_none
 from perfmodel.inputs.links import Link
-from perfmodel.theory.cycles import best_cycle
-from perfmodel.theory.tcp import connection_bytes_per_s
 
 MOST_CONNECTIONS = 10_000
 """Maximum connections per transfer between sites; a limit that catches typing errors."""
@@ -24,16 +22,18 @@ MOST_SITES = 200
 """Maximum sites of a cluster: there is a path between every two of them."""
 
 
-class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Site(Ranged, frozen=True, forbid_unknown_fields=True):
     """A site with ``nodes`` nodes. The nodes of a cluster are numbered site after site."""
+
+    RANGES: ClassVar = {"nodes": COUNT}
 
     name: str
     nodes: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.name.strip():
             raise InputError("name: must not be empty")
-        whole_number("nodes", self.nodes)
 
 
 class SiteLink(Link, frozen=True, forbid_unknown_fields=True):
@@ -49,6 +49,13 @@ class SiteLink(Link, frozen=True, forbid_unknown_fields=True):
     loss_rate : fraction of segments lost, at random.
     """
 
+    RANGES: ClassVar = {
+        **Link.RANGES,
+        "connections": COUNT._replace(at_most=MOST_CONNECTIONS),
+        "window_bytes": or_none(POSITIVE),
+        "loss_rate": FRACTION,
+    }
+
     between: tuple[str, str] | None = None
     connections: int = 1
     window_bytes: float | None = None
@@ -56,15 +63,13 @@ class SiteLink(Link, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole_number("connections", self.connections, at_most=MOST_CONNECTIONS)
-        if self.window_bytes is not None:
-            number("window_bytes", self.window_bytes, above=0.0)
-        number("loss_rate", self.loss_rate, at_most=1.0)
         if self.between is not None and self.between[0] == self.between[1]:
             raise InputError(f"between: needs two sites, got {self.between[0]!r} twice")
 
     def transfer_bytes_per_s(self, round_trip_s: float, connection: float = math.inf) -> float:
         """Maximum rate of a transfer; ``connection`` limits each of its connections."""
+        from perfmodel.theory.tcp import connection_bytes_per_s
+
         tcp = connection_bytes_per_s(
             round_trip_s, window_bytes=self.window_bytes, loss_rate=self.loss_rate
         )
@@ -92,7 +97,7 @@ class Between(msgspec.Struct, frozen=True, eq=False):
     @classmethod
     def of(
         cls, sites: Sequence[Site], links: Sequence[SiteLink], connection_bytes_per_s: float
-    ) -> Between:
+    ) -> "Between":
         """Paths between all pairs of sites; ``connection_bytes_per_s`` limits each connection."""
         names = tuple(site.name for site in sites)
         known = _by_pair(links)
@@ -106,7 +111,7 @@ class Between(msgspec.Struct, frozen=True, eq=False):
             flow[i, j] = link.transfer_bytes_per_s(round_trip_s, connection_bytes_per_s)
         return cls(names, bytes_per_s, latency_s, flow)
 
-    def among(self, used: Ids) -> Between:
+    def among(self, used: Ids) -> "Between":
         """The same for the sites ``used``, renumbered from 0."""
         pairs = np.ix_(used, used)
         return Between(
@@ -126,6 +131,8 @@ class Between(msgspec.Struct, frozen=True, eq=False):
 
         With several ``rings``, each carries an equal part of the bytes, in a transfer of its own.
         """
+        from perfmodel.theory.cycles import best_cycle
+
         per_byte_s = 1.0 / np.minimum(self.bytes_per_s, rings * self.flow_bytes_per_s)
         return best_cycle(per_byte_s, self.latency_s)
 

@@ -159,17 +159,12 @@ def _peer_access(device: Device | None) -> bool:
 
 def _limits(cluster: Cluster) -> dict[str, Any]:
     """Return the changed fields of a cluster some of whose links are faster than sockets."""
-    limited = {
-        "nic": _limited(cluster.nic),
-        "overrides": tuple(
-            one if one.nic is None else msgspec.structs.replace(one, nic=_limited(one.nic))
-            for one in cluster.overrides
-        ),
-        "server": cluster.server
-        if cluster.server.nic is None
-        else msgspec.structs.replace(cluster.server, nic=_limited(cluster.server.nic)),
+    limited = cluster.with_links(_limited)
+    return {
+        name: value
+        for name in ("nic", "overrides", "server")
+        if (value := getattr(limited, name)) != getattr(cluster, name)
     }
-    return {name: value for name, value in limited.items() if value != getattr(cluster, name)}
 
 
 def _busy(server: Server) -> Server:

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from perfmodel.base.arrays import Floats
 from perfmodel.base.quantities import Quantity, axes_of, column
-from perfmodel.phases.lines import Parts
+
+Parts = tuple[tuple[tuple[int, float, float], ...], ...]
+"""For each layer, the place, the bytes and the tensors of each of its parts."""
 
 
 class Place(NamedTuple):

@@ -5,16 +5,20 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from perfmodel.base.quantities import Quantity, axes_of, column, maximum
+from perfmodel.base.quantities import Quantity, axes_of, column, many, maximum
 from perfmodel.inputs.workload import Workload, expanded
-from perfmodel.phases import cumulative, lines
-from perfmodel.theory.fronts import largest
-from perfmodel.theory.overlap import blend
+from perfmodel.phases import cumulative
+
+if TYPE_CHECKING:
+    from perfmodel.phases import lines
+
+FEW_VALUES = 128
+"""Number of values up to which all layers at once are faster than one after the other."""
 
 Send = Callable[[list[Quantity]], Quantity]
 """Maps the times at which messages are ready to the time at which the last has been sent (s)."""
@@ -52,10 +56,12 @@ class Stage(NamedTuple):
     @property
     def constants(self) -> lines.StageService | None:
         """The constants, if only ``times`` can vary and parts take turns; else None."""
+        from perfmodel.phases.lines import StageService
+
         values = (self.per_tensor_s, self.per_byte_s, self.alone_per_byte_s)
         one_by_one = isinstance(self.longer, float) and self.longer == 1.0
         plain = one_by_one and all(isinstance(value, (int, float)) for value in values)
-        return lines.StageService(*map(float, values)) if plain else None
+        return StageService(*map(float, values)) if plain else None
 
 
 class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
@@ -163,11 +169,16 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         """
         if type(per_byte_s) is float and type(scale) is float:
             pass  # the most frequent case
-        elif lines.many(per_byte_s, scale):
+        elif many(per_byte_s, scale):
+            from perfmodel.phases import lines  # slow to import
+
             paths = self.once("pull", lambda: lines.pull(self.first_s, self.forward_s, self._loads))
             if paths is not None:
                 return paths.ends_s((scale, per_byte_s))[0]
         elif axes_of(per_byte_s, scale):
+            from perfmodel.phases import lines
+            from perfmodel.theory.fronts import largest
+
             paths = self.once(
                 "pulling", lambda: lines.pulling(self.first_s, self.forward_s, self._loads)
             )
@@ -209,7 +220,7 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         """
         values = (scale, encode_per_byte_s, 1.0, *(stage.times for stage in stages))
         paths = None
-        if lines.many(*values):
+        if many(*values):
             paths = self._critical_paths(tuple(stages), overlap, not is_nothing(encode_per_byte_s))
         if paths is not None:
             computed, *ends = paths.ends_s(values)
@@ -219,13 +230,13 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
             computed, ends = self._one_by_one(scale, stages, encode_per_byte_s, overlap)
         if next_forward:
             computed = computed + self.first_s * scale
-        return [computed, *(maximum(computed, end) for end in (*ends, ends[-1] + latency_s))]
+        return [computed, *(_latest(computed, end) for end in (*ends, ends[-1] + latency_s))]
 
     def _few_arrays(self, scale: Quantity, stages: Sequence[Stage], encode: Quantity) -> bool:
         """Return whether some quantity is an array, and none so long that layers make it large."""
         values = (scale, encode, *(value for stage in stages for value in stage))
         arrays = [value for value in values if isinstance(value, np.ndarray)]
-        short = all(array.size < lines.FEW_VALUES for array in arrays)
+        short = all(array.size < FEW_VALUES for array in arrays)
         return short and (axes_of(*arrays) > 0 or self._axes > 0)
 
     @property
@@ -292,7 +303,7 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
                         end = begin + longer * busy
                         over[k] = maximum(over[k], end)
         ends = [
-            maximum(0.0, *places.values(), late) for places, late in zip(free, over, strict=True)
+            _latest(0.0, *places.values(), late) for places, late in zip(free, over, strict=True)
         ]
         return computed, ends
 
@@ -300,6 +311,8 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         self, stages: tuple[Stage, ...], overlap: bool, encoded: bool
     ) -> lines.CriticalPaths | None:
         """Return the longest paths to the ends of the passes, or None if they are not known."""
+        from perfmodel.phases import lines
+
         services = tuple(stage.constants for stage in stages)
 
         def search() -> lines.CriticalPaths | None:
@@ -313,9 +326,14 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         return paths
 
     @property
-    def _loads(self) -> lines.Parts:
+    def _loads(self) -> cumulative.Parts:
         """Place, bytes and tensors of the parts of each layer."""
         return tuple(tuple((p.place, p.bytes, p.tensors) for p in layer) for layer in self.parts)
+
+
+def _latest(*times: Quantity) -> Quantity:
+    """Return the largest of some times; mostly these are numbers."""
+    return max(times) if all(type(time) is float for time in times) else maximum(*times)
 
 
 def is_nothing(value: Quantity) -> bool:
@@ -350,6 +368,8 @@ class Whole(msgspec.Struct, frozen=True, eq=False):
 
     def beside_s(self, *seconds: Quantity) -> Quantity:
         """Return the seconds that overlapping times take together."""
+        from perfmodel.theory.overlap import blend
+
         return functools.reduce(lambda a, b: blend(a, b, self.sharpness), seconds)
 
     def overlapped_s(

@@ -13,16 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from perfmodel.base.quantities import Quantity
+from perfmodel.phases.cumulative import Parts
 from perfmodel.theory.fronts import Lines, largest, needed
-
-Parts = tuple[tuple[tuple[int, float, float], ...], ...]
-"""For each layer, the place, the bytes and the tensors of each of its parts."""
-
-MANY = 2048
-"""Number of values from which finding the paths pays off."""
-
-FEW_VALUES = 128
-"""Number of values up to which all layers at once are faster than one after the other."""
 
 MOST_LINES = 64
 """Number of lines above which going through the layers is as fast."""
@@ -61,11 +53,6 @@ class CriticalPaths(NamedTuple):
     def ends_s(self, values: Sequence[Quantity]) -> list[Quantity]:
         """Return each end: the longest path to it at ``values`` of all quantities."""
         return largest(self.lines, [values[k] for k in self.columns])
-
-
-def many(*values: Quantity) -> bool:
-    """Return whether there are enough values that finding the lines pays off."""
-    return any(isinstance(value, np.ndarray) and value.size >= MANY for value in values)
 
 
 @functools.lru_cache(maxsize=256)

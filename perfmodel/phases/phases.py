@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from perfmodel.base.quantities import Quantity, axes_of, column, maximum
-from perfmodel.phases.lines import MANY
+from perfmodel.base.quantities import MANY, Quantity, axes_of, column, maximum
 
 
 class Phase(msgspec.Struct, frozen=True, eq=False):

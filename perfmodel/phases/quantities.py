@@ -24,7 +24,7 @@ from perfmodel.base.quantities import (
 from perfmodel.inputs.cluster import Cluster, Collective, Link
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import expanded
-from perfmodel.phases.layers import Layers, Whole, is_nothing
+from perfmodel.phases.layers import Layers, Whole
 from perfmodel.phases.phases import Phases, averaged, several
 
 PACES = 6
@@ -213,7 +213,7 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     @property
     def random(self) -> bool:
         """Whether the compute time varies at random."""
-        return not is_nothing(self.cv)
+        return not (isinstance(self.cv, float) and self.cv == 0.0)
 
     def typical(self, count: int) -> list[Quantity]:
         """Return the compute time relative to the mean for ``count`` quantile groups of workers of
@@ -261,11 +261,15 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         """Number of nodes with workers."""
         if self.placed_on is not None:
             return self.placed_on
+        if type(self.workers) is int:
+            return float(math.ceil(self.workers / self.devices_per_node))
         return ceiling(self.workers / self.devices_per_node)
 
     @property
     def fullest(self) -> Quantity:
         """Number of workers on the fullest node."""
+        if type(self.workers) is int:
+            return min(self.devices_per_node, self.workers)
         if is_symbol(self.workers):
             return self.devices_per_node
         return minimum(self.devices_per_node, self.workers)
@@ -302,12 +306,13 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 def quantities_of(job: Job) -> Quantities:
     """Return the quantities of a job, all of them numbers."""
     w, cluster, n = job.device_work, job.cluster, job.workers
+    server_count = job.options.server_count
     nodes = range(cluster.nodes_for(n))
     nics = [cluster.nic_of(node) for node in nodes] if cluster.overrides else [cluster.nic]
-    servers = max(job.options.server_count, 1)
+    servers = max(server_count, 1)
     crossed = _crossings(job)
-    server_nic = cluster.server_nic if job.options.server_count else None
-    dedicated = cluster.server.placement == "dedicated" and job.options.server_count > 0
+    server_nic = cluster.server_nic if server_count else None
+    dedicated = cluster.server.placement == "dedicated" and server_count > 0
     unlike = cluster.overrides or server_nic is not None or cluster.nics_per_process > 1
     theirs = [cluster.nic_of_server(s, n) for s in range(servers)] if unlike else []
     passing = job.path_efficiency
@@ -367,6 +372,21 @@ def quantities_of(job: Job) -> Quantities:
         sites_bytes_per_s=crossed.bytes_per_s,
         sites_latency_s=crossed.latency_s,
         buffer_bytes=w.buffer_bytes,
+    )
+
+
+def same_quantities(job: Job, other: Job) -> bool:
+    """Whether two jobs, of the same workers and stragglers, surely have the same quantities: they
+    differ at most in options that quantities do not depend on."""
+    alike = job.workload is other.workload and job.cluster is other.cluster
+    options, others = job.options, other.options
+    return (
+        alike
+        and job.jitter is other.jitter
+        and options.server_count == others.server_count
+        and options.asynchronous == others.asynchronous
+        and options.exchanged_share == others.exchanged_share
+        and job.reductions == other.reductions
     )
 
 

@@ -24,8 +24,8 @@ from perfmodel.planning.plans import Candidate, Lever, Plan, Price, Trade
 from perfmodel.planning.search import MAX_OPS, MOST_CONSIDERED, Goal, PlanLimits, Search
 from perfmodel.planning.space import Axes, Common, none_left, space
 from perfmodel.predicting import gains
+from perfmodel.predicting.effects import effects
 from perfmodel.studies.advice import advise
-from perfmodel.studies.sensitivity import effects
 from perfmodel.sweeping.chunks import Progress
 from perfmodel.sweeping.grids import Several
 from perfmodel.sweeping.processes import InLine

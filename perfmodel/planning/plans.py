@@ -12,8 +12,8 @@ from perfmodel.reporting.contents import INK, REFERENCE, Axis, Figure, Page, Pan
 from perfmodel.reporting.drawn import Paged
 from perfmodel.reporting.panels import colour
 from perfmodel.reporting.rows import table
+from perfmodel.results.effects import Effect
 from perfmodel.results.prediction import Prediction
-from perfmodel.studies.sensitivity import Effect
 from perfmodel.sweeping.labels import Row
 from perfmodel.sweeping.tables import Tabular, fields
 
@@ -169,7 +169,7 @@ class Plan(Paged, Tabular, frozen=True, kw_only=True):
     prices : the catalogue lines used.
     left_out : instance types that were not evaluated, and why.
     effects : sensitivity of the first candidate to its assumptions, see
-        :class:`perfmodel.studies.sensitivity.Effect`.
+        :class:`perfmodel.results.effects.Effect`.
     """
 
     schema: str = SCHEMA

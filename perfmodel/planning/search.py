@@ -276,7 +276,8 @@ class Search:
     def _asked(self, i: int, fidelity: api.Fidelity) -> Chunk:
         if i not in self.jobs:
             self.jobs[i] = self.among.job(i, **self.common)
-        return Chunk((self.jobs[i],), {"fidelity": fidelity, "max_ops": self.max_ops})
+        how = api.PredictOptions(fidelity=fidelity, max_ops=self.max_ops)
+        return Chunk((self.jobs[i],), how)
 
     def _answer(self, i: int, fidelity: api.Fidelity) -> Prediction:
         begun = self.ahead.pop(i, None) if fidelity == "fine" else None

@@ -6,19 +6,16 @@ import msgspec
 
 from perfmodel.base.provenance import provenance
 from perfmodel.inputs.job import Job
-from perfmodel.predicting import fine, intervals, islands, job_facts
+from perfmodel.predicting import intervals, islands, job_facts
 from perfmodel.predicting.memory import memory_of
+from perfmodel.predicting.options import PredictOptions
+from perfmodel.predicting.predicted_job import PredictedJob
 from perfmodel.results.outcome import Outcome
 from perfmodel.results.prediction import Prediction
 
 
-def prediction_of(
-    job: Job, outcome: Outcome, totals: job_facts.TrainingAmount, max_ops: float
-) -> Prediction:
-    """Return the prediction: the outcome, the facts of the job, and the interval.
-
-    Simulating it again, for a timeline or schedule, may take up to ``max_ops`` operations.
-    """
+def prediction_of(job: Job, outcome: Outcome, options: PredictOptions) -> Prediction:
+    """Return the prediction: the outcome, the facts of the job, and the interval."""
     memory = memory_of(job)
     samples_per_s = islands.samples_per_s(job, outcome)
     outcome = islands.of_devices(job, outcome)
@@ -55,21 +52,16 @@ def prediction_of(
         utilisation=outcome.utilisation,
         memory=memory,
         bottleneck=outcome.bottleneck,
-        training=job_facts.training_of(job, outcome.iterations_per_s, totals),
+        training=job_facts.training_of(job, outcome.iterations_per_s, options),
         notes=(*job_facts.notes_of(job, memory), *outcome.notes),
         assumptions=job.assumptions,
         provenance=provenance(job.seed, job_facts.inputs_of(job)),
-        simulation=_simulation(job, outcome.fidelity, max_ops),
+        predicted_job=PredictedJob(job, options.max_ops),
     )
 
 
 def with_job(prediction: Prediction, job: Job, max_ops: float) -> Prediction:
     """Return a prediction of ``job``, read from another process or a file, with the job, so that it
-    has a timeline."""
-    simulation = _simulation(job_facts.with_layers(job), prediction.fidelity, max_ops)
-    return msgspec.structs.replace(prediction, simulation=simulation)
-
-
-def _simulation(job: Job, fidelity: str, max_ops: float) -> fine.Simulation | None:
-    """Return a job (with layers) to simulate again; None after the coarse route."""
-    return fine.Simulation(job, max_ops) if fidelity == "fine" else None
+    has a timeline and effects."""
+    predicted_job = PredictedJob(job_facts.with_layers(job), max_ops)
+    return msgspec.structs.replace(prediction, predicted_job=predicted_job)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-import msgspec
 import numpy as np
 
 from perfmodel.communication.network import BETWEEN_SITES
-from perfmodel.engine.measures import Measures
+from perfmodel.engine.measures import CriticalOp, Measures
 from perfmodel.graph.op_graph import OpGraph, OpUse
 from perfmodel.predicting.coarse import SHOWN_SHARE
 from perfmodel.results.prediction import Bottleneck, CriticalStep
@@ -72,23 +71,26 @@ def _steps(
     graph: OpGraph, known: Mapping[int, OpUse], measures: Measures
 ) -> tuple[CriticalStep, ...]:
     """Return the critical cycle, with consecutive ops on one resource merged."""
-    steps: list[CriticalStep] = []
+    rows: list[tuple[OpUse, list[CriticalOp]]] = []
     for part in measures.critical_cycle:
         use = known[part.op]
-        operation, name, resource = use.operation, graph.op_name(part.op), use.resource or LATENCY
-        last = steps[-1] if steps else None
-        if last is not None and (last.operation, last.resource) == (operation, resource):
-            steps[-1] = msgspec.structs.replace(
-                last,
-                last=name,
-                count=last.count + part.count,
-                seconds=last.seconds + part.seconds,
-            )
+        last = rows[-1][0] if rows else None
+        if last and (last.operation, last.resource) == (use.operation, use.resource):
+            rows[-1][1].append(part)
         elif part.seconds > 0.0:
-            steps.append(
-                CriticalStep(operation, resource, name, name, part.count, part.seconds, part.waited)
-            )
-    return tuple(steps)
+            rows.append((use, [part]))
+    return tuple(
+        CriticalStep(
+            operation=use.operation,
+            resource=use.resource or LATENCY,
+            first=graph.op_name(parts[0].op),
+            last=graph.op_name(parts[-1].op),
+            count=sum(part.count for part in parts),
+            seconds=sum(part.seconds for part in parts),
+            waited=parts[0].waited,
+        )
+        for use, parts in rows
+    )
 
 
 def _owners(family: str) -> str:

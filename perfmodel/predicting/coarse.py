@@ -21,7 +21,6 @@ from perfmodel.inputs.job import Job
 from perfmodel.phases.layers import Whole
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities, classes_of_workers, quantities_of
-from perfmodel.predicting import bands
 from perfmodel.results.outcome import Outcome
 from perfmodel.results.prediction import (
     Bottleneck,
@@ -116,6 +115,8 @@ def error_band(job: Job, found: Phases | None = None) -> ErrorBand:
         return ErrorBand(None, None, f"it leaves out {missing}, so its error is unknown")
     if model.exact(job):
         return ErrorBand(0.0, 0.0, "it equals the simulation for this job")
+    from perfmodel.predicting import bands
+
     known = bands.class_of(job, phases(job) if found is None else found)
     if known is None:
         return ErrorBand(None, None, "its error has not been measured")
@@ -161,9 +162,9 @@ def predict(job: Job) -> Outcome:
     )
 
 
-def iterations_per_s(job: Job) -> float:
+def iterations_per_s(job: Job, among: Quantities | None = None) -> float:
     """Return what :func:`predict` gives as ``iterations_per_s``, without values per worker."""
-    return job.workers / sum(_seconds(phases(job)).values())
+    return job.workers / sum(_seconds(phases(job, among=among)).values())
 
 
 def _seconds(found: Phases) -> dict[str, float]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from perfmodel.architectures.base import architecture_of
@@ -26,10 +24,6 @@ from perfmodel.results.prediction import (
     percentile,
 )
 from perfmodel.training.workers import CORES, alike
-
-if TYPE_CHECKING:
-    from perfmodel.results.schedule import Schedule
-    from perfmodel.results.timeline import Timeline
 
 ROUNDING = 1e-9
 """Idle fractions below this count as 0."""
@@ -126,45 +120,6 @@ def predict(
     )
 
 
-class Simulation(msgspec.Struct, frozen=True):
-    """A job that can be simulated again for outputs beyond its measures."""
-
-    job: Job
-    max_ops: float
-
-    def timeline(self) -> Timeline:
-        """Return two steady-state iterations.
-
-        Raises
-        ------
-        TooLargeError : simulating all workers takes more than ``max_ops`` operations.
-        """
-        graph = build_graph(self.job, max_ops=self.max_ops)
-        from perfmodel.engine.window import steady_window
-        from perfmodel.predicting.timeline import timeline_of
-
-        return timeline_of(graph, steady_window(graph, seed=self.job.seed))
-
-    def schedule(
-        self, updates: int | None, samples_per_s: float, progress: Progress | None = None
-    ) -> Schedule:
-        """Return the schedule of the first ``updates`` gradients.
-
-        Raises
-        ------
-        InputError, TooLargeError : see :func:`perfmodel.predicting.recording.schedule_of`.
-        """
-        from perfmodel.predicting.recording import schedule_of
-
-        return schedule_of(
-            self.job,
-            updates,
-            max_ops=self.max_ops,
-            samples_per_s=samples_per_s,
-            progress=progress,
-        )
-
-
 def _staleness(graph: OpGraph, run: Measures) -> Staleness | None:
     total = int(run.staleness.sum())
     if not total or np.isnan(run.staleness_mean).any():
@@ -232,7 +187,7 @@ def _utilisation(graph: OpGraph, run: Measures) -> Utilisation:
 
 def _members(block: Block, identity: int) -> list[str]:
     """Return the names of the members an id represents: one, or all along a folded axis."""
-    if block.size == 1 and len(block.axes) == 1 and len(block.axes[0][1] or ()) > 1:
-        whole = msgspec.structs.replace(block, shape=(len(block.axes[0][1] or ()),))
-        return [whole.name(block.first + i) for i in range(whole.size)]
+    names = block.axes[0][1] if len(block.axes) == 1 else None
+    if block.shape == (1,) and names is not None and len(names) > 1:
+        return [f"{block.label} {name}" for name in names]
     return [block.name(identity)]

@@ -10,36 +10,18 @@ import msgspec
 import numpy as np
 
 from perfmodel.architectures.base import architecture_of
-from perfmodel.base.errors import InputError, whole_number
+from perfmodel.base.errors import InputError
 from perfmodel.base.files import finite
 from perfmodel.base.units import show
 from perfmodel.inputs.islands import places_of
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import expanded
+from perfmodel.predicting.options import PredictOptions
 from perfmodel.results.memory import Memory
 from perfmodel.results.prediction import ModelAge, Training
 
 LEAST_STEP_S = 1e-12
 """Shortest compute time of a step (s)."""
-
-
-class TrainingAmount(msgspec.Struct, frozen=True):
-    """Amount of training: samples per epoch, and number of epochs, if given.
-
-    Raises
-    ------
-    InputError : ``epochs`` without ``dataset_size``, or either below 1.
-    """
-
-    dataset_size: int | None = None
-    epochs: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.epochs is not None and self.dataset_size is None:
-            raise InputError("epochs: needs dataset_size too")
-        for name in ("dataset_size", "epochs"):
-            if getattr(self, name) is not None:
-                whole_number(name, getattr(self, name))
 
 
 def with_layers(job: Job) -> Job:
@@ -96,14 +78,14 @@ def _in_steps(found: ModelAge | None, steps: float) -> ModelAge:
     )
 
 
-def training_of(job: Job, iterations_per_s: float, totals: TrainingAmount) -> Training | None:
+def training_of(job: Job, iterations_per_s: float, options: PredictOptions) -> Training | None:
     """Return the training time, with every sample once per epoch; partial batches count as full."""
-    if totals.dataset_size is None:
+    if options.dataset_size is None:
         return None
-    times = totals.epochs if totals.epochs is not None else 1
-    iterations = math.ceil(totals.dataset_size / (job.global_batch_size))
+    epochs = options.epochs or 1
+    iterations = math.ceil(options.dataset_size / job.global_batch_size)
     epoch_s = iterations * job.workers / iterations_per_s
-    return Training(totals.dataset_size, times, iterations, epoch_s, times * epoch_s)
+    return Training(options.dataset_size, epochs, iterations, epoch_s, epochs * epoch_s)
 
 
 def notes_of(job: Job, memory: Memory) -> tuple[str, ...]:

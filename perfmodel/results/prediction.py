@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import msgspec
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from perfmodel.reporting.contents import Figure, Page
+    from perfmodel.results.effects import Effect
     from perfmodel.results.schedule import Schedule
     from perfmodel.results.timeline import Timeline
 
@@ -163,12 +164,31 @@ class Interval(msgspec.Struct, frozen=True):
     iterations: int | None = None
 
 
+class PredictionUncertainty(msgspec.Struct, frozen=True):
+    """How uncertain a prediction is.
+
+    Attributes
+    ----------
+    interval : of a measured run; None if unknown.
+    error_band : of formulas against the simulation; None for a simulation.
+    ci_fraction : of the simulation of a random job: half-width of the 95 % confidence interval of
+        the throughput, as a fraction.
+    """
+
+    interval: Interval | None
+    error_band: ErrorBand | None
+    ci_fraction: float
+
+
 Progress = Callable[[int, int], None]
 
 
-@runtime_checkable
-class Simulation(Protocol):
-    """A job that can be simulated again on request."""
+class PredictedJob(Protocol):
+    """The job of a prediction, for further results on request."""
+
+    @property
+    def effects(self) -> tuple[Effect, ...]:
+        """The effect of each of its assumptions on the throughput, the largest first."""
 
     def timeline(self) -> Timeline:
         """Two steady-state iterations."""
@@ -180,7 +200,7 @@ class Simulation(Protocol):
 
 
 class Prediction(Paged, frozen=True, kw_only=True):
-    """A prediction; its field names, except ``simulation``, are its JSON keys.
+    """A prediction; its field names, except ``predicted_job``, are its JSON keys.
 
     Attributes
     ----------
@@ -208,8 +228,8 @@ class Prediction(Paged, frozen=True, kw_only=True):
     model_age : local steps since a worker's last exchange, for architectures that exchange models.
     updates_per_s : updates of the model per second.
     quality : *measured* if every compute time was measured, else *estimated*.
-    simulation : simulates the job again to show its timeline; None in a coarse prediction, or in
-        one read from JSON.
+    predicted_job : makes the timeline, the schedule and the effects of assumptions on request; None
+        in a prediction read from JSON.
     """
 
     schema: str = SCHEMA
@@ -248,7 +268,7 @@ class Prediction(Paged, frozen=True, kw_only=True):
     notes: tuple[str, ...]
     assumptions: tuple[Assumption, ...]
     provenance: Provenance
-    simulation: Simulation | None = None
+    predicted_job: PredictedJob | None = None
 
     def __repr__(self) -> str:
         return (
@@ -262,7 +282,7 @@ class Prediction(Paged, frozen=True, kw_only=True):
         return {
             name: msgspec.to_builtins(getattr(self, name))
             for name in self.__struct_fields__
-            if name != "simulation"
+            if name != "predicted_job"
         }
 
     def to_json(self) -> str:
@@ -304,7 +324,7 @@ class Prediction(Paged, frozen=True, kw_only=True):
         from perfmodel.results import sections
 
         time = sections.time_panel(self)
-        if self.simulation is None:
+        if self.predicted_job is None or self.fidelity == "coarse":
             return Figure([[time]], self.headline)
         rows = self.timeline().panel(sections.MOST_ROWS)
         return Figure([[time], [rows]], self.headline)
@@ -320,6 +340,11 @@ class Prediction(Paged, frozen=True, kw_only=True):
 
         parts = (*sections.sections(self), sections.reproduce(self))
         return Page(title=sections.title(self), answer=sections.answer(self), sections=parts)
+
+    @property
+    def uncertainty(self) -> PredictionUncertainty:
+        """The interval of a measured run, and the uncertainty of the route as part of it."""
+        return PredictionUncertainty(self.interval, self.error_band, self.throughput_ci_fraction)
 
     @property
     def headline(self) -> str:
@@ -339,7 +364,7 @@ class Prediction(Paged, frozen=True, kw_only=True):
         InputError : the prediction is coarse or was read from JSON.
         TooLargeError : the simulation takes more operations than the prediction's ``max_ops``.
         """
-        return self._job("trace").timeline()
+        return self._simulated("trace").timeline()
 
     def to_chrome_trace(self) -> dict[str, Any]:
         """Two steady-state iterations as a Chrome trace; open the JSON in Perfetto.
@@ -370,10 +395,35 @@ class Prediction(Paged, frozen=True, kw_only=True):
             positive whole number.
         TooLargeError : the simulation takes more operations than the prediction's ``max_ops``.
         """
-        return self._job("schedule").schedule(updates, self.throughput_samples_per_s, progress)
+        job = self._simulated("schedule")
+        return job.schedule(updates, self.throughput_samples_per_s, progress)
 
-    def _job(self, what: str) -> Simulation:
-        """The job, ready to be simulated again.
+    @property
+    def effects(self) -> tuple[Effect, ...]:
+        """What other values of each assumption would do to the throughput, by formulas, the largest
+        effect first.
+
+        They are computed on request, once.
+
+        Raises
+        ------
+        InputError : the prediction was read from JSON.
+        """
+        return self._job("effects").effects
+
+    @property
+    def assumptions_that_matter(self) -> tuple[Effect, ...]:
+        """Those of the :attr:`effects` that change the throughput by more than 2 %, and assumptions
+        that stand for many values, such as the device.
+
+        Raises
+        ------
+        InputError : the prediction was read from JSON.
+        """
+        return tuple(effect for effect in self.effects if effect.matters)
+
+    def _simulated(self, what: str) -> PredictedJob:
+        """The job, to be simulated again.
 
         Raises
         ------
@@ -381,11 +431,12 @@ class Prediction(Paged, frozen=True, kw_only=True):
         """
         if self.fidelity == "coarse":
             raise InputError(f"{what}: a coarse prediction has no timeline; needs fidelity fine")
-        if self.simulation is None:
-            raise InputError(
-                f"{what}: a prediction read from JSON has no job to simulate; predict it again"
-            )
-        return self.simulation
+        return self._job(what)
+
+    def _job(self, what: str) -> PredictedJob:
+        if self.predicted_job is None:
+            raise InputError(f"{what}: a prediction read from JSON has no job; predict it again")
+        return self.predicted_job
 
 
 def percentile(histogram: Mapping[int, int], fraction: float) -> int:

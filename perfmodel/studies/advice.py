@@ -159,7 +159,7 @@ def advise(
     """
     how = api.PredictOptions(fidelity=fidelity, tolerance=tolerance, rel_ci=rel_ci, max_ops=max_ops)
     job = job_from(job, arguments)
-    now = Situation(job, api.predict(job, **how))
+    now = Situation(job, api.predict(job, how))
     best = [_best(now, rule, how) for rule in counted(RULES, progress)]
     helpful = [r for r in best if r is not None and r.gain.ratio > WORTH]
     helpful.sort(key=lambda r: -r.gain.interval[0])
@@ -178,7 +178,7 @@ def _best(now: Situation, rule: Rule, how: api.PredictOptions) -> Recommendation
     for change in rule.changes(now) if why else ():
         try:
             job = change.job_of(now.job)
-            then = api.predict(job, **how)
+            then = api.predict(job, how)
         except InputError:
             continue
         memory = then.memory

@@ -18,8 +18,9 @@ from perfmodel import api
 from perfmodel.base.errors import InputError
 from perfmodel.inputs.job import SCHEMA as JOB_SCHEMA, Jitter, Job, JobArguments, JobFile
 from perfmodel.inputs.job_arguments import per_worker
+from perfmodel.inputs.job_workload import anchored
 from perfmodel.predicting import job_facts
-from perfmodel.predicting.fine import Simulation
+from perfmodel.predicting.predicted_job import PredictedJob
 from perfmodel.reporting import page
 from perfmodel.reporting.contents import (
     INTERVAL,
@@ -198,7 +199,7 @@ def report(
     did(2, PARTS)
     effects = sensitivity(job)
     did(3, PARTS)
-    scaling = _scaled(api.anchored(asked, job.of_devices.workload.batch_size), prediction)
+    scaling = _scaled(anchored(asked, job.of_devices.workload.batch_size), prediction)
     did(4, PARTS)
     chosen: api.Fidelity = "auto" if fine else "coarse"
     advice = advise(job, fidelity=chosen, rel_ci=QUICK_REL_CI, max_ops=QUICK_MAX_OPS)
@@ -218,11 +219,11 @@ def _arguments_of(source: Prediction | Job) -> Mapping[str, object]:
     """The arguments of a job, or of a predicted job."""
     job = source
     if isinstance(job, Prediction):
-        if not isinstance(job.simulation, Simulation):
+        if not isinstance(job.predicted_job, PredictedJob):
             raise InputError(
-                "report: only a simulated prediction has its job; give perfmodel.report the job"
+                "report: a prediction read from JSON has no job; give perfmodel.report the job"
             )
-        job = job.simulation.job
+        job = job.predicted_job.job
     if job.given is None or job_facts.with_layers(job_of(job.given)) != job_facts.with_layers(job):
         raise InputError(
             "report: not a job as make_job made it; Prediction.report has a page of it alone"

@@ -200,7 +200,7 @@ def require(
     how = api.PredictOptions(fidelity=fidelity, dataset_size=dataset_size, epochs=epochs)
     search = _Search(wanted, _variable(variable, job), job, how)
     what = search.variable
-    here = api.predict(job, **how)
+    here = api.predict(job, how)
     value, *_ = search.quantity(here)
     ranges = [search.range(end) for end in (0, 1, 2)]
     found = ranges[0]
@@ -264,7 +264,7 @@ class _Search:
         name, number = self.variable.name, int(value) if self.variable.step else value
         changes = {name: number} if name in RANGES else {"options": {name: number}}
         try:
-            return api.predict(changed(self.job, changes), **self.how)
+            return api.predict(changed(self.job, changes), self.how)
         except InputError:
             return None
 

@@ -13,7 +13,8 @@ import msgspec
 
 from perfmodel.base.provenance import Assumption
 from perfmodel.inputs.job import Job
-from perfmodel.studies.sensitivity import MATTERS, Effect, effects
+from perfmodel.predicting.effects import effects
+from perfmodel.results.effects import MATTERS, Effect
 
 
 class Shift(msgspec.Struct, frozen=True):

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from perfmodel import api
 from perfmodel.inputs.job import Job
+from perfmodel.inputs.job_workload import anchored
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.changes import (
     Change,
@@ -139,7 +139,7 @@ def _batch(now: Situation) -> Iterator[Change]:
     arguments = now.job.given or {}
     if "batch_size" not in arguments and "model" not in arguments:
         return
-    measured = api.anchored(arguments, batch).get("one_device_batch_size")
+    measured = anchored(arguments, batch).get("one_device_batch_size")
     for other in (2 * batch, 4 * batch):
         name = f"batch size {other} per worker instead of {batch}"
         flags = f"--batch-size {other}"

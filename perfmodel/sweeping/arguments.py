@@ -12,6 +12,7 @@ from perfmodel.architectures import registry
 from perfmodel.base.errors import InputError
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.job_arguments import in_si, per_worker
+from perfmodel.inputs.job_workload import OF_WORKLOAD, anchored
 from perfmodel.inputs.options import described
 from perfmodel.inputs.workload import Workload
 
@@ -37,7 +38,7 @@ def job_of(arguments: Mapping[str, object], workload: Workload | None = None) ->
     make: Callable[..., Job] = api.make_job
     if workload is None:
         return make(**arguments)
-    rest = {name: value for name, value in arguments.items() if name not in api.OF_WORKLOAD}
+    rest = {name: value for name, value in arguments.items() if name not in OF_WORKLOAD}
     job = make(**rest, workload=workload)
     return msgspec.structs.replace(job, given=api.arguments_given(arguments))
 
@@ -61,7 +62,7 @@ def changed(job: Job, changes: Mapping[str, object]) -> Job:
     ------
     InputError : the changed job is impossible, or :func:`perfmodel.make_job` did not make the job.
     """
-    anew = job.islands or any(n in changes for n in (*api.OF_WORKLOAD, "global_batch_size"))
+    anew = job.islands or any(n in changes for n in (*OF_WORKLOAD, "global_batch_size"))
     return job_of(per_worker(merged(job, changes)), None if anew else job.workload)
 
 
@@ -78,10 +79,10 @@ def merged(job: Job, changes: Mapping[str, object]) -> dict[str, object]:
     changes = in_si(changes)
     replaced = {name for key in changes for name in RIVALS.get(key, ())}
     if isinstance(changes.get("workload"), Workload):
-        replaced |= {*api.OF_WORKLOAD}
+        replaced |= {*OF_WORKLOAD}
     rest = {name: value for name, value in job.given.items() if name not in replaced}
     if {"batch_size", "global_batch_size"} & changes.keys():
-        rest = api.anchored(rest, job.of_devices.workload.batch_size)
+        rest = anchored(rest, job.of_devices.workload.batch_size)
     options = options_of(rest)
     arch = changes.get("arch")
     if isinstance(arch, str):  # keep the options that it has, and that its name does not imply

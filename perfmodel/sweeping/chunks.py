@@ -50,8 +50,8 @@ def predicted(chunk: Chunk) -> list[Answer]:
 
 def _answer(job: Job, how: api.PredictOptions) -> Answer:
     try:
-        # the simulation only holds the job, which the client already has
-        return msgspec.structs.replace(api.predict(job, **how), simulation=None)
+        # the client already has the job
+        return msgspec.structs.replace(api.predict(job, how), predicted_job=None)
     except InputError as error:
         return error
 

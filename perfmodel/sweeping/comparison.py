@@ -241,7 +241,7 @@ def compare(
         raise InputError(f"names: expected {len(several)} different names, got {called}")
     how = api.PredictOptions(fidelity=fidelity, tolerance=tolerance, rel_ci=rel_ci, max_ops=max_ops)
     predictions = [
-        job if isinstance(job, Prediction) else api.predict(job, **how)
+        job if isinstance(job, Prediction) else api.predict(job, how)
         for job in counted(several, progress)
     ]
     differing = _differing(predictions)

@@ -13,12 +13,12 @@ from typing import NamedTuple, TypeAlias, TypedDict, TypeVar
 
 import msgspec
 
-from perfmodel import api
 from perfmodel.architectures import registry
 from perfmodel.base.errors import InputError
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Jitter, Job, Start, Straggler
 from perfmodel.inputs.job_arguments import in_si, per_worker
+from perfmodel.inputs.job_workload import OF_ONE_DEVICE, OF_WORKLOAD
 from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.workload import Workload
 from perfmodel.sweeping.arguments import job_of, options_of
@@ -254,7 +254,7 @@ def _several(name: str, value: object) -> tuple[object, ...] | None:
 
 def _job(arguments: dict[str, object], workloads: dict[tuple[object, ...], Workload]) -> Job:
     """Make a job; models and files are read once, and jobs share the resulting workload."""
-    key = tuple(arguments.get(name) for name in api.OF_WORKLOAD)
+    key = tuple(arguments.get(name) for name in OF_WORKLOAD)
     if not all(value is None or isinstance(value, (str, int, float, Path)) for value in key):
         return job_of(arguments)
     job = job_of(arguments, workloads.get(key))
@@ -265,8 +265,8 @@ def _job(arguments: dict[str, object], workloads: dict[tuple[object, ...], Workl
 
 def _one_speed(jobs: Iterable[Job]) -> None:
     """Check that the given speed of one device is that of all jobs."""
-    measured = [job for job in jobs if any((job.given or {}).get(n) for n in api.OF_ONE_DEVICE)]
-    names = ("name", *api.OF_WORKLOAD[2 : -len(api.OF_ONE_DEVICE)])
+    measured = [job for job in jobs if any((job.given or {}).get(n) for n in OF_ONE_DEVICE)]
+    names = ("name", *OF_WORKLOAD[2 : -len(OF_ONE_DEVICE)])
     anchored = any(job.given and "one_device_batch_size" in job.given for job in measured)
     workloads = [job.of_devices.workload for job in measured]
     differ = [name for name in names if len({getattr(w, name) for w in workloads}) > 1]

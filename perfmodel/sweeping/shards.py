@@ -35,7 +35,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ----------
     installation : version of perfmodel and of what it computes with
         (:func:`perfmodel.predicting.installation.fingerprint`).
-    how : arguments of :func:`perfmodel.predict`.
+    how : how to predict them.
     axes : varied arguments, and their values as shown in a table.
     inputs : digest of all jobs, including file contents.
     """
@@ -167,6 +167,10 @@ def _answer(reason: str, text: str) -> Answer:
     return msgspec.convert(json.loads(text), files.ready(Prediction))
 
 
+SETTINGS = ("fidelity", "tolerance", "rel_ci", "max_ops")
+"""Fields of :class:`perfmodel.PredictOptions` that predictions depend on."""
+
+
 def answers(
     grid: Grid,
     how: api.PredictOptions,
@@ -178,7 +182,7 @@ def answers(
 
     Parameters
     ----------
-    how : arguments of :func:`perfmodel.predict`.
+    how : how to predict them.
     executor : runs the predictions.
     folder : folder with the answers known so far; new ones are added as they complete.
     progress : called with (done, all).
@@ -188,13 +192,13 @@ def answers(
     InputError : see :class:`Shards` and :func:`perfmodel.sweeping.executors.completed`.
     """
     count = len(grid.jobs)
-    parts = list(slices(count, how["fidelity"]))
+    parts = list(slices(count, how.fidelity))
     shards, names = None, [""] * len(parts)
     if folder is not None:
         digests = _digests(grid.jobs)
         about = About(
             installation=fingerprint(),
-            how=files.finite(dict(how), "inf"),
+            how=files.finite({name: getattr(how, name) for name in SETTINGS}, "inf"),
             axes=files.finite({axis.name: axis.shown for axis in grid.axes}, "inf"),
             inputs=_digest(*digests),
         )

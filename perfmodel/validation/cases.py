@@ -17,6 +17,7 @@ from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.decoder_layers import at_length, with_layers
 from perfmodel.inputs.job import Job, JobKeys
+from perfmodel.inputs.job_workload import workload_of
 from perfmodel.inputs.profile import Profile, Timing
 from perfmodel.inputs.workload import Workload
 from perfmodel.measuring.training.run import MeasuredRun, read_run
@@ -258,7 +259,7 @@ def _as_measured(job: CaseJob, arguments: dict[str, Any]) -> Profile | Workload:
     The timing does not contain what the job adds to it, such as recomputation, but the measured
     step does.
     """
-    resolved = api.workload_of(arguments)
+    resolved = workload_of(arguments)
     measured_s = resolved.batch_size / float(job.one_worker_samples_per_s or math.nan)
     if math.isclose(resolved.compute_s, measured_s, rel_tol=1e-9):
         profile: Profile = arguments["workload"]

@@ -13,8 +13,9 @@ from click.testing import CliRunner
 from perfmodel import make_job, predict
 from perfmodel.architectures import registry
 from perfmodel.cli import cli
+from perfmodel.predicting.effects import effects
+from perfmodel.results.effects import MATTERS, Effect
 from perfmodel.studies.robustness import robustness
-from perfmodel.studies.sensitivity import MATTERS, Effect, effects
 
 PS: dict[str, Any] = {
     "model": "resnet50",

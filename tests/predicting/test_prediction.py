@@ -19,13 +19,15 @@ from perfmodel import (
     Jitter,
     Link,
     NodeOverride,
+    PredictOptions,
     Server,
     Straggler,
+    effects,
     make_job,
     predict,
     read_job,
 )
-from perfmodel.api import Fidelity
+from perfmodel.api import Fidelity, PredictArguments
 from perfmodel.cli.printing.prediction import workers_of
 from perfmodel.results.prediction import Prediction, percentile
 from tests.jobs import cluster, job, workload
@@ -328,3 +330,45 @@ def test_nodes_of_a_job(
     assert (found.nodes, found.devices_per_node) == nodes
     assert (found.to_dict()["nodes"], found.to_dict()["devices_per_node"]) == nodes
     assert workers_of(msgspec.structs.replace(found, device="gpu")) == line
+
+
+@pytest.mark.parametrize("fidelity", ["fine", "coarse"])
+def test_a_prediction_has_the_effects_of_its_assumptions(fidelity: Fidelity) -> None:
+    job = make_job(model="resnet50", device="v100", cluster="ethernet-10g", workers=8)
+    answer = predict(job, fidelity=fidelity)
+    assert answer.effects == effects(job)
+    assert answer.effects is answer.effects  # computed once
+    matter = answer.assumptions_that_matter
+    assert matter == tuple(effect for effect in answer.effects if effect.matters)
+    assert {"bandwidth", "servers"} <= {effect.assumption.name for effect in matter}
+    assert "effects" not in answer.to_dict()
+
+
+def test_a_prediction_read_from_json_has_no_effects() -> None:
+    answer = msgspec.structs.replace(predict(make_job(model="resnet18")), predicted_job=None)
+    with pytest.raises(InputError, match="effects: a prediction read from JSON has no job"):
+        _ = answer.effects
+
+
+@pytest.mark.parametrize("fidelity", ["fine", "coarse"])
+def test_one_value_holds_all_uncertainty(fidelity: Fidelity) -> None:
+    one = job(WORK, cluster(), 3, "ps", {"sync": "asp"}, jitter=Jitter(0.2))
+    answer = predict(one, fidelity=fidelity, rel_ci=0.1)
+    uncertainty = answer.uncertainty
+    assert uncertainty.interval == answer.interval
+    assert uncertainty.error_band == answer.error_band
+    assert (uncertainty.error_band is None) == (fidelity == "fine")
+    assert uncertainty.ci_fraction == answer.throughput_ci_fraction
+    assert (uncertainty.ci_fraction > 0.0) == (fidelity == "fine")
+
+
+def test_options_are_the_arguments_of_predict() -> None:
+    one = job(WORK, cluster(), 2, "ps")
+    options = PredictOptions(fidelity="coarse", dataset_size=81)
+    assert predict(one, options) == predict(one, fidelity="coarse", dataset_size=81)
+    assert predict(one, options, epochs=3) == predict(
+        one, fidelity="coarse", dataset_size=81, epochs=3
+    )
+    assert PredictOptions.__struct_fields__ == tuple(PredictArguments.__annotations__)
+    with pytest.raises(InputError, match="fidelity"):
+        predict(one, options, fidelity="finer")  # type: ignore[arg-type]

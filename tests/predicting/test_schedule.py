@@ -399,7 +399,7 @@ def test_there_is_no_schedule_without_a_simulation() -> None:
     coarse = predict(asynchronous(), fidelity="coarse")
     with pytest.raises(InputError, match="schedule: a coarse prediction has no timeline"):
         coarse.schedule()
-    read = msgspec.structs.replace(predict(asynchronous()), simulation=None)
+    read = msgspec.structs.replace(predict(asynchronous()), predicted_job=None)
     assert isinstance(read, Prediction)
     with pytest.raises(InputError, match="read from JSON"):
         read.schedule()

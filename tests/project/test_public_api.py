@@ -36,6 +36,7 @@ NAMES = [
     "PerfmodelError",
     "Plan",
     "PlanLimits",
+    "PredictOptions",
     "Prediction",
     "Profile",
     "Report",

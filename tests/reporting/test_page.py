@@ -143,8 +143,8 @@ def test_a_report_of_a_job_that_is_not_known_is_refused() -> None:
     for source in (changed, predict(changed)):
         with pytest.raises(InputError, match="report: not a job as make_job made it"):
             report(source)
-    with pytest.raises(InputError, match="only a simulated prediction has its job"):
-        report(predict(job, fidelity="coarse"))
+    with pytest.raises(InputError, match="a prediction read from JSON has no job"):
+        report(msgspec.structs.replace(predict(job), predicted_job=None))
     with pytest.raises(InputError, match="got workers too"):
         report(job, workers=4)
 

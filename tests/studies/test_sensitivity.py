@@ -9,7 +9,7 @@ import pytest
 
 from perfmodel import InputError, Sensitivity, make_job, predict, sensitivity
 from perfmodel.inputs import catalogue
-from perfmodel.studies.sensitivity import Effect
+from perfmodel.results.effects import Effect
 
 JOB: dict[str, Any] = {
     "model": "vgg16", "device": "v100", "arch": "ps", "workers": 8, "cluster": "ethernet-10g",

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from perfmodel import InputError, PlanLimits, Sweep, make_job, plan, predict, sweep
+from perfmodel import InputError, PlanLimits, PredictOptions, Sweep, make_job, plan, predict, sweep
 from perfmodel.cli import cli, main
 from perfmodel.predicting.installation import fingerprint
 from perfmodel.predicting.variants import evaluate
@@ -277,11 +277,12 @@ def test_jobs_are_sent_with_their_files_and_each_workload_once(tmp_path: Path) -
     )
     own.write_text(text + '[nic]\nbandwidth_bytes_per_s = "3Gbps"\nlatency_s = "9us"\n')
     job = make_job(model="resnet50", device="v100", cluster=own, workers=2)
-    data = pickle.dumps(Task(predicted, Chunk((job,), {})))
+    data = pickle.dumps(Task(predicted, Chunk((job,), PredictOptions())))
     many = tuple(
         make_job(workload=job.workload, cluster=job.cluster, workers=n) for n in range(1, 17)
     )
-    assert len(pickle.dumps(Task(predicted, Chunk(many, {})))) < 4 * len(data) < 100_000
+    together = pickle.dumps(Task(predicted, Chunk(many, PredictOptions())))
+    assert len(together) < 4 * len(data) < 100_000
     own.unlink()
     (answer,) = pickle.loads(data).run()
     assert answer.provenance.inputs["cluster"]["name"] == "own"
@@ -394,7 +395,7 @@ def test_processes_end_with_a_killed_parent(how: signal.Signals, after_s: float)
 
 PREDICTING = """
 import sys, threading
-from perfmodel import make_job, predict
+from perfmodel import PredictOptions, make_job, predict
 from perfmodel.sweeping.chunks import Chunk, predicted
 from perfmodel.sweeping.executors import completed
 from perfmodel.sweeping.processes import Processes
@@ -411,7 +412,7 @@ for thread in threads:
 for _ in range(2):
     jobs = [make_job(model="resnet18", arch="ps", workers=n) for n in (2, 3, 4)]
     with Processes(3) as pool:
-        work = [Chunk((job,), {}) for job in jobs]
+        work = [Chunk((job,), PredictOptions()) for job in jobs]
         print(sorted(k for k, answers in completed(pool, predicted, work)))
 ended.set()
 """

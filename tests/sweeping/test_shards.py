@@ -44,11 +44,11 @@ def predicted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     done: list[tuple[str, int]] = []
     real = api.predict
 
-    def counted(job: Any, **more: Any) -> Prediction:
+    def counted(job: Any, *how: Any) -> Prediction:
         done.append((job.architecture.name, job.workers))
         if job.workers == 2 and job.options.server_count and job.options.split_above_bytes > 1e9:
             raise InputError('cannot be: "so", it says')
-        return real(job, **more)
+        return real(job, *how)
 
     monkeypatch.setattr(api, "predict", counted)
     return done
@@ -94,11 +94,11 @@ def test_results_before_an_interruption_are_kept(
 ) -> None:
     alone, real, done = sweep(**ASKED), api.predict, []
 
-    def ends(job: Any, **more: Any) -> Prediction:
+    def ends(job: Any, *how: Any) -> Prediction:
         if len(done) == 4:
             raise what
         done.append(job)
-        return real(job, **more)
+        return real(job, *how)
 
     monkeypatch.setattr(api, "predict", ends)
     with pytest.raises(what):
@@ -222,7 +222,7 @@ def test_shards_are_readable_tables(tmp_path: Path, kind: str) -> None:
 def test_a_saved_prediction_round_trips(arch: str, fidelity: api.Fidelity) -> None:
     slow = (Straggler(1, 2.0),)
     job = make_job(workload=WORK, cluster=cluster(), arch=arch, workers=4, stragglers=slow)
-    found = msgspec.structs.replace(predict(job, fidelity=fidelity), simulation=None)
+    found = msgspec.structs.replace(predict(job, fidelity=fidelity), predicted_job=None)
     again = shards._answer("", json.dumps(found.to_dict()))
     assert again == found
 

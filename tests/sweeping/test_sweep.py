@@ -273,10 +273,10 @@ def test_jobs_that_fail_while_they_are_predicted_are_skipped(
 ) -> None:
     real = api.predict
 
-    def sometimes(job: Any, **more: Any) -> Any:
+    def sometimes(job: Any, *how: Any) -> Any:
         if job.workers == 2:
             raise InputError("two is too many")
-        return real(job, **more)
+        return real(job, *how)
 
     monkeypatch.setattr(api, "predict", sometimes)
     found = sweep(**SMALL, workers=[1, 2, 3])

@@ -1,11 +1,10 @@
 """Options of the parameter server."""
 
-from __future__ import annotations
-
 import math
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from perfmodel.base.errors import InputError, number, whole_number
+from perfmodel.base.errors import InputError
+from perfmodel.base.ranges import COUNT, FRACTION, NOT_NEGATIVE, or_inf
 from perfmodel.communication.messages import Transmission
 from perfmodel.inputs.options import Option
 
@@ -15,6 +14,16 @@ MOST_SERVERS = 10_000
 
 class Options(Transmission, frozen=True, forbid_unknown_fields=True):
     """Options of the parameter server."""
+
+    RANGES: ClassVar = {
+        **Transmission.RANGES,
+        "servers": COUNT._replace(at_most=MOST_SERVERS),
+        "split_above_bytes": or_inf(NOT_NEGATIVE),
+        "uneven": FRACTION,
+        "staleness_bound": or_inf(NOT_NEGATIVE),
+        "backup_workers": COUNT._replace(at_least=0),
+        "softsync": COUNT,
+    }
 
     sync: Annotated[
         Literal["bsp", "asp", "ssp"],
@@ -92,15 +101,9 @@ class Options(Transmission, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole_number("servers", self.servers, at_most=MOST_SERVERS)
-        if self.split_above_bytes != math.inf:
-            number("split_above_bytes", self.split_above_bytes)
-        number("uneven", self.uneven, at_most=1.0)
         bound = self.staleness_bound
-        if bound != math.inf and (number("staleness_bound", bound) != int(bound)):
+        if bound != math.inf and bound != int(bound):
             raise InputError(f"staleness_bound: expected a whole number or inf, got {bound:g}")
-        whole_number("backup_workers", self.backup_workers, at_least=0)
-        whole_number("softsync", self.softsync)
         for name, used, needs in (
             ("local_aggregation", self.local_aggregation, self.sync == "bsp"),
             ("backup_workers", self.backup_workers > 0, self.sync == "bsp"),

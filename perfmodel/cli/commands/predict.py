@@ -86,9 +86,8 @@ def predict(
     if not out.put(prediction, written, None if other is None else _both(prediction, other)):
         return
     from perfmodel.cli.printing import prediction as report
-    from perfmodel.studies.sensitivity import effects
 
-    worth = effects(job) if verbosity() >= 0 else ()
+    worth = prediction.effects if verbosity() >= 0 else ()
     if other is not None:
         from perfmodel.cli.printing.side_by_side import both
 
@@ -148,7 +147,7 @@ def sweep(
         )
     if out.put(result):
         from perfmodel.cli.printing import studies
-        from perfmodel.studies.sensitivity import effects
+        from perfmodel.predicting.effects import effects
 
         worth = effects(result.fastest) if result.fastest is not None and verbosity() >= 0 else ()
         studies.sweep(result, worth)
@@ -214,7 +213,7 @@ def explain(flags: JobFlags, against: str | None, out: Outputs) -> None:
     values = result.to_dict() | {"against": [crossover.to_dict() for crossover in others]}
     if out.put(result, as_json=lambda: json.dumps(values, indent=2)):
         from perfmodel.cli.printing import studies
-        from perfmodel.studies.sensitivity import effects
+        from perfmodel.predicting.effects import effects
 
         worth = effects(job) if verbosity() >= 0 else ()
         studies.explanation(result, job, others, worth)

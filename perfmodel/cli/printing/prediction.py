@@ -11,8 +11,8 @@ from perfmodel.base.units import show as quantity
 from perfmodel.cli.options import verbosity
 from perfmodel.cli.printing.memory import components
 from perfmodel.cli.printing.text import bold, dim, show, show_rows
+from perfmodel.results.effects import MATTERS, Effect
 from perfmodel.results.prediction import ErrorBand, Prediction
-from perfmodel.studies.sensitivity import MATTERS, Effect
 
 Row = tuple[str, str, str]
 """Name, value and remark of a figure."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from perfmodel.cli.printing.console import cell_text, head_text, new_console, new_table
 from perfmodel.cli.printing.prediction import assumed, certainty, title
 from perfmodel.cli.printing.text import bold, show
+from perfmodel.results.effects import Effect
 from perfmodel.results.prediction import Prediction
-from perfmodel.studies.sensitivity import Effect
 from perfmodel.sweeping.comparison import differences
 from perfmodel.sweeping.tables import quantity_columns
 

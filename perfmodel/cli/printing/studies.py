@@ -21,12 +21,12 @@ from perfmodel.cli.printing.prediction import (
 )
 from perfmodel.cli.printing.text import dim, show, show_rows
 from perfmodel.inputs.job import Job
+from perfmodel.results.effects import MATTERS, Effect
 from perfmodel.studies.crossovers import Crossover, Explanation
 from perfmodel.studies.explaining import words
 from perfmodel.studies.formulas import Formula
 from perfmodel.studies.requirements import Requirement
 from perfmodel.studies.robustness import SharedAssumption
-from perfmodel.studies.sensitivity import MATTERS, Effect
 from perfmodel.sweeping.comparison import Comparison
 from perfmodel.sweeping.labels import Row
 from perfmodel.sweeping.sweeps import Sweep

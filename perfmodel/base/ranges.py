@@ -1,0 +1,89 @@
+"""Ranges of the numbers in a struct, declared as a table and checked when it is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import msgspec
+
+from perfmodel.base.errors import InputError, number, whole_number
+from perfmodel.base.limits import MOST_WHOLE
+
+LEAST_MOST = 1e9
+"""The smallest upper limit of any unit; all lower limits are 1 or less."""
+
+
+class Range(NamedTuple):
+    """The range of a number, in the limits of the unit that its name ends in.
+
+    ``whole`` numbers are integers. ``besides`` are values outside the range that are allowed, such
+    as None.
+    """
+
+    at_least: float = 0.0
+    at_most: float | None = None
+    above: float | None = None
+    whole: bool = False
+    besides: tuple[float | None, ...] = ()
+
+    def surely_hold(self, value: Any) -> bool:
+        """Whether a value, or each in a tuple, is in the range whatever the limits of its unit."""
+        if isinstance(value, tuple):
+            return all(map(self.surely_hold, value))
+        if type(value) is not int and (self.whole or type(value) is not float):
+            return False
+        least = self.at_least if self.above is None else 1.0
+        return bool(least <= value <= (LEAST_MOST if self.at_most is None else self.at_most))
+
+    def check(self, name: str, value: object) -> None:
+        """Raise InputError if a value, or any in a tuple, is out of range."""
+        if isinstance(value, tuple):
+            for k, part in enumerate(value):
+                self.check(f"{name}[{k}]", part)
+        elif self.whole:
+            most = MOST_WHOLE if self.at_most is None else int(self.at_most)
+            whole_number(name, value, at_least=int(self.at_least), at_most=most)
+        else:
+            number(name, value, at_least=self.at_least, above=self.above, at_most=self.at_most)
+
+
+NOT_NEGATIVE = Range()
+POSITIVE = Range(above=0.0)
+COUNT = Range(1, whole=True)
+FRACTION = Range(at_most=1.0)
+
+
+def or_none(limits: Range) -> Range:
+    """Return a range that also allows None."""
+    return limits._replace(besides=(None,))
+
+
+def or_inf(limits: Range) -> Range:
+    """Return a range that also allows infinity."""
+    return limits._replace(besides=(math.inf,))
+
+
+class Ranged(msgspec.Struct, frozen=True):
+    """A struct whose numbers are in the ranges of ``RANGES``, and of those of its bases.
+
+    ``PLACE``, a format of the struct, says where its numbers are, before their names in errors.
+
+    Raises
+    ------
+    InputError : a number is out of range.
+    """
+
+    RANGES: ClassVar[Mapping[str, Range]] = {}
+    PLACE: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for name, limits in self.RANGES.items():
+            value = getattr(self, name)
+            if value in limits.besides or limits.surely_hold(value):
+                continue
+            try:
+                limits.check(name, value)
+            except InputError as error:
+                raise InputError(self.PLACE.format(self) + str(error)) from None

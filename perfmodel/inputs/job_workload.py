@@ -1,0 +1,104 @@
+"""The workload of a job: as given, or made from a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from perfmodel.base.errors import InputError
+from perfmodel.inputs import catalogue
+from perfmodel.inputs.one_device import OneDevice, at_speed, read_one_device
+from perfmodel.inputs.profile import Profile
+from perfmodel.inputs.recomputation import read_recomputation
+from perfmodel.inputs.storage import DEFAULT, OF_STORAGE, Storage, read_storage
+from perfmodel.inputs.workload import Workload
+
+OF_WORKLOAD = (
+    *("model", "workload", "device", "precision", "batch_size"),
+    *("sequence_length", "activation_checkpointing", "accumulation", "recomputation"),
+    *("optimizer", "precision_policy", "lora", "offload_optimizer"),
+    *("one_device_samples_per_s", "one_device_step_s", "one_device_batch_size"),
+)
+"""Arguments of :func:`perfmodel.make_job` that define the workload."""
+
+OF_ONE_DEVICE = tuple(name for name in OF_WORKLOAD if name.startswith("one_device_"))
+"""Those of them that give the measured speed of one device."""
+
+
+class Passes(NamedTuple):
+    """How a step passes through the model, as in ``make_job``; None where not given."""
+
+    batch_size: int | None
+    sequence_length: int | None
+    activation_checkpointing: bool | None
+    accumulation: int | None
+    recomputation: str | None
+
+
+def workload_of(arguments: Mapping[str, Any]) -> Workload:
+    """Return the workload that :func:`perfmodel.make_job` would make from these ``arguments``.
+
+    Raises
+    ------
+    InputError : as :func:`perfmodel.make_job`.
+    """
+    given = {name: arguments.get(name) for name in OF_WORKLOAD}
+    passes = Passes(**{name: given.pop(name) for name in Passes._fields})
+    storage = read_storage({name: given.pop(name) for name in OF_STORAGE})
+    measured = read_one_device(*(given.pop(name) for name in OF_ONE_DEVICE))
+    return _workload(**given, passes=passes, storage=storage, measured=measured)
+
+
+def anchored(arguments: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
+    """Return ``arguments`` of :func:`perfmodel.make_job`, in which a given speed of one device is
+    that at its batch size whatever the job's: ``batch_size`` unless they say so already."""
+    given = [name for name in OF_ONE_DEVICE if arguments.get(name) is not None]
+    if given and "one_device_batch_size" not in given:
+        return {**arguments, "one_device_batch_size": batch_size}
+    return dict(arguments)
+
+
+def _workload(
+    model: str | None,
+    workload: Workload | Profile | str | Path | None,
+    device: str | None,
+    precision: str | None,
+    passes: Passes,
+    storage: Storage,
+    measured: OneDevice | None,
+) -> Workload:
+    """Return the workload: as given, or made from the profile."""
+    if model is None and workload is None:
+        known = ", ".join(catalogue.model_names())
+        raise InputError(f"model or workload: give one of them (models: {known})")
+    if model is not None and workload is not None:
+        raise InputError("model and workload: give only one of them")
+    if isinstance(workload, Workload):
+        for name, value in {"device": device, **passes._asdict()}.items():
+            if value is not None and value != getattr(workload, name):
+                raise InputError(f"{name}: the workload is already resolved for another {name}")
+        if storage not in (DEFAULT, workload.storage):
+            raise InputError("optimizer, precision_policy, lora: the workload is already resolved")
+        if measured is None:
+            return workload
+        if measured.batch_size not in (None, workload.batch_size):
+            raise InputError("one_device_batch_size: the workload is already resolved for another")
+        return at_speed(workload, workload, measured)
+    if isinstance(workload, Profile):
+        profile = workload
+    elif workload is not None:
+        profile = catalogue.profile(Path(workload))
+    else:
+        profile = catalogue.model(str(model))
+    return catalogue.workload(
+        profile,
+        device_name=device,
+        precision=precision,
+        batch_size=passes.batch_size,
+        sequence_length=passes.sequence_length,
+        recomputation=read_recomputation(passes.recomputation, passes.activation_checkpointing),
+        storage=storage,
+        accumulation=passes.accumulation,
+        one_device=measured,
+    )

@@ -1,0 +1,212 @@
+"""The effect of each assumption of a job on its throughput."""
+
+from __future__ import annotations
+
+import functools
+import math
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from perfmodel.base.errors import InputError
+from perfmodel.base.provenance import Assumption
+from perfmodel.inputs.cluster import Cluster, Link
+from perfmodel.inputs.job import Job, Start, default_start
+from perfmodel.inputs.job_workload import anchored, workload_of
+from perfmodel.inputs.options import described
+from perfmodel.phases.quantities import Quantities, quantities_of, same_quantities
+from perfmodel.predicting import coarse, islands, job_facts
+from perfmodel.results.effects import LEFT_OUT, Alternative, Effect, Value
+
+Progress = Callable[[int, int], None]
+"""Called with (done, all) after each assumption."""
+
+FACTORS = (0.5, 2.0)
+"""Factors that numbers are multiplied by."""
+
+COMPUTE = "compute time"
+"""Name of the step's compute time, which is an assumption if it is estimated, not measured."""
+
+
+def effects(job: Job, progress: Progress | None = None) -> tuple[Effect, ...]:
+    """Return the effect of each assumption of a job by formulas, the largest first.
+
+    ``progress`` is called with (done, all) after each assumption.
+    """
+    job = job_facts.with_layers(job)
+    same = islands.changed(job, job.of_devices)
+    missing, quantities = coarse.leaves_out(same), quantities_of(same)
+
+    def by_formulas(other: Job) -> float:
+        left_out = coarse.leaves_out(other)
+        if left_out not in (None, missing):
+            raise InputError(f"{LEFT_OUT} {left_out}")
+        return _samples_per_s(other, quantities if same_quantities(same, other) else None)
+
+    return effects_by(by_formulas, job, _samples_per_s(same, quantities), progress)
+
+
+def effects_by(
+    samples_per_s: Callable[[Job], float],
+    job: Job,
+    predicted: float,
+    progress: Progress | None = None,
+) -> tuple[Effect, ...]:
+    """Return the effect of each assumption of a job, the largest first, given how to predict the
+    throughput of a job, and that ``predicted`` for this one."""
+    assumptions = [*job.assumptions]
+    workload = job.of_devices.workload
+    if workload.quality == "estimated":
+        assumptions.append(Assumption(COMPUTE, workload.compute_s, "s", "estimated"))
+    rows = []
+    for done, assumption in enumerate(assumptions, 1):
+        rows.append(_effect(assumption, job, samples_per_s, predicted))
+        if progress is not None:
+            progress(done, len(assumptions))
+    return tuple(sorted(rows, key=lambda effect: -effect.swing))
+
+
+def _samples_per_s(job: Job, quantities: Quantities | None) -> float:
+    """Return the throughput by formulas: quickly, unless islands have different sizes."""
+    sizes = set(job.batch_sizes)
+    if len(sizes) > 1:
+        return islands.samples_per_s(job, coarse.predict(job))
+    return coarse.iterations_per_s(job, quantities) * sizes.pop()
+
+
+def _effect(
+    assumption: Assumption, job: Job, samples_per_s: Callable[[Job], float], predicted: float
+) -> Effect:
+    """Return the effect of an assumption: the throughput with other values."""
+    rows = []
+    error = ""
+    for value, changed in _alternatives(assumption, job):
+        try:
+            rate = samples_per_s(changed())
+        except InputError as impossible:
+            error = error or f"{value}: {impossible}"
+        else:
+            rows.append(Alternative(value, rate, rate / predicted))
+    return Effect(assumption, tuple(rows), "" if rows else error or _unvaried(assumption))
+
+
+def _unvaried(assumption: Assumption) -> str:
+    value = assumption.value
+    if isinstance(value, str) and value != "inf":
+        return "a name or a rule"
+    return "cannot be halved or doubled" if value in (0, "inf", None) else "of the profile"
+
+
+def _alternatives(assumption: Assumption, job: Job) -> Iterator[tuple[Value, Callable[[], Job]]]:
+    """Yield other values of an assumption, each with what makes the job with that value, or raises
+    InputError if it is impossible; none if the assumption is not a value of the job.
+
+    Numbers are halved and doubled, switches are flipped, and words are replaced by every other
+    allowed word. Everything else stays the same, and steps inside islands are predicted by formulas
+    (:func:`perfmodel.predicting.islands.changed`).
+    """
+    name, flat = assumption.name, job.of_devices
+
+    def with_fields(**fields: Any) -> Callable[[], Job]:
+        return lambda: islands.changed(job, msgspec.structs.replace(flat, **fields))
+
+    if assumption.source == f"default of {job.architecture.name}":
+        kinds = {option.name: option.type for option in described(type(job.options))}
+        for value in _others(getattr(job.options, name), kinds[name]):
+            yield value, functools.partial(_with_option, job, name, value)
+    elif name == "start":
+        for word in _others(job.start, Start):
+            yield word, with_fields(start=word)
+    elif name == "batch_size" and job.given is not None and "batch_size" not in job.given:
+        for size in _others(assumption.value):
+            yield size, functools.partial(_with_batch, job, size)
+    elif name == "jitter" and flat.jitter is not None:
+        for cv in _others(flat.jitter.cv):
+            yield cv, with_fields(jitter=msgspec.structs.replace(flat.jitter, cv=cv))
+    elif name == COMPUTE:
+        for factor in FACTORS:
+            workload = flat.workload.scaled("compute_s", factor)
+            yield workload.compute_s, with_fields(workload=workload)
+    elif name in PARTS and assumption.source.startswith("cluster "):
+        for value, cluster in _clusters(flat.cluster, *PARTS[name]):
+            yield value, with_fields(cluster=cluster)
+
+
+def _with_option(job: Job, name: str, value: Value) -> Job:
+    """Return the job with another value of an option, and its default start."""
+    flat = job.of_devices
+    options = msgspec.structs.replace(flat.options, **{name: value})
+    start = flat.start
+    if any(assumption.name == "start" for assumption in flat.assumptions):
+        start = default_start(options)[0]
+    return islands.changed(job, msgspec.structs.replace(flat, options=options, start=start))
+
+
+def _with_batch(job: Job, size: Value) -> Job:
+    """Return the job with another batch size per device."""
+    flat = job.of_devices
+    arguments = anchored(job.given or {}, flat.workload.batch_size)
+    workload = workload_of({**arguments, "batch_size": size})
+    other = job_facts.with_layers(msgspec.structs.replace(flat, workload=workload))
+    return islands.changed(job, other)
+
+
+def _others(value: Value | None, kind: object = None) -> Iterator[Value]:
+    """Other values: half and double, the opposite, or all other words of a kind.
+
+    >>> list(_others(5)), list(_others(True)), list(_others("a", Literal["a", "b"]))
+    ([2, 10], [False], ['b'])
+    >>> list(_others(1)), list(_others(0.0))
+    ([2], [])
+    """
+    if isinstance(value, bool):
+        yield not value
+    elif isinstance(value, str):
+        if typing.get_origin(kind) is Literal:
+            yield from (word for word in typing.get_args(kind) if word != value)
+    elif value and math.isfinite(value):
+        for factor in FACTORS:
+            other = int(value * factor) if isinstance(value, int) else value * factor
+            if other:
+                yield other
+
+
+PARTS: Mapping[str, tuple[str, str]] = {
+    "bandwidth": ("nic", "bandwidth_bytes_per_s"),
+    "latency": ("nic", "latency_s"),
+    "efficiency": ("nic", "efficiency"),
+    "devices per node": ("", "devices_per_node"),
+    "NICs per node": ("", "nics_per_node"),
+    "NICs per process": ("", "nics_per_process"),
+    "inside a node": ("intra_node", "bandwidth_bytes_per_s"),
+    "update per tensor": ("server", "update_per_tensor_s"),
+    "update per byte": ("server", "update_per_byte_s"),
+}
+"""Assumptions that are values of a cluster, or of a part of it: the part and its field. A value of
+``nic`` stands for all links between nodes."""
+
+
+def _clusters(cluster: Cluster, part: str, field: str) -> Iterator[tuple[Value, Cluster]]:
+    """Yield other values of a field of a cluster, each with the cluster that has it."""
+    inside = getattr(cluster, part) if part else cluster
+    value = getattr(inside, field)
+    most = 1.0 if field == "efficiency" else math.inf
+    for other in dict.fromkeys(min(other, most) for other in _others(value)):
+        if part == "nic":
+            if other != value:
+                scaled = functools.partial(_scaled, field, other / value, most)
+                yield other, cluster.with_links(scaled)
+        elif part:
+            changed = msgspec.structs.replace(inside, **{field: other})
+            yield other, msgspec.structs.replace(cluster, **{part: changed})
+        else:
+            nics = {name: getattr(cluster, name) for name in ("nics_per_node", "nics_per_process")}
+            nics |= {field: other}
+            if nics["nics_per_process"] <= nics["nics_per_node"]:  # else it has too few
+                yield other, msgspec.structs.replace(cluster, **nics)
+
+
+def _scaled(field: str, factor: float, most: float, link: Link) -> Link:
+    return msgspec.structs.replace(link, **{field: min(getattr(link, field) * factor, most)})
