@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 import click
 
 from perfmodel.base.errors import InputError
+from perfmodel.cli.options import option
+from perfmodel.cli.types import WHOLE
 
 if TYPE_CHECKING:
     from perfmodel.measuring.torchrun import Place
 
-PROCESSES = click.option(
+PROCESSES = option(
     "--processes",
-    type=int,
-    metavar="N",
-    help="Start N processes on this machine.  [default: torchrun has started them]",
+    WHOLE,
+    "Start N processes on this machine.  [default: torchrun has started them]",
 )
 
 

@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from perfmodel.base.errors import InputError
-from perfmodel.cli.types import USUAL, is_file, label
+from perfmodel.cli.types import is_file, label
 from perfmodel.cli.verbosity import VERBOSITY
 
 COMPLETE = "_PERFMODEL_COMPLETE"
@@ -124,10 +124,7 @@ def add_shared(command: click.Command) -> click.Command:
     if SHARED[0] not in command.params:
         command.params.extend(SHARED)
         command.context_class = Context
-        for parameter in command.params:
-            if parameter.type == click.STRING and parameter.opts[0] in USUAL:
-                parameter.type = USUAL[parameter.opts[0]]
     if isinstance(command, click.Group):
-        for each in command.commands.values():
-            add_shared(each)
+        for member in command.commands.values():
+            add_shared(member)
     return command

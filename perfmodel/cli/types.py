@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import click
 
@@ -15,13 +15,16 @@ from perfmodel.inputs import shipped
 if TYPE_CHECKING:  # generic since Click 8.4
     from click.shell_completion import CompletionItem
 
+    from perfmodel.inputs.job import Jitter, Straggler
+    from perfmodel.inputs.options import OptionDescription
+
     Items = list[CompletionItem[str]]
-    ParamType = click.ParamType[Any]
+    ParamType = click.ParamType[object]
     Choice = click.Choice[str]
 else:
     ParamType, Choice = click.ParamType, click.Choice
 
-Reader = Callable[[str, str], Any]
+Reader = Callable[[str, str], object]
 """Reads the text of an option; the second argument is its flag, for errors."""
 
 Names = Callable[[], Iterable[str]]
@@ -55,7 +58,9 @@ class Text(ParamType):
         """What stands for it in help."""
         return self.name
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
         """Read the text, unless a shell only asks for completions."""
         if self.read is None or not isinstance(value, str) or (ctx and ctx.resilient_parsing):
             return value
@@ -74,11 +79,20 @@ class Text(ParamType):
 class Words(Choice):
     """One of a few words; the error for another one suggests the nearest."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
         """Refuse other words."""
         if value not in self.choices:
             raise unknown_name(label(param), str(value), self.choices)
-        return value
+        return str(value)
+
+
+def split(text: str, flag: str, *, ranges: bool = True) -> list[str]:
+    """The values of a text with commas between them."""
+    from perfmodel.sweeping.grids import values
+
+    return values(text, flag, ranges=ranges)
 
 
 class Several(ParamType):
@@ -90,14 +104,14 @@ class Several(ParamType):
     def __init__(self, kind: Text | File, *, always: bool = False) -> None:
         self.kind, self.always, self.name = kind, always, f"{kind.name},..."
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
         """Read each value."""
         if not isinstance(value, str) or (ctx and ctx.resilient_parsing):
             return value
-        from perfmodel.sweeping.grids import values
-
         ranges = isinstance(self.kind, Text) and self.kind.ranges
-        parts = values(value, label(param), ranges=ranges)
+        parts = split(value, label(param), ranges=ranges)
         several = [self.kind.convert(part, param, ctx) for part in parts]
         return several if self.always or len(several) > 1 else several[0]
 
@@ -131,10 +145,12 @@ class File(click.Path):
         self.name = "NAME|FILE" if names is not None else "FILE"
         self.does, self.names, self.binary, self.ending = does, names, binary, ending
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
         """The path; of ``-`` the name of the stream."""
         if value != "-":
-            return value
+            return str(value)
         from perfmodel.base import files
 
         if self.ending:
@@ -177,11 +193,10 @@ class OptionOf(Text):
         # an argument is in args as long as the line cannot be parsed as a whole
         named = ctx.params.get(self.parameter) or (ctx.args[:1] or [self.default])[0]
         key, equals, _ = incomplete.partition("=")
-        options: dict[str, Any] = {}
+        options: dict[str, OptionDescription] = {}
         for name in str(named).split(","):
             with suppress(PerfmodelError):
-                described_options = described(registry.find(name)[0].options)
-                options |= {option.name: option for option in described_options}
+                options |= {o.name: o for o in described(registry.find(name)[0].options)}
         if not equals:
             items = [CompletionItem(f"{n}=", help=o.about.help) for n, o in options.items()]
         elif key in options:
@@ -197,8 +212,7 @@ def architecture_names() -> list[str]:
     """Names and aliases of the architectures."""
     from perfmodel.architectures import registry
 
-    known = registry.all_architectures()
-    return sorted(name for each in known for name in (each.name, *each.aliases))
+    return sorted(name for a in registry.all_architectures() for name in (a.name, *a.aliases))
 
 
 def everything() -> list[str]:
@@ -207,20 +221,16 @@ def everything() -> list[str]:
     return sorted({*architecture_names(), *shipped.model_names(), *devices, *clusters})
 
 
-def read_whole(text: str, flag: str) -> int:
-    """Read a whole number."""
-    try:
-        return int(text)
-    except ValueError:
-        raise InputError(f"{flag}: expected a whole number, got {text!r}") from None
+def parsed_by(parse: Callable[[str], object], expected: str) -> Reader:
+    """A reader by a function that raises ValueError for text that is not as ``expected``."""
 
+    def read(text: str, flag: str) -> object:
+        try:
+            return parse(text)
+        except ValueError:
+            raise InputError(f"{flag}: expected {expected}, got {text!r}") from None
 
-def read_number(text: str, flag: str) -> float:
-    """Read a number, or inf."""
-    try:
-        return float(text)
-    except ValueError:
-        raise InputError(f"{flag}: expected a number, got {text!r}") from None
+    return read
 
 
 def read_quantity(dimension: str) -> Reader:
@@ -234,6 +244,13 @@ def read_quantity(dimension: str) -> Reader:
     return read
 
 
+def read_seconds(text: str, flag: str) -> object:
+    """Read a time with a unit, or a number of seconds."""
+    with suppress(ValueError):
+        return float(text)
+    return read_quantity("s")(text, flag)
+
+
 def read_speed(text: str, flag: str) -> float | str:
     """Read samples per second as a number; text in another unit stays text."""
     from perfmodel.inputs import one_device
@@ -242,14 +259,14 @@ def read_speed(text: str, flag: str) -> float | str:
     return speed.value if speed.unit == one_device.UNITS[0] else text.strip()
 
 
-def read_jitter(text: str, _: str) -> Any:
+def read_jitter(text: str, _: str) -> Jitter:
     """Read ``0.1``, ``gamma:0.1`` or ``measured``."""
     from perfmodel.inputs.job import Jitter
 
     return Jitter.parse(text)
 
 
-def read_straggler(text: str, _: str) -> Any:
+def read_straggler(text: str, _: str) -> Straggler:
     """Read ``WORKER:FACTOR``."""
     from perfmodel.inputs.job import Straggler
 
@@ -263,9 +280,9 @@ def read_fraction(text: str, flag: str) -> float:
     return fraction(text, flag)
 
 
-def suggested(*words: str, name: str = "NAME") -> Text:
+def suggested(*words: str, name: str | None = None) -> Text:
     """A text that a shell completes to these words; what else it may be, others check."""
-    return Text(names=lambda: words, name=name)
+    return Text(names=lambda: words, name=name or "|".join(words))
 
 
 def stored(table: str) -> Names:
@@ -285,21 +302,27 @@ def time(example: str) -> Text:
 
 
 TEXT = Text()
-WHOLE = Text(read_whole, name="N", ranges=True)
-NUMBER = Text(read_number, name="N")
+ADDRESS = Text(name="ADDRESS")
+WHOLE = Text(parsed_by(int, "a whole number"), name="N", ranges=True)
+NUMBER = Text(parsed_by(float, "a number"), name="N")
 FRACTION = Text(read_fraction, name="5%")
 JITTER = Text(read_jitter, name="0.1|gamma:0.1|measured", ranges=True)
 STRAGGLER = Text(read_straggler, name="WORKER:FACTOR")
 SPEED = Text(read_speed, name="171|'12000 tokens/s'", ranges=True)
 BOUND = Text(name="S", ranges=True)
+SECONDS = Text(read_seconds, name="60s")
 SIZE = Text(read_quantity("bytes"), name="SIZE")
 RATE = Text(read_quantity("bytes_per_s"), name="10Gbps")
 PRECISION = suggested("float32", "tf32", "mixed")
-RECOMPUTATION = suggested("none", "selective", "selective:products", "full")
+RECOMPUTATION = suggested(
+    *("none", "selective", "selective:products", "full"), name="none|selective[:products|:N]|full"
+)
 OPTIMIZER = Text(names=stored("OPTIMIZERS"))
 POLICY = Text(names=stored("POLICIES"))
 LORA = Text(name="16|16:q+v|16:all:4")
-SYNC = suggested("bsp", "asp", "ssp", name="bsp|asp|ssp")
+SYNC = suggested("bsp", "asp", "ssp")
+BACKEND = suggested("gloo", "nccl")
+TORCH_DEVICE = suggested("cpu", "cuda")
 MODEL = Text(names=shipped.model_names)
 DEVICE = Text(names=shipped.device_names)
 ARCHITECTURE = Text(names=architecture_names)
@@ -317,16 +340,3 @@ FIGURE = File("write", ending=True)
 CLUSTER = File("read", names=shipped.cluster_names)
 FOLDER = click.Path(file_okay=False, readable=False)
 FOLDER.name = "FOLDER"
-
-USUAL = {
-    "--base": CLUSTER,
-    "--cluster": CLUSTER,
-    "--output": OUTPUT,
-    "--plot": FIGURE,
-    "--sync": SYNC,
-    "--workload": INPUT,
-    "--workload-output": OUTPUT,
-    "paths": INPUT,
-    "table": INPUT,
-}
-"""Types of options and arguments that name none, by their flags."""

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from perfmodel.cli.jobs import JobFlags, ModelFlags, job_options, model_options
+from perfmodel.cli.jobs import JobFlags, job_options, model_options
 from perfmodel.cli.options import Outputs, outputs, progress
+
+if TYPE_CHECKING:
+    from perfmodel.api import PredictOptions
 
 
 @click.command()
 @job_options()
 @model_options("auto")
 @outputs("json", "plot")
-def advise(flags: JobFlags, how: ModelFlags, out: Outputs) -> None:
+def advise(flags: JobFlags, how: PredictOptions, out: Outputs) -> None:
     """Each change is predicted, and recommended if the whole interval of its speed-up is above 1.
     Its effect on learning and published results of such changes are shown beside it.
 
@@ -22,10 +27,9 @@ def advise(flags: JobFlags, how: ModelFlags, out: Outputs) -> None:
     from perfmodel.studies import advice
 
     out.check()
-    arguments = {**how.arguments(), **flags.arguments(flags.job)}
     with progress() as advance:
-        result = advice.advise(**arguments, progress=advance)
+        result = advice.advise(**{**how, **flags.arguments()}, progress=advance)
     if out.put(result):
-        from perfmodel.cli.printing import advice as report
+        from perfmodel.cli.printing import advice as printing
 
-        report.advice(result)
+        printing.advice(result)

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import click
 
-from perfmodel.cli.options import check_files, drawn, one, read_quantity, write_files
+from perfmodel.cli import types
+from perfmodel.cli.options import Outputs, encoded, option, outputs
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, metavar="MEASUREMENTS...")
-@click.option(
-    "--nominal",
-    metavar="RATE",
-    callback=one(read_quantity("bytes_per_s")),
-    help="Nominal bandwidth of links, such as 10Gbps.  [default: what is achieved]",
+@click.argument("paths", nargs=-1, required=True, type=types.INPUT, metavar="MEASUREMENTS...")
+@option("--nominal", types.RATE, "Nominal bandwidth of links.  [default: what is achieved]")
+@option("--name", types.TEXT, "Name of the cluster.")
+@option("--base", types.CLUSTER, "Cluster that provides what was not measured.")
+@option(
+    "--devices-per-node", types.WHOLE, "Devices of a node.  [default: ranks of a measured node]"
 )
-@click.option("--name", metavar="NAME", help="Name of the cluster.")
-@click.option("--base", metavar="NAME|FILE", help="Cluster that provides what was not measured.")
-@click.option(
-    "--devices-per-node",
-    type=int,
-    metavar="N",
-    help="Devices of a node.  [default: ranks of a measured node]",
-)
-@click.option("--output", metavar="FILE", help="Write the cluster file.")
-@click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@option("--output", types.OUTPUT, "Write the cluster file.")
+@outputs("plot", "json")
 def network(
     paths: tuple[str, ...],
     nominal: float | None,
@@ -33,8 +25,7 @@ def network(
     base: str | None,
     devices_per_node: int | None,
     output: str | None,
-    plot: str | None,
-    as_json: bool,
+    out: Outputs,
 ) -> None:
     """Fit links and collectives to measurements.
 
@@ -46,12 +37,10 @@ def network(
     perfmodel calibrate network all_reduce_perf.txt iperf3.json --output lab.json
     perfmodel calibrate network gloo.csv --base lab.json --output lab.json
     """
-    import msgspec
-
     from perfmodel.calibration.network.fit import fit_network, read
     from perfmodel.inputs import catalogue
 
-    check_files(plot, output)
+    out.check(output)
     fitted = fit_network(
         [read(path) for path in paths],
         name=name,
@@ -59,16 +48,8 @@ def network(
         devices_per_node=devices_per_node,
         base=None if base is None else catalogue.cluster_or_file(base),
     )
-    written = []
-    if output is not None:
-        data = msgspec.json.format(msgspec.json.encode(fitted.cluster), indent=2)
-        written.append((output, data + b"\n", ""))
-    write_files([*written, *drawn(fitted, plot)])
-    if as_json:
-        import json
-
-        click.echo(json.dumps(fitted.to_dict(), indent=2))
-    else:
+    written = [] if output is None else [(output, encoded(fitted.cluster), "")]
+    if out.put(fitted, written, fitted.to_dict()):
         from perfmodel.cli.printing.text import show
 
         show("\n".join(fitted.lines()))

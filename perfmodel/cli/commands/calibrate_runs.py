@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from perfmodel.base.errors import InputError
-from perfmodel.cli.options import check_files, drawn, progress, remark, write_files
+from perfmodel.base.errors import InputError, unknown_name
+from perfmodel.cli import types
+from perfmodel.cli.options import File, Outputs, encoded, option, outputs, progress, switch
 
 if TYPE_CHECKING:
     import msgspec
@@ -16,48 +18,65 @@ if TYPE_CHECKING:
     from perfmodel.inputs.cluster import Cluster
     from perfmodel.inputs.profile import Profile
 
+CLUSTER = option("--cluster", types.CLUSTER, "Cluster of the runs.  [default: ethernet-10g]")
+OUTPUT = option("--output", types.OUTPUT, "Write the fitted cluster.")
+
+
+class Wanted(NamedTuple):
+    """What to write of a fit to a table, and where its answer goes."""
+
+    model: str | None
+    cluster: Cluster
+    output: str | None
+    workload_output: str | None
+    out: Outputs
+
+    def files(
+        self, cluster: Callable[[], msgspec.Struct], workload: Callable[[], Profile]
+    ) -> list[File]:
+        """The files that are asked for."""
+        from perfmodel.inputs.profile_files import dumped
+
+        written: list[File] = []
+        if self.output is not None:
+            written.append((self.output, encoded(cluster()), ""))
+        if self.workload_output is not None:
+            written.append((self.workload_output, dumped(workload()), ""))
+        return written
+
 
 @click.command()
-@click.argument("table", metavar="TABLE.csv")
-@click.option(
+@click.argument("table", type=types.INPUT, metavar="TABLE.csv")
+@option(
     "--model",
-    metavar="NAME",
-    help="Model from the catalogue, for lines without one; for a table of placements or with "
-    "--servers, the model of --workload-output.",
+    types.MODEL,
+    "Model of lines without one; of placements or --servers, that of --workload-output.",
 )
-@click.option("--workload", metavar="FILE", help="Workload file instead of --model.")
-@click.option("--device", metavar="NAME", help="Device, for lines without one.")
-@click.option(
-    "--cluster", metavar="NAME|FILE", help="Cluster of the runs.  [default: ethernet-10g]"
-)
-@click.option(
+@option("--workload", types.INPUT, "Workload file instead of --model.")
+@option("--device", types.DEVICE, "Device, for lines without one.")
+@CLUSTER
+@option(
     "--fit",
-    metavar="NAME,...",
-    help="Parameters to fit: latency_s, efficiency, inside_efficiency, update_per_tensor_s, "
+    types.Several(types.TEXT, always=True),
+    "Parameters to fit: latency_s, efficiency, inside_efficiency, update_per_tensor_s, "
     "update_per_byte_s, slowdown_per_neighbour, handover_per_tensor_s, handover_per_byte_s, "
     "compute_factor, jitter, overlap.  [default: all with an effect, but the handover]",
 )
-@click.option(
-    "--servers",
-    is_flag=True,
-    help="Fit what parameter servers cost, and the compute time of each model.",
-)
-@click.option("--output", metavar="FILE", help="Write the cluster with what was found.")
-@click.option("--workload-output", metavar="FILE", help="Write the workload with scaled times.")
-@click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@switch("--servers", "Fit what parameter servers cost, and the compute time of each model.")
+@OUTPUT
+@option("--workload-output", types.OUTPUT, "Write the workload with scaled times.")
+@outputs("plot", "json")
 def runs(
     table: str,
     model: str | None,
     workload: str | None,
     device: str | None,
     cluster: str | None,
-    fit: str | None,
+    fit: list[str] | None,
     servers: bool,
     output: str | None,
     workload_output: str | None,
-    plot: str | None,
-    as_json: bool,
+    out: Outputs,
 ) -> None:
     """Fit links, servers and compute times to a table of past runs.
 
@@ -71,147 +90,115 @@ def runs(
     perfmodel calibrate runs ps.csv --servers --model resnet50 --output ps.json
     perfmodel calibrate runs placements.csv --model speech --cluster expected.toml --output lab.json
     """
+    from pathlib import Path
+
     from perfmodel.base import tables
     from perfmodel.calibration.placements.table import has_placements
-    from perfmodel.calibration.runs.fit import fit_runs
     from perfmodel.calibration.runs.table import read_runs
     from perfmodel.inputs import catalogue
 
-    check_files(plot, output, workload_output)
+    out.check(output, workload_output)
     if output is not None and output == workload_output:
         raise InputError(f"--output and --workload-output: both are {output}")
     base = catalogue.cluster_or_file(cluster or catalogue.DEFAULT_CLUSTER)
+    wanted = Wanted(model, base, output, workload_output, out)
     columns = tables.read(table)
     if has_placements(columns):
-        for name, value in (
-            *(("--workload", workload), ("--device", device)),
-            *(("--fit", fit), ("--servers", servers or None)),
-        ):
-            if value is not None:
-                raise InputError(f"{name}: cannot be used with a table of placements")
-        _placements(table, base, model, output, workload_output, plot, as_json)
+        useless = {"--workload": workload, "--device": device, "--fit": fit, "--servers": servers}
+        for flag, value in useless.items():
+            if value:
+                raise InputError(f"{flag}: cannot be used with a table of placements")
+        _placements(table, wanted)
         return
-    named = servers and bool({"model", "workload"} & set(columns.columns))
-    profile = _profile(None if named else model, workload)
-    found = read_runs(table, cluster=base, profile=profile, device=device)
+    if servers and fit is not None:
+        raise InputError("--fit: cannot be used with --servers")
+    if servers and {"model", "workload"} & set(columns.columns):
+        model = None  # the lines have theirs
+    if model is not None and workload is not None:
+        raise InputError("--model and --workload: give only one of them")
+    profile = None if model is None else catalogue.model(model)
+    if workload is not None:
+        profile = catalogue.profile(Path(workload))
+    observed = read_runs(table, cluster=base, profile=profile, device=device)
     if servers:
-        if fit is not None:
-            raise InputError("--fit: cannot be used with --servers")
-        _servers(found, base, model, output, workload_output, plot, as_json)
-        return
-    names = None if fit is None else [name.strip() for name in fit.split(",")]
-    with progress() as advance:
-        fitted = fit_runs(found.runs, fit=names, progress=advance)
-    written = []
-    if output is not None:
-        written.append((output, _json(fitted.cluster(base)), ""))
-    if workload_output is not None:
-        workloads = [r.job.workload for r in found.runs]
-        if len(found.profiles) > 1 or len({(w.device, w.precision) for w in workloads}) > 1:
-            raise InputError("--workload-output: the runs are of several workloads or devices")
-        scaled = fitted.profile(found.profiles[0], workloads[0])
-        written.append((workload_output, _workload(scaled), ""))
-    write_files([*written, *drawn(fitted, plot)])
-    _remark_unused(found)
-    if as_json:
-        click.echo(fitted.to_json())
+        _servers(observed, wanted)
     else:
+        _runs(observed, fit, wanted)
+
+
+def _runs(table: RunsTable, names: list[str] | None, wanted: Wanted) -> None:
+    from perfmodel.calibration.runs.fit import fit_runs
+
+    with progress() as advance:
+        fit = fit_runs(table.runs, fit=names, progress=advance)
+
+    def workload() -> Profile:
+        workloads = [run.job.workload for run in table.runs]
+        if len(table.profiles) > 1 or len({(w.device, w.precision) for w in workloads}) > 1:
+            raise InputError("--workload-output: the runs are of several workloads or devices")
+        return fit.profile(table.profiles[0], workloads[0])
+
+    written = wanted.files(lambda: fit.cluster(wanted.cluster), workload)
+    if wanted.out.put(fit, written, remarks=_unused(table)):
         from perfmodel.cli.printing import calibration
 
-        calibration.runs(fitted)
+        calibration.runs(fit)
 
 
-def _servers(
-    table: RunsTable,
-    base: Cluster,
-    model: str | None,
-    output: str | None,
-    workload_output: str | None,
-    plot: str | None,
-    as_json: bool,
-) -> None:
+def _servers(table: RunsTable, wanted: Wanted) -> None:
     from perfmodel.calibration.servers.fit import fit_servers
     from perfmodel.calibration.servers.results import series_name
 
-    names = list(dict.fromkeys(series_name(run.job.workload) for run in table.runs))
-    if model is None and len(names) > 1 and (output or workload_output):
+    workloads = [run.job.workload for run in table.runs]
+    names = list(dict.fromkeys(map(series_name, workloads)))
+    if wanted.model is None and len(names) > 1 and (wanted.output or wanted.workload_output):
         raise InputError(f"--output: needs --model, one of {', '.join(names)}")
-    fit, written = fit_servers(table.runs), []
-    if output is not None or workload_output is not None:
-        served = fit[model if model is not None else next(iter(fit.workloads))]
-        like = next(
-            run.job.workload
-            for run in table.runs
-            if fit.workloads[series_name(run.job.workload)] is served
-        )
-        if output is not None:
-            written.append((output, _json(served.cluster(base)), ""))
-        if workload_output is not None:
-            profile = next(each for each in table.profiles if each.name == like.name)
-            written.append((workload_output, _workload(served.profile(profile, like)), ""))
-    write_files([*written, *drawn(fit, plot)])
-    _remark_unused(table)
-    if as_json:
-        click.echo(fit.to_json())
-    else:
+    fit = fit_servers(table.runs)
+    name = wanted.model if wanted.model is not None else names[0]
+
+    def workload() -> Profile:
+        like = next(w for w in workloads if fit.workloads[series_name(w)] is fit[name])
+        profile = next(p for p in table.profiles if p.name == like.name)
+        return fit[name].profile(profile, like)
+
+    written = wanted.files(lambda: fit[name].cluster(wanted.cluster), workload)
+    if wanted.out.put(fit, written, remarks=_unused(table)):
         from perfmodel.cli.printing import calibration
 
         calibration.servers(fit)
 
 
-def _remark_unused(table: RunsTable) -> None:
-    if table.unused:
-        remark(f"unused columns: {', '.join(table.unused)}")
+def _unused(table: RunsTable) -> list[str]:
+    return [f"unused columns: {', '.join(table.unused)}"] if table.unused else []
 
 
-def _placements(
-    table: str,
-    base: Cluster,
-    model: str | None,
-    output: str | None,
-    workload_output: str | None,
-    plot: str | None,
-    as_json: bool,
-) -> None:
-    from perfmodel.base.errors import unknown_name
+def _placements(table: str, wanted: Wanted) -> None:
+    import msgspec
+
     from perfmodel.calibration.placements import calibrate_placements
     from perfmodel.calibration.placements.table import read_trainings
 
-    trainings = {each.name: each for each in read_trainings(table)}
-    name = model if model is not None else next(iter(trainings))
+    trainings = {training.name: training for training in read_trainings(table)}
+    name = wanted.model if wanted.model is not None else next(iter(trainings))
     if name not in trainings:
         raise unknown_name(f"model of {table}", name, trainings)
-    if workload_output is not None and model is None and len(trainings) > 1:
+    if wanted.workload_output is not None and wanted.model is None and len(trainings) > 1:
         raise InputError(f"--workload-output: needs --model, one of {', '.join(trainings)}")
-    fit = calibrate_placements(list(trainings.values()), base)
-    written = [] if output is None else [(output, _json(fit.cluster), "")]
-    if workload_output is not None:
-        profile = fit.profile(trainings[name], base.devices_per_node)
-        written.append((workload_output, _workload(profile), ""))
-    write_files([*written, *drawn(fit, plot)])
-    if as_json:
-        click.echo(_json(fit).decode().rstrip())
-    else:
+    fit = calibrate_placements(list(trainings.values()), wanted.cluster)
+    devices = wanted.cluster.devices_per_node
+    written = wanted.files(lambda: fit.cluster, lambda: fit.profile(trainings[name], devices))
+    if wanted.out.put(fit, written, msgspec.to_builtins(fit)):
         from perfmodel.cli.printing import calibration
 
-        calibration.placements(fit, base)
+        calibration.placements(fit, wanted.cluster)
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, metavar="RUN.json...")
-@click.option(
-    "--cluster", metavar="NAME|FILE", help="Cluster of the server.  [default: ethernet-10g]"
-)
-@click.option("--output", metavar="FILE", help="Write the cluster with what was found.")
-@click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def server(
-    paths: tuple[str, ...],
-    cluster: str | None,
-    output: str | None,
-    plot: str | None,
-    as_json: bool,
-) -> None:
+@click.argument("paths", nargs=-1, required=True, type=types.INPUT, metavar="RUN.json...")
+@CLUSTER
+@OUTPUT
+@outputs("plot", "json")
+def server(paths: tuple[str, ...], cluster: str | None, output: str | None, out: Outputs) -> None:
     """Find the cost of updates on a parameter server from runs that measured it.
 
     To find it from a table of throughputs, use perfmodel calibrate runs.
@@ -223,39 +210,11 @@ def server(
     from perfmodel.inputs import catalogue
     from perfmodel.measuring.training.run import read_run
 
-    check_files(plot, output)
+    out.check(output)
     base = catalogue.cluster_or_file(cluster or catalogue.DEFAULT_CLUSTER)
-    found = measured_costs([read_run(path) for path in paths], base)
-    written = [(output, _json(found.cluster(base)), "")] if output is not None else []
-    write_files([*written, *drawn(found, plot)])
-    if as_json:
-        click.echo(found.to_json())
-    else:
+    costs = measured_costs([read_run(path) for path in paths], base)
+    written = [] if output is None else [(output, encoded(costs.cluster(base)), "")]
+    if out.put(costs, written):
         from perfmodel.cli.printing import calibration
 
-        calibration.server(found)
-
-
-def _profile(model: str | None, workload: str | None) -> Profile | None:
-    if model is not None and workload is not None:
-        raise InputError("--model and --workload: give only one of them")
-    from pathlib import Path
-
-    from perfmodel.inputs import catalogue
-
-    if workload is not None:
-        return catalogue.profile(Path(workload))
-    return None if model is None else catalogue.model(model)
-
-
-def _workload(profile: Profile) -> bytes:
-    from perfmodel.inputs.profile_files import dumped
-
-    return dumped(profile)
-
-
-def _json(value: msgspec.Struct) -> bytes:
-    """A file's bytes."""
-    import msgspec
-
-    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+        calibration.server(costs)

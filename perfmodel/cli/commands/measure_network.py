@@ -6,56 +6,37 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perfmodel.cli import rendezvous
-from perfmodel.cli.options import (
-    check_files,
-    drawn,
-    items,
-    progress,
-    read_quantity,
-    remark,
-    write_files,
-)
+from perfmodel.cli import rendezvous, types
+from perfmodel.cli.options import Outputs, option, outputs, progress
+from perfmodel.cli.types import NUMBER, SECONDS, SIZE, TEXT, WHOLE, Several
+from perfmodel.cli.verbosity import remark
 
 if TYPE_CHECKING:
     from perfmodel.measuring.measurements import Measurement, Measurements
 
+SIZES = Several(SIZE, always=True)
+
 
 @click.command("network")
 @rendezvous.PROCESSES
-@click.option(
-    "--output", metavar="FILE", required=True, help="Measurement file, written by rank 0."
-)
-@click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
-@click.option("--backend", default="gloo", metavar="gloo|nccl", help="Backend.  [default: gloo]")
-@click.option("--operations", metavar="LIST", help="Such as ping_pong,all_reduce.  [default: all]")
-@click.option("--sizes", metavar="LIST", help="Such as 1KB,64KB,1MB.  [default: 4 B to 67 MB]")
-@click.option(
-    "--repetitions",
-    type=int,
-    default=20,
-    metavar="N",
-    help="Most repetitions of each size.  [default: 20]",
-)
-@click.option(
-    "--seconds",
-    type=float,
-    default=20.0,
-    metavar="S",
-    help="Approximate time of all measurements.  [default: 20]",
-)
-@click.option("--pause", metavar="TIME", help="Idle time before each repetition, such as 100ms.")
-@click.option(
-    "--timeout",
-    type=float,
-    default=60.0,
-    metavar="S",
-    help="How long to wait for other ranks.  [default: 60]",
-)
+@option("--output", types.OUTPUT, "Measurement file, written by rank 0.", required=True)
+@outputs("plot")
+@option("--backend", types.BACKEND, "Backend.", default="gloo")
+@option("--operations", Several(TEXT, always=True), "ping_pong, all_reduce, ...  [default: all]")
+@option("--sizes", SIZES, "Sizes, such as 1KB,64KB,1MB.  [default: 4 B to 67 MB]")
+@option("--repetitions", WHOLE, "Most repetitions of each size.", default=20)
+@option("--seconds", NUMBER, "Approximate time of all measurements.", default=20, metavar="S")
+@option("--pause", types.time("100ms"), "Idle time before each repetition.", name="pause_s")
+@option("--timeout", SECONDS, "Longest wait for other ranks.", name="timeout_s", default="60s")
 def network(
-    processes: int | None, output: str, plot: str | None, sizes: str | None,
-    operations: str | None, pause: str | None, timeout: float, **values: Any,
-) -> None:  # fmt: skip
+    processes: int | None,
+    output: str,
+    sizes: list[float] | None,
+    operations: list[str] | None,
+    pause_s: float | None,
+    out: Outputs,
+    **values: Any,
+) -> None:
     """Measure a network between processes, with torch.distributed.
 
     On one machine --processes starts them; on several machines torchrun does.
@@ -70,15 +51,13 @@ def network(
     from perfmodel.base import files
     from perfmodel.measuring.network.measure import NetworkPlan, measure, to_json
 
-    read = read_quantity("bytes")
     plan = NetworkPlan(
-        sizes_bytes=None if sizes is None else _listed(items(sizes, "--sizes", read)),
-        operations=None if operations is None else _listed(items(operations, "--operations")),
-        pause_s=0.0 if pause is None else read_quantity("s")(pause, "--pause"),
-        timeout_s=timeout,
+        sizes_bytes=None if sizes is None else tuple(sizes),
+        operations=None if operations is None else tuple(operations),
+        pause_s=pause_s or 0.0,
         **values,
     )
-    check_files(plot, output)
+    out.check(output)
     place = rendezvous.place_or_launch(processes)
     name = "network" if output == files.STDOUT else Path(output).stem
     if place.rank:
@@ -89,19 +68,15 @@ def network(
         measured = measure(plan, place, name=name, say=notes.append, progress=advance)
     if measured is None:
         return
-    _table(measured)
+    _show(measured)
     for note in notes:
         remark(note)
-    written = (output, to_json(measured), f"; next: perfmodel calibrate network {output}")
-    write_files([written, *drawn(measured, plot)])
+    hint = f"; next: perfmodel calibrate network {output}"
+    out.put(measured, [(output, to_json(measured), hint)])
 
 
-def _listed(value: Any) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, list) else (value,)
-
-
-def _table(measured: Measurements) -> None:
-    """A line for each operation, size and number of ranks."""
+def _show(measured: Measurements) -> None:
+    """Print a line for each operation, size and number of ranks."""
     from perfmodel.cli.printing.console import new_console, new_table
     from perfmodel.cli.printing.text import show
 
@@ -115,18 +90,18 @@ def _table(measured: Measurements) -> None:
     new_console().print(table)
 
 
-def _cells(one: Measurement) -> tuple[str, ...]:
+def _cells(measurement: Measurement) -> tuple[str, ...]:
     from statistics import median
 
     from perfmodel.base.units import show
 
-    middle_s = median(one.seconds)
+    middle_s = median(measurement.seconds)
     return (
-        one.operation,
-        str(one.ranks),
-        show(one.bytes, "bytes"),
-        str(len(one.seconds)),
+        measurement.operation,
+        str(measurement.ranks),
+        show(measurement.bytes, "bytes"),
+        str(len(measurement.seconds)),
         show(middle_s, "s"),
-        show(min(one.seconds), "s"),
-        show(one.bytes * one.count / middle_s, "bytes_per_s"),
+        show(min(measurement.seconds), "s"),
+        show(measurement.bytes * measurement.count / middle_s, "bytes_per_s"),
     )

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from perfmodel.base.errors import InputError
 from perfmodel.cli import types
-from perfmodel.cli.jobs import JobFlags, ModelFlags, job_options, model_options
+from perfmodel.cli.jobs import JobFlags, job_options, model_options
 from perfmodel.cli.options import (
+    File,
     Outputs,
     executor_options,
+    option,
     outputs,
     progress,
-    remark,
     run_options,
-    verbosity,
-    whole_option,
 )
+from perfmodel.cli.verbosity import remark, verbosity
 
 if TYPE_CHECKING:
-    from perfmodel.results.prediction import Prediction
-    from perfmodel.sweeping.grids import Skipped
+    from perfmodel.api import PredictOptions
+    from perfmodel.sweeping.comparison import Gathered
+    from perfmodel.sweeping.sweeps import Sweep
 
 
 @click.command()
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 @model_options("fine", "both")
 @run_options
 @outputs("json", "plot")
-@click.option("--trace", type=types.OUTPUT, help="Write two iterations as a trace for Perfetto.")
-@click.option("--schedule", type=types.BINARY, help="Write the order of reads and updates (.npz).")
-@whole_option("--updates", "Number of gradients in the schedule.  [default: 1000 per worker]")
+@option("--trace", types.OUTPUT, "Write two iterations as a trace for Perfetto.")
+@option("--schedule", types.BINARY, "Write the order of reads and updates (.npz).")
+@option("--updates", types.WHOLE, "Gradients in the schedule.  [default: 1000 per worker]")
 def predict(
     flags: JobFlags,
-    how: ModelFlags,
+    how: dict[str, Any],
     out: Outputs,
     trace: str | None,
     schedule: str | None,
     updates: int | None,
-    **totals: int | None,
+    **run: int | None,
 ) -> None:
     """The answer has eight lines at most. Notes follow, and the assumptions that matter: defaults
     for which another value changes the throughput by more than 2 %, by the formulas.
@@ -53,10 +53,8 @@ def predict(
     from perfmodel import api
     from perfmodel.inputs.job_arguments import per_worker
 
-    fidelity = how.fidelity
-    asked: dict[str, Any] = {**totals, **how.arguments()}
-    if totals["iterations"] is not None and fidelity != "fine":
-        raise InputError("--iterations: only a simulation has a start; needs --fidelity fine")
+    fidelity = how["fidelity"]
+    check_iterations(run["iterations"], fidelity)
     if trace is not None and fidelity in ("coarse", "auto"):
         raise InputError("--trace: shows a simulation; needs --fidelity fine")
     if schedule is not None and fidelity in ("coarse", "auto"):
@@ -64,63 +62,65 @@ def predict(
     if updates is not None and schedule is None:
         raise InputError("--updates: is the length of a schedule; needs --schedule")
     out.check(trace, schedule)
-    arguments = flags.arguments(flags.job)
-    arguments = per_worker(arguments, "--global-batch-size")
-    job = api.make_job(**arguments)
+    job = api.make_job(**per_worker(flags.arguments(), "--global-batch-size"))
+    how |= run
+    coarse = None
     if fidelity == "both":
-        asked["fidelity"] = "fine"
+        coarse = api.predict(job, **how | {"fidelity": "coarse"})
+        how["fidelity"] = "fine"
     with progress() as advance:
-        prediction = api.predict(job, **asked, progress=advance)
-    other = api.predict(job, **asked | {"fidelity": "coarse"}) if fidelity == "both" else None
-    written = []
+        prediction = api.predict(job, **how, progress=advance)
+    written: list[File] = []
     if trace is not None:
         import json
 
         data = json.dumps(prediction.to_chrome_trace()).encode()
         written.append((trace, data, "; open it at https://ui.perfetto.dev"))
     if schedule is not None:
-        hint = "; replay it with perfmodel converge --replay"
         with progress() as advance:
-            recorded = prediction.schedule(updates, progress=advance)
-        written.append((schedule, recorded.to_bytes(), hint))
-    if not out.put(prediction, written, None if other is None else _both(prediction, other)):
+            data = prediction.schedule(updates, progress=advance).to_bytes()
+        written.append((schedule, data, "; replay it with perfmodel converge --replay"))
+    values = None
+    if coarse is not None:
+        from perfmodel.sweeping.comparison import both_to_dict
+
+        values = both_to_dict(prediction, coarse)
+    if not out.put(prediction, written, values):
         return
-    from perfmodel.cli.printing import prediction as report
     from perfmodel.studies.sensitivity import effects
 
     worth = effects(job) if verbosity() >= 0 else ()
-    if other is not None:
+    if coarse is not None:
         from perfmodel.cli.printing.side_by_side import both
 
-        both(prediction, other, worth)
+        both(prediction, coarse, worth)
     else:
-        report.prediction(prediction, worth)
+        from perfmodel.cli.printing import prediction as printing
+
+        printing.prediction(prediction, worth)
 
 
-def _both(fine: Prediction, coarse: Prediction) -> Callable[[], str]:
-    """Make JSON of a fine and a coarse prediction."""
-    from perfmodel.sweeping.comparison import both_as_json
-
-    return lambda: both_as_json(fine, coarse)
+def check_iterations(iterations: int | None, fidelity: str) -> None:
+    """Refuse --iterations of what is not simulated."""
+    if iterations is not None and fidelity != "fine":
+        raise InputError("--iterations: only a simulation has a start; needs --fidelity fine")
 
 
 @click.command()
 @job_options(lists=True)
 @model_options("auto")
-@click.option(
+@option(
     "--noise-scale",
-    type=types.NUMBER,
+    types.NUMBER,
+    "Gradient noise scale: also print statistical efficiency and goodput.",
     metavar="SAMPLES",
-    help="Gradient noise scale: also print statistical efficiency and goodput.",
 )
 @executor_options
-@click.option(
-    "--resume", type=types.FOLDER, help="Keep finished jobs there, and continue from them."
-)
+@option("--resume", types.FOLDER, "Keep finished jobs there, and continue from them.")
 @outputs("csv", "parquet", "json", "plot", "report")
 def sweep(
     flags: JobFlags,
-    how: ModelFlags,
+    how: PredictOptions,
     out: Outputs,
     noise_scale: float | None,
     processes: int | None,
@@ -137,7 +137,7 @@ def sweep(
     from perfmodel.sweeping import executors, sweeps
 
     out.check()
-    arguments = {**how.arguments(), **flags.arguments(flags.job, lists=True)}
+    arguments = {**how, **flags.arguments()}
     with executors.opened(processes, dask) as executor, progress() as advance:
         result = sweeps.sweep(
             **arguments,
@@ -152,14 +152,14 @@ def sweep(
 
         worth = effects(result.fastest) if result.fastest is not None and verbosity() >= 0 else ()
         studies.sweep(result, worth)
-    _say(result.notes, result.skipped)
+    _remark_skipped(result)
 
 
 @click.command()
 @job_options(lists=True, jobs=True)
 @model_options("fine")
 @outputs("json", "plot", "report")
-def compare(flags: JobFlags, how: ModelFlags, out: Outputs) -> None:
+def compare(flags: JobFlags, how: dict[str, Any], out: Outputs) -> None:
     """The jobs are files, every combination of lists of values as in perfmodel sweep, or both.
 
     \b
@@ -169,25 +169,21 @@ def compare(flags: JobFlags, how: ModelFlags, out: Outputs) -> None:
     from perfmodel.sweeping import comparison
 
     out.check()
-    asked = how.arguments()
-    paths: tuple[str | None, ...] = flags.job or (None,)
-    result = comparison.gathered([(path, flags.arguments(path, lists=True)) for path in paths])
+    gathered = comparison.gathered([(path, flags.arguments(path)) for path in flags.jobs])
     with progress() as advance:
-        answer = comparison.compare(result.jobs, result.names, **asked, progress=advance)
-    if out.put(answer):
+        result = comparison.compare(gathered.jobs, gathered.names, **how, progress=advance)
+    if out.put(result):
         from perfmodel.cli.printing import studies
         from perfmodel.studies.robustness import robustness
 
-        shared = robustness(result.jobs) if verbosity() >= 0 else ()
-        studies.comparison(answer, shared)
-    _say(result.notes, result.skipped)
+        shared = robustness(gathered.jobs) if verbosity() >= 0 else ()
+        studies.comparison(result, shared)
+    _remark_skipped(gathered)
 
 
 @click.command()
 @job_options()
-@click.option(
-    "--against", type=types.ARCHITECTURE, help="Where is this architecture faster, or slower?"
-)
+@option("--against", types.ARCHITECTURE, "Where is this architecture faster, or slower?")
 @outputs("json", "plot")
 def explain(flags: JobFlags, against: str | None, out: Outputs) -> None:
     """Formulas say at how many workers, which bandwidth or batch size another phase takes longer,
@@ -197,14 +193,12 @@ def explain(flags: JobFlags, against: str | None, out: Outputs) -> None:
     perfmodel explain --model resnet50 --device v100 --arch ps --workers 8
     perfmodel explain --model resnet50 --device v100 --arch asp --workers 8 --against ring
     """
-    import json
-
     from perfmodel import api
     from perfmodel.inputs.job_arguments import per_worker
     from perfmodel.studies import crossovers
 
     out.check()
-    arguments = per_worker(flags.arguments(flags.job), "--global-batch-size")
+    arguments = per_worker(flags.arguments(), "--global-batch-size")
     job = api.make_job(**arguments)
     result = crossovers.explain(job)
     others: tuple[crossovers.Crossover, ...] = ()
@@ -212,7 +206,7 @@ def explain(flags: JobFlags, against: str | None, out: Outputs) -> None:
         name = arguments.get("arch", job.architecture.name)
         others = crossovers.against(job, job.with_(arch=against), name, against)
     values = result.to_dict() | {"against": [crossover.to_dict() for crossover in others]}
-    if out.put(result, as_json=lambda: json.dumps(values, indent=2)):
+    if out.put(result, values=values):
         from perfmodel.cli.printing import studies
         from perfmodel.studies.sensitivity import effects
 
@@ -220,11 +214,9 @@ def explain(flags: JobFlags, against: str | None, out: Outputs) -> None:
         studies.explanation(result, job, others, worth)
 
 
-def _say(notes: Iterable[str], skipped: Iterable[Skipped]) -> None:
+def _remark_skipped(result: Sweep | Gathered) -> None:
     """Print on standard error the skipped jobs of a sweep, and the reasons."""
     from perfmodel.sweeping.grids import reasons
 
-    for note in notes:
-        remark(f"note: {note}")
-    for line in reasons(skipped):
+    for line in (*(f"note: {note}" for note in result.notes), *reasons(result.skipped)):
         remark(line)

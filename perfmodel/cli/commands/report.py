@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
-from perfmodel.base.errors import InputError
 from perfmodel.cli import types
-from perfmodel.cli.jobs import JobFlags, ModelFlags, job_options, model_options
-from perfmodel.cli.options import Outputs, outputs, progress, run_options
+from perfmodel.cli.commands.predict import check_iterations
+from perfmodel.cli.jobs import JobFlags, job_options, model_options
+from perfmodel.cli.options import Outputs, option, outputs, progress, run_options
+
+if TYPE_CHECKING:
+    from perfmodel.api import PredictOptions
 
 ARGUMENTS = "perfmodel.arguments"
 """Key of the arguments as they were typed, in the context of the command."""
@@ -29,21 +32,14 @@ class Recorded(click.Command):
 @job_options()
 @model_options("fine")
 @run_options
-@click.option(
-    "--output",
-    type=types.OUTPUT,
-    default="report.html",
-    show_default=True,
-    metavar="FILE",
-    help="The page to write (extra: report).",
-)
+@option("--output", types.OUTPUT, "The page to write (extra: report).", default="report.html")
 @outputs("json")
 @click.pass_context
 def report(
     context: click.Context,
     /,
     flags: JobFlags,
-    how: ModelFlags,
+    how: PredictOptions,
     output: str,
     out: Outputs,
     **run: int | None,
@@ -58,14 +54,14 @@ def report(
     from perfmodel.cli import config
     from perfmodel.studies import reports
 
-    if run["iterations"] is not None and how.fidelity != "fine":
-        raise InputError("--iterations: only a simulation has a start; needs --fidelity fine")
+    check_iterations(run["iterations"], how["fidelity"])
     out._replace(page=output).check()
-    arguments: dict[str, Any] = {**how.arguments(), **flags.arguments(flags.job)}
-    arguments |= {name: value for name, value in run.items() if value is not None}
+    asked = {name: value for name, value in run.items() if value is not None}
     command = shlex.join(["perfmodel", "report", *context.meta[ARGUMENTS]])
     if context.default_map:
         command = f"PERFMODEL_CONFIG={shlex.quote(str(config.location()))} {command}"
     with progress() as advance:
-        result = reports.report(**arguments, command=command, progress=advance)
+        result = reports.report(
+            **{**how, **flags.arguments(), **asked}, command=command, progress=advance
+        )
     out.put(result, [(output, result.to_html().encode(), "; open it in a browser")])

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import json
+from typing import TYPE_CHECKING
 
 import click
 
 from perfmodel.cli import types
 from perfmodel.cli.jobs import JobFlags, fidelity_option, job_options
-from perfmodel.cli.options import Outputs, outputs, training_options
+from perfmodel.cli.options import Outputs, option, outputs, training_options
+
+if TYPE_CHECKING:
+    from perfmodel.api import Fidelity
 
 VARIABLES = types.suggested("bandwidth", "latency", "workers", "servers", "batch-size")
 """What can be required; numbers among the options of an architecture as well."""
 
+AIM = types.Text(name="AIM")
+
 
 @click.command()
 @click.argument("variable", type=VARIABLES, metavar="VARIABLE")
-@click.option(
-    "--to", "aim", required=True, metavar="AIM", help="Aim to reach, such as 'scaling>0.9'."
-)
+@option("--to", AIM, "Aim to reach, such as 'scaling>0.9'.", name="aim", required=True)
 @job_options()
 @fidelity_option("coarse", "coarse", "auto", "fine")
 @training_options
@@ -27,7 +30,7 @@ def require(
     variable: str,
     aim: str,
     flags: JobFlags,
-    fidelity: str,
+    fidelity: Fidelity,
     dataset_size: int | None,
     epochs: int | None,
     out: Outputs,
@@ -46,10 +49,10 @@ def require(
     result = requirements.require(
         variable,
         aim,
-        fidelity=fidelity,  # type: ignore[arg-type]  # one of its values, by click
+        fidelity=fidelity,
         dataset_size=dataset_size,
         epochs=epochs,
-        **flags.arguments(flags.job),
+        **flags.arguments(),
     )
-    if out.put(result, as_json=lambda: json.dumps(result.to_dict(), indent=2)):
+    if out.put(result, values=result.to_dict()):
         studies.requirement(result)

@@ -8,7 +8,7 @@ import click
 
 from perfmodel.base.errors import InputError, plain
 from perfmodel.cli import types
-from perfmodel.cli.options import Outputs, outputs, whole_option
+from perfmodel.cli.options import Outputs, option, outputs
 
 if TYPE_CHECKING:
     from perfmodel.traces.workload import ImportedTrace
@@ -16,22 +16,14 @@ if TYPE_CHECKING:
 
 @click.command("import")
 @click.argument("trace", type=types.INPUT)
-@click.option("--output", type=types.OUTPUT, help="Write a workload file.")
-@click.option("--name", metavar="NAME", help="Name of the workload.  [default: that of the file]")
-@click.option(
-    "--device-name", metavar="NAME", help="Name of the device.  [default: that in the trace]"
-)
-@whole_option("--batch-size", "Samples per step.  [default: from recorded shapes]")
-@click.option(
-    "--precision",
-    type=types.PRECISION,
-    help="float32, tf32 or mixed.  [default: the gradients' type]",
-)
-@click.option(
-    "--gradient-bytes", type=types.SIZE, help="Size of all gradients, if the trace does not tell."
-)
-@click.option("--pid", metavar="ID", help="Process to read.  [default: that with most operators]")
-@whole_option("--gpu", "GPU to read.  [default: that with most kernels]")
+@option("--output", types.OUTPUT, "Write a workload file.")
+@option("--name", types.TEXT, "Name of the workload.  [default: that of the file]")
+@option("--device-name", types.TEXT, "Name of the device.  [default: that in the trace]")
+@option("--batch-size", types.WHOLE, "Samples per step.  [default: from recorded shapes]")
+@option("--precision", types.PRECISION, "Its precision.  [default: the gradients' type]")
+@option("--gradient-bytes", types.SIZE, "Size of all gradients, if the trace does not tell.")
+@option("--pid", types.TEXT, "Process to read.  [default: that with most operators]", metavar="ID")
+@option("--gpu", types.WHOLE, "GPU to read.  [default: that with most kernels]")
 @outputs("json")
 def import_(trace: str, output: str | None, out: Outputs, **values: Any) -> None:
     """Reports what the device does in a step, and how much of it is communication.
@@ -44,8 +36,6 @@ def import_(trace: str, output: str | None, out: Outputs, **values: Any) -> None
     perfmodel import trace.json --output mine.json --name mine --batch-size 64
     perfmodel predict --workload mine.json --arch ring --workers 8
     """
-    import json
-
     import msgspec
 
     from perfmodel.inputs.profile_files import dumped
@@ -59,7 +49,7 @@ def import_(trace: str, output: str | None, out: Outputs, **values: Any) -> None
             raise InputError(f"{trace}: no workload can be made: it lacks {result.lacks}")
         hint = f"; perfmodel predict --workload {output}"
         written.append((output, dumped(result.workload), hint))
-    if out.put(result, written, lambda: json.dumps(msgspec.to_builtins(result), indent=2)):
+    if out.put(result, written, msgspec.to_builtins(result)):
         _show(result)
 
 

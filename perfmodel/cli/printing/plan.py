@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from rich.markup import escape
 
-from perfmodel.cli.options import verbosity
 from perfmodel.cli.printing.console import new_console, new_table
 from perfmodel.cli.printing.prediction import assumed
 from perfmodel.cli.printing.text import bold, dim, show
+from perfmodel.cli.verbosity import verbosity
 from perfmodel.planning.plans import HOUR_S, Candidate, Plan, Price, Trade, servers_text
 
 WORDS = {

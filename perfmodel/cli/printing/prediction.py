@@ -8,9 +8,9 @@ from typing import Any
 
 from perfmodel.base.provenance import Assumption
 from perfmodel.base.units import show as quantity
-from perfmodel.cli.options import verbosity
 from perfmodel.cli.printing.memory import components
 from perfmodel.cli.printing.text import bold, dim, show, show_rows
+from perfmodel.cli.verbosity import verbosity
 from perfmodel.results.prediction import ErrorBand, Prediction
 from perfmodel.studies.sensitivity import MATTERS, Effect
 

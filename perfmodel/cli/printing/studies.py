@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from rich.markup import escape
 
 from perfmodel.base.units import show as quantity
-from perfmodel.cli.options import verbosity
 from perfmodel.cli.printing.console import ASIDE, cell_text, head_text, new_console, new_table
 from perfmodel.cli.printing.prediction import (
     LEAST,
@@ -20,6 +19,7 @@ from perfmodel.cli.printing.prediction import (
     workers_of,
 )
 from perfmodel.cli.printing.text import dim, show, show_rows
+from perfmodel.cli.verbosity import verbosity
 from perfmodel.inputs.job import Job
 from perfmodel.studies.crossovers import Crossover, Explanation
 from perfmodel.studies.explaining import words
