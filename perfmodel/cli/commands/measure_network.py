@@ -77,17 +77,12 @@ def network(
 
 def _show(measured: Measurements) -> None:
     """Print a line for each operation, size and number of ranks."""
-    from perfmodel.cli.printing.console import new_console, new_table
+    from perfmodel.cli.printing.console import print_table
     from perfmodel.cli.printing.text import show
 
     show(measured.source.text)
     heads = ("operation", "ranks", "bytes", "repetitions", "median", "fastest", "rate")
-    table = new_table(*heads)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for measurement in measured.measurements:
-        table.add_row(*_cells(measurement))
-    new_console().print(table)
+    print_table(heads, map(_cells, measured.measurements), justify="right")
 
 
 def _cells(measurement: Measurement) -> tuple[str, ...]:

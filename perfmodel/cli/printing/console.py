@@ -1,36 +1,49 @@
-"""The console, tables and their cells, and the progress bar."""
+"""Tables, their cells, and the progress bar."""
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, TextIO
+from math import inf, isfinite
+from typing import Literal, TextIO
 
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from perfmodel.base.units import dimension_of, show as quantity
 from perfmodel.cli.printing.tables import FittingTable
 from perfmodel.cli.printing.text import styled
 from perfmodel.sweeping.comparison import WORDS
+from perfmodel.sweeping.labels import Row
+
+WIDTH = 160
+"""Width of tables in a file or a pipe."""
 
 
-def new_console() -> Console:
-    """Standard output."""
-    # a file or a pipe has no width: do not wrap lines there
-    return _console(sys.stdout, width=None if sys.stdout.isatty() else 160)
+def print_table(
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    justify: Literal["left", "right"] = "left",
+) -> None:
+    """Print a table without lines, with heads where there are names; the first column is bold.
+
+    Parameters
+    ----------
+    justify : of all columns but the first.
+    """
+    table = FittingTable(*heads)
+    for column in table.columns[1:]:
+        column.justify = justify
+    for row in rows:
+        table.add_row(*map(Text, row))
+    _console(sys.stdout, None if sys.stdout.isatty() else WIDTH).print(table)
 
 
 def _console(stream: TextIO, width: int | None = None) -> Console:
     colours: Literal["auto"] | None = "auto" if styled(stream) else None
     return Console(file=stream, width=width, color_system=colours, highlight=False)
-
-
-def new_table(*columns: str) -> Table:
-    """A table without lines; headers only where there are names."""
-    return FittingTable(*columns)
 
 
 HEADS = {
@@ -64,7 +77,7 @@ def head_text(name: str) -> str:
     return WORDS[cause] if cause in WORDS and name != cause else name.replace("_", " ")
 
 
-def cell_text(name: str, row: Mapping[str, Any]) -> str:
+def cell_text(name: str, row: Row) -> str:
     """A value of a row the way people write it.
 
     >>> row = {"idle_fraction": 0.25, "iteration_s": 0.1, "servers": None}
@@ -88,7 +101,7 @@ def cell_text(name: str, row: Mapping[str, Any]) -> str:
     if name.endswith(("_fraction", "_efficiency")):
         return f"{value:.1%}"
     unit = dimension_of(name)
-    return quantity(value, unit) if unit and math.isfinite(value) else f"{value:.4g}"
+    return quantity(value, unit) if unit and isfinite(value) else f"{value:.4g}"
 
 
 def _error(p90: float | None) -> str:
@@ -103,23 +116,19 @@ def progress() -> Iterator[Callable[[int, int], None]]:
     """A progress bar on standard error, shown once the work has taken a second."""
     from time import monotonic
 
-    begin = monotonic()
-    bar: Any = None
-    task: Any = None
+    begin, bar = monotonic(), None
 
     def advance(done: int, of: int) -> None:
-        nonlocal bar, task
+        nonlocal bar
         if bar is None and monotonic() - begin > 1.0:
             from rich.progress import Progress
 
             # time left by the speed of all the time: a chunk of jobs may take minutes
-            bar = Progress(
-                console=_console(sys.stderr), transient=True, speed_estimate_period=math.inf
-            )
+            bar = Progress(console=_console(sys.stderr), transient=True, speed_estimate_period=inf)
+            bar.add_task("simulating", total=of, completed=done)
             bar.start()
-            task = bar.add_task("simulating", total=of, completed=done)
-        if bar is not None:
-            bar.update(task, completed=done, total=of)
+        elif bar is not None:
+            bar.update(bar.task_ids[0], completed=done, total=of)
 
     try:
         yield advance

@@ -36,10 +36,7 @@ class FittingTable(Table):
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Lay the table out for the width of a terminal; elsewhere as Rich does."""
-        columns = [
-            [console.render_str(str(cell), highlight=False) for cell in (c.header, *c.cells)]
-            for c in self.columns
-        ]
+        columns = [[Text(str(cell)) for cell in (c.header, *c.cells)] for c in self.columns]
         natural = [max(text.cell_len for text in column) for column in columns]
         gaps = GAP * (len(columns) - 1)
         if not console.is_terminal or sum(natural) + gaps <= options.max_width:
