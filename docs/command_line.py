@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from perfmodel.cli import cli
-from perfmodel.cli.help import commands
+from perfmodel.cli.groups import commands
 from perfmodel.cli.jobs import FLAGS, MODEL_FLAGS
 from perfmodel.cli.shared import SHARED
 from perfmodel.cli.types import Several

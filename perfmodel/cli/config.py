@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from perfmodel.base import files
 from perfmodel.base.errors import InputError, PerfmodelError, nearest, plain
-from perfmodel.cli.help import commands
+from perfmodel.cli.groups import commands
 from perfmodel.cli.jobs import FLAGS, MODEL_FLAGS, RIVALS
 from perfmodel.cli.types import File
 from perfmodel.cli.verbosity import remark

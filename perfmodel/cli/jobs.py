@@ -262,8 +262,8 @@ def _predict_options(**values: object) -> PredictOptions:
         if not configured("tolerance"):
             raise InputError("--tolerance: needs --fidelity auto")
         del values["tolerance"]
-    given = {name: value for name, value in values.items() if value is not None}
-    return cast("PredictOptions", given)
+    options = {name: value for name, value in values.items() if value is not None}
+    return cast("PredictOptions", options)
 
 
 def option_values(

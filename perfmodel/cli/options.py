@@ -65,8 +65,8 @@ def gathered(name: str, fields: Sequence[str], make: Callable[..., object]) -> D
     def around(command: Command) -> Command:
         @functools.wraps(command)
         def run(**values: object) -> object:
-            some = {field: values.pop(field) for field in fields if field in values}
-            return command(**values, **{name: make(**some)})
+            members = {field: values.pop(field) for field in fields if field in values}
+            return command(**values, **{name: make(**members)})
 
         return run
 
@@ -123,21 +123,14 @@ def encoded(value: msgspec.Struct) -> bytes:
 
 
 def write_files(written: Sequence[File]) -> None:
-    """Write files, and print their names."""
-    from perfmodel.base import files
-
-    for path, data, hint in written:
-        files.write(path, data)
-        remark_written(path, hint)
-
-
-def remark_written(path: str, hint: str = "") -> None:
-    """Print that a file was written; nothing for standard output."""
+    """Write files, and print the names of those that are not standard output."""
     from perfmodel.base import files
     from perfmodel.base.errors import plain
 
-    if path != files.STDOUT:
-        remark(plain(f"wrote {path}{hint}"))
+    for path, data, hint in written:
+        files.write(path, data)
+        if path != files.STDOUT:
+            remark(plain(f"wrote {path}{hint}"))
 
 
 class Outputs(NamedTuple):
@@ -214,6 +207,6 @@ def progress() -> AbstractContextManager[Callable[[int, int], None] | None]:
 
     if verbosity() < 0 or not moves_cursor(sys.stderr):
         return nullcontext()
-    from perfmodel.cli.printing import console
+    from perfmodel.cli.printing import tables
 
-    return console.progress()
+    return tables.progress()

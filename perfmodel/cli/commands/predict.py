@@ -1,7 +1,8 @@
-"""``perfmodel predict``, ``sweep``, ``compare`` and ``explain``."""
+"""``perfmodel predict`` and ``report``."""
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,18 +13,15 @@ from perfmodel.cli.jobs import JobFlags, job_options, model_options
 from perfmodel.cli.options import (
     File,
     Outputs,
-    executor_options,
     option,
     outputs,
     progress,
     run_options,
 )
-from perfmodel.cli.verbosity import remark, verbosity
+from perfmodel.cli.verbosity import verbosity
 
 if TYPE_CHECKING:
     from perfmodel.api import PredictOptions
-    from perfmodel.sweeping.comparison import Gathered
-    from perfmodel.sweeping.sweeps import Sweep
 
 
 @click.command()
@@ -91,7 +89,7 @@ def predict(
 
     worth = effects(job) if verbosity() >= 0 else ()
     if coarse is not None:
-        from perfmodel.cli.printing.side_by_side import both
+        from perfmodel.cli.printing.studies import both
 
         both(prediction, coarse, worth)
     else:
@@ -106,117 +104,53 @@ def check_iterations(iterations: int | None, fidelity: str) -> None:
         raise InputError("--iterations: only a simulation has a start; needs --fidelity fine")
 
 
-@click.command()
-@job_options(lists=True)
-@model_options("auto")
-@option(
-    "--noise-scale",
-    types.NUMBER,
-    "Gradient noise scale: also print statistical efficiency and goodput.",
-    metavar="SAMPLES",
-)
-@executor_options
-@option("--resume", types.FOLDER, "Keep finished jobs there, and continue from them.")
-@outputs("csv", "parquet", "json", "plot", "report")
-def sweep(
+ARGUMENTS = "perfmodel.arguments"
+"""Key of the arguments as they were typed, in the context of the command."""
+
+
+class Recorded(click.Command):
+    """A command that keeps its arguments as they were typed."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        """Keep the arguments before they are read."""
+        context.meta[ARGUMENTS] = list(args)
+        return super().parse_args(context, args)
+
+
+@click.command(cls=Recorded)
+@job_options()
+@model_options("fine")
+@run_options
+@option("--output", types.OUTPUT, "The page to write (extra: report).", default="report.html")
+@outputs("json")
+@click.pass_context
+def report(
+    context: click.Context,
+    /,
     flags: JobFlags,
     how: PredictOptions,
+    output: str,
     out: Outputs,
-    noise_scale: float | None,
-    processes: int | None,
-    dask: str | None,
-    resume: str | None,
+    **run: int | None,
 ) -> None:
-    """Options with a value take lists: 10Gbps,25Gbps. Lists of numbers may continue: 1,2,4..64
-    doubles, 8,16..64 goes up by 8, 1..8 by 1.
+    """It needs no network. It shows the prediction with its interval, the effect of assumptions,
+    where the time goes, a timeline of two iterations, idleness, staleness, the scaling curve, and
+    what would be faster.
 
     \b
-    perfmodel sweep --model resnet50 --device v100 --arch ring,ps --workers 1,2,4..64
-    perfmodel sweep --model vgg16 --device v100 --workers 8 --option servers=1..8 --plot servers.png
+    perfmodel report --model resnet50 --device v100 --arch ps --workers 8 --output report.html
     """
-    from perfmodel.sweeping import executors, sweeps
+    from perfmodel.cli import config
+    from perfmodel.studies import reports
 
-    out.check()
-    arguments = {**how, **flags.arguments()}
-    with executors.opened(processes, dask) as executor, progress() as advance:
-        result = sweeps.sweep(
-            **arguments,
-            noise_scale_samples=noise_scale,
-            executor=executor,
-            resume=resume,
-            progress=advance,
-        )
-    if out.put(result):
-        from perfmodel.cli.printing import studies
-        from perfmodel.studies.sensitivity import effects
-
-        worth = effects(result.fastest) if result.fastest is not None and verbosity() >= 0 else ()
-        studies.sweep(result, worth)
-    _remark_skipped(result)
-
-
-@click.command()
-@job_options(lists=True, jobs=True)
-@model_options("fine")
-@outputs("json", "plot", "report")
-def compare(flags: JobFlags, how: dict[str, Any], out: Outputs) -> None:
-    """The jobs are files, every combination of lists of values as in perfmodel sweep, or both.
-
-    \b
-    perfmodel compare --model vgg16 --device v100 --workers 8 --arch ring,ps --servers 1,4
-    perfmodel compare --job old.toml --job new.toml
-    """
-    from perfmodel.sweeping import comparison
-
-    out.check()
-    gathered = comparison.gathered([(path, flags.arguments(path)) for path in flags.jobs])
+    check_iterations(run["iterations"], how["fidelity"])
+    out._replace(page=output).check()
+    asked = {name: value for name, value in run.items() if value is not None}
+    command = shlex.join(["perfmodel", "report", *context.meta[ARGUMENTS]])
+    if context.default_map:
+        command = f"PERFMODEL_CONFIG={shlex.quote(str(config.location()))} {command}"
     with progress() as advance:
-        result = comparison.compare(gathered.jobs, gathered.names, **how, progress=advance)
-    if out.put(result):
-        from perfmodel.cli.printing import studies
-        from perfmodel.studies.robustness import robustness
-
-        shared = robustness(gathered.jobs) if verbosity() >= 0 else ()
-        studies.comparison(result, shared)
-    _remark_skipped(gathered)
-
-
-@click.command()
-@job_options()
-@option("--against", types.ARCHITECTURE, "Where is this architecture faster, or slower?")
-@outputs("json", "plot")
-def explain(flags: JobFlags, against: str | None, out: Outputs) -> None:
-    """Formulas say at how many workers, which bandwidth or batch size another phase takes longer,
-    and how many workers saturate a server.
-
-    \b
-    perfmodel explain --model resnet50 --device v100 --arch ps --workers 8
-    perfmodel explain --model resnet50 --device v100 --arch asp --workers 8 --against ring
-    """
-    from perfmodel import api
-    from perfmodel.inputs.job_arguments import per_worker
-    from perfmodel.studies import crossovers
-
-    out.check()
-    arguments = per_worker(flags.arguments(), "--global-batch-size")
-    job = api.make_job(**arguments)
-    result = crossovers.explain(job)
-    others: tuple[crossovers.Crossover, ...] = ()
-    if against is not None:
-        name = arguments.get("arch", job.architecture.name)
-        others = crossovers.against(job, job.with_(arch=against), name, against)
-    values = result.to_dict() | {"against": [crossover.to_dict() for crossover in others]}
-    if out.put(result, values=values):
-        from perfmodel.cli.printing import studies
-        from perfmodel.studies.sensitivity import effects
-
-        worth = effects(job) if verbosity() >= 0 else ()
-        studies.explanation(result, job, others, worth)
-
-
-def _remark_skipped(result: Sweep | Gathered) -> None:
-    """Print on standard error the skipped jobs of a sweep, and the reasons."""
-    from perfmodel.sweeping.grids import reasons
-
-    for line in (*(f"note: {note}" for note in result.notes), *reasons(result.skipped)):
-        remark(line)
+        result = reports.report(
+            **{**how, **flags.arguments(), **asked}, command=command, progress=advance
+        )
+    out.put(result, [(output, result.to_html().encode(), "; open it in a browser")])

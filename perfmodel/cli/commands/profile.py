@@ -8,7 +8,7 @@ import click
 
 from perfmodel.base.errors import InputError, whole_number
 from perfmodel.cli import types
-from perfmodel.cli.options import Outputs, option, outputs, progress, remark_written, switch
+from perfmodel.cli.options import Outputs, option, outputs, progress, switch
 from perfmodel.cli.types import TEXT, WHOLE, Several, Text
 
 NUMBERS = Several(WHOLE, always=True)
@@ -119,9 +119,9 @@ def profile(
             old=old,
             progress=advance,
         )
-    profile_files.save(path, recorded.profile)
     from perfmodel.cli.printing.profile import as_values, show_recorded
 
-    if out.put(recorded, values=as_values(recorded)):
+    hint = f"; perfmodel predict --workload {path}"
+    written = [(path, profile_files.dumped(recorded.profile), hint)]
+    if out.put(recorded, written, as_values(recorded)):
         show_recorded(recorded)
-    remark_written(path, f"; perfmodel predict --workload {path}")

@@ -56,7 +56,7 @@ def import_(trace: str, output: str | None, out: Outputs, **values: Any) -> None
 def _show(result: ImportedTrace) -> None:
     """Print where a step's time goes, the gradients found, and notes."""
     from perfmodel.base.units import show as quantity
-    from perfmodel.cli.printing.console import print_table
+    from perfmodel.cli.printing.tables import print_table
     from perfmodel.cli.printing.text import bold, show
 
     count = f"{result.steps} step{'s' if result.steps > 1 else ''}"

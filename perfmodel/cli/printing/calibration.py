@@ -10,7 +10,7 @@ from perfmodel.calibration.runs.fit import Overlap, RunsFit
 from perfmodel.calibration.servers.costs import ServerCosts
 from perfmodel.calibration.servers.results import ServersFit
 from perfmodel.calibration.statistics import Fitted, Residuals
-from perfmodel.cli.printing.console import print_table
+from perfmodel.cli.printing.tables import print_table
 from perfmodel.cli.printing.text import bold, show
 from perfmodel.inputs.calibration import value_at
 from perfmodel.inputs.cluster import Cluster

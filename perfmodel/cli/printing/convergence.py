@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perfmodel.base.units import show as quantity
-from perfmodel.cli.printing.console import print_table
+from perfmodel.cli.printing.tables import print_table
 from perfmodel.cli.printing.text import show
 from perfmodel.sweeping.convergence import Convergence, Trained
 

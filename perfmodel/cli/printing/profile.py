@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from perfmodel.base.units import show as quantity
-from perfmodel.cli.printing.console import print_table
+from perfmodel.cli.printing.tables import print_table
 from perfmodel.cli.printing.text import bold, show
 from perfmodel.profiler.record import MeasuredBatch, RecordedProfile
 

@@ -1,4 +1,4 @@
-"""Sweeps, comparisons, explanations and formulas as tables."""
+"""What studies of jobs find, as tables and text."""
 
 from __future__ import annotations
 
@@ -6,28 +6,33 @@ import math
 from collections.abc import Sequence
 
 from perfmodel.base.units import show as quantity
-from perfmodel.cli.printing.console import ASIDE, cell_text, head_text, print_table
 from perfmodel.cli.printing.prediction import (
     LEAST,
     MOST_VALUES,
     assumed,
     assumption_row,
+    certainty,
     quantity_text,
+    title,
     uncounted,
     workers_of,
 )
+from perfmodel.cli.printing.tables import ASIDE, cell_text, head_text, print_table
 from perfmodel.cli.printing.text import bold, dim, show, show_rows
 from perfmodel.cli.verbosity import verbosity
 from perfmodel.inputs.job import Job
+from perfmodel.results.prediction import Prediction
+from perfmodel.studies.advice import Advice, Recommendation
 from perfmodel.studies.crossovers import Crossover, Explanation
 from perfmodel.studies.explaining import words
 from perfmodel.studies.formulas import Formula
 from perfmodel.studies.requirements import Requirement
 from perfmodel.studies.robustness import SharedAssumption
 from perfmodel.studies.sensitivity import MATTERS, Effect
-from perfmodel.sweeping.comparison import Comparison
+from perfmodel.sweeping.comparison import Comparison, differences
 from perfmodel.sweeping.labels import Row
 from perfmodel.sweeping.sweeps import Sweep
+from perfmodel.sweeping.tables import quantity_columns
 
 MOST_ROWS = 50
 """Most jobs of a sweep that are printed."""
@@ -151,3 +156,62 @@ def formula(result: Formula) -> None:
     rule = "of what overlaps the longer hides the shorter here; with layers it is worked out layer"
     show(f"\n{dim(f'{rule} by layer')}")
     show(f"\n{dim('LaTeX')}\n{result.latex}")
+
+
+def advice(result: Advice) -> None:
+    """Print what would make a job faster, what may, and the evidence."""
+    p = result.prediction
+    rate = quantity(p.throughput_samples_per_s, "samples/s")
+    show(f"{bold(p.model)} on {workers_of(p)}, {p.architecture}: {rate}")
+    if not result.recommended:
+        show("\nNo change is sure to make it faster.")
+    _list(result.recommended, "\nThis makes it faster:")
+    _list(result.unsure, "\nThis may make it faster, but the prediction is not sure enough:")
+    if result.hardware is not None:
+        show(f"\nThe single change of the hardware that helps most: {result.hardware.change}")
+
+
+def _list(changes: Sequence[Recommendation], title: str) -> None:
+    if changes:
+        show(title)
+    for number, change in enumerate(changes, 1):
+        low, high = change.gain.interval
+        gain = f"{change.gain.ratio:.2f} times as fast ({low:.2f} to {high:.2f})"
+        show(f"\n{number:2}. {bold(change.change)}: {gain}")
+        published = f"{change.observed} ({change.source})"
+        texts = (change.why, change.flags, change.price, published)
+        for name, text in zip(("why", "flags", "price", "published"), texts, strict=True):
+            if text:
+                show(f"    {dim(f'{name:11}')}{text}")
+
+
+def both(fine: Prediction, coarse: Prediction, worth: Sequence[Effect]) -> None:
+    """Print a fine and a coarse prediction of the same job side by side."""
+    show(title(fine))
+    columns = quantity_columns(fine), quantity_columns(coarse)
+    rows = [
+        (
+            *(head_text(name), *(cell_text(name, column) for column in columns)),
+            _change(difference, name == "idle_fraction"),
+        )
+        for name, difference in differences(fine, coarse).items()
+    ]
+    print_table(("", "fine", "coarse", "difference"), rows)
+    show(f"{bold('coarse')}: {certainty(coarse)}")
+    for name, p in (("fine", fine), ("coarse", coarse)):
+        show(f"{bold(f'bottleneck, {name}')}: {p.bottleneck.text}")
+    for note in dict.fromkeys((*fine.notes, *coarse.notes)):
+        show(f"{bold('note')}: {note}")
+    assumed(worth)
+
+
+def _change(difference: float | None, points: bool) -> str:
+    """A difference as a percentage, or in percentage points.
+
+    >>> _change(-0.0001, False), _change(0.05, True), _change(None, False)
+    ('+0.0%', '+5.0 points', '-')
+    """
+    if difference is None:
+        return "-"
+    percent = round(100.0 * difference, 1) + 0.0  # which turns -0.0 into 0.0
+    return f"{percent:+.1f} points" if points else f"{percent:+.1f}%"

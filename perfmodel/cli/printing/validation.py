@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from perfmodel.base.units import show
-from perfmodel.cli.printing.console import print_table
+from perfmodel.cli.printing.tables import print_table
 from perfmodel.validation.scores import MEASURES, Score, Summary
 from perfmodel.validation.validate import Validation
 
