@@ -13,7 +13,7 @@ import sys
 import warnings
 from inspect import cleandoc
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn, TextIO
 
 import click
 
@@ -174,13 +174,20 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *where: Any, **to: Any) -> None:
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
     if verbosity() < 0:
         return
     if issubclass(category, PerfmodelWarning):
         click.echo(f"perfmodel: warning: {one_line(str(message))}", err=True)
     else:
-        _show_any_warning(message, category, *where, **to)
+        _show_any_warning(message, category, filename, lineno, file, line)
 
 
 _show_any_warning = warnings.showwarning

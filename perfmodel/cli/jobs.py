@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import click
 from click.core import ParameterSource
 
 from perfmodel.base.errors import InputError, unknown_name
 from perfmodel.cli import types
-from perfmodel.cli.options import Decorator, all_of, gathered, option, switch
+from perfmodel.cli.options import Arguments, Decorator, all_of, gathered, option, switch
 from perfmodel.cli.types import OptionOf, Several, Words
 
 if TYPE_CHECKING:
@@ -93,10 +93,10 @@ RIVALS |= {rival: name for name, rival in RIVALS.items()}
 class JobFlags(NamedTuple):
     """The flags that describe a job, by the names of arguments."""
 
-    typed: dict[str, Any]
+    typed: Arguments
     """Those of the command line."""
 
-    configured: dict[str, Any]
+    configured: Arguments
     """Those of the configuration file."""
 
     lists: bool
@@ -108,7 +108,7 @@ class JobFlags(NamedTuple):
         paths = self.typed.get("job", self.configured.get("job"))
         return paths if isinstance(paths, tuple) else (paths,)
 
-    def arguments(self, path: str | None = None) -> dict[str, Any]:
+    def arguments(self, path: str | None = None) -> Arguments:
         """Arguments of make_job, or of a sweep: of the flags, the job file, the configuration.
 
         The first that has a value counts. ``global_batch_size`` may take the place of
@@ -134,7 +134,7 @@ class JobFlags(NamedTuple):
         defaults["options"] = _applying(defaults["options"], arch)
         return _over(defaults, typed)
 
-    def _arguments(self, flags: dict[str, Any]) -> dict[str, Any]:
+    def _arguments(self, flags: Arguments) -> Arguments:
         """Arguments of some flags alone, with the options of the architecture as one of them."""
         for name, rival in RIVALS.items():
             if name in flags and rival in flags and "workload" not in (name, rival):
@@ -151,7 +151,7 @@ class JobFlags(NamedTuple):
         return {**arguments, "options": options | settings}
 
 
-def _over(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
+def _over(lower: Arguments, upper: Arguments) -> Arguments:
     """Arguments with those of ``upper`` in place of their own, and of their rivals."""
     kept = {name: v for name, v in lower.items() if RIVALS.get(name) not in upper}
     merged = {**kept, **upper}
@@ -161,7 +161,7 @@ def _over(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _applying(options: dict[str, Any], arch: object) -> dict[str, Any]:
+def _applying(options: Arguments, arch: object) -> Arguments:
     """Configured options that an architecture has, and that its name does not settle.
 
     Of several architectures (a list) all remain: a sweep leaves out what does not apply.
@@ -268,14 +268,14 @@ def _predict_options(**values: object) -> PredictOptions:
 
 def option_values(
     texts: Iterable[str], *, lists: bool = False, flag: str = "--option"
-) -> dict[str, Any]:
+) -> Arguments:
     """Options of the architecture from KEY=VALUE; with ``lists``, a value may be a list.
 
     Raises
     ------
     InputError : no equals sign, or a key that is given twice.
     """
-    options: dict[str, Any] = {}
+    options: Arguments = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals:

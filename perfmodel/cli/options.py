@@ -17,6 +17,9 @@ from perfmodel.cli.verbosity import remark, verbosity
 if TYPE_CHECKING:
     import msgspec
 
+Arguments = dict[str, Any]
+"""Arguments of a call by their names."""
+
 Command = Callable[..., object]
 Decorator = Callable[[Command], Command]
 File = tuple[str, bytes, str]
@@ -36,7 +39,7 @@ def option(
 ) -> Decorator:
     """An option with a value; help shows its default, if there is one."""
     names = (flag,) if name is None else (flag, name)
-    more: dict[str, Any] = {} if default is None else {"default": default, "show_default": True}
+    more: Arguments = {} if default is None else {"default": default, "show_default": True}
     return click.option(
         *names, type=kind, help=text, metavar=metavar, multiple=multiple, required=required, **more
     )

@@ -46,7 +46,7 @@ SHARED = tuple(
 class Context(click.Context):
     """Takes defaults from the configuration file, and lets ``-`` be a stream."""
 
-    def lookup_default(self, name: str, call: bool = True) -> Any:
+    def lookup_default(self, name: str, call: bool = True) -> object:
         """The configured value of a parameter; the file is read when the first is asked for."""
         is_group = isinstance(self.command, click.Group)
         if self.default_map is None and not is_group and not self.resilient_parsing:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, get_args
 
 import click
+from click import Context, Parameter
 
 from perfmodel.base.errors import InputError, PerfmodelError, unknown_name
 from perfmodel.inputs import shipped
@@ -30,14 +31,22 @@ Reader = Callable[[str, str], object]
 Names = Callable[[], Iterable[str]]
 
 
-def label(parameter: click.Parameter | None) -> str:
+def label(parameter: Parameter | None) -> str:
     """The flag of an option, or the name of an argument in help, as errors call it."""
     if isinstance(parameter, click.Argument):
         return (parameter.metavar or str(parameter.name).upper()).strip("[].")
     return parameter.opts[0] if parameter is not None else ""
 
 
-class Text(ParamType):
+class Named(ParamType):
+    """A type that help shows by its name as it is."""
+
+    def get_metavar(self, param: Parameter, ctx: Context | None = None) -> str:
+        """What stands for it in help."""
+        return self.name
+
+
+class Text(Named):
     """A text: read by a function, and completed to names that may be others' as well."""
 
     def __init__(
@@ -54,19 +63,13 @@ class Text(ParamType):
         """
         self.read, self.names, self.name, self.ranges = read, names, name, ranges
 
-    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        """What stands for it in help."""
-        return self.name
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> object:
+    def convert(self, value: object, param: Parameter | None, ctx: Context | None) -> object:
         """Read the text, unless a shell only asks for completions."""
         if self.read is None or not isinstance(value, str) or (ctx and ctx.resilient_parsing):
             return value
         return self.read(value, label(param))
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
+    def shell_complete(self, ctx: Context, param: click.Parameter, incomplete: str) -> Items:
         """The names that begin so; none where the installation is broken."""
         from click.shell_completion import CompletionItem  # imported only by a shell
 
@@ -79,9 +82,7 @@ class Text(ParamType):
 class Words(Choice):
     """One of a few words; the error for another one suggests the nearest."""
 
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> str:
+    def convert(self, value: object, param: Parameter | None, ctx: Context | None) -> str:
         """Refuse other words."""
         if value not in self.choices:
             raise unknown_name(label(param), str(value), self.choices)
@@ -95,7 +96,7 @@ def split(text: str, flag: str, *, ranges: bool = True) -> list[str]:
     return values(text, flag, ranges=ranges)
 
 
-class Several(ParamType):
+class Several(Named):
     """Values of another type with commas between them.
 
     A single value is itself, or with ``always`` a list of one.
@@ -104,9 +105,7 @@ class Several(ParamType):
     def __init__(self, kind: Text | File, *, always: bool = False) -> None:
         self.kind, self.always, self.name = kind, always, f"{kind.name},..."
 
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> object:
+    def convert(self, value: object, param: Parameter | None, ctx: Context | None) -> object:
         """Read each value."""
         if not isinstance(value, str) or (ctx and ctx.resilient_parsing):
             return value
@@ -115,11 +114,7 @@ class Several(ParamType):
         several = [self.kind.convert(part, param, ctx) for part in parts]
         return several if self.always or len(several) > 1 else several[0]
 
-    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        """What stands for it in help."""
-        return self.name
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
+    def shell_complete(self, ctx: Context, param: click.Parameter, incomplete: str) -> Items:
         """Complete the last value."""
         head, comma, last = incomplete.rpartition(",")
         items = self.kind.shell_complete(ctx, param, last)
@@ -145,9 +140,7 @@ class File(click.Path):
         self.name = "NAME|FILE" if names is not None else "FILE"
         self.does, self.names, self.binary, self.ending = does, names, binary, ending
 
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> str:
+    def convert(self, value: object, param: Parameter | None, ctx: Context | None) -> str:
         """The path; of ``-`` the name of the stream."""
         if value != "-":
             return str(value)
@@ -164,13 +157,13 @@ class File(click.Path):
             )
         return files.STDIN if self.does == "read" else files.STDOUT
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
+    def shell_complete(self, ctx: Context, param: click.Parameter, incomplete: str) -> Items:
         """Names of the catalogue, and files."""
         names = Text(names=self.names).shell_complete(ctx, param, incomplete)
         return [*names, *super().shell_complete(ctx, param, incomplete)]
 
 
-def is_file(parameter: click.Parameter) -> bool:
+def is_file(parameter: Parameter) -> bool:
     """Whether a parameter is a file, or a list of files."""
     return isinstance(getattr(parameter.type, "kind", parameter.type), File)
 
@@ -183,7 +176,7 @@ class OptionOf(Text):
         super().__init__(name="KEY=VALUE")
         self.parameter, self.default = parameter, default
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
+    def shell_complete(self, ctx: Context, param: click.Parameter, incomplete: str) -> Items:
         """The keys, and after a key its words."""
         from click.shell_completion import CompletionItem
 

@@ -11,7 +11,16 @@ import click
 from perfmodel.base.errors import InputError, unknown_name
 from perfmodel.cli import types
 from perfmodel.cli.groups import Group
-from perfmodel.cli.options import Outputs, all_of, encoded, ending, option, outputs, progress
+from perfmodel.cli.options import (
+    Arguments,
+    Outputs,
+    all_of,
+    encoded,
+    ending,
+    option,
+    outputs,
+    progress,
+)
 from perfmodel.cli.types import NUMBER, SECONDS, SIZE, TEXT, WHOLE, Several, Text, suggested
 from perfmodel.cli.verbosity import remark
 
@@ -253,7 +262,7 @@ def training(
         show("\n".join(summary.lines(run, quantities)))
 
 
-def _plan(values: dict[str, Any]) -> Plan:
+def _plan(values: Arguments) -> Plan:
     """The plan of a run, from the flags; refuses contradictory flags."""
     from perfmodel.measuring.training.measure import ARCHITECTURES, Plan
 

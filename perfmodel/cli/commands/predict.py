@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,6 +11,7 @@ from perfmodel.base.errors import InputError
 from perfmodel.cli import types
 from perfmodel.cli.jobs import JobFlags, job_options, model_options
 from perfmodel.cli.options import (
+    Arguments,
     File,
     Outputs,
     option,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 @option("--updates", types.WHOLE, "Gradients in the schedule.  [default: 1000 per worker]")
 def predict(
     flags: JobFlags,
-    how: dict[str, Any],
+    how: Arguments,
     out: Outputs,
     trace: str | None,
     schedule: str | None,

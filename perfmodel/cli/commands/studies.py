@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from perfmodel.cli import types
 from perfmodel.cli.jobs import JobFlags, fidelity_option, job_options, model_options
 from perfmodel.cli.options import (
+    Arguments,
     Outputs,
     executor_options,
     option,
@@ -77,7 +78,7 @@ def sweep(
 @job_options(lists=True, jobs=True)
 @model_options("fine")
 @outputs("json", "plot", "report")
-def compare(flags: JobFlags, how: dict[str, Any], out: Outputs) -> None:
+def compare(flags: JobFlags, how: Arguments, out: Outputs) -> None:
     """The jobs are files, every combination of lists of values as in perfmodel sweep, or both.
 
     \b

@@ -51,7 +51,7 @@ def show_recorded(recorded: RecordedProfile) -> None:
         show(f"note: {note}")
 
 
-def as_values(recorded: RecordedProfile) -> dict[str, Any]:
+def as_values(recorded: RecordedProfile) -> dict[str, object]:
     """The complete record, as JSON-like values."""
     profile = recorded.profile
     return {
