@@ -13,8 +13,8 @@ from pathlib import Path
 import click
 
 from perfmodel.cli import cli
-from perfmodel.cli.help import commands
-from perfmodel.cli.jobs import JOB_FLAGS, ModelFlags
+from perfmodel.cli.groups import commands
+from perfmodel.cli.jobs import FLAGS, MODEL_FLAGS
 from perfmodel.cli.shared import SHARED
 from perfmodel.cli.types import Several
 
@@ -35,7 +35,7 @@ HOW = {
 }
 """Pages that say how to use a command."""
 
-OF_JOBS = frozenset((*JOB_FLAGS, *ModelFlags._fields)) - {"fidelity"}
+OF_JOBS = frozenset(("job", *FLAGS, *MODEL_FLAGS)) - {"fidelity"}
 """Parameters that are described once, with ``perfmodel predict``."""
 
 

@@ -12,7 +12,7 @@ from benchmarks.coarse.classes import FEWEST, grown
 from benchmarks.coarse.draw import Cell, cells
 from benchmarks.coarse.measure import Row, Store, by_group, known, rows, simulate
 from benchmarks.coarse.speed import speeds
-from perfmodel.cli.printing import console
+from perfmodel.cli.printing import tables
 from perfmodel.predicting import bands, coarse
 from perfmodel.predicting.bands import BandTable
 
@@ -50,7 +50,7 @@ def main(measure: bool, worst: int, jobs: int, processes: int, store: Path, spee
     kept = Store(store)
     measuring, checking = list(cells(MEASURING, jobs)), list(cells(CHECKING, jobs // 2))
     wanted = [*(measuring if measure else ()), *checking]
-    with console.progress() as advance:
+    with tables.progress() as advance:
         simulate(filter(known, wanted), kept, processes, advance)
     if measure:
         found = by_group(rows(measuring, kept))

@@ -13,25 +13,28 @@ import sys
 import warnings
 from inspect import cleandoc
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn, TextIO
 
 import click
 
 from perfmodel import __version__
 from perfmodel.base.errors import PerfmodelError, PerfmodelWarning, message as one_line
-from perfmodel.cli.help import Group
+from perfmodel.cli.groups import Group
 from perfmodel.cli.shared import COMPLETE, add_shared
 from perfmodel.cli.verbosity import verbosity
 
 COMMANDS = {
     "predict": ("predict", "Predict how fast a training job runs, and why."),
-    "sweep": ("predict", "Predict every combination of lists of values."),
-    "compare": ("predict", "Put jobs side by side, and say why one is faster than another."),
-    "report": ("report", "Write a page about a job, to be opened in any browser."),
-    "explain": ("predict", "Say which phase of an iteration rules, and where it stops ruling."),
-    "advise": ("advise", "Suggest what would make a job faster: options, architectures, hardware."),
+    "sweep": ("studies", "Predict every combination of lists of values."),
+    "compare": ("studies", "Put jobs side by side, and say why one is faster than another."),
+    "report": ("predict", "Write a page about a job, to be opened in any browser."),
+    "explain": ("studies", "Say which phase of an iteration rules, and where it stops ruling."),
+    "advise": (
+        "studies",
+        "Suggest what makes a job faster: options, architectures, hardware.",
+    ),
     "require": (
-        "require",
+        "studies",
         "Find the bandwidth, the workers or another VARIABLE needed to reach an aim.",
     ),
     "plan": ("plan", "Choose instances, workers, architecture and batch size for a training run."),
@@ -171,13 +174,20 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *where: Any, **to: Any) -> None:
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
     if verbosity() < 0:
         return
     if issubclass(category, PerfmodelWarning):
         click.echo(f"perfmodel: warning: {one_line(str(message))}", err=True)
     else:
-        _show_any_warning(message, category, *where, **to)
+        _show_any_warning(message, category, filename, lineno, file, line)
 
 
 _show_any_warning = warnings.showwarning

@@ -3,70 +3,120 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import click
 from click.core import ParameterSource
 
-from perfmodel.base.errors import InputError
+from perfmodel.base.errors import InputError, unknown_name
 from perfmodel.cli import types
-from perfmodel.cli.options import Decorator, all_of, gathered, items
+from perfmodel.cli.options import Arguments, Decorator, all_of, gathered, option, switch
 from perfmodel.cli.types import OptionOf, Several, Words
 
-OPTION_FLAGS = ("servers", "sync", "staleness_bound", "overlap")
-"""Flags for single options of the architecture."""
+if TYPE_CHECKING:
+    from perfmodel.api import PredictArguments
 
-OF_THE_JOB = (
-    *("model", "workload", "device", "precision", "batch_size", "global_batch_size"),
-    *("sequence_length", "activation_checkpointing", "accumulation", "recomputation"),
-    *("optimizer", "precision_policy", "lora", "offload_optimizer"),
-    *("one_device_speed", "step_time", "one_device_batch_size"),
-    *("cluster", "bandwidth", "latency", "workers", "arch", "jitter", "stragglers", "seed"),
-    *("island_devices", "island_steps", "island_arch"),
+JOB_OPTIONS: tuple[tuple[str, types.Text | types.File | None, str], ...] = (
+    ("--model", types.MODEL, "Model from the catalogue (perfmodel list models)."),
+    ("--workload", types.INPUT, "Workload file instead of --model."),
+    ("--device", types.DEVICE, "Device that the compute times are for."),
+    ("--precision", types.PRECISION, "Precision that the profile has.  [default: its first]"),
+    ("--batch-size", types.WHOLE, "Samples per worker.  [default: the profile's largest]"),
+    ("--global-batch-size", types.WHOLE, "Samples per iteration over all workers."),
+    ("--sequence-length", types.WHOLE, "Tokens per sample (language models)."),
+    ("--activation-checkpointing", None, "Recompute blocks in the backward pass from their input."),
+    ("--accumulation", types.WHOLE, "Passes per update, splitting the batch.  [default: as timed]"),
+    ("--recomputation", types.RECOMPUTATION, "What backward computes again; selective: attention."),
+    ("--optimizer", types.OPTIMIZER, "Optimizer, for its memory.  [default: as in the profile]"),
+    (
+        "--precision-policy",
+        types.POLICY,
+        "How parameters and gradients are stored.  [default: amp with 16 bits, else fp32]",
+    ),
+    ("--lora", types.LORA, "Train adapters: RANK[:TARGETS[:BITS of frozen weights]]."),
+    ("--offload-optimizer", None, "Keep optimizer states and master copies in the host's memory."),
+    ("--one-device-speed", types.SPEED, "Measured samples/s of one device: scales compute times."),
+    ("--step-time", types.time("187ms"), "Measured time of one update on one device."),
+    ("--one-device-batch-size", types.WHOLE, "Batch size of that speed.  [default: the job's]"),
+    ("--cluster", types.CLUSTER, "Cluster from the catalogue, or a file."),
+    ("--bandwidth", types.RATE, "Bandwidth of every link, in each direction."),
+    ("--latency", types.time("50us"), "One-way latency of every link."),
+    ("--workers", types.WHOLE, "Number of workers.  [default: 1]"),
+    ("--arch", types.ARCHITECTURE, "Architecture (perfmodel list).  [default: ps]"),
+    ("--servers", types.WHOLE, "Parameter servers.  [default: 1]"),
+    ("--sync", types.SYNC, "How a parameter server synchronises workers."),
+    ("--staleness-bound", types.BOUND, "Iterations a worker may run ahead (ssp); inf: no bound."),
+    ("--overlap", None, "Overlap communication with computation."),
+    ("--option", OptionOf("arch", "ps"), "Any option of the architecture (perfmodel show ARCH)"),
+    ("--island-devices", types.count("N|N+N"), "Devices per worker (island); 8+8+4: unequal."),
+    ("--island-steps", types.count("H|equal:H"), "Steps between exchanges; equal: in equal time."),
+    ("--island-arch", types.ARCHITECTURE, "Architecture inside an island.  [default: allreduce]"),
+    ("--island-option", OptionOf("island_arch", "allreduce"), "Any option of --island-arch"),
+    ("--jitter", types.JITTER, "Random variation of compute times; 0.1:op: per operation."),
+    ("--straggler", types.STRAGGLER, "Worker that computes FACTOR times as long"),
+    ("--seed", types.WHOLE, "Random seed.  [default: 0]"),
 )
-"""Flags for arguments of make_job."""
+"""Flags that describe a job, with type and help; those without a type have a --no- form."""
 
-JOB_FLAGS = ("job", *OF_THE_JOB, "options", "island_options", *OPTION_FLAGS)
-"""Flags that describe a job."""
-
-ARGUMENTS = {
-    "bandwidth": "bandwidth_bytes_per_s",
-    "latency": "latency_s",
-    "one_device_speed": "one_device_samples_per_s",
-    "step_time": "one_device_step_s",
+RENAMED = {
+    "--bandwidth": "bandwidth_bytes_per_s",
+    "--latency": "latency_s",
+    "--one-device-speed": "one_device_samples_per_s",
+    "--step-time": "one_device_step_s",
+    "--option": "options",
+    "--island-option": "island_options",
+    "--straggler": "stragglers",
 }
-"""Arguments whose names differ from their flags."""
+"""Arguments of make_job whose names are not those of their flags."""
 
-RIVALS = {"model": "workload", "batch_size": "global_batch_size", "one_device_speed": "step_time"}
-"""Flags of which only one can be given: on the command line it replaces the other as well."""
+REPEATABLE = ("--option", "--island-option", "--straggler")
 
-RIVALS |= {other: name for name, other in RIVALS.items()}
+FLAGS = {RENAMED.get(flag, flag[2:].replace("-", "_")): flag for flag, _, _ in JOB_OPTIONS}
+"""Flags by the arguments of make_job that they give."""
 
-RIVAL_ARGUMENTS = {
-    ARGUMENTS.get(name, name): ARGUMENTS.get(other, other) for name, other in RIVALS.items()
+OPTION_FLAGS = ("servers", "sync", "staleness_bound", "overlap")
+"""Those that give single options of the architecture instead."""
+
+MODEL_FLAGS = ("fidelity", "tolerance", "rel_ci", "max_ops")
+"""Arguments of predict, as flags give them."""
+
+RIVALS = {
+    "model": "workload",
+    "batch_size": "global_batch_size",
+    "one_device_samples_per_s": "one_device_step_s",
 }
-"""Arguments of which only one can be given."""
+"""Arguments of which only one can be given: on the command line it replaces the other as well."""
+
+RIVALS |= {rival: name for name, rival in RIVALS.items()}
 
 
 class JobFlags(NamedTuple):
-    """The flags that describe a job, by their names; with lists a value may be a list."""
+    """The flags that describe a job, by the names of arguments."""
 
-    typed: dict[str, Any]
+    typed: Arguments
     """Those of the command line."""
 
-    configured: dict[str, Any]
+    configured: Arguments
     """Those of the configuration file."""
 
-    @property
-    def job(self) -> Any:
-        """The job file, or files; None if there is none."""
-        return self.typed.get("job", self.configured.get("job"))
+    lists: bool
+    """Whether a value may be a list."""
 
-    def arguments(self, path: str | None, *, lists: bool = False) -> dict[str, Any]:
+    @property
+    def jobs(self) -> tuple[str | None, ...]:
+        """The job files; None alone if there is none."""
+        paths = self.typed.get("job", self.configured.get("job"))
+        return paths if isinstance(paths, tuple) else (paths,)
+
+    def arguments(self, path: str | None = None) -> Arguments:
         """Arguments of make_job, or of a sweep: of the flags, the job file, the configuration.
 
         The first that has a value counts. ``global_batch_size`` may take the place of
         ``batch_size``.
+
+        Parameters
+        ----------
+        path : the job file, if it is not the first.
 
         Raises
         ------
@@ -74,39 +124,36 @@ class JobFlags(NamedTuple):
         """
         from perfmodel.inputs.job import read_job
 
+        path = path or self.jobs[0]
         job = read_job(path) if path is not None else {}
-        typed = _over(job, _arguments(self.typed, lists))
+        typed = _over(job, self._arguments(self.typed))
         if not self.configured:
             return typed
-        defaults = _arguments(self.configured, lists)
+        defaults = self._arguments(self.configured)
         arch = typed.get("arch") or defaults.get("arch") or "ps"
         defaults["options"] = _applying(defaults["options"], arch)
         return _over(defaults, typed)
 
-
-def _arguments(flags: dict[str, Any], lists: bool) -> dict[str, Any]:
-    """Arguments of some flags alone, with the options of the architecture as one of them."""
-    for name, other in RIVALS.items():
-        if name in flags and other in flags and name != "workload" != other:
-            first, second = (f"--{each.replace('_', '-')}" for each in (name, other))
-            raise InputError(f"{first} and {second}: give one of them")
-    arguments = {ARGUMENTS.get(name, name): flags[name] for name in OF_THE_JOB if name in flags}
-    inside = option_values(flags.get("island_options", ()), flag="--island-option")
-    if inside:
-        arguments["island_options"] = inside
-    options = option_values(flags.get("options", ()), lists=lists)
-    for name in OPTION_FLAGS:
-        if name in flags:
-            if name in options:
-                dashed = name.replace("_", "-")
-                raise InputError(f"--{dashed} and --option {name}: give one of them")
-            options[name] = flags[name]
-    return {**arguments, "options": options}
+    def _arguments(self, flags: Arguments) -> Arguments:
+        """Arguments of some flags alone, with the options of the architecture as one of them."""
+        for name, rival in RIVALS.items():
+            if name in flags and rival in flags and "workload" not in (name, rival):
+                raise InputError(f"{FLAGS[name]} and {FLAGS[rival]}: give one of them")
+        arguments = {k: v for k, v in flags.items() if k not in ("job", *OPTION_FLAGS)}
+        if "island_options" in flags:
+            texts = flags["island_options"]
+            arguments["island_options"] = option_values(texts, flag="--island-option")
+        options = option_values(flags.get("options", ()), lists=self.lists)
+        for name in OPTION_FLAGS:
+            if name in flags and name in options:
+                raise InputError(f"{FLAGS[name]} and --option {name}: give one of them")
+        settings = {name: flags[name] for name in OPTION_FLAGS if name in flags}
+        return {**arguments, "options": options | settings}
 
 
-def _over(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
+def _over(lower: Arguments, upper: Arguments) -> Arguments:
     """Arguments with those of ``upper`` in place of their own, and of their rivals."""
-    kept = {name: v for name, v in lower.items() if RIVAL_ARGUMENTS.get(name) not in upper}
+    kept = {name: v for name, v in lower.items() if RIVALS.get(name) not in upper}
     merged = {**kept, **upper}
     for name in ("options", "island_options"):
         if name in kept and name in upper:
@@ -114,7 +161,7 @@ def _over(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _applying(options: dict[str, Any], arch: Any) -> dict[str, Any]:
+def _applying(options: Arguments, arch: object) -> Arguments:
     """Configured options that an architecture has, and that its name does not settle.
 
     Of several architectures (a list) all remain: a sweep leaves out what does not apply.
@@ -126,41 +173,17 @@ def _applying(options: dict[str, Any], arch: Any) -> dict[str, Any]:
     if not options:
         return {}
     from perfmodel.architectures import registry
-    from perfmodel.base.errors import unknown_name
     from perfmodel.inputs.options import described
 
-    known = {each.name for a in registry.all_architectures() for each in described(a.options)}
+    known = {o.name for a in registry.all_architectures() for o in described(a.options)}
     for name in options:
         if name not in known:
             raise unknown_name("option", name, known)
     if not isinstance(arch, str):
         return options
     architecture, settled = registry.find(arch)
-    has = {each.name for each in described(architecture.options)} - set(settled)
+    has = {o.name for o in described(architecture.options)} - set(settled)
     return {name: value for name, value in options.items() if name in has}
-
-
-class ModelFlags(NamedTuple):
-    """The flags that say how a job is predicted; None where a flag was not given."""
-
-    fidelity: str
-    tolerance: float | None
-    rel_ci: float | None
-    max_ops: float | None
-
-    def arguments(self) -> dict[str, Any]:
-        """Arguments of predict; without a configured tolerance where the fidelity has none.
-
-        Raises
-        ------
-        InputError : a tolerance for a fidelity that has none.
-        """
-        typed = {name: value for name, value in self._asdict().items() if value is not None}
-        if "tolerance" in typed and self.fidelity != "auto":
-            if not configured("tolerance"):
-                raise InputError("--tolerance: needs --fidelity auto")
-            del typed["tolerance"]
-        return typed
 
 
 def configured(name: str) -> bool:
@@ -169,138 +192,27 @@ def configured(name: str) -> bool:
     return source is ParameterSource.DEFAULT_MAP
 
 
-def _job_flags(**values: Any) -> JobFlags:
-    """Values of the flags of a job, by where they are from."""
-    values = {name: value for name, value in values.items() if value not in (None, ())}
-    below = {name: values.pop(name) for name in list(values) if configured(name)}
-    return JobFlags(values, below)
-
-
-def _switch(flag: str, text: str) -> Decorator:
-    """An option that turns something on, or off with no-."""
-    return click.option(f"--{flag}/--no-{flag}", default=None, help=text)
-
-
-def _repeatable(flag: str, name: str, kind: types.Text, text: str) -> Decorator:
-    return click.option(flag, name, type=kind, multiple=True, help=f"{text}; repeatable.")
-
-
-JOB_OPTIONS: tuple[Decorator | tuple[str, types.Text | types.File, str], ...] = (
-    ("--model", types.MODEL, "Model from the catalogue (perfmodel list models)."),
-    ("--workload", types.INPUT, "Workload file instead of --model."),
-    ("--device", types.DEVICE, "Device that the compute times are for."),
-    (
-        "--precision",
-        types.PRECISION,
-        "float32, tf32 or mixed, if the profile has it.  [default: its first]",
-    ),
-    (
-        "--batch-size",
-        types.WHOLE,
-        "Samples per worker and iteration.  [default: the profile's largest]",
-    ),
-    ("--global-batch-size", types.WHOLE, "Samples per iteration over all workers."),
-    ("--sequence-length", types.WHOLE, "Tokens per sample (language models)."),
-    _switch(
-        "activation-checkpointing",
-        "Keep only the input of each block, and recompute the rest in the backward pass.",
-    ),
-    (
-        "--accumulation",
-        types.WHOLE,
-        "Passes per update, which split the batch.  [default: as timed]",
-    ),
-    (
-        "--recomputation",
-        types.RECOMPUTATION,
-        "What backward computes again: none, selective (attention), selective:products, "
-        "selective:N (every Nth block) or full.",
-    ),
-    ("--optimizer", types.OPTIMIZER, "Optimizer, for its memory.  [default: as in the profile]"),
-    (
-        "--precision-policy",
-        types.POLICY,
-        "How parameters and gradients are stored.  [default: amp with 16 bits, else fp32]",
-    ),
-    (
-        "--lora",
-        types.LORA,
-        "Train adapters of this rank: RANK, RANK:TARGETS or RANK:TARGETS:BITS of frozen weights.",
-    ),
-    _switch("offload-optimizer", "Keep optimizer states and master copies in the host's memory."),
-    (
-        "--one-device-speed",
-        types.SPEED,
-        "Your measured speed of one device, in samples/s: compute times are scaled to it.",
-    ),
-    (
-        "--step-time",
-        types.time("187ms"),
-        "Your measured time of one update on one device, instead of --one-device-speed.",
-    ),
-    (
-        "--one-device-batch-size",
-        types.WHOLE,
-        "Batch size of that measurement.  [default: that of the job]",
-    ),
-    ("--cluster", types.CLUSTER, "Cluster from the catalogue, or a file."),
-    ("--bandwidth", types.RATE, "Bandwidth of every link, in each direction."),
-    ("--latency", types.time("50us"), "One-way latency of every link."),
-    ("--workers", types.WHOLE, "Number of workers.  [default: 1]"),
-    ("--arch", types.ARCHITECTURE, "Architecture (perfmodel list).  [default: ps]"),
-    ("--servers", types.WHOLE, "Parameter servers.  [default: 1]"),
-    ("--sync", types.SYNC, "How a parameter server synchronises workers."),
-    ("--staleness-bound", types.BOUND, "Iterations a worker may run ahead (ssp); inf: no bound."),
-    _switch("overlap", "Overlap communication with computation."),
-    _repeatable(
-        "--option",
-        "options",
-        OptionOf("arch", "ps"),
-        "Any option of the architecture (perfmodel show ARCH)",
-    ),
-    (
-        "--island-devices",
-        types.count("N|N+N"),
-        "Make each worker a group of N devices; 8+8+4: unequal groups.",
-    ),
-    (
-        "--island-steps",
-        types.count("H|equal:H"),
-        "Steps of each group between two exchanges; equal: slower groups do fewer.",
-    ),
-    ("--island-arch", types.ARCHITECTURE, "Architecture inside a group.  [default: allreduce]"),
-    _repeatable(
-        "--island-option",
-        "island_options",
-        OptionOf("island_arch", "allreduce"),
-        "Any option of the architecture inside a group",
-    ),
-    (
-        "--jitter",
-        types.JITTER,
-        "Random variation of compute times, per worker and iteration; 0.1:op: per operation.",
-    ),
-    _repeatable(
-        "--straggler", "stragglers", types.STRAGGLER, "Worker that computes FACTOR times as long"
-    ),
-    ("--seed", types.WHOLE, "Random seed.  [default: 0]"),
-)
-"""Options that describe a job; those of a flag, a type and a text may take lists."""
-
-
 def job_options(*, lists: bool = False, jobs: bool = False) -> Decorator:
     """Add the options that describe a job; the command gets them as ``flags``.
 
     With ``lists``, options with a value take several; with ``jobs``, --job is repeatable.
     """
     text = f"Job file; the flags below override it.{' Repeatable.' * jobs}"
-    described: list[Decorator] = [click.option("--job", type=types.INPUT, multiple=jobs, help=text)]
-    for each in JOB_OPTIONS:
-        if isinstance(each, tuple):
-            flag, kind, text = each
-            each = click.option(flag, type=Several(kind) if lists else kind, help=text)
-        described.append(each)
-    return all_of((*described, gathered("flags", JOB_FLAGS, _job_flags)))
+    options = [option("--job", types.INPUT, text, multiple=jobs)]
+    for (name, flag), (_, kind, text) in zip(FLAGS.items(), JOB_OPTIONS, strict=True):
+        if kind is None:
+            options.append(switch(f"{flag}/--no-{flag[2:]}", text))
+        elif flag in REPEATABLE:
+            options.append(option(flag, kind, f"{text}; repeatable.", name=name, multiple=True))
+        else:
+            options.append(option(flag, Several(kind) if lists else kind, text, name=name))
+
+    def sorted_by_source(**values: object) -> JobFlags:
+        values = {name: value for name, value in values.items() if value not in (None, ())}
+        below = {name: values.pop(name) for name in list(values) if configured(name)}
+        return JobFlags(values, below, lists)
+
+    return all_of(*options, gathered("flags", ("job", *FLAGS), sorted_by_source))
 
 
 FIDELITIES = {
@@ -315,53 +227,61 @@ FIDELITIES = {
 def fidelity_option(default: str, *names: str) -> Decorator:
     """How jobs are predicted: one of :data:`FIDELITIES`."""
     meaning = "; ".join(FIDELITIES[name] for name in names)
-    return click.option(
-        "--fidelity", type=Words(names), default=default, help=f"{meaning}.  [default: {default}]"
-    )
+    return option("--fidelity", Words(names), f"{meaning}.", default=default)
 
 
 def model_options(default: str, *more: str) -> Decorator:
     """Add the options that say how a job is predicted; the command gets them as ``how``."""
-    described = (
+    return all_of(
         fidelity_option(default, "fine", "coarse", "auto", *more),
-        click.option(
+        option(
             "--tolerance",
-            type=types.FRACTION,
-            help="Iteration-time error that auto accepts in 9 of 10 jobs.  [default: 5%]",
+            types.FRACTION,
+            "Iteration-time error that auto accepts in 9 of 10 jobs.  [default: 5%]",
         ),
-        click.option(
+        option(
             "--rel-ci",
-            type=types.FRACTION,
-            metavar="1%",
-            help="Simulate random jobs until the 95 % confidence interval is this narrow.  "
+            types.FRACTION,
+            "Simulate random jobs until the 95 % confidence interval is this narrow.  "
             "[default: 1%]",
+            metavar="1%",
         ),
-        click.option(
+        option(
             "--max-ops",
-            type=types.NUMBER,
+            types.NUMBER,
+            "Most operations to simulate; inf: no limit.  [default: 5e7, about 50 s]",
             metavar="5e7",
-            help="Refuse simulations of more operations than this; inf: none.  "
-            "[default: 5e7, about 50 s]",
         ),
+        gathered("how", MODEL_FLAGS, _predict_options),
     )
-    return all_of((*described, gathered("how", ModelFlags._fields, ModelFlags)))
+
+
+def _predict_options(**values: object) -> PredictArguments:
+    """Arguments of predict; without a configured tolerance where the fidelity has none."""
+    if values["tolerance"] is not None and values["fidelity"] != "auto":
+        if not configured("tolerance"):
+            raise InputError("--tolerance: needs --fidelity auto")
+        del values["tolerance"]
+    options = {name: value for name, value in values.items() if value is not None}
+    return cast("PredictArguments", options)
 
 
 def option_values(
     texts: Iterable[str], *, lists: bool = False, flag: str = "--option"
-) -> dict[str, Any]:
+) -> Arguments:
     """Options of the architecture from KEY=VALUE; with ``lists``, a value may be a list.
 
     Raises
     ------
     InputError : no equals sign, or a key that is given twice.
     """
-    options: dict[str, Any] = {}
+    options: Arguments = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals:
             raise InputError(f"{flag}: expected KEY=VALUE, got {text!r}")
         if key in options:
             raise InputError(f"{flag}: {key} is given twice")
-        options[key] = items(value, f"{flag} {key}") if lists else value
+        several = types.split(value, f"{flag} {key}") if lists else [value]
+        options[key] = several if len(several) > 1 else several[0]
     return options

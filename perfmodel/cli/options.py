@@ -1,69 +1,75 @@
-"""Options that several commands have, and what the commands do with them: files and progress."""
+"""Options that several commands have, and what becomes of an answer: text, JSON and files."""
 
 from __future__ import annotations
 
 import functools
+import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from perfmodel.cli.types import (
-    BINARY,
-    FIGURE,
-    OUTPUT,
-    Reader,
-    label,
-    read_jitter as read_jitter,
-    read_quantity as read_quantity,
-    read_whole as read_whole,
-)
-from perfmodel.cli.verbosity import remark as remark, verbosity as verbosity
+from perfmodel.cli import types
+from perfmodel.cli.verbosity import remark, verbosity
 
-Command = Callable[..., Any]
+if TYPE_CHECKING:
+    import msgspec
+
+Arguments = dict[str, Any]
+"""Arguments of a call by their names."""
+
+Command = Callable[..., object]
 Decorator = Callable[[Command], Command]
+File = tuple[str, bytes, str]
+"""Path and contents of a file to write, and a hint to print behind its name."""
 
 
-def one(read: Reader) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """Read a value, in the callback of an option."""
+def option(
+    flag: str,
+    kind: types.ParamType | type,
+    text: str,
+    *,
+    name: str | None = None,
+    default: object = None,
+    metavar: str | None = None,
+    multiple: bool = False,
+    required: bool = False,
+) -> Decorator:
+    """An option with a value; help shows its default, if there is one."""
+    names = (flag,) if name is None else (flag, name)
+    more: Arguments = {} if default is None else {"default": default, "show_default": True}
+    return click.option(
+        *names, type=kind, help=text, metavar=metavar, multiple=multiple, required=required, **more
+    )
 
-    def callback(context: click.Context, option: click.Parameter, text: Any) -> Any:
-        unread = isinstance(text, str) and not context.resilient_parsing
-        return read(text, label(option)) if unread else text
 
-    return callback
-
-
-def items(text: str, flag: str, read: Reader | None = None, *, ranges: bool = True) -> Any:
-    """Read values with commas between them, or a single one."""
-    from perfmodel.sweeping.grids import values
-
-    parts = values(text, flag, ranges=ranges)
-    several = [part if read is None else read(part, flag) for part in parts]
-    return several if len(several) > 1 else several[0]
+def switch(flag: str, text: str, name: str | None = None) -> Decorator:
+    """An option without a value; ``--on/--off`` is None if it is not given."""
+    names = (flag,) if name is None else (flag, name)
+    return click.option(*names, is_flag=True, default=None if "/" in flag else False, help=text)
 
 
-def all_of(options: Sequence[Decorator]) -> Decorator:
+def all_of(*options: Decorator) -> Decorator:
     """Add several options to a command, in this order."""
 
     def add(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
+        for decorator in reversed(options):
+            command = decorator(command)
         return command
 
     return add
 
 
-def gathered(name: str, fields: Sequence[str], make: Callable[..., Any]) -> Decorator:
+def gathered(name: str, fields: Sequence[str], make: Callable[..., object]) -> Decorator:
     """Pass those of a command's values that are ``fields`` as one argument ``name``."""
 
     def around(command: Command) -> Command:
         @functools.wraps(command)
-        def run(**values: Any) -> Any:
-            some = {field: values.pop(field) for field in fields if field in values}
-            return command(**values, **{name: make(**some)})
+        def run(**values: object) -> object:
+            members = {field: values.pop(field) for field in fields if field in values}
+            return command(**values, **{name: make(**members)})
 
         return run
 
@@ -71,50 +77,28 @@ def gathered(name: str, fields: Sequence[str], make: Callable[..., Any]) -> Deco
 
 
 executor_options = all_of(
-    (
-        click.option(
-            "--jobs",
-            "processes",
-            type=int,
-            metavar="N",
-            help="Number of local processes.  [default: 1; all cores after 5 s]",
-        ),
-        click.option(
-            "--dask",
-            metavar="ADDRESS",
-            help="Use a Dask cluster, by the address of its scheduler (extra: dask).",
-        ),
-    )
+    option(
+        "--jobs",
+        types.WHOLE,
+        "Number of local processes.  [default: 1; all cores after 5 s]",
+        name="processes",
+    ),
+    option("--dask", types.ADDRESS, "Use the Dask cluster of this scheduler (extra: dask)."),
 )
 """Options for :func:`perfmodel.sweeping.executors.opened`, which predicts the jobs of a study."""
 
-
-def whole_option(flag: str, text: str, **more: Any) -> Decorator:
-    """An option that is a whole number."""
-    return click.option(flag, type=int, metavar="N", help=text, **more)
-
-
 training_options = all_of(
-    (
-        whole_option("--dataset-size", "Samples per epoch, for training time."),
-        whole_option("--epochs", "Epochs of the training time.  [default: 1]"),
-    )
+    option("--dataset-size", types.WHOLE, "Samples per epoch, for training time."),
+    option("--epochs", types.WHOLE, "Epochs of the training time.  [default: 1]"),
 )
 """How long a training is."""
 
 run_options = all_of(
-    (
-        whole_option("--iterations", "Predict the first N iterations, not the long run."),
-        whole_option("--run-iterations", "Give the interval for a run of N iterations."),
-        training_options,
-    )
+    option("--iterations", types.WHOLE, "Predict the first N iterations, not the long run."),
+    option("--run-iterations", types.WHOLE, "Give the interval for a run of N iterations."),
+    training_options,
 )
 """Which part of a run a prediction is about, and how long the training is."""
-
-
-def ending(path: str) -> str:
-    """The ending of a file's name, in lower case and without its dot."""
-    return path.rpartition(".")[2].lower()
 
 
 def check_files(plot: str | None, *others: str | None) -> None:
@@ -129,34 +113,27 @@ def check_files(plot: str | None, *others: str | None) -> None:
         check(ending(plot))
 
 
-def write_files(written: Sequence[tuple[str, bytes, str]]) -> None:
-    """Write files, each with a hint to print."""
-    from perfmodel.base import files
-
-    for path, data, hint in written:
-        files.write(path, data)
-        say_written(path, hint)
+def ending(path: str) -> str:
+    """The ending of a file's name, in lower case and without its dot."""
+    return path.rpartition(".")[2].lower()
 
 
-def say_written(path: str, hint: str = "") -> None:
-    """Print that a file was written; nothing for standard output."""
+def encoded(value: msgspec.Struct) -> bytes:
+    """A value as the contents of a JSON file."""
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+
+
+def write_files(written: Sequence[File]) -> None:
+    """Write files, and print the names of those that are not standard output."""
     from perfmodel.base import files
     from perfmodel.base.errors import plain
 
-    if path != files.STDOUT:
-        remark(plain(f"wrote {path}{hint}"))
-
-
-class Picture(Protocol):
-    """A result with a figure."""
-
-    def to_image(self, ending: str) -> bytes:
-        """The figure as a file."""
-
-
-def drawn(found: Picture, plot: str | None) -> list[tuple[str, bytes, str]]:
-    """The figure as a file to write, if --plot is given."""
-    return [] if plot is None else [(plot, found.to_image(ending(plot)), "")]
+    for path, data, hint in written:
+        files.write(path, data)
+        if path != files.STDOUT:
+            remark(plain(f"wrote {path}{hint}"))
 
 
 class Outputs(NamedTuple):
@@ -183,35 +160,40 @@ class Outputs(NamedTuple):
     def put(
         self,
         answer: Any,
-        written: Sequence[tuple[str, bytes, str]] = (),
-        as_json: Callable[[], str] | None = None,
+        written: Sequence[File] = (),
+        values: Mapping[str, object] | None = None,
+        remarks: Sequence[str] = (),
     ) -> bool:
         """Write the files, those ``written`` first, and print JSON; returns whether to print text.
 
-        ``as_json`` makes it of answers whose ``to_json`` does not.
+        The JSON is that of ``values`` if there are any, else of the answer.
         """
         from perfmodel.base import files
 
-        more = []
+        files_of_answer = [*written]
         if self.csv is not None:
-            more.append((self.csv, answer.to_csv().encode(), ""))
+            files_of_answer.append((self.csv, answer.to_csv().encode(), ""))
         if self.parquet is not None:
-            more.append((self.parquet, answer.to_parquet(), ""))
+            files_of_answer.append((self.parquet, answer.to_parquet(), ""))
         if self.page is not None:
-            more.append((self.page, answer.report().encode(), "; open it in a browser"))
-        write_files([*written, *more, *drawn(answer, self.plot)])
+            files_of_answer.append((self.page, answer.report().encode(), "; open it in a browser"))
+        if self.plot is not None:
+            files_of_answer.append((self.plot, answer.to_image(ending(self.plot)), ""))
+        write_files(files_of_answer)
+        for line in remarks:
+            remark(line)
         if self.as_json:
-            click.echo((as_json or answer.to_json)())
+            click.echo(answer.to_json() if values is None else json.dumps(values, indent=2))
         return self.csv != files.STDOUT and not self.as_json
 
 
 OUTPUTS = {
-    "csv": click.option("--csv", type=OUTPUT, help="Write the table as CSV."),
-    "parquet": click.option("--parquet", type=BINARY, help="Write it as Parquet (extra: parquet)."),
-    "json": click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
-    "plot": click.option("--plot", type=FIGURE, help="Draw it as png, svg or pdf (extra: plot)."),
-    "report": click.option(
-        "--report", "page", type=OUTPUT, help="Write it as an HTML page (extra: report)."
+    "csv": option("--csv", types.OUTPUT, "Write the table as CSV."),
+    "parquet": option("--parquet", types.BINARY, "Write it as Parquet (extra: parquet)."),
+    "json": switch("--json", "Print one JSON object.", "as_json"),
+    "plot": option("--plot", types.FIGURE, "Draw it as png, svg or pdf (extra: plot)."),
+    "report": option(
+        "--report", types.OUTPUT, "Write it as an HTML page (extra: report).", name="page"
     ),
 }
 """Options of :class:`Outputs`, by their names."""
@@ -219,7 +201,7 @@ OUTPUTS = {
 
 def outputs(*names: str) -> Decorator:
     """Add some of :data:`OUTPUTS`; the command gets them as ``out``."""
-    return all_of((*(OUTPUTS[name] for name in names), gathered("out", Outputs._fields, Outputs)))
+    return all_of(*(OUTPUTS[name] for name in names), gathered("out", Outputs._fields, Outputs))
 
 
 def progress() -> AbstractContextManager[Callable[[int, int], None] | None]:
@@ -228,6 +210,6 @@ def progress() -> AbstractContextManager[Callable[[int, int], None] | None]:
 
     if verbosity() < 0 or not moves_cursor(sys.stderr):
         return nullcontext()
-    from perfmodel.cli.printing import console
+    from perfmodel.cli.printing import tables
 
-    return console.progress()
+    return tables.progress()

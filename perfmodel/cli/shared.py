@@ -4,57 +4,49 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack, redirect_stdout
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 import click
 from click.core import ParameterSource
 
 from perfmodel.base.errors import InputError
-from perfmodel.cli.types import USUAL, is_file, label
+from perfmodel.cli.types import is_file, label
 from perfmodel.cli.verbosity import VERBOSITY
 
 COMPLETE = "_PERFMODEL_COMPLETE"
 """Environment variable by which a shell's script asks how words can be completed."""
 
 
-def _set_verbosity(context: click.Context, option: click.Parameter, given: bool) -> None:
+def _set_verbosity(context: click.Context, option: click.Parameter, on: bool) -> None:
     level = -1 if option.name == "quiet" else 1
     configured = context.get_parameter_source(str(option.name)) is ParameterSource.DEFAULT_MAP
-    if not given or (configured and VERBOSITY in context.meta):
+    if not on or (configured and VERBOSITY in context.meta):
         return
     if context.meta.setdefault(VERBOSITY, level) != level:
         raise InputError("--quiet and --verbose: give only one of them")
 
 
-def _flag(
-    *names: str, callback: Callable[[click.Context, click.Parameter, bool], None], help: str
-) -> click.Option:
-    """A flag whose effect is its callback's."""
-    return click.Option(
-        names, is_flag=True, is_eager=True, expose_value=False, callback=callback, help=help
+SHARED = tuple(
+    click.Option(
+        names,
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_set_verbosity,
+        help=text,
     )
-
-
-SHARED = (
-    _flag(
-        *("-q", "--quiet"),
-        callback=_set_verbosity,
-        help="Print only the answer and errors: no notes, warnings or progress.",
-    ),
-    _flag(
-        *("-v", "--verbose"),
-        callback=_set_verbosity,
-        help="Print more details, such as all assumptions.",
-    ),
+    for *names, text in (
+        ("-q", "--quiet", "Print only the answer and errors: no notes, warnings or progress."),
+        ("-v", "--verbose", "Print more details, such as all assumptions."),
+    )
 )
 
 
 class Context(click.Context):
     """Takes defaults from the configuration file, and lets ``-`` be a stream."""
 
-    def lookup_default(self, name: str, call: bool = True) -> Any:
+    def lookup_default(self, name: str, call: bool = True) -> object:
         """The configured value of a parameter; the file is read when the first is asked for."""
         is_group = isinstance(self.command, click.Group)
         if self.default_map is None and not is_group and not self.resilient_parsing:
@@ -74,19 +66,24 @@ class Context(click.Context):
                 self._lend_streams(values, stack)
             return super().invoke(callback, *args, **values)
 
-    def _lend_streams(self, values: dict[str, Any], stack: ExitStack) -> None:
+    def _lend_streams(self, values: dict[str, object], stack: ExitStack) -> None:
         """Lend standard input and output to the command if a file is ``-``.
 
         Raises
         ------
         InputError : standard input is asked for twice, or two things would be printed.
         """
-        if not any(map(is_file, self.command.params)):
+        paths = []
+        for parameter in filter(is_file, self.command.params):
+            value = values.get(str(parameter.name))
+            several = value if isinstance(value, (tuple, list)) else (value,)
+            paths += [(label(parameter), path) for path in several if path is not None]
+        if not paths:
             return
         from perfmodel.base import files
 
-        readers = list(self._those(values, files.STDIN))
-        writers = list(self._those(values, files.STDOUT))
+        readers = [flag for flag, path in paths if path == files.STDIN]
+        writers = [flag for flag, path in paths if path == files.STDOUT]
         if len(readers) > 1:
             flags = " and ".join(dict.fromkeys(readers))
             raise InputError(f"{flags}: standard input can be read only once; give - once")
@@ -97,26 +94,17 @@ class Context(click.Context):
             lent = files.standard_streams(_bytes(sys.stdin), _bytes(sys.stdout))
             stack.enter_context(lent)
         if writers:
-            nowhere = click.open_file(os.devnull, "w")
-            stack.enter_context(redirect_stdout(stack.enter_context(nowhere)))
-
-    def _those(self, values: dict[str, Any], stream: str) -> Iterator[str]:
-        """The flags of files that are a stream, each as often as it is."""
-        for parameter in self.command.params:
-            if is_file(parameter):
-                value = values.get(str(parameter.name))
-                several = value if isinstance(value, (tuple, list)) else (value,)
-                yield from [label(parameter)] * several.count(stream)
+            nowhere = stack.enter_context(click.open_file(os.devnull, "w"))
+            stack.enter_context(redirect_stdout(nowhere))
 
 
-def _bytes(stream: Any) -> BinaryIO | None:
+def _bytes(stream: TextIO | None) -> BinaryIO | None:
     """The stream of bytes below a stream of text."""
     if stream is None:
         return None
     if stream.writable():
         stream.flush()
-    below: BinaryIO = stream.buffer
-    return below
+    return stream.buffer
 
 
 def add_shared(command: click.Command) -> click.Command:
@@ -124,10 +112,7 @@ def add_shared(command: click.Command) -> click.Command:
     if SHARED[0] not in command.params:
         command.params.extend(SHARED)
         command.context_class = Context
-        for parameter in command.params:
-            if parameter.type == click.STRING and parameter.opts[0] in USUAL:
-                parameter.type = USUAL[parameter.opts[0]]
     if isinstance(command, click.Group):
-        for each in command.commands.values():
-            add_shared(each)
+        for member in command.commands.values():
+            add_shared(member)
     return command

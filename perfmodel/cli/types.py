@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import click
+from click import Context, Parameter
 
 from perfmodel.base.errors import InputError, PerfmodelError, unknown_name
 from perfmodel.inputs import shipped
@@ -15,26 +16,37 @@ from perfmodel.inputs import shipped
 if TYPE_CHECKING:  # generic since Click 8.4
     from click.shell_completion import CompletionItem
 
+    from perfmodel.inputs.job import Jitter, Straggler
+    from perfmodel.inputs.options import OptionDescription
+
     Items = list[CompletionItem[str]]
-    ParamType = click.ParamType[Any]
+    ParamType = click.ParamType[object]
     Choice = click.Choice[str]
 else:
     ParamType, Choice = click.ParamType, click.Choice
 
-Reader = Callable[[str, str], Any]
+Reader = Callable[[str, str], object]
 """Reads the text of an option; the second argument is its flag, for errors."""
 
 Names = Callable[[], Iterable[str]]
 
 
-def label(parameter: click.Parameter | None) -> str:
+def label(parameter: Parameter | None) -> str:
     """The flag of an option, or the name of an argument in help, as errors call it."""
     if isinstance(parameter, click.Argument):
         return (parameter.metavar or str(parameter.name).upper()).strip("[].")
     return parameter.opts[0] if parameter is not None else ""
 
 
-class Text(ParamType):
+class Named(ParamType):
+    """A type that help shows by its name as it is."""
+
+    def get_metavar(self, param: Parameter, ctx: Context | None = None) -> str:
+        """What stands for it in help."""
+        return self.name
+
+
+class Text(Named):
     """A text: read by a function, and completed to names that may be others' as well."""
 
     def __init__(
@@ -51,17 +63,13 @@ class Text(ParamType):
         """
         self.read, self.names, self.name, self.ranges = read, names, name, ranges
 
-    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        """What stands for it in help."""
-        return self.name
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(self, value: object, param: Parameter | None, ctx: Context | None) -> object:
         """Read the text, unless a shell only asks for completions."""
         if self.read is None or not isinstance(value, str) or (ctx and ctx.resilient_parsing):
             return value
         return self.read(value, label(param))
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
+    def shell_complete(self, ctx: Context, param: click.Parameter, incomplete: str) -> Items:
         """The names that begin so; none where the installation is broken."""
         from click.shell_completion import CompletionItem  # imported only by a shell
 
@@ -74,14 +82,21 @@ class Text(ParamType):
 class Words(Choice):
     """One of a few words; the error for another one suggests the nearest."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(self, value: object, param: Parameter | None, ctx: Context | None) -> str:
         """Refuse other words."""
         if value not in self.choices:
             raise unknown_name(label(param), str(value), self.choices)
-        return value
+        return str(value)
 
 
-class Several(ParamType):
+def split(text: str, flag: str, *, ranges: bool = True) -> list[str]:
+    """The values of a text with commas between them."""
+    from perfmodel.sweeping.grids import values
+
+    return values(text, flag, ranges=ranges)
+
+
+class Several(Named):
     """Values of another type with commas between them.
 
     A single value is itself, or with ``always`` a list of one.
@@ -90,22 +105,16 @@ class Several(ParamType):
     def __init__(self, kind: Text | File, *, always: bool = False) -> None:
         self.kind, self.always, self.name = kind, always, f"{kind.name},..."
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(self, value: object, param: Parameter | None, ctx: Context | None) -> object:
         """Read each value."""
         if not isinstance(value, str) or (ctx and ctx.resilient_parsing):
             return value
-        from perfmodel.sweeping.grids import values
-
         ranges = isinstance(self.kind, Text) and self.kind.ranges
-        parts = values(value, label(param), ranges=ranges)
+        parts = split(value, label(param), ranges=ranges)
         several = [self.kind.convert(part, param, ctx) for part in parts]
         return several if self.always or len(several) > 1 else several[0]
 
-    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        """What stands for it in help."""
-        return self.name
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
+    def shell_complete(self, ctx: Context, param: click.Parameter, incomplete: str) -> Items:
         """Complete the last value."""
         head, comma, last = incomplete.rpartition(",")
         items = self.kind.shell_complete(ctx, param, last)
@@ -131,10 +140,10 @@ class File(click.Path):
         self.name = "NAME|FILE" if names is not None else "FILE"
         self.does, self.names, self.binary, self.ending = does, names, binary, ending
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(self, value: object, param: Parameter | None, ctx: Context | None) -> str:
         """The path; of ``-`` the name of the stream."""
         if value != "-":
-            return value
+            return str(value)
         from perfmodel.base import files
 
         if self.ending:
@@ -148,13 +157,13 @@ class File(click.Path):
             )
         return files.STDIN if self.does == "read" else files.STDOUT
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
+    def shell_complete(self, ctx: Context, param: click.Parameter, incomplete: str) -> Items:
         """Names of the catalogue, and files."""
         names = Text(names=self.names).shell_complete(ctx, param, incomplete)
         return [*names, *super().shell_complete(ctx, param, incomplete)]
 
 
-def is_file(parameter: click.Parameter) -> bool:
+def is_file(parameter: Parameter) -> bool:
     """Whether a parameter is a file, or a list of files."""
     return isinstance(getattr(parameter.type, "kind", parameter.type), File)
 
@@ -167,7 +176,7 @@ class OptionOf(Text):
         super().__init__(name="KEY=VALUE")
         self.parameter, self.default = parameter, default
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
+    def shell_complete(self, ctx: Context, param: click.Parameter, incomplete: str) -> Items:
         """The keys, and after a key its words."""
         from click.shell_completion import CompletionItem
 
@@ -177,11 +186,10 @@ class OptionOf(Text):
         # an argument is in args as long as the line cannot be parsed as a whole
         named = ctx.params.get(self.parameter) or (ctx.args[:1] or [self.default])[0]
         key, equals, _ = incomplete.partition("=")
-        options: dict[str, Any] = {}
+        options: dict[str, OptionDescription] = {}
         for name in str(named).split(","):
             with suppress(PerfmodelError):
-                described_options = described(registry.find(name)[0].options)
-                options |= {option.name: option for option in described_options}
+                options |= {o.name: o for o in described(registry.find(name)[0].options)}
         if not equals:
             items = [CompletionItem(f"{n}=", help=o.about.help) for n, o in options.items()]
         elif key in options:
@@ -197,8 +205,7 @@ def architecture_names() -> list[str]:
     """Names and aliases of the architectures."""
     from perfmodel.architectures import registry
 
-    known = registry.all_architectures()
-    return sorted(name for each in known for name in (each.name, *each.aliases))
+    return sorted(name for a in registry.all_architectures() for name in (a.name, *a.aliases))
 
 
 def everything() -> list[str]:
@@ -207,20 +214,16 @@ def everything() -> list[str]:
     return sorted({*architecture_names(), *shipped.model_names(), *devices, *clusters})
 
 
-def read_whole(text: str, flag: str) -> int:
-    """Read a whole number."""
-    try:
-        return int(text)
-    except ValueError:
-        raise InputError(f"{flag}: expected a whole number, got {text!r}") from None
+def parsed_by(parse: Callable[[str], object], expected: str) -> Reader:
+    """A reader by a function that raises ValueError for text that is not as ``expected``."""
 
+    def read(text: str, flag: str) -> object:
+        try:
+            return parse(text)
+        except ValueError:
+            raise InputError(f"{flag}: expected {expected}, got {text!r}") from None
 
-def read_number(text: str, flag: str) -> float:
-    """Read a number, or inf."""
-    try:
-        return float(text)
-    except ValueError:
-        raise InputError(f"{flag}: expected a number, got {text!r}") from None
+    return read
 
 
 def read_quantity(dimension: str) -> Reader:
@@ -234,6 +237,13 @@ def read_quantity(dimension: str) -> Reader:
     return read
 
 
+def read_seconds(text: str, flag: str) -> object:
+    """Read a time with a unit, or a number of seconds."""
+    with suppress(ValueError):
+        return float(text)
+    return read_quantity("s")(text, flag)
+
+
 def read_speed(text: str, flag: str) -> float | str:
     """Read samples per second as a number; text in another unit stays text."""
     from perfmodel.inputs import one_device
@@ -242,14 +252,14 @@ def read_speed(text: str, flag: str) -> float | str:
     return speed.value if speed.unit == one_device.UNITS[0] else text.strip()
 
 
-def read_jitter(text: str, _: str) -> Any:
+def read_jitter(text: str, _: str) -> Jitter:
     """Read ``0.1``, ``gamma:0.1`` or ``measured``."""
     from perfmodel.inputs.job import Jitter
 
     return Jitter.parse(text)
 
 
-def read_straggler(text: str, _: str) -> Any:
+def read_straggler(text: str, _: str) -> Straggler:
     """Read ``WORKER:FACTOR``."""
     from perfmodel.inputs.job import Straggler
 
@@ -263,9 +273,9 @@ def read_fraction(text: str, flag: str) -> float:
     return fraction(text, flag)
 
 
-def suggested(*words: str, name: str = "NAME") -> Text:
+def suggested(*words: str, name: str | None = None) -> Text:
     """A text that a shell completes to these words; what else it may be, others check."""
-    return Text(names=lambda: words, name=name)
+    return Text(names=lambda: words, name=name or "|".join(words))
 
 
 def stored(table: str) -> Names:
@@ -285,21 +295,27 @@ def time(example: str) -> Text:
 
 
 TEXT = Text()
-WHOLE = Text(read_whole, name="N", ranges=True)
-NUMBER = Text(read_number, name="N")
+ADDRESS = Text(name="ADDRESS")
+WHOLE = Text(parsed_by(int, "a whole number"), name="N", ranges=True)
+NUMBER = Text(parsed_by(float, "a number"), name="N")
 FRACTION = Text(read_fraction, name="5%")
 JITTER = Text(read_jitter, name="0.1|gamma:0.1|measured", ranges=True)
 STRAGGLER = Text(read_straggler, name="WORKER:FACTOR")
 SPEED = Text(read_speed, name="171|'12000 tokens/s'", ranges=True)
 BOUND = Text(name="S", ranges=True)
+SECONDS = Text(read_seconds, name="60s")
 SIZE = Text(read_quantity("bytes"), name="SIZE")
 RATE = Text(read_quantity("bytes_per_s"), name="10Gbps")
 PRECISION = suggested("float32", "tf32", "mixed")
-RECOMPUTATION = suggested("none", "selective", "selective:products", "full")
+RECOMPUTATION = suggested(
+    *("none", "selective", "selective:products", "full"), name="none|selective[:products|:N]|full"
+)
 OPTIMIZER = Text(names=stored("OPTIMIZERS"))
 POLICY = Text(names=stored("POLICIES"))
 LORA = Text(name="16|16:q+v|16:all:4")
-SYNC = suggested("bsp", "asp", "ssp", name="bsp|asp|ssp")
+SYNC = suggested("bsp", "asp", "ssp")
+BACKEND = suggested("gloo", "nccl")
+TORCH_DEVICE = suggested("cpu", "cuda")
 MODEL = Text(names=shipped.model_names)
 DEVICE = Text(names=shipped.device_names)
 ARCHITECTURE = Text(names=architecture_names)
@@ -317,16 +333,3 @@ FIGURE = File("write", ending=True)
 CLUSTER = File("read", names=shipped.cluster_names)
 FOLDER = click.Path(file_okay=False, readable=False)
 FOLDER.name = "FOLDER"
-
-USUAL = {
-    "--base": CLUSTER,
-    "--cluster": CLUSTER,
-    "--output": OUTPUT,
-    "--plot": FIGURE,
-    "--sync": SYNC,
-    "--workload": INPUT,
-    "--workload-output": OUTPUT,
-    "paths": INPUT,
-    "table": INPUT,
-}
-"""Types of options and arguments that name none, by their flags."""

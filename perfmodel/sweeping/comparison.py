@@ -318,10 +318,10 @@ def _difference(name: str, fine: float | None, coarse: float | None) -> float | 
     return coarse / fine - 1.0 if fine else None
 
 
-def both_as_json(fine: Prediction, coarse: Prediction) -> str:
-    """A fine and a coarse prediction of the same job, and their differences, as JSON text."""
+def both_to_dict(fine: Prediction, coarse: Prediction) -> dict[str, object]:
+    """A fine and a coarse prediction of one job, and their differences, as JSON-like values."""
     both = {"fine": fine.to_dict(), "coarse": coarse.to_dict()}
-    return json.dumps({**both, "difference_fraction": differences(fine, coarse)}, indent=2)
+    return {**both, "difference_fraction": differences(fine, coarse)}
 
 
 def _why(name: str, best: Prediction, other_name: str, other: Prediction) -> str:

@@ -233,7 +233,7 @@ def test_an_empty_variable_ignores_the_file(write: Write, monkeypatch: pytest.Mo
             "[all] fidelity: unknown --fidelity 'fien'; did you mean 'fine'? ",
         ),
         ('[all]\noption = ["srevers=2"]', "unknown option 'srevers'; did you mean 'servers'?"),
-        ('[predict]\nepochs = "x"', "[predict] epochs: 'x' is not a valid integer"),
+        ('[predict]\nepochs = "x"', "[predict] epochs: expected a whole number, got 'x'"),
         ("predict = 2", "predict: expected a table"),
     ],
 )

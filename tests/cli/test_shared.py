@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from perfmodel import cli as command_line
 from perfmodel.base.errors import PerfmodelWarning
 from perfmodel.cli import cli
-from perfmodel.cli.options import remark, verbosity
+from perfmodel.cli.verbosity import remark, verbosity
 
 JOB = ["--model", "resnet18", "--arch", "ps"]
 

@@ -26,7 +26,7 @@ from perfmodel import (
 from perfmodel.cli import cli, main
 from perfmodel.graph.op_graph import CAUSES
 from perfmodel.reporting.colours import CAUSE_COLOURS
-from perfmodel.sweeping.comparison import WORDS, both_as_json, differences, parts_s
+from perfmodel.sweeping.comparison import WORDS, both_to_dict, differences, parts_s
 from perfmodel.sweeping.labels import distinct
 from tests.jobs import ALL, ALL_IDS, ETHERNET, cluster, job, workload
 from tests.results.readable import bars
@@ -314,7 +314,7 @@ def test_a_difference_from_zero_is_none() -> None:
     )
     assert differences(bsp, asp)["staleness_mean"] is None
     assert differences(asp, bsp)["staleness_mean"] == -1.0
-    assert json.loads(both_as_json(bsp, asp))["difference_fraction"]["staleness_mean"] is None
+    assert both_to_dict(bsp, asp)["difference_fraction"]["staleness_mean"] is None
 
 
 PREDICT = "predict --model resnet50 --device v100 --arch ps --workers 8 --cluster ethernet-10g"

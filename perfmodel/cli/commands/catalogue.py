@@ -7,7 +7,7 @@ import click
 from perfmodel.base.errors import InputError
 from perfmodel.cli import types
 from perfmodel.cli.jobs import option_values
-from perfmodel.cli.options import Outputs, outputs
+from perfmodel.cli.options import Outputs, option, outputs, switch
 
 KINDS = ("architectures", "models", "devices", "clusters")
 
@@ -23,18 +23,16 @@ def list_(kind: str | None) -> None:
 
 @click.command()
 @click.argument("name", type=types.Text(names=types.everything))
-@click.option(
-    "--formula", is_flag=True, help="Print the coarse model of an architecture as formulas."
-)
-@click.option(
+@switch("--formula", "Print the coarse model of an architecture as formulas.")
+@option(
     "--option",
-    "options",
-    type=types.OptionOf("name", "ps"),
+    types.OptionOf("name", "ps"),
+    "With --formula: an option of the architecture; repeatable.",
+    name="options",
     multiple=True,
-    help="With --formula: an option of the architecture; repeatable.",
 )
 @outputs("json")
-@click.option("--workload", is_flag=True, help="Print a model as a workload file, to edit.")
+@switch("--workload", "Print a model as a workload file, to edit.")
 def show(name: str, formula: bool, options: tuple[str, ...], out: Outputs, workload: bool) -> None:
     """Prints its figures, assumptions and sources.
 
@@ -43,23 +41,21 @@ def show(name: str, formula: bool, options: tuple[str, ...], out: Outputs, workl
     perfmodel show resnet50 --workload > net.json
     perfmodel show ps --formula --option overlap=false
     """
-    import json
-
     from perfmodel.cli.printing import catalogue, studies
 
     if workload and formula:
         raise InputError("--workload and --formula: give one of them")
-    if not formula:
-        for flag, values in (("--option", bool(options)), ("--json", out.as_json)):
-            if values:
-                raise InputError(f"{flag}: needs --formula")
-        if workload:
-            catalogue.workload_file(name)
-        else:
-            catalogue.show(name)
-        return
-    from perfmodel.studies import formulas
+    if formula:
+        from perfmodel.studies import formulas
 
-    result = formulas.of_architecture(name, option_values(options))
-    if out.put(result, as_json=lambda: json.dumps(result.to_dict(), indent=2)):
-        studies.formula(result)
+        result = formulas.of_architecture(name, option_values(options))
+        if out.put(result, values=result.to_dict()):
+            studies.formula(result)
+        return
+    for flag, value in (("--option", options), ("--json", out.as_json)):
+        if value:
+            raise InputError(f"{flag}: needs --formula")
+    if workload:
+        catalogue.workload_file(name)
+    else:
+        catalogue.show(name)

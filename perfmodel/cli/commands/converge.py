@@ -9,77 +9,53 @@ import click
 from perfmodel.base.errors import InputError
 from perfmodel.cli import types
 from perfmodel.cli.jobs import JobFlags, job_options
-from perfmodel.cli.options import Decorator, Outputs, all_of, outputs, progress, whole_option
+from perfmodel.cli.options import Outputs, all_of, option, outputs, progress, switch
 
+WHOLE, NUMBER = types.WHOLE, types.NUMBER
+SCALINGS, PLACES = types.Words(["none", "linear", "square-root"]), types.Words(["server", "worker"])
 
-def _number(flag: str, metavar: str, default: str, text: str) -> Decorator:
-    """An option that is a number."""
-    kind = types.NUMBER
-    return click.option(
-        flag, type=kind, metavar=metavar, default=default, show_default=True, help=text
-    )
-
-
-def _words(flag: str, words: list[str], default: str, text: str) -> Decorator:
-    """An option that is one of a few words."""
-    kind = types.Words(words)
-    return click.option(flag, type=kind, default=default, show_default=True, help=text)
-
-
-TRAINING = (
-    click.option(
+TRAINING = all_of(
+    option(
         "--task",
-        type=types.suggested("mixture", "mixture-softmax", "digits", "digits-softmax"),
-        default="mixture",
-        show_default=True,
-        help="What is trained: mixture, mixture-softmax, digits, digits-softmax (extra: converge), "
+        types.suggested("mixture", "mixture-softmax", "digits", "digits-softmax", name="TASK"),
+        "What is trained: mixture, mixture-softmax, digits, digits-softmax (extra: converge), "
         "or your own package.module:function.",
+        default="mixture",
     ),
-    _number("--epochs", "N", "5", "Passes over the task's data by all workers together."),
-    whole_option(
-        "--task-batch-size", "Task samples per worker and gradient.", default=16, show_default=True
-    ),
-    _number("--lr", "RATE", "0.02", "Learning rate for the batch of one worker."),
-    _words(
-        "--lr-scaling",
-        ["none", "linear", "square-root"],
-        "linear",
-        "How the learning rate grows with the number of gradients per step.",
-    ),
-    click.option(
-        "--lr-by-staleness", is_flag=True, help="Divide each gradient by its staleness + 1."
-    ),
-    _number("--warmup-epochs", "N", "0", "Epochs over which the learning rate rises from 0."),
-    _number("--momentum", "M", "0.9", "Momentum of SGD, below 1."),
-    _words("--momentum-at", ["server", "worker"], "server", "Where momentum is kept."),
-    _number("--weight-decay", "W", "0", "Weight decay of SGD."),
-    whole_option(
-        "--evaluations", "Number of times that accuracy is measured.", default=20, show_default=True
-    ),
-    whole_option("--seeds", "Training runs of each job.", default=5, show_default=True),
+    option("--epochs", NUMBER, "Passes over the task's data by all workers together.", default="5"),
+    option("--task-batch-size", WHOLE, "Task samples per worker and gradient.", default=16),
+    option("--lr", NUMBER, "Learning rate for the batch of one worker.", default="0.02"),
+    option("--lr-scaling", SCALINGS, "How the rate grows with gradients.", default="linear"),
+    switch("--lr-by-staleness", "Divide each gradient by its staleness + 1."),
+    option("--warmup-epochs", NUMBER, "Epochs in which the rate rises from 0.", default="0"),
+    option("--momentum", NUMBER, "Momentum of SGD, below 1.", default="0.9"),
+    option("--momentum-at", PLACES, "Where momentum is kept.", default="server"),
+    option("--weight-decay", NUMBER, "Weight decay of SGD.", default="0"),
+    option("--evaluations", WHOLE, "Number of times that accuracy is measured.", default=20),
+    option("--seeds", WHOLE, "Training runs of each job.", default=5),
 )
 
 
 @click.command()
 @job_options(lists=True)
-@all_of(TRAINING)
-@click.option(
+@TRAINING
+@option(
     "--target",
-    type=types.NUMBER,
+    types.NUMBER,
+    "Report the time to this accuracy.  [default: 98 % of the best]",
     metavar="ACCURACY",
-    help="Report the time to this accuracy.  [default: 98 % of the best]",
 )
-@click.option("--noise", is_flag=True, help="Also measure the gradient noise scale.")
-@whole_option("--jobs", "Number of local processes.  [default: processor cores]")
-@click.option(
+@switch("--noise", "Also measure the gradient noise scale.")
+@option("--jobs", WHOLE, "Number of local processes.  [default: processor cores]")
+@option(
     "--replay",
-    "schedules",
-    type=types.INPUT,
+    types.INPUT,
+    "Schedule written by perfmodel predict --schedule, instead of a job; repeatable.",
+    name="schedules",
     multiple=True,
-    help="Schedule written by perfmodel predict --schedule, instead of a job; repeatable.",
 )
 @outputs("csv", "json", "plot")
-def converge(flags: JobFlags, out: Outputs, **values: Any) -> None:
+def converge(flags: JobFlags, out: Outputs, schedules: tuple[str, ...], **values: Any) -> None:
     """The job determines the speed, the task the learning. Job options take lists, as in perfmodel
     sweep; each combination is trained.
 
@@ -109,18 +85,16 @@ def converge(flags: JobFlags, out: Outputs, **values: Any) -> None:
         ),
     )
     how = {name: values[name] for name in ("seeds", "target")} | {"processes": values["jobs"]}
-    if values["schedules"]:
-        flags = JobFlags(flags.typed, {})
-    arguments = flags.arguments(flags.job, lists=True)
     with progress() as advance:
-        if values["schedules"]:
-            if any(arguments.values()):
+        if schedules:
+            if any(flags._replace(configured={}).arguments().values()):
                 raise InputError("--replay: a schedule has its own job; give no other")
-            read = {path: Schedule.read(path) for path in values["schedules"]}
+            read = {path: Schedule.read(path) for path in schedules}
             result = convergence.retrace(read, training, **how, progress=advance)
         else:
+            arguments = flags.arguments()
             result = convergence.converge(training, **how, **arguments, progress=advance)
     if out.put(result):
-        from perfmodel.cli.printing import convergence as report
+        from perfmodel.cli.printing import convergence as printing
 
-        report.convergence(result)
+        printing.convergence(result)

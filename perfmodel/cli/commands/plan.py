@@ -9,96 +9,75 @@ import click
 from perfmodel.cli import types
 from perfmodel.cli.jobs import fidelity_option, option_values
 from perfmodel.cli.options import (
-    Decorator,
     Outputs,
     all_of,
     executor_options,
+    option,
     outputs,
     progress,
+    switch,
     training_options,
-    whole_option,
 )
-from perfmodel.cli.types import OptionOf, Several
+from perfmodel.cli.types import ARCHITECTURE, NUMBER, TEXT, WHOLE, OptionOf, Several
 
 ARCHITECTURES = "allreduce,ps,p2p,zero1,zero3"
 """Architectures to try by default."""
 
-_limits = all_of(
-    (
-        click.option("--budget", "budget_usd", type=float, metavar="USD", help="Maximum cost."),
-        click.option("--deadline", "deadline_s", type=types.time("24h"), help="Maximum time."),
-        click.option(
-            "--max-idle",
-            "max_idle_fraction",
-            type=types.FRACTION,
-            metavar="20%",
-            help="Maximum mean idleness.",
-        ),
-        click.option("--max-staleness", type=float, metavar="N", help="Maximum mean staleness."),
-        whole_option("--max-workers", "Maximum number of workers."),
-        whole_option("--max-global-batch-size", "Maximum samples per update."),
-    )
+NAMES, NUMBERS = Several(TEXT, always=True), Several(WHOLE, always=True)
+OBJECTIVES = types.Words(["cost", "time", "throughput", "samples-per-usd"])
+
+LIMITS = all_of(
+    option("--budget", NUMBER, "Maximum cost.", name="budget_usd", metavar="USD"),
+    option("--deadline", types.time("24h"), "Maximum time.", name="deadline_s"),
+    option(
+        *("--max-idle", types.FRACTION, "Maximum mean idleness."),
+        name="max_idle_fraction",
+        metavar="20%",
+    ),
+    option("--max-staleness", NUMBER, "Maximum mean staleness."),
+    option("--max-workers", WHOLE, "Maximum number of workers."),
+    option("--max-global-batch-size", WHOLE, "Maximum samples per update."),
 )
 
-
-def _names(flag: str, text: str, kind: types.Text = types.TEXT) -> Decorator:
-    """An option that is a list of names."""
-    return click.option(flag, type=Several(kind, always=True), help=text)
-
-
-def _numbers(flag: str, text: str) -> Decorator:
-    """An option that is a list of numbers."""
-    kind = Several(types.WHOLE, always=True)
-    return click.option(flag, type=kind, help=text)
-
-
-_space = all_of(
-    (
-        click.option("--instances", type=types.INPUT, help="Your own catalogue of instances."),
-        _names("--instance", "Instance types to choose from.  [default: all]"),
-        _names(
-            "--server-instances",
-            "Instance types for servers on separate machines.  [default: none]",
-        ),
-        click.option(
-            "--region", metavar="NAME", help="Region of the prices.  [default: the cheapest]"
-        ),
-        click.option("--spot", is_flag=True, help="Use spot prices instead of on-demand prices."),
-        _names("--arch", f"Architectures to try.  [default: {ARCHITECTURES}]", types.ARCHITECTURE),
-        click.option(
-            "--option",
-            "options",
-            type=OptionOf("arch", ARCHITECTURES),
-            multiple=True,
-            help="Any option of the architectures that have it; repeatable.",
-        ),
-        _numbers("--workers", "Numbers of workers.  [default: whole nodes, up to 256 workers]"),
-        _numbers("--servers", "Parameter servers.  [default: 1,4,16]"),
-        _numbers("--batch-size", "Samples per worker and step.  [default: 32,64,128,256,512]"),
-        _names(
-            "--precision",
-            "float32, tf32 or mixed.  [default: the first of the profile]",
-            types.PRECISION,
-        ),
-        click.option("--jitter", type=types.JITTER, metavar="0.1", help="As in perfmodel predict."),
-        whole_option("--seed", "Random seed."),
-    )
+SPACE = all_of(
+    option("--instances", types.INPUT, "Your own catalogue of instances."),
+    option("--instance", NAMES, "Instance types to choose from.  [default: all]"),
+    option("--server-instances", NAMES, "Those of servers on their own.  [default: none]"),
+    option("--region", TEXT, "Region of the prices.  [default: the cheapest]"),
+    switch("--spot", "Use spot prices instead of on-demand prices."),
+    option(
+        "--arch",
+        Several(ARCHITECTURE, always=True),
+        f"Architectures to try.  [default: {ARCHITECTURES}]",
+    ),
+    option(
+        "--option",
+        OptionOf("arch", ARCHITECTURES),
+        "Any option of the architectures that have it; repeatable.",
+        name="options",
+        multiple=True,
+    ),
+    option("--workers", NUMBERS, "Numbers of workers.  [default: whole nodes, up to 256 workers]"),
+    option("--servers", NUMBERS, "Parameter servers.  [default: 1,4,16]"),
+    option("--batch-size", NUMBERS, "Samples per worker and step.  [default: 32,64,128,256,512]"),
+    option(
+        "--precision",
+        Several(types.PRECISION, always=True),
+        "Precisions to try.  [default: the first of the profile]",
+    ),
+    option("--jitter", types.JITTER, "As in perfmodel predict.", metavar="0.1"),
+    option("--seed", WHOLE, "Random seed."),
 )
 
 
 @click.command()
-@click.option("--model", type=types.MODEL, help="Model from the catalogue.")
-@click.option("--workload", type=types.INPUT, help="Workload file instead of --model.")
-@click.option(
-    "--objective",
-    type=types.Words(["cost", "time", "throughput", "samples-per-usd"]),
-    default="cost",
-    help="What to optimise.  [default: cost]",
-)
+@option("--model", types.MODEL, "Model from the catalogue.")
+@option("--workload", types.INPUT, "Workload file instead of --model.")
+@option("--objective", OBJECTIVES, "What to optimise.", default="cost")
 @training_options
-@_limits
-@_space
-@whole_option("--top", "Candidates to list.", default=10, show_default=True)
+@LIMITS
+@SPACE
+@option("--top", WHOLE, "Candidates to list.", default=10)
 @fidelity_option("auto", "auto", "coarse")
 @executor_options
 @outputs("csv", "parquet", "json", "plot", "report")
@@ -133,6 +112,6 @@ def plan(
             progress=advance,
         )
     if out.put(result):
-        from perfmodel.cli.printing import plan as report
+        from perfmodel.cli.printing import plan as printing
 
-        report.plan(result)
+        printing.plan(result)

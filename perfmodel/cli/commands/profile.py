@@ -8,82 +8,63 @@ import click
 
 from perfmodel.base.errors import InputError, whole_number
 from perfmodel.cli import types
-from perfmodel.cli.options import Outputs, outputs, progress, say_written, whole_option
+from perfmodel.cli.options import Outputs, option, outputs, progress, switch
+from perfmodel.cli.types import TEXT, WHOLE, Several, Text
+
+NUMBERS = Several(WHOLE, always=True)
+MODELS = types.suggested("torchvision:", "transformers:", name="SPEC")
 
 
 @click.command("profile")
-@click.option(
+@option(
     "--model",
-    "spec",
-    type=types.suggested("torchvision:", "transformers:"),
-    metavar="SPEC",
+    MODELS,
+    "torchvision:NAME, transformers:NAME, or package.module:function that returns a Module.",
+    name="spec",
     required=True,
-    help="torchvision:NAME, transformers:NAME, or package.module:function that returns a Module.",
 )
-@click.option(
-    "--input-shape",
-    type=types.Several(types.WHOLE, always=True),
-    metavar="N,N,..",
-    help="Shape of one sample, for random inputs; of a language model, its number of tokens.",
-)
-@click.option(
+@option("--input-shape", NUMBERS, "Shape of one random sample; of a language model, its tokens.")
+@option(
     "--batch",
-    metavar="MODULE:FUNCTION",
-    help="Function that takes the batch size and returns (inputs, targets) or a dict.",
+    Text(name="MODULE:FUNCTION"),
+    "Function that takes the batch size and returns (inputs, targets) or a dict.",
 )
-@click.option(
+@option(
     "--loss",
-    metavar="NAME",
-    help="cross_entropy, mse_loss, l1_loss, binary_cross_entropy_with_logits, mean, or "
+    TEXT,
+    "cross_entropy, mse_loss, l1_loss, binary_cross_entropy_with_logits, mean, or "
     "MODULE:FUNCTION of output and targets.  [default: the model's own, else cross entropy]",
 )
-@click.option(
+@option(
     "--optimizer",
-    type=types.Words(["sgd", "adam", "adamw"]),
+    types.Words(["sgd", "adam", "adamw"]),
+    "Optimizer; sgd has momentum 0.9.",
     default="sgd",
-    show_default=True,
-    help="Optimizer; sgd has momentum 0.9.",
 )
-@click.option(
-    "--batch-size",
-    type=types.Several(types.WHOLE, always=True),
-    metavar="N,N,..",
-    default="8",
-    show_default=True,
-    help="Samples per step, over all its passes.",
-)
-@whole_option(
-    "--accumulation", "Passes per update, which split the batch.", default=1, show_default=True
-)
-@click.option(
-    "--device",
-    type=types.suggested("cpu", "cuda"),
-    default="cpu",
-    show_default=True,
-    help="cpu, cuda or cuda:N.",
-)
-@click.option(
+@option("--batch-size", NUMBERS, "Samples per step, over all its passes.", default="8")
+@option("--accumulation", WHOLE, "Passes per update, which split the batch.", default=1)
+@option("--device", types.TORCH_DEVICE, "cpu, cuda or cuda:N.", default="cpu")
+@option(
     "--dtype",
-    type=types.Words(["float32", "bf16"]),
+    types.Words(["float32", "bf16"]),
+    "Data type; bf16 is by autocast.",
     default="float32",
-    show_default=True,
-    help="Data type; bf16 is by autocast.",
 )
-@whole_option("--steps", "Steps to measure.", default=10, show_default=True)
-@whole_option("--warmup", "Warm-up steps before.", default=3, show_default=True)
-@whole_option("--threads", "PyTorch threads on the CPU.")
-@click.option("--no-overhead", is_flag=True, help="Do not measure the overhead of measuring.")
-@click.option("--noise-scale", is_flag=True, help="Measure the gradient noise scale of --batch.")
-@whole_option("--noise-steps", "Estimates of the noise scale.  [default: 20]")
-@click.option("--name", metavar="NAME", help="Name of the workload.  [default: that of the model]")
-@click.option("--device-name", metavar="NAME", help="Name of the device in the file.")
-@click.option("--output", type=types.OUTPUT, help="Workload file.  [default: the name with .json]")
-@click.option("--append", is_flag=True, help="Add the timings to those in the file.")
+@option("--steps", WHOLE, "Steps to measure.", default=10)
+@option("--warmup", WHOLE, "Warm-up steps before.", default=3)
+@option("--threads", WHOLE, "PyTorch threads on the CPU.")
+@switch("--no-overhead", "Do not measure the overhead of measuring.")
+@switch("--noise-scale", "Measure the gradient noise scale of --batch.")
+@option("--noise-steps", WHOLE, "Estimates of the noise scale.  [default: 20]")
+@option("--name", TEXT, "Name of the workload.  [default: that of the model]")
+@option("--device-name", TEXT, "Name of the device in the file.")
+@option("--output", types.OUTPUT, "Workload file.  [default: the name with .json]")
+@switch("--append", "Add the timings to those in the file.")
 @outputs("json")
 def profile(
     spec: str,
-    input_shape: Any,
-    batch_size: Any,
+    input_shape: list[int] | None,
+    batch_size: list[int],
     accumulation: int,
     no_overhead: bool,
     noise_scale: bool,
@@ -138,15 +119,9 @@ def profile(
             old=old,
             progress=advance,
         )
-    profile_files.save(path, recorded.profile)
-    if out.as_json:
-        import json
+    from perfmodel.cli.printing.profile import as_values, show_recorded
 
-        from perfmodel.cli.printing.profile import as_values
-
-        click.echo(json.dumps(as_values(recorded), indent=2))
-    else:
-        from perfmodel.cli.printing.profile import show_recorded
-
+    hint = f"; perfmodel predict --workload {path}"
+    written = [(path, profile_files.dumped(recorded.profile), hint)]
+    if out.put(recorded, written, as_values(recorded)):
         show_recorded(recorded)
-    say_written(path, f"; perfmodel predict --workload {path}")

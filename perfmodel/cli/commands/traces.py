@@ -8,7 +8,7 @@ import click
 
 from perfmodel.base.errors import InputError, plain
 from perfmodel.cli import types
-from perfmodel.cli.options import Outputs, outputs, whole_option
+from perfmodel.cli.options import Outputs, option, outputs
 
 if TYPE_CHECKING:
     from perfmodel.traces.workload import ImportedTrace
@@ -16,22 +16,14 @@ if TYPE_CHECKING:
 
 @click.command("import")
 @click.argument("trace", type=types.INPUT)
-@click.option("--output", type=types.OUTPUT, help="Write a workload file.")
-@click.option("--name", metavar="NAME", help="Name of the workload.  [default: that of the file]")
-@click.option(
-    "--device-name", metavar="NAME", help="Name of the device.  [default: that in the trace]"
-)
-@whole_option("--batch-size", "Samples per step.  [default: from recorded shapes]")
-@click.option(
-    "--precision",
-    type=types.PRECISION,
-    help="float32, tf32 or mixed.  [default: the gradients' type]",
-)
-@click.option(
-    "--gradient-bytes", type=types.SIZE, help="Size of all gradients, if the trace does not tell."
-)
-@click.option("--pid", metavar="ID", help="Process to read.  [default: that with most operators]")
-@whole_option("--gpu", "GPU to read.  [default: that with most kernels]")
+@option("--output", types.OUTPUT, "Write a workload file.")
+@option("--name", types.TEXT, "Name of the workload.  [default: that of the file]")
+@option("--device-name", types.TEXT, "Name of the device.  [default: that in the trace]")
+@option("--batch-size", types.WHOLE, "Samples per step.  [default: from recorded shapes]")
+@option("--precision", types.PRECISION, "Its precision.  [default: the gradients' type]")
+@option("--gradient-bytes", types.SIZE, "Size of all gradients, if the trace does not tell.")
+@option("--pid", types.TEXT, "Process to read.  [default: that with most operators]", metavar="ID")
+@option("--gpu", types.WHOLE, "GPU to read.  [default: that with most kernels]")
 @outputs("json")
 def import_(trace: str, output: str | None, out: Outputs, **values: Any) -> None:
     """Reports what the device does in a step, and how much of it is communication.
@@ -44,8 +36,6 @@ def import_(trace: str, output: str | None, out: Outputs, **values: Any) -> None
     perfmodel import trace.json --output mine.json --name mine --batch-size 64
     perfmodel predict --workload mine.json --arch ring --workers 8
     """
-    import json
-
     import msgspec
 
     from perfmodel.inputs.profile_files import dumped
@@ -59,50 +49,53 @@ def import_(trace: str, output: str | None, out: Outputs, **values: Any) -> None
             raise InputError(f"{trace}: no workload can be made: it lacks {result.lacks}")
         hint = f"; perfmodel predict --workload {output}"
         written.append((output, dumped(result.workload), hint))
-    if out.put(result, written, lambda: json.dumps(msgspec.to_builtins(result), indent=2)):
+    if out.put(result, written, msgspec.to_builtins(result)):
         _show(result)
 
 
 def _show(result: ImportedTrace) -> None:
     """Print where a step's time goes, the gradients found, and notes."""
-    from rich.markup import escape
+    from perfmodel.base.units import show as quantity
+    from perfmodel.cli.printing.tables import print_table
+    from perfmodel.cli.printing.text import bold, show
 
-    from perfmodel.base.units import show
-    from perfmodel.cli.printing.console import new_console, new_table
-
-    out = new_console()
     count = f"{result.steps} step{'s' if result.steps > 1 else ''}"
-    spread = f" ± {show(result.step_std_s, 's')}" if result.step_std_s is not None else ""
-    out.print(
-        f"[bold]{escape(plain(result.trace))}[/] on {escape(result.device)}: {count} "
-        f"({escape(result.steps_by)}) of {show(result.step_s, 's')}{spread}"
+    spread = f" ± {quantity(result.step_std_s, 's')}" if result.step_std_s is not None else ""
+    show(
+        f"{bold(plain(result.trace))} on {result.device}: {count} ({result.steps_by}) of "
+        f"{quantity(result.step_s, 's')}{spread}"
     )
-    table = new_table("", "", "")
-    for name, seconds in result.parts_s.items():
-        part = f"{seconds / result.step_s:.1%}"
-        table.add_row(name.replace("_", " "), show(seconds, "s"), part)
-    table.add_row("together", show(sum(result.parts_s.values()), "s"), "")
-    table.add_row()
-    whole = sum(result.compute_s.values()) or 1.0
-    for name, seconds in result.compute_s.items():
-        table.add_row(name, show(seconds, "s"), f"{seconds / whole:.1%} of computing")
-    out.print(table)
-    out.print()
+    computing_s = sum(result.compute_s.values()) or 1.0
+    print_table(
+        ("", "", ""),
+        [
+            *(
+                (name.replace("_", " "), quantity(s, "s"), f"{s / result.step_s:.1%}")
+                for name, s in result.parts_s.items()
+            ),
+            ("together", quantity(sum(result.parts_s.values()), "s"), ""),
+            ("", "", ""),
+            *(
+                (name, quantity(s, "s"), f"{s / computing_s:.1%} of computing")
+                for name, s in result.compute_s.items()
+            ),
+        ],
+    )
     g = result.gradients
-    own = f"{g.tensors} tensors"
+    tensors = f"{g.tensors} tensors"
     if g.bytes is not None:
-        own += f", {g.bytes:.0f} bytes ({g.source})"
-    sent = "none of known size"
+        tensors += f", {g.bytes:.0f} bytes ({g.source})"
+    messages = "none of known size"
     if g.message_bytes is not None:
-        sent = f"{g.messages} per step, {g.message_bytes:.0f} bytes"
-    out.print(f"[bold]gradients[/]: {own}; messages: {sent}")
+        messages = f"{g.messages} per step, {g.message_bytes:.0f} bytes"
+    show(f"\n{bold('gradients')}: {tensors}; messages: {messages}")
     if result.workload is not None:
-        out.print(
-            f"[bold]workload[/]: {escape(result.workload.name)}, {result.layers or 'no'} layers, "
+        show(
+            f"{bold('workload')}: {result.workload.name}, {result.layers or 'no'} layers, "
             f"batch size {result.batch_size}; its parts are {result.timing_per_step_fraction:.2%} "
             "of the step without exposed communication"
         )
     else:
-        out.print(f"[bold]no workload[/]: the trace lacks {escape(result.lacks or '')}")
+        show(f"{bold('no workload')}: the trace lacks {result.lacks}")
     for note in result.notes:
-        out.print(f"[bold]note[/]: {escape(note)}")
+        show(f"{bold('note')}: {note}")

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from perfmodel.base.errors import InputError
 from perfmodel.cli import types
 from perfmodel.cli.jobs import fidelity_option
-from perfmodel.cli.options import Outputs, outputs, progress
+from perfmodel.cli.options import Outputs, option, outputs, progress
+
+if TYPE_CHECKING:
+    from perfmodel.api import Fidelity
+    from perfmodel.validation.validate import Statistic
 
 
 @click.command()
 @click.argument("cases", nargs=-1, type=types.INPUT, metavar="[CASES]...")
-@click.option("--workload", type=types.INPUT, help="Workload of the runs.")
-@click.option("--cluster", type=types.CLUSTER, help="Cluster of the runs.")
+@option("--workload", types.INPUT, "Workload of the runs.")
+@option("--cluster", types.CLUSTER, "Cluster of the runs.")
 @fidelity_option("fine", "fine", "coarse", "auto")
-@click.option(
+@option(
     "--tolerance",
-    type=types.FRACTION,
+    types.FRACTION,
+    "Exit with code 1 if the step time of a group is further off than this.",
     metavar="15%",
-    help="Exit with code 1 if the step time of a group is further off than this.",
 )
-@click.option(
+@option(
     "--statistic",
-    type=types.Words(["median", "p90", "worst"]),
-    help="Which of a group's errors to compare with --tolerance.  [default: worst]",
+    types.Words(["median", "p90", "worst"]),
+    "Which of a group's errors to compare with --tolerance.  [default: worst]",
 )
 @outputs("json", "plot", "report")
 @click.pass_context
@@ -36,9 +40,9 @@ def validate(
     cases: tuple[str, ...],
     workload: str | None,
     cluster: str | None,
-    fidelity: Any,
+    fidelity: Fidelity,
     tolerance: float | None,
-    statistic: Any,
+    statistic: Statistic | None,
     out: Outputs,
 ) -> None:
     """CASES are cases files, or runs of perfmodel measure training (with --workload and --cluster).

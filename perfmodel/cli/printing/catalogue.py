@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import click
 import msgspec
-from rich.markup import escape
 
 from perfmodel.architectures import registry
 from perfmodel.architectures.base import Architecture
 from perfmodel.base.errors import spelling, unknown_name
 from perfmodel.base.units import show as quantity
-from perfmodel.cli.printing.console import new_console, new_table
+from perfmodel.cli.printing.tables import print_table
+from perfmodel.cli.printing.text import bold, dim, show as show_text
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.decoder_layers import with_layers
 from perfmodel.inputs.options import described
@@ -25,7 +24,6 @@ MOST_DEVICES = 5
 
 def listing(kinds: Sequence[str]) -> None:
     """Print the entries of each kind."""
-    out = new_console()
     rows: dict[str, Callable[[], list[tuple[str, str]]]] = {
         "architectures": lambda: [
             row for a in registry.all_architectures() for row in _architecture_rows(a)
@@ -36,11 +34,9 @@ def listing(kinds: Sequence[str]) -> None:
     }
     for kind in kinds:
         if len(kinds) > 1:
-            out.print(f"[dim]{kind}[/]")
-        table = new_table("", "")
-        for name, text in rows[kind]():
-            table.add_row(f"  {name}" if len(kinds) > 1 else name, escape(text))
-        out.print(table)
+            show_text(dim(kind))
+        indent = "  " * (len(kinds) > 1)
+        print_table(("", ""), [(f"{indent}{name}", text) for name, text in rows[kind]()])
 
 
 def _architecture_rows(architecture: Architecture) -> list[tuple[str, str]]:
@@ -52,7 +48,7 @@ def _architecture_rows(architecture: Architecture) -> list[tuple[str, str]]:
     ]
 
 
-def _meaning(name: str, preset: Mapping[str, Any]) -> str:
+def _meaning(name: str, preset: Mapping[str, object]) -> str:
     if not preset:
         return f"another name of {name}"
     values = (f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in preset.items())
@@ -110,52 +106,49 @@ def workload_file(name: str) -> None:
 
 
 def _show_architecture(name: str) -> None:
-    out = new_console()
     architecture, preset = registry.find(name)
-    out.print(f"[bold]{name}[/]: {architecture.title}")
+    show_text(f"{bold(name)}: {architecture.title}")
     if spelling(name) != spelling(architecture.name):
-        out.print(_meaning(architecture.name, preset))
-    out.print("\n[dim]options (--option NAME=VALUE)[/]")
-    table = new_table("option", "default", "")
-    for each in described(architecture.options):
-        table.add_row(each.name, str(each.default), escape(each.about.help))
-    out.print(table)
-    out.print("\n[dim]assumptions[/]")
+        show_text(_meaning(architecture.name, preset))
+    show_text(f"\n{dim('options (--option NAME=VALUE)')}")
+    options = described(architecture.options)
+    rows = [(option.name, str(option.default), option.about.help) for option in options]
+    print_table(("option", "default", ""), rows)
+    show_text(f"\n{dim('assumptions')}")
     for assumption in architecture.assumptions:
-        out.print(f"- {assumption}")
-    out.print(f"\n[dim]source[/] {architecture.source}")
+        show_text(f"- {assumption}")
+    show_text(f"\n{dim('source')} {architecture.source}")
 
 
 def _show_model(name: str) -> None:
-    out = new_console()
     profile = catalogue.model(name)
     dimensions, timings = profile.decoder, profile.timings
     if not profile.layers:
         profile = with_layers(profile, "float32")
     tensors = sum(len(layer.tensors) for layer in profile.layers)
-    out.print(f"[bold]{name}[/]: {escape(profile.title)}")
-    out.print(
+    show_text(f"{bold(name)}: {profile.title}")
+    show_text(
         f"{len(profile.layers)} layers, {tensors} tensors, "
         f"{quantity(profile.parameter_bytes, 'bytes')} of parameters (float32)"
     )
     if profile.noise_scale is not None:
-        out.print(str(profile.noise_scale))
-    out.print(f"[dim]{escape(profile.source.text)}[/]\n")
+        show_text(str(profile.noise_scale))
+    show_text(f"{dim(profile.source.text)}\n")
     if dimensions is not None:
-        given = msgspec.structs.asdict(dimensions).items()
-        said = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in given if v is not None)
-        out.print(f"{escape(said)}\n")
+        items = msgspec.structs.asdict(dimensions).items()
+        texts = (f"{k.replace('_', ' ')} {v}" for k, v in items if v is not None)
+        show_text(f"{', '.join(texts)}\n")
     if not timings:
-        out.print("[dim]estimated on every device of the catalogue: nothing was measured[/]")
+        show_text(dim("estimated on every device of the catalogue: nothing was measured"))
         return
-    table = new_table("device", "precision", "batch", "samples/s", "", "source")
+    rows = []
     for t in sorted(timings, key=lambda t: (t.device, t.precision, t.batch_size)):
         kind = "measured per layer" if t.per_layer and t.source.kind == "measured" else "estimated"
         rate = f"{t.batch_size / t.total_s:.4g}"
         source = f"{t.source.kind}: {t.source.text}"
-        table.add_row(t.device, t.precision, str(t.batch_size), rate, kind, escape(source))
-    out.print(table)
-    out.print("[dim]estimated: the layers' times are shares, by roofline, of the published step[/]")
+        rows.append((t.device, t.precision, str(t.batch_size), rate, kind, source))
+    print_table(("device", "precision", "batch", "samples/s", "", "source"), rows)
+    show_text(dim("estimated: the layers' times are shares, by roofline, of the published step"))
 
 
 def _show_struct(value: msgspec.Struct) -> None:

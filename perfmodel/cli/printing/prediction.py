@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from perfmodel.base.provenance import Assumption
 from perfmodel.base.units import show as quantity
-from perfmodel.cli.options import verbosity
 from perfmodel.cli.printing.memory import components
 from perfmodel.cli.printing.text import bold, dim, show, show_rows
+from perfmodel.cli.verbosity import verbosity
 from perfmodel.results.effects import MATTERS, Effect
 from perfmodel.results.prediction import ErrorBand, Prediction
 
@@ -36,47 +35,53 @@ def prediction(p: Prediction, worth: Sequence[Effect]) -> None:
     With --verbose all figures and all assumptions; with --quiet no assumptions.
     """
     show(title(p))
-    show_rows(_details(p) if verbosity() > 0 else _answer(p))
+    show_rows(_rows(p, verbose=verbosity() > 0))
     show(f"{bold('bottleneck')}: {p.bottleneck.text}")
     for note in p.notes:
         show(f"{bold('note')}: {note}")
     assumed(worth)
 
 
-def _answer(p: Prediction) -> Iterator[Row]:
-    """Yield the figures that answer the question."""
-    interval = ""
-    if p.interval is not None:
+def _rows(p: Prediction, *, verbose: bool) -> Iterator[Row]:
+    """Yield the figures that answer the question, or all."""
+    rate = f"{p.throughput_samples_per_s:.5g} samples/s"
+    if p.interval is None:
+        yield "throughput", rate, certainty(p) if verbose else ""
+    else:
         low, high = p.interval.throughput_samples_per_s
-        interval = f"{p.interval.coverage:.0%} interval {low:.4g} to {high:.4g}: {p.interval.text}"
-    yield "throughput", f"{p.throughput_samples_per_s:.5g} samples/s", interval
-    yield from _tokens(p)
-    if p.error_band is not None:
+        name, ends = f"{p.interval.coverage:.0%} interval", f"{low:.4g} to {high:.4g}"
+        short = f"{name} {ends}: {p.interval.text}"
+        yield "throughput", rate, certainty(p) if verbose else short
+    if p.sequence_length is not None:
+        tokens = float(f"{p.throughput_samples_per_s * p.sequence_length:.5g}")
+        yield "tokens", f"{tokens:.12g} tokens/s", f"{p.sequence_length} per sample"
+    if p.interval is not None and verbose:
+        yield name, ends, p.interval.text
+    if p.error_band is not None and not verbose:
         yield "by formulas", _error(p.error_band), p.error_band.text
-    yield "iteration", quantity(p.iteration_s, "s"), ", ".join(_of_iteration(p))
-    yield from _training(p)
+    communication = f"exposed communication {quantity(p.exposed_communication_s, 's')}"
+    iteration = f"compute {quantity(p.compute_s, 's')}, {communication}"
+    if p.iterations is not None:
+        iteration += f", mean of each worker's first {p.iterations} iterations"
+    yield "iteration", quantity(p.iteration_s, "s"), iteration
+    if verbose and p.transient_iterations >= SHORT_TRANSIENT:
+        after = "until workers have drifted apart; the figures are of the time after it"
+        yield "transient", f"{p.transient_iterations} iterations", after
+    if p.training is not None:
+        t = p.training
+        epochs = f"{t.epochs} x {_duration(t.epoch_s)} of {t.iterations_per_epoch} iterations"
+        yield "training", _duration(t.training_s), epochs
     yield _idle(p)
-    yield from _staleness_in_a_row(p)
+    yield from _staleness(p) if verbose else _staleness_in_a_row(p)
+    if verbose:
+        yield from _details(p)
     yield _memory(p)
+    if verbose:
+        yield from components(p.memory)
 
 
 def _details(p: Prediction) -> Iterator[Row]:
-    """Yield all figures."""
-    yield "throughput", f"{p.throughput_samples_per_s:.5g} samples/s", certainty(p)
-    yield from _tokens(p)
-    if p.interval is not None:
-        low, high = p.interval.throughput_samples_per_s
-        yield f"{p.interval.coverage:.0%} interval", f"{low:.4g} to {high:.4g}", p.interval.text
-    yield "iteration", quantity(p.iteration_s, "s"), ", ".join(_of_iteration(p))
-    if p.transient_iterations >= SHORT_TRANSIENT:
-        yield (
-            "transient",
-            f"{p.transient_iterations} iterations",
-            "until workers have drifted apart; the figures are of the time after it",
-        )
-    yield from _training(p)
-    yield _idle(p)
-    yield from _staleness(p)
+    """Yield what else is known of an iteration."""
     phases = ", ".join(f"{name} {quantity(s, 's')}" for name, s in p.phases_s.items())
     if phases:
         yield "phases", phases, "of an iteration"
@@ -84,11 +89,9 @@ def _details(p: Prediction) -> Iterator[Row]:
     if operations:
         yield "mean times", operations, f"{p.updates_per_s:.4g} model updates/s"
     for name, used in (("link", p.utilisation.links), ("processor", p.utilisation.cores)):
-        busiest = max(used.items(), key=lambda item: item[1], default=None)
-        if busiest is not None:
-            yield f"busiest {name}", f"{busiest[1]:.1%}", busiest[0]
-    yield _memory(p)
-    yield from components(p.memory)
+        if used:
+            busiest = max(used, key=used.__getitem__)
+            yield f"busiest {name}", f"{used[busiest]:.1%}", busiest
 
 
 def _error(band: ErrorBand) -> str:
@@ -96,26 +99,6 @@ def _error(band: ErrorBand) -> str:
     if band.p90 is None:
         return "error unknown"
     return f"± {band.p90:.1%}" if band.p90 else "exact"
-
-
-def _tokens(p: Prediction) -> Iterator[Row]:
-    if p.sequence_length is not None:
-        tokens = float(f"{p.throughput_samples_per_s * p.sequence_length:.5g}")
-        yield "tokens", f"{tokens:.12g} tokens/s", f"{p.sequence_length} per sample"
-
-
-def _of_iteration(p: Prediction) -> Iterator[str]:
-    yield f"compute {quantity(p.compute_s, 's')}"
-    yield f"exposed communication {quantity(p.exposed_communication_s, 's')}"
-    if p.iterations is not None:
-        yield f"mean of each worker's first {p.iterations} iterations"
-
-
-def _training(p: Prediction) -> Iterator[Row]:
-    if p.training is not None:
-        t = p.training
-        epochs = f"{t.epochs} x {_duration(t.epoch_s)} of {t.iterations_per_epoch} iterations"
-        yield "training", _duration(t.training_s), epochs
 
 
 def _idle(p: Prediction) -> Row:
@@ -172,8 +155,8 @@ def _nodes(p: Prediction) -> str:
     """Return the number of nodes, and the devices on each if there are several."""
     if p.nodes is None or p.workers == 1:
         return ""
-    each = p.devices_per_node
-    several = f" of {each}" if each is not None and each > 1 else ""
+    devices = p.devices_per_node
+    several = f" of {devices}" if devices is not None and devices > 1 else ""
     return f" ({p.nodes} node{'s' * (p.nodes > 1)}{several})"
 
 
@@ -201,21 +184,21 @@ def assumed(worth: Sequence[Effect], of: str = "", *, everything: bool = False) 
 
     Parameters
     ----------
-    worth : what each assumption is worth, the largest effect first.
-    of : whose throughput that is, to be said after the word.
+    worth : the effect of each assumption, the largest first.
+    of : appended to the heading, such as " of the fastest job".
     everything : print all of them, as with --verbose.
     """
     if not worth or verbosity() < 0:
         return
     everything = everything or verbosity() > 0
-    shown = [each for each in worth if everything or each.matters]
+    shown = [effect for effect in worth if everything or effect.matters]
     if shown:
         title = f"assumed (and how other values change the throughput{of}):"
         show(f"\n{dim(title)}")
         least = LEAST if everything else MATTERS
-        show_rows(assumption_row(each.assumption, _worth(each, least)) for each in shown)
-    rest = [each for each in worth if each not in shown]
-    unknown = sum(each.left_out for each in rest)
+        show_rows(assumption_row(e.assumption, _changes(e, least)) for e in shown)
+    rest = [effect for effect in worth if effect not in shown]
+    unknown = sum(effect.left_out for effect in rest)
     more = f"; formulas cannot judge {unknown} more" if unknown else ""
     uncounted(len(rest) - unknown, f"change it by less than {MATTERS:.0%}{more}", first=not shown)
 
@@ -235,19 +218,19 @@ def assumption_row(a: Assumption, effect: str) -> Row:
     return a.name, "" if long else value, "; ".join(filter(None, [value * long, effect, a.source]))
 
 
-def _worth(each: Effect, least: float) -> str:
+def _changes(effect: Effect, least: float) -> str:
     """Return the changes of the throughput by other values that exceed ``least``."""
-    if each.left_out:
-        return each.unvaried
-    others = sorted(each.alternatives, key=lambda other: -other.swing)[:MOST_VALUES]
+    if effect.left_out:
+        return effect.unvaried
+    others = sorted(effect.alternatives, key=lambda other: -other.swing)[:MOST_VALUES]
     return ", ".join(
-        f"{other.ratio - 1.0:+.1%} with {quantity_text(other.value, each.assumption.unit)}"
+        f"{other.ratio - 1.0:+.1%} with {quantity_text(other.value, effect.assumption.unit)}"
         for other in others
         if other.swing > math.log1p(least)
     )
 
 
-def quantity_text(value: Any, unit: str) -> str:
+def quantity_text(value: float | str | None, unit: str) -> str:
     """Return a value with its unit.
 
     >>> quantity_text(1.25e9, "bytes_per_s"), quantity_text(0.5, "of bandwidth")

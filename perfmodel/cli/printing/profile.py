@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from rich.markup import escape
 
-from perfmodel.base.units import show
-from perfmodel.cli.printing.console import new_console, new_table
+from perfmodel.base.units import show as quantity
+from perfmodel.cli.printing.tables import print_table
+from perfmodel.cli.printing.text import bold, show
 from perfmodel.profiler.record import MeasuredBatch, RecordedProfile
 
 TOP = 8
@@ -18,46 +18,40 @@ TOP = 8
 def show_recorded(recorded: RecordedProfile) -> None:
     """Print a line for each batch size, and the layers that took longest at the last one."""
     profile = recorded.profile
-    out = new_console()
-    timing = recorded.measured[0].timing
-    gradients = show(profile.parameter_bytes, "bytes")
-    out.print(
-        f"[bold]{escape(profile.name)}[/] on {escape(timing.device)}, {timing.precision}: "
-        f"{len(profile.layers)} layers, {sum(len(l.tensors) for l in profile.layers)} tensors, "  # noqa: E741
-        f"{gradients} of gradients"
+    timing, last = recorded.measured[0].timing, recorded.measured[-1]
+    tensors = sum(len(layer.tensors) for layer in profile.layers)
+    show(
+        f"{bold(profile.name)} on {timing.device}, {timing.precision}: "
+        f"{len(profile.layers)} layers, {tensors} tensors, "
+        f"{quantity(profile.parameter_bytes, 'bytes')} of gradients"
     )
-    columns = ("batch", "step", "std", "forward", "backward", "optimizer")
-    table = new_table(*columns, "loading", "copies", "other", "overhead")
-    for one in recorded.measured:
-        table.add_row(*_cells(one))
-    out.print(table)
-    for one in recorded.measured:
-        size = one.timing.batch_size
-        if one.average.other_s:
-            out.print(f"other at batch size {size}: {one.average.places}")
-        if one.overhead is not None:
-            out.print(f"at batch size {size}, {one.overhead}")
-    out.print(
-        f"\nlayers that take longest at batch size {recorded.measured[-1].timing.batch_size}:"
+    heads = ("batch", "step", "std", "forward", "backward", "optimizer")
+    print_table((*heads, "loading", "copies", "other", "overhead"), map(_cells, recorded.measured))
+    for batch in recorded.measured:
+        size = batch.timing.batch_size
+        if batch.average.other_s:
+            show(f"other at batch size {size}: {batch.average.places}")
+        if batch.overhead is not None:
+            show(f"at batch size {size}, {batch.overhead}")
+    show(f"\nlayers that take longest at batch size {last.timing.batch_size}:")
+    print_table(
+        ("layer", "kind", "forward", "backward", "of step", "gradients"),
+        [
+            (
+                *(row["name"], row["kind"]),
+                *(quantity(row[name], "s") for name in ("forward_s", "backward_s")),
+                *(f"{row['step_fraction']:.1%}", quantity(row["bytes"], "bytes")),
+            )
+            for row in layers(recorded, last)[:TOP]
+        ],
     )
-    table = new_table("layer", "kind", "forward", "backward", "of step", "gradients")
-    for row in layers(recorded, recorded.measured[-1])[:TOP]:
-        table.add_row(
-            escape(row["name"]),
-            row["kind"],
-            show(row["forward_s"], "s"),
-            show(row["backward_s"], "s"),
-            f"{row['step_fraction']:.1%}",
-            show(row["bytes"], "bytes"),
-        )
-    out.print(table)
     if profile.noise_scale is not None:
-        out.print(str(profile.noise_scale))
-    for note in dict.fromkeys(note for one in recorded.measured for note in one.notes):
-        out.print(f"note: {escape(note)}")
+        show(str(profile.noise_scale))
+    for note in dict.fromkeys(note for batch in recorded.measured for note in batch.notes):
+        show(f"note: {note}")
 
 
-def as_values(recorded: RecordedProfile) -> dict[str, Any]:
+def as_values(recorded: RecordedProfile) -> dict[str, object]:
     """The complete record, as JSON-like values."""
     profile = recorded.profile
     return {
@@ -65,32 +59,32 @@ def as_values(recorded: RecordedProfile) -> dict[str, Any]:
         "parameter_bytes": profile.parameter_bytes,
         "measured": [
             {
-                "device": one.timing.device,
-                "precision": one.timing.precision,
-                "batch_size": one.timing.batch_size,
-                "accumulation": one.timing.accumulation,
-                "steps": one.average.steps,
-                "step_s": one.average.step_s,
-                "step_std_s": one.average.step_std_s,
-                "forward_s": sum(one.average.forward_s),
-                "backward_s": sum(one.average.backward_s),
-                "optimizer_s": one.average.optimizer_s,
-                "data_loading_s": one.average.loading_s,
-                "copy_s": one.average.copy_s,
-                "other_s": one.average.other_s,
-                "overhead": None if one.overhead is None else one.overhead._asdict(),
-                "notes": list(one.notes),
-                "layers": layers(recorded, one),
+                "device": batch.timing.device,
+                "precision": batch.timing.precision,
+                "batch_size": batch.timing.batch_size,
+                "accumulation": batch.timing.accumulation,
+                "steps": batch.average.steps,
+                "step_s": batch.average.step_s,
+                "step_std_s": batch.average.step_std_s,
+                "forward_s": sum(batch.average.forward_s),
+                "backward_s": sum(batch.average.backward_s),
+                "optimizer_s": batch.average.optimizer_s,
+                "data_loading_s": batch.average.loading_s,
+                "copy_s": batch.average.copy_s,
+                "other_s": batch.average.other_s,
+                "overhead": None if batch.overhead is None else batch.overhead._asdict(),
+                "notes": list(batch.notes),
+                "layers": layers(recorded, batch),
             }
-            for one in recorded.measured
+            for batch in recorded.measured
         ],
         "workload": msgspec.to_builtins(profile),
     }
 
 
-def layers(recorded: RecordedProfile, one: MeasuredBatch) -> list[dict[str, Any]]:
+def layers(recorded: RecordedProfile, batch: MeasuredBatch) -> list[dict[str, Any]]:
     """Seconds of each layer at one batch size, those that take longest first."""
-    average = one.average
+    average = batch.average
     rows = [
         {
             "name": layer.name,
@@ -107,17 +101,15 @@ def layers(recorded: RecordedProfile, one: MeasuredBatch) -> list[dict[str, Any]
     return sorted(rows, key=lambda row: -row["step_fraction"])
 
 
-def _cells(one: MeasuredBatch) -> list[str]:
-    average = one.average
+def _cells(batch: MeasuredBatch) -> list[str]:
+    average = batch.average
     spread = average.step_std_s / average.step_s if average.step_s else 0.0
     seconds = (
         *(sum(average.forward_s), sum(average.backward_s), average.optimizer_s),
         *(average.loading_s, average.copy_s, average.all_other_s),
     )
-    overhead = "" if one.overhead is None else f"{one.overhead.fraction:+.1%}"
-    step = show(average.step_s, "s")
     return [
-        *(str(one.timing.batch_size), step, f"±{spread:.1%}"),
-        *(show(value, "s") for value in seconds),
-        overhead,
+        *(str(batch.timing.batch_size), quantity(average.step_s, "s"), f"±{spread:.1%}"),
+        *(quantity(value, "s") for value in seconds),
+        "" if batch.overhead is None else f"{batch.overhead.fraction:+.1%}",
     ]

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from rich.markup import escape
-from rich.table import Table
+import click
 
 from perfmodel.base.units import show
-from perfmodel.cli.printing.console import new_console, new_table
+from perfmodel.cli.printing.tables import print_table
 from perfmodel.validation.scores import MEASURES, Score, Summary
 from perfmodel.validation.validate import Validation
 
@@ -21,28 +18,27 @@ HEADS = {
 """Names of measures in a table."""
 
 
-def validation(found: Validation, *, cases: bool = True) -> None:
+def validation(result: Validation, *, cases: bool = True) -> None:
     """Print a table of cases, if asked for, and one of their groups."""
-    out = new_console()
     if cases:
-        out.print(_cases(found))
-        out.print()
-    out.print(_groups(found))
+        _cases(result)
+        click.echo()
+    _groups(result)
 
 
-def _cases(found: Validation) -> Table:
-    measures = [name for name in MEASURES if any(name in o.scores for o in found.outcomes)]
+def _cases(result: Validation) -> None:
+    measures = [name for name in MEASURES if any(name in o.scores for o in result.outcomes)]
     # throughput is redundant with step time
     measures = [name for name in measures if name != "samples_per_s" or "step_s" not in measures]
-    heads = (head for name in measures for head in (HEADS[name], "measured", "error"))
-    table = new_table("group", "case", *heads)
-    for outcome in found.outcomes:
+    rows = []
+    for outcome in result.outcomes:
         row = [outcome.group, outcome.name]
         for name in measures:
             score = outcome.scores.get(name)
             row += _cells(name, score) if score is not None else ["-", "-", "-"]
-        table.add_row(*map(escape, row))
-    return table
+        rows.append(row)
+    heads = (head for name in measures for head in (HEADS[name], "measured", "error"))
+    print_table(("group", "case", *heads), rows)
 
 
 def _cells(name: str, score: Score) -> list[str]:
@@ -71,22 +67,19 @@ def _error(name: str, error: float, sign: str = "+") -> str:
     return f"{error:{sign}.1%}" if MEASURES[name] else f"{error:{sign}.2g}"
 
 
-def _groups(found: Validation) -> Table:
-    heads = ("cases", "median", "p90", "worst", "bias", "in 90% interval")
-    table = new_table("group", "measure", *heads)
-    coverage = found.coverage()
-    for group, summaries in found.summaries().items():
+def _groups(result: Validation) -> None:
+    coverage = result.coverage()
+    rows = []
+    for group, summaries in result.summaries().items():
         for name, summary in summaries.items():
             if name != "samples_per_s" or "step_s" not in summaries:
                 inside = f"{coverage[group]:.0%}" if name == "step_s" and group in coverage else ""
-                table.add_row(escape(group), HEADS[name], *_figures(name, summary), inside)
-    return table
+                rows.append((group, HEADS[name], *_figures(name, summary), inside))
+    heads = ("cases", "median", "p90", "worst", "bias", "in 90% interval")
+    print_table(("group", "measure", *heads), rows)
 
 
-def _figures(name: str, summary: Summary) -> list[str]:
-    sizes: Mapping[str, float] = {key: getattr(summary, key) for key in ("median", "p90", "worst")}
-    return [
-        str(summary.n),
-        *(_error(name, size, sign="") for size in sizes.values()),
-        _error(name, summary.bias),
-    ]
+def _figures(name: str, summary: Summary) -> tuple[str, ...]:
+    sizes = (summary.median, summary.p90, summary.worst)
+    errors = (_error(name, size, sign="") for size in sizes)
+    return str(summary.n), *errors, _error(name, summary.bias)

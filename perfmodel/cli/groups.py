@@ -43,6 +43,6 @@ def commands(group: click.Group, context: click.Context) -> Iterator[tuple[str, 
         command = group.get_command(context, name)
         if isinstance(command, click.Group):
             inner = commands(command, click.Context(command, context, name))
-            yield from ((f"{name} {below}", each) for below, each in inner)
+            yield from ((f"{name} {below}", member) for below, member in inner)
         elif command is not None:
             yield name, command
