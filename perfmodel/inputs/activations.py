@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 
@@ -27,6 +28,7 @@ MLP = r"feed_forward|mlp|ffn|intermediate"
 """Pattern of the names of products in the feed-forward part."""
 
 
+@functools.lru_cache(maxsize=1024)
 def kind_of(name: str, kind: str) -> str:
     """Return the kind of activations of a layer with this name and kind, in words."""
     for pattern, word in KINDS:

@@ -299,6 +299,11 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return tuple(dict.fromkeys(timing.device for timing in self.timings))
 
     @property
+    def kept_bytes(self) -> tuple[float, ...]:
+        """What each layer keeps for backward, per sample."""
+        return tuple(layer.kept_bytes for layer in self.layers)
+
+    @property
     def parameter_bytes(self) -> float:
         """Bytes of all parameters, and of the gradients of an iteration."""
         if self.gradients is not None:

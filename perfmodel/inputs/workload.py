@@ -383,17 +383,22 @@ def _layers(
             f,
             b,
             tuple(t.bytes for t in reversed(layer.tensors)),
-            batch_size * layer.kept_bytes,
+            batch_size * kept,
             layer.kind,
             None if layer.saved_bytes is None else batch_size * layer.activation_bytes,
         )
-        for layer, f, b in zip(profile.layers, forward, backward, strict=bool(profile.layers))
+        for layer, f, b, kept in zip(
+            profile.layers, forward, backward, profile.kept_bytes, strict=bool(profile.layers)
+        )
     )
 
 
 def _activations(profile: Profile, batch_size: int) -> dict[str, Any]:
     """What layers keep for backward: the sum, and by kind of layer."""
-    kept = [(kind_of(one.name, one.kind), batch_size * one.kept_bytes) for one in profile.layers]
+    kept = [
+        (kind_of(layer.name, layer.kind), batch_size * size)
+        for layer, size in zip(profile.layers, profile.kept_bytes, strict=True)
+    ]
     return {"activation_bytes": sum(size for _, size in kept), "activations": by_kind(kept)}
 
 

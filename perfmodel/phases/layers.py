@@ -237,7 +237,7 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         values = (scale, encode, *(value for stage in stages for value in stage))
         arrays = [value for value in values if isinstance(value, np.ndarray)]
         short = all(array.size < FEW_VALUES for array in arrays)
-        return short and (axes_of(*arrays) > 0 or self._axes > 0)
+        return short and (any(array.ndim for array in arrays) or self._axes > 0)
 
     @property
     def _axes(self) -> int:

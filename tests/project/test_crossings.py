@@ -7,9 +7,8 @@ import subprocess
 import sys
 
 MOST, MOST_UPWARD = 3500, 250
-"""Most calls between modules in ``perfmodel predict`` of a small job, with its table of
-assumptions: 22 evaluations of the formulas. Before these had quantities in common, there were 4,544
-calls, of which 297 upward."""
+"""Most calls between modules, and most of them upward, in ``perfmodel predict`` of a small job with
+its table of assumptions: 22 evaluations of the formulas."""
 
 
 def test_a_prediction_does_not_jump_between_modules() -> None:
