@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from perfmodel import Job, evaluate, make_job, predict
-from perfmodel.phases import lines
+from perfmodel.base import quantities
 from tests.jobs import ETHERNET
 
 THREADS, SIZE, MANY = 4, 300, 12
@@ -36,7 +36,7 @@ WAYS: tuple[tuple[str, dict[str, Any]], ...] = (
 def switching_often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
-    monkeypatch.setattr(lines, "MANY", MANY)
+    monkeypatch.setattr(quantities, "MANY", MANY)
     yield
     sys.setswitchinterval(before)
 

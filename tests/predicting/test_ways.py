@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from perfmodel import Job, Variants, evaluate, make_job
+from perfmodel.base import quantities
 from perfmodel.inputs import catalogue
 from perfmodel.phases import lines
 from perfmodel.phases.layers import Layers, Part, Stage
@@ -43,9 +44,9 @@ def axes(size: int = SIZE) -> dict[str, Any]:
 
 def both(one: Job, monkeypatch: pytest.MonkeyPatch) -> tuple[Variants, Variants]:
     """Phases by the longest paths, and by a walk through the layers."""
-    monkeypatch.setattr(lines, "MANY", 2)
+    monkeypatch.setattr(quantities, "MANY", 2)
     fast = evaluate(one, **axes())
-    monkeypatch.setattr(lines, "MANY", 10 * SIZE)
+    monkeypatch.setattr(quantities, "MANY", 10 * SIZE)
     return fast, evaluate(one, **axes())
 
 
@@ -78,7 +79,7 @@ def test_canary_a_missing_path_is_noticed(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("options", [{}, {"servers": 2}])
 def test_layers_cost_little_more_than_the_whole(options: dict[str, Any]) -> None:
     """Measured in the same run. A walk through the layers would cost a hundred times as much."""
-    one, size = job("resnet50", "asp", options), 10 * lines.MANY
+    one, size = job("resnet50", "asp", options), 10 * quantities.MANY
 
     def seconds(sharpness: float | None) -> float:
         draw = np.random.default_rng(0)
@@ -96,7 +97,7 @@ def test_by_hand() -> None:
     """Two layers of 1 s and of 4 and 2 bytes: sent at x, then updated at y per byte."""
     parts = (Part(0, 4.0, 1.0),), (Part(0, 2.0, 1.0),)
     layers = Layers((1.0, 1.0), (1.0, 1.0), (4.0, 2.0), parts, (0, 1), 0.0, 0.0)
-    x, y = np.full(lines.MANY, 1.0), np.linspace(0.1, 3.0, lines.MANY)
+    x, y = np.full(quantities.MANY, 1.0), np.linspace(0.1, 3.0, quantities.MANY)
     stages = [Stage(0.0, 1, times=x), Stage(0.0, 1.0, times=y)]
     computed, sent, updated, last = layers.backward_and_send_s(1.0, stages, latency_s=0.5)
     assert set(computed.tolist()) == {2.0}

@@ -270,7 +270,7 @@ def test_the_page_of_the_command_line_matches_the_help() -> None:
 
 
 def test_reference_pages_are_complete() -> None:
-    in_json = [name for name in _fields(Prediction) if name != "simulation"]
+    in_json = [name for name in _fields(Prediction) if name != "predicted_job"]
     assert _missing("json-output.md", in_json) == []
     fitted = set(_fields(Calibration))  # in cluster-file.md, to which workload-file.md links
     assert _missing("workload-file.md", [f for f in _fields(Profile) if f not in fitted]) == []
