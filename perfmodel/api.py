@@ -51,7 +51,7 @@ def make_job(
     sequence_length: int | None = None,
     activation_checkpointing: bool | None = None,
     accumulation: int | None = None,
-    recomputation: str | None = None,
+    recompute: str | None = None,
     optimizer: str | None = None,
     precision_policy: str | None = None,
     lora: str | None = None,
@@ -86,7 +86,7 @@ def make_job(
     device, precision, batch_size : which of the profile's timings to use; batch size is per worker.
     sequence_length : tokens per sample, for language models with given dimensions.
     activation_checkpointing : whether blocks keep only their inputs and recompute the rest.
-    recomputation : none, selective, selective:products, selective:N or full, which is the same.
+    recompute : none, selective, selective:products, selective:N or full, which is the same.
     optimizer, precision_policy, lora, offload_optimizer : how the model is stored, see
         :class:`perfmodel.inputs.storage.Storage`: "adamw", "bf16_master", "16:q+v:4".
     accumulation : forward and backward passes per update, which share a worker's batch; default:

@@ -26,7 +26,7 @@ JOB_OPTIONS: tuple[tuple[str, types.Text | types.File | None, str], ...] = (
     ("--sequence-length", types.WHOLE, "Tokens per sample (language models)."),
     ("--activation-checkpointing", None, "Recompute blocks in the backward pass from their input."),
     ("--accumulation", types.WHOLE, "Passes per update, splitting the batch.  [default: as timed]"),
-    ("--recomputation", types.RECOMPUTATION, "What backward computes again; selective: attention."),
+    ("--recompute", types.RECOMPUTATION, "What backward computes again; selective: attention."),
     ("--optimizer", types.OPTIMIZER, "Optimizer, for its memory.  [default: as in the profile]"),
     (
         "--precision-policy",

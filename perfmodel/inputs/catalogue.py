@@ -121,7 +121,7 @@ def workload(
     precision: str | None = None,
     batch_size: int | None = None,
     sequence_length: int | None = None,
-    recomputation: str = "none",
+    recompute: str = "none",
     storage: Storage = DEFAULT,
     accumulation: int | None = None,
     one_device: OneDevice | None = None,
@@ -137,7 +137,7 @@ def workload(
     Parameters
     ----------
     sequence_length : tokens per sample, for language models with given dimensions.
-    recomputation : what the backward pass computes again
+    recompute : what the backward pass computes again
         (:func:`perfmodel.inputs.recomputation.recomputed`).
     storage : how parameters, gradients and optimizer states are stored.
     accumulation : forward and backward passes per update, which share the batch evenly; default: as
@@ -166,7 +166,7 @@ def workload(
         parts = split(timings, samples, accumulation, what)
         several = of_one_pass(whole, parts.passes)
         step = one_pass(several, device_name, precision, parts.pass_size)
-        step = recomputed(with_storage(step, whole.decoder, storage), recomputation)
+        step = recomputed(with_storage(step, whole.decoder, storage), recompute)
         step = accumulated(step, parts.passes, parts.batch_size)
         return msgspec.structs.replace(step, assumptions=(*step.assumptions, *parts.assumptions))
 

@@ -130,7 +130,7 @@ class JobArguments(TypedDict, total=False):
     sequence_length: int | None
     activation_checkpointing: bool | None
     accumulation: int | None
-    recomputation: str | None
+    recompute: str | None
     optimizer: str | None
     precision_policy: str | None
     lora: str | None
@@ -427,7 +427,7 @@ class JobKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     sequence_length: int | None = None
     activation_checkpointing: bool | None = None
     accumulation: int | None = None
-    recomputation: str | None = None
+    recompute: str | None = None
     optimizer: str | None = None
     precision_policy: str | None = None
     lora: str | None = None

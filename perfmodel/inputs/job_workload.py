@@ -16,7 +16,7 @@ from perfmodel.inputs.workload import Workload
 
 OF_WORKLOAD = (
     *("model", "workload", "device", "precision", "batch_size"),
-    *("sequence_length", "activation_checkpointing", "accumulation", "recomputation"),
+    *("sequence_length", "activation_checkpointing", "accumulation", "recompute"),
     *("optimizer", "precision_policy", "lora", "offload_optimizer"),
     *("one_device_samples_per_s", "one_device_step_s", "one_device_batch_size"),
 )
@@ -33,7 +33,7 @@ class Passes(NamedTuple):
     sequence_length: int | None
     activation_checkpointing: bool | None
     accumulation: int | None
-    recomputation: str | None
+    recompute: str | None
 
 
 def workload_of(arguments: Mapping[str, Any]) -> Workload:
@@ -97,7 +97,7 @@ def _workload(
         precision=precision,
         batch_size=passes.batch_size,
         sequence_length=passes.sequence_length,
-        recomputation=read_recomputation(passes.recomputation, passes.activation_checkpointing),
+        recompute=read_recomputation(passes.recompute, passes.activation_checkpointing),
         storage=storage,
         accumulation=passes.accumulation,
         one_device=measured,

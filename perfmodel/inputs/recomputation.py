@@ -39,12 +39,12 @@ def read_recomputation(recomputation: str | None, checkpointing: bool | None) ->
     if recomputation not in WORDS:
         if word != "selective" or not every.isdecimal():
             raise InputError(
-                f"recomputation: expected none, selective (of attention), selective:products, "
+                f"recompute: expected none, selective (of attention), selective:products, "
                 f"selective:N (of every Nth block) or full, got {recomputation!r}"
             )
-        whole_number("recomputation: selective", int(every))
+        whole_number("recompute: selective", int(every))
     if checkpointing is not None and checkpointing != (recomputation == "full"):
-        raise InputError("recomputation and activation_checkpointing: give one of them")
+        raise InputError("recompute and activation_checkpointing: give one of them")
     return recomputation
 
 
@@ -107,7 +107,7 @@ def recomputed(workload: Workload, recomputation: str) -> Workload:
 def _of_attention(workload: Workload, recomputation: str) -> Workload:
     """Return the workload with the core of attention computed again."""
     if not any(layer.kind == ATTENTION for layer in workload.layers):
-        raise InputError(f"recomputation: {workload.name} has no attention with layers of its own")
+        raise InputError(f"recompute: {workload.name} has no attention with layers of its own")
     layers, kept, largest = [], [], ("attention", 0.0)
     for layer in workload.layers:
         kind, size = kind_of(layer.name, layer.kind), layer.activation_bytes
@@ -135,14 +135,14 @@ def _changed(
     )
     if recomputation != "full":
         why = "backward recomputes part of the forward pass"
-        note = Assumption("recomputation", recomputation, "", why)
+        note = Assumption("recompute", recomputation, "", why)
     return msgspec.structs.replace(
         workload,
         layers=tuple(layers),
         backward_s=workload.backward_s + again_s,
         activation_bytes=min(sum(size for _, size in kept), workload.activation_bytes),
         activations=by_kind(kept),
-        recomputation=recomputation,
+        recompute=recomputation,
         quality="estimated",
         assumptions=(*workload.assumptions, note),
     )

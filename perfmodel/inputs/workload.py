@@ -69,7 +69,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     1.35); None if the step itself was measured. ``calibration`` says how precisely fitted values
     are known: fields, or keys of :data:`WIDE`. ``noise_scale_samples`` is the gradient noise scale
     of the training; None if unknown. ``sequence_length`` is the number of tokens per sample; None
-    if unknown. Times and activations already include ``recomputation`` and ``accumulation`` (passes
+    if unknown. Times and activations already include ``recompute`` and ``accumulation`` (passes
     per update). If ``among_several``, the times are of a device in a group and include the slowdown
     by the others. ``buffer_bytes`` is the size of the module's buffers. ``storage`` says how
     parameters, gradients and optimizer states are stored; ``frozen_bytes`` is the size of
@@ -99,7 +99,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     calibration: Calibration | None = None
     noise_scale_samples: float | None = None
     sequence_length: int | None = None
-    recomputation: str = "none"
+    recompute: str = "none"
     accumulation: int = 1
     among_several: bool = False
     buffer_bytes: float = 0.0
@@ -139,7 +139,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def activation_checkpointing(self) -> bool:
         """Whether every block keeps only its input."""
-        return self.recomputation == "full"
+        return self.recompute == "full"
 
     @property
     def optimizer(self) -> str | None:

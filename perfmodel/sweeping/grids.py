@@ -46,7 +46,7 @@ class GridArguments(TypedDict, total=False):
     sequence_length: Several[int | None]
     activation_checkpointing: Several[bool | None]
     accumulation: Several[int | None]
-    recomputation: Several[str | None]
+    recompute: Several[str | None]
     optimizer: Several[str | None]
     precision_policy: Several[str | None]
     lora: Several[str | None]

@@ -164,7 +164,7 @@ CLUSTER_KEYS = (
 )
 JOB_KEYS = (
     "model, workload, device, precision, batch_size, sequence_length, "
-    "activation_checkpointing, accumulation, recomputation, optimizer, precision_policy, lora, "
+    "activation_checkpointing, accumulation, recompute, optimizer, precision_policy, lora, "
     "offload_optimizer, one_device_samples_per_s, one_device_step_s, one_device_batch_size, cluster, bandwidth_bytes_per_s, latency_s, workers, arch, options, "
     "island_devices, island_steps, island_arch, island_options, jitter, stragglers, start, seed, "
     "schema"

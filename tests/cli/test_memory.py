@@ -13,7 +13,7 @@ from perfmodel.cli import cli
 
 GIVEN = (
     "--model gpt2-xl --device a100 --batch-size 2 --workers 4 --arch zero2 --optimizer lion "
-    "--precision-policy bf16_master --recomputation selective:2 --offload-optimizer "
+    "--precision-policy bf16_master --recompute selective:2 --offload-optimizer "
     "--fidelity coarse"
 )
 
@@ -29,12 +29,12 @@ def test_flags_and_a_job_file_make_the_same_job(tmp_path: Path) -> None:
     path.write_text(
         'schema = "perfmodel.job/1"\nmodel = "gpt2-xl"\ndevice = "a100"\nbatch_size = 2\n'
         'workers = 4\narch = "zero2"\noptimizer = "lion"\nprecision_policy = "bf16_master"\n'
-        'recomputation = "selective:2"\noffload_optimizer = true\n',
+        'recompute = "selective:2"\noffload_optimizer = true\n',
         encoding="utf-8",
     )
     made = make_job(
         model="gpt2-xl", device="a100", batch_size=2, workers=4, arch="zero2", optimizer="lion",
-        precision_policy="bf16_master", recomputation="selective:2", offload_optimizer=True,
+        precision_policy="bf16_master", recompute="selective:2", offload_optimizer=True,
     )  # fmt: skip
     assert Job.from_file(path) == made
     memory = json.loads(printed(f"predict {GIVEN} --json"))["memory"]

@@ -246,7 +246,7 @@ def test_checkpointing_by_hand() -> None:
 
 
 def test_checkpointing_costs_a_third_and_saves_memory() -> None:
-    plain, again = workload(), workload(recomputation="full")
+    plain, again = workload(), workload(recompute="full")
     ratio = (again.forward_s + again.backward_s) / (plain.forward_s + plain.backward_s)
     assert 1.31 < ratio < 4 / 3
     assert again.activation_bytes < plain.activation_bytes / 5

@@ -126,7 +126,7 @@ def test_checkpointing_of_a_measured_update_recomputes_every_pass() -> None:
     timing = msgspec.structs.replace(per_layer(8, 1.0), accumulation=4)
     model = Profile(name="net", source=MEASURED, layers=tuple(names), timings=(timing,))
     plain = catalogue.workload(model)
-    again = catalogue.workload(model, recomputation="full")
+    again = catalogue.workload(model, recompute="full")
     assert plain.forward_s + plain.backward_s == pytest.approx(10.0)
     assert again.forward_s + again.backward_s == pytest.approx(13.0)
 

@@ -49,14 +49,14 @@ def test_time_and_memory_by_hand(how: str, again_s: float, kept: float) -> None:
     assert again.activation_bytes == kept
     if how != "none":
         assert sum(size for _, size in again.activations) == kept
-        assert again.recomputation == how
-        assert again.assumptions[-1].name in ("recomputation", "activation checkpointing")
+        assert again.recompute == how
+        assert again.assumptions[-1].name in ("recompute", "activation checkpointing")
 
 
 def test_the_old_spelling_is_full() -> None:
     given: dict[str, Any] = {"model": "gpt2-xl", "device": "a100", "batch_size": 2}
     old, new = (make_job(**given, **how) for how in (
-        {"activation_checkpointing": True}, {"recomputation": "full"}
+        {"activation_checkpointing": True}, {"recompute": "full"}
     ))  # fmt: skip
     assert old.workload == new.workload
     assert old.workload.activation_checkpointing
@@ -67,12 +67,12 @@ def test_the_old_spelling_is_full() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"recomputation": "some"}, "expected none, selective"),
-        ({"recomputation": "selective:0"}, "selective"),
-        ({"recomputation": "selective:x"}, "expected none"),
-        ({"recomputation": "none", "activation_checkpointing": True}, "give one of them"),
-        ({"recomputation": "full", "model": "alexnet"}, "form no blocks"),
-        ({"recomputation": "selective", "model": "alexnet"}, "no attention"),
+        ({"recompute": "some"}, "expected none, selective"),
+        ({"recompute": "selective:0"}, "selective"),
+        ({"recompute": "selective:x"}, "expected none"),
+        ({"recompute": "none", "activation_checkpointing": True}, "give one of them"),
+        ({"recompute": "full", "model": "alexnet"}, "form no blocks"),
+        ({"recompute": "selective", "model": "alexnet"}, "no attention"),
         ({"lora": "0"}, "rank"),
         ({"lora": "8:middle"}, "lora target"),
         ({"lora": "8:q:5"}, "4, 8, 16 or 32 bits"),
@@ -97,7 +97,7 @@ def test_a_resolved_workload_keeps_its_storage() -> None:
 
 def test_a_sweep_and_a_changed_job_vary_storage() -> None:
     given: dict[str, Any] = {"model": "gpt2-xl", "device": "a100", "batch_size": 2, "arch": "ring"}
-    rows = sweep(**given, workers=[2], optimizer=["sgd", "lion"], recomputation=["none", "full"])
+    rows = sweep(**given, workers=[2], optimizer=["sgd", "lion"], recompute=["none", "full"])
     assert len(list(rows.rows())) == 4
     job = make_job(**given, workers=2)
     sgd, lion = (job.with_(optimizer=name).workload for name in ("sgd", "lion"))

@@ -73,10 +73,10 @@ def test_activations_of_blocks_are_those_of_korthikanti_et_al(name: str) -> None
     scores = 5.0 * a * s**2 * BATCH
     whole = footprint(model)
     assert blocks_bytes(whole, model) == pytest.approx(count * plain, rel=1e-9)
-    attention = footprint(model, recomputation="selective")
+    attention = footprint(model, recompute="selective")
     kept = count * 34.0 * s * BATCH * h + scores
     assert blocks_bytes(attention, model) == pytest.approx(kept, rel=1e-9)
-    full = footprint(model, recomputation="full")
+    full = footprint(model, recompute="full")
     assert blocks_bytes(full, model) == pytest.approx(count * 2.0 * s * BATCH * h + plain, rel=1e-9)
 
 
@@ -115,9 +115,9 @@ def test_every_second_product_and_every_second_block() -> None:
     block = 2.0 * tokens * (4 * h + h + 2048 + h + 3 * 14336)
     products = (h + 2048) + h + 2 * 14336 + h
     kept = 2.0 * tokens * (h + h + products / 2)
-    found = footprint(model, recomputation="selective:products")
+    found = footprint(model, recompute="selective:products")
     assert blocks_bytes(found, model) == pytest.approx(32 * kept + block)
-    found = footprint(model, recomputation="selective:2")
+    found = footprint(model, recompute="selective:2")
     assert blocks_bytes(found, model) == pytest.approx(16 * block + 16 * 2.0 * tokens * h + block)
 
 
@@ -133,7 +133,7 @@ def test_logits_and_loss() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2-xl", "llama-8b", "llama-70b", "bert-large"])
-@pytest.mark.parametrize("recomputation", ["none", "selective", "full"])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize(
     ("arch", "devices", "parameters", "gradients", "states"),
     [
@@ -146,7 +146,7 @@ def test_logits_and_loss() -> None:
 )
 def test_states_of_a_model_are_those_of_zero(
     name: str,
-    recomputation: str,
+    recompute: str,
     arch: str,
     devices: int,
     parameters: int,
@@ -156,9 +156,7 @@ def test_states_of_a_model_are_those_of_zero(
     """2, 2 and 12 bytes per parameter, each divided by the workers that share it."""
     model = decoder(name)
     count = model.parameters(model.sequence_length)
-    found = footprint(
-        model, arch, devices=devices, precision_policy=MASTER, recomputation=recomputation
-    )
+    found = footprint(model, arch, devices=devices, precision_policy=MASTER, recompute=recompute)
     assert found.parameters_bytes == pytest.approx(2.0 * count / parameters)
     assert found.gradients_bytes == pytest.approx(2.0 * count / gradients)
     assert found.copies_bytes == pytest.approx(4.0 * count / states)
