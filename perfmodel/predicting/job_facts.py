@@ -12,7 +12,6 @@ import numpy as np
 from perfmodel.architectures.base import architecture_of
 from perfmodel.base.errors import InputError
 from perfmodel.base.files import finite
-from perfmodel.base.units import show
 from perfmodel.inputs.islands import places_of
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import expanded
@@ -92,13 +91,8 @@ def notes_of(job: Job, memory: Memory) -> tuple[str, ...]:
     """Return remarks on a job beyond the figures of its prediction."""
     architecture = architecture_of(job)
     notes = architecture.notes(job) if architecture.notes is not None else ()
-    if memory.device_bytes is not None and memory.worker_bytes > memory.device_bytes:
-        return (
-            f"a worker needs about {show(memory.worker_bytes, 'bytes')}, more than the "
-            f"{show(memory.device_bytes, 'bytes')} of {job.workload.device}",
-            *notes,
-        )
-    return notes
+    shortage = memory.shortage(job.workload.device)
+    return (shortage, *notes) if shortage else notes
 
 
 def inputs_of(job: Job) -> dict[str, Any]:

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
+
+from perfmodel.base.units import show
+
+SURE = 0.9
+"""Probability from which a job is said to fit without reserve."""
+
+QUANTILE = 1.6448536269514722
+"""95 % quantile of the standard normal distribution."""
 
 
 class Reserved(msgspec.Struct, frozen=True):
@@ -11,6 +21,18 @@ class Reserved(msgspec.Struct, frozen=True):
     p5: float
     median: float
     p95: float
+
+    def below(self, size: float) -> float:
+        """Return the probability that at most ``size`` bytes are reserved.
+
+        Logarithms below and above the median are two halves of normal distributions, each through
+        its quantile.
+        """
+        end = self.p5 if size < self.median else self.p95
+        if end == self.median:
+            return float(size >= self.median)
+        scores = QUANTILE * math.log(size / self.median) / abs(math.log(end / self.median))
+        return 0.5 * math.erfc(-scores / math.sqrt(2.0))
 
 
 class Footprint(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,8 +93,9 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
 class Memory(msgspec.Struct, frozen=True):
     """Memory that a worker and the fullest server allocate (None without servers).
 
-    ``device_bytes`` is the memory of the device; None if unknown. ``worker`` and ``server`` have
-    the components of ``worker_bytes`` and ``server_bytes``.
+    ``device_bytes`` is the memory of the device; None if unknown. ``fits`` is the probability that
+    a worker fits into it. ``worker`` and ``server`` have the components of ``worker_bytes`` and
+    ``server_bytes``.
     """
 
     worker_bytes: float
@@ -80,9 +103,36 @@ class Memory(msgspec.Struct, frozen=True):
     device_bytes: float | None
     worker: Footprint = Footprint()
     server: Footprint | None = None
+    fits: float | None = None
 
     @classmethod
     def of(cls, worker: Footprint, server: Footprint | None, device_bytes: float | None) -> Memory:
         """Return the memory of a job, given the components of a worker and of a server."""
         of_server = None if server is None else server.allocated_bytes
-        return cls(worker.allocated_bytes, of_server, device_bytes, worker, server)
+        allocated = worker.allocated_bytes
+        fits = None
+        if device_bytes is not None:
+            reserved = worker.reserved_bytes or Reserved(allocated, allocated, allocated)
+            fits = reserved.below(device_bytes)
+        return cls(allocated, of_server, device_bytes, worker, server, fits)
+
+    def shortage(self, device: str) -> str:
+        """Say by how much a worker does not fit into its device; "" if it surely does."""
+        if self.fits is None or self.device_bytes is None or self.fits >= SURE:
+            return ""
+        has, reserved = show(self.device_bytes, "bytes"), self.worker.reserved_bytes
+        if reserved is None:
+            need, verb = self.worker_bytes, "needs"
+        else:
+            need, verb = reserved.median, "reserves"
+        if self.fits >= 0.5 and reserved is not None:
+            low, high = show(reserved.p5, "bytes"), show(reserved.p95, "bytes")
+            return (
+                f"may not fit: a worker reserves {low} to {high}, {device} has {has}; "
+                f"it fits with a probability of {self.fits:.0%}"
+            )
+        needs = f"{verb} about {show(need, 'bytes')}"
+        return (
+            f"does not fit: a worker {needs}, {need / self.device_bytes:.3g} times the {has} "
+            f"of {device}"
+        )

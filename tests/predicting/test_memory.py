@@ -14,7 +14,7 @@ import pytest
 
 from perfmodel import Job, make_job, predict
 from perfmodel.predicting.memory import memory_of
-from perfmodel.results.memory import Memory
+from perfmodel.results.memory import Footprint, Memory, Reserved
 from tests.jobs import cluster, workload
 
 SIZES = [10.0, 20.0, 30.0, 40.0]
@@ -161,19 +161,50 @@ def test_a_server_of_islands_keeps_one_buffer_for_each() -> None:
     assert found.server_bytes == 100.0 + 200.0 + 2 * 100.0
 
 
-def test_a_device_that_is_too_small_is_named() -> None:
-    """2 GB of parameters, as many of gradients and of buckets, and 4 of the optimizer, of 12 GB."""
-    big = msgspec.structs.replace(
-        workload([1.0], [1.0], [2e9]), device="k80", optimizer_state_bytes=4e9
+@pytest.mark.parametrize(
+    ("activations", "fits", "note"),
+    [
+        (0.0, 0.929, ""),  # 10 GB: log(12.885 / 11.2) / log(13.1 / 11.2) x 1.645 = 1.468
+        (0.9e9, 0.739, "may not fit: a worker reserves 11.68 GB to 14.19 GB, k80 has 12.88 GB; "
+         "it fits with a probability of 74%"),  # 10.9 GB: 0.0614 / 0.1577 x 1.645 = 0.640
+        (2.9e9, 0.0, "does not fit: a worker reserves about 14.16 GB, "
+         "1.1 times the 12.88 GB of k80"),  # -0.0942 / 0.0371 x 1.645 = -4.2
+    ],
+)  # fmt: skip
+def test_a_device_that_is_too_small_is_named(activations: float, fits: float, note: str) -> None:
+    """2 GB of parameters, as many of gradients and of buckets, and 4 of the optimizer, of 12 GiB.
+
+    Reserved are 0.98, 1.02 and 1.21 times as much and 1 GB (5 %, 50 %, 95 %).
+    """
+    work = msgspec.structs.replace(
+        workload([1.0], [1.0], [2e9]),
+        device="k80",
+        optimizer_state_bytes=4e9,
+        activation_bytes=activations,
     )
-    for activation_bytes, fits in ((1.9e9, True), (2.9e9, False)):
-        work = msgspec.structs.replace(big, activation_bytes=activation_bytes)
-        found = predict(
-            make_job(workload=work, cluster=cluster(), workers=2, arch="ring"), fidelity="coarse"
-        )
-        assert found.memory.device_bytes is not None
-        assert (found.memory.worker_bytes <= found.memory.device_bytes) is fits
-        assert any("more than the" in note for note in found.notes) is not fits
+    made = make_job(workload=work, cluster=cluster(), workers=2, arch="ring")
+    prediction = predict(made, fidelity="coarse")
+    assert prediction.memory.fits == pytest.approx(fits, abs=0.0006)
+    assert prediction.memory.shortage("k80") == note
+    assert (note in prediction.notes) is bool(note)
+
+
+def test_half_of_all_runs_reserve_less_than_the_median() -> None:
+    reserved = Reserved(8e9, 10e9, 15e9)
+    chances = [reserved.below(size) for size in (8e9, 10e9, 15e9)]
+    assert chances == pytest.approx([0.05, 0.5, 0.95])
+    certain = Reserved(9e9, 9e9, 9e9)
+    assert [certain.below(size) for size in (8.9e9, 9e9, 9.1e9)] == [0.0, 1.0, 1.0]
+
+
+def test_a_process_without_an_allocator_fits_or_does_not() -> None:
+    for has, fits in ((7e9, 1.0), (5e9, 0.0)):
+        made = Memory.of(Footprint(parameters_bytes=6e9), None, has)
+        assert made.fits == fits
+    assert (
+        made.shortage("it") == "does not fit: a worker needs about 6 GB, 1.2 times the 5 GB of it"
+    )
+    assert Memory.of(Footprint(parameters_bytes=6e9), None, None).shortage("it") == ""
 
 
 def test_a_workload_made_of_layers_has_parameters_and_gradients_only() -> None:

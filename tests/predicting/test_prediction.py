@@ -107,7 +107,7 @@ def test_memory_counts_parameters_gradients_optimizer_and_activations() -> None:
 
 def test_a_batch_too_large_for_memory_is_noted() -> None:
     job_ = make_job(model="vgg16", device="v100", arch="ring", batch_size=2000)
-    assert "more than the 17.18 GB of v100" in predict(job_).notes[0]
+    assert "times the 17.18 GB of v100" in predict(job_).notes[0]
 
 
 def test_a_trace_has_a_process_per_node_and_a_thread_per_resource() -> None:

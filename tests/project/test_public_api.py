@@ -188,6 +188,7 @@ PREDICTION: dict[str, Any] = {
         "device_bytes": NUMBER + NOTHING,
         "worker": FOOTPRINT,
         "server": FOOTPRINT,
+        "fits": NUMBER + NOTHING,
     },
     "bottleneck": {
         "resource": TEXT,

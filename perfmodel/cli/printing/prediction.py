@@ -30,15 +30,19 @@ LEAST = 0.0005
 
 
 def prediction(p: Prediction, worth: Sequence[Effect]) -> None:
-    """Print the answer in eight lines, notes, and the assumptions that matter.
+    """Print whether the job fits, the answer in eight lines, notes, and assumptions that matter.
 
     With --verbose all figures and all assumptions; with --quiet no assumptions.
     """
     show(title(p))
+    shortage = p.memory.shortage(p.device)
+    if shortage:
+        show(bold(shortage))
     show_rows(_rows(p, verbose=verbosity() > 0))
     show(f"{bold('bottleneck')}: {p.bottleneck.text}")
     for note in p.notes:
-        show(f"{bold('note')}: {note}")
+        if note != shortage:
+            show(f"{bold('note')}: {note}")
     assumed(worth)
 
 
