@@ -22,9 +22,8 @@ SHOWS = ("to_dict", "to_json", "to_frame", "frame", "report", "plot")
 """Methods of results; a class without any of them is a result if it is a public name."""
 
 WITHOUT: Mapping[str, str] = {
-    "calibration.network.collectives.CollectiveFit": "a line in the picture of a NetworkFit",
-    "calibration.network.links.LinkFit": "a line in the picture of a NetworkFit",
     "measuring.training.measure.RankReport": "a message between processes",
+    "predicting.options.PredictOptions": "an input",
     "predicting.variants.Variants": "arrays over axes that only the caller knows",
     "studies.advice.Recommendation": "a bar in the picture of Advice",
     "studies.aims.Aim": "an input",
