@@ -127,6 +127,7 @@ def plan(
         axes,
         homes=[(row, row.price(spot) or 0.0) for row in homes],
         most_workers=goal.limits.max_workers,
+        confidence=goal.limits.memory_confidence,
         common=common,
         executor=executor,
     )

@@ -22,6 +22,7 @@ from perfmodel.planning.plans import HOUR_S, Candidate
 from perfmodel.planning.space import Common, Space
 from perfmodel.predicting import gains
 from perfmodel.predicting.answer import with_job
+from perfmodel.results.memory import SURE
 from perfmodel.results.prediction import Prediction
 from perfmodel.sweeping.chunks import Answer, Chunk, Progress, predicted
 from perfmodel.sweeping.executors import elsewhere, result, submitted
@@ -51,12 +52,19 @@ NEAREST = 3
 """Number of candidates named in the error if no candidate meets the limits."""
 
 
+MOST_CONFIDENCE = 0.999
+"""Largest probability of the tails of measured memory that is asked for."""
+
+
 class PlanLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits on candidates; None for no limit. Device memory is always a limit.
+    """Limits on candidates; None for no limit.
+
+    Device memory is always a limit: a worker fits with a probability of ``memory_confidence``.
 
     Raises
     ------
-    InputError : a limit is negative, or is zero where zero would exclude every candidate.
+    InputError : a limit is negative, or is zero where zero would exclude every candidate;
+        ``memory_confidence`` is not in (0, 0.999].
     """
 
     budget_usd: float | None = None
@@ -65,6 +73,7 @@ class PlanLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_staleness: float | None = None
     max_workers: int | None = None
     max_global_batch_size: int | None = None
+    memory_confidence: float = SURE
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -73,6 +82,8 @@ class PlanLimits(msgspec.Struct, frozen=True, kw_only=True):
                 continue
             if name in ("budget_usd", "deadline_s"):
                 number(name, value, above=0.0)
+            elif name == "memory_confidence":
+                number(name, value, above=0.0, at_most=MOST_CONFIDENCE)
             elif name in ("max_workers", "max_global_batch_size"):
                 whole_number(name, value)
             else:

@@ -29,7 +29,7 @@ from perfmodel.inputs.job import Jitter, Job
 from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.workload import Workload
 from perfmodel.predicting import job_facts
-from perfmodel.predicting.memory import worker_bytes
+from perfmodel.predicting.memory import memory_of
 from perfmodel.predicting.variants import evaluate
 from perfmodel.sweeping.executors import completed
 
@@ -84,6 +84,10 @@ class Series(NamedTuple):
     home_usd_per_h: float = 0.0
 
 
+Work = tuple[Series, Ids, Sequence[int], float]
+"""A series, its numbers of workers and of servers, and the confidence that a worker fits."""
+
+
 class Common(TypedDict, total=False):
     """Arguments of :func:`perfmodel.make_job` for all jobs of a plan."""
 
@@ -100,7 +104,8 @@ class Columns:
     workers, servers, nodes, batch_size : integers; ``servers`` is 0 without servers.
     step_s, rate, idle, staleness : predicted by formulas; ``rate`` in samples per second.
     price : USD per hour for all nodes, including dedicated servers.
-    worker_bytes, device_bytes : required and available device memory (inf if unknown).
+    worker_bytes, device_bytes : required and available device memory (inf if unknown); required
+        for a worker to fit with the given confidence.
     """
 
     workers: Ids
@@ -162,6 +167,7 @@ def space(
     *,
     homes: Sequence[tuple[Instance, float]] = (),
     most_workers: int | None = None,
+    confidence: float,
     common: Common,
     executor: Executor,
 ) -> Space:
@@ -174,6 +180,7 @@ def space(
     homes : instance types for dedicated servers and their price in USD per hour. They must be in
         the workers' region, so that no traffic leaves it.
     most_workers : largest number of workers.
+    confidence : probability with which a worker has to fit into its device.
     common : further arguments of :func:`perfmodel.make_job` for every job.
     executor : runs the evaluation.
 
@@ -185,7 +192,7 @@ def space(
     for name in ("workers", "servers", "batch_size"):
         for value in getattr(axes, name):
             whole_number(name, value)
-    work: list[tuple[Series, Ids, Sequence[int]]] = []
+    work: list[Work] = []
     out: list[str] = []
     for instance, price in instances:
         try:
@@ -207,7 +214,7 @@ def space(
                 api.make_job, workload=workload, arch=arch, options=options, **common
             )
             series = Series(instance, price, make(cluster=instance.cluster()), arch, options)
-            work.append((series, workers, axes.servers))
+            work.append((series, workers, axes.servers, confidence))
             for home, usd_per_h in homes:
                 if series.job.options.server_count and home.region == instance.region:
                     apart = series._replace(
@@ -215,7 +222,7 @@ def space(
                         home=home,
                         home_usd_per_h=usd_per_h,
                     )
-                    work.append((apart, workers, axes.servers))
+                    work.append((apart, workers, axes.servers, confidence))
     if not work:
         raise none_left(out)
     all_series = tuple(series for series, *_ in work)
@@ -235,9 +242,7 @@ def space(
     return Space(series=all_series, left_out=tuple(out), of=of, **columns)
 
 
-def _all_evaluated(
-    work: Sequence[tuple[Series, Ids, Sequence[int]]], executor: Executor
-) -> list[Columns]:
+def _all_evaluated(work: Sequence[Work], executor: Executor) -> list[Columns]:
     """The columns of each series."""
     batches = [work[first : first + BATCH] for first in range(0, len(work), BATCH)]
     results: dict[int, list[Columns]] = {}
@@ -250,7 +255,7 @@ def _all_evaluated(
     return [part for place in range(len(batches)) for part in results[place]]
 
 
-def _batch_evaluated(batch: Sequence[tuple[Series, Ids, Sequence[int]]]) -> list[Columns]:
+def _batch_evaluated(batch: Sequence[Work]) -> list[Columns]:
     return list(itertools.starmap(_evaluated, batch))
 
 
@@ -296,7 +301,7 @@ def _architectures(axes: Axes) -> Iterator[tuple[str, dict[str, object]]]:
             yield name, dict(zip(options, values, strict=True))
 
 
-def _evaluated(series: Series, counts: Ids, servers: Sequence[int]) -> Columns:
+def _evaluated(series: Series, counts: Ids, servers: Sequence[int], confidence: float) -> Columns:
     """The columns of a series."""
     job, instance = series.job, series.instance
     counts = counts[job.options.allows(counts)]
@@ -327,18 +332,20 @@ def _evaluated(series: Series, counts: Ids, servers: Sequence[int]) -> Columns:
         idle=by_formulas.idle_fraction,
         staleness=by_formulas.staleness,
         price=nodes * series.price_usd_per_h + many * series.home_usd_per_h,
-        worker_bytes=_worker_bytes(job, workers),
+        worker_bytes=_worker_bytes(job, workers, confidence),
         device_bytes=np.full(size, float(device_bytes)),
     )
 
 
-def _worker_bytes(job: Job, workers: Ids) -> Floats:
-    """Memory of a worker (bytes); depends on the number of workers if they shard the model."""
+def _worker_bytes(job: Job, workers: Ids, confidence: float) -> Floats:
+    """Memory that a worker's device needs (bytes); depends on the number of workers if they shard
+    the model."""
 
     def needed(count: int) -> float:
-        return worker_bytes(msgspec.structs.replace(job, workers=count))
+        return memory_of(msgspec.structs.replace(job, workers=count)).needed_bytes(confidence)
 
     counts, places = np.unique(workers, return_inverse=True)
-    if needed(int(counts[0])) == needed(int(counts[-1])):
-        return np.full(len(workers), float(needed(int(counts[0]))))
-    return np.array([float(needed(int(count))) for count in counts])[places]
+    ends = needed(int(counts[0])), needed(int(counts[-1]))
+    if ends[0] == ends[1]:
+        return np.full(len(workers), ends[0])
+    return np.array([needed(int(count)) for count in counts])[places]

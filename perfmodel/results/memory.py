@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 
 import msgspec
 
@@ -33,6 +34,12 @@ class Reserved(msgspec.Struct, frozen=True):
             return float(size >= self.median)
         scores = QUANTILE * math.log(size / self.median) / abs(math.log(end / self.median))
         return 0.5 * math.erfc(-scores / math.sqrt(2.0))
+
+    def quantile(self, probability: float) -> float:
+        """Return the bytes that suffice with a probability, the inverse of :meth:`below`."""
+        end = self.p5 if probability < 0.5 else self.p95
+        scores = NormalDist().inv_cdf(probability) / QUANTILE
+        return self.median * math.exp(scores * abs(math.log(end / self.median)))
 
 
 class Footprint(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +122,11 @@ class Memory(msgspec.Struct, frozen=True):
             reserved = worker.reserved_bytes or Reserved(allocated, allocated, allocated)
             fits = reserved.below(device_bytes)
         return cls(allocated, of_server, device_bytes, worker, server, fits)
+
+    def needed_bytes(self, confidence: float) -> float:
+        """Return the memory with which a worker fits into its device with a probability."""
+        reserved = self.worker.reserved_bytes
+        return self.worker_bytes if reserved is None else reserved.quantile(confidence)
 
     def shortage(self, device: str) -> str:
         """Say by how much a worker does not fit into its device; "" if it surely does."""

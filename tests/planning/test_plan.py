@@ -187,6 +187,23 @@ def test_device_memory_is_a_limit() -> None:
         plan(model="resnet50", instance=["p3.2xlarge"], arch="ring", workers=1, batch_size=4096)
 
 
+@pytest.mark.parametrize(("confidence", "batch_size"), [(0.5, 224), (0.9, 192), (0.95, 160)])
+def test_a_worker_fits_with_the_confidence_that_is_asked_for(
+    confidence: float, batch_size: int
+) -> None:
+    """VGG-16 fits into a V100 with 99.7, 90.7, 52.4 and 12 % at these batch sizes."""
+    made = plan(
+        model="vgg16",
+        instance=["p3.2xlarge"],
+        arch="ring",
+        workers=2,
+        batch_size=[160, 192, 224, 256],
+        objective="throughput",
+        limits=PlanLimits(memory_confidence=confidence),
+    )
+    assert max(each.batch_size for each in made.ranked) == batch_size
+
+
 def test_an_impossible_global_batch_limit_is_named() -> None:
     few = PlanLimits(max_global_batch_size=100)
     with pytest.raises(InputError, match=r"2 candidates fits: .* is 512 samples, the limit is 100"):

@@ -193,7 +193,11 @@ def test_half_of_all_runs_reserve_less_than_the_median() -> None:
     reserved = Reserved(8e9, 10e9, 15e9)
     chances = [reserved.below(size) for size in (8e9, 10e9, 15e9)]
     assert chances == pytest.approx([0.05, 0.5, 0.95])
+    assert [reserved.quantile(chance) for chance in (0.05, 0.5, 0.95)] == pytest.approx(
+        [8e9, 10e9, 15e9]
+    )
     certain = Reserved(9e9, 9e9, 9e9)
+    assert certain.quantile(0.99) == 9e9
     assert [certain.below(size) for size in (8.9e9, 9e9, 9.1e9)] == [0.0, 1.0, 1.0]
 
 

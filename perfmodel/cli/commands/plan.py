@@ -37,6 +37,11 @@ LIMITS = all_of(
     option("--max-staleness", NUMBER, "Maximum mean staleness."),
     option("--max-workers", WHOLE, "Maximum number of workers."),
     option("--max-global-batch-size", WHOLE, "Maximum samples per update."),
+    option(
+        *("--memory-confidence", types.FRACTION, "Probability that a worker fits its device."),
+        metavar="90%",
+        default="90%",
+    ),
 )
 
 SPACE = all_of(
