@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         Explanation as Explanation,
         explain as explain,
     )
+    from perfmodel.studies.fitting import largest_batch as largest_batch, remedies as remedies
     from perfmodel.studies.formulas import Formula as Formula, formula as formula
     from perfmodel.studies.reports import Report as Report, report as report
     from perfmodel.studies.requirements import Requirement as Requirement, require as require
@@ -92,6 +93,7 @@ _NAMES = {
     "sweeping.comparison": "Comparison compare",
     "sweeping.convergence": "Convergence TrainingSetup converge",
     "studies.crossovers": "Crossover Explanation explain",
+    "studies.fitting": "largest_batch remedies",
     "studies.formulas": "Formula formula",
     "planning.search": "PlanLimits",
     "planning.decision": "plan",

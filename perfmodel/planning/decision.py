@@ -75,8 +75,6 @@ def plan(
 ) -> Plan:
     """Choose instances, workers, architecture and batch size for a training run.
 
-    There are this many parameters because users vary them independently; all have a default.
-
     Parameters
     ----------
     model, workload : give one of them, as for :func:`perfmodel.make_job`.

@@ -11,6 +11,7 @@ import msgspec
 
 from perfmodel.base.errors import InputError, unknown_name
 from perfmodel.base.units import parse, show
+from perfmodel.results.memory import SURE
 from perfmodel.results.prediction import Prediction
 
 HOUR_S = 3600.0
@@ -64,6 +65,12 @@ def _staleness(p: Prediction, _: float) -> tuple[float, float, float]:
     return _ends(p, "staleness", p.staleness.mean) if p.staleness is not None else (0.0, 0.0, 0.0)
 
 
+def _fits(p: Prediction, _: float) -> tuple[float, float, float]:
+    if p.memory.fits is None:
+        raise InputError(f"fits: the memory of {p.device} is unknown")
+    return (p.memory.fits,) * 3
+
+
 QUANTITIES: Mapping[str, Quantity] = {
     "idle": Quantity("mean idle fraction of the workers", "idle fraction", "", _idle),
     "scaling": Quantity(
@@ -78,6 +85,9 @@ QUANTITIES: Mapping[str, Quantity] = {
     "step": Quantity("mean iteration time", "iteration time", "s", _step),
     "time": Quantity("time of the whole training", "training time", "s", _time),
     "staleness": Quantity("mean staleness", "staleness", "updates", _staleness),
+    "fits": Quantity(
+        "probability that a worker fits into its device", "probability of fitting", "", _fits
+    ),
 }
 """Quantities that an aim can constrain, by name."""
 
@@ -95,6 +105,8 @@ class Aim(msgspec.Struct, frozen=True):
     def parse(cls, text: str) -> Aim:
         """Parse a condition such as ``idle<0.2``, ``scaling>90%`` or ``time<24h``.
 
+        ``fits`` alone stands for ``fits>90%``.
+
         Raises
         ------
         InputError : not a condition, an unknown quantity, or a value that is not a positive number.
@@ -102,7 +114,7 @@ class Aim(msgspec.Struct, frozen=True):
         >>> Aim.parse("time<24h")
         Aim(quantity='time', below=True, value=86400.0)
         """
-        match = _AIM.fullmatch(text)
+        match = _AIM.fullmatch(f"fits>{SURE}" if text.strip() == "fits" else text)
         if match is None:
             raise InputError(
                 f"aim: cannot parse {text!r}; expected a condition such as 'scaling>0.9' "
@@ -120,7 +132,7 @@ class Aim(msgspec.Struct, frozen=True):
             value = parse(amount, "s", f"aim: {name}")
         if not (value > 0.0 and math.isfinite(value)):
             raise InputError(f"aim: {name}: must be a positive number, got {amount!r}")
-        if name in ("idle", "scaling") and value > 1.0:
+        if name in ("idle", "scaling", "fits") and value > 1.0:
             raise InputError(f"aim: {name}: must be at most 1, got {amount!r}")
         return cls(name, sign == "<", value)
 

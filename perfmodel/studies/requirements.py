@@ -129,7 +129,7 @@ class Requirement(Drawn, frozen=True, kw_only=True):
         ends = drawn[0].value, drawn[-1].value
         ranges = self.found.within(*ends), self.surely.within(*ends)
         quantity = QUANTITIES[self.quantity]
-        linear = self.quantity in ("idle", "scaling", "staleness")
+        linear = self.quantity in ("idle", "scaling", "staleness", "fits")
         words = Variable(self.variable, *ends).words
         over = axis(words, "samples" if self.variable == "batch_size" else self.unit)
         scale, unit = (1.0 / HOUR_S, "h") if self.quantity == "time" else (1.0, quantity.unit)

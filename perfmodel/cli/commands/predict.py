@@ -18,6 +18,7 @@ from perfmodel.cli.options import (
     outputs,
     progress,
     run_options,
+    switch,
 )
 from perfmodel.cli.verbosity import verbosity
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 @model_options("fine", "both")
 @run_options
 @outputs("json", "plot")
+@switch("--fit", "Take the largest batch that fits the device with 90%.")
 @option("--trace", types.OUTPUT, "Write two iterations as a trace for Perfetto.")
 @option("--schedule", types.BINARY, "Write the order of reads and updates (.npz).")
 @option("--updates", types.WHOLE, "Gradients in the schedule.  [default: 1000 per worker]")
@@ -37,6 +39,7 @@ def predict(
     flags: JobFlags,
     how: Arguments,
     out: Outputs,
+    fit: bool,
     trace: str | None,
     schedule: str | None,
     updates: int | None,
@@ -61,7 +64,14 @@ def predict(
     if updates is not None and schedule is None:
         raise InputError("--updates: is the length of a schedule; needs --schedule")
     out.check(trace, schedule)
-    job = api.make_job(**per_worker(flags.arguments(), "--global-batch-size"))
+    arguments = flags.arguments()
+    job = api.make_job(**per_worker(arguments, "--global-batch-size"))
+    if fit:
+        if {"batch_size", "global_batch_size"} & arguments.keys():
+            raise InputError("--fit: chooses the batch size; leave out the one that is given")
+        from perfmodel.studies.fitting import largest_batch
+
+        job = largest_batch(job)
     how |= run
     coarse = None
     if fidelity == "both":
@@ -94,7 +104,12 @@ def predict(
     else:
         from perfmodel.cli.printing import prediction as printing
 
-        printing.prediction(prediction, worth)
+        remedy = ""
+        if prediction.memory.shortage(prediction.device):
+            from perfmodel.studies import fitting
+
+            remedy = fitting.in_words(fitting.remedies(job))
+        printing.prediction(prediction, worth, remedy)
 
 
 def check_iterations(iterations: int | None, fidelity: str) -> None:

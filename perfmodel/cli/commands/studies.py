@@ -186,7 +186,7 @@ def require(
     out: Outputs,
 ) -> None:
     """VARIABLE is bandwidth, latency, workers, servers, batch-size, or an option of the architecture
-    that is a number. The aim is on idle, scaling, throughput, step, time or staleness.
+    that is a number. The aim is on idle, scaling, throughput, step, time, staleness or fits.
 
     \b
     perfmodel require bandwidth --to 'scaling>0.9' --model resnet50 --device v100 --arch ring --workers 16

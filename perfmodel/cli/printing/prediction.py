@@ -29,15 +29,17 @@ LEAST = 0.0005
 """Smallest relative change of the throughput that is printed."""
 
 
-def prediction(p: Prediction, worth: Sequence[Effect]) -> None:
+def prediction(p: Prediction, worth: Sequence[Effect], remedy: str = "") -> None:
     """Print whether the job fits, the answer in eight lines, notes, and assumptions that matter.
 
-    With --verbose all figures and all assumptions; with --quiet no assumptions.
+    With --verbose all figures and all assumptions; with --quiet no assumptions. ``remedy`` says
+    what makes a job fit that does not.
     """
     show(title(p))
     shortage = p.memory.shortage(p.device)
     if shortage:
         show(bold(shortage))
+        show(remedy)
     show_rows(_rows(p, verbose=verbosity() > 0))
     show(f"{bold('bottleneck')}: {p.bottleneck.text}")
     for note in p.notes:

@@ -1,0 +1,151 @@
+"""What makes a job fit into the memory of its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from perfmodel.base.errors import InputError
+from perfmodel.inputs.job import Job
+from perfmodel.predicting.memory import memory_of
+from perfmodel.results.memory import SURE, Memory
+from perfmodel.studies.changes import Change, of_architecture, of_arguments
+from perfmodel.studies.variables import boundary
+from perfmodel.sweeping.arguments import changed
+
+RECOMPUTATIONS = ("selective", "selective:products", "selective:2", "full")
+"""Kinds of recomputation, the cheapest first."""
+
+MOST_DEVICES = 64
+"""Most times as many workers that are tried."""
+
+MOST_BATCH = 65536
+"""Largest batch of a worker that is looked for."""
+
+
+def fits(memory: Memory, confidence: float = SURE) -> bool:
+    """Return whether a worker fits into its device with a probability; True if the memory of the
+    device is unknown."""
+    return memory.fits is None or memory.fits >= confidence
+
+
+def remedies(job: Job, confidence: float = SURE) -> tuple[Change, ...]:
+    """Return changes each of which alone makes a job fit, the smallest of its kind: passes per
+    update, batch, recomputation, sharding, workers; all of them together if none is enough alone.
+
+    Empty if the job fits, and if nothing helps.
+
+    >>> from perfmodel import make_job
+    >>> job = make_job(model="gpt2-xl", device="a100", arch="ring", workers=8, batch_size=4)
+    >>> [change.flags for change in remedies(job)]
+    ['--arch fsdp --option stage=1']
+    """
+    if fits(memory_of(job), confidence):
+        return ()
+    several = [tuple(changes) for changes in (_passes(job), _batches(job), _recomputations(job),
+               _shardings(job), _workers(job))]  # fmt: skip
+    alone = [_first(job, changes, confidence) for changes in several]
+    enough = tuple(change for change in alone if change is not None)
+    if enough:
+        return enough
+    together = Change("all of these", lambda job: job)
+    for changes in (*several[:1], *several[2:]):
+        if changes:
+            together = _both(together, changes[-1])
+            if _first(job, (together,), confidence) is not None:
+                return (together,)
+    return ()
+
+
+def largest_batch(job: Job, confidence: float = SURE) -> Job:
+    """Return the job with the largest batch per worker that fits.
+
+    Raises
+    ------
+    InputError : not even one sample fits, or the memory of the device is unknown.
+    """
+    memory = memory_of(job)
+    if memory.fits is None:
+        raise InputError(f"fit: the memory of {job.workload.device} is unknown")
+    passes = job.workload.accumulation
+
+    def with_batch(size: float) -> Job:
+        return changed(job, {"batch_size": int(size)})
+
+    def fits_at(size: float) -> bool:
+        return fits(memory_of(with_batch(size)), confidence)
+
+    if not fits_at(passes):
+        memory = memory_of(with_batch(passes))
+        raise InputError(f"fit: even one sample per pass {memory.shortage(job.workload.device)}")
+    most = float(MOST_BATCH // passes * passes)
+    if fits_at(most):
+        return with_batch(most)
+    size, _ = boundary(float(passes), most, fits_at, True, passes)
+    return with_batch(size)
+
+
+def in_words(changes: tuple[Change, ...]) -> str:
+    """Return changes as a line that says what makes a job fit."""
+    if not changes:
+        return "neither batch, recomputation, sharding nor workers make it fit"
+    return f"to fit: {', or '.join(change.flags for change in changes)}"
+
+
+def _first(job: Job, changes: tuple[Change, ...], confidence: float) -> Change | None:
+    """Return the first change that is possible and after which the job fits."""
+    for change in changes:
+        try:
+            if fits(memory_of(change.job_of(job)), confidence):
+                return change
+        except InputError:
+            continue
+    return None
+
+
+def _both(one: Change, other: Change) -> Change:
+    """Return one change after another."""
+    flags = f"{one.flags} {other.flags}".strip()
+    return Change(one.name, lambda job: other.job_of(one.job_of(job)), flags)
+
+
+def _passes(job: Job) -> Iterator[Change]:
+    """Yield more passes per update, of fewer samples each."""
+    size, passes = job.workload.batch_size, job.workload.accumulation
+    for more in range(passes + 1, size + 1):
+        if size % more == 0:
+            yield of_arguments("accumulation", f"--accumulation {more}", accumulation=more)
+
+
+def _batches(job: Job) -> Iterator[Change]:
+    """Yield smaller batches."""
+    size = job.workload.batch_size // 2
+    while size >= job.workload.accumulation:
+        yield of_arguments("batch size", f"--batch-size {size}", batch_size=size)
+        size //= 2
+
+
+def _recomputations(job: Job) -> Iterator[Change]:
+    """Yield kinds of recomputation that keep less than now."""
+    now = job.workload.recompute
+    begin = RECOMPUTATIONS.index(now) + 1 if now in RECOMPUTATIONS else 0
+    for kind in RECOMPUTATIONS[begin:] if now != "full" else ():
+        yield of_arguments("recomputation", f"--recompute {kind}", recompute=kind)
+
+
+def _shardings(job: Job) -> Iterator[Change]:
+    """Yield higher stages of sharding, of jobs that synchronise all workers."""
+    name = job.architecture.name
+    if name not in ("allreduce", "fsdp") or job.workers == 1:
+        return
+    now = getattr(job.options, "stage", 0)
+    for stage in range(now + 1, 4):
+        yield of_architecture("fsdp", f"sharding, stage {stage}", stage=stage)
+
+
+def _workers(job: Job) -> Iterator[Change]:
+    """Yield more workers, where they share the model."""
+    factor = 2
+    while factor <= MOST_DEVICES and job.architecture.name == "fsdp":
+        workers = factor * job.workers
+        yield of_arguments("workers", f"--workers {workers}", workers=workers)
+        factor *= 2

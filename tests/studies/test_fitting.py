@@ -1,0 +1,116 @@
+"""What makes a job fit into the memory of its devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from perfmodel import InputError, Job, largest_batch, make_job, remedies, require
+from perfmodel.cli import cli
+from perfmodel.predicting.memory import memory_of
+from perfmodel.results.memory import SURE
+from perfmodel.studies import fitting
+from tests.jobs import cluster, workload
+
+LARGE: dict[str, Any] = {"model": "llama-13b", "device": "h100", "workers": 64, "arch": "ring"}
+
+
+def chance(job: Job) -> float:
+    found = memory_of(job).fits
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"model": "gpt2-xl", "device": "a100", "arch": "ring", "workers": 8, "batch_size": 4},
+        {"model": "llama-8b", "device": "h100", "arch": "fsdp", "workers": 8, "batch_size": 2},
+        {"model": "vgg16", "device": "v100", "arch": "ps", "workers": 8, "batch_size": 512},
+        {**LARGE, "batch_size": 4},
+    ],
+)
+def test_every_remedy_makes_the_job_fit(job: dict[str, Any]) -> None:
+    made = make_job(**job)
+    changes = remedies(made)
+    assert chance(made) < SURE
+    assert changes
+    assert all(chance(change.job_of(made)) >= SURE for change in changes)
+
+
+def test_remedies_of_a_job_by_hand() -> None:
+    """VGG-16 with 512 samples needs 33 GB of 17.2; with 256 samples in a pass 17.6, 128 10."""
+    made = make_job(model="vgg16", device="v100", arch="ps", workers=8, batch_size=512)
+    assert [change.flags for change in remedies(made)] == ["--accumulation 4", "--batch-size 128"]
+    assert remedies(made.with_(batch_size=128)) == ()
+    assert fitting.in_words(remedies(made)) == "to fit: --accumulation 4, or --batch-size 128"
+
+
+def test_several_changes_together_where_none_is_enough() -> None:
+    (together,) = remedies(make_job(**LARGE, batch_size=4))
+    assert together.flags == "--accumulation 4 --recompute full --arch fsdp --option stage=3"
+
+
+def test_nothing_helps_a_model_without_parts() -> None:
+    """20 GB of parameters on one k80, whatever the batch."""
+    work = msgspec.structs.replace(workload([1.0], [1.0], [20e9]), device="k80")
+    made = make_job(workload=work, cluster=cluster(), workers=1, arch="ring")
+    assert remedies(made) == ()
+    assert "neither batch" in fitting.in_words(())
+
+
+def test_the_next_larger_batch_does_not_fit() -> None:
+    job = largest_batch(make_job(model="vgg16", device="v100", arch="ring", workers=4))
+    size = job.workload.batch_size
+    assert chance(job) >= SURE > chance(job.with_(batch_size=size + 1))
+    aim = require("batch-size", "fits", job)
+    assert aim.found.value == size
+
+
+def test_more_workers_share_the_model_until_it_fits() -> None:
+    job = make_job(model="llama-8b", device="h100", arch="fsdp", batch_size=1, workers=4)
+    least = require("workers", "fits", job).found.low
+    assert least is not None
+    assert chance(job.with_(workers=int(least))) > SURE >= chance(job.with_(workers=int(least) - 1))
+
+
+@pytest.mark.parametrize(
+    ("job", "text"),
+    [
+        (LARGE, "fit: even one sample per pass does not fit: a worker reserves about"),
+        ({"model": "resnet18", "device": "cpu-epyc-2core", "workers": 2, "arch": "ring"},
+         "fit: the memory of cpu-epyc-2core is unknown"),
+    ],
+)  # fmt: skip
+def test_no_batch_fits(job: dict[str, Any], text: str) -> None:
+    with pytest.raises(InputError, match=text):
+        largest_batch(make_job(**job))
+
+
+def test_an_unknown_memory_is_no_aim() -> None:
+    with pytest.raises(InputError, match="fits: the memory of cpu-epyc-2core is unknown"):
+        require("workers", "fits", model="resnet18", device="cpu-epyc-2core", arch="ring")
+
+
+def output(words: str) -> str:
+    result = CliRunner().invoke(cli, ["predict", *words.split(), "--fidelity", "coarse"])
+    return result.output if result.exit_code == 0 else str(result.exception)
+
+
+def test_the_command_says_first_what_makes_a_job_fit() -> None:
+    job = "--model llama-13b --device h100 --workers 64 --arch ring --batch-size 4"
+    lines = output(job).splitlines()
+    assert lines[1] == (
+        "does not fit: a worker reserves about 411.1 GB, 4.79 times the 85.9 GB of h100"
+    )
+    assert lines[2].startswith("to fit: --accumulation 4")
+    assert not any("note: does not fit" in line for line in lines)
+
+
+def test_the_command_takes_the_largest_batch() -> None:
+    job = "--model vgg16 --device v100 --workers 4 --arch ring --fit"
+    assert "batch 192 per worker" in output(job)
+    assert "--fit: chooses the batch size" in output(f"{job} --batch-size 3")
