@@ -75,6 +75,8 @@ def plan(
 ) -> Plan:
     """Choose instances, workers, architecture and batch size for a training run.
 
+    There are this many parameters because users vary them independently; all have a default.
+
     Parameters
     ----------
     model, workload : give one of them, as for :func:`perfmodel.make_job`.
@@ -120,9 +122,7 @@ def plan(
     axes, common = _axes(varied)
     profile = _profile(model, workload)
     among = space(
-        [(row, row.price(spot) or 0.0) for row in rows],
-        profile,
-        axes,
+        *([(row, row.price(spot) or 0.0) for row in rows], profile, axes),
         homes=[(row, row.price(spot) or 0.0) for row in homes],
         most_workers=goal.limits.max_workers,
         confidence=goal.limits.memory_confidence,
