@@ -28,7 +28,14 @@ from perfmodel.results.prediction import Prediction
 from perfmodel.sweeping.chunks import Progress, counted
 from perfmodel.sweeping.grids import Skipped, grid
 from perfmodel.sweeping.labels import Row, distinct, label, shown
-from perfmodel.sweeping.tables import Tabular, basis_columns, common, quantity_columns
+from perfmodel.sweeping.tables import (
+    Tabular,
+    basis_columns,
+    best_of,
+    common,
+    memory_columns,
+    quantity_columns,
+)
 
 SCHEMA = "perfmodel.comparison/1"
 
@@ -84,9 +91,9 @@ class Comparison(Paged, Tabular, frozen=True, kw_only=True):
 
     @property
     def best(self) -> int:
-        """Index of the prediction with the highest throughput; the first on ties."""
-        rates = [p.throughput_samples_per_s for p in self.predictions]
-        return rates.index(max(rates))
+        """Index of the prediction with the highest throughput of those that fit into their devices,
+        or of all if none does; the first on ties."""
+        return best_of(self.predictions)
 
     @property
     def per_sample(self) -> bool:
@@ -95,12 +102,19 @@ class Comparison(Paged, Tabular, frozen=True, kw_only=True):
 
     @property
     def text(self) -> list[str]:
-        """A sentence for each slower job on why it is slower than the best, fastest job first."""
+        """A sentence for each job that may not fit into its devices, and for each slower job on why
+        it is slower than the best, fastest job first."""
         best = self.predictions[self.best]
         others = [i for i in range(len(self.predictions)) if i != self.best]
         others.sort(key=lambda i: -self.predictions[i].throughput_samples_per_s)
         name = self.names[self.best]
-        sentences = [_why(name, best, self.names[i], self.predictions[i]) for i in others]
+        shorts = {i: p.memory.shortage(p.device) for i, p in enumerate(self.predictions)}
+        sentences = [f"{self.names[i]} {text}" for i, text in shorts.items() if text]
+        sentences += [
+            _why(name, best, self.names[i], self.predictions[i])
+            for i in others
+            if not shorts[i] or shorts[self.best]
+        ]
         stale = [(p.staleness.mean, i) for i, p in enumerate(self.predictions) if p.staleness]
         if best.staleness is not None and stale:
             least, i = min(stale)
@@ -120,7 +134,9 @@ class Comparison(Paged, Tabular, frozen=True, kw_only=True):
         causes = [c for c in WORDS if any(c in p.idle_fraction.by_cause for p in self.predictions)]
         most = self.predictions[self.best].throughput_samples_per_s
         rows = []
-        for name, differing, p in zip(self.names, self.differing, self.predictions, strict=True):
+        memory = memory_columns(self.predictions)
+        columns = zip(self.names, self.differing, self.predictions, memory, strict=True)
+        for name, differing, p, fitting in columns:
             link, use = _busiest(p.utilisation.links)
             idle = {f"idle_{cause}_s": parts_s(p).get(cause, 0.0) for cause in causes}
             rows.append(
@@ -137,6 +153,7 @@ class Comparison(Paged, Tabular, frozen=True, kw_only=True):
                     "staleness_mean": p.staleness.mean if p.staleness is not None else None,
                     "busiest_link": link,
                     "busiest_link_fraction": use,
+                    **fitting,
                     **basis_columns(p),
                 }
             )

@@ -24,7 +24,14 @@ from perfmodel.sweeping.chunks import Progress
 from perfmodel.sweeping.grids import Axis, GridArguments, Skipped, grid, impossible
 from perfmodel.sweeping.labels import Row, label
 from perfmodel.sweeping.processes import InLine
-from perfmodel.sweeping.tables import Tabular, basis_columns, common, quantity_columns
+from perfmodel.sweeping.tables import (
+    Tabular,
+    basis_columns,
+    best_of,
+    common,
+    memory_columns,
+    quantity_columns,
+)
 from perfmodel.theory import statistical_efficiency
 
 if TYPE_CHECKING:
@@ -70,7 +77,8 @@ class Sweep(Paged, Tabular, frozen=True, kw_only=True):
         ``statistical_efficiency`` is the progress per sample relative to the smallest update among
         the jobs, and ``goodput_samples_per_s`` is its product with the throughput. Time to a target
         accuracy is inversely proportional to goodput (Qiao et al., "Pollux", OSDI 2021). The effect
-        of staleness is not included.
+        of staleness is not included. ``memory_fits`` is included if a job may not fit into its
+        devices.
         """
         varied = {axis.name for axis in self.axes}
         follows = [
@@ -80,6 +88,7 @@ class Sweep(Paged, Tabular, frozen=True, kw_only=True):
         ]
         efficiency, statistical = self._scaling_efficiency(), self._statistical_efficiency()
         rows = []
+        memory = memory_columns(self.predictions)
         for i, (point, p) in enumerate(zip(self.points, self.predictions, strict=True)):
             row = {**point, **{name: getattr(p, name) for name in follows}, **quantity_columns(p)}
             if efficiency:
@@ -87,7 +96,7 @@ class Sweep(Paged, Tabular, frozen=True, kw_only=True):
             if statistical:
                 row["statistical_efficiency"] = statistical[i]
                 row["goodput_samples_per_s"] = statistical[i] * p.throughput_samples_per_s
-            rows.append({**row, **basis_columns(p)})
+            rows.append({**row, **memory[i], **basis_columns(p)})
         return rows
 
     def to_dict(self) -> Row:
@@ -249,7 +258,6 @@ def sweep(
             skipped.append(Skipped(jobs.points[i], str(answer)))
     if not predictions:
         raise impossible(skipped)
-    rates = [p.throughput_samples_per_s for p in predictions]
     return Sweep(
         axes=jobs.axes,
         points=tuple(jobs.points[i] for i in kept),
@@ -257,7 +265,7 @@ def sweep(
         skipped=tuple(skipped),
         notes=notes,
         noise_scale_samples=noise_scale_samples,
-        fastest=jobs.jobs[kept[rates.index(max(rates))]],
+        fastest=jobs.jobs[kept[best_of(predictions)]],
     )
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from perfmodel.base import tables
 from perfmodel.base.files import finite
+from perfmodel.results.memory import SURE
 from perfmodel.results.prediction import Prediction
 from perfmodel.sweeping.labels import Row, label
 
@@ -96,6 +97,25 @@ def quantity_columns(p: Prediction) -> Row:
         "idle_fraction": p.idle_fraction.mean,
         "staleness_mean": p.staleness.mean if p.staleness is not None else None,
     }
+
+
+def memory_columns(predictions: Sequence[Prediction]) -> list[Row]:
+    """The probability that each job fits into its devices; no column if all surely do."""
+    chances = [p.memory.fits for p in predictions]
+    if all(fits is None or fits >= SURE for fits in chances):
+        return [{} for _ in chances]
+    return [{"memory_fits": fits} for fits in chances]
+
+
+def best_of(predictions: Sequence[Prediction]) -> int:
+    """Index of the highest throughput among the jobs that fit into their devices, or among all if
+    none does; the first on ties."""
+    shorts = [bool(p.memory.shortage(p.device)) for p in predictions]
+    rates = [
+        p.throughput_samples_per_s * (all(shorts) or not short)
+        for p, short in zip(predictions, shorts, strict=True)
+    ]
+    return rates.index(max(rates))
 
 
 def basis_columns(p: Prediction) -> Row:

@@ -8,7 +8,16 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from perfmodel import InputError, Job, largest_batch, make_job, remedies, require
+from perfmodel import (
+    InputError,
+    Job,
+    compare,
+    largest_batch,
+    make_job,
+    remedies,
+    require,
+    sweep,
+)
 from perfmodel.cli import cli
 from perfmodel.predicting.memory import memory_of
 from perfmodel.results.memory import SURE
@@ -114,3 +123,32 @@ def test_the_command_takes_the_largest_batch() -> None:
     job = "--model vgg16 --device v100 --workers 4 --arch ring --fit"
     assert "batch 192 per worker" in output(job)
     assert "--fit: chooses the batch size" in output(f"{job} --batch-size 3")
+
+
+LLAMA: dict[str, Any] = {"model": "llama-8b", "device": "h100", "workers": 8}
+
+
+def test_a_job_that_does_not_fit_is_never_the_best() -> None:
+    """At 2 samples neither fits; at 1 only fsdp does, although 2 are faster."""
+    swept = sweep(**LLAMA, arch=["ring", "fsdp"], batch_size=[1, 2], fidelity="coarse")
+    fitting_rows = [row["memory_fits"] >= SURE for row in swept.rows()]
+    assert fitting_rows == [False, True, False, False]
+    assert swept.fastest is not None
+    assert (swept.fastest.architecture.name, swept.fastest.workload.batch_size) == ("fsdp", 1)
+    rates = [row["throughput_samples_per_s"] for row in swept.rows()]
+    assert rates.index(max(rates)) == 3
+    compared = compare(
+        [make_job(**LLAMA, arch="fsdp", batch_size=size) for size in (1, 2)],
+        ["one", "two"],
+        fidelity="coarse",
+    )
+    assert compared.best == 0
+    assert compared.text[0].startswith("two does not fit: a worker reserves about")
+    assert [round(row["memory_fits"]) for row in compared.rows()] == [1, 0]
+
+
+def test_jobs_that_fit_have_no_column_for_it() -> None:
+    rows = sweep(
+        model="vgg16", device="v100", workers=[2, 4], arch="ring", fidelity="coarse"
+    ).rows()
+    assert "memory_fits" not in rows[0]

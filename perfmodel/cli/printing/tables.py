@@ -14,6 +14,7 @@ from rich.text import Text
 
 from perfmodel.base.units import dimension_of, show as quantity
 from perfmodel.cli.printing.text import styled
+from perfmodel.results.memory import SURE
 from perfmodel.sweeping.comparison import WORDS
 from perfmodel.sweeping.labels import Row
 
@@ -50,6 +51,7 @@ HEADS = {
     "throughput_samples_per_s": "samples/s",
     "iteration_s": "iteration",
     "idle_fraction": "idle",
+    "memory_fits": "fits",
     "staleness_mean": "staleness",
     "scaling_efficiency": "scaling",
     "statistical_efficiency": "of samples",
@@ -89,6 +91,8 @@ def cell_text(name: str, row: Row) -> str:
         return "-"
     if name == "fidelity":
         return f"{value}{_error(row['error_p90_fraction'])}" if value == "coarse" else str(value)
+    if name == "memory_fits":
+        return "yes" if value >= SURE else "no" if value < 0.5 else f"{value:.0%}"
     if name == "busiest_link":
         return f"{value}, {row['busiest_link_fraction']:.1%}"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
