@@ -31,7 +31,10 @@ class ObservedLayer:
 
     ``flop`` and ``activation_bytes`` cover the whole step. Convolutions, matrix products and
     attention count two flop per multiply-add; embeddings count none, and other modules two per
-    output element. Activations are the newly allocated tensors; in-place work adds none.
+    output element. Activations are the newly allocated tensors; in-place work adds none. Saved are
+    the tensors that autograd keeps for the backward pass, each storage once, in the layer whose
+    forward pass, or what follows it, saves it first; parameters, buffers, inputs of the step and
+    copies of parameters in 16 bits are not among them.
     """
 
     name: str
@@ -39,6 +42,7 @@ class ObservedLayer:
     parameters: list[tuple[str, Parameter, int]]
     flop: float = 0.0
     activation_bytes: float = 0.0
+    saved_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,7 @@ class ObservedStep:
                 tuple(ProfileTensor(name, size) for name, _, size in layer.parameters if size),
                 layer.flop / samples,
                 layer.activation_bytes / samples,
+                saved_bytes=layer.saved_bytes / samples,
             )
             for layer in self.layers
         )
@@ -82,6 +87,7 @@ class _Call:
     module: Module
     flop: float = 0.0
     activation_bytes: float = 0.0
+    saved_bytes: float = 0.0
 
 
 class Inspection:
@@ -100,6 +106,8 @@ class Inspection:
         self._tops: dict[Module, None] = {}
         self._gradient_bytes: dict[Tensor, int] = {}
         self._storages: dict[int, object] = {}
+        self._saved: dict[int, object] = {}
+        self._shapes = {tuple(parameter.shape) for parameter in model.parameters()}
         self._depth = 0
         self._samples = 0
         self._autocast = ""
@@ -111,6 +119,8 @@ class Inspection:
     def begin(self) -> None:
         """Install hooks on every module and every trainable parameter."""
         self._stack.callback(self._counting.close)
+        hooks = import_torch().autograd.graph.saved_tensors_hooks(self._save, lambda kept: kept)
+        self._stack.enter_context(hooks)
         for module in self.model.modules():
             handle = module.register_forward_pre_hook(self._before, with_kwargs=True)
             self._stack.callback(handle.remove)
@@ -143,6 +153,7 @@ class Inspection:
             current = by_module.get(call.module, current)
             current.flop += call.flop
             current.activation_bytes += call.activation_bytes
+            current.saved_bytes += call.saved_bytes
         position = {id(p): i for i, p in enumerate(self._gradient_bytes)}
         ordered = sorted(layers, key=lambda l: -max(position[id(p)] for _, p, _ in l.parameters))  # noqa: E741
         precision = self._autocast or _type_name(layers[0].parameters[0][1].dtype)
@@ -180,7 +191,8 @@ class Inspection:
         self._tops.setdefault(module)
         self._samples = self._samples or samples_of(args, kwargs)
         for tensor in [*tensors((args, kwargs)), *self.model.parameters(), *self.model.buffers()]:
-            self._is_new(tensor)
+            self._is_new(tensor, self._storages)
+            self._is_new(tensor, self._saved)
         self._counting.close()
         self._counting.enter_context(self._counter)
 
@@ -197,10 +209,19 @@ class Inspection:
 
     def _add_activations(self, outputs: list[Tensor]) -> None:
         for tensor in outputs:
-            if self._is_new(tensor) and self._calls:
+            if self._is_new(tensor, self._storages) and self._calls:
                 self._calls[-1].activation_bytes += tensor.numel() * tensor.element_size()
 
-    def _is_new(self, tensor: Tensor) -> bool:
+    def _save(self, tensor: Tensor) -> Tensor:
+        """Count a tensor that autograd keeps for the backward pass, and keep it."""
+        if self._calls and not (self.paused or self._recomputing()):
+            shape = tuple(tensor.shape)
+            cast = self._autocast == "mixed" and {shape, shape[::-1]} & self._shapes
+            if self._is_new(tensor, self._saved) and not cast:
+                self._calls[-1].saved_bytes += tensor.untyped_storage().nbytes()
+        return tensor
+
+    def _is_new(self, tensor: Tensor, storages: dict[int, object]) -> bool:
         """Record a tensor's storage by a weak reference, and return whether it is new.
 
         The address of a recorded storage is not reused while the reference is alive.
@@ -209,9 +230,9 @@ class Inspection:
             storage = self._reference(tensor.untyped_storage())
         except NotImplementedError:  # the tensor has no storage
             return False
-        if storage.cdata in self._storages:
+        if storage.cdata in storages:
             return False
-        self._storages[storage.cdata] = storage
+        storages[storage.cdata] = storage
         return True
 
     def _layers(self) -> list[ObservedLayer]:

@@ -219,6 +219,10 @@ def test_layers_are_exact() -> None:
     assert [layer.forward_flop for layer in found] == [2 * 288 * 27, 2 * 288, 2 * 288 * 5]
     # convolution and ReLU each make a tensor; in-place work and the view of Flatten make none
     assert [layer.activation_bytes for layer in found] == [2 * 288 * 4, 288 * 4, 5 * 4]
+    # ReLU keeps its output, which batch normalisation keeps as well, with its means and deviations;
+    # the second ReLU works in place on what the linear layer keeps
+    statistics = 2 * 8 * 4 / SAMPLES
+    assert [layer.saved_bytes for layer in found] == [288 * 4, statistics + 288 * 4, 0.0]
 
 
 def test_flop_of_attention_and_embeddings() -> None:
