@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from pathlib import Path
 
 import msgspec
@@ -38,7 +37,7 @@ class Overhead(msgspec.Struct, frozen=True):
 @functools.cache
 def overhead() -> Overhead:
     """Return the shipped numbers."""
-    return msgspec.convert(json.loads(PATH.read_text(encoding="utf-8")), Overhead)
+    return msgspec.json.decode(PATH.read_bytes(), type=Overhead)
 
 
 def parts_of(job: Job) -> Parts:

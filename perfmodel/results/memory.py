@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from statistics import NormalDist
 
 import msgspec
 
@@ -38,6 +37,8 @@ class Reserved(msgspec.Struct, frozen=True):
     def quantile(self, probability: float) -> float:
         """Return the bytes that suffice with a probability, the inverse of :meth:`below`."""
         end = self.p5 if probability < 0.5 else self.p95
+        from statistics import NormalDist  # a slow import that predictions do not need
+
         scores = NormalDist().inv_cdf(probability) / QUANTILE
         return self.median * math.exp(scores * abs(math.log(end / self.median)))
 
