@@ -14,11 +14,11 @@ import msgspec
 
 from benchmarks.accuracy import rows
 from benchmarks.accuracy.cases import Case, Run, about, predicted
+from benchmarks.accuracy.ranks import gated_decoder
 from perfmodel import Job, Source, make_job, predict
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import Link
-from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.profile import Profile
 
 SOURCE, FILE = "internevo", "runs.csv"
@@ -85,19 +85,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 @functools.cache
 def profile_of(row: Row) -> Profile:
     """Return the profile of a row's model, by its dimensions."""
-    decoder = Decoder(
-        hidden=row.hidden,
-        blocks=row.layers,
-        heads=row.heads,
-        kv_heads=row.kv_heads,
-        feed_forward=row.ffn,
-        gated=True,
-        vocabulary=row.vocab,
-        sequence_length=row.seq_len,
-        tied=False,
-        biases=False,
+    return Profile(
+        name="internlm-7b",
+        decoder=gated_decoder(row),
+        source=Source("published", ABOUT.citation),
     )
-    return Profile(name="internlm-7b", decoder=decoder, source=Source("published", ABOUT.citation))
 
 
 def job(row: Row, alone_s: float | None) -> Job:

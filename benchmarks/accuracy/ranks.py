@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import msgspec
 
 from perfmodel import Source, Workload
@@ -50,9 +52,28 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         return self.devices // self.tp // self.pp
 
 
-def profile_of(row: Layout, *, fused_loss: bool) -> Profile:
-    """Return the profile of a row's model, by its dimensions."""
-    decoder = Decoder(
+class Dimensions(Protocol):
+    """The dimensions of a decoder in a row of a table."""
+
+    @property
+    def hidden(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int | None: ...
+    @property
+    def ffn(self) -> int: ...
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def seq_len(self) -> int: ...
+
+
+def gated_decoder(row: Dimensions, *, split: int = 1, fused_loss: bool = False) -> Decoder:
+    """Return the gated decoder of a row; ``split`` devices share each sequence."""
+    return Decoder(
         hidden=row.hidden,
         blocks=row.layers,
         heads=row.heads,
@@ -60,11 +81,16 @@ def profile_of(row: Layout, *, fused_loss: bool) -> Profile:
         feed_forward=row.ffn,
         gated=True,
         vocabulary=row.vocab,
-        sequence_length=row.seq_len // row.cp,
+        sequence_length=row.seq_len // split,
         tied=False,
         biases=False,
         fused_loss=fused_loss,
     )
+
+
+def profile_of(row: Layout, *, fused_loss: bool) -> Profile:
+    """Return the profile of a row's model, by its dimensions."""
+    decoder = gated_decoder(row, split=row.cp, fused_loss=fused_loss)
     return Profile(
         name="llama", decoder=decoder, source=Source("published", "dimensions of a layout")
     )

@@ -6,13 +6,11 @@ import math
 
 import msgspec
 
+from perfmodel.base.uncertainty import WIDTH
 from perfmodel.base.units import show
 
 SURE = 0.9
 """Probability from which a job is said to fit without reserve."""
-
-QUANTILE = 1.6448536269514722
-"""95 % quantile of the standard normal distribution."""
 
 
 class Reserved(msgspec.Struct, frozen=True):
@@ -31,7 +29,7 @@ class Reserved(msgspec.Struct, frozen=True):
         end = self.p5 if size < self.median else self.p95
         if end == self.median:
             return float(size >= self.median)
-        scores = QUANTILE * math.log(size / self.median) / abs(math.log(end / self.median))
+        scores = WIDTH * math.log(size / self.median) / abs(math.log(end / self.median))
         return 0.5 * math.erfc(-scores / math.sqrt(2.0))
 
     def quantile(self, probability: float) -> float:
@@ -39,7 +37,7 @@ class Reserved(msgspec.Struct, frozen=True):
         end = self.p5 if probability < 0.5 else self.p95
         from statistics import NormalDist  # a slow import that predictions do not need
 
-        scores = NormalDist().inv_cdf(probability) / QUANTILE
+        scores = NormalDist().inv_cdf(probability) / WIDTH
         return self.median * math.exp(scores * abs(math.log(end / self.median)))
 
 
@@ -129,9 +127,14 @@ class Memory(msgspec.Struct, frozen=True):
         reserved = self.worker.reserved_bytes
         return self.worker_bytes if reserved is None else reserved.quantile(confidence)
 
+    def is_enough(self, confidence: float = SURE) -> bool:
+        """Return whether a worker fits into its device with a probability; True if the memory of
+        the device is unknown."""
+        return self.fits is None or self.fits >= confidence
+
     def shortage(self, device: str) -> str:
         """Say by how much a worker does not fit into its device; "" if it surely does."""
-        if self.fits is None or self.device_bytes is None or self.fits >= SURE:
+        if self.is_enough() or self.fits is None or self.device_bytes is None:
             return ""
         has, reserved = show(self.device_bytes, "bytes"), self.worker.reserved_bytes
         if reserved is None:

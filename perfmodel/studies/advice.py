@@ -16,7 +16,6 @@ from perfmodel.inputs.job import Job, JobArguments
 from perfmodel.predicting.gains import Gain, gain
 from perfmodel.reporting.contents import Figure
 from perfmodel.reporting.drawn import Drawn
-from perfmodel.results.memory import SURE
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.changes import Change
 from perfmodel.studies.rules import RULES, Rule, Situation
@@ -182,7 +181,7 @@ def _best(now: Situation, rule: Rule, how: api.PredictOptions) -> Recommendation
             then = api.predict(job, how)
         except InputError:
             continue
-        if then.memory.fits is None or then.memory.fits >= SURE:
+        if then.memory.is_enough():
             tried.append((change, then, gain(now.job, now.prediction, job, then)))
     if not tried:
         return None

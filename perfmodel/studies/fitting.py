@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from perfmodel.base.errors import InputError
 from perfmodel.inputs.job import Job
 from perfmodel.predicting.memory import memory_of
-from perfmodel.results.memory import SURE, Memory
+from perfmodel.results.memory import SURE
 from perfmodel.studies.changes import Change, of_architecture, of_arguments
 from perfmodel.studies.variables import boundary
 from perfmodel.sweeping.arguments import changed
@@ -22,12 +22,6 @@ MOST_BATCH = 65536
 """Largest batch of a worker that is looked for."""
 
 
-def fits(memory: Memory, confidence: float = SURE) -> bool:
-    """Return whether a worker fits into its device with a probability; True if the memory of the
-    device is unknown."""
-    return memory.fits is None or memory.fits >= confidence
-
-
 def remedies(job: Job, confidence: float = SURE) -> tuple[Change, ...]:
     """Return changes each of which alone makes a job fit, the smallest of its kind: passes per
     update, batch, recomputation, sharding, workers; all of them together if none is enough alone.
@@ -39,7 +33,7 @@ def remedies(job: Job, confidence: float = SURE) -> tuple[Change, ...]:
     >>> [change.flags for change in remedies(job)]
     ['--arch fsdp --option stage=1']
     """
-    if fits(memory_of(job), confidence):
+    if memory_of(job).is_enough(confidence):
         return ()
     several = [tuple(changes) for changes in (_passes(job), _batches(job), _recomputations(job),
                _shardings(job), _workers(job))]  # fmt: skip
@@ -72,7 +66,7 @@ def largest_batch(job: Job, confidence: float = SURE) -> Job:
         return changed(job, {"batch_size": int(size)})
 
     def fits_at(size: float) -> bool:
-        return fits(memory_of(with_batch(size)), confidence)
+        return memory_of(with_batch(size)).is_enough(confidence)
 
     if not fits_at(passes):
         memory = memory_of(with_batch(passes))
@@ -95,7 +89,7 @@ def _first(job: Job, changes: tuple[Change, ...], confidence: float) -> Change |
     """Return the first change that is possible and after which the job fits."""
     for change in changes:
         try:
-            if fits(memory_of(change.job_of(job)), confidence):
+            if memory_of(change.job_of(job)).is_enough(confidence):
                 return change
         except InputError:
             continue

@@ -11,7 +11,6 @@ import msgspec
 
 from perfmodel.base import tables
 from perfmodel.base.files import finite
-from perfmodel.results.memory import SURE
 from perfmodel.results.prediction import Prediction
 from perfmodel.sweeping.labels import Row, label
 
@@ -101,21 +100,17 @@ def quantity_columns(p: Prediction) -> Row:
 
 def memory_columns(predictions: Sequence[Prediction]) -> list[Row]:
     """The probability that each job fits into its devices; no column if all surely do."""
-    chances = [p.memory.fits for p in predictions]
-    if all(fits is None or fits >= SURE for fits in chances):
-        return [{} for _ in chances]
-    return [{"memory_fits": fits} for fits in chances]
+    if all(p.memory.is_enough() for p in predictions):
+        return [{} for _ in predictions]
+    return [{"memory_fits": p.memory.fits} for p in predictions]
 
 
 def best_of(predictions: Sequence[Prediction]) -> int:
     """Index of the highest throughput among the jobs that fit into their devices, or among all if
     none does; the first on ties."""
-    shorts = [bool(p.memory.shortage(p.device)) for p in predictions]
-    rates = [
-        p.throughput_samples_per_s * (all(shorts) or not short)
-        for p, short in zip(predictions, shorts, strict=True)
-    ]
-    return rates.index(max(rates))
+    fitting = [i for i, p in enumerate(predictions) if p.memory.is_enough()]
+    among = fitting or range(len(predictions))
+    return max(among, key=lambda i: predictions[i].throughput_samples_per_s)
 
 
 def basis_columns(p: Prediction) -> Row:
