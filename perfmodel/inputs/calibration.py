@@ -163,7 +163,7 @@ def _changed(part: Any, names: list[str], value: float) -> Any:
     return msgspec.structs.replace(part, **{names[0]: inner})
 
 
-def _inside(part: Any, name: str, path: str) -> Any:
+def _inside(part: object, name: str, path: str) -> object:
     if isinstance(part, tuple) and name.isdigit() and int(name) < len(part):
         return part[int(name)]
     if isinstance(part, msgspec.Struct):

@@ -145,11 +145,11 @@ class JobArguments(TypedDict, total=False):
     latency_s: float | None
     workers: int
     arch: str
-    options: Mapping[str, Any] | None
+    options: Mapping[str, object] | None
     island_devices: int | str | None
     island_steps: int | str | None
     island_arch: str | None
-    island_options: Mapping[str, Any] | None
+    island_options: Mapping[str, object] | None
     jitter: Jitter | float | str | None
     stragglers: Iterable[Straggler]
     start: Start | None
@@ -238,7 +238,7 @@ class Job(Ranged, frozen=True, kw_only=True):
     def __hash__(self) -> int:
         return hash(self._content())
 
-    def _content(self) -> tuple[Any, ...]:
+    def _content(self) -> tuple[object, ...]:
         """Everything but ``given``, the last field."""
         return msgspec.structs.astuple(self)[:-1]
 

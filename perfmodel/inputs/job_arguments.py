@@ -10,7 +10,7 @@ from perfmodel.base.units import dimension_of, parse
 from perfmodel.inputs.islands import read_devices
 
 
-def in_si(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def in_si(arguments: Mapping[str, object]) -> dict[str, Any]:
     """Arguments with ``bandwidth`` and ``latency`` under the names of their SI units.
 
     Text is parsed; each may also be a list of values.

@@ -28,7 +28,7 @@ class Option(msgspec.Struct, frozen=True):
     """
 
     help: str
-    no_effect: Callable[[Any], bool] | None = None
+    no_effect: Callable[[object], bool] | None = None
     formulas: bool = True
     needs: str = ""
     by_cluster: Mapping[str, str] = {}

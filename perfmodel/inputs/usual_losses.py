@@ -13,8 +13,6 @@ prints them. The others are means of what was fitted to published runs.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from perfmodel.base.provenance import Assumption
@@ -102,7 +100,7 @@ def with_losses(
     """
     if not applies_to(cluster):
         return cluster, []
-    changes: dict[str, Any] = {}
+    changes: dict[str, object] = {}
     inside = cluster.intra_node
     if inside is not None and inside.interconnect == "pcie" and not _peer_access(device):
         changes["intra_node"] = through_host()
@@ -157,7 +155,7 @@ def _peer_access(device: Device | None) -> bool:
     return device is None or device.peer_access
 
 
-def _limits(cluster: Cluster) -> dict[str, Any]:
+def _limits(cluster: Cluster) -> dict[str, object]:
     """Return the changed fields of a cluster some of whose links are faster than sockets."""
     limited = cluster.with_links(_limited)
     return {

@@ -6,7 +6,7 @@ import functools
 import math
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -109,7 +109,7 @@ def _alternatives(assumption: Assumption, job: Job) -> Iterator[tuple[Value, Cal
     """
     name, flat = assumption.name, job.of_devices
 
-    def with_fields(**fields: Any) -> Callable[[], Job]:
+    def with_fields(**fields: object) -> Callable[[], Job]:
         return lambda: islands.changed(job, msgspec.structs.replace(flat, **fields))
 
     if assumption.source == f"default of {job.architecture.name}":

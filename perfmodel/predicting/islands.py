@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -46,7 +45,7 @@ def joined(
     flat: Job,
     devices: tuple[int, ...],
     arch: str,
-    given: Mapping[str, Any],
+    given: Mapping[str, object],
     steps: IslandSteps = ONE_STEP,
 ) -> Job:
     """Return the outer job, in which each worker is an island of several devices.
@@ -102,7 +101,7 @@ def _among(
 ) -> Job:
     """The outer job, with islands ``predicted`` from their inner jobs."""
     places = places_of(flat.cluster, devices)
-    made: dict[Any, Island] = {}
+    made: dict[object, Island] = {}
     islands = []
     for first, many, count in zip(places.first, places.many, devices, strict=True):
         where = inside(flat.cluster, first, many)

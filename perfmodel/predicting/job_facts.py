@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -95,7 +94,7 @@ def notes_of(job: Job, memory: Memory) -> tuple[str, ...]:
     return (shortage, *notes) if shortage else notes
 
 
-def inputs_of(job: Job) -> dict[str, Any]:
+def inputs_of(job: Job) -> dict[str, object]:
     """Return a job's inputs for its provenance, equal to what JSON gives back."""
     w = job.workload
     inputs = {
@@ -115,11 +114,11 @@ def inputs_of(job: Job) -> dict[str, Any]:
         "start": job.start,
         **_islands_of(job),
     }
-    found: dict[str, Any] = finite(inputs, "inf")
+    found: dict[str, object] = finite(inputs, "inf")
     return found
 
 
-def _islands_of(job: Job) -> dict[str, Any]:
+def _islands_of(job: Job) -> dict[str, object]:
     """Return the islands of a job, and the job inside each."""
     if not job.islands:
         return {}

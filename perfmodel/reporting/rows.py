@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from perfmodel.base.units import dimension_of
 from perfmodel.reporting.contents import Column, Table
@@ -33,7 +32,7 @@ def _words(name: str) -> str:
     return name.strip("_").replace("_", " ")
 
 
-def table(name: str, rows: Sequence[Mapping[str, Any]], without: Collection[str] = ()) -> Table:
+def table(name: str, rows: Sequence[Mapping[str, object]], without: Collection[str] = ()) -> Table:
     """A table of rows that all have the same keys; columns that are empty are left out.
 
     >>> table("t", [{"a": 1, "b": None, "c": 2}], without=["c"]).rows
@@ -48,6 +47,6 @@ def table(name: str, rows: Sequence[Mapping[str, Any]], without: Collection[str]
     return Table(name, [column(key) for key in keys], cells)
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: object) -> object:
     """A value as a cell; what is no number and no word as text."""
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

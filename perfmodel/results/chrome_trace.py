@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from perfmodel.results.timeline import Operation, Resource, Timeline
 
@@ -39,12 +38,12 @@ TRANSFER, OTHER = "thread_state_iowait", "generic_work"
 RANKS = {"iterations": 0, "device": 1, "slot": 2, "cores": 3, "link": 3, "none": 4}
 """Order of threads by kind of resource."""
 
-Event = dict[str, Any]
+Event = dict[str, object]
 Thread = tuple[Resource, int]
 """A resource and a lane: it has as many threads as it runs operations at the same time."""
 
 
-def chrome_trace(timeline: Timeline) -> dict[str, Any]:
+def chrome_trace(timeline: Timeline) -> dict[str, object]:
     """Return the timeline as a JSON object: ``traceEvents``, and ``otherData`` describing it.
 
     A resource with several concurrent operations gets as many threads, because viewers draw
@@ -131,7 +130,7 @@ def _metadata(timeline: Timeline, numbers: dict[Thread, int]) -> Iterator[Event]
 
 def _slice(op: Operation, thread: int) -> Event:
     """Return an operation, or an iteration, as an event."""
-    args: dict[str, Any] = {"iteration": op.iteration}
+    args: dict[str, object] = {"iteration": op.iteration}
     whole = op.resource.kind == "iterations"
     if not whole:
         args |= {"operation": op.name, "queued_us": (op.start_s - op.ready_s) * 1e6}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import msgspec
 
@@ -277,7 +277,7 @@ class Prediction(Paged, frozen=True, kw_only=True):
             f"idle {self.idle_fraction.mean:.1%})"
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The prediction as JSON-like values."""
         return {
             name: msgspec.to_builtins(getattr(self, name))
@@ -298,7 +298,7 @@ class Prediction(Paged, frozen=True, kw_only=True):
         """
         import pandas as pd
 
-        rows: dict[str, Any] = {
+        rows: dict[str, object] = {
             "worker": range(self.workers),
             "idle_fraction": self.idle_fraction.per_worker,
         }
@@ -366,7 +366,7 @@ class Prediction(Paged, frozen=True, kw_only=True):
         """
         return self._simulated("trace").timeline()
 
-    def to_chrome_trace(self) -> dict[str, Any]:
+    def to_chrome_trace(self) -> dict[str, object]:
         """Two steady-state iterations as a Chrome trace; open the JSON in Perfetto.
 
         There is a process per node and a thread per resource; times are simulated microseconds.

@@ -238,7 +238,7 @@ class Schedule(Drawn, frozen=True, eq=False):
         """A data frame with one row per event, events by name; the header is in ``attrs``."""
         import pandas as pd
 
-        columns: dict[str, Any] = {name: getattr(self, name) for name in COLUMNS}
+        columns: dict[str, object] = {name: getattr(self, name) for name in COLUMNS}
         names = pd.Index([event.name for event in Event])
         columns["event"] = pd.Categorical.from_codes(self.event.tolist(), names)
         frame = pd.DataFrame(columns)
@@ -436,7 +436,7 @@ _UNREADABLE = (
 )
 
 
-def _header(data: NDArray[Any] | None, name: str) -> Header:
+def _header(data: NDArray[np.generic] | None, name: str) -> Header:
     """Parse the header of a file.
 
     Raises
