@@ -30,6 +30,8 @@ def plain(text: str) -> str:
     >>> print(plain("a\x1b[2Jb"), plain("a\u202eb\ufeff\ud800"))
     a\x1b[2Jb a\u202eb\ufeff\ud800
     """
+    if text.isprintable():
+        return text
     return re.sub(_CONTROL, lambda m: m[0].encode("unicode_escape").decode("ascii"), text)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -183,6 +182,8 @@ class Outputs(NamedTuple):
         for line in remarks:
             remark(line)
         if self.as_json:
+            import json
+
             click.echo(answer.to_json() if values is None else json.dumps(values, indent=2))
         return self.csv != files.STDOUT and not self.as_json
 

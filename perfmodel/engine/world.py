@@ -3,10 +3,8 @@
 Compiled code uses arrays, the plain loop objects.
 """
 
-from __future__ import annotations
-
 import functools
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -158,7 +156,7 @@ _NUMBERS: dict[Any, np.dtype[Any]] = {
 DTYPES: dict[str, np.dtype[Any]] = {
     **{
         name: np.dtype(_NUMBERS[hint])
-        for name, hint in get_type_hints(World).items()
+        for name, hint in World.__annotations__.items()
         if hint in _NUMBERS
     },
     **RECORDS,
