@@ -29,7 +29,7 @@ from perfmodel.inputs.job import Jitter, Job
 from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.workload import Workload
 from perfmodel.predicting import job_facts
-from perfmodel.predicting.memory import memory_of
+from perfmodel.predicting.memory import memory_on
 from perfmodel.predicting.variants import evaluate
 from perfmodel.sweeping.executors import completed
 
@@ -341,8 +341,11 @@ def _worker_bytes(job: Job, workers: Ids, confidence: float) -> Floats:
     """Memory that a worker's device needs (bytes); depends on the number of workers if they shard
     the model."""
 
+    device = catalogue.device(job.workload.device)
+
     def needed(count: int) -> float:
-        return memory_of(msgspec.structs.replace(job, workers=count)).needed_bytes(confidence)
+        counted = msgspec.structs.replace(job, workers=count)
+        return memory_on(device, counted).needed_bytes(confidence)
 
     counts, places = np.unique(workers, return_inverse=True)
     ends = needed(int(counts[0])), needed(int(counts[-1]))

@@ -10,6 +10,7 @@ import msgspec
 from perfmodel.architectures.base import architecture_of
 from perfmodel.architectures.memory import Parts
 from perfmodel.inputs import catalogue
+from perfmodel.inputs.device import Device
 from perfmodel.inputs.job import Job
 from perfmodel.results.memory import Footprint, Memory, Reserved
 
@@ -64,10 +65,15 @@ def worker_bytes(job: Job) -> float:
 
 def memory_of(job: Job) -> Memory:
     """Return the memory of a worker and of a server, and that of the device if known."""
+    known = job.workload.device in catalogue.device_names()
+    return memory_on(catalogue.device(job.workload.device) if known else None, job)
+
+
+def memory_on(device: Device | None, job: Job) -> Memory:
+    """Return the memory of a worker on a device and of a server; on none, what is allocated."""
     worker, server = parts_of(job)
-    if job.workload.device not in catalogue.device_names():
+    if device is None:
         return Memory.of(worker, server, None)
-    device = catalogue.device(job.workload.device)
     if device.kind == "gpu":
         worker = on_accelerator(worker)
     return Memory.of(worker, server, device.memory_bytes)

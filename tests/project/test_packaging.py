@@ -225,7 +225,8 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
         if path.suffix in (".json", ".toml", ".csv")
     }
     assert "perfmodel/_profiles/models/resnet18.json" in profiles
-    others = {"perfmodel/predicting/bands.json", "perfmodel/py.typed"}
+    predicting = {f"perfmodel/predicting/{name}.json" for name in ("bands", "memory")}
+    others = predicting | {"perfmodel/py.typed"}
     pages = {f"perfmodel/reporting/{name}" for name in PAGES}
     library = f"perfmodel/engine/{LIBRARY}"
     assert sources | profiles | others | pages | {library} == {

@@ -131,7 +131,7 @@ def test_a_plan_with_many_simulations_is_the_same_in_threads() -> None:
     asked: dict[str, Any] = {"model": "resnet50", "dataset_size": 1281167, "epochs": 90}
     asked["limits"] = PlanLimits(deadline_s=86400.0)
     alone = plan(**asked)
-    assert alone.simulated > 20
+    assert alone.simulated >= 20
     with ThreadPoolExecutor(3) as pool:
         assert plan(**asked, executor=pool) == alone
 
