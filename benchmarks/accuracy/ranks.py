@@ -9,14 +9,12 @@ import msgspec
 from perfmodel import Source, Workload
 from perfmodel.base.errors import whole_number
 from perfmodel.inputs import catalogue
-from perfmodel.inputs.activations import by_kind, kind_of
+from perfmodel.inputs.activations import LOSS, Peaks, by_kind, kind_of
 from perfmodel.inputs.decoder import Decoder
+from perfmodel.inputs.peaks import peaks_of
 from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.recomputation import recomputed
 from perfmodel.inputs.storage import Storage
-
-LOSS = "loss"
-"""Kind of the layer whose activations only one micro-batch has at a time."""
 
 RECOMPUTATIONS = {"none": "none", "selective": "selective:products", "full": "full"}
 """Kinds of recomputation by their word in the tables; torchtitan's *selective* is by product."""
@@ -107,14 +105,24 @@ def rank_work(row: Layout, stage: int, storage: Storage, *, fused_loss: bool) ->
         storage=storage,
     )
     flight = min(row.pp - stage, row.microbatches)
+    first, further, update = peaks_of(_part_of(whole, row, stage, 1), accelerator=True)
+    exists = (flight - 1.0 + further.activations) / flight
+    peaks = Peaks(first, further._replace(activations=exists), update)
+    return msgspec.structs.replace(_part_of(whole, row, stage, flight), peaks=peaks)
+
+
+def _part_of(whole: Workload, row: Layout, stage: int, flight: int) -> Workload:
+    """Return the layers of a stage, with activations of ``flight`` micro-batches."""
     kept = [
         msgspec.structs.replace(
             layer,
             tensor_bytes=tuple(size / row.tp for size in layer.tensor_bytes),
             activation_bytes=layer.activation_bytes
             / row.tp
-            * (1 if layer.kind == LOSS else flight),
-            output_bytes=layer.passed_on_bytes / row.tp * flight,
+            * (1 if layer.kind.endswith(LOSS) else flight),
+            output_bytes=None
+            if layer.output_bytes is None
+            else layer.output_bytes / row.tp * flight,
         )
         for layer in whole.layers
         if _stage_of(layer.name, row) == stage

@@ -24,10 +24,32 @@ def replica(job: Job) -> Parts:
     return Parts(replica_of(job.workload))
 
 
-def replica_of(work: Workload, shards: int = 1) -> Footprint:
-    """Return the memory of a replica; ``shards`` of them share optimizer states and masters."""
+def replica_of(
+    work: Workload, shards: int = 1, *, updates: bool = True, sharded: bool = False
+) -> Footprint:
+    """Return the memory of a replica when it is largest: in the backward pass or the update.
+
+    ``shards`` of them share optimizer states and masters. If another process ``updates`` the model,
+    it has none. Gradients appear during the backward pass, unless they add to those of an earlier
+    pass. Frameworks for ``sharded`` models (DeepSpeed, Megatron-LM) keep them in buffers, and
+    update the model without temporary copies.
+    """
     stored, offload = work.stored, work.storage.offload
-    states, masters = stored.states / shards, stored.masters / shards
+    states = stored.states / shards if updates else 0.0
+    masters = stored.masters / shards if updates else 0.0
+    stays = sharded or work.accumulation > 1
+    peak = work.peaks.further if stays else work.peaks.first
+    kept = peak.activations * work.activation_bytes
+    appeared = stored.gradients * (1.0 if stays else peak.gradients)
+    copies = 0.0 if sharded or offload or not updates else work.peaks.update_bytes / shards
+    if kept + appeared + peak.temporary_bytes >= stored.gradients + copies:
+        temporary = peak.temporary_bytes
+        absent = {
+            "activations": work.activation_bytes - kept,
+            "gradients": stored.gradients - appeared,
+        }
+    else:  # in the update
+        temporary, absent = copies, {"activations": work.activation_bytes}
     activations = activations_of(work)
     logits = activations.pop(LOGITS, 0.0)
     return Footprint(
@@ -37,6 +59,8 @@ def replica_of(work: Workload, shards: int = 1) -> Footprint:
         copies_bytes=stored.casts + (0.0 if offload else masters),
         activations_bytes=activations,
         logits_bytes=logits,
+        temporary_bytes=temporary,
+        absent_bytes={name: size for name, size in absent.items() if size > 0.0},
         module_buffers_bytes=work.buffer_bytes,
         host_bytes=states + masters if offload else 0.0,
     )
@@ -57,13 +81,3 @@ def with_copies(footprint: Footprint, **copies: float) -> Footprint:
     named = {name.replace("_", " "): size for name, size in copies.items() if size > 0.0}
     kept = {**footprint.model_copies_bytes, **named}
     return msgspec.structs.replace(footprint, model_copies_bytes=kept)
-
-
-def without_optimizer(footprint: Footprint, masters: float) -> Footprint:
-    """Return the footprint of a worker whose servers run the optimizer, with its ``masters``."""
-    return msgspec.structs.replace(
-        footprint,
-        optimizer_states_bytes=0.0,
-        copies_bytes=footprint.copies_bytes - (masters if footprint.host_bytes == 0.0 else 0.0),
-        host_bytes=0.0,
-    )

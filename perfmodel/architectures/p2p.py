@@ -142,7 +142,7 @@ def _apply(b: GraphBuilder, job: Job, workers: Workers, messages: PeerMessages) 
     share = messages.dense / messages.dense.sum() / _parts(job)
     others = (job.workers - 1) * messages.dense / _parts(job)
     adding = others * (options.reduce_per_byte_s + options.decode_per_byte_s)
-    seconds = job.workload.optimizer_s * share + adding
+    seconds = job.device_work.optimizer_s * share + adding
     return workers.compute(b, "apply", seconds, names=workers.layer_names)
 
 
@@ -341,7 +341,7 @@ def exact(job: Job) -> bool:
     applies gradients that have arrived is then irrelevant.
     """
     options = Options.of(job)
-    adding = job.workload.optimizer_s + options.reduce_per_byte_s + options.decode_per_byte_s
+    adding = job.device_work.optimizer_s + options.reduce_per_byte_s + options.decode_per_byte_s
     first = not options.overlap or bool(expanded(job.workload).layers[0].tensor_bytes)
     known = options.exchange == "full" or (adding == 0.0 and first)
     even = job.cluster.even(job.workers)

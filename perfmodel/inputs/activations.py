@@ -1,20 +1,27 @@
-"""Kinds of activations, by kind of layer."""
+"""Kinds of activations, by kind of layer, and when memory is largest."""
 
 from __future__ import annotations
 
 import functools
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 PRODUCT = "linear"
 """Kind of layers that are matrix products."""
+
+LOSS = "loss"
+"""End of the kinds of losses."""
+
+FUSED_LOSS = "fused_loss"
+"""Kind of a loss that computes its gradient in place."""
 
 LOGITS = "logits"
 """Kind of the activations of the loss."""
 
 KINDS = (
     (r"multiheadattention|attention", "attention"),
-    (r"loss", LOGITS),
+    (rf".*{LOSS}$", LOGITS),
     (r".*norm", "norms"),
     (r"conv", "convolutions"),
     (r"embedding", "embeddings"),
@@ -47,3 +54,24 @@ def by_kind(kept: Sequence[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
     for kind, size in kept:
         totals[kind] = totals.get(kind, 0.0) + size
     return tuple((kind, size) for kind, size in totals.items() if size > 0.0)
+
+
+class Peak(NamedTuple):
+    """A moment of a backward pass.
+
+    ``activations`` and ``gradients`` are the shares of them that exist, and ``temporary_bytes`` is
+    what exists besides.
+    """
+
+    activations: float = 1.0
+    gradients: float = 1.0
+    temporary_bytes: float = 0.0
+
+
+class Peaks(NamedTuple):
+    """The moments at which memory is largest: in a backward pass that produces gradients, and in
+    one that adds to gradients of earlier passes; and temporary bytes of the optimizer."""
+
+    first: Peak = Peak()
+    further: Peak = Peak()
+    update_bytes: float = 0.0

@@ -10,6 +10,7 @@ from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Assumption
 from perfmodel.inputs.activations import PRODUCT
 from perfmodel.inputs.decoder import Decoder
+from perfmodel.inputs.offload import NOTE
 from perfmodel.inputs.storage import DEFAULT, VALUE_BYTES, Lora, Storage
 from perfmodel.inputs.workload import BACKWARD_OVER_FORWARD, Workload, WorkloadLayer
 
@@ -41,7 +42,8 @@ def with_storage(workload: Workload, decoder: Decoder | None, storage: Storage) 
     else:
         trained = stored.gradient_bytes / workload.gradient_bytes
         state = workload.optimizer_state_bytes * trained * policy.state / VALUE_BYTES
-    return msgspec.structs.replace(stored, optimizer_state_bytes=state)
+    notes = (*stored.assumptions, NOTE) if storage.offload else stored.assumptions
+    return msgspec.structs.replace(stored, optimizer_state_bytes=state, assumptions=notes)
 
 
 def _tensors(workload: Workload) -> list[tuple[float, bool]]:

@@ -27,6 +27,7 @@ from perfmodel.inputs.decoder_layers import at_length
 from perfmodel.inputs.device import Device, roofline_s
 from perfmodel.inputs.one_device import OneDevice, at_speed
 from perfmodel.inputs.passes import accumulated, of_one_pass, split
+from perfmodel.inputs.peaks import peaks_of
 from perfmodel.inputs.profile import SCHEMA, Profile, Timing, read_profile, timings_on
 from perfmodel.inputs.recomputation import recomputed
 from perfmodel.inputs.shipped import cluster_names, device_names, folder, model_names, names
@@ -167,6 +168,8 @@ def workload(
         several = of_one_pass(whole, parts.passes)
         step = one_pass(several, device_name, precision, parts.pass_size)
         step = recomputed(with_storage(step, whole.decoder, storage), recompute)
+        peaks = peaks_of(step, accelerator=_is_accelerator(step.device))
+        step = msgspec.structs.replace(step, peaks=peaks)
         step = accumulated(step, parts.passes, parts.batch_size)
         return msgspec.structs.replace(step, assumptions=(*step.assumptions, *parts.assumptions))
 
@@ -295,6 +298,10 @@ def _one_pass(
     return device_transfer.estimate(
         profile, device_name, precision or "float32", batch_size, devices=devices, others=others
     )
+
+
+def _is_accelerator(device_name: str) -> bool:
+    return device_name in device_names() and device(device_name).kind == "gpu"
 
 
 def _launch_s(device_name: str) -> float:

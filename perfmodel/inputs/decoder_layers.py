@@ -7,6 +7,7 @@ import functools
 import msgspec
 
 from perfmodel.base.errors import InputError
+from perfmodel.inputs.activations import FUSED_LOSS
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.profile import Layer, Profile, Tensor
 
@@ -64,8 +65,7 @@ def layers_of(decoder: Decoder, sequence_length: int, precision: str) -> tuple[L
     sums, activations, loss) are layers of their own. What layers keep for backward is stated for
     fused kernels: every layer its output, but the products before a sum nothing, or the mask of
     their dropout; attention with stored scores also these, twice with the mask of a dropout; the
-    loss the logits, their logarithmic softmax and gradients (torch: ``LossNLL`` and
-    ``log_softmax_backward_data`` each make one).
+    loss the logits and their logarithmic softmax.
 
     References
     ----------
@@ -86,9 +86,8 @@ def layers_of(decoder: Decoder, sequence_length: int, precision: str) -> tuple[L
     flop = 2.0 * s * h * d.vocabulary
     found.append(make.layer("head", "linear", d.vocabulary, flop=flop, tensors=head, saved=0.0))
     loss = LOSS_BYTES / element * d.vocabulary
-    found.append(
-        make.layer("loss", "loss", loss, saved=d.vocabulary + (2.0 if d.fused_loss else 3.0) * loss)
-    )
+    kind = FUSED_LOSS if d.fused_loss else "loss"
+    found.append(make.layer("loss", kind, loss, saved=d.vocabulary + loss))
     return tuple(found)
 
 

@@ -46,6 +46,10 @@ class PublishedUtilisation(Ranged, frozen=True, forbid_unknown_fields=True, kw_o
     source: Source
 
 
+CPU = "cpu"
+"""Name of the device in profiles that were recorded on any CPU."""
+
+
 class Device(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A device type (schema ``perfmodel.device/1``): peak rates and memory.
 

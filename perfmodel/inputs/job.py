@@ -15,6 +15,7 @@ from perfmodel.base.quantities import NO_SPREAD
 from perfmodel.base.ranges import COUNT, Range, Ranged
 from perfmodel.inputs import wiring
 from perfmodel.inputs.cluster import Cluster, Handover
+from perfmodel.inputs.offload import offload_of
 from perfmodel.inputs.options import Options
 from perfmodel.inputs.passes import one_pass
 from perfmodel.inputs.workload import Workload, expanded, with_handover
@@ -386,8 +387,13 @@ class Job(Ranged, frozen=True, kw_only=True):
 
     @property
     def device_work(self) -> Workload:
-        """The workload, with gradient handover to the network as part of the backward pass."""
-        return self._handed_over(self.workload, self.reductions)
+        """The workload, with gradient handover to the network as part of the backward pass, and
+        with the update by the host if the optimizer is there."""
+        work = self._handed_over(self.workload, self.reductions)
+        if not work.storage.offload:
+            return work
+        on_host = offload_of(self.workload, self.cluster)
+        return msgspec.structs.replace(work, optimizer_s=sum(on_host))
 
     @property
     def reductions(self) -> int:

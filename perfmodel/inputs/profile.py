@@ -31,13 +31,15 @@ class Tensor(Ranged, frozen=True, forbid_unknown_fields=True):
 class Layer(Ranged, frozen=True, forbid_unknown_fields=True):
     """A layer of a profile: its tensors in definition order (backward produces them reversed).
 
-    ``forward_flop``, ``activation_bytes`` (its output) and ``saved_bytes`` (kept for backward; the
-    default is the output) are per sample.
+    ``forward_flop``, ``activation_bytes`` (its output), ``saved_bytes`` (kept for backward; the
+    default is the output) and ``temporary_bytes`` (the gradients of an output and of its input, of
+    which one is made of the other; the default is the layer's output and that before) are per
+    sample.
     """
 
     RANGES: ClassVar = {
         **dict.fromkeys(("forward_flop", "activation_bytes"), NOT_NEGATIVE),
-        "saved_bytes": or_none(NOT_NEGATIVE),
+        **dict.fromkeys(("saved_bytes", "temporary_bytes"), or_none(NOT_NEGATIVE)),
     }
     PLACE: ClassVar = "layer {0.name!r}: "
 
@@ -47,6 +49,7 @@ class Layer(Ranged, frozen=True, forbid_unknown_fields=True):
     forward_flop: float = 0.0
     activation_bytes: float = 0.0
     saved_bytes: float | None = None
+    temporary_bytes: float | None = None
 
     @property
     def kept_bytes(self) -> float:

@@ -13,7 +13,7 @@ import msgspec
 
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.base.provenance import Assumption, Source
-from perfmodel.inputs.activations import by_kind, kind_of
+from perfmodel.inputs.activations import Peaks, by_kind, kind_of
 from perfmodel.inputs.batch_scaling import (
     RECENT_LAUNCH_S,
     at_batch_size,
@@ -36,7 +36,7 @@ class WorkloadLayer(msgspec.Struct, frozen=True):
 
     ``tensor_bytes`` are the sizes of its gradients in the order backward produces them;
     ``activation_bytes`` is what it keeps for backward, for the whole batch, and ``output_bytes``
-    its output (None: the same). ``kind`` is as in profiles.
+    its output (None: the same). ``kind`` and ``temporary_bytes`` are as in profiles.
     """
 
     name: str
@@ -46,6 +46,7 @@ class WorkloadLayer(msgspec.Struct, frozen=True):
     activation_bytes: float = 0.0
     kind: str = ""
     output_bytes: float | None = None
+    temporary_bytes: float | None = None
 
     @property
     def passed_on_bytes(self) -> float:
@@ -74,7 +75,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     by the others. ``buffer_bytes`` is the size of the module's buffers. ``storage`` says how
     parameters, gradients and optimizer states are stored; ``frozen_bytes`` is the size of
     parameters that are not trained. ``activations`` divides ``activation_bytes`` by kind of layer,
-    in proportion; all are *other* if it is empty.
+    in proportion; all are *other* if it is empty. ``peaks`` says what else there is when memory is
+    largest.
     """
 
     name: str
@@ -106,6 +108,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     storage: Storage = Storage()
     frozen_bytes: float = 0.0
     activations: tuple[tuple[str, float], ...] = ()
+    peaks: Peaks = Peaks()
 
     def __post_init__(self) -> None:
         for path in self.calibration.parameters if self.calibration is not None else ():
@@ -135,6 +138,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     def compute_s(self) -> float:
         """Seconds of device computation per step: forward, backward and optimizer."""
         return self.forward_s + self.backward_s + self.optimizer_s
+
+    @property
+    def outputs_bytes(self) -> list[float]:
+        """The output of each layer, for the whole batch of a pass."""
+        return [layer.passed_on_bytes for layer in self.layers]
 
     @property
     def activation_checkpointing(self) -> bool:
@@ -386,6 +394,7 @@ def _layers(
             batch_size * kept,
             layer.kind,
             None if layer.saved_bytes is None else batch_size * layer.activation_bytes,
+            None if layer.temporary_bytes is None else batch_size * layer.temporary_bytes,
         )
         for layer, f, b, kept in zip(
             profile.layers, forward, backward, profile.kept_bytes, strict=bool(profile.layers)

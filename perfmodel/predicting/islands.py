@@ -231,6 +231,8 @@ def _workload_of(island: Island) -> Workload:
     """
     profiled = island.job.workload
     one = profiled.scaled("compute_s", island.step_s / profiled.compute_s)
+    on_device = msgspec.structs.replace(one.storage, offload=False)  # the step has its time
+    one = msgspec.structs.replace(one, storage=on_device)
     if island.steps == 1:
         return one
     rest_s = island.round_s - one.forward_s

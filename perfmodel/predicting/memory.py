@@ -10,7 +10,7 @@ import msgspec
 from perfmodel.architectures.base import architecture_of
 from perfmodel.architectures.memory import Parts
 from perfmodel.inputs import catalogue
-from perfmodel.inputs.device import Device
+from perfmodel.inputs.device import CPU, Device
 from perfmodel.inputs.job import Job
 from perfmodel.results.memory import Footprint, Memory, Reserved
 
@@ -18,19 +18,22 @@ PATH = Path(__file__).with_name("memory.json")
 
 
 class Overhead(msgspec.Struct, frozen=True):
-    """What a process on an accelerator takes besides its tensors.
+    """What a process takes besides its tensors, and the error of their prediction.
 
     Attributes
     ----------
     reserved_over_allocated : quantiles (0.05, 0.5, 0.95) of reserved memory as measured over
         allocated memory as predicted.
     allocator : the same of what the allocator reserves over what is allocated, both as measured.
-    library_bytes : the context of the device and its libraries, outside of the allocator.
+    tensors_over_allocated : the same of all tensors on a CPU, as measured, over allocated memory as
+        predicted.
+    library_bytes : the context of an accelerator and its libraries, outside of the allocator.
     sources : where the numbers come from, by name.
     """
 
     reserved_over_allocated: tuple[float, float, float]
     allocator: tuple[float, float, float]
+    tensors_over_allocated: tuple[float, float, float]
     library_bytes: float
     sources: dict[str, str]
 
@@ -70,24 +73,29 @@ def memory_of(job: Job) -> Memory:
 
 
 def memory_on(device: Device | None, job: Job) -> Memory:
-    """Return the memory of a worker on a device and of a server; on none, what is allocated."""
+    """Return the memory of a worker on a device, or on an unknown one, and of a server."""
     worker, server = parts_of(job)
     if device is None:
-        return Memory.of(worker, server, None)
-    if device.kind == "gpu":
-        worker = on_accelerator(worker)
+        on_device = on_cpu(worker) if job.workload.device == CPU else worker
+        return Memory.of(on_device, server, None)
+    worker = on_accelerator(worker) if device.kind == "gpu" else on_cpu(worker)
     return Memory.of(worker, server, device.memory_bytes)
 
 
 def on_accelerator(footprint: Footprint) -> Footprint:
     """Return a footprint with the libraries of an accelerator and what its allocator reserves."""
     more = overhead()
-    reserved = Reserved(
-        *(
-            footprint.allocated_bytes * factor + more.library_bytes
-            for factor in more.reserved_over_allocated
-        )
-    )
-    return msgspec.structs.replace(
-        footprint, library_bytes=more.library_bytes, reserved_bytes=reserved
-    )
+    return _reserving(footprint, more.reserved_over_allocated, more.library_bytes)
+
+
+def on_cpu(footprint: Footprint) -> Footprint:
+    """Return a footprint with the interval of its tensors on a CPU, where nothing reserves more."""
+    return _reserving(footprint, overhead().tensors_over_allocated, 0.0)
+
+
+def _reserving(
+    footprint: Footprint, factors: tuple[float, float, float], library_bytes: float
+) -> Footprint:
+    allocated = footprint.allocated_bytes
+    reserved = Reserved(*(allocated * factor + library_bytes for factor in factors))
+    return msgspec.structs.replace(footprint, library_bytes=library_bytes, reserved_bytes=reserved)

@@ -33,8 +33,9 @@ class ObservedLayer:
     attention count two flop per multiply-add; embeddings count none, and other modules two per
     output element. Activations are the newly allocated tensors; in-place work adds none. Saved are
     the tensors that autograd keeps for the backward pass, each storage once, in the layer whose
-    forward pass, or what follows it, saves it first; parameters, buffers, inputs of the step and
-    copies of parameters in 16 bits are not among them.
+    forward pass, or what follows it, saves it first; parameters, buffers and copies of parameters
+    in 16 bits are not among them. Temporary is the largest sum of the tensors that a call takes and
+    returns, which is that of their gradients; inputs of the step have none.
     """
 
     name: str
@@ -43,6 +44,7 @@ class ObservedLayer:
     flop: float = 0.0
     activation_bytes: float = 0.0
     saved_bytes: float = 0.0
+    temporary_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class ObservedStep:
                 layer.flop / samples,
                 layer.activation_bytes / samples,
                 saved_bytes=layer.saved_bytes / samples,
+                temporary_bytes=layer.temporary_bytes / samples,
             )
             for layer in self.layers
         )
@@ -88,6 +91,7 @@ class _Call:
     flop: float = 0.0
     activation_bytes: float = 0.0
     saved_bytes: float = 0.0
+    temporary_bytes: float = 0.0
 
 
 class Inspection:
@@ -154,6 +158,7 @@ class Inspection:
             current.flop += call.flop
             current.activation_bytes += call.activation_bytes
             current.saved_bytes += call.saved_bytes
+            current.temporary_bytes = max(current.temporary_bytes, call.temporary_bytes)
         position = {id(p): i for i, p in enumerate(self._gradient_bytes)}
         ordered = sorted(layers, key=lambda l: -max(position[id(p)] for _, p, _ in l.parameters))  # noqa: E741
         precision = self._autocast or _type_name(layers[0].parameters[0][1].dtype)
@@ -169,17 +174,21 @@ class Inspection:
         self._called.setdefault(module)
         self._autocast = self._autocast or _autocast_name(self.model)
         if _is_unit(module):
-            self._add_activations(tensors((args, kwargs)))
-            self._calls.append(_Call(module))
+            inputs = tensors((args, kwargs))
+            self._add_activations(inputs)
+            self._calls.append(_Call(module, temporary_bytes=_gradient_bytes(inputs)))
 
     def _after(self, module: Module, _args: object, output: object) -> None:
         if self.paused or self._recomputing():
             return
         if _is_unit(module):
-            self._add_activations(tensors(output))
+            outputs = tensors(output)
+            self._add_activations(outputs)
             call = self._calls[-1]
-            if call.module is module and not call.flop and _works_by_element(module):
-                call.flop = 2.0 * sum(tensor.numel() for tensor in tensors(output))
+            if call.module is module:
+                call.temporary_bytes += _gradient_bytes(outputs)
+                if not call.flop and _works_by_element(module):
+                    call.flop = 2.0 * sum(tensor.numel() for tensor in outputs)
         self._depth = max(0, self._depth - 1)
         if self._depth == 0:
             self._counting.close()
@@ -187,12 +196,14 @@ class Inspection:
     def _begin_pass(
         self, module: Module, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> None:
-        """Begin a forward pass; its inputs do not count as activations."""
+        """Begin a forward pass; its inputs do not count as activations, but may be saved."""
         self._tops.setdefault(module)
         self._samples = self._samples or samples_of(args, kwargs)
-        for tensor in [*tensors((args, kwargs)), *self.model.parameters(), *self.model.buffers()]:
+        for tensor in [*self.model.parameters(), *self.model.buffers()]:
             self._is_new(tensor, self._storages)
             self._is_new(tensor, self._saved)
+        for tensor in tensors((args, kwargs)):
+            self._is_new(tensor, self._storages)
         self._counting.close()
         self._counting.enter_context(self._counter)
 
@@ -303,6 +314,11 @@ def tensors(value: object) -> list[Tensor]:
     if isinstance(value, tuple | list):
         return [tensor for item in value for tensor in tensors(item)]
     return []
+
+
+def _gradient_bytes(values: Sequence[Tensor]) -> float:
+    """Return the bytes of the gradients of tensors that have one."""
+    return sum(float(t.numel() * t.element_size()) for t in values if t.requires_grad)
 
 
 def samples_of(args: Sequence[object], kwargs: Mapping[str, object]) -> int:

@@ -21,6 +21,9 @@ MOST_TICKS = 6
 INK_ON_BOTH = "#8c8c8c"
 """What replaces ink, which cannot be seen on a dark page."""
 
+LEGEND_PX = 28
+"""Height of a row of the legend."""
+
 PHONE_PX = 330
 """Width of a figure on a phone."""
 
@@ -243,5 +246,5 @@ def _legend(plot: Plot, beside: Sequence[str]) -> None:
         legend.spacing = 8
         longest = max(len(str(item.label.value)) for item in legend.items)
         legend.ncols = max(1, min(len(legend.items), PHONE_PX // (34 + 7 * longest)))
-        plot.height += 20 * (math.ceil(len(legend.items) / legend.ncols) - 1)
+        plot.height += LEGEND_PX * (math.ceil(len(legend.items) / legend.ncols) - 1)
         plot.add_layout(legend, "above")

@@ -13,6 +13,10 @@ SURE = 0.9
 """Probability from which a job is said to fit without reserve."""
 
 
+ABSENT = "not at the same time"
+"""Name of what does not exist when memory is largest."""
+
+
 class Reserved(msgspec.Struct, frozen=True):
     """Bytes that a process takes of its device: 90 % of runs are between ``p5`` and ``p95``."""
 
@@ -49,7 +53,11 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     parameters_bytes, gradients_bytes, optimizer_states_bytes : what this process keeps of them.
     copies_bytes : parameters in another precision: master copies, or what products use.
     activations_bytes : kept for the backward pass of one pass, by kind of layer.
-    logits_bytes : the logits, their logarithmic softmax, and its gradient.
+    logits_bytes : the logits and their logarithmic softmax.
+    temporary_bytes : gradients of activations, or temporary copies of the optimizer, when memory is
+        largest.
+    absent_bytes : *activations* (with logits) and *gradients* that do not exist when memory is
+        largest.
     gathered_bytes : parameters and gradients of other workers' shards, while they are whole.
     buckets_bytes : gradients that are copied together to be communicated.
     module_buffers_bytes : such as running means.
@@ -66,6 +74,8 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     copies_bytes: float = 0.0
     activations_bytes: dict[str, float] = {}
     logits_bytes: float = 0.0
+    temporary_bytes: float = 0.0
+    absent_bytes: dict[str, float] = {}
     gathered_bytes: float = 0.0
     buckets_bytes: float = 0.0
     module_buffers_bytes: float = 0.0
@@ -76,12 +86,12 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def allocated_bytes(self) -> float:
-        """Peak of the allocated memory: the sum of all tensors."""
+        """Peak of the allocated memory: the sum of all tensors that exist at a time."""
         return sum(self.tensors.values())
 
     @property
     def tensors(self) -> dict[str, float]:
-        """Bytes of tensors by component, in words."""
+        """Bytes of tensors by component, in words; what is absent at the peak is negative."""
         return {
             "parameters": self.parameters_bytes,
             "gradients": self.gradients_bytes,
@@ -89,11 +99,25 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
             "copies of parameters": self.copies_bytes,
             "activations": sum(self.activations_bytes.values(), 0.0),
             "logits and loss": self.logits_bytes,
+            "temporary tensors": self.temporary_bytes,
             "gathered units": self.gathered_bytes,
             "buckets": self.buckets_bytes,
             "module buffers": self.module_buffers_bytes,
             "copies of the model": sum(self.model_copies_bytes.values(), 0.0),
+            ABSENT: -sum(self.absent_bytes.values(), 0.0),
         }
+
+    @property
+    def at_peak(self) -> dict[str, float]:
+        """Bytes of each component that exists when memory is largest, in words."""
+        found = self.tensors
+        found.pop(ABSENT)
+        activations = self.absent_bytes.get("activations", 0.0)
+        of_loss = min(activations, self.logits_bytes)  # freed first
+        found["logits and loss"] -= of_loss
+        found["activations"] -= activations - of_loss
+        found["gradients"] -= self.absent_bytes.get("gradients", 0.0)
+        return {name: size for name, size in found.items() if size > 0.0}
 
 
 class Memory(msgspec.Struct, frozen=True):

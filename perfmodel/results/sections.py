@@ -19,12 +19,15 @@ from perfmodel.reporting.contents import (
     shown,
 )
 from perfmodel.reporting.panels import shares, stacks
+from perfmodel.results.memory import Footprint
 
 Predicted = Any
 """A :class:`perfmodel.results.prediction.Prediction`; Any avoids a circular import."""
 
 MOST_ROWS = 30
 """Resources in the timeline of a file, at most; a page has all of them."""
+
+GB = 1e9
 
 MOST_BARS = 64
 """Largest number of staleness bars; larger staleness values share the last bar."""
@@ -77,7 +80,7 @@ def sections(p: Predicted, *, assumptions: bool = True) -> list[Section]:
     found += [_time(p), _timeline(p), _idle(p)]
     if p.staleness is not None:
         found.append(_staleness(p.staleness.histogram, p.staleness.mean))
-    return [*found, _utilisation(p)]
+    return [*found, _utilisation(p), _memory(p)]
 
 
 def reproduce(p: Predicted, code: tuple[tuple[str, str], ...] = ()) -> Section:
@@ -241,4 +244,43 @@ def _utilisation(p: Predicted) -> Section:
         title="Utilisation",
         text=["Busiest resources first."],
         tables=[Table("Utilisation", [Column("resource"), Column("in use", "fraction")], rows)],
+    )
+
+
+def memory_panel(p: Predicted) -> Panel:
+    """Components of a worker's memory and of a server's when it is largest, with the interval of
+    what the worker reserves; and the memory of its device."""
+    worker, server = p.memory.worker, p.memory.server
+    bars, ends = {"worker": worker.at_peak}, [_ends(worker)]
+    if server is not None:
+        bars["fullest server"] = server.at_peak
+    if p.memory.device_bytes is not None:
+        bars[p.device] = {"device": p.memory.device_bytes}
+    in_gb = [{name: size / GB for name, size in parts.items()} for parts in bars.values()]
+    return stacks(list(bars), in_gb, "memory (GB)", ends)
+
+
+def _ends(footprint: Footprint) -> tuple[float, float] | None:
+    """Return the interval of what a process reserves (GB)."""
+    reserved = footprint.reserved_bytes
+    return None if reserved is None else (reserved.p5 / GB, reserved.p95 / GB)
+
+
+def _memory(p: Predicted) -> Section:
+    worker, server = p.memory.worker.tensors, None
+    if p.memory.server is not None:
+        server = p.memory.server.tensors
+    heads = [Column("component"), Column("worker", "bytes")]
+    rows: list[tuple[str | float, ...]] = [(name, size) for name, size in worker.items() if size]
+    if server is not None:
+        heads.append(Column("fullest server", "bytes"))
+        rows = [
+            (name, worker[name], server[name]) for name in worker if worker[name] or server[name]
+        ]
+    return Section(
+        name="memory",
+        title="Memory",
+        text=["What exists when memory is largest; the line is the interval of what is reserved."],
+        figure=memory_panel(p),
+        tables=[Table("Memory by component", heads, rows)],
     )

@@ -286,7 +286,7 @@ def add_optimizer(
     ``parts`` of the parameters.
     """
     alone = msgspec.structs.replace(workers, axes=())
-    optimizer = alone.compute(b, "optimizer", job.workload.optimizer_s / parts)
+    optimizer = alone.compute(b, "optimizer", job.device_work.optimizer_s / parts)
     b.edge(workers.backward[:, 0], optimizer)
     b.edge(optimizer, (workers if first is None else first).forward[:, 0], lag=1)
     return optimizer

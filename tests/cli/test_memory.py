@@ -47,7 +47,7 @@ def test_verbose_lists_components_that_exist() -> None:
     text = printed(f"predict {GIVEN} --verbose")
     rows = [line[2:].split("  ")[0] for line in text.splitlines() if line.startswith("- ")]
     assert rows == [
-        *("parameters", "gradients", "activations", "logits and loss", "gathered units"),
-        *("on the host", "reserved"),
+        *("parameters", "gradients", "activations", "logits and loss"),
+        *("temporary tensors", "gathered units", "on the host", "reserved"),
     ]
     assert "- parameters" not in printed(f"predict {GIVEN}")

@@ -270,7 +270,7 @@ def test_accumulation_reduces_the_network_share() -> None:
     whole = predict(make_job(**given, batch_size=16, accumulation=4))
     assert whole.exposed_communication_s == pytest.approx(each.exposed_communication_s, rel=0.05)
     assert whole.throughput_samples_per_s > 2 * each.throughput_samples_per_s
-    assert whole.memory.worker_bytes == each.memory.worker_bytes
+    assert whole.memory.worker.activations_bytes == each.memory.worker.activations_bytes
 
 
 def test_sharded_training_sends_16_bit_values_if_it_computes_with_them() -> None:

@@ -187,11 +187,11 @@ def test_device_memory_is_a_limit() -> None:
         plan(model="resnet50", instance=["p3.2xlarge"], arch="ring", workers=1, batch_size=4096)
 
 
-@pytest.mark.parametrize(("confidence", "batch_size"), [(0.5, 224), (0.9, 192), (0.95, 160)])
+@pytest.mark.parametrize(("confidence", "batch_size"), [(0.5, 192), (0.85, 192), (0.9, 160), (0.95, 160)])
 def test_a_worker_fits_with_the_confidence_that_is_asked_for(
     confidence: float, batch_size: int
 ) -> None:
-    """VGG-16 fits into a V100 with 99.7, 90.7, 52.4 and 12 % at these batch sizes."""
+    """VGG-16 fits into a V100 with 99.6, 88.8, 42 and 0 % at these batch sizes."""
     made = plan(
         model="vgg16",
         instance=["p3.2xlarge"],

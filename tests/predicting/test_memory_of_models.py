@@ -122,14 +122,18 @@ def test_every_second_product_and_every_second_block() -> None:
 
 
 def test_logits_and_loss() -> None:
-    """Per logit: itself in 16 bits, the logarithmic softmax in 32, and two gradients or one."""
+    """Per logit: itself in 16 bits, the logarithmic softmax in 32; two or one gradients."""
     model = decoder("llama-8b")
     logits = BATCH * 4096 * 128256
-    assert footprint(model).logits_bytes == pytest.approx((2 + 4 + 4 + 4) * logits)
-    fused = footprint(decoder("llama-8b", fused_loss=True))
-    assert fused.logits_bytes == pytest.approx((2 + 4 + 4) * logits)
-    exact = footprint(model, precision="float32")
-    assert exact.logits_bytes == pytest.approx((4 + 4 + 4 + 4) * logits)
+    kept = footprint(model, "zero1")
+    assert kept.logits_bytes == pytest.approx((2 + 4) * logits)
+    assert kept.temporary_bytes == pytest.approx((4 + 4) * logits)
+    assert kept.absent_bytes == {}
+    fused = footprint(decoder("llama-8b", fused_loss=True), "zero1")
+    assert fused.logits_bytes == pytest.approx((2 + 4) * logits)
+    assert fused.temporary_bytes == pytest.approx(4 * logits)
+    exact = footprint(model, "zero1", precision="float32")
+    assert exact.logits_bytes == pytest.approx((4 + 4) * logits)
 
 
 @pytest.mark.parametrize("name", ["gpt2-xl", "llama-8b", "llama-70b", "bert-large"])

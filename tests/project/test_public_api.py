@@ -118,13 +118,15 @@ FOOTPRINT: dict[str, Any] = {
     "copies_bytes": NUMBER,
     "activations_bytes": NUMBERS_BY_NAME,
     "logits_bytes": NUMBER,
+    "temporary_bytes": NUMBER,
+    "absent_bytes": NUMBERS_BY_NAME,
     "gathered_bytes": NUMBER,
     "buckets_bytes": NUMBER,
     "module_buffers_bytes": NUMBER,
     "model_copies_bytes": NUMBERS_BY_NAME,
     "library_bytes": NUMBER,
     "host_bytes": NUMBER,
-    "reserved_bytes": NOTHING,
+    "reserved_bytes": {"p5": NUMBER, "median": NUMBER, "p95": NUMBER},
 }
 
 PREDICTION: dict[str, Any] = {
@@ -189,7 +191,7 @@ PREDICTION: dict[str, Any] = {
         "server_bytes": NUMBER + NOTHING,
         "device_bytes": NUMBER + NOTHING,
         "worker": FOOTPRINT,
-        "server": FOOTPRINT,
+        "server": {**FOOTPRINT, "reserved_bytes": NOTHING},
         "fits": NUMBER + NOTHING,
     },
     "bottleneck": {

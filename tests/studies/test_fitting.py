@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -23,6 +24,8 @@ from perfmodel.predicting.memory import memory_of
 from perfmodel.results.memory import SURE
 from perfmodel.studies import fitting
 from tests.jobs import cluster, workload
+
+VGG = make_job(model="vgg16", device="v100", workers=4, arch="ring")
 
 LARGE: dict[str, Any] = {"model": "llama-13b", "device": "h100", "workers": 64, "arch": "ring"}
 
@@ -113,15 +116,23 @@ def test_the_command_says_first_what_makes_a_job_fit() -> None:
     job = "--model llama-13b --device h100 --workers 64 --arch ring --batch-size 4"
     lines = output(job).splitlines()
     assert lines[1] == (
-        "does not fit: a worker reserves about 411.1 GB, 4.79 times the 85.9 GB of h100"
+        "does not fit: a worker reserves about 358 GB, 4.17 times the 85.9 GB of h100"
     )
     assert lines[2].startswith("to fit: --accumulation 4")
     assert not any("note: does not fit" in line for line in lines)
 
 
+def test_json_has_what_makes_a_job_fit() -> None:
+    job = "--model vgg16 --device v100 --workers 4 --arch ring --json --fidelity coarse"
+    assert "remedies" not in json.loads(output(f"{job} --batch-size 64"))
+    found = json.loads(output(f"{job} --batch-size 512"))
+    assert found["memory"]["fits"] < SURE
+    assert found["remedies"] == [change.flags for change in remedies(VGG.with_(batch_size=512))]
+
+
 def test_the_command_takes_the_largest_batch() -> None:
     job = "--model vgg16 --device v100 --workers 4 --arch ring --fit"
-    assert "batch 192 per worker" in output(job)
+    assert "batch 190 per worker" in output(job)
     assert "--fit: chooses the batch size" in output(f"{job} --batch-size 3")
 
 

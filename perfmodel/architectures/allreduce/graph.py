@@ -113,7 +113,7 @@ def _by_layer(b: GraphBuilder, job: Job, passes: Sequence[Workers], messages: Me
     layers, column = np.unique(messages.part_layer, return_inverse=True)
     dense = np.array([sum(a.tensor_bytes) for a in expanded(job.workload).layers])[layers]
     decode_per_byte_s = decode_per_byte_s_of(Options.of(job), job.workers)
-    seconds = job.workload.optimizer_s * dense / dense.sum() + decode_per_byte_s * dense
+    seconds = job.device_work.optimizer_s * dense / dense.sum() + decode_per_byte_s * dense
     names = [workers.layer_names[i] for i in layers.tolist()]
     update = workers.compute(b, "update", seconds, names=names)
     b.edge(update, workers.forward[:, layers], lag=1)

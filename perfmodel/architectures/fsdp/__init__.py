@@ -66,7 +66,7 @@ def memory(job: Job) -> Parts:
     whole, n, stored = work.gradient_bytes, int(options.shards(job.workers)), work.stored
     units = np.sort(order.units_of(work, options.unit_bytes).bytes)[::-1] / whole
     sent = order.sent_share(job) * whole
-    kept = replica_of(work, n)
+    kept = replica_of(work, n, sharded=True)
     gathered = 0.0
     gradients, parameters, copies = stored.gradients, stored.parameters, kept.copies_bytes
     if options.stage > 1:

@@ -14,7 +14,6 @@ from perfmodel.architectures.memory import (
     Parts,
     replica_of,
     with_copies,
-    without_optimizer,
 )
 from perfmodel.architectures.ps.formulas import exact, leaves_out, phases, queues
 from perfmodel.architectures.ps.graph import build
@@ -38,7 +37,7 @@ def memory(job: Job) -> Parts:
     options, work = Options.of(job), job.workload
     slices = slices_of(work, options)
     share = float(np.bincount(slices.server, slices.bytes).max()) / work.gradient_bytes
-    worker = without_optimizer(replica_of(work), work.stored.masters)
+    worker = replica_of(work, updates=False)
     summed = options.local_aggregation and job.cluster.fullest(job.workers) > 1
     worker = msgspec.structs.replace(
         worker, buckets_bytes=worker.gradients_bytes if summed else 0.0

@@ -89,7 +89,13 @@ def predict(
         with progress() as advance:
             data = prediction.schedule(updates, progress=advance).to_bytes()
         written.append((schedule, data, "; replay it with perfmodel converge --replay"))
-    values = None
+    values, remedy = None, ""
+    if prediction.memory.shortage(prediction.device):
+        from perfmodel.studies import fitting
+
+        changes = fitting.remedies(job)
+        remedy = fitting.in_words(changes)
+        values = {**prediction.to_dict(), "remedies": [change.flags for change in changes]}
     if coarse is not None:
         from perfmodel.sweeping.comparison import both_to_dict
 
@@ -104,11 +110,6 @@ def predict(
     else:
         from perfmodel.cli.printing import prediction as printing
 
-        remedy = ""
-        if prediction.memory.shortage(prediction.device):
-            from perfmodel.studies import fitting
-
-            remedy = fitting.in_words(fitting.remedies(job))
         printing.prediction(prediction, worth, remedy)
 
 

@@ -19,19 +19,16 @@ def components(memory: Memory) -> Iterator[Row]:
         "copies of the model": worker.model_copies_bytes,
     }
     for name, size in worker.tensors.items():
-        if size > 0.0:
+        if size != 0.0:
             yield f"- {name}", quantity(size, "bytes"), _listed(details.get(name, {}))
     if worker.host_bytes > 0.0:
         yield "- on the host", quantity(worker.host_bytes, "bytes"), "offloaded"
     if worker.reserved_bytes is not None:
         low, high = worker.reserved_bytes.p5, worker.reserved_bytes.p95
         remark = f"90% interval {quantity(low, 'bytes')} to {quantity(high, 'bytes')}"
-        libraries = quantity(worker.library_bytes, "bytes")
-        yield (
-            "- reserved",
-            quantity(worker.reserved_bytes.median, "bytes"),
-            f"{remark}, {libraries} of them by libraries",
-        )
+        if worker.library_bytes > 0.0:
+            remark += f", {quantity(worker.library_bytes, 'bytes')} of them by libraries"
+        yield "- reserved", quantity(worker.reserved_bytes.median, "bytes"), remark
 
 
 def _listed(sizes: dict[str, float]) -> str:
