@@ -3,7 +3,7 @@
 Property tests draw the same examples on every machine, however busy it is. Linear algebra uses one
 thread per process: fits take a fifth of the time if threads do not compete.
 
-``--hypothesis-profile=long`` draws twenty times as many, different ones each time.
+``--hypothesis-profile=long`` draws forty times as many, different ones each time.
 """
 
 from __future__ import annotations

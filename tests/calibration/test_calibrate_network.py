@@ -152,6 +152,7 @@ def test_each_kind_of_growth_is_recognised_and_extrapolated(
         )
 
 
+@pytest.mark.slow
 def test_noise_does_not_add_a_piece() -> None:
     truth = (Piece(50e-6, 1e-9),)
     counts = []

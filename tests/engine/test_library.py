@@ -159,6 +159,7 @@ def command(checkout: Path, *words: str) -> tuple[str, str]:
 JOB = ("predict", "--model", "resnet18", "--arch", "asp", "--workers", "2", "--rel-ci", "5%")
 
 
+@pytest.mark.slow
 @needs_library
 def test_commands_report_plain_simulation_in_one_line(checkout: Path) -> None:
     expected = command(ROOT, *JOB)
@@ -177,6 +178,7 @@ def test_commands_report_plain_simulation_in_one_line(checkout: Path) -> None:
     assert "it cannot be loaded" in line
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_the_loop_or_the_hash_seed() -> None:
     program = (
         "from perfmodel import Jitter, make_job, predict\n"

@@ -187,7 +187,9 @@ def test_device_memory_is_a_limit() -> None:
         plan(model="resnet50", instance=["p3.2xlarge"], arch="ring", workers=1, batch_size=4096)
 
 
-@pytest.mark.parametrize(("confidence", "batch_size"), [(0.5, 192), (0.85, 192), (0.9, 160), (0.95, 160)])
+@pytest.mark.parametrize(
+    ("confidence", "batch_size"), [(0.5, 192), (0.85, 192), (0.9, 160), (0.95, 160)]
+)
 def test_a_worker_fits_with_the_confidence_that_is_asked_for(
     confidence: float, batch_size: int
 ) -> None:

@@ -88,6 +88,7 @@ def test_a_sweep_skips_jobs_that_are_too_large() -> None:
     assert "--max-ops" in found.skipped[0].reason
 
 
+@pytest.mark.slow
 def test_folded_jobs_are_small_however_many_workers() -> None:
     assert predict(job("ring", 100_000)).fidelity == "fine"
 

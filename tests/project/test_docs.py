@@ -46,7 +46,17 @@ from perfmodel.validation.cases import SCHEMA as CASES_SCHEMA, Case, CaseJob, Ca
 ROOT = Path(__file__).parents[2]
 FRONT = [ROOT / "README.md", ROOT / "examples" / "README.md"]
 PAGES = [*FRONT, *sorted((ROOT / "docs").rglob("*.md"))]
-SLOW = ("calibrate", "study-ipccc20", "study-ipdps21", "three-sites", "tour", "which-algorithm")
+SLOW = (
+    "calibrate",
+    "how-long-to-simulate",
+    "sweep-and-compare",
+    "use-as-library",
+    "study-ipccc20",
+    "study-ipdps21",
+    "three-sites",
+    "tour",
+    "which-algorithm",
+)
 """Pages with slow commands."""
 
 UPDATE = os.environ.get("PERFMODEL_UPDATE_OUTPUTS") == "1"

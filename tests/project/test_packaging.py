@@ -275,6 +275,7 @@ def test_profiles_are_found_after_installing_the_wheel(wheel: Path, tmp_path: Pa
     )
 
 
+@pytest.mark.slow
 @needs_builder
 def test_without_a_compiler_the_package_works_and_says_so(sdist: Path, tmp_path: Path) -> None:
     plain, log = built(sdist, tmp_path / "wheel", PATH=str(tmp_path))

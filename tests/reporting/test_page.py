@@ -149,6 +149,7 @@ def test_a_report_of_a_job_that_is_not_known_is_refused() -> None:
         report(job, workers=4)
 
 
+@pytest.mark.slow
 def test_every_result_has_a_page(tmp_path: Path) -> None:
     lines = sweep(model="resnet18", arch=["ring", "ps"], workers=[1, 2, 4])
     words = sweep(model="resnet18", arch=["ring", "ps"], workers=2)

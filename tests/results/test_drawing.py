@@ -315,6 +315,7 @@ def named(name: str) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_names_are_drawn_as_they_are(name: str) -> None:
     """A dollar sign begins no formula, and nobody hears of letters that a font lacks (warnings are

@@ -132,6 +132,7 @@ def run(line: str) -> str:
     return result.output
 
 
+@pytest.mark.slow
 def test_explain_prints_sentences() -> None:
     text = run("explain --model resnet50 --device v100 --arch asp --workers 8 --against ring")
     assert "compute dominates" in text

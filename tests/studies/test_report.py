@@ -119,6 +119,7 @@ def test_the_command_writes_a_page_that_shows_its_command(tmp_path: Path) -> Non
     assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
+@pytest.mark.slow
 @needs_bokeh
 @pytest.mark.parametrize(
     "flags",

@@ -340,6 +340,7 @@ def begun(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     client.kill()
 
 
+@pytest.mark.slow
 @needs_proc
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_sweep_leaves_finished_shards_and_no_process(
@@ -374,6 +375,7 @@ time.sleep(60.0)
 """
 
 
+@pytest.mark.slow
 @needs_proc
 @pytest.mark.parametrize("after_s", [0.0, 1.0], ids=["starting", "busy"])
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
