@@ -226,14 +226,14 @@ def test_canary_an_error_in_a_formula(
 
     planted(monkeypatch, wrong)
     with pytest.raises(AssertionError):
-        exact_jobs(arch, plain_jobs, count=60, shrink=False)
+        exact_jobs(arch, plain_jobs, count=120, shrink=False)
 
 
 @pytest.mark.parametrize("arch", sorted(set(names()) - {"gosgd"}))
 def test_canary_formulas_that_claim_too_much(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     planted(monkeypatch, lambda model: replace(model, exact=lambda one: True))
     with pytest.raises(AssertionError):
-        exact_jobs(arch, jobs, count=60, shrink=False)
+        exact_jobs(arch, jobs, count=120, shrink=False)
 
 
 def alike_steps(arch: str, options: dict[str, Any]) -> bool:
