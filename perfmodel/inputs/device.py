@@ -5,8 +5,9 @@ from typing import ClassVar, Literal
 
 from perfmodel.base.limits import limits_of
 from perfmodel.base.provenance import Source
-from perfmodel.base.ranges import POSITIVE, Range, Ranged, or_none
+from perfmodel.base.ranges import COUNT, POSITIVE, Range, Ranged, or_none
 from perfmodel.inputs.batch_scaling import LAUNCH_S, RECENT_LAUNCH_S
+from perfmodel.inputs.operators import Operators
 from perfmodel.inputs.profile import Layer
 
 SCHEMA = "perfmodel.device/1"
@@ -57,10 +58,15 @@ class Device(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
     catalogue's cluster for jobs that name none. ``peer_access`` says whether devices on PCIe
     usually access each other's memory; otherwise copies go through the host. ``aliases`` are
     further names of the device. ``language_models`` are published figures from which the times of
-    other language models are estimated.
+    other language models are estimated. ``architecture``, such as *hopper*, and the number of
+    ``multiprocessors`` are those of GPUs; ``operators`` is what products and attention achieve.
     """
 
-    RANGES: ClassVar = {"memory_bandwidth_bytes_per_s": POSITIVE, "memory_bytes": or_none(POSITIVE)}
+    RANGES: ClassVar = {
+        "memory_bandwidth_bytes_per_s": POSITIVE,
+        "memory_bytes": or_none(POSITIVE),
+        "multiprocessors": or_none(COUNT),
+    }
 
     schema: Literal["perfmodel.device/1"] = "perfmodel.device/1"
     name: str
@@ -73,6 +79,9 @@ class Device(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
     peer_access: bool = True
     aliases: tuple[str, ...] = ()
     language_models: tuple[PublishedUtilisation, ...] = ()
+    architecture: str | None = None
+    multiprocessors: int | None = None
+    operators: Operators | None = None
     source: Source
 
     @property

@@ -10,7 +10,17 @@ import click
 from perfmodel.base.errors import InputError, unknown_name
 from perfmodel.cli import types
 from perfmodel.cli.groups import Group
-from perfmodel.cli.options import File, Outputs, encoded, option, outputs, progress, switch
+from perfmodel.cli.options import (
+    File,
+    Outputs,
+    check_files,
+    encoded,
+    option,
+    outputs,
+    progress,
+    switch,
+    write_files,
+)
 
 if TYPE_CHECKING:
     import msgspec
@@ -271,3 +281,32 @@ def server(paths: tuple[str, ...], cluster: str | None, output: str | None, out:
         from perfmodel.cli.printing import calibration
 
         calibration.server(costs)
+
+
+@calibrate.command()
+@click.argument("paths", nargs=-1, required=True, type=types.INPUT, metavar="TABLE.csv...")
+@option("--device", types.DEVICE, "The device that was measured.", required=True)
+@option("--called", types.TEXT, "Take only rows with this device.  [default: all]")
+@option("--source", types.TEXT, "Where the times come from.", default="own measurement")
+@option("--output", types.OUTPUT, "Write the tables instead of printing them.")
+def operators(
+    paths: tuple[str, ...], device: str, called: str | None, source: str, output: str | None
+) -> None:
+    """Fit what products and attention achieve on a device to measured times.
+
+    Prints the tables that belong into the device file.
+
+    \b
+    perfmodel calibrate operators gemm.csv attention.csv --device h100
+    """
+    from perfmodel.base.provenance import Source
+    from perfmodel.calibration.operators import block_of, fit_operators
+    from perfmodel.inputs import catalogue
+
+    check_files(None, output)
+    found = fit_operators(catalogue.device(device), paths, Source("measured", source), called)
+    block = block_of(found)
+    if output is None:
+        click.echo(block, nl=False)
+    else:
+        write_files([(output, block.encode(), "")])

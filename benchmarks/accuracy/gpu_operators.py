@@ -1,0 +1,101 @@
+"""Measured products and attention of GPUs, predicted from device files.
+
+The folder holds ``gemm.csv.gz`` and ``attention_forward.csv.gz``. A device without figures of its
+own in the catalogue is predicted by transfer. Shapes with a dimension, or a length, below 512 are
+groups of their own (*narrow*).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from benchmarks.accuracy import rows
+from benchmarks.accuracy.cases import Case, about
+from perfmodel.base.errors import InputError
+from perfmodel.inputs import catalogue
+from perfmodel.inputs.device import Device
+from perfmodel.inputs.operator_transfer import attention_rates, product_rates
+from perfmodel.theory.attention import attention_s
+from perfmodel.theory.products import product_s
+
+ABOUT = about("gpu_operators")
+
+PRODUCTS, ATTENTION = "gemm.csv.gz", "attention_forward.csv.gz"
+
+WIDE = 512.0
+"""Dimension from which a shape is not narrow."""
+
+PRECISIONS = {"bfloat16": ("mixed", "gemm"), "fp8": ("fp8", "gemm-fp8")}
+"""Precision and operator of each type of a product."""
+
+CALLED = {"a100": "a100-80", "gb200": "b200", "b300": "b200", "gb300": "b200"}
+"""Devices that have another name in the catalogue, or are not there, and what stands for them."""
+
+
+def cases(folder: Path) -> list[Case]:
+    """Return every product and every attention."""
+    known = {name: catalogue.device(name) for name in catalogue.device_names()}
+    return [
+        *_products(_table(folder / PRODUCTS), known),
+        *_attention(_table(folder / ATTENTION), known),
+    ]
+
+
+def _table(path: Path) -> pd.DataFrame:
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
+    return pd.read_csv(path)
+
+
+def _named(name: str) -> str:
+    """Return a device's name without what it is built into."""
+    return name.removesuffix("_sxm").removesuffix("_server").replace("_", "-")
+
+
+def _device(name: str, known: dict[str, Device]) -> Device | None:
+    called = catalogue.device_called(CALLED.get(_named(name), _named(name)))
+    found = known.get(called)
+    if found is None or found.multiprocessors is None:
+        rows.say_left_out("not predicted", [f"not in the catalogue: {name}"])
+        return None
+    return found
+
+
+def _products(table: pd.DataFrame, known: dict[str, Device]) -> Iterator[Case]:
+    for (name, kind), shapes in table.groupby(["device", "dtype"], sort=False):
+        device, (precision, operator) = _device(name, known), PRECISIONS[kind]
+        if device is None:
+            continue
+        m, n, k = (shapes[column].to_numpy(np.float64) for column in ("m", "n", "k"))
+        rates = product_rates(device, precision, known)
+        seconds = product_s(m, n, k, rates, float(device.multiprocessors or 0))
+        wide = np.minimum(np.minimum(m, n), k) >= WIDE
+        yield from _cases(f"{_named(name)}-{operator}", shapes, ["m", "n", "k"], seconds, wide)
+
+
+def _attention(table: pd.DataFrame, known: dict[str, Device]) -> Iterator[Case]:
+    columns = ["batch_size", "sequence_length", "heads", "kv_heads", "head_dim"]
+    for name, shapes in table.groupby("device", sort=False):
+        device = _device(str(name), known)
+        if device is None:
+            continue
+        values = [shapes[column].to_numpy(np.float64) for column in columns]
+        rates = attention_rates(device, known)
+        seconds = attention_s(*values, rates, float(device.multiprocessors or 0))
+        wide = values[1] >= WIDE
+        yield from _cases(f"{_named(str(name))}-attention", shapes, columns, seconds, wide)
+
+
+def _cases(
+    name: str, shapes: pd.DataFrame, columns: list[str], seconds: Any, wide: Any
+) -> Iterator[Case]:
+    measured = shapes["ms"].to_numpy(np.float64) * 1e-3
+    labels = shapes[columns].astype(str).agg("x".join, axis=1)
+    for label, predicted, value, full in zip(labels, seconds, measured, wide, strict=True):
+        group = f"gpu_operators/{name}" + ("" if full else "-narrow")
+        yield Case(group, f"{name} {label}", float(predicted), float(value))

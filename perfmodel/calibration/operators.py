@@ -1,0 +1,248 @@
+"""What products and attention achieve on a device, fitted to measured times of many shapes.
+
+A table of products has ``m``, ``n``, ``k`` and ``dtype`` (``bfloat16``, ``float16`` or ``fp8``);
+one of causal attention ``batch_size``, ``sequence_length``, ``heads``, ``kv_heads`` and
+``head_dim``. Both have ``ms``, and may have ``device``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from perfmodel.base import tables
+from perfmodel.base.arrays import Floats
+from perfmodel.base.errors import InputError, unknown_name
+from perfmodel.base.provenance import Source
+from perfmodel.calibration.parameters import Parameter
+from perfmodel.calibration.regression import Regression
+from perfmodel.calibration.statistics import rounded
+from perfmodel.inputs.device import Device
+from perfmodel.inputs.operators import (
+    ELEMENT_BYTES,
+    AttentionFigures,
+    Operators,
+    ProductFigures,
+)
+from perfmodel.theory.attention import AttentionRates, attention_s
+from perfmodel.theory.products import ProductRates, product_s
+
+WIDE = 512.0
+"""Dimensions of products, and length of sequences, from which shapes count fully."""
+
+NARROW = 2.5
+"""Expected spread of the misfits of smaller shapes, relative to that of others."""
+
+MOST_ROWS = 1200
+"""Shapes that are fitted to, drawn from all."""
+
+LEFT_OUT = 0.25
+"""Part of the shapes that the error is measured on, and that are not fitted to."""
+
+QUERIES = (64.0, 128.0)
+"""Rows of a tile of attention to choose from."""
+
+SHAPE = ("m", "n", "k")
+"""Columns of a product."""
+
+SEQUENCES = ("batch_size", "sequence_length", "heads", "kv_heads", "head_dim")
+"""Columns of attention, in the order of the arguments of :func:`attention_s`."""
+
+PRECISIONS = {"bfloat16": "mixed", "float16": "mixed", "fp8": "fp8"}
+"""Precisions by the type of their values."""
+
+ATTENTION = "attention"
+"""Name of the measurements of attention; those of products are precisions."""
+
+LEAST_ROWS = 40
+"""Shapes that a fit needs."""
+
+Table = Mapping[str, Floats]
+"""Columns of a table, each of shape (rows,)."""
+
+
+def fit_operators(
+    device: Device, paths: Sequence[str | Path], source: Source, called: str | None = None
+) -> Operators:
+    """Return what operators achieve on a device, fitted to tables of measured times.
+
+    ``called`` selects the rows of one device.
+
+    Raises
+    ------
+    InputError : a table cannot be read, has other columns or too few rows; nothing was measured of
+        products in 16 bits or of attention; or the number of multiprocessors is not known.
+    """
+    measured: dict[str, dict[str, list[float]]] = {}
+    for path in paths:
+        _read(tables.read(path), called, measured)
+    for name in ("mixed", ATTENTION):
+        if name not in measured:
+            what = "attention" if name == ATTENTION else "products in 16 bits"
+            raise InputError(f"calibrate operators: no table has {what}")
+    columns = {
+        name: {column: np.array(values) for column, values in found.items()}
+        for name, found in measured.items()
+    }
+    for name, found in columns.items():
+        if len(found["seconds"]) < LEAST_ROWS:
+            raise InputError(
+                f"calibrate operators: {len(found['seconds'])} shapes of {name}; needs "
+                f"{LEAST_ROWS} or more"
+            )
+    return Operators(
+        products={
+            name: fit_products(device, name, table)
+            for name, table in columns.items()
+            if name != ATTENTION
+        },
+        attention=fit_attention(device, columns[ATTENTION]),
+        source=source,
+    )
+
+
+def _read(
+    table: tables.Table, called: str | None, measured: dict[str, dict[str, list[float]]]
+) -> None:
+    """Add the rows of a table to what was measured, by precision, or as attention."""
+    attention = "sequence_length" in table.columns
+    names = SEQUENCES if attention else SHAPE
+    table.need(*names, "ms", *(() if attention else ("dtype",)))
+    for row in table:
+        if called is not None and row.text("device") != called:
+            continue
+        kind = ATTENTION
+        if not attention:
+            kind = row.text("dtype")
+            if kind not in PRECISIONS:
+                raise InputError(f"{row.place}: {unknown_name('dtype', kind, PRECISIONS)}")
+            kind = PRECISIONS[kind]
+        columns = measured.setdefault(kind, {name: [] for name in (*names, "seconds")})
+        for name in names:
+            columns[name].append(float(row.whole(name)))
+        columns["seconds"].append(1e-3 * row.number("ms", above=0.0))
+
+
+def block_of(operators: Operators) -> str:
+    """Return the part of a device file, as TOML."""
+    whole: dict[str, Any] = msgspec.to_builtins(operators)
+    lines = [*_lines("operators.source", whole["source"])]
+    for name, figures in whole["products"].items():
+        lines += ["", *_lines(f"operators.products.{name}", figures)]
+    return "\n".join([*lines, "", *_lines("operators.attention", whole["attention"]), ""])
+
+
+def _lines(title: str, values: Mapping[str, Any]) -> list[str]:
+    shown = {name: value for name, value in values.items() if value is not None}
+    return [f"[{title}]", *(f"{name} = {json.dumps(value)}" for name, value in shown.items())]
+
+
+def fit_products(device: Device, precision: str, table: Table) -> ProductFigures:
+    """Return what products achieve on a device, fitted to the columns :data:`SHAPE` and
+    ``seconds``.
+
+    Raises
+    ------
+    InputError : the number of the device's multiprocessors is not known.
+    """
+    multiprocessors = _multiprocessors(device)
+    shapes = np.stack([table[name] for name in SHAPE])
+    parameters = [
+        Parameter("flop_per_s", 0.8 * _peak(device, precision), 0.5),
+        Parameter("bytes_per_s", 0.8 * device.memory_bandwidth_bytes_per_s, 0.5),
+        Parameter("launch_s", 3e-6, 1.0),
+        Parameter("tile_s", 1e-6, 2.0),
+        Parameter("rounding", 0.5, 1.5, scale="logit"),
+    ]
+    if precision == "fp8":
+        bandwidth = device.memory_bandwidth_bytes_per_s
+        parameters.append(Parameter("cast_bytes_per_s", 0.5 * bandwidth, 1.0))
+
+    def seconds(values: Mapping[str, Any], rows: Any) -> Any:
+        rates = ProductRates(**values, element_bytes=ELEMENT_BYTES[precision])
+        m, n, k = shapes[:, rows]
+        return product_s(m, n, k, rates, multiprocessors)
+
+    wide = shapes.min(axis=0) >= WIDE
+    _, found = _fitted(parameters, seconds, table["seconds"], wide)
+    return ProductFigures(**found)
+
+
+def fit_attention(device: Device, table: Table) -> AttentionFigures:
+    """Return what causal attention achieves on a device, fitted to the columns :data:`SEQUENCES`
+    and ``seconds``.
+
+    Raises
+    ------
+    InputError : the number of the device's multiprocessors is not known.
+    """
+    multiprocessors = _multiprocessors(device)
+    shapes = np.stack([table[name] for name in SEQUENCES])
+    parameters = [
+        Parameter("flop_per_s", 0.5 * device.peak("mixed"), 0.5),
+        Parameter("bytes_per_s", 0.8 * device.memory_bandwidth_bytes_per_s, 0.5),
+        Parameter("launch_s", 1e-5, 1.0),
+        Parameter("tile_s", 1e-6, 2.0),
+        Parameter("softmax", 0.3, 1.0),
+        Parameter("tail", 0.3, 1.0),
+    ]
+
+    def fitted(queries: float) -> tuple[float, dict[str, Any]]:
+        def seconds(values: Mapping[str, Any], rows: Any) -> Any:
+            rates = AttentionRates(**values, queries=queries)
+            sequences, length, heads, kv_heads, head = shapes[:, rows]
+            return attention_s(sequences, length, heads, kv_heads, head, rates, multiprocessors)
+
+        cost, found = _fitted(
+            parameters, seconds, table["seconds"], table["sequence_length"] >= WIDE
+        )
+        return cost, {**found, "queries": queries}
+
+    _, best = min(map(fitted, QUERIES), key=lambda found: found[0])
+    return AttentionFigures(**best)
+
+
+def _fitted(
+    parameters: list[Parameter],
+    seconds: Callable[[Mapping[str, Any], Any], Any],
+    measured: Floats,
+    wide: np.ndarray[Any, np.dtype[np.bool_]],
+) -> tuple[float, dict[str, Any]]:
+    """Fit parameters to three quarters of the rows; return the median error of the others that are
+    ``wide``, and the fields of the figures."""
+    draw = np.random.default_rng(0)
+    left_out = draw.random(len(measured)) < LEFT_OUT
+    rows = draw.permutation(np.flatnonzero(~left_out))[:MOST_ROWS]
+
+    def misses(values: Mapping[str, Floats], points: int) -> Floats:
+        columns = {name: np.asarray(value)[:, None] for name, value in values.items()}
+        predicted = seconds(columns, rows)
+        return np.asarray(np.log(predicted / measured[rows]))
+
+    fit = Regression(parameters, misses, np.where(wide[rows], 0.05, 0.05 * NARROW))
+    x, scale = fit.fit()
+    values = fit.values(x)
+    held = np.flatnonzero(left_out & wide)
+    errors = np.abs(seconds(values, held) / measured[held] - 1.0)
+    figures = {
+        **{name: rounded(value) for name, value in values.items()},
+        "error_fraction": rounded(float(np.quantile(errors, 0.9)), 3),
+        "covariance": fit.log_covariance(x, scale),
+    }
+    return float(np.median(errors)), figures
+
+
+def _peak(device: Device, precision: str) -> float:
+    """Return the peak rate at a precision; with 8 bits twice that with 16."""
+    return device.peak("mixed") * 2.0 / ELEMENT_BYTES[precision]
+
+
+def _multiprocessors(device: Device) -> float:
+    if device.multiprocessors is None:
+        raise InputError(f"{device.name}: needs the number of multiprocessors")
+    return float(device.multiprocessors)

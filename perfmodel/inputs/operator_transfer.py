@@ -1,0 +1,122 @@
+"""What operators achieve on a device: as fitted, or on a device without figures by transfer.
+
+Such a device gets the geometric mean of the figures of its architecture, else of all devices: rates
+relative to peak rates and bandwidths, times as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from perfmodel.base.errors import InputError, unknown_name
+from perfmodel.inputs.device import Device
+from perfmodel.inputs.operators import (
+    ELEMENT_BYTES,
+    AttentionFigures,
+    Operators,
+    ProductFigures,
+)
+from perfmodel.theory.attention import AttentionRates
+from perfmodel.theory.products import ProductRates
+
+F = TypeVar("F")
+
+TINY = 1e-12
+"""What counts instead of 0 in a geometric mean."""
+
+
+def product_rates(device: Device, precision: str, others: Mapping[str, Device]) -> ProductRates:
+    """Return what products achieve on a device at a precision: as fitted, or transferred from the
+    ``others``.
+
+    Raises
+    ------
+    InputError : no such precision, or nothing to transfer from.
+    """
+    if precision not in ELEMENT_BYTES:
+        raise unknown_name("precision", precision, ELEMENT_BYTES)
+    found = [
+        (one, operators.products[precision])
+        for one, operators in _known(device, others)
+        if precision in operators.products
+    ]
+    mean = _Mean(device, _nearest(device, found, f"products at {precision}"))
+    casts = mean.from_bandwidth("cast_bytes_per_s") if precision == "fp8" else None
+    return ProductRates(
+        mean.from_peak("flop_per_s"),
+        mean.from_bandwidth("bytes_per_s"),
+        mean.of("launch_s"),
+        mean.of("tile_s"),
+        mean.of("rounding"),
+        ELEMENT_BYTES[precision],
+        casts,
+    )
+
+
+def attention_rates(device: Device, others: Mapping[str, Device]) -> AttentionRates:
+    """Return what attention achieves on a device: as fitted, or transferred.
+
+    Raises
+    ------
+    InputError : nothing to transfer from.
+    """
+    found = [(one, operators.attention) for one, operators in _known(device, others)]
+    nearest = _nearest(device, found, "attention")
+    mean = _Mean(device, nearest)
+    return AttentionRates(
+        mean.from_peak("flop_per_s"),
+        mean.from_bandwidth("bytes_per_s"),
+        mean.of("launch_s"),
+        mean.of("tile_s"),
+        mean.of("softmax"),
+        mean.of("tail"),
+        min(figures.queries for _, figures in nearest),
+    )
+
+
+def _known(device: Device, others: Mapping[str, Device]) -> list[tuple[Device, Operators]]:
+    """Return the devices with figures, and these; the device itself comes first."""
+    devices = [device, *(one for name, one in others.items() if name != device.name)]
+    return [(one, one.operators) for one in devices if one.operators is not None]
+
+
+def _nearest(
+    device: Device, found: Sequence[tuple[Device, F]], what: str
+) -> Sequence[tuple[Device, F]]:
+    """Return the figures that count: its own, else those of its architecture, else all."""
+    if not found:
+        raise InputError(f"{device.name}: no device has figures of {what}")
+    if found[0][0].name == device.name:
+        return found[:1]
+    alike = [pair for pair in found if pair[0].architecture == device.architecture]
+    return alike or found
+
+
+class _Mean(NamedTuple):
+    """Geometric means of figures, relative to peak rates or bandwidths."""
+
+    device: Device
+    figures: Sequence[tuple[Device, ProductFigures | AttentionFigures]]
+
+    def of(self, name: str) -> float:
+        """Return the mean of a field."""
+        return self._relative(name, lambda one: 1.0)
+
+    def from_peak(self, name: str) -> float:
+        """Return the mean of a rate of operations."""
+        return self._relative(name, lambda one: one.peak("mixed"))
+
+    def from_bandwidth(self, name: str) -> float:
+        """Return the mean of a rate of bytes."""
+        return self._relative(name, lambda one: one.memory_bandwidth_bytes_per_s)
+
+    def _relative(self, name: str, scale: Callable[[Device], float]) -> float:
+        if len(self.figures) == 1 and self.figures[0][0].name == self.device.name:
+            return float(getattr(self.figures[0][1], name))  # exactly
+        logs = [
+            math.log(max(getattr(figures, name), TINY) / scale(one))
+            for one, figures in self.figures
+        ]
+        return scale(self.device) * math.exp(sum(logs) / len(logs))

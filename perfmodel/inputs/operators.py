@@ -1,0 +1,67 @@
+"""What operators achieve on a device, as device files have it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import msgspec
+
+from perfmodel.base.provenance import Source
+from perfmodel.base.ranges import NOT_NEGATIVE, POSITIVE, Ranged, or_none
+
+Covariance = tuple[tuple[float, ...], ...]
+"""Covariance of the logarithms of fitted values, in the order of their fields."""
+
+ELEMENT_BYTES: Mapping[str, float] = {"mixed": 2.0, "fp8": 1.0}
+"""Precisions of products, with the bytes of a value."""
+
+
+class ProductFigures(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Fitted values of :class:`perfmodel.theory.products.ProductRates` at a precision.
+
+    ``error_fraction`` is the 90th percentile of the error on shapes that were not fitted to.
+    """
+
+    RANGES: ClassVar = {
+        **dict.fromkeys(("flop_per_s", "bytes_per_s"), POSITIVE),
+        **dict.fromkeys(("launch_s", "tile_s", "error_fraction"), NOT_NEGATIVE),
+        "rounding": NOT_NEGATIVE._replace(at_most=1.0),
+        "cast_bytes_per_s": or_none(POSITIVE),
+    }
+
+    flop_per_s: float
+    bytes_per_s: float
+    launch_s: float
+    tile_s: float
+    rounding: float
+    cast_bytes_per_s: float | None = None
+    error_fraction: float = 0.0
+    covariance: Covariance = ()
+
+
+class AttentionFigures(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Fitted values of :class:`perfmodel.theory.attention.AttentionRates` in 16 bits."""
+
+    RANGES: ClassVar = {
+        **dict.fromkeys(("flop_per_s", "bytes_per_s", "queries"), POSITIVE),
+        **dict.fromkeys(("launch_s", "tile_s", "softmax", "tail", "error_fraction"), NOT_NEGATIVE),
+    }
+
+    flop_per_s: float
+    bytes_per_s: float
+    launch_s: float
+    tile_s: float
+    softmax: float
+    tail: float
+    queries: float = 128.0
+    error_fraction: float = 0.0
+    covariance: Covariance = ()
+
+
+class Operators(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What operators achieve on a device: ``products`` by precision, and causal attention."""
+
+    products: dict[str, ProductFigures]
+    attention: AttentionFigures
+    source: Source

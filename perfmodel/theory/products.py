@@ -1,0 +1,89 @@
+"""Time of a matrix product on a device of many multiprocessors.
+
+The result is divided into tiles, which the multiprocessors compute in waves. If there are fewer
+tiles than multiprocessors, the sum over k is divided as well. Of several tile shapes the fastest
+counts, as libraries choose. Fetching both matrices and writing the result takes place at the same
+time: the slower one counts, smoothly.
+
+References
+----------
+NVIDIA, "Matrix multiplication background user's guide", on tiles and waves; Osama et al.,
+"Stream-K", 2023, arXiv 2301.03598, on parts of the sum and partly filled waves.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from perfmodel.base.quantities import Quantity, ceiling, maximum, minimum, where
+
+TILES = ((256, 128), (128, 256), (128, 128), (64, 64))
+"""Rows and columns of the tiles that libraries choose from."""
+
+DEPTH = 64.0
+"""Multiple of k that a multiprocessor computes at a time."""
+
+LEAST_DEPTH, MOST_PARTS = 256.0, 8.0
+"""A part of the sum over k is at least as long, and there are at most so many."""
+
+RESULT_BYTES, SUM_BYTES = 2.0, 4.0
+"""Bytes of a value of the result, and of a partial sum."""
+
+
+class ProductRates(NamedTuple):
+    """What products achieve on a device at a precision.
+
+    Attributes
+    ----------
+    flop_per_s : rate of whole waves of deep tiles.
+    bytes_per_s : of the matrices.
+    launch_s : of a product, however small.
+    tile_s : of a tile, besides its operations.
+    rounding : part of a wave that is not full that takes time as if it were; 1 if tiles of one wave
+        do not overlap with those of the next.
+    element_bytes : of a value of both matrices.
+    cast_bytes_per_s : at which the first matrix is cast to 8 bits, by a kernel of its own; infinite
+        if it is not.
+    """
+
+    flop_per_s: Quantity
+    bytes_per_s: Quantity
+    launch_s: Quantity
+    tile_s: Quantity
+    rounding: Quantity
+    element_bytes: float = 2.0
+    cast_bytes_per_s: Quantity | None = None
+
+
+def product_s(
+    m: Quantity, n: Quantity, k: Quantity, rates: ProductRates, multiprocessors: float
+) -> Quantity:
+    """Return the seconds of a product of an m x k with a k x n matrix."""
+    moved = rates.element_bytes * k * (m + n) + RESULT_BYTES * m * n
+    found: list[Quantity] = []
+    for rows, columns in TILES:
+        tiles = ceiling(m / rows) * ceiling(n / columns)
+        most = maximum(1.0, minimum(_floor(k / LEAST_DEPTH), MOST_PARTS))
+        parts = maximum(1.0, minimum(_floor(multiprocessors / tiles), most))
+        depth = DEPTH * ceiling(k / parts / DEPTH)
+        full = tiles * parts / multiprocessors
+        waves = maximum(1.0, full + rates.rounding * (ceiling(full) - full))
+        per_depth_s = 2.0 * rows * columns * multiprocessors / rates.flop_per_s
+        busy_s = waves * (per_depth_s * depth + rates.tile_s)
+        sums = where(parts > 1.0, SUM_BYTES * m * n * (parts + 1.0), 0.0 * m)
+        fetch_s = (moved + sums) / rates.bytes_per_s
+        found.append(fourth(busy_s) + fourth(fetch_s))
+    seconds = rates.launch_s + minimum(*found) ** 0.25
+    if rates.cast_bytes_per_s is None:
+        return seconds
+    return seconds + rates.launch_s + (RESULT_BYTES + 1.0) * m * k / rates.cast_bytes_per_s
+
+
+def _floor(value: Quantity) -> Quantity:
+    return -ceiling(-value)
+
+
+def fourth(value: Quantity) -> Quantity:
+    """Return the fourth power; its root of a sum is a smooth maximum."""
+    square = value * value
+    return square * square
