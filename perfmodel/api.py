@@ -242,12 +242,12 @@ def _placed(given: Mapping[str, Any], resolved: Workload) -> Placed:
     cluster, workers = given.get("cluster"), given.get("workers", 1)
     base, notes = named_cluster(cluster, resolved.device)
     arch = given.get("arch", DEFAULT_ARCHITECTURE)
-    architecture, asked, chosen = _architecture(arch, given.get("options") or {}, base)
+    architecture, settings, chosen = _architecture(arch, given.get("options") or {}, base)
     has = ProcessesOnNodes(chosen.server_count > 0, given.get("island_devices") is not None)
     where, of_cluster = cluster_of(base, links, resolved, None if base is cluster else has)
-    chosen, of_choice = _adapted(chosen, asked, where, workers)
-    notes += [*of_cluster, *of_choice, *registry.by_cluster(architecture, asked, base)]
-    known = {*asked, *(row.name for row in of_choice)}
+    chosen, of_choice = _adapted(chosen, settings, where, workers)
+    notes += [*of_cluster, *of_choice, *registry.by_cluster(architecture, settings, base)]
+    known = {*settings, *(row.name for row in of_choice)}
     notes += _defaults(architecture.name, chosen, known, resolved)
     return Placed(architecture, chosen, where, tuple(notes))
 
@@ -257,8 +257,8 @@ def _architecture(
 ) -> tuple[Architecture, dict[str, Any], Options]:
     """Return an architecture, the options that its name implies or that are given, and all."""
     architecture, preset = registry.find(arch)
-    asked = {**preset, **_options(arch, preset, options)}
-    return architecture, asked, registry.read_options(architecture, asked, cluster)
+    settings = {**preset, **_options(arch, preset, options)}
+    return architecture, settings, registry.read_options(architecture, settings, cluster)
 
 
 def _options(arch: str, preset: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:

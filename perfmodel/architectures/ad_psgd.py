@@ -124,19 +124,19 @@ def meaning(job: Job, recorder: Recorder) -> Meaning:
     include another gradient.
     """
     active, passive = (side.tolist() for side in sides(job.workers, Options.of(job)))
-    asked, answered = [0] * len(active), [(0, 0)] * len(active)
+    requested, answered = [0] * len(active), [(0, 0)] * len(active)
 
     def request(pair: int, _drawn: int) -> None:
-        asked[pair] = recorder.version(active[pair])
+        requested[pair] = recorder.version(active[pair])
 
     def answer(index: int, _drawn: int) -> None:
         pair, k = divmod(index, len(passive))
         answered[pair] = passive[k], recorder.version(passive[k])
-        recorder.mix(passive[k], [(active[pair], asked[pair], 0.5)], active[pair])
+        recorder.mix(passive[k], [(active[pair], requested[pair], 0.5)], active[pair])
 
     def average(pair: int, _drawn: int) -> None:
         model = active[pair]
-        recorder.mix(model, [(*answered[pair], 0.5), (model, asked[pair], -0.5)], model)
+        recorder.mix(model, [(*answered[pair], 0.5), (model, requested[pair], -0.5)], model)
 
     handlers = {"request": request, "answer": answer, "average": average}
     return {"step": recorder.own_step, **handlers}
@@ -164,10 +164,10 @@ def phases(job: Job, q: Quantities) -> Phases:
     def cycle(others: Sequence[Quantity]) -> tuple[Quantity, Sequence[Quantity]]:
         both = where(within, others[0] + others[1], 0.0) if q.bus else 0.0  # contention on the bus
         met = (maximum(waiting / maximum(lines, 1), both) for waiting in others)
-        asked, answered = (model_s * (1.0 + waiting) for waiting in met)
-        exchange = asked + answered + latency_s
+        request_s, answered = (model_s * (1.0 + waiting) for waiting in met)
+        exchange = request_s + answered + latency_s
         whole = maximum(compute, exchange) if options.overlap else compute + exchange
-        return whole, [asked, answered]
+        return whole, [request_s, answered]
 
     demands = (model_s / maximum(lines, 1),) * 2
     cycle_s, _ = cycle(contended([active], demands, [cycle], stations=("ask", "answer"))[0])
@@ -204,9 +204,9 @@ def _staleness(
     A passive worker is asked at random times: per cycle, active / passive times.
     """
     averaged = where(cycle > compute, 0.0, 1.0) if Options.of(job).overlap else 0.0
-    asked = active / maximum(passive, 1) * compute / cycle
+    requests = active / maximum(passive, 1) * compute / cycle
     by_active, by_passive = active / cycle, passive / compute
-    return (by_active * averaged + by_passive * asked) / (by_active + by_passive)
+    return (by_active * averaged + by_passive * requests) / (by_active + by_passive)
 
 
 def exact(job: Job) -> bool:

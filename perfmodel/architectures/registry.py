@@ -118,15 +118,15 @@ def find(name: str) -> tuple[Architecture, Mapping[str, object]]:
     InputError : no architecture has that name.
     """
     known = {spelling(name): name for name in names()}
-    asked = spelling(name)
-    if asked in known:
-        return load(known[asked]), {}
+    spelt = spelling(name)
+    if spelt in known:
+        return load(known[spelt]), {}
     presets = {alias: (a, a.aliases[alias]) for a in all_architectures() for alias in a.aliases}
     for alias, preset in presets.items():
-        if spelling(alias) == asked:
+        if spelling(alias) == spelt:
             return preset
     for other, advice in ADVICE.items():
-        if spelling(other) == asked:
+        if spelling(other) == spelt:
             raise InputError(f"unknown architecture {name!r}: {advice}")
     raise unknown_name("architecture", name, [*known.values(), *presets])
 

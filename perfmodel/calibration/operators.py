@@ -86,13 +86,13 @@ def fit_operators(
             what = "attention" if name == ATTENTION else "products in 16 bits"
             raise InputError(f"calibrate operators: no table has {what}")
     columns = {
-        name: {column: np.array(values) for column, values in found.items()}
-        for name, found in measured.items()
+        name: {column: np.array(values) for column, values in shapes_of_kind.items()}
+        for name, shapes_of_kind in measured.items()
     }
-    for name, found in columns.items():
-        if len(found["seconds"]) < LEAST_ROWS:
+    for name, shapes_of_kind in columns.items():
+        if len(shapes_of_kind["seconds"]) < LEAST_ROWS:
             raise InputError(
-                f"calibrate operators: {len(found['seconds'])} shapes of {name}; needs "
+                f"calibrate operators: {len(shapes_of_kind['seconds'])} shapes of {name}; needs "
                 f"{LEAST_ROWS} or more"
             )
     return Operators(
@@ -169,8 +169,8 @@ def fit_products(device: Device, precision: str, table: Table) -> ProductFigures
         return product_s(m, n, k, rates, multiprocessors)
 
     wide = shapes.min(axis=0) >= WIDE
-    _, found = _fitted(parameters, seconds, table["seconds"], wide)
-    return ProductFigures(**found)
+    _, fields = _fitted(parameters, seconds, table["seconds"], wide)
+    return ProductFigures(**fields)
 
 
 def fit_attention(device: Device, table: Table) -> AttentionFigures:
@@ -198,12 +198,12 @@ def fit_attention(device: Device, table: Table) -> AttentionFigures:
             sequences, length, heads, kv_heads, head = shapes[:, rows]
             return attention_s(sequences, length, heads, kv_heads, head, rates, multiprocessors)
 
-        cost, found = _fitted(
+        cost, fields = _fitted(
             parameters, seconds, table["seconds"], table["sequence_length"] >= WIDE
         )
-        return cost, {**found, "queries": queries}
+        return cost, {**fields, "queries": queries}
 
-    _, best = min(map(fitted, QUERIES), key=lambda found: found[0])
+    _, best = min(map(fitted, QUERIES), key=lambda fields: fields[0])
     return AttentionFigures(**best)
 
 

@@ -100,8 +100,8 @@ class Commands(Group):
             )
 
 
-def _version(context: click.Context, _: click.Parameter, asked: bool) -> None:
-    if asked:
+def _version(context: click.Context, _: click.Parameter, requested: bool) -> None:
+    if requested:
         from perfmodel.predicting.installation import how_it_simulates
 
         click.echo(f"perfmodel, version {__version__}\n{how_it_simulates()}")

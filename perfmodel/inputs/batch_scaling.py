@@ -192,9 +192,9 @@ def transferred(
     """
     t, before, after = (np.asarray(v, float) for v in (seconds, there, here))
     overall = after.sum() / before.sum() if before.sum() > 0 else 1.0
-    found = t * overall
+    times = t * overall
     for name in set(groups):
         of = np.array([g == name for g in groups])
         if before[of].sum() > 0:
-            found[of] = after[of] * (t[of].sum() / before[of].sum())
-    return np.array(found)
+            times[of] = after[of] * (t[of].sum() / before[of].sum())
+    return np.array(times)

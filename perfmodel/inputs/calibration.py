@@ -100,13 +100,13 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     def beyond(self, features: Mapping[str, float]) -> dict[str, float]:
         """Doublings by which features of a job are outside their range; only those outside."""
-        found = {}
+        excess = {}
         for name, value in features.items():
             least, most = self.ranges.get(name, (value, value))
             doublings = max(math.log2(value / most), math.log2(least / value))
             if doublings > 0.0:
-                found[name] = doublings
-        return found
+                excess[name] = doublings
+        return excess
 
     def extrapolation(self, features: Mapping[str, float]) -> float:
         """Standard deviation of the logarithm of a step time from being outside the ranges."""
@@ -123,12 +123,12 @@ def value_at(struct: msgspec.Struct, path: str) -> float:
     ------
     InputError : there is no such field, or it is not a number.
     """
-    found: Any = struct
+    value: Any = struct
     for name in path.split("."):
-        found = _inside(found, name, path)
-    if isinstance(found, bool) or not isinstance(found, (int, float)):
+        value = _inside(value, name, path)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InputError(f"calibration: {path!r} is not a number")
-    return float(found)
+    return float(value)
 
 
 def with_value(struct: Struct, path: str, value: float) -> Struct:

@@ -51,8 +51,8 @@ def model(name: str) -> Profile:
     ------
     InputError : no such model.
     """
-    found: Profile = _read(_file("model", name, "models", ".json"), Profile, SCHEMA)
-    return found
+    profile: Profile = _read(_file("model", name, "models", ".json"), Profile, SCHEMA)
+    return profile
 
 
 def device(name: str) -> Device:
@@ -63,8 +63,8 @@ def device(name: str) -> Device:
     InputError : no such device.
     """
     path = _file("device", device_called(name), "devices", ".toml")
-    found: Device = _read(path, Device, devices_.SCHEMA)
-    return found
+    described: Device = _read(path, Device, devices_.SCHEMA)
+    return described
 
 
 def device_called(name: str) -> str:
@@ -90,8 +90,8 @@ def cluster(name: str) -> Cluster:
     InputError : no such cluster.
     """
     path = _file("cluster", name, "clusters", ".toml")
-    found: Cluster = _read(path, Cluster, clusters_.SCHEMA)
-    return found
+    described: Cluster = _read(path, Cluster, clusters_.SCHEMA)
+    return described
 
 
 def profile(name_or_path: str | Path) -> Profile:
@@ -318,7 +318,7 @@ def _of_language(
 
     name = language_estimate.DEVICE if device_name is None else device_name
     _check_device(name, profile)
-    found = language_estimate.estimate(
+    estimated = language_estimate.estimate(
         profile,
         device(name),
         precision,
@@ -327,17 +327,17 @@ def _of_language(
         decoder_of=_decoder,
     )
     if device_name is not None:
-        return found
+        return estimated
     note = Assumption("device", name, "", "default of language models")
-    return msgspec.structs.replace(found, assumptions=(note, *found.assumptions))
+    return msgspec.structs.replace(estimated, assumptions=(note, *estimated.assumptions))
 
 
 def _decoder(name: str) -> Decoder:
     """The dimensions of a shipped language model."""
-    found = model(name).decoder
-    if found is None:
+    decoder = model(name).decoder
+    if decoder is None:
         raise InputError(f"language_models: model {name!r} has no decoder")
-    return found
+    return decoder
 
 
 def _check_device(name: str, profile: Profile) -> None:

@@ -361,10 +361,10 @@ class Cluster(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
     def nic_of_server(self, server: int, workers: int) -> Link:
         """The links that ``server`` uses, as one, in a job of ``workers`` workers."""
         node = self.node_of_server(server, workers)
-        override, own = self._override(node), self.server_nic
-        if own is None or (override is not None and override.nic is not None):
-            own = self.nic_of(node)
-        return own.times(self.nics_per_process)
+        override, of_servers = self._override(node), self.server_nic
+        if of_servers is None or (override is not None and override.nic is not None):
+            of_servers = self.nic_of(node)
+        return of_servers.times(self.nics_per_process)
 
     @property
     def server_nic(self) -> Link | None:

@@ -76,19 +76,19 @@ def layers_of(decoder: Decoder, sequence_length: int, precision: str) -> tuple[L
     element = 2 if precision in SIXTEEN_BITS else 4
     make = _Making(d, s, element)
     h, inner = d.hidden, d.inner
-    found = [make.layer("embedding", "embedding", h, tensors=[("weight", d.vocabulary * h)])]
+    layers = [make.layer("embedding", "embedding", h, tensors=[("weight", d.vocabulary * h)])]
     if rows := d.position_rows(s):
-        found.append(make.layer("positions", "embedding", h, tensors=[("weight", rows * h)]))
+        layers.append(make.layer("positions", "embedding", h, tensors=[("weight", rows * h)]))
     for i in range(d.blocks):
-        found += make.block(f"blocks.{i}.", h, inner)
-    found.append(make.norm("norm"))
+        layers += make.block(f"blocks.{i}.", h, inner)
+    layers.append(make.norm("norm"))
     head = [] if d.tied else [("weight", d.vocabulary * h)]
     flop = 2.0 * s * h * d.vocabulary
-    found.append(make.layer("head", "linear", d.vocabulary, flop=flop, tensors=head, saved=0.0))
+    layers.append(make.layer("head", "linear", d.vocabulary, flop=flop, tensors=head, saved=0.0))
     loss = LOSS_BYTES / element * d.vocabulary
     kind = FUSED_LOSS if d.fused_loss else "loss"
-    found.append(make.layer("loss", kind, loss, saved=d.vocabulary + loss))
-    return tuple(found)
+    layers.append(make.layer("loss", kind, loss, saved=d.vocabulary + loss))
+    return tuple(layers)
 
 
 class _Making(msgspec.Struct, frozen=True):

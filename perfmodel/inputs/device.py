@@ -103,8 +103,8 @@ class Device(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
         Pure 16-bit precisions (*bf16*, *fp16*) are as fast as *mixed*.
         """
         name = "mixed" if precision in ("bf16", "fp16") else precision
-        found = getattr(self.peak_flop_per_s, name, None)
-        return float(found if found is not None else self.peak_flop_per_s.float32)
+        rate = getattr(self.peak_flop_per_s, name, None)
+        return float(rate if rate is not None else self.peak_flop_per_s.float32)
 
 
 def roofline_s(

@@ -142,7 +142,7 @@ def _places(
 ) -> list[MeasuredDevice]:
     """The best of the profile's devices to estimate from."""
     rates = _rates(others, precision, devices, efficiency=flop)
-    found = []
+    measured = []
     for name in profile.devices:
         timings = [t for t in profile.timings if (t.device, t.precision) == (name, precision)]
         if timings and name in devices and devices[name].kind == target.kind:
@@ -152,9 +152,9 @@ def _places(
                 if {(one.name, target.name), (one.name, name)} <= rates.keys()
             ]
             timings.sort(key=lambda t: t.batch_size)
-            found.append(MeasuredDevice(devices[name], timings, factors))
-    best = max((place.rank for place in found), default=None)
-    alike = [place for place in found if place.rank == best]
+            measured.append(MeasuredDevice(devices[name], timings, factors))
+    best = max((place.rank for place in measured), default=None)
+    alike = [place for place in measured if place.rank == best]
     return sorted(alike, key=lambda place: place.distance(target))[:NEAREST]
 
 
@@ -162,7 +162,7 @@ def _transferred(
     profile: Profile, target: Device, size: int, places: Sequence[MeasuredDevice], flop: bool
 ) -> tuple[Timing, Assumption, float | None]:
     """The profile's times on ``places``, transferred to the target; the assumption; the error."""
-    found = []
+    estimates = []
     batch_error = None
     for place in places:
         timings = place.timings
@@ -175,8 +175,8 @@ def _transferred(
         batch_error = max(batch_error or 0.0, there.error_fraction or 0.0) or None
         memory = place.device.memory_bandwidth_bytes_per_s / target.memory_bandwidth_bytes_per_s
         passes = _on_target(profile, there, place, target, flop)
-        found.append([*passes, there.optimizer_s * memory, there.data_loading_s])
-    *passes, optimizer_s, loading_s = np.median(found, axis=0).tolist()
+        estimates.append([*passes, there.optimizer_s * memory, there.data_loading_s])
+    *passes, optimizer_s, loading_s = np.median(estimates, axis=0).tolist()
     half = len(passes) // 2
     layered = bool(profile.layers)
     timing = Timing(
@@ -236,10 +236,10 @@ def _typical_rates(
     ``precision``, those at float32."""
     for which in (precision, "float32"):
         rates = _rates(others, which, devices, efficiency=True)
-        own = {key: rate for key, rate in rates.items() if key[1] == target.name}
+        of_target = {key: rate for key, rate in rates.items() if key[1] == target.name}
         alike = {k: rate for k, rate in rates.items() if devices[k[1]].kind == target.kind}
-        if own or alike:
-            return own or alike
+        if of_target or alike:
+            return of_target or alike
     return {}
 
 
@@ -266,7 +266,7 @@ def _rates(
                 rate = least / timing.total_s
             if rate > 0:
                 logs.setdefault((one.name, timing.device), []).append(math.log(rate))
-    return {key: math.exp(sum(found) / len(found)) for key, found in logs.items()}
+    return {key: math.exp(sum(ratios) / len(ratios)) for key, ratios in logs.items()}
 
 
 def _source(target: Device) -> Source:

@@ -102,9 +102,9 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def device_bytes(self) -> float | None:
         """Memory of an accelerator, from its name or from the catalogue's device."""
-        found = re.search(r"-(\d+)GB", self.accelerator)
-        if found is not None:
-            return float(found[1]) * GIB
+        size = re.search(r"-(\d+)GB", self.accelerator)
+        if size is not None:
+            return float(size[1]) * GIB
         return catalogue.device(self.device).memory_bytes if self.device is not None else None
 
     @property
@@ -140,8 +140,8 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
             server = Server(placement="colocated")
         else:
             server = Server(placement="dedicated", nic=servers.nic)
-            own = servers.flow_bytes_per_s
-            flows += [servers.nic.efficiency * own] if own else []
+            flow_limit = servers.flow_bytes_per_s
+            flows += [servers.nic.efficiency * flow_limit] if flow_limit else []
         nvlink = INSIDE.get(self.device or "")
         inside = IntraNode(
             self.inside_bytes_per_s or nvlink or PCIE_BYTES_PER_S,
@@ -180,11 +180,11 @@ def read_instances(path: str | Path | None = None, *, bare: bool = False) -> tup
     InputError : the file cannot be read, a column is missing, a number is out of range, or no row
         has both an instance type and an accelerator.
     """
-    own = path is None
+    catalogued = path is None
     place = shipped() if path is None else Path(path)
     table = tables.read(place)
     table.need(*NEEDED)
-    called = place.name if own else table.name
+    called = place.name if catalogued else table.name
     rows = [
         _instance(msgspec.structs.replace(row, table=called))
         for row in table
@@ -192,7 +192,7 @@ def read_instances(path: str | Path | None = None, *, bare: bool = False) -> tup
     ]
     if not rows:
         raise InputError(f"{place}: no row has both an InstanceType and an AcceleratorName")
-    return tuple(rows if own else _with_networks(rows))
+    return tuple(rows if catalogued else _with_networks(rows))
 
 
 def _instance(row: TableRow) -> Instance:
@@ -227,7 +227,7 @@ def _instance(row: TableRow) -> Instance:
 def _with_networks(rows: Iterable[Instance]) -> list[Instance]:
     """The rows, with missing network values taken from the shipped catalogue."""
     known = {(each.name, each.devices): each for each in read_instances()}
-    found = []
+    connected = []
     for each in rows:
         like = known.get((each.name, each.devices))
         if each.network_bytes_per_s is None and like is not None:
@@ -240,8 +240,8 @@ def _with_networks(rows: Iterable[Instance]) -> list[Instance]:
             }
             source = f"{each.source or each.place}; network: {like.source}"
             each = msgspec.structs.replace(each, **network, source=source)
-        found.append(each)
-    return found
+        connected.append(each)
+    return connected
 
 
 def choose(
@@ -273,7 +273,7 @@ def choose(
     for each in rows:
         if (not types or each.name in types) and region in (None, each.region):
             groups.setdefault((each.name, each.accelerator, each.devices), []).append(each)
-    found, out = [], []
+    chosen, out = [], []
     for several in groups.values():
         priced = {each.place: cost for each in several if (cost := each.price(spot)) is not None}
         first = several[0]
@@ -287,8 +287,8 @@ def choose(
             out.append(f"{first.label}: network bandwidth unknown (column NetworkGbps)")
         else:
             known = [each for each in several if each.place in priced]
-            found.append(min(known, key=lambda each: priced[each.place]))
-    return found, out
+            chosen.append(min(known, key=lambda each: priced[each.place]))
+    return chosen, out
 
 
 def choose_servers(
@@ -300,7 +300,7 @@ def choose_servers(
     ------
     InputError : a type is unknown, has no price, or has no known network bandwidth.
     """
-    rows, found = list(rows), list[Instance]()
+    rows, chosen = list(rows), list[Instance]()
     for name in types:
         mine = [each for each in rows if each.name == name]
         if not mine:
@@ -314,5 +314,5 @@ def choose_servers(
         cheapest: dict[str, Instance] = {}
         for each in sorted(priced, key=lambda each: each.price(spot) or 0.0):
             cheapest.setdefault(each.region, each)
-        found += cheapest.values()
-    return found
+        chosen += cheapest.values()
+    return chosen

@@ -108,11 +108,11 @@ def places_of(cluster: Cluster, devices: tuple[int, ...]) -> Places:
     if len(set(devices)) == 1 and each % one == 0:
         together = each // one
         first = tuple(i // together for i in range(len(devices)))
-        found = Places(first, (1,) * len(devices), together)
+        places = Places(first, (1,) * len(devices), together)
     else:
         many = tuple(-(-count // each) for count in devices)
-        found = Places(tuple(sum(many[:i]) for i in range(len(many))), many)
-    needed = found.first[-1] + found.many[-1]
+        places = Places(tuple(sum(many[:i]) for i in range(len(many))), many)
+    needed = places.first[-1] + places.many[-1]
     nodes = cluster.workers_nodes
     if nodes is not None and needed > nodes:
         text = "+".join(map(str, devices)) if len(set(devices)) > 1 else f"{len(devices)} x {one}"
@@ -120,14 +120,14 @@ def places_of(cluster: Cluster, devices: tuple[int, ...]) -> Places:
             f"islands: {text} devices need {needed} nodes, but cluster {cluster.name!r} has "
             f"{nodes} (devices per node: {each})"
         )
-    for island, at in enumerate(_sites(cluster, found)):
+    for island, at in enumerate(_sites(cluster, places)):
         if at[0] != at[-1]:
             a, z = cluster.sites[at[0]].name, cluster.sites[at[-1]].name
             raise InputError(
                 f"islands: island {island} would span sites {a!r} to {z!r}; islands are placed on "
                 "the nodes in order, so choose island_devices to fit the sites"
             )
-    return found
+    return places
 
 
 def _sites(cluster: Cluster, places: Places) -> list[list[int]]:

@@ -99,7 +99,7 @@ def estimate(
         source=Source("estimated", f"roofline of {target.title}, {target.source.text}"),
     )
     notes.insert(0, first)
-    found = resolve(
+    estimated = resolve(
         profile,
         [timing],
         batch_size=size,
@@ -107,7 +107,7 @@ def estimate(
         assumptions=notes,
         error_fraction=error,
     )
-    return msgspec.structs.replace(found, among_several=True)
+    return msgspec.structs.replace(estimated, among_several=True)
 
 
 def efficiency_on(
@@ -120,18 +120,20 @@ def efficiency_on(
     """
     from statistics import median  # takes 3 ms to import, and most jobs have no language model
 
-    found = {
+    efficiencies = {
         name: [efficiency(one, figure, decoder_of) for figure in one.language_models]
         for name, one in devices.items()
         if one.language_models
     }
-    alike = [name for name in found if devices[name].peak_flop_per_s == target.peak_flop_per_s]
+    alike = [
+        name for name in efficiencies if devices[name].peak_flop_per_s == target.peak_flop_per_s
+    ]
     if alike:
-        own = [each for name in alike for each in found[name]]
-        error = OWN_ERROR if len(own) > 1 else SINGLE_ERROR
-        return median(own), ", ".join(alike), error
-    typical = [median(each) for each in found.values()]
-    return median(typical), ", ".join(found), OTHER_ERROR
+        of_device = [each for name in alike for each in efficiencies[name]]
+        error = OWN_ERROR if len(of_device) > 1 else SINGLE_ERROR
+        return median(of_device), ", ".join(alike), error
+    typical = [median(each) for each in efficiencies.values()]
+    return median(typical), ", ".join(efficiencies), OTHER_ERROR
 
 
 def efficiency(

@@ -37,12 +37,12 @@ def product_rates(device: Device, precision: str, others: Mapping[str, Device]) 
     """
     if precision not in ELEMENT_BYTES:
         raise unknown_name("precision", precision, ELEMENT_BYTES)
-    found = [
+    candidates = [
         (one, operators.products[precision])
         for one, operators in _known(device, others)
         if precision in operators.products
     ]
-    mean = _Mean(device, _nearest(device, found, f"products at {precision}"))
+    mean = _Mean(device, _nearest(device, candidates, f"products at {precision}"))
     casts = mean.from_bandwidth("cast_bytes_per_s") if precision == "fp8" else None
     return ProductRates(
         mean.from_peak("flop_per_s"),
@@ -62,8 +62,8 @@ def attention_rates(device: Device, others: Mapping[str, Device]) -> AttentionRa
     ------
     InputError : nothing to transfer from.
     """
-    found = [(one, operators.attention) for one, operators in _known(device, others)]
-    nearest = _nearest(device, found, "attention")
+    candidates = [(one, operators.attention) for one, operators in _known(device, others)]
+    nearest = _nearest(device, candidates, "attention")
     mean = _Mean(device, nearest)
     return AttentionRates(
         mean.from_peak("flop_per_s"),
@@ -83,15 +83,15 @@ def _known(device: Device, others: Mapping[str, Device]) -> list[tuple[Device, O
 
 
 def _nearest(
-    device: Device, found: Sequence[tuple[Device, F]], what: str
+    device: Device, candidates: Sequence[tuple[Device, F]], what: str
 ) -> Sequence[tuple[Device, F]]:
     """Return the figures that count: its own, else those of its architecture, else all."""
-    if not found:
+    if not candidates:
         raise InputError(f"{device.name}: no device has figures of {what}")
-    if found[0][0].name == device.name:
-        return found[:1]
-    alike = [pair for pair in found if pair[0].architecture == device.architecture]
-    return alike or found
+    if candidates[0][0].name == device.name:
+        return candidates[:1]
+    alike = [pair for pair in candidates if pair[0].architecture == device.architecture]
+    return alike or candidates
 
 
 class _Mean(NamedTuple):

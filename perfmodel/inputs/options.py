@@ -145,12 +145,12 @@ def described(kind: type[Options]) -> tuple[OptionDescription, ...]:
     """
     hints = typing.get_type_hints(kind, include_extras=True)
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
-    found = {}
+    descriptions = {}
     for base in kind.__mro__:
         for name in inspect.get_annotations(base):
-            if name in fields and name not in found:
-                found[name] = _described(kind, fields[name], hints[name])
-    return tuple(found.values())
+            if name in fields and name not in descriptions:
+                descriptions[name] = _described(kind, fields[name], hints[name])
+    return tuple(descriptions.values())
 
 
 def _described(

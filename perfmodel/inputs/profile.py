@@ -339,14 +339,14 @@ def timings_on(profile: Profile, device: str | None, precision: str | None) -> l
         raise InputError(f"device: {profile.name} has no timings; name a device to estimate for")
     if device is None:
         device = next((t.device for t in profile.timings if t.per_layer), profile.devices[0])
-    found = [t for t in profile.timings if t.device == device]
-    if not found:
+    timings = [t for t in profile.timings if t.device == device]
+    if not timings:
         raise unknown_name(f"device for {profile.name}", device, profile.devices)
     if precision is None:
-        precision = found[0].precision
-    chosen = [t for t in found if t.precision == precision]
+        precision = timings[0].precision
+    chosen = [t for t in timings if t.precision == precision]
     if not chosen:
         raise unknown_name(
-            f"precision for {profile.name} on {device}", precision, {t.precision for t in found}
+            f"precision for {profile.name} on {device}", precision, {t.precision for t in timings}
         )
     return sorted(chosen, key=lambda t: t.batch_size)

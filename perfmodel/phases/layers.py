@@ -107,7 +107,7 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         for i in self.index:
             for part in parts[i]:
                 held.setdefault(part.place, []).append((i, part.bytes, part.tensors))
-        unlike = set({tuple(own): place for place, own in held.items()}.values())
+        unlike = set({tuple(totals): place for place, totals in held.items()}.values())
         return msgspec.structs.replace(
             self,
             bytes=tuple(sum(part.bytes for part in parts[i]) for i in self.index),

@@ -292,8 +292,8 @@ class Search:
 
     def _answer(self, i: int, fidelity: api.Fidelity) -> Prediction:
         begun = self.ahead.pop(i, None) if fidelity == "fine" else None
-        asked = self._asked(i, fidelity)
-        (answer,) = predicted(asked) if begun is None else result(begun)
+        chunk = self._asked(i, fidelity)
+        (answer,) = predicted(chunk) if begun is None else result(begun)
         if not isinstance(answer, Prediction):
             raise answer
         return with_job(answer, self.jobs[i], self.max_ops)

@@ -79,17 +79,17 @@ def group_of(job: Job) -> str:
     return label(job) if label is not None else job.architecture.name
 
 
-def traits(job: Job, found: Phases) -> frozenset[str]:
+def traits(job: Job, coarse_phases: Phases) -> frozenset[str]:
     """Return the traits of a job and its phases that classes are split by."""
     cluster, n = job.cluster, job.workers
     cv = float(iteration_cv(job))
     unequal = job.unequal
     speeds = {kind.scale for kind in classes_of_workers(job)} if unequal else set()
     w = expanded(job.workload)
-    whole_s = max(float(found.iteration_s), math.ulp(0.0))
-    causes = [(part.cause, float(part.seconds) / whole_s) for part in found.parts.values()]
+    whole_s = max(float(coarse_phases.iteration_s), math.ulp(0.0))
+    causes = [(part.cause, float(part.seconds) / whole_s) for part in coarse_phases.parts.values()]
     exposed = sum(share for cause, share in causes if cause in ("network", "server"))
-    busy = max((float(seconds) / whole_s for seconds in found.busy_s.values()), default=0.0)
+    busy = max((float(seconds) / whole_s for seconds in coarse_phases.busy_s.values()), default=0.0)
     true = {
         "jitter": cv > 0.0,
         f"jitter of {MUCH_JITTER:.0%} or more": cv >= MUCH_JITTER,
@@ -122,12 +122,12 @@ def _options(job: Job) -> frozenset[str]:
     )
 
 
-def class_of(job: Job, found: Phases) -> tuple[BandClass, str] | None:
+def class_of(job: Job, coarse_phases: Phases) -> tuple[BandClass, str] | None:
     """Return the leaf class of a job and its name; None if its group was not measured."""
     group = group_of(job)
     if group not in table().groups:
         return None
-    return narrowest(table().groups[group], group, traits(job, found))
+    return narrowest(table().groups[group], group, traits(job, coarse_phases))
 
 
 def narrowest(whole: BandClass, group: str, has: frozenset[str]) -> tuple[BandClass, str]:

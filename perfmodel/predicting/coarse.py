@@ -85,18 +85,18 @@ def phases(
     return with_data(model_of(job).phases(job, q), q)
 
 
-def with_data(found: Phases, q: Quantities) -> Phases:
+def with_data(coarse_phases: Phases, q: Quantities) -> Phases:
     """Add a wait for data to the phases if loading takes longer than everything else."""
     if isinstance(q.data_loading_s, float) and q.data_loading_s == 0.0:
-        return found
-    least_s, classes = q.data_loading_s, found.classes
+        return coarse_phases
+    least_s, classes = q.data_loading_s, coarse_phases.classes
     if classes:  # asynchronous workers, each of which waits for its own loader
         classes = tuple(map(with_data, classes, q.by_class()))
         rates = [k / p.iteration_s for k, p in zip(q.counts, classes, strict=True)]
         least_s = q.workers / sum(rates)
-    late = maximum(least_s - found.iteration_s, 0.0)
-    parts = {**found.parts, "load data": Phase(late, "data")}
-    return msgspec.structs.replace(found, parts=parts, classes=classes)
+    late = maximum(least_s - coarse_phases.iteration_s, 0.0)
+    parts = {**coarse_phases.parts, "load data": Phase(late, "data")}
+    return msgspec.structs.replace(coarse_phases, parts=parts, classes=classes)
 
 
 def leaves_out(job: Job) -> str | None:
@@ -104,10 +104,10 @@ def leaves_out(job: Job) -> str | None:
     return model_of(job).leaves_out(job) or job.options.beyond_formulas
 
 
-def error_band(job: Job, found: Phases | None = None) -> ErrorBand:
+def error_band(job: Job, coarse_phases: Phases | None = None) -> ErrorBand:
     """Return the error band of a job's coarse prediction against its simulation.
 
-    ``found`` are the job's phases, if already computed.
+    ``coarse_phases`` are the job's phases, if already computed.
     """
     model = model_of(job)
     missing = leaves_out(job)
@@ -117,7 +117,7 @@ def error_band(job: Job, found: Phases | None = None) -> ErrorBand:
         return ErrorBand(0.0, 0.0, "it equals the simulation for this job")
     from perfmodel.predicting import bands
 
-    known = bands.class_of(job, phases(job) if found is None else found)
+    known = bands.class_of(job, phases(job) if coarse_phases is None else coarse_phases)
     if known is None:
         return ErrorBand(None, None, "its error has not been measured")
     band, name = known
@@ -131,28 +131,28 @@ def error_band(job: Job, found: Phases | None = None) -> ErrorBand:
 
 def predict(job: Job) -> Outcome:
     """Return the outcome of the formulas for ``job``."""
-    found = phases(job)
-    seconds = _seconds(found)
+    coarse_phases = phases(job)
+    seconds = _seconds(coarse_phases)
     iteration_s = sum(seconds.values())
     causes: dict[str, float] = defaultdict(float)
     for name, value in seconds.items():
-        causes[found.parts[name].cause] += value / iteration_s
+        causes[coarse_phases.parts[name].cause] += value / iteration_s
     computing = min(causes.pop("compute", 0.0), 1.0)  # rounding may push the sum above 1
-    idle = _idle(job, found, computing)
-    busy = {name: float(value) / iteration_s for name, value in found.busy_s.items()}
+    idle = _idle(job, coarse_phases, computing)
+    busy = {name: float(value) / iteration_s for name, value in coarse_phases.busy_s.items()}
     communicating = causes.get("network", 0.0) + causes.get("server", 0.0)
     return Outcome(
         fidelity="coarse",
         workers=job.workers,
         iterations_per_s=job.workers / iteration_s,
-        error_band=error_band(job, found),
+        error_band=error_band(job, coarse_phases),
         compute_s=computing * iteration_s,
         exposed_communication_s=communicating * iteration_s,
         idle_fraction=Idle(mean=1.0 - computing, per_worker=idle, by_cause=dict(causes)),
-        causes_by_worker=_causes_by_worker(job, found, idle),
-        staleness=_staleness(job, found),
+        causes_by_worker=_causes_by_worker(job, coarse_phases, idle),
+        staleness=_staleness(job, coarse_phases),
         phases_s=seconds,
-        updates_per_s=job.workers / iteration_s * float(found.updates),
+        updates_per_s=job.workers / iteration_s * float(coarse_phases.updates),
         utilisation=Utilisation(
             workers={f"worker {i}": 1.0 - part for i, part in enumerate(idle)},
             servers={name: part for name, part in busy.items() if name in SERVERS},
@@ -167,29 +167,33 @@ def iterations_per_s(job: Job, among: Quantities | None = None) -> float:
     return job.workers / sum(_seconds(phases(job, among=among)).values())
 
 
-def _seconds(found: Phases) -> dict[str, float]:
+def _seconds(coarse_phases: Phases) -> dict[str, float]:
     """Return the seconds of each phase that takes any time."""
-    seconds = {name: float(part.seconds) for name, part in found.parts.items()}
+    seconds = {name: float(part.seconds) for name, part in coarse_phases.parts.items()}
     return {name: value for name, value in seconds.items() if value > ROUNDING}
 
 
-def _idle(job: Job, found: Phases, computing: float) -> tuple[float, ...]:
+def _idle(job: Job, coarse_phases: Phases, computing: float) -> tuple[float, ...]:
     """Return the idle fraction of each worker."""
     if not job.unequal:
         return (1.0 - computing,) * job.workers
-    own = quantities_of(job)
+    quantities = quantities_of(job)
     kinds = classes_of_workers(job)
-    if not found.classes:  # equal iterations; each worker computes for its own share of them
-        return tuple(max(1.0 - computing * kind.scale / float(own.scale), 0.0) for kind in kinds)
+    if (
+        not coarse_phases.classes
+    ):  # equal iterations; each worker computes for its own share of them
+        return tuple(
+            max(1.0 - computing * kind.scale / float(quantities.scale), 0.0) for kind in kinds
+        )
     of_kind = {
         msgspec.structs.replace(kind, count=1): 1.0 - float(p.compute_s) / float(p.iteration_s)
-        for kind, p in zip(own.classes, found.classes, strict=True)
+        for kind, p in zip(quantities.classes, coarse_phases.classes, strict=True)
     }
     return tuple(of_kind[kind] for kind in kinds)
 
 
 def _causes_by_worker(
-    job: Job, found: Phases, idle: Sequence[float]
+    job: Job, coarse_phases: Phases, idle: Sequence[float]
 ) -> tuple[dict[str, float], ...]:
     """Return each worker's idle fraction by cause; the fractions add up to ``idle``, (workers,).
 
@@ -197,22 +201,22 @@ def _causes_by_worker(
     the rest of their idle time.
     """
     if not job.unequal:
-        return (_causes(found, idle[0]),) * job.workers
+        return (_causes(coarse_phases, idle[0]),) * job.workers
     kinds = classes_of_workers(job)
-    phases_of = dict.fromkeys(kinds, found)
-    if found.classes:
+    phases_of = dict.fromkeys(kinds, coarse_phases)
+    if coarse_phases.classes:
         phases_of = {
             msgspec.structs.replace(kind, count=1): phases
-            for kind, phases in zip(quantities_of(job).classes, found.classes, strict=True)
+            for kind, phases in zip(quantities_of(job).classes, coarse_phases.classes, strict=True)
         }
     return tuple(_causes(phases_of[kind], part) for kind, part in zip(kinds, idle, strict=True))
 
 
-def _causes(found: Phases, idle: float) -> dict[str, float]:
+def _causes(coarse_phases: Phases, idle: float) -> dict[str, float]:
     """Return an ``idle`` fraction by cause, for a worker with these phases of an iteration."""
-    whole_s = float(found.iteration_s)
+    whole_s = float(coarse_phases.iteration_s)
     causes: dict[str, float] = defaultdict(float)
-    for part in found.parts.values():
+    for part in coarse_phases.parts.values():
         causes[part.cause] += float(part.seconds) / whole_s
     causes.pop("compute", None)
     others = next((cause for cause in OF_OTHERS if cause in causes), OF_OTHERS[0])
@@ -222,7 +226,7 @@ def _causes(found: Phases, idle: float) -> dict[str, float]:
     return {cause: scale * part for cause, part in causes.items() if scale * part > 0.0}
 
 
-def _staleness(job: Job, found: Phases) -> Staleness:
+def _staleness(job: Job, coarse_phases: Phases) -> Staleness:
     """Return the mean staleness and a distribution of whole numbers around it.
 
     k is the number of other workers' updates between two updates of a worker. Its variance is
@@ -231,14 +235,16 @@ def _staleness(job: Job, found: Phases) -> Staleness:
     exponential times. In between, k is a rounded gamma variable with that variance. If workers
     differ, each has its own mean.
     """
-    mean, spread = float(found.staleness), float(found.spread)
-    per_worker, of_updates = _staleness_of_workers(job, found, mean)
+    mean, spread = float(coarse_phases.staleness), float(coarse_phases.spread)
+    per_worker, of_updates = _staleness_of_workers(job, coarse_phases, mean)
     means: dict[float, float] = defaultdict(float)
-    for own, part in zip(per_worker, of_updates, strict=True):
-        means[own] += part
+    for worker_mean, part in zip(per_worker, of_updates, strict=True):
+        means[worker_mean] += part
     mixed: dict[int, float] = defaultdict(float)
-    for own, part in means.items():
-        for value, share in _spread_out(own, own * spread**2 + (own * spread) ** 2).items():
+    for worker_mean, part in means.items():
+        for value, share in _spread_out(
+            worker_mean, worker_mean * spread**2 + (worker_mean * spread) ** 2
+        ).items():
             mixed[value] += part * share
     shares = dict(sorted(mixed.items()))
     counts = {value: round(share * 1e9) for value, share in shares.items()}
@@ -252,14 +258,16 @@ def _staleness(job: Job, found: Phases) -> Staleness:
     )
 
 
-def _staleness_of_workers(job: Job, found: Phases, mean: float) -> tuple[tuple[float, ...], ...]:
+def _staleness_of_workers(
+    job: Job, coarse_phases: Phases, mean: float
+) -> tuple[tuple[float, ...], ...]:
     """For each worker, other workers' updates between two of its own, and its share of updates."""
-    if not found.classes:
+    if not coarse_phases.classes:
         return (mean,) * job.workers, (1.0 / job.workers,) * job.workers
-    own = quantities_of(job)
+    quantities = quantities_of(job)
     rate = {
         msgspec.structs.replace(kind, count=1): 1.0 / float(p.iteration_s)
-        for kind, p in zip(own.classes, found.classes, strict=True)
+        for kind, p in zip(quantities.classes, coarse_phases.classes, strict=True)
     }
     rates = np.array([rate[kind] for kind in classes_of_workers(job)])
     others = (rates.sum() - rates) / rates

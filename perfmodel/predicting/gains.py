@@ -91,8 +91,8 @@ def chances(
     draw = np.random.default_rng(0)
     places: dict[tuple[Cluster, str], np.ndarray] = {}
     logs = np.empty((len(jobs), DRAWS))
-    for i, (job, found, value) in enumerate(zip(jobs, predictions, values, strict=True)):
-        chance, rest = _spread(found)
+    for i, (job, prediction, value) in enumerate(zip(jobs, predictions, values, strict=True)):
+        chance, rest = _spread(prediction)
         # the placement of servers does not make it a different cluster
         place = (
             msgspec.structs.replace(job.cluster, server=Server(), flow_bytes_per_s=None),
@@ -101,29 +101,29 @@ def chances(
         if place not in places:
             places[place] = draw.standard_normal(DRAWS)
         shared = SHARED[kind_of(job).network]
-        own, runs = draw.standard_normal((2, DRAWS))
-        common = math.sqrt(shared) * places[place] + math.sqrt(1.0 - shared) * own
+        individual, runs = draw.standard_normal((2, DRAWS))
+        common = math.sqrt(shared) * places[place] + math.sqrt(1.0 - shared) * individual
         logs[i] = math.log(value) + rest * common + chance * runs
     first = np.bincount(np.argmax(logs, axis=0), minlength=len(jobs))
     return tuple((first / DRAWS).tolist())
 
 
-def probability_within(found: Prediction, times: float) -> float:
+def probability_within(prediction: Prediction, times: float) -> float:
     """Return the probability that a measured step takes at most ``times`` the predicted step."""
-    spread = math.hypot(*_spread(found))
+    spread = math.hypot(*_spread(prediction))
     if not spread or times in (0.0, math.inf):
         return float(times >= 1.0)
     return (1.0 + math.erf(math.log(times) / (math.sqrt(2.0) * spread))) / 2.0
 
 
-def _spread(found: Prediction) -> tuple[float, float]:
+def _spread(prediction: Prediction) -> tuple[float, float]:
     """Return two standard deviations of the logarithm: run-to-run variation, and everything else.
 
     The second follows from the whole width of the interval, which can exceed the sum of its parts.
     """
-    if found.interval is None:
+    if prediction.interval is None:
         return 0.0, 0.0
-    low_s, high_s = found.interval.iteration_s
+    low_s, high_s = prediction.interval.iteration_s
     total = math.log(high_s / low_s) / (2.0 * WIDTH)
-    chance = min(found.interval.parts.measurement, total)
+    chance = min(prediction.interval.parts.measurement, total)
     return chance, math.sqrt(total**2 - chance**2)

@@ -45,7 +45,7 @@ from perfmodel.predicting import coarse
 from perfmodel.results.outcome import Outcome
 from perfmodel.results.prediction import Interval, Prediction
 
-Found = Outcome | Prediction
+Answer = Outcome | Prediction
 """A predicted step time, and how it was predicted."""
 
 RUN_SPREAD = 0.01
@@ -130,28 +130,28 @@ def learnt_of(job: Job) -> Learnt:
     others. With times measured on a device alone, that slowdown is most of what predictions from
     nominal links miss. What remains is the error in waiting.
     """
-    found = LEARNT[kind_of(job)]
-    return found._replace(always=0.0) if job.workload.among_several else found
+    learnt = LEARNT[kind_of(job)]
+    return learnt._replace(always=0.0) if job.workload.among_several else learnt
 
 
 def features_of(job: Job) -> dict[str, float]:
     """Return the features whose range a calibration records
     (:data:`perfmodel.inputs.calibration.FEATURES`)."""
-    found: dict[str, float] = {
+    features: dict[str, float] = {
         "workers": job.workers,
         "nodes": job.cluster.nodes_for(job.workers),
         "batch_size": job.workload.batch_size,
         "bandwidth_bytes_per_s": job.cluster.nic.bandwidth_bytes_per_s,
     }
-    return found | ({"servers": job.options.server_count} if job.options.server_count else {})
+    return features | ({"servers": job.options.server_count} if job.options.server_count else {})
 
 
 def uncertainty(
-    job: Job, found: Found, learnt: Learnt | None = None, *, below: bool = False
+    job: Job, answer: Answer, learnt: Learnt | None = None, *, below: bool = False
 ) -> Uncertainty:
     """Return the uncertainty of a predicted step, towards longer steps or ``below`` the prediction;
     ``learnt`` replaces :data:`LEARNT`."""
-    waiting = min(max(found.idle_fraction.mean, 0.0), 1.0)
+    waiting = min(max(answer.idle_fraction.mean, 0.0), 1.0)
     among = learnt if learnt is not None else learnt_of(job)
     always = among.always * (among.below if below else 1.0)
     alone, fitted = job.workers == 1, calibrations_of(job)
@@ -161,9 +161,9 @@ def uncertainty(
         model = 0.0 if alone else math.hypot(always, among.waiting * waiting)
         beyond = DOUBLING * max(math.log2(job.workers / among.workers), 0.0)
     return Uncertainty(
-        measurement=math.hypot(RUN_SPREAD, _chance(found), _unequal_links(job)),
+        measurement=math.hypot(RUN_SPREAD, _chance(answer), _unequal_links(job)),
         calibration=math.hypot(_estimated(job, waiting), *_propagated(job)),
-        model=math.hypot(model, _formula(found), *(each.spread for each in fitted)),
+        model=math.hypot(model, _formula(answer), *(each.spread for each in fitted)),
         extrapolation=math.hypot(
             beyond, *(each.extrapolation(features_of(job)) for each in fitted)
         ),
@@ -187,21 +187,21 @@ def _estimated(job: Job, waiting: float) -> float:
 
 def _propagated(job: Job) -> list[float]:
     """Return the standard deviations due to values fitted for the cluster and for the workload."""
-    found = []
-    own, given = job.cluster.calibration, job.workload.calibration
-    if own is not None and own.parameters:
+    variances = []
+    of_cluster, given = job.cluster.calibration, job.workload.calibration
+    if of_cluster is not None and of_cluster.parameters:
         jobs = [
             msgspec.structs.replace(job, cluster=calibration.scaled(job.cluster, path, STEP))
-            for path in own.parameters
+            for path in of_cluster.parameters
         ]
-        found.append(math.sqrt(own.variance(_elasticities(job, jobs))))
+        variances.append(math.sqrt(of_cluster.variance(_elasticities(job, jobs))))
     if given is not None and given.parameters:
         jobs = [
             msgspec.structs.replace(job, workload=job.workload.scaled(path, STEP))
             for path in given.parameters
         ]
-        found.append(math.sqrt(given.variance(_elasticities(job, jobs))))
-    return found
+        variances.append(math.sqrt(given.variance(_elasticities(job, jobs))))
+    return variances
 
 
 def _elasticities(job: Job, changed: list[Job]) -> np.ndarray:
@@ -211,10 +211,10 @@ def _elasticities(job: Job, changed: list[Job]) -> np.ndarray:
     return np.log(np.array(steps[1:]) / steps[0]) / math.log(STEP)
 
 
-def _chance(found: Found) -> float:
+def _chance(answer: Answer) -> float:
     """Return the standard deviation of a simulated run around the mean, and of that mean."""
-    spread = found.run_spread if isinstance(found, Outcome) else 0.0
-    return math.hypot(spread, found.throughput_ci_fraction / CONFIDENCE_WIDTH)
+    spread = answer.run_spread if isinstance(answer, Outcome) else 0.0
+    return math.hypot(spread, answer.throughput_ci_fraction / CONFIDENCE_WIDTH)
 
 
 def _unequal_links(job: Job) -> float:
@@ -228,31 +228,31 @@ def _unequal_links(job: Job) -> float:
     return UNEQUAL_WITHOUT_QUEUE if cluster.queue_bytes is None else UNEQUAL_LINKS
 
 
-def _formula(found: Found) -> float:
+def _formula(answer: Answer) -> float:
     """Return the standard deviation of a coarse prediction around the simulation."""
-    if found.error_band is None:
+    if answer.error_band is None:
         return 0.0
-    return UNKNOWN_COARSE if found.error_band.p90 is None else found.error_band.p90 / WIDTH
+    return UNKNOWN_COARSE if answer.error_band.p90 is None else answer.error_band.p90 / WIDTH
 
 
-def step_interval(job: Job, found: Found, learnt: Learnt | None = None) -> tuple[float, float]:
+def step_interval(job: Job, answer: Answer, learnt: Learnt | None = None) -> tuple[float, float]:
     """Return the interval (s) that holds 9 of 10 measured steps; it includes the prediction."""
-    low_s, _ = uncertainty(job, found, learnt, below=True).interval(found.iteration_s)
-    _, high_s = uncertainty(job, found, learnt).interval(found.iteration_s)
-    return low_s, max(high_s, slow_links_s(job, found))
+    low_s, _ = uncertainty(job, answer, learnt, below=True).interval(answer.iteration_s)
+    _, high_s = uncertainty(job, answer, learnt).interval(answer.iteration_s)
+    return low_s, max(high_s, slow_links_s(job, answer))
 
 
-def slow_links_s(job: Job, found: Found) -> float:
+def slow_links_s(job: Job, answer: Answer) -> float:
     """Return the step if links are at the slow end of what is usual for sockets, or for copies
     through the host.
 
     Waiting grows in proportion, and so does the busy time of the busiest link, which is a lower
     bound on the step.
     """
-    times = _times_slower(job, servers=bool(found.utilisation.servers))
-    waiting = found.exposed_communication_s / found.iteration_s
-    busiest = max(found.utilisation.links.values(), default=0.0)
-    return found.iteration_s * max(1.0 + (times - 1.0) * waiting, times * busiest)
+    times = _times_slower(job, servers=bool(answer.utilisation.servers))
+    waiting = answer.exposed_communication_s / answer.iteration_s
+    busiest = max(answer.utilisation.links.values(), default=0.0)
+    return answer.iteration_s * max(1.0 + (times - 1.0) * waiting, times * busiest)
 
 
 def _times_slower(job: Job, *, servers: bool) -> float:
@@ -268,23 +268,23 @@ def _times_slower(job: Job, *, servers: bool) -> float:
     return 1.0
 
 
-def interval_of(job: Job, found: Outcome, samples_per_s: float) -> Interval:
+def interval_of(job: Job, outcome: Outcome, samples_per_s: float) -> Interval:
     """Return the interval of a job's outcome and throughput, and what contributes to its width."""
     kind = kind_of(job)
-    parts = uncertainty(job, found)
-    low_s, high_s = step_interval(job, found)
-    samples = samples_per_s * found.iteration_s
+    parts = uncertainty(job, outcome)
+    low_s, high_s = step_interval(job, outcome)
+    samples = samples_per_s * outcome.iteration_s
     return Interval(
         coverage=COVERAGE,
         iteration_s=(low_s, high_s),
         throughput_samples_per_s=(samples / high_s, samples / low_s),
         idle_fraction=idle_within(
-            found.idle_fraction.mean, found.iteration_s, (low_s, high_s), computing_spread(job)
+            outcome.idle_fraction.mean, outcome.iteration_s, (low_s, high_s), computing_spread(job)
         ),
-        staleness=_staleness(job, found),
+        staleness=_staleness(job, outcome),
         parts=parts,
-        text=_text(job, kind, parts, high_s <= slow_links_s(job, found), found.run_iterations),
-        iterations=found.run_iterations,
+        text=_text(job, kind, parts, high_s <= slow_links_s(job, outcome), outcome.run_iterations),
+        iterations=outcome.run_iterations,
     )
 
 
@@ -306,23 +306,23 @@ def computing_spread(job: Job) -> float:
     return math.hypot(*(0.0 if alone else c.computing_spread for c in calibrations_of(job)))
 
 
-def _staleness(job: Job, found: Outcome) -> tuple[float, float] | None:
+def _staleness(job: Job, outcome: Outcome) -> tuple[float, float] | None:
     """Return the interval of the mean staleness, which without a bound is a simple count: N - 1."""
-    if found.staleness is None:
+    if outcome.staleness is None:
         return None
     bounded = job.options.bounded_lead is not None
     spread = BOUNDED_STALENESS if bounded else COUNTED_STALENESS
-    parts = Uncertainty(measurement=found.staleness_spread, model=spread)
-    return parts.interval(found.staleness.mean)
+    parts = Uncertainty(measurement=outcome.staleness_spread, model=spread)
+    return parts.interval(outcome.staleness.mean)
 
 
 def _inexact(job: Job, fitted: Sequence[Calibration]) -> str:
     """Name the inputs whose uncertainty is the largest part of the calibration's."""
     if fitted:
         return "uncertainty of the fitted values"
-    own = job.workload.error_fraction or 0.0
+    error = job.workload.error_fraction or 0.0
     collectives = max((c.error_fraction or 0.0 for c in job.cluster.collectives), default=0.0)
-    return "estimated compute times" if own >= collectives else "errors of measured collectives"
+    return "estimated compute times" if error >= collectives else "errors of measured collectives"
 
 
 def _text(job: Job, kind: JobKind, parts: Uncertainty, slow: bool, iterations: int | None) -> str:

@@ -179,12 +179,12 @@ def island_by_formulas(job: Job) -> Island:
     return _island(job, coarse.predict(job))
 
 
-def _island(job: Job, found: Outcome) -> Island:
+def _island(job: Job, outcome: Outcome) -> Island:
     return Island(
         job=job,
-        step_s=found.iteration_s,
-        computing=1.0 - found.idle_fraction.mean,
-        causes=found.idle_fraction.by_cause,
+        step_s=outcome.iteration_s,
+        computing=1.0 - outcome.idle_fraction.mean,
+        causes=outcome.idle_fraction.by_cause,
     )
 
 
@@ -247,37 +247,37 @@ def _workload_of(island: Island) -> Workload:
     )
 
 
-def _jitter(own: Jitter | None, island: Island) -> Jitter | None:
+def _jitter(of_device: Jitter | None, island: Island) -> Jitter | None:
     """Return the jitter of an island's steps: that of its slowest device's computation."""
-    if own is None or own.cv == 0.0 or (island.devices == 1 and island.steps == 1):
-        return own
+    if of_device is None or of_device.cv == 0.0 or (island.devices == 1 and island.steps == 1):
+        return of_device
     from perfmodel.phases.quantities import iteration_cv
     from perfmodel.theory.order_statistics import quantiles_of_order_statistic
 
     n, cv = island.devices, iteration_cv(island.job)
-    kind = own.kind if own.kind != "measured" else "lognormal"
+    kind = of_device.kind if of_device.kind != "measured" else "lognormal"
     values, weights = quantiles_of_order_statistic(n, n, cv, kind, DRAWS)
     spread = math.sqrt(float(weights @ (values - weights @ values) ** 2))
     of_step = spread * island.job.workload.compute_s / island.step_s
     return Jitter(of_step / math.sqrt(island.steps))
 
 
-def of_devices(job: Job, found: Outcome) -> Outcome:
+def of_devices(job: Job, outcome: Outcome) -> Outcome:
     """Return the outer job's outcome with idle and compute times per device, not per island.
 
     A device of an island is idle while the island waits, and for part of the island's step. All
     means are over devices.
     """
     if not job.islands:
-        return found
-    active = 1.0 - np.array(found.idle_fraction.per_worker)
+        return outcome
+    active = 1.0 - np.array(outcome.idle_fraction.per_worker)
     computing = np.array([island.computing for island in job.islands])
     devices = np.array([island.devices for island in job.islands], float)
     share = devices / devices.sum()
     causes: dict[str, float] = {}
     shares, working = share.tolist(), (active * share).tolist()
     for island, waits, whole, active_part in zip(
-        job.islands, found.causes_by_worker, shares, working, strict=True
+        job.islands, outcome.causes_by_worker, shares, working, strict=True
     ):
         for weight, fractions in ((whole, waits), (active_part, island.causes)):
             for cause, fraction in fractions.items():
@@ -286,21 +286,21 @@ def of_devices(job: Job, found: Outcome) -> Outcome:
     mean = float(idle @ share)
     waiting = causes.get("network", 0.0) + causes.get("server", 0.0)
     return msgspec.structs.replace(
-        found,
+        outcome,
         idle_fraction=Idle(mean=mean, per_worker=tuple(idle.tolist()), by_cause=causes),
-        compute_s=(1.0 - mean) * found.iteration_s,
-        exposed_communication_s=waiting * found.iteration_s,
+        compute_s=(1.0 - mean) * outcome.iteration_s,
+        exposed_communication_s=waiting * outcome.iteration_s,
     )
 
 
-def samples_per_s(job: Job, found: Outcome) -> float:
+def samples_per_s(job: Job, outcome: Outcome) -> float:
     """Return the samples per second of all workers, before :func:`of_devices`.
 
     With islands of different sizes, each iterates as often as steps fit into its active time.
     """
     sizes = job.batch_sizes
     if len(set(sizes)) == 1:
-        return found.iterations_per_s * sizes[0]
+        return outcome.iterations_per_s * sizes[0]
     round_s = np.array([job.slowdown(worker) for worker in range(job.workers)])  # of the first's
-    rates = (1.0 - np.array(found.idle_fraction.per_worker)) / round_s
-    return found.iterations_per_s * float(np.average(sizes, weights=rates))
+    rates = (1.0 - np.array(outcome.idle_fraction.per_worker)) / round_s
+    return outcome.iterations_per_s * float(np.average(sizes, weights=rates))

@@ -60,14 +60,14 @@ def nodes_of(job: Job) -> tuple[int, int | None]:
 def model_age(job: Job) -> ModelAge | None:
     """Return the local steps since a worker's last exchange, for jobs that exchange models."""
     architecture = architecture_of(job)
-    found = architecture.model_age(job) if architecture.model_age is not None else None
+    age = architecture.model_age(job) if architecture.model_age is not None else None
     steps = np.mean([island.steps for island in job.islands]) if job.islands else 1.0
-    return found if steps == 1.0 or job.workers == 1 else _in_steps(found, float(steps))
+    return age if steps == 1.0 or job.workers == 1 else _in_steps(age, float(steps))
 
 
-def _in_steps(found: ModelAge | None, steps: float) -> ModelAge:
+def _in_steps(age: ModelAge | None, steps: float) -> ModelAge:
     """Convert the age of models exchanged every ``steps`` steps from exchanges to steps."""
-    known = found or ModelAge(1.0, 0.0, 0)
+    known = age or ModelAge(1.0, 0.0, 0)
     p90 = math.ceil(steps * known.p90 + 0.9 * steps) - 1
     return ModelAge(
         exchange_every=steps * known.exchange_every,
@@ -114,8 +114,8 @@ def inputs_of(job: Job) -> dict[str, object]:
         "start": job.start,
         **_islands_of(job),
     }
-    found: dict[str, object] = finite(inputs, "inf")
-    return found
+    values: dict[str, object] = finite(inputs, "inf")
+    return values
 
 
 def _islands_of(job: Job) -> dict[str, object]:

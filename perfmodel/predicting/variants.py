@@ -91,7 +91,7 @@ def evaluate(
         raise InputError(f"evaluate: shapes do not broadcast: {shapes}") from None
     flat = {name: np.broadcast_to(values, shape).ravel() for name, values in axes.items()}
     size = math.prod(shape)
-    found: dict[str, Floats] = {}
+    columns: dict[str, Floats] = {}
     order, done = np.empty(size, np.int64), 0
     for some, where in _by_counts(job, flat, size):
         q = quantities_of(some)
@@ -101,14 +101,14 @@ def evaluate(
             now = slice(done, done := done + len(here))
             order[now] = here
             for name, value in _evaluated(some, q, axes, sharpness).items():
-                if name not in found:
-                    found[name] = np.zeros(size)
-                found[name][now] = value
+                if name not in columns:
+                    columns[name] = np.zeros(size)
+                columns[name][now] = value
     if not np.array_equal(order, np.arange(size)):
         places = np.empty(size, np.int64)
         places[order] = np.arange(size)
-        found = {name: value[places] for name, value in found.items()}
-    named = {name: value.reshape(shape) for name, value in found.items()}
+        columns = {name: value[places] for name, value in columns.items()}
+    named = {name: value.reshape(shape) for name, value in columns.items()}
 
     def group(prefix: str) -> dict[str, Floats]:
         return {n.removeprefix(prefix): v for n, v in named.items() if n.startswith(prefix)}
@@ -165,14 +165,14 @@ def _by_counts(job: Job, axes: dict[str, Axis], size: int) -> list[tuple[Job, ND
     The placement of tensors depends on the number of servers, and the workers' speed may depend on
     the number of workers. ``servers`` is removed from ``axes``.
     """
-    found = [(job, np.arange(size))]
+    groups = [(job, np.arange(size))]
     if "servers" in axes:
         servers = axes.pop("servers")
         options = [
             (count, msgspec.structs.replace(job.options, servers=count))
             for count in np.unique(servers).tolist()
         ]
-        found = [
+        groups = [
             (msgspec.structs.replace(job, options=some), np.flatnonzero(servers == count))
             for count, some in options
         ]
@@ -181,15 +181,15 @@ def _by_counts(job: Job, axes: dict[str, Axis], size: int) -> list[tuple[Job, ND
         if not job.cluster.devices_on_nodes and job.cluster.pair_efficiency == 1.0:
             kinds = _alike(kinds, job.cluster.devices_per_node, job.options.group_size)
         endless = msgspec.structs.replace(job.cluster, nodes=None)
-        found = [
+        groups = [
             (
                 msgspec.structs.replace(some, cluster=endless, workers=count),
                 here[kinds[here] == count],
             )
-            for some, here in found
+            for some, here in groups
             for count in np.unique(kinds[here]).tolist()
         ]
-    return found
+    return groups
 
 
 def _alike(workers: Axis, devices_per_node: int, group_size: int = 1) -> Axis:
@@ -268,13 +268,13 @@ def _evaluated(
             )
         changed["cv"] = iteration_cv(job, times)
     q = msgspec.structs.replace(q, **changed)
-    found = phases(job, sharpness=sharpness, among=q)
-    iteration_s = found.iteration_s
+    coarse_phases = phases(job, sharpness=sharpness, among=q)
+    iteration_s = coarse_phases.iteration_s
     return {
         "iteration_s": iteration_s,
         "throughput_samples_per_s": q.workers * batch / iteration_s,
-        "idle_fraction": 1.0 - found.compute_s / iteration_s,
-        "staleness": found.staleness,
-        **{f"phase {name}": part.seconds for name, part in found.parts.items()},
-        **{f"use {name}": seconds / iteration_s for name, seconds in found.busy_s.items()},
+        "idle_fraction": 1.0 - coarse_phases.compute_s / iteration_s,
+        "staleness": coarse_phases.staleness,
+        **{f"phase {name}": part.seconds for name, part in coarse_phases.parts.items()},
+        **{f"use {name}": seconds / iteration_s for name, seconds in coarse_phases.busy_s.items()},
     }

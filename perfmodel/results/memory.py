@@ -110,14 +110,14 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def at_peak(self) -> dict[str, float]:
         """Bytes of each component that exists when memory is largest, in words."""
-        found = self.tensors
-        found.pop(ABSENT)
+        sizes = self.tensors
+        sizes.pop(ABSENT)
         activations = self.absent_bytes.get("activations", 0.0)
         of_loss = min(activations, self.logits_bytes)  # freed first
-        found["logits and loss"] -= of_loss
-        found["activations"] -= activations - of_loss
-        found["gradients"] -= self.absent_bytes.get("gradients", 0.0)
-        return {name: size for name, size in found.items() if size > 0.0}
+        sizes["logits and loss"] -= of_loss
+        sizes["activations"] -= activations - of_loss
+        sizes["gradients"] -= self.absent_bytes.get("gradients", 0.0)
+        return {name: size for name, size in sizes.items() if size > 0.0}
 
 
 class Memory(msgspec.Struct, frozen=True):

@@ -184,9 +184,9 @@ class Schedule(Drawn, frozen=True, eq=False):
         order = np.argsort(key[base], kind="stable")
         known, versions = key[base][order], self._versions(rows, slices)[base][order]
         at = np.searchsorted(known, key[updates], "right") - 1
-        found = (at >= 0) & (known[at] // steps == key[updates] // steps) if len(known) else at >= 0
+        newer = (at >= 0) & (known[at] // steps == key[updates] // steps) if len(known) else at >= 0
         read = np.zeros(len(at), np.int64)
-        read[found] = versions[at[found]]
+        read[newer] = versions[at[newer]]
         stale: Ids = self.version[rows][updates] - 1 - read
         return stale
 
@@ -203,9 +203,9 @@ class Schedule(Drawn, frozen=True, eq=False):
         writes = writes[np.argsort(at[writes])]
         last = np.searchsorted(at[writes], at[lost]) - 1
         before = (last >= 0) & (place[writes][last] == place[lost])
-        found = made.copy()
-        found[lost] = np.where(before, made[writes][last], 0)
-        return found
+        versions = made.copy()
+        versions[lost] = np.where(before, made[writes][last], 0)
+        return versions
 
     def _exchanged(self, rows: Ids, slices: Ids) -> Ids:
         """Staleness when workers move the centre by MIX: versions since they read the centre."""
@@ -214,10 +214,15 @@ class Schedule(Drawn, frozen=True, eq=False):
         other = self.other[rows]
         made = other != CENTRE
         key = self.group[rows] * len(self.header.slices) + slices
-        own = dict(zip(key[~made].tolist(), self.other_version[rows][~made].tolist(), strict=True))
+        partners = dict(
+            zip(key[~made].tolist(), self.other_version[rows][~made].tolist(), strict=True)
+        )
         versions = self.version[rows][made].tolist()
         return np.array(
-            [v - 1 - own.get(k, v - 1) for k, v in zip(key[made].tolist(), versions, strict=True)],
+            [
+                v - 1 - partners.get(k, v - 1)
+                for k, v in zip(key[made].tolist(), versions, strict=True)
+            ],
             np.int64,
         )
 
@@ -276,11 +281,11 @@ class Schedule(Drawn, frozen=True, eq=False):
         if missing := [column for column in COLUMNS if column not in arrays]:
             raise InputError(f"{name}: column {missing[0]!r} is missing")
         for column, kind in COLUMNS.items():
-            found = arrays[column]
-            if found.dtype != np.dtype(kind) or found.ndim != 1:
+            values = arrays[column]
+            if values.dtype != np.dtype(kind) or values.ndim != 1:
                 raise InputError(
                     f"{name}: {column}: expected a one-dimensional array of "
-                    f"{np.dtype(kind).name}, got {found.dtype.name} of shape {found.shape}"
+                    f"{np.dtype(kind).name}, got {values.dtype.name} of shape {values.shape}"
                 )
         schedule = cls(header, **{column: arrays[column] for column in COLUMNS})
         try:
@@ -397,8 +402,8 @@ def _by_slice(schedule: Schedule) -> tuple[Ids, Ids]:
     times = np.where(schedule.slice == WHOLE, count, 1)
     rows = np.repeat(np.arange(len(schedule)), times)
     first = np.repeat(np.cumsum(times) - times, times)
-    own = schedule.slice[rows].astype(np.int64)
-    return rows, np.where(own == WHOLE, np.arange(len(rows)) - first, own)
+    slices = schedule.slice[rows].astype(np.int64)
+    return rows, np.where(slices == WHOLE, np.arange(len(rows)) - first, slices)
 
 
 def _none(name: str, wrong: NDArray[np.bool_], allowed: str) -> None:
@@ -420,8 +425,8 @@ def _arrays(data: bytes, name: str) -> dict[str, NDArray[Any]]:
         if size <= most:
             with np.load(io.BytesIO(data), allow_pickle=False) as file:
                 names = [key for key in file.files if key in COLUMNS or key == "header"]
-                found = {key: file[key] for key in names}
-            return {key: item for key, item in found.items() if isinstance(item, np.ndarray)}
+                arrays = {key: file[key] for key in names}
+            return {key: item for key, item in arrays.items() if isinstance(item, np.ndarray)}
     except _UNREADABLE as error:
         raise InputError(f"{name}: not a schedule: {error}") from None
     raise InputError(
@@ -449,9 +454,9 @@ def _header(data: NDArray[np.generic] | None, name: str) -> Header:
         raw = files.printable(msgspec.json.decode(files.without_mark(data.tobytes())))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{name}: header: not valid JSON: {error}") from None
-    found = raw.get("format") if isinstance(raw, dict) else None
-    if found != FORMAT:
-        raise InputError(f"{name}: format: expected {FORMAT!r}, got {found!r}")
+    version = raw.get("format") if isinstance(raw, dict) else None
+    if version != FORMAT:
+        raise InputError(f"{name}: format: expected {FORMAT!r}, got {version!r}")
     try:
         header = msgspec.convert(raw, files.ready(Header))
         whole_number("workers", header.workers, at_most=MOST_WORKERS)

@@ -41,30 +41,30 @@ def title(p: Predicted) -> str:
 def _measures(p: Predicted) -> list[tuple[str, Quantity, tuple[float, float] | None]]:
     """What a prediction is about, with the ends of the intervals."""
     i, fraction = p.interval, p.idle_fraction.mean
-    found = [
+    measures = [
         ("throughput", Quantity(p.throughput_samples_per_s), i and i.throughput_samples_per_s),
         ("iteration", Quantity(p.iteration_s, "s"), i and i.iteration_s),
         ("idle fraction", Quantity(fraction, "fraction"), i and i.idle_fraction),
     ]
     if p.staleness is not None:
-        found.append(("staleness", Quantity(p.staleness.mean), i and i.staleness))
-    return found
+        measures.append(("staleness", Quantity(p.staleness.mean), i and i.staleness))
+    return measures
 
 
 def answer(p: Predicted) -> list[tuple[str, str, str]]:
     """The key figures at the top of a page: name, value, and interval or remark."""
     names = {"idle fraction": "Idle time"}
     units = {"throughput": " samples/s", "staleness": " updates"}
-    found = []
+    rows = []
     for name, value, ends in _measures(p):
         text = f"{value.value:.3g}" if name == "staleness" else shown(value)
         low, high = (shown(end, value.unit) for end in ends or (0.0, 0.0))
         remark = f"{low} to {high} in 9 of 10 runs" if ends and ends[1] else ""
-        found.append((names.get(name, name.capitalize()), text + units.get(name, ""), remark))
+        rows.append((names.get(name, name.capitalize()), text + units.get(name, ""), remark))
     if p.training is not None:
-        found.append(("Training", f"{p.training.training_s / 3600.0:.4g} h", ""))
-    found.append(("Bottleneck", shown(p.bottleneck.share, "fraction"), _bottleneck(p)))
-    return found
+        rows.append(("Training", f"{p.training.training_s / 3600.0:.4g} h", ""))
+    rows.append(("Bottleneck", shown(p.bottleneck.share, "fraction"), _bottleneck(p)))
+    return rows
 
 
 def _bottleneck(p: Predicted) -> str:
@@ -74,13 +74,13 @@ def _bottleneck(p: Predicted) -> str:
 
 def sections(p: Predicted, *, assumptions: bool = True) -> list[Section]:
     """The sections of a prediction; that of its assumptions is optional."""
-    found = [_answer(p)]
+    all_sections = [_answer(p)]
     if assumptions:
-        found.append(_assumptions(p))
-    found += [_time(p), _timeline(p), _idle(p)]
+        all_sections.append(_assumptions(p))
+    all_sections += [_time(p), _timeline(p), _idle(p)]
     if p.staleness is not None:
-        found.append(_staleness(p.staleness.histogram, p.staleness.mean))
-    return [*found, _utilisation(p), _memory(p)]
+        all_sections.append(_staleness(p.staleness.histogram, p.staleness.mean))
+    return [*all_sections, _utilisation(p), _memory(p)]
 
 
 def reproduce(p: Predicted, code: tuple[tuple[str, str], ...] = ()) -> Section:
@@ -172,7 +172,7 @@ def _time(p: Predicted) -> Section:
 def _timeline(p: Predicted) -> Section:
     name, heading = "timeline", "Timeline of two iterations"
     try:
-        found = p.timeline()
+        timeline = p.timeline()
     except InputError as error:
         return Section(name=name, title=heading, text=[f"No timeline: {error}."])
     heads = [Column("resource"), Column("operation"), Column("busy", "s"), Column("operations")]
@@ -184,8 +184,8 @@ def _timeline(p: Predicted) -> Section:
             "links, and hover over a block for details. Click a legend entry to hide or show a "
             "kind of operation."
         ],
-        figure=found.panel(),
-        tables=[Table("Busy time of each resource", heads, found.busy_s())],
+        figure=timeline.panel(),
+        tables=[Table("Busy time of each resource", heads, timeline.busy_s())],
     )
 
 

@@ -176,8 +176,8 @@ def report(
     """
     if source is not None and arguments:
         raise InputError(f"report: a job, or arguments of one; got {', '.join(arguments)} too")
-    asked = arguments if source is None else _arguments_of(source)
-    job_arguments = per_worker(asked)
+    settings = arguments if source is None else _arguments_of(source)
+    job_arguments = per_worker(settings)
     job = job_of(job_arguments)
     did = progress or (lambda done, parts: None)
     prediction = source
@@ -199,7 +199,7 @@ def report(
     did(2, PARTS)
     effects = sensitivity(job)
     did(3, PARTS)
-    scaling = _scaled(anchored(asked, job.of_devices.workload.batch_size), prediction)
+    scaling = _scaled(anchored(settings, job.of_devices.workload.batch_size), prediction)
     did(4, PARTS)
     chosen: api.Fidelity = "auto" if fine else "coarse"
     advice = advise(job, fidelity=chosen, rel_ci=QUICK_REL_CI, max_ops=QUICK_MAX_OPS)

@@ -203,11 +203,11 @@ def require(
     here = api.predict(job, how)
     value, *_ = search.quantity(here)
     ranges = [search.range(end) for end in (0, 1, 2)]
-    found = ranges[0]
+    bounds = ranges[0]
     surely, possibly = (ranges[2], ranges[1]) if wanted.below else (ranges[1], ranges[2])
-    then = search.predicted(found.value) if found.value is not None else None
+    then = search.predicted(bounds.value) if bounds.value is not None else None
     if then is None:
-        then = here if found.holds == "always" else search.nearest()
+        then = here if bounds.holds == "always" else search.nearest()
     return Requirement(
         variable=what.name,
         unit=what.unit,
@@ -216,11 +216,11 @@ def require(
         quantity=wanted.quantity,
         target=wanted.value,
         met_now=wanted.met(value),
-        found=found,
+        found=bounds,
         surely=surely,
         possibly=possibly,
-        formula=search.formula(found),
-        text=search.text(found, surely, then),
+        formula=search.formula(bounds),
+        text=search.text(bounds, surely, then),
         points=search.curve(ranges),
         prediction=then,
     )
@@ -316,7 +316,7 @@ class _Search:
         sign = 1.0 if self.aim.below else -1.0
         return min(possible, key=lambda p: sign * self.quantity(p)[0])
 
-    def formula(self, found: Range) -> str | None:
+    def formula(self, bounds: Range) -> str | None:
         """The value in symbols; T is the step time that the aim requires."""
         aim, job, name = self.aim, self.job, self.variable.name
         rates = {"scaling": aim.value * self.alone, "throughput": aim.value / job.workers}
@@ -326,17 +326,17 @@ class _Search:
             step_s = job.workload.batch_size / rates[aim.quantity]
         else:
             return None
-        return None if found.value is None else solved_for_step(job, name, found.value, step_s)
+        return None if bounds.value is None else solved_for_step(job, name, bounds.value, step_s)
 
-    def text(self, found: Range, surely: Range, then: Prediction) -> str:
+    def text(self, bounds: Range, surely: Range, then: Prediction) -> str:
         """The answer as a sentence."""
         aim, variable = self.aim.text, self.variable
-        if found.holds == "never":
+        if bounds.holds == "never":
             return (
                 f"no value of {variable.words} meets {aim}: the closest is "
                 f"{self.quantity(then)[0]:.3g}, because {then.bottleneck.text}"
             )
-        if found.holds == "always":
+        if bounds.holds == "always":
             ends = f"from {variable.shown(variable.least)} to {variable.shown(variable.most)}"
             return f"{aim} is met at every value of {variable.words} {ends}"
         whole = "the whole prediction interval meets it"
@@ -346,4 +346,4 @@ class _Search:
             whole += " at every value"
         else:
             whole += f" {surely.text(variable)}"
-        return f"{aim} is met with {variable.words} {found.text(variable)}; {whole}"
+        return f"{aim} is met with {variable.words} {bounds.text(variable)}; {whole}"

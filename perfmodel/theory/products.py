@@ -60,7 +60,7 @@ def product_s(
 ) -> Quantity:
     """Return the seconds of a product of an m x k with a k x n matrix."""
     moved = rates.element_bytes * k * (m + n) + RESULT_BYTES * m * n
-    found: list[Quantity] = []
+    candidates: list[Quantity] = []
     for rows, columns in TILES:
         tiles = ceiling(m / rows) * ceiling(n / columns)
         most = maximum(1.0, minimum(_floor(k / LEAST_DEPTH), MOST_PARTS))
@@ -72,8 +72,8 @@ def product_s(
         busy_s = waves * (per_depth_s * depth + rates.tile_s)
         sums = where(parts > 1.0, SUM_BYTES * m * n * (parts + 1.0), 0.0 * m)
         fetch_s = (moved + sums) / rates.bytes_per_s
-        found.append(fourth(busy_s) + fourth(fetch_s))
-    seconds = rates.launch_s + minimum(*found) ** 0.25
+        candidates.append(fourth(busy_s) + fourth(fetch_s))
+    seconds = rates.launch_s + minimum(*candidates) ** 0.25
     if rates.cast_bytes_per_s is None:
         return seconds
     return seconds + rates.launch_s + (RESULT_BYTES + 1.0) * m * k / rates.cast_bytes_per_s

@@ -197,19 +197,19 @@ def fit_runs(
     runs = tuple(runs)
     number("run_spread", run_spread, above=0.0)
     _check(runs)
-    asked = None if fit is None else names_of(fit)
-    choosing = any(free_overlap(r.job) for r in runs) and (asked is None or OVERLAP in asked)
+    wanted = None if fit is None else names_of(fit)
+    choosing = any(free_overlap(r.job) for r in runs) and (wanted is None or OVERLAP in wanted)
     problems = [_RunsRegression(runs, some, run_spread) for some in _choices(runs, choosing)]
-    names = _fitted(problems[0], asked)
+    names = _fitted(problems[0], wanted)
     if not names and not choosing:
-        raise InputError(f"fit: {', '.join(asked or ()) or 'nothing'}: all runs specify it")
+        raise InputError(f"fit: {', '.join(wanted or ()) or 'nothing'}: all runs specify it")
     done = itertools.count(1)
 
     def advance() -> None:
         if progress is not None:
             progress(next(done), len(problems) + FOLDS + 1)
 
-    optional = [name for name in names if asked is None and problems[0].parameters[name].optional]
+    optional = [name for name in names if wanted is None and problems[0].parameters[name].optional]
     searched = [_searched(problem, names, optional, choosing, advance) for problem in problems]
     (problem, x, scale), overlap = _chosen(searched) if choosing else (searched[0], None)
     known = problem.identified(x, scale)
@@ -270,14 +270,14 @@ class _RunsRegression(Regression):
         super().__init__(parameters_of([r.job for r in runs]), misses, spreads)
 
 
-def _fitted(problem: Regression, asked: Sequence[str] | None) -> list[str]:
+def _fitted(problem: Regression, wanted: Sequence[str] | None) -> list[str]:
     """Names of the parameters to fit: those requested, or all usual ones."""
-    if asked is None:
+    if wanted is None:
         return [name for name, p in problem.parameters.items() if p.usual]
-    for name in asked:
+    for name in wanted:
         if name in FIELDS and name not in problem.parameters:
             raise InputError(f"fit: {name}: no run has several linked devices on a node")
-    return [name for name in problem.parameters if name in asked]
+    return [name for name in problem.parameters if name in wanted]
 
 
 def _with_more(

@@ -92,12 +92,12 @@ OVERLAP = "overlap"
 """The option that can also be fitted: whether communication overlaps with computation."""
 
 
-def names_of(asked: Sequence[str]) -> list[str]:
+def names_of(wanted: Sequence[str]) -> list[str]:
     """Return the requested names, each once."""
-    for name in asked:
+    for name in wanted:
         if name not in (*PARAMETERS, OVERLAP):
             raise unknown_name("parameter", name, (*PARAMETERS, OVERLAP))
-    return list(dict.fromkeys(asked))
+    return list(dict.fromkeys(wanted))
 
 
 def now(job: Job) -> dict[str, float]:

@@ -304,8 +304,8 @@ def operators(
     from perfmodel.inputs import catalogue
 
     check_files(None, output)
-    found = fit_operators(catalogue.device(device), paths, Source("measured", source), called)
-    block = block_of(found)
+    figures = fit_operators(catalogue.device(device), paths, Source("measured", source), called)
+    block = block_of(figures)
     if output is None:
         click.echo(block, nl=False)
     else:

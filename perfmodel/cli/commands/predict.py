@@ -160,12 +160,12 @@ def report(
 
     check_iterations(run["iterations"], how["fidelity"])
     out._replace(page=output).check()
-    asked = {name: value for name, value in run.items() if value is not None}
+    limits = {name: value for name, value in run.items() if value is not None}
     command = shlex.join(["perfmodel", "report", *context.meta[ARGUMENTS]])
     if context.default_map:
         command = f"PERFMODEL_CONFIG={shlex.quote(str(config.location()))} {command}"
     with progress() as advance:
         result = reports.report(
-            **{**how, **flags.arguments(), **asked}, command=command, progress=advance
+            **{**how, **flags.arguments(), **limits}, command=command, progress=advance
         )
     out.put(result, [(output, result.to_html().encode(), "; open it in a browser")])

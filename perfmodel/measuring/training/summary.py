@@ -58,9 +58,9 @@ def of_prediction(prediction: Prediction) -> dict[str, float]:
     }
 
 
-def to_dict(run: MeasuredRun, found: Sequence[Quantity]) -> dict[str, object]:
+def to_dict(run: MeasuredRun, quantities: Sequence[Quantity]) -> dict[str, object]:
     """Return the contents of the run's file and the quantities, as JSON-like values."""
-    return {**msgspec.to_builtins(run), "quantities": msgspec.to_builtins(found)}
+    return {**msgspec.to_builtins(run), "quantities": msgspec.to_builtins(quantities)}
 
 
 _SHOWN: dict[str, tuple[str, Callable[[float], str], Callable[[float], str]]] = {
