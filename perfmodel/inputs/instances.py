@@ -226,11 +226,11 @@ def _instance(row: TableRow) -> Instance:
 
 def _with_networks(rows: Iterable[Instance]) -> list[Instance]:
     """The rows, with missing network values taken from the shipped catalogue."""
-    known = {(each.name, each.devices): each for each in read_instances()}
+    known = {(row.name, row.devices): row for row in read_instances()}
     connected = []
-    for each in rows:
-        like = known.get((each.name, each.devices))
-        if each.network_bytes_per_s is None and like is not None:
+    for row in rows:
+        like = known.get((row.name, row.devices))
+        if row.network_bytes_per_s is None and like is not None:
             network = {
                 name: getattr(like, name)
                 for name in (
@@ -238,9 +238,9 @@ def _with_networks(rows: Iterable[Instance]) -> list[Instance]:
                     "inside_bytes_per_s",
                 )
             }
-            source = f"{each.source or each.place}; network: {like.source}"
-            each = msgspec.structs.replace(each, **network, source=source)
-        connected.append(each)
+            source = f"{row.source or row.place}; network: {like.source}"
+            row = msgspec.structs.replace(row, **network, source=source)
+        connected.append(row)
     return connected
 
 
@@ -265,17 +265,17 @@ def choose(
     """
     rows = list(rows)
     for name in types:
-        if name not in {each.name for each in rows}:
-            raise unknown_name("instance type", name, {each.name for each in rows})
-    if region is not None and region not in {each.region for each in rows}:
-        raise unknown_name("region", region, {each.region for each in rows})
+        if name not in {row.name for row in rows}:
+            raise unknown_name("instance type", name, {row.name for row in rows})
+    if region is not None and region not in {row.region for row in rows}:
+        raise unknown_name("region", region, {row.region for row in rows})
     groups: dict[tuple[str, str, int], list[Instance]] = {}
-    for each in rows:
-        if (not types or each.name in types) and region in (None, each.region):
-            groups.setdefault((each.name, each.accelerator, each.devices), []).append(each)
+    for row in rows:
+        if (not types or row.name in types) and region in (None, row.region):
+            groups.setdefault((row.name, row.accelerator, row.devices), []).append(row)
     chosen, out = [], []
     for several in groups.values():
-        priced = {each.place: cost for each in several if (cost := each.price(spot)) is not None}
+        priced = {row.place: cost for row in several if (cost := row.price(spot)) is not None}
         first = several[0]
         if not priced and not spot:
             raise InputError(f"{first.place}: Price: is empty, for {first.name} in {first.region}")
@@ -286,8 +286,8 @@ def choose(
         elif first.network_bytes_per_s is None:
             out.append(f"{first.label}: network bandwidth unknown (column NetworkGbps)")
         else:
-            known = [each for each in several if each.place in priced]
-            chosen.append(min(known, key=lambda each: priced[each.place]))
+            known = [row for row in several if row.place in priced]
+            chosen.append(min(known, key=lambda row: priced[row.place]))
     return chosen, out
 
 
@@ -302,17 +302,17 @@ def choose_servers(
     """
     rows, chosen = list(rows), list[Instance]()
     for name in types:
-        mine = [each for each in rows if each.name == name]
+        mine = [row for row in rows if row.name == name]
         if not mine:
-            raise unknown_name("instance type", name, {each.name for each in rows})
-        priced = [each for each in mine if each.price(spot) is not None]
+            raise unknown_name("instance type", name, {row.name for row in rows})
+        priced = [row for row in mine if row.price(spot) is not None]
         if not priced:
             column = "SpotPrice" if spot else "Price"
             raise InputError(f"{mine[0].place}: {column}: is empty, for {name}")
         if priced[0].network_bytes_per_s is None:
             raise InputError(f"{mine[0].place}: NetworkGbps: is empty, for {name}")
         cheapest: dict[str, Instance] = {}
-        for each in sorted(priced, key=lambda each: each.price(spot) or 0.0):
-            cheapest.setdefault(each.region, each)
+        for row in sorted(priced, key=lambda row: row.price(spot) or 0.0):
+            cheapest.setdefault(row.region, row)
         chosen += cheapest.values()
     return chosen

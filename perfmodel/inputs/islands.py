@@ -104,13 +104,13 @@ def places_of(cluster: Cluster, devices: tuple[int, ...]) -> Places:
     """
     if cluster.devices_on_nodes:
         raise InputError("islands: cannot be combined with devices_on_nodes of the cluster")
-    each, one = cluster.devices_per_node, devices[0]
-    if len(set(devices)) == 1 and each % one == 0:
-        together = each // one
+    per_node, one = cluster.devices_per_node, devices[0]
+    if len(set(devices)) == 1 and per_node % one == 0:
+        together = per_node // one
         first = tuple(i // together for i in range(len(devices)))
         places = Places(first, (1,) * len(devices), together)
     else:
-        many = tuple(-(-count // each) for count in devices)
+        many = tuple(-(-count // per_node) for count in devices)
         places = Places(tuple(sum(many[:i]) for i in range(len(many))), many)
     needed = places.first[-1] + places.many[-1]
     nodes = cluster.workers_nodes
@@ -118,7 +118,7 @@ def places_of(cluster: Cluster, devices: tuple[int, ...]) -> Places:
         text = "+".join(map(str, devices)) if len(set(devices)) > 1 else f"{len(devices)} x {one}"
         raise InputError(
             f"islands: {text} devices need {needed} nodes, but cluster {cluster.name!r} has "
-            f"{nodes} (devices per node: {each})"
+            f"{nodes} (devices per node: {per_node})"
         )
     for island, at in enumerate(_sites(cluster, places)):
         if at[0] != at[-1]:
@@ -164,15 +164,15 @@ def among(
     dropped: they hold for devices, not for islands. So is contention inside an island, which is
     part of its step.
     """
-    each, many = places.together, cluster.nics_per_process
-    width = min(many, max(cluster.nics_per_node // each, 1))
+    together, many = places.together, cluster.nics_per_process
+    width = min(many, max(cluster.nics_per_node // together, 1))
     links = [cluster.nic_of(first).times(width) for first in places.first]
     overrides = [
         NodeOverride(i, None if links[k] == links[0] else links[k], speeds[k])
-        for i, k in enumerate(range(0, len(devices), each))
+        for i, k in enumerate(range(0, len(devices), together))
         if links[k] != links[0] or speeds[k] != 1.0
     ]
-    used, count = places.first[-1] + places.many[-1], -(-len(devices) // each)
+    used, count = places.first[-1] + places.many[-1], -(-len(devices) // together)
     overrides += [
         NodeOverride(o.node - used + count, None if o.nic is None else o.nic.times(many))
         for o in cluster.overrides
@@ -182,11 +182,11 @@ def among(
     if server.placement == "dedicated":
         nic = (server.nic or cluster.nic).times(many)
         server = msgspec.structs.replace(server, nic=None if nic == links[0] else nic)
-    nics = min(cluster.nics_per_node, each)
+    nics = min(cluster.nics_per_node, together)
     core = cluster.core_oversubscription  # its capacity stays that for all links of all nodes
     if core is not None:
         core *= width * nics * count / (cluster.nics_per_node * used)
-    at = [site[0] for site in _sites(cluster, places)[::each]]
+    at = [site[0] for site in _sites(cluster, places)[::together]]
     sites = [  # a server's site stays even if no island is there
         msgspec.structs.replace(site, nodes=max(at.count(k), 1))
         for k, site in enumerate(cluster.sites)
@@ -199,10 +199,10 @@ def among(
         cluster,
         nic=links[0],
         nodes=None if cluster.nodes is None else cluster.nodes - used + count,
-        devices_per_node=each,
+        devices_per_node=together,
         nics_per_node=nics,
         nics_per_process=1,
-        intra_node=ports if each > 1 else None,
+        intra_node=ports if together > 1 else None,
         overrides=tuple(overrides),
         collectives=(),
         slowdown_per_neighbour=0.0,

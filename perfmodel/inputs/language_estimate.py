@@ -129,10 +129,10 @@ def efficiency_on(
         name for name in efficiencies if devices[name].peak_flop_per_s == target.peak_flop_per_s
     ]
     if alike:
-        of_device = [each for name in alike for each in efficiencies[name]]
+        of_device = [efficiency for name in alike for efficiency in efficiencies[name]]
         error = OWN_ERROR if len(of_device) > 1 else SINGLE_ERROR
         return median(of_device), ", ".join(alike), error
-    typical = [median(each) for each in efficiencies.values()]
+    typical = [median(values) for values in efficiencies.values()]
     return median(typical), ", ".join(efficiencies), OTHER_ERROR
 
 

@@ -82,7 +82,7 @@ class Collective(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
                     f"{name}: give the smallest value first, then the largest; "
                     f"got {least:g} and {most:g}"
                 )
-        counts = [each.ranks for each in self.uneven]
+        counts = [group.ranks for group in self.uneven]
         for count in counts:
             if counts.count(count) > 1:
                 raise InputError(f"uneven: {count} ranks are given twice")
@@ -91,8 +91,8 @@ class Collective(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
 def measured_lines(measured: Collective, ranks: Quantity) -> tuple[LinearCost, ...]:
     """The pieces of a measured collective, among ``ranks`` ranks."""
     factor: Quantity = 1.0
-    for each in measured.uneven:
-        factor = where(ranks == each.ranks, each.factor, factor)
+    for group in measured.uneven:
+        factor = where(ranks == group.ranks, group.factor, factor)
     return tuple(
         LinearCost(
             factor * piece.startup_s * startup_growth(piece.startup_growth, ranks),

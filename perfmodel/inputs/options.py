@@ -119,19 +119,19 @@ class Options(Ranged, frozen=True):
     def unused(self) -> frozenset[str]:
         """Names of the options that have no effect, given the others."""
         return frozenset(
-            each.name
-            for each in described(type(self))
-            if each.about.no_effect is not None and each.about.no_effect(self)
+            option.name
+            for option in described(type(self))
+            if option.about.no_effect is not None and option.about.no_effect(self)
         )
 
     @property
     def beyond_formulas(self) -> str | None:
         """The first option with a value that the coarse model lacks, as ``name=value``."""
-        for each in described(type(self)):
-            if not each.about.formulas:
-                value = getattr(self, each.name)
-                if value != each.default:
-                    return f"{each.name}={value}"
+        for option in described(type(self)):
+            if not option.about.formulas:
+                value = getattr(self, option.name)
+                if value != option.default:
+                    return f"{option.name}={value}"
         return None
 
 

@@ -163,8 +163,8 @@ def _link(known: Mapping[Pair, SiteLink], source: str, target: str) -> SiteLink:
 def sites_of_nodes(sites: Sequence[Site], nodes: int, workers_nodes: int, servers_site: int) -> Ids:
     """The site of each of ``nodes`` nodes, (nodes,): the workers' nodes first, then servers'."""
     last = np.cumsum([site.nodes for site in sites])
-    found = np.searchsorted(last, np.arange(nodes), side="right")
-    return np.where(np.arange(nodes) < workers_nodes, found, servers_site)
+    places = np.searchsorted(last, np.arange(nodes), side="right")
+    return np.where(np.arange(nodes) < workers_nodes, places, servers_site)
 
 
 def check_sites(sites: Sequence[Site], links: Sequence[SiteLink], servers_site: str | None) -> None:

@@ -269,7 +269,7 @@ def resolve(
     used = _used(timings, size)
     parts = [_layer_seconds(profile, t, layer_shares) for t in used]
     sizes = [t.batch_size for t in used]
-    rule = next((found for _, _, found in parts if found), None)
+    rule = next((text for _, _, text in parts if text), None)
     sized = _sizes(profile)
     seconds = [[*forward, *backward] for forward, backward, _ in parts]
     tensors = sized["tensors"]

@@ -148,10 +148,10 @@ def _marks(
     return marks
 
 
-def _label(each: Measurement) -> str:
-    words = f"{each.ranks} ranks"
-    words += f", {each.count} messages" if each.count > 1 else ""
-    return words + (f", {each.at_once} at once" if each.at_once > 1 else "")
+def _label(measurement: Measurement) -> str:
+    words = f"{measurement.ranks} ranks"
+    words += f", {measurement.count} messages" if measurement.count > 1 else ""
+    return words + (f", {measurement.at_once} at once" if measurement.at_once > 1 else "")
 
 
 def read_measurements(path: str | Path) -> Measurements:

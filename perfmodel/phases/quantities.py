@@ -152,10 +152,12 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         factors = [kind.scale / self.slowdown for kind in self.classes]
         least: Quantity = 0.0
         if late:  # a worker that is not waited for has computed nevertheless
-            each = [kind.scale / self.slowdown for kind in self.classes for _ in range(kind.count)]
-            least = len(each) / sum(1.0 / f for f in each) if each else 1.0
+            scales = [
+                kind.scale / self.slowdown for kind in self.classes for _ in range(kind.count)
+            ]
+            least = len(scales) / sum(1.0 / f for f in scales) if scales else 1.0
         if not self.random:
-            unequal = sorted(each)[-1 - late] if late and factors else self.unequal
+            unequal = sorted(scales)[-1 - late] if late and factors else self.unequal
             return [(1.0, maximum(unequal, least))]
         from perfmodel.theory import order_statistics
 

@@ -94,7 +94,7 @@ def traits(job: Job, coarse_phases: Phases) -> frozenset[str]:
         "jitter": cv > 0.0,
         f"jitter of {MUCH_JITTER:.0%} or more": cv >= MUCH_JITTER,
         "unequal speeds": len(speeds) > 1,
-        "unequal links": any(each.nic is not None for each in cluster.overrides)
+        "unequal links": any(override.nic is not None for override in cluster.overrides)
         or (
             job.options.server_count > 0
             and (cluster.server_nic is not None or cluster.nics_per_process > 1)
@@ -114,11 +114,13 @@ def traits(job: Job, coarse_phases: Phases) -> frozenset[str]:
 
 def _options(job: Job) -> frozenset[str]:
     """Return the options that differ from their defaults; numeric options by name only."""
-    options = [(each, getattr(job.options, each.name)) for each in described(type(job.options))]
+    options = [
+        (option, getattr(job.options, option.name)) for option in described(type(job.options))
+    ]
     return frozenset(
-        f"{each.name}={value}".lower() if isinstance(value, (bool, str)) else each.name
-        for each, value in options
-        if value != each.default
+        f"{option.name}={value}".lower() if isinstance(value, (bool, str)) else option.name
+        for option, value in options
+        if value != option.default
     )
 
 

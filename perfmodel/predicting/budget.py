@@ -113,7 +113,7 @@ def iterations_in_a_round(job: Job) -> float:
         return 1.0
     slowest = {*range(min(job.workers, MOST_LOOKED_AT)), *(s.worker for s in job.stragglers)}
     slowdowns = [job.slowdown(worker) for worker in slowest]
-    return max(slowdowns) * sum(1.0 / each for each in slowdowns) / len(slowdowns)
+    return max(slowdowns) * sum(1.0 / slowdown for slowdown in slowdowns) / len(slowdowns)
 
 
 def cost_of(graph: OpGraph, job: Job, iterations: int | None = None) -> SimulationCost:

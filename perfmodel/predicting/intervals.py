@@ -163,9 +163,9 @@ def uncertainty(
     return Uncertainty(
         measurement=math.hypot(RUN_SPREAD, _chance(answer), _unequal_links(job)),
         calibration=math.hypot(_estimated(job, waiting), *_propagated(job)),
-        model=math.hypot(model, _formula(answer), *(each.spread for each in fitted)),
+        model=math.hypot(model, _formula(answer), *(known.spread for known in fitted)),
         extrapolation=math.hypot(
-            beyond, *(each.extrapolation(features_of(job)) for each in fitted)
+            beyond, *(known.extrapolation(features_of(job)) for known in fitted)
         ),
     )
 
@@ -173,7 +173,7 @@ def uncertainty(
 def calibrations_of(job: Job) -> list[Calibration]:
     """Return the calibrations of a job's cluster and workload, as far as they have one."""
     both = (job.cluster.calibration, job.workload.calibration)
-    return [each for each in both if each is not None]
+    return [known for known in both if known is not None]
 
 
 def _estimated(job: Job, waiting: float) -> float:
@@ -207,7 +207,7 @@ def _propagated(job: Job) -> list[float]:
 def _elasticities(job: Job, changed: list[Job]) -> np.ndarray:
     """Return d(log coarse step) / d(log value) for jobs in which one value is multiplied by
     :data:`STEP`."""
-    steps = [float(coarse.phases(each).iteration_s) for each in (job, *changed)]
+    steps = [float(coarse.phases(one).iteration_s) for one in (job, *changed)]
     return np.log(np.array(steps[1:]) / steps[0]) / math.log(STEP)
 
 
@@ -332,8 +332,8 @@ def _text(job: Job, kind: JobKind, parts: Uncertainty, slow: bool, iterations: i
     fitted, rows = calibrations_of(job), 0
     beyond = f"extrapolated from runs with at most {among.workers} workers"
     if fitted:
-        rows = sum(each.rows for each in fitted)
-        features = dict.fromkeys(n for each in fitted for n in each.beyond(features_of(job)))
+        rows = sum(known.rows for known in fitted)
+        features = dict.fromkeys(n for known in fitted for n in known.beyond(features_of(job)))
         words = ", ".join(name.partition("_bytes")[0].replace("_", " ") for name in features)
         beyond = f"outside the range of the fitted runs: {words}"
     reasons = {

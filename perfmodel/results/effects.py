@@ -51,7 +51,7 @@ class Effect(msgspec.Struct, frozen=True):
     @property
     def swing(self) -> float:
         """Largest absolute change of log throughput; 0 without alternatives."""
-        return max((each.swing for each in self.alternatives), default=0.0)
+        return max((alternative.swing for alternative in self.alternatives), default=0.0)
 
     @property
     def left_out(self) -> bool:
@@ -73,9 +73,9 @@ class Effect(msgspec.Struct, frozen=True):
         a = self.assumption
         below, above = ("", 1.0), ("", 1.0)
         words = isinstance(a.value, (bool, str))
-        for each in sorted(self.alternatives, key=lambda each: each.swing):
-            side = shown(Quantity(each.value, a.unit)), each.ratio
-            if not words and float(each.value) < float(a.value or 0.0):
+        for alternative in sorted(self.alternatives, key=lambda alternative: alternative.swing):
+            side = shown(Quantity(alternative.value, a.unit)), alternative.ratio
+            if not words and float(alternative.value) < float(a.value or 0.0):
                 below = side
             else:
                 above = side
