@@ -219,10 +219,12 @@ def test_layers_are_exact() -> None:
     assert [layer.forward_flop for layer in found] == [2 * 288 * 27, 2 * 288, 2 * 288 * 5]
     # convolution and ReLU each make a tensor; in-place work and the view of Flatten make none
     assert [layer.activation_bytes for layer in found] == [2 * 288 * 4, 288 * 4, 5 * 4]
-    # ReLU keeps its output, which batch normalisation keeps as well, with its means and deviations;
-    # the second ReLU works in place on what the linear layer keeps
-    statistics = 2 * 8 * 4 / SAMPLES
-    assert [layer.saved_bytes for layer in found] == [288 * 4, statistics + 288 * 4, 0.0]
+    # the convolution keeps the images; ReLU its output, which batch normalisation keeps as well,
+    # with its means and deviations; the second ReLU works in place on what the linear layer keeps
+    statistics, images = 2 * 8 * 4 / SAMPLES, 3 * 6 * 6 * 4
+    assert [layer.saved_bytes for layer in found] == [images + 288 * 4, statistics + 288 * 4, 0.0]
+    # gradients of what a module takes and returns; images have none
+    assert [layer.temporary_bytes for layer in found] == [2 * 288 * 4, 2 * 288 * 4, 293 * 4]
 
 
 def test_flop_of_attention_and_embeddings() -> None:
