@@ -153,10 +153,7 @@ def fit_products(device: Device, precision: str, table: Table) -> ProductFigures
     multiprocessors = _multiprocessors(device)
     shapes = np.stack([table[name] for name in SHAPE])
     parameters = [
-        Parameter("flop_per_s", 0.8 * _peak(device, precision), 0.5),
-        Parameter("bytes_per_s", 0.8 * device.memory_bandwidth_bytes_per_s, 0.5),
-        Parameter("launch_s", 3e-6, 1.0),
-        Parameter("tile_s", 1e-6, 2.0),
+        *_usual(device, 0.8 * _peak(device, precision), launch_s=3e-6),
         Parameter("rounding", 0.5, 1.5, scale="logit"),
     ]
     if precision == "fp8":
@@ -184,10 +181,7 @@ def fit_attention(device: Device, table: Table) -> AttentionFigures:
     multiprocessors = _multiprocessors(device)
     shapes = np.stack([table[name] for name in SEQUENCES])
     parameters = [
-        Parameter("flop_per_s", 0.5 * device.peak("mixed"), 0.5),
-        Parameter("bytes_per_s", 0.8 * device.memory_bandwidth_bytes_per_s, 0.5),
-        Parameter("launch_s", 1e-5, 1.0),
-        Parameter("tile_s", 1e-6, 2.0),
+        *_usual(device, 0.5 * device.peak("mixed"), launch_s=1e-5),
         Parameter("softmax", 0.3, 1.0),
         Parameter("tail", 0.3, 1.0),
     ]
@@ -205,6 +199,16 @@ def fit_attention(device: Device, table: Table) -> AttentionFigures:
 
     _, best = min(map(fitted, QUERIES), key=lambda fields: fields[0])
     return AttentionFigures(**best)
+
+
+def _usual(device: Device, flop_per_s: float, *, launch_s: float) -> list[Parameter]:
+    """Return the parameters that products and attention have in common."""
+    return [
+        Parameter("flop_per_s", flop_per_s, 0.5),
+        Parameter("bytes_per_s", 0.8 * device.memory_bandwidth_bytes_per_s, 0.5),
+        Parameter("launch_s", launch_s, 1.0),
+        Parameter("tile_s", 1e-6, 2.0),
+    ]
 
 
 def _fitted(
