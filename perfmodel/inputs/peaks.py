@@ -11,11 +11,17 @@ temporary copies: of all of its second moments on accelerators, where it updates
 
 from __future__ import annotations
 
+import itertools
+
 from perfmodel.inputs.activations import FUSED_LOSS, LOSS, Peak, Peaks
+from perfmodel.inputs.recomputation import block_of
 from perfmodel.inputs.workload import Workload
 
 MOMENTS = 2.0
 """Values of state per parameter from which an unnamed optimizer is taken for Adam."""
+
+CPU_COPIES = 2.0
+"""Temporary copies of a tensor's second moment in an update of one tensor after the other."""
 
 TEMPORARY = ("adam", "adamw")
 """Optimizers that make temporary copies as large as what they update."""
@@ -37,7 +43,9 @@ def peaks_of(workload: Workload, *, accelerator: bool) -> Peaks:
 def _moments(workload: Workload) -> list[Peak]:
     """Return the moments of a backward pass at which memory may be largest, the loss first.
 
-    If part of the forward pass is computed again, all that is kept counts at the loss.
+    If part of the forward pass is computed again, what is kept falls while gradients appear: it is
+    largest at the loss, with all that is kept, or at the end, with the largest block and all
+    gradients.
     """
     layers, whole = workload.layers, workload.activation_bytes
     if not layers or whole == 0.0:
@@ -46,7 +54,9 @@ def _moments(workload: Workload) -> list[Peak]:
     of_loss = outputs[-1] * (1.0 if layers[-1].kind == FUSED_LOSS else 2.0)
     moments = [Peak(1.0, 0.0, of_loss)]
     if workload.recompute != "none":
-        return moments
+        blocks = itertools.groupby(layers, block_of)
+        largest = max(sum(layer.activation_bytes for layer in members) for _, members in blocks)
+        return [*moments, Peak(min(largest / whole, 1.0), 1.0, 0.0)]
     kept, produced = whole, 0.0
     for i in reversed(range(len(layers))):
         layer, exists = layers[i], kept
@@ -69,6 +79,7 @@ def _update_bytes(workload: Workload, accelerator: bool) -> float:
     name = workload.storage.optimizer
     if name not in TEMPORARY and (name or states < MOMENTS * workload.gradient_bytes):
         return 0.0
+    moment = states / MOMENTS
     if accelerator:
-        return states / MOMENTS
-    return MOMENTS * states / MOMENTS * workload.largest_tensor_bytes / workload.gradient_bytes
+        return moment
+    return CPU_COPIES * moment * workload.largest_tensor_bytes / workload.gradient_bytes

@@ -143,7 +143,8 @@ def _inner(
     """Return the job inside one island; it runs the optimizer unless servers do after each step."""
     workload = flat.workload
     if steps == 1 and _updates_on_servers(flat):
-        workload = msgspec.structs.replace(workload, optimizer_s=0.0)
+        on_device = msgspec.structs.replace(workload.storage, offload=False)
+        workload = msgspec.structs.replace(workload, optimizer_s=0.0, storage=on_device)
     job = Job(
         workload=workload,
         cluster=where,

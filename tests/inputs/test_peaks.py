@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from perfmodel import Source, make_job
@@ -46,6 +47,17 @@ def test_gradients_of_earlier_passes_stay() -> None:
     assert found.absent_bytes == {"activations": 10.0}
     assert found.at_peak["activations"] == 80.0
     assert found.allocated_bytes == 1150.0 + 1150.0 + 80.0 + 70.0
+
+
+def test_recomputation_ends_with_a_block_and_all_gradients() -> None:
+    """Blocks of 80 and 10 bytes: at the loss 90 and twice 10, at the end 80 and all gradients."""
+    names = ("blocks.0.a", "blocks.0.b", "blocks.1.c")
+    layers = tuple(
+        msgspec.structs.replace(layer, name=name) for name, layer in zip(names, LAYERS, strict=True)
+    )
+    found = footprint(layers=layers, recompute="full")
+    assert (found.temporary_bytes, found.absent_bytes) == (0.0, {"activations": 10.0})
+    assert found.allocated_bytes == 1150.0 + 1150.0 + 80.0
 
 
 @pytest.mark.parametrize(
