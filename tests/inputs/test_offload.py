@@ -23,7 +23,7 @@ def job(*, offload: bool = True, devices: int = 1, **given: Any) -> Job:
         optimizer_state_bytes=8.0 * VALUES,
     )
     where = msgspec.structs.replace(cluster(), devices_per_node=devices)
-    return make_job(workload=work, cluster=where, workers=1, **{"arch": "allreduce", **given})
+    return make_job(workload=work, cluster=where, **{"arch": "allreduce", "workers": 1, **given})
 
 
 def test_states_masters_and_gradients_cross_the_memory_of_the_host() -> None:
@@ -71,3 +71,13 @@ def test_workers_that_share_states_update_a_part_each() -> None:
     on_host_s = 28.0 * values / MEMORY_BYTES_PER_S
     assert more_s == pytest.approx(on_host_s, rel=0.15)  # less its own update, and with copies
     assert any(note.name == "offload_optimizer" for note in moved.workload.assumptions)
+
+
+def test_islands_that_servers_update_do_not_wait_for_a_host() -> None:
+    """Two islands of two devices, whose parameters servers update after each step."""
+    plain, moved = (
+        job(offload=offload, devices=2, arch="ps", workers=2, island_devices=2).islands[0].step_s
+        for offload in (False, True)
+    )
+    assert plain == pytest.approx(0.9)
+    assert moved == pytest.approx(0.9)
