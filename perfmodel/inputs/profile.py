@@ -11,6 +11,7 @@ from perfmodel.base.provenance import Source
 from perfmodel.base.ranges import COUNT, NOT_NEGATIVE, POSITIVE, Range, Ranged, or_none
 from perfmodel.inputs.calibration import Calibration
 from perfmodel.inputs.decoder import Decoder
+from perfmodel.inputs.operator_shapes import OperatorShape
 
 SCHEMA = "perfmodel.workload/1"
 
@@ -34,7 +35,7 @@ class Layer(Ranged, frozen=True, forbid_unknown_fields=True):
     ``forward_flop``, ``activation_bytes`` (its output), ``saved_bytes`` (kept for backward; the
     default is the output) and ``temporary_bytes`` (the gradients of an output and of its input, of
     which one is made of the other; the default is the layer's output and that before) are per
-    sample.
+    sample. ``operators`` are what it computes, if known.
     """
 
     RANGES: ClassVar = {
@@ -50,6 +51,7 @@ class Layer(Ranged, frozen=True, forbid_unknown_fields=True):
     activation_bytes: float = 0.0
     saved_bytes: float | None = None
     temporary_bytes: float | None = None
+    operators: tuple[OperatorShape, ...] = ()
 
     @property
     def kept_bytes(self) -> float:

@@ -1,0 +1,107 @@
+"""What a layer computes: the shapes of its operators, per sample, whatever the device.
+
+Times of operators on a device follow from these shapes (:mod:`perfmodel.theory.products` and
+others). Backward is part of an operator: its products have the same three dimensions in another
+order.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, TypeAlias
+
+from perfmodel.base.errors import InputError
+from perfmodel.base.ranges import COUNT, NOT_NEGATIVE, POSITIVE, Range, Ranged
+
+
+class Product(Ranged, frozen=True, forbid_unknown_fields=True, tag="product", tag_field="operator"):
+    """A matrix product, also that of a convolution, of ``rows`` x ``depth`` values of a sample.
+
+    The second matrix (``depth`` x ``columns``) has weights: then samples of a batch add rows, and
+    backward has two products, for the gradients of the input and of the weights. Without
+    ``weights`` it is an activation as well, and samples of a batch add products.
+
+    Attributes
+    ----------
+    count : equal products of a sample, such as groups of a convolution or heads.
+    reuse : times that a value of the input is part of a row: 1, but the size of the kernel over
+        the stride of a convolution.
+    """
+
+    RANGES: ClassVar = {
+        **dict.fromkeys(("rows", "columns", "depth", "count"), COUNT),
+        "reuse": POSITIVE,
+    }
+
+    rows: int
+    columns: int
+    depth: int
+    count: int = 1
+    weights: bool = True
+    reuse: float = 1.0
+
+    @property
+    def flop(self) -> float:
+        """Floating-point operations of forward per sample: two per multiply-add."""
+        return 2.0 * self.rows * self.columns * self.depth * self.count
+
+
+class Attention(
+    Ranged, frozen=True, forbid_unknown_fields=True, tag="attention", tag_field="operator"
+):
+    """Attention of a sample whose scores are not stored (flash attention).
+
+    Attributes
+    ----------
+    length, heads, kv_heads, head_width : tokens, heads of queries and of keys, and their width.
+    causal : whether a token attends only to those before it.
+    """
+
+    RANGES: ClassVar = dict.fromkeys(("length", "heads", "kv_heads", "head_width"), COUNT)
+
+    length: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    causal: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.heads % self.kv_heads:
+            raise InputError(f"kv_heads: {self.kv_heads} do not divide {self.heads} heads")
+
+    @property
+    def flop(self) -> float:
+        """Floating-point operations of forward per sample, those beyond a causal diagonal too."""
+        return 4.0 * self.length**2 * self.heads * self.head_width
+
+
+class MemoryBound(
+    Ranged, frozen=True, forbid_unknown_fields=True, tag="memory_bound", tag_field="operator"
+):
+    """An operator bound by memory: a norm, an activation, a sum, a look-up, a loss.
+
+    Attributes
+    ----------
+    forward_values, backward_values : read and written per sample.
+    fixed_backward_values : read and written whatever the batch, such as the gradient of a table.
+    kernels : launched in forward; backward launches as many.
+    """
+
+    RANGES: ClassVar = {
+        **dict.fromkeys(("forward_values", "backward_values"), NOT_NEGATIVE),
+        "fixed_backward_values": NOT_NEGATIVE,
+        "kernels": Range(1.0, 10_000.0, whole=True),
+    }
+
+    forward_values: float
+    backward_values: float
+    fixed_backward_values: float = 0.0
+    kernels: int = 1
+
+    @property
+    def flop(self) -> float:
+        """None that count."""
+        return 0.0
+
+
+OperatorShape: TypeAlias = Product | Attention | MemoryBound
