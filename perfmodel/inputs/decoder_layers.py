@@ -6,9 +6,10 @@ import functools
 
 import msgspec
 
-from perfmodel.base.errors import InputError
+from perfmodel.base.errors import InputError, whole_number
 from perfmodel.inputs.activations import FUSED_LOSS
 from perfmodel.inputs.decoder import Decoder
+from perfmodel.inputs.operator_shapes import Attention, MemoryBound, OperatorShape, Product
 from perfmodel.inputs.profile import Layer, Profile, Tensor
 
 PARAMETER_BYTES = 4
@@ -57,8 +58,11 @@ def with_layers(profile: Profile, precision: str) -> Profile:
 
 
 @functools.lru_cache(maxsize=64)
-def layers_of(decoder: Decoder, sequence_length: int, precision: str) -> tuple[Layer, ...]:
-    """Layers in forward order, per sequence of ``sequence_length`` tokens.
+def layers_of(
+    decoder: Decoder, sequence_length: int, precision: str, tensor: int = 1
+) -> tuple[Layer, ...]:
+    """Layers in forward order, per sequence of ``sequence_length`` tokens, on one of ``tensor``
+    devices that share every matrix (tensor parallelism).
 
     Matrix products count two operations per multiply-add. Attention counts in full, although the
     part beyond the causal diagonal need not be computed. Operations that only move memory (norms,
@@ -67,36 +71,76 @@ def layers_of(decoder: Decoder, sequence_length: int, precision: str) -> tuple[L
     their dropout; attention with stored scores also these, twice with the mask of a dropout; the
     loss the logits and their logarithmic softmax.
 
+    A share of the devices has the rows of the vocabulary, the columns of the matrices that lead
+    into attention and into the feed-forward part, and the rows of those that lead out. All have the
+    norms and sums in full. The vocabulary is divided into equal parts, the last of which may have
+    rows of no token; keys and values of which there are fewer heads than devices are on several.
+
+    Raises
+    ------
+    InputError : the devices cannot share the heads or the feed-forward part evenly.
+
     References
     ----------
     Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022, arXiv
-    2205.05198 (activations); Dao et al., "FlashAttention", 2022, arXiv 2205.14135.
+    2205.05198 (activations); Dao et al., "FlashAttention", 2022, arXiv 2205.14135; Shoeybi et al.,
+    "Megatron-LM", 2019, arXiv 1909.08053, section 3 (tensor parallelism).
     """
     d, s = decoder, sequence_length
+    _check_share(d, tensor)
     element = 2 if precision in SIXTEEN_BITS else 4
-    make = _Making(d, s, element)
-    h, inner = d.hidden, d.inner
-    layers = [make.layer("embedding", "embedding", h, tensors=[("weight", d.vocabulary * h)])]
+    make = _Making(d, s, element, tensor)
+    h, vocabulary = d.hidden, -(-d.vocabulary // tensor)
+    # the gradient of a table is as large as the table, whatever tokens there are
+    look_up = make.moving(2.0 * h, 2.0 * h, fixed=vocabulary * h)
+    table = [("weight", vocabulary * h)]
+    layers = [make.layer("embedding", "embedding", h, tensors=table, operators=(look_up,))]
     if rows := d.position_rows(s):
-        layers.append(make.layer("positions", "embedding", h, tensors=[("weight", rows * h)]))
-    for i in range(d.blocks):
-        layers += make.block(f"blocks.{i}.", h, inner)
+        look_up = make.moving(3.0 * h, 1.0 * h, fixed=rows * h)
+        table = [("weight", rows * h)]
+        layers += [make.layer("positions", "embedding", h, tensors=table, operators=(look_up,))]
+    block = make.block()
+    layers += [make.named(f"blocks.{i}.", layer) for i in range(d.blocks) for layer in block]
     layers.append(make.norm("norm"))
-    head = [] if d.tied else [("weight", d.vocabulary * h)]
-    flop = 2.0 * s * h * d.vocabulary
-    layers.append(make.layer("head", "linear", d.vocabulary, flop=flop, tensors=head, saved=0.0))
-    loss = LOSS_BYTES / element * d.vocabulary
+    head = [] if d.tied else [("weight", vocabulary * h)]
+    flop = 2.0 * s * h * vocabulary
+    product = (Product(s, vocabulary, h),)
+    layers.append(
+        make.layer(
+            "head", "linear", vocabulary, flop=flop, tensors=head, saved=0.0, operators=product
+        )
+    )
+    wide = LOSS_BYTES / element
     kind = FUSED_LOSS if d.fused_loss else "loss"
-    layers.append(make.layer("loss", kind, loss, saved=d.vocabulary + loss))
+    # cast to 32 bits, softmax, and its gradient in 32 bits, cast back
+    operators = (
+        make.moving((1.0 + 3.0 * wide) * vocabulary, (1.0 + 4.0 * wide) * vocabulary, kernels=3),
+    )
+    kept = wide * vocabulary
+    layers.append(make.layer("loss", kind, kept, saved=vocabulary + kept, operators=operators))
     return tuple(layers)
 
 
+def _check_share(decoder: Decoder, tensor: int) -> None:
+    """Raise InputError unless so many devices can share the matrices of a decoder."""
+    whole_number("tensor", tensor)
+    for count, what in ((decoder.heads, "heads"), (decoder.inner, "values of the feed-forward")):
+        if count % tensor:
+            raise InputError(f"tensor: {tensor} devices cannot share {count} {what} evenly")
+    if decoder.groups % tensor and tensor % decoder.groups:
+        raise InputError(
+            f"tensor: {tensor} devices cannot share {decoder.groups} key and value heads evenly"
+        )
+
+
 class _Making(msgspec.Struct, frozen=True):
-    """Makes layers for sequences of ``tokens`` tokens, with activations of ``element`` bytes."""
+    """Makes layers for sequences of ``tokens`` tokens, with activations of ``element`` bytes, on
+    one of ``tensor`` devices."""
 
     decoder: Decoder
     tokens: int
     element: int
+    tensor: int = 1
 
     def layer(
         self,
@@ -107,6 +151,7 @@ class _Making(msgspec.Struct, frozen=True):
         flop: float = 0.0,
         tensors: list[tuple[str, int]] | None = None,
         saved: float | None = None,
+        operators: tuple[OperatorShape, ...] = (),
     ) -> Layer:
         """A layer with ``kept`` values of output per token, of which it keeps all, or ``saved``
         values, for backward; ``tensors`` has parameter counts."""
@@ -119,36 +164,86 @@ class _Making(msgspec.Struct, frozen=True):
             forward_flop=flop,
             activation_bytes=self.element * kept * self.tokens,
             saved_bytes=None if saved is None else self.element * saved * self.tokens,
+            operators=operators,
         )
+
+    def named(self, prefix: str, layer: Layer) -> Layer:
+        """The same layer of another block."""
+        tensors = tuple(Tensor(prefix + tensor.name, tensor.bytes) for tensor in layer.tensors)
+        return msgspec.structs.replace(layer, name=prefix + layer.name, tensors=tensors)
+
+    def moving(
+        self, forward: float, backward: float, *, fixed: float = 0.0, kernels: int = 1
+    ) -> MemoryBound:
+        """An operator that reads and writes so many values per token, and ``fixed`` in backward."""
+        return MemoryBound(self.tokens * forward, self.tokens * backward, fixed, kernels)
 
     def linear(self, name: str, width: int, out: int, saved: float | None = None) -> Layer:
         """A product with a ``width`` x ``out`` matrix."""
         tensors = [("weight", width * out)] + ([("bias", out)] if self.decoder.biases else [])
         flop = 2.0 * self.tokens * width * out
-        return self.layer(name, "linear", out, flop=flop, tensors=tensors, saved=saved)
+        operators: tuple[OperatorShape, ...] = (Product(self.tokens, out, width),)
+        if self.decoder.biases:  # its gradient is a sum over tokens
+            operators += (self.moving(0.0, out),)
+        return self.layer(
+            name, "linear", out, flop=flop, tensors=tensors, saved=saved, operators=operators
+        )
 
     def norm(self, name: str) -> Layer:
         """A norm over the residual stream."""
         h = self.decoder.hidden
         tensors = [("weight", h)] + ([("bias", h)] if self.decoder.biases else [])
-        return self.layer(name, "layernorm", h, tensors=tensors)
+        operators = (self.moving(2.0 * h, 3.0 * h),)
+        return self.layer(name, "layernorm", h, tensors=tensors, operators=operators)
 
-    def block(self, name: str, h: int, inner: int) -> list[Layer]:
+    def attention(self, kept: float) -> Layer:
+        """The core of attention."""
+        d, s = self.decoder, self.tokens
+        heads, groups = d.heads // self.tensor, max(d.groups // self.tensor, 1)
+        width = d.hidden // d.heads
+        operators: tuple[OperatorShape, ...] = ()
+        if d.positions is None:  # queries and keys are rotated
+            rotated = 2.0 * width * (heads + groups)
+            operators += (self.moving(rotated, rotated, kernels=2),)
+        if d.flash:
+            operators += (Attention(s, heads, groups, width),)
+        else:  # softmax with its mask, and dropout
+            scores = (8.0 if d.dropout else 4.0) * heads * s
+            operators += (
+                Product(s, s, width, count=heads, weights=False),
+                self.moving(scores, scores, kernels=4 if d.dropout else 2),
+                Product(s, width, s, count=heads, weights=False),
+            )
+        flop = 4.0 * s**2 * heads * width
+        return self.layer(
+            "attention.scores", "attention", heads * width, flop=flop, saved=kept,
+            operators=operators,
+        )  # fmt: skip
+
+    def block(self) -> list[Layer]:
         """The layers of a block: attention, then feed-forward, each after a norm."""
-        out = 2 * inner if self.decoder.gated else inner
-        scores = 4.0 * self.tokens**2 * h
-        mask = MASK_BYTES / self.element if self.decoder.dropout else 0.0
-        per_score = 2.0 + mask if self.decoder.dropout else 1.0
-        kept = h if self.decoder.flash else h + per_score * self.decoder.heads * self.tokens
+        d, t = self.decoder, self.tensor
+        h, inner = d.hidden, d.inner // t
+        heads, kv_width = d.heads // t, d.hidden // d.heads * max(d.groups // t, 1)
+        up = 2 * inner if d.gated else inner
+        mask = MASK_BYTES / self.element if d.dropout else 0.0
+        per_score = 2.0 + mask if d.dropout else 1.0
+        kept = h // t if d.flash else h // t + per_score * heads * self.tokens
+        passed = (
+            self.moving(3.0 * inner, 5.0 * inner)
+            if d.gated
+            else self.moving(2.0 * inner, 3.0 * inner)
+        )
+        total = self.moving((3.0 + mask) * h, (3.0 + mask) * h)
         return [
-            self.norm(f"{name}norm_1"),
-            self.linear(f"{name}attention.qkv", h, h + 2 * self.decoder.kv_width),
-            self.layer(f"{name}attention.scores", "attention", h, flop=scores, saved=kept),
-            self.linear(f"{name}attention.out", h, h, saved=mask * h),
-            self.layer(f"{name}sum_1", "sum", h),
-            self.norm(f"{name}norm_2"),
-            self.linear(f"{name}feed_forward.up", h, out),
-            self.layer(f"{name}feed_forward.activation", "activation", inner),
-            self.linear(f"{name}feed_forward.down", inner, h, saved=mask * h),
-            self.layer(f"{name}sum_2", "sum", h),
+            self.norm("norm_1"),
+            self.linear("attention.qkv", h, h // t + 2 * kv_width),
+            self.attention(kept),
+            self.linear("attention.out", h // t, h, saved=mask * h),
+            self.layer("sum_1", "sum", h, operators=(total,)),
+            self.norm("norm_2"),
+            self.linear("feed_forward.up", h, up),
+            self.layer("feed_forward.activation", "activation", inner, operators=(passed,)),
+            self.linear("feed_forward.down", inner, h, saved=mask * h),
+            self.layer("sum_2", "sum", h, operators=(total,)),
         ]

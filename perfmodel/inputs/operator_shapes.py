@@ -10,7 +10,10 @@ from __future__ import annotations
 from typing import ClassVar, TypeAlias
 
 from perfmodel.base.errors import InputError
-from perfmodel.base.ranges import COUNT, NOT_NEGATIVE, POSITIVE, Range, Ranged
+from perfmodel.base.ranges import COUNT, POSITIVE, Range, Ranged
+
+VALUES = Range(0.0, 1e16)
+"""Range of a number of values: long sequences of large vocabularies have more than 1e9."""
 
 
 class Product(Ranged, frozen=True, forbid_unknown_fields=True, tag="product", tag_field="operator"):
@@ -88,8 +91,7 @@ class MemoryBound(
     """
 
     RANGES: ClassVar = {
-        **dict.fromkeys(("forward_values", "backward_values"), NOT_NEGATIVE),
-        "fixed_backward_values": NOT_NEGATIVE,
+        **dict.fromkeys(("forward_values", "backward_values", "fixed_backward_values"), VALUES),
         "kernels": Range(1.0, 10_000.0, whole=True),
     }
 

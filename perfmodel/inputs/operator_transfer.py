@@ -1,7 +1,9 @@
 """What operators achieve on a device: as fitted, or on a device without figures by transfer.
 
 Such a device gets the geometric mean of the figures of its architecture, else of all devices: rates
-relative to peak rates and bandwidths, times as they are.
+relative to peak rates and bandwidths, times as they are. In 32 bits (*float32*, *tf32*) operators
+have the figures of 16 bits, with values of twice the bytes and rates of operations that differ as
+the peak rates do.
 """
 
 from __future__ import annotations
@@ -18,10 +20,16 @@ from perfmodel.inputs.operators import (
     Operators,
     ProductFigures,
 )
-from perfmodel.theory.attention import AttentionRates
+from perfmodel.theory.attention import VALUE_BYTES, AttentionRates
 from perfmodel.theory.products import ProductRates
 
 F = TypeVar("F")
+
+SIXTEEN_BITS = ("mixed", "bf16", "fp16")
+"""Precisions that have the figures of *mixed*."""
+
+WIDE_BYTES: Mapping[str, float] = {"float32": 4.0, "tf32": 4.0}
+"""Precisions without figures of their own, with the bytes of a value."""
 
 TINY = 1e-12
 """What counts instead of 0 in a geometric mean."""
@@ -35,8 +43,15 @@ def product_rates(device: Device, precision: str, others: Mapping[str, Device]) 
     ------
     InputError : no such precision, or nothing to transfer from.
     """
-    if precision not in ELEMENT_BYTES:
-        raise unknown_name("precision", precision, ELEMENT_BYTES)
+    known = {*ELEMENT_BYTES, *SIXTEEN_BITS, *WIDE_BYTES}
+    if precision not in known:
+        raise unknown_name("precision", precision, known)
+    if precision in WIDE_BYTES:
+        rates = product_rates(device, "mixed", others)
+        size = WIDE_BYTES[precision]
+        rate = rates.flop_per_s * _of_mixed(device, precision)
+        return rates._replace(flop_per_s=rate, element_bytes=size, result_bytes=size)
+    precision = "mixed" if precision in SIXTEEN_BITS else precision
     candidates = [
         (one, operators.products[precision])
         for one, operators in _known(device, others)
@@ -51,12 +66,15 @@ def product_rates(device: Device, precision: str, others: Mapping[str, Device]) 
         mean.of("tile_s"),
         mean.of("rounding"),
         ELEMENT_BYTES[precision],
-        casts,
+        cast_bytes_per_s=casts,
     )
 
 
-def attention_rates(device: Device, others: Mapping[str, Device]) -> AttentionRates:
-    """Return what attention achieves on a device: as fitted, or transferred.
+def attention_rates(
+    device: Device, others: Mapping[str, Device], precision: str = "mixed"
+) -> AttentionRates:
+    """Return what attention achieves on a device: as fitted, or transferred. Where products have 8
+    bits, it has 16.
 
     Raises
     ------
@@ -65,15 +83,21 @@ def attention_rates(device: Device, others: Mapping[str, Device]) -> AttentionRa
     candidates = [(one, operators.attention) for one, operators in _known(device, others)]
     nearest = _nearest(device, candidates, "attention")
     mean = _Mean(device, nearest)
+    wide = precision in WIDE_BYTES
     return AttentionRates(
-        mean.from_peak("flop_per_s"),
-        mean.from_bandwidth("bytes_per_s"),
+        mean.from_peak("flop_per_s") * (_of_mixed(device, precision) if wide else 1.0),
+        mean.from_bandwidth("bytes_per_s") * (VALUE_BYTES / WIDE_BYTES[precision] if wide else 1.0),
         mean.of("launch_s"),
         mean.of("tile_s"),
         mean.of("softmax"),
         mean.of("tail"),
         min(figures.queries for _, figures in nearest),
     )
+
+
+def _of_mixed(device: Device, precision: str) -> float:
+    """Return the peak rate at a precision over that of 16 bits."""
+    return device.peak(precision) / device.peak("mixed")
 
 
 def _known(device: Device, others: Mapping[str, Device]) -> list[tuple[Device, Operators]]:

@@ -1,7 +1,8 @@
-"""Time of causal attention over a whole sequence, computed tile by tile (flash attention).
+"""Time of attention over a whole sequence, computed tile by tile (flash attention).
 
 A multiprocessor computes a tile of queries against all keys before them, so that tiles of later
 queries take longer. The longest may end after all others. Fetching takes place at the same time.
+If it is not causal, all tiles take as long as the longest.
 
 References
 ----------
@@ -14,6 +15,13 @@ from typing import NamedTuple
 
 from perfmodel.base.quantities import Quantity, ceiling
 from perfmodel.theory.products import fourth
+
+BACKWARD = 2.5 * 73.0 / 63.0
+"""Time of the backward pass over that of the forward pass.
+
+It has five products instead of two, and reaches up to 63 % of the peak rate of an A100 where the
+forward pass reaches 73 % (Dao, section 1).
+"""
 
 USUAL_HEAD = 128.0
 """Width of a head at which rates are stated."""
@@ -52,16 +60,21 @@ def attention_s(
     head: Quantity,
     rates: AttentionRates,
     multiprocessors: float,
+    *,
+    causal: Quantity = 1.0,
 ) -> Quantity:
-    """Return the seconds of causal attention of ``sequences`` of ``length`` tokens."""
+    """Return the seconds of attention of ``sequences`` of ``length`` tokens; ``causal`` is 1 or
+    0."""
     efficiency = (1.0 + rates.softmax) / (1.0 + rates.softmax * USUAL_HEAD / head)
     rate = rates.flop_per_s * efficiency / multiprocessors
     rows = ceiling(length / rates.queries)
     step_s = 4.0 * rates.queries * rates.queries * head / rate
     tiles = sequences * heads * rows
-    mean_s = (rows + 1.0) / 2.0 * step_s + rates.tile_s
+    mean_s = (rows - causal * (rows - 1.0) / 2.0) * step_s + rates.tile_s
     longest_s = rows * step_s + rates.tile_s
-    spread_s = tiles / multiprocessors * mean_s + rates.tail * longest_s * (1.0 - 1.0 / rows)
+    spread_s = tiles / multiprocessors * mean_s + causal * rates.tail * longest_s * (
+        1.0 - 1.0 / rows
+    )
     moved = VALUE_BYTES * sequences * length * head * 2.0 * (heads + kv_heads)
     fetch_s = moved / rates.bytes_per_s
     return rates.launch_s + (fourth(spread_s) + fourth(longest_s) + fourth(fetch_s)) ** 0.25

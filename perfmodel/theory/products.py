@@ -26,8 +26,11 @@ DEPTH = 64.0
 LEAST_DEPTH, MOST_PARTS = 256.0, 8.0
 """A part of the sum over k is at least as long, and there are at most so many."""
 
-RESULT_BYTES, SUM_BYTES = 2.0, 4.0
-"""Bytes of a value of the result, and of a partial sum."""
+SUM_BYTES = 4.0
+"""Bytes of a partial sum."""
+
+CAST_BYTES = 3.0
+"""Bytes read and written to cast a value from 16 to 8 bits."""
 
 
 class ProductRates(NamedTuple):
@@ -44,6 +47,7 @@ class ProductRates(NamedTuple):
     element_bytes : of a value of both matrices.
     cast_bytes_per_s : at which the first matrix is cast to 8 bits, by a kernel of its own; infinite
         if it is not.
+    result_bytes : of a value of the result.
     """
 
     flop_per_s: Quantity
@@ -53,16 +57,28 @@ class ProductRates(NamedTuple):
     rounding: Quantity
     element_bytes: float = 2.0
     cast_bytes_per_s: Quantity | None = None
+    result_bytes: float = 2.0
 
 
 def product_s(
-    m: Quantity, n: Quantity, k: Quantity, rates: ProductRates, multiprocessors: float
+    m: Quantity,
+    n: Quantity,
+    k: Quantity,
+    rates: ProductRates,
+    multiprocessors: float,
+    *,
+    count: Quantity = 1.0,
+    repeated_bytes: Quantity = 0.0,
 ) -> Quantity:
-    """Return the seconds of a product of an m x k with a k x n matrix."""
-    moved = rates.element_bytes * k * (m + n) + RESULT_BYTES * m * n
+    """Return the seconds of a product of an m x k with a k x n matrix.
+
+    A kernel computes ``count`` of them. ``repeated_bytes`` of each need not be moved, such as
+    values of an image that several rows of a convolution contain.
+    """
+    moved = rates.element_bytes * k * (m + n) + rates.result_bytes * m * n - repeated_bytes
     candidates: list[Quantity] = []
     for rows, columns in TILES:
-        tiles = ceiling(m / rows) * ceiling(n / columns)
+        tiles = count * ceiling(m / rows) * ceiling(n / columns)
         most = maximum(1.0, minimum(_floor(k / LEAST_DEPTH), MOST_PARTS))
         parts = maximum(1.0, minimum(_floor(multiprocessors / tiles), most))
         depth = DEPTH * ceiling(k / parts / DEPTH)
@@ -71,12 +87,12 @@ def product_s(
         per_depth_s = 2.0 * rows * columns * multiprocessors / rates.flop_per_s
         busy_s = waves * (per_depth_s * depth + rates.tile_s)
         sums = where(parts > 1.0, SUM_BYTES * m * n * (parts + 1.0), 0.0 * m)
-        fetch_s = (moved + sums) / rates.bytes_per_s
+        fetch_s = count * (moved + sums) / rates.bytes_per_s
         candidates.append(fourth(busy_s) + fourth(fetch_s))
     seconds = rates.launch_s + minimum(*candidates) ** 0.25
     if rates.cast_bytes_per_s is None:
         return seconds
-    return seconds + rates.launch_s + (RESULT_BYTES + 1.0) * m * k / rates.cast_bytes_per_s
+    return seconds + rates.launch_s + count * CAST_BYTES * m * k / rates.cast_bytes_per_s
 
 
 def _floor(value: Quantity) -> Quantity:

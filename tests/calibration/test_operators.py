@@ -96,8 +96,8 @@ def test_mistakes_are_named(tmp_path: Path, change: tuple[str, str], message: st
 
 def test_a_device_without_multiprocessors_and_few_rows_are_named(tmp_path: Path) -> None:
     paths = tables(tmp_path)
-    with pytest.raises(InputError, match="v100: needs the number of multiprocessors"):
-        run(*paths, "--device", "v100", "--called", "a100")
+    with pytest.raises(InputError, match="cpu-epyc-2core: needs the number of multiprocessors"):
+        run(*paths, "--device", "cpu-epyc-2core", "--called", "a100")
     lines = paths[0].read_text(encoding="utf-8").splitlines()
     paths[0].write_text("\n".join(lines[:12]), encoding="utf-8")
     with pytest.raises(InputError, match="10 shapes of mixed; needs 40 or more"):

@@ -1,0 +1,156 @@
+"""Times of layers on a device, from the operators that they compute.
+
+Forward of a product is one product; backward has two, for the gradients of both matrices: m x k of
+m x n and n x k, and k x n of k x m and m x n. The first layer passes no gradient back. Samples of a
+batch add rows to products with weights, and products to those without. Attention takes
+:data:`perfmodel.theory.attention.BACKWARD` times as long in backward. Where products have 8 bits,
+all else has 16. Launches are those of full queues: the host is not waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from perfmodel.base.arrays import Floats
+from perfmodel.base.errors import InputError, whole_number
+from perfmodel.inputs.device import Device
+from perfmodel.inputs.operator_shapes import Attention, MemoryBound, OperatorShape, Product
+from perfmodel.inputs.operator_transfer import WIDE_BYTES, attention_rates, product_rates
+from perfmodel.inputs.profile import Layer
+from perfmodel.theory.attention import BACKWARD, VALUE_BYTES, attention_s
+from perfmodel.theory.memory_bound import memory_bound_s
+from perfmodel.theory.products import product_s
+
+FORWARD, OF_INPUT, OF_WEIGHTS = range(3)
+"""Passes of a product."""
+
+Group = tuple[tuple[OperatorShape, ...], bool]
+"""The operators of a layer, and whether it is the first."""
+
+
+def layers_s(
+    device: Device,
+    layers: Sequence[Layer],
+    batch_size: int,
+    precision: str,
+    others: Mapping[str, Device],
+) -> list[tuple[float, float]]:
+    """Return the forward and backward seconds of each layer for a batch of samples.
+
+    ``others`` are devices whose figures count where ``device`` has none. Layers with the same
+    operators are timed once, and all shapes together. On CPUs all cores count as one
+    multiprocessor.
+
+    Raises
+    ------
+    InputError : a layer has operations but no operators; or nothing is known of products at the
+        precision.
+    """
+    size = float(whole_number("batch_size", batch_size))
+    groups: dict[Group, int] = {}
+    indices = []
+    for i, layer in enumerate(layers):
+        if layer.forward_flop and not layer.operators:
+            raise InputError(f"layer {layer.name!r}: has no operators to take times from")
+        indices.append(groups.setdefault((layer.operators, i == 0), len(groups)))
+    at = _At(device, size, precision, others)
+    seconds = np.zeros((len(groups), 2))
+    at.add_products(groups, seconds)
+    at.add_attention(groups, seconds)
+    at.add_memory_bound(groups, seconds)
+    rows: list[list[float]] = seconds.tolist()
+    return [(rows[i][0], rows[i][1]) for i in indices]
+
+
+def kernels_of(layers: Iterable[Layer]) -> int:
+    """Return the kernels that forward and backward of the layers launch."""
+    counts = {Product: 3, Attention: 2}
+    return sum(
+        2 * one.kernels if isinstance(one, MemoryBound) else counts[type(one)]
+        for layer in layers
+        for one in layer.operators
+    )
+
+
+class _At(NamedTuple):
+    """Adds seconds to rows of groups of operators, by pass, at a batch size and precision."""
+
+    device: Device
+    batch_size: float
+    precision: str
+    others: Mapping[str, Device]
+
+    @property
+    def multiprocessors(self) -> float:
+        return float(self.device.multiprocessors or 1)
+
+    def add_products(self, groups: Mapping[Group, int], seconds: Floats) -> None:
+        """Add all products."""
+        found = [
+            (i, first and one.weights, one)
+            for (operators, first), i in groups.items()
+            for one in operators
+            if isinstance(one, Product)
+        ]
+        if not found:
+            return
+        rates = product_rates(self.device, self.precision, self.others)
+        shapes = [(p.rows, p.columns, p.depth, p.count, p.weights, p.reuse) for _, _, p in found]
+        rows, columns, depth, count, weights, reuse = np.array(shapes, dtype=np.float64).T
+        rows = np.where(weights > 0.0, self.batch_size * rows, rows)
+        count = np.where(weights > 0.0, count, self.batch_size * count)
+        repeated = rates.element_bytes * rows * depth * (1.0 - 1.0 / reuse)
+        of_pass = np.asarray(
+            product_s(
+                np.stack([rows, rows, depth]),
+                np.stack([columns, depth, columns]),
+                np.stack([depth, columns, rows]),
+                rates,
+                self.multiprocessors,
+                count=count,
+                repeated_bytes=repeated,
+            )
+        )
+        of_pass[OF_INPUT, [leads for _, leads, _ in found]] = 0.0
+        owners = [i for i, _, _ in found]
+        np.add.at(seconds[:, 0], owners, of_pass[FORWARD])
+        np.add.at(seconds[:, 1], owners, of_pass[OF_INPUT] + of_pass[OF_WEIGHTS])
+
+    def add_attention(self, groups: Mapping[Group, int], seconds: Floats) -> None:
+        """Add all attention."""
+        owners, found = _of_kind(groups, Attention)
+        if not found:
+            return
+        rates = attention_rates(self.device, self.others, self.precision)
+        shapes = [(a.length, a.heads, a.kv_heads, a.head_width, a.causal) for a in found]
+        length, heads, kv_heads, width, causal = np.array(shapes, dtype=np.float64).T
+        batch = np.full(len(length), self.batch_size)
+        forward = attention_s(
+            batch, length, heads, kv_heads, width, rates, self.multiprocessors, causal=causal
+        )
+        np.add.at(seconds[:, 0], owners, forward)
+        np.add.at(seconds[:, 1], owners, BACKWARD * forward)
+
+    def add_memory_bound(self, groups: Mapping[Group, int], seconds: Floats) -> None:
+        """Add all operators that are bound by memory."""
+        owners, found = _of_kind(groups, MemoryBound)
+        if not found:
+            return
+        element = WIDE_BYTES.get(self.precision, VALUE_BYTES)
+        launch_s = product_rates(self.device, "mixed", self.others).launch_s
+        values = np.array([(m.forward_values, m.backward_values) for m in found]) * self.batch_size
+        values[:, 1] += [m.fixed_backward_values for m in found]
+        kernels = np.array([m.kernels for m in found], dtype=np.float64)[:, None]
+        bandwidth = self.device.memory_bandwidth_bytes_per_s
+        np.add.at(seconds, owners, memory_bound_s(element * values, kernels, bandwidth, launch_s))
+
+
+def _of_kind(groups: Mapping[Group, int], kind: type[Any]) -> tuple[list[int], list[Any]]:
+    """Return the operators of a kind, and the rows of their groups."""
+    pairs = [
+        (i, one) for (operators, _), i in groups.items() for one in operators if type(one) is kind
+    ]
+    return [i for i, _ in pairs], [one for _, one in pairs]

@@ -1,0 +1,221 @@
+"""Times of layers from their operators, by hand on a device with simple figures."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+import numpy as np
+import pytest
+
+from perfmodel import InputError, Source
+from perfmodel.inputs import catalogue
+from perfmodel.inputs.decoder import Decoder
+from perfmodel.inputs.decoder_layers import layers_of
+from perfmodel.inputs.device import Device, PeakRates
+from perfmodel.inputs.operator_shapes import Attention, MemoryBound, OperatorShape, Product
+from perfmodel.inputs.operator_times import kernels_of, layers_s
+from perfmodel.inputs.operators import AttentionFigures, Operators, ProductFigures
+from perfmodel.inputs.profile import Layer
+from perfmodel.theory.attention import BACKWARD
+from perfmodel.theory.memory_bound import ACHIEVED
+
+KNOWN = {name: catalogue.device(name) for name in catalogue.device_names()}
+
+SIMPLE = Device(
+    name="simple",
+    title="one multiprocessor, whose memory bounds nothing but what is bound by memory",
+    peak_flop_per_s=PeakRates(float32=1e12, tf32=2e12, mixed=4e12),
+    memory_bandwidth_bytes_per_s=1e12,
+    multiprocessors=1,
+    operators=Operators(
+        products={
+            "mixed": ProductFigures(
+                flop_per_s=4e12, bytes_per_s=1e18, launch_s=1e-6, tile_s=0.0, rounding=1.0
+            )
+        },
+        attention=AttentionFigures(
+            flop_per_s=1e12, bytes_per_s=1e18, launch_s=2e-6, tile_s=0.0, softmax=0.0, tail=0.0
+        ),
+        source=Source("exact", "made for a test"),
+    ),
+    source=Source("exact", "made for a test"),
+)
+
+
+def times(
+    *operators: OperatorShape, batch_size: int = 1, precision: str = "mixed", first: bool = False
+) -> tuple[float, float]:
+    """Forward and backward seconds of a layer, by default after one that computes nothing."""
+    layer = Layer("it", operators=operators)
+    layers = [layer] if first else [Layer("input"), layer]
+    return layers_s(SIMPLE, layers, batch_size, precision, {})[-1]
+
+
+def test_a_product_by_hand() -> None:
+    """Tiles of 64 x 64: a batch of two adds rows; each product launches."""
+    forward, backward = times(Product(64, 128, 256), batch_size=2)
+    alone_s = 2 * (2 * 64) * 128 * 256 / 4e12
+    assert forward == pytest.approx(alone_s + 1e-6)
+    assert backward == pytest.approx(2 * (alone_s + 1e-6))
+
+
+def test_the_first_layer_passes_no_gradient_back() -> None:
+    forward, backward = times(Product(64, 128, 256), first=True)
+    assert backward == pytest.approx(forward)
+
+
+def test_products_of_activations_share_a_launch() -> None:
+    """A batch of two adds products of three heads to those of another sample."""
+    forward, backward = times(Product(64, 64, 64, count=3, weights=False), batch_size=2)
+    alone_s = 6 * 2 * 64**3 / 4e12
+    assert forward == pytest.approx(alone_s + 1e-6)
+    assert backward == pytest.approx(2 * (alone_s + 1e-6))
+
+
+def test_the_dimensions_of_backward_are_in_another_order() -> None:
+    """65 rows need two tiles of 64, as rows of the result, but not where they are summed over in
+    steps of 64, nor in another order; forward and the gradient of the input have four tiles."""
+    forward, backward = times(Product(65, 128, 128))
+    tile_s = 2 * 64 * 64 * 128 / 4e12
+    assert forward == pytest.approx(4 * tile_s + 1e-6)
+    assert backward == pytest.approx(4 * tile_s + 4 * tile_s + 2e-6)
+
+
+def test_values_that_repeat_move_once() -> None:
+    """A 3 x 3 convolution reads a ninth of its rows: bound by memory alone."""
+    assert SIMPLE.operators is not None
+    slow = msgspec.structs.replace(
+        SIMPLE.operators.products["mixed"], flop_per_s=1e23, bytes_per_s=1e9, launch_s=0.0
+    )
+    operators = msgspec.structs.replace(SIMPLE.operators, products={"mixed": slow})
+    device = msgspec.structs.replace(SIMPLE, operators=operators)
+    layer = Layer("it", operators=(Product(100, 20, 90, reuse=9.0),))
+    forward, backward = layers_s(device, [layer], 1, "mixed", {})[0]
+    moved = 2 * (100 * 90 / 9 + 90 * 20 + 100 * 20)
+    assert forward == pytest.approx(moved / 1e9)
+    assert backward == pytest.approx(moved / 1e9)
+
+
+def test_attention_by_hand() -> None:
+    """Two tiles of 128 queries: the first with one tile of keys, the second with two; without a
+    causal mask both with two."""
+    step_s = 4 * 128 * 128 * 128 / 1e12
+    longest = 2 * step_s
+    for causal, steps in ((True, 3), (False, 4)):
+        forward, backward = times(Attention(256, 2, 1, 128, causal), batch_size=3)
+        spread = 2 * 3 * steps * step_s
+        assert forward == pytest.approx((spread**4 + longest**4) ** 0.25 + 2e-6)
+        assert backward == pytest.approx(BACKWARD * forward)
+
+
+def test_memory_bound_operators_by_hand() -> None:
+    """Two bytes a value; what is fixed does not grow with the batch; two kernels each way."""
+    shape = MemoryBound(1e6, 2e6, fixed_backward_values=5e6, kernels=2)
+    forward, backward = times(shape, batch_size=4)
+    assert forward == pytest.approx(2 * 4e6 / ACHIEVED / 1e12 + 2e-6)
+    assert backward == pytest.approx(2 * 13e6 / ACHIEVED / 1e12 + 2e-6)
+
+
+def test_32_bits_have_the_ratio_of_peak_rates_and_values_twice_as_large() -> None:
+    for precision, ratio in (("float32", 4.0), ("tf32", 2.0)):
+        shape = Product(64, 64, 640)
+        slow, fast = times(shape, precision=precision), times(shape, precision="bf16")
+        assert (slow[0] - 1e-6) / (fast[0] - 1e-6) == pytest.approx(ratio)
+        shape = Attention(128, 1, 1, 128)
+        slow, fast = times(shape, precision=precision), times(shape)
+        assert (slow[0] - 2e-6) / (fast[0] - 2e-6) == pytest.approx(ratio)
+        shape = MemoryBound(1e6, 0.0)
+        slow, fast = times(shape, precision=precision), times(shape)
+        assert (slow[0] - 1e-6) / (fast[0] - 1e-6) == pytest.approx(2.0)
+
+
+def test_operators_of_a_layer_add_up() -> None:
+    shapes = Product(64, 64, 64), Attention(128, 1, 1, 64), MemoryBound(1e6, 1e6)
+    alone = [times(shape) for shape in shapes]
+    assert times(*shapes) == pytest.approx(np.sum(alone, axis=0))
+    assert kernels_of([Layer("it", operators=shapes)]) == 3 + 2 + 2
+
+
+def test_a_decoder_has_the_operations_of_its_operators() -> None:
+    """Every layer with operations has as many in its products and attention."""
+    decoder = catalogue.model("llama-8b").decoder
+    assert decoder is not None
+    for stored in (True, False):
+        dense = msgspec.structs.replace(decoder, flash=not stored)
+        for layer in layers_of(dense, 512, "mixed"):
+            assert layer.operators
+            assert sum(one.flop for one in layer.operators) == layer.forward_flop
+
+
+@pytest.mark.parametrize("name", ["llama-8b", "gpt2-xl"])
+def test_devices_that_share_matrices_have_equal_parts(name: str) -> None:
+    """Products of five devices of GPT-2 XL, which has 25 heads, or of four of Llama 8B, and their
+    parameters; embeddings of a vocabulary that is not a multiple are rounded up."""
+    decoder = catalogue.model(name).decoder
+    assert decoder is not None
+    count = 4 if name == "llama-8b" else 5
+    whole, part = layers_of(decoder, 512, "mixed"), layers_of(decoder, 512, "mixed", count)
+    for one, other in zip(whole, part, strict=True):
+        assert count * other.forward_flop == pytest.approx(one.forward_flop, rel=1e-4)
+        if one.kind == "linear":
+            assert count * other.tensors[0].bytes == one.tensors[0].bytes if one.tensors else True
+        if one.kind in ("layernorm", "sum"):
+            assert other == one
+
+
+def test_keys_of_few_heads_are_on_several_devices() -> None:
+    decoder = Decoder(hidden=64, blocks=1, heads=8, kv_heads=2, vocabulary=10, sequence_length=4)
+    qkv, core = layers_of(decoder, 4, "mixed", 4)[2:4]
+    assert qkv.operators[0] == Product(4, 2 * 8 + 2 * 8, 64)
+    assert core.operators[-1] == Attention(4, 2, 1, 8)
+
+
+@pytest.mark.parametrize(
+    ("given", "count", "text"),
+    [
+        ({"heads": 6, "hidden": 60}, 4, "tensor: 4 devices cannot share 6 heads evenly"),
+        ({"feed_forward": 6}, 4, "tensor: 4 devices cannot share 6 values of the feed-forward"),
+        ({"heads": 12, "hidden": 48, "kv_heads": 6}, 4, "cannot share 6 key and value heads"),
+        ({}, 0, "tensor: must be at least 1, got 0"),
+    ],
+)
+def test_matrices_that_cannot_be_shared(given: dict[str, int], count: int, text: str) -> None:
+    usual = {"hidden": 64, "blocks": 1, "heads": 8, "vocabulary": 10, "sequence_length": 4}
+    with pytest.raises(InputError, match=text):
+        layers_of(Decoder(**usual | given), 4, "mixed", count)
+
+
+def test_mistakes_are_one_line() -> None:
+    with pytest.raises(InputError, match=r"layer 'conv1': has no operators to take times from"):
+        layers_s(SIMPLE, [Layer("conv1", forward_flop=1e9)], 1, "mixed", {})
+    with pytest.raises(InputError, match="unknown precision 'mixd'; did you mean 'mixed'"):
+        times(Product(1, 1, 1), precision="mixd")
+    with pytest.raises(InputError, match="batch_size: must be at least 1"):
+        times(Product(1, 1, 1), batch_size=0)
+
+
+def test_times_of_a_large_model_take_a_millisecond() -> None:
+    """405 billion parameters, 1264 layers; the best of ten, for a machine under load."""
+    decoder = catalogue.model("llama-405b").decoder
+    assert decoder is not None
+    layers = layers_of(decoder, 8192, "mixed")
+    taken = []
+    for _ in range(10):
+        began = time.perf_counter()
+        seconds = layers_s(KNOWN["h100"], layers, 1, "mixed", KNOWN)
+        taken.append(time.perf_counter() - began)
+    assert min(taken) < 20e-3
+    reached = 3 * sum(layer.forward_flop for layer in layers) / sum(map(sum, seconds))
+    assert 0.5 < reached / KNOWN["h100"].peak("mixed") < 0.9
+
+
+@pytest.mark.parametrize("name", ["cpu-epyc-2core", "k80", "mi300x", "l4"])
+def test_any_device_has_times(name: str) -> None:
+    decoder = catalogue.model("gpt2-small").decoder
+    assert decoder is not None
+    for forward, backward in layers_s(
+        KNOWN[name], layers_of(decoder, 128, "float32"), 2, "float32", KNOWN
+    ):
+        assert 0.0 < forward < 10.0
+        assert 0.0 < backward < 30.0
