@@ -16,7 +16,13 @@ VALUES = Range(0.0, 1e16)
 """Range of a number of values: long sequences of large vocabularies have more than 1e9."""
 
 
-class Product(Ranged, frozen=True, forbid_unknown_fields=True, tag="product", tag_field="operator"):
+class _Shape(
+    Ranged, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="operator"
+):
+    """An operator in files, which have only what differs from the defaults."""
+
+
+class Product(_Shape, frozen=True, tag="product"):
     """A matrix product, also that of a convolution, of ``rows`` x ``depth`` values of a sample.
 
     The second matrix (``depth`` x ``columns``) has weights: then samples of a batch add rows, and
@@ -48,9 +54,7 @@ class Product(Ranged, frozen=True, forbid_unknown_fields=True, tag="product", ta
         return 2.0 * self.rows * self.columns * self.depth * self.count
 
 
-class Attention(
-    Ranged, frozen=True, forbid_unknown_fields=True, tag="attention", tag_field="operator"
-):
+class Attention(_Shape, frozen=True, tag="attention"):
     """Attention of a sample whose scores are not stored (flash attention).
 
     Attributes
@@ -78,9 +82,7 @@ class Attention(
         return 4.0 * self.length**2 * self.heads * self.head_width
 
 
-class MemoryBound(
-    Ranged, frozen=True, forbid_unknown_fields=True, tag="memory_bound", tag_field="operator"
-):
+class MemoryBound(_Shape, frozen=True, tag="memory_bound"):
     """An operator bound by memory: a norm, an activation, a sum, a look-up, a loss.
 
     Attributes

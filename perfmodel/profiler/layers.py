@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.base.errors import InputError
 from perfmodel.foreign.pytorch import import_torch, is_tensor
+from perfmodel.inputs.operator_shapes import OperatorShape
 from perfmodel.inputs.profile import Layer, Tensor as ProfileTensor
+from perfmodel.profiler.operators import Recorded, Recorder, all_divided, per_sample
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +37,8 @@ class ObservedLayer:
     the tensors that autograd keeps for the backward pass, each storage once, in the layer whose
     forward pass, or what follows it, saves it first; parameters, buffers and copies of parameters
     in 16 bits are not among them. Temporary is the largest sum of the tensors that a call takes and
-    returns, which is that of their gradients; inputs of the step have none.
+    returns, which is that of their gradients; inputs of the step have none. Operators are those of
+    forward passes.
     """
 
     name: str
@@ -45,6 +48,7 @@ class ObservedLayer:
     activation_bytes: float = 0.0
     saved_bytes: float = 0.0
     temporary_bytes: float = 0.0
+    operators: list[Recorded] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ class ObservedStep:
     samples : first dimension of the first tensor passed to the first forward pass; 0 if there is
         none.
     precision : type of the parameters, or *mixed* under autocast to 16 bits.
+    passes : forward passes.
     notes : remarks for the user.
     """
 
@@ -65,10 +70,13 @@ class ObservedStep:
     tops: list[Module]
     samples: int
     precision: str
+    passes: int
     notes: list[str]
 
-    def profile_layers(self, samples: int) -> tuple[Layer, ...]:
-        """The layers as in a workload file, for a step of so many samples."""
+    def profile_layers(self, samples: int, accumulation: int = 1) -> tuple[Layer, ...]:
+        """The layers as in a workload file, for a step of so many samples in all batches that it
+        accumulates."""
+        in_pass, passes = samples / accumulation, max(1, self.passes // accumulation)
         return tuple(
             Layer(
                 layer.name,
@@ -78,9 +86,16 @@ class ObservedStep:
                 layer.activation_bytes / samples,
                 saved_bytes=layer.saved_bytes / samples,
                 temporary_bytes=layer.temporary_bytes / samples,
+                operators=per_sample(layer.operators, in_pass, passes),
             )
             for layer in self.layers
         )
+
+    def uneven(self, samples: int, accumulation: int = 1) -> list[str]:
+        """A remark on layers with operators that the samples do not divide, if there are any."""
+        in_pass = samples / accumulation
+        names = [layer.name for layer in self.layers if not all_divided(layer.operators, in_pass)]
+        return _listed({f"operators that {in_pass:g} samples do not divide, rounded up": names})
 
 
 @dataclass
@@ -92,6 +107,7 @@ class _Call:
     activation_bytes: float = 0.0
     saved_bytes: float = 0.0
     temporary_bytes: float = 0.0
+    operators: list[Recorded] = field(default_factory=list)
 
 
 class Inspection:
@@ -116,7 +132,11 @@ class Inspection:
         self._samples = 0
         self._autocast = ""
         self._recomputing = in_backward()
-        self._counter = _flop_counter(self._add_flop)
+        self._passes = 0
+        self._first: list[Recorded] = []
+        self._keys: dict[int, object] = {}
+        self._recorder = Recorder(self._add_operator, self._key)
+        self._counter = _flop_counter(self._add_flop, self._recorder)
         self._counting = ExitStack()
         self._reference = import_torch().multiprocessing.reductions.StorageWeakRef
 
@@ -153,17 +173,20 @@ class Inspection:
         layers = self._layers()
         by_module = {layer.module: layer for layer in layers}
         current = layers[0]
+        current.operators += self._first
         for call in self._calls:
             current = by_module.get(call.module, current)
             current.flop += call.flop
             current.activation_bytes += call.activation_bytes
             current.saved_bytes += call.saved_bytes
             current.temporary_bytes = max(current.temporary_bytes, call.temporary_bytes)
+            current.operators += call.operators
         position = {id(p): i for i, p in enumerate(self._gradient_bytes)}
         ordered = sorted(layers, key=lambda l: -max(position[id(p)] for _, p, _ in l.parameters))  # noqa: E741
         precision = self._autocast or _type_name(layers[0].parameters[0][1].dtype)
         notes = self._notes(layers, ordered)
-        return ObservedStep(ordered, list(self._tops), self._samples, precision, notes)
+        tops = list(self._tops)
+        return ObservedStep(ordered, tops, self._samples, precision, self._passes, notes)
 
     def _before(self, module: Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         if self.paused or self._recomputing():
@@ -199,12 +222,16 @@ class Inspection:
         """Begin a forward pass; its inputs do not count as activations, but may be saved."""
         self._tops.setdefault(module)
         self._samples = self._samples or samples_of(args, kwargs)
-        for tensor in [*self.model.parameters(), *self.model.buffers()]:
+        weights = [*self.model.parameters(), *self.model.buffers()]
+        self._passes += 1
+        self._recorder.begin(weights)
+        for tensor in weights:
             self._is_new(tensor, self._storages)
             self._is_new(tensor, self._saved)
         for tensor in tensors((args, kwargs)):
             self._is_new(tensor, self._storages)
         self._counting.close()
+        self._counting.enter_context(self._recorder.watching())
         self._counting.enter_context(self._counter)
 
     def _gradient(self, parameter: Tensor) -> None:
@@ -217,6 +244,10 @@ class Inspection:
     def _add_flop(self, flop: float) -> None:
         if self._calls:
             self._calls[-1].flop += flop
+
+    def _add_operator(self, shape: OperatorShape) -> None:
+        operators = self._calls[-1].operators if self._calls else self._first
+        operators.append(Recorded(shape, self._passes - 1))
 
     def _add_activations(self, outputs: list[Tensor]) -> None:
         for tensor in outputs:
@@ -237,14 +268,19 @@ class Inspection:
 
         The address of a recorded storage is not reused while the reference is alive.
         """
+        before = len(storages)
+        self._key(tensor, storages)
+        return len(storages) > before
+
+    def _key(self, tensor: Tensor, storages: dict[int, object] | None = None) -> int | None:
+        """Return the address of a tensor's storage, and keep a weak reference to it; None if it
+        has none."""
         try:
             storage = self._reference(tensor.untyped_storage())
-        except NotImplementedError:  # the tensor has no storage
-            return False
-        if storage.cdata in storages:
-            return False
-        storages[storage.cdata] = storage
-        return True
+        except NotImplementedError:
+            return None
+        (self._keys if storages is None else storages).setdefault(storage.cdata, storage)
+        return int(storage.cdata)
 
     def _layers(self) -> list[ObservedLayer]:
         """Return the layers in the order of their first call.
@@ -292,11 +328,16 @@ class Inspection:
             "modules that share other layers' parameters, timed with the layer before": sharing,
             "layers are in the reverse order of their gradients, not in forward order": moved,
         }
-        return [
-            f"{remark}: {', '.join(about[:NAMED])}{', ...' if len(about) > NAMED else ''}"
-            for remark, about in remarks.items()
-            if about
-        ]
+        return _listed(remarks)
+
+
+def _listed(remarks: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the remarks that are about something, with the first of its names."""
+    return [
+        f"{remark}: {', '.join(about[:NAMED])}{', ...' if len(about) > NAMED else ''}"
+        for remark, about in remarks.items()
+        if about
+    ]
 
 
 def in_backward() -> Callable[[], bool]:
@@ -368,8 +409,11 @@ def _type_name(dtype: torch.dtype) -> str:
     return {"bfloat16": "bf16", "float16": "fp16"}.get(name, name)
 
 
-def _flop_counter(add: Callable[[float], None]) -> AbstractContextManager[object]:
-    """Return a context that reports the flop of each operation to ``add``, as PyTorch counts it."""
+def _flop_counter(
+    add: Callable[[float], None], recorder: Recorder
+) -> AbstractContextManager[object]:
+    """Return a context that reports the flop of each operation to ``add``, as PyTorch counts it,
+    and each operation to ``recorder``."""
     torch = import_torch()
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import flop_registry
@@ -393,6 +437,7 @@ def _flop_counter(add: Callable[[float], None]) -> AbstractContextManager[object
                 count = attention
             if count is not None:
                 add(float(count(*args, **kwargs, out_val=output)))
+            recorder.ran(function, args, kwargs, output)
             return output
 
     return Counter()

@@ -250,8 +250,13 @@ class Profiler:
     @property
     def notes(self) -> list[str]:
         """Remarks on the model and on assumptions, for the user."""
-        notes = list(self._observed.notes) if self._observed else []
-        left_out = len(self._read) - len(self._usual())
+        notes, usual = [], self._usual()
+        if self._observed is not None:
+            notes += self._observed.notes
+            batch_size, accumulation = self._batch(usual)
+            if batch_size:
+                notes += self._observed.uneven(batch_size, accumulation)
+        left_out = len(self._read) - len(usual)
         if left_out:
             notes.append(f"left out {left_out} steps with an unusual number of samples or passes")
         if self.batch_size is None:
@@ -269,8 +274,7 @@ class Profiler:
         average, observed = average_of(usual), self._observed
         if observed is None:
             raise InputError("profiler: no step was measured")
-        accumulation = self.accumulation or max(1, usual[0].backwards)
-        batch_size = self.batch_size or observed.samples * accumulation
+        batch_size, accumulation = self._batch(usual)
         if not batch_size:
             raise InputError("batch_size: cannot be inferred from the model's arguments; give it")
         timing = Timing(
@@ -294,7 +298,7 @@ class Profiler:
             name=self.name,
             title=self.title,
             source=self.definition,
-            layers=observed.profile_layers(batch_size),
+            layers=observed.profile_layers(batch_size, accumulation),
             timings=(timing,),
             noise_scale=self.noise_scale,
             optimizer_state_bytes_per_parameter_byte=self._state_fraction(observed),
@@ -342,6 +346,12 @@ class Profiler:
         if self._inspection is not None:
             self._inspection.end()
             self._inspection = None
+
+    def _batch(self, usual: Sequence[StepTimes]) -> tuple[int, int]:
+        """Return the samples of a step, 0 if unknown, and the passes that share them."""
+        accumulation = self.accumulation or max(1, usual[0].backwards if usual else 1)
+        samples = self._observed.samples if self._observed else 0
+        return self.batch_size or samples * accumulation, accumulation
 
     def _read_one(self) -> None:
         """Read the marks of the first step that has not been read."""

@@ -1,0 +1,297 @@
+"""Records the operators of forward passes as PyTorch runs them, as shapes.
+
+Every operator with a tensor that depends on the batch is recorded. Tensors made from parameters and
+buffers alone count as weights, those made from nothing (dropout's noise, masks) as activations
+that pass no gradient. A call of ``scaled_dot_product_attention`` is one operator, whatever the
+device makes of it. Operators that only view a tensor take no time.
+
+Backward of an operator that is bound by memory reads the gradient of the result and, unless it is
+linear, what it was computed from, and writes the gradient of its input.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from perfmodel.foreign.pytorch import import_torch, is_tensor
+from perfmodel.inputs.operator_shapes import Attention, MemoryBound, OperatorShape, Product
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WEIGHTS, MADE, BATCH = range(3)
+"""What a tensor is made from: parameters alone, nothing, or the batch."""
+
+LINEAR = frozenset(
+    {
+        *("add", "add_", "sub", "sub_", "rsub", "neg", "sum", "mean"),
+        *("cat", "stack", "clone", "copy_", "_to_copy", "roll", "constant_pad_nd", "pixel_shuffle"),
+        *("avg_pool1d", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"),
+        *("max_pool2d_with_indices", "max_pool3d_with_indices"),
+        *("upsample_nearest2d", "upsample_bilinear2d"),
+    }
+)
+"""Operators whose backward does not read what they were computed from."""
+
+TWO_PASSES = frozenset(
+    {
+        *("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm"),
+        *("_batch_norm_with_update", "native_group_norm"),
+    }
+)
+"""Norms whose statistics span too much to be kept on chip: their input is read twice."""
+
+ROW_NORMS = frozenset({"native_layer_norm", "_fused_rms_norm", "rms_norm"})
+"""Norms of rows; only their backward reads its inputs twice, the second time for the weights."""
+
+LOOK_UPS = frozenset(
+    {"embedding", "index_select", "gather", "index", "nll_loss_forward", "nll_loss2d_forward"}
+)
+"""Operators that read no more than they return, and whose gradient is as large as the table."""
+
+FUSED_ATTENTION = "_scaled_dot_product_"
+"""How fused operators of attention begin."""
+
+
+class Recorded(NamedTuple):
+    """An operator of a batch in the pass of this number: ``rows`` of a product with weights,
+    ``count`` of another product, ``heads`` and values are those of all samples together."""
+
+    shape: OperatorShape
+    pass_number: int
+
+
+class Recorder:
+    """Makes shapes of operators, and follows what depends on the batch.
+
+    ``add`` is called with each shape. ``storage`` returns a key of a tensor's storage that is not
+    used again, None if it has none.
+    """
+
+    def __init__(
+        self, add: Callable[[OperatorShape], None], storage: Callable[[Tensor], int | None]
+    ) -> None:
+        self._add = add
+        self._storage = storage
+        self._made_from: dict[int, int] = {}
+        self._paused = False
+
+    def begin(self, weights: Sequence[Tensor]) -> None:
+        """Begin a pass; ``weights`` are all parameters and buffers."""
+        for tensor in weights:
+            self._mark(tensor, WEIGHTS)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Context in which calls of attention are recorded as such."""
+        functional = import_torch().nn.functional
+        attend = functional.scaled_dot_product_attention
+
+        def watched(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+            causal = kwargs.get("is_causal", args[2] if len(args) > 2 else False)
+            if not self._paused:
+                self._attention(query, key, bool(causal))
+            before, self._paused = self._paused, True
+            try:
+                return attend(query, key, value, *args, **kwargs)
+            finally:
+                self._paused = before
+
+        functional.scaled_dot_product_attention = watched
+        try:
+            yield
+        finally:
+            functional.scaled_dot_product_attention = attend
+
+    def ran(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any], output: Any) -> None:
+        """Record an operator of PyTorch."""
+        if self._paused:
+            return
+        inputs, outputs = _flat((args, kwargs)), _flat(output)
+        if not outputs:
+            return
+        name = str(function._schema.name).partition("::")[2]
+        made_from = max(map(self._level, inputs), default=MADE)
+        if name.endswith("_like") or name.startswith("new_"):
+            inputs, made_from = [], MADE
+        same = {self._storage(one) for one in outputs} <= {self._storage(one) for one in inputs}
+        if not same or function._schema.is_mutable:
+            self._record(name, args, inputs, outputs, made_from)
+        for tensor in outputs:
+            self._mark(tensor, made_from)
+
+    def _record(
+        self,
+        name: str,
+        args: Sequence[Any],
+        inputs: list[Tensor],
+        outputs: list[Tensor],
+        made_from: int,
+    ) -> None:
+        if name in ("mm", "addmm"):
+            left, right = args[-2:] if name == "mm" else args[1:3]
+            self._product(left, right)
+            if name == "addmm":
+                self._bias(outputs[0])
+        elif name in ("bmm", "baddbmm"):
+            self._products(*(args[:2] if name == "bmm" else args[1:3]))
+        elif name == "convolution":
+            self._convolution(args[:9], outputs[0])
+        elif name.startswith(FUSED_ATTENTION):
+            self._attention(args[0], args[1], any(one is True for one in args[3:]))
+        elif made_from == BATCH:
+            self._memory_bound(name, args, inputs, outputs)
+
+    def _product(self, left: Tensor, right: Tensor) -> None:
+        rows, depth = left.shape
+        columns = right.shape[1]
+        if self._level(right) > self._level(left):  # of weights with activations
+            rows, columns = columns, rows
+        self._add(Product(int(rows), int(columns), int(depth)))
+
+    def _products(self, left: Tensor, right: Tensor) -> None:
+        """Record a product of stacks, in which weights may be repeated."""
+        count, rows, depth = map(int, left.shape)
+        columns = int(right.shape[2])
+        of_left, of_right = self._level(left) == BATCH, self._level(right) == BATCH
+        if of_left and of_right:
+            self._add(Product(rows, columns, depth, count=count, weights=False))
+            return
+        if of_right:
+            left, right, rows, columns = right, left, columns, rows
+        if right.stride(0) == 0:  # expanded
+            rows, count = rows * count, 1
+        self._add(Product(rows, columns, depth, count=count))
+
+    def _convolution(self, args: Sequence[Any], output: Tensor) -> None:
+        image, weight, bias, stride, _, _, transposed, _, groups = args
+        kernel = [int(size) for size in weight.shape[2:]]
+        strides = [int(step) for step in stride]
+        strides *= len(kernel) // len(strides)
+        channels, leaving = int(image.shape[1]) // groups, int(output.shape[1]) // groups
+        if transposed:  # each input makes a patch of the output
+            rows = int(image.shape[0]) * math.prod(image.shape[2:])
+            shape = Product(rows, leaving * math.prod(kernel), channels, count=groups)
+        else:
+            rows = int(output.shape[0]) * math.prod(output.shape[2:])
+            pairs = zip(kernel, strides, strict=True)
+            reuse = math.prod(max(1.0, size / step) for size, step in pairs)
+            depth = channels * math.prod(kernel)
+            shape = Product(rows, leaving, depth, count=groups, reuse=reuse)
+        self._add(shape)
+        if bias is not None:
+            self._bias(output)
+
+    def _bias(self, output: Tensor) -> None:
+        """Record the sum that is the gradient of a bias."""
+        self._add(MemoryBound(0.0, float(output.numel())))
+
+    def _attention(self, query: Tensor, key: Tensor, causal: bool) -> None:
+        length = math.isqrt(int(query.shape[-2]) * int(key.shape[-2]))
+        heads, kv_heads = (math.prod(map(int, one.shape[:-2])) for one in (query, key))
+        kv_heads = kv_heads if heads % kv_heads == 0 else heads
+        self._add(Attention(length, heads, kv_heads, int(query.shape[-1]), causal))
+
+    def _memory_bound(
+        self, name: str, args: Sequence[Any], inputs: list[Tensor], outputs: list[Tensor]
+    ) -> None:
+        levels = [self._level(one) for one in inputs]
+        read = sum(_values(t) for t, level in zip(inputs, levels, strict=True) if level != WEIGHTS)
+        passed = sum(
+            _values(tensor)
+            for tensor, level in zip(inputs, levels, strict=True)
+            if level == BATCH and tensor.is_floating_point()
+        )
+        fixed = 0.0
+        written = sum(map(_values, outputs))
+        if name in TWO_PASSES or name in ROW_NORMS:
+            written = _values(outputs[0])
+            forward = read * (2.0 if name in TWO_PASSES else 1.0) + written
+            backward = 2.0 * (written + passed) + passed
+        elif name in LOOK_UPS:
+            forward, backward = 2.0 * written, written + passed
+            if is_tensor(args[0]) and levels[0] == WEIGHTS:
+                backward, fixed = 2.0 * written, float(args[0].numel())
+        else:
+            forward = read + written
+            backward = written + passed * (1.0 if name in LINEAR else 2.0)
+            if not passed or not any(one.is_floating_point() for one in outputs):
+                backward = 0.0
+        self._add(MemoryBound(forward, backward, fixed))
+
+    def _level(self, tensor: Tensor) -> int:
+        """Return what a tensor is made from; what was never seen is of the batch."""
+        storage = self._storage(tensor)
+        return BATCH if storage is None else self._made_from.get(storage, BATCH)
+
+    def _mark(self, tensor: Tensor, made_from: int) -> None:
+        storage = self._storage(tensor)
+        if storage is not None:
+            self._made_from[storage] = made_from
+
+
+def per_sample(
+    recorded: Sequence[Recorded], samples: float, passes: int
+) -> tuple[OperatorShape, ...]:
+    """Return the operators of a layer per sample.
+
+    ``samples`` are those of a forward pass, of which a step has several with accumulation; the
+    first ``passes`` passes are those of one batch. What is not divided evenly is rounded up.
+    Operators that are bound by memory become one.
+    """
+    shapes: list[OperatorShape] = []
+    moving: list[MemoryBound] = []
+    for shape, number in recorded:
+        if number >= passes:
+            continue
+        if isinstance(shape, MemoryBound):
+            moving.append(shape)
+            continue
+        divided = {name: math.ceil(total / samples) for name, total in _totals(shape).items()}
+        shapes.append(msgspec.structs.replace(shape, **divided))
+    if moving:
+        shapes.append(
+            MemoryBound(
+                sum(one.forward_values for one in moving) / samples,
+                sum(one.backward_values for one in moving) / samples,
+                sum(one.fixed_backward_values for one in moving),
+                max(1, sum(one.forward_values > 0.0 for one in moving)),
+            )
+        )
+    return tuple(shapes)
+
+
+def all_divided(recorded: Sequence[Recorded], samples: float) -> bool:
+    """Return whether the samples divide the operators of a layer."""
+    return not any(total % samples for one in recorded for total in _totals(one.shape).values())
+
+
+def _totals(shape: OperatorShape) -> dict[str, int]:
+    """Return the whole numbers that grow with the samples, by field."""
+    if isinstance(shape, Attention):
+        return {"heads": shape.heads, "kv_heads": shape.kv_heads}
+    if isinstance(shape, MemoryBound):
+        return {}
+    return {"rows": shape.rows} if shape.weights else {"count": shape.count}
+
+
+def _flat(value: object) -> list[Tensor]:
+    """Return the tensors in nested tuples, lists and dicts."""
+    if is_tensor(value):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, tuple | list):
+        return [tensor for item in value for tensor in _flat(item)]
+    return []
+
+
+def _values(tensor: Tensor) -> float:
+    """Return the values of a tensor that exist: what is expanded exists once."""
+    stored = tensor.untyped_storage().nbytes() // max(1, tensor.element_size())
+    return float(min(int(tensor.numel()), int(stored)))
