@@ -111,14 +111,16 @@ class _Call:
 
 
 class Inspection:
-    """Observes one step of a model, from ``begin`` to ``end``.
+    """Observes one step of a model, from ``begin`` to ``end``, or as a context.
 
     Forward passes that a backward pass recomputes (activation checkpointing) are ignored, and so is
-    everything while ``paused``.
+    everything while ``paused``. ``with_loss`` says whether operators after a forward pass count,
+    up to its backward pass.
     """
 
-    def __init__(self, model: Module) -> None:
+    def __init__(self, model: Module, *, with_loss: bool = False) -> None:
         self.model = model
+        self.with_loss = with_loss
         self.paused = False
         self._stack = ExitStack()
         self._calls: list[_Call] = []
@@ -158,6 +160,13 @@ class Inspection:
     def end(self) -> None:
         """Remove the hooks."""
         self._stack.close()
+
+    def __enter__(self) -> Inspection:
+        self.begin()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     def result(self) -> ObservedStep:
         """Return the observations.
@@ -213,7 +222,7 @@ class Inspection:
                 if not call.flop and _works_by_element(module):
                     call.flop = 2.0 * sum(tensor.numel() for tensor in outputs)
         self._depth = max(0, self._depth - 1)
-        if self._depth == 0:
+        if self._depth == 0 and not self.with_loss:
             self._counting.close()
 
     def _begin_pass(
@@ -223,6 +232,7 @@ class Inspection:
         self._tops.setdefault(module)
         self._samples = self._samples or samples_of(args, kwargs)
         weights = [*self.model.parameters(), *self.model.buffers()]
+        self._counting.close()
         self._passes += 1
         self._recorder.begin(weights)
         for tensor in weights:
@@ -230,7 +240,6 @@ class Inspection:
             self._is_new(tensor, self._saved)
         for tensor in tensors((args, kwargs)):
             self._is_new(tensor, self._storages)
-        self._counting.close()
         self._counting.enter_context(self._recorder.watching())
         self._counting.enter_context(self._counter)
 
@@ -242,10 +251,12 @@ class Inspection:
         self._gradient_bytes[parameter] = int(gradient.numel() * gradient.element_size())
 
     def _add_flop(self, flop: float) -> None:
-        if self._calls:
+        if self._calls and not self._recomputing():
             self._calls[-1].flop += flop
 
     def _add_operator(self, shape: OperatorShape) -> None:
+        if self._recomputing():
+            return
         operators = self._calls[-1].operators if self._calls else self._first
         operators.append(Recorded(shape, self._passes - 1))
 

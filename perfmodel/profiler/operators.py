@@ -98,6 +98,8 @@ class Recorder:
                 self._attention(query, key, bool(causal))
             before, self._paused = self._paused, True
             try:
+                if query.device.type == "meta" and query.dim() == 4:
+                    return _fused(query, key, value, *args, **kwargs)
                 return attend(query, key, value, *args, **kwargs)
             finally:
                 self._paused = before
@@ -233,6 +235,30 @@ class Recorder:
         storage = self._storage(tensor)
         if storage is not None:
             self._made_from[storage] = made_from
+
+
+def _fused(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attention on the device meta, which keeps for backward what it does on a GPU: no scores.
+
+    Its parameters are those of ``scaled_dot_product_attention``. PyTorch itself takes the products
+    and the softmax one by one there.
+    """
+    if enable_gqa:
+        repeats = int(query.shape[1]) // int(key.shape[1])
+        key, value = (one.repeat_interleave(repeats, dim=1) for one in (key, value))
+    run = import_torch().ops.aten._scaled_dot_product_flash_attention_for_cpu
+    both = run(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
+    output: Tensor = both[0]
+    return output
 
 
 def per_sample(

@@ -301,8 +301,8 @@ class Profiler:
             layers=observed.profile_layers(batch_size, accumulation),
             timings=(timing,),
             noise_scale=self.noise_scale,
-            optimizer_state_bytes_per_parameter_byte=self._state_fraction(observed),
-            buffer_bytes=float(sum(buffer.nbytes for buffer in self._model.buffers())),
+            optimizer_state_bytes_per_parameter_byte=state_fraction(observed, self._optimizers),
+            buffer_bytes=buffer_bytes(self._model),
         )
 
     def save(self, path: str | Path, *, append: bool = False) -> Profile:
@@ -394,20 +394,26 @@ class Profiler:
             facts.append(f"other: {average.places}")
         return "; ".join([*facts, *self.notes])
 
-    def _state_fraction(self, observed: ObservedStep) -> float:
-        """Return the bytes of optimiser state, as a fraction of the parameters' bytes.
 
-        Tensors without dimensions do not count, such as the number of steps.
-        """
-        parameters = [p for layer in observed.layers for _, p, _ in layer.parameters]
-        state_bytes = sum(
-            tensor.nbytes
-            for optimizer in self._optimizers
-            for parameter in parameters
-            for tensor in optimizer.state.get(parameter, {}).values()
-            if is_tensor(tensor) and tensor.dim() > 0
-        )
-        return float(state_bytes / sum(p.nbytes for p in parameters))
+def state_fraction(observed: ObservedStep, optimizers: Sequence[Optimizer]) -> float:
+    """Return the bytes of optimiser state, as a fraction of the parameters' bytes.
+
+    Tensors without dimensions do not count, such as the number of steps.
+    """
+    parameters = [p for layer in observed.layers for _, p, _ in layer.parameters]
+    state_bytes = sum(
+        tensor.nbytes
+        for optimizer in optimizers
+        for parameter in parameters
+        for tensor in optimizer.state.get(parameter, {}).values()
+        if is_tensor(tensor) and tensor.dim() > 0
+    )
+    return float(state_bytes / sum(p.nbytes for p in parameters))
+
+
+def buffer_bytes(model: Module) -> float:
+    """Return the bytes of a model's buffers."""
+    return float(sum(buffer.nbytes for buffer in model.buffers()))
 
 
 def _optimizers(optimizer: Optimizer | Sequence[Optimizer] | None) -> Sequence[Optimizer]:

@@ -44,6 +44,9 @@ OPTIMIZERS = ("sgd", "adam", "adamw")
 LOSSES = ("cross_entropy", "mse_loss", "l1_loss", "binary_cross_entropy_with_logits", "mean")
 DTYPES = ("float32", "bf16")
 
+META = "meta"
+"""PyTorch's device of tensors without values, on which a step computes nothing."""
+
 LEARNING_RATE = 1e-4
 """Learning rate; it is small because only the times matter."""
 MOMENTUM = 0.9
@@ -140,7 +143,7 @@ def training(
         model's output and the targets. None: ``output.loss`` if there is one; else the cross
         entropy of a tensor of logits (with random classes if there are no targets); else the mean.
     optimizer : a name in ``OPTIMIZERS``. SGD has a momentum of 0.9.
-    device : *cpu*, *cuda* or *cuda:N*.
+    device : *cpu*, *cuda*, *cuda:N*, or *meta*.
     dtype : *float32*, or *bf16* for autocast; parameters and gradients remain float32.
     seed : seed of the weights and the random batches; it sets torch's global seed.
 
@@ -151,7 +154,8 @@ def training(
     """
     torch = import_torch()
     whole_number("batch_size", batch_size)
-    check_device(device)
+    if device != META:
+        check_device(device)
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
     if optimizer not in OPTIMIZERS:

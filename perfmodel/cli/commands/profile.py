@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from perfmodel.base.errors import InputError, whole_number
 from perfmodel.cli import types
@@ -12,6 +13,8 @@ from perfmodel.cli.options import Outputs, option, outputs, progress, switch
 from perfmodel.cli.types import TEXT, WHOLE, Several, Text
 
 NUMBERS = Several(WHOLE, always=True)
+DESCRIBING = ("spec", "input_shape", "batch", "loss", "optimizer", "name", "output", "meta", "out")
+"""Values that have a meaning with --meta."""
 MODELS = types.suggested("torchvision:", "transformers:", name="SPEC")
 
 
@@ -60,6 +63,7 @@ MODELS = types.suggested("torchvision:", "transformers:", name="SPEC")
 @option("--device-name", TEXT, "Name of the device in the file.")
 @option("--output", types.OUTPUT, "Workload file.  [default: the name with .json]")
 @switch("--append", "Add the timings to those in the file.")
+@switch("--meta", "Compute nothing: record layers and operators, without timings.")
 @outputs("json")
 def profile(
     spec: str,
@@ -71,19 +75,25 @@ def profile(
     noise_steps: int | None,
     output: str | None,
     append: bool,
+    meta: bool,
     out: Outputs,
     **values: Any,
 ) -> None:
     """Trains the model for a few steps on random data, or on --batch (extra: torch).
 
-    Writes a workload file for perfmodel predict --workload. Weights are random.
+    Writes a workload file for perfmodel predict --workload. Weights are random. With --meta no
+    device is needed, and times are estimated.
 
     \b
     perfmodel profile --model torchvision:resnet50 --batch-size 8,16 --device-name my-cpu
     perfmodel profile --model mymodels.nets:tagger --batch mymodels.data:batch --device cuda
+    perfmodel profile --model mymodels.nets:tagger --input-shape 3,64,64 --meta
     """
     from pathlib import Path
 
+    if meta:
+        _describe(spec, input_shape, output, values, out)
+        return
     from perfmodel.base import files
     from perfmodel.foreign.pytorch import check_device
     from perfmodel.inputs import profile_files
@@ -125,3 +135,33 @@ def profile(
     written = [(path, profile_files.dumped(recorded.profile), hint)]
     if out.put(recorded, written, as_values(recorded)):
         show_recorded(recorded)
+
+
+def _describe(
+    spec: str,
+    input_shape: list[int] | None,
+    output: str | None,
+    values: dict[str, Any],
+    out: Outputs,
+) -> None:
+    """Record a model without timings."""
+    import msgspec
+
+    from perfmodel.inputs import profile_files
+    from perfmodel.profiler.unmeasured import describe
+
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        given = context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+        if given and parameter.name not in (*DESCRIBING, "as_json"):
+            raise InputError(f"{parameter.opts[0]}: has no meaning with --meta")
+    names = ("batch", "loss", "optimizer", "name")
+    described = describe(spec, input_shape=input_shape, **{name: values[name] for name in names})
+    path = output or f"{described.name}.json"
+    out.check(path)
+    hint = f"; perfmodel predict --workload {path} --device h100"
+    written = [(path, profile_files.dumped(described), hint)]
+    if out.put(described, written, msgspec.to_builtins(described)):
+        from perfmodel.cli.printing.profile import show_described
+
+        show_described(described)

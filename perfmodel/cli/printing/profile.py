@@ -9,6 +9,7 @@ import msgspec
 from perfmodel.base.units import show as quantity
 from perfmodel.cli.printing.tables import print_table
 from perfmodel.cli.printing.text import bold, show
+from perfmodel.inputs.profile import Profile
 from perfmodel.profiler.record import MeasuredBatch, RecordedProfile
 
 TOP = 8
@@ -49,6 +50,22 @@ def show_recorded(recorded: RecordedProfile) -> None:
         show(str(profile.noise_scale))
     for note in dict.fromkeys(note for batch in recorded.measured for note in batch.notes):
         show(f"note: {note}")
+
+
+def show_described(profile: Profile) -> None:
+    """Print what is known of a model without timings."""
+    tensors = sum(len(layer.tensors) for layer in profile.layers)
+    flop = sum(layer.forward_flop for layer in profile.layers)
+    kept = sum(profile.kept_bytes)
+    operators = sum(len(layer.operators) for layer in profile.layers)
+    show(
+        f"{bold(profile.name)}, not measured: {len(profile.layers)} layers, {tensors} tensors, "
+        f"{quantity(profile.parameter_bytes, 'bytes')} of gradients"
+    )
+    show(
+        f"per sample: {flop:.4g} operations forward, {quantity(kept, 'bytes')} kept for backward; "
+        f"{operators} shapes of operators"
+    )
 
 
 def as_values(recorded: RecordedProfile) -> dict[str, object]:
