@@ -16,19 +16,20 @@ PACKAGE = Path(perfmodel.__file__).parent
 ROOT = frozenset({"__init__", "__main__", "api"})
 """Modules outside the rooms."""
 
-ABOVE_BASE = "base theory inputs graph phases results"
+ABOVE_BASE = "base theory pipelines inputs graph phases results"
 ROOMS: Mapping[str, frozenset[str]] = {
     room: frozenset(may.split())
     for room, may in {
         "base": "",
         "foreign": "base",
         "theory": "base",
+        "pipelines": "base",
         "graph": "base",
         "reporting": "base",
         "results": "base reporting",
-        "inputs": "base theory",
+        "inputs": "base theory pipelines",
         "engine": "base graph",
-        "phases": "base theory inputs",
+        "phases": "base theory pipelines inputs",
         "profiler": "base foreign theory inputs",
         "traces": "base inputs",
         "training": ABOVE_BASE,

@@ -465,6 +465,7 @@ DOCUMENTED = {
     "calibration.network": "fit_network read",
     "engine": "makespan simulate timeline",
     "graph": "GraphBuilder",
+    "pipelines": "check draw in_flight makespans names read schedule staleness timeline transfers",
     "profiler": "Profiler",
     "validation": "read_cases validate",
 }
