@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given, strategies as st
 
 from perfmodel import InputError
-from perfmodel.pipelines import Schedule, names, read, schedule, text, write
+from perfmodel.pipelines import Schedule, check, names, read, schedule, text, timeline, write
 from perfmodel.pipelines.files import decode
+from tests.settings import examples
 
 
 @pytest.mark.parametrize("name", [n for n in names() if not n.startswith("pipedream")])
@@ -80,6 +82,33 @@ def test_mistakes_are_located(data: str, expected: str) -> None:
 def test_the_nearest_name_of_a_joined_cell() -> None:
     with pytest.raises(InputError, match="did you mean 'OVERLAP_F_B'"):
         small("0F0,(0F1;0B0)OVERLAP_FB,0B1")
+
+
+CELLS = ["0F0", "0B0", "0I0", "0W0", "1F0", "1B0", "0F1", "0B1", "1F1", "1B1", "", "0SEND_F0"]
+CELLS += [
+    "(0F1;0B0)OVERLAP_F_B",
+    "(0F1;0B0;0W0)OVERLAP_F_B",
+    "()",
+    "9F9",
+    "\r",
+    '"',
+    "0F\u0661",
+    "\u2028",
+]
+
+
+@examples(300)
+@given(st.lists(st.lists(st.sampled_from(CELLS), max_size=8).map(",".join), max_size=3))
+def test_any_file_is_a_schedule_that_can_run_or_an_error_of_one_line(lines: list[str]) -> None:
+    try:
+        s = small("\n".join(lines))
+    except InputError as error:
+        said = str(error)
+    else:
+        said = "f.csv: "
+        assert timeline(check(s), 1.0, 2.0, 1.0, 1.0).makespan_s >= 3.0
+    assert said.startswith("f.csv: ")
+    assert "\n" not in said
 
 
 def test_no_file(tmp_path: Path) -> None:
