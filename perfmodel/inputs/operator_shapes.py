@@ -7,7 +7,7 @@ order.
 
 from __future__ import annotations
 
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from perfmodel.base.errors import InputError
 from perfmodel.base.ranges import COUNT, POSITIVE, Range, Ranged
@@ -34,6 +34,9 @@ class Product(_Shape, frozen=True, tag="product"):
     count : equal products of a sample, such as groups of a convolution or heads.
     reuse : times that a value of the input is part of a row: 1, but the size of the kernel over
         the stride of a convolution.
+    layout : how the values are stored. *rows*: those of a row are next to each other. Images that
+        are stored channel by channel are *columns* if a row has the channels of one pixel, and else
+        *patches*.
     """
 
     RANGES: ClassVar = {
@@ -47,6 +50,7 @@ class Product(_Shape, frozen=True, tag="product"):
     count: int = 1
     weights: bool = True
     reuse: float = 1.0
+    layout: Literal["rows", "columns", "patches"] = "rows"
 
     @property
     def flop(self) -> float:

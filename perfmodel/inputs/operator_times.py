@@ -21,6 +21,7 @@ from perfmodel.inputs.operator_shapes import Attention, MemoryBound, OperatorSha
 from perfmodel.inputs.operator_transfer import WIDE_BYTES, attention_rates, product_rates
 from perfmodel.inputs.profile import Layer
 from perfmodel.theory.attention import BACKWARD, VALUE_BYTES, attention_s
+from perfmodel.theory.convolutions import KERNEL, WIDE_LOAD_BYTES, transposing_s, winograd_s
 from perfmodel.theory.memory_bound import memory_bound_s
 from perfmodel.theory.products import product_s
 
@@ -97,27 +98,67 @@ class _At(NamedTuple):
         ]
         if not found:
             return
-        rates = product_rates(self.device, self.precision, self.others)
-        shapes = [(p.rows, p.columns, p.depth, p.count, p.weights, p.reuse) for _, _, p in found]
-        rows, columns, depth, count, weights, reuse = np.array(shapes, dtype=np.float64).T
-        rows = np.where(weights > 0.0, self.batch_size * rows, rows)
-        count = np.where(weights > 0.0, count, self.batch_size * count)
-        repeated = rates.element_bytes * rows * depth * (1.0 - 1.0 / reuse)
-        of_pass = np.asarray(
-            product_s(
-                np.stack([rows, rows, depth]),
-                np.stack([columns, depth, columns]),
-                np.stack([depth, columns, rows]),
-                rates,
-                self.multiprocessors,
-                count=count,
-                repeated_bytes=repeated,
-            )
-        )
+        of_pass = self._passes_s([one for _, _, one in found])
         of_pass[OF_INPUT, [leads for _, leads, _ in found]] = 0.0
         owners = [i for i, _, _ in found]
         np.add.at(seconds[:, 0], owners, of_pass[FORWARD])
         np.add.at(seconds[:, 1], owners, of_pass[OF_INPUT] + of_pass[OF_WEIGHTS])
+
+    def _passes_s(self, products: Sequence[Product]) -> Floats:
+        """Return the seconds of the passes of products, (3, products)."""
+        rates = product_rates(self.device, self.precision, self.others)
+        shapes = [(p.rows, p.columns, p.depth, p.count, p.weights, p.reuse) for p in products]
+        rows, columns, depth, count, weights, reuse = np.array(shapes, dtype=np.float64).T
+        alone, transposed = self._stored(products, rates.element_bytes)
+        inner = np.where(weights > 0.0, self.batch_size * rows, rows)
+        times = np.where((weights > 0.0) & ~alone, count, self.batch_size * count)
+        rows = np.where(alone, rows, inner)
+        once = 1.0 - 1.0 / np.maximum(reuse, 1.0)
+        of_pass = np.asarray(
+            product_s(
+                np.stack([rows, rows, depth]),
+                np.stack([columns, depth, columns]),
+                np.stack([depth, columns, inner]),
+                rates,
+                self.multiprocessors,
+                count=np.stack([times, times, np.where(alone, count, times)]),
+                repeated_bytes=rates.element_bytes * np.stack([rows, rows, inner]) * depth * once,
+            )
+        )
+        images = inner * count * (depth / reuse + columns)
+        bandwidth = self.device.memory_bandwidth_bytes_per_s
+        moving = transposing_s(images, rates.element_bytes, bandwidth, rates.launch_s)
+        of_pass += np.where(transposed, moving, 0.0)
+        if self.precision == "float32" and self.device.kind == "gpu":
+            channels = depth / KERNEL**2
+            given = (images, rates, self.multiprocessors, bandwidth)
+            winograd = np.stack(
+                [
+                    np.asarray(winograd_s(inner, columns, channels, *given)),
+                    np.asarray(winograd_s(inner, channels, columns, *given)),
+                    np.asarray(winograd_s(channels, columns, inner, *given, of_weights=True)),
+                ]
+            )
+            fits = (weights > 0.0) & (reuse == KERNEL**2) & (count == 1.0)
+            of_pass = np.where(fits, np.minimum(of_pass, winograd), of_pass)
+        return of_pass
+
+    def _stored(self, products: Sequence[Product], element_bytes: float) -> tuple[Any, Any]:
+        """Return whether each image is a product of its own, and whether images are transposed."""
+        if self.precision == "float32":
+            neither = np.zeros(len(products), dtype=np.bool_)
+            return neither, neither
+        odd = [p.rows * element_bytes % WIDE_LOAD_BYTES > 0.0 for p in products]
+        columns = np.array([p.layout == "columns" for p in products])
+        alone = columns & ~np.array(odd)
+        return alone, np.array([p.layout != "rows" for p in products]) & ~alone
+
+    def _moving_s(self, values: Floats, kernels: Floats) -> Floats:
+        """Return the seconds of kernels that read and write values."""
+        element = WIDE_BYTES.get(self.precision, VALUE_BYTES)
+        launch_s = product_rates(self.device, "mixed", self.others).launch_s
+        bandwidth = self.device.memory_bandwidth_bytes_per_s
+        return np.asarray(memory_bound_s(element * values, kernels, bandwidth, launch_s))
 
     def add_attention(self, groups: Mapping[Group, int], seconds: Floats) -> None:
         """Add all attention."""
@@ -139,13 +180,10 @@ class _At(NamedTuple):
         owners, found = _of_kind(groups, MemoryBound)
         if not found:
             return
-        element = WIDE_BYTES.get(self.precision, VALUE_BYTES)
-        launch_s = product_rates(self.device, "mixed", self.others).launch_s
         values = np.array([(m.forward_values, m.backward_values) for m in found]) * self.batch_size
         values[:, 1] += [m.fixed_backward_values for m in found]
         kernels = np.array([m.kernels for m in found], dtype=np.float64)[:, None]
-        bandwidth = self.device.memory_bandwidth_bytes_per_s
-        np.add.at(seconds, owners, memory_bound_s(element * values, kernels, bandwidth, launch_s))
+        np.add.at(seconds, owners, self._moving_s(values, kernels))
 
 
 def _of_kind(groups: Mapping[Group, int], kind: type[Any]) -> tuple[list[int], list[Any]]:

@@ -176,22 +176,31 @@ class Recorder:
         strides = [int(step) for step in stride]
         strides *= len(kernel) // len(strides)
         channels, leaving = int(image.shape[1]) // groups, int(output.shape[1]) // groups
+        if channels == leaving == 1 < groups:  # kernels of their own, without products
+            values = float(image.numel() + output.numel())
+            self._add(MemoryBound(values, 2.0 * values))
+            return
         if transposed:  # each input makes a patch of the output
             rows = int(image.shape[0]) * math.prod(image.shape[2:])
             shape = Product(rows, leaving * math.prod(kernel), channels, count=groups)
         else:
             rows = int(output.shape[0]) * math.prod(output.shape[2:])
             pairs = zip(kernel, strides, strict=True)
-            reuse = math.prod(max(1.0, size / step) for size, step in pairs)
+            reuse = math.prod(size / step for size, step in pairs)
             depth = channels * math.prod(kernel)
             shape = Product(rows, leaving, depth, count=groups, reuse=reuse)
+        if not _channels_last(image):
+            plain = not transposed and set(kernel) | set(strides) == {1}
+            shape = msgspec.structs.replace(shape, layout="columns" if plain else "patches")
         self._add(shape)
-        if bias is not None:
-            self._bias(output)
+        if bias is not None:  # added by a kernel of its own
+            self._bias(output, 2.0)
 
-    def _bias(self, output: Tensor) -> None:
-        """Record the sum that is the gradient of a bias."""
-        self._add(MemoryBound(0.0, float(output.numel())))
+    def _bias(self, output: Tensor, passes: float = 0.0) -> None:
+        """Record the sum that is the gradient of a bias, and so many passes over the output in
+        forward."""
+        values = float(output.numel())
+        self._add(MemoryBound(passes * values, values))
 
     def _attention(self, query: Tensor, key: Tensor, causal: bool) -> None:
         length = math.isqrt(int(query.shape[-2]) * int(key.shape[-2]))
@@ -315,6 +324,11 @@ def _flat(value: object) -> list[Tensor]:
     if isinstance(value, tuple | list):
         return [tensor for item in value for tensor in _flat(item)]
     return []
+
+
+def _channels_last(image: Tensor) -> bool:
+    """Return whether the channels of a pixel are next to each other in memory."""
+    return bool(image.shape[1] > 1 and image.stride(1) == 1)
 
 
 def _values(tensor: Tensor) -> float:

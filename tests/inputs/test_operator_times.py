@@ -219,3 +219,71 @@ def test_any_device_has_times(name: str) -> None:
     ):
         assert 0.0 < forward < 10.0
         assert 0.0 < backward < 30.0
+
+
+# --- convolutions ------------------------------------------------------------------------------
+
+
+def moved_s(values: float, element_bytes: float) -> float:
+    """Two kernels that read and write so many values together."""
+    return 2 * element_bytes * values / (ACHIEVED * 1e12) + 2e-6
+
+
+def test_images_channel_by_channel_are_transposed_for_tensor_cores() -> None:
+    """3 x 3 kernels on 64 pixels of 64 channels: 4096 values go in and out, in two samples."""
+    stored, rows = (Product(64, 64, 576, reuse=9.0, layout=name) for name in ("patches", "rows"))
+    for precision, element in (("mixed", 2.0), ("tf32", 4.0)):
+        plain = times(rows, batch_size=2, precision=precision)
+        seconds = times(stored, batch_size=2, precision=precision)
+        extra = moved_s(2 * 2 * 64 * 64, element)
+        assert seconds[0] - plain[0] == pytest.approx(extra)
+        assert seconds[1] - plain[1] == pytest.approx(2 * extra)
+
+
+def test_kernels_of_one_pixel_read_each_image_as_it_is() -> None:
+    """40 pixels of 4 bytes are a multiple of 16 bytes, but fill a tile of 64 rows badly: two
+    samples take two tiles each way, instead of two for both; weights have 80 pixels together."""
+    alone, rows = (Product(40, 64, 64, layout=name) for name in ("columns", "rows"))
+    tile_s = 2 * 64 * 64 * 64 / 2e12
+    assert times(rows, batch_size=2, precision="tf32")[0] == pytest.approx(2 * tile_s + 1e-6)
+    forward, backward = times(alone, batch_size=3, precision="tf32")
+    assert forward == pytest.approx(3 * tile_s + 1e-6)
+    assert backward == pytest.approx(3 * tile_s + 2 * tile_s + 2e-6)  # 120 pixels: two steps of 64
+
+
+def test_columns_of_odd_length_are_transposed() -> None:
+    """49 pixels of 4 bytes, and 196 of 2 bytes, are no multiple of 16 bytes; 196 of 4 are."""
+    for pixels, precision, transposed in ((49, "tf32", 1), (196, "mixed", 1), (196, "tf32", 0)):
+        stored, rows = (Product(pixels, 64, 64, layout=name) for name in ("columns", "rows"))
+        extra = times(stored, precision=precision)[0] - times(rows, precision=precision)[0]
+        element = 2.0 if precision == "mixed" else 4.0
+        expected = transposed * moved_s(2 * pixels * 64, element)
+        assert extra == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_strided_kernel_of_one_pixel_transposes_the_whole_image() -> None:
+    """Of four times as many pixels a quarter is read."""
+    stored, rows = (Product(64, 64, 64, reuse=0.25, layout=name) for name in ("patches", "rows"))
+    extra = times(stored)[0] - times(rows)[0]
+    assert extra == pytest.approx(moved_s(5 * 64 * 64, 2.0))
+
+
+def test_kernels_of_three_pixels_are_faster_in_32_bits_by_winograd() -> None:
+    """With 16 x 16 pixels in 64 samples, multiplications are a quarter, and images move."""
+    shape = Product(256, 64, 576, reuse=9.0, layout="patches")
+    forward, _ = times(shape, batch_size=64, precision="float32")
+    products = 2 * 256 * 64 * 64 * 576 / 4 / 1e12
+    values = 2 * 64 * 256 * 64
+    moving = 4 * 3.25 * values / (ACHIEVED * 1e12) + 2e-6
+    assert forward == pytest.approx(products + 1e-6 + moving)
+    strided = msgspec.structs.replace(shape, reuse=2.25)
+    direct = 2 * 256 * 64 * 64 * 576 / 1e12
+    assert times(strided, batch_size=64, precision="float32")[0] == pytest.approx(direct + 1e-6)
+
+
+def test_winograd_is_for_gpus_in_32_bits() -> None:
+    shape = Product(256, 64, 576, reuse=9.0)
+    host = msgspec.structs.replace(SIMPLE, kind="cpu")
+    layers = [Layer("input"), Layer("it", operators=(shape,))]
+    on_host = layers_s(host, layers, 64, "float32", {})[-1][0]
+    assert on_host == pytest.approx(2 * 256 * 64 * 64 * 576 / 1e12 + 1e-6)

@@ -126,6 +126,7 @@ def test_the_command_writes_a_workload_that_predicts_on_any_gpu(tmp_path: Path) 
         "columns": 8,
         "depth": 27,
         "reuse": 9,
+        "layout": "patches",
     }
     for device in ("h100", "v100", "rtx3090"):
         job = make_job(workload=str(path), device=device, arch="ring", workers=2)

@@ -65,31 +65,44 @@ class Function(nn.Module):
         # 5 words of 16 values
         (lambda: nn.Linear(16, 7, bias=False), (5, 16), Product(5, 7, 16)),
         # 14 x 14 positions after a 3 x 3 kernel without padding; a value is in 9 rows
-        (lambda: nn.Conv2d(4, 6, 3, bias=False), (4, 16, 16), Product(196, 6, 36, reuse=9.0)),
+        (
+            lambda: nn.Conv2d(4, 6, 3, bias=False),
+            (4, 16, 16),
+            Product(196, 6, 36, reuse=9.0, layout="patches"),
+        ),
         # every second position: a value is in 9 / 4 rows
         (
             lambda: nn.Conv2d(4, 6, 3, stride=2, padding=1, bias=False),
             (4, 16, 16),
-            Product(64, 6, 36, reuse=2.25),
+            Product(64, 6, 36, reuse=2.25, layout="patches"),
         ),
-        # only every second position is read
-        (lambda: nn.Conv2d(4, 6, 1, stride=2, bias=False), (4, 16, 16), Product(64, 6, 4)),
+        # a quarter of the positions is read
         (
-            lambda: nn.Conv2d(4, 8, 3, padding=1, groups=4, bias=False),
-            (4, 8, 8),
-            Product(64, 2, 9, count=4, reuse=9.0),
+            lambda: nn.Conv2d(4, 6, 1, stride=2, bias=False),
+            (4, 16, 16),
+            Product(64, 6, 4, reuse=0.25, layout="patches"),
         ),
-        (lambda: nn.Conv1d(3, 5, 4, bias=False), (3, 11), Product(8, 5, 12, reuse=4.0)),
+        (lambda: nn.Conv2d(4, 6, 1, bias=False), (4, 8, 8), Product(64, 6, 4, layout="columns")),
+        (
+            lambda: nn.Conv2d(4, 8, 3, padding=1, groups=2, bias=False),
+            (4, 8, 8),
+            Product(64, 4, 18, count=2, reuse=9.0, layout="patches"),
+        ),
+        (
+            lambda: nn.Conv1d(3, 5, 4, bias=False),
+            (3, 11),
+            Product(8, 5, 12, reuse=4.0, layout="patches"),
+        ),
         (
             lambda: nn.Conv3d(2, 3, (1, 3, 3), bias=False),
             (2, 4, 6, 6),
-            Product(64, 3, 18, reuse=9.0),
+            Product(64, 3, 18, reuse=9.0, layout="patches"),
         ),
         # 8 x 8 values make patches of 2 x 2 in 5 channels
         (
             lambda: nn.ConvTranspose2d(3, 5, 2, stride=2, bias=False),
             (3, 8, 8),
-            Product(64, 20, 3),
+            Product(64, 20, 3, layout="patches"),
         ),
     ],
 )
@@ -260,3 +273,29 @@ def test_operators_belong_to_the_layer_before_them() -> None:
     first, second = layers(make, 3, 4)
     assert first.operators == (Product(3, 4, 4), MemoryBound(2 * 12, 3 * 12))
     assert second.operators == (Product(3, 2, 4),)
+
+
+def test_images_by_pixel_are_rows() -> None:
+    class ByPixel(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Conv2d(4, 6, 3, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            return self.inner(x.to(memory_format=torch.channels_last))
+
+    (product, _) = operators(ByPixel, 4, 16, 16)  # the other is the copy
+    assert product == Product(196, 6, 36, reuse=9.0)
+
+
+def test_depthwise_convolutions_are_bound_by_memory() -> None:
+    """4 channels of 8 x 8 pixels are read and written, in backward twice."""
+    make = lambda: nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False)  # noqa: E731
+    assert operators(make, 4, 8, 8) == [MemoryBound(2 * 256, 4 * 256)]
+
+
+def test_a_bias_is_added_to_images_by_a_kernel_of_its_own() -> None:
+    """6 channels of 14 x 14 pixels are read and written; in backward they are summed."""
+    product, bias = operators(lambda: nn.Conv2d(4, 6, 3), 4, 16, 16)
+    assert isinstance(product, Product)
+    assert bias == MemoryBound(2 * 6 * 196, 6 * 196)
