@@ -27,7 +27,8 @@ FIRST = "Conv2d(3, "
 
 CONVOLUTION = re.compile(
     r"Conv2d\((?P<entering>\d+), (?P<leaving>\d+), "
-    r"kernel_size=\((?P<height>\d+), (?P<width>\d+)\), stride=\((?P<down>\d+), (?P<across>\d+)\)(.*groups=(?P<groups>\d+))?"
+    r"kernel_size=\((?P<height>\d+), (?P<width>\d+)\), "
+    r"stride=\((?P<down>\d+), (?P<across>\d+)\)(.*groups=(?P<groups>\d+))?"
 )
 
 
