@@ -39,8 +39,8 @@ if TYPE_CHECKING:
         Jitter as Jitter,
         Job as Job,
         Straggler as Straggler,
-        read_job as read_job,
     )
+    from perfmodel.inputs.job_files import read_job as read_job
     from perfmodel.inputs.profile import Profile as Profile, read_profile as read_profile
     from perfmodel.inputs.workload import Workload as Workload, WorkloadLayer as WorkloadLayer
     from perfmodel.planning.decision import plan as plan
@@ -80,7 +80,8 @@ _NAMES = {
     "base.provenance": "Source",
     "inputs.cluster": "Cluster Handover IntraNode Link NodeOverride Server read_cluster",
     "inputs.device": "Device",
-    "inputs.job": "Jitter Job Straggler read_job",
+    "inputs.job": "Jitter Job Straggler",
+    "inputs.job_files": "read_job",
     "inputs.profile": "Profile read_profile",
     "inputs.workload": "Workload WorkloadLayer",
     "predicting.effects": "effects",
@@ -118,7 +119,12 @@ def _change_job(job: Any, changes: Mapping[str, Any]) -> Any:
     return importlib.import_module("perfmodel.sweeping.arguments").changed(job, changes)
 
 
+def _read_job(path: Any) -> dict[str, Any]:
+    return dict(importlib.import_module("perfmodel.inputs.job_files").read_job(path))
+
+
 wiring.make_job = _make_job
+wiring.read_job = _read_job
 wiring.change_job = _change_job
 
 

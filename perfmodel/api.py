@@ -52,6 +52,8 @@ def make_job(
     activation_checkpointing: bool | None = None,
     accumulation: int | None = None,
     recompute: str | None = None,
+    stack: str | None = None,
+    launches: str | None = None,
     optimizer: str | None = None,
     precision_policy: str | None = None,
     lora: str | None = None,
@@ -87,6 +89,8 @@ def make_job(
     sequence_length : tokens per sample, for language models with given dimensions.
     activation_checkpointing : whether blocks keep only their inputs and recompute the rest.
     recompute : none, selective, selective:products, selective:N or full, which is the same.
+    stack, launches : "as_found" or "tuned" software, and "eager", "compiled" or "graphs" launches
+        of operators, where times of a language model are estimated.
     optimizer, precision_policy, lora, offload_optimizer : how the model is stored, see
         :class:`perfmodel.inputs.storage.Storage`: "adamw", "bf16_master", "16:q+v:4".
     accumulation : forward and backward passes per update, which share a worker's batch; default:

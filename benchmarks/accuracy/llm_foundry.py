@@ -1,4 +1,7 @@
-"""Language models on A100 and H100 with sharded data parallelism, from the catalogue alone.
+"""Language models on A100 and H100 with sharded data parallelism, each predicted from others.
+
+How much longer training takes than its operators is fitted to all models but the one predicted, by
+chip; the factors of all models are those of the catalogue.
 
 ``throughput.csv`` has tokens per second of all GPUs by ``model``, ``seq_len``, ``num_gpus``,
 ``gpu``, ``micro_batch`` (sequences per pass and GPU), ``grad_accum``, ``precision``,
@@ -12,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 import perfmodel as pm
-from benchmarks.accuracy import rows
+from benchmarks.accuracy import fitted, rows, stacks
 from benchmarks.accuracy.cases import Case, Run, about, predicted
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.inputs import catalogue
@@ -27,6 +30,7 @@ STAGES = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2}
 PRECISIONS = {"amp_bf16": "mixed", "bf16": "mixed"}
 """Supported precisions; no device of the catalogue has a rate for others, such as 8 bits."""
 
+SOURCE = "llm_foundry"
 ABOUT = about("llm_foundry")
 
 
@@ -60,6 +64,11 @@ class Row(msgspec.Struct, frozen=True):
     def step_s(self) -> float:
         """Seconds per pass: gradients are reduced in every pass, updates are less frequent."""
         return self.num_gpus * self.micro_batch * self.seq_len / self.tokens_per_s
+
+    @property
+    def chip(self) -> str:
+        """The chip, whatever its memory."""
+        return self.gpu.partition("_")[0]
 
     @property
     def why_not(self) -> str:
@@ -101,22 +110,36 @@ def job(row: Row) -> pm.Job:
     )
 
 
+def fit(folder: Path) -> None:
+    """Fit the factors of each chip to all rows, and to those of all models but one."""
+    steps: dict[str, dict[str, list[stacks.Step]]] = {}
+    for row in _table(folder):
+        models = steps.setdefault(row.chip, {})
+        models.setdefault(row.model, []).append(stacks.step_of(job(row), row.step_s))
+    fitted.write(SOURCE, stacks.folds("models", steps))
+
+
 def cases(folder: Path) -> list[Case]:
     """Return every row for which there is a job."""
-    table = rows.read(folder / FILE, Row)
-    rows.say_left_out("no job", [row.why_not for row in table if row.why_not])
+    fits = fitted.read(SOURCE, stacks.StackFit)
     runs = [
         Run(
-            f"llm_foundry/none/{row.gpu}",
+            f"{SOURCE}/models/{row.gpu}",
             row.name,
-            job(row),
+            stacks.with_factors(job(row), stacks.without(fits, "models", row.chip, row.model)),
             step_s=row.step_s,
-            pools=("llm_foundry/none",),
+            pools=(f"{SOURCE}/models",),
             setting=f"{row.model} of {row.seq_len}, {row.num_gpus} GPUs",
         )
-        for row in table
-        if not row.why_not
+        for row in _table(folder)
     ]
     if not runs:
         raise InputError(f"{folder / FILE}: no row that there is a job of")
     return predicted(runs)
+
+
+def _table(folder: Path) -> list[Row]:
+    """Return the rows for which there is a job."""
+    table = rows.read(folder / FILE, Row)
+    rows.say_left_out("no job", [row.why_not for row in table if row.why_not])
+    return [row for row in table if not row.why_not]

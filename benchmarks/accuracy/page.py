@@ -56,7 +56,7 @@ SUMMARY = (
     ("Lambda: eight networks on 1 to 8 GPUs", "one GPU, published", "lambda_pytorch/none"),
     ("NVIDIA's examples: DGX-1 to DGX A100", "one GPU, published", "nvidia/none"),
     ("MLPerf v0.7: clusters of V100 and A100", "one GPU, published", "mlperf/none"),
-    ("llm-foundry: FSDP on A100 and H100", "nothing", "llm_foundry/none"),
+    ("llm-foundry: FSDP on A100 and H100", "other models", "llm_foundry/models"),
     ("InternEvo: ZeRO-1 on 16 to 512 A100", "one node", "internevo/nodes"),
     ("DiLoCo, local SGD, DDP on slow links", "nothing", "diloco_measured/shaped"),
 )

@@ -38,7 +38,7 @@ TARGETS = (
     Target("dlperf/few", 0.05, 0.15),
     Target("mxnet/few", 0.05, 0.15),
     Target("kungfu/few", 0.05, 0.15),
-    Target("llm_foundry/none", 0.10, 0.30),
+    Target("llm_foundry/models", 0.08, 0.20),
     Target("lambda_pytorch/none", 0.10, 0.30),
     Target("nvidia/none", 0.10, 0.30),
     Target("mlperf/none", 0.10, 0.30),

@@ -27,6 +27,8 @@ JOB_OPTIONS: tuple[tuple[str, types.Text | types.File | None, str], ...] = (
     ("--activation-checkpointing", None, "Recompute blocks in the backward pass from their input."),
     ("--accumulation", types.WHOLE, "Passes per update, splitting the batch.  [default: as timed]"),
     ("--recompute", types.RECOMPUTATION, "What backward computes again; selective: attention."),
+    ("--stack", types.STACK, "Software that estimates are for: tuned by vendors or as found."),
+    ("--launches", types.LAUNCHES, "How operators are launched.  [default: eager]"),
     ("--optimizer", types.OPTIMIZER, "Optimizer, for its memory.  [default: as in the profile]"),
     (
         "--precision-policy",
@@ -122,7 +124,7 @@ class JobFlags(NamedTuple):
         ------
         InputError : a file that cannot be read; flags that contradict each other.
         """
-        from perfmodel.inputs.job import read_job
+        from perfmodel.inputs.job_files import read_job
 
         path = path or self.jobs[0]
         job = read_job(path) if path is not None else {}

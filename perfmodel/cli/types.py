@@ -310,6 +310,8 @@ PRECISION = suggested("float32", "tf32", "mixed")
 RECOMPUTATION = suggested(
     *("none", "selective", "selective:products", "full"), name="none|selective[:products|:N]|full"
 )
+STACK = suggested("as_found", "tuned")
+LAUNCHES = suggested("eager", "compiled", "graphs")
 OPTIMIZER = Text(names=stored("OPTIMIZERS"))
 POLICY = Text(names=stored("POLICIES"))
 LORA = Text(name="16|16:q+v|16:all:4")

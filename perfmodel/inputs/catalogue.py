@@ -22,7 +22,6 @@ from perfmodel.inputs import (
 from perfmodel.inputs.adapters import with_storage
 from perfmodel.inputs.batch_scaling import RECENT_LAUNCH_S
 from perfmodel.inputs.cluster import Cluster
-from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_layers import at_length
 from perfmodel.inputs.device import Device, roofline_s
 from perfmodel.inputs.one_device import OneDevice, at_speed
@@ -31,6 +30,7 @@ from perfmodel.inputs.peaks import peaks_of
 from perfmodel.inputs.profile import SCHEMA, Profile, Timing, read_profile, timings_on
 from perfmodel.inputs.recomputation import recomputed
 from perfmodel.inputs.shipped import cluster_names, device_names, folder, model_names, names
+from perfmodel.inputs.software import UNSAID, Software
 from perfmodel.inputs.storage import DEFAULT, Storage
 from perfmodel.inputs.workload import Workload, resolve
 
@@ -126,6 +126,7 @@ def workload(
     storage: Storage = DEFAULT,
     accumulation: int | None = None,
     one_device: OneDevice | None = None,
+    software: Software = UNSAID,
 ) -> Workload:
     """Resolve a profile's workload on a device: measured, or estimated in the best available way.
 
@@ -143,6 +144,7 @@ def workload(
     storage : how parameters, gradients and optimizer states are stored.
     accumulation : forward and backward passes per update, which share the batch evenly; default: as
         in the profile's timing (:func:`perfmodel.inputs.passes.split`).
+    software : of times that are estimated for a language model.
     one_device : measured speed of one device. The workload's times are then scaled to it, and must
         be known only relative to each other: where nothing can be estimated, the step is divided
         among the layers by their roofline times, or evenly; and the device may have any name.
@@ -166,7 +168,7 @@ def workload(
         """The workload of an update of ``samples`` samples; errors call their number ``what``."""
         parts = split(timings, samples, accumulation, what)
         several = of_one_pass(whole, parts.passes)
-        step = one_pass(several, device_name, precision, parts.pass_size)
+        step = one_pass(several, device_name, precision, parts.pass_size, software)
         step = recomputed(with_storage(step, whole.decoder, storage), recompute)
         peaks = peaks_of(step, accelerator=_is_accelerator(step.device))
         step = msgspec.structs.replace(step, peaks=peaks)
@@ -188,7 +190,11 @@ def workload(
 
 
 def _in_proportion(
-    profile: Profile, device_name: str | None, precision: str | None, batch_size: int | None
+    profile: Profile,
+    device_name: str | None,
+    precision: str | None,
+    batch_size: int | None,
+    software: Software,
 ) -> Workload:
     """A workload like :func:`_one_pass`, of which only the proportions of the times count.
 
@@ -201,12 +207,12 @@ def _in_proportion(
         if precision is None and profile.decoder is None:
             precision = "float32"
     try:
-        return _one_pass(profile, name, precision, batch_size)
+        return _one_pass(profile, name, precision, batch_size, software)
     except NoTimesError:
         if name is None:
             raise
     if profile.timings:
-        return _one_pass(profile, None, None, batch_size)
+        return _one_pass(profile, None, None, batch_size, software)
     return _untimed(profile, device_called(name), precision, batch_size)
 
 
@@ -265,12 +271,21 @@ def _untimed(
 
 
 def _one_pass(
-    profile: Profile, device_name: str | None, precision: str | None, batch_size: int | None
+    profile: Profile,
+    device_name: str | None,
+    precision: str | None,
+    batch_size: int | None,
+    software: Software,
 ) -> Workload:
     """The workload of a profile for one pass without checkpointing, at its own sequence length."""
     timed = device_name in (None, *profile.devices) and bool(profile.timings)
     if profile.decoder is not None and not timed:
-        return _of_language(profile, device_name, precision, batch_size)
+        return _of_language(profile, device_name, precision, batch_size, software)
+    if software != UNSAID:
+        raise InputError(
+            f"stack, launches: times of {profile.name} are not estimated from operators, as those "
+            "of language models are that were not timed on the device"
+        )
     if device_name is None or _timed(profile, device_name, precision):
         timings = timings_on(profile, device_name, precision)
         shares = None
@@ -311,7 +326,11 @@ def _launch_s(device_name: str) -> float:
 
 
 def _of_language(
-    profile: Profile, device_name: str | None, precision: str | None, batch_size: int | None
+    profile: Profile,
+    device_name: str | None,
+    precision: str | None,
+    batch_size: int | None,
+    software: Software,
 ) -> Workload:
     """The estimated workload of a language model with given dimensions."""
     from perfmodel.inputs import language_estimate
@@ -324,20 +343,12 @@ def _of_language(
         precision,
         batch_size,
         devices={name: device(name) for name in device_names()},
-        decoder_of=_decoder,
+        software=software,
     )
     if device_name is not None:
         return estimated
     note = Assumption("device", name, "", "default of language models")
     return msgspec.structs.replace(estimated, assumptions=(note, *estimated.assumptions))
-
-
-def _decoder(name: str) -> Decoder:
-    """The dimensions of a shipped language model."""
-    decoder = model(name).decoder
-    if decoder is None:
-        raise InputError(f"language_models: model {name!r} has no decoder")
-    return decoder
 
 
 def _check_device(name: str, profile: Profile) -> None:

@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
+from perfmodel.base.errors import unknown_name
 from perfmodel.base.limits import limits_of
 from perfmodel.base.provenance import Source
 from perfmodel.base.ranges import COUNT, POSITIVE, Range, Ranged, or_none
 from perfmodel.inputs.batch_scaling import LAUNCH_S, RECENT_LAUNCH_S
 from perfmodel.inputs.operators import Operators
 from perfmodel.inputs.profile import Layer
+from perfmodel.inputs.software import AS_FOUND, STACKS
 
 SCHEMA = "perfmodel.device/1"
 
@@ -36,6 +38,7 @@ class PublishedUtilisation(Ranged, frozen=True, forbid_unknown_fields=True, kw_o
     sequence_length : tokens per sequence.
     utilisation : operations per second, counted as in
         :meth:`perfmodel.inputs.decoder.Decoder.model_flop`, over the peak rate at ``precision``.
+    stack : level of the software, one of :data:`perfmodel.inputs.software.STACKS`.
     """
 
     RANGES: ClassVar = {"utilisation": POSITIVE._replace(at_most=1.0)}
@@ -45,6 +48,12 @@ class PublishedUtilisation(Ranged, frozen=True, forbid_unknown_fields=True, kw_o
     precision: str
     utilisation: float
     source: Source
+    stack: str = AS_FOUND
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.stack not in STACKS:
+            raise unknown_name("stack", self.stack, STACKS)
 
 
 CPU = "cpu"

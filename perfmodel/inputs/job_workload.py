@@ -11,12 +11,14 @@ from perfmodel.inputs import catalogue
 from perfmodel.inputs.one_device import OneDevice, at_speed, read_one_device
 from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.recomputation import read_recomputation
+from perfmodel.inputs.software import OF_SOFTWARE, UNSAID, Software
 from perfmodel.inputs.storage import DEFAULT, OF_STORAGE, Storage, read_storage
 from perfmodel.inputs.workload import Workload
 
 OF_WORKLOAD = (
     *("model", "workload", "device", "precision", "batch_size"),
     *("sequence_length", "activation_checkpointing", "accumulation", "recompute"),
+    *("stack", "launches"),
     *("optimizer", "precision_policy", "lora", "offload_optimizer"),
     *("one_device_samples_per_s", "one_device_step_s", "one_device_batch_size"),
 )
@@ -46,8 +48,9 @@ def workload_of(arguments: Mapping[str, Any]) -> Workload:
     given = {name: arguments.get(name) for name in OF_WORKLOAD}
     passes = Passes(**{name: given.pop(name) for name in Passes._fields})
     storage = read_storage({name: given.pop(name) for name in OF_STORAGE})
+    software = Software(*(given.pop(name) for name in OF_SOFTWARE))
     measured = read_one_device(*(given.pop(name) for name in OF_ONE_DEVICE))
-    return _workload(**given, passes=passes, storage=storage, measured=measured)
+    return _workload(**given, passes=passes, storage=storage, measured=measured, software=software)
 
 
 def anchored(arguments: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
@@ -67,6 +70,7 @@ def _workload(
     passes: Passes,
     storage: Storage,
     measured: OneDevice | None,
+    software: Software,
 ) -> Workload:
     """Return the workload: as given, or made from the profile."""
     if model is None and workload is None:
@@ -80,6 +84,8 @@ def _workload(
                 raise InputError(f"{name}: the workload is already resolved for another {name}")
         if storage not in (DEFAULT, workload.storage):
             raise InputError("optimizer, precision_policy, lora: the workload is already resolved")
+        if software != UNSAID:
+            raise InputError("stack, launches: the workload is already resolved")
         if measured is None:
             return workload
         if measured.batch_size not in (None, workload.batch_size):
@@ -101,4 +107,5 @@ def _workload(
         storage=storage,
         accumulation=passes.accumulation,
         one_device=measured,
+        software=software,
     )

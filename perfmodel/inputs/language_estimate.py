@@ -1,18 +1,20 @@
-"""Compute times of language models, estimated from published utilisations of a device."""
+"""Compute times of language models, estimated from the operators of their layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from perfmodel.base.errors import InputError, whole_number
 from perfmodel.base.provenance import Assumption, Source
 from perfmodel.inputs.batch_scaling import SINGLE_ERROR as SINGLE_SIZE_ERROR
-from perfmodel.inputs.decoder import Decoder
-from perfmodel.inputs.decoder_layers import layers_of, with_layers
-from perfmodel.inputs.device import Device, PublishedUtilisation, roofline_s
-from perfmodel.inputs.profile import Profile, Timing
+from perfmodel.inputs.decoder_layers import with_layers
+from perfmodel.inputs.device import Device
+from perfmodel.inputs.operator_times import Factors, kernels_of, layers_s
+from perfmodel.inputs.operator_transfer import stack_of
+from perfmodel.inputs.profile import Layer, Profile, Timing
+from perfmodel.inputs.software import AS_FOUND, EAGER, LAUNCH_S, UNSAID, Software
 from perfmodel.inputs.workload import Workload, resolve
 
 BATCH_SIZE = 8
@@ -21,27 +23,14 @@ BATCH_SIZE = 8
 DEVICE = "h100"
 """Default device of models that were not measured on any."""
 
-OWN_ERROR = 0.25
-"""Error with several figures of other models on the same chip: 90th percentile of the factor, less
-one. 17 figures of A100 and H100, each against the median of the others; median 0.13, worst 0.31."""
-
-SINGLE_ERROR = 0.32
-"""Error with one figure on the same chip: 168 pairs, median 0.15, worst 0.50."""
-
 OTHER_ERROR = 0.5
-"""Error with figures of other chips: 18 figures of A100, H100 and V100, each against the median of
-the other two chips; median 0.25. The worst, 0.50, is used, because there are only three chips."""
-
-LAUNCH_S = 0.1e-3
-"""Least time of a step per parameter tensor: about ten launches of 5 to 20 us. Between the values
-of :mod:`perfmodel.inputs.batch_scaling` for older hosts and for recent ones."""
+"""Error on chips without factors of their own: 90th percentile of the factor, less one. The only
+figure of such a chip, GPT-2 XL on V100, is within 0.2; the larger value is that of one efficiency
+for all shapes, between chips, of which there were three."""
 
 LAUNCHED_ERROR = dict(SINGLE_SIZE_ERROR)[4.0]
-"""Error where launches determine the step time: that of the same rule for other models, from one
-batch size to another up to four times larger or smaller."""
-
-SAMPLE = 8
-"""Batch size, in sequences, for the rooflines of published figures."""
+"""Error where launches determine the step time: that of the rule for other models, from one batch
+size to another up to four times larger or smaller."""
 
 
 def estimate(
@@ -51,15 +40,16 @@ def estimate(
     batch_size: int | None,
     *,
     devices: Mapping[str, Device],
-    decoder_of: Callable[[str], Decoder],
+    software: Software = UNSAID,
 ) -> Workload:
     """Estimate a language model's workload on a device that it was not measured on.
 
-    The efficiency is the roofline time of a model's layers over the time that its published
-    utilisation implies (:func:`efficiency_on`). The figures come from training on many devices, so
-    their common losses are part of the estimate. A step takes at least as long as the launches of
-    its operations (:data:`LAUNCH_S`). The optimizer (Adam) reads
-    parameters, gradients and its state, and writes parameters and state, at memory bandwidth.
+    Layers take the time of their operators on the device
+    (:func:`perfmodel.inputs.operator_times.layers_s`), and longer by what training takes with a
+    level of software (:func:`perfmodel.inputs.operator_transfer.stack_of`). Both passes take at
+    least as long as the host launches their operators
+    (:data:`perfmodel.inputs.software.LAUNCH_S`). The optimizer (Adam) reads parameters, gradients
+    and its state, and writes parameters and state, at memory bandwidth.
 
     Raises
     ------
@@ -77,71 +67,51 @@ def estimate(
         notes.append(Assumption("batch_size", BATCH_SIZE, "samples", "default of language models"))
     size = BATCH_SIZE if batch_size is None else whole_number("batch_size", batch_size)
     profile = with_layers(profile, precision)
-    efficiency, names, error = efficiency_on(target, devices, decoder_of)
-    roofline = roofline_s(target, profile.layers, size, precision)
-    tensors = sum(len(layer.tensors) for layer in profile.layers)
-    why = f"median of published language models on {names}"
-    first = Assumption("efficiency", round(efficiency, 4), "of the roofline", why)
-    passes_s = 3.0 * sum(roofline) / efficiency
-    if passes_s < LAUNCH_S * tensors:
-        why = f"{LAUNCH_S * 1e3:g} ms for each parameter tensor, more than the products take"
-        passes_s, error = LAUNCH_S * tensors, LAUNCHED_ERROR
-        first = Assumption("launches of operations", passes_s, "s", why)
+    stack = stack_of(target, software.stack or AS_FOUND, devices)
+    factors = Factors(stack.products, stack.attention)
+    seconds = layers_s(target, profile.layers, size, precision, devices, factors)
+    error = stack.error_fraction if stack.alike else OTHER_ERROR
+    why = (
+        f"attention takes {stack.attention:.2f} times as long as alone, all else "
+        f"{stack.products:.2f} times, as on {', '.join(stack.devices)}"
+    )
+    notes.insert(0, Assumption("stack", software.stack or AS_FOUND, "", why))
+    launched_s, note = _launches(profile.layers, software.launches or EAGER, seconds)
+    if note is not None:
+        longer = launched_s / _total_s(seconds)
+        seconds = [(forward * longer, backward * longer) for forward, backward in seconds]
+        error = LAUNCHED_ERROR
+        notes.insert(1, note)
     state = profile.optimizer_state_bytes_per_parameter_byte
     moved = (3.0 + 2.0 * state) * profile.parameter_bytes
-    optimizer_s = moved / target.memory_bandwidth_bytes_per_s
     timing = Timing(
         device=target.name,
         batch_size=size,
         precision=precision,
-        step_s=passes_s + optimizer_s,
-        optimizer_s=optimizer_s,
-        source=Source("estimated", f"roofline of {target.title}, {target.source.text}"),
+        forward_s=tuple(forward for forward, _ in seconds),
+        backward_s=tuple(backward for _, backward in seconds),
+        optimizer_s=moved / target.memory_bandwidth_bytes_per_s,
+        source=Source("estimated", f"operators of {target.title}, {target.source.text}"),
     )
-    notes.insert(0, first)
-    estimated = resolve(
-        profile,
-        [timing],
-        batch_size=size,
-        layer_shares=roofline,
-        assumptions=notes,
-        error_fraction=error,
-    )
+    estimated = resolve(profile, [timing], batch_size=size, assumptions=notes, error_fraction=error)
     return msgspec.structs.replace(estimated, among_several=True)
 
 
-def efficiency_on(
-    target: Device, devices: Mapping[str, Device], decoder_of: Callable[[str], Decoder]
-) -> tuple[float, str, float]:
-    """Efficiency of language models on a device, the devices it comes from, and its error.
-
-    It is the median of the figures on devices with the same peak rates, which have the same chip;
-    if there are none, the median over all chips.
-    """
-    from statistics import median  # takes 3 ms to import, and most jobs have no language model
-
-    efficiencies = {
-        name: [efficiency(one, figure, decoder_of) for figure in one.language_models]
-        for name, one in devices.items()
-        if one.language_models
-    }
-    alike = [
-        name for name in efficiencies if devices[name].peak_flop_per_s == target.peak_flop_per_s
-    ]
-    if alike:
-        of_device = [efficiency for name in alike for efficiency in efficiencies[name]]
-        error = OWN_ERROR if len(of_device) > 1 else SINGLE_ERROR
-        return median(of_device), ", ".join(alike), error
-    typical = [median(values) for values in efficiencies.values()]
-    return median(typical), ", ".join(efficiencies), OTHER_ERROR
+def _launches(
+    layers: Sequence[Layer], launches: str, seconds: Sequence[tuple[float, float]]
+) -> tuple[float, Assumption | None]:
+    """Return the host's time to launch both passes, and a note if it is more than theirs."""
+    kernels = kernels_of(layers)
+    launched_s = LAUNCH_S[launches] * kernels
+    if launched_s <= _total_s(seconds):
+        return launched_s, None
+    why = (
+        f"the step is bound by launches: {LAUNCH_S[launches] * 1e6:g} us of the host for each of "
+        f"{kernels} kernels, {launched_s * 1e3:.3g} ms; the device takes "
+        f"{_total_s(seconds) * 1e3:.3g} ms"
+    )
+    return launched_s, Assumption("launches", launches, "", why)
 
 
-def efficiency(
-    device: Device, figure: PublishedUtilisation, decoder_of: Callable[[str], Decoder]
-) -> float:
-    """Roofline time of a model's layers, forward and backward, over the published time."""
-    decoder, length = decoder_of(figure.model), figure.sequence_length
-    layers = layers_of(decoder, length, figure.precision)
-    least_s = 3.0 * sum(roofline_s(device, layers, SAMPLE, figure.precision))
-    flop = SAMPLE * length * decoder.model_flop(length)
-    return least_s * figure.utilisation * device.peak(figure.precision) / flop
+def _total_s(seconds: Sequence[tuple[float, float]]) -> float:
+    return sum(forward + backward for forward, backward in seconds)

@@ -32,12 +32,23 @@ Group = tuple[tuple[OperatorShape, ...], bool]
 """The operators of a layer, and whether it is the first."""
 
 
+class Factors(NamedTuple):
+    """By how much longer attention, and all else, take than alone."""
+
+    products: float = 1.0
+    attention: float = 1.0
+
+
+ALONE = Factors()
+
+
 def layers_s(
     device: Device,
     layers: Sequence[Layer],
     batch_size: int,
     precision: str,
     others: Mapping[str, Device],
+    factors: Factors = ALONE,
 ) -> list[tuple[float, float]]:
     """Return the forward and backward seconds of each layer for a batch of samples.
 
@@ -59,9 +70,11 @@ def layers_s(
         indices.append(groups.setdefault((layer.operators, i == 0), len(groups)))
     at = _At(device, size, precision, others)
     seconds = np.zeros((len(groups), 2))
-    at.add_products(groups, seconds)
     at.add_attention(groups, seconds)
+    seconds *= factors.attention / factors.products
+    at.add_products(groups, seconds)
     at.add_memory_bound(groups, seconds)
+    seconds *= factors.products
     rows: list[list[float]] = seconds.tolist()
     return [(rows[i][0], rows[i][1]) for i in indices]
 

@@ -19,7 +19,9 @@ from perfmodel.inputs.operators import (
     AttentionFigures,
     Operators,
     ProductFigures,
+    StackFigures,
 )
+from perfmodel.inputs.software import STACKS
 from perfmodel.theory.attention import VALUE_BYTES, AttentionRates
 from perfmodel.theory.products import ProductRates
 
@@ -95,6 +97,51 @@ def attention_rates(
     )
 
 
+class Stack(NamedTuple):
+    """Time of training on a device over that of its operators; see
+    :class:`perfmodel.inputs.operators.StackFigures`.
+
+    Attributes
+    ----------
+    devices : those that the factors come from.
+    alike : whether these are the device itself, or have the same chip.
+    error_fraction : of devices with the same chip.
+    """
+
+    products: float
+    attention: float
+    devices: tuple[str, ...]
+    alike: bool
+    error_fraction: float
+
+
+def stack_of(device: Device, name: str, others: Mapping[str, Device]) -> Stack:
+    """Return how much longer training takes than its operators on a device, with a level of
+    software: its own factors or those of its chip, of its architecture, or of all devices.
+
+    Raises
+    ------
+    InputError : no such level, or nothing to transfer from.
+    """
+    if name not in STACKS:
+        raise unknown_name("stack", name, STACKS)
+    candidates = [
+        (one, operators.stacks[name])
+        for one, operators in _known(device, others)
+        if name in operators.stacks
+    ]
+    same = [pair for pair in candidates if pair[0].peak_flop_per_s == device.peak_flop_per_s]
+    nearest = same or _nearest(device, candidates, f"software {name}")
+    mean = _Mean(device, nearest)
+    return Stack(
+        mean.of("products"),
+        mean.of("attention"),
+        tuple(one.name for one, _ in nearest),
+        bool(same),
+        max(figures.error_fraction for _, figures in nearest),
+    )
+
+
 def _of_mixed(device: Device, precision: str) -> float:
     """Return the peak rate at a precision over that of 16 bits."""
     return device.peak(precision) / device.peak("mixed")
@@ -122,7 +169,7 @@ class _Mean(NamedTuple):
     """Geometric means of figures, relative to peak rates or bandwidths."""
 
     device: Device
-    figures: Sequence[tuple[Device, ProductFigures | AttentionFigures]]
+    figures: Sequence[tuple[Device, ProductFigures | AttentionFigures | StackFigures]]
 
     def of(self, name: str) -> float:
         """Return the mean of a field."""

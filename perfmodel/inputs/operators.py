@@ -59,9 +59,30 @@ class AttentionFigures(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=
     covariance: Covariance = ()
 
 
+class StackFigures(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Time of training over that of its operators alone, with some software.
+
+    ``products`` holds for all but attention, such as for power limits, sums in 32 bits and small
+    kernels that are not counted; ``attention`` for attention, whose kernels differ between levels
+    of software. ``error_fraction`` is the 90th percentile of the error of steps of models that
+    were not fitted to.
+    """
+
+    RANGES: ClassVar = dict.fromkeys(("products", "attention"), POSITIVE) | {
+        "error_fraction": NOT_NEGATIVE
+    }
+
+    products: float
+    attention: float
+    error_fraction: float
+    source: Source
+
+
 class Operators(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What operators achieve on a device: ``products`` by precision, and causal attention."""
+    """What operators achieve on a device: ``products`` by precision, and causal attention;
+    ``stacks`` is how much longer they take in training, by level of software."""
 
     products: dict[str, ProductFigures]
     attention: AttentionFigures
     source: Source
+    stacks: dict[str, StackFigures] = {}

@@ -8,5 +8,8 @@ from typing import Any
 make_job: Callable[..., Any]
 """Makes a job of its arguments."""
 
+read_job: Callable[[Any], dict[str, Any]]
+"""The arguments that a job file gives."""
+
 change_job: Callable[[Any, Mapping[str, Any]], Any]
 """The job with some of its arguments changed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -16,6 +16,7 @@ from perfmodel.inputs.cluster import Cluster, Link
 from perfmodel.inputs.job import Job, Start, default_start
 from perfmodel.inputs.job_workload import anchored, workload_of
 from perfmodel.inputs.options import described
+from perfmodel.inputs.software import LAUNCH_S, STACKS
 from perfmodel.phases.quantities import Quantities, quantities_of, same_quantities
 from perfmodel.predicting import coarse, islands, job_facts
 from perfmodel.results.effects import LEFT_OUT, Alternative, Effect, Value
@@ -25,6 +26,9 @@ Progress = Callable[[int, int], None]
 
 FACTORS = (0.5, 2.0)
 """Factors that numbers are multiplied by."""
+
+SOFTWARE: Mapping[str, Sequence[str]] = {"stack": [*STACKS], "launches": [*LAUNCH_S]}
+"""Assumptions that are arguments of a job with words, and these."""
 
 COMPUTE = "compute time"
 """Name of the step's compute time, which is an assumption if it is estimated, not measured."""
@@ -121,7 +125,11 @@ def _alternatives(assumption: Assumption, job: Job) -> Iterator[tuple[Value, Cal
             yield word, with_fields(start=word)
     elif name == "batch_size" and job.given is not None and "batch_size" not in job.given:
         for size in _others(assumption.value):
-            yield size, functools.partial(_with_batch, job, size)
+            yield size, functools.partial(_with_argument, job, name, size)
+    elif name in SOFTWARE and job.given is not None and job.given.get("workload") is None:
+        for word in SOFTWARE[name]:
+            if word != assumption.value:
+                yield word, functools.partial(_with_argument, job, name, word)
     elif name == "jitter" and flat.jitter is not None:
         for cv in _others(flat.jitter.cv):
             yield cv, with_fields(jitter=msgspec.structs.replace(flat.jitter, cv=cv))
@@ -144,11 +152,11 @@ def _with_option(job: Job, name: str, value: Value) -> Job:
     return islands.changed(job, msgspec.structs.replace(flat, options=options, start=start))
 
 
-def _with_batch(job: Job, size: Value) -> Job:
-    """Return the job with another batch size per device."""
+def _with_argument(job: Job, name: str, value: Value) -> Job:
+    """Return the job with another value of an argument that defines its workload."""
     flat = job.of_devices
     arguments = anchored(job.given or {}, flat.workload.batch_size)
-    workload = workload_of({**arguments, "batch_size": size})
+    workload = workload_of({**arguments, name: value})
     other = job_facts.with_layers(msgspec.structs.replace(flat, workload=workload))
     return islands.changed(job, other)
 

@@ -20,6 +20,7 @@ from perfmodel.inputs.job import Jitter, Job, Start, Straggler
 from perfmodel.inputs.job_arguments import in_si, per_worker
 from perfmodel.inputs.job_workload import OF_ONE_DEVICE, OF_WORKLOAD
 from perfmodel.inputs.profile import Profile
+from perfmodel.inputs.software import OF_SOFTWARE
 from perfmodel.inputs.workload import Workload
 from perfmodel.sweeping.arguments import job_of, options_of
 from perfmodel.sweeping.labels import Row, distinct, label, shown
@@ -47,6 +48,8 @@ class GridArguments(TypedDict, total=False):
     activation_checkpointing: Several[bool | None]
     accumulation: Several[int | None]
     recompute: Several[str | None]
+    stack: Several[str | None]
+    launches: Several[str | None]
     optimizer: Several[str | None]
     precision_policy: Several[str | None]
     lora: Several[str | None]
@@ -266,7 +269,8 @@ def _job(arguments: dict[str, object], workloads: dict[tuple[object, ...], Workl
 def _one_speed(jobs: Iterable[Job]) -> None:
     """Check that the given speed of one device is that of all jobs."""
     measured = [job for job in jobs if any((job.given or {}).get(n) for n in OF_ONE_DEVICE)]
-    names = ("name", *OF_WORKLOAD[2 : -len(OF_ONE_DEVICE)])
+    of_job = OF_WORKLOAD[2 : -len(OF_ONE_DEVICE)]
+    names = ["name", *(name for name in of_job if name not in OF_SOFTWARE)]
     anchored = any(job.given and "one_device_batch_size" in job.given for job in measured)
     workloads = [job.of_devices.workload for job in measured]
     differ = [name for name in names if len({getattr(w, name) for w in workloads}) > 1]

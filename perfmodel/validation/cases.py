@@ -16,7 +16,8 @@ from perfmodel.base.provenance import Source
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.decoder_layers import at_length, with_layers
-from perfmodel.inputs.job import Job, JobKeys
+from perfmodel.inputs.job import Job
+from perfmodel.inputs.job_files import JobKeys
 from perfmodel.inputs.job_workload import workload_of
 from perfmodel.inputs.profile import Profile, Timing
 from perfmodel.inputs.workload import Workload

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import csv
-import itertools
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -18,11 +16,14 @@ from perfmodel import InputError, make_job, predict
 from perfmodel.cli import cli
 from perfmodel.inputs import catalogue, language_estimate
 from perfmodel.inputs.decoder import Decoder
-from perfmodel.inputs.decoder_layers import layers_of
-from perfmodel.inputs.job import read_job
+from perfmodel.inputs.decoder_layers import layers_of, with_layers
+from perfmodel.inputs.job_files import read_job
+from perfmodel.inputs.operator_times import layers_s
 from perfmodel.inputs.passes import accumulated
 from perfmodel.inputs.recomputation import recomputed
+from perfmodel.inputs.software import Software
 from perfmodel.inputs.workload import Workload, WorkloadLayer
+from perfmodel.predicting.effects import effects
 
 PUBLISHED = {
     "gpt2-medium": 354_823_168,
@@ -109,72 +110,80 @@ def test_longer_sequences_take_longer_and_need_more_memory() -> None:
     assert short.optimizer_s == long.optimizer_s
 
 
-@pytest.mark.parametrize("device", ["a100-80", "h100"])
-def test_a_step_has_the_published_utilisation(device: str) -> None:
-    """The median published figure: the estimate for its own model is near it."""
-    place = catalogue.device(device)
-    figures = sorted(
-        place.language_models,
-        key=lambda f: language_estimate.efficiency(place, f, catalogue._decoder),
-    )
-    figure = figures[len(figures) // 2]
-    w = workload(figure.model, device, sequence_length=figure.sequence_length)
-    decoder = catalogue.model(figure.model).decoder
-    assert decoder is not None
-    tokens = w.batch_size * figure.sequence_length
-    flop = tokens * decoder.model_flop(figure.sequence_length)
-    reached = flop / (w.forward_s + w.backward_s) / place.peak("mixed")
-    assert reached == pytest.approx(figure.utilisation, rel=0.05)
-    assert w.quality == "estimated"
+def test_layers_take_their_operators_times_the_factors_of_the_software() -> None:
+    """Attention, and everything else, by the factors of the device file."""
+    devices = {name: catalogue.device(name) for name in catalogue.device_names()}
+    place, profile = devices["h100"], with_layers(catalogue.model("llama-8b"), "mixed")
+    assert place.operators is not None
+    alone = layers_s(place, profile.layers, 2, "mixed", devices)
+    for stack in ("as_found", "tuned"):
+        factors = place.operators.stacks[stack]
+        w = workload("llama-8b", "h100", batch_size=2, software=Software(stack=stack))
+        for layer, (forward, backward) in zip(w.layers, alone, strict=True):
+            if layer.kind == "linear":
+                assert layer.forward_s == pytest.approx(factors.products * forward)
+                assert layer.backward_s == pytest.approx(factors.products * backward)
+            if layer.kind == "attention":  # which also turns queries and keys
+                rest = factors.attention / factors.products
+                low, high = sorted((factors.products, factors.attention))
+                assert low * backward <= layer.backward_s * 1.001 <= 1.002 * high * backward, rest
+        assert w.error_fraction == round(factors.error_fraction, 2)
+        assert w.quality == "estimated"
 
 
-def test_variants_of_a_chip_share_figures_and_other_chips_have_wider_errors() -> None:
-    same, other, single = (workload(device=name) for name in ("h200", "l40s", "v100"))
-    assert same.error_fraction == language_estimate.OWN_ERROR
-    assert other.error_fraction == language_estimate.OTHER_ERROR
-    assert single.error_fraction == language_estimate.SINGLE_ERROR
+def test_chips_without_factors_have_those_of_their_architecture_or_of_all() -> None:
+    same, other, alike = (workload(device=name) for name in ("h200", "v100", "h100-pcie"))
+    assert same.error_fraction == 0.2
+    assert other.error_fraction == alike.error_fraction == language_estimate.OTHER_ERROR
     assert same.forward_s <= workload(device="h100").forward_s
+    why = {w.device: w.assumptions[0].source for w in (same, other, alike)}
+    assert why["h200"].endswith("as on h100")
+    assert why["h100-pcie"].endswith("as on h100")
+    assert why["v100"].endswith("as on a100-80, h100")
 
 
-def efficiencies() -> dict[str, list[float]]:
-    """Efficiencies of all published figures, by device."""
-    return {
-        name: [language_estimate.efficiency(place, f, catalogue._decoder) for f in figures]
-        for name in catalogue.device_names()
-        if (figures := (place := catalogue.device(name)).language_models)
-    }
+@pytest.mark.parametrize(("launches", "per_kernel_s"), [("eager", 30e-6), ("compiled", 10e-6)])
+def test_a_short_step_is_bound_by_launches(launches: str, per_kernel_s: float) -> None:
+    """12 blocks: 4 products of 3 kernels, 4 biases, 2 norms, 2 sums and an activation of 2, and
+    attention of 2; besides two look-ups, a norm, a product, and a loss of 3."""
+    software = Software(launches=launches)
+    w = workload("gpt2-small", "h100", batch_size=1, sequence_length=16, software=software)
+    kernels = 12 * (4 * 3 + (4 + 2 + 2 + 1) * 2 + 2) + 2 * 2 + 2 + 3 + 2 * 3
+    assert w.forward_s + w.backward_s == pytest.approx(per_kernel_s * kernels)
+    (note,) = [a for a in w.assumptions if a.name == "launches"]
+    assert note.value == launches
+    assert f"bound by launches: {per_kernel_s * 1e6:g} us of the host for each of {kernels}" in (
+        note.source
+    )
+    graphs = workload(
+        "gpt2-small", "h100", batch_size=1, sequence_length=16, software=Software(launches="graphs")
+    )
+    assert graphs.forward_s < w.forward_s
+    assert "launches" not in {a.name for a in graphs.assumptions}
 
 
-def off(found: float, expected: float) -> float:
-    """Factor minus one."""
-    return float(np.exp(abs(np.log(found / expected)))) - 1.0
+def test_software_is_an_argument_of_jobs_and_its_effect_is_listed() -> None:
+    given: dict[str, Any] = {"model": "llama-1b", "device": "a100-80", "arch": "allreduce"}
+    found = make_job(**given)
+    tuned = make_job(**given, stack="tuned", launches="compiled")
+    assert tuned.workload.forward_s < found.workload.forward_s
+    effect = next(one for one in effects(found) if one.assumption.name == "stack")
+    assert [one.value for one in effect.alternatives] == ["tuned"]
+    assert effect.alternatives[0].ratio > 1.0
 
 
-def test_stated_errors_follow_from_the_shipped_figures() -> None:
-    """The constants follow from the device files alone."""
-    found = efficiencies()
-    several = [each for each in found.values() if len(each) > 1]
-    own = [
-        off(x, float(np.median(each[:i] + each[i + 1 :])))
-        for each in several
-        for i, x in enumerate(each)
-    ]
-    pairs = [off(x, y) for each in several for x, y in itertools.permutations(each, 2)]
-    other = [
-        off(x, float(np.median([np.median(v) for k, v in found.items() if k != name])))
-        for name, each in found.items()
-        for x in each
-    ]
-    assert (len(own), len(pairs), len(other)) == (17, 168, 18)
-    assert round(float(np.quantile(own, 0.9)), 2) == language_estimate.OWN_ERROR
-    assert round(float(np.quantile(pairs, 0.9)), 2) == language_estimate.SINGLE_ERROR
-    assert round(max(other), 2) == language_estimate.OTHER_ERROR
-
-
-def test_a_short_step_takes_its_launch_time() -> None:
-    w = workload("gpt2-small", "h100", batch_size=1, sequence_length=16)
-    assert w.forward_s + w.backward_s == pytest.approx(language_estimate.LAUNCH_S * w.tensors)
-    assert "launches of operations" in {a.name for a in w.assumptions}
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"stack": "tunned"}, "unknown stack 'tunned'; did you mean 'tuned'"),
+        ({"launches": "graph"}, "unknown launches 'graph'; did you mean 'graphs'"),
+        ({"model": "resnet50", "stack": "tuned"}, "stack, launches: times of resnet50 are not"),
+        ({"model": "gpt2-small", "launches": "eager"}, "stack, launches: times of gpt2-small"),
+    ],
+)
+def test_mistakes_in_software_are_one_clear_line(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(InputError, match=re.escape(text)):
+        make_job(**{"model": "llama-1b"} | given)
 
 
 def test_defaults_are_listed_as_assumptions() -> None:

@@ -345,7 +345,7 @@ def test_a_report_scales_a_global_batch_from_the_measured_one() -> None:
 
 
 def test_the_job_of_a_case_has_the_keys_of_a_job_file(tmp_path: Path) -> None:
-    from perfmodel.inputs.job import JobFile
+    from perfmodel.inputs.job_files import JobFile
 
     assert set(JobFile.__struct_fields__) - {"schema"} <= set(CaseJob.__struct_fields__)
     path = tmp_path / "cases.toml"

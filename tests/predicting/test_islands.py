@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import perfmodel as pm
 from perfmodel.cli import cli
-from perfmodel.inputs.job import read_job
+from perfmodel.inputs.job_files import read_job
 from perfmodel.predicting import coarse, fine, islands
 from tests.jobs import ALL, ALL_IDS, whole_groups, workload
 

@@ -301,7 +301,7 @@ def test_lora_sends_less_and_computes_two_thirds() -> None:
     }  # fmt: skip
     plain, adapted = (make_job(**given, lora=lora).workload for lora in (None, "8"))
     assert adapted.gradient_bytes < plain.gradient_bytes / 1000
-    assert adapted.backward_s < 0.6 * plain.backward_s
+    assert adapted.backward_s < 0.65 * plain.backward_s
     assert adapted.forward_s == pytest.approx(plain.forward_s, rel=0.01)
     assert predict(make_job(**given, lora="8"), fidelity="coarse").notes == ()
 

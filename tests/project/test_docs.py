@@ -37,7 +37,7 @@ from perfmodel.engine import simulation, steady, warmup
 from perfmodel.inputs.calibration import Calibration
 from perfmodel.inputs.cluster import SCHEMA as CLUSTER_SCHEMA, Cluster
 from perfmodel.inputs.device import SCHEMA as DEVICE_SCHEMA, Device
-from perfmodel.inputs.job import SCHEMA as JOB_SCHEMA, JobFile
+from perfmodel.inputs.job_files import SCHEMA as JOB_SCHEMA, JobFile
 from perfmodel.inputs.profile import SCHEMA as WORKLOAD_SCHEMA, Profile
 from perfmodel.measuring.measurements import SCHEMA as MEASUREMENTS_SCHEMA, Measurements
 from perfmodel.results.prediction import Prediction

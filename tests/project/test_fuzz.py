@@ -38,7 +38,8 @@ from perfmodel.cli import main
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import read_cluster
 from perfmodel.inputs.device import SCHEMA as DEVICE, Device, roofline_s
-from perfmodel.inputs.job import Job, read_job
+from perfmodel.inputs.job import Job
+from perfmodel.inputs.job_files import read_job
 from perfmodel.inputs.profile import read_profile
 from perfmodel.measuring.training.run import read_run
 from perfmodel.predicting.installation import fingerprint

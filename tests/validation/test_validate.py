@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from perfmodel import InputError, Job, Source, make_job, predict
 from perfmodel.cli import cli, main
-from perfmodel.inputs.job import JobFile, read_job
+from perfmodel.inputs.job_files import JobFile, read_job
 from perfmodel.measuring.training.run import MeasuredRun, RunResults
 from perfmodel.validation import read_cases, shipped_cases, summarise, validate
 from perfmodel.validation.cases import of_run
@@ -214,6 +214,8 @@ KEYS: dict[str, Any] = {
     "sequence_length": 256,
     "activation_checkpointing": True,
     "recompute": "full",
+    "stack": "tuned",
+    "launches": "graphs",
     "accumulation": 2,
     "optimizer": "lion",
     "precision_policy": "bf16",

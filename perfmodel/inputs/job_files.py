@@ -1,0 +1,97 @@
+"""Job files: the arguments of a job, by name."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from perfmodel.base import files
+from perfmodel.base.errors import InputError
+from perfmodel.inputs.job import Jitter, Start, Straggler
+
+SCHEMA = "perfmodel.job/1"
+
+
+class JobKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The arguments of a job, by name, as files give them; those left out take their defaults.
+
+    ``model`` is a model of the catalogue, ``workload`` a workload file; ``cluster`` is a name or a
+    file. File paths are relative to the file that gives them. ``jitter`` is a number or text such
+    as "lognormal:0.1", ``one_device_samples_per_s`` a number or text such as "12000 tokens/s",
+    ``options`` are those of the architecture, and ``island_...`` are as in
+    :func:`perfmodel.make_job`.
+    """
+
+    model: str | None = None
+    workload: str | None = None
+    device: str | None = None
+    precision: str | None = None
+    batch_size: int | None = None
+    sequence_length: int | None = None
+    activation_checkpointing: bool | None = None
+    accumulation: int | None = None
+    recompute: str | None = None
+    stack: str | None = None
+    launches: str | None = None
+    optimizer: str | None = None
+    precision_policy: str | None = None
+    lora: str | None = None
+    offload_optimizer: bool | None = None
+    one_device_samples_per_s: float | str | None = None
+    one_device_step_s: float | None = None
+    one_device_batch_size: int | None = None
+    cluster: str | None = None
+    bandwidth_bytes_per_s: float | None = None
+    latency_s: float | None = None
+    workers: int | None = None
+    arch: str | None = None
+    options: dict[str, Any] = {}
+    island_devices: int | str | None = None
+    island_steps: int | str | None = None
+    island_arch: str | None = None
+    island_options: dict[str, Any] = {}
+    jitter: str | float | None = None
+    stragglers: tuple[Straggler, ...] = ()
+    start: Start | None = None
+    seed: int | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of :func:`perfmodel.make_job`; keys left out are absent.
+
+        Raises
+        ------
+        InputError : ``jitter`` cannot be read.
+        """
+        values = {
+            name: getattr(self, name)
+            for name in JobKeys.__struct_fields__
+            if getattr(self, name) not in (None, (), {})
+        }
+        if self.jitter is not None:
+            values["jitter"] = Jitter.parse(str(self.jitter))
+        return values
+
+
+class JobFile(JobKeys, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Contents of a job file (schema ``perfmodel.job/1``)."""
+
+    schema: Literal["perfmodel.job/1"] = "perfmodel.job/1"
+
+
+def read_job(path: str | Path) -> dict[str, Any]:
+    """Read a job file as arguments for :func:`perfmodel.make_job`; fields left out are absent.
+
+    Raises
+    ------
+    InputError : see :func:`perfmodel.base.files.read`; or ``jitter`` cannot be read.
+    """
+    path = Path(path)
+    given = files.read(path, JobFile, SCHEMA)
+    try:
+        values = given.arguments()
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    for name in ("workload", "cluster"):
+        if name in values and files.looks_like_path(values[name]):
+            values[name] = path.parent / values[name]
+    return values

@@ -1,0 +1,48 @@
+"""The software that a job trains with, where times are estimated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from perfmodel.base.errors import unknown_name
+
+AS_FOUND, TUNED = "as_found", "tuned"
+
+STACKS: Mapping[str, str] = {
+    AS_FOUND: "frameworks as users find them, with the attention kernels that they have by default",
+    TUNED: "the newest kernels and containers, as vendors publish their results",
+}
+"""Levels of software on a device, by what they mean."""
+
+EAGER, COMPILED, GRAPHS = "eager", "compiled", "graphs"
+
+LAUNCH_S: Mapping[str, float] = {EAGER: 30e-6, COMPILED: 10e-6, GRAPHS: 0.0}
+"""Time of the host per kernel of the operators, by how operators are launched.
+
+An operator of an eager framework takes the host 5 to 20 us, and a kernel here stands for about
+three of them, with the casts and views that surround it; compiled code launches one. CUDA graphs
+launch all at once.
+"""
+
+
+class Software(msgspec.Struct, frozen=True):
+    """Level of the software, one of :data:`STACKS` (default *as_found*), and how it launches
+    operators, one of :data:`LAUNCH_S` (default *eager*)."""
+
+    stack: str | None = None
+    launches: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.stack is not None and self.stack not in STACKS:
+            raise unknown_name("stack", self.stack, STACKS)
+        if self.launches is not None and self.launches not in LAUNCH_S:
+            raise unknown_name("launches", self.launches, LAUNCH_S)
+
+
+UNSAID = Software()
+"""The defaults."""
+
+OF_SOFTWARE = ("stack", "launches")
+"""Arguments of :func:`perfmodel.make_job` that make a :class:`Software`."""
