@@ -95,7 +95,8 @@ def _cases(
     name: str, shapes: pd.DataFrame, columns: list[str], seconds: Any, wide: Any
 ) -> Iterator[Case]:
     measured = shapes["ms"].to_numpy(np.float64) * 1e-3
-    labels = shapes[columns].astype(str).agg("x".join, axis=1)
-    for label, predicted, value, full in zip(labels, seconds, measured, wide, strict=True):
+    sizes = zip(*(shapes[column].tolist() for column in columns), strict=True)
+    values = (seconds.tolist(), measured.tolist(), wide.tolist())
+    for shape, predicted, value, full in zip(sizes, *values, strict=True):
         group = f"gpu_operators/{name}" + ("" if full else "-narrow")
-        yield Case(group, f"{name} {label}", float(predicted), float(value))
+        yield Case(group, f"{name} {'x'.join(map(str, shape))}", predicted, value)

@@ -151,23 +151,39 @@ def uncertainty(
 ) -> Uncertainty:
     """Return the uncertainty of a predicted step, towards longer steps or ``below`` the prediction;
     ``learnt`` replaces :data:`LEARNT`."""
-    waiting = min(max(answer.idle_fraction.mean, 0.0), 1.0)
     among = learnt if learnt is not None else learnt_of(job)
-    always = among.always * (among.below if below else 1.0)
-    alone, fitted = job.workers == 1, calibrations_of(job)
-    if job.cluster.calibration is not None:
-        model, beyond = 0.0, 0.0
-    else:
-        model = 0.0 if alone else math.hypot(always, among.waiting * waiting)
-        beyond = DOUBLING * max(math.log2(job.workers / among.workers), 0.0)
+    fitted = calibrations_of(job)
+    beyond = DOUBLING * max(math.log2(job.workers / among.workers), 0.0)
     return Uncertainty(
         measurement=math.hypot(RUN_SPREAD, _chance(answer), _unequal_links(job)),
-        calibration=math.hypot(_estimated(job, waiting), *_propagated(job)),
-        model=math.hypot(model, _formula(answer), *(known.spread for known in fitted)),
+        calibration=math.hypot(_estimated(job, _waiting(answer)), *_propagated(job)),
+        model=_left_out(job, answer, among, below=below),
         extrapolation=math.hypot(
-            beyond, *(known.extrapolation(features_of(job)) for known in fitted)
+            0.0 if job.cluster.calibration is not None else beyond,
+            *(known.extrapolation(features_of(job)) for known in fitted),
         ),
     )
+
+
+def _waiting(answer: Answer) -> float:
+    return min(max(answer.idle_fraction.mean, 0.0), 1.0)
+
+
+def _left_out(job: Job, answer: Answer, among: Learnt, *, below: bool) -> float:
+    """Return the standard deviation due to what the model leaves out."""
+    model = 0.0
+    if job.cluster.calibration is None and job.workers > 1:
+        always = among.always * (among.below if below else 1.0)
+        model = math.hypot(always, among.waiting * _waiting(answer))
+    return math.hypot(model, _formula(answer), *(known.spread for known in calibrations_of(job)))
+
+
+def _sides(job: Job, answer: Answer, learnt: Learnt | None) -> tuple[Uncertainty, Uncertainty]:
+    """Return the uncertainty below and above the prediction; only their ``model`` differs."""
+    above = uncertainty(job, answer, learnt)
+    among = learnt if learnt is not None else learnt_of(job)
+    model = _left_out(job, answer, among, below=True)
+    return msgspec.structs.replace(above, model=model), above
 
 
 def calibrations_of(job: Job) -> list[Calibration]:
@@ -187,28 +203,35 @@ def _estimated(job: Job, waiting: float) -> float:
 
 def _propagated(job: Job) -> list[float]:
     """Return the standard deviations due to values fitted for the cluster and for the workload."""
-    variances = []
+    changes = []
     of_cluster, given = job.cluster.calibration, job.workload.calibration
     if of_cluster is not None and of_cluster.parameters:
         jobs = [
             msgspec.structs.replace(job, cluster=calibration.scaled(job.cluster, path, STEP))
             for path in of_cluster.parameters
         ]
-        variances.append(math.sqrt(of_cluster.variance(_elasticities(job, jobs))))
+        changes.append((of_cluster, jobs))
     if given is not None and given.parameters:
         jobs = [
             msgspec.structs.replace(job, workload=job.workload.scaled(path, STEP))
             for path in given.parameters
         ]
-        variances.append(math.sqrt(given.variance(_elasticities(job, jobs))))
-    return variances
+        changes.append((given, jobs))
+    if not changes:
+        return []
+    step_s = _coarse_step_s(job)
+    return [math.sqrt(of.variance(_elasticities(step_s, jobs))) for of, jobs in changes]
 
 
-def _elasticities(job: Job, changed: list[Job]) -> np.ndarray:
+def _elasticities(step_s: float, changed: list[Job]) -> np.ndarray:
     """Return d(log coarse step) / d(log value) for jobs in which one value is multiplied by
-    :data:`STEP`."""
-    steps = [float(coarse.phases(one).iteration_s) for one in (job, *changed)]
-    return np.log(np.array(steps[1:]) / steps[0]) / math.log(STEP)
+    :data:`STEP`; without that, the step is ``step_s``."""
+    steps = np.array([_coarse_step_s(job) for job in changed])
+    return np.log(steps / step_s) / math.log(STEP)
+
+
+def _coarse_step_s(job: Job) -> float:
+    return float(coarse.phases(job).iteration_s)
 
 
 def _chance(answer: Answer) -> float:
@@ -237,8 +260,13 @@ def _formula(answer: Answer) -> float:
 
 def step_interval(job: Job, answer: Answer, learnt: Learnt | None = None) -> tuple[float, float]:
     """Return the interval (s) that holds 9 of 10 measured steps; it includes the prediction."""
-    low_s, _ = uncertainty(job, answer, learnt, below=True).interval(answer.iteration_s)
-    _, high_s = uncertainty(job, answer, learnt).interval(answer.iteration_s)
+    return _steps_s(job, answer, *_sides(job, answer, learnt))
+
+
+def _steps_s(
+    job: Job, answer: Answer, below: Uncertainty, above: Uncertainty
+) -> tuple[float, float]:
+    (low_s, _), (_, high_s) = (side.interval(answer.iteration_s) for side in (below, above))
     return low_s, max(high_s, slow_links_s(job, answer))
 
 
@@ -271,8 +299,8 @@ def _times_slower(job: Job, *, servers: bool) -> float:
 def interval_of(job: Job, outcome: Outcome, samples_per_s: float) -> Interval:
     """Return the interval of a job's outcome and throughput, and what contributes to its width."""
     kind = kind_of(job)
-    parts = uncertainty(job, outcome)
-    low_s, high_s = step_interval(job, outcome)
+    below, parts = _sides(job, outcome, None)
+    low_s, high_s = _steps_s(job, outcome, below, parts)
     samples = samples_per_s * outcome.iteration_s
     return Interval(
         coverage=COVERAGE,

@@ -10,12 +10,14 @@ import json
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from benchmarks.accuracy import cmdare, fitted
 from benchmarks.accuracy.__main__ import main
+from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.summaries import summarise
 from perfmodel import InputError
 from perfmodel.calibration import ServersFit
@@ -27,6 +29,18 @@ SPEEDS, ONE_WORKER = "speed_vs_workers.csv", "one_worker_step_time.csv"
 @pytest.fixture(scope="module")
 def folder() -> Path:
     return measured(cmdare.ABOUT.folder, SPEEDS)
+
+
+@pytest.fixture(scope="module")
+def groups(folder: Path) -> dict[str, dict[str, Any]]:
+    """The errors of the measured runs."""
+    return summarise(cmdare.cases(folder))
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
+    """The cases of :data:`OTHER`."""
+    return cmdare.cases(made(tmp_path_factory.mktemp("other"), OTHER))
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -46,8 +60,9 @@ def write(path: Path, found: Iterable[dict[str, str]]) -> None:
 
 
 @pytest.mark.parametrize(("split", "median", "p90"), [("n4", 0.04, 0.10), ("n3", 0.04, 0.17)])
-def test_step_times_are_predicted(folder: Path, split: str, median: float, p90: float) -> None:
-    groups = summarise(cmdare.cases(folder))
+def test_step_times_are_predicted(
+    groups: dict[str, dict[str, Any]], split: str, median: float, p90: float
+) -> None:
     found = groups[f"cmdare/{split}"]
     assert found["n"] >= 6
     assert found["median"] < median
@@ -57,8 +72,7 @@ def test_step_times_are_predicted(folder: Path, split: str, median: float, p90: 
     assert sum(groups[name]["n"] for name in models) == found["n"]
 
 
-def test_predictions_beat_ideal_scaling(folder: Path) -> None:
-    groups = summarise(cmdare.cases(folder))
+def test_predictions_beat_ideal_scaling(groups: dict[str, dict[str, Any]]) -> None:
     for split in ("n3", "n4"):
         found = groups[f"cmdare/{split}"]
         assert found["median"] < found["others"]["ideal scaling"]["median"]
@@ -149,21 +163,20 @@ def made(to: Path, speeds: list[dict[str, str]]) -> Path:
     return to
 
 
-def test_other_runs_are_predicted(tmp_path: Path) -> None:
+def test_other_runs_are_predicted(others: list[Case]) -> None:
     """More workers, two servers, mixed devices, and a model with runs of one worker only."""
-    found = cmdare.cases(made(tmp_path, OTHER))
-    assert {case.name for case in found} == {
+    assert {case.name for case in others} == {
         "p100 resnet32 8 workers 1 servers",
         "p100 resnet32 8 workers 2 servers",
         "2k80+1p100 resnet32 3 workers 1 servers",
         "p100 custom4 2 workers 1 servers",
     }  # the others were fitted to, or are a model's runs of one worker
-    assert len(found) == 4 * len(cmdare.MOST_WORKERS)
-    for case in found:
+    assert len(others) == 4 * len(cmdare.MOST_WORKERS)
+    for case in others:
         assert abs(case.error) < 0.15
         assert case.interval is not None
         assert case.interval[0] < case.predicted < case.interval[1]
-    assert {case.group for case in found if "custom4" in case.name} == {
+    assert {case.group for case in others if "custom4" in case.name} == {
         f"cmdare/{split}/custom4" for split in cmdare.MOST_WORKERS
     }
 
@@ -176,16 +189,14 @@ def test_canary_a_wrong_rate_increases_the_error(tmp_path: Path) -> None:
 
 
 def test_unpredictable_rows_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    more = [*OTHER, run("v100", "resnet32", 1, 2, 27.0)]
-    found = cmdare.cases(made(tmp_path, more))
-    assert len(found) == 4 * len(cmdare.MOST_WORKERS)
-    assert capsys.readouterr().err == (
-        "no run with one worker, or size not known, left out: resnet32 on v100\n"
-    )
-    more.append(run("2k80+1p100", "resnet32", 1, 4, 1.0))
-    assert len(cmdare.cases(made(tmp_path, more))) == 4 * len(cmdare.MOST_WORKERS)
-    said = "not as many devices as workers, left out: 4 workers of 2k80+1p100\n"
-    assert said in capsys.readouterr().err
+    more = [OTHER[4], run("v100", "resnet32", 1, 2, 27.0), run("2k80+1p100", "resnet32", 1, 4, 1.0)]
+    found = cmdare.cases(made(tmp_path, [*OTHER[3:4], *more]))
+    assert len(found) == len(cmdare.MOST_WORKERS)
+    assert {case.name for case in found} == {"p100 custom4 2 workers 1 servers"}
+    assert capsys.readouterr().err.splitlines() == [
+        "not as many devices as workers, left out: 4 workers of 2k80+1p100",
+        "no run with one worker, or size not known, left out: resnet32 on v100",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -207,14 +218,14 @@ def test_mixed_devices_are_counted(gpu: str, kinds: dict[str, int]) -> None:
     assert row.mix == kinds
 
 
-def test_several_servers_and_mixed_devices_are_pooled(tmp_path: Path) -> None:
-    groups = summarise(cmdare.cases(made(tmp_path, OTHER)))
+def test_several_servers_and_mixed_devices_are_pooled(others: list[Case]) -> None:
+    groups = summarise(others)
     assert groups["cmdare/n4-mixed"]["n"] == groups["cmdare/n4-two-servers"]["n"] == 1
     assert groups["cmdare/n4/resnet32"]["n"] == 3
 
 
-def test_intervals_are_wider_for_a_second_server(tmp_path: Path) -> None:
-    found = {c.name: c for c in cmdare.cases(made(tmp_path, OTHER)) if "/n4/" in c.group}
+def test_intervals_are_wider_for_a_second_server(others: list[Case]) -> None:
+    found = {case.name: case for case in others if "/n4/" in case.group}
     one, two = (found[f"p100 resnet32 8 workers {n} servers"].interval for n in (1, 2))
     assert one is not None
     assert two is not None
@@ -226,10 +237,10 @@ def test_the_step_time_table_may_be_missing(tmp_path: Path) -> None:
     assert len(cmdare.cases(tmp_path)) == len(cmdare.MOST_WORKERS)
 
 
-def test_order_and_further_columns_do_not_matter(tmp_path: Path) -> None:
+def test_order_and_further_columns_do_not_matter(tmp_path: Path, others: list[Case]) -> None:
     few = OTHER[2:5]
     turned = [{"when": "today"} | dict(reversed(row.items())) for row in few[::-1]]
-    expected = {c.name: c.predicted for c in cmdare.cases(made(tmp_path, few))}
+    expected = {c.name: c.predicted for c in others if not c.name.startswith("p100 resnet32")}
     assert {c.name: c.predicted for c in cmdare.cases(made(tmp_path, turned))} == expected
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,29 @@ def folder() -> Path:
     return measured(testbed.ABOUT.folder, "results.jsonl")
 
 
-@pytest.fixture(scope="module")
-def found(folder: Path) -> list[Case]:
-    return testbed.cases(folder)
+LONG = ("adpsgd", "mxnet_ps")
+"""Architectures of runs that take long to simulate."""
+
+WORST = {
+    **{"testbed/ring": 0.04, "testbed/p2p": 0.04, "testbed/dpsgd": 0.04},
+    **{"testbed/ps_bsp": 0.10, "testbed/ps_async": 0.15, "testbed/ps_ssp": 0.15},
+    **{"testbed/adpsgd": 0.15, "testbed/mxnet_bsp": 0.20, "testbed/mxnet_async": 0.25},
+}
+"""Largest error of each group."""
+
+
+@pytest.fixture(scope="module", params=["quick", pytest.param("all", marks=pytest.mark.slow)])
+def found(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: Any) -> list[Case]:
+    """The runs that are simulated quickly, or all of them."""
+    if request.param == "all":
+        return testbed.cases(folder)
+    some = tmp_path_factory.mktemp("quick")
+    lines = (folder / "results.jsonl").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if json.loads(line)["config"]["arch"] not in LONG]
+    (some / "results.jsonl").write_text("".join(kept))
+    if (folder / "gloo.jsonl").exists():
+        shutil.copy(folder / "gloo.jsonl", some)
+    return testbed.cases(some)
 
 
 @pytest.fixture(scope="module")
@@ -37,38 +58,28 @@ def groups(found: list[Case]) -> dict[str, dict[str, Any]]:
     return summarise(found)
 
 
-@pytest.mark.parametrize(
-    ("target", "worst"),
-    [
-        (target, worst)
-        for target in TARGETS
-        for group, worst in (
-            *(("testbed/ring", 0.04), ("testbed/p2p", 0.04), ("testbed/dpsgd", 0.04)),
-            *(("testbed/ps_bsp", 0.10), ("testbed/ps_async", 0.15), ("testbed/ps_ssp", 0.15)),
-            *(("testbed/adpsgd", 0.15), ("testbed/mxnet_bsp", 0.20), ("testbed/mxnet_async", 0.25)),
-        )
-        if target.group == group
-    ],
-)
 def test_step_times_are_predicted(
-    groups: dict[str, dict[str, Any]], target: tuple[str, float, float], worst: float
+    request: pytest.FixtureRequest, groups: dict[str, dict[str, Any]]
 ) -> None:
-    name, median, p90 = target
-    assert groups[name]["n"] >= 2
-    assert groups[name]["median"] < median
-    assert groups[name]["p90"] < p90
-    assert groups[name]["worst"] < worst
+    targets = [target for target in TARGETS if target.group in WORST and target.group in groups]
+    assert len(targets) == (9 if "all" in request.node.name else 6)
+    for name, median, p90 in targets:
+        assert groups[name]["n"] >= 2
+        assert groups[name]["median"] < median
+        assert groups[name]["p90"] < p90
+        assert groups[name]["worst"] < WORST[name]
 
 
 def test_mean_staleness_is_predicted(groups: dict[str, dict[str, Any]]) -> None:
     assert groups["testbed/ps_async:staleness"]["worst"] < 0.05
     assert groups["testbed/ps_ssp:staleness"]["worst"] < 0.15
-    assert groups["testbed/adpsgd:staleness"]["worst"] < 0.3
+    if "testbed/adpsgd" in groups:
+        assert groups["testbed/adpsgd:staleness"]["worst"] < 0.3
 
 
 def test_idleness_is_predicted(groups: dict[str, dict[str, Any]]) -> None:
-    for group in ("ring", "p2p", "dpsgd", "ps_bsp", "ps_async", "ps_ssp", "adpsgd", "mxnet_bsp"):
-        assert groups[f"testbed/{group}:idle"]["median"] < 0.03
+    for name in WORST.keys() & groups.keys() - {"testbed/mxnet_async"}:
+        assert groups[f"{name}:idle"]["median"] < 0.03
 
 
 def test_intervals_cover_nine_of_ten(groups: dict[str, dict[str, Any]]) -> None:
