@@ -1,7 +1,10 @@
 """Devices: peak rates, and the rooflines that divide a step among its layers."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.base.errors import unknown_name
 from perfmodel.base.limits import limits_of
@@ -116,6 +119,39 @@ class Device(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return float(rate if rate is not None else self.peak_flop_per_s.float32)
 
 
+class Demands(NamedTuple):
+    """What the forward pass of each layer demands of a device, per sample or per pass.
+
+    Attributes
+    ----------
+    flop_per_sample : floating-point operations, (layers,).
+    parameter_bytes : read once per pass, (layers,).
+    activation_bytes_per_sample : written once and read once, (layers,).
+    """
+
+    flop_per_sample: NDArray[np.float64]
+    parameter_bytes: NDArray[np.float64]
+    activation_bytes_per_sample: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, layers: Sequence[Layer]) -> "Demands":
+        """Return the demands of some layers."""
+        return cls(
+            np.array([layer.forward_flop for layer in layers], np.float64),
+            np.array([sum(t.bytes for t in layer.tensors) for layer in layers], np.float64),
+            np.array([layer.activation_bytes for layer in layers], np.float64),
+        )
+
+    def forward_s(self, device: Device, batch_size: int, precision: str) -> list[float]:
+        """Return the minimum forward seconds of each layer, see :func:`roofline_s`."""
+        count = float(batch_size)
+        with np.errstate(over="ignore"):
+            moved = self.parameter_bytes + 2.0 * count * self.activation_bytes_per_sample
+            computing = count * self.flop_per_sample / device.peak(precision)
+            least_s = np.maximum(computing, moved / device.memory_bandwidth_bytes_per_s)
+        return list(least_s.tolist())
+
+
 def roofline_s(
     device: Device, layers: Sequence[Layer], batch_size: int, precision: str
 ) -> list[float]:
@@ -128,12 +164,4 @@ def roofline_s(
     Williams, Waterman, Patterson, "Roofline: an insightful visual performance model for multicore
     architectures", CACM 52(4), 2009, doi 10.1145/1498765.1498785.
     """
-    peak, bandwidth = device.peak(precision), device.memory_bandwidth_bytes_per_s
-    return [
-        max(
-            batch_size * layer.forward_flop / peak,
-            (sum(t.bytes for t in layer.tensors) + 2 * batch_size * layer.activation_bytes)
-            / bandwidth,
-        )
-        for layer in layers
-    ]
+    return Demands.of(layers).forward_s(device, batch_size, precision)

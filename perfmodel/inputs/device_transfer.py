@@ -21,7 +21,7 @@ from perfmodel.inputs.batch_scaling import (
     together,
     transferred,
 )
-from perfmodel.inputs.device import Device, PeakRates, roofline_s
+from perfmodel.inputs.device import Demands, Device, PeakRates, roofline_s
 from perfmodel.inputs.profile import Profile, Timing
 from perfmodel.inputs.workload import BACKWARD_OVER_FORWARD, Workload, resolve
 
@@ -256,13 +256,13 @@ def _rates(
     """
     logs: dict[tuple[str, str], list[float]] = {}
     for one in profiles:
-        for timing in one.timings:
-            if timing.precision != precision or timing.device not in devices:
-                continue
+        usable = [t for t in one.timings if t.precision == precision and t.device in devices]
+        demands = Demands.of(one.layers if efficiency and usable else ())
+        for timing in usable:
             rate = timing.batch_size / timing.total_s
             if efficiency:
                 place = devices[timing.device]
-                least = 3.0 * sum(roofline_s(place, one.layers, timing.batch_size, precision))
+                least = 3.0 * sum(demands.forward_s(place, timing.batch_size, precision))
                 rate = least / timing.total_s
             if rate > 0:
                 logs.setdefault((one.name, timing.device), []).append(math.log(rate))

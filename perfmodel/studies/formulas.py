@@ -122,11 +122,12 @@ def expressions(job: Job) -> dict[str, sympy.Expr]:
     return {name: value for name, value in tidied.items() if value != 0}
 
 
-def formula(job: Job) -> Formula:
-    """The coarse model of jobs with the architecture and options of ``job``."""
+def formula(job: Job, parts: Mapping[str, sympy.Expr] | None = None) -> Formula:
+    """The coarse model of jobs with the architecture and options of ``job``; ``parts`` are its
+    :func:`expressions`, if they are known."""
     import sympy
 
-    parts = expressions(job)
+    parts = expressions(job) if parts is None else parts
     total = sympy.Symbol("T")
     whole = sum(parts.values(), sympy.Integer(0))
     return Formula(

@@ -66,7 +66,13 @@ def a_job(arch: str, options: Mapping[str, Any], *, seed: int = 0, workers: int 
 @functools.cache
 def read(arch: str, index: int) -> tuple[dict[str, sympy.Expr], formulas.Formula]:
     asked = a_job(arch, VARIANTS[arch][index])
-    return formulas.expressions(asked), formulas.formula(asked)
+    parts = formulas.expressions(asked)
+    return parts, formulas.formula(asked, parts)
+
+
+def test_known_expressions_give_the_same_formula() -> None:
+    one = a_job("ps", {"sync": "bsp", "overlap": False})
+    assert formulas.formula(one, formulas.expressions(one)) == formulas.formula(one)
 
 
 # -- substituting numbers --------------------------------------------------------------------------

@@ -32,9 +32,15 @@ LONG = ("adpsgd", "mxnet_ps")
 """Architectures of runs that take long to simulate."""
 
 WORST = {
-    **{"testbed/ring": 0.04, "testbed/p2p": 0.04, "testbed/dpsgd": 0.04},
-    **{"testbed/ps_bsp": 0.10, "testbed/ps_async": 0.15, "testbed/ps_ssp": 0.15},
-    **{"testbed/adpsgd": 0.15, "testbed/mxnet_bsp": 0.20, "testbed/mxnet_async": 0.25},
+    "testbed/ring": 0.04,
+    "testbed/p2p": 0.04,
+    "testbed/dpsgd": 0.04,
+    "testbed/ps_bsp": 0.10,
+    "testbed/ps_async": 0.15,
+    "testbed/ps_ssp": 0.15,
+    "testbed/adpsgd": 0.15,
+    "testbed/mxnet_bsp": 0.20,
+    "testbed/mxnet_async": 0.25,
 }
 """Largest error of each group."""
 
