@@ -13,7 +13,7 @@ are fractions: floats are taken at their exact value and nothing is rounded.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 
 import networkx as nx
@@ -89,7 +89,8 @@ def largest_ratio(graph: OpGraph, ops: Sequence[int] | None = None) -> Fraction:
 
 def earliest_starts(graph: OpGraph, iterations: int) -> list[list[Fraction]]:
     """Start of each instance, indexed by op and iteration, from the recursion."""
-    seconds, latencies = seconds_alone(graph), _latencies(graph)
+    parts, scale = _whole([*seconds_alone(graph), *_latencies(graph)])
+    seconds, latencies = parts[: graph.n_ops], parts[graph.n_ops :]
     edges = zip(
         graph.edge_source.tolist(), graph.edge_target.tolist(), graph.edge_lag.tolist(), strict=True
     )
@@ -101,17 +102,24 @@ def earliest_starts(graph: OpGraph, iterations: int) -> list[list[Fraction]]:
         if lag == 0:
             at_once.add_edge(source, target)
     order = list(nx.topological_sort(at_once))
-    starts: list[list[Fraction]] = [[] for _ in range(graph.n_ops)]
+    starts: list[list[int]] = [[] for _ in range(graph.n_ops)]
     for i in range(iterations):
         for op in order:
-            times = [Fraction(0)]
+            times = [0]
             if i:
                 times.append(starts[op][i - 1] + seconds[op])
             for source, lag in into[op]:
                 if i >= lag:
                     times.append(starts[source][i - lag] + seconds[source] + latencies[source])
             starts[op].append(max(times))
-    return starts
+    return [[Fraction(start, scale) for start in of_op] for of_op in starts]
+
+
+def _whole(values: Iterable[Fraction]) -> tuple[list[int], int]:
+    """The values in a common unit of which each is a multiple, and how many units make one."""
+    exact = list(values)
+    scale = math.lcm(*(value.denominator for value in exact))
+    return [value.numerator * (scale // value.denominator) for value in exact], scale
 
 
 def _latencies(graph: OpGraph) -> list[Fraction]:
@@ -148,12 +156,13 @@ def _ratio(
 
 def _cycle_of_gain(gain: Mapping[tuple[int, int], Fraction]) -> list[int] | None:
     """A cycle whose gains add up to more than zero, or None (Bellman-Ford)."""
-    height = {op: Fraction(0) for edge in gain for op in edge}
+    gains, _ = _whole(gain.values())
+    height = dict.fromkeys((op for edge in gain for op in edge), 0)
     via: dict[int, int] = {}
     raised = NONE
     for _ in range(len(height) + 1):
         raised = NONE
-        for (source, target), more in gain.items():
+        for (source, target), more in zip(gain, gains, strict=True):
             if height[source] + more > height[target]:
                 height[target] = height[source] + more
                 via[target] = raised = source
