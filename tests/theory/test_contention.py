@@ -166,7 +166,7 @@ def test_canary_a_fixed_point_that_has_not_converged_is_noticed(
     converged = throughput(customers, demands, think_s)
     monkeypatch.setattr("perfmodel.theory.contention.MOST_ROUNDS", 20_000)
     equal(throughput(customers, demands, think_s), converged, 1e-6)
-    monkeypatch.setattr("perfmodel.theory.contention.MOST_ROUNDS", 20)
+    monkeypatch.setattr("perfmodel.theory.contention.MOST_ROUNDS", 4)
     with pytest.raises(AssertionError):
         equal(throughput(customers, demands, think_s), converged, 1e-6)
 
@@ -349,3 +349,17 @@ def test_regularity_lies_between_random_and_even() -> None:
     parts = regularity(np.linspace(0.0, 1.5, 50), np.full(50, 1.0))
     assert (np.diff(parts) >= 0.0).all()
     assert parts[25] == pytest.approx(regularity(float(np.linspace(0.0, 1.5, 50)[25]), 1.0))
+
+
+def test_classes_settle_in_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of full and of partly filled nodes: an extrapolation of each value alone takes 2000
+    rounds for these bandwidths."""
+    from perfmodel import evaluate, make_job
+    from perfmodel.theory import contention
+
+    rounds = []
+    original = contention._off
+    monkeypatch.setattr(contention, "_off", lambda *tables: rounds.append(1) or original(*tables))
+    job = make_job(model="resnet50", device="v100", arch="asp", workers=8)
+    evaluate(job, workers=60, bandwidth_bytes_per_s=np.geomspace(1e8, 1e10, 200))
+    assert 0 < len(rounds) < 400
