@@ -3,9 +3,8 @@
 How much longer training takes than its operators is fitted to all models but the one predicted, by
 chip; the factors of all models are those of the catalogue.
 
-``throughput.csv`` has tokens per second of all GPUs by ``model``, ``seq_len``, ``num_gpus``,
-``gpu``, ``micro_batch`` (sequences per pass and GPU), ``grad_accum``, ``precision``,
-``sharding`` and ``act_ckpt``.
+``throughput.csv`` has tokens per second of all GPUs by ``model``, ``seq_len``, ``num_gpus``, ``gpu``,
+``micro_batch`` (sequences of a pass), ``grad_accum``, ``precision``, ``sharding``, ``act_ckpt``.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ DEVICES = {"a100_40gb": "a100", "a100_80gb": "a100-80", "h100_80gb": "h100"}
 CLUSTERS = {"a100": "dgx-a100", "a100-80": "dgx-a100", "h100": "dgx-h100"}
 STAGES = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2}
 
-PRECISIONS = {"amp_bf16": "mixed", "bf16": "mixed"}
-"""Supported precisions; no device of the catalogue has a rate for others, such as 8 bits."""
+PRECISIONS = {"amp_bf16": "mixed", "bf16": "mixed", "amp_fp8": "fp8"}
 
 SOURCE = "llm_foundry"
 ABOUT = about("llm_foundry")
@@ -64,6 +62,11 @@ class Row(msgspec.Struct, frozen=True):
     def step_s(self) -> float:
         """Seconds per pass: gradients are reduced in every pass, updates are less frequent."""
         return self.num_gpus * self.micro_batch * self.seq_len / self.tokens_per_s
+
+    @property
+    def split(self) -> str:
+        """Whether products have 16 bits, or 8, to which nothing is fitted."""
+        return "fp8" if PRECISIONS[self.precision] == "fp8" else "models"
 
     @property
     def chip(self) -> str:
@@ -114,8 +117,9 @@ def fit(folder: Path) -> None:
     """Fit the factors of each chip to all rows, and to those of all models but one."""
     steps: dict[str, dict[str, list[stacks.Step]]] = {}
     for row in _table(folder):
-        models = steps.setdefault(row.chip, {})
-        models.setdefault(row.model, []).append(stacks.step_of(job(row), row.step_s))
+        if row.split == "models":
+            models = steps.setdefault(row.chip, {})
+            models.setdefault(row.model, []).append(stacks.step_of(job(row), row.step_s))
     fitted.write(SOURCE, stacks.folds("models", steps))
 
 
@@ -124,11 +128,11 @@ def cases(folder: Path) -> list[Case]:
     fits = fitted.read(SOURCE, stacks.StackFit)
     runs = [
         Run(
-            f"{SOURCE}/models/{row.gpu}",
+            f"{SOURCE}/{row.split}/{row.gpu}",
             row.name,
             stacks.with_factors(job(row), stacks.without(fits, "models", row.chip, row.model)),
             step_s=row.step_s,
-            pools=(f"{SOURCE}/models",),
+            pools=(f"{SOURCE}/{row.split}",),
             setting=f"{row.model} of {row.seq_len}, {row.num_gpus} GPUs",
         )
         for row in _table(folder)

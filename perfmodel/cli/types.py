@@ -306,7 +306,7 @@ BOUND = Text(name="S", ranges=True)
 SECONDS = Text(read_seconds, name="60s")
 SIZE = Text(read_quantity("bytes"), name="SIZE")
 RATE = Text(read_quantity("bytes_per_s"), name="10Gbps")
-PRECISION = suggested("float32", "tf32", "mixed")
+PRECISION = suggested("float32", "tf32", "mixed", "fp8", "mxfp8")
 RECOMPUTATION = suggested(
     *("none", "selective", "selective:products", "full"), name="none|selective[:products|:N]|full"
 )

@@ -10,6 +10,7 @@ from perfmodel.base.errors import InputError, whole_number
 from perfmodel.inputs.activations import FUSED_LOSS
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.operator_shapes import Attention, MemoryBound, OperatorShape, Product
+from perfmodel.inputs.precisions import SHORT
 from perfmodel.inputs.profile import Layer, Profile, Tensor
 
 PARAMETER_BYTES = 4
@@ -20,9 +21,6 @@ LOSS_BYTES = 4
 
 MASK_BYTES = 1
 """Bytes per value of the mask of a dropout."""
-
-SIXTEEN_BITS = ("mixed", "bf16", "fp16")
-"""Precisions with two-byte activations; at the others they have four bytes."""
 
 
 def at_length(profile: Profile, sequence_length: int | None) -> Profile:
@@ -88,7 +86,7 @@ def layers_of(
     """
     d, s = decoder, sequence_length
     _check_share(d, tensor)
-    element = 2 if precision in SIXTEEN_BITS else 4
+    element = 2 if precision in SHORT else 4
     make = _Making(d, s, element, tensor)
     h, vocabulary = d.hidden, -(-d.vocabulary // tensor)
     # the gradient of a table is as large as the table, whatever tokens there are
@@ -104,7 +102,7 @@ def layers_of(
     layers.append(make.norm("norm"))
     head = [] if d.tied else [("weight", vocabulary * h)]
     flop = 2.0 * s * h * vocabulary
-    product = (Product(s, vocabulary, h),)
+    product = (Product(s, vocabulary, h, wide=True),)
     layers.append(
         make.layer(
             "head", "linear", vocabulary, flop=flop, tensors=head, saved=0.0, operators=product

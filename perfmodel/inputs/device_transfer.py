@@ -22,6 +22,7 @@ from perfmodel.inputs.batch_scaling import (
     transferred,
 )
 from perfmodel.inputs.device import Demands, Device, PeakRates, roofline_s
+from perfmodel.inputs.precisions import EIGHT_BITS
 from perfmodel.inputs.profile import Profile, Timing
 from perfmodel.inputs.workload import BACKWARD_OVER_FORWARD, Workload, resolve
 
@@ -86,8 +87,14 @@ def estimate(
     InputError : the precision is unknown, or the device does not support it.
     NoTimesError : there is nothing to estimate from.
     """
-    if precision not in PeakRates.__struct_fields__:
-        raise unknown_name("precision", precision, PeakRates.__struct_fields__)
+    if precision in EIGHT_BITS:
+        raise InputError(
+            f"precision: times of {profile.name} at {precision} are not estimated, only those of "
+            "language models are"
+        )
+    known = [name for name in PeakRates.__struct_fields__ if name not in EIGHT_BITS]
+    if precision not in known:
+        raise unknown_name("precision", precision, known)
     size = BATCH_SIZE if batch_size is None else whole_number("batch_size", batch_size)
     target = devices[target_name]
     if precision not in target.precisions:

@@ -37,6 +37,7 @@ class Product(_Shape, frozen=True, tag="product"):
     layout : how the values are stored. *rows*: those of a row are next to each other. Images that
         are stored channel by channel are *columns* if a row has the channels of one pixel, and else
         *patches*.
+    wide : whether it has 16 bits also where products have 8, as the output layer has.
     """
 
     RANGES: ClassVar = {
@@ -51,6 +52,7 @@ class Product(_Shape, frozen=True, tag="product"):
     weights: bool = True
     reuse: float = 1.0
     layout: Literal["rows", "columns", "patches"] = "rows"
+    wide: bool = False
 
     @property
     def flop(self) -> float:

@@ -3,8 +3,9 @@
 Forward of a product is one product; backward has two, for the gradients of both matrices: m x k of
 m x n and n x k, and k x n of k x m and m x n. The first layer passes no gradient back. Samples of a
 batch add rows to products with weights, and products to those without. Attention takes
-:data:`perfmodel.theory.attention.BACKWARD` times as long in backward. Where products have 8 bits,
-all else has 16. Launches are those of full queues: the host is not waited for.
+:data:`perfmodel.theory.attention.BACKWARD` times as long in backward. Where products have 8
+bits, all else has 16; kernels bound by memory cast activations and gradients, with the transposes
+that the gradients of weights need. Launches are those of full queues: the host is not waited for.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, whole_number
 from perfmodel.inputs.device import Device
 from perfmodel.inputs.operator_shapes import Attention, MemoryBound, OperatorShape, Product
-from perfmodel.inputs.operator_transfer import WIDE_BYTES, attention_rates, product_rates
+from perfmodel.inputs.operator_transfer import attention_rates, product_rates
+from perfmodel.inputs.precisions import EIGHT_BITS, WIDE_BYTES
 from perfmodel.inputs.profile import Layer
 from perfmodel.theory.attention import BACKWARD, VALUE_BYTES, attention_s
 from perfmodel.theory.convolutions import KERNEL, WIDE_LOAD_BYTES, transposing_s, winograd_s
-from perfmodel.theory.memory_bound import memory_bound_s
-from perfmodel.theory.products import product_s
+from perfmodel.theory.memory_bound import ACHIEVED, memory_bound_s
+from perfmodel.theory.products import CAST_BYTES, product_s
 
 FORWARD, OF_INPUT, OF_WEIGHTS = range(3)
 """Passes of a product."""
@@ -111,7 +113,12 @@ class _At(NamedTuple):
         ]
         if not found:
             return
-        of_pass = self._passes_s([one for _, _, one in found])
+        wide = np.array([one.wide and self.precision in EIGHT_BITS for _, _, one in found])
+        of_pass = np.empty((3, len(found)))
+        for at, rows in ((self, ~wide), (self._replace(precision="mixed"), wide)):
+            if rows.any():
+                some = [one for (_, _, one), take in zip(found, rows, strict=True) if take]
+                of_pass[:, rows] = at._passes_s(some)
         of_pass[OF_INPUT, [leads for _, leads, _ in found]] = 0.0
         owners = [i for i, _, _ in found]
         np.add.at(seconds[:, 0], owners, of_pass[FORWARD])
@@ -120,6 +127,8 @@ class _At(NamedTuple):
     def _passes_s(self, products: Sequence[Product]) -> Floats:
         """Return the seconds of the passes of products, (3, products)."""
         rates = product_rates(self.device, self.precision, self.others)
+        if rates.cast_bytes_per_s is not None:
+            rates = rates._replace(cast_bytes_per_s=self._casts_bytes_per_s())
         shapes = [(p.rows, p.columns, p.depth, p.count, p.weights, p.reuse) for p in products]
         rows, columns, depth, count, weights, reuse = np.array(shapes, dtype=np.float64).T
         alone, transposed = self._stored(products, rates.element_bytes)
@@ -155,6 +164,13 @@ class _At(NamedTuple):
             fits = (weights > 0.0) & (reuse == KERNEL**2) & (count == 1.0)
             of_pass = np.where(fits, np.minimum(of_pass, winograd), of_pass)
         return of_pass
+
+    def _casts_bytes_per_s(self) -> Floats:
+        """Return the rate of casts in training, (3, 1): those of the first two passes also write
+        transposes, a byte more per value, which the last pass uses."""
+        achieved = ACHIEVED * self.device.memory_bandwidth_bytes_per_s
+        share = CAST_BYTES / (CAST_BYTES + 1.0)
+        return achieved * np.array([[share], [share], [np.inf]])
 
     def _stored(self, products: Sequence[Product], element_bytes: float) -> tuple[Any, Any]:
         """Return whether each image is a product of its own, and whether images are transposed."""

@@ -3,7 +3,7 @@
 Such a device gets the geometric mean of the figures of its architecture, else of all devices: rates
 relative to peak rates and bandwidths, times as they are. In 32 bits (*float32*, *tf32*) operators
 have the figures of 16 bits, with values of twice the bytes and rates of operations that differ as
-the peak rates do.
+the peak rates do; *mxfp8* has those of *fp8*.
 """
 
 from __future__ import annotations
@@ -21,17 +21,12 @@ from perfmodel.inputs.operators import (
     ProductFigures,
     StackFigures,
 )
+from perfmodel.inputs.precisions import SHORT, SIXTEEN_BITS, WIDE_BYTES
 from perfmodel.inputs.software import STACKS
 from perfmodel.theory.attention import VALUE_BYTES, AttentionRates
 from perfmodel.theory.products import ProductRates
 
 F = TypeVar("F")
-
-SIXTEEN_BITS = ("mixed", "bf16", "fp16")
-"""Precisions that have the figures of *mixed*."""
-
-WIDE_BYTES: Mapping[str, float] = {"float32": 4.0, "tf32": 4.0}
-"""Precisions without figures of their own, with the bytes of a value."""
 
 TINY = 1e-12
 """What counts instead of 0 in a geometric mean."""
@@ -45,7 +40,7 @@ def product_rates(device: Device, precision: str, others: Mapping[str, Device]) 
     ------
     InputError : no such precision, or nothing to transfer from.
     """
-    known = {*ELEMENT_BYTES, *SIXTEEN_BITS, *WIDE_BYTES}
+    known = {*SHORT, *WIDE_BYTES}
     if precision not in known:
         raise unknown_name("precision", precision, known)
     if precision in WIDE_BYTES:
@@ -53,7 +48,7 @@ def product_rates(device: Device, precision: str, others: Mapping[str, Device]) 
         size = WIDE_BYTES[precision]
         rate = rates.flop_per_s * _of_mixed(device, precision)
         return rates._replace(flop_per_s=rate, element_bytes=size, result_bytes=size)
-    precision = "mixed" if precision in SIXTEEN_BITS else precision
+    precision = "mixed" if precision in SIXTEEN_BITS else "fp8"
     candidates = [
         (one, operators.products[precision])
         for one, operators in _known(device, others)
@@ -117,7 +112,10 @@ class Stack(NamedTuple):
 
 def stack_of(device: Device, name: str, others: Mapping[str, Device]) -> Stack:
     """Return how much longer training takes than its operators on a device, with a level of
-    software: its own factors or those of its chip, of its architecture, or of all devices.
+    software: its own factors or those of its chip, else of its architecture.
+
+    An architecture that has another level only has that times the mean ratio of both levels; all
+    other devices have the mean of all factors.
 
     Raises
     ------
@@ -125,21 +123,35 @@ def stack_of(device: Device, name: str, others: Mapping[str, Device]) -> Stack:
     """
     if name not in STACKS:
         raise unknown_name("stack", name, STACKS)
-    candidates = [
-        (one, operators.stacks[name])
-        for one, operators in _known(device, others)
-        if name in operators.stacks
-    ]
+    known = _known(device, others)
+    candidates = [(one, own.stacks[name]) for one, own in known if name in own.stacks]
     same = [pair for pair in candidates if pair[0].peak_flop_per_s == device.peak_flop_per_s]
     nearest = same or _nearest(device, candidates, f"software {name}")
     mean = _Mean(device, nearest)
-    return Stack(
+    found = Stack(
         mean.of("products"),
         mean.of("attention"),
         tuple(one.name for one, _ in nearest),
         bool(same),
         max(figures.error_fraction for _, figures in nearest),
     )
+    if any(one.architecture == device.architecture for one, _ in nearest):
+        return found
+    for other in STACKS:
+        alike = [
+            (one, own.stacks[other])
+            for one, own in known
+            if other in own.stacks and one.architecture == device.architecture
+        ]
+        both = [(one, own.stacks[other]) for one, own in known if {name, other} <= {*own.stacks}]
+        if alike and both:
+            of_other, usual = _Mean(device, alike), _Mean(device, both)
+            return found._replace(
+                products=of_other.of("products") * found.products / usual.of("products"),
+                attention=of_other.of("attention") * found.attention / usual.of("attention"),
+                devices=tuple(one.name for one, _ in alike),
+            )
+    return found
 
 
 def _of_mixed(device: Device, precision: str) -> float:

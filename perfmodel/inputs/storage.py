@@ -10,6 +10,7 @@ import msgspec
 
 from perfmodel.base.errors import InputError, unknown_name, whole_number
 from perfmodel.inputs.decoder import Decoder
+from perfmodel.inputs.precisions import EIGHT_BITS, SHORT
 
 VALUE_BYTES = 4.0
 """Bytes per value of the gradients in a workload's profile: float32."""
@@ -40,9 +41,6 @@ POLICIES: Mapping[str, Policy] = {
 has the 16 bytes per parameter with Adam of Rajbhandari et al., SC 2020; Megatron-LM has gradients
 in 32 bits. *fp8* adds weights and their transposes in 8 bits, as Transformer Engine on Hopper.
 """
-
-SIXTEEN_BITS = ("mixed", "bf16", "fp16")
-"""Precisions of the computation for which *amp* is the default policy; *fp32* at the others."""
 
 QUANTISATION_BLOCK = 256.0
 """Values that share a 32-bit scale in 8-bit optimizer states (Dettmers et al., 2022, arXiv
@@ -129,7 +127,8 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     optimizer : one of :data:`OPTIMIZERS`; None for the size of the states in the profile.
-    policy : one of :data:`POLICIES`; None for *amp* if the device computes in 16 bits, else *fp32*.
+    policy : one of :data:`POLICIES`; None for *amp* if the device computes in 16 bits, *fp8*
+        with 8, else *fp32*.
     lora : adapters, which alone are trained; None if all parameters are.
     offload : whether the optimizer's states and master copies are in the memory of the host.
     """
@@ -147,7 +146,8 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True):
 
     def policy_at(self, precision: str) -> Policy:
         """Return the policy of a job that computes at ``precision``."""
-        name = self.policy or ("amp" if precision in SIXTEEN_BITS else "fp32")
+        usual = "fp8" if precision in EIGHT_BITS else "amp" if precision in SHORT else "fp32"
+        name = self.policy or usual
         return POLICIES[name]
 
     def state_bytes(self, tensors: Sequence[tuple[float, bool]], policy: Policy) -> float:

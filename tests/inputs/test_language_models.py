@@ -19,6 +19,7 @@ from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_layers import layers_of, with_layers
 from perfmodel.inputs.job_files import read_job
 from perfmodel.inputs.operator_times import layers_s
+from perfmodel.inputs.operator_transfer import stack_of
 from perfmodel.inputs.passes import accumulated
 from perfmodel.inputs.recomputation import recomputed
 from perfmodel.inputs.software import Software
@@ -162,6 +163,26 @@ def test_a_short_step_is_bound_by_launches(launches: str, per_kernel_s: float) -
     assert "launches" not in {a.name for a in graphs.assumptions}
 
 
+@pytest.mark.parametrize("device", ["h100", "h200", "l40s", "rtx4090", "b200", "rtx5090"])
+def test_8_bits_are_faster_where_the_device_has_them(device: str) -> None:
+    given: dict[str, Any] = {"batch_size": 1, "sequence_length": 8192}
+    wide = workload("llama-8b", device, precision="mixed", **given)
+    short = workload("llama-8b", device, precision="fp8", **given)
+    assert 1.15 < (wide.forward_s + wide.backward_s) / (short.forward_s + short.backward_s) < 2.0
+    assert short.activation_bytes == wide.activation_bytes
+    assert short.stored.parameters < wide.stored.parameters  # of the policy fp8
+
+
+def test_chips_with_another_level_only_have_the_usual_ratio_of_both() -> None:
+    """B200 has factors of tuned software; found software is slower as on A100 and H100."""
+    devices = {name: catalogue.device(name) for name in catalogue.device_names()}
+    tuned, found = (stack_of(devices["b200"], name, devices) for name in ("tuned", "as_found"))
+    ratio = ((1.45 / 0.918) * (3.14 / 0.995)) ** 0.5
+    assert found.attention / tuned.attention == pytest.approx(ratio, rel=1e-6)
+    assert (tuned.alike, found.alike) == (True, False)
+    assert found.devices == ("b200",)
+
+
 def test_software_is_an_argument_of_jobs_and_its_effect_is_listed() -> None:
     given: dict[str, Any] = {"model": "llama-1b", "device": "a100-80", "arch": "allreduce"}
     found = make_job(**given)
@@ -175,6 +196,19 @@ def test_software_is_an_argument_of_jobs_and_its_effect_is_listed() -> None:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
+        (
+            {"precision": "fp8", "device": "a100"},
+            "A100 SXM4 40 GB has no fp8 (it has: float32",
+        ),
+        (
+            {"precision": "mxfp8", "device": "h100"},
+            "H100 SXM5 80 GB has no mxfp8 (it has: fl",
+        ),
+        (
+            {"precision": "fp7"},
+            "precision: NVIDIA H100 SXM5 80 GB has no fp7 (it",
+        ),
+        ({"model": "resnet50", "device": "h100", "precision": "fp8"}, "resnet50 at fp8 are not"),
         ({"stack": "tunned"}, "unknown stack 'tunned'; did you mean 'tuned'"),
         ({"launches": "graph"}, "unknown launches 'graph'; did you mean 'graphs'"),
         ({"model": "resnet50", "stack": "tuned"}, "stack, launches: times of resnet50 are not"),

@@ -97,6 +97,49 @@ def test_values_that_repeat_move_once() -> None:
     assert backward == pytest.approx(moved / 1e9)
 
 
+def in_8_bits() -> Device:
+    """The simple device with 8-bit products at twice the rate, and casts bound by memory."""
+    assert SIMPLE.operators is not None
+    short = msgspec.structs.replace(
+        SIMPLE.operators.products["mixed"], flop_per_s=8e12, cast_bytes_per_s=1e9
+    )
+    products = {**SIMPLE.operators.products, "fp8": short}
+    operators = msgspec.structs.replace(SIMPLE.operators, products=products)
+    return msgspec.structs.replace(SIMPLE, operators=operators)
+
+
+@pytest.mark.parametrize("precision", ["fp8", "mxfp8"])
+def test_8_bits_by_hand(precision: str) -> None:
+    """Casts of the input (forward) and of the gradient of the output (backward) read two bytes and
+    write two; each product launches twice. The output layer, attention and norms have 16 bits."""
+    shape = Product(64, 128, 256)
+    layer = Layer("it", operators=(shape,))
+    (_, (forward, backward)) = layers_s(in_8_bits(), [Layer("input"), layer], 2, precision, {})
+    alone_s = 2 * 128 * 128 * 256 / 8e12
+    casts_s = [4 * 128 * values / ACHIEVED / 1e12 for values in (256, 128)]
+    assert forward == pytest.approx(alone_s + casts_s[0] + 2e-6)
+    assert backward == pytest.approx(2 * alone_s + casts_s[1] + 4e-6)
+    others = (
+        msgspec.structs.replace(shape, wide=True), Attention(256, 2, 1, 128), MemoryBound(1e6, 1e6)
+    )  # fmt: skip
+    for other in others:
+        layers = [Layer("input"), Layer("it", operators=(other,))]
+        (_, found) = layers_s(in_8_bits(), layers, 2, precision, {})
+        assert found == times(other, batch_size=2)
+
+
+def test_the_output_layer_of_a_decoder_stays_in_16_bits() -> None:
+    decoder = catalogue.model("llama-1b").decoder
+    assert decoder is not None
+    wide = [
+        layer.name
+        for layer in layers_of(decoder, 512, "fp8")
+        for one in layer.operators
+        if isinstance(one, Product) and one.wide
+    ]
+    assert wide == ["head"]
+
+
 def test_attention_by_hand() -> None:
     """Two tiles of 128 queries: the first with one tile of keys, the second with two; without a
     causal mask both with two."""

@@ -38,7 +38,9 @@ def table(folder: Path, *changes: dict[str, Any]) -> Path:
 
 @pytest.mark.slow
 def test_published_rows_are_predicted_from_other_models() -> None:
-    found = summarise(llm_foundry.cases(measured(llm_foundry.ABOUT.folder)))["llm_foundry/models"]
+    groups = summarise(llm_foundry.cases(measured(llm_foundry.ABOUT.folder)))
+    assert groups["llm_foundry/fp8"]["median"] < 0.08
+    found = groups["llm_foundry/models"]
     assert found["median"] < 0.08
     assert found["p90"] < 0.20
     assert 0.85 <= found["coverage90"] <= 0.97
@@ -70,7 +72,7 @@ def test_catalogued_factors_are_those_of_all_models() -> None:
 
 
 def test_factors_of_tuned_software_follow_from_the_figures_of_device_files() -> None:
-    for name in ("a100-80", "h100"):
+    for name in ("a100-80", "h100", "b200"):
         device = catalogue.device(name)
         assert device.operators is not None
         shipped, fit = device.operators.stacks["tuned"], stacks.of_figures(device, "tuned")
@@ -115,17 +117,19 @@ def test_jobs_match_their_rows() -> None:
     assert (w.sequence_length, one.workers, one.cluster.name) == (2048, 8, "dgx-a100")
     rare = llm_foundry.job(llm_foundry.Row(**ROW | {"grad_accum": 4}))
     assert rare.workload.optimizer_s == w.optimizer_s / 2
+    short = llm_foundry.job(llm_foundry.Row(**ROW | {"precision": "amp_fp8", "gpu": "h100_80gb"}))
+    assert short.workload.precision == "fp8"
     again = llm_foundry.job(llm_foundry.Row(**ROW | {"act_ckpt": "True"}))
     assert again.workload.backward_s > 1.4 * w.backward_s
 
 
 def test_rows_without_a_job_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changes = [
-        {}, {"precision": "amp_fp8"}, {"gpu": "b300"}, {"model": "8b"}, {"sharding": "HYBRID"},
+        {}, {"precision": "fp4"}, {"gpu": "b300"}, {"model": "8b"}, {"sharding": "HYBRID"},
     ]  # fmt: skip
     assert len(llm_foundry.cases(table(tmp_path, *changes))) == 1
     said = capsys.readouterr().err
-    for text in ("precision amp_fp8", "b300", "model 8b", "sharding HYBRID"):
+    for text in ("precision fp4", "b300", "model 8b", "sharding HYBRID"):
         assert text in said
 
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from perfmodel.architectures.fsdp.options import Options
 from perfmodel.base.arrays import Floats, Ids
-from perfmodel.inputs.decoder_layers import SIXTEEN_BITS
 from perfmodel.inputs.job import Job
+from perfmodel.inputs.precisions import SHORT
 from perfmodel.inputs.workload import Workload, expanded
 from perfmodel.theory.buckets import ddp_buckets
 
@@ -46,7 +46,7 @@ def units_of(workload: Workload, unit_bytes: float) -> Units:
 
 def sent_share(job: Job) -> float:
     """Return the bytes of a parameter when sent, relative to its bytes when stored."""
-    low = Options.of(job).mixed_precision and job.workload.precision in SIXTEEN_BITS
+    low = Options.of(job).mixed_precision and job.workload.precision in SHORT
     return 0.5 if low else 1.0
 
 
