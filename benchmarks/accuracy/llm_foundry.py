@@ -3,8 +3,8 @@
 How much longer training takes than its operators is fitted to all models but the one predicted, by
 chip; the factors of all models are those of the catalogue.
 
-``throughput.csv`` has tokens per second of all GPUs by ``model``, ``seq_len``, ``num_gpus``, ``gpu``,
-``micro_batch`` (sequences of a pass), ``grad_accum``, ``precision``, ``sharding``, ``act_ckpt``.
+``throughput.csv`` has tokens per second of all GPUs by ``model``, ``seq_len``, ``num_gpus``,
+``gpu``, ``micro_batch`` (of a pass), ``grad_accum``, ``precision``, ``sharding``, ``act_ckpt``.
 """
 
 from __future__ import annotations
