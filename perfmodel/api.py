@@ -281,11 +281,11 @@ def _defaults(
     """Return an assumption for each option that was not given and has an effect."""
     unused = chosen.unused
     return [
-        Assumption(each.name, finite(each.default, "inf"), each.unit, f"default of {name}")
-        for each in described(type(chosen))
-        if each.name not in given
-        and each.name not in unused
-        and (not each.about.needs or getattr(workload, each.about.needs) > 0.0)
+        Assumption(field.name, finite(field.default, "inf"), field.unit, f"default of {name}")
+        for field in described(type(chosen))
+        if field.name not in given
+        and field.name not in unused
+        and (not field.about.needs or getattr(workload, field.about.needs) > 0.0)
     ]
 
 

@@ -105,22 +105,22 @@ class _At(NamedTuple):
 
     def add_products(self, groups: Mapping[Group, int], seconds: Floats) -> None:
         """Add all products."""
-        found = [
+        products = [
             (i, first and one.weights, one)
             for (operators, first), i in groups.items()
             for one in operators
             if isinstance(one, Product)
         ]
-        if not found:
+        if not products:
             return
-        wide = np.array([one.wide and self.precision in EIGHT_BITS for _, _, one in found])
-        of_pass = np.empty((3, len(found)))
+        wide = np.array([one.wide and self.precision in EIGHT_BITS for _, _, one in products])
+        of_pass = np.empty((3, len(products)))
         for at, rows in ((self, ~wide), (self._replace(precision="mixed"), wide)):
             if rows.any():
-                some = [one for (_, _, one), take in zip(found, rows, strict=True) if take]
+                some = [one for (_, _, one), take in zip(products, rows, strict=True) if take]
                 of_pass[:, rows] = at._passes_s(some)
-        of_pass[OF_INPUT, [leads for _, leads, _ in found]] = 0.0
-        owners = [i for i, _, _ in found]
+        of_pass[OF_INPUT, [leads for _, leads, _ in products]] = 0.0
+        owners = [i for i, _, _ in products]
         np.add.at(seconds[:, 0], owners, of_pass[FORWARD])
         np.add.at(seconds[:, 1], owners, of_pass[OF_INPUT] + of_pass[OF_WEIGHTS])
 
@@ -191,11 +191,11 @@ class _At(NamedTuple):
 
     def add_attention(self, groups: Mapping[Group, int], seconds: Floats) -> None:
         """Add all attention."""
-        owners, found = _of_kind(groups, Attention)
-        if not found:
+        owners, attentions = _of_kind(groups, Attention)
+        if not attentions:
             return
         rates = attention_rates(self.device, self.others, self.precision)
-        shapes = [(a.length, a.heads, a.kv_heads, a.head_width, a.causal) for a in found]
+        shapes = [(a.length, a.heads, a.kv_heads, a.head_width, a.causal) for a in attentions]
         length, heads, kv_heads, width, causal = np.array(shapes, dtype=np.float64).T
         batch = np.full(len(length), self.batch_size)
         forward = attention_s(
@@ -206,12 +206,13 @@ class _At(NamedTuple):
 
     def add_memory_bound(self, groups: Mapping[Group, int], seconds: Floats) -> None:
         """Add all operators that are bound by memory."""
-        owners, found = _of_kind(groups, MemoryBound)
-        if not found:
+        owners, operators = _of_kind(groups, MemoryBound)
+        if not operators:
             return
-        values = np.array([(m.forward_values, m.backward_values) for m in found]) * self.batch_size
-        values[:, 1] += [m.fixed_backward_values for m in found]
-        kernels = np.array([m.kernels for m in found], dtype=np.float64)[:, None]
+        scaled = [(m.forward_values, m.backward_values) for m in operators]
+        values = np.array(scaled) * self.batch_size
+        values[:, 1] += [m.fixed_backward_values for m in operators]
+        kernels = np.array([m.kernels for m in operators], dtype=np.float64)[:, None]
         np.add.at(seconds, owners, self._moving_s(values, kernels))
 
 

@@ -68,10 +68,10 @@ def canonical(name: str) -> str:
     spellings = {spelling(known): known for known in SCHEDULES}
     spellings |= {spelling(alias): known for alias, known in ALIASES.items()}
     word = spelling(name)
-    found = spellings.get(word) or spellings.get(word.removeprefix("schedule"))
-    if found is None:
+    known_name = spellings.get(word) or spellings.get(word.removeprefix("schedule"))
+    if known_name is None:
         raise unknown_name("pipeline schedule", name, SCHEDULES)
-    return found
+    return known_name
 
 
 def schedule(name: str, ranks: int, micro_batches: int, **options: int | None) -> Schedule:

@@ -231,7 +231,7 @@ def _chances(search: Search, places: Sequence[int]) -> Sequence[float]:
     """The probability of each of some predicted candidates to be the best of them."""
     return gains.chances(
         [search.jobs[i] for i in places],
-        [search.found[i] for i in places],
+        [search.predictions[i] for i in places],
         [float(search.worth[i]) for i in places],
     )
 
@@ -273,7 +273,7 @@ def _front(search: Search) -> tuple[Trade, ...]:
                 batch_size=int(among.batch_size[i]),
                 time_s=float(search.seconds[i]),
                 cost_usd=float(search.usd[i]),
-                fidelity=search.found[i].fidelity if i in search.found else "coarse",
+                fidelity=search.predictions[i].fidelity if i in search.predictions else "coarse",
             )
         )
     return tuple(trades)

@@ -153,7 +153,7 @@ class Search:
         self.progress = progress or (lambda done, most: None)
         self.jobs: dict[int, Job] = {}
         self.ahead: dict[int, Future[list[Answer]]] = {}  # speculative simulations
-        self.found: dict[int, Prediction] = {}
+        self.predictions: dict[int, Prediction] = {}
         self.errors: dict[int, float] = {}  # error of each candidate's formulas
         self.final: set[int] = set()  # will not be simulated again
         self.settled, self.simulated = False, 0
@@ -215,14 +215,14 @@ class Search:
         widest: dict[str, float] = {}  # largest formula error, by architecture
         self.settled = simulate
         for place, i in enumerate(order.tolist()):
-            enough = sum(map(self._meets, self.found)) >= top
+            enough = sum(map(self._meets, self.predictions)) >= top
             if enough and by_formula[i] * slack < best * (1.0 + WITHIN):
                 break
             arch = self.among.series_of(i).arch
             error = widest.get(arch, UNKNOWN_ERROR)
             if enough and by_formula[i] * (1.0 + error) < best * (1.0 + WITHIN):
                 continue
-            if len(self.found) >= MOST_CONSIDERED * (1 if enough else 2):
+            if len(self.predictions) >= MOST_CONSIDERED * (1 if enough else 2):
                 self.settled = False
                 break
             if simulate:
@@ -230,22 +230,22 @@ class Search:
                 self._begin(near_ones[self.worth[near_ones] * slack >= best * (1.0 + WITHIN)])
             best = max(best, self._consider(i, best, simulate))
             widest[arch] = max(self.errors[i], widest.get(arch, 0.0))
-            self.progress(len(self.found), MOST_CONSIDERED)
+            self.progress(len(self.predictions), MOST_CONSIDERED)
         if not self.feasible().any():
             raise self._nearest()
         for i in self.rivals():
-            if i not in self.found:
+            if i not in self.predictions:
                 self._predict(i, "coarse")
         if simulate:
             self._simulate_first()
-        if not any(self._meets(i) for i in self.found):
+        if not any(self._meets(i) for i in self.predictions):
             raise self._nearest()
 
     def _simulate_first(self) -> None:
         """Simulate the first ranked candidate, repeating until the first one is simulated."""
         for _ in range(MOST_CONSIDERED):
             i = next(iter(self.ranked()), None)
-            if i is None or i in self.final or not _error(self.found[i]):
+            if i is None or i in self.final or not _error(self.predictions[i]):
                 return
             self._simulate(i)
 
@@ -281,7 +281,8 @@ class Search:
         for i in places.tolist():
             if i in self.ahead or i in self.final:
                 continue
-            if i in self.found or _error(self._answer(i, "coarse")):  # may differ from formulas
+            # formulas with an error may differ from the simulation
+            if i in self.predictions or _error(self._answer(i, "coarse")):
                 self.ahead[i] = submitted(self.executor, predicted, self._asked(i, "fine"))
 
     def _asked(self, i: int, fidelity: api.Fidelity) -> Chunk:
@@ -300,7 +301,7 @@ class Search:
 
     def _predict(self, i: int, fidelity: api.Fidelity) -> Prediction:
         """Predict a candidate and replace the formulas' values by the prediction's."""
-        p = self.found[i] = self._answer(i, fidelity)
+        p = self.predictions[i] = self._answer(i, fidelity)
         price, rate = float(self.among.price[i]), p.throughput_samples_per_s
         seconds = self.goal.seconds(p.iteration_s, float(p.global_batch_size))
         self.seconds[i], self.usd[i] = seconds, seconds / HOUR_S * price
@@ -330,7 +331,7 @@ class Search:
 
     def ranked(self) -> list[int]:
         """The predicted candidates that meet the limits, best first."""
-        return sorted(filter(self._meets, self.found), key=lambda i: -self.worth[i])
+        return sorted(filter(self._meets, self.predictions), key=lambda i: -self.worth[i])
 
     def _nearest(self) -> InputError:
         """Build the error that names the candidates closest to the limits and what they exceed."""
@@ -361,7 +362,7 @@ class Search:
 
     def candidate(self, i: int, chance: float) -> Candidate:
         """Build the result for a predicted candidate."""
-        among, p, series = self.among, self.found[i], self.among.series_of(i)
+        among, p, series = self.among, self.predictions[i], self.among.series_of(i)
         rate, price = p.throughput_samples_per_s, float(among.price[i])
         seconds, usd = float(self.seconds[i]), float(self.usd[i])
         steps_s, rates = (p.iteration_s, p.iteration_s), (rate, rate)

@@ -92,7 +92,7 @@ class Requirement(Drawn, frozen=True, kw_only=True):
     quantity, target : the quantity that the aim constrains, see :class:`perfmodel.Aim`, and its
         target value (SI).
     met_now : whether the unchanged job meets the aim.
-    found : values that meet the aim.
+    values : values that meet the aim.
     surely, possibly : values at which the worse, and the better, end of the prediction's interval
         meets it.
     formula : the value in symbols; None if there is no simple solution.
@@ -109,7 +109,7 @@ class Requirement(Drawn, frozen=True, kw_only=True):
     quantity: str
     target: float
     met_now: bool
-    found: Range
+    values: Range
     surely: Range
     possibly: Range
     formula: str | None
@@ -127,7 +127,7 @@ class Requirement(Drawn, frozen=True, kw_only=True):
 
         drawn = self._near()
         ends = drawn[0].value, drawn[-1].value
-        ranges = self.found.within(*ends), self.surely.within(*ends)
+        ranges = self.values.within(*ends), self.surely.within(*ends)
         quantity = QUANTITIES[self.quantity]
         linear = self.quantity in ("idle", "scaling", "staleness", "fits")
         words = Variable(self.variable, *ends).words
@@ -139,7 +139,7 @@ class Requirement(Drawn, frozen=True, kw_only=True):
 
     def _near(self) -> list[Point]:
         """The points around the job and the answer; all of them where there is no such value."""
-        ends = (self.found.low, self.found.high, self.surely.low, self.surely.high)
+        ends = (self.values.low, self.values.high, self.surely.low, self.surely.high)
         marked = [end for end in ends if end is not None]
         if not marked:
             return list(self.points)
@@ -192,7 +192,7 @@ def require(
 
     >>> result = require("bandwidth", "scaling>0.9", model="resnet50", device="v100", arch="ring",
     ...                  workers=16)
-    >>> result.found.holds
+    >>> result.values.holds
     'from'
     """
     wanted = Aim.parse(aim) if isinstance(aim, str) else aim
@@ -216,7 +216,7 @@ def require(
         quantity=wanted.quantity,
         target=wanted.value,
         met_now=wanted.met(value),
-        found=bounds,
+        values=bounds,
         surely=surely,
         possibly=possibly,
         formula=search.formula(bounds),

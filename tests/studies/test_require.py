@@ -55,9 +55,9 @@ def test_the_aim_is_just_met(
 ) -> None:
     """One step inside the aim is met, one step outside it is not."""
     found = require(variable, aim, dataset_size=10_000, **arguments)
-    value, wanted = found.found.value, Aim.parse(aim)
+    value, wanted = found.values.value, Aim.parse(aim)
     assert value is not None
-    sign = -1 if found.found.holds == "up to" else 1
+    sign = -1 if found.values.holds == "up to" else 1
     inside, outside = (
         value + sign * step * n if step == 1 else value * (1 + sign * step * n) for n in (0.5, -1)
     )
@@ -80,15 +80,15 @@ def test_a_ring_by_hand() -> None:
         "bandwidth", "step<12", workload=work, cluster=where, workers=4, arch="allreduce",
         options=WHOLE,
     )  # fmt: skip
-    assert found.found.holds == "from"
-    assert found.found.low == pytest.approx(2.0, rel=1e-6)
+    assert found.values.holds == "from"
+    assert found.values.low == pytest.approx(2.0, rel=1e-6)
     assert not found.met_now
     assert found.prediction.iteration_s == pytest.approx(12.0)
     idle = require(
         "bandwidth", "idle<0.2", workload=work, cluster=where, workers=4, arch="allreduce",
         options=WHOLE,
     )  # fmt: skip
-    assert idle.found.low == pytest.approx(12.0 / 1.5)
+    assert idle.values.low == pytest.approx(12.0 / 1.5)
 
 
 def test_a_formula_gives_the_same_value() -> None:
@@ -107,7 +107,7 @@ def test_a_formula_gives_the_same_value() -> None:
         "O": work.optimizer_s, "alpha": nic.latency_s, "T": step_s, "S_N": 1.0,
     }  # fmt: skip
     bandwidth = expression.subs({s: values[str(s)] for s in expression.free_symbols})
-    assert found.found.low == pytest.approx(float(bandwidth) / nic.efficiency, rel=0.01)
+    assert found.values.low == pytest.approx(float(bandwidth) / nic.efficiency, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -142,13 +142,13 @@ def test_the_period_that_a_slow_link_needs(
         arch="diloco",
         options={"algorithm": "ring", **options},
     )
-    assert (found.found.low, found.formula) == (least, formula)
+    assert (found.values.low, found.formula) == (least, formula)
 
 
 def test_surely_is_stricter_than_possibly() -> None:
     found = require("bandwidth", "throughput>2000", workers=16, arch="ring", **V100)
     surely, value, possibly = (
-        each.low or 0 for each in (found.surely, found.found, found.possibly)
+        each.low or 0 for each in (found.surely, found.values, found.possibly)
     )
     assert surely > value > possibly
 
@@ -168,15 +168,15 @@ def test_the_worse_end_of_the_interval_meets_the_aim_at_the_sure_value(sign: str
 
 def test_an_unreachable_aim_is_reported() -> None:
     found = require("bandwidth", "scaling>0.9", arch="ps", workers=64, **V100)
-    assert found.found.holds == "never"
-    assert found.found.value is None
+    assert found.values.holds == "never"
+    assert found.values.value is None
     assert found.text.startswith("no value of bandwidth meets scaling > 0.9: the closest is")
     assert "because" in found.text
 
 
 def test_an_aim_met_everywhere_is_reported() -> None:
     found = require("bandwidth", "throughput>0.001", arch="ring", workers=4, **V100)
-    assert found.found.holds == "always"
+    assert found.values.holds == "always"
     assert "is met at every value of bandwidth from" in found.text
 
 
@@ -187,7 +187,7 @@ def test_impossible_values_are_left_out() -> None:
         "workers", "step<1e9", workload=workload([2.0], [4.0], [8.0]), cluster=where, workers=4,
         arch="bsp", options={"backup_workers": 2, "servers": 1},
     )  # fmt: skip
-    assert found.found.holds == "always"
+    assert found.values.holds == "always"
     assert "from 3 to 8" in found.text or "from 3 to 7" in found.text
 
 
