@@ -69,7 +69,7 @@ def build(job: Job) -> OpGraph:
     """Build the op graph: computation, and the active workers' exchanges during or after it."""
     b = GraphBuilder()
     workers = add_workers(b, job)
-    optimizer = add_optimizer(b, job, workers)
+    optimizer = add_optimizer(b, job, workers).last
     begin = add_begin(b, job, workers, optimizer)
     if job.workers > 1:
         counter = _add_exchange(b, job, workers, begin, optimizer)

@@ -69,10 +69,11 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
     """
     b = GraphBuilder()
     workers = add_workers(b, job, first=1 if fold else None)
-    optimizer = add_optimizer(b, job, workers)
+    update = add_optimizer(b, job, workers)
+    optimizer = update.last
     begin = add_begin(b, job, workers, optimizer)
     if job.workers > 1:
-        _add_exchange(b, job, workers, begin, optimizer, fold)
+        _add_exchange(b, job, workers, begin, update.first, fold)
     counter = b.counters(optimizer)
     b.probe("staleness", optimizer, optimizer, lag=1, counter=counter, group=workers.index)
     log_steps(b, workers)
@@ -81,9 +82,10 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
 
 
 def _add_exchange(
-    b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optimizer: Ids, fold: bool
+    b: GraphBuilder, job: Job, workers: Workers, begin: Ids, average: Ids, fold: bool
 ) -> None:
-    """Send each worker's model to its neighbours; average once all are sent and received."""
+    """Send each worker's model to its neighbours; ``average`` (workers,) once all are sent and
+    received."""
     network = Network(b, job, fold=fold, core_share=job.workers if fold else 1)
     to = neighbours(job.workers)[: len(begin)]
     routes = network.between(workers.index[:, None], to)
@@ -99,8 +101,8 @@ def _add_exchange(
     )
     ready = begin if Options.of(job).overlap else workers.backward[:, 0]
     b.edge(ready[:, None], send)
-    b.edge(send, optimizer[:, None])
-    b.edge(send, optimizer[to])
+    b.edge(send, average[:, None])
+    b.edge(send, average[to])
     b.probe("send", send, send, at_ready=True, group=workers.index[:, None])
 
 

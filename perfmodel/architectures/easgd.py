@@ -89,7 +89,7 @@ def build(job: Job) -> OpGraph:
     b = GraphBuilder()
     home = homes_of(job, Options.of(job).servers)
     workers = add_workers(b, job, nodes=len(node_names(job, home)))
-    optimizer = add_optimizer(b, job, workers)
+    optimizer = add_optimizer(b, job, workers).last
     begin = add_begin(b, job, workers, optimizer, period=Options.of(job).period)
     _add_exchange(b, job, workers, home, begin)
     log_steps(b, workers)

@@ -88,7 +88,7 @@ def build(job: Job) -> OpGraph:
     """Build the op graph: computation, random pushes after it, and merges before the next step."""
     b = GraphBuilder()
     workers = add_workers(b, job)
-    optimizer = add_optimizer(b, job, workers)
+    optimizer = add_optimizer(b, job, workers).last
     begin = add_begin(b, job, workers, optimizer)
     if job.workers > 1 and Options.of(job).probability > 0.0:
         _add_gossip(b, job, workers, begin, optimizer)

@@ -63,7 +63,7 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
     """Build the op graph; with ``fold``, of the first worker only, which represents all."""
     b = GraphBuilder()
     workers = add_workers(b, job, first=1 if fold else None)
-    optimizer = add_optimizer(b, job, workers)
+    optimizer = add_optimizer(b, job, workers).last
     if job.workers > 1:
         _add_average(b, job, workers, optimizer, fold)
     if not fold:

@@ -14,7 +14,7 @@ from perfmodel.base.quantities import NO_SPREAD
 from perfmodel.base.ranges import COUNT, Range, Ranged
 from perfmodel.inputs import wiring
 from perfmodel.inputs.cluster import Cluster, Handover
-from perfmodel.inputs.offload import offload_of
+from perfmodel.inputs.offload import Offload, offload_of
 from perfmodel.inputs.options import Options
 from perfmodel.inputs.passes import one_pass
 from perfmodel.inputs.workload import Workload, expanded, with_handover
@@ -391,8 +391,13 @@ class Job(Ranged, frozen=True, kw_only=True):
         work = self._handed_over(self.workload, self.reductions)
         if not work.storage.offload:
             return work
-        on_host = offload_of(self.workload, self.cluster)
-        return msgspec.structs.replace(work, optimizer_s=sum(on_host))
+        return msgspec.structs.replace(work, optimizer_s=sum(self.host_update or ()))
+
+    @property
+    def host_update(self) -> Offload | None:
+        """The times of an update by the host; None if devices update."""
+        on_host = self.workload.storage.offload
+        return offload_of(self.workload, self.cluster) if on_host else None
 
     @property
     def reductions(self) -> int:

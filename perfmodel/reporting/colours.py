@@ -45,6 +45,7 @@ KIND_COLOURS = {
     "update": "#d55e00",
     "optimizer": "#d55e00",
     "apply": "#d55e00",
+    "update on host": "#d55e00",
 }
 """Colour of kinds of operations, unless another kind in the same figure has it already."""
 

@@ -28,6 +28,7 @@ COLOURS = {
     "update": "terrible",
     "optimizer": "terrible",
     "apply": "terrible",
+    "update on host": "terrible",
     "iteration": "grey",
 }
 """Reserved colour names of the format, by kind of operation."""

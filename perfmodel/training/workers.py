@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 import msgspec
 import numpy as np
@@ -276,20 +276,37 @@ def _add_loading(b: GraphBuilder, job: Job, workers: Workers) -> Workers:
     return msgspec.structs.replace(workers, loading=load)
 
 
+class Update(NamedTuple):
+    """The first and the last op of each worker's own update, (workers,): messages are applied by
+    the first, and the next step follows the last. A device updates by a single op."""
+
+    first: Ids
+    last: Ids
+
+
+ON_HOST = ("gradients to host", "update on host", "parameters from host")
+"""Names of the parts of :class:`perfmodel.inputs.offload.Offload` as ops."""
+
+
 def add_optimizer(
     b: GraphBuilder, job: Job, workers: Workers, first: Workers | None = None, parts: int = 1
-) -> Ids:
-    """Add each worker's own update of its parameters, (workers,), between its backward pass and its
-    next forward pass.
+) -> Update:
+    """Add each worker's own update of its parameters, between its backward pass and its next
+    forward pass; by the host, one op after the other, if the optimizer is there.
 
     ``first`` is the first pass of an update, if there are several. Each worker updates one of
     ``parts`` of the parameters.
     """
     alone = msgspec.structs.replace(workers, axes=())
-    optimizer = alone.compute(b, "optimizer", job.device_work.optimizer_s / parts)
-    b.edge(workers.backward[:, 0], optimizer)
-    b.edge(optimizer, (workers if first is None else first).forward[:, 0], lag=1)
-    return optimizer
+    seconds = {"optimizer": job.device_work.optimizer_s}
+    if job.host_update is not None:
+        seconds = dict(zip(ON_HOST, job.host_update, strict=True))
+    ops = [alone.compute(b, label, part_s / parts) for label, part_s in seconds.items()]
+    b.edge(workers.backward[:, 0], ops[0])
+    for earlier, later in itertools.pairwise(ops):
+        b.edge(earlier, later)
+    b.edge(ops[-1], (workers if first is None else first).forward[:, 0], lag=1)
+    return Update(ops[0], ops[-1])
 
 
 def add_begin(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import msgspec
@@ -57,6 +58,42 @@ def test_every_architecture_with_an_optimizer_waits_for_the_host(arch: str) -> N
     )
     more_s = 28.0 * VALUES / MEMORY_BYTES_PER_S + 4.0 * VALUES / COPY_BYTES_PER_S - 0.01
     assert moved - plain == pytest.approx(more_s)
+
+
+@pytest.mark.parametrize(
+    ("arch", "shards"),
+    [
+        *(("allreduce", 1), ("d_psgd", 1), ("local_sgd", 1), ("gosgd", 1), ("diloco", 1)),
+        *(("easgd", 1), ("ad_psgd", 1), ("zero2", 2), ("zero3", 2)),
+    ],
+)
+def test_copies_and_the_update_are_operations(arch: str, shards: int) -> None:
+    """The host's 0.243 s lie between two copies of 0.08 s; workers that share states do half."""
+    one = job(arch=arch, workers=2)
+    nic = msgspec.structs.replace(one.cluster.nic, bandwidth_bytes_per_s=1e12)
+    one = msgspec.structs.replace(one, cluster=msgspec.structs.replace(one.cluster, nic=nic))
+    done = predict(one, fidelity="fine").timeline().operations
+    kinds = ("gradients to host", "update on host", "parameters from host")
+    ops = [op for op in done if op.kind in kinds and op.name.endswith("worker 0")]
+    first = next(place for place, op in enumerate(ops) if op.kind == kinds[0])
+    parts = ops[first : first + 3]
+    assert [op.kind for op in parts] == list(kinds)
+    copy_s, update_s = 2.0 * VALUES / COPY_BYTES_PER_S, 28.0 * VALUES / MEMORY_BYTES_PER_S
+    took = [float(op.end_s - op.start_s) * shards for op in parts]
+    assert took == pytest.approx([copy_s, update_s, copy_s])
+    assert all(a.end_s == pytest.approx(b.start_s) for a, b in itertools.pairwise(parts))
+    assert not any(op.kind == "optimizer" for op in done)
+
+
+@pytest.mark.parametrize("arch", ["allreduce", "d_psgd", "zero2"])
+def test_messages_are_complete_before_gradients_are_copied(arch: str) -> None:
+    """One byte per second: the exchange outlasts everything else."""
+    done = predict(job(arch=arch, workers=2), fidelity="fine").timeline().operations
+    received = {"allreduce": "all-reduce", "d_psgd": "send", "zero2": "reduce-scatter"}[arch]
+    for op in done:
+        if op.kind == "gradients to host":
+            ends = [o.end_s for o in done if o.kind == received and o.iteration == op.iteration]
+            assert max(ends) <= op.start_s + 1e-6
 
 
 def test_workers_that_share_states_update_a_part_each() -> None:

@@ -72,10 +72,10 @@ class PassMessages(NamedTuple):
 def _at_once(b: GraphBuilder, job: Job, passes: Sequence[Workers], messages: Messages) -> End:
     """Add one optimizer step per worker, after all messages have been decompressed."""
     workers = passes[-1]
-    optimizer = add_optimizer(b, job, workers, passes[0])
-    waiting = _decoded(b, job, workers, optimizer)
+    first, last = add_optimizer(b, job, workers, passes[0])
+    waiting = _decoded(b, job, workers, first)
     index = np.arange(len(messages.bytes))
-    return End(waiting[:, None], optimizer[:, None], optimizer, index, np.zeros_like(index))
+    return End(waiting[:, None], last[:, None], last, index, np.zeros_like(index))
 
 
 def _between(

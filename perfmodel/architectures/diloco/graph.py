@@ -42,7 +42,7 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
     workers = add_workers(
         b, job, first=1 if fold else None, nodes=len(node_names(job, home)) or None
     )
-    optimizer = add_optimizer(b, job, workers)
+    optimizer = add_optimizer(b, job, workers).last
     if job.workers > 1:
         done = workers.forward[:, -1] if options.during_backward else optimizer
         add_exchanges(b, job, workers, done, workers.forward[:, 0], home, fold=fold)

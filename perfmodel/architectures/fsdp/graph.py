@@ -19,6 +19,7 @@ from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import Axis, OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.training.workers import (
+    Update,
     Workers,
     add_optimizer,
     add_passes,
@@ -36,9 +37,10 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
     passes = add_passes(b, job, reduced, first=1 if fold else None)
     workers = passes[0]
     shards = int(Options.of(job).shards(job.workers))
-    optimizer = add_optimizer(b, job, passes[-1], workers, shards)
+    update = add_optimizer(b, job, passes[-1], workers, shards)
+    optimizer = update.last
     if job.workers > 1:
-        _add_collectives(b, job, passes, optimizer, fold)
+        _add_collectives(b, job, passes, update, fold)
     if not fold:
         b.stagger(workers.forward[:, 0], stagger_s(job))
     counter = b.counters(optimizer)
@@ -49,7 +51,7 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
 
 
 def _add_collectives(
-    b: GraphBuilder, job: Job, passes: Sequence[Workers], optimizer: Ids, fold: bool
+    b: GraphBuilder, job: Job, passes: Sequence[Workers], update: Update, fold: bool
 ) -> None:
     """Add all-gathers and reduce-scatters, on a communicator per shard group, and all-reduces of
     the scattered gradients, on a communicator per replica group.
@@ -74,14 +76,14 @@ def _add_collectives(
 
     added = [
         _add_shard_group(b, job, [_among(one, group.rows) for one in passes], units,
-                         optimizer[group.rows], Communicator(b, network, group=group.name), costs)
+                         update.last[group.rows], Communicator(b, network, group=group.name), costs)
         for group, *costs in zip(shards, gathers, scatters, strict=True)
     ]  # fmt: skip
     if added:
         gathered = np.concatenate([one.gathered for one in added])
         b.probe("all-gather", gathered, gathered, at_ready=True)
     channels = [Communicator(b, network, group=group.name) for group in replicas]
-    followers = [*(one.forward[:, 0] for one in passes[1:]), optimizer]
+    followers = [*(one.forward[:, 0] for one in passes[1:]), update.first]
     for number, (one, one_pass) in enumerate(zip(passes, order.passes_of(job), strict=True)):
         if not one_pass.reduced:
             continue
