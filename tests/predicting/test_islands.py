@@ -422,8 +422,8 @@ def test_requirements_and_advice_keep_islands() -> None:
         "island_devices": 2,
     }
     found = pm.require("period", "scaling>0.9", **given)
-    assert found.found.low is not None
-    for period, met in ((found.found.low, True), (found.found.low - 1, False)):
+    assert found.values.low is not None
+    for period, met in ((found.values.low, True), (found.values.low - 1, False)):
         made = pm.make_job(**given, options={"period": int(period)})
         alone = 2 * made.batch_sizes[0] / 2 / made.islands[0].step_s
         p = pm.predict(made, fidelity="coarse")

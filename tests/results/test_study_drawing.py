@@ -86,7 +86,7 @@ def test_the_curve_of_an_aim_crosses_it_where_the_answer_is() -> None:
     (axes,) = found.plot().axes
     predicted = lines(axes)["predicted"]
     xs, ys = predicted.get_xdata(), predicted.get_ydata()
-    assert np.interp(found.found.low, xs, ys) == pytest.approx(0.9, rel=1e-6)
+    assert np.interp(found.values.low, xs, ys) == pytest.approx(0.9, rel=1e-6)
     assert (np.diff(xs) > 0.0).all()
     assert xs[0] < found.now < xs[-1]
     assert lines(axes)["the job now"].get_xdata()[0] == found.now

@@ -79,12 +79,12 @@ def test_the_next_larger_batch_does_not_fit() -> None:
     size = job.workload.batch_size
     assert chance(job) >= SURE > chance(job.with_(batch_size=size + 1))
     aim = require("batch-size", "fits", job)
-    assert aim.found.value == size
+    assert aim.values.value == size
 
 
 def test_more_workers_share_the_model_until_it_fits() -> None:
     job = make_job(model="llama-8b", device="h100", arch="fsdp", batch_size=1, workers=4)
-    least = require("workers", "fits", job).found.low
+    least = require("workers", "fits", job).values.low
     assert least is not None
     assert chance(job.with_(workers=int(least))) > SURE >= chance(job.with_(workers=int(least) - 1))
 
