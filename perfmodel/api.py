@@ -54,6 +54,7 @@ def make_job(
     recompute: str | None = None,
     stack: str | None = None,
     launches: str | None = None,
+    framework: str | None = None,
     optimizer: str | None = None,
     precision_policy: str | None = None,
     lora: str | None = None,
@@ -91,6 +92,8 @@ def make_job(
     recompute : none, selective, selective:products, selective:N or full, which is the same.
     stack, launches : "as_found" or "tuned" software, and "eager", "compiled" or "graphs" launches
         of operators, where times of a language model are estimated.
+    framework : whose timings are preferred, such as "pytorch"; if the profile has none, the spread
+        between frameworks is part of the interval.
     optimizer, precision_policy, lora, offload_optimizer : how the model is stored, see
         :class:`perfmodel.inputs.storage.Storage`: "adamw", "bf16_master", "16:q+v:4".
     accumulation : forward and backward passes per update, which share a worker's batch; default:

@@ -46,7 +46,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """A measured throughput of all devices together, in samples of the model.
 
     ``batch_size`` is the number of samples per device and pass, None if the table does not give
-    it; ``passes`` is the number of passes per update.
+    it; ``passes`` is the number of passes per update; ``framework`` is None if unknown.
     """
 
     name: str
@@ -57,6 +57,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_s: float
     batch_size: int | None = None
     passes: int = 1
+    framework: str | None = None
 
 
 STEPS = 10
@@ -81,7 +82,7 @@ def runs(
     jobs: dict[tuple[Any, ...], Job] = {}
     for row in rows:
         key = row.task.model, str(row.task), row.machine, row.precision, row.workers
-        key = (*key, row.batch_size, row.passes)
+        key = (*key, row.batch_size, row.passes, row.framework)
         try:
             job = jobs[key] = jobs[key] if key in jobs else job_of(row, tuned)
         except InputError as error:
@@ -131,11 +132,26 @@ def job_of(row: Row, tuned: bool = False) -> Job:
         precision=row.precision,
         batch_size=whole,
         accumulation=row.passes,
+        framework=row.framework,
         cluster=cluster,
         workers=row.workers,
         arch="allreduce",
         options=options,
     )
+
+
+FRAMEWORKS = {"mxnet": "mxnet", "pytorch": "pytorch", "paddle": "paddlepaddle", "tensorflow":
+              "tensorflow", "tf": "tensorflow"}  # fmt: skip
+"""Frameworks by words in the texts of tables."""
+
+
+def framework_of(text: str) -> str | None:
+    """Return the first framework that a text names.
+
+    >>> framework_of("TensorFlow2/Classification"), framework_of("NGC MXNet 20.06")
+    ('tensorflow', 'mxnet')
+    """
+    return next((name for word, name in FRAMEWORKS.items() if word in text.lower()), None)
 
 
 def precision_of(text: str, device: str) -> str:

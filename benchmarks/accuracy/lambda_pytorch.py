@@ -55,6 +55,7 @@ def cases(folder: Path) -> list[Case]:
                 precision=catalogued.precision_of(row.precision, machine.device),
                 workers=row.num_gpus,
                 samples_per_s=row.throughput / task.sample,
+                framework="pytorch",
                 batch_size=max(1, round(row.global_batch * task.batch / row.num_gpus)),
             )
         )

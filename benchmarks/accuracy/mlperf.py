@@ -33,12 +33,19 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     num_accel: int
     global_batch: int
     train_samples_per_s: float = 0.0
+    framework: str = ""
 
     @property
     def machine(self) -> catalogued.Machine | None:
         """Return the first of :data:`MACHINES` whose pattern matches system and accelerator."""
         named = f"{self.system} {self.accelerator}"
         return next((m for text, m in MACHINES.items() if re.search(text, named)), None)
+
+    @property
+    def used(self) -> str | None:
+        """Return the framework; where a system used MXNet and PyTorch, MXNet is for ResNet."""
+        several = self.benchmark != "resnet" and "pytorch" in self.framework.lower()
+        return "pytorch" if several else catalogued.framework_of(self.framework)
 
     @property
     def reason(self) -> str | None:
@@ -70,6 +77,7 @@ def cases(folder: Path) -> list[Case]:
                 workers=row.num_accel,
                 samples_per_s=row.train_samples_per_s / task.sample,
                 batch_size=max(1, round(row.global_batch * task.batch / row.num_accel)),
+                framework=row.used,
             )
         )
     return predicted(catalogued.runs(SOURCE, found, left_out, tuned=True))

@@ -70,6 +70,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
             samples_per_s=self.value / task.sample,
             batch_size=None if size is None else round(size),
             passes=max(1, round(passes)),
+            framework=catalogued.framework_of(self.example),
         )
 
 

@@ -311,6 +311,7 @@ RECOMPUTATION = suggested(
     *("none", "selective", "selective:products", "full"), name="none|selective[:products|:N]|full"
 )
 STACK = suggested("as_found", "tuned")
+FRAMEWORK = Text(name="pytorch")
 LAUNCHES = suggested("eager", "compiled", "graphs")
 OPTIMIZER = Text(names=stored("OPTIMIZERS"))
 POLICY = Text(names=stored("POLICIES"))

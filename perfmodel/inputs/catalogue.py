@@ -24,6 +24,7 @@ from perfmodel.inputs.batch_scaling import RECENT_LAUNCH_S
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.decoder_layers import at_length
 from perfmodel.inputs.device import Device, roofline_s
+from perfmodel.inputs.frameworks import framework_error, of_framework
 from perfmodel.inputs.one_device import OneDevice, at_speed
 from perfmodel.inputs.passes import accumulated, of_one_pass, split
 from perfmodel.inputs.peaks import peaks_of
@@ -154,7 +155,7 @@ def workload(
     InputError : the device is neither in the profile nor in the catalogue, or the profile's times
         on it cannot be estimated; or an option does not fit the profile.
     """
-    whole = at_length(profile, sequence_length)
+    whole = of_framework(at_length(profile, sequence_length), software.framework)
     if device_name is not None and device_name not in whole.devices and one_device is None:
         device_name = device_called(device_name)
     timings = list(whole.timings)
@@ -281,7 +282,7 @@ def _one_pass(
     timed = device_name in (None, *profile.devices) and bool(profile.timings)
     if profile.decoder is not None and not timed:
         return _of_language(profile, device_name, precision, batch_size, software)
-    if software != UNSAID:
+    if software.estimates:
         raise InputError(
             f"stack, launches: times of {profile.name} are not estimated from operators, as those "
             "of language models are that were not timed on the device"
@@ -297,12 +298,14 @@ def _one_pass(
         if precision is None and len({t.precision for t in profile.timings}) > 1:
             why = f"first of the profile for {timings[0].device}"
             notes.append(Assumption("precision", timings[0].precision, "", why))
+        error, of_other = framework_error(timings[0], software.framework)
         return resolve(
             profile,
             timings,
             batch_size=batch_size,
             layer_shares=shares,
-            assumptions=notes,
+            assumptions=[*notes, *of_other],
+            error_fraction=error,
             launch_s=_launch_s(timings[0].device),
         )
     _check_device(device_name, profile)

@@ -131,6 +131,7 @@ class JobArguments(TypedDict, total=False):
     recompute: str | None
     stack: str | None
     launches: str | None
+    framework: str | None
     optimizer: str | None
     precision_policy: str | None
     lora: str | None

@@ -33,6 +33,7 @@ class JobKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     recompute: str | None = None
     stack: str | None = None
     launches: str | None = None
+    framework: str | None = None
     optimizer: str | None = None
     precision_policy: str | None = None
     lora: str | None = None

@@ -18,7 +18,7 @@ from perfmodel.inputs.workload import Workload
 OF_WORKLOAD = (
     *("model", "workload", "device", "precision", "batch_size"),
     *("sequence_length", "activation_checkpointing", "accumulation", "recompute"),
-    *("stack", "launches"),
+    *("stack", "launches", "framework"),
     *("optimizer", "precision_policy", "lora", "offload_optimizer"),
     *("one_device_samples_per_s", "one_device_step_s", "one_device_batch_size"),
 )
@@ -85,7 +85,7 @@ def _workload(
         if storage not in (DEFAULT, workload.storage):
             raise InputError("optimizer, precision_policy, lora: the workload is already resolved")
         if software != UNSAID:
-            raise InputError("stack, launches: the workload is already resolved")
+            raise InputError("stack, launches, framework: the workload is already resolved")
         if measured is None:
             return workload
         if measured.batch_size not in (None, workload.batch_size):

@@ -87,6 +87,23 @@ class Gradients(Ranged, frozen=True, forbid_unknown_fields=True):
                 )
 
 
+class Framework(Ranged, frozen=True, forbid_unknown_fields=True):
+    """The software of a measurement: its ``name``, such as *pytorch*; ``version``, ``container``
+    (its publisher or name) and ``year`` where they are known."""
+
+    RANGES: ClassVar = {"year": Range(1990, 2100, whole=True, besides=(None,))}
+
+    name: str
+    version: str | None = None
+    container: str | None = None
+    year: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.name != self.name.lower() or not self.name.strip():
+            raise InputError(f"framework: a name in lower case, such as pytorch, not {self.name!r}")
+
+
 Seconds = float | tuple[float, ...]
 
 
@@ -105,6 +122,7 @@ class Timing(Ranged, frozen=True, forbid_unknown_fields=True):
     step_std_s : standard deviation of the whole step.
     accumulation : forward and backward passes per update; each has an equal share of the batch.
     overhead_fraction : relative overhead of the measurement; 0 if unknown.
+    framework : what it was measured with, if known.
     """
 
     RANGES: ClassVar = {
@@ -134,6 +152,7 @@ class Timing(Ranged, frozen=True, forbid_unknown_fields=True):
     step_std_s: float | None = None
     accumulation: int = 1
     overhead_fraction: float = 0.0
+    framework: Framework | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -277,9 +296,10 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         if self.layers and not any(layer.tensors for layer in self.layers):
             raise InputError("layers: no layer has a tensor, so there is nothing to communicate")
         whole_number("layers, counted", len(self.layers), at_least=0, at_most=MOST_TENSORS)
-        seen: set[tuple[str, str, int]] = set()
+        seen: set[tuple[str, str, int, str]] = set()
         for i, timing in enumerate(self.timings):
-            key = (timing.device, timing.precision, timing.batch_size)
+            made = timing.framework.name if timing.framework else ""
+            key = (timing.device, timing.precision, timing.batch_size, made)
             if key in seen:
                 raise InputError(
                     f"timings[{i}]: duplicate timing for {timing.device}, {timing.precision}, "
@@ -351,4 +371,5 @@ def timings_on(profile: Profile, device: str | None, precision: str | None) -> l
         raise unknown_name(
             f"precision for {profile.name} on {device}", precision, {t.precision for t in timings}
         )
-    return sorted(chosen, key=lambda t: t.batch_size)
+    first = {t.batch_size: t for t in reversed(chosen)}  # of several frameworks
+    return [first[size] for size in sorted(first)]

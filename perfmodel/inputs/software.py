@@ -29,10 +29,12 @@ launch all at once.
 
 class Software(msgspec.Struct, frozen=True):
     """Level of the software, one of :data:`STACKS` (default *as_found*), and how it launches
-    operators, one of :data:`LAUNCH_S` (default *eager*)."""
+    operators, one of :data:`LAUNCH_S` (default *eager*), both for estimates from operators; and the
+    ``framework`` whose timings are preferred."""
 
     stack: str | None = None
     launches: str | None = None
+    framework: str | None = None
 
     def __post_init__(self) -> None:
         if self.stack is not None and self.stack not in STACKS:
@@ -40,9 +42,14 @@ class Software(msgspec.Struct, frozen=True):
         if self.launches is not None and self.launches not in LAUNCH_S:
             raise unknown_name("launches", self.launches, LAUNCH_S)
 
+    @property
+    def estimates(self) -> bool:
+        """Whether it says something about estimates from operators."""
+        return self.stack is not None or self.launches is not None
+
 
 UNSAID = Software()
 """The defaults."""
 
-OF_SOFTWARE = ("stack", "launches")
+OF_SOFTWARE = ("stack", "launches", "framework")
 """Arguments of :func:`perfmodel.make_job` that make a :class:`Software`."""

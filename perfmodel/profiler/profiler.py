@@ -13,7 +13,7 @@ from perfmodel.base.errors import InputError, whole_number
 from perfmodel.base.provenance import Source
 from perfmodel.foreign.pytorch import import_torch, is_tensor
 from perfmodel.inputs import profile_files
-from perfmodel.inputs.profile import NoiseScale, Profile, Timing
+from perfmodel.inputs.profile import Framework, NoiseScale, Profile, Timing
 from perfmodel.profiler.averages import Average, average_of
 from perfmodel.profiler.clocks import Clock, clock_for
 from perfmodel.profiler.gradient_noise import measure_noise
@@ -292,6 +292,7 @@ class Profiler:
             step_std_s=average.step_std_s,
             accumulation=accumulation,
             overhead_fraction=self.overhead.fraction if self.overhead else 0.0,
+            framework=Framework("pytorch", version=str(import_torch().__version__)),
             source=Source("measured", self._text(average), date=dt.date.today().isoformat()),
         )
         return Profile(

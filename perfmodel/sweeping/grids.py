@@ -50,6 +50,7 @@ class GridArguments(TypedDict, total=False):
     recompute: Several[str | None]
     stack: Several[str | None]
     launches: Several[str | None]
+    framework: Several[str | None]
     optimizer: Several[str | None]
     precision_policy: Several[str | None]
     lora: Several[str | None]

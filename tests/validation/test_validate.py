@@ -216,6 +216,7 @@ KEYS: dict[str, Any] = {
     "recompute": "full",
     "stack": "tuned",
     "launches": "graphs",
+    "framework": "pytorch",
     "accumulation": 2,
     "optimizer": "lion",
     "precision_policy": "bf16",
