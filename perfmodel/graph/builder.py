@@ -427,7 +427,14 @@ class GraphBuilder:
                 value.setflags(write=False)
         return graph
 
-    def _new(self, kind: str, label: str, shape: tuple[int, ...], axes: tuple[Axis, ...]) -> Ids:
+    def _new(
+        self,
+        kind: str,
+        label: str,
+        shape: tuple[int, ...],
+        axes: tuple[Axis, ...],
+        part: str = "",
+    ) -> Ids:
         first = self._count[kind]
         size = math.prod(shape)
         most = min(MOST, _most_ops.get()) if kind == "op" else MOST
@@ -437,7 +444,7 @@ class GraphBuilder:
                 f"the limit is {most}"
             )
         self._count[kind] = first + size
-        self._blocks[kind].append(Block(label, first, shape, axes))
+        self._blocks[kind].append(Block(label, first, shape, axes, part))
         return np.arange(first, first + size, dtype=np.int64).reshape(shape)
 
     def _add(self, column: str, values: NDArray[Any]) -> None:

@@ -38,19 +38,21 @@ MOST_PRIORITY, MOST_HELD, MOST_UNITS = 32767, 127, 2**31 - 1
 """Largest priority, number of slots held by an op, and units of a slot that the engine can
 store."""
 
-CAUSES = ("network", "server", "straggler", "staleness_bound", "data", "cpu")
+CAUSES = ("network", "server", "straggler", "staleness_bound", "data", "cpu", "pipeline")
 """Causes of waits. Every op and slot has a cause; waits for it are charged to this cause."""
 
 Distribution = Literal["lognormal", "gamma"]
 
 
 class Block(msgspec.Struct, frozen=True):
-    """Ids assigned together: ``label``, first id, shape, and the names along each axis."""
+    """Ids assigned together: ``label``, first id, shape, and the names along each axis; ``part``
+    names the part of a joined graph."""
 
     label: str
     first: int
     shape: tuple[int, ...]
     axes: tuple[Axis, ...]
+    part: str = ""
 
     @property
     def size(self) -> int:
@@ -59,12 +61,15 @@ class Block(msgspec.Struct, frozen=True):
 
     def name(self, identity: int) -> str:
         """Return the readable name of one of the block's ids, such as ``push worker 3, fc``."""
-        if self.axes:
+        if self.axes or self.part:
             return f"{self.label} {self.member(identity)}"
         return f"{self.label}{self.member(identity)}" if self.size > 1 else self.label
 
     def member(self, identity: int) -> str:
         """Return what distinguishes an id from others of the block, such as ``worker 3, fc``."""
+        if self.part:
+            inner = msgspec.structs.replace(self, part="")
+            return f"{self.part}, {inner.member(identity)}" if self.axes else self.part
         index = np.unravel_index(identity - self.first, self.shape) if self.shape else ()
         if not self.axes:
             return f"[{', '.join(str(int(position)) for position in index)}]"

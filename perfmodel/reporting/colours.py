@@ -21,7 +21,10 @@ each of which is invisible on one of the two."""
 
 CAUSE_COLOURS = dict(
     zip(
-        ("compute", "network", "server", "straggler", "staleness_bound", "data", "cpu"),
+        (
+            *("compute", "network", "server", "straggler", "staleness_bound", "data", "cpu"),
+            "pipeline",
+        ),
         PALETTE,
         strict=False,
     )

@@ -56,6 +56,7 @@ WORDS = {
     "staleness_bound": "waiting at the staleness bound",
     "data": "waiting for data",
     "cpu": "waiting for processor cores",
+    "pipeline": "waiting for another stage",
 }
 
 _NAMES = {

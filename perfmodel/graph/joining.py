@@ -1,0 +1,163 @@
+"""Joins finished graphs into one, in which they share links and slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from perfmodel.base.arrays import NONE, Ids
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import Block, OpGraph
+from perfmodel.graph.rules import Rule
+
+Key = Callable[[Block, int], Hashable]
+"""Returns what a link or a slot of a graph is among those of all graphs, from its block and its
+index there; None if it is the graph's own."""
+
+SHIFTED: dict[str, str] = {
+    **dict.fromkeys(("ops", "op", "sources", "targets"), "op"),
+    "draw": "stream",
+    "routes": "route",
+    "slots": "slot",
+}
+"""What the ids in the fields of rules count."""
+
+
+class JoiningBuilder(GraphBuilder):
+    """Builds a graph from finished ones, and from what is added between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shared: dict[tuple[str, Hashable], int] = {}
+        self._devices: list[Ids] = []
+        self._marks: list[Ids] = []
+        self._counts: list[Ids] = []
+
+    def share(self, kind: str, ids: Ids, keys: list[Hashable]) -> None:
+        """Let graphs that are added use these links or slots, instead of theirs of equal key."""
+        for identity, key in zip(ids.ravel().tolist(), keys, strict=True):
+            self._shared.setdefault((kind, key), identity)
+
+    def add(self, graph: OpGraph, name: str, key: Key) -> int:
+        """Add a finished graph, and return how much larger the ids of its ops are here.
+
+        ``name`` distinguishes its ops, links and slots from those of others.
+        """
+        shift = {
+            "op": self._count["op"],
+            "stream": self._count["stream"],
+            "counter": self._count["counter"],
+            "route": self._routes,
+            "group": sum(len(marks) for marks in self._marks),
+        }
+        slots = self._resources("slot", graph, name, key)
+        links = self._resources("link", graph, name, key)
+        for block in graph.ops:
+            self._new("op", block.label, block.shape, block.axes, part=name)
+        for block in graph.probes:
+            self._new("probe", block.label, block.shape, block.axes, part=name)
+        self._add_ops(graph, shift, slots, links)
+        self._add_rest(graph, shift, slots)
+        return shift["op"]
+
+    def _resources(self, kind: str, graph: OpGraph, name: str, key: Key) -> Ids:
+        """Add a graph's links or slots that are not shared; return the id here of each."""
+        blocks: tuple[Block, ...] = graph.links if kind == "link" else graph.slots
+        place = graph.link_place if kind == "link" else graph.slot_place
+        ids = np.full(sum(block.size for block in blocks), NONE)
+        for block in blocks:
+            where = slice(block.first, block.first + block.size)
+            keys = [key(block, k) for k in range(block.size)]
+            known = [self._shared.get((kind, one), NONE) if one is not None else NONE
+                     for one in keys]  # fmt: skip
+            if block.size and min(known) != NONE:
+                ids[where] = known
+                continue
+            made = self._new(kind, block.label, block.shape, block.axes, part=name).ravel()
+            ids[where] = made
+            self.share(kind, made, [one if one is not None else (name, block.first, k)
+                                    for k, one in enumerate(keys)])  # fmt: skip
+            self._add(f"{kind}_place", place[where])
+            if kind == "slot":
+                self._add("slot_capacity", graph.slot_capacity[where])
+            else:
+                self._add("link_capacity_bytes_per_s", graph.link_capacity_bytes_per_s[where])
+                self._latency = np.concatenate([self._latency, np.zeros(block.size)])
+        return ids
+
+    def _add_ops(self, graph: OpGraph, shift: dict[str, int], slots: Ids, links: Ids) -> None:
+        """Add the columns of ops and routes."""
+        for name in ("seconds", "bytes", "latency_s", "priority", "cause"):
+            self._add(f"op_{name}", getattr(graph, f"op_{name}"))
+        for column, kind in (("op_route", "route"), ("op_stream", "stream"), ("op_group", "group")):
+            self._add(column, _shifted(getattr(graph, column), shift[kind]))
+        self._add("hold_count", np.diff(graph.hold_start))
+        self._add("hold_slots", slots[graph.hold_slots])
+        self._add("hold_units", graph.hold_units)
+        self._add("route_length", np.diff(graph.route_start))
+        self._add("route_links", links[graph.route_links])
+        for name in ("units", "cap_bytes_per_s", "weight"):
+            self._add(f"route_{name}", getattr(graph, f"route_{name}"))
+        self._routes += len(graph.route_weight)
+        late = np.flatnonzero(graph.op_stagger_s > 0.0)
+        self._add("stagger_ops", late + shift["op"])
+        self._add("stagger_s", graph.op_stagger_s[late])
+
+    def _add_rest(self, graph: OpGraph, shift: dict[str, int], slots: Ids) -> None:
+        """Add edges, streams, probes, counters, rules, logs and groups."""
+        self._add("edge_source", graph.edge_source.astype(np.int64) + shift["op"])
+        self._add("edge_target", graph.edge_target.astype(np.int64) + shift["op"])
+        self._add("edge_lag", graph.edge_lag)
+        self._add("stream_cv", graph.stream_cv)
+        self._add("stream_kind", graph.stream_kind)
+        self._count["stream"] += len(graph.stream_cv)
+        for column, kind in (("open", "op"), ("close", "op"), ("counter", "counter"),
+                             ("group", "group")):  # fmt: skip
+            name = f"probe_{column}"
+            self._add(name, _shifted(getattr(graph, name), shift[kind]))
+        self._add("probe_at_ready", graph.probe_at_ready)
+        self._add("probe_lag", graph.probe_lag)
+        self._add("counter_ops", graph.counter_ops.astype(np.int64) + shift["op"])
+        self._add("counter_ids", graph.counter_ids.astype(np.int64) + shift["counter"])
+        self._add("counter_every", graph.counter_every)
+        self._count["counter"] += len(graph.counter_every)
+        self._rules += [_moved(rule, shift, slots) for rule in graph.rules]
+        self._logged += [
+            msgspec.structs.replace(one, ops=one.ops + shift["op"]) for one in graph.logged
+        ]
+        self._devices.append(slots[graph.group_device])
+        self._marks.append(graph.group_mark + shift["op"])
+        self._counts.append(graph.group_count)
+
+    def joined(self) -> OpGraph:
+        """Return the graph of all that was added, with the groups of all graphs."""
+        return self.build(
+            device=np.concatenate(self._devices),
+            mark=np.concatenate(self._marks),
+            count=np.concatenate(self._counts),
+        )
+
+
+def _shifted(ids: Any, by: int) -> Ids:
+    """Return ids moved by a number, where there are any."""
+    wide: Ids = np.asarray(ids, np.int64)
+    return np.where(wide == NONE, NONE, wide + by)
+
+
+def _moved(rule: Rule, shift: dict[str, int], slots: Ids) -> Rule:
+    """Return a rule whose ids are those of the joined graph."""
+    changes: dict[str, Any] = {}
+    for name in rule.__struct_fields__:
+        kind, value = SHIFTED.get(name), getattr(rule, name)
+        if kind is None or value is None:
+            continue
+        if kind == "slot":
+            changes[name] = np.where(value == NONE, NONE, slots[value])
+        elif isinstance(value, int):
+            changes[name] = value + shift[kind]
+        else:
+            changes[name] = _shifted(value, shift[kind])
+    return msgspec.structs.replace(rule, **changes)
