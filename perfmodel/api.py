@@ -18,6 +18,7 @@ from perfmodel.inputs.islands import ONE_STEP, read_devices, read_steps
 from perfmodel.inputs.job import Jitter, Job, Start, Straggler, default_start
 from perfmodel.inputs.job_arguments import in_si
 from perfmodel.inputs.job_cluster import LinkChange, ProcessesOnNodes, cluster_of, named_cluster
+from perfmodel.inputs.job_replica import replica_of, with_passes
 from perfmodel.inputs.job_workload import workload_of
 from perfmodel.inputs.options import Options, described
 from perfmodel.inputs.profile import Profile
@@ -74,6 +75,17 @@ def make_job(
     island_steps: int | str | None = None,
     island_arch: str | None = None,
     island_options: Mapping[str, Any] | None = None,
+    devices: int | None = None,
+    tensor: int | None = None,
+    pipeline: int | None = None,
+    micro_batches: int | None = None,
+    schedule: str | None = None,
+    virtual_stages: int | None = None,
+    stage_layers: str | tuple[int, ...] | None = None,
+    balance: bool | None = None,
+    sequence_parallel: bool | None = None,
+    transfers: str | None = None,
+    rank_order: str | None = None,
     jitter: Jitter | float | str | None = None,
     stragglers: Iterable[Straggler] = (),
     start: Start | None = None,
@@ -87,31 +99,21 @@ def make_job(
     ----------
     model, workload : give one of them: a model of the catalogue, or a workload (object or file).
     device, precision, batch_size : which of the profile's timings to use; batch size is per worker.
-    sequence_length : tokens per sample, for language models with given dimensions.
-    activation_checkpointing : whether blocks keep only their inputs and recompute the rest.
-    recompute : none, selective, selective:products, selective:N or full, which is the same.
-    stack, launches : "as_found" or "tuned" software, and "eager", "compiled" or "graphs" launches
-        of operators, where times of a language model are estimated.
-    framework : whose timings are preferred, such as "pytorch"; if the profile has none, the spread
-        between frameworks is part of the interval.
+    recompute : none, selective, selective:products, selective:N or full (activation_checkpointing).
+    stack, launches, framework : such as "tuned", "graphs", and "pytorch": the software.
     optimizer, precision_policy, lora, offload_optimizer : how the model is stored, see
         :class:`perfmodel.inputs.storage.Storage`: "adamw", "bf16_master", "16:q+v:4".
-    accumulation : forward and backward passes per update, which share a worker's batch; default:
-        those of the profile's timing, or 1.
-    one_device_samples_per_s, one_device_step_s : measured speed of one device in this job (also
-        ``"12000 tokens/s"``), or its seconds per update: all compute times are scaled to it.
-    one_device_batch_size : samples per update in that measurement; default: the job's.
+    accumulation : passes per update, which share a worker's batch; default: as timed, or 1.
+    one_device_... : measured speed of one device, or seconds of an update: scales compute times.
     cluster : an object, a file, or a name in the catalogue; by default the device's, if it has one.
-    bandwidth, latency : of every node's link, instead of the cluster's: text such as "25Gbps" and
-        "5us", or numbers in SI units, which ``bandwidth_bytes_per_s`` and ``latency_s`` are.
+    bandwidth, latency : of every node's link: text such as "25Gbps" and "5us", or SI numbers.
     arch, options : name of the architecture, and its options by name.
-    island_devices : devices that form one worker (an island), or ``"8+8+4"`` for unequal islands;
-        default 1. The batch size is then per device.
-    island_steps : steps of each island between two exchanges; default 1. ``"equal:100"``: 100 for
-        the fastest island, and as many as fit into the same time for the others.
+    island_devices : devices of a worker (an island), each with its batch, or ``"8+8+4"``.
+    island_steps : steps between exchanges; ``"equal:100"``: as many as fit the fastest's 100.
     island_arch, island_options : how the devices of an island train together; default allreduce.
-    jitter : coefficient of variation of the compute time per iteration, a Jitter, or text for
-        :meth:`Jitter.parse`.
+    tensor, pipeline, schedule, ... : a worker of several devices, see
+        :class:`perfmodel.inputs.replica.Replica`; ``devices`` may be given instead of ``workers``.
+    jitter : coefficient of variation of the compute time, a Jitter, or :meth:`Jitter.parse` text.
 
     Raises
     ------
@@ -124,6 +126,8 @@ def make_job(
 
 def _job_of(given: Mapping[str, Any]) -> Job:
     """Return the job of the arguments of :func:`make_job`, with one device per worker."""
+    given, of_passes = with_passes(given)
+    replica, of_replica = replica_of(given)
     resolved = workload_of(given)
     placed = _placed(given, resolved)
     spread, of_jitter = _jitter(given.get("jitter"), resolved)
@@ -138,7 +142,15 @@ def _job_of(given: Mapping[str, Any]) -> Job:
         jitter=spread,
         stragglers=given.get("stragglers", ()),
         seed=given.get("seed", 0),
-        assumptions=(*resolved.assumptions, *placed.assumptions, *of_start, *of_jitter),
+        replica=replica,
+        assumptions=(
+            *resolved.assumptions,
+            *of_passes,
+            *of_replica,
+            *placed.assumptions,
+            *of_start,
+            *of_jitter,
+        ),
     )
 
 
@@ -252,7 +264,7 @@ def _placed(given: Mapping[str, Any], resolved: Workload) -> Placed:
     architecture, settings, chosen = _architecture(arch, given.get("options") or {}, base)
     has = ProcessesOnNodes(chosen.server_count > 0, given.get("island_devices") is not None)
     where, of_cluster = cluster_of(base, links, resolved, None if base is cluster else has)
-    chosen, of_choice = _adapted(chosen, settings, where, workers)
+    chosen, of_choice = _adapted(chosen, settings, where, workers, _stages(given))
     notes += [*of_cluster, *of_choice, *registry.by_cluster(architecture, settings, base)]
     known = {*settings, *(row.name for row in of_choice)}
     notes += _defaults(architecture.name, chosen, known, resolved)
@@ -292,13 +304,29 @@ def _defaults(
     ]
 
 
+def _stages(given: Mapping[str, Any]) -> int:
+    """Return the number of stages of a worker."""
+    stages = given.get("pipeline")
+    return stages if isinstance(stages, int) else 1
+
+
 def _adapted(
-    chosen: Options, given: Collection[str], cluster: Cluster, workers: int
+    chosen: Options, given: Mapping[str, Any], cluster: Cluster, workers: int, stages: int
 ) -> tuple[Options, list[Assumption]]:
-    """Return the options with defaults that depend on the cluster, and assumptions about these."""
+    """Return the options with defaults that depend on the cluster, or on the number of stages of a
+    worker, and assumptions about these.
+
+    Raises
+    ------
+    InputError : a given option cannot have its value in a pipeline.
+    """
+    needed = chosen.in_pipelines if stages > 1 else {}
+    for name, (value, why) in needed.items():
+        if given.get(name, value) != value:
+            raise InputError(f"option {name}={given[name]}: {why} (allowed: {value})")
     adapted = {
         name: (value, why)
-        for name, (value, why) in chosen.defaults_on(cluster, workers).items()
+        for name, (value, why) in {**chosen.defaults_on(cluster, workers), **needed}.items()
         if name not in given
     }
     values = {name: value for name, (value, _) in adapted.items()}

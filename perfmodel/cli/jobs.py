@@ -55,6 +55,17 @@ JOB_OPTIONS: tuple[tuple[str, types.Text | types.File | None, str], ...] = (
     ("--island-steps", types.count("H|equal:H"), "Steps between exchanges; equal: in equal time."),
     ("--island-arch", types.ARCHITECTURE, "Architecture inside an island.  [default: allreduce]"),
     ("--island-option", OptionOf("island_arch", "allreduce"), "Any option of --island-arch"),
+    ("--devices", types.WHOLE, "Devices of all workers, instead of --workers."),
+    ("--tensor", types.WHOLE, "Devices that divide each layer (tensor parallelism)."),
+    ("--pipeline", types.WHOLE, "Stages that divide the layers (pipeline parallelism)."),
+    ("--micro-batches", types.WHOLE, "Of a replica's batch.  [default: one for each sample]"),
+    ("--schedule", types.SCHEDULE, "Order of micro-batches in a pipeline, or its file."),
+    ("--virtual-stages", types.WHOLE, "Chunks of layers per stage."),
+    ("--stage-layers", types.count("N+N"), "Blocks or layers of each chunk.  [default: equal]"),
+    ("--balance", None, "Divide layers among stages by their times."),
+    ("--sequence-parallel", None, "Divide norms along the sequence, with --tensor."),
+    ("--transfers", types.TRANSFERS, "How stages send: posted ahead, or waited for."),
+    ("--rank-order", types.RANK_ORDER, "How devices are numbered, innermost first."),
     ("--jitter", types.JITTER, "Random variation of compute times; 0.1:op: per operation."),
     ("--straggler", types.STRAGGLER, "Worker that computes FACTOR times as long"),
     ("--seed", types.WHOLE, "Random seed.  [default: 0]"),
@@ -87,6 +98,8 @@ RIVALS = {
     "model": "workload",
     "batch_size": "global_batch_size",
     "one_device_samples_per_s": "one_device_step_s",
+    "workers": "devices",
+    "accumulation": "micro_batches",
 }
 """Arguments of which only one can be given: on the command line it replaces the other as well."""
 

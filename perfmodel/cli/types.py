@@ -208,6 +208,13 @@ def architecture_names() -> list[str]:
     return sorted(name for a in registry.all_architectures() for name in (a.name, *a.aliases))
 
 
+def schedule_names() -> list[str]:
+    """Names of the schedules of pipelines."""
+    from perfmodel.pipelines.registry import names
+
+    return sorted(names())
+
+
 def everything() -> list[str]:
     """What ``perfmodel show`` shows."""
     devices, clusters = shipped.device_names(), shipped.cluster_names()
@@ -317,6 +324,9 @@ OPTIMIZER = Text(names=stored("OPTIMIZERS"))
 POLICY = Text(names=stored("POLICIES"))
 LORA = Text(name="16|16:q+v|16:all:4")
 SYNC = suggested("bsp", "asp", "ssp")
+SCHEDULE = Text(names=schedule_names)
+TRANSFERS = suggested("torch", "gloo", "blocking", "ahead")
+RANK_ORDER = suggested("tp-dp-pp", "tp-pp-dp")
 BACKEND = suggested("gloo", "nccl")
 TORCH_DEVICE = suggested("cpu", "cuda")
 MODEL = Text(names=shipped.model_names)

@@ -17,6 +17,7 @@ from perfmodel.inputs.cluster import Cluster, Handover
 from perfmodel.inputs.offload import Offload, offload_of
 from perfmodel.inputs.options import Options
 from perfmodel.inputs.passes import one_pass
+from perfmodel.inputs.replica import Replica, Stage
 from perfmodel.inputs.workload import Workload, expanded, with_handover
 
 if TYPE_CHECKING:
@@ -151,6 +152,17 @@ class JobArguments(TypedDict, total=False):
     island_steps: int | str | None
     island_arch: str | None
     island_options: Mapping[str, object] | None
+    devices: int | None
+    tensor: int | None
+    pipeline: int | None
+    micro_batches: int | None
+    schedule: str | None
+    virtual_stages: int | None
+    stage_layers: str | tuple[int, ...] | None
+    balance: bool | None
+    sequence_parallel: bool | None
+    transfers: str | None
+    rank_order: str | None
     jitter: Jitter | float | str | None
     stragglers: Iterable[Straggler]
     start: Start | None
@@ -205,7 +217,9 @@ class Job(Ranged, frozen=True, kw_only=True):
     with *staggered* at seeded random offsets. ``assumptions`` are the defaults used. If workers are
     groups of devices, ``islands`` has one entry per worker; the workload is then what the first
     island does between two exchanges, its batch size is that of all its devices, and ``flat`` is
-    the same job with one device per worker. ``given`` are the arguments of
+    the same job with one device per worker. If workers are ``replica``s of several devices, the
+    workload is that of all of them, and its passes are the micro-batches. A job with a ``stage`` is
+    what the devices of one stage of all replicas do. ``given`` are the arguments of
     :func:`perfmodel.make_job` that made the job; None for a job made otherwise. Jobs are equal
     whatever arguments made them.
 
@@ -231,6 +245,8 @@ class Job(Ranged, frozen=True, kw_only=True):
     assumptions: tuple[Assumption, ...] = ()
     islands: tuple[Island, ...] = ()
     flat: Job | None = None
+    replica: Replica | None = None
+    stage: Stage | None = None
     given: dict[str, Any] | None = None
 
     def __eq__(self, other: object) -> bool:
@@ -271,9 +287,10 @@ class Job(Ranged, frozen=True, kw_only=True):
                 f"{size}, or a multiple of it such as {near} or {near + size})"
             )
         nodes = self.cluster.workers_nodes
-        if nodes is not None and self.cluster.nodes_for(self.workers) > nodes:
+        if nodes is not None and self.cluster.nodes_for(self.devices) > nodes:
+            each = "" if self.replica is None else f" of {self.replica.devices} devices each"
             raise InputError(
-                f"workers: {self.workers} do not fit on cluster {self.cluster.name!r} "
+                f"workers: {self.workers}{each} do not fit on cluster {self.cluster.name!r} "
                 f"({nodes} nodes x {self.cluster.devices_per_node} devices)"
             )
 
@@ -301,6 +318,11 @@ class Job(Ranged, frozen=True, kw_only=True):
         """
         other: Job = wiring.change_job(self, changes)
         return other
+
+    @property
+    def devices(self) -> int:
+        """Devices of all workers; of islands, one each."""
+        return self.workers if self.replica is None else self.workers * self.replica.devices
 
     def slowdown(self, worker: int) -> float:
         """Compute time of worker ``worker`` over the profiled time, without jitter."""

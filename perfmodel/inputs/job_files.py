@@ -51,6 +51,17 @@ class JobKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     island_steps: int | str | None = None
     island_arch: str | None = None
     island_options: dict[str, Any] = {}
+    devices: int | None = None
+    tensor: int | None = None
+    pipeline: int | None = None
+    micro_batches: int | None = None
+    schedule: str | None = None
+    virtual_stages: int | None = None
+    stage_layers: str | None = None
+    balance: bool | None = None
+    sequence_parallel: bool | None = None
+    transfers: str | None = None
+    rank_order: str | None = None
     jitter: str | float | None = None
     stragglers: tuple[Straggler, ...] = ()
     start: Start | None = None

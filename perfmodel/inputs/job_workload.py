@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from perfmodel.base.errors import InputError
+from perfmodel.base.errors import InputError, whole_number
 from perfmodel.inputs import catalogue
+from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.one_device import OneDevice, at_speed, read_one_device
 from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.recomputation import read_recomputation
 from perfmodel.inputs.software import OF_SOFTWARE, UNSAID, Software
 from perfmodel.inputs.storage import DEFAULT, OF_STORAGE, Storage, read_storage
+from perfmodel.inputs.tensor_parallel import divided
 from perfmodel.inputs.workload import Workload
 
 OF_WORKLOAD = (
@@ -50,7 +52,19 @@ def workload_of(arguments: Mapping[str, Any]) -> Workload:
     storage = read_storage({name: given.pop(name) for name in OF_STORAGE})
     software = Software(*(given.pop(name) for name in OF_SOFTWARE))
     measured = read_one_device(*(given.pop(name) for name in OF_ONE_DEVICE))
-    return _workload(**given, passes=passes, storage=storage, measured=measured, software=software)
+    made, decoder = _workload(
+        **given, passes=passes, storage=storage, measured=measured, software=software
+    )
+    tensor = arguments.get("tensor") or 1
+    if tensor == 1:
+        return made
+    return divided(
+        made,
+        whole_number("tensor", tensor),
+        sequence_parallel=bool(arguments.get("sequence_parallel")),
+        decoder=decoder,
+        devices={name: catalogue.device(name) for name in catalogue.device_names()},
+    )
 
 
 def anchored(arguments: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
@@ -71,8 +85,8 @@ def _workload(
     storage: Storage,
     measured: OneDevice | None,
     software: Software,
-) -> Workload:
-    """Return the workload: as given, or made from the profile."""
+) -> tuple[Workload, Decoder | None]:
+    """Return the workload: as given, or made from the profile; and the dimensions of its model."""
     if model is None and workload is None:
         known = ", ".join(catalogue.model_names())
         raise InputError(f"model or workload: give one of them (models: {known})")
@@ -87,17 +101,17 @@ def _workload(
         if software != UNSAID:
             raise InputError("stack, launches, framework: the workload is already resolved")
         if measured is None:
-            return workload
+            return workload, None
         if measured.batch_size not in (None, workload.batch_size):
             raise InputError("one_device_batch_size: the workload is already resolved for another")
-        return at_speed(workload, workload, measured)
+        return at_speed(workload, workload, measured), None
     if isinstance(workload, Profile):
         profile = workload
     elif workload is not None:
         profile = catalogue.profile(Path(workload))
     else:
         profile = catalogue.model(str(model))
-    return catalogue.workload(
+    made = catalogue.workload(
         profile,
         device_name=device,
         precision=precision,
@@ -109,3 +123,4 @@ def _workload(
         one_device=measured,
         software=software,
     )
+    return made, profile.decoder

@@ -102,6 +102,16 @@ class Options(Ranged, frozen=True):
         """Mean share of a model that a worker sends per step."""
         return 1.0
 
+    @property
+    def in_pipelines(self) -> dict[str, tuple[Any, str]]:
+        """Options that must have one value if workers are pipelines: by name, it and the reason."""
+        return {}
+
+    @property
+    def holds_backward(self) -> bool:
+        """Whether a backward pass returns only once its gradients have been exchanged."""
+        return False
+
     def reductions(self, passes: int) -> int:
         """Return how often the gradients of an update of ``passes`` passes are exchanged."""
         return 1

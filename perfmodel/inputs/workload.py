@@ -37,6 +37,8 @@ class WorkloadLayer(msgspec.Struct, frozen=True):
     ``tensor_bytes`` are the sizes of its gradients in the order backward produces them;
     ``activation_bytes`` is what it keeps for backward, for the whole batch, and ``output_bytes``
     its output (None: the same). ``kind`` and ``temporary_bytes`` are as in profiles.
+    ``weight_gradient_s`` is the part of ``backward_s`` for the gradients of weights (None: half).
+    ``..._summed_bytes`` are what devices that divide it sum after a pass; its times are one's.
     """
 
     name: str
@@ -47,6 +49,9 @@ class WorkloadLayer(msgspec.Struct, frozen=True):
     kind: str = ""
     output_bytes: float | None = None
     temporary_bytes: float | None = None
+    weight_gradient_s: float | None = None
+    forward_summed_bytes: float = 0.0
+    backward_summed_bytes: float = 0.0
 
     @property
     def passed_on_bytes(self) -> float:

@@ -28,6 +28,7 @@ def prediction_of(job: Job, outcome: Outcome, options: PredictOptions) -> Predic
         workers=job.workers,
         batch_size=job.workload.batch_size,
         island_devices=tuple(island.devices for island in job.islands),
+        layout=job_facts.layout_of(job),
         nodes=nodes,
         devices_per_node=devices_per_node,
         global_batch_size=job.global_batch_size,

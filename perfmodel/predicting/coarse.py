@@ -21,6 +21,7 @@ from perfmodel.inputs.job import Job
 from perfmodel.phases.layers import Whole
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities, classes_of_workers, quantities_of
+from perfmodel.predicting import replica_formulas
 from perfmodel.results.outcome import Outcome
 from perfmodel.results.prediction import (
     Bottleneck,
@@ -73,6 +74,12 @@ def phases(
     ------
     InputError : ``sharpness`` is below 1.
     """
+    if job.replica is not None:
+        if among is not None:
+            raise InputError("variants: cannot be computed for workers of several devices")
+        return replica_formulas.phases(
+            job, lambda one: phases(one, sharpness=sharpness, corrected=corrected)
+        )
     q = quantities_of(job) if among is None else among
     if sharpness is not None:
         if sharpness != math.inf:
@@ -109,6 +116,8 @@ def error_band(job: Job, coarse_phases: Phases | None = None) -> ErrorBand:
 
     ``coarse_phases`` are the job's phases, if already computed.
     """
+    if job.replica is not None:
+        return ErrorBand(None, None, "its error for workers of several devices is not known")
     model = model_of(job)
     missing = leaves_out(job)
     if missing is not None:

@@ -14,6 +14,7 @@ from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Assumption
 from perfmodel.inputs.cluster import Cluster, Link
 from perfmodel.inputs.job import Job, Start, default_start
+from perfmodel.inputs.job_replica import with_passes
 from perfmodel.inputs.job_workload import anchored, workload_of
 from perfmodel.inputs.options import described
 from perfmodel.inputs.software import LAUNCH_S, STACKS
@@ -41,13 +42,15 @@ def effects(job: Job, progress: Progress | None = None) -> tuple[Effect, ...]:
     """
     job = job_facts.with_layers(job)
     same = islands.changed(job, job.of_devices)
-    missing, quantities = coarse.leaves_out(same), quantities_of(same)
+    missing = coarse.leaves_out(same)
+    quantities = quantities_of(same) if same.replica is None else None
 
     def by_formulas(other: Job) -> float:
         left_out = coarse.leaves_out(other)
         if left_out not in (None, missing):
             raise InputError(f"{LEFT_OUT} {left_out}")
-        return _samples_per_s(other, quantities if same_quantities(same, other) else None)
+        shared = quantities is not None and same_quantities(same, other)
+        return _samples_per_s(other, quantities if shared else None)
 
     return effects_by(by_formulas, job, _samples_per_s(same, quantities), progress)
 
@@ -155,7 +158,7 @@ def _with_option(job: Job, name: str, value: Value) -> Job:
 def _with_argument(job: Job, name: str, value: Value) -> Job:
     """Return the job with another value of an argument that defines its workload."""
     flat = job.of_devices
-    arguments = anchored(job.given or {}, flat.workload.batch_size)
+    arguments, _ = with_passes(anchored(job.given or {}, flat.workload.batch_size))
     workload = workload_of({**arguments, name: value})
     other = job_facts.with_layers(msgspec.structs.replace(flat, workload=workload))
     return islands.changed(job, other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -13,7 +14,7 @@ from perfmodel.engine.simulation import first_iterations, run_spread, simulate
 from perfmodel.engine.warmup import Progress
 from perfmodel.graph.op_graph import CAUSES, Block, OpGraph
 from perfmodel.inputs.job import Job
-from perfmodel.predicting import budget
+from perfmodel.predicting import budget, replicas
 from perfmodel.predicting.bottleneck import bottleneck
 from perfmodel.results.outcome import Outcome
 from perfmodel.results.prediction import (
@@ -47,6 +48,9 @@ def build_graph(
         ``max_ops`` operations (:mod:`perfmodel.predicting.budget`).
     """
     architecture = architecture_of(job)
+    if job.replica is not None:
+        whole = functools.partial(replicas.build, fold=True) if fold and alike(job) else None
+        return budget.built(job, replicas.build, max_ops, whole, iterations)
     folded = architecture.fold if fold and alike(job) else None
     return budget.built(job, architecture.build, max_ops, folded, iterations)
 
@@ -91,6 +95,8 @@ def predict(
     idle = 1.0 - run.busy_fraction
     idle = np.where(np.abs(idle) < ROUNDING, 0.0, idle)
     causes = {cause: float(waits[i]) for i, cause in enumerate(CAUSES)}
+    stages = 1 if job.replica is None else job.replica.pipeline
+    rate /= stages  # a group is a device of a stage
     iteration_s = job.workers / rate
     communicating = causes["network"] + causes["server"]
     return Outcome(
@@ -107,20 +113,21 @@ def predict(
         exposed_communication_s=communicating * iteration_s,
         idle_fraction=Idle(
             mean=float(np.average(idle, weights=count)),
-            per_worker=_by_worker(graph, idle),
+            per_worker=_by_worker(graph, idle, stages),
+            by_stage=_by_stage(graph, idle, stages) if stages > 1 else (),
             by_cause={cause: part for cause, part in causes.items() if part > 0.0},
         ),
-        causes_by_worker=_causes_by_worker(graph, run),
-        staleness=_staleness(graph, run),
+        causes_by_worker=_causes_by_worker(graph, run, stages),
+        staleness=_staleness(graph, run, stages),
         clock_gap=ClockGap(run.clock_gap_mean, run.clock_gap_max),
         operation_s=_operations(graph, run),
         updates_per_s=run.updates_per_s,
-        utilisation=_utilisation(graph, run),
+        utilisation=_utilisation(graph, run, stages),
         bottleneck=bottleneck(graph, run),
     )
 
 
-def _staleness(graph: OpGraph, run: Measures) -> Staleness | None:
+def _staleness(graph: OpGraph, run: Measures, stages: int) -> Staleness | None:
     total = int(run.staleness.sum())
     if not total or np.isnan(run.staleness_mean).any():
         return None
@@ -130,44 +137,51 @@ def _staleness(graph: OpGraph, run: Measures) -> Staleness | None:
         p50=percentile(seen, 0.5),
         p90=percentile(seen, 0.9),
         max=max(seen),
-        per_worker=_by_worker(graph, run.staleness_mean),
+        per_worker=_by_worker(graph, run.staleness_mean, stages),
         histogram={str(value): count / total for value, count in seen.items()},
     )
 
 
-def _causes_by_worker(graph: OpGraph, run: Measures) -> tuple[dict[str, float], ...]:
+def _causes_by_worker(graph: OpGraph, run: Measures, stages: int) -> tuple[dict[str, float], ...]:
     """Return each worker's idle fraction by cause."""
-    causes = [
+    waits = np.array([_by_worker(graph, part, stages) for part in run.wait_fraction.T])
+    return tuple(
         {cause: part for cause, part in zip(CAUSES, row, strict=True) if part > 0.0}
-        for row in run.wait_fraction.tolist()
-    ]
-    counts = graph.group_count.tolist()
-    return tuple(row for row, count in zip(causes, counts, strict=True) for _ in range(int(count)))
+        for row in waits.T.tolist()
+    )
 
 
-def _by_worker(graph: OpGraph, by_group: Floats) -> tuple[float, ...]:
-    return tuple(np.repeat(by_group, graph.group_count).tolist())
+def _by_worker(graph: OpGraph, by_group: Floats, stages: int) -> tuple[float, ...]:
+    """Return each worker's value: of replicas, the mean of their stages."""
+    devices = np.repeat(by_group, graph.group_count)
+    return tuple((devices if stages == 1 else devices.reshape(stages, -1).mean(axis=0)).tolist())
+
+
+def _by_stage(graph: OpGraph, by_group: Floats, stages: int) -> tuple[float, ...]:
+    """Return the mean of each stage."""
+    return tuple(np.repeat(by_group, graph.group_count).reshape(stages, -1).mean(axis=1).tolist())
 
 
 def _operations(graph: OpGraph, run: Measures) -> dict[str, float]:
     """Return the mean seconds of each probed operation, by label."""
-    out: dict[str, float] = {}
+    out: dict[str, list[float]] = {}
     for block in graph.probes:
         where = slice(block.first, block.first + block.size)
         count = float(run.probe_count[where].sum())
         if count and block.label != "staleness":
-            out[block.label] = float(run.probe_seconds[where].sum()) / count
-    return out
+            seconds, counts = out.setdefault(block.label, [0.0, 0.0])
+            out[block.label] = [seconds + float(run.probe_seconds[where].sum()), counts + count]
+    return {label: seconds / count for label, (seconds, count) in out.items()}
 
 
-def _utilisation(graph: OpGraph, run: Measures) -> Utilisation:
+def _utilisation(graph: OpGraph, run: Measures, stages: int) -> Utilisation:
     servers = {
         block.name(slot): float(run.slot_utilisation[slot])
         for block in graph.slots
         if block.label.startswith("update")
         for slot in range(block.first, block.first + block.size)
     }
-    busy = _by_worker(graph, run.busy_fraction)
+    busy = _by_worker(graph, run.busy_fraction, stages)
     # the engine models processors as links, too
     links: dict[str, float] = {}
     cores: dict[str, float] = {}

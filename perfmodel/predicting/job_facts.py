@@ -13,10 +13,11 @@ from perfmodel.base.errors import InputError
 from perfmodel.base.files import finite
 from perfmodel.inputs.islands import places_of
 from perfmodel.inputs.job import Job
+from perfmodel.inputs.stage_work import stages_of
 from perfmodel.inputs.workload import expanded
 from perfmodel.predicting.options import PredictOptions
 from perfmodel.results.memory import Memory
-from perfmodel.results.prediction import ModelAge, Training
+from perfmodel.results.prediction import Layout, ModelAge, Training
 
 LEAST_STEP_S = 1e-12
 """Shortest compute time of a step (s)."""
@@ -45,7 +46,7 @@ def nodes_of(job: Job) -> tuple[int, int | None]:
     """Return the number of nodes with devices of the job, and the devices on each of them (None if
     these numbers differ)."""
     if not job.islands:
-        cluster, workers = job.cluster, job.workers
+        cluster, workers = job.cluster, job.devices
         on_nodes = {cluster.devices_at(node, workers) for node in cluster.samples(workers)}
         return cluster.nodes_for(workers), on_nodes.pop() if len(on_nodes) == 1 else None
     cluster, devices = job.of_devices.cluster, tuple(island.devices for island in job.islands)
@@ -55,6 +56,23 @@ def nodes_of(job: Job) -> tuple[int, int | None]:
         for k in range(many):
             counts[first + k] += min(count - k * cluster.devices_per_node, cluster.devices_per_node)
     return len(counts), counts[0] if len(set(counts.values())) == 1 else None
+
+
+def layout_of(job: Job) -> Layout | None:
+    """Return how replicas of several devices are made up."""
+    replica = job.replica
+    if replica is None:
+        return None
+    return Layout(
+        devices=replica.devices,
+        tensor=replica.tensor,
+        sequence_parallel=replica.sequence_parallel,
+        pipeline=replica.pipeline,
+        virtual_stages=replica.virtual_stages,
+        schedule=replica.schedule,
+        micro_batches=job.workload.accumulation,
+        stage_layers=tuple(sum(one.stage.chunk_layers) for one in stages_of(job.workload, replica)),
+    )
 
 
 def model_age(job: Job) -> ModelAge | None:

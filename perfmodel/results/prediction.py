@@ -45,12 +45,14 @@ class Idle(msgspec.Struct, frozen=True):
     """Fraction of the time that devices do not compute: 1 - compute time / elapsed time.
 
     ``by_cause`` splits ``mean`` by the event that ended the wait: ``network``, ``server``,
-    ``straggler`` (another worker), ``staleness_bound``, ``data``, ``cpu``.
+    ``straggler`` (another worker), ``staleness_bound``, ``data``, ``cpu``, ``pipeline`` (another
+    stage). ``by_stage`` is the mean of each stage, in simulations of pipelines.
     """
 
     mean: float
     per_worker: tuple[float, ...]
     by_cause: dict[str, float]
+    by_stage: tuple[float, ...] = ()
 
 
 class Staleness(msgspec.Struct, frozen=True):
@@ -199,6 +201,42 @@ class PredictedJob(Protocol):
         """The schedule of ``updates`` updates; ``samples_per_s`` is recorded in its header."""
 
 
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """How the devices of a worker divide the model between them.
+
+    Attributes
+    ----------
+    devices : of a worker: tensor x pipeline.
+    tensor, sequence_parallel : devices that divide each layer, and whether along the sequence too.
+    pipeline, virtual_stages, schedule : stages, chunks of layers of each, and their schedule.
+    micro_batches : of a worker's batch.
+    stage_layers : layers of each stage.
+    """
+
+    devices: Count
+    tensor: Count
+    sequence_parallel: bool
+    pipeline: Count
+    virtual_stages: Count
+    schedule: str
+    micro_batches: Count
+    stage_layers: tuple[int, ...]
+
+    @property
+    def text(self) -> str:
+        """The layout in words."""
+        words = []
+        if self.tensor > 1:
+            along = " and sequence" if self.sequence_parallel else ""
+            words.append(f"{self.tensor} tensor{along} parallel")
+        if self.pipeline > 1:
+            chunks = f" x {self.virtual_stages}" if self.virtual_stages > 1 else ""
+            words.append(f"{self.pipeline}{chunks} stages by {self.schedule}")
+        if self.micro_batches > 1:
+            words.append(f"{self.micro_batches} micro-batches")
+        return ", ".join(words)
+
+
 class Prediction(Paged, frozen=True, kw_only=True):
     """A prediction; its field names, except ``predicted_job``, are its JSON keys.
 
@@ -208,6 +246,8 @@ class Prediction(Paged, frozen=True, kw_only=True):
     error_band : error of a coarse prediction; None for a fine one.
     island_devices : number of devices in each worker, if workers are groups of devices;
         ``batch_size`` is then that of the first, and idleness and memory are per device.
+    layout : how the devices of a worker divide the model; None for single devices. Idleness is then
+        the mean of a worker's devices.
     nodes : number of nodes that the workers are on, without nodes that only hold servers.
     devices_per_node : devices of the job on each of them; None if these numbers differ.
     throughput_samples_per_s : samples per second of all workers together.
@@ -241,6 +281,7 @@ class Prediction(Paged, frozen=True, kw_only=True):
     batch_size: Count
     global_batch_size: Count
     island_devices: tuple[int, ...] = ()
+    layout: Layout | None = None
     nodes: int | None = None
     devices_per_node: int | None = None
     sequence_length: int | None = None

@@ -12,6 +12,7 @@ from perfmodel.architectures import registry
 from perfmodel.base.errors import InputError
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.job_arguments import in_si, per_worker
+from perfmodel.inputs.job_replica import with_passes
 from perfmodel.inputs.job_workload import OF_WORKLOAD, anchored
 from perfmodel.inputs.options import described
 from perfmodel.inputs.workload import Workload
@@ -22,6 +23,10 @@ RIVALS: Mapping[str, tuple[str, ...]] = {
     "one_device_samples_per_s": ("one_device_step_s", "one_device_batch_size"),
     "one_device_step_s": ("one_device_samples_per_s", "one_device_batch_size"),
     "global_batch_size": ("batch_size",),
+    "devices": ("workers",),
+    "workers": ("devices",),
+    "micro_batches": ("accumulation",),
+    "accumulation": ("micro_batches",),
 }
 """Arguments that the new value of another one replaces."""
 
@@ -38,7 +43,8 @@ def job_of(arguments: Mapping[str, object], workload: Workload | None = None) ->
     make: Callable[..., Job] = api.make_job
     if workload is None:
         return make(**arguments)
-    rest = {name: value for name, value in arguments.items() if name not in OF_WORKLOAD}
+    passes, _ = with_passes(arguments)
+    rest = {name: value for name, value in passes.items() if name not in OF_WORKLOAD}
     job = make(**rest, workload=workload)
     return msgspec.structs.replace(job, given=api.arguments_given(arguments))
 
@@ -62,7 +68,8 @@ def changed(job: Job, changes: Mapping[str, object]) -> Job:
     ------
     InputError : the changed job is impossible, or :func:`perfmodel.make_job` did not make the job.
     """
-    anew = job.islands or any(n in changes for n in (*OF_WORKLOAD, "global_batch_size"))
+    of_passes = (*OF_WORKLOAD, "global_batch_size", "micro_batches", "pipeline", "tensor")
+    anew = job.islands or job.replica or any(name in changes for name in of_passes)
     return job_of(per_worker(merged(job, changes)), None if anew else job.workload)
 
 

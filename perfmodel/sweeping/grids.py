@@ -18,6 +18,7 @@ from perfmodel.base.errors import InputError
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Jitter, Job, Start, Straggler
 from perfmodel.inputs.job_arguments import in_si, per_worker
+from perfmodel.inputs.job_replica import with_passes
 from perfmodel.inputs.job_workload import OF_ONE_DEVICE, OF_WORKLOAD
 from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.software import OF_SOFTWARE
@@ -73,6 +74,17 @@ class GridArguments(TypedDict, total=False):
     island_options: Mapping[str, object] | None
     island_devices: Several[int | str | None]
     island_steps: Several[int | str | None]
+    tensor: Several[int | None]
+    pipeline: Several[int | None]
+    virtual_stages: Several[int | None]
+    schedule: Several[str | None]
+    stage_layers: Several[str | tuple[int, ...] | None]
+    balance: Several[bool | None]
+    sequence_parallel: Several[bool | None]
+    transfers: Several[str | None]
+    rank_order: Several[str | None]
+    micro_batches: Several[int | None]
+    devices: Several[int | None]
     workers: Several[int]
 
 
@@ -258,8 +270,11 @@ def _several(name: str, value: object) -> tuple[object, ...] | None:
 
 def _job(arguments: dict[str, object], workloads: dict[tuple[object, ...], Workload]) -> Job:
     """Make a job; models and files are read once, and jobs share the resulting workload."""
-    key = tuple(arguments.get(name) for name in OF_WORKLOAD)
-    if not all(value is None or isinstance(value, (str, int, float, Path)) for value in key):
+    passes, _ = with_passes(arguments)
+    key = tuple(passes.get(name) for name in OF_WORKLOAD)
+    if arguments.get("tensor") is not None or not all(
+        value is None or isinstance(value, (str, int, float, Path)) for value in key
+    ):
         return job_of(arguments)
     job = job_of(arguments, workloads.get(key))
     if not job.islands:

@@ -115,8 +115,8 @@ def test_runs_are_read_twice_but_given_once() -> None:
         ("predict --workload - --cluster -",
          "--workload and --cluster: standard input can be read only once; give - once"),
         ("validate - -", "CASES: standard input can be read only once; give - once"),
-        ("predict --model resnet18 --trace - --schedule -",
-         "--trace - and --schedule -: both print; give one of them"),
+        ("predict --model resnet18 --trace - --update-order -",
+         "--trace - and --update-order -: both print; give one of them"),
         ("predict --model resnet18 --trace - --json",
          "--trace - and --json: both print; give one of them"),
         ("sweep --model resnet18 --csv - --json",
@@ -146,7 +146,7 @@ def test_a_table_is_printed_instead_of_the_answer(tmp_path: Path) -> None:
 
 def test_a_trace_and_a_schedule_are_printed_instead_of_the_answer(tmp_path: Path) -> None:
     job = ["predict", "--model", "alexnet", "--iterations", "3"]
-    for flag, name in (("--trace", "trace.json"), ("--schedule", "schedule.npz")):
+    for flag, name in (("--trace", "trace.json"), ("--update-order", "schedule.npz")):
         path = tmp_path / name
         assert f"wrote {path}" in run(*job, flag, str(path)).stderr
         done = run(*job, flag, "-")
@@ -211,7 +211,7 @@ def test_an_imported_trace_is_predicted_through_a_pipe(tmp_path: Path) -> None:
 
 
 def test_a_terminal_is_no_place_for_binary_files() -> None:
-    words = perfmodel("predict", "--model", "resnet18", "--schedule", "-")
+    words = perfmodel("predict", "--model", "resnet18", "--update-order", "-")
     assert on_terminal(words) == (
-        "perfmodel: error: --schedule: standard output is a terminal, and the file is binary\n"
+        "perfmodel: error: --update-order: standard output is a terminal, and the file is binary\n"
     )

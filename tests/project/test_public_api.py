@@ -139,6 +139,7 @@ PREDICTION: dict[str, Any] = {
     "batch_size": WHOLE,
     "global_batch_size": WHOLE,
     "island_devices": [WHOLE],
+    "layout": NOTHING,
     "nodes": WHOLE,
     "devices_per_node": WHOLE,
     "sequence_length": NOTHING,
@@ -166,7 +167,12 @@ PREDICTION: dict[str, Any] = {
     "iteration_s": NUMBER,
     "compute_s": NUMBER,
     "exposed_communication_s": NUMBER,
-    "idle_fraction": {"mean": NUMBER, "per_worker": [NUMBER], "by_cause": NUMBERS_BY_NAME},
+    "idle_fraction": {
+        "mean": NUMBER,
+        "per_worker": [NUMBER],
+        "by_cause": NUMBERS_BY_NAME,
+        "by_stage": [NUMBER],
+    },
     "staleness": {
         "mean": NUMBER,
         "p50": WHOLE,
@@ -378,7 +384,9 @@ def test_every_public_name_exists() -> None:
 
 
 def test_causes_of_waiting_are_unchanged() -> None:
-    assert sorted(CAUSES) == ["cpu", "data", "network", "server", "staleness_bound", "straggler"]
+    assert sorted(CAUSES) == [
+        *("cpu", "data", "network", "pipeline", "server", "staleness_bound", "straggler")
+    ]
 
 
 @pytest.mark.parametrize("job", JOBS)

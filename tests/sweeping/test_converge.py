@@ -130,7 +130,7 @@ def test_a_schedule_in_a_file_is_replayed(found: Convergence, tmp_path: Path) ->
     path = tmp_path / "ring.npz"
     words = ["--model", "resnet18", "--device", "v100", "--workers", "4", "--arch", "ring"]
     written = CliRunner().invoke(
-        cli, ["predict", *words, "--schedule", str(path), "--updates", "125"]
+        cli, ["predict", *words, "--update-order", str(path), "--updates", "125"]
     )
     assert written.exit_code == 0, written.output
     given = [

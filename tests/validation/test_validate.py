@@ -241,6 +241,20 @@ KEYS: dict[str, Any] = {
 }
 """A value other than the default for each key of a job, besides its model or workload."""
 
+REPLICA: dict[str, Any] = {
+    "tensor": 2,
+    "pipeline": 2,
+    "micro_batches": 4,
+    "schedule": "interleaved_1f1b",
+    "virtual_stages": 2,
+    "balance": True,
+    "sequence_parallel": True,
+    "transfers": "ahead",
+    "rank_order": "tp-pp-dp",
+    "devices": 8,
+}
+"""The same for keys of workers that are replicas, which cannot be islands."""
+
 
 def of_case(folder: Path, job: dict[str, Any]) -> Job:
     """The job of the only case of a file."""
@@ -252,13 +266,22 @@ def of_case(folder: Path, job: dict[str, Any]) -> Job:
 
 def test_cases_take_every_key_of_job_files(tmp_path: Path) -> None:
     """A key that job files get later needs a value here, and is then a key of cases as well."""
-    instead = {"one_device_samples_per_s"}  # of one_device_step_s
-    assert {*KEYS, *instead} == set(JobFile.__struct_fields__) - {"schema", "model", "workload"}
+    instead = {"one_device_samples_per_s", "stage_layers"}  # of one_device_step_s, balance
+    assert {*KEYS, *REPLICA, *instead} == set(JobFile.__struct_fields__) - {
+        "schema",
+        "model",
+        "workload",
+    }
     job = {"model": "gpt2-small", **KEYS}
     alone = written(tmp_path, json.dumps({"schema": "perfmodel.job/1", **job}), "job.json")
     expected = make_job(**read_job(alone))
     assert of_case(tmp_path, job) == expected
     assert of_case(tmp_path, job | {"accumulation": 1}) != expected  # canary
+    replica = {"model": "gpt2-small", "device": "a100", "batch_size": 4, "arch": "ring", **REPLICA}
+    alone = written(tmp_path, json.dumps({"schema": "perfmodel.job/1", **replica}), "job.json")
+    expected = make_job(**read_job(alone))
+    assert of_case(tmp_path, replica) == expected
+    assert of_case(tmp_path, replica | {"balance": False}) != expected  # canary
 
 
 def test_passes_of_a_case_by_hand(tmp_path: Path) -> None:

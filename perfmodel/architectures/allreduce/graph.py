@@ -12,6 +12,7 @@ import numpy as np
 from perfmodel.architectures.allreduce.messages import (
     Messages,
     broadcast_bytes,
+    chunks_of,
     cost_of,
     messages_of,
     reduction_of,
@@ -46,6 +47,8 @@ class End(msgspec.Struct, frozen=True, eq=False):
     updates : ops that update parameters, (workers, updates).
     mark : the last op of an iteration on each device, (workers,).
     message, column : end ``column[k]`` needs message ``message[k]``, (pairs,).
+    returns : in a pipeline with DistributedDataParallel, the ops that end the backward pass to
+        which each message belongs, (workers, messages): it returns once they are reduced.
     """
 
     waiting: Ids
@@ -53,11 +56,14 @@ class End(msgspec.Struct, frozen=True, eq=False):
     mark: Ids
     message: Ids
     column: Ids
+    returns: Ids | None = None
 
     def follow(self, b: GraphBuilder, done: Ids) -> None:
         """Make the ends wait for the op that ends each message, (messages,)."""
         after = self.waiting[:, self.column]
         b.edge(np.broadcast_to(done[self.message], after.shape), after)
+        if self.returns is not None:
+            b.edge(np.broadcast_to(done, self.returns.shape), self.returns)
 
 
 class PassMessages(NamedTuple):
@@ -132,6 +138,10 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
     messages = messages_of(job)
     finish = _by_layer if options.cross_barrier and not alone else _at_once
     end = finish(b, job, passes, messages)
+    torch = job.stage is not None and job.stage.replica.asks_as_torch
+    if workers.returns is not None and torch and options.holds_backward:
+        returns = workers.returns[:, chunks_of(job, messages)]
+        end = msgspec.structs.replace(end, returns=returns)
     if not alone:
         ends = [
             *(_between(b, job, *pair, messages) for pair in itertools.pairwise(passes)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 import numpy as np
 
@@ -56,12 +58,17 @@ def _groups(job: Job, layer: list[int], sizes: list[float]) -> list[list[int]]:
         of_layer.setdefault(index, []).append(tensor)
     by_layer = list(of_layer.values())
     match options.bucketing:
-        case "ddp":
-            return ddp_buckets(
-                sizes,
-                cap_bytes=options.bucket_cap_bytes,
-                first_cap_bytes=options.first_bucket_bytes,
-            )
+        case "ddp":  # each chunk of a pipeline is a module of its own
+            bounds = [0, *_chunk_ends(job, layer), len(layer)]
+            return [
+                [start + k for k in bucket]
+                for start, end in itertools.pairwise(bounds)
+                for bucket in ddp_buckets(
+                    sizes[start:end],
+                    cap_bytes=options.bucket_cap_bytes,
+                    first_cap_bytes=options.first_bucket_bytes,
+                )
+            ]
         case "one":
             return [list(range(len(sizes)))]
         case "layer":
@@ -70,6 +77,24 @@ def _groups(job: Job, layer: list[int], sizes: list[float]) -> list[list[int]]:
             return [[index] for index in range(len(sizes))]
         case "mg_wfbp":
             return _merged(job, by_layer, layer, sizes)
+
+
+def chunks_of(job: Job, messages: Messages) -> Ids:
+    """Return the chunk of the stage that each message is of, (messages,)."""
+    return _chunk(job)[messages.layer]
+
+
+def _chunk(job: Job) -> Ids:
+    """Return the chunk of each layer; one for all without pipelines."""
+    if job.stage is None:
+        return np.zeros(len(expanded(job.workload).layers), np.int64)
+    counts = job.stage.chunk_layers
+    return np.repeat(np.arange(len(counts)), counts)
+
+
+def _chunk_ends(job: Job, layer: list[int]) -> list[int]:
+    """Return the first of the tensors of each further chunk; ``layer`` is per tensor."""
+    return (np.flatnonzero(np.diff(_chunk(job)[layer])) + 1).tolist()
 
 
 def _merged(

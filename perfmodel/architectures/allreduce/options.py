@@ -188,6 +188,13 @@ class Options(Compression, frozen=True, forbid_unknown_fields=True):
         return reductions_of(self.no_sync, passes)
 
     @property
+    def holds_backward(self) -> bool:
+        """Whether a backward pass returns only once its gradients have been reduced: the reducer of
+        DistributedDataParallel waits for its buckets at the end (``Reducer::finalize_backward``).
+        """
+        return self.bucketing == "ddp" and self.overlap
+
+    @property
     def reduction(self) -> Reduction:
         """The algorithm that sums gradients, and its options."""
         return Reduction(self.algorithm, self.chunks, self.reduce_per_byte_s)

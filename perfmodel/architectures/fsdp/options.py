@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from perfmodel.base.errors import number, whole_number
 from perfmodel.base.quantities import Quantity, is_symbol, minimum
@@ -64,6 +64,14 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
     def group_size(self) -> int:
         """Workers of a shard group; 1 if all workers form one group."""
         return max(self.shard_group, 1)
+
+    @property
+    def in_pipelines(self) -> dict[str, tuple[Any, str]]:
+        """Parameters stay gathered from one micro-batch to the next, as in torchtitan
+        (``reshard_after_forward_policy``) and in every schedule of PyTorch (``UNSHARD``)."""
+        why = "pipelines keep parameters gathered between micro-batches"
+        kept = {"no_sync": (True, "pipelines reduce gradients after the last micro-batch")}
+        return kept if self.stage != 3 else {"reshard_after_forward": (False, why), **kept}
 
     def reductions(self, passes: int) -> int:
         """Return how often the gradients of an update of ``passes`` passes are reduced."""

@@ -18,7 +18,8 @@ from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.theory import incast
-from perfmodel.training.workers import Work, add_workers, log_steps, stagger_s
+from perfmodel.training.devices import Work
+from perfmodel.training.workers import add_workers, log_steps, stagger_s
 
 
 class Pushers(msgspec.Struct, frozen=True, eq=False):

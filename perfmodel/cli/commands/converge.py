@@ -50,7 +50,7 @@ TRAINING = all_of(
 @option(
     "--replay",
     types.INPUT,
-    "Schedule written by perfmodel predict --schedule, instead of a job; repeatable.",
+    "Schedule written by perfmodel predict --update-order, instead of a job; repeatable.",
     name="schedules",
     multiple=True,
 )

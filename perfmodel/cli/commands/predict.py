@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @outputs("json", "plot")
 @switch("--fit", "Take the largest batch that fits the device with 90%.")
 @option("--trace", types.OUTPUT, "Write two iterations as a trace for Perfetto.")
-@option("--schedule", types.BINARY, "Write the order of reads and updates (.npz).")
+@option("--update-order", types.BINARY, "Write the order of reads and updates (.npz).")
 @option("--updates", types.WHOLE, "Gradients in the schedule.  [default: 1000 per worker]")
 def predict(
     flags: JobFlags,
@@ -41,7 +41,7 @@ def predict(
     out: Outputs,
     fit: bool,
     trace: str | None,
-    schedule: str | None,
+    update_order: str | None,
     updates: int | None,
     **run: int | None,
 ) -> None:
@@ -59,11 +59,11 @@ def predict(
     check_iterations(run["iterations"], fidelity)
     if trace is not None and fidelity in ("coarse", "auto"):
         raise InputError("--trace: shows a simulation; needs --fidelity fine")
-    if schedule is not None and fidelity in ("coarse", "auto"):
-        raise InputError("--schedule: comes from a simulation; needs --fidelity fine")
-    if updates is not None and schedule is None:
-        raise InputError("--updates: is the length of a schedule; needs --schedule")
-    out.check(trace, schedule)
+    if update_order is not None and fidelity in ("coarse", "auto"):
+        raise InputError("--update-order: comes from a simulation; needs --fidelity fine")
+    if updates is not None and update_order is None:
+        raise InputError("--updates: is the length of a schedule; needs --update-order")
+    out.check(trace, update_order)
     arguments = flags.arguments()
     job = api.make_job(**per_worker(arguments, "--global-batch-size"))
     if fit:
@@ -85,10 +85,10 @@ def predict(
 
         data = json.dumps(prediction.to_chrome_trace()).encode()
         written.append((trace, data, "; open it at https://ui.perfetto.dev"))
-    if schedule is not None:
+    if update_order is not None:
         with progress() as advance:
             data = prediction.schedule(updates, progress=advance).to_bytes()
-        written.append((schedule, data, "; replay it with perfmodel converge --replay"))
+        written.append((update_order, data, "; replay it with perfmodel converge --replay"))
     values, remedy = None, ""
     if prediction.memory.shortage(prediction.device):
         from perfmodel.studies import fitting

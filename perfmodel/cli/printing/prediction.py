@@ -146,6 +146,7 @@ def title(p: Prediction) -> str:
     unit = "island" if p.island_devices else "worker"
     return (
         f"{bold(p.model)} on {workers_of(p)}, {p.architecture}, "
+        f"{p.layout.text + ', ' if p.layout is not None else ''}"
         f"batch {p.batch_size} per {unit} ({p.global_batch_size} in all), "
         f"compute times {bold(p.quality)}"
     )
@@ -154,12 +155,14 @@ def title(p: Prediction) -> str:
 def workers_of(p: Prediction) -> str:
     """Return the devices, and how they are grouped and placed on nodes."""
     count = _groups(p.island_devices) if p.island_devices else str(p.workers)
+    if p.layout is not None:
+        count = f"{p.workers} x {p.layout.devices}"
     return f"{count} x {p.device}{_nodes(p)}"
 
 
 def _nodes(p: Prediction) -> str:
     """Return the number of nodes, and the devices on each if there are several."""
-    if p.nodes is None or p.workers == 1:
+    if p.nodes is None or (p.workers == 1 and p.layout is None):
         return ""
     devices = p.devices_per_node
     several = f" of {devices}" if devices is not None and devices > 1 else ""

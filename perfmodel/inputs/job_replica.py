@@ -1,0 +1,94 @@
+"""The replicas of a job, and the arguments that define them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from perfmodel.base import files
+from perfmodel.base.errors import InputError, whole_number
+from perfmodel.base.provenance import Assumption
+from perfmodel.inputs.replica import Replica, read_stage_layers
+from perfmodel.pipelines import canonical
+
+OF_REPLICA = (
+    *("tensor", "pipeline", "virtual_stages", "schedule", "stage_layers", "balance"),
+    *("sequence_parallel", "transfers", "rank_order"),
+)
+"""Arguments of :func:`perfmodel.make_job` that define a replica."""
+
+INTERLEAVED = "interleaved_1f1b"
+"""Default schedule with several chunks per stage."""
+
+
+def replica_of(arguments: Mapping[str, Any]) -> tuple[Replica | None, list[Assumption]]:
+    """Return what a worker is made of; None for a single device.
+
+    Raises
+    ------
+    InputError : an argument is out of range, or needs another.
+    """
+    given = {name: arguments[name] for name in OF_REPLICA if arguments.get(name) is not None}
+    if not given:
+        return None, []
+    tensor, pipeline = given.get("tensor", 1), given.get("pipeline", 1)
+    if whole_number("tensor", tensor) == whole_number("pipeline", pipeline) == 1:
+        others = [name for name in given if name not in ("tensor", "pipeline")]
+        if others:
+            raise InputError(f"{', '.join(others)}: need tensor or pipeline above 1")
+        return None, []
+    if any(arguments.get(name) is not None for name in ("island_devices", "island_steps")):
+        raise InputError("island_devices, island_steps: a replica cannot be an island as well")
+    notes = []
+    if "rank_order" in given:
+        given["order"] = given.pop("rank_order")
+    if "stage_layers" in given:
+        given["stage_layers"] = read_stage_layers(given["stage_layers"])
+    if "schedule" not in given and pipeline > 1:
+        several = given.get("virtual_stages", 1) > 1
+        given["schedule"] = INTERLEAVED if several else "1f1b"
+        notes.append(Assumption("schedule", given["schedule"], "", "default of pipelines"))
+    if "schedule" in given and not files.looks_like_path(given["schedule"]):
+        given["schedule"] = canonical(given["schedule"])
+    return Replica(**given), notes
+
+
+def with_passes(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[Assumption]]:
+    """Return arguments with ``accumulation`` for ``micro_batches`` and ``workers`` for ``devices``.
+
+    The default number of micro-batches in a pipeline is one for each sample.
+
+    Raises
+    ------
+    InputError : two arguments contradict each other; devices do not form whole replicas.
+    """
+    given = dict(arguments)
+    size = given.get("tensor", 1) * given.get("pipeline", 1) if _whole(given) else 1
+    if (devices := given.pop("devices", None)) is not None:
+        if given.get("workers") is not None:
+            raise InputError("workers and devices: give one of them")
+        if whole_number("devices", devices) % size:
+            low = devices // size * size
+            near = f"{low} or {low + size}" if low else f"{size}"
+            raise InputError(
+                f"devices: {devices} do not form whole replicas of {size} (possible: {near})"
+            )
+        given["workers"] = devices // size
+    if (passes := given.pop("micro_batches", None)) is not None:
+        if given.get("accumulation") not in (None, passes):
+            raise InputError("accumulation and micro_batches: give one of them")
+        given["accumulation"] = whole_number("micro_batches", passes)
+    notes = []
+    stages = given.get("pipeline", 1)
+    resolved = given.get("accumulation") is not None or given.get("workload") is not None
+    if _whole(given) and stages > 1 and not resolved:
+        batch = given.setdefault("batch_size", 4 * stages)
+        given["accumulation"] = batch
+        why = "default of pipelines: one sample each"
+        notes.append(Assumption("micro_batches", batch, "", why))
+    return given, notes
+
+
+def _whole(given: Mapping[str, Any]) -> bool:
+    """Return whether the sizes of replicas are whole numbers, as :func:`replica_of` will check."""
+    return all(isinstance(given.get(name, 1), int) for name in ("tensor", "pipeline"))

@@ -1,0 +1,145 @@
+"""A worker of several devices that hold one copy of the model together: a replica."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+import msgspec
+
+from perfmodel.base.errors import InputError
+from perfmodel.base.ranges import COUNT, Ranged
+
+MOST_DEGREE = 10_000
+"""Most devices along one dimension of a replica; a limit that catches typing errors."""
+
+RankOrder = Literal["tp-dp-pp", "tp-pp-dp"]
+
+Transfers = Literal["torch", "gloo", "blocking", "ahead"]
+"""When stages post and await what they send: see :mod:`perfmodel.training.transfers`."""
+
+
+class Replica(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How the devices of a worker divide the model between them.
+
+    Attributes
+    ----------
+    tensor : devices that divide every layer (tensor parallelism).
+    pipeline : stages, each of which has some of the layers (pipeline parallelism).
+    virtual_stages : chunks of layers per stage.
+    schedule : name of the order in which stages work on micro-batches, or the path of its file.
+    stage_layers : layers, or blocks of a language model, of each chunk in order; empty for equal
+        numbers.
+    balance : whether layers are divided by their times instead of in equal numbers.
+    sequence_parallel : whether the devices of a stage also divide what is between their products,
+        along the sequence.
+    transfers : between stages: *torch*: as torch.distributed.pipelining posts and awaits them;
+        *gloo*: the same over gloo, which asks for data behind what it sends to the same device;
+        *blocking*: a stage waits for what it sends and receives before it goes on (Megatron-LM
+        without interleaving); *ahead*: posted ahead, and never waited for (Megatron-LM with
+        ``overlap_p2p_comm``).
+    order : in which devices are numbered, innermost first; nodes are filled in this order.
+    """
+
+    RANGES: ClassVar = dict.fromkeys(
+        ("tensor", "pipeline", "virtual_stages", "stage_layers"),
+        COUNT._replace(at_most=MOST_DEGREE),
+    )
+
+    tensor: int = 1
+    pipeline: int = 1
+    virtual_stages: int = 1
+    schedule: str = "1f1b"
+    stage_layers: tuple[int, ...] = ()
+    balance: bool = False
+    sequence_parallel: bool = False
+    transfers: Transfers = "torch"
+    order: RankOrder = "tp-dp-pp"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.virtual_stages > 1 and self.pipeline == 1:
+            raise InputError(
+                f"virtual_stages: {self.virtual_stages} chunks need several stages (pipeline: 1)"
+            )
+        if self.stage_layers and len(self.stage_layers) != self.chunks:
+            raise InputError(
+                f"stage_layers: {len(self.stage_layers)} numbers, but there are {self.chunks} "
+                f"(pipeline {self.pipeline} x virtual_stages {self.virtual_stages})"
+            )
+        if self.stage_layers and self.balance:
+            raise InputError("stage_layers and balance: give only one of them")
+        if self.sequence_parallel and self.tensor == 1:
+            raise InputError("sequence_parallel: needs tensor parallelism (tensor: 1)")
+
+    @property
+    def asks_as_torch(self) -> bool:
+        """Whether transfers are those of torch.distributed.pipelining."""
+        return self.transfers in ("torch", "gloo")
+
+    @property
+    def devices(self) -> int:
+        """Devices of a replica."""
+        return self.tensor * self.pipeline
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of layers of all stages together."""
+        return self.pipeline * self.virtual_stages
+
+
+class Sums(msgspec.Struct, frozen=True):
+    """The collectives among the devices that divide a layer, in one pass of a micro-batch.
+
+    ``seconds`` do not depend on other traffic; then ``bytes`` pass the links of the devices' nodes,
+    at most at ``rate_bytes_per_s``.
+    """
+
+    seconds: float = 0.0
+    bytes: float = 0.0
+    rate_bytes_per_s: float = math.inf
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """What the devices of one stage do for a replica.
+
+    Attributes
+    ----------
+    number : of the stage, from 0.
+    replica : that it is a part of.
+    chunk_layers : layers of each of its chunks, (chunks,).
+    forward_sums, backward_sums : of each of its layers, (layers,); empty if there are none.
+    """
+
+    number: int
+    replica: Replica
+    chunk_layers: tuple[int, ...]
+    forward_sums: tuple[Sums, ...] = ()
+    backward_sums: tuple[Sums, ...] = ()
+
+
+def read_stage_layers(given: str | tuple[int, ...] | None) -> tuple[int, ...]:
+    """Read the layers of each chunk, such as ``5+4+4+5``.
+
+    >>> read_stage_layers("5+4+4+5")
+    (5, 4, 4, 5)
+
+    Raises
+    ------
+    InputError : a part is not a whole number.
+    """
+    if given is None or isinstance(given, tuple):
+        return given or ()
+    try:
+        return tuple(int(part) for part in given.split("+"))
+    except ValueError:
+        raise InputError(
+            f"stage_layers: cannot read {given!r}; expected one number per chunk such as 5+4+4+5"
+        ) from None
+
+
+def divisors_near(number: int, wanted: int) -> list[int]:
+    """Return the divisors of a number around one that is not: what an error can propose."""
+    divisors = [k for k in range(1, number + 1) if number % k == 0]
+    below = [k for k in divisors if k < wanted][-2:]
+    return [*below, *[k for k in divisors if k > wanted][:2]]

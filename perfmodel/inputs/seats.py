@@ -1,0 +1,205 @@
+"""Where the devices of replicas are: nodes and links as those of one stage see them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from perfmodel.base.arrays import Ids
+from perfmodel.base.errors import InputError
+from perfmodel.inputs.cluster import Cluster, Collective, NodeOverride
+from perfmodel.inputs.replica import Replica
+from perfmodel.inputs.sites import MOST_CONNECTIONS, Site, SiteLink
+
+
+class Seats(NamedTuple):
+    """The cluster as the devices of one stage see it.
+
+    Attributes
+    ----------
+    cluster : its nodes are those with devices of the stage.
+    position : of each device among those of all replicas, (workers,).
+    node : of all replicas' nodes, for each node of ``cluster``, (nodes,).
+    nics : number among its node's links, for each link of ``cluster``, (nodes, links).
+    """
+
+    cluster: Cluster
+    position: Ids
+    node: Ids
+    nics: Ids
+
+
+def of_groups(cluster: Cluster, size: int) -> Cluster:
+    """Return the cluster in which ``size`` devices in a row count as one.
+
+    They use their links to the network as one. Measured collectives hold for single devices, and
+    are dropped if devices share nodes.
+
+    Raises
+    ------
+    InputError : a group would have a part of a node besides whole nodes.
+    """
+    if size == 1:
+        return cluster
+    each = cluster.devices_per_node
+    if cluster.devices_on_nodes:
+        raise InputError("tensor: needs a cluster with equal nodes (devices_on_nodes: none)")
+    if each % size and size % each:
+        allowed = [k for k in range(1, each + 1) if each % k == 0]
+        raise InputError(
+            f"tensor: {size} devices do not divide a node of {each}, nor fill whole nodes "
+            f"(possible: {', '.join(map(str, allowed))}, or a multiple of {each})"
+        )
+    many = max(size // each, 1)
+    together = max(each // size, 1)
+    nics = min(cluster.nics_per_node, together)
+    width = cluster.nics_per_node * many // nics
+    inside = cluster.intra_node
+    if inside is not None and inside.kind == "per_device":
+        rate = inside.bandwidth_bytes_per_s * size
+        inside = msgspec.structs.replace(inside, bandwidth_bytes_per_s=rate)
+    flow = cluster.flow_bytes_per_s
+    return msgspec.structs.replace(
+        cluster,
+        nic=cluster.nic.times(width),
+        nodes=None if cluster.nodes is None else cluster.nodes // many,
+        devices_per_node=together,
+        nics_per_node=nics,
+        nics_per_process=1,
+        intra_node=inside if together > 1 else None,
+        overrides=_overrides(cluster, many, width),
+        collectives=_collectives(cluster, size) if many == size else (),
+        slowdown_per_neighbour=cluster.slowdown_per_neighbour * size if together > 1 else 0.0,
+        loaders_per_node=None,
+        flow_bytes_per_s=None if flow is None else flow * size,
+        sites=tuple(
+            msgspec.structs.replace(site, nodes=max(site.nodes // many, 1))
+            for site in cluster.sites
+        ),
+        site_links=tuple(
+            msgspec.structs.replace(
+                link, connections=min(link.connections * size, MOST_CONNECTIONS)
+            )
+            for link in cluster.site_links
+        ),
+    )
+
+
+def _collectives(cluster: Cluster, size: int) -> tuple[Collective, ...]:
+    """Return the measured collectives with the bytes of ``size`` devices, each on its own node."""
+    return tuple(
+        msgspec.structs.replace(
+            measured,
+            pieces=tuple(
+                msgspec.structs.replace(
+                    piece,
+                    per_byte_s=piece.per_byte_s / size,
+                    above_bytes=piece.above_bytes * size,
+                )
+                for piece in measured.pieces
+            ),
+            bytes=(measured.bytes[0] * size, measured.bytes[1] * size),
+        )
+        for measured in cluster.collectives
+    )
+
+
+def _overrides(cluster: Cluster, many: int, width: int) -> tuple[NodeOverride, ...]:
+    """Return the overrides of groups of ``many`` nodes: those of their slowest node."""
+    groups: dict[int, NodeOverride] = {}
+    for override in cluster.overrides:
+        number = override.node // many
+        nic = cluster.nic if override.nic is None else override.nic
+        speed = override.speed
+        if number in groups:
+            before = groups[number]
+            nic = min(nic, before.nic or nic, key=lambda link: link.goodput_bytes_per_s)
+            speed = min(speed, before.speed)
+        elif many > 1:
+            nic = min(nic, cluster.nic, key=lambda link: link.goodput_bytes_per_s)
+            speed = min(speed, 1.0)
+        groups[number] = NodeOverride(number, nic, speed)
+    return tuple(
+        msgspec.structs.replace(one, nic=None if one.nic is None else one.nic.times(width))
+        for one in groups.values()
+    )
+
+
+def seats_of(cluster: Cluster, workers: int, replica: Replica) -> list[Seats]:
+    """Return the seats of each stage, (stages,).
+
+    Parameters
+    ----------
+    cluster : in which the devices of a stage of a replica count as one (:func:`of_groups`).
+    """
+    stages = replica.pipeline
+    numbers = np.arange(workers * stages).reshape(stages, workers)
+    if replica.order == "tp-pp-dp":
+        numbers = np.arange(workers * stages).reshape(workers, stages).T
+    nodes = np.array([cluster.node_of_worker(number) for number in range(workers * stages)])
+    first = np.array([cluster.first_worker(node) for node in range(int(nodes[-1]) + 1)])
+    return [
+        _seats(cluster, position, nodes[position], position - first[nodes[position]])
+        for position in numbers
+    ]
+
+
+def _seats(cluster: Cluster, position: Ids, node: Ids, within: Ids) -> Seats:
+    """Return the seats of devices at ``position``, of a ``node``, ``within`` it, (workers,)."""
+    used, local, count = np.unique(node, return_inverse=True, return_counts=True)
+    each = cluster.nics_per_node
+    nics = within % each
+    width = int(min(count.max(), each, len(np.unique(nics[local == 0]))))
+    table = np.zeros((len(used), width), np.int64)
+    for number in range(len(used)):
+        table[number] = np.resize(nics[local == number], width)
+    listed = () if (count[:-1] == count.max()).all() else tuple(count.tolist())
+    sites = _sites(cluster, used)
+    renumbered = {int(of): k for k, of in enumerate(used.tolist())}
+    seen = msgspec.structs.replace(
+        cluster,
+        nodes=None if cluster.nodes is None else len(used) + _servers(cluster, used),
+        devices_per_node=int(count.max()),
+        devices_on_nodes=listed,
+        nics_per_node=width,
+        nics_per_process=min(cluster.nics_per_process, width),
+        overrides=tuple(
+            msgspec.structs.replace(override, node=renumbered[override.node])
+            for override in cluster.overrides
+            if override.node in renumbered
+        ),
+        slowdown_per_neighbour=0.0,
+        device_spread=0.0,
+        core_oversubscription=cluster.core_oversubscription,
+        sites=sites if len(sites) > 1 else (),
+        site_links=_site_links(cluster, sites) if len(sites) > 1 else (),
+    )
+    return Seats(seen, position, used, table)
+
+
+def _servers(cluster: Cluster, used: Ids) -> int:
+    """Return the nodes that are left for servers."""
+    return 0 if cluster.nodes is None else max(cluster.nodes - int(used[-1]) - 1, 0)
+
+
+def _sites(cluster: Cluster, used: Ids) -> tuple[Site, ...]:
+    """Return the sites of the nodes in use, each with as many nodes as are in use."""
+    if not cluster.sites:
+        return ()
+    ends = np.cumsum([site.nodes for site in cluster.sites])
+    at = np.searchsorted(ends, used, side="right")
+    return tuple(
+        msgspec.structs.replace(site, nodes=int((at == k).sum()))
+        for k, site in enumerate(cluster.sites)
+        if (at == k).any()
+    )
+
+
+def _site_links(cluster: Cluster, sites: tuple[Site, ...]) -> tuple[SiteLink, ...]:
+    """Return the links between these sites."""
+    names = {site.name for site in sites}
+    return tuple(
+        link for link in cluster.site_links if link.between is None or set(link.between) <= names
+    )

@@ -1,0 +1,125 @@
+"""What the devices of each stage do: its layers, its actions, and what it passes on."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from perfmodel.base import files
+from perfmodel.base.arrays import Ids
+from perfmodel.base.errors import InputError
+from perfmodel.inputs.passes import accumulated, one_pass
+from perfmodel.inputs.replica import Replica, Stage
+from perfmodel.inputs.stages import chunks_of
+from perfmodel.inputs.workload import Workload, expanded
+from perfmodel.pipelines import Schedule, check, read, schedule as schedule_named
+
+
+class StageWork(NamedTuple):
+    """A stage with its workload: that of an update, of its layers only."""
+
+    stage: Stage
+    workload: Workload
+
+
+@functools.lru_cache(maxsize=64)
+def schedule_of(replica: Replica, micro_batches: int) -> Schedule:
+    """Return the schedule of a replica.
+
+    Raises
+    ------
+    InputError : there is no such schedule, or not for these numbers.
+    """
+    if files.looks_like_path(replica.schedule):
+        schedule = read(replica.schedule)
+        _check_file(schedule, replica, micro_batches)
+    else:
+        chunks = replica.virtual_stages
+        schedule = schedule_named(replica.schedule, replica.pipeline, micro_batches, chunks=chunks)
+    if schedule.copies > 1 or schedule.joined.any():
+        raise InputError(
+            f"schedule: {replica.schedule} has two copies of each stage, or actions that run "
+            "together, which replicas cannot have yet"
+        )
+    return schedule
+
+
+def _check_file(schedule: Schedule, replica: Replica, micro_batches: int) -> None:
+    """Check that the schedule in a file is of a replica with so many micro-batches."""
+    check(schedule)
+    for name, has, wanted in (
+        ("pipeline", schedule.ranks, replica.pipeline),
+        ("virtual_stages", schedule.stages // schedule.ranks, replica.virtual_stages),
+        ("micro_batches", schedule.micro_batches, micro_batches),
+    ):
+        if has != wanted:
+            raise InputError(f"{name}: {wanted}, but {replica.schedule} has {has}")
+
+
+def order_of(stage: Stage, micro_batches: int) -> tuple[Ids, Ids, Ids]:
+    """Return kind, chunk of the stage and micro-batch of each of its actions, (actions,)."""
+    schedule = schedule_of(stage.replica, micro_batches)
+    where = slice(schedule.begins[stage.number], schedule.begins[stage.number + 1])
+    held = np.array(schedule.held(stage.number))
+    chunk = np.searchsorted(held, schedule.stage[where])
+    return (
+        schedule.kind[where].astype(np.int64),
+        chunk,
+        schedule.micro_batch[where].astype(np.int64),
+    )
+
+
+def stages_of(workload: Workload, replica: Replica) -> list[StageWork]:
+    """Return every stage of a replica with its workload.
+
+    The optimizer's time is divided by the bytes of the gradients.
+
+    Raises
+    ------
+    InputError : there are too few layers, or no such schedule.
+    """
+    one = one_pass(expanded(workload))
+    chunks = chunks_of(one.layers, replica)
+    schedule = schedule_of(replica, workload.accumulation)
+    works = []
+    for number in range(replica.pipeline):
+        held = [chunks[chunk] for chunk in schedule.held(number)]
+        stage = Stage(number, replica, tuple(len(chunk) for chunk in held))
+        works.append(StageWork(stage, _part(workload, one, held, number)))
+    return works
+
+
+def _part(workload: Workload, one: Workload, held: list[range], number: int) -> Workload:
+    """Return the workload of the layers that a stage holds."""
+    layers = tuple(one.layers[k] for chunk in held for k in chunk)
+    sizes = [size for layer in layers for size in layer.tensor_bytes]
+    total = sum(sizes)
+    share = total / one.gradient_bytes
+    kept = sum(layer.activation_bytes for layer in layers)
+    of_pass = msgspec.structs.replace(
+        one,
+        layers=layers,
+        forward_s=sum(layer.forward_s for layer in layers),
+        backward_s=sum(layer.backward_s for layer in layers),
+        optimizer_s=one.optimizer_s * share,
+        data_loading_s=one.data_loading_s if number == 0 else 0.0,
+        gradient_bytes=total,
+        tensors=len(sizes),
+        largest_tensor_bytes=max(sizes, default=0.0),
+        activation_bytes=kept,
+        optimizer_state_bytes=one.optimizer_state_bytes * share,
+        frozen_bytes=one.frozen_bytes * share,
+        buffer_bytes=one.buffer_bytes * len(layers) / len(one.layers),
+    )
+    return accumulated(of_pass, workload.accumulation)
+
+
+def boundary_bytes(workload: Workload, replica: Replica) -> list[float]:
+    """Return the bytes that each chunk passes on to the next per micro-batch, (chunks - 1,)."""
+    one = one_pass(expanded(workload))
+    return [one.layers[chunk.stop - 1].passed_on_bytes for chunk in chunks_of(one.layers, replica)][
+        :-1
+    ]

@@ -1,0 +1,103 @@
+"""Which layers each stage of a pipeline has."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+
+from perfmodel.base.errors import InputError
+from perfmodel.inputs.replica import Replica
+from perfmodel.inputs.workload import WorkloadLayer
+
+BLOCK = re.compile(r"(blocks\.\d+)\.")
+"""Start of the name of a layer in a block of a language model."""
+
+
+def chunks_of(layers: Sequence[WorkloadLayer], replica: Replica) -> tuple[range, ...]:
+    """Return the layers of each chunk of a pipeline, in order.
+
+    Blocks of a language model stay whole; what is before them is in the first chunk, and what is
+    after them in the last. Without blocks, layers are divided.
+
+    Raises
+    ------
+    InputError : there are too few layers, or others than ``stage_layers`` says.
+    """
+    units = _units(layers)
+    blocks = _blocks(layers, units)
+    many, what = len(blocks), "blocks" if len(blocks) < len(units) else "layers"
+    if many < replica.chunks:
+        raise InputError(
+            f"pipeline: {replica.chunks} chunks of layers (pipeline {replica.pipeline} x "
+            f"virtual_stages {replica.virtual_stages}), but there are {many} {what}"
+        )
+    if replica.balance:
+        return _ranges(_balanced([_seconds(layers, unit) for unit in units], replica.chunks), units)
+    counts = replica.stage_layers or tuple(
+        many * (k + 1) // replica.chunks - many * k // replica.chunks for k in range(replica.chunks)
+    )
+    if sum(counts) == len(units) != many:  # the ends count as layers
+        return _ranges(counts, units)
+    if sum(counts) != many:
+        raise InputError(f"stage_layers: {sum(counts)} in all, but there are {many} {what}")
+    before, after = blocks.start, len(units) - blocks.stop
+    return (
+        _ranges((counts[0] + before, *counts[1:-1], counts[-1] + after), units)
+        if (len(counts) > 1)
+        else (range(len(layers)),)
+    )
+
+
+def _units(layers: Sequence[WorkloadLayer]) -> list[range]:
+    """Return what stays whole: the layers of each block, and all others one by one."""
+    names = [BLOCK.match(layer.name) for layer in layers]
+    keys = [name[1] if name else f"layer {k}" for k, name in enumerate(names)]
+    bounds = [0, *(k for k in range(1, len(keys)) if keys[k] != keys[k - 1]), len(keys)]
+    return [range(*pair) for pair in itertools.pairwise(bounds)]
+
+
+def _blocks(layers: Sequence[WorkloadLayer], units: Sequence[range]) -> range:
+    """Return the units that are blocks; all if there are none."""
+    numbers = [k for k, unit in enumerate(units) if BLOCK.match(layers[unit.start].name)]
+    return range(numbers[0], numbers[-1] + 1) if numbers else range(len(units))
+
+
+def _seconds(layers: Sequence[WorkloadLayer], unit: range) -> float:
+    return sum(layers[k].forward_s + layers[k].backward_s for k in unit)
+
+
+def _ranges(counts: Sequence[int], units: Sequence[range]) -> tuple[range, ...]:
+    """Return the layers of each chunk, which has ``counts`` units."""
+    ends = list(itertools.accumulate(counts))
+    starts = [0, *ends[:-1]]
+    return tuple(
+        range(units[start].start, units[end - 1].stop)
+        for start, end in zip(starts, ends, strict=True)
+    )
+
+
+def _balanced(seconds: Sequence[float], parts: int) -> list[int]:
+    """Return how many units each part has, so that the slowest part is as fast as possible.
+
+    Dynamic programming over the first units, as for linear partitions.
+    """
+    total = [0.0, *itertools.accumulate(seconds)]
+    many = len(seconds)
+    worst = [total[k] for k in range(many + 1)]
+    cut: list[list[int]] = []
+    for part in range(2, parts + 1):
+        best, at = [float("inf")] * (many + 1), [0] * (many + 1)
+        for end in range(part, many + 1):
+            for start in range(part - 1, end):
+                slowest = max(worst[start], total[end] - total[start])
+                if slowest < best[end]:
+                    best[end], at[end] = slowest, start
+        worst = best
+        cut.append(at)
+    ends = [many]
+    for at in reversed(cut):
+        ends.append(at[ends[-1]])
+    ends = [0, *reversed(ends)] if parts > 1 else [0, many]
+    ends = sorted(set(ends))
+    return [end - start for start, end in itertools.pairwise(ends)]

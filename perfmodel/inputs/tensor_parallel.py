@@ -1,0 +1,126 @@
+"""Layers of language models that several devices divide between them (tensor parallelism).
+
+The products of a block are divided by columns and then by rows, so that the devices sum only its
+two outputs in forward, and its two inputs in backward. The vocabulary is divided as well: look-ups
+are summed in forward, and the gradient of the last block's output in backward.
+
+References
+----------
+Shoeybi et al., "Megatron-LM: training multi-billion parameter language models using model
+parallelism", 2019, arXiv 1909.08053, section 3; Korthikanti et al., "Reducing activation
+recomputation in large transformer models", 2022, arXiv 2205.05198, section 4.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from perfmodel.base.errors import InputError
+from perfmodel.inputs.decoder import Decoder
+from perfmodel.inputs.decoder_layers import layers_of
+from perfmodel.inputs.device import Device
+from perfmodel.inputs.operator_times import layers_s
+from perfmodel.inputs.passes import accumulated, one_pass
+from perfmodel.inputs.workload import Workload, WorkloadLayer
+
+FORWARD_SUMS = (".attention.out", ".feed_forward.down", "embedding")
+BACKWARD_SUMS = (".attention.qkv", ".feed_forward.up", "head")
+"""Ends of the names of layers whose outputs, or the gradients of whose inputs, are summed."""
+
+WHOLE = ("layernorm", "sum")
+"""Kinds of layers that every device computes in full, unless they are divided along the
+sequence."""
+
+
+def divided(
+    workload: Workload,
+    tensor: int,
+    *,
+    sequence_parallel: bool,
+    decoder: Decoder | None,
+    devices: Mapping[str, Device],
+) -> Workload:
+    """Return a workload with the times of one of the devices that divide its layers.
+
+    Times change as those of the operators of layers of a ``decoder`` do; bytes stay those of all
+    devices together. A workload whose layers say what is summed has the times of one device
+    already.
+
+    Parameters
+    ----------
+    devices : all of them by name.
+
+    Raises
+    ------
+    InputError : a layer says nothing, and the model is not a language model with given dimensions;
+        the devices cannot divide its heads.
+    """
+    if tensor == 1:
+        return workload
+    one = one_pass(workload)
+    layers = one.layers
+    if not any(layer.forward_summed_bytes or layer.backward_summed_bytes for layer in layers):
+        if decoder is None or len(layers) < decoder.blocks:
+            raise InputError(
+                f"tensor: the layers of {workload.name!r} do not say what devices sum "
+                "(forward_summed_bytes), and it is not a language model with given dimensions"
+            )
+        layers = _divided(one, tensor, sequence_parallel, decoder, devices)
+    made = msgspec.structs.replace(
+        one,
+        layers=layers,
+        forward_s=sum(layer.forward_s for layer in layers),
+        backward_s=sum(layer.backward_s for layer in layers),
+        optimizer_s=one.optimizer_s / tensor,
+    )
+    return accumulated(made, workload.accumulation, workload.batch_size)
+
+
+def _divided(
+    one: Workload,
+    tensor: int,
+    sequence_parallel: bool,
+    decoder: Decoder,
+    devices: Mapping[str, Device],
+) -> tuple[WorkloadLayer, ...]:
+    """Return the layers of a pass with the times of one device, and what is summed."""
+    length = one.sequence_length or decoder.sequence_length
+    device = devices.get(one.device) or next(iter(devices.values()))
+    whole, part = (
+        layers_s(device, layers_of(decoder, length, one.precision, count), one.batch_size,
+                 one.precision, devices)
+        for count in (1, tensor)
+    )  # fmt: skip
+    names = [layer.name for layer in layers_of(decoder, length, one.precision)]
+    shares = {
+        name: (after[0] / before[0], after[1] / before[1])
+        for name, before, after in zip(names, whole, part, strict=True)
+    }
+    width = float(one.batch_size * length * decoder.hidden * _value_bytes(one))
+    return tuple(
+        _share(layer, shares.get(layer.name, (1.0, 1.0)), width, tensor if sequence_parallel else 1)
+        for layer in one.layers
+    )
+
+
+def _value_bytes(one: Workload) -> float:
+    """Return the bytes of an activation's value."""
+    return 2.0 if one.precision in ("mixed", "bf16", "fp16", "fp8") else 4.0
+
+
+def _share(
+    layer: WorkloadLayer, share: tuple[float, float], width: float, along: int
+) -> WorkloadLayer:
+    """Return a layer with the times of one device."""
+    forward, backward = share
+    if layer.kind in WHOLE:
+        forward, backward = forward / along, backward / along
+    return msgspec.structs.replace(
+        layer,
+        forward_s=layer.forward_s * forward,
+        backward_s=layer.backward_s * backward,
+        forward_summed_bytes=width if layer.name.endswith(FORWARD_SUMS) else 0.0,
+        backward_summed_bytes=width if layer.name.endswith(BACKWARD_SUMS) else 0.0,
+    )

@@ -1,0 +1,186 @@
+"""Formulas for jobs whose workers are replicas of several devices.
+
+Each stage is a device that computes for as long as the pipeline takes from its first action to its
+last, and then exchanges its gradients as its architecture's formulas say. The slowest stage sets
+the pace. What a device does not compute of that time is the pipeline's bubble.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from perfmodel.base.arrays import Floats
+from perfmodel.inputs.job import Job
+from perfmodel.inputs.passes import one_pass
+from perfmodel.inputs.stage_work import boundary_bytes
+from perfmodel.inputs.workload import Workload, WorkloadLayer, expanded
+from perfmodel.phases.phases import Phase, Phases
+from perfmodel.pipelines.actions import BACKWARD, WEIGHT
+from perfmodel.predicting.replicas import StageJob, replica_of, stage_jobs, whole_fabric
+from perfmodel.training.spans import Paths, Spans, paths_of, spans
+from perfmodel.training.stages import chunk_seconds
+
+
+class Face(NamedTuple):
+    """A stage as a single device: its job, and of the computing time in it, what it really computes
+    and what it spends on sums among the devices that divide its layers."""
+
+    job: Job
+    computing_s: float
+    summing_s: float
+    span_s: float
+
+
+def phases(job: Job, of_device: Callable[[Job], Phases]) -> Phases:
+    """Return the phases of a worker's iteration.
+
+    Parameters
+    ----------
+    of_device : returns the phases of a job with single devices.
+    """
+    faces = faces_of(job)
+    several = [of_device(face.job) for face in faces]
+    if job.options.holds_backward and replica_of(job).asks_as_torch and len(faces) > 1:
+        held_s = [float(one.iteration_s) - float(one.compute_s) for one in several]
+        faces = faces_of(job, held_s)
+        several = [of_device(face.job) for face in faces]
+    slowest = max(range(len(faces)), key=lambda k: float(several[k].iteration_s))
+    face, result = faces[slowest], several[slowest]
+    whole_s = float(result.iteration_s)
+    computing = float(np.mean([one.computing_s for one in faces]))
+    summing = float(np.mean([one.summing_s for one in faces]))
+    compute_s = float(result.compute_s)
+    outside_s = compute_s - face.span_s
+    bubble_s = max(compute_s - computing - summing - outside_s, 0.0)
+    others = {name: part for name, part in result.parts.items() if part.cause != "compute"}
+    parts = {
+        "compute": Phase(computing + outside_s, "compute"),
+        "sums over tensor-parallel devices": Phase(summing, "network"),
+        "pipeline bubble": Phase(bubble_s, "pipeline"),
+        **others,
+    }
+    parts["pipeline bubble"] = Phase(
+        whole_s - sum(float(p.seconds) for n, p in parts.items() if n != "pipeline bubble"),
+        "pipeline",
+    )
+    kept = {name: part for name, part in parts.items() if float(part.seconds) != 0.0}
+    return msgspec.structs.replace(result, parts=kept, classes=())
+
+
+def faces_of(job: Job, held_s: list[float] | None = None) -> list[Face]:
+    """Return each stage as a job with single devices.
+
+    ``held_s`` (stages,) is how much longer the last backward passes of a stage take because they
+    return once their gradients have been exchanged; each chunk has an equal part.
+    """
+    paths = paths_of(replica_of(job), job.workload.accumulation)
+    jobs = stage_jobs(job)
+    seconds, summed = _seconds(paths, jobs)
+    held = np.zeros(len(seconds))
+    for rank, late_s in enumerate(held_s or ()):
+        finals = _finals(paths, rank)
+        held[finals] = late_s / len(finals)
+    at = spans(paths, seconds + summed + held, _send_s(job, paths, jobs))
+    at = Spans(at.begin, at.end - held)
+    return [_face(paths, at, seconds, summed, rank, one) for rank, one in enumerate(jobs)]
+
+
+def _finals(paths: Paths, rank: int) -> list[int]:
+    """Return the action that completes the gradients of each chunk of a rank, (chunks,)."""
+    schedule = paths.schedule
+    where = np.arange(int(schedule.begins[rank]), int(schedule.begins[rank + 1]))
+    gradients = np.isin(schedule.kind[where], (BACKWARD, WEIGHT))
+    return [
+        int(where[np.flatnonzero(gradients & (schedule.stage[where] == stage))[-1]])
+        for stage in schedule.held(rank)
+    ]
+
+
+def _seconds(paths: Paths, jobs: list[StageJob]) -> tuple[Floats, Floats]:
+    """Return the computing time of each action, and its sums among devices, (actions,)."""
+    schedule = paths.schedule
+    seconds, summed = np.zeros(len(schedule)), np.zeros(len(schedule))
+    for rank, (job, _) in enumerate(jobs):
+        where = slice(int(schedule.begins[rank]), int(schedule.begins[rank + 1]))
+        computing, sums = chunk_seconds(job)  # (kinds, chunks)
+        chunk = np.searchsorted(np.array(schedule.held(rank)), schedule.stage[where])
+        seconds[where] = computing[schedule.kind[where], chunk]
+        summed[where] = sums[schedule.kind[where], chunk]
+    return seconds, summed
+
+
+def _send_s(job: Job, paths: Paths, jobs: list[StageJob]) -> Floats:
+    """Return the time of each transfer alone on its links, (transfers,)."""
+    replica, schedule, handing = replica_of(job), paths.schedule, paths.handing
+    fabric = whole_fabric(job)
+    sizes = np.array(boundary_bytes(job.workload, replica))
+    moved = sizes[np.minimum(schedule.stage[handing.source], schedule.stage[handing.target])]
+    moved = moved * (1 if replica.sequence_parallel else replica.tensor)
+    position = np.array([one.seats.position[0] for one in jobs])
+    a, z = (position[schedule.rank[ends]] for ends in (handing.source, handing.target))
+    path = fabric.path(a, z)
+    capacity = np.where(path >= 0, fabric.capacity[path], np.inf).min(axis=-1)
+    moving: Floats = moved / np.minimum(capacity, fabric.flow_between(a, z))
+    return moving + fabric.between_s(a, z)
+
+
+def _face(
+    paths: Paths, at: Spans, seconds: Floats, summed: Floats, rank: int, one: StageJob
+) -> Face:
+    """Return a stage as a device: its last gradient of each chunk layer by layer, and all before as
+    its forward pass."""
+    schedule, job = paths.schedule, one.job
+    where = np.arange(int(schedule.begins[rank]), int(schedule.begins[rank + 1]))
+    begin_s = float(at.begin[where[0]])
+    span_s = float(at.end[where[-1]]) - begin_s
+    work = one_pass(expanded(job.workload))
+    stage = job.stage
+    ends = np.cumsum(stage.chunk_layers if stage is not None else [len(work.layers)])
+    finals = _finals(paths, rank)
+    order = sorted(range(len(ends)), key=lambda k: float(at.begin[finals[k]]))
+    layers = list(work.layers)
+    before_s = begin_s
+    first_gap = float(at.begin[finals[order[0]]]) - begin_s
+    forward_s = sum(layer.forward_s for layer in layers)
+    scale = min(1.0, first_gap / forward_s) if forward_s > 0.0 else 0.0
+    made: list[WorkloadLayer] = [
+        msgspec.structs.replace(layer, forward_s=layer.forward_s * scale) for layer in layers
+    ]
+    last = len(made) - 1
+    rest_s = first_gap - forward_s * scale
+    made[last] = msgspec.structs.replace(made[last], forward_s=made[last].forward_s + rest_s)
+    before_s = float(at.begin[finals[order[0]]])
+    for k in order:
+        stop = int(ends[k])
+        start = stop - (stage.chunk_layers[k] if stage is not None else stop)
+        action = finals[k]
+        took = float(at.end[action]) - float(at.begin[action])
+        own = sum(made[i].backward_s for i in range(start, stop))
+        gap = float(at.begin[action]) - before_s
+        for i in range(start, stop):
+            share = made[i].backward_s / own if own > 0.0 else 1.0 / (stop - start)
+            more = gap if i == stop - 1 else 0.0
+            made[i] = msgspec.structs.replace(made[i], backward_s=took * share + more)
+        before_s = float(at.end[action])
+    after_s = begin_s + span_s - before_s  # actions after the last gradient of the first chunks
+    made[0] = msgspec.structs.replace(made[0], backward_s=made[0].backward_s + after_s)
+    face = _as_device(work, made, job.workload)
+    alone = msgspec.structs.replace(job, workload=face, stage=None)
+    return Face(alone, float(seconds[where].sum()), float(summed[where].sum()), span_s)
+
+
+def _as_device(work: Workload, layers: list[WorkloadLayer], update: Workload) -> Workload:
+    """Return the workload of an update in one pass with these layers."""
+    return msgspec.structs.replace(
+        work,
+        layers=tuple(layers),
+        forward_s=sum(layer.forward_s for layer in layers),
+        backward_s=sum(layer.backward_s for layer in layers),
+        batch_size=update.batch_size,
+        data_loading_s=update.data_loading_s,
+        accumulation=1,
+    )

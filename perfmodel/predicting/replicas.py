@@ -1,0 +1,298 @@
+"""Jobs whose workers are replicas of several devices, stage by stage.
+
+The devices of one stage of all replicas are the workers of a job of their own: its architecture is
+that of the job, its workload are the stage's layers, and its cluster is what these devices see. The
+graph of the job joins those of its stages, which share links, by what stages send to each other.
+No architecture knows of replicas.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from perfmodel.architectures.base import architecture_of
+from perfmodel.base.arrays import NONE, Ids
+from perfmodel.base.errors import InputError
+from perfmodel.communication.costs import Cost, LinkCosts
+from perfmodel.communication.fabric import Fabric
+from perfmodel.communication.members import Members
+from perfmodel.communication.network import Network
+from perfmodel.graph.joining import JoiningBuilder
+from perfmodel.graph.op_graph import Axis, Block, OpGraph
+from perfmodel.inputs.cluster import Cluster
+from perfmodel.inputs.job import Job
+from perfmodel.inputs.passes import one_pass
+from perfmodel.inputs.replica import Replica, Sums
+from perfmodel.inputs.seats import Seats, of_groups, seats_of
+from perfmodel.inputs.stage_work import boundary_bytes, schedule_of, stages_of
+from perfmodel.training.stages import ENDS, STARTS
+from perfmodel.training.transfers import handing_of
+from perfmodel.training.workers import CORES
+
+SHARED_SLOTS = "update threads of"
+"""Label of the slots that the servers of all stages share."""
+
+WORKERS: tuple[Axis, ...] = (("worker", None),)
+
+OWN_LINKS = "inside link"
+"""Start of the labels of links of single devices."""
+
+
+class StageJob(NamedTuple):
+    """The job of the devices of one stage, and where these devices are."""
+
+    job: Job
+    seats: Seats
+
+
+def stage_jobs(job: Job) -> list[StageJob]:
+    """Return the jobs of all stages.
+
+    Raises
+    ------
+    InputError : the layers, the schedule or the nodes do not allow such replicas.
+    """
+    replica = replica_of(job)
+    cluster = of_groups(job.cluster, replica.tensor)
+    slower = _slowdown(job)
+    jobs = []
+    for seats, (stage, workload) in zip(
+        seats_of(cluster, job.workers, replica), stages_of(job.workload, replica), strict=True
+    ):
+        if replica.tensor > 1:
+            layers = one_pass(workload).layers
+            stage = msgspec.structs.replace(
+                stage,
+                forward_sums=_sums(job.cluster, replica, [x.forward_summed_bytes for x in layers]),
+                backward_sums=_sums(
+                    job.cluster, replica, [x.backward_summed_bytes for x in layers]
+                ),
+            )
+        part = msgspec.structs.replace(
+            job,
+            workload=workload if slower == 1.0 else workload.scaled("compute_s", slower),
+            cluster=seats.cluster,
+            replica=None,
+            stage=stage,
+            given=None,
+        )
+        jobs.append(StageJob(part, seats))
+    return jobs
+
+
+def replica_of(job: Job) -> Replica:
+    """Return what each worker of a job is.
+
+    Raises
+    ------
+    InputError : a single device.
+    """
+    if job.replica is None:
+        raise InputError("replica: the job has single devices")
+    return job.replica
+
+
+def _slowdown(job: Job) -> float:
+    """Return by how much devices are slower than profiled because of all others of the job."""
+    cluster = job.cluster
+    beside = 1.0 + cluster.slowdown_per_neighbour * (cluster.fullest(job.devices) - 1)
+    pace = 1.0 if job.options.asynchronous else cluster.pace(job.devices)
+    return beside * pace
+
+
+def _sums(cluster: Cluster, replica: Replica, summed: list[float]) -> tuple[Sums, ...]:
+    """Return the collectives that sum these bytes among devices that divide layers, (layers,).
+
+    Those of all groups on a node take place at the same time. With sequence parallelism each is a
+    reduce-scatter and an all-gather (Korthikanti et al., 2022, arXiv 2205.05198, section 4.2.2).
+    """
+    size, each = replica.tensor, cluster.devices_per_node
+    if not any(summed):
+        return (Sums(),) * len(summed)
+    sizes = np.array(summed)
+    here = max(size, each - each % size)
+    alone = msgspec.structs.replace(cluster, overrides=(), sites=(), site_links=())
+    fabric = Fabric.of(alone, here)
+    groups = np.arange(here).reshape(-1, size) if here > size else None
+    costs = LinkCosts(Members(fabric, cluster.collectives_of(size), groups), sizes)
+    if replica.sequence_parallel:
+        parts = [costs.cost("reduce_scatter"), costs.cost("all_gather")]
+    else:
+        parts = [costs.cost("all_reduce")]
+    return tuple(_sum(fabric, parts, k) if size else Sums() for k, size in enumerate(summed))
+
+
+def _sum(fabric: Fabric, parts: list[Cost], layer: int) -> Sums:
+    """Return the collectives of a layer: time inside a node, or bytes over links between nodes."""
+    seconds = sum(float(part.seconds[layer]) for part in parts)
+    if int(fabric.place.max()) == 0 or seconds == 0.0:
+        return Sums(seconds)
+    out = slice(0, fabric.nics)
+    moved = sum(
+        float(part.bytes[layer] * part.loads[min(layer, len(part.loads) - 1), out].sum())
+        for part in parts
+    )
+    transfer_s = sum(float(part.transfer_s[layer]) for part in parts)
+    return Sums(seconds - transfer_s, moved, moved / transfer_s)
+
+
+def whole_fabric(job: Job) -> Fabric:
+    """Return the links between the devices of all stages of all replicas."""
+    replica = replica_of(job)
+    return Fabric.of(of_groups(job.cluster, replica.tensor), job.workers * replica.pipeline)
+
+
+def build(job: Job, *, fold: bool = False) -> OpGraph:
+    """Build the graph of a job with replicas; with ``fold``, of the first replica only, which
+    represents all, if its stages allow it."""
+    jobs = stage_jobs(job)
+    whole = of_groups(job.cluster, replica_of(job).tensor)
+    graphs = _graphs(jobs, fold=fold)
+    folded = any(len(graph.group_mark) < job.workers for graph in graphs)
+    if folded and any(len(graph.group_mark) == job.workers for graph in graphs):
+        graphs, folded = _graphs(jobs, fold=False), False
+    b = JoiningBuilder()
+    devices = msgspec.structs.replace(
+        job,
+        cluster=whole,
+        workers=job.workers * replica_of(job).pipeline,
+        replica=None,
+        stragglers=(),
+    )
+    network = Network(b, devices)
+    keys = _keys_of_fabric(network.fabric)
+    used = network.ids(np.arange(len(keys)))
+    b.share(
+        "link", used[used >= 0], [key for key, known in zip(keys, used >= 0, strict=True) if known]
+    )
+    logs = []
+    for number, (graph, one) in enumerate(zip(graphs, jobs, strict=True)):
+        key = functools.partial(_key, one.seats, network.fabric)
+        by = b.add(graph, f"stage {number}", key)
+        logged = {log.label: log.ops + by for log in graph.logged}
+        logs.append((logged[STARTS], logged[ENDS]))
+    _add_transfers(b, job, network, [one.seats for one in jobs], logs)
+    return b.joined()
+
+
+def _graphs(jobs: list[StageJob], *, fold: bool) -> list[OpGraph]:
+    """Build the graph of each stage; folded if its architecture can."""
+    graphs = []
+    for job, _ in jobs:
+        architecture = architecture_of(job)
+        graph = architecture.fold(job) if fold and architecture.fold is not None else None
+        graphs.append(architecture.build(job) if graph is None else graph)
+    return graphs
+
+
+def _keys_of_fabric(fabric: Fabric) -> list[Hashable]:
+    """Return the key of each link of all devices' fabric: kind, node and number there."""
+    keys: list[Hashable] = []
+    for direction in ("link out of", "link into"):
+        keys += [
+            (direction, nic // fabric.nics_per_node, nic % fabric.nics_per_node)
+            for nic in range(fabric.nics)
+        ]
+    keys.append(("core", 0, 0))
+    if fabric.bus:
+        keys += [("link inside", node, 0) for node in range(len(fabric.latency_s))]
+    else:
+        keys += [(f"{OWN_LINKS} out of", port, 0) for port in range(fabric.ports)]
+        keys += [(f"{OWN_LINKS} into", port, 0) for port in range(fabric.ports)]
+    keys += [("sites", k, 0) for k in range(len(fabric.capacity) - len(keys))]
+    return keys
+
+
+def _key(seats: Seats, fabric: Fabric, block: Block, k: int) -> Hashable | None:
+    """Return which of all devices' links, or of the servers' threads, a stage's is."""
+    each = seats.cluster.nics_per_node
+    if block.label in ("link out of", "link into"):
+        node, nic = divmod(k, each)
+        if node >= len(seats.node):  # of a server
+            return (block.label, "server", node - len(seats.node), nic)
+        return (block.label, int(seats.node[node]), int(seats.nics[node, nic]))
+    if block.label == "core":
+        return ("core", 0, 0)
+    if block.label == "link inside":
+        return (block.label, int(seats.node[k]), 0) if k < len(seats.node) else None
+    if block.label.startswith(OWN_LINKS):
+        return (block.label, int(seats.position[k]), 0)
+    if block.label == SHARED_SLOTS:
+        return (SHARED_SLOTS, k)
+    if block.label == CORES:
+        return (CORES, int(seats.node[k])) if k < len(seats.node) else (CORES, "server", k)
+    return None
+
+
+def _add_transfers(
+    b: JoiningBuilder,
+    job: Job,
+    network: Network,
+    seats: list[Seats],
+    logs: list[tuple[Ids, Ids]],
+) -> None:
+    """Add what stages send to each other: activations forward, and their gradients backward.
+
+    Transfers from one device to another follow each other on one connection.
+    """
+    replica = replica_of(job)
+    schedule = schedule_of(replica, job.workload.accumulation)
+    handing = handing_of(schedule, replica.transfers)
+    sizes = boundary_bytes(job.workload, replica)
+    starts = np.concatenate([start for start, _ in logs], axis=1)  # (workers, actions of all ranks)
+    ends = np.concatenate([end for _, end in logs], axis=1)
+    n, worker = len(starts), np.arange(len(starts))
+    rank, stage = schedule.rank, schedule.stage
+    copies = 1 if replica.sequence_parallel else replica.tensor
+    pairs = list(zip(rank[handing.source].tolist(), rank[handing.target].tolist(), strict=True))
+    lines = {pair: b.slots(f"connection of stage {pair[0]} to {pair[1]}", (n,), axes=WORKERS)
+             for pair in sorted({*pairs, *(pair[::-1] for pair in pairs)})}  # fmt: skip
+    sends: dict[tuple[int, int], tuple[Ids, Ids]] = {}
+    for pair in dict.fromkeys(pairs):
+        where = np.flatnonzero([one == pair for one in pairs])
+        source, target = handing.source[where], handing.target[where]
+        moved = [sizes[min(both)] for both in zip(stage[source], stage[target], strict=True)]
+        a, z = (seats[end].position[:n] for end in pair)
+        between = network.between(a, z)
+        names = [str(schedule.action(k)) for k in source.tolist()]
+        sent = b.ops(
+            f"send from stage {pair[0]} to {pair[1]}",
+            (n, len(where)),
+            bytes=copies * np.array(moved),
+            path=between["path"][:, None],
+            rate_cap_bytes_per_s=between["rate_cap_bytes_per_s"][:, None],
+            latency_s=between["latency_s"][:, None],
+            slot=lines[pair][:, None],
+            group=(pair[1] * n + worker)[:, None],
+            axes=(*WORKERS, ("result of", names)),
+        )
+        sends[pair] = (where, sent)
+        b.edge(ends[:, source], sent)
+        b.edge(sent, starts[:, target])
+        known = np.flatnonzero(handing.held[where] != NONE)
+        if replica.transfers != "gloo":
+            b.edge(sent[:, known], starts[:, handing.held[where][known]])
+        b.probe("send between stages", sent, sent, at_ready=True)
+    for pair, (where, sent) in sends.items():
+        known = np.flatnonzero(handing.posted[where] != NONE)
+        before, after = ends[:, handing.posted[where][known]], sent[:, known]
+        if replica.transfers != "gloo":
+            b.edge(before, after)
+            continue
+        names = [str(schedule.action(k)) for k in handing.target[where][known].tolist()]
+        asked = b.ops(
+            f"request from stage {pair[1]} to {pair[0]}",
+            after.shape,
+            slot=lines[pair[::-1]][:, None],
+            group=(pair[1] * n + worker)[:, None],
+            axes=(*WORKERS, ("of", names)),
+        )
+        b.edge(before, asked)
+        b.edge(asked, after)
+        held = handing.held[where][known]  # until the data are in the connection's buffer
+        b.edge(asked[:, held != NONE], starts[:, held[held != NONE]])

@@ -1,0 +1,139 @@
+"""When the actions of a pipeline begin and end, if nothing but its own transfers delays them.
+
+The longest path through the actions of a step, with one time per action and transfer. The
+simulation adds what this leaves out: shared links, random times, and the exchange among replicas.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from perfmodel.base.arrays import NONE, Floats
+from perfmodel.inputs.replica import Replica, Transfers
+from perfmodel.inputs.stage_work import schedule_of
+from perfmodel.pipelines.actions import BACKWARD, FORWARD, INPUT, Schedule
+from perfmodel.training.transfers import Handing, handing_of
+
+Step = tuple[int, int, int, int, tuple[int, ...]]
+
+
+class Paths(NamedTuple):
+    """What each action waits for, in an order in which everything comes after what it waits for.
+
+    ``steps`` has a row per action: its position in the schedule's columns; those of the action
+    before it on its rank, of the transfer of its input, and of the action of its own rank that
+    makes its input (NONE: none); and the transfers that must have ended. ``handing`` are the
+    transfers.
+    """
+
+    schedule: Schedule
+    handing: Handing
+    steps: tuple[Step, ...]
+
+
+class Spans(NamedTuple):
+    """Begin and end of each action of a step, (actions,) of the schedule's columns."""
+
+    begin: Floats
+    end: Floats
+
+
+@functools.lru_cache(maxsize=64)
+def paths_of(replica: Replica, micro_batches: int) -> Paths:
+    """Return what each action of a replica's schedule waits for."""
+    schedule = schedule_of(replica, micro_batches)
+    return Paths(schedule, *_ordered(schedule, replica.transfers))
+
+
+def _ordered(schedule: Schedule, transfers: Transfers) -> tuple[Handing, tuple[Step, ...]]:
+    """Return the transfers, and the actions in an order that respects all that they wait for."""
+    handing = handing_of(schedule, transfers)
+    begins = schedule.begins.tolist()
+    first = set(begins[:-1])
+    needed = dict(zip(handing.target.tolist(), range(len(handing.target)), strict=True))
+    source, posted = handing.source.tolist(), handing.posted.tolist()
+    held: dict[int, list[int]] = {}
+    for transfer, action in enumerate(handing.held.tolist()):
+        if action != NONE:
+            held.setdefault(action, []).append(transfer)
+    local = _local(schedule, needed)
+    done = [False] * len(schedule)
+    at = begins[:-1].copy()
+    steps: list[Step] = []
+    while len(steps) < len(done):
+        before = len(steps)
+        for rank in range(schedule.ranks):
+            while at[rank] < begins[rank + 1]:
+                action = at[rank]
+                waits = [needed[action]] if action in needed else []
+                waits += held.get(action, [])
+                ready = all(
+                    done[source[k]] and (posted[k] == NONE or done[posted[k]]) for k in waits
+                )
+                if not ready or (action in local and not done[local[action]]):
+                    break
+                done[action] = True
+                at[rank] += 1
+                last = action - 1 if action not in first else NONE
+                transfer = needed.get(action, NONE)
+                steps.append(
+                    (action, last, transfer, local.get(action, NONE), tuple(held.get(action, ())))
+                )
+        if len(steps) == before:
+            break
+    return handing, tuple(steps)
+
+
+def _local(schedule: Schedule, needed: dict[int, int]) -> dict[int, int]:
+    """Return the action that makes the input of each one that has it from its own rank."""
+    back = np.where(schedule.place[INPUT] != NONE, schedule.place[INPUT], schedule.place[BACKWARD])
+    local: dict[int, int] = {}
+    for actions, by in ((schedule.place[FORWARD], 1), (back, -1)):
+        for stage in range(schedule.stages):
+            if not 0 <= stage + by < schedule.stages:
+                continue
+            made, used = actions[stage].tolist(), actions[stage + by].tolist()
+            local |= {z: a for a, z in zip(made, used, strict=True) if z not in needed}
+    return local
+
+
+def spans(paths: Paths, seconds: Floats, send_s: Floats) -> Spans:
+    """Return begin and end of each action.
+
+    Parameters
+    ----------
+    seconds : of each action, (actions, ...).
+    send_s : of each transfer, (transfers, ...), with the same further axes.
+    """
+    begin: list[Any] = [0.0] * len(seconds)
+    end: list[Any] = [0.0] * len(seconds)
+    source, posted = paths.handing.source.tolist(), paths.handing.posted.tolist()
+    plain = seconds.ndim == 1  # plain floats are faster than arrays of one
+    took, sent = (seconds.tolist(), send_s.tolist()) if plain else (seconds, send_s)
+    later: Callable[[Any, Any], Any] = max if plain else np.maximum
+
+    def arrival(transfer: int) -> Any:
+        starts = end[source[transfer]]
+        if posted[transfer] != NONE:
+            starts = later(starts, end[posted[transfer]])
+        return starts + sent[transfer]
+
+    for action, last, transfer, local, held in paths.steps:
+        starts = end[last] if last != NONE else 0.0
+        if transfer != NONE:
+            starts = later(starts, arrival(transfer))
+        if local != NONE:
+            starts = later(starts, end[local])
+        for one in held:
+            starts = later(starts, arrival(one))
+        begin[action] = starts
+        end[action] = starts + took[action]
+    shape = seconds.shape[1:]
+    return Spans(
+        np.array([np.broadcast_to(value, shape) for value in begin]),
+        np.array([np.broadcast_to(value, shape) for value in end]),
+    )

@@ -1,0 +1,273 @@
+"""The computation of one stage of a pipeline: its micro-batches, in the order of the schedule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from perfmodel.base.arrays import NONE, Floats, Ids
+from perfmodel.base.errors import InputError
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.inputs.job import Job
+from perfmodel.inputs.replica import Stage, Sums
+from perfmodel.inputs.stage_work import order_of
+from perfmodel.inputs.workload import Workload, expanded
+from perfmodel.pipelines.actions import BACKWARD, FORWARD, INPUT, WEIGHT
+from perfmodel.training.devices import Workers
+
+STARTS, ENDS = "actions begin", "actions end"
+"""Labels of the logged ops that begin and end the actions of a stage, (workers, actions)."""
+
+LABELS = {
+    FORWARD: "forward",
+    BACKWARD: "backward",
+    INPUT: "input gradient",
+    WEIGHT: "weight gradient",
+}
+"""Labels of ops, by the kind of their action."""
+
+PIPELINE = "pipeline"
+"""Cause of waits for other stages."""
+
+
+class Order(NamedTuple):
+    """The actions of a stage in order, (actions,): their kind, local chunk and micro-batch."""
+
+    kind: Ids
+    chunk: Ids
+    micro_batch: Ids
+
+
+class Seconds(NamedTuple):
+    """Seconds of each layer by kind of action, (kinds, layers)."""
+
+    plain: Floats
+    handed_over: Floats
+
+
+def add_stage(
+    b: GraphBuilder, job: Job, stage: Stage, workers: Workers, reduced: Sequence[bool]
+) -> list[Workers]:
+    """Add the actions of every worker's device, and return its passes.
+
+    With a single pass in ``reduced``, the forward ops are those of the first micro-batch of each
+    chunk, and the backward ops those after which each layer's gradient is complete. Otherwise there
+    is a pass for each micro-batch.
+    """
+    order = Order(*order_of(stage, job.workload.accumulation))
+    adding = _Stage(b, job, stage, workers, order, by_pass=len(reduced) > 1)
+    return adding.passes(reduced)
+
+
+class _Stage:
+    """Adds the ops of a stage action by action."""
+
+    def __init__(
+        self,
+        b: GraphBuilder,
+        job: Job,
+        stage: Stage,
+        workers: Workers,
+        order: Order,
+        *,
+        by_pass: bool,
+    ) -> None:
+        self.b, self.job, self.stage, self.workers, self.order = b, job, stage, workers, order
+        ends = np.cumsum(stage.chunk_layers)
+        self.layers = [slice(end - n, end) for end, n in zip(ends, stage.chunk_layers, strict=True)]
+        self.plain = _seconds(expanded(job.pass_work(reduced=False)))
+        self.handed = _seconds(expanded(job.pass_work(reduced=True)))
+        self.last = [self._last(chunk) for chunk in range(len(self.layers))]
+        self.detailed = self._detailed(by_pass=by_pass)
+
+    def _detailed(self, *, by_pass: bool) -> set[int]:
+        """Return the actions of which each layer is an op: the first forward pass of each chunk,
+        the last that completes its gradients, and all if every pass communicates."""
+        if by_pass:
+            return set(range(len(self.order.kind)))
+        actions: set[int] = set()
+        for chunk in range(len(self.layers)):
+            forward = (self.order.chunk == chunk) & (self.order.kind == FORWARD)
+            actions |= {int(np.flatnonzero(forward)[0]), self.last[chunk]}
+        return actions
+
+    def passes(self, reduced: Sequence[bool]) -> list[Workers]:
+        """Add all actions, one after the other, and return the passes."""
+        begins = self._whole()  # (workers, actions)
+        ends = begins.copy()
+        n, width = len(begins), len(self.workers.layer_names)
+        many = 1 if len(reduced) == 1 else self.job.workload.accumulation
+        shape = (n, len(self.layers))
+        group, axes = self.workers.index[:, None], (("worker", None), ("chunk", None))
+        returns = self.b.ops("gradients complete", shape, group=group, axes=axes)
+        forward = np.full((many, n, width), NONE)
+        backward = np.full((many, n, width), NONE)
+        for k in sorted(self.detailed):
+            kind, chunk, number = (int(column[k]) for column in self.order)
+            made = self._by_layer(k, kind, chunk, number)
+            in_order = made if kind == FORWARD else made[:, ::-1]
+            begins[:, k], ends[:, k] = in_order[:, 0], in_order[:, -1]
+            at = 0 if many == 1 else number
+            if kind == FORWARD:
+                forward[at, :, self.layers[chunk]] = made
+            elif kind != INPUT:
+                backward[at, :, self.layers[chunk]] = made
+        self._add_sums(ends)
+        for chunk, k in enumerate(self.last):
+            self.b.edge(ends[:, k].copy(), returns[:, chunk])
+            ends[:, k] = returns[:, chunk]
+        self.b.edge(ends[:, :-1].copy(), begins[:, 1:])
+        self._finish(forward, backward, begins, ends)
+        self.b.log(STARTS, begins)
+        self.b.log(ENDS, ends)
+        return [
+            msgspec.structs.replace(self.workers, forward=f, backward=g, returns=returns)
+            for f, g in zip(forward, backward, strict=True)
+        ]
+
+    def _whole(self) -> Ids:
+        """Add the actions that are one op each, (workers, actions); others have any id."""
+        n = len(self.workers.node)
+        ids = np.full((n, len(self.order.kind)), -1, np.int64)
+        plain = np.array([k not in self.detailed for k in range(len(self.order.kind))])
+        for kind, label in LABELS.items():
+            which = np.flatnonzero(plain & (self.order.kind == kind))
+            if not len(which):
+                continue
+            seconds = [self.plain[kind, self.layers[self.order.chunk[k]]].sum() for k in which]
+            names = [self._named(k) for k in which.tolist()]
+            ids[:, which] = self.workers.compute(
+                self.b, label, seconds, names=names, axis="micro-batch", cause=PIPELINE
+            )
+        return ids
+
+    def _last(self, chunk: int) -> int:
+        """Return the action that completes the gradients of a chunk."""
+        gradient = (self.order.chunk == chunk) & np.isin(self.order.kind, (BACKWARD, WEIGHT))
+        return int(np.flatnonzero(gradient)[-1])
+
+    def _named(self, action: int) -> str:
+        """Return what distinguishes an action from others of its kind."""
+        number = f"micro-batch {self.order.micro_batch[action]}"
+        chunk = self.order.chunk[action]
+        return number if len(self.layers) == 1 else f"chunk {chunk}, {number}"
+
+    def _by_layer(self, action: int, kind: int, chunk: int, number: int) -> Ids:
+        """Add an action layer by layer; return its ops, (workers, layers)."""
+        layers = self.layers[chunk]
+        last = number == self.job.workload.accumulation - 1 or action == self.last[chunk]
+        seconds = (self.handed if last else self.plain)[kind, layers]
+        names = [f"{self._named(action)}, {name}" for name in self.workers.layer_names[layers]]
+        made = self.workers.compute(self.b, LABELS[kind], seconds, names=names, cause=PIPELINE)
+        self.b.chain(made if kind == FORWARD else made[:, ::-1])
+        return made
+
+    def _add_sums(self, ends: Ids) -> None:
+        """Add the collectives among the devices of a stage after each action, which then ends with
+        them."""
+        path = self._links()
+        for kinds, sums in (
+            ((FORWARD,), self.stage.forward_sums),
+            ((BACKWARD, INPUT), self.stage.backward_sums),
+        ):
+            of_chunk = [_total(sums[layers]) for layers in self.layers]
+            which = np.flatnonzero(np.isin(self.order.kind, kinds))
+            which = which[[of_chunk[c] != Sums() for c in self.order.chunk[which].tolist()]]
+            if not len(which):
+                continue
+            parts = [of_chunk[c] for c in self.order.chunk[which].tolist()]
+            summed = self.b.ops(
+                "sum over tensor-parallel devices",
+                (len(ends), len(which)),
+                seconds=[part.seconds for part in parts],
+                bytes=[part.bytes for part in parts],
+                rate_cap_bytes_per_s=[part.rate_bytes_per_s for part in parts],
+                path=path,
+                group=self.workers.index[:, None],
+                axes=(
+                    ("worker", None),
+                    ("micro-batch", [self._named(k) for k in which.tolist()]),
+                ),
+            )
+            self.b.edge(ends[:, which].copy(), summed)
+            ends[:, which] = summed
+
+    def _links(self) -> Ids | None:
+        """Add the links of the devices' nodes, if sums pass any; return those of each device,
+        (workers, 1, links)."""
+        if not any(one.bytes for one in self.stage.forward_sums + self.stage.backward_sums):
+            return None
+        cluster, node = self.job.cluster, self.workers.node
+        each, nodes = cluster.nics_per_node, np.arange(int(node.max()) + 1)
+        rates = [cluster.nic_of(one).goodput_bytes_per_s for one in nodes.tolist()]
+        first = np.array([cluster.first_worker(one) for one in nodes.tolist()])
+        nic = node * each + (self.workers.index - first[node]) % each
+        links = [
+            self.b.links(label, np.repeat(rates, each), place=np.repeat(nodes, each))[nic]
+            for label in ("link out of", "link into")
+        ]
+        return np.stack(links, axis=-1)[:, None]
+
+    def _finish(self, forward: Ids, backward: Ids, starts: Ids, ends: Ids) -> None:
+        """Let the end of the first layer's gradient be that of all computation."""
+        last = ends[:, -1]
+        if self.last[0] == len(self.order.kind) - 1:
+            return
+        done = self.b.ops(
+            "passes done",
+            (len(last),),
+            group=self.workers.index,
+            axes=(("worker", None),),
+        )
+        self.b.edge(last, done)
+        self.b.edge(backward[-1][:, 0].copy(), done)
+        backward[-1][:, 0] = done
+        if (forward[0][:, 0] != starts[:, 0]).any():
+            raise InputError("schedule: a stage begins with a chunk other than its first")
+
+
+def _total(sums: Sequence[Sums]) -> Sums:
+    """Return several collectives one after the other, at the lowest of their rates."""
+    rates = [one.rate_bytes_per_s for one in sums if one.bytes]
+    return Sums(
+        sum(one.seconds for one in sums),
+        sum(one.bytes for one in sums),
+        min(rates, default=math.inf),
+    )
+
+
+def chunk_seconds(job: Job) -> tuple[Floats, Floats]:
+    """Return the seconds that each chunk of a stage's job computes for a micro-batch, and those of
+    sums among the devices that divide its layers, alone on their links, (kinds, chunks)."""
+    stage, layers = job.stage, _seconds(expanded(job.pass_work(reduced=False)))
+    if stage is None:
+        return layers.sum(axis=1, keepdims=True), np.zeros((len(layers), 1))
+    first = np.cumsum([0, *stage.chunk_layers[:-1]])
+    sums = np.zeros_like(layers)
+    for kinds, parts in (
+        ((FORWARD,), stage.forward_sums),
+        ((BACKWARD, INPUT), stage.backward_sums),
+    ):
+        if parts:
+            sums[kinds, :] = [one.seconds + one.bytes / one.rate_bytes_per_s for one in parts]
+    return np.add.reduceat(layers, first, axis=1), np.add.reduceat(sums, first, axis=1)
+
+
+def _seconds(work: Workload) -> Floats:
+    """Return the seconds of each layer by kind of action, (kinds, layers)."""
+    forward = np.array([layer.forward_s for layer in work.layers])
+    backward = np.array([layer.backward_s for layer in work.layers])
+    weight = np.array(
+        [
+            layer.backward_s / 2.0 if layer.weight_gradient_s is None else layer.weight_gradient_s
+            for layer in work.layers
+        ]
+    )
+    table = np.empty((4, len(forward)))
+    table[FORWARD], table[BACKWARD] = forward, backward
+    table[INPUT], table[WEIGHT] = backward - weight, weight
+    return table

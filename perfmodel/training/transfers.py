@@ -1,0 +1,100 @@
+"""When stages of a pipeline post what they receive, and wait for what they send.
+
+A transfer moves bytes once both ends have come to it. Which actions stand before it depends on the
+framework:
+
+- *torch*: with one chunk per stage, an input is asked for right before it is needed, and a stage
+  waits for a transfer it has begun before it changes direction, from forward to backward or back
+  (``Schedule1F1B`` and ``ScheduleGPipe`` of torch.distributed.pipelining). With several chunks, an
+  input is asked for at the place in the receiver's order that it has reached when the order is laid
+  out (``_add_send_recv``).
+- *gloo*: the same; what a stage asks for is behind the data that it sends to the same stage before,
+  and it waits only until it may send
+  (``gloo::transport::tcp::Pair``: one connection, on which notices and data take turns).
+- *blocking*: an input is asked for right before it is needed, and every transfer ends before its
+  sender goes on (Megatron-LM, ``forward_backward_pipelining_without_interleaving``).
+- *ahead*: inputs are asked for early enough, and nobody waits for what it sends (Megatron-LM with
+  ``overlap_p2p_comm``).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from perfmodel.base.arrays import NONE, Ids
+from perfmodel.inputs.replica import Transfers
+from perfmodel.pipelines.actions import BACKWARD, FORWARD, INPUT, Schedule
+
+
+class Handing(NamedTuple):
+    """The transfers of a schedule, each (transfers,): actions as positions in its columns.
+
+    Attributes
+    ----------
+    source, target : the action that makes the data, and the one that needs them.
+    posted : the receiver's action that ends before it asks for the data; NONE for none.
+    held : the sender's action that begins after the transfer has ended; NONE for none.
+    """
+
+    source: Ids
+    target: Ids
+    posted: Ids
+    held: Ids
+
+
+def handing_of(schedule: Schedule, transfers: Transfers) -> Handing:
+    """Return the transfers between different ranks, in the order of the schedule's columns."""
+    rank, place = schedule.rank, schedule.place
+    forward = schedule.kind == FORWARD
+    back = np.isin(schedule.kind, (BACKWARD, INPUT))
+    sends = (forward & (schedule.stage < schedule.stages - 1)) | (back & (schedule.stage > 0))
+    source = np.flatnonzero(sends)
+    to = schedule.stage[source] + np.where(forward[source], 1, -1)
+    number = schedule.micro_batch[source]
+    backward = np.where(place[INPUT] != NONE, place[INPUT], place[BACKWARD])
+    target = np.where(forward[source], place[FORWARD][to, number], backward[to, number])
+    away = rank[source] != rank[target]
+    source, target = source[away], target[away]
+    first = np.isin(target, schedule.begins)
+    before = np.where(first, NONE, target - 1)
+    last = np.isin(source + 1, schedule.begins)
+    after = np.where(last, NONE, source + 1)
+    none = np.full(len(source), NONE)
+    if transfers == "ahead":
+        return Handing(source, target, none, none)
+    if transfers == "blocking":
+        return Handing(source, target, before, after)
+    if schedule.splits or schedule.stages > schedule.ranks:
+        return Handing(source, target, _laid_out(schedule, source, target), none)
+    turns = (after != NONE) & (forward[source] != forward[np.where(after == NONE, 0, after)])
+    return Handing(source, target, before, np.where(turns, after, NONE))
+
+
+def _laid_out(schedule: Schedule, source: Ids, target: Ids) -> Ids:
+    """Return after which action of its rank each input is asked for, (transfers,).
+
+    Ranks take turns, an action each, if they have what they need; as an action is laid out, its
+    result is asked for at the end of what has been laid out at the receiver.
+    """
+    rank, begins = schedule.rank.tolist(), schedule.begins.tolist()
+    needs: dict[int, int] = dict(zip(target.tolist(), source.tolist(), strict=True))
+    gives: dict[int, int] = {before: k for k, before in enumerate(source.tolist())}
+    receiver = [rank[after] for after in target.tolist()]
+    posted = [NONE] * len(source)
+    at, done = begins[:-1].copy(), set[int]()
+    while len(done) < len(rank):
+        before = len(done)
+        for one in range(schedule.ranks):
+            action = at[one]
+            if action == begins[one + 1] or (action in needs and needs[action] not in done):
+                continue
+            at[one] += 1
+            done.add(action)
+            if action in gives:
+                other = receiver[gives[action]]
+                posted[gives[action]] = at[other] - 1 if at[other] > begins[other] else NONE
+        if len(done) == before:
+            break
+    return np.array(posted, np.int64)
