@@ -13,6 +13,7 @@ from perfmodel.base.errors import unknown_name
 FIRST = (
     "field",
     "testbed",
+    "testbed_hybrid",
     "hkbu",
     "pollux",
     "sia",

@@ -1,0 +1,141 @@
+"""Runs of pipelines, tensor parallelism and sharding between network namespaces.
+
+The folder holds ``results.jsonl`` (configuration and measurement of every run) and ``coll.jsonl``
+(times of gloo's collectives on the same links). Nothing is fitted.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import perfmodel as pm
+from benchmarks.accuracy import rows
+from benchmarks.accuracy.cases import Case, Run, about, predicted
+from benchmarks.accuracy.gloo import gloo_collectives
+from perfmodel.base.errors import number
+from perfmodel.inputs.passes import accumulated
+
+ABOUT = about("testbed_hybrid")
+
+SCOPES = {"microbatch": "op", "iteration": "iteration"}
+
+SCHEDULES = {"f1b1": "1f1b", "zb": "interleaved_zb", "zbv": "zb_v"}
+"""Names of schedules here, where they differ."""
+
+
+def cases(folder: Path) -> list[Case]:
+    """Return every measured value of every run, with its prediction."""
+    return predicted(runs(folder))
+
+
+def runs(folder: Path) -> list[Run]:
+    """Return the runs; those of an unknown kind are reported."""
+    gloo = [times for _, times in rows.read_json_lines(folder / "coll.jsonl", needed=False)]
+    made = []
+    for where, row in rows.read_json_lines(folder / "results.jsonl"):
+        try:
+            made.append(_run(row, job_of(row["config"], row["net"], gloo)))
+        except (KeyError, TypeError) as error:
+            rows.say_left_out(f"{error} is unknown, missing or wrong", [where])
+        except pm.InputError as error:
+            rows.say_left_out(str(error), [where])
+    if not made:
+        raise pm.InputError(f"{folder}: no run that can be predicted")
+    return made
+
+
+def _run(row: dict[str, Any], job: pm.Job) -> Run:
+    config, measured = row["config"], row["meas"]
+    mesh, kind = config["mesh"], config["kind"]
+    names = [config.get("schedule"), config.get("dp_mode"), config.get("tp_mode")]
+    size = "tp{tp} dp{dp} pp{pp}".format(**mesh)
+    return Run(
+        group=f"testbed_hybrid/{kind}",
+        name=" ".join([config["model"], size, *filter(None, names), f"{config['rate'] / 1e6:g}"]),
+        job=job,
+        step_s=number("iter_s_mean", measured["iter_s_mean"], above=0.0),
+        idle=number("idle_frac_mean", measured["idle_frac_mean"], at_least=-math.inf),
+        iterations=max(round(measured["iters_measured"]), 1),
+        pools=("testbed_hybrid/all",),
+    )
+
+
+def job_of(config: dict[str, Any], net: dict[str, Any], gloo: list[dict[str, Any]]) -> pm.Job:
+    """Return the job that a run's configuration describes."""
+    mesh, jitter, straggler = config["mesh"], config.get("jitter"), config.get("straggler")
+    layers = [_layer(one, mesh["tp"]) for one in config["layers"]]
+    one = pm.Workload.of(config["model"], layers, device="testbed")
+    arch, options = _architecture(config)
+    cluster = _cluster(config, net, gloo)
+    if straggler:
+        slow = pm.NodeOverride(straggler["rank"], None, 1.0 / straggler["factor"])
+        cluster = msgspec.structs.replace(cluster, overrides=(*cluster.overrides, slow))
+    return pm.make_job(
+        workload=accumulated(one, config["microbatches"]),
+        cluster=cluster,
+        workers=mesh["dp"],
+        arch=arch,
+        options=options,
+        jitter=jitter and pm.Jitter(jitter["cv"], jitter["kind"], SCOPES[jitter["scope"]]),
+        seed=config.get("seed", 0),
+        **_replica(config),
+    )
+
+
+def _replica(config: dict[str, Any]) -> dict[str, Any]:
+    mesh = config["mesh"]
+    if mesh["tp"] * mesh["pp"] == 1:
+        return {}
+    given: dict[str, Any] = {"tensor": mesh["tp"], "pipeline": mesh["pp"], "transfers": "gloo"}
+    if config.get("tp_mode") == "sp":
+        given["sequence_parallel"] = True
+    if mesh["pp"] > 1:
+        given["schedule"] = SCHEDULES.get(config["schedule"], config["schedule"])
+        given["virtual_stages"] = config["virtual"]
+        given["stage_layers"] = "+".join(str(len(stage)) for stage in config["stages"])
+    return given
+
+
+def _layer(one: dict[str, Any], tensor: int) -> pm.WorkloadLayer:
+    return pm.WorkloadLayer(
+        one["name"],
+        one["fwd_s"],
+        one["bwd_s"],
+        (one["bytes"] * tensor,),
+        one["act_bytes"],
+        weight_gradient_s=one["bwd_w_s"],
+        forward_summed_bytes=one["act_bytes"] if tensor > 1 else 0.0,
+        backward_summed_bytes=one["act_bytes"] if tensor > 1 else 0.0,
+    )
+
+
+def _architecture(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    if config.get("prefetch") is not None:
+        sharded = {"unit_bytes": 0, "prefetch": int(config["prefetch"] == "async")}
+        return "fsdp", sharded | ({"shard_group": config["shard"]} if config.get("shard") else {})
+    match config.get("dp_mode"):
+        case "overlap":
+            return "ring", {"bucketing": "layer"}
+        case "end":
+            return "ring", {"bucketing": "one", "overlap": False}
+        case _:
+            names = ("bucket_cap_bytes", "first_bucket_bytes")
+            return "ring", {name: config[name] for name in names if config.get(name)}
+
+
+def _cluster(config: dict[str, Any], net: dict[str, Any], gloo: list[dict[str, Any]]) -> pm.Cluster:
+    rate, latency_s = config["rate"], net["rtt_s"] / 2.0
+    efficiency = min(net["tcp_goodput_bps"] / rate, 1.0)
+    nic, *nics = [pm.Link(bits / 8, latency_s, efficiency) for bits in (rate, *config["rates_bps"])]
+    return pm.Cluster(
+        name="testbed",
+        nic=nic,
+        nodes=config["n_nodes"],
+        overrides=tuple(pm.NodeOverride(i, other) for i, other in enumerate(nics) if other != nic),
+        collectives=gloo_collectives(rate, gloo),
+        source=pm.Source("measured", "the network of the same run"),
+    )
