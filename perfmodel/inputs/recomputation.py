@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,14 +17,24 @@ from perfmodel.inputs.workload import Workload, WorkloadLayer
 BLOCK = r"(.*?\.\d+)\."
 """Prefix of the names of a block's layers: up to the first number, as in ``layer1.0.conv1``."""
 
-WORDS = ("none", "selective", "selective:products", "full")
+PRODUCTS = "selective:products"
+"""Recomputation of half of the products of a block, and of all that is cheap."""
+
+WORDS = ("none", "selective", PRODUCTS, "full")
 """Kinds of recomputation, besides ``selective:N``."""
 
 ATTENTION = "attention"
 """Kind of layers that are the core of attention."""
 
-Blocks = Sequence[tuple[str, Sequence[WorkloadLayer]]]
-"""Consecutive layers by the name of their block; "" outside of blocks."""
+Sizes = list[tuple[str, float]]
+"""Bytes by kind of activations."""
+
+
+class Kept(NamedTuple):
+    """What layers keep of a pass: until its backward pass, and while a part is computed again."""
+
+    always: Sizes
+    again: Sizes
 
 
 def read_recomputation(recomputation: str | None, checkpointing: bool | None) -> str:
@@ -71,54 +82,83 @@ def recomputed(workload: Workload, recomputation: str) -> Workload:
     """
     if recomputation == "none":
         return workload
-    blocks = [(name, list(layers)) for name, layers in itertools.groupby(workload.layers, block_of)]
     if recomputation == "selective":
-        return _of_attention(workload, recomputation)
-    if not any(name for name, _ in blocks):
+        if not any(layer.kind == ATTENTION for layer in workload.layers):
+            raise InputError(f"recompute: {workload.name} has no attention with layers of its own")
+    elif not any(block_of(layer) for layer in workload.layers):
         raise InputError(
             f"activation_checkpointing: the layers of {workload.name} form no blocks (names that "
             "agree up to a number, such as blocks.3.)"
         )
-    products = recomputation == "selective:products"
-    every = 1 if products or recomputation == "full" else int(recomputation.partition(":")[2])
-    layers: list[WorkloadLayer] = []
-    kept: list[tuple[str, float]] = []
+    kept = kept_of(workload.layers, recomputation)
+    layers = _repeating(workload.layers, recomputation)
+    return _changed(workload, layers, [*kept.always, *kept.again], recomputation)
+
+
+def kept_of(layers: Sequence[WorkloadLayer], recomputation: str, before: int = 0) -> Kept:
+    """Return what consecutive layers keep of a pass, with ``before`` blocks in front of them."""
+    if recomputation == "none":
+        return Kept([_named(layer) for layer in layers], [])
+    if recomputation == "selective":
+        return _kept_of_attention(layers)
+    always: Sizes = []
     largest: list[WorkloadLayer] = []
-    number = 0
-    for name, members in blocks:
-        number += bool(name)
-        if not name or (number - 1) % every:
-            layers += members
-            kept += [(kind_of(layer.name, layer.kind), layer.activation_bytes) for layer in members]
+    for members, repeated in _blocks(layers, recomputation, before):
+        if not repeated:
+            always += [_named(layer) for layer in members]
             continue
         largest = max(largest, members, key=_kept_bytes)
-        layers += [_repeated(layer, products) for layer in members]
         output = members[-1]
-        kept.append((kind_of(output.name, output.kind), output.passed_on_bytes))
-        if products:
-            kept += [
+        always.append((kind_of(output.name, output.kind), output.passed_on_bytes))
+        if recomputation == PRODUCTS:
+            always += [
                 (kind_of(layer.name, layer.kind), _kept_share(layer) * layer.passed_on_bytes)
                 for layer in members[:-1]
             ]
-    kept += [(kind_of(layer.name, layer.kind), layer.activation_bytes) for layer in largest]
-    return _changed(workload, layers, kept, recomputation)
+    return Kept(always, [_named(layer) for layer in largest])
 
 
-def _of_attention(workload: Workload, recomputation: str) -> Workload:
-    """Return the workload with the core of attention computed again."""
-    if not any(layer.kind == ATTENTION for layer in workload.layers):
-        raise InputError(f"recompute: {workload.name} has no attention with layers of its own")
-    layers, kept, largest = [], [], ("attention", 0.0)
-    for layer in workload.layers:
-        kind, size = kind_of(layer.name, layer.kind), layer.activation_bytes
+def _kept_of_attention(layers: Sequence[WorkloadLayer]) -> Kept:
+    """Return what layers keep if the core of attention is computed again."""
+    always, largest = [], (ATTENTION, 0.0)
+    for layer in layers:
+        kind, size = _named(layer)
         if layer.kind == ATTENTION:
             largest = max(largest, (kind, size - layer.passed_on_bytes), key=lambda one: one[1])
             size = layer.passed_on_bytes
-            layer = _repeated(layer, products=False)
-        layers.append(layer)
-        kept.append((kind, size))
-    kept.append(largest)
-    return _changed(workload, layers, kept, recomputation)
+        always.append((kind, size))
+    return Kept(always, [largest])
+
+
+def _blocks(
+    layers: Sequence[WorkloadLayer], recomputation: str, before: int = 0
+) -> Iterator[tuple[list[WorkloadLayer], bool]]:
+    """Yield consecutive layers of a block, or outside of blocks, and whether they are computed
+    again."""
+    whole = recomputation in (PRODUCTS, "full")
+    every = 1 if whole else int(recomputation.partition(":")[2])
+    number = before
+    for name, members in itertools.groupby(layers, block_of):
+        number += bool(name)
+        yield list(members), bool(name) and (number - 1) % every == 0
+
+
+def _repeating(layers: Sequence[WorkloadLayer], recomputation: str) -> list[WorkloadLayer]:
+    """Return layers with the time of what is computed again in their backward passes."""
+    if recomputation == "selective":
+        return [
+            _repeated(layer, products=False) if layer.kind == ATTENTION else layer
+            for layer in layers
+        ]
+    return [
+        _repeated(layer, products=recomputation == PRODUCTS) if repeated else layer
+        for members, repeated in _blocks(layers, recomputation)
+        for layer in members
+    ]
+
+
+def _named(layer: WorkloadLayer) -> tuple[str, float]:
+    return kind_of(layer.name, layer.kind), layer.activation_bytes
 
 
 def _changed(
