@@ -8,10 +8,13 @@ from pathlib import Path
 import msgspec
 
 from perfmodel.architectures.base import architecture_of
-from perfmodel.architectures.memory import Parts
+from perfmodel.architectures.memory import Parts, with_copies
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.device import CPU, Device
 from perfmodel.inputs.job import Job
+from perfmodel.inputs.replica import Replica
+from perfmodel.inputs.stage_memory import device_works
+from perfmodel.predicting.replicas import stage_jobs
 from perfmodel.results.memory import Footprint, Memory, Reserved
 
 PATH = Path(__file__).with_name("memory.json")
@@ -47,9 +50,12 @@ def overhead() -> Overhead:
 def parts_of(job: Job) -> Parts:
     """Return the memory of a worker, or of a device of an island, and of a server.
 
-    Devices of an island each need what their own job needs, and an equal share of the copies of the
-    model that islands keep to exchange it.
+    Of replicas, it is that of a device of the fullest stage. Devices of an island each need what
+    their own job needs, and an equal share of the copies of the model that islands keep to exchange
+    it.
     """
+    if job.replica is not None:
+        return _fullest(stages_of(job, job.replica), job.replica.tensor)
     parts = architecture_of(job).memory(job)
     if not job.islands:
         return parts
@@ -61,6 +67,47 @@ def parts_of(job: Job) -> Parts:
     return Parts(msgspec.structs.replace(largest, model_copies_bytes=copies), parts.server)
 
 
+def stages_of(job: Job, replica: Replica) -> list[Parts]:
+    """Return the memory of a device of each stage, and what it adds to that of a server.
+
+    Each is a worker of its stage's job; its architecture shards states, gradients and parameters of
+    a stage among its devices at the same place of all replicas.
+    """
+    device = _device_of(job)
+    accelerator = device is not None and device.kind == "gpu"
+    jobs = [one.job for one in stage_jobs(job)]
+    parts = [(one.stage, one.workload) for one in jobs if one.stage is not None]
+    stages = []
+    for one, (work, buffers, versions) in zip(
+        jobs, device_works(job.workload, replica, parts, accelerator), strict=True
+    ):
+        alone = msgspec.structs.replace(one, workload=work)
+        worker, server = architecture_of(alone).memory(alone)
+        worker = with_copies(worker, other_versions=(versions - 1) * worker.parameters_bytes)
+        stages.append(Parts(msgspec.structs.replace(worker, replica_buffers_bytes=buffers), server))
+    return stages
+
+
+def _fullest(stages: list[Parts], tensor: int) -> Parts:
+    """Return the memory of the fullest device, and of the server that all of them send to."""
+    worker = max((part.worker for part in stages), key=lambda one: one.allocated_bytes)
+    servers = [part.server for part in stages if part.server is not None]
+    return Parts(worker, _summed(servers * tensor) if servers else None)
+
+
+def _summed(footprints: list[Footprint]) -> Footprint:
+    """Return the memory of a server that keeps parameters, states and buffers of all of these."""
+    copies: dict[str, float] = {}
+    for one in footprints:
+        for name, size in one.model_copies_bytes.items():
+            copies[name] = copies.get(name, 0.0) + size
+    return Footprint(
+        parameters_bytes=sum(one.parameters_bytes for one in footprints),
+        optimizer_states_bytes=sum(one.optimizer_states_bytes for one in footprints),
+        model_copies_bytes=copies,
+    )
+
+
 def worker_bytes(job: Job) -> float:
     """Return the bytes that a worker, or a device of an island, allocates."""
     return parts_of(job).worker.allocated_bytes
@@ -68,18 +115,35 @@ def worker_bytes(job: Job) -> float:
 
 def memory_of(job: Job) -> Memory:
     """Return the memory of a worker and of a server, and that of the device if known."""
-    known = job.workload.device in catalogue.device_names()
-    return memory_on(catalogue.device(job.workload.device) if known else None, job)
+    return memory_on(_device_of(job), job)
 
 
 def memory_on(device: Device | None, job: Job) -> Memory:
-    """Return the memory of a worker on a device, or on an unknown one, and of a server."""
-    worker, server = parts_of(job)
+    """Return the memory of a worker on a device, or on an unknown one, and of a server.
+
+    Of replicas, also that of a device of each stage.
+    """
+    size = None if device is None else device.memory_bytes
+    if job.replica is None:
+        worker, server = parts_of(job)
+        return Memory.of(_process(worker, device, job), server, size)
+    parts = stages_of(job, job.replica)
+    stages = tuple(_process(part.worker, device, job) for part in parts)
+    worker = max(stages, key=lambda one: one.allocated_bytes)
+    return Memory.of(worker, _fullest(parts, job.replica.tensor).server, size, stages)
+
+
+def _device_of(job: Job) -> Device | None:
+    """Return the device of a job; None if the catalogue does not know it."""
+    name = job.workload.device
+    return catalogue.device(name) if name in catalogue.device_names() else None
+
+
+def _process(footprint: Footprint, device: Device | None, job: Job) -> Footprint:
+    """Return a footprint with what a process takes of a device, or of an unknown one."""
     if device is None:
-        on_device = on_cpu(worker) if job.workload.device == CPU else worker
-        return Memory.of(on_device, server, None)
-    worker = on_accelerator(worker) if device.kind == "gpu" else on_cpu(worker)
-    return Memory.of(worker, server, device.memory_bytes)
+        return on_cpu(footprint) if job.workload.device == CPU else footprint
+    return on_accelerator(footprint) if device.kind == "gpu" else on_cpu(footprint)
 
 
 def on_accelerator(footprint: Footprint) -> Footprint:

@@ -62,6 +62,8 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     buckets_bytes : gradients that are copied together to be communicated.
     module_buffers_bytes : such as running means.
     model_copies_bytes : copies of the model, or of its gradients, that the architecture keeps.
+    replica_buffers_bytes : activations and their gradients on their way between the devices of a
+        replica.
     library_bytes : the context and the kernels of the device's libraries, outside of the allocator.
     host_bytes : optimizer states and master copies offloaded to the host, not part of the rest.
     reserved_bytes : ``allocated_bytes``, what the allocator reserves beyond, and the libraries;
@@ -80,6 +82,7 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     buckets_bytes: float = 0.0
     module_buffers_bytes: float = 0.0
     model_copies_bytes: dict[str, float] = {}
+    replica_buffers_bytes: float = 0.0
     library_bytes: float = 0.0
     host_bytes: float = 0.0
     reserved_bytes: Reserved | None = None
@@ -104,6 +107,7 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
             "buckets": self.buckets_bytes,
             "module buffers": self.module_buffers_bytes,
             "copies of the model": sum(self.model_copies_bytes.values(), 0.0),
+            "buffers of the replica": self.replica_buffers_bytes,
             ABSENT: -sum(self.absent_bytes.values(), 0.0),
         }
 
@@ -125,7 +129,8 @@ class Memory(msgspec.Struct, frozen=True):
 
     ``device_bytes`` is the memory of the device; None if unknown. ``fits`` is the probability that
     a worker fits into it. ``worker`` and ``server`` have the components of ``worker_bytes`` and
-    ``server_bytes``.
+    ``server_bytes``. If workers are replicas of several devices, ``stages`` has a device of each of
+    their stages, and ``worker`` is the fullest of these.
     """
 
     worker_bytes: float
@@ -134,9 +139,16 @@ class Memory(msgspec.Struct, frozen=True):
     worker: Footprint = Footprint()
     server: Footprint | None = None
     fits: float | None = None
+    stages: tuple[Footprint, ...] = ()
 
     @classmethod
-    def of(cls, worker: Footprint, server: Footprint | None, device_bytes: float | None) -> Memory:
+    def of(
+        cls,
+        worker: Footprint,
+        server: Footprint | None,
+        device_bytes: float | None,
+        stages: tuple[Footprint, ...] = (),
+    ) -> Memory:
         """Return the memory of a job, given the components of a worker and of a server."""
         of_server = None if server is None else server.allocated_bytes
         allocated = worker.allocated_bytes
@@ -144,7 +156,19 @@ class Memory(msgspec.Struct, frozen=True):
         if device_bytes is not None:
             reserved = worker.reserved_bytes or Reserved(allocated, allocated, allocated)
             fits = reserved.below(device_bytes)
-        return cls(allocated, of_server, device_bytes, worker, server, fits)
+        return cls(allocated, of_server, device_bytes, worker, server, fits, stages)
+
+    @property
+    def fullest_stage(self) -> int | None:
+        """Number of the stage whose devices have least memory left; None without stages."""
+        return self.stages.index(self.worker) if self.stages else None
+
+    @property
+    def _fullest(self) -> str:
+        """The fullest device in words."""
+        if not self.stages:
+            return "a worker"
+        return "a device" + f" of stage {self.fullest_stage}" * (len(self.stages) > 1)
 
     def needed_bytes(self, confidence: float) -> float:
         """Return the memory with which a worker fits into its device with a probability."""
@@ -168,11 +192,9 @@ class Memory(msgspec.Struct, frozen=True):
         if self.fits >= 0.5 and reserved is not None:
             low, high = show(reserved.p5, "bytes"), show(reserved.p95, "bytes")
             return (
-                f"may not fit: a worker reserves {low} to {high}, {device} has {has}; "
+                f"may not fit: {self._fullest} reserves {low} to {high}, {device} has {has}; "
                 f"it fits with a probability of {self.fits:.0%}"
             )
         needs = f"{verb} about {show(need, 'bytes')}"
-        return (
-            f"does not fit: a worker {needs}, {need / self.device_bytes:.3g} times the {has} "
-            f"of {device}"
-        )
+        times = f"{need / self.device_bytes:.3g} times"
+        return f"does not fit: {self._fullest} {needs}, {times} the {has} of {device}"

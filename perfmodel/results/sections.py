@@ -104,7 +104,8 @@ def _answer(p: Predicted) -> Section:
         (names.get(name, name), value, *(Quantity(end, value.unit) for end in ends or (None, None)))
         for name, value, ends in _measures(p)
     ]
-    rows.append(("memory per worker", Quantity(p.memory.worker_bytes, "bytes"), None, None))
+    what = "device" if p.memory.stages else "worker"
+    rows.append((f"memory per {what}", Quantity(p.memory.worker_bytes, "bytes"), None, None))
     text = [f"Bottleneck: {p.bottleneck.text}."]
     if p.interval is not None:
         text.append(f"Interval: {p.interval.text}.")
@@ -249,9 +250,13 @@ def _utilisation(p: Predicted) -> Section:
 
 def memory_panel(p: Predicted) -> Panel:
     """Components of a worker's memory and of a server's when it is largest, with the interval of
-    what the worker reserves; and the memory of its device."""
-    worker, server = p.memory.worker, p.memory.server
-    bars, ends = {"worker": worker.at_peak}, [_ends(worker)]
+    what the worker reserves; and the memory of its device. Of replicas, a bar for a device of each
+    stage."""
+    server = p.memory.server
+    named = {f"stage {number}": stage for number, stage in enumerate(p.memory.stages)}
+    named = named or {"worker": p.memory.worker}
+    bars = {name: one.at_peak for name, one in named.items()}
+    ends = [_ends(one) for one in named.values()]
     if server is not None:
         bars["fullest server"] = server.at_peak
     if p.memory.device_bytes is not None:
@@ -270,7 +275,9 @@ def _memory(p: Predicted) -> Section:
     worker, server = p.memory.worker.tensors, None
     if p.memory.server is not None:
         server = p.memory.server.tensors
-    heads = [Column("component"), Column("worker", "bytes")]
+    stage = p.memory.fullest_stage
+    what = "worker" if stage is None else f"stage {stage}"
+    heads = [Column("component"), Column(what, "bytes")]
     rows: list[tuple[str | float, ...]] = [(name, size) for name, size in worker.items() if size]
     if server is not None:
         heads.append(Column("fullest server", "bytes"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from perfmodel.base.errors import InputError
 from perfmodel.inputs.job import Job
@@ -21,12 +21,16 @@ MOST_DEVICES = 64
 MOST_BATCH = 65536
 """Largest batch of a worker that is looked for."""
 
+MOST_STAGES = 128
+"""Most stages that are tried."""
+
 
 def remedies(job: Job, confidence: float = SURE) -> tuple[Change, ...]:
     """Return changes each of which alone makes a job fit, the smallest of its kind: passes per
     update, batch, recomputation, sharding, workers; all of them together if none is enough alone.
 
-    Empty if the job fits, and if nothing helps.
+    Workers that are replicas may also have more devices: tensor-parallel ones up to a node, or more
+    stages. So may single devices if nothing else helps. Empty if the job fits, or nothing helps.
 
     >>> from perfmodel import make_job
     >>> job = make_job(model="gpt2-xl", device="a100", arch="ring", workers=8, batch_size=4)
@@ -37,8 +41,8 @@ def remedies(job: Job, confidence: float = SURE) -> tuple[Change, ...]:
         return ()
     several = [tuple(changes) for changes in (_passes(job), _batches(job), _recomputations(job),
                _shardings(job), _workers(job))]  # fmt: skip
-    alone = [_first(job, changes, confidence) for changes in several]
-    enough = tuple(change for change in alone if change is not None)
+    larger = (tuple(_tensors(job)), tuple(_pipelines(job)))
+    enough = _enough(job, (*several, *larger) if job.replica else several, confidence)
     if enough:
         return enough
     together = Change("all of these", lambda job: job)
@@ -47,11 +51,12 @@ def remedies(job: Job, confidence: float = SURE) -> tuple[Change, ...]:
             together = _both(together, changes[-1])
             if _first(job, (together,), confidence) is not None:
                 return (together,)
-    return ()
+    return () if job.replica else _enough(job, larger, confidence)
 
 
 def largest_batch(job: Job, confidence: float = SURE) -> Job:
-    """Return the job with the largest batch per worker that fits.
+    """Return the job with the largest batch per worker that fits; replicas keep their number of
+    micro-batches.
 
     Raises
     ------
@@ -62,8 +67,10 @@ def largest_batch(job: Job, confidence: float = SURE) -> Job:
         raise InputError(f"fit: the memory of {job.workload.device} is unknown")
     passes = job.workload.accumulation
 
+    held = {} if job.replica is None else {"accumulation": passes}
+
     def with_batch(size: float) -> Job:
-        return changed(job, {"batch_size": int(size)})
+        return changed(job, {"batch_size": int(size), **held})
 
     def fits_at(size: float) -> bool:
         return memory_of(with_batch(size)).is_enough(confidence)
@@ -81,8 +88,16 @@ def largest_batch(job: Job, confidence: float = SURE) -> Job:
 def in_words(changes: tuple[Change, ...]) -> str:
     """Return changes as a line that says what makes a job fit."""
     if not changes:
-        return "neither batch, recomputation, sharding nor workers make it fit"
+        return "neither batch, recomputation, sharding, workers nor devices per worker make it fit"
     return f"to fit: {', or '.join(change.flags for change in changes)}"
+
+
+def _enough(
+    job: Job, several: Sequence[tuple[Change, ...]], confidence: float
+) -> tuple[Change, ...]:
+    """Return the first change of each kind that is enough alone."""
+    alone = [_first(job, changes, confidence) for changes in several]
+    return tuple(change for change in alone if change is not None)
 
 
 def _first(job: Job, changes: tuple[Change, ...], confidence: float) -> Change | None:
@@ -107,7 +122,8 @@ def _passes(job: Job) -> Iterator[Change]:
     size, passes = job.workload.batch_size, job.workload.accumulation
     for more in range(passes + 1, size + 1):
         if size % more == 0:
-            yield of_arguments("accumulation", f"--accumulation {more}", accumulation=more)
+            flag = "--accumulation" if job.replica is None else "--micro-batches"
+            yield of_arguments("accumulation", f"{flag} {more}", accumulation=more)
 
 
 def _batches(job: Job) -> Iterator[Change]:
@@ -143,3 +159,28 @@ def _workers(job: Job) -> Iterator[Change]:
         workers = factor * job.workers
         yield of_arguments("workers", f"--workers {workers}", workers=workers)
         factor *= 2
+
+
+def _tensors(job: Job) -> Iterator[Change]:
+    """Yield more devices that divide each layer, up to a node."""
+    count = 2 * (job.replica.tensor if job.replica else 1)
+    while count <= job.cluster.devices_per_node and not job.islands:
+        yield _of_replica(job, "tensor", count)
+        count *= 2
+
+
+def _pipelines(job: Job) -> Iterator[Change]:
+    """Yield more stages."""
+    count = 2 * (job.replica.pipeline if job.replica else 1)
+    while count <= MOST_STAGES and not job.islands:
+        yield _of_replica(job, "pipeline", count)
+        count *= 2
+
+
+def _of_replica(job: Job, name: str, count: int) -> Change:
+    """Return more devices per worker, of the same batch."""
+    flags, given = f"--{name} {count}", job.given or {}
+    if not {"batch_size", "global_batch_size"} & given.keys():  # the default depends on the stages
+        flags += f" --batch-size {job.workload.batch_size}"
+    sizes: dict[str, object] = {name: count, "batch_size": job.workload.batch_size}
+    return of_arguments(name, flags, **sizes)

@@ -124,6 +124,7 @@ FOOTPRINT: dict[str, Any] = {
     "buckets_bytes": NUMBER,
     "module_buffers_bytes": NUMBER,
     "model_copies_bytes": NUMBERS_BY_NAME,
+    "replica_buffers_bytes": NUMBER,
     "library_bytes": NUMBER,
     "host_bytes": NUMBER,
     "reserved_bytes": {"p5": NUMBER, "median": NUMBER, "p95": NUMBER},
@@ -199,6 +200,7 @@ PREDICTION: dict[str, Any] = {
         "worker": FOOTPRINT,
         "server": {**FOOTPRINT, "reserved_bytes": NOTHING},
         "fits": NUMBER + NOTHING,
+        "stages": [FOOTPRINT],
     },
     "bottleneck": {
         "resource": TEXT,

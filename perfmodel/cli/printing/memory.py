@@ -10,9 +10,13 @@ from perfmodel.results.memory import Memory
 Row = tuple[str, str, str]
 """Name, value and remark of a figure."""
 
+MOST = 4
+"""Most components of a stage that are printed."""
+
 
 def components(memory: Memory) -> Iterator[Row]:
-    """Yield a row for each component that a worker has, and what its process reserves."""
+    """Yield a row for each component that a worker has, what its process reserves, and a row for a
+    device of each stage."""
     worker = memory.worker
     details = {
         "activations": worker.activations_bytes,
@@ -29,9 +33,13 @@ def components(memory: Memory) -> Iterator[Row]:
         if worker.library_bytes > 0.0:
             remark += f", {quantity(worker.library_bytes, 'bytes')} of them by libraries"
         yield "- reserved", quantity(worker.reserved_bytes.median, "bytes"), remark
+    if len(memory.stages) > 1:
+        for number, stage in enumerate(memory.stages):
+            allocated = quantity(stage.allocated_bytes, "bytes")
+            yield f"- stage {number}", allocated, _listed(stage.at_peak, MOST)
 
 
-def _listed(sizes: dict[str, float]) -> str:
-    """Return several sizes by name, the largest first."""
-    largest = sorted(sizes.items(), key=lambda item: -item[1])
+def _listed(sizes: dict[str, float], most: int | None = None) -> str:
+    """Return several sizes by name, the largest first, at ``most`` so many."""
+    largest = sorted(sizes.items(), key=lambda item: -item[1])[:most]
     return ", ".join(f"{name} {quantity(size, 'bytes')}" for name, size in largest)

@@ -135,10 +135,14 @@ def _staleness_in_a_row(p: Prediction) -> Iterator[Row]:
 
 
 def _memory(p: Prediction) -> Row:
-    memory = f"worker {quantity(p.memory.worker_bytes, 'bytes')}"
+    stage = p.memory.fullest_stage
+    what = "worker" if stage is None else "device"
+    memory = f"{what} {quantity(p.memory.worker_bytes, 'bytes')}"
     if p.memory.server_bytes is not None:
         memory += f", server {quantity(p.memory.server_bytes, 'bytes')}"
-    return "memory", memory, "estimated"
+    many = len(p.memory.stages)
+    fullest = f", the fullest of {many} stages: {stage}" if many > 1 else ""
+    return "memory", memory, f"estimated{fullest}"
 
 
 def title(p: Prediction) -> str:

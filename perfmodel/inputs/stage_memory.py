@@ -1,0 +1,279 @@
+"""What a device of a stage keeps: its part of the model, and activations of passes in flight.
+
+Every micro-batch whose forward pass is done keeps its activations until its backward pass. How many
+there are of each chunk follows from the schedule; memory is largest in one of the backward passes,
+whose own tensors come on top (:mod:`perfmodel.inputs.peaks`).
+
+What devices of a tensor-parallel group divide, each keeps a part of: products but their sums,
+attention, activations between products, logits and loss; with sequence parallelism everything. Of
+parameters, each keeps a part but for norms and position embeddings.
+
+References
+----------
+Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022, arXiv
+2205.05198, sections 4.2 and 4.2.3; PyTorch 2.13, ``torch/distributed/pipelining/stage.py`` (buffers
+of all micro-batches, outputs kept until backward); Megatron-LM,
+``megatron/core/pipeline_parallel/schedules.py`` (outputs freed once they are sent).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from perfmodel.base.arrays import Ids
+from perfmodel.inputs.activations import FUSED_LOSS, Peak, Peaks, by_kind, kind_of
+from perfmodel.inputs.passes import one_pass
+from perfmodel.inputs.peaks import peaks_of
+from perfmodel.inputs.recomputation import Kept, block_of, kept_of
+from perfmodel.inputs.replica import Replica, Stage
+from perfmodel.inputs.stage_work import boundary_bytes, order_of, schedule_of
+from perfmodel.inputs.stages import chunks_of
+from perfmodel.inputs.workload import Workload, WorkloadLayer, expanded
+from perfmodel.pipelines.actions import BACKWARD, FORWARD, INPUT, WEIGHT
+from perfmodel.pipelines.facts import stored_versions
+
+RECEIVED = "received"
+"""Kind of the activations that a stage receives."""
+
+DIVIDED = ("linear", "attention", "activation", "loss", FUSED_LOSS)
+"""Kinds of layers whose activations tensor-parallel devices divide, unless they are summed."""
+
+REPLICATED = r".*norm|embedding"
+"""Pattern of the kinds of layers whose parameters every device keeps, unless outputs are summed."""
+
+
+class DeviceWork(NamedTuple):
+    """A device of a stage: its part of the workload, with activations of all passes in flight; the
+    bytes of its buffers for what devices of its replica send to each other; and how many versions
+    of its parameters it keeps at a time."""
+
+    workload: Workload
+    buffers_bytes: float
+    versions: int
+
+
+class Ends(NamedTuple):
+    """What a chunk receives and sends of a micro-batch, per device; 0 at the ends of the model."""
+
+    received: float
+    sent: float
+
+
+class _Chunk(NamedTuple):
+    """What a chunk keeps of a micro-batch on a device, and the moment of its backward pass at which
+    its memory is largest."""
+
+    kept: Kept
+    peak: Peak
+
+    @property
+    def bytes(self) -> float:
+        """What it keeps until its backward pass."""
+        return sum(size for _, size in self.kept.always)
+
+    @property
+    def again_bytes(self) -> float:
+        """What is there besides while a part is computed again."""
+        return sum(size for _, size in self.kept.again)
+
+
+def device_works(
+    whole: Workload, replica: Replica, stages: Sequence[tuple[Stage, Workload]], accelerator: bool
+) -> list[DeviceWork]:
+    """Return what a device of each stage keeps.
+
+    Parameters
+    ----------
+    whole : the workload of the replica.
+    stages : each stage with the workload of its layers, whose bytes are those of all its devices.
+    accelerator : whether devices are accelerators, see :func:`perfmodel.inputs.peaks.peaks_of`.
+    """
+    layers = one_pass(expanded(whole)).layers
+    chunks = chunks_of(layers, replica)
+    schedule = schedule_of(replica, whole.accumulation)
+    share = 1.0 / replica.tensor if replica.sequence_parallel else 1.0
+    passed = [0.0, *(size * share for size in boundary_bytes(whole, replica)), 0.0]
+    blocks = [block_of(layer) for layer in layers]
+    before = [len({*blocks[: chunk.start]} - {""}) for chunk in chunks]
+    tied = _tied_bytes(layers)
+    versions = stored_versions(schedule).tolist()
+    works = []
+    for stage, work in stages:
+        held = schedule.held(stage.number)
+        ends = [Ends(passed[chunk], passed[chunk + 1]) for chunk in held]
+        here = tied if chunks[-1].stop - 1 in chunks[held[-1]] and 0 not in held else ()
+        part, buffers = _device_work(
+            work, stage, ends, [before[k] for k in held], here, accelerator
+        )
+        works.append(DeviceWork(part, buffers, max(versions[k] for k in held)))
+    return works
+
+
+def _tied_bytes(layers: Sequence[WorkloadLayer]) -> tuple[float, ...]:
+    """Return the tensors of the embedding if the head shares them.
+
+    Then the last stage has a copy (Megatron-LM).
+    """
+    head = next((layer for layer in layers if layer.name == "head"), None)
+    shares = head is not None and not head.tensor_bytes and layers[0].name == "embedding"
+    return layers[0].tensor_bytes if shares else ()
+
+
+def _device_work(
+    work: Workload,
+    stage: Stage,
+    ends: Sequence[Ends],
+    before: Sequence[int],
+    tied: tuple[float, ...],
+    accelerator: bool,
+) -> tuple[Workload, float]:
+    """Return a device's part of the workload, and the bytes of its buffers."""
+    replica, passes = stage.replica, work.accumulation
+    layers = tuple(on_device(layer, replica) for layer in one_pass(work).layers)
+    if tied:
+        copy = tuple(size / replica.tensor for size in tied)
+        layers = tuple(
+            msgspec.structs.replace(layer, tensor_bytes=copy) if layer.name == "head" else layer
+            for layer in layers
+        )
+    part = _with_layers(work, layers)
+    bounds = np.cumsum([0, *stage.chunk_layers]).tolist()
+    chunks = [
+        _chunk(part, layers[start:end], at, blocks, replica)
+        for start, end, at, blocks in zip(bounds, bounds[1:], ends, before, strict=False)
+    ]
+    part = _in_flight(part, chunks, stage, passes)
+    update = peaks_of(part, accelerator=accelerator).update_bytes
+    peaks = part.peaks._replace(update_bytes=update)
+    buffers = _buffers_bytes(ends, passes, replica)
+    if replica.sequence_parallel:  # what a product gathers, once
+        buffers += max((layer.forward_summed_bytes for layer in one_pass(work).layers), default=0.0)
+    return msgspec.structs.replace(part, peaks=peaks), buffers
+
+
+def on_device(layer: WorkloadLayer, replica: Replica) -> WorkloadLayer:
+    """Return a layer with the bytes of one of the devices that divide it."""
+    count = replica.tensor
+    if count == 1:
+        return layer
+    summed = layer.forward_summed_bytes > 0.0  # its output is whole on every device
+    divides = layer.kind in DIVIDED and not summed
+    share = 1.0 / count if divides or replica.sequence_parallel else 1.0
+    replicated = re.match(REPLICATED, layer.kind) and not summed
+    return msgspec.structs.replace(
+        layer,
+        tensor_bytes=layer.tensor_bytes
+        if replicated
+        else tuple(size / count for size in layer.tensor_bytes),
+        activation_bytes=layer.activation_bytes * share,
+        output_bytes=None if layer.output_bytes is None else layer.output_bytes * share,
+        temporary_bytes=None if layer.temporary_bytes is None else layer.temporary_bytes * share,
+    )
+
+
+def _with_layers(work: Workload, layers: tuple[WorkloadLayer, ...]) -> Workload:
+    """Return a workload with the bytes of these layers."""
+    sizes = [size for layer in layers for size in layer.tensor_bytes]
+    total = sum(sizes)
+    share = total / work.gradient_bytes if work.gradient_bytes else 0.0
+    return msgspec.structs.replace(
+        work,
+        layers=layers,
+        gradient_bytes=total,
+        tensors=len(sizes),
+        largest_tensor_bytes=max(sizes, default=0.0),
+        optimizer_state_bytes=work.optimizer_state_bytes * share,
+        frozen_bytes=work.frozen_bytes * share,
+    )
+
+
+def _chunk(
+    part: Workload, layers: Sequence[WorkloadLayer], at: Ends, before: int, replica: Replica
+) -> _Chunk:
+    """Return what a chunk with these layers keeps of a micro-batch."""
+    kept, last = kept_of(layers, part.recompute, before), layers[-1]
+    sent = 0.0
+    if not replica.asks_as_torch:
+        sent = min(at.sent, last.passed_on_bytes)
+        kind = kind_of(last.name, last.kind)
+        kept = kept._replace(
+            always=[*kept.always, (RECEIVED, at.received)] + ([(kind, -sent)] if sent else [])
+        )
+        stays = max(last.activation_bytes - sent, 0.0)
+        sized = last.passed_on_bytes
+        last = msgspec.structs.replace(last, activation_bytes=stays, output_bytes=sized)
+    alone = msgspec.structs.replace(
+        part,
+        layers=(*layers[:-1], last),
+        activation_bytes=sum(size for _, size in (*kept.always, *kept.again)),
+    )
+    return _Chunk(kept, peaks_of(alone, accelerator=True).further)
+
+
+def _in_flight(part: Workload, chunks: Sequence[_Chunk], stage: Stage, passes: int) -> Workload:
+    """Return the workload of a device with the activations of all passes in flight."""
+    if passes == 1:
+        always = [size for chunk in chunks for size in chunk.kept.always]
+        largest = max(chunks, key=lambda chunk: chunk.again_bytes)
+        sized = _with_activations(part, [*always, *largest.kept.again])
+        return msgspec.structs.replace(sized, peaks=peaks_of(sized, accelerator=True))
+    kind, chunk, _ = order_of(stage, passes)
+    counts = counts_before(kind, chunk, len(chunks))
+    sizes = np.array([one.bytes for one in chunks])
+    more = np.array(
+        [
+            one.peak.activations * (one.bytes + one.again_bytes)
+            - one.bytes
+            + one.peak.temporary_bytes
+            for one in chunks
+        ]
+    )
+    backward = np.flatnonzero((kind == BACKWARD) | (kind == INPUT))
+    at = backward[np.argmax((counts[backward] * sizes).sum(axis=1) + more[chunk[backward]])]
+    largest = chunks[chunk[at]]
+    always = [
+        (word, many * size)
+        for many, one in zip(counts[at].tolist(), chunks, strict=True)
+        for word, size in one.kept.always
+    ]
+    sized = _with_activations(part, [*always, *largest.kept.again])
+    whole = largest.bytes + largest.again_bytes
+    absent = (1.0 - largest.peak.activations) * whole
+    exists = 1.0 - absent / sized.activation_bytes if sized.activation_bytes else 1.0
+    peak = Peak(exists, 1.0, largest.peak.temporary_bytes)
+    return msgspec.structs.replace(sized, peaks=Peaks(peak, peak))
+
+
+def counts_before(kind: Ids, chunk: Ids, chunks: int) -> Ids:
+    """Return how many micro-batches of each chunk have activations before each action of a stage,
+    (actions, chunks): their forward pass is done, and not the whole of their backward pass."""
+    change = np.zeros((len(kind), chunks), np.int64)
+    sign = np.where(kind == FORWARD, 1, np.where((kind == BACKWARD) | (kind == WEIGHT), -1, 0))
+    change[np.arange(len(kind)), chunk] = sign
+    return np.cumsum(change, axis=0) - change
+
+
+def _with_activations(part: Workload, sizes: Sequence[tuple[str, float]]) -> Workload:
+    kinds = by_kind(sizes)
+    total = sum(size for _, size in kinds)
+    return msgspec.structs.replace(part, activation_bytes=total, activations=kinds)
+
+
+def _buffers_bytes(ends: Sequence[Ends], passes: int, replica: Replica) -> float:
+    """Return the buffers for what a device receives from other stages.
+
+    PyTorch has one for each input and each gradient of all micro-batches. With Megatron-LM, inputs
+    count as activations; there is one gradient at a time, and one more of each if they are
+    received ahead.
+    """
+    if replica.asks_as_torch:
+        return passes * sum(at.received + at.sent for at in ends)
+    inputs, gradients = max(at.received for at in ends), max(at.sent for at in ends)
+    if replica.transfers == "blocking":
+        return gradients
+    return inputs + 2.0 * gradients
