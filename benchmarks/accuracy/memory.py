@@ -1,9 +1,7 @@
 """Memory of language models: allocated by Megatron-LM, reserved by Megatron-LM and torchtitan.
 
-The folder holds ``simumax_b200`` and ``torchtitan``. Of layouts with tensor, context or pipeline
-parallelism, the memory of one device is predicted from its part of the model: products and, with
-sequence parallelism, all activations are divided by the tensor-parallel size, sequences by the
-context-parallel size; a stage keeps its blocks, for as many micro-batches as are in flight (1F1B).
+The folder holds ``simumax_b200`` and ``torchtitan``. With context parallelism, which the package
+does not predict, each device has a part of each sequence, and the model is shared by as many more.
 """
 
 from __future__ import annotations
@@ -13,10 +11,11 @@ from pathlib import Path
 
 from benchmarks.accuracy import rows
 from benchmarks.accuracy.cases import Case, about
-from benchmarks.accuracy.ranks import Layout, rank_work
+from benchmarks.accuracy.ranks import Layout, arguments_of, profile_of
 from perfmodel import Job, make_job
 from perfmodel.base.errors import InputError
-from perfmodel.inputs.storage import Storage
+from perfmodel.inputs.decoder_layers import with_layers
+from perfmodel.inputs.profile import Profile
 from perfmodel.predicting.memory import memory_of
 from perfmodel.results.memory import Footprint
 
@@ -46,19 +45,38 @@ class Row(Layout, frozen=True, kw_only=True):
         return "memory of another run" if self.memory_run not in ("", self.id) else ""
 
 
-def megatron_job(row: Row, stage: int) -> Job:
-    """Return a device's job under Megatron-LM's distributed optimizer."""
-    storage = Storage(optimizer="adam", policy="bf16_master_fp32_gradients")
-    work = rank_work(row, stage, storage, fused_loss=True)
-    return make_job(workload=work, workers=row.shards, arch="zero1", cluster="dgx-h100")
+def megatron_job(row: Row) -> Job:
+    """Return the job of a row under Megatron-LM's distributed optimizer."""
+    return make_job(
+        workload=profile_of(row, fused_loss=True),
+        device="b200",
+        optimizer="adam",
+        precision_policy="bf16_master_fp32_gradients",
+        arch="zero1",
+        cluster="dgx-h100",
+        **arguments_of(row),
+    )
 
 
 def torchtitan_job(row: Row) -> Job:
-    """Return a device's job under FSDP, with a unit for each block."""
-    work = rank_work(row, 0, Storage(optimizer="adamw"), fused_loss=False)
-    block = sum(sum(one.tensor_bytes) for one in work.layers if one.name.startswith("blocks.0."))
-    return make_job(workload=work, workers=row.shards, arch="fsdp", cluster="dgx-h100",
-                    options={"unit_bytes": block})  # fmt: skip
+    """Return the job of a row under FSDP, with a unit for each block."""
+    profile = profile_of(row, fused_loss=False)
+    return make_job(
+        workload=profile,
+        device="h100",
+        optimizer="adamw",
+        arch="fsdp",
+        cluster="dgx-h100",
+        options={"unit_bytes": _block_bytes(profile) / row.tp},
+        **arguments_of(row),
+    )
+
+
+def _block_bytes(profile: Profile) -> float:
+    """Return the size of a block's parameters in 32 bits."""
+    layers = with_layers(profile, "mixed").layers
+    named = [layer for layer in layers if layer.name.startswith("blocks.0.")]
+    return float(sum(tensor.bytes for layer in named for tensor in layer.tensors))
 
 
 def cases(folder: Path) -> list[Case]:
@@ -78,13 +96,13 @@ def _table(path: Path) -> list[Row]:
 def _megatron(table: list[Row]) -> Iterator[Case]:
     for row in table:
         measured = [float(gib) * GIB for gib in row.allocated_gib_by_rank.split()]
-        stages = [memory_of(megatron_job(row, stage)).worker for stage in range(row.pp)]
+        memory = memory_of(megatron_job(row))
+        stages = memory.stages or (memory.worker,)
         for footprint, allocated in zip(stages, measured[:: len(measured) // row.pp], strict=True):
             yield Case(
                 "memory/allocated", row.id, footprint.allocated_bytes, allocated, unit="bytes"
             )
-        largest = max(stages, key=lambda footprint: footprint.allocated_bytes)
-        yield _reserved("megatron", row.id, largest, row.reserved_gib)
+        yield _reserved("megatron", row.id, memory.worker, row.reserved_gib)
 
 
 def _torchtitan(table: list[Row]) -> Iterator[Case]:

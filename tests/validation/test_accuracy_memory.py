@@ -40,20 +40,25 @@ def folder(path: Path, **changes: Any) -> Path:
 
 
 def test_stages_by_hand(tmp_path: Path) -> None:
-    """Two blocks a stage, halved by tensor parallelism; 2, 4 and 12/2 bytes per parameter. Two
-    micro-batches are in flight in the first stage; logits take ten bytes in the last. Where there
-    are none, most exists when the gradients of gate and up are made of that of their product, which
-    then is gone like the block's output."""
+    """Two blocks a stage, halved by tensor parallelism, but for norms; 2, 4 and 12/2 bytes per
+    parameter. Two micro-batches are in flight in the first stage, whose output is freed once it is
+    sent, and one in the last, which received its input; logits take ten bytes there. In the first
+    stage most exists when the gradients of gate and up are made of that of their product, which
+    then is gone like the block's output; it also has the gradient that it received, and each stage
+    an activation gathered of both devices."""
     first, last = memory.cases(folder(tmp_path, recompute="none"))[:2]
     states, tokens = 2 + 4 + 12 / 2, 2048
-    parameters = (EMBEDDING + 2 * BLOCK) / 2
-    kept = 2 * (2 * BLOCK_VALUES + tokens * 1024) / 2
-    gradients = 2 * tokens * (3 * 2816 - 2816 - 1024) / 2
-    assert first.predicted == pytest.approx(states * parameters + 2 * kept + gradients)
+    norms, passed = 2 * 2 * 1024, 2 * tokens * 1024
+    parameters = (EMBEDDING + 2 * BLOCK - norms) / 2 + norms
+    kept = 2 * 2 * BLOCK_VALUES / 2
+    gradients = 2 * tokens * (3 * 2816 - 2816) / 2
+    assert first.predicted == pytest.approx(
+        states * parameters + 2 * kept + gradients + passed / 2 + passed
+    )
     assert first.measured == 2 * GIB
-    parameters = (EMBEDDING + 1024 + 2 * BLOCK) / 2
-    kept = 2 * (2 * BLOCK_VALUES + tokens * 1024) / 2 + 10 * tokens * 32000 / 2
-    assert last.predicted == pytest.approx(states * parameters + kept)
+    parameters += 1024
+    kept += 2 * passed / 2 + 10 * tokens * 32000 / 2
+    assert last.predicted == pytest.approx(states * parameters + kept + passed)
     assert last.measured == 1 * GIB
 
 
