@@ -143,7 +143,9 @@ def published(device: Device, figure: PublishedUtilisation) -> Step:
     size = max(1, TOKENS // length)
     layers = layers_of(decoder, length, figure.precision)
     parts = [
-        layers_s(device, layers, size, figure.precision, _devices(), factors)
+        layers_s(
+            device, layers, size, figure.precision, _devices(), factors, fused=figure.stack == TUNED
+        )
         for factors in (Factors(1.0, 1e-9), Factors(1e-9, 1.0))
     ]
     products_s, attention_s = (sum(map(sum, part)) for part in parts)

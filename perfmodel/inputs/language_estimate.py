@@ -11,10 +11,11 @@ from perfmodel.base.provenance import Assumption, Source
 from perfmodel.inputs.batch_scaling import SINGLE_ERROR as SINGLE_SIZE_ERROR
 from perfmodel.inputs.decoder_layers import with_layers
 from perfmodel.inputs.device import Device
+from perfmodel.inputs.operator_shapes import MemoryBound
 from perfmodel.inputs.operator_times import Factors, kernels_of, layers_s
 from perfmodel.inputs.operator_transfer import stack_of
 from perfmodel.inputs.profile import Layer, Profile, Timing
-from perfmodel.inputs.software import AS_FOUND, EAGER, LAUNCH_S, UNSAID, Software
+from perfmodel.inputs.software import AS_FOUND, EAGER, LAUNCH_S, TUNED, UNSAID, Software
 from perfmodel.inputs.workload import Workload, resolve
 
 BATCH_SIZE = 8
@@ -46,7 +47,8 @@ def estimate(
 
     Layers take the time of their operators on the device
     (:func:`perfmodel.inputs.operator_times.layers_s`), and longer by what training takes with a
-    level of software (:func:`perfmodel.inputs.operator_transfer.stack_of`). Both passes take at
+    level of software (:func:`perfmodel.inputs.operator_transfer.stack_of`). Launched eagerly, and
+    not tuned, parts of what is bound by memory are kernels of their own. Both passes take at
     least as long as the host launches their operators
     (:data:`perfmodel.inputs.software.LAUNCH_S`). The optimizer (Adam) reads parameters, gradients
     and its state, and writes parameters and state, at memory bandwidth.
@@ -69,14 +71,19 @@ def estimate(
     profile = with_layers(profile, precision)
     stack = stack_of(target, software.stack or AS_FOUND, devices)
     factors = Factors(stack.products, stack.attention)
-    seconds = layers_s(target, profile.layers, size, precision, devices, factors)
+    level, launches = software.stack or AS_FOUND, software.launches or EAGER
+    fused = level == TUNED or launches != EAGER
+    seconds = layers_s(target, profile.layers, size, precision, devices, factors, fused=fused)
     error = stack.error_fraction if stack.alike else OTHER_ERROR
     why = (
         f"attention takes {stack.attention:.2f} times as long as alone, all else "
         f"{stack.products:.2f} times, as on {', '.join(stack.devices)}"
     )
-    notes.insert(0, Assumption("stack", software.stack or AS_FOUND, "", why))
-    launched_s, note = _launches(profile.layers, software.launches or EAGER, seconds)
+    notes.insert(0, Assumption("stack", level, "", why))
+    launched_s, note = _launches(profile.layers, launches, seconds)
+    if note is None and not fused and _parts(profile.layers):
+        why = "norms, rotary positions and gates are several kernels each"
+        notes.insert(1, Assumption("launches", launches, "", why))
     if note is not None:
         longer = launched_s / _total_s(seconds)
         seconds = [(forward * longer, backward * longer) for forward, backward in seconds]
@@ -111,6 +118,15 @@ def _launches(
         f"{_total_s(seconds) * 1e3:.3g} ms"
     )
     return launched_s, Assumption("launches", launches, "", why)
+
+
+def _parts(layers: Sequence[Layer]) -> bool:
+    """Return whether some operator has parts that an eager framework computes one by one."""
+    return any(
+        isinstance(one, MemoryBound) and one.unfused > 1.0
+        for layer in layers
+        for one in layer.operators
+    )
 
 
 def _total_s(seconds: Sequence[tuple[float, float]]) -> float:

@@ -96,17 +96,20 @@ class MemoryBound(_Shape, frozen=True, tag="memory_bound"):
     forward_values, backward_values : read and written per sample.
     fixed_backward_values : read and written whatever the batch, such as the gradient of a table.
     kernels : launched in forward; backward launches as many.
+    unfused : times as many values where a framework computes each part by a kernel of its own.
     """
 
     RANGES: ClassVar = {
         **dict.fromkeys(("forward_values", "backward_values", "fixed_backward_values"), VALUES),
         "kernels": Range(1.0, 10_000.0, whole=True),
+        "unfused": Range(1.0, 1000.0),
     }
 
     forward_values: float
     backward_values: float
     fixed_backward_values: float = 0.0
     kernels: int = 1
+    unfused: float = 1.0
 
     @property
     def flop(self) -> float:

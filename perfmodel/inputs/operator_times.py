@@ -51,11 +51,14 @@ def layers_s(
     precision: str,
     others: Mapping[str, Device],
     factors: Factors = ALONE,
+    *,
+    fused: bool = True,
 ) -> list[tuple[float, float]]:
     """Return the forward and backward seconds of each layer for a batch of samples.
 
     ``others`` are devices whose figures count where ``device`` has none. Layers with the same
-    operators are timed once, and all shapes together. On CPUs all cores count as one
+    operators are timed once, and all shapes together. If they are not ``fused``, each part of what
+    is bound by memory is a kernel of its own. On CPUs all cores count as one
     multiprocessor.
 
     Raises
@@ -75,7 +78,7 @@ def layers_s(
     at.add_attention(groups, seconds)
     seconds *= factors.attention / factors.products
     at.add_products(groups, seconds)
-    at.add_memory_bound(groups, seconds)
+    at.add_memory_bound(groups, seconds, fused)
     seconds *= factors.products
     rows: list[list[float]] = seconds.tolist()
     return [(rows[i][0], rows[i][1]) for i in indices]
@@ -204,13 +207,17 @@ class _At(NamedTuple):
         np.add.at(seconds[:, 0], owners, forward)
         np.add.at(seconds[:, 1], owners, BACKWARD * forward)
 
-    def add_memory_bound(self, groups: Mapping[Group, int], seconds: Floats) -> None:
+    def add_memory_bound(
+        self, groups: Mapping[Group, int], seconds: Floats, fused: bool = True
+    ) -> None:
         """Add all operators that are bound by memory."""
         owners, operators = _of_kind(groups, MemoryBound)
         if not operators:
             return
         scaled = [(m.forward_values, m.backward_values) for m in operators]
         values = np.array(scaled) * self.batch_size
+        if not fused:
+            values *= np.array([[m.unfused] for m in operators])
         values[:, 1] += [m.fixed_backward_values for m in operators]
         kernels = np.array([m.kernels for m in operators], dtype=np.float64)[:, None]
         np.add.at(seconds, owners, self._moving_s(values, kernels))

@@ -116,8 +116,9 @@ def test_layers_take_their_operators_times_the_factors_of_the_software() -> None
     devices = {name: catalogue.device(name) for name in catalogue.device_names()}
     place, profile = devices["h100"], with_layers(catalogue.model("llama-8b"), "mixed")
     assert place.operators is not None
-    alone = layers_s(place, profile.layers, 2, "mixed", devices)
     for stack in ("as_found", "tuned"):
+        fused = stack == "tuned"
+        alone = layers_s(place, profile.layers, 2, "mixed", devices, fused=fused)
         factors = place.operators.stacks[stack]
         w = workload("llama-8b", "h100", batch_size=2, software=Software(stack=stack))
         for layer, (forward, backward) in zip(w.layers, alone, strict=True):
@@ -181,6 +182,26 @@ def test_chips_with_another_level_only_have_the_usual_ratio_of_both() -> None:
     assert found.attention / tuned.attention == pytest.approx(ratio, rel=1e-6)
     assert (tuned.alike, found.alike) == (True, False)
     assert found.devices == ("b200",)
+
+
+def test_eager_frameworks_compute_norms_in_parts() -> None:
+    eager, compiled = (
+        workload("llama-8b", "h100", software=Software(launches=how))
+        for how in ("eager", "compiled")
+    )
+    tuned = workload("llama-8b", "h100", software=Software(stack="tuned", launches="eager"))
+    norms = [
+        sum(layer.forward_s for layer in w.layers if layer.kind == "layernorm")
+        for w in (eager, compiled, tuned)
+    ]
+    assert norms[0] / norms[1] == pytest.approx(8.4, rel=0.05)
+    assert norms[2] < norms[1]
+    assert 1.05 < eager.forward_s / compiled.forward_s < 1.2
+    assert [note.value for note in eager.assumptions if note.name == "launches"] == ["eager"]
+    same = [
+        workload("gpt2-xl", "h100", software=Software(launches=how)) for how in ("eager", "graphs")
+    ]
+    assert same[0].forward_s == same[1].forward_s
 
 
 def test_software_is_an_argument_of_jobs_and_its_effect_is_listed() -> None:

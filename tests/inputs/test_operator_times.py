@@ -160,6 +160,33 @@ def test_memory_bound_operators_by_hand() -> None:
     assert backward == pytest.approx(2 * 13e6 / ACHIEVED / 1e12 + 2e-6)
 
 
+def test_parts_that_are_not_fused_move_more_but_what_is_fixed() -> None:
+    shape = MemoryBound(1e6, 2e6, fixed_backward_values=5e6, unfused=3.0)
+    layers = [Layer("input"), Layer("it", operators=(shape,))]
+    (_, apart), (_, fused) = (
+        layers_s(SIMPLE, layers, 4, "mixed", {}, fused=fused) for fused in (False, True)
+    )
+    assert fused == times(shape, batch_size=4)
+    assert apart[0] == pytest.approx(2 * 12e6 / ACHIEVED / 1e12 + 1e-6)
+    assert apart[1] == pytest.approx(2 * (24e6 + 5e6) / ACHIEVED / 1e12 + 1e-6)
+
+
+def test_norms_rotations_and_gates_of_a_decoder_have_parts() -> None:
+    """Llama has all three; GPT-2 has layer norms and a plain activation, which are one kernel."""
+    apart: dict[str, set[str]] = {}
+    for name in ("llama-1b", "gpt2-xl"):
+        decoder = catalogue.model(name).decoder
+        assert decoder is not None
+        layers = layers_of(decoder, 512, "mixed")
+        apart[name] = {
+            layer.kind
+            for layer in layers
+            for one in layer.operators
+            if isinstance(one, MemoryBound) and one.unfused > 1.0
+        }
+    assert apart == {"llama-1b": {"layernorm", "attention", "activation"}, "gpt2-xl": set()}
+
+
 def test_32_bits_have_the_ratio_of_peak_rates_and_values_twice_as_large() -> None:
     for precision, ratio in (("float32", 4.0), ("tf32", 2.0)):
         shape = Product(64, 64, 640)
