@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import TypedDict
 
 import numpy as np
@@ -44,7 +45,8 @@ class Network:
 
     ``homes`` are the nodes of the servers. With ``fold`` the first link of each kind represents all
     of that kind. ``core_share`` multiplies the load of each transfer on the core: it is the number
-    of workers if one represents all.
+    of workers if one represents all. ``names`` are those of the workers' devices, if they are not
+    numbered as workers are.
     """
 
     def __init__(
@@ -55,11 +57,13 @@ class Network:
         *,
         fold: bool = False,
         core_share: int = 1,
+        names: Sequence[str] = (),
     ) -> None:
         servers = np.zeros(0, np.int64) if homes is None else homes
         self.fabric = Fabric.of(job.cluster, job.workers, servers)
         self.folded = fold
         self._names = node_names(job, servers)
+        self._devices = names
         self._each = job.cluster.nics_per_node
         self._ids = self._add(b, self.fabric, fold, core_share)
 
@@ -85,7 +89,7 @@ class Network:
         if label == "core":
             return []
         if label.startswith("inside link"):
-            return [f"worker {worker}" for worker in range(count)]
+            return [*self._devices] or [f"worker {worker}" for worker in range(count)]
         between = self.fabric.between
         if label == BETWEEN_SITES and between is not None:
             return [f"{a} to {z}" for a, z in itertools.permutations(between.names, 2)]

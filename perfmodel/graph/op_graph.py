@@ -102,13 +102,15 @@ class OpUse(NamedTuple):
 
     ``operation`` is the label of the op's block, ``family`` the label of the resource's block, and
     ``resource`` the resource's name. The latter two are "" if the op only waits for its latency.
-    ``fixed_s`` is the part of its time that does not depend on the resource.
+    ``fixed_s`` is the part of its time that does not depend on the resource. ``part`` is the part
+    of a joined graph that the resource is in.
     """
 
     operation: str
     family: str
     resource: str
     fixed_s: float
+    part: str = ""
 
 
 class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True):
@@ -258,7 +260,7 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
         blocks = np.array([block.first for block in self.ops])
         labels = [block.label for block in self.ops]
         busiest: dict[int, int] = {}  # by route
-        named: dict[tuple[bool, int], tuple[str, str]] = {}
+        named: dict[tuple[bool, int], tuple[str, str, str]] = {}
         ids = np.fromiter(ops, np.int64)
         rows = zip(
             ids.tolist(),
@@ -287,8 +289,10 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
                 continue
             if resource not in named:
                 its = self.links if over_link else self.slots
-                named[resource] = block_of(its, resource[1]).label, _name(its, resource[1])
-            uses[op] = OpUse(labels[block], *named[resource], fixed_s)
+                owner = block_of(its, resource[1])
+                named[resource] = owner.label, owner.name(resource[1]), owner.part
+            family, name, part = named[resource]
+            uses[op] = OpUse(labels[block], family, name, fixed_s, part)
         return uses
 
     def bytes_by_link(self) -> Floats:

@@ -15,8 +15,11 @@ from perfmodel.results.prediction import Bottleneck, CriticalStep
 
 LATENCY = "latency"
 
+DEVICES = "device of"
+"""Label of devices, each of a worker or of a stage of it."""
+
 _ACTIVITIES = {
-    "device of": "computation",
+    DEVICES: "computation",
     "link out of": "sending",
     "link into": "receiving",
     "link inside": "sending inside a node",
@@ -32,9 +35,11 @@ def bottleneck(graph: OpGraph, measures: Measures) -> Bottleneck:
 
     The critical path leads back from the end of an iteration through the event that let each op
     start: its last input, or the release of its slot. A transfer counts towards the busiest link
-    on its route; fixed delays per message count as latency.
+    on its route; fixed delays per message count as latency. Of computation in a pipeline, the stage
+    that takes most of it is named.
     """
     seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    stages: dict[str, float] = defaultdict(float)
     critical = list(_critical_ops(measures))
     known = graph.uses([op for op, _, _ in critical], measures.link_utilisation)
     for op, total, count in critical:
@@ -42,6 +47,8 @@ def bottleneck(graph: OpGraph, measures: Measures) -> Bottleneck:
         fixed_s = min(total, use.fixed_s * count)
         if total > fixed_s:
             seconds[use.family or LATENCY][use.resource or LATENCY] += total - fixed_s
+            if use.part and use.family == DEVICES:
+                stages[use.part] += total - fixed_s
         if fixed_s > 0.0:
             seconds[LATENCY][LATENCY] += fixed_s
     totals = {family: sum(members.values()) for family, members in seconds.items()}
@@ -54,6 +61,9 @@ def bottleneck(graph: OpGraph, measures: Measures) -> Bottleneck:
     single = most > 0.5 * totals[family]
     resource = member if single else f"{family}{_owners(family)}"
     text = _words(family, resource, shares)
+    if family == DEVICES and stages:
+        whole_s = sum(totals.values())
+        text = _of_stages({name: part_s / whole_s for name, part_s in stages.items()}, shares)
     return Bottleneck(resource, shares[family], text, shares, _steps(graph, known, measures))
 
 
@@ -102,8 +112,19 @@ def _owners(family: str) -> str:
     return " the nodes" if "link" in family or family == "cores of" else ""
 
 
+def _of_stages(stages: Mapping[str, float], shares: Mapping[str, float]) -> str:
+    """Say which stage's computation takes most of the critical path, given each stage's share."""
+    name, most = max(stages.items(), key=lambda item: item[1])
+    text = f"computation on {name} takes {most:.0%} of the critical path"
+    rest = shares[DEVICES] - most
+    if rest >= SHOWN_SHARE:
+        others = "the other stage" if len(stages) == 2 else "other stages"
+        text += f", and {rest:.0%} on {others}"
+    return text + _next(DEVICES, shares)
+
+
 def _words(family: str, resource: str, shares: Mapping[str, float]) -> str:
-    if family == "device of":
+    if family == DEVICES:
         what = "computation on the workers' devices"
     elif family == LATENCY:
         what = "message latency"
@@ -112,9 +133,13 @@ def _words(family: str, resource: str, shares: Mapping[str, float]) -> str:
         what = f"{verb} over the {resource}"
     else:
         what = f"work on the {resource}"
-    text = f"{what} takes {shares[family]:.0%} of the critical path"
+    return f"{what} takes {shares[family]:.0%} of the critical path{_next(family, shares)}"
+
+
+def _next(family: str, shares: Mapping[str, float]) -> str:
+    """Name the kind of resource that takes most of the rest, if it is worth it."""
     second = next((name for name in shares if name != family), None)
     if second is not None and shares[second] >= SHOWN_SHARE:
         name = _ACTIVITIES.get(second, second.removesuffix(" of"))
-        text += f"; next: {name} ({shares[second]:.0%})"
-    return text
+        return f"; next: {name} ({shares[second]:.0%})"
+    return ""

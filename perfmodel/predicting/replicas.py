@@ -164,7 +164,7 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
         replica=None,
         stragglers=(),
     )
-    network = Network(b, devices)
+    network = Network(b, devices, names=_names([one.seats for one in jobs]))
     keys = _keys_of_fabric(network.fabric)
     used = network.ids(np.arange(len(keys)))
     b.share(
@@ -178,6 +178,16 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
         logs.append((logged[STARTS], logged[ENDS]))
     _add_transfers(b, job, network, [one.seats for one in jobs], logs)
     return b.joined()
+
+
+def _names(seats: list[Seats]) -> list[str]:
+    """Return the names of all devices by their position, those that divide layers as one."""
+    names = {
+        int(position): f"stage {stage}, worker {worker}"
+        for stage, at in enumerate(seats)
+        for worker, position in enumerate(at.position)
+    }
+    return [names[position] for position in sorted(names)]
 
 
 def _graphs(jobs: list[StageJob], *, fold: bool) -> list[OpGraph]:
@@ -259,9 +269,11 @@ def _add_transfers(
         moved = [sizes[min(both)] for both in zip(stage[source], stage[target], strict=True)]
         a, z = (seats[end].position[:n] for end in pair)
         between = network.between(a, z)
-        names = [str(schedule.action(k)) for k in source.tolist()]
+        names = [
+            f"from stage {pair[0]} to {pair[1]}, {schedule.action(k)}" for k in source.tolist()
+        ]
         sent = b.ops(
-            f"send from stage {pair[0]} to {pair[1]}",
+            "send",
             (n, len(where)),
             bytes=copies * np.array(moved),
             path=between["path"][:, None],
@@ -284,9 +296,11 @@ def _add_transfers(
         if replica.transfers != "gloo":
             b.edge(before, after)
             continue
-        names = [str(schedule.action(k)) for k in handing.target[where][known].tolist()]
+        of_pair = f"from stage {pair[1]} to {pair[0]}"
+        actions = handing.target[where][known].tolist()
+        names = [f"{of_pair}, {schedule.action(k)}" for k in actions]
         asked = b.ops(
-            f"request from stage {pair[1]} to {pair[0]}",
+            "request",
             after.shape,
             slot=lines[pair[::-1]][:, None],
             group=(pair[1] * n + worker)[:, None],

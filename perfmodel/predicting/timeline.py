@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 
 from perfmodel.base.arrays import NONE
@@ -12,7 +13,9 @@ from perfmodel.engine.measures import Span
 from perfmodel.engine.window import Window
 from perfmodel.graph.op_graph import Block, OpGraph, block_of
 from perfmodel.graph.rules import Choice
+from perfmodel.predicting.bottleneck import DEVICES
 from perfmodel.results.timeline import Counter, Kind, Operation, Resource, Timeline
+from perfmodel.training.stages import mark_of
 from perfmodel.training.workers import CORES
 
 SMALLEST_CHANGE = 1e-6
@@ -24,7 +27,7 @@ SAME_TIME = 1e-9
 DEEPEST = 8
 """Most such ops one after the other that are passed over."""
 
-SHORT = {"device of": "", "update threads of": "updates of ", "link into": "into "}
+SHORT = {DEVICES: "", "update threads of": "updates of ", "link into": "into "}
 SHORT |= {"link out of": "out of "}
 """Beginnings of short names of resources, by the label of their block."""
 
@@ -45,6 +48,7 @@ def timeline_of(graph: OpGraph, window: Window) -> Timeline:
             start_s=span.start_s,
             end_s=span.end_s,
             waited_for=cause,
+            mark=mark_of(graph.op_name(span.op)),
         )
         for span, cause in zip(window.spans, causes, strict=True)
     ]
@@ -53,6 +57,7 @@ def timeline_of(graph: OpGraph, window: Window) -> Timeline:
     places |= {operation.resource.node for operation in (*operations, *iterations)}
     return Timeline(
         slowest=window.slowest,
+        slowest_name=_group_name(graph, window.slowest),
         first=window.first,
         last=window.last,
         settled=window.settled,
@@ -77,14 +82,22 @@ def _node_name(graph: OpGraph, node: int | None) -> str:
     """Return the name of a node with the workers and servers on it: ``node 0 (worker 0)``."""
     if node is None:
         return "network"
-    members = [
-        block.member(slot)
-        for block in graph.slots
-        if [axis for axis, _ in block.axes] in (["worker"], ["server"])
-        for slot in range(block.first, block.first + block.size)
-        if graph.slot_place[slot] == node
-    ]
-    return f"node {node} ({', '.join(dict.fromkeys(members))})" if members else f"node {node}"
+    members, stages = [], []
+    for block in graph.slots:
+        if [axis for axis, _ in block.axes] not in (["worker"], ["server"]):
+            continue
+        alone = msgspec.structs.replace(block, part="")
+        here = np.flatnonzero(graph.slot_place[block.first : block.first + block.size] == node)
+        members += [alone.member(block.first + k) for k in here.tolist()]
+        stages += [block.part] if len(here) and block.label == DEVICES else []
+    held = "; ".join(", ".join(dict.fromkeys(names)) for names in (members, filter(None, stages)))
+    return f"node {node} ({held.removesuffix('; ')})" if members else f"node {node}"
+
+
+def _group_name(graph: OpGraph, group: int) -> str:
+    """Return the name of a worker, or of a stage of one."""
+    device = int(graph.group_device[group])
+    return block_of(graph.slots, device).member(device)
 
 
 def _iterations(graph: OpGraph, window: Window) -> Iterator[Operation]:
@@ -92,7 +105,7 @@ def _iterations(graph: OpGraph, window: Window) -> Iterator[Operation]:
     ends = {(mark.op, mark.iteration): mark.end_s for mark in window.marks}
     groups = zip(graph.group_mark.tolist(), graph.group_device.tolist(), strict=True)
     for group, (mark, device) in enumerate(groups):
-        name = f"iterations of worker {group}"
+        name = f"iterations of {_group_name(graph, group)}"
         worker = Resource(name, name, "iterations", group, _node(graph.slot_place[device]))
         for i in sorted(i for op, i in ends if op == mark):
             begin_s, end_s = ends.get((mark, i - 1)), ends[mark, i]
@@ -133,7 +146,11 @@ class _Resources:
         if slot not in self._slots:
             block = block_of(self._graph.slots, slot)
             kind: Kind = "device" if slot in self._devices else "slot"
-            self._slots[slot] = _resource(block, slot, kind, self._graph.slot_place[slot])
+            made = _resource(block, slot, kind, self._graph.slot_place[slot])
+            if kind == "device" and block.part:  # stages of a worker together
+                number = (slot - block.first) * len(self._graph.slot_place) + slot
+                made = msgspec.structs.replace(made, number=number)
+            self._slots[slot] = made
         return self._slots[slot]
 
 
@@ -245,4 +262,4 @@ def _staleness(graph: OpGraph, window: Window) -> Iterator[Counter]:
             if value == value and value != (values[-1] if values else -1.0):
                 at_s.append(end_s)
                 values.append(value)
-        yield Counter(f"worker {group}", "staleness (updates)", node, at_s, values)
+        yield Counter(_group_name(graph, group), "staleness (updates)", node, at_s, values)

@@ -60,6 +60,9 @@ INTERVAL = "90 % interval"
 """Name of intervals in legends."""
 
 
+LETTER = 0.011
+"""Part of an axis that a letter inside a bar needs."""
+
 Which = Literal["x", "y"]
 """One of the two axes."""
 
@@ -121,7 +124,8 @@ class Bars(msgspec.Struct, frozen=True):
     start : where they begin; empty for 0.
     at, thick : their middle on the other axis, empty for 0, 1, 2, and so on; and their size there,
         one for all or one each.
-    labels : text beside their ends; ``tips`` is text for the pointer.
+    labels : text beside their ends; ``inside`` is text in those that are long enough, and ``tips``
+        is text for the pointer.
     """
 
     name: str
@@ -132,6 +136,7 @@ class Bars(msgspec.Struct, frozen=True):
     along: Which = "x"
     thick: float | Sequence[float] = 0.7
     labels: Sequence[str] = ()
+    inside: Sequence[str] = ()
     tips: Sequence[str] = ()
 
     @property
@@ -144,6 +149,21 @@ class Bars(msgspec.Struct, frozen=True):
             (begin, end, middle - size / 2.0, middle + size / 2.0)
             for begin, end, middle, size in zip(start, self.end, at, thick, strict=True)
         ]
+
+
+def fitting(bars: Bars, length: float) -> list[tuple[float, float, str]]:
+    """Middle of each bar whose text fits inside it, along and across, and that text; ``length`` is
+    that of the axis.
+
+    >>> fitting(Bars("", [50.0, 51.0], "", start=[0.0, 50.0], inside=["0", "1"]), 100.0)
+    [(25.0, 0.0, '0')]
+    """
+    least = LETTER * length
+    return [
+        ((start + end) / 2.0, (low + high) / 2.0, text)
+        for (start, end, low, high), text in zip(bars.sides, bars.inside, strict=False)
+        if text and abs(end - start) >= least * len(text)
+    ]
 
 
 class Ranges(msgspec.Struct, frozen=True):

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 WIDTHS = (9.5, 11.0, 12.5)
 """Width of a figure by the most panels in a row (inches)."""
 
-ROW, DENSE_ROW, LINE, PLOT = 0.34, 0.22, 0.14, 4.2
-"""Heights of a row of bars, of one among more than ``MANY``, of a further line of its name, and of
-a panel without rows (inches)."""
+ROW, DENSE_ROW, LINE, PLOT, ENTRY = 0.34, 0.22, 0.14, 4.2, 0.15
+"""Heights of a row of bars, of one among more than ``MANY``, of a further line of its name, of a
+panel without rows, and of an entry of its legend (inches)."""
 
 MANY = 15
 
@@ -113,7 +113,8 @@ def _height(panel: Panel) -> float:
     if not names:
         return PLOT
     row = ROW if len(names) <= MANY else DENSE_ROW
-    return max(row * len(names) + LINE * sum(name.count("\n") for name in names), 0.6)
+    legend = ENTRY * len({mark.name for mark in panel.marks if mark.name}) if panel.legend else 0.0
+    return max(row * len(names) + LINE * sum(name.count("\n") for name in names), 0.6, legend)
 
 
 def _row(
@@ -211,6 +212,8 @@ def _bars(axes: Axes, mark: Bars, order: float) -> None:
         corner = [(start, low), (end, low), (end, high), (start, high)]
         corners.append(corner if mark.along == "x" else [(y, x) for x, y in corner])
     look: dict[str, Any] = {"facecolors": mark.colour, "linewidths": 0, "zorder": order}
+    if any(mark.inside):
+        look |= {"edgecolors": "white", "linewidths": 0.4}
     axes.add_collection(PolyCollection(corners, label=_text(mark.name), **look))
     axes.autoscale_view()
     for (start, end, low, high), text in zip(mark.sides, mark.labels, strict=False):
@@ -224,6 +227,10 @@ def _bars(axes: Axes, mark: Bars, order: float) -> None:
             verticalalignment="center",
             fontsize=SMALL - 1,
         )
+    for along, across, text in contents.fitting(mark, max(mark.end, default=0.0)):
+        place = (along, across) if mark.along == "x" else (across, along)
+        look = {"horizontalalignment": "center", "verticalalignment": "center", "color": "white"}
+        axes.annotate(_text(text), place, fontsize=SMALL - 1, zorder=1.0 + order, **look)
 
 
 def _ranges(axes: Axes, mark: Ranges, order: float) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perfmodel.reporting.contents import INK, Axis, Bars, Panel, Ranges, Series, Span
+from perfmodel.reporting.contents import INK, Axis, Bars, Panel, Ranges, Series, Span, fitting
 from perfmodel.reporting.ticks import decades, tick_text
 
 Plot = Any
@@ -181,8 +181,17 @@ def _bars(plot: Plot, mark: Bars, panel: Panel) -> None:
     along = {"left": "a", "right": "b", "top": "c", "bottom": "d"}
     across = {"bottom": "a", "top": "b", "left": "c", "right": "d"}
     look = {"source": source, "fill_color": mark.colour, "line_color": None, **_named(mark.name)}
+    if any(mark.inside):
+        look |= {"line_color": "white", "line_width": 0.5}
     bars = plot.quad(**(along if mark.along == "x" else across), **look)
     _hover(plot, [("", "@tip")], bars)
+    inside = fitting(mark, max(mark.end, default=0.0))
+    if inside:
+        along_, across_, texts = map(list, zip(*inside, strict=True))
+        x, y = (along_, across_) if mark.along == "x" else (across_, along_)
+        style = {"text_align": "center", "text_baseline": "middle", "text_font_size": "10px"}
+        source = _source(x=x, y=y, text=texts)
+        plot.text(x="x", y="y", text="text", source=source, text_color="white", **style)
 
 
 def _ranges(plot: Plot, mark: Ranges, _: Panel) -> None:

@@ -11,8 +11,9 @@ Process 1 is the network as a whole, and process i + 2 is node i. Thread numbers
 process numbers: Perfetto treats process 0 as the idle process, and a thread with the same number as
 its process as that process's main thread. Times are in microseconds, rounded to whole nanoseconds
 as Perfetto does; rounding starts and durations separately would make adjacent slices overlap.
-Perfetto colours a slice by its name, so the name is the kind of operation, and the arguments say
-which operation it is. Other viewers read the colour from ``cname``.
+Perfetto colours a slice by its name without numbers, so the name is the kind of operation, with the
+number of the micro-batch in a pipeline, and the arguments say which operation it is. Other viewers
+read the colour from ``cname``.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def _slice(op: Operation, thread: int) -> Event:
         args |= {"bytes": op.bytes, "links": [link.name for link in op.links]}
     begin_ns, end_ns = ns(op.start_s), ns(op.end_s)
     return {
-        "name": op.name if whole else op.kind,
+        "name": op.name if whole else f"{op.kind} {op.mark}".strip(),
         "cat": op.kind,
         "ph": "X",
         "ts": begin_ns / 1e3,

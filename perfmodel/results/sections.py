@@ -202,6 +202,9 @@ def _idle(p: Predicted) -> Section:
             list(enumerate(idle.per_worker)),
         ),
     ]
+    if idle.by_stage:
+        heads = [Column("stage"), Column("idle", "fraction")]
+        tables.insert(1, Table("Idle time by stage", heads, list(enumerate(idle.by_stage))))
     named = {cause.replace("_", " "): share for cause, share in causes.items()}
     return Section(
         name="idle",

@@ -52,6 +52,7 @@ class Operation(msgspec.Struct, frozen=True):
     ----------
     kind, name : such as ``push`` and ``push worker 3, fc``.
     iteration : counted from 0.
+    mark : short text for it in pictures, such as the number of its micro-batch; empty if none.
     resource : the one it holds, or else the first link of its path.
     links : links on which it moves ``bytes`` bytes.
     ready_s, start_s, end_s : when its last input arrived, and when it ran (s).
@@ -69,6 +70,7 @@ class Operation(msgspec.Struct, frozen=True):
     start_s: float
     end_s: float
     waited_for: int | None = None
+    mark: str = ""
 
 
 class Counter(msgspec.Struct, frozen=True):
@@ -84,7 +86,7 @@ class Counter(msgspec.Struct, frozen=True):
 class Block(msgspec.Struct, frozen=True):
     """Operations of one kind on the row of a resource: ``count`` of them, from first to last.
 
-    ``top`` and ``height`` are parts of the row; times are in seconds.
+    ``top`` and ``height`` are parts of the row; times are in seconds; ``mark`` is the text in it.
     """
 
     kind: str
@@ -96,6 +98,7 @@ class Block(msgspec.Struct, frozen=True):
     count: int = 1
     top: float = 0.0
     height: float = 1.0
+    mark: str = ""
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +107,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     slowest, first, last : that worker, and these iterations, counted from 0.
+    slowest_name : what it is called; of replicas a stage of a worker.
     settled : iterations after which the run is in its steady state.
     nodes : names by number; None for the network as a whole.
     operations : those that overlap this time, in order of their start.
@@ -121,13 +125,15 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     operations: Sequence[Operation]
     iterations: Sequence[Operation]
     counters: Sequence[Counter]
+    slowest_name: str = ""
 
     @property
     def text(self) -> str:
         """Which iterations it shows, in words."""
         steady = self.first >= self.settled
         state = "steady state" if steady else "not yet steady: steady state"
-        iterations = f"iterations {self.first} to {self.last} of worker {self.slowest}"
+        name = self.slowest_name or f"worker {self.slowest}"
+        iterations = f"iterations {self.first} to {self.last} of {name}"
         return f"{iterations} ({state} from {self.settled} on)"
 
     def rows(self) -> dict[Resource, list[Block]]:
@@ -140,7 +146,8 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
             if op.end_s <= op.start_s:
                 continue
             queued_s = op.start_s - op.ready_s
-            block = Block(op.kind, op.start_s, op.end_s, op.name, queued_s, op.bytes)
+            times = op.start_s, op.end_s
+            block = Block(op.kind, *times, op.name, queued_s, op.bytes, mark=op.mark)
             for resource in op.links or (op.resource,):
                 rows[resource].append(block)
         return {resource: rows[resource] for resource in sorted(rows, key=_order)}
@@ -157,6 +164,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
     def panel(self, most_rows: int | None = None) -> Panel:
         """A row for each resource, with blocks merged until there are few enough to draw quickly.
+        Layers of a micro-batch are one block, with its number.
 
         With more than ``most_rows`` resources, those of the first nodes with workers fill two
         thirds of the rows, and the busiest of other nodes, such as servers, the rest.
@@ -166,7 +174,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         if most_rows is not None and count > most_rows:
             rows = {resource: rows[resource] for resource in _chosen(rows, most_rows)}
         length_s = self.end_s - self.begin_s
-        merged = _few([_in_lanes(blocks) for blocks in rows.values()], length_s)
+        merged = _few([_in_lanes(_whole(blocks)) for blocks in rows.values()], length_s)
         placed = [(row, block) for row, blocks in enumerate(merged) for block in blocks]
         order = {kind: place for place, kind in enumerate(KIND_COLOURS)}
         kinds = sorted(
@@ -184,6 +192,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
                     start=[block.start_s - self.begin_s for _, block in of_kind],
                     at=[row - 0.5 + block.top + block.height / 2.0 for row, block in of_kind],
                     thick=[block.height for _, block in of_kind],
+                    inside=[block.mark for _, block in of_kind],
                     tips=[_tip(block) for _, block in of_kind],
                 )
             )
@@ -195,7 +204,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
 def _order(resource: Resource) -> tuple[int, bool, int, int]:
     """Sort key of resources."""
-    node = resource.node
+    node = None if resource.kind == "device" else resource.node
     return KINDS.index(resource.kind), node is None, node or 0, resource.number
 
 
@@ -230,6 +239,24 @@ def _few(rows: list[list[Block]], length_s: float) -> list[list[Block]]:
     return rows
 
 
+def _whole(blocks: Sequence[Block]) -> list[Block]:
+    """Blocks of one row, with those of one mark that follow each other as one."""
+    whole: list[Block] = []
+    for block in blocks:
+        before = whole[-1] if whole else None
+        same = before is not None and (before.kind, before.mark) == (block.kind, block.mark)
+        if before is None or not (block.mark and same) or not _follows(before, block):
+            whole.append(block)
+        else:
+            whole[-1] = _both(before, block)
+    return whole
+
+
+def _follows(before: Block, block: Block) -> bool:
+    """Whether a block begins when the one before ends."""
+    return abs(block.start_s - before.end_s) <= ROUNDING * block.end_s
+
+
 def _in_lanes(blocks: Sequence[Block]) -> list[Block]:
     """Blocks of one row, with concurrent ones below each other; merged if there are too many."""
     free: list[tuple[float, int]] = []
@@ -252,10 +279,7 @@ def _in_lanes(blocks: Sequence[Block]) -> list[Block]:
 
 
 def _joined(blocks: Iterable[Block], gap_s: float) -> list[Block]:
-    """Merge blocks of one kind and lane with gaps of at most ``gap_s`` between them.
-
-    The name is the first operation and the number of others.
-    """
+    """Merge blocks of one kind and lane with gaps of at most ``gap_s`` between them."""
     last: dict[tuple[str, float], int] = {}
     merged: list[Block] = []
     for block in blocks:
@@ -264,13 +288,18 @@ def _joined(blocks: Iterable[Block], gap_s: float) -> list[Block]:
             last[block.kind, block.top] = len(merged)
             merged.append(block)
             continue
-        before = merged[at]
-        count = before.count + block.count
-        merged[at] = msgspec.structs.replace(
-            before,
-            end_s=max(before.end_s, block.end_s),
-            name=f"{before.name.partition(' and ')[0]} and {count - 1} more",
-            count=count,
-            bytes=before.bytes + block.bytes,
-        )
+        merged[at] = _both(merged[at], block)
     return merged
+
+
+def _both(before: Block, block: Block) -> Block:
+    """Two blocks as one; the name is the first operation and the number of others."""
+    count = before.count + block.count
+    return msgspec.structs.replace(
+        before,
+        end_s=max(before.end_s, block.end_s),
+        name=f"{before.name.partition(' and ')[0]} and {count - 1} more",
+        count=count,
+        bytes=before.bytes + block.bytes,
+        mark=before.mark if before.mark == block.mark else "",
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -32,6 +33,21 @@ LABELS = {
 
 PIPELINE = "pipeline"
 """Cause of waits for other stages."""
+
+
+_MICRO_BATCH = re.compile(r"(?:chunk (\d+), )?micro-batch (\d+)")
+"""What the names of a stage's actions have in common."""
+
+
+def mark_of(name: str) -> str:
+    """Return the micro-batch of an op's name as pictures of schedules show it, with one ``'`` for
+    each chunk below; empty if the op is not an action of a stage.
+
+    >>> mark_of("forward stage 0, worker 1, micro-batch 3, fc"), mark_of("chunk 2, micro-batch 0")
+    ('3', "0''")
+    """
+    found = _MICRO_BATCH.search(name)
+    return found[2] + "'" * int(found[1] or 0) if found is not None else ""
 
 
 class Order(NamedTuple):

@@ -13,6 +13,7 @@ import pytest
 
 from perfmodel import Straggler, predict
 from perfmodel.inputs.job import Job
+from perfmodel.inputs.passes import accumulated
 from tests.jobs import cluster, job, workload
 
 WORK = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], batch_size=4)
@@ -132,6 +133,18 @@ def test_traces_keep_the_rules_of_the_format(
     arch: str, options: dict[str, Any], how: dict[str, Any]
 ) -> None:
     check(predict(job(WORK, cluster(), 3, arch, options, **how)).to_chrome_trace())
+
+
+def test_traces_of_pipelines_keep_the_rules_and_say_the_micro_batch() -> None:
+    work = accumulated(workload([1.0, 1.0], [2.0, 2.0], [4.0, 4.0]), 3)
+    trace = predict(job(work, cluster(), 2, "ring", pipeline=2)).to_chrome_trace()
+    check(trace)
+    named = {e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
+    assert "device of stage 1, worker 0" in named
+    assert "iterations of stage 0, worker 1" in named
+    slices = {e["name"] for e in by_phase(trace, "X")}
+    assert {"forward 0", "forward 2", "backward 1", "send", "all-reduce"} <= slices
+    assert "forward 3" not in slices
 
 
 def first(trace: Trace, phase: str, **values: Any) -> Trace:

@@ -78,6 +78,9 @@ def _rows(p: Prediction, *, verbose: bool) -> Iterator[Row]:
         epochs = f"{t.epochs} x {_duration(t.epoch_s)} of {t.iterations_per_epoch} iterations"
         yield "training", _duration(t.training_s), epochs
     yield _idle(p)
+    if p.idle_fraction.by_stage and verbose:
+        parts = enumerate(p.idle_fraction.by_stage)
+        yield "- by stage", "", ", ".join(f"stage {k} {part:.1%}" for k, part in parts)
     yield from _staleness(p) if verbose else _staleness_in_a_row(p)
     if verbose:
         yield from _details(p)

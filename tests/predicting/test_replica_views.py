@@ -1,0 +1,85 @@
+"""What predictions of replicas say of their stages: bottleneck, idleness, timeline."""
+
+import pytest
+
+import perfmodel as pm
+from perfmodel import pipelines
+from perfmodel.reporting.contents import Bars, fitting
+from tests.predicting.test_replicas import equal, job, work
+
+MARKS = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
+
+
+def uneven():
+    """Two stages, two micro-batches, 1F1B.
+
+    Stage 0: F0 0-1, F1 1-2, B0 8-10, B1 15-17; stage 1: F0 1-4, B0 4-8, F1 8-11, B1 11-15.
+    """
+    return job(work([(1.0, 2.0, 1e-9, 1e-9), (3.0, 4.0, 1e-9, 1e-9)], 2), 2)
+
+
+def test_the_bottleneck_is_the_stage_on_the_critical_path():
+    found = pm.predict(uneven()).bottleneck
+    assert found.text == (
+        "computation on stage 1 takes 82% of the critical path, and 18% on the other stage"
+    )
+    assert found.resource == "device of stage 1, worker 0"
+    assert found.shares["device of"] == pytest.approx(1.0)
+
+
+def test_the_links_between_stages_can_be_the_bottleneck():
+    """A pass takes 3 s, a transfer 30 s."""
+    text = pm.predict(job(equal(2, 4, sent=30.0), 2)).bottleneck.text
+    assert text.startswith("sending over the link out of ")
+    assert "; next: computation (" in text
+
+
+def test_idleness_by_stage_by_hand():
+    made = uneven()
+    idle = pm.predict(made).idle_fraction
+    assert idle.by_stage == pytest.approx((11 / 17, 3 / 17))
+    assert idle.by_cause["pipeline"] == pytest.approx(7 / 17)
+    page = next(s for s in pm.predict(made).page().sections if s.name == "idle")
+    table = next(t for t in page.tables if t.name == "Idle time by stage")
+    assert [share for _, share in table.rows] == pytest.approx([11 / 17, 3 / 17])
+
+
+@pytest.mark.parametrize(
+    ("name", "chunks"), [("1f1b", 1), ("gpipe", 1), ("interleaved_1f1b", 2), ("zb_h1", 1)]
+)
+def test_the_timeline_is_the_picture_of_the_schedule(name, chunks):
+    """Each stage of each worker has a row, on which each action is one block with its number."""
+    stages, passes = 2, 4
+    made = job(equal(stages * chunks * 2, passes), stages, 2, schedule=name, virtual_stages=chunks)
+    timeline = pm.predict(made).timeline()
+    panel = timeline.panel()
+    order = [f"stage {stage}, worker {worker}" for worker in (0, 1) for stage in range(stages)]
+    assert list(panel.y.names[: len(order)]) == order
+    drawn = {row: [] for row in range(len(order))}
+    for mark in panel.marks:
+        assert isinstance(mark, Bars)
+        for (start, _, low, high), text in zip(mark.sides, mark.inside, strict=True):
+            row = round((low + high) / 2.0)
+            if row < len(order) and mark.name in MARKS.values():
+                drawn[row].append((start, mark.name, text))
+    schedule = pipelines.schedule(name, stages, passes, chunks=chunks)
+    for row, blocks in drawn.items():
+        rank = row % stages
+        where = range(int(schedule.begins[rank]), int(schedule.begins[rank + 1]))
+        held = schedule.held(rank)
+        expected = [
+            (
+                MARKS[pipelines.actions.KINDS[schedule.kind[k]]],
+                f"{schedule.micro_batch[k]}{chr(39) * held.index(int(schedule.stage[k]))}",
+            )
+            for k in where
+        ]
+        found = [(kind, text) for _, kind, text in sorted(blocks)]
+        assert found[: len(expected)] == expected
+        assert found[len(expected) :] in ([], expected)
+
+
+def test_only_text_that_fits_is_inside_a_bar():
+    bars = Bars("a", [10.0, 11.0, 99.0], "blue", start=[0.0, 10.0, 50.0], inside=["0", "1", ""])
+    assert fitting(bars, 100.0) == [(5.0, 0.0, "0")]
+    assert len(fitting(bars, 50.0)) == 2
