@@ -20,13 +20,11 @@ import torch
 
 from perfmodel import Source
 from perfmodel.base import files
+from perfmodel.inputs.operator_shapes import Product
 from perfmodel.inputs.profile import Layer, Profile, read_profile
 from perfmodel.inputs.profile_files import dumped
 from perfmodel.profiler import libraries
-from perfmodel.profiler.layers import Inspection
-
-SAMPLES = 2
-"""Samples in the observed step: batch normalisation needs more than one."""
+from perfmodel.profiler.unmeasured import describe
 
 OWN = "layers and parameter tensors of benchmarks.networks.{} (torch {}), {}"
 
@@ -131,7 +129,18 @@ def recorded(name: str) -> Profile:
     model = MODELS[name]
     with torch.device("meta"):
         built = libraries.build(model.spec)
-        layers = layers_of(built.model, _batch(built, model))
+    shape = model.shape or built.input_shape
+
+    def batch(samples: int) -> Any:
+        kind = torch.long if model.integers else torch.float32
+        return torch.zeros(samples, *(shape or ()), dtype=kind), None
+
+    described = describe(
+        built,
+        input_shape=shape if built.tokens else None,
+        batch=None if built.tokens else batch,
+        loss=None if built.tokens else "mean",
+    )
     text = built.text
     if model.remark:
         text = OWN.format(model.spec.partition(":")[2], torch.__version__.partition("+")[0],
@@ -142,30 +151,23 @@ def recorded(name: str) -> Profile:
         name=name,
         title=model.title,
         source=Source("exact", text, url=built.url),
-        layers=layers,
+        layers=by_pixel(described.layers),
     )
 
 
-def _batch(built: libraries.Built, model: Model) -> Any:
-    shape = model.shape or built.input_shape
-    assert shape is not None
-    if built.tokens:
-        words = torch.zeros(SAMPLES, *shape, dtype=torch.long)
-        return {"input_ids": words, "labels": words}
-    return torch.zeros(SAMPLES, *shape, dtype=torch.long if model.integers else torch.float32)
-
-
-def layers_of(model: Any, batch: Any) -> tuple[Layer, ...]:
-    """Return the layers of a model on the meta device, from one step on ``batch`` (of SAMPLES
-    samples)."""
-    model.train()
-    inspection = Inspection(model)
-    inspection.begin()
-    output = model(**batch) if isinstance(batch, dict) else model(batch)
-    loss = getattr(output, "loss", None)
-    (output.float().mean() if loss is None else loss).backward()
-    inspection.end()
-    return inspection.result().profile_layers(SAMPLES)
+def by_pixel(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """Return layers whose images are stored pixel by pixel, as in most programs whose published
+    speeds the catalogue has."""
+    return tuple(
+        msgspec.structs.replace(
+            layer,
+            operators=tuple(
+                msgspec.structs.replace(one, layout="rows") if isinstance(one, Product) else one
+                for one in layer.operators
+            ),
+        )
+        for layer in layers
+    )
 
 
 if __name__ == "__main__":

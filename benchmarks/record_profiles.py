@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from benchmarks.record_layers import by_pixel
 from perfmodel.base import files
 from perfmodel.inputs.profile import Profile, read_profile
 from perfmodel.inputs.profile_files import dumped, ordered
@@ -101,7 +102,9 @@ def renewed(path: Path, new: Profile, remark: str) -> Profile:
             if timing.source.kind != "measured" or timing.device not in devices
         ]
     timings = ordered([*new.timings, *kept])
-    return msgspec.structs.replace(new, source=source, timings=timings, decoder=decoder)
+    return msgspec.structs.replace(
+        new, source=source, timings=timings, decoder=decoder, layers=by_pixel(new.layers)
+    )
 
 
 def say(recorded: RecordedProfile) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import csv
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,15 +34,18 @@ from perfmodel.inputs import catalogue
 from perfmodel.inputs.batch_scaling import (
     COMMON_ERROR,
     FOREIGN_ERROR,
+    FOREIGN_OPERATORS_ERROR,
     KIND_ERROR,
+    KIND_OPERATORS_ERROR,
     LAUNCH_S,
+    OPERATORS_ERROR,
     RECENT_LAUNCH_S,
     SPEED_ERROR,
     TYPICAL_ERROR,
     at_batch_size,
 )
 from perfmodel.inputs.device_transfer import estimate
-from perfmodel.inputs.profile import Gradients, Profile, Timing
+from perfmodel.inputs.profile import Gradients, Layer, Profile, Timing
 
 TENSORS = {
     "cifar10": 62,
@@ -196,21 +199,50 @@ def launching_scores(
     return found
 
 
-OTHER_DEVICE = (COMMON_ERROR, KIND_ERROR, SPEED_ERROR, TYPICAL_ERROR, FOREIGN_ERROR)
-"""Groups of estimates whose batch size was measured on the other device, or does not matter."""
+OF_OPERATORS = {
+    "models on both": COMMON_ERROR,
+    "no other model": KIND_OPERATORS_ERROR,
+    "that others ran on": OPERATORS_ERROR,
+    "that none ran on": FOREIGN_OPERATORS_ERROR,
+}
+"""Errors by what is known, for models with operators on GPUs."""
+
+OF_ROOFLINES = {
+    "no operations": SPEED_ERROR,
+    "no other model": KIND_ERROR,
+    "that others ran on": TYPICAL_ERROR,
+    "that none ran on": FOREIGN_ERROR,
+}
+"""The same for models without operators, and on CPUs."""
 
 
 def devices() -> Iterator[Case]:
     """Estimate every timing of the catalogue as if the profile had no timing on its device.
 
-    Estimates whose error includes a different batch size are not counted.
+    GPUs are estimated with and without operators. Estimates whose error includes a different batch
+    size are not counted.
     """
-    known = {name: catalogue.device(name) for name in catalogue.device_names()}
     models = [catalogue.model(name) for name in catalogue.model_names()]
+    yield from _held_out(models, OF_OPERATORS, "gpu", "")
+    plain = [msgspec.structs.replace(m, layers=_plain(m)) for m in models]
+    yield from _held_out(plain, OF_ROOFLINES, "gpu", ", no operators")
+    yield from _held_out(plain, OF_ROOFLINES, "cpu", "")
+
+
+def _plain(profile: Profile) -> tuple[Layer, ...]:
+    return tuple(msgspec.structs.replace(layer, operators=()) for layer in profile.layers)
+
+
+def _held_out(
+    models: Sequence[Profile], errors: Mapping[str, float], kind: str, remark: str
+) -> Iterator[Case]:
+    """Estimate the timings on devices of a kind, where ``errors`` are those by what is known."""
+    known = {name: catalogue.device(name) for name in catalogue.device_names()}
     for one in models:
         others = [m for m in models if m is not one]
         for timing in one.timings:
-            kind = known[timing.device].kind
+            if known[timing.device].kind != kind:
+                continue
             left = [t for t in one.timings if t.device != timing.device]
             alike = [t for t in left if known[t.device].kind == kind]
             unlike = [t for t in left if known[t.device].kind != kind]
@@ -224,7 +256,8 @@ def devices() -> Iterator[Case]:
                 f"other kind, {kind} that none ran on": (_with(one, unlike), away),
             }
             for group, (profile, who) in scenarios.items():
-                if profile is None:
+                error = next((e for name, e in errors.items() if name in group), None)
+                if profile is None or error is None:
                     continue
                 try:
                     found = estimate(
@@ -237,15 +270,14 @@ def devices() -> Iterator[Case]:
                     )
                 except InputError:  # nothing to estimate from
                     continue
-                if found.error_fraction not in OTHER_DEVICE:
-                    continue
-                if "models on both" in group and found.error_fraction != COMMON_ERROR:
+                if found.error_fraction != error:
                     continue
                 how = " ".join(a.source for a in found.assumptions)
                 if "that others ran on" in group and f"other models on {timing.device}" not in how:
                     continue
                 series = f"{one.name} on {timing.device} {timing.precision}"
-                yield Case(group, series, _factor(found.compute_s, timing.total_s))
+                named = group + remark * ("no operations" not in group)
+                yield Case(named, series, _factor(found.compute_s, timing.total_s))
 
 
 def _with(profile: Profile, timings: Sequence[Timing]) -> Profile | None:

@@ -68,6 +68,15 @@ FOREIGN_ERROR = 1.03
 """Error with the efficiency of other models on other GPUs: 54 timings of 6 models on 16 GPUs,
 median 0.24, worst 1.50."""
 
+KIND_OPERATORS_ERROR = 0.35
+"""As :data:`KIND_ERROR`, where operators are known: 45 timings, median 0.10, worst 0.73."""
+
+OPERATORS_ERROR = 0.56
+"""As :data:`TYPICAL_ERROR`, where operators are known: 53 timings, median 0.19, worst 0.98."""
+
+FOREIGN_OPERATORS_ERROR = 0.65
+"""As :data:`FOREIGN_ERROR`, where operators are known: 54 timings, median 0.21, worst 1.14."""
+
 
 def at_batch_size(
     sizes: Sequence[int],

@@ -14,7 +14,11 @@ from perfmodel.base.provenance import Assumption, Source
 from perfmodel.inputs.batch_scaling import (
     COMMON_ERROR,
     FOREIGN_ERROR,
+    FOREIGN_OPERATORS_ERROR,
     KIND_ERROR,
+    KIND_OPERATORS_ERROR,
+    OPERATORS_ERROR,
+    SINGLE_ERROR,
     SPEED_ERROR,
     TYPICAL_ERROR,
     group,
@@ -22,9 +26,12 @@ from perfmodel.inputs.batch_scaling import (
     transferred,
 )
 from perfmodel.inputs.device import Demands, Device, PeakRates, roofline_s
+from perfmodel.inputs.operator_times import kernels_of, stated
+from perfmodel.inputs.pass_times import by_operators, operator_passes_s, roofline_passes_s
 from perfmodel.inputs.precisions import EIGHT_BITS
 from perfmodel.inputs.profile import Profile, Timing
-from perfmodel.inputs.workload import BACKWARD_OVER_FORWARD, Workload, resolve
+from perfmodel.inputs.software import EAGER, LAUNCH_S
+from perfmodel.inputs.workload import Workload, resolve
 
 BATCH_SIZE = 32
 """Default batch size of an estimate."""
@@ -32,6 +39,11 @@ BATCH_SIZE = 32
 NEAREST = 2
 """Maximum number of devices to estimate from. Of 1, 2, 3, 5 and all, this has the smallest 90th
 percentile of the error on a device without measured models (317 timings, 23 models)."""
+
+
+LAUNCHED_ERROR = dict(SINGLE_ERROR)[4.0]
+"""Error where launches determine the step time: that of the rule from one batch size to another up
+to four times larger or smaller."""
 
 
 class MeasuredDevice(msgspec.Struct, frozen=True):
@@ -70,15 +82,17 @@ def estimate(
 ) -> Workload:
     """Estimate a workload on one of ``devices`` for which the profile has no timing.
 
-    Efficiency is roofline time over measured time.
+    Efficiency is the time of the operators, or of the roofline if they are not known, over measured
+    time.
 
     - If the profile has timings on a device of the same kind at this precision: the efficiency
-      there of each group of layers, forward and backward separately, times the ratio of
-      efficiencies of ``others`` on the target and on that device (median). Of several such devices,
-      those on which ``others`` were measured come first, then those with per-layer times, then the
-      :data:`NEAREST` ones; the result is the median over them.
+      there of each group of layers, forward and backward separately. If ``others`` were measured on
+      both devices, it is that of the roofline, times the ratio of their efficiencies on the target
+      and on that device (median). Of several such devices, those on which ``others`` were measured
+      come first, then those with per-layer times, then the :data:`NEAREST` ones; the result is the
+      median over them.
     - Otherwise the median efficiency of ``others`` on the target, or else on all devices of its
-      kind.
+      kind. By operators, a step takes at least as long as the host launches them.
     - If the layers have no operation counts, the step time scales as that of ``others``, or else as
       the square root of peak rate times memory bandwidth.
 
@@ -104,20 +118,9 @@ def estimate(
     flop = any(layer.forward_flop for layer in profile.layers)
     places = _places(profile, target, precision, devices, others, flop)
     if places:
-        timing, note, error = _transferred(profile, target, size, places, flop)
-    elif flop and (rates := _typical_rates(target, precision, devices, others)):
-        efficiency = float(np.median(list(rates.values())))
-        timing = Timing(
-            device=target.name,
-            batch_size=size,
-            precision=precision,
-            step_s=3.0 * sum(roofline_s(target, profile.layers, size, precision)) / efficiency,
-            source=_source(target),
-        )
-        names = ", ".join(sorted({name for _, name in rates}))
-        why = f"median of {len(rates)} figures of other models on {names}"
-        note = Assumption("efficiency", round(efficiency, 4), "of the roofline", why)
-        error = TYPICAL_ERROR if names == target.name else FOREIGN_ERROR
+        timing, note, error = _transferred(profile, target, size, places, flop, devices)
+    elif flop and (typical := _typical(profile, target, precision, size, devices, others)):
+        timing, note, error = typical
     else:
         only = f" (only on {', '.join(profile.devices)})" if profile.devices else ""
         raise NoTimesError(
@@ -137,6 +140,58 @@ def estimate(
         assumptions=notes,
         error_fraction=error,
     )
+
+
+def _typical(
+    profile: Profile,
+    target: Device,
+    precision: str,
+    size: int,
+    devices: Mapping[str, Device],
+    others: Sequence[Profile],
+) -> tuple[Timing, Assumption, float] | None:
+    """The profile's times with the efficiency of other models; the assumption; the error.
+
+    None if there are no other models.
+    """
+    operators = by_operators(target, profile.layers)
+    alike = [one for one in others if stated(one.layers)] if operators else others
+    rates = _typical_rates(target, precision, devices, alike, operators)
+    if not rates:
+        return None
+    efficiency = float(np.median(list(rates.values())))
+    names = ", ".join(sorted({name for _, name in rates}))
+    why = f"median of {len(rates)} figures of other models on {names}"
+    own = names == target.name
+    timing = Timing(
+        device=target.name,
+        batch_size=size,
+        precision=precision,
+        step_s=3.0 * sum(roofline_s(target, profile.layers, size, precision)) / efficiency,
+        source=_source(target),
+    )
+    note = Assumption("efficiency", round(efficiency, 4), "of the roofline", why)
+    if not operators:
+        return timing, note, TYPICAL_ERROR if own else FOREIGN_ERROR
+    passes = operator_passes_s(target, profile.layers, size, precision, devices)
+    note = Assumption("efficiency", round(efficiency, 4), "of the operators", why)
+    error = OPERATORS_ERROR if own else FOREIGN_OPERATORS_ERROR
+    total_s = sum(map(sum, passes)) / efficiency
+    kernels = kernels_of(profile.layers)
+    launched_s = LAUNCH_S[EAGER] * kernels
+    if launched_s > total_s:
+        why = (
+            f"the host takes {LAUNCH_S[EAGER] * 1e6:g} us for each of {kernels} kernels, longer "
+            f"than the device, which takes {total_s * 1e3:.3g} ms"
+        )
+        note = Assumption("launches of operations", launched_s, "s", why)
+        efficiency *= total_s / launched_s
+        error = LAUNCHED_ERROR
+    forward_s, backward_s = (tuple(s / efficiency for s in seconds) for seconds in passes)
+    timing = msgspec.structs.replace(
+        timing, step_s=None, forward_s=forward_s, backward_s=backward_s
+    )
+    return timing, note, error
 
 
 def _places(
@@ -166,7 +221,12 @@ def _places(
 
 
 def _transferred(
-    profile: Profile, target: Device, size: int, places: Sequence[MeasuredDevice], flop: bool
+    profile: Profile,
+    target: Device,
+    size: int,
+    places: Sequence[MeasuredDevice],
+    flop: bool,
+    devices: Mapping[str, Device],
 ) -> tuple[Timing, Assumption, float | None]:
     """The profile's times on ``places``, transferred to the target; the assumption; the error."""
     estimates = []
@@ -181,7 +241,7 @@ def _transferred(
         there = resolve(profile, timings, batch_size=size, layer_shares=shares, launch_s=launch_s)
         batch_error = max(batch_error or 0.0, there.error_fraction or 0.0) or None
         memory = place.device.memory_bandwidth_bytes_per_s / target.memory_bandwidth_bytes_per_s
-        passes = _on_target(profile, there, place, target, flop)
+        passes = _on_target(profile, there, place, target, flop, devices)
         estimates.append([*passes, there.optimizer_s * memory, there.data_loading_s])
     *passes, optimizer_s, loading_s = np.median(estimates, axis=0).tolist()
     half = len(passes) // 2
@@ -202,6 +262,8 @@ def _transferred(
     )
     how = "by the roofline" if flop else "by peak rate and memory bandwidth"
     error = KIND_ERROR if flop else SPEED_ERROR
+    if by_operators(target, profile.layers) and not places[0].factors:
+        how, error = "by operators", KIND_OPERATORS_ERROR
     if places[0].factors:
         how, error = f"{how}, and by other models measured on both devices", COMMON_ERROR
     note = Assumption("layer times", f"from {names}", "", how)
@@ -209,7 +271,12 @@ def _transferred(
 
 
 def _on_target(
-    profile: Profile, there: Workload, place: MeasuredDevice, target: Device, flop: bool
+    profile: Profile,
+    there: Workload,
+    place: MeasuredDevice,
+    target: Device,
+    flop: bool,
+    devices: Mapping[str, Device],
 ) -> NDArray[np.float64]:
     """Seconds on the target of each layer's forward pass, then of each layer's backward pass."""
     factor = float(np.median(place.factors)) if place.factors else 1.0
@@ -223,30 +290,36 @@ def _on_target(
         backward = [la.backward_s for la in there.layers] or [there.backward_s]
         return np.array([*forward, *backward]) * ratio / factor
     groups = [group(layer.kind) for layer in profile.layers]
-    before, after = (
-        np.array(roofline_s(one, profile.layers, there.batch_size, there.precision))
-        for one in (place.device, target)
-    )
-    products = np.full(len(groups), BACKWARD_OVER_FORWARD)
-    products[0] -= 1.0
-    forward_s = transferred(groups, [la.forward_s for la in there.layers], before, after)
-    backward_s = transferred(
-        groups, [la.backward_s for la in there.layers], products * before, products * after
-    )
+    given = there.batch_size, there.precision
+    if by_operators(target, profile.layers) and not place.factors:
+        before, after = (
+            operator_passes_s(one, profile.layers, *given, devices)
+            for one in (place.device, target)
+        )
+    else:
+        demands = Demands.of(profile.layers)
+        before, after = (roofline_passes_s(one, demands, *given) for one in (place.device, target))
+    forward_s = transferred(groups, [la.forward_s for la in there.layers], before[0], after[0])
+    backward_s = transferred(groups, [la.backward_s for la in there.layers], before[1], after[1])
     return np.concatenate([forward_s, backward_s]) / factor
 
 
 def _typical_rates(
-    target: Device, precision: str, devices: Mapping[str, Device], others: Sequence[Profile]
+    target: Device,
+    precision: str,
+    devices: Mapping[str, Device],
+    others: Sequence[Profile],
+    operators: bool,
 ) -> dict[tuple[str, str], float]:
     """Efficiencies on the target, else on all devices of its kind; if there are none at
     ``precision``, those at float32."""
     for which in (precision, "float32"):
-        rates = _rates(others, which, devices, efficiency=True)
-        of_target = {key: rate for key, rate in rates.items() if key[1] == target.name}
-        alike = {k: rate for k, rate in rates.items() if devices[k[1]].kind == target.kind}
-        if of_target or alike:
-            return of_target or alike
+        alike = {name: one for name, one in devices.items() if one.kind == target.kind}
+        for places in ({target.name: target}, alike):
+            known = devices if operators else None
+            rates = _rates(others, which, places, efficiency=True, known=known)
+            if rates:
+                return rates
     return {}
 
 
@@ -256,10 +329,12 @@ def _rates(
     devices: Mapping[str, Device],
     *,
     efficiency: bool,
+    known: Mapping[str, Device] | None = None,
 ) -> dict[tuple[str, str], float]:
     """Speed of each model on each device, by both names; geometric mean over batch sizes.
 
-    The speed is the efficiency if ``efficiency``, else samples per second.
+    The speed is the efficiency if ``efficiency``, else samples per second. It is that of operators
+    if devices whose figures count are ``known``.
     """
     logs: dict[tuple[str, str], list[float]] = {}
     for one in profiles:
@@ -269,7 +344,12 @@ def _rates(
             rate = timing.batch_size / timing.total_s
             if efficiency:
                 place = devices[timing.device]
-                least = 3.0 * sum(demands.forward_s(place, timing.batch_size, precision))
+                size = timing.batch_size
+                if known is None:
+                    least = 3.0 * sum(demands.forward_s(place, size, precision))
+                else:
+                    passes = operator_passes_s(place, one.layers, size, precision, known)
+                    least = sum(map(sum, passes))
                 rate = least / timing.total_s
             if rate > 0:
                 logs.setdefault((one.name, timing.device), []).append(math.log(rate))

@@ -84,6 +84,12 @@ def layers_s(
     return [(rows[i][0], rows[i][1]) for i in indices]
 
 
+def stated(layers: Iterable[Layer]) -> bool:
+    """Return whether all layers that compute state their operators."""
+    known = [bool(layer.operators) for layer in layers if layer.operators or layer.forward_flop]
+    return bool(known) and all(known)
+
+
 def kernels_of(layers: Iterable[Layer]) -> int:
     """Return the kernels that forward and backward of the layers launch."""
     counts = {Product: 3, Attention: 2}
@@ -105,6 +111,11 @@ class _At(NamedTuple):
     @property
     def multiprocessors(self) -> float:
         return float(self.device.multiprocessors or 1)
+
+    @property
+    def _has_winograd(self) -> bool:
+        """Whether libraries have kernels of Winograd's algorithm, which came with Maxwell."""
+        return self.device.kind == "gpu" and self.device.architecture != "kepler"
 
     def add_products(self, groups: Mapping[Group, int], seconds: Floats) -> None:
         """Add all products."""
@@ -154,7 +165,7 @@ class _At(NamedTuple):
         bandwidth = self.device.memory_bandwidth_bytes_per_s
         moving = transposing_s(images, rates.element_bytes, bandwidth, rates.launch_s)
         of_pass += np.where(transposed, moving, 0.0)
-        if self.precision == "float32" and self.device.kind == "gpu":
+        if self.precision == "float32" and self._has_winograd:
             channels = depth / KERNEL**2
             given = (images, rates, self.multiprocessors, bandwidth)
             winograd = np.stack(

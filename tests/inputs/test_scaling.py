@@ -367,11 +367,14 @@ def test_layers_without_a_roofline_scale_with_the_rest() -> None:
 
 BANDS = {
     "other gpu, models on both": batch_scaling.COMMON_ERROR,
-    "other gpu, no other model": batch_scaling.KIND_ERROR,
+    "other gpu, no other model": batch_scaling.KIND_OPERATORS_ERROR,
+    "other gpu, no other model, no operators": batch_scaling.KIND_ERROR,
     "other gpu, no operations": batch_scaling.SPEED_ERROR,
-    "other kind, gpu that others ran on": batch_scaling.TYPICAL_ERROR,
+    "other kind, gpu that others ran on": batch_scaling.OPERATORS_ERROR,
+    "other kind, gpu that others ran on, no operators": batch_scaling.TYPICAL_ERROR,
     "other kind, cpu that others ran on": batch_scaling.TYPICAL_ERROR,
-    "other kind, gpu that none ran on": batch_scaling.FOREIGN_ERROR,
+    "other kind, gpu that none ran on": batch_scaling.FOREIGN_OPERATORS_ERROR,
+    "other kind, gpu that none ran on, no operators": batch_scaling.FOREIGN_ERROR,
 }
 """Error that :mod:`perfmodel.inputs.batch_scaling` states for each group of the benchmark."""
 
