@@ -84,6 +84,7 @@ def make_job(
     stage_layers: str | tuple[int, ...] | None = None,
     balance: bool | None = None,
     sequence_parallel: bool | None = None,
+    overlap_sums: bool | None = None,
     transfers: str | None = None,
     rank_order: str | None = None,
     jitter: Jitter | float | str | None = None,
@@ -101,18 +102,17 @@ def make_job(
     device, precision, batch_size : which of the profile's timings to use; batch size is per worker.
     recompute : none, selective, selective:products, selective:N or full (activation_checkpointing).
     stack, launches, framework : such as "tuned", "graphs", and "pytorch": the software.
-    optimizer, precision_policy, lora, offload_optimizer : how the model is stored, see
-        :class:`perfmodel.inputs.storage.Storage`: "adamw", "bf16_master", "16:q+v:4".
+    optimizer, precision_policy, lora, offload_optimizer : how the model is stored (``Storage``).
     accumulation : passes per update, which share a worker's batch; default: as timed, or 1.
-    one_device_... : measured speed of one device, or seconds of an update: scales compute times.
+    one_device_... : measured speed of one device, which scales compute times.
     cluster : an object, a file, or a name in the catalogue; by default the device's, if it has one.
     bandwidth, latency : of every node's link: text such as "25Gbps" and "5us", or SI numbers.
     arch, options : name of the architecture, and its options by name.
     island_devices : devices of a worker (an island), each with its batch, or ``"8+8+4"``.
     island_steps : steps between exchanges; ``"equal:100"``: as many as fit the fastest's 100.
     island_arch, island_options : how the devices of an island train together; default allreduce.
-    tensor, pipeline, schedule, ... : a worker of several devices, see
-        :class:`perfmodel.inputs.replica.Replica`; ``devices`` may be given instead of ``workers``.
+    tensor, pipeline, ... : a worker of several devices, :class:`perfmodel.inputs.replica.Replica`.
+    devices : of all workers, instead of ``workers``.
     jitter : coefficient of variation of the compute time, a Jitter, or :meth:`Jitter.parse` text.
 
     Raises

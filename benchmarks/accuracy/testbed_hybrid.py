@@ -91,6 +91,8 @@ def _replica(config: dict[str, Any]) -> dict[str, Any]:
     if mesh["tp"] * mesh["pp"] == 1:
         return {}
     given: dict[str, Any] = {"tensor": mesh["tp"], "pipeline": mesh["pp"], "transfers": "gloo"}
+    if config.get("tp_mode") == "ar_overlap":
+        given["overlap_sums"] = True
     if config.get("tp_mode") == "sp":
         given["sequence_parallel"] = True
     if mesh["pp"] > 1:
@@ -116,6 +118,7 @@ def _layer(one: dict[str, Any], tensor: int) -> pm.WorkloadLayer:
 def _architecture(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     if config.get("prefetch") is not None:
         sharded = {"unit_bytes": 0, "prefetch": int(config["prefetch"] == "async")}
+        sharded |= {"blocking_reduce": True}
         return "fsdp", sharded | ({"shard_group": config["shard"]} if config.get("shard") else {})
     match config.get("dp_mode"):
         case "overlap":

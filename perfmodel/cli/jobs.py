@@ -64,6 +64,7 @@ JOB_OPTIONS: tuple[tuple[str, types.Text | types.File | None, str], ...] = (
     ("--stage-layers", types.count("N+N"), "Blocks or layers of each chunk.  [default: equal]"),
     ("--balance", None, "Divide layers among stages by their times."),
     ("--sequence-parallel", None, "Divide norms along the sequence, with --tensor."),
+    ("--overlap-sums", None, "Sum gradients of inputs during those of weights."),
     ("--transfers", types.TRANSFERS, "How stages send: posted ahead, or waited for."),
     ("--rank-order", types.RANK_ORDER, "How devices are numbered, innermost first."),
     ("--jitter", types.JITTER, "Random variation of compute times; 0.1:op: per operation."),

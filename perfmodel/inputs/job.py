@@ -161,6 +161,7 @@ class JobArguments(TypedDict, total=False):
     stage_layers: str | tuple[int, ...] | None
     balance: bool | None
     sequence_parallel: bool | None
+    overlap_sums: bool | None
     transfers: str | None
     rank_order: str | None
     jitter: Jitter | float | str | None

@@ -60,6 +60,7 @@ class JobKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     stage_layers: str | None = None
     balance: bool | None = None
     sequence_parallel: bool | None = None
+    overlap_sums: bool | None = None
     transfers: str | None = None
     rank_order: str | None = None
     jitter: str | float | None = None

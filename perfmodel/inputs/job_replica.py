@@ -13,9 +13,12 @@ from perfmodel.pipelines import canonical
 
 OF_REPLICA = (
     *("tensor", "pipeline", "virtual_stages", "schedule", "stage_layers", "balance"),
-    *("sequence_parallel", "transfers", "rank_order"),
+    *("sequence_parallel", "overlap_sums", "transfers", "rank_order"),
 )
 """Arguments of :func:`perfmodel.make_job` that define a replica."""
+
+MEGATRON = ("megatron", "megatron-lm", "megatron-core", "nemo")
+"""Frameworks that send and sum as Megatron-LM does."""
 
 INTERLEAVED = "interleaved_1f1b"
 """Default schedule with several chunks per stage."""
@@ -48,9 +51,30 @@ def replica_of(arguments: Mapping[str, Any]) -> tuple[Replica | None, list[Assum
         several = given.get("virtual_stages", 1) > 1
         given["schedule"] = INTERLEAVED if several else "1f1b"
         notes.append(Assumption("schedule", given["schedule"], "", "default of pipelines"))
+    notes += _as_framework(str(arguments.get("framework")).lower(), given)
     if "schedule" in given and not files.looks_like_path(given["schedule"]):
         given["schedule"] = canonical(given["schedule"])
     return Replica(**given), notes
+
+
+def _as_framework(framework: str, given: dict[str, Any]) -> list[Assumption]:
+    """Add what a framework does where it is not given, and return assumptions about that.
+
+    References
+    ----------
+    Megatron-LM: ``forward_backward_pipelining_without_interleaving``, ``overlap_p2p_comm`` and
+    ``async_tensor_model_parallel_allreduce`` of ``ModelParallelConfig``; torchtitan uses
+    torch.distributed.pipelining.
+    """
+    if framework not in MEGATRON:
+        return []
+    several, tensor = given.get("virtual_stages", 1) > 1, given.get("tensor", 1)
+    usual: dict[str, Any] = {"transfers": "ahead" if several else "blocking"}
+    if tensor > 1 and not given.get("sequence_parallel"):
+        usual["overlap_sums"] = True
+    added = {name: value for name, value in usual.items() if name not in given}
+    given.update(added)
+    return [Assumption(name, value, "", "as in Megatron-LM") for name, value in added.items()]
 
 
 def with_passes(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[Assumption]]:

@@ -33,6 +33,8 @@ class Replica(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
     balance : whether layers are divided by their times instead of in equal numbers.
     sequence_parallel : whether the devices of a stage also divide what is between their products,
         along the sequence.
+    overlap_sums : whether the gradients of a layer's inputs are summed while those of its weights
+        are computed, as in Megatron-LM without sequence parallelism.
     transfers : between stages: *torch*: as torch.distributed.pipelining posts and awaits them;
         *gloo*: the same over gloo, which asks for data behind what it sends to the same device;
         *blocking*: a stage waits for what it sends and receives before it goes on (Megatron-LM
@@ -53,6 +55,7 @@ class Replica(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
     stage_layers: tuple[int, ...] = ()
     balance: bool = False
     sequence_parallel: bool = False
+    overlap_sums: bool = False
     transfers: Transfers = "torch"
     order: RankOrder = "tp-dp-pp"
 
@@ -71,6 +74,9 @@ class Replica(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
             raise InputError("stage_layers and balance: give only one of them")
         if self.sequence_parallel and self.tensor == 1:
             raise InputError("sequence_parallel: needs tensor parallelism (tensor: 1)")
+
+        if self.overlap_sums and self.tensor == 1:
+            raise InputError("overlap_sums: needs tensor parallelism (tensor: 1)")
 
     @property
     def asks_as_torch(self) -> bool:

@@ -39,10 +39,9 @@ def schedule_of(replica: Replica, micro_batches: int) -> Schedule:
     else:
         chunks = replica.virtual_stages
         schedule = schedule_named(replica.schedule, replica.pipeline, micro_batches, chunks=chunks)
-    if schedule.copies > 1 or schedule.joined.any():
+    if schedule.copies > 1:
         raise InputError(
-            f"schedule: {replica.schedule} has two copies of each stage, or actions that run "
-            "together, which replicas cannot have yet"
+            f"schedule: {replica.schedule} has two copies of each stage, which replicas cannot have"
         )
     return schedule
 

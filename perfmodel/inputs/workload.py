@@ -24,39 +24,12 @@ from perfmodel.inputs.batch_scaling import (
 from perfmodel.inputs.calibration import Calibration, scaled, value_at
 from perfmodel.inputs.profile import Profile, Timing, total_s
 from perfmodel.inputs.storage import Lora, Storage, Stored
+from perfmodel.inputs.workload_layer import WorkloadLayer as WorkloadLayer
 
 BACKWARD_OVER_FORWARD = 2.0
 """Backward computes two products (gradients of inputs and of weights) for each one in forward."""
 
 Quality = Literal["measured", "estimated"]
-
-
-class WorkloadLayer(msgspec.Struct, frozen=True):
-    """A layer of a resolved workload.
-
-    ``tensor_bytes`` are the sizes of its gradients in the order backward produces them;
-    ``activation_bytes`` is what it keeps for backward, for the whole batch, and ``output_bytes``
-    its output (None: the same). ``kind`` and ``temporary_bytes`` are as in profiles.
-    ``weight_gradient_s`` is the part of ``backward_s`` for the gradients of weights (None: half).
-    ``..._summed_bytes`` are what devices that divide it sum after a pass; its times are one's.
-    """
-
-    name: str
-    forward_s: float
-    backward_s: float
-    tensor_bytes: tuple[float, ...]
-    activation_bytes: float = 0.0
-    kind: str = ""
-    output_bytes: float | None = None
-    temporary_bytes: float | None = None
-    weight_gradient_s: float | None = None
-    forward_summed_bytes: float = 0.0
-    backward_summed_bytes: float = 0.0
-
-    @property
-    def passed_on_bytes(self) -> float:
-        """Its output, for the whole batch."""
-        return self.activation_bytes if self.output_bytes is None else self.output_bytes
 
 
 WIDE: Mapping[str, tuple[str, ...]] = {

@@ -20,7 +20,13 @@ from perfmodel.inputs.stage_work import boundary_bytes
 from perfmodel.inputs.workload import Workload, WorkloadLayer, expanded
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.pipelines.actions import BACKWARD, WEIGHT
-from perfmodel.predicting.replicas import StageJob, replica_of, stage_jobs, whole_fabric
+from perfmodel.predicting.replicas import (
+    StageJob,
+    check_flush,
+    replica_of,
+    stage_jobs,
+    whole_fabric,
+)
 from perfmodel.training.spans import Paths, Spans, paths_of, spans
 from perfmodel.training.stages import chunk_seconds
 
@@ -77,6 +83,7 @@ def faces_of(job: Job, held_s: list[float] | None = None) -> list[Face]:
     ``held_s`` (stages,) is how much longer the last backward passes of a stage take because they
     return once their gradients have been exchanged; each chunk has an equal part.
     """
+    check_flush(job)
     paths = paths_of(replica_of(job), job.workload.accumulation)
     jobs = stage_jobs(job)
     seconds, summed = _seconds(paths, jobs)

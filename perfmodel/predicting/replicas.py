@@ -30,6 +30,7 @@ from perfmodel.inputs.passes import one_pass
 from perfmodel.inputs.replica import Replica, Sums
 from perfmodel.inputs.seats import Seats, of_groups, seats_of
 from perfmodel.inputs.stage_work import boundary_bytes, schedule_of, stages_of
+from perfmodel.inputs.workload import WorkloadLayer
 from perfmodel.training.stages import ENDS, STARTS
 from perfmodel.training.transfers import handing_of
 from perfmodel.training.workers import CORES
@@ -66,13 +67,11 @@ def stage_jobs(job: Job) -> list[StageJob]:
     ):
         if replica.tensor > 1:
             layers = one_pass(workload).layers
-            stage = msgspec.structs.replace(
-                stage,
-                forward_sums=_sums(job.cluster, replica, [x.forward_summed_bytes for x in layers]),
-                backward_sums=_sums(
-                    job.cluster, replica, [x.backward_summed_bytes for x in layers]
-                ),
-            )
+            forward = _sums(job.cluster, replica, [one.forward_summed_bytes for one in layers])
+            backward = _sums(job.cluster, replica, [one.backward_summed_bytes for one in layers])
+            if replica.overlap_sums:
+                backward = tuple(map(_exposed, backward, layers))
+            stage = msgspec.structs.replace(stage, forward_sums=forward, backward_sums=backward)
         part = msgspec.structs.replace(
             job,
             workload=workload if slower == 1.0 else workload.scaled("compute_s", slower),
@@ -95,6 +94,16 @@ def replica_of(job: Job) -> Replica:
     if job.replica is None:
         raise InputError("replica: the job has single devices")
     return job.replica
+
+
+def check_flush(job: Job) -> None:
+    """Raise InputError if stages update weights before all micro-batches of a step have passed."""
+    replica = replica_of(job)
+    if schedule_of(replica, job.workload.accumulation).updates.kind != "flush":
+        raise InputError(
+            f"schedule: {replica.schedule} updates weights without waiting for all micro-batches, "
+            "which can be drawn and counted, but not predicted"
+        )
 
 
 def _slowdown(job: Job) -> float:
@@ -141,6 +150,15 @@ def _sum(fabric: Fabric, parts: list[Cost], layer: int) -> Sums:
     return Sums(seconds - transfer_s, moved, moved / transfer_s)
 
 
+def _exposed(sums: Sums, layer: WorkloadLayer) -> Sums:
+    """Return what is left of a layer's collectives behind the gradients of its weights."""
+    whole_s = sums.seconds + sums.bytes / sums.rate_bytes_per_s
+    if whole_s == 0.0:
+        return sums
+    left = max(whole_s - layer.of_weights_s, 0.0) / whole_s
+    return Sums(sums.seconds * left, sums.bytes * left, sums.rate_bytes_per_s)
+
+
 def whole_fabric(job: Job) -> Fabric:
     """Return the links between the devices of all stages of all replicas."""
     replica = replica_of(job)
@@ -150,6 +168,7 @@ def whole_fabric(job: Job) -> Fabric:
 def build(job: Job, *, fold: bool = False) -> OpGraph:
     """Build the graph of a job with replicas; with ``fold``, of the first replica only, which
     represents all, if its stages allow it."""
+    check_flush(job)
     jobs = stage_jobs(job)
     whole = of_groups(job.cluster, replica_of(job).tensor)
     graphs = _graphs(jobs, fold=fold)

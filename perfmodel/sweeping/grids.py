@@ -81,6 +81,7 @@ class GridArguments(TypedDict, total=False):
     stage_layers: Several[str | tuple[int, ...] | None]
     balance: Several[bool | None]
     sequence_parallel: Several[bool | None]
+    overlap_sums: Several[bool | None]
     transfers: Several[str | None]
     rank_order: Several[str | None]
     micro_batches: Several[int | None]

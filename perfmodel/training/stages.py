@@ -277,12 +277,7 @@ def _seconds(work: Workload) -> Floats:
     """Return the seconds of each layer by kind of action, (kinds, layers)."""
     forward = np.array([layer.forward_s for layer in work.layers])
     backward = np.array([layer.backward_s for layer in work.layers])
-    weight = np.array(
-        [
-            layer.backward_s / 2.0 if layer.weight_gradient_s is None else layer.weight_gradient_s
-            for layer in work.layers
-        ]
-    )
+    weight = np.array([layer.of_weights_s for layer in work.layers])
     table = np.empty((4, len(forward)))
     table[FORWARD], table[BACKWARD] = forward, backward
     table[INPUT], table[WEIGHT] = backward - weight, weight

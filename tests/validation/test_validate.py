@@ -249,6 +249,7 @@ REPLICA: dict[str, Any] = {
     "virtual_stages": 2,
     "balance": True,
     "sequence_parallel": True,
+    "overlap_sums": True,
     "transfers": "ahead",
     "rank_order": "tp-pp-dp",
     "devices": 8,

@@ -98,7 +98,10 @@ def _add_collectives(
             ])  # fmt: skip
             b.probe("all-reduce", made.ravel(), made.ravel(), at_ready=True)
         waiting = followers[number]
-        b.edge(made[np.arange(len(waiting)) % len(made)], waiting[:, None])
+        reduced = made[np.arange(len(waiting)) % len(made)]  # by worker
+        b.edge(reduced, waiting[:, None])
+        if options.blocking_reduce:
+            b.edge(reduced[:, 1:], one.backward[:, units.last[:-1]])
         for begin in (group.begins.get(number + 1) for group in added):
             if begin is not None:
                 b.edge(made.ravel(), np.broadcast_to(begin, made.size))

@@ -38,6 +38,13 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
             lambda o: o.stage != 3,
         ),
     ] = True
+    blocking_reduce: Annotated[
+        bool,
+        Option(
+            "wait for the gradients of each unit before backward goes on, as FSDP2 does over gloo",
+            formulas=False,
+        ),
+    ] = False
     no_sync: NoSyncOption = True
     shard_group: Annotated[
         int,

@@ -1,0 +1,39 @@
+"""A layer of a workload."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class WorkloadLayer(msgspec.Struct, frozen=True):
+    """A layer of a resolved workload.
+
+    ``tensor_bytes`` are the sizes of its gradients in the order backward produces them;
+    ``activation_bytes`` is what it keeps for backward, for the whole batch, and ``output_bytes``
+    its output (None: the same). ``kind`` and ``temporary_bytes`` are as in profiles.
+    ``weight_gradient_s`` is the part of ``backward_s`` for the gradients of weights (None: half).
+    ``forward_summed_bytes`` and ``backward_summed_bytes`` are what devices that divide the layer
+    sum after each of its passes; its times are then those of one of these devices.
+    """
+
+    name: str
+    forward_s: float
+    backward_s: float
+    tensor_bytes: tuple[float, ...]
+    activation_bytes: float = 0.0
+    kind: str = ""
+    output_bytes: float | None = None
+    temporary_bytes: float | None = None
+    weight_gradient_s: float | None = None
+    forward_summed_bytes: float = 0.0
+    backward_summed_bytes: float = 0.0
+
+    @property
+    def of_weights_s(self) -> float:
+        """Part of the backward pass for the gradients of weights."""
+        return self.backward_s / 2.0 if self.weight_gradient_s is None else self.weight_gradient_s
+
+    @property
+    def passed_on_bytes(self) -> float:
+        """Its output, for the whole batch."""
+        return self.activation_bytes if self.output_bytes is None else self.output_bytes
