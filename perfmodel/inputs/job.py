@@ -434,10 +434,12 @@ class Job(Ranged, frozen=True, kw_only=True):
         return self._handed_over(one_pass(self.workload), int(reduced))
 
     def _handed_over(self, workload: Workload, times: int) -> Workload:
-        """Return a workload whose gradients are handed over to the network so many times."""
+        """Return a workload whose gradients are handed over to the network so many times; of a
+        stage, each device has only its part of a layer."""
         handover, share = self.cluster.handover, self.exchanged_share * times
         if share == 0.0 or handover == Handover():
             return workload
+        parts = 1 if self.stage is None else self.stage.replica.tensor
         return with_handover(
-            expanded(workload), lambda count, size: share * handover.seconds(count, size)
+            expanded(workload), lambda count, size: share * handover.seconds(count, size / parts)
         )

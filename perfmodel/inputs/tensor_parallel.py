@@ -23,6 +23,7 @@ from perfmodel.inputs.decoder_layers import layers_of
 from perfmodel.inputs.device import Device
 from perfmodel.inputs.operator_times import layers_s
 from perfmodel.inputs.passes import accumulated, one_pass
+from perfmodel.inputs.recomputation import block_of
 from perfmodel.inputs.workload import Workload, WorkloadLayer
 
 FORWARD_SUMS = (".attention.out", ".feed_forward.down", "embedding")
@@ -100,7 +101,13 @@ def _divided(
     }
     width = float(one.batch_size * length * decoder.hidden * _value_bytes(one))
     return tuple(
-        _share(layer, shares.get(layer.name, (1.0, 1.0)), width, tensor if sequence_parallel else 1)
+        _share(
+            layer,
+            shares.get(layer.name, (1.0, 1.0)),
+            width,
+            tensor if sequence_parallel else 1,
+            again=one.recompute == "full" and bool(block_of(layer)),
+        )
         for layer in one.layers
     )
 
@@ -111,16 +118,19 @@ def _value_bytes(one: Workload) -> float:
 
 
 def _share(
-    layer: WorkloadLayer, share: tuple[float, float], width: float, along: int
+    layer: WorkloadLayer, share: tuple[float, float], width: float, along: int, *, again: bool
 ) -> WorkloadLayer:
-    """Return a layer with the times of one device."""
+    """Return a layer with the times of one device, and what is summed: in backward also what
+    forward sums, if it runs ``again`` there."""
     forward, backward = share
     if layer.kind in WHOLE:
         forward, backward = forward / along, backward / along
+    forward_bytes = width if layer.name.endswith(FORWARD_SUMS) else 0.0
+    backward_bytes = width if layer.name.endswith(BACKWARD_SUMS) else 0.0
     return msgspec.structs.replace(
         layer,
         forward_s=layer.forward_s * forward,
         backward_s=layer.backward_s * backward,
-        forward_summed_bytes=width if layer.name.endswith(FORWARD_SUMS) else 0.0,
-        backward_summed_bytes=width if layer.name.endswith(BACKWARD_SUMS) else 0.0,
+        forward_summed_bytes=forward_bytes,
+        backward_summed_bytes=backward_bytes + (forward_bytes if again else 0.0),
     )
