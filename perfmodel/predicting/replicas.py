@@ -147,6 +147,8 @@ def _sum(fabric: Fabric, parts: list[Cost], layer: int) -> Sums:
         for part in parts
     )
     transfer_s = sum(float(part.transfer_s[layer]) for part in parts)
+    if transfer_s == 0.0:
+        return Sums(seconds)
     return Sums(seconds - transfer_s, moved, moved / transfer_s)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perfmodel import make_job
+from perfmodel import make_job, predict
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.passes import one_pass
@@ -34,6 +34,11 @@ def test_a_block_that_is_computed_again_sums_again(recompute: str, sums: int) ->
     backward = sum(layer.backward_summed_bytes for layer in layers)
     assert forward == (2 * TINY.blocks + 1) * WIDTH
     assert backward == (sums * TINY.blocks + 1) * WIDTH
+
+
+def test_devices_of_two_nodes_may_divide_layers() -> None:
+    inside, across = (predict(job(tensor=n, workers=1)).iteration_s for n in (4, 16))
+    assert across > inside
 
 
 @pytest.mark.parametrize("tensor", [1, 2, 4])
