@@ -1,8 +1,9 @@
 """A 7B model on 8 to 1024 A100, with ZeRO-1 over all devices or inside nodes.
 
-``runs.csv`` has tokens per second and device of data-parallel runs (``tp`` = 1), by number of
-devices, size of the groups that share the optimizer (``shard_group``), micro-batch and
-recomputation. The step on one node calibrates the speed of a device; larger scales are predictions.
+``runs.csv`` has tokens per second and device, by number of devices, size of the groups that share
+the optimizer (``shard_group``), micro-batch, recomputation and number of devices that divide layers
+(``tp``). The step on one node calibrates the speed of a device; larger scales are predictions, and
+so are all runs with divided layers: their speed is that of data parallelism on one node.
 """
 
 from __future__ import annotations
@@ -65,9 +66,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def configuration(self) -> str:
         """Everything but the scale, and whether the optimizer is shared beyond a node."""
-        wide = "all" if self.shard_group > self.devices_per_node else "node"
+        wide = "all" if self.shard_group * self.tp > self.devices_per_node else "node"
         again = f", {self.recompute} recomputation" if self.recompute != "none" else ""
-        return f"batch {self.micro_batch} x {self.microbatches}{again}, shared by {wide}"
+        return f"batch {self.samples} x {self.microbatches}{again}, shared by {wide}"
+
+    @property
+    def samples(self) -> int:
+        """Sequences of a micro-batch, per device."""
+        return self.micro_batch // self.tp
 
     @property
     def work(self) -> str:
@@ -77,8 +83,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def why_not(self) -> str:
         """Return why the row is not predicted; "" if it is."""
-        if self.tp > 1:
-            return "tensor parallel"
+        if self.devices % self.tp or self.micro_batch % self.tp:
+            return "tensor parallel over a part of the devices"
         return "copied from another table" if self.note else ""
 
 
@@ -93,17 +99,19 @@ def profile_of(row: Row) -> Profile:
 
 
 def job(row: Row, alone_s: float | None) -> Job:
-    """Return the job of a row; ``alone_s`` is the step of one device, None for the catalogue's."""
+    """Return the job of a row; ``alone_s`` is the step of one device that does its share of the
+    samples, None for the catalogue's."""
     return make_job(
         workload=profile_of(row),
         device="a100-80",
         precision="mixed",
         batch_size=row.micro_batch * row.microbatches,
+        tensor=row.tp,
         accumulation=row.microbatches,
         activation_checkpointing=row.recompute == "full",
-        one_device_step_s=alone_s,
+        one_device_step_s=None if alone_s is None else alone_s * row.tp,
         cluster=CLUSTER,
-        workers=row.devices,
+        workers=row.devices // row.tp,
         arch="zero1",
         options={"shard_group": row.shard_group},
     )
@@ -122,13 +130,15 @@ def cases(folder: Path) -> list[Case]:
     table = rows.read(folder / FILE, Row)
     rows.say_left_out("not predicted", [f"{r.why_not}: {r.id}" for r in table if r.why_not])
     table = [row for row in table if not row.why_not]
-    known = {row.work: alone_s(row) for row in table if row.devices == row.devices_per_node}
+    known = {row.work: alone_s(row) for row in table
+             if row.devices == row.devices_per_node and row.tp == 1}  # fmt: skip
     runs = []
     for row in table:
-        pool = f"{SOURCE}/one node" if row.devices == row.devices_per_node else f"{SOURCE}/nodes"
-        found = None if row.devices == row.devices_per_node else known.get(row.work)
-        if found is None and row.devices > row.devices_per_node:
-            pool = f"{SOURCE}/none"
+        alone = row.devices == row.devices_per_node and row.tp == 1
+        found = None if alone else known.get(row.work)
+        pool = f"{SOURCE}/one node" if alone else f"{SOURCE}/{'nodes' if found else 'none'}"
+        if row.tp > 1:
+            pool = f"{SOURCE}/{'anchored' if found else 'estimated'}-tensor x data"
         runs.append(Run(f"{pool}/{row.configuration}", row.id, job(row, found),
                         step_s=row.iteration_s, pools=(pool,)))  # fmt: skip
     if not runs:

@@ -159,3 +159,18 @@ def test_one_node_calibrates_larger_scales() -> None:
     assert predict(internevo.job(node, alone_s)).iteration_s == pytest.approx(0.5, rel=1e-3)
     far = internevo.Row(id="far", devices=32, shard_group=32, iteration_s=0.6, **given)
     assert predict(internevo.job(far, alone_s)).iteration_s > 0.5
+
+
+def test_devices_that_divide_layers_take_their_share_of_the_step() -> None:
+    """Two devices with twice the sequences compute as long as one with all layers, and sum
+    besides."""
+    given = {"hidden": 512, "layers": 2, "heads": 8, "kv_heads": 8, "ffn": 1024, "vocab": 1000,
+             "seq_len": 128, "devices_per_node": 8, "devices": 8, "microbatches": 2,
+             "recompute": "none", "iteration_s": 0.5, "shard_group": 4}  # fmt: skip
+    plain = internevo.Row(id="plain", tp=1, micro_batch=2, **given)
+    divided = internevo.Row(id="divided", tp=2, micro_batch=4, **given)
+    assert divided.work == plain.work
+    alone_s = internevo.alone_s(plain)
+    job = internevo.job(divided, alone_s)
+    assert (job.devices, job.workers) == (8, 4)
+    assert 0.48 < predict(job).iteration_s < 0.6

@@ -1,0 +1,291 @@
+"""Rows of tables of language models on several devices, and the runs that predict them.
+
+Every row is predicted *as estimated*, from nothing measured, and *anchored*: another measured row
+of the same model and machine, the reference, sets the speed of a device. It is not predicted, nor
+are others of the same layout.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from benchmarks.accuracy import rows
+from benchmarks.accuracy.cases import Run
+from perfmodel import Job, Source, make_job, predict
+from perfmodel.base.errors import InputError, number, whole_number
+from perfmodel.inputs.decoder import Decoder
+from perfmodel.inputs.decoder_layers import layers_of
+from perfmodel.inputs.profile import Profile
+from perfmodel.predicting.replicas import stage_jobs
+
+SIXTEEN_BITS = ("bf16", "fp16", "")
+"""Precisions of the tables that are computed in 16 bits; "" is not stated."""
+
+ROUNDS, CLOSE = 8, 1e-3
+"""Most rounds in which the speed of a device is found, and the relative error that is left."""
+
+SUMMED_AT_END: dict[str, Any] = {
+    "arch": "ring",
+    "options": {"bucketing": "one", "overlap": False},
+}
+"""Gradients are summed in one buffer after all passes, as by default in Megatron-LM of 2022."""
+
+Arguments = Mapping[str, Any]
+"""Arguments of :func:`perfmodel.make_job`."""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of a table in the columns that tables of layouts share; None where not stated.
+
+    ``vp`` are chunks of layers per stage; ``micro_batch`` and ``global_batch`` are in sequences.
+    """
+
+    id: str
+    model: str
+    devices: int
+    devices_per_node: int | None = None
+    hidden: int | None = None
+    layers: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    ffn: int | None = None
+    vocab: int | None = None
+    gated: int = 0
+    experts: int | None = None
+    seq_len: int | None = None
+    device: str = ""
+    precision: str = ""
+    framework: str = ""
+    tp: int | None = None
+    pp: int | None = None
+    dp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    vp: int | None = None
+    micro_batch: int | None = None
+    microbatches: int | None = None
+    recompute: str = "none"
+    seq_parallel: int = 0
+    zero: int = 0
+    overlap: str = ""
+    iteration_s: float | None = None
+    repeat: int = 0
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("devices", "tp", "pp", "dp", "cp", "micro_batch", "microbatches"):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name))
+        if self.iteration_s is not None:
+            number("iteration_s", self.iteration_s, above=0.0)
+
+    @property
+    def why_not(self) -> str:
+        """Return why the row is not predicted; "" if it is."""
+        needed = ("iteration_s", "hidden", "layers", "heads", "seq_len", "tp", "pp", "dp",
+                  "micro_batch", "microbatches")  # fmt: skip
+        missing = [name for name in needed if getattr(self, name) is None]
+        if self.repeat:
+            return "printed before"
+        if self.experts or (self.ep or 1) > 1:
+            return "experts"
+        if (self.cp or 1) > 1:
+            return "context parallelism"
+        if missing:
+            return f"{', '.join(missing)} not stated"
+        if self.replica * (self.dp or 1) != self.devices:
+            return "layout of other devices"
+        return ""
+
+    @property
+    def replica(self) -> int:
+        """Devices that hold one copy of the model."""
+        return (self.tp or 1) * (self.pp or 1)
+
+    @property
+    def step_s(self) -> float:
+        """Measured seconds of an update."""
+        return self.iteration_s or 0.0
+
+    @property
+    def kind(self) -> str:
+        """Return along which dimensions the devices divide the work."""
+        parts = {"tensor": self.tp, "pipeline": self.pp, "data": self.dp}
+        several = [name for name, count in parts.items() if (count or 1) > 1]
+        return "3D" if len(several) == 3 else " x ".join(several) or "single"
+
+
+def decoder_of(row: Row, **given: Any) -> Decoder:
+    """Return the dimensions of a row's model: gated without biases, or as GPT-2, as the row says.
+
+    ``given`` are further fields of the decoder, and take precedence.
+    """
+    gated = bool(row.gated)
+    fields: dict[str, Any] = {
+        "hidden": row.hidden, "blocks": row.layers, "heads": row.heads, "kv_heads": row.kv_heads,
+        "feed_forward": row.ffn, "gated": gated, "vocabulary": row.vocab, "tied": not gated,
+        "sequence_length": row.seq_len, "biases": not gated, "fused_loss": True,
+        "positions": None if gated else "sequence_length",
+    }  # fmt: skip
+    return Decoder(**fields | given)
+
+
+def profile_of(row: Row, citation: str, **given: Any) -> Profile:
+    """Return the profile of a row's model, by its dimensions (:func:`decoder_of`); it is trained
+    with Adam."""
+    return Profile(
+        name=row.model,
+        decoder=decoder_of(row, **given),
+        source=Source("published", citation),
+        optimizer_state_bytes_per_parameter_byte=2.0,
+    )
+
+
+def block_bytes(decoder: Decoder) -> float:
+    """Return the bytes of the parameters of a block, which FSDP gathers together."""
+    layers = layers_of(decoder, decoder.sequence_length, "mixed")
+    first = [layer for layer in layers if layer.name.startswith("blocks.0.")]
+    return sum(tensor.bytes for layer in first for tensor in layer.tensors)
+
+
+def layout_of(row: Row) -> dict[str, Any]:
+    """Return the arguments of the job that say how a row divides its work."""
+    passes = row.microbatches or 1
+    found: dict[str, Any] = {
+        "workers": row.dp, "batch_size": (row.micro_batch or 1) * passes, "accumulation": passes,
+        "recompute": row.recompute,
+    }  # fmt: skip
+    if row.replica > 1:
+        found |= {"tensor": row.tp, "pipeline": row.pp}
+    if (row.tp or 1) > 1 and row.seq_parallel:
+        found["sequence_parallel"] = True
+    if (row.vp or 1) > 1 and (row.pp or 1) > 1:
+        found["virtual_stages"] = row.vp
+    return found
+
+
+class Anchor(msgspec.Struct, frozen=True):
+    """The speed of a device: its measured over its estimated time, in passes of ``micro_batch``."""
+
+    factor: float
+    micro_batch: int
+
+    @classmethod
+    def of(cls, row: Row, arguments: Arguments) -> Anchor:
+        """Return the speed with which a row takes as long as measured."""
+        factor = 1.0
+        for _ in range(ROUNDS):
+            anchor = cls(factor, row.micro_batch or 1)
+            off = row.step_s / predict(anchor.job(arguments), fidelity="fine").iteration_s
+            if abs(off - 1.0) < CLOSE:
+                break
+            factor *= off
+        return anchor
+
+    def job(self, arguments: Arguments) -> Job:
+        """Return a job on devices of this speed: a device takes ``factor`` times the estimate for
+        as many passes as the job has, each of the reference's size."""
+        there = dict(arguments, batch_size=self.micro_batch * arguments["accumulation"])
+        alone = make_job(**{k: v for k, v in there.items() if k not in OF_LAYOUT}, workers=1)
+        return make_job(
+            **arguments,
+            one_device_step_s=self.factor * alone.workload.compute_s,
+            one_device_batch_size=there["batch_size"],
+        )
+
+
+OF_LAYOUT = ("workers", "tensor", "pipeline", "sequence_parallel", "virtual_stages", "schedule",
+             "stage_layers", "transfers", "arch", "options")  # fmt: skip
+"""Arguments of a job that a single device does not have."""
+
+
+R = TypeVar("R", bound=Row)
+
+
+def runs(
+    source: str,
+    table: Iterable[R],
+    arguments: Callable[[R], Arguments],
+    alike: Callable[[R], object],
+    *,
+    unlike: Callable[[R, R], float] = lambda row, other: 0.0,
+    setting: Callable[[R], str] = lambda row: f"{row.model} on {row.devices}",
+) -> list[Run]:
+    """Return the runs of a table, in both ways; report the rows without one.
+
+    Parameters
+    ----------
+    source : the start of the names of the groups.
+    arguments : those of a row's job.
+    alike : rows with the same value are of one model and machine.
+    unlike : how far such a row is from one that it is the reference of, before the number of its
+        devices counts.
+    setting : rows with the same value are ranked.
+
+    Raises
+    ------
+    InputError : no row can be predicted.
+    """
+    found: list[Run] = []
+    known: dict[R, Arguments] = {}
+    for row in _kept(table):
+        job = made(row, functools.partial(_job, row, arguments))
+        if job is not None:
+            known[row] = arguments(row)
+            if row.precision in SIXTEEN_BITS:
+                found.append(run_of(source, "estimated", row, job, setting))
+    groups: dict[object, list[R]] = {}
+    for row in known:
+        groups.setdefault(alike(row), []).append(row)
+    anchors: dict[R, Anchor] = {}
+    for row, given in known.items():
+        first = reference(row, groups[alike(row)], unlike)
+        if known[first] == given:  # says how well runs repeat, not how good a prediction is
+            continue
+        if first not in anchors:
+            anchors[first] = Anchor.of(first, known[first])
+        found.append(run_of(source, "anchored", row, anchors[first].job(given), setting))
+    if not found:
+        raise InputError(f"{source}: no row that can be predicted")
+    return found
+
+
+def made(row: Row, make: Callable[[], Job]) -> Job | None:
+    """Return the job of a row; None, after a report, if there is none."""
+    try:
+        job = make()
+        if job.replica is not None:
+            stage_jobs(job)  # checks that its layers can be divided among its devices
+        return job
+    except InputError as error:
+        rows.say_left_out(str(error), [row.id])
+        return None
+
+
+def _job(row: R, arguments: Callable[[R], Arguments]) -> Job:
+    return make_job(**arguments(row))
+
+
+def reference(row: R, like: Sequence[R], unlike: Callable[[R, R], float]) -> R:
+    """Return the row that sets the speed: the nearest, of those that with the fewest devices, then
+    stages, then devices that divide layers, and the most micro-batches."""
+    return min(like, key=lambda o: (unlike(row, o), o.devices, o.pp, o.tp, -(o.microbatches or 1)))
+
+
+def _kept(table: Iterable[R]) -> list[R]:
+    """Return the rows that can be predicted, and report the others."""
+    listed = list(table)
+    for why in dict.fromkeys(row.why_not for row in listed if row.why_not):
+        rows.say_left_out(why, [row.id for row in listed if row.why_not == why])
+    return [row for row in listed if not row.why_not]
+
+
+def run_of(source: str, way: str, row: R, job: Job, setting: Callable[[R], str]) -> Run:
+    """Return the run of a row that is predicted in a ``way``."""
+    pool = f"{source}/{way}"
+    return Run(f"{pool}-{row.kind}", row.id, job, step_s=row.step_s, pools=(pool,),
+               setting=f"{way}: {setting(row)}")  # fmt: skip

@@ -1,0 +1,85 @@
+"""Single published rows: Llama 2 under FSDP, and Megatron-LM's large models in 3D.
+
+``runs.csv`` has rows of several pages. What they leave open is stated with its source in
+``about/small_tables.toml``, by the name of a row or a pattern of names.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.accuracy import layouts, rows
+from benchmarks.accuracy.cases import Case, about, predicted
+from perfmodel.base.errors import InputError
+
+SOURCE, FILE = "small_tables", "runs.csv"
+ABOUT = about(SOURCE)
+
+DEVICES = {"A100-80GB": "a100-80", "A100": "a100-80", "H100": "h100", "B200": "b200",
+           "MI325X": "mi325x"}  # fmt: skip
+"""Names of devices in the table, and here."""
+
+RECOMPUTATIONS = {"fsdp": {"selective": "selective:products"}}
+"""What words for recomputation mean under an architecture."""
+
+
+class Row(layouts.Row, frozen=True, kw_only=True):
+    """A row of the table; with facts, it has a ``seq_len`` and an ``iteration_s``."""
+
+    devices: int = 1
+    recompute: str = ""
+    tokens_per_s_per_device: float | None = None
+    shard_group: str = ""
+
+    @property
+    def why_not(self) -> str:
+        """Return why the row is not predicted; "" if it is."""
+        if self.device not in DEVICES:
+            return f"device {self.device or 'not stated'}"
+        if not super().why_not and not self.recompute:
+            return "recomputation not stated"
+        return super().why_not
+
+    @property
+    def complete(self) -> Row:
+        """The row with its facts, and the time of a step from the tokens per second."""
+        facts = {name: value for names, known in ABOUT.facts.items() if fnmatchcase(self.id, names)
+                 for name, value in known.items()}  # fmt: skip
+        row = msgspec.structs.replace(self, **facts)
+        rate, passes = row.tokens_per_s_per_device, row.microbatches
+        if rate and row.seq_len and row.micro_batch and passes and not row.iteration_s:
+            tokens = row.micro_batch * passes * row.seq_len / row.replica
+            row = msgspec.structs.replace(row, iteration_s=tokens / rate)
+        return row
+
+
+def arguments(row: Row) -> dict[str, Any]:
+    """Return the arguments of a row's job."""
+    given = layouts.layout_of(row)
+    if (row.pp or 1) > 1:
+        given["transfers"] = "ahead" if (row.vp or 1) > 1 else "blocking"
+    given |= {"arch": "ring" if row.zero == 0 else "zero1"}
+    if row.zero == 3:
+        unit = layouts.block_bytes(layouts.decoder_of(row))
+        given |= {"arch": "fsdp", "options": {"unit_bytes": unit}}
+        if "node" in row.shard_group:
+            given["options"]["shard_group"] = "node"
+    elif row.zero == 2:
+        raise InputError("sharding of gradients in an unknown layout")
+    again = RECOMPUTATIONS.get(given["arch"], {}).get(row.recompute, row.recompute)
+    return given | {
+        "workload": layouts.profile_of(row, ABOUT.citation, fused_loss=row.zero != 3),
+        "recompute": again,
+        "device": DEVICES[row.device],
+        "precision": "mixed",
+    }
+
+
+def cases(folder: Path) -> list[Case]:
+    """Return every row that states its layout, or whose layout is a fact; none is a reference."""
+    table = [row.complete for row in rows.read(folder / FILE, Row)]
+    return predicted(layouts.runs(SOURCE, table, arguments, alike=lambda row: row.id))

@@ -1,0 +1,71 @@
+"""Llama 3.1 on 8 to 256 H100 in torchtitan, by sharded data and tensor parallelism.
+
+``runs.csv`` has tokens per second and device. The devices have slower memory than others of their
+name and are held at 500 W. Layers in 8 bits are predicted from others in 8 bits only.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accuracy import layouts, ranks, rows
+from benchmarks.accuracy.cases import Case, about, predicted
+
+SOURCE, FILE = "torchtitan", "runs.csv"
+ABOUT = about(SOURCE)
+
+DEVICES = {"H100-SXM-96GB-HBM2e-500W": "h100"}
+"""Names of devices in the table and here."""
+
+
+class Row(layouts.Row, frozen=True, kw_only=True):
+    """A row of the table."""
+
+    compiled: int = 0
+    shard_group: int | None = None
+
+    @property
+    def why_not(self) -> str:
+        """Return why the row is not predicted; "" if it is."""
+        if self.device not in DEVICES:
+            return f"device {self.device}"
+        return "sums overlap with products" if "async" in self.overlap else super().why_not
+
+    @property
+    def work(self) -> tuple[object, ...]:
+        """What a device computes, and how."""
+        bits = "16 bits" if self.precision in layouts.SIXTEEN_BITS else self.precision
+        return self.model, bits, self.compiled, self.recompute, self.seq_len
+
+
+def arguments(row: Row) -> dict[str, Any]:
+    """Return the arguments of a row's job; blocks are the units that are gathered."""
+    profile = layouts.profile_of(row, ABOUT.citation, fused_loss=False)
+    decoder = layouts.decoder_of(row)
+    group = {} if row.shard_group in (None, row.dp) else {"shard_group": row.shard_group}
+    given = layouts.layout_of(row)
+    if (row.tp or 1) > 1:
+        given["sequence_parallel"] = True
+    return given | {
+        "workload": profile,
+        "recompute": ranks.RECOMPUTATIONS.get(row.recompute, row.recompute),
+        "device": DEVICES[row.device],
+        "precision": "mixed",
+        "cluster": "dgx-h100",
+        "arch": "fsdp",
+        "options": {"unit_bytes": layouts.block_bytes(decoder), **group},
+    }
+
+
+def cases(folder: Path) -> list[Case]:
+    """Return every run; anchored ones from that of the same work on the fewest devices."""
+    return predicted(
+        layouts.runs(
+            SOURCE,
+            rows.read(folder / FILE, Row),
+            arguments,
+            alike=lambda row: row.work,
+            setting=lambda row: f"{row.work}",
+        )
+    )
