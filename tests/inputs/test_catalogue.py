@@ -220,6 +220,8 @@ def test_peak_rates_follow_from_cores_and_clocks(name: str) -> None:
         ("a10g", (35e12, 70e12, 35e12), 600e9, 24),
         ("mi250x", (95.7e12 / 2, 383e12 / 2, None), 3276.8e9 / 2, 64),
         ("mi300x", (163.4e12, 1307.4e12, 653.7e12), 5300e9, 192),
+        ("mi325x", (163.4e12, 1307.4e12, 653.7e12), 6000e9, 256),
+        ("gh200", (66.9e12, 989.4e12, 494.7e12), 4000e9, 96),
     ],
 )
 def test_published_rates_of_other_devices(
@@ -230,6 +232,21 @@ def test_published_rates_of_other_devices(
     assert (peaks.float32, peaks.mixed, peaks.tf32) == rates
     assert one.memory_bandwidth_bytes_per_s == bandwidth
     assert one.memory_bytes == gib * 2**30
+
+
+@pytest.mark.parametrize("name", ["gb200", "gb300"])
+def test_a_rack_has_72_devices(name: str) -> None:
+    """The rack's published rates, with sparsity twice as high: 360e15 in 16 bits, 576e12 bytes/s of
+    memory, 130e12 of NVLink both ways."""
+    one, rack = (
+        catalogue.device(name),
+        catalogue.cluster(str(catalogue.device(name).default_cluster)),
+    )
+    assert 72 * 2 * one.peak("mixed") == 360e15
+    assert 72 * one.memory_bandwidth_bytes_per_s == 576e12
+    assert rack.devices_per_node == 72
+    assert rack.intra_node is not None
+    assert 72 * 2 * rack.intra_node.bandwidth_bytes_per_s == pytest.approx(130e12, rel=0.01)
 
 
 @pytest.mark.parametrize(
