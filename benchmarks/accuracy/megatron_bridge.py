@@ -20,7 +20,8 @@ ABOUT = about(SOURCE)
 PRECISIONS = {"FP8-CS": "FP8", "FP8-MX": "MXFP8"}
 """Earlier names of precisions."""
 
-CLUSTERS = {"h100": "dgx-h100", "b200": "dgx-b200", "gb200": "nvl72", "gb300": "nvl72"}
+CLUSTERS = {"h100": "dgx-h100", "b200": "dgx-b200", "gb200": "gb200-nvl72",
+            "gb300": "gb200-nvl72", "b300": "dgx-b300"}  # fmt: skip
 
 
 class Row(layouts.Row, frozen=True, kw_only=True):
@@ -61,6 +62,7 @@ def arguments(row: Row) -> dict[str, Any]:
     return given | sharded | {
         "workload": layouts.profile_of(row, ABOUT.citation),
         "device": row.device.lower(),
+        "stack": "tuned",
         "precision": "mixed",
         "precision_policy": "bf16_master_fp32_gradients",
         "cluster": CLUSTERS[row.device.lower()],

@@ -50,6 +50,7 @@ def arguments(row: Row) -> dict[str, Any]:
     return given | {
         "workload": profile,
         "recompute": ranks.RECOMPUTATIONS.get(row.recompute, row.recompute),
+        "launches": "compiled" if row.compiled else "eager",
         "device": DEVICES[row.device],
         "precision": "mixed",
         "cluster": "dgx-h100",
