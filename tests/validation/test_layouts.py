@@ -322,7 +322,7 @@ def test_unequal_devices_are_left_out() -> None:
         ("sailor", "sailor/anchored", 0.10),
         ("torchtitan", "torchtitan/anchored-data", 0.05),
         ("small_tables", "small_tables/estimated", 0.15),
-        ("bigscience_tr11", "bigscience_tr11/estimated", 0.15),
+        ("libai", "libai/estimated-single", 0.10),
     ],
 )
 def test_published_layouts(source: str, group: str, median: float) -> None:
