@@ -23,6 +23,7 @@ from perfmodel.inputs.decoder_layers import layers_of
 from perfmodel.inputs.device import Device
 from perfmodel.inputs.operator_times import layers_s
 from perfmodel.inputs.passes import accumulated, one_pass
+from perfmodel.inputs.precisions import SHORT
 from perfmodel.inputs.recomputation import block_of
 from perfmodel.inputs.workload import Workload, WorkloadLayer
 
@@ -114,7 +115,7 @@ def _divided(
 
 def _value_bytes(one: Workload) -> float:
     """Return the bytes of an activation's value."""
-    return 2.0 if one.precision in ("mixed", "bf16", "fp16", "fp8") else 4.0
+    return 2.0 if one.precision in SHORT else 4.0
 
 
 def _share(

@@ -36,6 +36,13 @@ def test_a_block_that_is_computed_again_sums_again(recompute: str, sums: int) ->
     assert backward == (sums * TINY.blocks + 1) * WIDTH
 
 
+@pytest.mark.parametrize("precision", ["mixed", "fp8", "mxfp8"])
+def test_sums_have_sixteen_bits(precision: str) -> None:
+    """Also where products have eight."""
+    layers = one_pass(job(device="b200", cluster="dgx-b200", precision=precision).workload).layers
+    assert max(layer.forward_summed_bytes for layer in layers) == WIDTH
+
+
 def test_devices_of_two_nodes_may_divide_layers() -> None:
     inside, across = (predict(job(tensor=n, workers=1)).iteration_s for n in (4, 16))
     assert across > inside
