@@ -63,7 +63,6 @@ def arguments(row: Row) -> dict[str, Any]:
     return given | {
         "workload": layouts.profile_of(row, ABOUT.citation, flash=False),
         "device": "a100-80",
-        "precision": "mixed",
         "cluster": CLUSTER,
         "arch": "zero1" if row.zero else "ring",
     }

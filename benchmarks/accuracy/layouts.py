@@ -22,8 +22,9 @@ from perfmodel.inputs.decoder_layers import layers_of
 from perfmodel.inputs.profile import Profile
 from perfmodel.predicting.replicas import stage_jobs
 
-SIXTEEN_BITS = ("bf16", "fp16", "")
-"""Precisions of the tables that are computed in 16 bits; "" is not stated."""
+PRECISIONS = {"bf16": "mixed", "fp16": "mixed", "": "mixed", "fp8": "fp8", "float8": "fp8",
+              "mxfp8": "mxfp8"}  # fmt: skip
+"""First words of precisions in the tables, and precisions here; "" is not stated."""
 
 ROUNDS, CLOSE = 8, 1e-3
 """Most rounds in which the speed of a device is found, and the relative error that is left."""
@@ -102,6 +103,17 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         return ""
 
     @property
+    def computed_in(self) -> str | None:
+        """The precision of the job; None if there is none like it, so that times are only known
+        from a measured row."""
+        return PRECISIONS.get(self.precision.lower().partition(" ")[0])
+
+    @property
+    def figure(self) -> bool:
+        """Whether the catalogue knows the row, so that it cannot be predicted from nothing."""
+        return False
+
+    @property
     def replica(self) -> int:
         """Devices that hold one copy of the model."""
         return (self.tp or 1) * (self.pp or 1)
@@ -156,8 +168,8 @@ def layout_of(row: Row) -> dict[str, Any]:
     """Return the arguments of the job that say how a row divides its work."""
     passes = row.microbatches or 1
     found: dict[str, Any] = {
-        "workers": row.dp, "batch_size": (row.micro_batch or 1) * passes, "accumulation": passes,
-        "recompute": row.recompute,
+        "precision": row.computed_in or "mixed", "workers": row.dp, "recompute": row.recompute,
+        "batch_size": (row.micro_batch or 1) * passes, "accumulation": passes,
     }  # fmt: skip
     if row.replica > 1:
         found |= {"tensor": row.tp, "pipeline": row.pp}
@@ -236,7 +248,7 @@ def runs(
         job = made(row, functools.partial(_job, row, arguments))
         if job is not None:
             known[row] = arguments(row)
-            if row.precision in SIXTEEN_BITS:
+            if row.computed_in is not None and not row.figure:
                 found.append(run_of(source, "estimated", row, job, setting))
     groups: dict[object, list[R]] = {}
     for row in known:

@@ -32,7 +32,6 @@ def arguments(row: layouts.Row) -> dict[str, Any]:
             row, ABOUT.citation, vocabulary=VOCABULARIES.get(row.model, row.vocab), flash=False
         ),
         "device": "v100-32",
-        "precision": "mixed",
         "cluster": "dgx-1",
     }
 

@@ -1,7 +1,7 @@
 """Llama 3 on H100, B200, GB200 and GB300 in Megatron-Bridge, tuned, by every parallelism.
 
-``runs.csv`` has tokens per second and device of several releases, nearly all in 8 or 4 bits: such
-rows are predicted from others of the same precision only.
+``runs.csv`` has tokens per second and device of several releases, nearly all in 8 or 4 bits. Rows
+in 4 bits are predicted from others in 4 bits only.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ ABOUT = about(SOURCE)
 
 PRECISIONS = {"FP8-CS": "FP8", "FP8-MX": "MXFP8"}
 """Earlier names of precisions."""
+
+FIGURES = {("llama3-8b", "H100"), ("llama3-8b", "B200")}
+"""Models and devices of rows that are utilisations in the catalogue."""
 
 CLUSTERS = {"h100": "dgx-h100", "b200": "dgx-b200", "gb200": "gb200-nvl72",
             "gb300": "gb200-nvl72", "b300": "dgx-b300"}  # fmt: skip
@@ -38,6 +41,11 @@ class Row(layouts.Row, frozen=True, kw_only=True):
         if self.device.lower() not in CLUSTERS:
             return f"device {self.device}"
         return super().why_not
+
+    @property
+    def figure(self) -> bool:
+        """Whether the catalogue knows the row."""
+        return (self.model, self.device) in FIGURES
 
     @property
     def bits(self) -> str:
@@ -63,7 +71,6 @@ def arguments(row: Row) -> dict[str, Any]:
         "workload": layouts.profile_of(row, ABOUT.citation),
         "device": row.device.lower(),
         "stack": "tuned",
-        "precision": "mixed",
         "precision_policy": "bf16_master_fp32_gradients",
         "cluster": CLUSTERS[row.device.lower()],
     }  # fmt: skip

@@ -86,7 +86,6 @@ def arguments(row: Row) -> dict[str, Any]:
     return layouts.layout_of(row) | stages(row) | layouts.SUMMED_AT_END | {
         "workload": layouts.profile_of(row, ABOUT.citation, flash=False),
         "device": DEVICES[row.device],
-        "precision": "mixed",
         "cluster": "quad-gh200",
     }  # fmt: skip
 

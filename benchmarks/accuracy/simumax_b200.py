@@ -24,7 +24,6 @@ def arguments(row: layouts.Row) -> dict[str, Any]:
     return given | {
         "workload": layouts.profile_of(row, ABOUT.citation),
         "device": "b200",
-        "precision": "mixed",
         "precision_policy": "bf16_master_fp32_gradients",
         "cluster": "dgx-b200",
         "arch": "zero1",

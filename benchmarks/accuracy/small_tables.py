@@ -45,6 +45,11 @@ class Row(layouts.Row, frozen=True, kw_only=True):
         return super().why_not
 
     @property
+    def figure(self) -> bool:
+        """Whether the catalogue knows the row."""
+        return self.id == "fms-fsdp-7b-A100"
+
+    @property
     def complete(self) -> Row:
         """The row with its facts, and the time of a step from the tokens per second."""
         facts = {name: value for names, known in ABOUT.facts.items() if fnmatchcase(self.id, names)
@@ -75,7 +80,6 @@ def arguments(row: Row) -> dict[str, Any]:
         "workload": layouts.profile_of(row, ABOUT.citation, fused_loss=row.zero != 3),
         "recompute": again,
         "device": DEVICES[row.device],
-        "precision": "mixed",
     }
 
 

@@ -1,7 +1,7 @@
 """Llama 3.1 on 8 to 256 H100 in torchtitan, by sharded data and tensor parallelism.
 
 ``runs.csv`` has tokens per second and device. The devices have slower memory than others of their
-name and are held at 500 W. Layers in 8 bits are predicted from others in 8 bits only.
+name and are held at 500 W.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Row(layouts.Row, frozen=True, kw_only=True):
     @property
     def work(self) -> tuple[object, ...]:
         """What a device computes, and how."""
-        bits = "16 bits" if self.precision in layouts.SIXTEEN_BITS else self.precision
+        bits = "16 bits" if self.computed_in == "mixed" else self.precision
         return self.model, bits, self.compiled, self.recompute, self.seq_len
 
 
@@ -52,7 +52,6 @@ def arguments(row: Row) -> dict[str, Any]:
         "recompute": ranks.RECOMPUTATIONS.get(row.recompute, row.recompute),
         "launches": "compiled" if row.compiled else "eager",
         "device": DEVICES[row.device],
-        "precision": "mixed",
         "cluster": "dgx-h100",
         "arch": "fsdp",
         "options": {"unit_bytes": layouts.block_bytes(decoder), **group},

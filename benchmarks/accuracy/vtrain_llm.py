@@ -79,7 +79,6 @@ def arguments(row: layouts.Row) -> dict[str, Any]:
         **layouts.SUMMED_AT_END,
         "workload": layouts.profile_of(row, ABOUT.citation, flash=False),
         "device": "a100-80",
-        "precision": "mixed",
         "cluster": "dgx-a100",
     }
 

@@ -13,7 +13,7 @@ from perfmodel.inputs.passes import one_pass
 from perfmodel.inputs.profile import Profile, Source
 from perfmodel.predicting.replicas import stage_jobs
 
-TINY = Decoder(hidden=64, blocks=2, heads=4, vocabulary=1024, sequence_length=128)
+TINY = Decoder(hidden=64, blocks=2, heads=16, vocabulary=1024, sequence_length=128)
 
 WIDTH = 3 * 128 * 64 * 2
 """Bytes between blocks: 3 sequences of 128 tokens, 64 values of 16 bits."""

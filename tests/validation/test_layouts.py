@@ -114,7 +114,8 @@ def test_why_a_row_is_left_out(given: dict[str, Any], why: str) -> None:
 def test_a_layout_as_arguments_of_a_job() -> None:
     found = layouts.layout_of(row(tp=2, pp=4, dp=3, vp=2, seq_parallel=1, recompute="full"))
     assert found == {
-        "workers": 3, "batch_size": 16, "accumulation": 8, "recompute": "full", "tensor": 2,
+        "precision": "mixed", "workers": 3, "batch_size": 16, "accumulation": 8,
+        "recompute": "full", "tensor": 2,
         "pipeline": 4, "virtual_stages": 2, "sequence_parallel": True,
     }  # fmt: skip
     assert "tensor" not in layouts.layout_of(row(dp=3))
@@ -237,16 +238,45 @@ def test_jobs_of_each_source() -> None:
     assert titan["options"]["unit_bytes"] == 4 * (3 * 256 * 512 + 3 * 256 * 256 + 2 * 256)
     bridge = {**one, "device": "GB200", "vp": 2, "precision": "FP8-CS"}
     tuned = megatron_bridge.arguments(megatron_bridge.Row(**bridge))
-    assert (tuned["cluster"], tuned["transfers"], tuned["virtual_stages"]) == ("nvl72", "ahead", 2)
+    assert tuned["cluster"] == "gb200-nvl72"
+    assert (tuned["transfers"], tuned["virtual_stages"]) == ("ahead", 2)
     sharded = megatron_bridge.arguments(megatron_bridge.Row(**bridge | {"zero": 3}))
     assert sharded["arch"] == "fsdp"
 
 
-def test_layers_in_eight_bits_are_anchored_only(tmp_path: Path) -> None:
+def test_layers_in_eight_bits_have_a_reference_in_eight_bits(tmp_path: Path) -> None:
     eight = GATED | {"precision": "float8 linear (bf16 else)"}
-    found = predicted(tmp_path, "torchtitan", GATED, eight | {"id": "8 bits"},
+    found = predicted(tmp_path, "torchtitan", GATED, eight | {"id": "8 bits", "iteration_s": 4.0},
                       eight | {"id": "more", "devices": 8, "dp": 8})  # fmt: skip
-    assert set(found) == {"estimated-single: one", "anchored-data: more"}
+    assert set(found) == {
+        "estimated-single: one", "estimated-single: 8 bits", "estimated-data: more",
+        "anchored-data: more",
+    }  # fmt: skip
+    assert 4.0 < found["anchored-data: more"].predicted < 4.4
+
+
+def test_unknown_precisions_are_anchored_only(tmp_path: Path) -> None:
+    four = GATED | {"precision": "NVFP4", "task": "SFT"}
+    found = predicted(tmp_path, "megatron_bridge", four, four | {"id": "8", "devices": 8, "dp": 8})
+    assert set(found) == {"anchored-data: 8"}
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [("bf16", "mixed"), ("", "mixed"), ("FP8", "fp8"), ("MXFP8", "mxfp8"), ("NVFP4", None),
+     ("float8 rowwise linear (bf16 else)", "fp8")],
+)  # fmt: skip
+def test_precisions_of_jobs(name: str, precision: str | None) -> None:
+    assert row(precision=name).computed_in == precision
+
+
+def test_figures_of_the_catalogue_are_no_predictions(tmp_path: Path) -> None:
+    """A run that the catalogue has a utilisation of only is a reference."""
+    given = GATED | {"model": "llama3-8b", "precision": "FP8"}
+    found = predicted(tmp_path, "megatron_bridge", given, given | {"id": "b", "device": "GB200"})
+    assert set(found) == {"estimated-single: b"}
+    ids = ("fms-fsdp-7b-A100", "fms-fsdp-13b-A100")
+    assert [small_tables.Row(**ROW | {"id": name}).figure for name in ids] == [True, False]
 
 
 def test_precisions_of_releases_are_the_same() -> None:
