@@ -1,13 +1,15 @@
 """Rows of tables of language models on several devices, and the runs that predict them.
 
 Every row is predicted *as estimated*, from nothing measured, and *anchored*: another measured row
-of the same model and machine, the reference, sets the speed of a device. It is not predicted, nor
-are others of the same layout.
+of the same model and machine, the reference, sets the speed of a device. If there are several rows
+of its layout, their median does. They are not predicted.
 """
 
 from __future__ import annotations
 
 import functools
+import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -187,12 +189,12 @@ class Anchor(msgspec.Struct, frozen=True):
     micro_batch: int
 
     @classmethod
-    def of(cls, row: Row, arguments: Arguments) -> Anchor:
-        """Return the speed with which a row takes as long as measured."""
+    def of(cls, row: Row, arguments: Arguments, measured_s: float) -> Anchor:
+        """Return the speed with which a row takes ``measured_s``."""
         factor = 1.0
         for _ in range(ROUNDS):
             anchor = cls(factor, row.micro_batch or 1)
-            off = row.step_s / predict(anchor.job(arguments), fidelity="fine").iteration_s
+            off = measured_s / predict(anchor.job(arguments), fidelity="fine").iteration_s
             if abs(off - 1.0) < CLOSE:
                 break
             factor *= off
@@ -255,11 +257,13 @@ def runs(
         groups.setdefault(alike(row), []).append(row)
     anchors: dict[R, Anchor] = {}
     for row, given in known.items():
-        first = reference(row, groups[alike(row)], unlike)
+        like = groups[alike(row)]
+        first = reference(row, like, unlike)
         if known[first] == given:  # says how well runs repeat, not how good a prediction is
             continue
         if first not in anchors:
-            anchors[first] = Anchor.of(first, known[first])
+            again = [other.step_s for other in like if known[other] == known[first]]
+            anchors[first] = Anchor.of(first, known[first], statistics.median(again))
         found.append(run_of(source, "anchored", row, anchors[first].job(given), setting))
     if not found:
         raise InputError(f"{source}: no row that can be predicted")
@@ -284,8 +288,14 @@ def _job(row: R, arguments: Callable[[R], Arguments]) -> Job:
 
 def reference(row: R, like: Sequence[R], unlike: Callable[[R, R], float]) -> R:
     """Return the row that sets the speed: the nearest, of those that with the fewest devices, then
-    stages, then devices that divide layers, and the most micro-batches."""
-    return min(like, key=lambda o: (unlike(row, o), o.devices, o.pp, o.tp, -(o.microbatches or 1)))
+    stages, then devices that divide layers, then the nearest micro-batch, and the most of them."""
+
+    def order(other: R) -> tuple[float, ...]:
+        ratio = abs(math.log((other.micro_batch or 1) / (row.micro_batch or 1)))
+        layout = (other.devices, other.pp or 1, other.tp or 1)
+        return (unlike(row, other), *layout, ratio, -(other.microbatches or 1))
+
+    return min(like, key=order)
 
 
 def _kept(table: Iterable[R]) -> list[R]:

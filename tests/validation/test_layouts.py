@@ -144,7 +144,7 @@ def test_a_reference_takes_as_long_as_measured() -> None:
     for given in ({}, {"devices": 8, "pp": 2, "dp": 2, "tp": 2}):
         one = row(**given)
         arguments = libai.arguments(one)
-        anchor = layouts.Anchor.of(one, arguments)
+        anchor = layouts.Anchor.of(one, arguments, 8.0)
         assert predict(anchor.job(arguments)).iteration_s == pytest.approx(8.0, rel=2e-3)
         slower = layouts.Anchor(1.01 * anchor.factor, anchor.micro_batch)
         assert predict(slower.job(arguments)).iteration_s > 8.0 * 1.005
@@ -156,6 +156,7 @@ def test_the_reference_is_the_nearest_row_on_the_fewest_devices() -> None:
         row(id="pipeline", devices=2, pp=2),
         row(id="tensor", devices=2, tp=2),
         row(id="more", devices=2, tp=2, microbatches=16),
+        row(id="large", devices=2, tp=2, micro_batch=8, microbatches=32),
         row(id="far", micro_batch=1),
     ]
     found = layouts.reference(rows[0], rows, lambda a, b: float(a.micro_batch != b.micro_batch))
@@ -184,6 +185,15 @@ def test_canary_a_pipeline_is_not_as_fast_as_its_stages(tmp_path: Path) -> None:
     assert case.predicted != pytest.approx(8.0 / 4.0, rel=0.1)
 
 
+def test_several_rows_of_a_layout_are_one_reference(tmp_path: Path) -> None:
+    """Two runs of one device, of 8 and of 8.8 s: the pipeline takes 5 % longer than from one."""
+    again = WIDE | {"id": "again", "iteration_s": 8.8}
+    one = predicted(tmp_path, "libai", WIDE, WIDE | FOUR_STAGES)
+    both = predicted(tmp_path, "libai", WIDE, again, WIDE | FOUR_STAGES)
+    name = "anchored-pipeline: pipeline"
+    assert both[name].predicted / one[name].predicted == pytest.approx(1.05, rel=2e-3)
+
+
 def test_other_layouts_only_are_anchored(tmp_path: Path) -> None:
     """A second run of the reference's layout is estimated, but says nothing of the model."""
     found = predicted(tmp_path, "libai", {}, {"id": "again", "iteration_s": 9.0})
@@ -193,7 +203,7 @@ def test_other_layouts_only_are_anchored(tmp_path: Path) -> None:
 def test_a_smaller_micro_batch_starts_from_the_speed_of_the_reference() -> None:
     """Per sample it is no faster than the reference."""
     one, arguments = row(), libai.arguments(row(micro_batch=1, microbatches=16))
-    anchor = layouts.Anchor.of(one, libai.arguments(one))
+    anchor = layouts.Anchor.of(one, libai.arguments(one), 8.0)
     job = anchor.job(arguments)
     assert job.workload.batch_size == 16
     assert 8.0 * 0.999 <= predict(job).iteration_s < 20.0
