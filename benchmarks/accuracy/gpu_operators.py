@@ -33,7 +33,7 @@ WIDE = 512.0
 PRECISIONS = {"bfloat16": ("mixed", "gemm"), "fp8": ("fp8", "gemm-fp8")}
 """Precision and operator of each type of a product."""
 
-CALLED = {"a100": "a100-80", "gb200": "b200", "b300": "b200", "gb300": "b200"}
+CALLED = {"a100": "a100-80", "gb300": "gb200"}
 """Devices that have another name in the catalogue, or are not there, and what stands for them."""
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from perfmodel.theory import contention
 from perfmodel.theory.contention import EXACT, CycleTime, contended, regularity
 from tests.oracles import equal
 from tests.queueing import bound, mva
@@ -355,7 +356,6 @@ def test_classes_settle_in_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers of full and of partly filled nodes: an extrapolation of each value alone takes 2000
     rounds for these bandwidths."""
     from perfmodel import evaluate, make_job
-    from perfmodel.theory import contention
 
     rounds = []
     original = contention._off
@@ -363,3 +363,14 @@ def test_classes_settle_in_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     job = make_job(model="resnet50", device="v100", arch="asp", workers=8)
     evaluate(job, workers=60, bandwidth_bytes_per_s=np.geomspace(1e8, 1e10, 200))
     assert 0 < len(rounds) < 400
+
+
+@pytest.mark.parametrize(
+    ("fifo_s", "shared_s", "expected"),
+    [(0.5, 2.0, 0.578125), (3.0, 2.0, 1.0), (0.0, 2.0, 0.0), (0.5, 0.0, 0.0)],
+)
+def test_regularity_depends_on_the_ratio_of_services(
+    fifo_s: float, shared_s: float, expected: float
+) -> None:
+    """By hand: 1 - (3/4)^3 where a server takes a quarter of a transfer."""
+    assert contention.regularity(fifo_s, shared_s) == pytest.approx(expected)
