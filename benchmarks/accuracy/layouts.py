@@ -212,8 +212,8 @@ class Anchor(msgspec.Struct, frozen=True):
         )
 
 
-OF_LAYOUT = ("workers", "tensor", "pipeline", "sequence_parallel", "virtual_stages", "schedule",
-             "stage_layers", "transfers", "arch", "options")  # fmt: skip
+OF_LAYOUT = ("workers", "tensor", "pipeline", "sequence_parallel", "overlap_sums", "arch",
+             "virtual_stages", "schedule", "stage_layers", "transfers", "options")  # fmt: skip
 """Arguments of a job that a single device does not have."""
 
 

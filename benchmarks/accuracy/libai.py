@@ -26,6 +26,8 @@ def arguments(row: layouts.Row) -> dict[str, Any]:
     given = layouts.layout_of(row)
     if (row.pp or 1) > 1:
         given["transfers"] = "blocking" if megatron else "ahead"
+    if (row.tp or 1) > 1 and megatron:
+        given["overlap_sums"] = True
     given |= layouts.SUMMED_AT_END if megatron else {"arch": "ring"}
     return given | {
         "workload": layouts.profile_of(

@@ -74,6 +74,8 @@ def arguments(row: layouts.Row) -> dict[str, Any]:
     given = layouts.layout_of(row)
     if (row.pp or 1) > 1:
         given["transfers"] = "blocking"
+    if (row.tp or 1) > 1:
+        given["overlap_sums"] = True
     return {
         **given,
         **layouts.SUMMED_AT_END,
