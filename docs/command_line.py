@@ -28,6 +28,8 @@ HOW = {
     "profile": "profile-your-model.md",
     "measure network": "measure-network.md",
     "measure training": "measure-training.md",
+    "measure operators": "predict-another-gpu.md",
+    "calibrate operators": "predict-another-gpu.md",
     "calibrate network": "calibrate-network.md",
     "calibrate runs": "calibrate.md",
     "calibrate server": "calibrate.md",

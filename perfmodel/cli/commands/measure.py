@@ -149,6 +149,39 @@ def _cells(measurement: Measurement) -> tuple[str, ...]:
     )
 
 
+@measure.command()
+@option("--output", types.OUTPUT, "Begins the names of both tables.  [default: the device]")
+@option("--device", types.TORCH_DEVICE, "cuda, cuda:N or cpu.", default="cuda")
+@option("--shapes", WHOLE, "Products; half as many of attention.", default=400)
+@option("--largest", WHOLE, "Largest dimension, and longest sequence.", default=16384)
+@option("--time-limit", SECONDS, "Stop after this time.", name="limit_s", default="600s")
+@option("--seed", WHOLE, "Random seed of the shapes.", default=0)
+def operators(output: str | None, device: str, limit_s: float, **values: Any) -> None:
+    """Measure matrix products and causal attention in 16 bits on this device (extra: torch).
+
+    Writes the tables that perfmodel calibrate operators reads, NAME-products.csv and
+    NAME-attention.csv.
+
+    \b
+    perfmodel measure operators --output my-gpu
+    perfmodel calibrate operators my-gpu-products.csv my-gpu-attention.csv --device rtx4090
+    """
+    from perfmodel.cli.options import check_files, write_files
+    from perfmodel.measuring.operators import measure as measure_operators
+
+    name = output or device.replace(":", "-")
+    paths = [f"{name}-{kind}.csv" for kind in ("products", "attention")]
+    check_files(None, *paths)
+    with progress() as advance:
+        tables = measure_operators(device, seconds=limit_s, progress=advance, **values)
+    hint = f"; next: perfmodel calibrate operators {' '.join(paths)} --device NAME"
+    texts = (tables.products_csv(), tables.attention_csv())
+    hints = ("", hint)
+    write_files(
+        [(path, text.encode(), more) for path, text, more in zip(paths, texts, hints, strict=True)]
+    )
+
+
 FUNCTION = Text(name="NAME|MODULE:FUNCTION")
 
 ARCHITECTURE_OPTIONS = all_of(
