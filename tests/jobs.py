@@ -19,6 +19,7 @@ from perfmodel import (
     make_job,
 )
 from perfmodel.architectures.registry import all_architectures, find, names, read_options
+from perfmodel.inputs.passes import accumulated
 
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     one.name: [dict(options) for options in one.variants] for one in all_architectures()
@@ -168,3 +169,82 @@ def jobs(draw: st.DrawFn, arch: str, options: dict[str, Any], *, jitter: bool = 
         scope = draw(st.sampled_from(["iteration", "op"]))
         spread = draw(st.sampled_from([None, Jitter(0.3, kind, scope)]))
     return job(work, where, draw(st.integers(least, 4)), arch, options, jitter=spread)
+
+
+# -- workers of several devices --------------------------------------------------------------------
+
+ONE_CHUNK = ("gpipe", "1f1b", "zb_h1", "zb_h2")
+SEVERAL_CHUNKS = ("interleaved_1f1b", "looped_bfs", "interleaved_zb", "zb_v")
+"""Schedules of replicas with one chunk of layers per stage, and with several."""
+
+
+@st.composite
+def pipelines(draw: st.DrawFn, *, most_stages: int = 4) -> dict[str, Any]:
+    """Arguments of workers with a few stages, none if there is one; all numbers are possible."""
+    stages = draw(st.integers(1, most_stages))
+    passes = draw(st.integers(1, 8))
+    if stages == 1:
+        return {"accumulation": passes}
+    schedule = draw(st.sampled_from(ONE_CHUNK + SEVERAL_CHUNKS))
+    chunks = 1
+    if schedule in SEVERAL_CHUNKS:
+        chunks = 2 if schedule == "zb_v" else draw(st.integers(1, 3))
+        rounds = max(passes // stages, 1)
+        passes -= passes % rounds if passes >= stages else 0
+    transfers = ["torch", "gloo", "ahead"]
+    if schedule in ("gpipe", "1f1b", "zb_h1"):
+        transfers.append("blocking")
+    return {
+        "accumulation": passes,
+        "pipeline": stages,
+        "schedule": schedule,
+        "virtual_stages": chunks,
+        "transfers": draw(st.sampled_from(transfers)),
+        "rank_order": draw(st.sampled_from(["tp-dp-pp", "tp-pp-dp"])),
+    }
+
+
+@st.composite
+def replica_jobs(
+    draw: st.DrawFn,
+    arch: str,
+    *,
+    jitter: bool = False,
+    workers: tuple[int, int] = (1, 3),
+    variants: Sequence[Mapping[str, Any]] | None = None,
+) -> Job:
+    """Jobs of one to three replicas with unequal stages, with any options of an architecture that
+    pipelines allow (or ``variants``), on one or two devices per node."""
+    options = dict(draw(st.sampled_from(VARIANTS[arch] if variants is None else variants)))
+    shape = draw(pipelines())
+    passes = shape.pop("accumulation")
+    if shape.get("pipeline", 1) > 1:
+        options |= {k: v for k, v in (("no_sync", True),) if k in options}
+        if arch == "fsdp" and options.get("stage", 3) == 3:
+            options["reshard_after_forward"] = False
+    many = shape.get("pipeline", 1) * shape.get("virtual_stages", 1) + draw(st.integers(0, 2))
+    layers = [
+        WorkloadLayer(
+            f"layer{k}",
+            draw(st.floats(0.5, 2.0)),
+            draw(st.floats(1.0, 4.0)),
+            (draw(st.sampled_from([1.0, 7.0, 40.0])),),
+            draw(st.sampled_from([0.0, 1.0, 5.0])),
+        )
+        for k in range(many)
+    ]
+    made = Workload.of("chain", layers, optimizer_s=draw(st.sampled_from([0.0, 0.5])))
+    where = cluster(
+        draw(st.sampled_from([13.0, 100.0])),
+        draw(st.sampled_from([0.0, 0.01])),
+        devices_per_node=draw(st.sampled_from([1, 2])),
+        intra_node=draw(st.sampled_from([None, Link(500.0, 0.001)])),
+        core_oversubscription=draw(st.sampled_from([None, None, 3.0])),
+        server=Server(
+            placement=draw(st.sampled_from(["dedicated", "colocated"])),
+            update_per_byte_s=draw(st.sampled_from([0.0, 0.001])),
+        ),
+    )
+    spread = draw(st.sampled_from([None, Jitter(0.3)])) if jitter else None
+    count = draw(st.integers(max(workers[0], 1 + options.get("backup_workers", 0)), workers[1]))
+    return job(accumulated(made, passes), where, count, arch, options, jitter=spread, **shape)

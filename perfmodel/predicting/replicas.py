@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from perfmodel.architectures.base import architecture_of
-from perfmodel.base.arrays import NONE, Ids
+from perfmodel.base.arrays import NONE, Floats, Ids
 from perfmodel.base.errors import InputError
 from perfmodel.communication.costs import Cost, LinkCosts
 from perfmodel.communication.fabric import Fabric
@@ -26,13 +26,14 @@ from perfmodel.graph.joining import JoiningBuilder
 from perfmodel.graph.op_graph import Axis, Block, OpGraph
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
+from perfmodel.inputs.options import Options
 from perfmodel.inputs.passes import one_pass
 from perfmodel.inputs.replica import Replica, Sums
 from perfmodel.inputs.seats import Seats, of_groups, seats_of
 from perfmodel.inputs.stage_work import boundary_bytes, schedule_of, stages_of
 from perfmodel.inputs.workload import WorkloadLayer
+from perfmodel.training.spans import Paths, paths_of
 from perfmodel.training.stages import ENDS, STARTS
-from perfmodel.training.transfers import handing_of
 from perfmodel.training.workers import CORES
 
 SHARED_SLOTS = "update threads of"
@@ -173,6 +174,9 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
     check_flush(job)
     jobs = stage_jobs(job)
     whole = of_groups(job.cluster, replica_of(job).tensor)
+    paths = paths_of(replica_of(job), job.workload.accumulation)
+    loads = _loads(whole_fabric(job), [one.seats for one in jobs], _pairs(paths))
+    fold = fold and loads is not None and whole.core_oversubscription is None
     graphs = _graphs(jobs, fold=fold)
     folded = any(len(graph.group_mark) < job.workers for graph in graphs)
     if folded and any(len(graph.group_mark) == job.workers for graph in graphs):
@@ -183,6 +187,7 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
         cluster=whole,
         workers=job.workers * replica_of(job).pipeline,
         replica=None,
+        options=Options(),  # numbers of workers that these allow are numbers of replicas
         stragglers=(),
     )
     network = Network(b, devices, names=_names([one.seats for one in jobs]))
@@ -197,7 +202,8 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
         by = b.add(graph, f"stage {number}", key)
         logged = {log.label: log.ops + by for log in graph.logged}
         logs.append((logged[STARTS], logged[ENDS]))
-    _add_transfers(b, job, network, [one.seats for one in jobs], logs)
+    units = loads if loads is not None and folded else {}
+    _add_transfers(b, job, network, [one.seats for one in jobs], logs, paths, units)
     return b.joined()
 
 
@@ -209,6 +215,36 @@ def _names(seats: list[Seats]) -> list[str]:
         for worker, position in enumerate(at.position)
     }
     return [names[position] for position in sorted(names)]
+
+
+def _pairs(paths: Paths) -> list[tuple[int, int]]:
+    """Return the ranks that send and receive of each transfer, (transfers,)."""
+    rank, handing = paths.schedule.rank, paths.handing
+    return list(zip(rank[handing.source].tolist(), rank[handing.target].tolist(), strict=True))
+
+
+def _loads(
+    fabric: Fabric, seats: list[Seats], pairs: list[tuple[int, int]]
+) -> dict[tuple[int, int], Floats] | None:
+    """Return how many replicas share each link of the path between two stages of the first, by the
+    pair of stages, (links,); None if other replicas share theirs in another way."""
+    each = list(dict.fromkeys(pairs))
+    ends = [(seats[a].position, seats[z].position) for a, z in each]
+    routes = [fabric.path(a, z) for a, z in ends]  # (workers, links) each
+    shared = np.zeros((len(fabric.capacity) + 1, len(each)))  # the last row is that of no link
+    for column, route in enumerate(routes):
+        np.add.at(shared[:, column], np.where(route == NONE, len(shared) - 1, route), 1.0)
+    shared[-1] = 0.0
+    capacity = np.append(fabric.capacity, np.inf)
+    for (a, z), route in zip(ends, routes, strict=True):
+        for seen in (shared[route], capacity[route], fabric.between_s(a, z),
+                     fabric.flow_between(a, z)):  # fmt: skip
+            if (seen != seen[:1]).any():
+                return None
+    return {
+        pair: np.maximum(shared[route[0], column], 1.0)
+        for column, (pair, route) in enumerate(zip(each, routes, strict=True))
+    }
 
 
 def _graphs(jobs: list[StageJob], *, fold: bool) -> list[OpGraph]:
@@ -266,21 +302,23 @@ def _add_transfers(
     network: Network,
     seats: list[Seats],
     logs: list[tuple[Ids, Ids]],
+    paths: Paths,
+    units: dict[tuple[int, int], Floats],
 ) -> None:
     """Add what stages send to each other: activations forward, and their gradients backward.
 
-    Transfers from one device to another follow each other on one connection.
+    Transfers from one device to another follow each other on one connection. If the first replica
+    represents all, ``units`` (links,) of each pair of stages is how many share its links.
     """
     replica = replica_of(job)
-    schedule = schedule_of(replica, job.workload.accumulation)
-    handing = handing_of(schedule, replica.transfers)
+    schedule, handing, _ = paths
     sizes = boundary_bytes(job.workload, replica)
     starts = np.concatenate([start for start, _ in logs], axis=1)  # (workers, actions of all ranks)
     ends = np.concatenate([end for _, end in logs], axis=1)
     n, worker = len(starts), np.arange(len(starts))
-    rank, stage = schedule.rank, schedule.stage
+    stage = schedule.stage
     copies = 1 if replica.sequence_parallel else replica.tensor
-    pairs = list(zip(rank[handing.source].tolist(), rank[handing.target].tolist(), strict=True))
+    pairs = _pairs(paths)
     lines = {pair: b.slots(f"connection of stage {pair[0]} to {pair[1]}", (n,), axes=WORKERS)
              for pair in sorted({*pairs, *(pair[::-1] for pair in pairs)})}  # fmt: skip
     sends: dict[tuple[int, int], tuple[Ids, Ids]] = {}
@@ -298,6 +336,7 @@ def _add_transfers(
             (n, len(where)),
             bytes=copies * np.array(moved),
             path=between["path"][:, None],
+            path_units=units.get(pair, 1.0),
             rate_cap_bytes_per_s=between["rate_cap_bytes_per_s"][:, None],
             latency_s=between["latency_s"][:, None],
             slot=lines[pair][:, None],

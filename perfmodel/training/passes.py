@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.options import Option
@@ -16,6 +16,12 @@ NoSyncOption = Annotated[
         needs="earlier_passes",
     ),
 ]
+
+
+IN_PIPELINES: dict[str, tuple[Any, str]] = {
+    "no_sync": (True, "pipelines reduce gradients after the last micro-batch")
+}
+"""What pipelines need, see :attr:`perfmodel.inputs.options.Options.in_pipelines`."""
 
 
 def reductions_of(no_sync: bool, passes: int) -> int:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
 from perfmodel.base.arrays import NONE, Floats
+from perfmodel.base.errors import InputError
 from perfmodel.inputs.replica import Replica, Transfers
 from perfmodel.inputs.stage_work import schedule_of
 from perfmodel.pipelines.actions import BACKWARD, FORWARD, INPUT, Schedule
@@ -44,9 +45,23 @@ class Spans(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def paths_of(replica: Replica, micro_batches: int) -> Paths:
-    """Return what each action of a replica's schedule waits for."""
+    """Return what each action of a replica's schedule waits for.
+
+    Raises
+    ------
+    InputError : there is no such schedule, or its stages wait for each other with these transfers.
+    """
     schedule = schedule_of(replica, micro_batches)
-    return Paths(schedule, *_ordered(schedule, replica.transfers))
+    paths = Paths(schedule, *_ordered(schedule, replica.transfers))
+    if len(paths.steps) < len(schedule):
+        allowed = [
+            one for one in get_args(Transfers) if len(_ordered(schedule, one)[1]) == len(schedule)
+        ]
+        raise InputError(
+            f"transfers: {replica.transfers}: stages wait for each other for ever with "
+            f"{replica.schedule} (allowed: {', '.join(allowed)})"
+        )
+    return paths
 
 
 def _ordered(schedule: Schedule, transfers: Transfers) -> tuple[Handing, tuple[Step, ...]]:

@@ -141,8 +141,14 @@ class _Stage:
         self.b.log(STARTS, begins)
         self.b.log(ENDS, ends)
         return [
-            msgspec.structs.replace(self.workers, forward=f, backward=g, returns=returns)
-            for f, g in zip(forward, backward, strict=True)
+            msgspec.structs.replace(
+                self.workers,
+                forward=f,
+                backward=g,
+                returns=returns,
+                axes=(("pass", (str(number),)),) if many > 1 else (),
+            )
+            for number, (f, g) in enumerate(zip(forward, backward, strict=True))
         ]
 
     def _whole(self) -> Ids:

@@ -233,6 +233,30 @@ def test_one_replica_represents_all(arch):
     assert step_s(made) == pytest.approx(step_s(jittered), rel=1e-9)
 
 
+def test_a_replica_that_represents_all_leaves_others_their_part_of_a_link():
+    # both first stages are on one node with one link: each activation takes 2 s, as does each
+    # gradient: F 0-1, sent until 3, F 3-4, B 4-6, sent until 8, B 8-10
+    two = cluster(devices_per_node=2, intra_node=pm.IntraNode(1e15, 0.0))
+    made = job(equal(2, 1, sent=1.0), 2, 2, cluster=two)
+    assert replicas.build(made, fold=True).n_groups == 2
+    assert step_s(made) == pytest.approx(10.0, rel=1e-6)
+
+
+def test_replicas_that_share_links_in_different_ways_are_not_folded():
+    two = cluster(devices_per_node=2, intra_node=pm.IntraNode(1e15, 0.0))
+    # three replicas: the first two share a node, the third has one with a stage of the first
+    assert replicas.build(job(equal(2, 1), 2, 3, cluster=two), fold=True).n_groups == 6
+    core = cluster(core_oversubscription=2.0)
+    assert replicas.build(job(equal(2, 1), 2, 3, cluster=core), fold=True).n_groups == 6
+
+
+def test_groups_of_workers_are_groups_of_replicas():
+    # three devices, but one replica: no group of two would be whole
+    options = {"shard_group": 2, "reshard_after_forward": False}
+    made = job(equal(3, 2), 3, 1, "fsdp", options=options)
+    assert step_s(made) == pytest.approx(4 * (F_S + B_S), rel=1e-6)
+
+
 def test_one_stage_is_the_job_without_replicas():
     plain = pm.make_job(workload=equal(3, 1, gradient=0.5), workers=4, cluster=cluster(), arch="ps")
     replica = msgspec.structs.replace(plain, replica=Replica())

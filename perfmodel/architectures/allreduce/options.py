@@ -24,7 +24,7 @@ from perfmodel.theory.buckets import (
     HOROVOD_CYCLE_S,
     HOROVOD_THRESHOLD_BYTES,
 )
-from perfmodel.training.passes import NoSyncOption, reductions_of
+from perfmodel.training.passes import IN_PIPELINES, NoSyncOption, reductions_of
 
 
 class Options(Compression, frozen=True, forbid_unknown_fields=True):
@@ -182,6 +182,11 @@ class Options(Compression, frozen=True, forbid_unknown_fields=True):
         if self.bucketing == "mg_wfbp" or not (alone and cluster.copies_through_host):
             return {}
         return {"overlap": (False, "copies through the host hold up the backward pass")}
+
+    @property
+    def in_pipelines(self) -> dict[str, tuple[Any, str]]:
+        """Gradients are complete, and reduced, after the last micro-batch only."""
+        return IN_PIPELINES
 
     def reductions(self, passes: int) -> int:
         """Return how often the gradients of an update of ``passes`` passes are reduced."""

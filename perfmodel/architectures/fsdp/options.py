@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from perfmodel.base.errors import number, whole_number
 from perfmodel.base.quantities import Quantity, is_symbol, minimum
 from perfmodel.inputs.options import Option, Options as Base
-from perfmodel.training.passes import NoSyncOption, reductions_of
+from perfmodel.training.passes import IN_PIPELINES, NoSyncOption, reductions_of
 
 UNIT_BYTES = 25 * 2**20
 """Size at which a unit is closed (25 MiB), the same as for an unsharded bucket."""
@@ -77,8 +77,9 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
         """Parameters stay gathered from one micro-batch to the next, as in torchtitan
         (``reshard_after_forward_policy``) and in every schedule of PyTorch (``UNSHARD``)."""
         why = "pipelines keep parameters gathered between micro-batches"
-        kept = {"no_sync": (True, "pipelines reduce gradients after the last micro-batch")}
-        return kept if self.stage != 3 else {"reshard_after_forward": (False, why), **kept}
+        if self.stage != 3:
+            return IN_PIPELINES
+        return {"reshard_after_forward": (False, why), **IN_PIPELINES}
 
     def reductions(self, passes: int) -> int:
         """Return how often the gradients of an update of ``passes`` passes are reduced."""
