@@ -325,6 +325,12 @@ class Job(Ranged, frozen=True, kw_only=True):
         """Devices of all workers; of islands, one each."""
         return self.workers if self.replica is None else self.workers * self.replica.devices
 
+    @property
+    def counted(self) -> str:
+        """The number of workers; of replicas also the devices of each: ``2 x 8``."""
+        replica = "" if self.replica is None else f" x {self.replica.devices}"
+        return f"{self.workers}{replica}"
+
     def slowdown(self, worker: int) -> float:
         """Compute time of worker ``worker`` over the profiled time, without jitter."""
         factor = next((s.factor for s in self.stragglers if s.worker == worker), 1.0)

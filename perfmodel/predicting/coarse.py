@@ -76,7 +76,7 @@ def phases(
     """
     if job.replica is not None:
         if among is not None:
-            raise InputError("variants: cannot be computed for workers of several devices")
+            raise InputError("formulas: there are none in symbols for workers of several devices")
         return replica_formulas.phases(
             job, lambda one: phases(one, sharpness=sharpness, corrected=corrected)
         )

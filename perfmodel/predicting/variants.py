@@ -68,9 +68,12 @@ def evaluate(
 
     Raises
     ------
-    InputError : a value is out of range; ``servers`` for an architecture without servers;
+    InputError : workers that are replicas of several devices; a value is out of range; ``servers``
+        for an architecture without servers;
         ``workers`` for a job whose workers differ; axes that do not broadcast.
     """
+    if job.replica is not None:
+        raise InputError("evaluate: workers are replicas of several devices; make a job per value")
     given = {
         "workers": workers,
         "servers": servers,

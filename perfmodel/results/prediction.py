@@ -313,7 +313,7 @@ class Prediction(Paged, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         return (
-            f"Prediction({self.model} on {self.workers} x {self.device}, {self.architecture}: "
+            f"Prediction({self.model} on {self.counted} x {self.device}, {self.architecture}: "
             f"{self.throughput_samples_per_s:.4g} samples/s, {self.iteration_s:.4g} s/iteration, "
             f"idle {self.idle_fraction.mean:.1%})"
         )
@@ -388,11 +388,16 @@ class Prediction(Paged, frozen=True, kw_only=True):
         return PredictionUncertainty(self.interval, self.error_band, self.throughput_ci_fraction)
 
     @property
+    def counted(self) -> str:
+        """The number of workers; of replicas also the devices of each: ``2 x 8``."""
+        return f"{self.workers}" + (f" x {self.layout.devices}" if self.layout is not None else "")
+
+    @property
     def headline(self) -> str:
         """The job and its throughput, in one line."""
         rate = self.throughput_samples_per_s
         shown = f"{rate:.4g}" if rate < 1e4 else f"{rate:.0f}"
-        what = f"{self.model} on {self.workers} x {self.device}"
+        what = f"{self.model} on {self.counted} x {self.device}"
         return f"{what}, {self.architecture}: {shown} samples/s"
 
     def timeline(self) -> Timeline:

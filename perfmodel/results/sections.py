@@ -35,7 +35,7 @@ MOST_BARS = 64
 
 def title(p: Predicted) -> str:
     """The job in one line."""
-    return f"{p.model} on {p.workers} x {p.device}, {p.architecture}"
+    return f"{p.model} on {p.counted} x {p.device}, {p.architecture}"
 
 
 def _measures(p: Predicted) -> list[tuple[str, Quantity, tuple[float, float] | None]]:

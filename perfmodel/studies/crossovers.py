@@ -12,12 +12,15 @@ import numpy as np
 from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, unknown_name
 from perfmodel.inputs.job import Job
+from perfmodel.phases.phases import Phase
 from perfmodel.predicting import coarse, variants
+from perfmodel.predicting.replicas import stage_jobs
 from perfmodel.reporting.contents import Figure
 from perfmodel.reporting.drawn import Drawn
 from perfmodel.results.prediction import ErrorBand
 from perfmodel.studies.solving import EQUAL, solved_for_phases
-from perfmodel.studies.variables import argument, boundary
+from perfmodel.studies.variables import HALVINGS, argument, boundary
+from perfmodel.sweeping.arguments import changed
 from perfmodel.sweeping.labels import Row
 from perfmodel.sweeping.tables import fields
 
@@ -29,8 +32,14 @@ SCHEMA = "perfmodel.explanation/1"
 VARIABLES = ("workers", "bandwidth_bytes_per_s", "batch_size")
 """Variables in which crossovers are searched."""
 
+FOR_REPLICAS = ("workers", "bandwidth_bytes_per_s", "batch_size", "micro_batches")
+"""The same for workers that are replicas; with a batch size, the number of micro-batches stays."""
+
 POINTS = 200
 """Grid points of a range; a crossover is bracketed by two neighbours."""
+
+FEW, FEWER_HALVINGS = 24, 12
+"""Grid points, and halvings between two of them, for jobs that are evaluated one by one."""
 
 NEAR = 4.0
 """Multiple of a job's own value up to which all grid points are evaluated. Points beyond are
@@ -95,8 +104,9 @@ class Explanation(Drawn, frozen=True, kw_only=True):
         job = self.job
         if job is None:
             return phases(self.phases_s, (), "other phases", "")
-        over = [_drawn_over(job, v, self.crossovers) for v in VARIABLES if _varies(job, v)]
-        where = f"{job.workload.name} on {job.workers} x {job.workload.device}"
+        all_over = (_drawn_over(job, v, self.crossovers) for v in _varied(job))
+        over = [one for one in all_over if len(one.values) > 1]
+        where = f"{job.workload.name} on {job.counted} x {job.workload.device}"
         title = f"{where}, {job.architecture.name}: {self.rules} takes the longest"
         return phases(self.phases_s, over, "other phases", title)
 
@@ -110,7 +120,9 @@ def _drawn_over(job: Job, name: str, crossovers: Sequence[Crossover]) -> PhasesO
     at = [c.value for c in crossovers if c.variable == name]
     low = max(min([here / AROUND, *(value / NEAR for value in at)]), variable.least)
     high = min(max([here * AROUND, *(value * NEAR for value in at)]), variable.most)
-    values = variable._replace(least=min(low, here), most=max(high, here)).spaced(DRAWN)
+    points = DRAWN if job.replica is None else FEW
+    values = variable._replace(least=min(low, here), most=max(high, here)).spaced(points)
+    values = values[_possible(job, name, values)]
     phases_s = _evaluated(job, name, values).phases_s
     return PhasesOver(
         axis=quantity(variable.words, "samples" if name == "batch_size" else variable.unit, most=4),
@@ -122,7 +134,8 @@ def _drawn_over(job: Job, name: str, crossovers: Sequence[Crossover]) -> PhasesO
 
 
 def explain(job: Job) -> Explanation:
-    """Find the dominant phase of ``job``, and its crossovers in workers, bandwidth and batch size.
+    """Find the dominant phase of ``job``, and its crossovers in workers, bandwidth and batch size,
+    and of replicas in micro-batches.
 
     One variable is varied at a time. If the phases are simple enough, the crossover is also solved
     in symbols.
@@ -132,7 +145,7 @@ def explain(job: Job) -> Explanation:
     seconds = {name: float(part.seconds) for name, part in phases.parts.items()}
     order = sorted(seconds, key=lambda name: -round(seconds[name] / total / ROUNDING))
     ranked = {name: seconds[name] for name in order if seconds[name] > 0.0}
-    varied = [name for name in VARIABLES if _varies(job, name)]
+    varied = _varied(job)
     return Explanation(
         iteration_s=total,
         phases_s=ranked,
@@ -167,12 +180,17 @@ def between(first: Job, second: Job, variable: str, names: tuple[str, str]) -> l
 
     jobs = (first, second)
     what = argument(variable, *jobs)
-    values = what.spaced(POINTS)
+    values = what.spaced(_points(*jobs))
+    for job in jobs:
+        values = values[_possible(job, variable, values)]
     known = [(v, s) for v, s in zip(values.tolist(), signs_at(values), strict=True) if s]
     crossovers = []
     for (low, sign), (high, other) in itertools.pairwise(known):
         if sign != other:
-            _, value = boundary(low, high, lambda v: signs_at(np.array([v]))[0], sign, what.step)
+            _, value = boundary(
+                *(low, high, lambda v: signs_at(np.array([v]))[0], sign, what.step),
+                halvings=_halvings(*jobs),
+            )
             faster = names if sign > 0 else names[::-1]
             crossovers.append(Crossover(variable, value, *faster, None))
     return crossovers
@@ -188,19 +206,78 @@ def against(first: Job, second: Job, name: str, other: str) -> tuple[Crossover, 
 
 def _evaluated(job: Job, variable: str, values: Floats) -> variants.Variants:
     axes: dict[str, Any] = {variable: values}
-    return variants.evaluate(job, **axes)
+    if job.replica is None:
+        return variants.evaluate(job, **axes)
+    jobs = [_with(job, variable, value) for value in values.tolist()]
+    phases = [coarse.phases(other) for other in jobs]
+    step_s = np.array([float(one.iteration_s) for one in phases])
+    names = dict.fromkeys(name for one in phases for name in one.parts)
+    none = Phase(0.0, "compute")
+    samples = np.array([other.global_batch_size for other in jobs])
+    return variants.Variants(
+        iteration_s=step_s,
+        throughput_samples_per_s=samples / step_s,
+        idle_fraction=np.array([1.0 - float(one.compute_s) / float(one.iteration_s)
+                                for one in phases]),
+        staleness=np.array([float(one.staleness) for one in phases]),
+        phases_s={name: np.array([float(one.parts.get(name, none).seconds) for one in phases])
+                  for name in names},
+        utilisation={},
+    )  # fmt: skip
+
+
+def _with(job: Job, variable: str, value: float) -> Job:
+    """Return a job of replicas with another value of a variable; a batch of other size has as many
+    micro-batches."""
+    number = value if variable == "bandwidth_bytes_per_s" else int(value)
+    held = {"micro_batches": job.workload.accumulation} if variable == "batch_size" else {}
+    if variable == "micro_batches":
+        held = {"batch_size": job.workload.batch_size}
+    return changed(job, {**held, variable: number})
+
+
+def _possible(job: Job, variable: str, values: Floats) -> list[bool]:
+    """Return at which values the job is possible; all unless workers are replicas."""
+    if job.replica is None:
+        return [True] * len(values)
+
+    def is_possible(value: float) -> bool:
+        try:
+            stage_jobs(_with(job, variable, value))
+        except InputError:
+            return False
+        return True
+
+    return [is_possible(value) for value in values.tolist()]
+
+
+def _points(*jobs: Job) -> int:
+    return POINTS if all(job.replica is None for job in jobs) else FEW
+
+
+def _halvings(*jobs: Job) -> int:
+    return HALVINGS if all(job.replica is None for job in jobs) else FEWER_HALVINGS
+
+
+def _varied(job: Job) -> list[str]:
+    """Return the variables in which crossovers of a job are searched."""
+    return [v for v in (FOR_REPLICAS if job.replica else VARIABLES) if _varies(job, v)]
 
 
 def _varies(job: Job, variable: str) -> bool:
     if variable == "bandwidth_bytes_per_s" and job.cluster.collectives:
         return False  # measured at this bandwidth
-    return variable == "batch_size" or not (job.stragglers or job.cluster.links_differ)
+    unlike = bool(job.stragglers or job.cluster.links_differ)
+    return variable in ("batch_size", "micro_batches") or not unlike
 
 
 def _crossovers(job: Job, name: str) -> list[Crossover]:
     """Find the nearest crossovers below and above the job's own value."""
     variable = argument(name, job)
-    values, here = variable.spaced(POINTS), variable.value_in(job, job)
+    if name == "batch_size":
+        variable = variable._replace(step=1 if job.replica is None else job.workload.accumulation)
+    values, here = variable.spaced(_points(job)), variable.value_in(job, job)
+    values = values[_possible(job, name, values)]
     near = max(int(np.searchsorted(values, NEAR * here, side="right")), 1)
     ruling = _ruling(job, name, values[:near])
     below, above = _changes(values, ruling, here)
@@ -209,8 +286,12 @@ def _crossovers(job: Job, name: str) -> list[Crossover]:
         below, above = _changes(values, ruling, here)
     crossovers = []
     for k in [*below[-1:], *above[:1]]:
-        low, high = values[k : k + 2].tolist()
-        _, value = boundary(low, high, lambda v: _ruling_at(job, name, v), ruling[k], variable.step)
+        low, value = values[k : k + 2].tolist()
+        if not variable.values:
+            _, value = boundary(
+                *(low, value, lambda v: _ruling_at(job, name, v), ruling[k], variable.step),
+                halvings=_halvings(job),
+            )
         pair = ruling[k], _ruling_at(job, name, value)
         formula = solved_for_phases(job, name, value, pair)
         crossovers.append(Crossover(name, value, *pair, formula))

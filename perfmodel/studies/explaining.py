@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from perfmodel.base.units import show
 from perfmodel.inputs.job import Job
-from perfmodel.studies.crossovers import VARIABLES, Crossover, Explanation
+from perfmodel.studies.crossovers import FOR_REPLICAS, Crossover, Explanation
 from perfmodel.studies.variables import argument
 
 
@@ -28,7 +28,7 @@ def words(explanation: Explanation, job: Job, others: Sequence[Crossover] = ()) 
 def _ranges(crossovers: Sequence[Crossover], verb: str, job: Job) -> list[str]:
     """Describe for each variable what dominates, from its smallest value to its largest."""
     lines = []
-    for name in VARIABLES:
+    for name in FOR_REPLICAS:
         along = [c for c in crossovers if c.variable == name]
         if not along:
             continue

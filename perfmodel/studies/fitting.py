@@ -9,7 +9,7 @@ from perfmodel.inputs.job import Job
 from perfmodel.predicting.memory import memory_of
 from perfmodel.results.memory import SURE
 from perfmodel.studies.changes import Change, of_architecture, of_arguments
-from perfmodel.studies.variables import boundary
+from perfmodel.studies.variables import MOST_STAGES, boundary
 from perfmodel.sweeping.arguments import changed
 
 RECOMPUTATIONS = ("selective", "selective:products", "selective:2", "full")
@@ -20,9 +20,6 @@ MOST_DEVICES = 64
 
 MOST_BATCH = 65536
 """Largest batch of a worker that is looked for."""
-
-MOST_STAGES = 128
-"""Most stages that are tried."""
 
 
 def remedies(job: Job, confidence: float = SURE) -> tuple[Change, ...]:

@@ -26,7 +26,7 @@ from perfmodel.results.prediction import Prediction
 from perfmodel.studies.aims import HOUR_S, QUANTITIES, Aim
 from perfmodel.studies.changes import LINKS
 from perfmodel.studies.solving import solved_for_step
-from perfmodel.studies.variables import RANGES, Variable, argument, boundary
+from perfmodel.studies.variables import OF_REPLICAS, RANGES, Variable, argument, boundary
 from perfmodel.sweeping.arguments import changed, job_from
 from perfmodel.sweeping.labels import Row
 from perfmodel.sweeping.tables import fields
@@ -41,6 +41,16 @@ AROUND = 10.0
 
 HALVINGS = 40
 """Bisections of a bracket on a logarithmic scale: to 1 part in 10^11 of the whole range."""
+
+FEWER_HALVINGS = 14
+"""The same for replicas, of which each prediction takes longer: to 1 part in 40 000."""
+
+NAMES: Mapping[str, str] = {
+    "bandwidth": "bandwidth_bytes_per_s",
+    "latency": "latency_s",
+    "stages": "pipeline",
+}
+"""Variables that have another name as an argument."""
 
 Holds = Literal["from", "up to", "between", "always", "never"]
 
@@ -175,8 +185,8 @@ def require(
 
     Parameters
     ----------
-    variable : bandwidth, latency, workers, servers, batch-size, or a numeric option of the
-        architecture.
+    variable : bandwidth, latency, workers, servers, batch-size, micro-batches, pipeline, tensor, or
+        a numeric option of the architecture. Of the last three also the workers' batch stays.
     aim : such as ``scaling>0.9``, see :meth:`Aim.parse`.
     fidelity : fidelity of the predictions. *coarse* takes seconds, the others may take minutes; the
         error of *coarse* is part of the interval.
@@ -228,20 +238,19 @@ def require(
 
 def _variable(name: str, job: Job) -> Variable:
     """Look up a variable by name."""
-    names = {"bandwidth": "bandwidth_bytes_per_s", "latency": "latency_s"}
     option = name.replace("-", "_")
-    known = names.get(option, option)
+    known = NAMES.get(option, option)
     if known in LINKS:
         variable, now = argument(known), float(getattr(job.of_devices.cluster.nic, known))
         least, most = min(variable.least, now / SPAN or math.inf), max(variable.most, now * SPAN)
         return variable._replace(least=least, most=most)
-    if known in RANGES:
+    if known in RANGES or known in OF_REPLICAS:
         return argument(known, job)
     defaults = {row.name: row.default for row in described(type(job.options))}
     numbers = [name for name, value in defaults.items() if type(value) in (int, float)]
     if option not in defaults:
-        arguments = ("bandwidth", "latency", "workers", "batch-size")
-        raise unknown_name("variable", name, [*arguments, *numbers])
+        arguments = ("bandwidth", "latency", "workers", "batch-size", "micro-batches", "pipeline")
+        raise unknown_name("variable", name, [*arguments, "tensor", *numbers])
     if option not in numbers:
         raise InputError(f"variable: option {option} is not a number")
     if isinstance(defaults[option], int):
@@ -262,7 +271,11 @@ class _Search:
     def _predicted(self, value: float) -> Prediction | None:
         """The prediction at a value; None if the job is impossible."""
         name, number = self.variable.name, int(value) if self.variable.step else value
-        changes = {name: number} if name in RANGES else {"options": {name: number}}
+        changes: dict[str, object] = {"options": {name: number}}
+        if name in RANGES:
+            changes = {name: number}
+        elif name in OF_REPLICAS:
+            changes = {"batch_size": self.job.of_devices.workload.batch_size, name: number}
         try:
             return api.predict(changed(self.job, changes), self.how)
         except InputError:
@@ -271,9 +284,10 @@ class _Search:
     def quantity(self, p: Prediction) -> tuple[float, float, float]:
         """The aim's quantity and the bounds of its interval.
 
-        If the batch size varies, the throughput of a worker alone is that of its computation.
+        If the batch size varies, and of replicas, the throughput of a worker alone is that of its
+        computation.
         """
-        varies = self.variable.name == "batch_size"
+        varies = self.variable.name in ("batch_size", *OF_REPLICAS) or self.job.replica is not None
         alone = p.batch_size / p.compute_s if varies else self.alone
         return QUANTITIES[self.aim.quantity].of(p, alone)
 
@@ -293,11 +307,18 @@ class _Search:
 
         def edges(k: int) -> tuple[float, float]:
             pair = possible[k], possible[k + 1]
-            return boundary(*pair, met_at, met[k], self.variable.step, HALVINGS)
+            if self.variable.values:
+                return pair
+            halvings = HALVINGS if self.job.replica is None else FEWER_HALVINGS
+            return boundary(*pair, met_at, met[k], self.variable.step, halvings)
 
         possible = [value for value in self.values if self.predicted(value) is not None]
         if not possible:
             raise InputError(f"{self.variable.name}: the job is impossible at every value")
+        if self.variable.values and len(possible) == 1:
+            raise InputError(
+                f"{self.variable.name}: the job is possible only with {possible[0]:.0f}"
+            )
         met = [met_at(value) for value in possible]
         groups = itertools.groupby(range(len(possible)), key=met.__getitem__)
         runs = [list(places) for holds, places in groups if holds]

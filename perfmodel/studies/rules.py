@@ -6,13 +6,17 @@ speed-up is predicted, never asserted; published observations of such changes ar
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
 
+from perfmodel.base.errors import InputError
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.job_workload import anchored
+from perfmodel.predicting import coarse
+from perfmodel.predicting.memory import memory_of
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.changes import (
     Change,
@@ -31,6 +35,12 @@ PIECE_BYTES = 4e6
 
 LONG_PERIOD = 1024
 """Longest exchange period that is tried."""
+
+SCHEDULES = (("interleaved_1f1b", 2), ("zb_h1", 1), ("zb_v", 2), ("1f1b", 1))
+"""Schedules of pipelines that are tried, with chunks per stage."""
+
+MOST_SPLITS = 3
+"""Most divisions of the same devices that are simulated."""
 
 
 class Situation(NamedTuple):
@@ -224,6 +234,88 @@ def _hardware(now: Situation) -> Iterator[Change]:
     yield of_arguments("devices twice as fast", workload=faster)
 
 
+def _micro_batches(now: Situation) -> Iterator[Change]:
+    """More micro-batches of the same batch, or of larger batches if each has one sample."""
+    if now.job.replica is None:
+        return
+    batch, passes = now.job.workload.batch_size, now.job.workload.accumulation
+    for more in (2 * passes, 4 * passes):
+        size = batch if batch % more == 0 else batch * more // passes
+        name = f"{more} micro-batches instead of {passes}"
+        flags = f"--micro-batches {more}"
+        if size != batch:
+            name, flags = f"{name}, of batch {size}", f"{flags} --batch-size {size}"
+        yield of_arguments(name, flags, micro_batches=more, batch_size=size)
+
+
+def _schedules(now: Situation) -> Iterator[Change]:
+    """Other schedules of the same stages, and stages of equal time."""
+    replica = now.job.replica
+    if replica is None or replica.pipeline == 1:
+        return
+    for schedule, chunks in SCHEDULES:
+        if (schedule, chunks) != (replica.schedule, replica.virtual_stages):
+            flags = f"--schedule {schedule} --virtual-stages {chunks}"
+            name = f"the schedule {schedule}"
+            name += f" with {chunks} chunks per stage" * (chunks > 1)
+            yield of_arguments(
+                name, flags, schedule=schedule, virtual_stages=chunks, stage_layers=None
+            )
+    if not replica.balance:
+        name = "layers divided among stages by their times"
+        yield of_arguments(name, "--balance", balance=True, stage_layers=None)
+
+
+def _splits(now: Situation) -> Iterator[Change]:
+    """Other divisions of the same devices with the same samples per update and micro-batch, the
+    fastest by formulas."""
+    job, replica = now.job, now.job.replica
+    if replica is None:
+        return
+    rates = {}
+    for tensor, pipeline in itertools.product(_divisors(job.devices), repeat=2):
+        split = _split(job, tensor, pipeline)
+        if split is None or tensor > job.cluster.devices_per_node:
+            continue
+        try:
+            other = split.job_of(job)
+            if memory_of(other).is_enough():
+                rates[split] = coarse.iterations_per_s(other) * other.workload.batch_size
+        except InputError:
+            continue
+    yield from sorted(rates, key=lambda split: -rates[split])[:MOST_SPLITS]
+
+
+def _split(job: Job, tensor: int, pipeline: int) -> Change | None:
+    """The same devices as replicas of so many; None if that is how they are, or if they cannot
+    share the samples of an update."""
+    workers, uneven = divmod(job.devices, tensor * pipeline)
+    now = job.replica
+    same = now is not None and (now.tensor, now.pipeline) == (tensor, pipeline)
+    samples = job.workload.batch_size // job.workload.accumulation
+    if same or uneven or job.global_batch_size % workers:
+        return None
+    batch = job.global_batch_size // workers
+    if batch % samples:
+        return None
+    sizes = {"tensor": tensor, "pipeline": pipeline, "workers": workers, "batch_size": batch}
+    sizes |= {"micro_batches": batch // samples}
+    none: dict[str, object] = dict.fromkeys(("virtual_stages", "stage_layers", "schedule"))
+    if pipeline == 1:
+        none |= dict.fromkeys(("balance", "transfers", "rank_order"))
+    if tensor == 1:
+        none |= {"sequence_parallel": None}
+    flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in sizes.items())
+    words = [f"{tensor} tensor-parallel devices"] if tensor > 1 else []
+    words += [f"{pipeline} stages"] if pipeline > 1 else []
+    name = f"{workers} workers of {' x '.join(words) or 'one device'}"
+    return of_arguments(name, flags, **sizes, **none)
+
+
+def _divisors(number: int) -> list[int]:
+    return [k for k in range(1, number + 1) if number % k == 0]
+
+
 JIA = "Jia and others, IPCCC 2020"
 KO = "Ko, Choi, Seo, Kim, IPDPS 2021"
 
@@ -320,6 +412,30 @@ RULES: tuple[Rule, ...] = (
         "synchronous training with a few backup workers reached a given accuracy sooner than both "
         "plain synchronous and asynchronous training",
         "Chen, Pan, Monga, Bengio, Jozefowicz, 2016, arXiv 1604.00981",
+    ),
+    Rule(
+        "micro-batches",
+        _waits_for("pipeline"),
+        _micro_batches,
+        "the bubble was negligible from four times as many micro-batches as stages on",
+        "Huang and others (GPipe), NeurIPS 2019, arXiv 1811.06965",
+    ),
+    Rule(
+        "schedule of the pipeline",
+        _waits_for("pipeline"),
+        _schedules,
+        "interleaved stages made training of a model with 175 billion parameters faster by about a "
+        "tenth, and schedules without a bubble more",
+        "Narayanan and others, SC 2021, arXiv 2104.04473; Qi and others, ICLR 2024, "
+        "arXiv 2401.10241",
+    ),
+    Rule(
+        "division of the model",
+        _waits_for("pipeline", "network"),
+        _splits,
+        "tensor parallelism up to the devices of a node and pipelines between nodes were best; "
+        "other divisions of the same devices were up to twice as slow",
+        "Narayanan and others, SC 2021, arXiv 2104.04473",
     ),
     Rule(
         "hardware",

@@ -84,6 +84,7 @@ def _has_symbols(job: Job, variable: str) -> bool:
     beyond = cluster.devices_per_node > 1 or cluster.core_oversubscription is not None
     beyond = beyond or bool(cluster.collectives or cluster.sites) or cluster.crowds
     beyond |= variable == "workers" and job.pace != 1.0
+    beyond |= job.replica is not None
     return variable in SOLVED and not beyond and not job.options.asynchronous
 
 

@@ -20,6 +20,18 @@ RANGES: Mapping[str, tuple[float, float]] = {
 }
 """Ranges of the arguments of a job that can be varied."""
 
+OF_REPLICAS = ("micro_batches", "pipeline", "tensor")
+"""Arguments of a job that can be varied among a few whole numbers."""
+
+MOST_STAGES = 128
+"""Most stages that are tried."""
+
+FARTHEST = 64.0
+"""For replicas, workers and batches up to this many times the job's are tried."""
+
+BEYOND_NODE = 8
+"""Most nodes whose devices divide layers, of those that are tried."""
+
 HALVINGS = 60
 """Most halvings of an interval."""
 
@@ -31,12 +43,13 @@ WHOLE = ("workers", "batch_size")
 
 class Variable(NamedTuple):
     """A variable: the argument or option, its range, and the step between values; 0 if it is not an
-    integer."""
+    integer. ``values`` are all that it can have; empty if it can have any of the range."""
 
     name: str
     least: float
     most: float
     step: int = 0
+    values: tuple[int, ...] = ()
 
     @property
     def unit(self) -> str:
@@ -62,11 +75,17 @@ class Variable(NamedTuple):
             "bandwidth_bytes_per_s": nic.bandwidth_bytes_per_s,
             "latency_s": nic.latency_s,
             "batch_size": devices.workload.batch_size,
+            "micro_batches": devices.workload.accumulation,
+            "pipeline": 1 if job.replica is None else job.replica.pipeline,
+            "tensor": 1 if job.replica is None else job.replica.tensor,
         }
         return float(known[self.name] if self.name in known else getattr(job.options, self.name))
 
     def spaced(self, count: int) -> Floats:
-        """Values at equal ratios; multiples of the step if there is one, each once."""
+        """Values at equal ratios; multiples of the step if there is one, each once. All of a
+        variable that can have only a few."""
+        if self.values:
+            return np.array(self.values, float)
         values = np.geomspace(self.least, self.most, count)
         step = self.step
         return np.unique(np.maximum(np.rint(values / step), 1.0) * step) if step else values
@@ -75,19 +94,41 @@ class Variable(NamedTuple):
 def argument(name: str, *jobs: Job) -> Variable:
     """The variable of an argument, in the range that is possible for all jobs.
 
-    Workers come in whole groups, and no more than the cluster has devices.
+    Workers come in whole groups, and no more than the cluster has devices. Micro-batches divide the
+    batch evenly.
     """
+    if name in OF_REPLICAS:
+        values = sorted(set.union(*({*_values(name, job)} for job in jobs)))
+        return Variable(name, values[0], values[-1], 1, tuple(values))
     least, most = RANGES[name]
+    if name in WHOLE and any(job.replica is not None for job in jobs):
+        now = max(job.workers if name == "workers" else job.workload.batch_size for job in jobs)
+        most = min(most, FARTHEST * now)
     if name != "workers":
         return Variable(name, least, most, int(name in WHOLE))
     step = math.lcm(*(job.options.group_size for job in jobs))
     clusters = [job.cluster for job in jobs]
+    each = max(1 if job.replica is None else job.replica.devices for job in jobs)
     devices = [
-        c.workers_nodes * c.devices_per_node for c in clusters if c.workers_nodes is not None
+        c.workers_nodes * c.devices_per_node // each
+        for c in clusters
+        if c.workers_nodes is not None
     ]
     least = max(step, *(1.0 + job.options.spare_workers for job in jobs))
     most = min(most, MOST_WORKERS, *devices) // step * step
     return Variable(name, least, max(least, most), step)
+
+
+def _values(name: str, job: Job) -> list[int]:
+    """Return the values of an argument of replicas that may be possible."""
+    work, node = job.of_devices.workload, job.of_devices.cluster.devices_per_node
+    if name == "micro_batches":
+        size = work.batch_size
+        return [count for count in range(1, size + 1) if size % count == 0]
+    if name == "pipeline":
+        return [*range(1, min(len(work.layers), MOST_STAGES) + 1)]
+    further = (node * 2**k for k in range(1, BEYOND_NODE.bit_length()))
+    return [*range(1, node + 1), *further]
 
 
 def boundary(

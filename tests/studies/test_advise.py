@@ -36,6 +36,8 @@ JOBS: dict[str, dict[str, Any]] = {
     "straggler": {**EIGHT_SERVERS, "stragglers": (Straggler(1, 3.0),)},
     "averages": {**SLOW, "arch": "local_sgd", "options": {"period": 2}},
     "gossip": {**SLOW, "arch": "gosgd", "options": {"probability": 1.0}},
+    "pipeline": {"model": "gpt2-small", "device": "a100", "workers": 2, "arch": "ring",
+                 "pipeline": 4, "batch_size": 8},
     "alone": {"model": "resnet50", "device": "v100", "workers": 1, "arch": "ring"},
 }  # fmt: skip
 

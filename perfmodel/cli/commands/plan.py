@@ -95,7 +95,7 @@ def plan(
     **values: Any,
 ) -> None:
     """Formulas evaluate the whole space, and the best candidates are simulated. Prices are from the
-    catalogue, each with its date.
+    catalogue, each with its date. Workers are single devices: for replicas see sweep and advise.
 
     \b
     perfmodel plan --model resnet50 --dataset-size 1281167 --epochs 90 --objective cost --deadline 24h

@@ -163,7 +163,10 @@ def advise(flags: JobFlags, how: PredictArguments, out: Outputs) -> None:
         studies.advice(result)
 
 
-VARIABLES = types.suggested("bandwidth", "latency", "workers", "servers", "batch-size")
+VARIABLES = types.suggested(
+    *("bandwidth", "latency", "workers", "servers", "batch-size"),
+    *("micro-batches", "pipeline", "tensor"),
+)
 """What can be required; numbers among the options of an architecture as well."""
 
 AIM = types.Text(name="AIM")
@@ -185,8 +188,8 @@ def require(
     epochs: int | None,
     out: Outputs,
 ) -> None:
-    """VARIABLE is bandwidth, latency, workers, servers, batch-size, or an option of the architecture
-    that is a number. The aim is on idle, scaling, throughput, step, time, staleness or fits.
+    """VARIABLE is bandwidth, latency, workers, servers, batch-size, micro-batches, pipeline, tensor, or
+    an option of the architecture that is a number. The aim is on idle, scaling, throughput, step, time, staleness or fits.
 
     \b
     perfmodel require bandwidth --to 'scaling>0.9' --model resnet50 --device v100 --arch ring --workers 16

@@ -161,9 +161,7 @@ def title(p: Prediction) -> str:
 
 def workers_of(p: Prediction) -> str:
     """Return the devices, and how they are grouped and placed on nodes."""
-    count = _groups(p.island_devices) if p.island_devices else str(p.workers)
-    if p.layout is not None:
-        count = f"{p.workers} x {p.layout.devices}"
+    count = _groups(p.island_devices) if p.island_devices else p.counted
     return f"{count} x {p.device}{_nodes(p)}"
 
 

@@ -120,7 +120,7 @@ def explanation(
 ) -> None:
     """Print the longest phases, the crossovers, and the assumptions."""
     show(
-        f"{bold(job.workload.name)} on {job.workers} x {job.workload.device}, "
+        f"{bold(job.workload.name)} on {job.counted} x {job.workload.device}, "
         f"{job.architecture.name}, by its formulas: {result.error_band.text}"
     )
     phases = result.phases_s.items()

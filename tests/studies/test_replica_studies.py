@@ -1,0 +1,149 @@
+"""Studies of jobs whose workers are replicas of several devices."""
+
+import json
+import shlex
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import perfmodel as pm
+from perfmodel.base.errors import InputError
+from perfmodel.cli import cli
+from perfmodel.studies import crossovers, formulas
+from perfmodel.studies.rules import RULES, Situation
+from tests.predicting.test_replicas import equal, job
+
+GPT: dict[str, Any] = {"model": "gpt2-small", "device": "a100", "arch": "ring", "workers": 2,
+                       "pipeline": 2, "batch_size": 8}  # fmt: skip
+WORDS = shlex.split(
+    "--model gpt2-small --device a100 --arch ring --workers 2 --pipeline 2 --batch-size 8"
+)
+
+
+def test_a_bubble_by_hand_is_a_phase():
+    """Eight passes of 3 s in four stages: the device computes for 24 s of 33."""
+    made = job(equal(4, 8), 4)
+    explained = crossovers.explain(made)
+    assert explained.rules == "compute"
+    assert explained.phases_s["pipeline bubble"] == pytest.approx(9.0, rel=1e-6)
+    assert explained.phases_s["compute"] == pytest.approx(24.0, rel=1e-6)
+
+
+def test_micro_batches_at_which_computing_takes_longer_than_the_bubble():
+    """The bubble does not depend on their number, so that more of them compute for longer."""
+    made = pm.make_job(**{**GPT, "pipeline": 3, "micro_batches": 4})
+    (crossover,) = [c for c in crossovers.explain(made).crossovers if c.variable == "micro_batches"]
+    assert (crossover.below, crossover.above) == ("pipeline bubble", "compute")
+    rules = {
+        count: crossovers.explain(made.with_(micro_batches=count)).rules for count in (1, 2, 4, 8)
+    }
+    assert crossover.value == min(count for count, phase in rules.items() if phase == "compute")
+    assert crossover.value > 1
+
+
+def test_jobs_of_replicas_are_compared_over_workers():
+    ring, ps = (pm.make_job(**{**GPT, "arch": arch}) for arch in ("ring", "ps"))
+    found = crossovers.between(ring, ps, "bandwidth_bytes_per_s", ("ring", "ps"))
+    for crossover in found:
+        assert {crossover.below, crossover.above} == {"ring", "ps"}
+
+
+@pytest.mark.parametrize(
+    ("variable", "aim", "holds", "value"),
+    [
+        ("micro-batches", "idle<0.3", "from", 4),
+        ("stages", "idle<0.1", "up to", 1),
+        ("pipeline", "throughput>400", "from", None),
+        ("tensor", "throughput>500", "from", 2),
+    ],
+)
+def test_numbers_of_replicas_are_found(variable, aim, holds, value):
+    made = pm.make_job(**GPT, micro_batches=4)
+    found = pm.require(variable, aim, made)
+    assert found.values.holds == holds
+    name = {"stages": "pipeline"}.get(variable, variable.replace("-", "_"))
+    at = found.values.value
+    if value is not None:
+        assert at == value
+    wanted = pm.Aim.parse(aim)
+    met = pm.predict(made.with_(**{name: int(at), "batch_size": 8}), fidelity="coarse")
+    quantity = met.idle_fraction.mean if "idle" in aim else met.throughput_samples_per_s
+    assert wanted.met(quantity)
+
+
+def test_what_cannot_be_varied_says_so():
+    made = job(equal(4, 8), 4)
+    with pytest.raises(InputError, match="micro_batches: the job is possible only with 8"):
+        pm.require("micro-batches", "idle<0.1", made)
+    with pytest.raises(InputError, match="evaluate: workers are replicas"):
+        pm.evaluate(made, workers=[1, 2])
+    with pytest.raises(InputError, match="in symbols"):
+        formulas.formula(made)
+
+
+def test_advice_divides_the_model_otherwise_and_its_flags_do_so():
+    advice = pm.advise(pm.make_job(**{**GPT, "pipeline": 4}))
+    changes = {r.rule: r for r in (*advice.recommended, *advice.unsure)}
+    assert {"micro-batches", "schedule of the pipeline", "division of the model"} <= changes.keys()
+    for rule in ("micro-batches", "schedule of the pipeline", "division of the model"):
+        change = changes[rule]
+        assert change.prediction.memory.is_enough()
+        words = [*WORDS, "--pipeline", "4", *shlex.split(change.flags), "--json"]
+        result = CliRunner().invoke(cli, ["predict", *words])
+        assert result.exit_code == 0, result.output
+        rate = json.loads(result.output)["throughput_samples_per_s"]
+        assert rate == pytest.approx(change.prediction.throughput_samples_per_s)
+
+
+def test_divisions_have_the_same_devices_and_samples():
+    made = pm.make_job(**{**GPT, "pipeline": 4})
+    now = Situation(made, pm.predict(made))
+    rule = next(r for r in RULES if r.name == "division of the model")
+    several = [change.job_of(made) for change in rule.changes(now)]
+    assert several
+    for other in several:
+        assert (other.devices, other.global_batch_size) == (8, 16)
+        assert other.workload.batch_size == other.workload.accumulation
+        assert other.replica is None or other.replica.pipeline != 4
+
+
+def test_no_division_that_does_not_fit_is_proposed():
+    made = pm.make_job(model="gpt2-xl", device="v100", arch="ring", workers=1, pipeline=8,
+                       batch_size=16)  # fmt: skip
+    now = Situation(made, pm.predict(made))
+    rule = next(r for r in RULES if r.name == "division of the model")
+    several = [change.job_of(made) for change in rule.changes(now)]
+    assert several
+    assert all(other.replica is not None for other in several)  # a V100 cannot hold a whole copy
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("explain", "pipeline bubble"),
+        ("explain --against fsdp", "pipeline bubble"),
+        ("compare --arch ring,fsdp", "fsdp"),
+        ("sweep --tensor 1,2 --micro-batches 4,8", "micro batches"),
+        ("advise", "gpt2-small on 2 x 2 x a100"),
+        ("require micro-batches --to idle<0.5", "micro batches"),
+        ("predict --tensor 2 --fidelity both", "computation on stage"),
+        ("predict --tensor 2 --verbose", "- by stage"),
+        ("predict --iterations 3", "stages by 1f1b"),
+    ],
+)
+def test_every_command_answers(words, says):
+    verb, *rest = shlex.split(words)
+    result = CliRunner().invoke(cli, [verb, *WORDS, *rest])
+    assert result.exit_code == 0, result.exception
+    assert says in result.output
+
+
+@pytest.mark.parametrize("words", ["plan --pipeline 2", "predict --pipeline 2 --island-devices 2"])
+def test_other_commands_refuse_in_one_line(words):
+    verb, *rest = shlex.split(words)
+    result = CliRunner().invoke(cli, [verb, "--model", "gpt2-small", *rest], standalone_mode=False)
+    assert result.exit_code != 0
+    assert isinstance(result.exception, (InputError, click.UsageError))
+    assert "\n" not in str(result.exception)
