@@ -260,7 +260,7 @@ def finite(value: Any, infinity: Any = None) -> Any:
 
 def looks_like_path(text: str) -> bool:
     """Return whether the text is a file path rather than a name in the catalogue."""
-    return "/" in text or "\\" in text or text.endswith((".json", ".toml")) or text == STDIN
+    return "/" in text or "\\" in text or text.endswith((".json", ".toml", ".csv")) or text == STDIN
 
 
 class _Streams:

@@ -15,9 +15,10 @@ SCHEMA = "perfmodel.job/1"
 class JobKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The arguments of a job, by name, as files give them; those left out take their defaults.
 
-    ``model`` is a model of the catalogue, ``workload`` a workload file; ``cluster`` is a name or a
-    file. File paths are relative to the file that gives them. ``jitter`` is a number or text such
-    as "lognormal:0.1", ``one_device_samples_per_s`` a number or text such as "12000 tokens/s",
+    ``model`` is a model of the catalogue, ``workload`` a workload file; ``cluster`` and
+    ``schedule`` are names or files. File paths are relative to the file that gives them.
+    ``jitter`` is a number or text such as "lognormal:0.1", ``one_device_samples_per_s`` a number or
+    text such as "12000 tokens/s",
     ``options`` are those of the architecture, and ``island_...`` are as in
     :func:`perfmodel.make_job`.
     """
@@ -107,4 +108,6 @@ def read_job(path: str | Path) -> dict[str, Any]:
     for name in ("workload", "cluster"):
         if name in values and files.looks_like_path(values[name]):
             values[name] = path.parent / values[name]
+    if "schedule" in values and files.looks_like_path(values["schedule"]):
+        values["schedule"] = str(path.parent / values["schedule"])
     return values

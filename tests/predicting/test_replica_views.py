@@ -1,9 +1,13 @@
 """What predictions of replicas say of their stages: bottleneck, idleness, timeline."""
 
+import json
+
 import pytest
+from click.testing import CliRunner
 
 import perfmodel as pm
 from perfmodel import pipelines
+from perfmodel.cli import cli
 from perfmodel.reporting.contents import Bars, fitting
 from tests.predicting.test_replicas import equal, job, work
 
@@ -83,3 +87,25 @@ def test_only_text_that_fits_is_inside_a_bar():
     bars = Bars("a", [10.0, 11.0, 99.0], "blue", start=[0.0, 10.0, 50.0], inside=["0", "1", ""])
     assert fitting(bars, 100.0) == [(5.0, 0.0, "0")]
     assert len(fitting(bars, 50.0)) == 2
+
+
+def test_a_schedule_in_a_job_file_is_relative_to_it(tmp_path, monkeypatch):
+    (tmp_path / "sub").mkdir()
+    pipelines.write(tmp_path / "sub/order.csv", pipelines.schedule("gpipe", 2, 4))
+    lines = ['schema = "perfmodel.job/1"', 'model = "gpt2-small"', 'device = "a100"',
+             "pipeline = 2", "batch_size = 4", 'arch = "ring"']  # fmt: skip
+    for schedule in ("order.csv", "./order.csv", "../sub/order.csv"):
+        path = tmp_path / "sub/job.toml"
+        path.write_text("\n".join([*lines, f'schedule = "{schedule}"']))
+        made = pm.make_job(**pm.read_job(path))
+        assert made.replica.schedule.endswith("order.csv")
+        named = made.with_(schedule="gpipe")
+        assert pm.predict(made).iteration_s == pm.predict(named).iteration_s
+    path.write_text("\n".join([*lines, 'schedule = "gpipe"']))
+    assert pm.make_job(**pm.read_job(path)).replica.schedule == "gpipe"
+    monkeypatch.setenv("PERFMODEL_CONFIG", str(tmp_path / "config.toml"))
+    (tmp_path / "config.toml").write_text('[predict]\nschedule = "sub/order.csv"\npipeline = 2\n')
+    words = ["--model", "gpt2-small", "--device", "a100", "--arch", "ring", "--batch-size", "4"]
+    result = CliRunner().invoke(cli, ["predict", *words, "--json"])
+    assert result.exit_code == 0, result.exception
+    assert json.loads(result.stdout)["layout"]["schedule"].endswith("sub/order.csv")
