@@ -13,12 +13,12 @@ from perfmodel.architectures.base import Architecture
 from perfmodel.base.errors import InputError, TooLargeError
 from perfmodel.base.files import finite
 from perfmodel.base.provenance import Assumption
-from perfmodel.inputs.cluster import Cluster
+from perfmodel.inputs.cluster import Cluster, Handover
 from perfmodel.inputs.islands import ONE_STEP, read_devices, read_steps
 from perfmodel.inputs.job import Jitter, Job, Start, Straggler, default_start
 from perfmodel.inputs.job_arguments import in_si
 from perfmodel.inputs.job_cluster import LinkChange, ProcessesOnNodes, cluster_of, named_cluster
-from perfmodel.inputs.job_replica import replica_of, with_passes
+from perfmodel.inputs.job_replica import is_megatron, replica_of, with_passes
 from perfmodel.inputs.job_workload import workload_of
 from perfmodel.inputs.options import Options, described
 from perfmodel.inputs.profile import Profile
@@ -264,6 +264,9 @@ def _placed(given: Mapping[str, Any], resolved: Workload) -> Placed:
     architecture, settings, chosen = _architecture(arch, given.get("options") or {}, base)
     has = ProcessesOnNodes(chosen.server_count > 0, given.get("island_devices") is not None)
     where, of_cluster = cluster_of(base, links, resolved, None if base is cluster else has)
+    if is_megatron(given) and base.handover == Handover():  # no copy: see the function
+        where = msgspec.structs.replace(where, handover=Handover())
+        of_cluster = [note for note in of_cluster if not note.name.startswith("handover")]
     chosen, of_choice = _adapted(chosen, settings, where, workers, _stages(given))
     notes += [*of_cluster, *of_choice, *registry.by_cluster(architecture, settings, base)]
     known = {*settings, *(row.name for row in of_choice)}

@@ -29,6 +29,7 @@ def arguments(row: layouts.Row) -> dict[str, Any]:
     if (row.tp or 1) > 1 and megatron:
         given["overlap_sums"] = True
     given |= layouts.SUMMED_AT_END if megatron else {"arch": "ring"}
+    given |= {"framework": "megatron"} if megatron else {}
     return given | {
         "workload": layouts.profile_of(
             row, ABOUT.citation, vocabulary=VOCABULARIES.get(row.model, row.vocab), flash=False

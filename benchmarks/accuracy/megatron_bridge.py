@@ -58,7 +58,7 @@ class Row(layouts.Row, frozen=True, kw_only=True):
 
 def arguments(row: Row) -> dict[str, Any]:
     """Return the arguments of a row's job."""
-    given = layouts.layout_of(row)
+    given = layouts.layout_of(row) | {"framework": "megatron"}
     if (row.tp or 1) > 1:
         given["sequence_parallel"] = True
     if (row.pp or 1) > 1:

@@ -18,7 +18,7 @@ ABOUT = about(SOURCE)
 
 def arguments(row: layouts.Row) -> dict[str, Any]:
     """Return the arguments of a row's job."""
-    given = layouts.layout_of(row)
+    given = layouts.layout_of(row) | {"framework": "megatron"}
     if (row.pp or 1) > 1:
         given["transfers"] = "blocking"
     return given | {

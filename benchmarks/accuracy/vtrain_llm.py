@@ -71,7 +71,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 def arguments(row: layouts.Row) -> dict[str, Any]:
     """Return the arguments of a row's job."""
-    given = layouts.layout_of(row)
+    given = layouts.layout_of(row) | {"framework": "megatron"}
     if (row.pp or 1) > 1:
         given["transfers"] = "blocking"
     if (row.tp or 1) > 1:

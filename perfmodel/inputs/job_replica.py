@@ -51,14 +51,23 @@ def replica_of(arguments: Mapping[str, Any]) -> tuple[Replica | None, list[Assum
         several = given.get("virtual_stages", 1) > 1
         given["schedule"] = INTERLEAVED if several else "1f1b"
         notes.append(Assumption("schedule", given["schedule"], "", "default of pipelines"))
-    notes += _as_framework(str(arguments.get("framework")).lower(), given)
+    notes += _as_megatron(given) if is_megatron(arguments) else []
     if "schedule" in given and not files.looks_like_path(given["schedule"]):
         given["schedule"] = canonical(given["schedule"])
     return Replica(**given), notes
 
 
-def _as_framework(framework: str, given: dict[str, Any]) -> list[Assumption]:
-    """Add what a framework does where it is not given, and return assumptions about that.
+def is_megatron(arguments: Mapping[str, Any]) -> bool:
+    """Return whether a job's framework is Megatron-LM or built on it.
+
+    Its gradients are computed in the buffer that is sent (``gradient_accumulation_fusion``), so
+    that nothing is copied before they are exchanged.
+    """
+    return str(arguments.get("framework")).lower() in MEGATRON
+
+
+def _as_megatron(given: dict[str, Any]) -> list[Assumption]:
+    """Add what Megatron-LM does where it is not given, and return assumptions about that.
 
     References
     ----------
@@ -66,8 +75,6 @@ def _as_framework(framework: str, given: dict[str, Any]) -> list[Assumption]:
     ``async_tensor_model_parallel_allreduce`` of ``ModelParallelConfig``; torchtitan uses
     torch.distributed.pipelining.
     """
-    if framework not in MEGATRON:
-        return []
     several, tensor = given.get("virtual_stages", 1) > 1, given.get("tensor", 1)
     usual: dict[str, Any] = {"transfers": "ahead" if several else "blocking"}
     if tensor > 1 and not given.get("sequence_parallel"):

@@ -12,7 +12,7 @@ from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.one_device import OneDevice, at_speed, read_one_device
 from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.recomputation import read_recomputation
-from perfmodel.inputs.software import OF_SOFTWARE, UNSAID, Software
+from perfmodel.inputs.software import EAGER, OF_SOFTWARE, UNSAID, Software
 from perfmodel.inputs.storage import DEFAULT, OF_STORAGE, Storage, read_storage
 from perfmodel.inputs.tensor_parallel import divided
 from perfmodel.inputs.workload import Workload
@@ -64,6 +64,7 @@ def workload_of(arguments: Mapping[str, Any]) -> Workload:
         sequence_parallel=bool(arguments.get("sequence_parallel")),
         decoder=decoder,
         devices={name: catalogue.device(name) for name in catalogue.device_names()},
+        launches=arguments.get("launches") or EAGER,
     )
 
 

@@ -21,10 +21,11 @@ from perfmodel.base.errors import InputError
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_layers import layers_of
 from perfmodel.inputs.device import Device
-from perfmodel.inputs.operator_times import layers_s
+from perfmodel.inputs.operator_times import kernels_of, layers_s
 from perfmodel.inputs.passes import accumulated, one_pass
 from perfmodel.inputs.precisions import SHORT
 from perfmodel.inputs.recomputation import block_of
+from perfmodel.inputs.software import EAGER, LAUNCH_S
 from perfmodel.inputs.workload import Workload, WorkloadLayer
 
 FORWARD_SUMS = (".attention.out", ".feed_forward.down", "embedding")
@@ -43,6 +44,7 @@ def divided(
     sequence_parallel: bool,
     decoder: Decoder | None,
     devices: Mapping[str, Device],
+    launches: str = EAGER,
 ) -> Workload:
     """Return a workload with the times of one of the devices that divide its layers.
 
@@ -53,6 +55,8 @@ def divided(
     Parameters
     ----------
     devices : all of them by name.
+    launches : how the host launches operators. They take it as long on each of the devices as on
+        one (:data:`perfmodel.inputs.software.LAUNCH_S`).
 
     Raises
     ------
@@ -70,6 +74,7 @@ def divided(
                 "(forward_summed_bytes), and it is not a language model with given dimensions"
             )
         layers = _divided(one, tensor, sequence_parallel, decoder, devices)
+        layers = _launched(one, layers, tensor, decoder, launches)
     made = msgspec.structs.replace(
         one,
         layers=layers,
@@ -78,6 +83,28 @@ def divided(
         optimizer_s=one.optimizer_s / tensor,
     )
     return accumulated(made, workload.accumulation, workload.batch_size)
+
+
+def _launched(
+    one: Workload,
+    layers: tuple[WorkloadLayer, ...],
+    tensor: int,
+    decoder: Decoder,
+    launches: str,
+) -> tuple[WorkloadLayer, ...]:
+    """Return the layers of a pass on one device, no shorter together than their launches or, if it
+    is shorter, than the pass on a single device."""
+    length = one.sequence_length or decoder.sequence_length
+    kernels = kernels_of(layers_of(decoder, length, one.precision, tensor))
+    least_s = min(LAUNCH_S[launches] * kernels, one.forward_s + one.backward_s)
+    whole_s = sum(layer.forward_s + layer.backward_s for layer in layers)
+    longer = max(least_s / whole_s, 1.0) if whole_s > 0.0 else 1.0
+    return tuple(
+        msgspec.structs.replace(
+            layer, forward_s=layer.forward_s * longer, backward_s=layer.backward_s * longer
+        )
+        for layer in layers
+    )
 
 
 def _divided(

@@ -120,7 +120,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def outputs_bytes(self) -> list[float]:
         """The output of each layer, for the whole batch of a pass."""
-        return [layer.passed_on_bytes for layer in self.layers]
+        return [
+            one.activation_bytes if one.output_bytes is None else one.output_bytes
+            for one in self.layers
+        ]
 
     @property
     def activation_checkpointing(self) -> bool:

@@ -24,7 +24,7 @@ from perfmodel.communication.members import Members
 from perfmodel.communication.network import Network
 from perfmodel.graph.joining import JoiningBuilder
 from perfmodel.graph.op_graph import Axis, Block, OpGraph
-from perfmodel.inputs.cluster import Cluster
+from perfmodel.inputs.cluster import Cluster, Handover
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.options import Options
 from perfmodel.inputs.passes import one_pass
@@ -61,6 +61,8 @@ def stage_jobs(job: Job) -> list[StageJob]:
     """
     replica = replica_of(job)
     cluster = of_groups(job.cluster, replica.tensor)
+    if not replica.asks_as_torch:  # gradients are computed in the buffer that is sent
+        cluster = msgspec.structs.replace(cluster, handover=Handover())
     slower = _slowdown(job)
     jobs = []
     for seats, (stage, workload) in zip(

@@ -432,3 +432,21 @@ def test_a_reduction_that_backward_waits_for_by_hand():
     waiting = made.with_(options={**options, "blocking_reduce": True})
     # the reduction of the last unit is behind the backward pass of the first, unless waited for
     assert step_s(waiting) == pytest.approx(step_s(made) + 1.0, rel=1e-6)
+
+
+def test_megatron_hands_gradients_over_in_no_time():
+    arguments = {"model": "llama-8b", "device": "h100", "workers": 4, "arch": "ring"}
+    assert pm.make_job(**arguments, framework="megatron").cluster.handover == pm.Handover()
+    given = pm.Handover(1e-3)
+    own = cluster(handover=given)
+    assert pm.make_job(**arguments, cluster=own, framework="megatron").cluster.handover == given
+
+
+def test_launches_take_as_long_on_each_of_the_devices_that_divide_layers():
+    arguments = {"model": "gpt2-xl", "device": "h100", "batch_size": 1, "arch": "ring"}
+    one = pm.make_job(**arguments).workload
+    five = pm.make_job(**arguments, tensor=5).workload
+    without = pm.make_job(**arguments, tensor=5, launches="graphs").workload
+    passes = one.forward_s + one.backward_s
+    assert five.forward_s + five.backward_s > 0.7 * passes
+    assert without.forward_s + without.backward_s < 0.6 * passes
