@@ -110,6 +110,10 @@ class _At(NamedTuple):
 
     @property
     def multiprocessors(self) -> float:
+        if self.device.multiprocessors is None and self.device.kind == "gpu":
+            raise InputError(
+                f"multiprocessors: {self.device.title} needs their number for times of operators"
+            )
         return float(self.device.multiprocessors or 1)
 
     @property

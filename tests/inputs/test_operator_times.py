@@ -357,3 +357,11 @@ def test_winograd_is_for_gpus_in_32_bits() -> None:
     layers = [Layer("input"), Layer("it", operators=(shape,))]
     on_host = layers_s(host, layers, 64, "float32", {})[-1][0]
     assert on_host == pytest.approx(2 * 256 * 64 * 64 * 576 / 1e12 + 1e-6)
+
+
+def test_a_gpu_needs_its_number_of_multiprocessors() -> None:
+    known = catalogue.device("h100")
+    unknown = msgspec.structs.replace(known, multiprocessors=None)
+    layer = Layer("product", forward_flop=2.0, operators=(Product(rows=1, columns=1, depth=1),))
+    with pytest.raises(InputError, match="multiprocessors: .*H100.* needs their number"):
+        layers_s(unknown, [layer], 1, "mixed", {"h100": known})
