@@ -96,6 +96,11 @@ def _part(workload: Workload, one: Workload, held: list[range], number: int) -> 
     layers = tuple(one.layers[k] for chunk in held for k in chunk)
     sizes = [size for layer in layers for size in layer.tensor_bytes]
     total = sum(sizes)
+    if not total:
+        raise InputError(
+            f"stage_layers: stage {number} has no parameters (its first layer is "
+            f"{layers[0].name!r}); give it more layers"
+        )
     share = total / one.gradient_bytes
     kept = sum(layer.activation_bytes for layer in layers)
     of_pass = msgspec.structs.replace(

@@ -18,7 +18,7 @@ def chunks_of(layers: Sequence[WorkloadLayer], replica: Replica) -> tuple[range,
     """Return the layers of each chunk of a pipeline, in order.
 
     Blocks of a language model stay whole; what is before them is in the first chunk, and what is
-    after them in the last. Without blocks, layers are divided.
+    after them in the last. Without blocks, layers are divided. Balanced chunks all have parameters.
 
     Raises
     ------
@@ -33,6 +33,11 @@ def chunks_of(layers: Sequence[WorkloadLayer], replica: Replica) -> tuple[range,
             f"virtual_stages {replica.virtual_stages}), but there are {many} {what}"
         )
     if replica.balance:
+        units = _with_parameters(layers, units)
+        if len(units) < replica.chunks:
+            raise InputError(
+                f"pipeline: {replica.chunks} chunks of layers, but only {len(units)} have parameters"
+            )
         return _ranges(_balanced([_seconds(layers, unit) for unit in units], replica.chunks), units)
     counts = replica.stage_layers or tuple(
         many * (k + 1) // replica.chunks - many * k // replica.chunks for k in range(replica.chunks)
@@ -61,6 +66,19 @@ def _blocks(layers: Sequence[WorkloadLayer], units: Sequence[range]) -> range:
     """Return the units that are blocks; all if there are none."""
     numbers = [k for k, unit in enumerate(units) if BLOCK.match(layers[unit.start].name)]
     return range(numbers[0], numbers[-1] + 1) if numbers else range(len(units))
+
+
+def _with_parameters(layers: Sequence[WorkloadLayer], units: Sequence[range]) -> list[range]:
+    """Return units that all have parameters: others join the one before, or the first that has."""
+    joined: list[range] = []
+    start = units[0].start
+    for unit in units:
+        if any(layers[k].tensor_bytes for k in unit):
+            joined.append(range(start, unit.stop))
+        elif joined:
+            joined[-1] = range(joined[-1].start, unit.stop)
+        start = unit.stop if joined else start
+    return joined or [range(units[0].start, units[-1].stop)]
 
 
 def _seconds(layers: Sequence[WorkloadLayer], unit: range) -> float:

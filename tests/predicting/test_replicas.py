@@ -94,6 +94,18 @@ def test_layers_are_balanced_by_their_times():
     assert step_s(job(work(layers, 4), 2)) > 1.15 * step_s(made)
 
 
+def test_balanced_stages_all_have_parameters():
+    """The last layer takes longest, but has parameters of another stage."""
+    layers = [pm.WorkloadLayer(f"layer{k}", 1.0, 2.0, (MB,), MB) for k in range(4)]
+    head = pm.WorkloadLayer("head", 3.0, 6.0, (), MB)
+    work_of = accumulated(pm.Workload.of("made", [*layers, head]), 4)
+    made = job(work_of, 2, balance=True)
+    assert [stage.job.stage.chunk_layers for stage in replicas.stage_jobs(made)] == [(3,), (2,)]
+    assert step_s(made) > 0.0
+    with pytest.raises(pm.InputError, match="stage 1 has no parameters"):
+        step_s(job(work_of, 2, stage_layers="4+1"))
+
+
 @pytest.mark.parametrize(
     ("schedule", "chunks"),
     [("gpipe", 1), ("1f1b", 1), ("interleaved_1f1b", 2), ("zb_h1", 1), ("zb_v", 2),
