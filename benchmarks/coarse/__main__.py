@@ -9,17 +9,22 @@ import msgspec
 
 from benchmarks.coarse import page
 from benchmarks.coarse.classes import FEWEST, grown
-from benchmarks.coarse.draw import Cell, cells
-from benchmarks.coarse.measure import Row, Store, by_group, known, rows, simulate
+from benchmarks.coarse.draw import Cell
+from benchmarks.coarse.measure import Row, Store, by_group, cell, known, rows, simulate
 from benchmarks.coarse.speed import speeds
 from perfmodel.cli.printing import tables
 from perfmodel.predicting import bands, coarse
-from perfmodel.predicting.bands import BandTable
+from perfmodel.predicting.bands import BandClass, BandTable
 
 MEASURING, CHECKING = 1, 2
 """Seeds of the jobs that measure the bands, and of those that check them."""
 
-PAGE = Path(__file__).parents[2] / "docs" / "formulas-against-simulation.md"
+OF_REPLICAS = 100
+"""Added to these seeds for jobs whose workers are replicas of several devices."""
+
+PAGES = Path(__file__).parents[2] / "docs"
+PAGE = PAGES / "formulas-against-simulation.md"
+PAGE_OF_REPLICAS = PAGES / "formulas-of-replicas.md"
 
 
 @click.command()
@@ -30,8 +35,21 @@ PAGE = Path(__file__).parents[2] / "docs" / "formulas-against-simulation.md"
 @click.option("--processes", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--store", type=click.Path(path_type=Path), default=Path("build/coarse.jsonl"),
               show_default=True, help="Cache file of simulations.")  # fmt: skip
+@click.option(
+    "--replicas",
+    is_flag=True,
+    help="Draw jobs whose workers are replicas of several devices instead.",
+)
 @click.option("--speed", is_flag=True, help="Measure how fast formulas are evaluated instead.")
-def main(measure: bool, worst: int, jobs: int, processes: int, store: Path, speed: bool) -> None:
+def main(
+    measure: bool,
+    worst: int,
+    jobs: int,
+    processes: int,
+    store: Path,
+    replicas: bool,
+    speed: bool,
+) -> None:
     """Compare both routes on random jobs.
 
     --measure measures the bands again. A job that is not in the cache takes about 0.25 s of one
@@ -48,25 +66,38 @@ def main(measure: bool, worst: int, jobs: int, processes: int, store: Path, spee
         return
     store.parent.mkdir(parents=True, exist_ok=True)
     kept = Store(store)
-    measuring, checking = list(cells(MEASURING, jobs)), list(cells(CHECKING, jobs // 2))
+    more = OF_REPLICAS if replicas else 0
+    measuring = [cell(MEASURING + more, k) for k in range(jobs)] if measure else []
+    checking = [cell(CHECKING + more, k) for k in range(jobs // 2)]
     wanted = [*(measuring if measure else ()), *checking]
     with tables.progress() as advance:
         simulate(filter(known, wanted), kept, processes, advance)
     if measure:
         found = by_group(rows(measuring, kept))
         groups = {name: grown(some) for name, some in found.items() if len(some) >= 2 * FEWEST}
-        table = BandTable(seed=MEASURING, drawn=jobs, groups=groups)
+        table = _joined(groups, jobs, replicas)
         text = msgspec.json.format(msgspec.json.encode(table), indent=1)
         bands.PATH.write_bytes(text + b"\n")
         bands.table.cache_clear()
     checked = rows(checking, kept)
-    text = page.page(bands.table(), checked, checking)
+    text = page.page(bands.table(), checked, checking, of_replicas=replicas, measured=jobs)
     if measure:
-        PAGE.write_text(text)
+        (PAGE_OF_REPLICAS if replicas else PAGE).write_text(text)
     click.echo(text)
     by_name = {one.name: one for one in checking}
     for each in sorted(checked, key=lambda each: -abs(each.error))[:worst]:
         click.echo(_line(each, by_name[each.name]))
+
+
+def _joined(groups: dict[str, BandClass], jobs: int, replicas: bool) -> BandTable:
+    """Return the table with new groups, and those that were not measured this time."""
+    kept = {k: g for k, g in bands.table().groups.items() if (k == bands.REPLICAS) != replicas}
+    known = bands.table()
+    return BandTable(
+        seed=known.seed if replicas else MEASURING,
+        drawn=known.drawn if replicas else jobs,
+        groups=dict(sorted((kept | groups).items())),
+    )
 
 
 def _line(found: Row, one: Cell) -> str:

@@ -12,8 +12,9 @@ import msgspec
 import numpy as np
 
 import perfmodel
+from benchmarks.coarse import draw, draw_replicas
 from benchmarks.coarse.classes import Known
-from benchmarks.coarse.draw import Cell, cell
+from benchmarks.coarse.draw import Cell
 from perfmodel import build_graph, predict
 from perfmodel.architectures import registry
 from perfmodel.graph.op_graph import OpGraph
@@ -21,6 +22,15 @@ from perfmodel.predicting import bands, coarse
 from perfmodel.predicting.bands import BandClass
 
 Progress = Callable[[int, int], None]
+
+
+REPLICAS_FROM = 100
+"""Seeds from this one on are those of jobs whose workers are replicas of several devices."""
+
+
+def cell(seed: int, number: int) -> Cell:
+    """Return job ``number`` of a seed."""
+    return (draw_replicas if seed >= REPLICAS_FROM else draw).cell(seed, number)
 
 
 class Simulated(msgspec.Struct, frozen=True):
@@ -127,6 +137,8 @@ class Row(msgspec.Struct, frozen=True):
 
 def known(one: Cell) -> bool:
     """Return whether the formulas support all features of a job."""
+    if one.job.replica is not None:
+        return coarse.leaves_out(one.job) is None
     return registry.model_of(one.job).leaves_out(one.job) is None
 
 
@@ -139,7 +151,7 @@ def row(one: Cell, fine_s: float) -> Row:
         traits=bands.traits(one.job, found),
         fine_s=fine_s,
         coarse_s=float(found.iteration_s),
-        exact=registry.model_of(one.job).exact(one.job),
+        exact=coarse.exact(one.job),
     )
 
 

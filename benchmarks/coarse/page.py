@@ -5,29 +5,47 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from benchmarks.coarse.classes import FEWEST
 from benchmarks.coarse.draw import Cell
 from benchmarks.coarse.measure import Row, known
 from perfmodel.api import TOLERANCE
-from perfmodel.predicting.bands import BandClass, BandTable, narrowest
+from perfmodel.predicting.bands import REPLICAS, BandClass, BandTable, narrowest
 
 TEMPLATE = Path(__file__).with_name("page.md")
+TEMPLATE_OF_REPLICAS = Path(__file__).with_name("page_replicas.md")
 
 
-def page(table: BandTable, found: Sequence[Row], drawn: Sequence[Cell]) -> str:
-    """Return the text of the page for the results ``found`` of the ``drawn`` jobs."""
+def page(
+    table: BandTable,
+    found: Sequence[Row],
+    drawn: Sequence[Cell],
+    *,
+    of_replicas: bool = False,
+    measured: int | None = None,
+) -> str:
+    """Return the text of the page for the results ``found`` of the ``drawn`` jobs.
+
+    ``measured`` is the number of jobs that were drawn for the bands; by default the table's.
+    """
+    groups = {k: g for k, g in table.groups.items() if (k == REPLICAS) == of_replicas}
+    table = msgspec.structs.replace(table, groups=groups)
     exact = [row for row in found if row.exact]
-    return TEMPLATE.read_text().format(
-        jobs=table.drawn,
-        checked=len(drawn),
-        tolerance=TOLERANCE,
-        fewest=FEWEST,
-        exact=len(exact),
-        farthest=max((abs(row.error) for row in exact), default=0.0),
-        groups=_markdown(_groups(table, found, drawn)),
-        classes=_markdown(_classes(table, found)),
+    return (
+        (TEMPLATE_OF_REPLICAS if of_replicas else TEMPLATE)
+        .read_text()
+        .format(
+            jobs=table.drawn if measured is None else measured,
+            checked=len(drawn),
+            tolerance=TOLERANCE,
+            fewest=FEWEST,
+            exact=len(exact),
+            farthest=max((abs(row.error) for row in exact), default=0.0),
+            groups=_markdown(_groups(table, found, drawn)),
+            classes=_markdown(_classes(table, found)),
+        )
     )
 
 

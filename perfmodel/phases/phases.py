@@ -15,6 +15,9 @@ import numpy as np
 
 from perfmodel.base.quantities import MANY, Quantity, axes_of, column, maximum
 
+BETWEEN_STAGES = "link between stages"
+"""The busiest link that stages of replicas send over, in :attr:`Phases.busy_s`."""
+
 
 class Phase(msgspec.Struct, frozen=True, eq=False):
     """An exposed part of an iteration: its time, and what the worker waits for.

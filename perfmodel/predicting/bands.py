@@ -19,7 +19,7 @@ from perfmodel.base import files
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.options import described
 from perfmodel.inputs.workload import expanded
-from perfmodel.phases.phases import Phases
+from perfmodel.phases.phases import BETWEEN_STAGES, Phases
 from perfmodel.phases.quantities import classes_of_workers, iteration_cv
 
 SCHEMA = "perfmodel.bands/1"
@@ -36,6 +36,13 @@ EXPOSED = (0.05, 0.3)
 
 BUSY = 0.6
 """Utilisation at which a link or a server counts as busy."""
+
+
+CROSSED = (0.05, 0.2)
+"""Utilisations of links between stages at which they count as used."""
+
+REPLICAS = "replicas"
+"""Group of jobs whose workers are replicas of several devices."""
 
 
 class BandClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -74,7 +81,10 @@ def table() -> BandTable:
 
 
 def group_of(job: Job) -> str:
-    """Return the group of a job: its architecture's name, unless the architecture defines one."""
+    """Return the group of a job: its architecture's name, unless the architecture defines one, or
+    that of all jobs whose workers are replicas of several devices."""
+    if job.replica is not None:
+        return REPLICAS
     label = architecture_of(job).group
     return label(job) if label is not None else job.architecture.name
 
@@ -90,6 +100,7 @@ def traits(job: Job, coarse_phases: Phases) -> frozenset[str]:
     causes = [(part.cause, float(part.seconds) / whole_s) for part in coarse_phases.parts.values()]
     exposed = sum(share for cause, share in causes if cause in ("network", "server"))
     busy = max((float(seconds) / whole_s for seconds in coarse_phases.busy_s.values()), default=0.0)
+    crossed = float(coarse_phases.busy_s.get(BETWEEN_STAGES, 0.0)) / whole_s
     true = {
         "jitter": cv > 0.0,
         f"jitter of {MUCH_JITTER:.0%} or more": cv >= MUCH_JITTER,
@@ -106,10 +117,27 @@ def traits(job: Job, coarse_phases: Phases) -> frozenset[str]:
         "several update threads": cluster.update_threads > 1,
         "data loading": w.data_loading_s > 0.0,
         "measured collectives": bool(cluster.collectives),
+        **{f"links between stages at least {part:.0%} busy": crossed >= part for part in CROSSED},
         **{f"at least {part:.0%} exposed communication": exposed >= part for part in EXPOSED},
         f"a link or server at least {BUSY:.0%} busy": busy >= BUSY,
     }
-    return frozenset(name for name, holds in true.items() if holds) | _options(job)
+    own = frozenset(name for name, holds in true.items() if holds)
+    if job.replica is not None:  # options of a dozen architectures would split too finely
+        return own | _of_replicas(job)
+    return own | _options(job)
+
+
+def _of_replicas(job: Job) -> frozenset[str]:
+    """Return the traits of jobs whose workers are replicas of several devices."""
+    replica = job.replica
+    true = {
+        "asynchronous": job.options.asynchronous,
+        "one replica": job.workers == 1,
+        "several stages": replica is not None and replica.pipeline > 1,
+        "several chunks": replica is not None and replica.virtual_stages > 1,
+        "transfers ahead": replica is not None and replica.transfers == "ahead",
+    }
+    return frozenset(name for name, holds in true.items() if holds)
 
 
 def _options(job: Job) -> frozenset[str]:

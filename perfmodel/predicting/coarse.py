@@ -108,7 +108,16 @@ def with_data(coarse_phases: Phases, q: Quantities) -> Phases:
 
 def leaves_out(job: Job) -> str | None:
     """What the formulas leave out of a job; None if nothing."""
+    if job.replica is not None:
+        return replica_formulas.leaves_out(job, leaves_out)
     return model_of(job).leaves_out(job) or job.options.beyond_formulas
+
+
+def exact(job: Job) -> bool:
+    """Whether the formulas equal the simulation of a job."""
+    if job.replica is not None:
+        return replica_formulas.exact(job, exact)
+    return model_of(job).exact(job)
 
 
 def error_band(job: Job, coarse_phases: Phases | None = None) -> ErrorBand:
@@ -116,13 +125,10 @@ def error_band(job: Job, coarse_phases: Phases | None = None) -> ErrorBand:
 
     ``coarse_phases`` are the job's phases, if already computed.
     """
-    if job.replica is not None:
-        return ErrorBand(None, None, "its error for workers of several devices is not known")
-    model = model_of(job)
     missing = leaves_out(job)
     if missing is not None:
         return ErrorBand(None, None, f"it leaves out {missing}, so its error is unknown")
-    if model.exact(job):
+    if exact(job):
         return ErrorBand(0.0, 0.0, "it equals the simulation for this job")
     from perfmodel.predicting import bands
 

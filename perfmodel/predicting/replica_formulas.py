@@ -18,7 +18,7 @@ from perfmodel.inputs.job import Job
 from perfmodel.inputs.passes import one_pass
 from perfmodel.inputs.stage_work import boundary_bytes
 from perfmodel.inputs.workload import Workload, WorkloadLayer, expanded
-from perfmodel.phases.phases import Phase, Phases
+from perfmodel.phases.phases import BETWEEN_STAGES, Phase, Phases
 from perfmodel.pipelines.actions import BACKWARD, WEIGHT
 from perfmodel.predicting.replicas import (
     StageJob,
@@ -48,11 +48,12 @@ def phases(job: Job, of_device: Callable[[Job], Phases]) -> Phases:
     ----------
     of_device : returns the phases of a job with single devices.
     """
-    faces = faces_of(job)
+    passes, jobs = job.workload.accumulation, stage_jobs(job)
+    faces = faces_of(job, jobs)
     several = [of_device(face.job) for face in faces]
     if job.options.holds_backward and replica_of(job).asks_as_torch and len(faces) > 1:
         held_s = [float(one.iteration_s) - float(one.compute_s) for one in several]
-        faces = faces_of(job, held_s)
+        faces = faces_of(job, jobs, held_s)
         several = [of_device(face.job) for face in faces]
     slowest = max(range(len(faces)), key=lambda k: float(several[k].iteration_s))
     face, result = faces[slowest], several[slowest]
@@ -74,24 +75,86 @@ def phases(job: Job, of_device: Callable[[Job], Phases]) -> Phases:
         "pipeline",
     )
     kept = {name: part for name, part in parts.items() if float(part.seconds) != 0.0}
-    return msgspec.structs.replace(result, parts=kept, classes=())
+    busy = dict(result.busy_s)
+    if len(faces) > 1:
+        busy[BETWEEN_STAGES] = _crossing_s(job, paths_of(replica_of(job), passes), jobs)
+    return msgspec.structs.replace(result, parts=kept, classes=(), busy_s=busy)
 
 
-def faces_of(job: Job, held_s: list[float] | None = None) -> list[Face]:
-    """Return each stage as a job with single devices.
+def leaves_out(job: Job, of_device: Callable[[Job], str | None]) -> str | None:
+    """Return what the formulas leave out of a job; None if nothing.
+
+    ``of_device`` returns what those of a job with single devices leave out.
+    """
+    replica = replica_of(job)
+    several = replica.pipeline > 1
+    if several and replica.transfers == "gloo":
+        return "requests behind data (transfers gloo)"
+    if several and job.unequal:
+        return "stages of different speeds"
+    if several and job.options.server_count > 0:
+        return "servers that stages share"
+    jobs = stage_jobs(job)
+    if several and _share_links(jobs):
+        return "links that stages share"
+    return next((text for text in (of_device(one.job) for one in jobs) if text is not None), None)
+
+
+def _share_links(jobs: list[StageJob]) -> bool:
+    """Return whether devices of two stages use the same link of a node."""
+    used = [
+        {(int(node), int(nic)) for node, row in zip(s.node, s.nics, strict=True) for nic in row}
+        for s in (one.seats for one in jobs)
+    ]
+    return len(set().union(*used)) < sum(map(len, used))
+
+
+def exact(job: Job, of_device: Callable[[Job], bool]) -> bool:
+    """Return whether the formulas equal the simulation: for one replica without stages whose sums
+    pass no links between nodes, if they do for one device (``of_device``)."""
+    if replica_of(job).pipeline > 1 or job.workers > 1:
+        return False
+    (one,) = stage_jobs(job)
+    sums = () if one.job.stage is None else one.job.stage.forward_sums + one.job.stage.backward_sums
+    return not any(part.bytes for part in sums) and of_device(
+        msgspec.structs.replace(one.job, stage=None)
+    )
+
+
+def _crossing_s(job: Job, paths: Paths, jobs: list[StageJob]) -> float:
+    """Return how long transfers between stages occupy the busiest link in an iteration."""
+    fabric, position = whole_fabric(job), np.array([one.seats.position for one in jobs])
+    rank = paths.schedule.rank
+    a, z = (position[rank[ends]] for ends in (paths.handing.source, paths.handing.target))
+    path = fabric.path(a, z)  # (transfers, workers, links)
+    load = np.zeros(len(fabric.capacity) + 1)
+    moved = np.broadcast_to(_moved(job, paths)[:, None, None], path.shape)
+    np.add.at(load, path, moved)  # the last is that of no link
+    return float((load[:-1] / fabric.capacity).max(initial=0.0))
+
+
+def _moved(job: Job, paths: Paths) -> Floats:
+    """Return the bytes of each transfer, (transfers,)."""
+    replica, stage, handing = replica_of(job), paths.schedule.stage, paths.handing
+    sizes = np.array([*boundary_bytes(job.workload, replica), 0.0])
+    between = np.minimum(stage[handing.source], stage[handing.target])
+    return np.asarray(sizes[between] * (1 if replica.sequence_parallel else replica.tensor))
+
+
+def faces_of(job: Job, jobs: list[StageJob], held_s: list[float] | None = None) -> list[Face]:
+    """Return each stage, of ``jobs``, as a job with single devices.
 
     ``held_s`` (stages,) is how much longer the last backward passes of a stage take because they
     return once their gradients have been exchanged; each chunk has an equal part.
     """
     check_flush(job)
     paths = paths_of(replica_of(job), job.workload.accumulation)
-    jobs = stage_jobs(job)
     seconds, summed = _seconds(paths, jobs)
     held = np.zeros(len(seconds))
     for rank, late_s in enumerate(held_s or ()):
         finals = _finals(paths, rank)
         held[finals] = late_s / len(finals)
-    at = spans(paths, seconds + summed + held, _send_s(job, paths, jobs))
+    at = spans(paths, seconds + summed + held, *_send_s(job, paths, jobs))
     at = Spans(at.begin, at.end - held)
     return [_face(paths, at, seconds, summed, rank, one) for rank, one in enumerate(jobs)]
 
@@ -120,19 +183,17 @@ def _seconds(paths: Paths, jobs: list[StageJob]) -> tuple[Floats, Floats]:
     return seconds, summed
 
 
-def _send_s(job: Job, paths: Paths, jobs: list[StageJob]) -> Floats:
-    """Return the time of each transfer alone on its links, (transfers,)."""
-    replica, schedule, handing = replica_of(job), paths.schedule, paths.handing
-    fabric = whole_fabric(job)
-    sizes = np.array(boundary_bytes(job.workload, replica))
-    moved = sizes[np.minimum(schedule.stage[handing.source], schedule.stage[handing.target])]
-    moved = moved * (1 if replica.sequence_parallel else replica.tensor)
+def _send_s(job: Job, paths: Paths, jobs: list[StageJob]) -> tuple[Floats, Floats]:
+    """Return the time of each transfer alone on its links, and the latency in it, (transfers,)."""
+    schedule, handing = paths.schedule, paths.handing
+    fabric, moved = whole_fabric(job), _moved(job, paths)
     position = np.array([one.seats.position[0] for one in jobs])
     a, z = (position[schedule.rank[ends]] for ends in (handing.source, handing.target))
     path = fabric.path(a, z)
     capacity = np.where(path >= 0, fabric.capacity[path], np.inf).min(axis=-1)
     moving: Floats = moved / np.minimum(capacity, fabric.flow_between(a, z))
-    return moving + fabric.between_s(a, z)
+    latency_s: Floats = fabric.between_s(a, z)
+    return moving + latency_s, latency_s
 
 
 def _face(

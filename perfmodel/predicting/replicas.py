@@ -126,7 +126,8 @@ def _sums(cluster: Cluster, replica: Replica, summed: list[float]) -> tuple[Sums
     size, each = replica.tensor, cluster.devices_per_node
     if not any(summed):
         return (Sums(),) * len(summed)
-    sizes = np.array(summed)
+    distinct = sorted(set(summed))  # few, while there are hundreds of layers
+    sizes = np.array(distinct)
     here = max(size, each - each % size)
     alone = msgspec.structs.replace(cluster, overrides=(), sites=(), site_links=())
     fabric = Fabric.of(alone, here)
@@ -136,7 +137,8 @@ def _sums(cluster: Cluster, replica: Replica, summed: list[float]) -> tuple[Sums
         parts = [costs.cost("reduce_scatter"), costs.cost("all_gather")]
     else:
         parts = [costs.cost("all_reduce")]
-    return tuple(_sum(fabric, parts, k) if size else Sums() for k, size in enumerate(summed))
+    known = {b: _sum(fabric, parts, k) if b else Sums() for k, b in enumerate(distinct)}
+    return tuple(known[b] for b in summed)
 
 
 def _sum(fabric: Fabric, parts: list[Cost], layer: int) -> Sums:
@@ -313,7 +315,7 @@ def _add_transfers(
     represents all, ``units`` (links,) of each pair of stages is how many share its links.
     """
     replica = replica_of(job)
-    schedule, handing, _ = paths
+    schedule, handing = paths.schedule, paths.handing
     sizes = boundary_bytes(job.workload, replica)
     starts = np.concatenate([start for start, _ in logs], axis=1)  # (workers, actions of all ranks)
     ends = np.concatenate([end for _, end in logs], axis=1)

@@ -28,12 +28,13 @@ class Paths(NamedTuple):
     ``steps`` has a row per action: its position in the schedule's columns; those of the action
     before it on its rank, of the transfer of its input, and of the action of its own rank that
     makes its input (NONE: none); and the transfers that must have ended. ``handing`` are the
-    transfers.
+    transfers, and ``ahead`` (transfers,) the one before each on its connection.
     """
 
     schedule: Schedule
     handing: Handing
     steps: tuple[Step, ...]
+    ahead: tuple[int, ...]
 
 
 class Spans(NamedTuple):
@@ -52,7 +53,8 @@ def paths_of(replica: Replica, micro_batches: int) -> Paths:
     InputError : there is no such schedule, or its stages wait for each other with these transfers.
     """
     schedule = schedule_of(replica, micro_batches)
-    paths = Paths(schedule, *_ordered(schedule, replica.transfers))
+    handing, steps = _ordered(schedule, replica.transfers)
+    paths = Paths(schedule, handing, steps, _ahead(schedule, handing))
     if len(paths.steps) < len(schedule):
         allowed = [
             one for one in get_args(Transfers) if len(_ordered(schedule, one)[1]) == len(schedule)
@@ -103,6 +105,17 @@ def _ordered(schedule: Schedule, transfers: Transfers) -> tuple[Handing, tuple[S
     return handing, tuple(steps)
 
 
+def _ahead(schedule: Schedule, handing: Handing) -> tuple[int, ...]:
+    """Return the transfer before each one from the same rank to the same other; NONE if none."""
+    last: dict[tuple[int, int], int] = {}
+    before = []
+    pairs = zip(schedule.rank[handing.source], schedule.rank[handing.target], strict=True)
+    for transfer, (source, target) in enumerate(pairs):
+        before.append(last.get((int(source), int(target)), NONE))
+        last[int(source), int(target)] = transfer
+    return tuple(before)
+
+
 def _local(schedule: Schedule, needed: dict[int, int]) -> dict[int, int]:
     """Return the action that makes the input of each one that has it from its own rank."""
     back = np.where(schedule.place[INPUT] != NONE, schedule.place[INPUT], schedule.place[BACKWARD])
@@ -116,26 +129,38 @@ def _local(schedule: Schedule, needed: dict[int, int]) -> dict[int, int]:
     return local
 
 
-def spans(paths: Paths, seconds: Floats, send_s: Floats) -> Spans:
+def spans(paths: Paths, seconds: Floats, send_s: Floats, latency_s: Floats | None = None) -> Spans:
     """Return begin and end of each action.
+
+    Transfers on one connection follow each other in the order of the actions that make the data.
 
     Parameters
     ----------
     seconds : of each action, (actions, ...).
     send_s : of each transfer, (transfers, ...), with the same further axes.
+    latency_s : what of ``send_s`` the connection is free in, (transfers, ...); none by default.
     """
     begin: list[Any] = [0.0] * len(seconds)
     end: list[Any] = [0.0] * len(seconds)
     source, posted = paths.handing.source.tolist(), paths.handing.posted.tolist()
     plain = seconds.ndim == 1  # plain floats are faster than arrays of one
     took, sent = (seconds.tolist(), send_s.tolist()) if plain else (seconds, send_s)
+    free = np.zeros_like(send_s) if latency_s is None else latency_s
+    ahead, late = paths.ahead, free.tolist() if plain else free
     later: Callable[[Any, Any], Any] = max if plain else np.maximum
+    arrived: dict[int, Any] = {}
 
     def arrival(transfer: int) -> Any:
+        if transfer in arrived:
+            return arrived[transfer]
         starts = end[source[transfer]]
         if posted[transfer] != NONE:
             starts = later(starts, end[posted[transfer]])
-        return starts + sent[transfer]
+        before = ahead[transfer]
+        if before in arrived:
+            starts = later(starts, arrived[before] - late[before])
+        arrived[transfer] = starts + sent[transfer]
+        return arrived[transfer]
 
     for action, last, transfer, local, held in paths.steps:
         starts = end[last] if last != NONE else 0.0

@@ -6,6 +6,7 @@ import functools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,19 +15,31 @@ import pytest
 from benchmarks.coarse import page
 from benchmarks.coarse.classes import FEWEST, Known, band, grown
 from benchmarks.coarse.draw import WAYS, Cell, cell, cells
-from benchmarks.coarse.measure import Store, by_group, known, row, rows, simulate
+from benchmarks.coarse.measure import (
+    REPLICAS_FROM,
+    Store,
+    by_group,
+    cell as replica_cell,
+    known,
+    row,
+    rows,
+    simulate,
+)
 from perfmodel import make_job, predict
 from perfmodel.api import TOLERANCE
 from perfmodel.architectures.registry import names
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.predicting import bands, coarse
 from perfmodel.predicting.bands import BandTable, narrowest
+from tests.jobs import ETHERNET
 
 FRESH = 5
 """A seed used neither to measure bands nor to check them."""
 
 FEW, MANY = 360, 1000
 """Numbers of jobs drawn in every test run, and in the slow one."""
+
+NODES_OF_TWO = msgspec.structs.replace(ETHERNET, devices_per_node=2)
 
 SMALL = 6
 """Largest number of workers of a job simulated in every test run."""
@@ -127,10 +140,45 @@ def test_the_table_has_every_group_and_classes_that_are_large_enough() -> None:
                 yield from sizes(part)
 
     table = bands.table()
-    assert set(table.groups) == {one.group for one in first_cells()[:300]}
+    assert set(table.groups) == {bands.REPLICAS, *(one.group for one in first_cells()[:300])}
     for whole in table.groups.values():
         assert min(sizes(whole)) >= FEWEST
         assert 0.0 <= whole.median <= whole.p90
+
+
+def test_declared_bands_hold_for_replicas() -> None:
+    """Of jobs that neither measured the bands nor checked them; exact is exact."""
+    inside = []
+    for number in range(150):
+        job = replica_cell(REPLICAS_FROM + FRESH, number).job
+        if coarse.leaves_out(job) is not None:
+            continue
+        expected = coarse.error_band(job).p90
+        assert expected is not None
+        error = abs(float(coarse.phases(job).iteration_s) / predict(job).iteration_s - 1.0)
+        if expected == 0.0:
+            assert error < 1e-9, number
+        else:
+            inside.append(error <= expected)
+    assert len(inside) >= 25
+    assert np.mean(inside) >= 0.8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"transfers": "gloo"}, "gloo"),
+        ({"arch": "ps"}, "servers that stages share"),
+        ({"rank_order": "tp-pp-dp", "cluster": NODES_OF_TWO}, "links that stages share"),
+    ],
+)
+def test_what_formulas_of_replicas_leave_out_is_simulated(
+    arguments: dict[str, Any], text: str
+) -> None:
+    given = {"model": "resnet50", "device": "v100", "arch": "ring", "workers": 16, "pipeline": 2}
+    job = make_job(**given | arguments)
+    assert text in coarse.error_band(job).text
+    assert predict(job, fidelity="auto", tolerance=1.0).fidelity == "fine"
 
 
 def test_unmeasured_classes_are_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
