@@ -36,7 +36,7 @@ def chunks_of(layers: Sequence[WorkloadLayer], replica: Replica) -> tuple[range,
         units = _with_parameters(layers, units)
         if len(units) < replica.chunks:
             raise InputError(
-                f"pipeline: {replica.chunks} chunks of layers, but only {len(units)} have parameters"
+                f"pipeline: {replica.chunks} chunks, but only {len(units)} layers have parameters"
             )
         return _ranges(_balanced([_seconds(layers, unit) for unit in units], replica.chunks), units)
     counts = replica.stage_layers or tuple(

@@ -14,7 +14,9 @@ import pytest
 from perfmodel.architectures import registry
 from perfmodel.cli import main
 from perfmodel.inputs import catalogue
+from perfmodel.inputs.job_files import JobFile
 from perfmodel.inputs.options import described
+from perfmodel.inputs.profile import Timing
 
 INPUTS = Path(__file__).parents[1] / "inputs"
 PREFIX = "perfmodel: error: "
@@ -150,11 +152,7 @@ CLICK = {
     "show": ["NAME"],
 }
 
-TIMING_KEYS = (
-    "device, batch_size, source, precision, forward_s, backward_s, forward_std_s, "
-    "backward_std_s, step_s, samples_per_s, optimizer_s, data_loading_s, "
-    "copy_s, other_s, step_std_s, accumulation, overhead_fraction"
-)
+TIMING_KEYS = ", ".join(Timing.__struct_fields__)
 CLUSTER_KEYS = (
     "schema, name, title, nic, nodes, devices_per_node, nics_per_node, nics_per_process, "
     "devices_on_nodes, intra_node, core_oversubscription, pair_efficiency, cpu_cores, "
@@ -162,13 +160,7 @@ CLUSTER_KEYS = (
     "loaders_per_node, handover, queue_bytes, flow_bytes_per_s, sites, site_links, device_spread, "
     "losses, calibration, source"
 )
-JOB_KEYS = (
-    "model, workload, device, precision, batch_size, sequence_length, "
-    "activation_checkpointing, accumulation, recompute, optimizer, precision_policy, lora, "
-    "offload_optimizer, one_device_samples_per_s, one_device_step_s, one_device_batch_size, cluster, bandwidth_bytes_per_s, latency_s, workers, arch, options, "
-    "island_devices, island_steps, island_arch, island_options, jitter, stragglers, start, seed, "
-    "schema"
-)
+JOB_KEYS = ", ".join(JobFile.__struct_fields__)
 ONE_DEGREE = "a timing needs exactly one of: forward_s with backward_s, step_s, samples_per_s"
 
 FILES = {

@@ -363,5 +363,5 @@ def test_a_gpu_needs_its_number_of_multiprocessors() -> None:
     known = catalogue.device("h100")
     unknown = msgspec.structs.replace(known, multiprocessors=None)
     layer = Layer("product", forward_flop=2.0, operators=(Product(rows=1, columns=1, depth=1),))
-    with pytest.raises(InputError, match="multiprocessors: .*H100.* needs their number"):
+    with pytest.raises(InputError, match=r"multiprocessors: .*H100.* needs their number"):
         layers_s(unknown, [layer], 1, "mixed", {"h100": known})
