@@ -57,7 +57,7 @@ def stage_layers(row: Row) -> str:
 
 def arguments(row: Row) -> dict[str, Any]:
     """Return the arguments of a row's job."""
-    given = layouts.layout_of(row) | {"framework": "megatron"}
+    given = layouts.layout_of(row)
     if (row.pp or 1) > 1:
         given |= {"transfers": "blocking", "stage_layers": stage_layers(row)}
     return given | {

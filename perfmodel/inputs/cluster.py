@@ -145,6 +145,8 @@ class Cluster(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
         of 8 threads gets a seventeenth.
     overrides : nodes that differ, by number from 0 (dedicated servers come after the workers).
     collectives : measured collectives, at most one per operation.
+    inside_collectives : measured collectives among devices of one node that divide layers between
+        them (tensor parallelism), at most one per operation.
     slowdown_per_neighbour : relative increase of a device's compute time per further device of the
         job on its node, due to contention for host, memory and power.
     loaders_per_node : batches that a node loads at a time, 1 or more; with more devices than that,
@@ -198,6 +200,7 @@ class Cluster(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
     server: Server = Server()
     overrides: tuple[NodeOverride, ...] = ()
     collectives: tuple[Collective, ...] = ()
+    inside_collectives: tuple[Collective, ...] = ()
     slowdown_per_neighbour: float = 0.0
     loaders_per_node: float | None = None
     handover: Handover = Handover()
@@ -247,10 +250,11 @@ class Cluster(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
         for name in NOT_ACROSS_SITES if self.sites else ():
             if getattr(self, name) not in (None, ()):
                 raise InputError(f"{name}: {NOT_ACROSS_SITES[name]}")
-        operations = [measured.operation for measured in self.collectives]
-        for operation in operations:
-            if operations.count(operation) > 1:
-                raise InputError(f"collectives: {operation} is given twice")
+        for name in ("collectives", "inside_collectives"):
+            operations = [measured.operation for measured in getattr(self, name)]
+            for operation in operations:
+                if operations.count(operation) > 1:
+                    raise InputError(f"{name}: {operation} is given twice")
 
     def node_of_worker(self, worker: int) -> int:
         """The node worker ``worker`` runs on."""

@@ -24,7 +24,7 @@ from perfmodel.communication.members import Members
 from perfmodel.communication.network import Network
 from perfmodel.graph.joining import JoiningBuilder
 from perfmodel.graph.op_graph import Axis, Block, OpGraph
-from perfmodel.inputs.cluster import Cluster, Handover
+from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.options import Options
 from perfmodel.inputs.passes import one_pass
@@ -61,8 +61,6 @@ def stage_jobs(job: Job) -> list[StageJob]:
     """
     replica = replica_of(job)
     cluster = of_groups(job.cluster, replica.tensor)
-    if not replica.asks_as_torch:  # gradients are computed in the buffer that is sent
-        cluster = msgspec.structs.replace(cluster, handover=Handover())
     slower = _slowdown(job)
     jobs = []
     for seats, (stage, workload) in zip(
@@ -132,7 +130,8 @@ def _sums(cluster: Cluster, replica: Replica, summed: list[float]) -> tuple[Sums
     alone = msgspec.structs.replace(cluster, overrides=(), sites=(), site_links=())
     fabric = Fabric.of(alone, here)
     groups = np.arange(here).reshape(-1, size) if here > size else None
-    costs = LinkCosts(Members(fabric, cluster.collectives_of(size), groups), sizes)
+    measured = cluster.inside_collectives if size <= each else cluster.collectives_of(size)
+    costs = LinkCosts(Members(fabric, measured, groups), sizes)
     if replica.sequence_parallel:
         parts = [costs.cost("reduce_scatter"), costs.cost("all_gather")]
     else:

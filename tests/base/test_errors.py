@@ -14,6 +14,7 @@ import pytest
 from perfmodel.architectures import registry
 from perfmodel.cli import main
 from perfmodel.inputs import catalogue
+from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job_files import JobFile
 from perfmodel.inputs.options import described
 from perfmodel.inputs.profile import Timing
@@ -153,13 +154,7 @@ CLICK = {
 }
 
 TIMING_KEYS = ", ".join(Timing.__struct_fields__)
-CLUSTER_KEYS = (
-    "schema, name, title, nic, nodes, devices_per_node, nics_per_node, nics_per_process, "
-    "devices_on_nodes, intra_node, core_oversubscription, pair_efficiency, cpu_cores, "
-    "worker_threads, core_sharing, server, overrides, collectives, slowdown_per_neighbour, "
-    "loaders_per_node, handover, queue_bytes, flow_bytes_per_s, sites, site_links, device_spread, "
-    "losses, calibration, source"
-)
+CLUSTER_KEYS = ", ".join(Cluster.__struct_fields__)
 JOB_KEYS = ", ".join(JobFile.__struct_fields__)
 ONE_DEGREE = "a timing needs exactly one of: forward_s with backward_s, step_s, samples_per_s"
 

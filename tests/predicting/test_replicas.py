@@ -8,6 +8,7 @@ import pytest
 
 import perfmodel as pm
 from perfmodel import pipelines
+from perfmodel.inputs.cluster import Collective, Piece
 from perfmodel.inputs.passes import accumulated
 from perfmodel.inputs.replica import Replica
 from perfmodel.inputs.seats import of_groups, seats_of
@@ -462,3 +463,14 @@ def test_launches_take_as_long_on_each_of_the_devices_that_divide_layers():
     passes = one.forward_s + one.backward_s
     assert five.forward_s + five.backward_s > 0.7 * passes
     assert without.forward_s + without.backward_s < 0.6 * passes
+
+
+def test_measured_collectives_among_devices_that_divide_layers():
+    measured = Collective(
+        operation="all_reduce", pieces=(Piece(0.5, 0.25 / MB),), ranks=(2, 2), bytes=(1.0, 1e9)
+    )
+    layers = [pm.WorkloadLayer("layer", F_S, B_S, (1.0,), 1.0, forward_summed_bytes=4 * MB)]
+    inside = pm.IntraNode(2 * MB, 0.0, kind="per_device")
+    node = cluster(devices_per_node=2, intra_node=inside, inside_collectives=(measured,))
+    made = pm.make_job(workload=pm.Workload.of("made", layers), tensor=2, cluster=node, arch="ring")
+    assert step_s(made) == pytest.approx(F_S + B_S + 0.5 + 1.0, rel=1e-6)

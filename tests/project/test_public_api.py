@@ -260,6 +260,7 @@ PREDICTION: dict[str, Any] = {
                 },
                 "overrides": [{"node": WHOLE, "nic": LINK, "speed": NUMBER}],
                 "collectives": [COLLECTIVE],
+                "inside_collectives": [COLLECTIVE],
                 "slowdown_per_neighbour": NUMBER,
                 "loaders_per_node": NUMBER + NOTHING,
                 "handover": {"per_tensor_s": NUMBER, "per_byte_s": NUMBER},
