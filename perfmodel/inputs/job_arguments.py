@@ -8,6 +8,7 @@ from typing import Any
 from perfmodel.base.errors import InputError, whole_number
 from perfmodel.base.units import dimension_of, parse
 from perfmodel.inputs.islands import read_devices
+from perfmodel.inputs.job_replica import workers_of
 
 
 def in_si(arguments: Mapping[str, object]) -> dict[str, Any]:
@@ -42,6 +43,8 @@ def per_worker(arguments: Mapping[str, Any], name: str = "global_batch_size") ->
 
     >>> per_worker({"global_batch_size": 256, "workers": 8})
     {'workers': 8, 'batch_size': 32}
+    >>> per_worker({"global_batch_size": 256, "devices": 16, "pipeline": 4})
+    {'devices': 16, 'pipeline': 4, 'batch_size': 64}
 
     Raises
     ------
@@ -53,7 +56,7 @@ def per_worker(arguments: Mapping[str, Any], name: str = "global_batch_size") ->
         return rest
     if rest.get("batch_size") is not None:
         raise InputError(f"batch_size and {name}: give one of them")
-    workers = whole_number("workers", rest.get("workers", 1))
+    workers = workers_of(rest)
     whole_number(name, whole)
     devices, what = workers, "workers"
     if rest.get("island_steps") not in (None, 1):

@@ -94,17 +94,9 @@ def with_passes(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[Assu
     InputError : two arguments contradict each other; devices do not form whole replicas.
     """
     given = dict(arguments)
-    size = given.get("tensor", 1) * given.get("pipeline", 1) if _whole(given) else 1
-    if (devices := given.pop("devices", None)) is not None:
-        if given.get("workers") is not None:
-            raise InputError("workers and devices: give one of them")
-        if whole_number("devices", devices) % size:
-            low = devices // size * size
-            near = f"{low} or {low + size}" if low else f"{size}"
-            raise InputError(
-                f"devices: {devices} do not form whole replicas of {size} (possible: {near})"
-            )
-        given["workers"] = devices // size
+    if given.get("devices") is not None:
+        given["workers"] = workers_of(given)
+    given.pop("devices", None)
     if (passes := given.pop("micro_batches", None)) is not None:
         if given.get("accumulation") not in (None, passes):
             raise InputError("accumulation and micro_batches: give one of them")
@@ -118,6 +110,30 @@ def with_passes(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[Assu
         why = "default of pipelines: one sample each"
         notes.append(Assumption("micro_batches", batch, "", why))
     return given, notes
+
+
+def workers_of(arguments: Mapping[str, Any]) -> int:
+    """Return the number of workers, which may be given as the number of their ``devices``.
+
+    Raises
+    ------
+    InputError : both are given, or the devices do not form whole replicas.
+    """
+    devices, workers = arguments.get("devices"), arguments.get("workers")
+    if devices is None:
+        return whole_number("workers", 1 if workers is None else workers)
+    if workers is not None:
+        raise InputError("workers and devices: give one of them")
+    size, count = 1, whole_number("devices", devices)
+    for name in ("tensor", "pipeline") if _whole(arguments) else ():
+        size *= arguments.get(name, 1)
+    if count % size:
+        low = count // size * size
+        near = f"{low} or {low + size}" if low else f"{size}"
+        raise InputError(
+            f"devices: {devices} do not form whole replicas of {size} (possible: {near})"
+        )
+    return count // size
 
 
 def _whole(given: Mapping[str, Any]) -> bool:

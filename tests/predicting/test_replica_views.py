@@ -109,3 +109,15 @@ def test_a_schedule_in_a_job_file_is_relative_to_it(tmp_path, monkeypatch):
     result = CliRunner().invoke(cli, ["predict", *words, "--json"])
     assert result.exit_code == 0, result.exception
     assert json.loads(result.stdout)["layout"]["schedule"].endswith("sub/order.csv")
+
+
+def test_a_global_batch_is_shared_by_the_replicas_of_so_many_devices():
+    words = ["--model", "gpt2-small", "--device", "a100", "--arch", "ring", "--devices", "16",
+             "--tensor", "2", "--global-batch-size", "64", "--json"]  # fmt: skip
+    result = CliRunner().invoke(cli, ["predict", "--pipeline", "4", *words])
+    said = json.loads(result.stdout)
+    assert (said["workers"], said["batch_size"], said["global_batch_size"]) == (2, 32, 64)
+    rows = pm.sweep(model="gpt2-small", device="a100", arch="ring", devices=16, pipeline=[2, 4],
+                    global_batch_size=64, fidelity="coarse").predictions  # fmt: skip
+    assert [p.batch_size for p in rows] == [8, 16]
+    assert {p.global_batch_size for p in rows} == {64}
