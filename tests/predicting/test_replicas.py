@@ -12,6 +12,7 @@ from perfmodel.inputs.cluster import Collective, Piece
 from perfmodel.inputs.passes import accumulated
 from perfmodel.inputs.replica import Replica
 from perfmodel.inputs.seats import of_groups, seats_of
+from perfmodel.inputs.sites import Site, SiteLink
 from perfmodel.predicting import replicas
 from perfmodel.training.spans import paths_of, spans
 
@@ -221,6 +222,29 @@ def test_stages_on_one_node_share_its_link():
     assert step_s(apart) == pytest.approx(10.0, rel=1e-6)
 
 
+@pytest.mark.parametrize(("size", "expected"), [(2.0, 8.0), (4.0, 11.0)])
+def test_servers_beside_the_first_replica_by_hand(size, expected):
+    # F 0-1 and 1-2, B 2-4 and 4-6. Replica 1 pushes stage 1 from 4 on, and pulls it as long; stage
+    # 0 until 7 and 8. With 2 MB stage 1 has its parameters at 8, before F needs them at 9. With
+    # 4 MB at 12: then a step is that of stage 1, 3 s and 8 s
+    layers = [(F_S, B_S, 1.0, 1e-9), (F_S, B_S, size, 1e-9)]
+    beside = cluster(server=pm.Server(placement="colocated"))
+    made = job(work(layers, 1), 2, 2, "ps", cluster=beside)
+    assert step_s(made) == pytest.approx(expected, rel=1e-6)
+
+
+def test_stages_at_two_sites_share_the_link_between_them():
+    # stages 0 at one site, 1 at the other: both replicas' activations take 2 s, as do gradients
+    places = (Site("east", 2), Site("west", 2))
+    links = tuple(SiteLink(MB, between=pair) for pair in (("east", "west"), ("west", "east")))
+    apart = cluster(nic=pm.Link(1e12, 0.0), sites=places, site_links=links)
+    made = job(equal(2, 1, sent=1.0), 2, 2, cluster=apart)
+    assert step_s(made) == pytest.approx(2 * (F_S + B_S) + 4.0, rel=1e-4)
+    alone = job(equal(2, 1, sent=1.0), 2, 1, cluster=msgspec.structs.replace(
+        apart, sites=(Site("east", 1), Site("west", 1))))  # fmt: skip
+    assert step_s(alone) == pytest.approx(2 * (F_S + B_S) + 2.0, rel=1e-4)
+
+
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_every_architecture_works_between_replicas(arch):
     options = {"reshard_after_forward": False} if arch == "fsdp" else {}
@@ -315,6 +339,20 @@ def test_sums_between_nodes_share_their_links_with_gradients():
                        options={"bucketing": "one", "overlap": False})  # fmt: skip
     # 4 s of sums after forward; gradients of 3 MB on each of the devices take 3 s
     assert step_s(made) == pytest.approx(F_S + 4.0 + B_S + 3.0, rel=1e-6)
+
+
+def test_sums_between_nodes_slow_gradients_that_are_reduced_meanwhile():
+    # two devices on two nodes: together 2 MB/s. F 0-2; B of layer 1 2-4, of layer 0 4-6. Layer 1 is
+    # reduced from 4 on, 6 MB at 2 MB/s; 4 MB are left to the sum from 6 on, which moves 8 MB: both
+    # take half of the link until 8, when the gradient is done, and 6 MB take 3 s more
+    layers = [
+        pm.WorkloadLayer("layer0", F_S, B_S, (1.0,), backward_summed_bytes=4 * MB),
+        pm.WorkloadLayer("layer1", F_S, B_S, (6 * MB,)),
+    ]
+    workload = pm.Workload.of("made", layers)
+    made = pm.make_job(workload=workload, tensor=2, workers=2, cluster=cluster(), arch="ring",
+                       options={"bucketing": "layer"})  # fmt: skip
+    assert step_s(made) == pytest.approx(11.0, rel=1e-5)
 
 
 def test_a_language_model_is_divided():
