@@ -147,6 +147,7 @@ def leaves_out(job: Job) -> str | None:
         "shard groups placed differently on nodes": not same_place(job.cluster, job.workers, size),
         "links that shard groups and replicas share": several
         and bool(share_links(quantities_of(job), size)),
+        "blocking_reduce": Options.of(job).blocking_reduce,
     }
     return left_out(job, beyond, core=False, connections=False, sites=several)
 

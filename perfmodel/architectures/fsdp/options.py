@@ -79,7 +79,9 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
         why = "pipelines keep parameters gathered between micro-batches"
         if self.stage != 3:
             return IN_PIPELINES
-        return {"reshard_after_forward": (False, why), **IN_PIPELINES}
+        waits = "the stages of a pipeline do not wait for reductions"
+        kept = {"reshard_after_forward": (False, why), "blocking_reduce": (False, waits)}
+        return {**kept, **IN_PIPELINES}
 
     def reductions(self, passes: int) -> int:
         """Return how often the gradients of an update of ``passes`` passes are reduced."""
