@@ -72,6 +72,7 @@ if TYPE_CHECKING:
         TrainingSetup as TrainingSetup,
         converge as converge,
     )
+    from perfmodel.sweeping.layouts import Layouts as Layouts, layouts as layouts
     from perfmodel.sweeping.sweeps import Sweep as Sweep, sweep as sweep
 
 _NAMES = {
@@ -102,6 +103,7 @@ _NAMES = {
     "studies.reports": "Report report",
     "studies.requirements": "Requirement require",
     "studies.sensitivity": "Sensitivity sensitivity",
+    "sweeping.layouts": "Layouts layouts",
     "sweeping.sweeps": "Sweep sweep",
 }
 """Public names by the module that defines them."""

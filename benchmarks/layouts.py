@@ -1,0 +1,62 @@
+"""``python -m benchmarks.layouts``: large replicas by the graph, many layouts by formulas."""
+
+from __future__ import annotations
+
+import resource
+import time
+
+import perfmodel
+from perfmodel import make_job, predict
+
+MOST_S, MOST_BYTES = 2.0, 500e6
+"""Targets of the graph of 16,384 devices."""
+
+
+def largest() -> tuple[float, float]:
+    """Return the seconds, and the further peak memory (bytes), of predicting Llama 405B on 16,384
+    devices: 16 stages of 7 chunks (its 126 blocks do not fill 8), 64 micro-batches, 8 devices that
+    divide layers, 128 replicas."""
+    job = make_job(
+        model="llama-405b", device="h100", arch="ring", devices=16_384, tensor=8, pipeline=16,
+        virtual_stages=7, micro_batches=64, batch_size=64, recompute="full", transfers="ahead",
+    )  # fmt: skip
+    before, begin = _peak_bytes(), time.perf_counter()
+    predict(job)
+    return time.perf_counter() - begin, _peak_bytes() - before
+
+
+def _peak_bytes() -> float:
+    return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def rate(numbers: int, stages: tuple[int, ...]) -> tuple[int, float]:
+    """Return how many layouts were evaluated, and how many per second."""
+    job = make_job(
+        model="llama-70b", device="h100", arch="ring", devices=512, tensor=8, pipeline=4,
+        micro_batches=32, batch_size=32, recompute="full", transfers="ahead",
+    )  # fmt: skip
+    begin = time.perf_counter()
+    found = perfmodel.layouts(job, tensor=(2, 4, 8), pipeline=stages, virtual_stages=(1, 2),
+                              micro_batches=range(1, numbers + 1))  # fmt: skip
+    return len(found), len(found) / (time.perf_counter() - begin)
+
+
+def main() -> None:
+    """Print all figures, rates as ratios to predictions one by one as well."""
+    took_s, memory = largest()
+    print(f"16,384 devices by the graph: {took_s:.2f} s (target {MOST_S:g}), "
+          f"{memory / 1e6:.0f} MB more (target {MOST_BYTES / 1e6:g})")  # fmt: skip
+    job = make_job(model="llama-70b", device="h100", arch="ring", devices=512, tensor=8, pipeline=4,
+                   micro_batches=32, batch_size=32, recompute="full")  # fmt: skip
+    begin = time.perf_counter()
+    for _ in range(10):
+        predict(job, fidelity="coarse")
+    one_by_one = 10 / (time.perf_counter() - begin)
+    for numbers, stages in ((64, (2, 4, 8, 16)), (4000, (2, 4, 8, 16)), (100_000, (2, 4))):
+        count, per_s = rate(numbers, stages)
+        print(f"{count} layouts, {numbers} numbers of micro-batches, stages {stages}: "
+              f"{per_s:.0f}/s, {per_s / one_by_one:.0f} times one by one")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
