@@ -57,23 +57,17 @@ def phases(job: Job, of_device: Callable[[Job], Phases]) -> Phases:
         several = [of_device(face.job) for face in faces]
     slowest = max(range(len(faces)), key=lambda k: float(several[k].iteration_s))
     face, result = faces[slowest], several[slowest]
-    whole_s = float(result.iteration_s)
     computing = float(np.mean([one.computing_s for one in faces]))
     summing = float(np.mean([one.summing_s for one in faces]))
-    compute_s = float(result.compute_s)
-    outside_s = compute_s - face.span_s
-    bubble_s = max(compute_s - computing - summing - outside_s, 0.0)
+    outside_s = float(result.compute_s) - face.span_s
     others = {name: part for name, part in result.parts.items() if part.cause != "compute"}
     parts = {
         "compute": Phase(computing + outside_s, "compute"),
         "sums over tensor-parallel devices": Phase(summing, "network"),
-        "pipeline bubble": Phase(bubble_s, "pipeline"),
         **others,
     }
-    parts["pipeline bubble"] = Phase(
-        whole_s - sum(float(p.seconds) for n, p in parts.items() if n != "pipeline bubble"),
-        "pipeline",
-    )
+    bubble_s = float(result.iteration_s) - sum(float(part.seconds) for part in parts.values())
+    parts["pipeline bubble"] = Phase(bubble_s, "pipeline")
     kept = {name: part for name, part in parts.items() if float(part.seconds) != 0.0}
     busy = dict(result.busy_s)
     if len(faces) > 1:
@@ -202,43 +196,53 @@ def _face(
     """Return a stage as a device: its last gradient of each chunk layer by layer, and all before as
     its forward pass."""
     schedule, job = paths.schedule, one.job
-    where = np.arange(int(schedule.begins[rank]), int(schedule.begins[rank + 1]))
-    begin_s = float(at.begin[where[0]])
-    span_s = float(at.end[where[-1]]) - begin_s
+    where = slice(int(schedule.begins[rank]), int(schedule.begins[rank + 1]))
+    begin_s, end_s = float(at.begin[where][0]), float(at.end[where][-1])
     work = one_pass(expanded(job.workload))
-    stage = job.stage
-    ends = np.cumsum(stage.chunk_layers if stage is not None else [len(work.layers)])
+    sizes = [len(work.layers)] if job.stage is None else list(job.stage.chunk_layers)
     finals = _finals(paths, rank)
-    order = sorted(range(len(ends)), key=lambda k: float(at.begin[finals[k]]))
-    layers = list(work.layers)
-    before_s = begin_s
-    first_gap = float(at.begin[finals[order[0]]]) - begin_s
-    forward_s = sum(layer.forward_s for layer in layers)
-    scale = min(1.0, first_gap / forward_s) if forward_s > 0.0 else 0.0
-    made: list[WorkloadLayer] = [
-        msgspec.structs.replace(layer, forward_s=layer.forward_s * scale) for layer in layers
-    ]
-    last = len(made) - 1
-    rest_s = first_gap - forward_s * scale
-    made[last] = msgspec.structs.replace(made[last], forward_s=made[last].forward_s + rest_s)
-    before_s = float(at.begin[finals[order[0]]])
+    order = sorted(range(len(sizes)), key=lambda k: float(at.begin[finals[k]]))
+    past_s = float(at.begin[finals[order[0]]])
+    layers = _lasting_forward(list(work.layers), past_s - begin_s)
     for k in order:
-        stop = int(ends[k])
-        start = stop - (stage.chunk_layers[k] if stage is not None else stop)
-        action = finals[k]
-        took = float(at.end[action]) - float(at.begin[action])
-        own = sum(made[i].backward_s for i in range(start, stop))
-        gap = float(at.begin[action]) - before_s
-        for i in range(start, stop):
-            share = made[i].backward_s / own if own > 0.0 else 1.0 / (stop - start)
-            more = gap if i == stop - 1 else 0.0
-            made[i] = msgspec.structs.replace(made[i], backward_s=took * share + more)
-        before_s = float(at.end[action])
-    after_s = begin_s + span_s - before_s  # actions after the last gradient of the first chunks
-    made[0] = msgspec.structs.replace(made[0], backward_s=made[0].backward_s + after_s)
-    face = _as_device(work, made, job.workload)
+        stop, action = sum(sizes[: k + 1]), finals[k]
+        chunk = slice(stop - sizes[k], stop)
+        gap_s = float(at.begin[action]) - past_s  # other actions since the gradient before
+        took_s = float(at.end[action] - at.begin[action])
+        layers[chunk] = _lasting_backward(layers[chunk], took_s, gap_s)
+        past_s = float(at.end[action])
+    layers[0] = msgspec.structs.replace(layers[0], backward_s=layers[0].backward_s + end_s - past_s)
+    face = _as_device(work, layers, job.workload)
     alone = msgspec.structs.replace(job, workload=face, stage=None)
-    return Face(alone, float(seconds[where].sum()), float(summed[where].sum()), span_s)
+    return Face(alone, float(seconds[where].sum()), float(summed[where].sum()), end_s - begin_s)
+
+
+def _lasting_forward(layers: list[WorkloadLayer], total_s: float) -> list[WorkloadLayer]:
+    """Return the layers with forward passes that take this time, the last with what is left of it
+    after one pass."""
+    passes_s = sum(layer.forward_s for layer in layers)
+    scale = min(1.0, total_s / passes_s) if passes_s > 0.0 else 0.0
+    rest_s = total_s - passes_s * scale
+    return [
+        msgspec.structs.replace(layer, forward_s=layer.forward_s * scale + more_s)
+        for layer, more_s in zip(layers, [0.0] * (len(layers) - 1) + [rest_s], strict=True)
+    ]
+
+
+def _lasting_backward(
+    layers: list[WorkloadLayer], total_s: float, gap_s: float
+) -> list[WorkloadLayer]:
+    """Return the layers with backward passes that take this time, the last, which is the first of a
+    backward pass, with what is before it."""
+    passes_s = sum(layer.backward_s for layer in layers)
+    shares = [
+        layer.backward_s / passes_s if passes_s > 0.0 else 1.0 / len(layers) for layer in layers
+    ]
+    gaps_s = [0.0] * (len(layers) - 1) + [gap_s]
+    return [
+        msgspec.structs.replace(layer, backward_s=total_s * share + before_s)
+        for layer, share, before_s in zip(layers, shares, gaps_s, strict=True)
+    ]
 
 
 def _as_device(work: Workload, layers: list[WorkloadLayer], update: Workload) -> Workload:

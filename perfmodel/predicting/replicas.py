@@ -40,6 +40,7 @@ SHARED_SLOTS = "update threads of"
 """Label of the slots that the servers of all stages share."""
 
 WORKERS: tuple[Axis, ...] = (("worker", None),)
+"""Axes of operations that every worker has."""
 
 OWN_LINKS = "inside link"
 """Start of the labels of links of single devices."""

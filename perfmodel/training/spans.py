@@ -1,7 +1,9 @@
 """When the actions of a pipeline begin and end, if nothing but its own transfers delays them.
 
-The longest path through the actions of a step, with one time per action and transfer. The
-simulation adds what this leaves out: shared links, random times, and the exchange among replicas.
+The longest path through the actions of a step, with one time per action and transfer. Unlike
+``pipelines.timeline``, which times schedules alone, it knows when inputs are asked for, who waits
+for what it sends, and that transfers on one connection follow each other. The simulation adds what
+this leaves out: shared links, random times, and the exchange among replicas.
 """
 
 from __future__ import annotations
@@ -16,19 +18,19 @@ from perfmodel.base.arrays import NONE, Floats
 from perfmodel.base.errors import InputError
 from perfmodel.inputs.replica import Replica, Transfers
 from perfmodel.inputs.stage_work import schedule_of
-from perfmodel.pipelines.actions import BACKWARD, FORWARD, INPUT, Schedule
+from perfmodel.pipelines.actions import Schedule
 from perfmodel.training.transfers import Handing, handing_of
 
-Step = tuple[int, int, int, int, tuple[int, ...]]
+Step = tuple[int, int, int, tuple[int, ...]]
 
 
 class Paths(NamedTuple):
     """What each action waits for, in an order in which everything comes after what it waits for.
 
     ``steps`` has a row per action: its position in the schedule's columns; those of the action
-    before it on its rank, of the transfer of its input, and of the action of its own rank that
-    makes its input (NONE: none); and the transfers that must have ended. ``handing`` are the
-    transfers, and ``ahead`` (transfers,) the one before each on its connection.
+    before it on its rank, and of the transfer of its input (NONE: none); and the transfers that
+    must have ended. What a rank makes for itself it makes before. ``handing`` are the transfers,
+    and ``ahead`` (transfers,) the one before each on its connection.
     """
 
     schedule: Schedule
@@ -77,7 +79,6 @@ def _ordered(schedule: Schedule, transfers: Transfers) -> tuple[Handing, tuple[S
     for transfer, action in enumerate(handing.held.tolist()):
         if action != NONE:
             held.setdefault(action, []).append(transfer)
-    local = _local(schedule, needed)
     done = [False] * len(schedule)
     at = begins[:-1].copy()
     steps: list[Step] = []
@@ -91,15 +92,13 @@ def _ordered(schedule: Schedule, transfers: Transfers) -> tuple[Handing, tuple[S
                 ready = all(
                     done[source[k]] and (posted[k] == NONE or done[posted[k]]) for k in waits
                 )
-                if not ready or (action in local and not done[local[action]]):
+                if not ready:
                     break
                 done[action] = True
                 at[rank] += 1
                 last = action - 1 if action not in first else NONE
                 transfer = needed.get(action, NONE)
-                steps.append(
-                    (action, last, transfer, local.get(action, NONE), tuple(held.get(action, ())))
-                )
+                steps.append((action, last, transfer, tuple(held.get(action, ()))))
         if len(steps) == before:
             break
     return handing, tuple(steps)
@@ -114,19 +113,6 @@ def _ahead(schedule: Schedule, handing: Handing) -> tuple[int, ...]:
         before.append(last.get((int(source), int(target)), NONE))
         last[int(source), int(target)] = transfer
     return tuple(before)
-
-
-def _local(schedule: Schedule, needed: dict[int, int]) -> dict[int, int]:
-    """Return the action that makes the input of each one that has it from its own rank."""
-    back = np.where(schedule.place[INPUT] != NONE, schedule.place[INPUT], schedule.place[BACKWARD])
-    local: dict[int, int] = {}
-    for actions, by in ((schedule.place[FORWARD], 1), (back, -1)):
-        for stage in range(schedule.stages):
-            if not 0 <= stage + by < schedule.stages:
-                continue
-            made, used = actions[stage].tolist(), actions[stage + by].tolist()
-            local |= {z: a for a, z in zip(made, used, strict=True) if z not in needed}
-    return local
 
 
 def spans(paths: Paths, seconds: Floats, send_s: Floats, latency_s: Floats | None = None) -> Spans:
@@ -162,12 +148,10 @@ def spans(paths: Paths, seconds: Floats, send_s: Floats, latency_s: Floats | Non
         arrived[transfer] = starts + sent[transfer]
         return arrived[transfer]
 
-    for action, last, transfer, local, held in paths.steps:
+    for action, last, transfer, held in paths.steps:
         starts = end[last] if last != NONE else 0.0
         if transfer != NONE:
             starts = later(starts, arrival(transfer))
-        if local != NONE:
-            starts = later(starts, end[local])
         for one in held:
             starts = later(starts, arrival(one))
         begin[action] = starts

@@ -25,7 +25,8 @@ import numpy as np
 
 from perfmodel.base.arrays import NONE, Ids
 from perfmodel.inputs.replica import Transfers
-from perfmodel.pipelines.actions import BACKWARD, FORWARD, INPUT, Schedule
+from perfmodel.pipelines.actions import FORWARD, Schedule
+from perfmodel.pipelines.facts import transfers as sent
 
 
 class Handing(NamedTuple):
@@ -46,17 +47,8 @@ class Handing(NamedTuple):
 
 def handing_of(schedule: Schedule, transfers: Transfers) -> Handing:
     """Return the transfers between different ranks, in the order of the schedule's columns."""
-    rank, place = schedule.rank, schedule.place
-    forward = schedule.kind == FORWARD
-    back = np.isin(schedule.kind, (BACKWARD, INPUT))
-    sends = (forward & (schedule.stage < schedule.stages - 1)) | (back & (schedule.stage > 0))
-    source = np.flatnonzero(sends)
-    to = schedule.stage[source] + np.where(forward[source], 1, -1)
-    number = schedule.micro_batch[source]
-    backward = np.where(place[INPUT] != NONE, place[INPUT], place[BACKWARD])
-    target = np.where(forward[source], place[FORWARD][to, number], backward[to, number])
-    away = rank[source] != rank[target]
-    source, target = source[away], target[away]
+    found = sent(schedule)
+    source, target, forward = found.produced, found.consumed, schedule.kind == FORWARD
     first = np.isin(target, schedule.begins)
     before = np.where(first, NONE, target - 1)
     last = np.isin(source + 1, schedule.begins)
