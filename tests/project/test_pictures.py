@@ -33,6 +33,7 @@ WITHOUT: Mapping[str, str] = {
     "planning.search.PlanLimits": "an input",
     "planning.plans.Candidate": "a point in the picture of a Plan",
     "studies.reports.Report": "a page, which has all pictures",
+    "sweeping.layouts.Layouts": "a table, of which a report draws what it shows",
     "sweeping.tables.Tabular": "what results with rows have in common",
 }
 
