@@ -7,11 +7,11 @@ draws new jobs."""
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import math
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -299,9 +299,14 @@ def _digits(draw: np.random.Generator, low: float, high: float) -> float:
     return float(f"{10 ** draw.uniform(low, high):.3g}")
 
 
-def main() -> None:
-    """Record the corpus."""
-    if "--draw" in sys.argv:
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Record the corpus; the arguments of the command line unless others are given."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.corpus",
+        description="Predict the jobs of tests/corpus.jsonl again, and record the results there.",
+    )
+    parser.add_argument("--draw", action="store_true", help="draw new jobs first")
+    if parser.parse_args(arguments).draw:
         entries = [drawn(number) for number in range(COUNT)]
     else:
         entries = [Entry(each.job, each.predict, predicted(each)) for each in read()]

@@ -7,6 +7,7 @@ the changed function. It prints those that no test noticed; ``mutmut show NAME``
 
 from __future__ import annotations
 
+import argparse
 import random
 import subprocess
 import sys
@@ -51,4 +52,9 @@ def main(count: int = COUNT, seed: int = SEED) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutants", description="Check that tests notice a sample of mutants."
+    )
+    parser.add_argument("count", nargs="?", type=int, default=COUNT, help="%(default)s")
+    parser.add_argument("seed", nargs="?", type=int, default=SEED, help="%(default)s")
+    main(**vars(parser.parse_args()))

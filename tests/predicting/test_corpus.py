@@ -42,3 +42,12 @@ def test_canary_a_change_of_the_last_digit_is_noticed() -> None:
     moved = {**answer, "iteration_s": answer["iteration_s"] * TIMES}
     assert moved["iteration_s"] != answer["iteration_s"]
     assert corpus.digest(moved) != corpus.digest(answer)
+
+
+def test_help_and_mistakes_record_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus, "PATH", corpus.PATH.with_name("absent"))
+    for arguments, code in ((["--help"], 0), (["--drew"], 2), (["7"], 2)):
+        with pytest.raises(SystemExit) as ended:
+            corpus.main(arguments)
+        assert ended.value.code == code
+    assert not corpus.PATH.exists()
