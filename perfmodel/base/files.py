@@ -48,8 +48,9 @@ _STEP = r"\.?([^.\[\]]+)|\[(\d+|\.\.\.)\]"
 
 
 def read(path: str | Path, kind: type[T], schema: str) -> T:
-    """Read ``path`` (JSON, or TOML if its name ends so) as ``kind``, after checking its schema.
+    """Read ``path`` as ``kind``, after checking its schema.
 
+    Files are JSON; those whose name ends in .toml are TOML, unless they begin with ``{``.
     Numbers may carry units ("10Gbps", "50us") wherever the field's name ends in a unit.
 
     Raises
@@ -58,7 +59,8 @@ def read(path: str | Path, kind: type[T], schema: str) -> T:
         key, a wrong type or a value out of range; the text begins with file and place.
     """
     data = read_bytes(path)
-    toml = str(path).endswith(".toml") or (str(path) == STDIN and not is_json(data))
+    by_content = str(path) == STDIN or str(path).endswith(".toml")
+    toml = by_content and not is_json(data)
     return decode(data, kind, schema, name=str(path), toml=toml)
 
 

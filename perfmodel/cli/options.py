@@ -117,11 +117,22 @@ def ending(path: str) -> str:
     return path.rpartition(".")[2].lower()
 
 
-def encoded(value: msgspec.Struct) -> bytes:
-    """A value as the contents of a JSON file."""
+def encoded(value: msgspec.Struct, path: str) -> bytes:
+    """A value as the contents of a file: TOML if the name of the file ends so, else JSON."""
     import msgspec
 
+    if ending(path) == "toml":
+        import tomli_w
+
+        return tomli_w.dumps(_without_null(msgspec.to_builtins(value))).encode()
     return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+
+
+def _without_null(value: Any) -> Any:
+    """JSON-like values without fields that are null, which TOML cannot say."""
+    if isinstance(value, dict):
+        return {key: _without_null(item) for key, item in value.items() if item is not None}
+    return [_without_null(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def write_files(written: Sequence[File]) -> None:

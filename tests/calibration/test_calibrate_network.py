@@ -392,8 +392,8 @@ def test_node_names_tell_which_link_was_measured() -> None:
     assert two.cluster.devices_per_node == 2
     assert two.collectives[0].collective.ranks == (4, 4)
     assert two.notes == ("all_reduce: runs within one node are left out: others span nodes",)
-    with pytest.raises(InputError, match="no ping_pong or stream between two nodes"):
-        fit_network([network(nodes=(0, 0, 1, 1), ranks=(2, 4))])
+    with pytest.raises(InputError, match="no ping_pong, stream or collective between two nodes"):
+        fit_network([network(nodes=(0, 0, 1, 1), ranks=(2,))])
     assert fit_network([network(nodes=(0, 0, 1, 1), ranks=(2, 4))], base=base,
                        devices_per_node=1).collectives[0].collective.ranks == (2, 4)  # fmt: skip
     with pytest.raises(InputError, match="measurements: needs at least one file"):
@@ -428,6 +428,16 @@ def test_measurements_become_a_cluster_file(folder: Path) -> None:
     said = ("link: latency", "40 us", "each further message", "duplex", "incast", "grows as log")
     for text in (*said, "all_reduce from 0 B to 131.1 kB: startup", "9 in 10 within"):
         assert text in out, text
+
+
+def test_a_name_that_ends_in_toml_makes_toml(folder: Path) -> None:
+    import tomllib
+
+    assert run("lab.json", "--output", "c.toml")[0] == run("lab.json", "--output", "c.json")[0] == 0
+    assert tomllib.loads((folder / "c.toml").read_text())["schema"] == "perfmodel.cluster/1"
+    assert read_cluster(folder / "c.toml") == read_cluster(folder / "c.json")
+    (folder / "renamed.toml").write_bytes((folder / "c.json").read_bytes())
+    assert read_cluster(folder / "renamed.toml") == read_cluster(folder / "c.json")
 
 
 def test_a_table_of_times_adds_a_collective(folder: Path) -> None:
@@ -470,6 +480,28 @@ def test_an_unknown_interval_is_null(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("operation", "sent"), [("all_reduce", 1.5), ("all_gather", 0.75), ("broadcast", 1.0)]
+)
+@pytest.mark.parametrize("nodes", [(), (0, 0, 0, 0)])
+def test_collectives_alone_show_the_bandwidth_of_the_link(
+    operation: Operation, sent: float, nodes: tuple[int, ...]
+) -> None:
+    """Four ranks at 1 GB/s: a ring sends 2 x 3/4 of the bytes, half a ring 3/4, a tree all."""
+    times = [Measurement(operation=operation, ranks=4, bytes=n, seconds=(1e-4 + sent * n / 1e9,))
+             for n in (1e6, 4e6, 16e6, 64e6)]  # fmt: skip
+    told = Source("measured", "made")
+    measured = Measurements(
+        name="lab", backend="nccl", measurements=tuple(times), nodes=nodes, source=told
+    )
+    cluster = fit_network([measured]).cluster
+    assert cluster.nic.goodput_bytes_per_s == pytest.approx(1e9, rel=1e-3)
+    assert (cluster.intra_node is not None) == bool(nodes)
+    nominal = fit_network([measured], nominal_bytes_per_s=1.25e9)
+    assert nominal.cluster.nic.efficiency == pytest.approx(0.8, rel=1e-3)
+    assert f"link: 8 Gbps, the bus bandwidth of {operation};" in nominal.notes[0]
+
+
+@pytest.mark.parametrize(
     ("table", "text"),
     [
         ("operation,ranks,bytes\n", "few.csv: there are no rows below"),
@@ -480,7 +512,7 @@ def test_an_unknown_interval_is_null(folder: Path) -> None:
         ),
         ("operation,ranks,bytes,seconds\nall_reduce,1,1,1\n", "ranks: must be at least 2, got 1"),
         ("operation,ranks,bytes,seconds\nall_reduce,2,1,0\n", "seconds: must be more than 0"),
-        ("operation,ranks,bytes,seconds\nall_reduce,2,1,1\n", "give a base cluster"),
+        ("operation,ranks,bytes,seconds\nincast,2,1,1\n", "give a base cluster"),
     ],
 )
 def test_a_wrong_table_is_one_line(folder: Path, table: str, text: str) -> None:

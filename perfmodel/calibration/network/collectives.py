@@ -120,6 +120,20 @@ class CollectiveFit(msgspec.Struct, frozen=True, kw_only=True):
         return alone * (1.0 + (at_once - 1) * share)
 
 
+def bus_bandwidth(fit: CollectiveFit) -> float:
+    """Bytes/s through the slowest link of the largest group, at large sizes; 0 if unknown.
+
+    As nccl-tests defines it (doc/PERFORMANCE.md): the bytes that any algorithm must send through a
+    rank's link, over the time that they take.
+    """
+    collective = fit.collective
+    ranks, last = collective.ranks[1], collective.pieces[-1]
+    sent = {"all_reduce": 2.0 * (ranks - 1) / ranks, "broadcast": 1.0}
+    per_byte_s = last.per_byte_s * float(per_byte_growth(last.per_byte_growth, ranks))
+    share = sent.get(collective.operation, (ranks - 1) / ranks)
+    return share / per_byte_s if per_byte_s > 0.0 else 0.0
+
+
 class _Segment(msgspec.Struct, frozen=True):
     """A fitted piece, and the sum of its relative errors."""
 

@@ -19,10 +19,11 @@ from perfmodel.calibration.network.collectives import (
     CollectiveFit,
     Operation,
     Point,
+    bus_bandwidth,
     fit_collective,
 )
 from perfmodel.calibration.network.links import LinkFit, fit_link
-from perfmodel.calibration.statistics import Estimate, Residuals
+from perfmodel.calibration.statistics import Estimate, Residuals, rounded
 from perfmodel.inputs.cluster import Cluster, IntraNode, Link
 from perfmodel.measuring import outputs
 from perfmodel.measuring.measurements import Measurement, Measurements, Operation as Measured, times
@@ -161,21 +162,22 @@ def fit_network(
             notes.append(f"latency: not measured{'; ' if base else ', '}{note}")
     elif base is not None:
         nic = base.nic
-    elif nominal_bytes_per_s is not None:
-        nic = Link(nominal_bytes_per_s)
     elif inside is not None and one_node:
-        nic = inside.link()
+        nic = Link(nominal_bytes_per_s) if nominal_bytes_per_s else inside.link()
     else:
-        raise InputError(
-            "measurements: no ping_pong or stream between two nodes; give a base cluster (--base) "
-            "or the nominal bandwidth (--nominal)"
+        nic, note = _of_collectives(
+            fits, devices_per_node or together, one_node, nominal_bytes_per_s
         )
+        notes.append(note)
+    within = None if inside is None else inside.link()
+    if one_node and base is None:
+        within = within or nic
     fitted = Cluster(
         name=name or (base.name if base is not None else measured[0].name),
         nic=nic,
         nodes=1 if one_node and base is None else None,
         devices_per_node=devices_per_node or together,
-        intra_node=None if inside is None else _joined(inside.link(), base),
+        intra_node=None if within is None else _joined(within, base),
         collectives=tuple(fit.collective for fit in fits),
         source=_source(measured),
     )
@@ -259,6 +261,36 @@ def _collectives(
             notes.append(f"{operation}: runs within one node are left out: others span nodes")
         fits.append(fit_collective(operation, beyond or points))
     return fits, notes
+
+
+def _of_collectives(
+    fits: Sequence[CollectiveFit],
+    devices_per_node: int,
+    one_node: bool,
+    nominal_bytes_per_s: float | None,
+) -> tuple[Link, str]:
+    """The link with the bandwidth that collectives reached, and a note on it.
+
+    Raises
+    ------
+    InputError : no collective uses that link, and no nominal bandwidth is given.
+    """
+    crossing = [f for f in fits if one_node or f.collective.ranks[1] > devices_per_node]
+    best = max(crossing, key=bus_bandwidth, default=None)
+    achieved = 0.0 if best is None else rounded(bus_bandwidth(best))
+    if best is None or achieved == 0.0:
+        if nominal_bytes_per_s is None:
+            raise InputError(
+                "measurements: no ping_pong, stream or collective between two nodes; give a base "
+                "cluster (--base) or the nominal bandwidth (--nominal)"
+            )
+        return Link(nominal_bytes_per_s), "link: not measured; the nominal bandwidth"
+    nominal = max(achieved, nominal_bytes_per_s or 0.0)
+    note = (
+        f"link: {show(achieved, 'bytes_per_s')}, the bus bandwidth of {best.collective.operation}; "
+        "its latency is not measured, so 0; ping_pong times or iperf3 would show both"
+    )
+    return Link(nominal, efficiency=rounded(achieved / nominal)), note
 
 
 def _source(measured: Sequence[Measurements]) -> Source:

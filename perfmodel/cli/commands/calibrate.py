@@ -78,7 +78,7 @@ def network(
         devices_per_node=devices_per_node,
         base=None if base is None else catalogue.cluster_or_file(base),
     )
-    written = [] if output is None else [(output, encoded(fitted.cluster), "")]
+    written = [] if output is None else [(output, encoded(fitted.cluster, output), "")]
     if out.put(fitted, written, fitted.to_dict()):
         from perfmodel.cli.printing.text import show
 
@@ -102,7 +102,7 @@ class Wanted(NamedTuple):
 
         written: list[File] = []
         if self.output is not None:
-            written.append((self.output, encoded(cluster()), ""))
+            written.append((self.output, encoded(cluster(), self.output), ""))
         if self.workload_output is not None:
             written.append((self.workload_output, dumped(workload()), ""))
         return written
@@ -276,7 +276,7 @@ def server(paths: tuple[str, ...], cluster: str | None, output: str | None, out:
     out.check(output)
     base = catalogue.cluster_or_file(cluster or catalogue.DEFAULT_CLUSTER)
     costs = measured_costs([read_run(path) for path in paths], base)
-    written = [] if output is None else [(output, encoded(costs.cluster(base)), "")]
+    written = [] if output is None else [(output, encoded(costs.cluster(base), output), "")]
     if out.put(costs, written):
         from perfmodel.cli.printing import calibration
 

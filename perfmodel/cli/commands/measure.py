@@ -282,7 +282,7 @@ def training(
 
         job = api.make_job(workload=profiled, cluster=cluster, **run.arguments())
         predicted = api.predict(job)
-    written = [] if output is None else [(output, encoded(run), "")]
+    written = [] if output is None else [(output, encoded(run, output), "")]
     if out.plot is not None:
         from perfmodel.reporting import images
 
