@@ -142,10 +142,3 @@ def read_stage_layers(given: str | tuple[int, ...] | None) -> tuple[int, ...]:
         raise InputError(
             f"stage_layers: cannot read {given!r}; expected one number per chunk such as 5+4+4+5"
         ) from None
-
-
-def divisors_near(number: int, wanted: int) -> list[int]:
-    """Return the divisors of a number around one that is not: what an error can propose."""
-    divisors = [k for k in range(1, number + 1) if number % k == 0]
-    below = [k for k in divisors if k < wanted][-2:]
-    return [*below, *[k for k in divisors if k > wanted][:2]]

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.base.errors import InputError
-from perfmodel.foreign.pytorch import import_torch, is_tensor
+from perfmodel.foreign.pytorch import import_torch
 from perfmodel.inputs.operator_shapes import OperatorShape
 from perfmodel.inputs.profile import Layer, Tensor as ProfileTensor
-from perfmodel.profiler.operators import Recorded, Recorder, all_divided, per_sample
+from perfmodel.profiler.operators import Recorded, Recorder, all_divided, per_sample, tensors
 
 if TYPE_CHECKING:
     import torch
@@ -355,17 +355,6 @@ def in_backward() -> Callable[[], bool]:
     """Return a function that tells whether this thread is inside an autograd backward pass."""
     number = import_torch()._C._current_graph_task_id
     return lambda: number() != -1
-
-
-def tensors(value: object) -> list[Tensor]:
-    """Return the tensors in a tensor or in nested tuples, lists and dicts."""
-    if is_tensor(value):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, tuple | list):
-        return [tensor for item in value for tensor in tensors(item)]
-    return []
 
 
 def _gradient_bytes(values: Sequence[Tensor]) -> float:

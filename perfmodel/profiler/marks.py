@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.foreign.pytorch import import_torch
 from perfmodel.profiler.clocks import Clock
-from perfmodel.profiler.layers import ObservedStep, in_backward, samples_of, tensors
+from perfmodel.profiler.layers import ObservedStep, in_backward, samples_of
+from perfmodel.profiler.operators import tensors
 from perfmodel.profiler.steps import Kind, Mark
 
 if TYPE_CHECKING:

@@ -114,7 +114,7 @@ class Recorder:
         """Record an operator of PyTorch."""
         if self._paused:
             return
-        inputs, outputs = _flat((args, kwargs)), _flat(output)
+        inputs, outputs = tensors((args, kwargs)), tensors(output)
         if not outputs:
             return
         name = str(function._schema.name).partition("::")[2]
@@ -315,14 +315,14 @@ def _totals(shape: OperatorShape) -> dict[str, int]:
     return {"rows": shape.rows} if shape.weights else {"count": shape.count}
 
 
-def _flat(value: object) -> list[Tensor]:
-    """Return the tensors in nested tuples, lists and dicts."""
+def tensors(value: object) -> list[Tensor]:
+    """Return the tensors in a tensor or in nested tuples, lists and dicts."""
     if is_tensor(value):
         return [value]
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, tuple | list):
-        return [tensor for item in value for tensor in _flat(item)]
+        return [tensor for item in value for tensor in tensors(item)]
     return []
 
 

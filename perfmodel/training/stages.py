@@ -58,13 +58,6 @@ class Order(NamedTuple):
     micro_batch: Ids
 
 
-class Seconds(NamedTuple):
-    """Seconds of each layer by kind of action, (kinds, layers)."""
-
-    plain: Floats
-    handed_over: Floats
-
-
 def add_stage(
     b: GraphBuilder, job: Job, stage: Stage, workers: Workers, reduced: Sequence[bool]
 ) -> list[Workers]:

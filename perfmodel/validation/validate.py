@@ -31,7 +31,6 @@ from perfmodel.validation.scores import MEASURES, Score, Summary, summarise
 SCHEMA = "perfmodel.validation/1"
 
 Statistic = Literal["median", "p90", "worst"]
-STATISTICS: tuple[Statistic, ...] = ("median", "p90", "worst")
 
 Progress = Callable[[int, int], None]
 
