@@ -19,7 +19,7 @@ from perfmodel.communication.reduction import Reduction
 from perfmodel.inputs import measured_collectives
 from perfmodel.inputs.cluster import Collective
 from perfmodel.inputs.job import Job
-from perfmodel.theory.collective_times import LinearCost, RingOperation
+from perfmodel.theory.collective_times import LinearCost, Operation, RingOperation
 
 Lines = tuple[LinearCost, ...]
 """The pieces of a measured cost, by size."""
@@ -58,7 +58,7 @@ class Collectives(ABC, Generic[CostT, ChosenT]):
         return self.on_rings("all_reduce", options.reduce_per_byte_s, startup_s)
 
     @abstractmethod
-    def measured_lines(self, operation: RingOperation, reduce_per_byte_s: float) -> Lines | None:
+    def measured_lines(self, operation: Operation, reduce_per_byte_s: float) -> Lines | None:
         """Return the measured cost of a collective, if there is one."""
 
     @abstractmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -10,13 +11,17 @@ import numpy as np
 from perfmodel.base.arrays import Floats
 from perfmodel.base.quantities import Quantity
 from perfmodel.communication.collectives import Collectives, Lines, lines_of, measured_in
+from perfmodel.communication.exchanges import Exchange, exchange_schedule
 from perfmodel.communication.fabric import Fabric
 from perfmodel.communication.members import Members, rounds_of, schedule_of
 from perfmodel.communication.reduction import Reduction, candidates
-from perfmodel.theory.collective_times import RingOperation, line_s, ring_use
+from perfmodel.theory.collective_times import Operation, RingOperation, line_s, ring_use
 
 MOST_IN_TREES = 20_000
 """Number of workers up to which *auto* considers trees: each number of chunks needs a schedule."""
+
+
+DIRECT = Exchange()
 
 
 class Cost(msgspec.Struct, frozen=True, eq=False):
@@ -71,15 +76,46 @@ class LinkCosts(Collectives[Cost, Cost]):
         Its weight on shared links is that of as many flows as there are groups.
         """
         cost = super().cost(operation, reduce_per_byte_s)
+        return self._weighted(cost, lambda one: one.cost(operation, reduce_per_byte_s))
+
+    def all_to_all(self, options: Exchange = DIRECT) -> Cost:
+        """Return the cost of an all-to-all in all groups of the members at the same time.
+
+        Members have ``sizes`` bytes each, an equal part for every member, itself included. If all
+        messages are sent at once, the busiest link sets the pace, and measurements apply; else the
+        slowest send of each round does.
+        """
+        members, capacity = self.members, self.members.fabric.capacity
+        loads = np.zeros(len(capacity))
+        if members.count == 1:
+            return self._cost(0.0 * self.sizes, loads, 0.0 * self.sizes, 0.0 * self.sizes)
+        moving_s = latency_s = flow_s = hop_s = 0.0
+        for step in rounds_of(members, exchange_schedule(members, options)):
+            loads += step.loads
+            moving_s += max(float((step.loads / capacity).max()), step.flow_s)
+            latency_s += float(step.hop_s.max())
+            flow_s, hop_s = max(flow_s, step.flow_s), max(hop_s, float(step.hop_s.max()))
+        if options.algorithm == "direct":
+            moving_s, latency_s = max(float((loads / capacity).max()), flow_s), hop_s
+            lines = self.measured_lines("all_to_all", 0.0)
+            if lines is not None:
+                return self._weighted(self._measured(1.0, loads, lines), LinkCosts.all_to_all)
+        cost = self._cost(
+            self.sizes, loads, np.full_like(self.sizes, latency_s), self.sizes * moving_s
+        )
+        return self._weighted(cost, lambda one: one.all_to_all(options))
+
+    def _weighted(self, cost: Cost, of: Callable[[LinkCosts], Cost]) -> Cost:
+        """Return a cost of all groups, whose weight on shared links is that of as many flows as
+        there are groups; ``of`` returns the cost of other members."""
         if len(self.members.ends) == 1:
             return cost
         group = msgspec.structs.replace(self.members, groups=self.members.ends[:1])
-        one = LinkCosts(group, self.sizes).cost(operation, reduce_per_byte_s)
-        most = float(one.bytes.max())
+        most = float(of(LinkCosts(group, self.sizes)).bytes.max())
         weight = float(cost.bytes.max()) / most if most > 0.0 else 1.0
         return msgspec.structs.replace(cost, weight=weight)
 
-    def measured_lines(self, operation: RingOperation, reduce_per_byte_s: float) -> Lines | None:
+    def measured_lines(self, operation: Operation, reduce_per_byte_s: float) -> Lines | None:
         """Return the measured cost of a collective, if there is one."""
         members = self.members
         return lines_of(members.collectives, operation, members.count, reduce_per_byte_s)
@@ -90,7 +126,11 @@ class LinkCosts(Collectives[Cost, Cost]):
         Loads are capped at what links can carry in that time, so that idle links never lengthen it.
         """
         loads, _ = self.members.around(operation)
-        moved = ring_use(operation, self.members.count).sent * self.sizes
+        return self._measured(ring_use(operation, self.members.count).sent, loads, lines)
+
+    def _measured(self, sent: Quantity, loads: Floats, lines: Lines) -> Cost:
+        """Return a measured cost with the loads (links,) per byte of ``sent`` times the sizes."""
+        moved = sent * self.sizes
         startup_s, moving_s = line_s(lines, self.sizes)
         slowest_s = float((loads / self.members.fabric.capacity).max())
         passing = moving_s / slowest_s if slowest_s > 0.0 else moved

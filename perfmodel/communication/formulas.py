@@ -23,7 +23,7 @@ from perfmodel.inputs.cluster import Cluster, IntraNode, Link
 from perfmodel.inputs.job import Job
 from perfmodel.phases.quantities import Quantities
 from perfmodel.theory import collective_times
-from perfmodel.theory.collective_times import LinearCost, RingOperation, ring_use
+from perfmodel.theory.collective_times import LinearCost, Operation, RingOperation, ring_use
 from perfmodel.theory.cycles import most_along
 
 MOST_IN_DOUBLE_TREE, MOST = 1024, 16_384
@@ -38,7 +38,7 @@ class Formulas(Collectives[Rate, Fastest]):
         self.job, self.q, self.span = job, q, span
         self.ranks = q.workers if span is None else span.members
 
-    def measured_lines(self, operation: RingOperation, reduce_per_byte_s: float) -> Lines | None:
+    def measured_lines(self, operation: Operation, reduce_per_byte_s: float) -> Lines | None:
         """Return the measured cost, if there is one and some group has its links to itself."""
         if self.span is not None and not np.any(self.span.alone):
             return None

@@ -119,19 +119,21 @@ class Round(msgspec.Struct, frozen=True, eq=False):
 
 
 def rounds_of(members: Members, schedule: SendSchedule) -> list[Round]:
-    """Return the rounds of a schedule among members."""
-    path = members.fabric.path(schedule.source, schedule.target)
-    hop_s = members.fabric.between_s(schedule.source, schedule.target)
+    """Return the rounds of a schedule among the members of each group."""
+    ends, fabric = members.ends, members.fabric
+    source, target = ends[:, schedule.source], ends[:, schedule.target]  # (groups, sends)
+    path, hop_s = fabric.path(source, target), fabric.between_s(source, target)
+    part = np.broadcast_to(schedule.part, source.shape)
     added = np.where(schedule.adds, schedule.part, 0.0)
-    flow_s = schedule.part / members.fabric.flow_between(schedule.source, schedule.target)
+    flow_s = part / fabric.flow_between(source, target)
     bounds = np.searchsorted(schedule.round, np.arange(len(schedule.repeat) + 1)).tolist()
     return [
         Round(
             times,
-            members.loads(path[low:high], schedule.part[low:high]),
-            float(flow_s[low:high].max()),
+            members.loads(path[:, low:high].reshape(-1, path.shape[-1]), part[:, low:high].ravel()),
+            float(flow_s[:, low:high].max()),
             float(added[low:high].max()),
-            hop_s[low:high],
+            hop_s[:, low:high].ravel(),
         )
         for low, high, times in zip(bounds[:-1], bounds[1:], schedule.repeat.tolist(), strict=True)
     ]

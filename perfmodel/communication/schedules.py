@@ -29,7 +29,7 @@ class SendSchedule(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     members : number of members.
     repeat : number of times in a row each round is made, (rounds,).
     round, source, target : round and ends of each send, (sends,); rounds do not decrease.
-    part : bytes of each send, as a fraction of the bytes to be reduced, (sends,).
+    part : bytes of each send, as a fraction of the bytes that each member has, (sends,).
     adds : whether the target adds what it receives to what it has, (sends,).
     """
 
@@ -268,6 +268,40 @@ def hierarchical_all_reduce(node: Sequence[int]) -> SendSchedule:
         *down,
     ]
     return _schedule(len(node), rounds)
+
+
+def pairwise_all_to_all(members: int) -> SendSchedule:
+    """Send a part to every other member: in round k each sends to the k-th after it.
+
+    Thakur, Rabenseifner, Gropp, 2005, doi 10.1177/1094342005051521 (pairwise exchange).
+
+    >>> pairwise_all_to_all(4).sent()
+    array([0.75, 0.75, 0.75, 0.75])
+    """
+    index = np.arange(members)
+    return _schedule(
+        members,
+        [(index, (index + k) % members, 1.0 / members, False, 1) for k in range(1, members)],
+    )
+
+
+def hierarchical_all_to_all(nodes: int, each: int, across: float = 1.0) -> SendSchedule:
+    """Send what is for another of ``nodes`` to the member with the same number there, of ``each``,
+    which passes it on inside its node.
+
+    ``across`` is the share of the bytes between nodes that has to be sent there: less than 1 if
+    some of the bytes passed on are copies.
+
+    >>> hierarchical_all_to_all(2, 2).sent()
+    array([1., 1., 1., 1.])
+    """
+    table = np.arange(nodes * each).reshape(nodes, each)
+    rounds: list[Round] = [
+        (table, np.roll(table, -k, axis), part / table.shape[axis], False, 1)
+        for axis, part in ((0, across), (1, 1.0))
+        for k in range(1, table.shape[axis])
+    ]
+    return _schedule(nodes * each, rounds)
 
 
 def double_tree_all_reduce(members: int, chunks: int) -> SendSchedule:

@@ -1,6 +1,6 @@
 """Times of collectives from piecewise linear fits to measurements on a cluster."""
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from perfmodel.base.errors import InputError
 from perfmodel.base.quantities import Quantity, where
@@ -8,6 +8,7 @@ from perfmodel.base.ranges import COUNT, NOT_NEGATIVE, POSITIVE, Ranged, or_none
 from perfmodel.theory.collective_times import (
     Growth,
     LinearCost,
+    Operation,
     line_s,
     per_byte_growth,
     startup_growth,
@@ -62,7 +63,7 @@ class Collective(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
         "error_fraction": or_none(NOT_NEGATIVE),
     }
 
-    operation: Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
+    operation: Operation
     pieces: tuple[Piece, ...]
     ranks: tuple[int, int]
     bytes: tuple[float, float]

@@ -28,12 +28,15 @@ Operation = Literal[
     "all_gather",
     "reduce_scatter",
     "broadcast",
+    "all_to_all",
 ]
 
 COLUMNS = 3
 """Operations drawn side by side, at most."""
 
-COLLECTIVES: tuple[Operation, ...] = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+COLLECTIVES: tuple[Operation, ...] = (
+    *("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"),
+)
 
 
 class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -46,7 +49,8 @@ class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
       them.
     - *incast*: all ``ranks`` but one send ``bytes`` each to the remaining rank at the same time.
     - collectives among ``ranks``: *all_reduce* and *broadcast* have ``bytes`` bytes on each rank;
-      *all_gather* gathers, and *reduce_scatter* scatters, ``bytes`` bytes in total.
+      *all_gather* gathers, and *reduce_scatter* scatters, ``bytes`` bytes in total; in an
+      *all_to_all* each rank has ``bytes`` bytes, an equal part for every rank, itself included.
 
     Attributes
     ----------

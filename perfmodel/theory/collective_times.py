@@ -22,6 +22,9 @@ from perfmodel.base.quantities import Quantity, ceil_log2, floor_log2, where
 RingOperation = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast"]
 """Collectives that run on rings."""
 
+Operation = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"]
+"""Collectives."""
+
 Growth = Literal["constant", "log", "ring"]
 """How a component of a collective's time grows with the number of ranks: see
 :func:`startup_growth` and :func:`per_byte_growth`."""
@@ -290,6 +293,80 @@ def hierarchical_allreduce_s(
         reduce_per_byte_s=reduce_per_byte_s,
     )
     return inside + between
+
+
+def all_to_all_s(
+    ranks: Quantity,
+    size_bytes: Quantity,
+    *,
+    bandwidth_bytes_per_s: Quantity,
+    latency_s: Quantity = 0.0,
+    at_once: bool = False,
+) -> Quantity:
+    r"""Return the seconds of an all-to-all, in which each rank has n bytes: n/p for every rank.
+
+    Pairwise, in p-1 rounds; or with all messages ``at_once``, whose latencies overlap:
+
+    .. math:: (p-1) \left( \alpha + \frac{n}{p} \beta \right), \quad
+              \alpha + \frac{p-1}{p} n \beta
+
+    References
+    ----------
+    Thakur, Rabenseifner, Gropp, 2005, doi 10.1177/1094342005051521 (pairwise exchange, for long
+    messages).
+
+    >>> all_to_all_s(4, 100.0, bandwidth_bytes_per_s=50.0, latency_s=0.5)
+    3.0
+    >>> all_to_all_s(4, 100.0, bandwidth_bytes_per_s=50.0, latency_s=0.5, at_once=True)
+    2.0
+    """
+    rounds = where(ranks > 1, 1, 0) if at_once else ranks - 1
+    return rounds * latency_s + half_ring_bytes(ranks, size_bytes) / bandwidth_bytes_per_s
+
+
+def hierarchical_all_to_all_s(
+    nodes: Quantity,
+    devices_per_node: Quantity,
+    size_bytes: Quantity,
+    *,
+    bandwidth_bytes_per_s: Quantity,
+    intra_bandwidth_bytes_per_s: Quantity,
+    latency_s: Quantity = 0.0,
+    intra_latency_s: Quantity = 0.0,
+    across: Quantity = 1.0,
+) -> Quantity:
+    r"""Return the seconds of an all-to-all among nodes, then inside nodes.
+
+    .. math:: T_{a2a}(m, f n; \alpha, \beta) + T_{a2a}(g, n; \alpha_i, \beta_i)
+
+    with g devices on each of m nodes, pairwise. Each device first sends all that is for another
+    node to the device with its own number there, which passes it on. ``across`` is the share f of
+    these bytes that has to pass the network: less than 1 if nodes pass on copies of the same data,
+    see :func:`perfmodel.theory.routing.copies_across`. Rates are those of one device while all
+    devices of its node send.
+
+    References
+    ----------
+    Rajbhandari et al., "DeepSpeed-MoE", 2022, arXiv 2201.05596, section 5.2 (hierarchical
+    all-to-all); DeepSeek-AI, "DeepSeek-V3 technical report", 2024, arXiv 2412.19437, section 3.2.2
+    (across nodes to the device of the same number, then inside the node).
+
+    >>> hierarchical_all_to_all_s(2, 4, 100.0, bandwidth_bytes_per_s=12.5,
+    ...                           intra_bandwidth_bytes_per_s=75.0)
+    5.0
+    """
+    between = all_to_all_s(
+        nodes,
+        across * size_bytes,
+        bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+        latency_s=latency_s,
+    )
+    return between + all_to_all_s(
+        devices_per_node,
+        size_bytes,
+        bandwidth_bytes_per_s=intra_bandwidth_bytes_per_s,
+        latency_s=intra_latency_s,
+    )
 
 
 class LinearCost(msgspec.Struct, frozen=True, eq=False):

@@ -97,6 +97,7 @@ def test_rows_of_nccl_tests_are_measurements(tmp_path: Path) -> None:
         (printed("abcd", 0.75, redop="none", first="$ ./all_gather_perf -b 1M"), "all_gather"),
         (printed("abcd", first="# Collective test starting: all_reduce_perf"), "all_reduce"),
         (printed("ab", 0.5), "reduce_scatter"),
+        (printed("abcd", 0.75, redop="none", first="# alltoall_perf"), "all_to_all"),
     ],
 )
 def test_the_operation_follows_from_the_name_or_the_columns(
@@ -147,7 +148,7 @@ def test_several_runs_in_a_file_keep_their_ranks(tmp_path: Path) -> None:
         (printed("abcd", 0.75, redop="none"), "do not tell which test"),
         (printed("abcd", 1.3), "do not tell which test"),
         (printed("abcd", 1.0, root="2"), "reduce_perf of nccl-tests is not a collective"),
-        (printed(first="# alltoall_perf"), "alltoall_perf of nccl-tests is not a collective"),
+        (printed(first="# gather_perf"), "gather_perf of nccl-tests is not a collective"),
         (printed().replace("1000.0 ", "N/A ").replace("1002.0 ", "N/A "), "a time in microsec"),
     ],
 )

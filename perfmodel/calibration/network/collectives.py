@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Literal, get_args
+from typing import get_args
 
 import msgspec
 import numpy as np
@@ -28,11 +28,14 @@ from perfmodel.calibration.network.robust import estimates, least_absolute
 from perfmodel.calibration.statistics import Estimate, Residuals, median_interval, rounded
 from perfmodel.inputs.cluster import Collective, Piece, Uneven
 from perfmodel.inputs.measured_collectives import measured_collective_s
-from perfmodel.theory.collective_times import Growth, per_byte_growth, startup_growth
+from perfmodel.theory.collective_times import (
+    Growth,
+    Operation,
+    per_byte_growth,
+    startup_growth,
+)
 
 GROWTHS: tuple[Growth, ...] = get_args(Growth)
-
-Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
 
 MOST_PIECES = 5
 """Maximum number of pieces: libraries have two or three algorithms for an operation, and protocols

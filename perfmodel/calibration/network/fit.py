@@ -17,7 +17,6 @@ from perfmodel.base.tables import aligned
 from perfmodel.base.units import show
 from perfmodel.calibration.network.collectives import (
     CollectiveFit,
-    Operation,
     Point,
     bus_bandwidth,
     fit_collective,
@@ -29,6 +28,7 @@ from perfmodel.measuring import outputs
 from perfmodel.measuring.measurements import Measurement, Measurements, Operation as Measured, times
 from perfmodel.reporting.contents import Figure
 from perfmodel.reporting.drawn import Drawn
+from perfmodel.theory.collective_times import Operation
 
 TABLE_COLUMNS = ("operation", "ranks", "bytes", "seconds")
 """Required columns of a measurement table; at_once and count are optional."""

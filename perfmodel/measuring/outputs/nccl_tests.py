@@ -25,6 +25,9 @@ _HEADER = re.compile(r"#\s+size\s+count\s")
 TIMES = ("time", "algbw", "busbw")
 """Columns of the times out of place, and again of those in place; a count of errors follows."""
 
+SPELLED = {"alltoall": "all_to_all"}
+"""Names of tests that differ from those of operations."""
+
 CLOSE = 0.02
 """Relative error within which a printed bandwidth equals another: it has three digits."""
 
@@ -115,6 +118,7 @@ def _operation(run: _Run, test: str, timed: int, name: str) -> Operation:
             f"{name}: the columns do not tell which test of nccl-tests it is: write its name into "
             "the first line, such as '# all_gather_perf'"
         )
+    test = SPELLED.get(test, test)
     if test not in COLLECTIVES:
         raise InputError(
             f"{name}: {test}_perf of nccl-tests is not a collective of clusters "
