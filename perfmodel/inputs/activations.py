@@ -28,6 +28,7 @@ KINDS = (
     (r"lstm|gru|rnn", "recurrent"),
     (r"sum", "sums"),
     (r"activation", "mlp"),
+    (r"router|dispatch|experts|combine", "experts"),
 )
 """Kinds of activations, by a pattern for the start of the kind of their layer."""
 

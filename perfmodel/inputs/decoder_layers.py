@@ -9,7 +9,14 @@ import msgspec
 from perfmodel.base.errors import InputError, whole_number
 from perfmodel.inputs.activations import FUSED_LOSS
 from perfmodel.inputs.decoder import Decoder
-from perfmodel.inputs.operator_shapes import Attention, MemoryBound, OperatorShape, Product
+from perfmodel.inputs.decoder_parts import COMBINE, DISPATCH, EXPERTS, ROUTER, Experts, Latent
+from perfmodel.inputs.operator_shapes import (
+    Attention,
+    Grouped,
+    MemoryBound,
+    OperatorShape,
+    Product,
+)
 from perfmodel.inputs.precisions import SHORT
 from perfmodel.inputs.profile import Layer, Profile, Tensor
 
@@ -21,6 +28,11 @@ LOSS_BYTES = 4
 
 MASK_BYTES = 1
 """Bytes per value of the mask of a dropout."""
+
+ROUTED_VALUES = 8.0
+"""Values per token and expert that a router reads and writes besides its product: probabilities,
+the choice of the largest, a map of tokens to experts and its sums, which give tokens their order.
+"""
 
 UNFUSED_NORM, UNFUSED_ROTATION, UNFUSED_GATE = 8.4, 4.0, 1.75
 """Bytes moved by several kernels over those of one, with 16 bits.
@@ -82,6 +94,14 @@ def layers_of(
     into attention and into the feed-forward part, and the rows of those that lead out. All have the
     norms and sums in full. The vocabulary is divided into equal parts, the last of which may have
     rows of no token; keys and values of which there are fewer heads than devices are on several.
+    Matrices into latent vectors, and the router, are on all devices in full; each has a share of
+    every expert.
+
+    A feed-forward part of experts has the layers ``router``, ``dispatch``, ``experts.up``,
+    ``experts.activation``, ``experts.down`` and ``combine``, and ``shared.up``,
+    ``shared.activation`` and ``shared.down`` of shared experts. What experts give out is weighted
+    before their last product, and so not kept. Every further token that is predicted has a
+    projection and a block ``further.0`` before the last norm, and a head and a loss after it.
 
     Raises
     ------
@@ -91,7 +111,9 @@ def layers_of(
     ----------
     Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022, arXiv
     2205.05198 (activations); Dao et al., "FlashAttention", 2022, arXiv 2205.14135; Shoeybi et al.,
-    "Megatron-LM", 2019, arXiv 1909.08053, section 3 (tensor parallelism).
+    "Megatron-LM", 2019, arXiv 1909.08053, section 3 (tensor parallelism); DeepSeek-AI,
+    "DeepSeek-V3", 2024, arXiv 2412.19437, sections 2.1 and 2.2 (latent attention, experts, further
+    tokens).
     """
     d, s = decoder, sequence_length
     _check_share(d, tensor)
@@ -106,35 +128,31 @@ def layers_of(
         look_up = make.moving(3.0 * h, 1.0 * h, fixed=rows * h)
         table = [("weight", rows * h)]
         layers += [make.layer("positions", "embedding", h, tensors=table, operators=(look_up,))]
-    block = make.block()
-    layers += [make.named(f"blocks.{i}.", layer) for i in range(d.blocks) for layer in block]
+    layers += [
+        make.named(f"blocks.{i}.", layer) for i in range(d.blocks) for layer in make.block(i)
+    ]
+    for i in range(d.multi_token):
+        layers += [make.named(f"further.{i}.", layer) for layer in make.further(d.blocks + i)]
     layers.append(make.norm("norm"))
-    head = [] if d.tied else [("weight", vocabulary * h)]
-    flop = 2.0 * s * h * vocabulary
-    product = (Product(s, vocabulary, h, wide=True),)
-    layers.append(
-        make.layer(
-            "head", "linear", vocabulary, flop=flop, tensors=head, saved=0.0, operators=product
-        )
-    )
-    wide = LOSS_BYTES / element
-    kind = FUSED_LOSS if d.fused_loss else "loss"
-    # cast to 32 bits, softmax, and its gradient in 32 bits, cast back
-    operators = (
-        make.moving((1.0 + 3.0 * wide) * vocabulary, (1.0 + 4.0 * wide) * vocabulary, kernels=3),
-    )
-    kept = wide * vocabulary
-    layers.append(make.layer("loss", kind, kept, saved=vocabulary + kept, operators=operators))
+    for i in range(1 + d.multi_token):
+        layers += make.ends("" if i == 0 else f"_{i + 1}", vocabulary)
     return tuple(layers)
 
 
 def _check_share(decoder: Decoder, tensor: int) -> None:
     """Raise InputError unless so many devices can share the matrices of a decoder."""
     whole_number("tensor", tensor)
-    for count, what in ((decoder.heads, "heads"), (decoder.inner, "values of the feed-forward")):
+    blocks, experts = range(decoder.blocks), decoder.experts
+    dense = not all(decoder.has_experts(block) for block in blocks)
+    for count, what in (
+        (decoder.heads, "heads"),
+        (decoder.inner if dense else 0, "values of the feed-forward"),
+        (experts.width if experts else 0, "values of an expert"),
+        (experts.shared_width if experts else 0, "values of the shared experts"),
+    ):
         if count % tensor:
             raise InputError(f"tensor: {tensor} devices cannot share {count} {what} evenly")
-    if decoder.groups % tensor and tensor % decoder.groups:
+    if decoder.latent is None and decoder.groups % tensor and tensor % decoder.groups:
         raise InputError(
             f"tensor: {tensor} devices cannot share {decoder.groups} key and value heads evenly"
         )
@@ -203,62 +221,220 @@ class _Making(msgspec.Struct, frozen=True):
             name, "linear", out, flop=flop, tensors=tensors, saved=saved, operators=operators
         )
 
-    def norm(self, name: str) -> Layer:
-        """A norm over the residual stream."""
-        h = self.decoder.hidden
+    def norm(self, name: str, width: int | None = None) -> Layer:
+        """A norm over the residual stream, or over so many values."""
+        h = self.decoder.hidden if width is None else width
         tensors = [("weight", h)] + ([("bias", h)] if self.decoder.biases else [])
         unfused = 1.0 if self.decoder.biases else UNFUSED_NORM
         operators = (self.moving(2.0 * h, 3.0 * h, unfused=unfused),)
         return self.layer(name, "layernorm", h, tensors=tensors, operators=operators)
 
-    def attention(self, kept: float) -> Layer:
+    def head_norms(self, heads: int, groups: int) -> Layer:
+        """Norms of the heads of queries and keys."""
+        d = self.decoder
+        parts = ("queries", "keys")
+        biases = [(f"{part}_bias", d.key_width) for part in parts] if d.biases else []
+        tensors = [(f"{part}_weight", d.key_width) for part in parts] + biases
+        values = d.key_width * (heads + groups)
+        unfused = 1.0 if d.biases else UNFUSED_NORM
+        operators = (self.moving(2.0 * values, 3.0 * values, kernels=2, unfused=unfused),)
+        return self.layer(
+            "attention.norms", "layernorm", values, tensors=tensors, operators=operators
+        )
+
+    def core(self, block: int, saved: float) -> Layer:
         """The core of attention."""
         d, s = self.decoder, self.tokens
         heads, groups = d.heads // self.tensor, max(d.groups // self.tensor, 1)
-        width = d.hidden // d.heads
         operators: tuple[OperatorShape, ...] = ()
-        if d.positions is None:  # queries and keys are rotated
-            rotated = 2.0 * width * (heads + groups)
+        if d.latent is not None:
+            # the part of a head that is rotated is joined to the rest
+            rotated = 2.0 * d.key_width * 2 * heads
+            operators += (self.moving(rotated, rotated, kernels=2, unfused=UNFUSED_ROTATION),)
+        elif d.positions is None:  # queries and keys are rotated
+            rotated = 2.0 * d.key_width * (heads + groups)
             operators += (self.moving(rotated, rotated, kernels=2, unfused=UNFUSED_ROTATION),)
         if d.flash:
-            operators += (Attention(s, heads, groups, width),)
+            operators += (self.flash(block, heads, groups),)
         else:  # softmax with its mask, and dropout
             scores = (8.0 if d.dropout else 4.0) * heads * s
             operators += (
-                Product(s, s, width, count=heads, weights=False),
+                Product(s, s, d.key_width, count=heads, weights=False),
                 self.moving(scores, scores, kernels=4 if d.dropout else 2),
-                Product(s, width, s, count=heads, weights=False),
+                Product(s, d.value_width, s, count=heads, weights=False),
             )
-        flop = 4.0 * s**2 * heads * width
+        pairs = d.attended(block, s) if d.flash else float(s * s)
+        flop = 2.0 * pairs * heads * (d.key_width + d.value_width)
         return self.layer(
-            "attention.scores", "attention", heads * width, flop=flop, saved=kept,
+            "attention.scores", "attention", heads * d.value_width, flop=flop, saved=saved,
             operators=operators,
         )  # fmt: skip
 
-    def block(self) -> list[Layer]:
-        """The layers of a block: attention, then feed-forward, each after a norm."""
+    def flash(self, block: int, heads: int, groups: int) -> Attention:
+        """Attention that does not store its scores."""
+        d, s = self.decoder, self.tokens
+        values = None if d.value_width == d.key_width else d.value_width
+        shape = Attention(s, heads, groups, d.key_width, value_width=values)
+        window = d.window
+        if window is None or not window.limits(block, s):
+            return shape
+        if window.kind == "sliding":
+            return msgspec.structs.replace(shape, window=window.tokens)
+        chunks = -(-s // window.tokens)
+        return msgspec.structs.replace(shape, length=-(-s // chunks), count=chunks)
+
+    def attention(self, block: int) -> list[Layer]:
+        """Attention, from the residual stream to what is added to it."""
         d, t = self.decoder, self.tensor
-        h, inner = d.hidden, d.inner // t
-        heads, kv_width = d.heads // t, d.hidden // d.heads * max(d.groups // t, 1)
-        up = 2 * inner if d.gated else inner
+        heads, groups = d.heads // t, max(d.groups // t, 1)
         mask = MASK_BYTES / self.element if d.dropout else 0.0
         per_score = 2.0 + mask if d.dropout else 1.0
-        kept = h // t if d.flash else h // t + per_score * heads * self.tokens
-        passed = (
-            self.moving(3.0 * inner, 5.0 * inner, unfused=UNFUSED_GATE)
-            if d.gated
-            else self.moving(2.0 * inner, 3.0 * inner)
+        saved = heads * d.value_width + (0.0 if d.flash else per_score * heads * self.tokens)
+        if d.latent is None:
+            width = d.key_width * (heads + 2 * groups)
+            layers = [self.linear("attention.qkv", d.hidden, width)]
+        else:
+            layers = self.latent(d.latent, heads)
+        layers += [self.head_norms(heads, groups)] if d.head_norms else []
+        out = self.linear("attention.out", heads * d.value_width, d.hidden, saved=mask * d.hidden)
+        return [*layers, self.core(block, saved), out]
+
+    def latent(self, part: Latent, heads: int) -> list[Layer]:
+        """Queries, keys and values by way of latent vectors."""
+        h, rank = self.decoder.hidden, part.query_rank
+        queries = heads * self.decoder.key_width
+        layers = []
+        if rank is not None:
+            layers = [
+                self.linear("attention.q_down", h, rank),
+                self.norm("attention.q_norm", rank),
+            ]
+        return [
+            *layers,
+            self.linear("attention.q_up", rank or h, queries),
+            self.linear("attention.kv_down", h, part.kv_rank + part.rope_width),
+            self.norm("attention.kv_norm", part.kv_rank),
+            self.linear(
+                "attention.kv_up", part.kv_rank, heads * (part.head_width + part.value_width)
+            ),
+        ]
+
+    def feed_forward(self, name: str, width: int) -> list[Layer]:
+        """A feed-forward part, or experts that all tokens pass."""
+        h, inner = self.decoder.hidden, width // self.tensor
+        mask = MASK_BYTES / self.element if self.decoder.dropout else 0.0
+        up = 2 * inner if self.decoder.gated else inner
+        return [
+            self.linear(f"{name}.up", h, up),
+            self.layer(
+                f"{name}.activation", "activation", inner, operators=(self.activated(inner),)
+            ),
+            self.linear(f"{name}.down", inner, h, saved=mask * h),
+        ]
+
+    def activated(self, inner: float) -> MemoryBound:
+        """An activation of so many values per token, of twice as many if there is a gate."""
+        if self.decoder.gated:
+            return self.moving(3.0 * inner, 5.0 * inner, unfused=UNFUSED_GATE)
+        return self.moving(2.0 * inner, 3.0 * inner)
+
+    def experts(self, part: Experts) -> list[Layer]:
+        """A feed-forward part of experts."""
+        h, each = self.decoder.hidden, float(part.active)
+        inner = part.width // self.tensor
+        up, name = (2 * inner if self.decoder.gated else inner), "feed_forward.experts"
+        chosen = (
+            Product(self.tokens, part.routed, h, wide=True),
+            # probabilities, the choice, and the places of tokens in the order of experts
+            self.moving(ROUTED_VALUES * part.routed, ROUTED_VALUES * part.routed, kernels=4),
         )
-        total = self.moving((3.0 + mask) * h, (3.0 + mask) * h)
+        moved = (self.moving((1.0 + each) * h, (1.0 + each) * h),)
+        activated = (self.activated(each * inner),)
+        router = self.layer(
+            "feed_forward.router", ROUTER, part.routed, flop=chosen[0].flop,
+            tensors=[("weight", h * part.routed)], operators=chosen,
+        )  # fmt: skip
+        layers = [
+            router,
+            self.layer("feed_forward.dispatch", DISPATCH, each * h, operators=moved),
+            self.grouped(f"{name}.up", part, h, up),
+            self.layer(f"{name}.activation", "activation", each * inner, operators=activated),
+            self.grouped(f"{name}.down", part, inner, h, saved=0.0),
+            self.layer("feed_forward.combine", COMBINE, h, saved=0.0, operators=moved),
+        ]
+        if part.shared_width:
+            layers += self.feed_forward("feed_forward.shared", part.shared_width)
+        return layers
+
+    def grouped(
+        self, name: str, part: Experts, width: int, out: int, saved: float | None = None
+    ) -> Layer:
+        """A product of each expert with its tokens."""
+        d, count = self.decoder, part.routed
+        tensors = [("weight", count * width * out)] + ([("bias", count * out)] if d.biases else [])
+        product = Grouped(self.tokens * part.active, out, width, count)
+        operators: tuple[OperatorShape, ...] = (product,)
+        if d.biases:
+            operators += (self.moving(0.0, float(part.active * out)),)
+        return self.layer(
+            name, EXPERTS, part.active * out, flop=product.flop, tensors=tensors,
+            saved=None if saved is None else part.active * saved, operators=operators,
+        )  # fmt: skip
+
+    def added(self, name: str, count: int = 2) -> Layer:
+        """The sum of the residual stream and so many less one others, with their dropout."""
+        d, h = self.decoder, self.decoder.hidden
+        mask = MASK_BYTES / self.element if d.dropout else 0.0
+        total = self.moving((1.0 + count + mask) * h, (3.0 + mask) * h)
+        return self.layer(name, "sum", h, operators=(total,))
+
+    def block(self, number: int) -> list[Layer]:
+        """The layers of a block: attention, then feed-forward, each after a norm."""
+        d = self.decoder
+        part = d.experts if d.has_experts(number) else None
+        second = self.feed_forward("feed_forward", d.inner) if part is None else self.experts(part)
         return [
             self.norm("norm_1"),
-            self.linear("attention.qkv", h, h // t + 2 * kv_width),
-            self.attention(kept),
-            self.linear("attention.out", h // t, h, saved=mask * h),
-            self.layer("sum_1", "sum", h, operators=(total,)),
+            *self.attention(number),
+            *([self.norm("norm_1_out")] if d.outer_norms else []),
+            self.added("sum_1"),
             self.norm("norm_2"),
-            self.linear("feed_forward.up", h, up),
-            self.layer("feed_forward.activation", "activation", inner, operators=(passed,)),
-            self.linear("feed_forward.down", inner, h, saved=mask * h),
-            self.layer("sum_2", "sum", h, operators=(total,)),
+            *second,
+            *([self.norm("norm_2_out")] if d.outer_norms else []),
+            self.added("sum_2", 3 if part is not None and part.shared_width else 2),
         ]
+
+    def further(self, number: int) -> list[Layer]:
+        """The layers that predict a further token: norms of the residual stream and of that token's
+        embedding, a projection of both to one, and a block."""
+        h = self.decoder.hidden
+        return [
+            self.norm("norm_token"),
+            self.norm("norm_stream"),
+            self.linear("projection", 2 * h, h),
+            *self.block(number),
+            self.norm("norm_out"),
+        ]
+
+    def ends(self, suffix: str, vocabulary: int) -> list[Layer]:
+        """The output layer and the loss; the output layer of a further token has no weights of its
+        own."""
+        d, h = self.decoder, self.decoder.hidden
+        head = [] if d.tied or suffix else [("weight", vocabulary * h)]
+        product = Product(self.tokens, vocabulary, h, wide=True)
+        wide = LOSS_BYTES / self.element
+        # cast to 32 bits, softmax, and its gradient in 32 bits, cast back
+        moved = self.moving(
+            (1.0 + 3.0 * wide) * vocabulary, (1.0 + 4.0 * wide) * vocabulary, kernels=3
+        )
+        kept = wide * vocabulary
+        return [
+            self.layer(
+                f"head{suffix}", "linear", vocabulary, flop=product.flop, tensors=head, saved=0.0,
+                operators=(product,),
+            ),
+            self.layer(
+                f"loss{suffix}", FUSED_LOSS if d.fused_loss else "loss", kept,
+                saved=vocabulary + kept, operators=(moved,),
+            ),
+        ]  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal, TypeAlias
 
 from perfmodel.base.errors import InputError
-from perfmodel.base.ranges import COUNT, POSITIVE, Range, Ranged
+from perfmodel.base.ranges import COUNT, POSITIVE, Range, Ranged, or_none
 
 VALUES = Range(0.0, 1e16)
 """Range of a number of values: long sequences of large vocabularies have more than 1e9."""
@@ -60,6 +60,29 @@ class Product(_Shape, frozen=True, tag="product"):
         return 2.0 * self.rows * self.columns * self.depth * self.count
 
 
+class Grouped(_Shape, frozen=True, tag="grouped"):
+    """Products of groups of rows with a matrix of weights each, such as those of experts.
+
+    Attributes
+    ----------
+    rows : of all groups of a sample together, which have equal numbers of them on average.
+    columns, depth : of each matrix of weights, which is ``depth`` x ``columns``.
+    groups : number of matrices.
+    """
+
+    RANGES: ClassVar = dict.fromkeys(("rows", "columns", "depth", "groups"), COUNT)
+
+    rows: int
+    columns: int
+    depth: int
+    groups: int
+
+    @property
+    def flop(self) -> float:
+        """Floating-point operations of forward per sample: two per multiply-add."""
+        return 2.0 * self.rows * self.columns * self.depth
+
+
 class Attention(_Shape, frozen=True, tag="attention"):
     """Attention of a sample whose scores are not stored (flash attention).
 
@@ -67,15 +90,24 @@ class Attention(_Shape, frozen=True, tag="attention"):
     ----------
     length, heads, kv_heads, head_width : tokens, heads of queries and of keys, and their width.
     causal : whether a token attends only to those before it.
+    value_width : width of a head's values, if it differs.
+    window : tokens before it that a token attends to at most; None: all.
+    count : equal sequences of a sample.
     """
 
-    RANGES: ClassVar = dict.fromkeys(("length", "heads", "kv_heads", "head_width"), COUNT)
+    RANGES: ClassVar = {
+        **dict.fromkeys(("length", "heads", "kv_heads", "head_width", "count"), COUNT),
+        **dict.fromkeys(("value_width", "window"), or_none(COUNT)),
+    }
 
     length: int
     heads: int
     kv_heads: int
     head_width: int
     causal: bool = True
+    value_width: int | None = None
+    window: int | None = None
+    count: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,9 +115,20 @@ class Attention(_Shape, frozen=True, tag="attention"):
             raise InputError(f"kv_heads: {self.kv_heads} do not divide {self.heads} heads")
 
     @property
+    def mean_width(self) -> float:
+        """Mean of the widths of a head's keys and values, which have a product each."""
+        values = self.head_width if self.value_width is None else self.value_width
+        return (self.head_width + values) / 2.0
+
+    @property
     def flop(self) -> float:
-        """Floating-point operations of forward per sample, those beyond a causal diagonal too."""
-        return 4.0 * self.length**2 * self.heads * self.head_width
+        """Floating-point operations of forward per sample.
+
+        Those beyond a causal diagonal count too; with a window, as many as before it.
+        """
+        s, window = float(self.length), self.window
+        pairs = s * s if window is None or window >= s else 2.0 * window * s - float(window) ** 2
+        return 4.0 * self.count * pairs * self.heads * self.mean_width
 
 
 class MemoryBound(_Shape, frozen=True, tag="memory_bound"):
@@ -117,4 +160,4 @@ class MemoryBound(_Shape, frozen=True, tag="memory_bound"):
         return 0.0
 
 
-OperatorShape: TypeAlias = Product | Attention | MemoryBound
+OperatorShape: TypeAlias = Product | Grouped | Attention | MemoryBound

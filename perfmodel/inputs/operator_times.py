@@ -18,11 +18,17 @@ import numpy as np
 from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, whole_number
 from perfmodel.inputs.device import Device
-from perfmodel.inputs.operator_shapes import Attention, MemoryBound, OperatorShape, Product
+from perfmodel.inputs.operator_shapes import (
+    Attention,
+    Grouped,
+    MemoryBound,
+    OperatorShape,
+    Product,
+)
 from perfmodel.inputs.operator_transfer import attention_rates, product_rates
 from perfmodel.inputs.precisions import EIGHT_BITS, WIDE_BYTES
 from perfmodel.inputs.profile import Layer
-from perfmodel.theory.attention import BACKWARD, VALUE_BYTES, attention_s
+from perfmodel.theory.attention import BACKWARD, VALUE_BYTES, Mask, attention_s
 from perfmodel.theory.convolutions import KERNEL, WIDE_LOAD_BYTES, transposing_s, winograd_s
 from perfmodel.theory.memory_bound import ACHIEVED, memory_bound_s
 from perfmodel.theory.products import CAST_BYTES, product_s
@@ -78,6 +84,7 @@ def layers_s(
     at.add_attention(groups, seconds)
     seconds *= factors.attention / factors.products
     at.add_products(groups, seconds)
+    at.add_grouped(groups, seconds)
     at.add_memory_bound(groups, seconds, fused)
     seconds *= factors.products
     rows: list[list[float]] = seconds.tolist()
@@ -92,7 +99,7 @@ def stated(layers: Iterable[Layer]) -> bool:
 
 def kernels_of(layers: Iterable[Layer]) -> int:
     """Return the kernels that forward and backward of the layers launch."""
-    counts = {Product: 3, Attention: 2}
+    counts = {Product: 3, Grouped: 3, Attention: 2}
     return sum(
         2 * one.kernels if isinstance(one, MemoryBound) else counts[type(one)]
         for layer in layers
@@ -183,6 +190,30 @@ class _At(NamedTuple):
             of_pass = np.where(fits, np.minimum(of_pass, winograd), of_pass)
         return of_pass
 
+    def add_grouped(self, groups: Mapping[Group, int], seconds: Floats) -> None:
+        """Add all products of groups of rows, each with a matrix of its own."""
+        owners, products = _of_kind(groups, Grouped)
+        if not products:
+            return
+        rates = product_rates(self.device, self.precision, self.others)
+        if rates.cast_bytes_per_s is not None:
+            rates = rates._replace(cast_bytes_per_s=self._casts_bytes_per_s())
+        shapes = [(p.rows, p.columns, p.depth, p.groups) for p in products]
+        rows, columns, depth, count = np.array(shapes, dtype=np.float64).T
+        rows = self.batch_size * rows / count
+        of_pass = np.asarray(
+            product_s(
+                np.stack([rows, rows, depth]),
+                np.stack([columns, depth, columns]),
+                np.stack([depth, columns, rows]),
+                rates,
+                self.multiprocessors,
+                count=count,
+            )
+        )
+        np.add.at(seconds[:, 0], owners, of_pass[FORWARD])
+        np.add.at(seconds[:, 1], owners, of_pass[OF_INPUT] + of_pass[OF_WEIGHTS])
+
     def _casts_bytes_per_s(self) -> Floats:
         """Return the rate of casts in training, (3, 1): those of the first two passes also write
         transposes, a byte more per value, which the last pass uses."""
@@ -213,12 +244,15 @@ class _At(NamedTuple):
         if not attentions:
             return
         rates = attention_rates(self.device, self.others, self.precision)
-        shapes = [(a.length, a.heads, a.kv_heads, a.head_width, a.causal) for a in attentions]
-        length, heads, kv_heads, width, causal = np.array(shapes, dtype=np.float64).T
-        batch = np.full(len(length), self.batch_size)
+        shapes = [
+            (a.length, a.heads, a.kv_heads, a.mean_width, a.causal, a.window or a.length, a.count)
+            for a in attentions
+        ]
+        length, heads, kv_heads, width, causal, window, count = np.array(shapes, np.float64).T
         forward = attention_s(
-            batch, length, heads, kv_heads, width, rates, self.multiprocessors, causal=causal
-        )
+            self.batch_size * count, length, heads, kv_heads, width, rates, self.multiprocessors,
+            mask=Mask(causal, window),
+        )  # fmt: skip
         np.add.at(seconds[:, 0], owners, forward)
         np.add.at(seconds[:, 1], owners, BACKWARD * forward)
 

@@ -95,10 +95,13 @@ class Lora(msgspec.Struct, frozen=True):
 
     def matrices(self, decoder: Decoder) -> dict[str, list[tuple[int, int]]]:
         """Return the shapes of adapted matrices, by the end of the name of their layer."""
+        if decoder.latent is not None or decoder.experts is not None:
+            raise InputError("lora: not of models with experts or latent attention")
         h, kv, inner = decoder.hidden, decoder.kv_width, decoder.inner
+        queries = decoder.heads * decoder.key_width
         shapes = {
-            "attention.qkv": {"q": (h, h), "k": (h, kv), "v": (h, kv)},
-            "attention.out": {"o": (h, h)},
+            "attention.qkv": {"q": (h, queries), "k": (h, kv), "v": (h, kv)},
+            "attention.out": {"o": (queries, h)},
             "feed_forward.up": {"gate": (h, inner)} if decoder.gated else {},
             "feed_forward.down": {"down": (inner, h)},
         }

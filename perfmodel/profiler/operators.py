@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from perfmodel.foreign.pytorch import import_torch, is_tensor
-from perfmodel.inputs.operator_shapes import Attention, MemoryBound, OperatorShape, Product
+from perfmodel.inputs.operator_shapes import (
+    Attention,
+    Grouped,
+    MemoryBound,
+    OperatorShape,
+    Product,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -312,7 +318,9 @@ def _totals(shape: OperatorShape) -> dict[str, int]:
         return {"heads": shape.heads, "kv_heads": shape.kv_heads}
     if isinstance(shape, MemoryBound):
         return {}
-    return {"rows": shape.rows} if shape.weights else {"count": shape.count}
+    if isinstance(shape, Grouped) or shape.weights:
+        return {"rows": shape.rows}
+    return {"count": shape.count}
 
 
 def tensors(value: object) -> list[Tensor]:

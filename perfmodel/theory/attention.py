@@ -2,7 +2,8 @@
 
 A multiprocessor computes a tile of queries against all keys before them, so that tiles of later
 queries take longer. The longest may end after all others. Fetching takes place at the same time.
-If it is not causal, all tiles take as long as the longest.
+If it is not causal, all tiles take as long as the longest. In a window a tile has only the keys of
+the window's tiles.
 
 References
 ----------
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from perfmodel.base.quantities import Quantity, ceiling
+from perfmodel.base.quantities import Quantity, ceiling, minimum
 from perfmodel.theory.products import fourth
 
 BACKWARD = 2.5 * 73.0 / 63.0
@@ -52,6 +53,17 @@ class AttentionRates(NamedTuple):
     queries: float = 128.0
 
 
+class Mask(NamedTuple):
+    """Which tokens a token attends to: those before it, if ``causal`` is 1, or all, if it is 0;
+    and only the last ``window``, itself included, if there is one."""
+
+    causal: Quantity = 1.0
+    window: Quantity | None = None
+
+
+CAUSAL = Mask()
+
+
 def attention_s(
     sequences: Quantity,
     length: Quantity,
@@ -61,17 +73,19 @@ def attention_s(
     rates: AttentionRates,
     multiprocessors: float,
     *,
-    causal: Quantity = 1.0,
+    mask: Mask = CAUSAL,
 ) -> Quantity:
-    """Return the seconds of attention of ``sequences`` of ``length`` tokens; ``causal`` is 1 or
-    0."""
+    """Return the seconds of attention of ``sequences`` of ``length`` tokens."""
     efficiency = (1.0 + rates.softmax) / (1.0 + rates.softmax * USUAL_HEAD / head)
     rate = rates.flop_per_s * efficiency / multiprocessors
     rows = ceiling(length / rates.queries)
     step_s = 4.0 * rates.queries * rates.queries * head / rate
     tiles = sequences * heads * rows
-    mean_s = (rows - causal * (rows - 1.0) / 2.0) * step_s + rates.tile_s
-    longest_s = rows * step_s + rates.tile_s
+    causal, window, most = *mask, rows
+    if window is not None:
+        most = minimum(rows, 1.0 + ceiling((window - 1.0) / rates.queries))
+    mean_s = (most - causal * most * (most - 1.0) / (2.0 * rows)) * step_s + rates.tile_s
+    longest_s = most * step_s + rates.tile_s
     spread_s = tiles / multiprocessors * mean_s + causal * rates.tail * longest_s * (
         1.0 - 1.0 / rows
     )

@@ -43,6 +43,12 @@ PUBLISHED = {
     "gpt-neox-20b": 20_554_567_680,
     "mpt-7b": 6_658_859_008,
     "mpt-30b": 29_975_214_080,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264,
+    "gemma2-9b": 9_241_705_984,
+    "gemma2-27b": 27_227_128_320,
+    "mistral-small-24b": 23_572_403_200,
 }
 """Parameter counts given on model cards."""
 
@@ -55,6 +61,10 @@ NEARLY = {
     "qwen2.5-32b": 32_763_876_352,
     "qwen2.5-72b": 72_706_203_648,
     "bloom-176b": 176_247_271_424,
+    "bloom-7b": 7_069_016_064,
+    "gemma3-27b": 1.416e9 + 25.6e9,  # embedding, and all else but the vision encoder
+    "opt-1.3b": 1_315_758_080,
+    "opt-6.7b": 6_658_473_984,
     "opt-13b": 12.85e9,
     "opt-30b": 29.97e9,
     "opt-66b": 65.7e9,
