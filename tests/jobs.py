@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 
 from perfmodel import (
@@ -29,6 +31,37 @@ appears at least once."""
 
 ALL = [(name, options) for name in names() for options in VARIANTS[name]]
 ALL_IDS = [f"{name}-{'-'.join(f'{k}={v}' for k, v in o.items())}" for name, o in ALL]
+
+
+def each_variant(which: Callable[[str, dict[str, Any]], bool] = lambda arch, options: True) -> Any:
+    """Parametrise a test by the variants of all architectures for which ``which`` holds."""
+    cases = [
+        pytest.param(arch, options, id=name)
+        for (arch, options), name in zip(ALL, ALL_IDS, strict=True)
+        if which(arch, options)
+    ]
+    return pytest.mark.parametrize(("arch", "options"), cases)
+
+
+def half_of_variants(
+    which: Callable[[str, dict[str, Any]], bool] = lambda arch, options: True,
+) -> Any:
+    """Parametrise as :func:`each_variant`, but mark every second variant as slow.
+
+    Which half it is depends on the name of the test, so that every variant is in many tests."""
+
+    def mark(test: Any) -> Any:
+        first = zlib.crc32(test.__name__.encode()) % 2
+        chosen = [one for one, variant in enumerate(ALL) if which(*variant)]
+        cases = [
+            pytest.param(
+                *ALL[one], id=ALL_IDS[one], marks=pytest.mark.slow if (first + n) % 2 else ()
+            )
+            for n, one in enumerate(chosen)
+        ]
+        return pytest.mark.parametrize(("arch", "options"), cases)(test)
+
+    return mark
 
 
 ETHERNET = Cluster(

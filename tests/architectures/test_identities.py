@@ -6,7 +6,6 @@ are in test_ps.py, those with queueing networks in test_queueing.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -21,7 +20,7 @@ from perfmodel.engine.simulation import simulate, timeline
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.theory import collective_times
 from tests import oracles
-from tests.jobs import ALL, ALL_IDS, cluster, job, whole_groups, workload, workloads
+from tests.jobs import cluster, half_of_variants, job, whole_groups, workload, workloads
 from tests.oracles import equal
 from tests.settings import examples
 from tests.theory.test_closed_forms import one_worker_s
@@ -37,13 +36,6 @@ latencies = st.sampled_from([0.0, 0.25])
 def asynchronous(arch: str, options: dict[str, Any]) -> bool:
     architecture, _ = find(arch)
     return read_options(architecture, options).asynchronous
-
-
-def variants(which: Callable[[str, dict[str, Any]], bool]) -> Any:
-    """Parametrise by the variants of all architectures for which ``which`` holds."""
-    found = [(arch, options) for arch, options in ALL if which(arch, options)]
-    ids = [name for name, one in zip(ALL_IDS, ALL, strict=True) if which(*one)]
-    return pytest.mark.parametrize(("arch", "options"), found, ids=ids)
 
 
 def synchronous(arch: str, options: dict[str, Any]) -> bool:
@@ -70,7 +62,7 @@ def without_a_server(arch: str, options: dict[str, Any]) -> bool:
     return arch not in SERVERS
 
 
-@variants(without_a_server)
+@half_of_variants(without_a_server)
 @few
 @given(work=workloads(), rate=rates, latency=latencies)
 def test_one_worker_without_a_server_is_a_single_device(
@@ -216,7 +208,7 @@ def steady(arch: str, options: dict[str, Any]) -> bool:
     return not graph.noisy and "merge_per_model_s" not in options
 
 
-@variants(steady)
+@half_of_variants(steady)
 def test_busy_and_idle_are_the_iteration(arch: str, options: dict[str, Any]) -> None:
     graph = build_graph(job(WORK, cluster(20.0, 0.25), 3, arch, options))
     check_busy_plus_idle_is_the_iteration(graph)
@@ -289,7 +281,7 @@ def pace(graph: OpGraph) -> tuple[float, float]:
     return float(found.iterations_per_s.sum()), oracles.error_of_pace(graph, found)
 
 
-@variants(lambda arch, options: True)
+@half_of_variants()
 @few
 @given(work=workloads(least_s=0.5), rate=st.sampled_from([13.0, 100.0]), workers=st.integers(2, 4))
 def test_n_workers_obey_the_asymptotic_bounds(
@@ -326,7 +318,7 @@ def no_more_examples_than(
     assert result.throughput_samples_per_s <= most * (1 + 1e-9)
 
 
-@variants(synchronous)
+@half_of_variants(synchronous)
 @pytest.mark.parametrize("workers", [2, 4])
 @pytest.mark.parametrize("bandwidth", [5.0, 1e9])
 def test_synchronous_throughput_is_at_most_the_compute_rate(

@@ -18,7 +18,7 @@ from perfmodel.graph.op_graph import OpGraph
 from perfmodel.graph.rules import Batch, Choice, Mailbox, Quorum
 from perfmodel.inputs.options import described
 from tests import oracles
-from tests.jobs import ALL, ALL_IDS, VARIANTS, cluster, job, jobs, workload
+from tests.jobs import ALL, VARIANTS, cluster, half_of_variants, job, jobs, workload
 from tests.settings import examples
 
 
@@ -45,7 +45,6 @@ def slowed(graph: OpGraph) -> OpGraph:
     )
 
 
-each = pytest.mark.parametrize(("arch", "options"), ALL, ids=ALL_IDS)
 few = examples(6)
 
 
@@ -67,7 +66,7 @@ def test_every_option_is_in_a_variant(arch: str) -> None:
     assert missing == ([("moving_rate", set())] if arch == "easgd" else [])
 
 
-@each
+@half_of_variants()
 @few
 @given(data=st.data())
 def test_timeline_laws(arch: str, options: dict[str, Any], data: st.DataObject) -> None:
@@ -80,7 +79,7 @@ def test_timeline_laws(arch: str, options: dict[str, Any], data: st.DataObject) 
     oracles.work_is_conserved(graph, spans, seed=1)
 
 
-@each
+@half_of_variants()
 @few
 @given(data=st.data())
 def test_busy_and_idle_fill_the_time(
@@ -90,7 +89,7 @@ def test_busy_and_idle_fill_the_time(
     oracles.busy_and_idle_fill_the_time(simulate(graph, seed=3, rel_ci=0.5))
 
 
-@each
+@half_of_variants()
 @few
 @given(data=st.data())
 def test_twice_the_durations_take_exactly_twice_as_long(
@@ -108,7 +107,7 @@ def test_twice_the_durations_take_exactly_twice_as_long(
         assert makespan(slowed(graph), iterations=3) == 2 * makespan(graph, iterations=3)
 
 
-@each
+@half_of_variants()
 @few
 @given(data=st.data())
 def test_throughput_is_bounded_by_every_resource(
@@ -122,7 +121,7 @@ def test_throughput_is_bounded_by_every_resource(
     assert measures.iterations_per_s.mean() <= 1.0 / alone_s * (1 + 1e-9)
 
 
-@each
+@half_of_variants()
 def test_a_scaled_cluster_node_is_a_straggler(arch: str, options: dict[str, Any]) -> None:
     """A node at half speed is the same as a straggler of factor 2."""
     from perfmodel import NodeOverride, Straggler
@@ -169,7 +168,7 @@ def test_same_seed_same_result_under_any_hash_seed(arch: str) -> None:
     assert digests("0")[arch] == digests("1")[arch] == digests("12345")[arch]
 
 
-@each
+@half_of_variants()
 def test_another_seed_gives_another_result_when_there_is_jitter(
     arch: str, options: dict[str, Any]
 ) -> None:
@@ -182,7 +181,7 @@ def test_another_seed_gives_another_result_when_there_is_jitter(
     assert 0.0 < a.throughput_ci_fraction < 0.5
 
 
-@each
+@half_of_variants()
 def test_a_result_survives_json(arch: str, options: dict[str, Any]) -> None:
     prediction = predict(job(workload([1.0], [2.0], [30.0]), cluster(20.0), 3, arch, options))
     again = msgspec.convert(msgspec.json.decode(prediction.to_json()), type(prediction))

@@ -21,23 +21,24 @@ from perfmodel.cli import cli
 from perfmodel.inputs.cluster import Handover, NodeOverride, read_cluster
 from perfmodel.phases.quantities import quantities_of
 from perfmodel.predicting import coarse, variants
-from tests.jobs import ALL, ALL_IDS, VARIANTS, cluster, job, whole_groups, workload
+from tests.jobs import (
+    ALL,
+    ALL_IDS,
+    VARIANTS,
+    cluster,
+    half_of_variants,
+    job,
+    whole_groups,
+    workload,
+)
 from tests.oracles import equal
 from tests.predicting.test_coarse import plain_jobs
 from tests.settings import examples
 
 few = examples(4)
-each = pytest.mark.parametrize(("arch", "options"), ALL, ids=ALL_IDS)
-each_unplanned = pytest.mark.parametrize(
-    ("arch", "options"),
-    [
-        pytest.param(arch, options, id=name)
-        for (arch, options), name in zip(ALL, ALL_IDS, strict=True)
-        if options.get("bucketing") != "mg_wfbp"
-    ],
-)
-"""All variants, except those that plan messages from the profiled backward times, with one
-number of workers and one batch size."""
+unplanned = half_of_variants(lambda arch, options: options.get("bucketing") != "mg_wfbp")
+"""Variants, except those that plan messages from the profiled backward times, with one number of
+workers and one batch size."""
 replace = msgspec.structs.replace
 
 
@@ -118,7 +119,7 @@ def share_of(options: dict[str, Any], arch: str) -> float:
     return float(probability / period)
 
 
-@each_unplanned
+@unplanned
 def test_a_layer_ends_when_its_gradients_are_handed_over(
     arch: str, options: dict[str, Any]
 ) -> None:
@@ -422,7 +423,7 @@ def test_exact_formulas_plan_messages_as_the_simulation_does() -> None:
     assert same or not registry.model_of(one).exact(one)
 
 
-@each
+@half_of_variants()
 @few
 @given(some=mechanisms(), devices=st.integers(1, 3), data=st.data())
 def test_mechanisms_never_make_a_job_faster(
@@ -456,7 +457,7 @@ COUNTS = [1, 2, 3, 6, 7, 12]
 
 
 @pytest.mark.parametrize("parts", [(), (1, 3, 2)])
-@each_unplanned
+@unplanned
 def test_arrays_are_many_jobs(arch: str, options: dict[str, Any], parts: tuple[int, ...]) -> None:
     least = 1 + options.get("backup_workers", 0)
     counts = [whole_groups(count, options) for count in COUNTS if count >= least]
@@ -478,7 +479,7 @@ def test_more_workers_than_nodes_are_allowed() -> None:
     assert variants.evaluate(one, workers=[6, 60]).iteration_s[1] > 0.0
 
 
-@each_unplanned
+@unplanned
 def test_handover_does_not_grow_with_the_batch(arch: str, options: dict[str, Any]) -> None:
     where = replace(CROWDED, loaders_per_node=None)
     one = job(WORK, where, 6, arch, options)

@@ -35,21 +35,23 @@ from perfmodel.phases.quantities import Quantities
 from perfmodel.predicting import coarse, variants as predicting_variants
 from perfmodel.results.prediction import Prediction
 from perfmodel.theory.contention import EXACT
-from tests.jobs import ALL, ALL_IDS, VARIANTS, cluster, job, jobs, whole_groups, workload
+from tests.jobs import (
+    ALL,
+    VARIANTS,
+    cluster,
+    each_variant,
+    half_of_variants,
+    job,
+    jobs,
+    whole_groups,
+    workload,
+)
 from tests.oracles import equal
 from tests.settings import examples
 
 few = examples(4)
-each = pytest.mark.parametrize(("arch", "options"), ALL, ids=ALL_IDS)
 replace = msgspec.structs.replace
 WORK = workload([1.0, 2.0, 1.0], [2.0, 3.0, 1.0], [30.0, 50.0, 20.0])
-
-
-def variants(which: Callable[[str, dict[str, Any]], bool]) -> Any:
-    """Parametrise by the variants of all architectures for which ``which`` holds."""
-    found = [(arch, options) for arch, options in ALL if which(arch, options)]
-    ids = [name for name, one in zip(ALL_IDS, ALL, strict=True) if which(*one)]
-    return pytest.mark.parametrize(("arch", "options"), found, ids=ids)
 
 
 def asynchronous(arch: str, options: dict[str, Any]) -> bool:
@@ -255,7 +257,7 @@ def test_every_architecture_has_exact_variants() -> None:
     assert len(found) >= len(ALL) / 3
 
 
-@variants(exact_with_alike_steps)
+@half_of_variants(exact_with_alike_steps)
 @few
 @given(data=st.data())
 def test_slow_data_sets_the_pace(arch: str, options: dict[str, Any], data: st.DataObject) -> None:
@@ -270,7 +272,7 @@ def without_a_server(arch: str, options: dict[str, Any]) -> bool:
     return arch not in ("ps", "easgd")
 
 
-@variants(without_a_server)
+@half_of_variants(without_a_server)
 @few
 @given(data=st.data())
 def test_one_worker_without_a_server_is_a_single_device(
@@ -315,7 +317,7 @@ def sound(p: Prediction, found: Phases, workers: int) -> None:
     assert p.bottleneck.resource in p.phases_s
 
 
-@each
+@half_of_variants()
 @few
 @given(data=st.data())
 def test_every_job_has_a_consistent_prediction(
@@ -330,7 +332,7 @@ def test_every_job_has_a_consistent_prediction(
     assert list(frame["idle_fraction"]) == list(answer.idle_fraction.per_worker)
 
 
-@each
+@each_variant()
 def test_idle_is_the_mean_over_workers(arch: str, options: dict[str, Any]) -> None:
     """For equal workers, and for workers that wait for the slowest."""
     for slow in ((), (Straggler(1, 3.0),)):
@@ -371,7 +373,7 @@ def test_canary_an_inconsistent_prediction_is_noticed() -> None:
         sound(p, negative, 3)
 
 
-@each
+@each_variant()
 def test_a_prediction_can_be_printed(
     arch: str, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -408,7 +410,7 @@ def fuses(arch: str, options: dict[str, Any]) -> bool:
     return options.get("bucketing") == "horovod"
 
 
-@variants(lambda arch, options: not fuses(arch, options))
+@half_of_variants(lambda arch, options: not fuses(arch, options))
 @few
 @given(data=st.data())
 def test_a_better_network_is_never_slower(
@@ -428,7 +430,7 @@ def may_overlap(arch: str, options: dict[str, Any]) -> bool:
     return hasattr(found, "overlap") and not (found.overlap and planned)
 
 
-@variants(may_overlap)
+@half_of_variants(may_overlap)
 @few
 @given(data=st.data())
 def test_overlap_is_never_slower(arch: str, options: dict[str, Any], data: st.DataObject) -> None:
@@ -456,7 +458,7 @@ def grid(drawn: Job, step: int = 1) -> tuple[np.ndarray[Any, Any], predicting_va
     return workers, predicting_variants.evaluate(drawn, workers=workers)
 
 
-@variants(asynchronous)
+@half_of_variants(asynchronous)
 @few
 @given(data=st.data())
 def test_throughput_of_asynchronous_jobs_is_bounded(
@@ -498,7 +500,7 @@ def test_throughput_hardly_falls_where_a_server_saturates_beyond_the_recursion()
     never_rises(1.0 / grid(drawn)[1].throughput_samples_per_s, 0.01)
 
 
-@variants(lambda arch, options: not asynchronous(arch, options))
+@half_of_variants(lambda arch, options: not asynchronous(arch, options))
 @few
 @given(data=st.data())
 def test_throughput_of_synchronous_jobs_is_bounded(
@@ -550,7 +552,7 @@ def doubled(one: Job) -> Job:
     return replace(one, workload=work, cluster=slow, options=replace(one.options, **times))
 
 
-@each
+@half_of_variants()
 @few
 @given(data=st.data())
 def test_twice_the_durations_take_twice_as_long(
@@ -661,7 +663,7 @@ def points(arch: str, options: dict[str, Any], seed: int) -> dict[str, Any]:
     return axes
 
 
-@each
+@half_of_variants()
 @few
 @given(data=st.data(), seed=st.integers(0, 2**32))
 def test_arrays_equal_scalars(
@@ -672,7 +674,7 @@ def test_arrays_equal_scalars(
     same_as_scalars(predicting_variants.evaluate(drawn, **axes), drawn, axes)
 
 
-@each
+@half_of_variants()
 @few
 @given(data=st.data())
 def test_batch_sizes_of_workers_that_differ(
@@ -925,7 +927,7 @@ def test_fine_is_the_default() -> None:
     assert coarsely.error_band == coarse.error_band(LACKING)
 
 
-@each
+@each_variant()
 def test_bands_are_declared(arch: str, options: dict[str, Any]) -> None:
     found = coarse.error_band(job(WORK, cluster(20.0), 3, arch, options, jitter=Jitter(0.2)))
     if found.p90 is None:

@@ -33,7 +33,14 @@ from perfmodel.pipelines.actions import BACKWARD, FORWARD, INPUT, WEIGHT
 from perfmodel.predicting import fine
 from tests import oracles
 from tests.architectures.test_laws import slowed
-from tests.jobs import ALL, ALL_IDS, ONE_CHUNK, SEVERAL_CHUNKS, cluster, job, replica_jobs
+from tests.jobs import (
+    ONE_CHUNK,
+    SEVERAL_CHUNKS,
+    cluster,
+    half_of_variants,
+    job,
+    replica_jobs,
+)
 from tests.settings import examples
 
 each = pytest.mark.parametrize("arch", names())
@@ -203,7 +210,7 @@ def test_one_replica_represents_all_that_are_alike(arch: str, data: st.DataObjec
         )
 
 
-@pytest.mark.parametrize(("arch", "options"), ALL, ids=ALL_IDS)
+@half_of_variants()
 def test_one_stage_and_one_pass_are_the_job_without_replicas(
     arch: str, options: dict[str, Any]
 ) -> None:

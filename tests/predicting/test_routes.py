@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ from perfmodel.phases.quantities import quantities_of
 from perfmodel.predicting import coarse
 from perfmodel.studies import formulas
 from perfmodel.theory import contention
-from tests.jobs import ALL, ALL_IDS, ETHERNET, cluster, job, workload
+from tests.jobs import ETHERNET, cluster, half_of_variants, job, workload
 from tests.queueing import multiclass_mva, mva
 from tests.settings import examples
 
@@ -57,16 +57,14 @@ def exactly(fine_s: float, coarse_s: float) -> bool:
     return abs(coarse_s - fine_s) <= 1e-9 * fine_s
 
 
-def exact_variants() -> Iterator[Any]:
-    """Variants with exact jobs: if any is exact, a small one with one layer is."""
-    for (arch, options), name in zip(ALL, ALL_IDS, strict=True):
-        workers = 1 + options.get("backup_workers", 0)
-        one = job(workload([1.0], [1.0], [1.0]), cluster(), workers, arch, options)
-        if registry.model_of(one).exact(one):
-            yield pytest.param(arch, options, id=name)
+def may_be_exact(arch: str, options: dict[str, Any]) -> bool:
+    """Whether a job of these options is exact: if any is, a small one with one layer is."""
+    workers = 1 + options.get("backup_workers", 0)
+    one = job(workload([1.0], [1.0], [1.0]), cluster(), workers, arch, options)
+    return bool(registry.model_of(one).exact(one))
 
 
-@pytest.mark.parametrize(("arch", "options"), list(exact_variants()))
+@half_of_variants(may_be_exact)
 @settings(few, suppress_health_check=[HealthCheck.filter_too_much])
 @given(data=st.data())
 def test_formulas_declared_exact_equal_the_simulation(
@@ -125,7 +123,7 @@ def test_canary_a_planted_error_is_noticed(error: str) -> None:
     assert not exactly(predict(one).iteration_s, float(found))
 
 
-@pytest.mark.parametrize(("arch", "options"), ALL, ids=ALL_IDS)
+@half_of_variants()
 def test_coarse_predictions_add_up(arch: str, options: dict[str, Any]) -> None:
     where = cluster(
         13.0, 0.01, devices_per_node=2, intra_node=Link(500.0, 0.001), core_oversubscription=2.0,
