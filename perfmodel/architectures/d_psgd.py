@@ -16,7 +16,7 @@ from perfmodel.communication.rates import Use
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
-from perfmodel.inputs.options import Option, Options as Base
+from perfmodel.inputs.options import MIXED, Option, Options as Base
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities, quantities_of
 from perfmodel.training.workers import (
@@ -47,6 +47,11 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
     overlap: Annotated[
         bool, Option("exchange models while the gradient is computed; otherwise afterwards")
     ] = True
+
+    @property
+    def needs_flush(self) -> str | None:
+        """Models are mixed at any time."""
+        return MIXED
 
 
 def neighbours(workers: int) -> Ids:

@@ -25,7 +25,7 @@ from perfmodel.communication.network import (
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import Axis, OpGraph
 from perfmodel.inputs.job import Job
-from perfmodel.inputs.options import Option, Options as Base
+from perfmodel.inputs.options import MIXED, Option, Options as Base
 from perfmodel.phases.phases import Phase, Phases, mixed, resource_limited
 from perfmodel.phases.quantities import Quantities
 from perfmodel.results.memory import Footprint
@@ -62,6 +62,11 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
         float, Option("how far worker and centre move towards each other; no effect on time")
     ] = 0.1
     servers: Annotated[int, Option("number of servers that share the centre in equal parts")] = 1
+
+    @property
+    def needs_flush(self) -> str | None:
+        """Models are mixed at any time."""
+        return MIXED
 
     def __post_init__(self) -> None:
         whole_number("period", self.period, at_most=1_000_000)

@@ -17,7 +17,7 @@ from perfmodel.communication.rates import Use
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
-from perfmodel.inputs.options import Option, Options as Base
+from perfmodel.inputs.options import MIXED, Option, Options as Base
 from perfmodel.phases.phases import Phase, Phases, mixed
 from perfmodel.phases.quantities import Quantities
 from perfmodel.results.prediction import ModelAge
@@ -58,6 +58,11 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
     merge_per_model_s: Annotated[
         float, Option("time to merge a received model", lambda o: o.probability == 0.0)
     ] = 0.0
+
+    @property
+    def needs_flush(self) -> str | None:
+        """Models are mixed at any time."""
+        return MIXED
 
     def __post_init__(self) -> None:
         number("probability", self.probability, at_most=1.0)

@@ -23,6 +23,9 @@ MEGATRON = ("megatron", "megatron-lm", "megatron-core", "nemo")
 INTERLEAVED = "interleaved_1f1b"
 """Default schedule with several chunks per stage."""
 
+ENDLESS = ("pipedream", "pipedream_2bw")
+"""Schedules without a flush."""
+
 
 def replica_of(arguments: Mapping[str, Any]) -> tuple[Replica | None, list[Assumption]]:
     """Return what a worker is made of; None for a single device.
@@ -54,6 +57,10 @@ def replica_of(arguments: Mapping[str, Any]) -> tuple[Replica | None, list[Assum
     notes += _as_megatron(given) if is_megatron(arguments) else []
     if "schedule" in given and not files.looks_like_path(given["schedule"]):
         given["schedule"] = canonical(given["schedule"])
+    if given.get("schedule") in ENDLESS and "transfers" not in given:
+        given["transfers"] = "ahead"
+        why = "PipeDream sends and receives in threads of its own"
+        notes.append(Assumption("transfers", "ahead", "", why))
     return Replica(**given), notes
 
 
@@ -105,11 +112,22 @@ def with_passes(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[Assu
     stages = given.get("pipeline", 1)
     resolved = given.get("accumulation") is not None or given.get("workload") is not None
     if _whole(given) and stages > 1 and not resolved:
+        if _updates_after_each(given):
+            given["accumulation"] = 1
+            notes.append(Assumption("micro_batches", 1, "", "PipeDream updates after each"))
+            return given, notes
         batch = given.setdefault("batch_size", 4 * stages)
         given["accumulation"] = batch
         why = "default of pipelines: one sample each"
         notes.append(Assumption("micro_batches", batch, "", why))
     return given, notes
+
+
+def _updates_after_each(given: Mapping[str, Any]) -> bool:
+    """Return whether stages update after each micro-batch."""
+    name = given.get("schedule")
+    named = isinstance(name, str) and not files.looks_like_path(name)
+    return named and canonical(str(name)) == "pipedream"
 
 
 def workers_of(arguments: Mapping[str, Any]) -> int:

@@ -14,6 +14,9 @@ from perfmodel.base.ranges import Ranged
 from perfmodel.base.units import dimension_of
 from perfmodel.inputs.cluster import Cluster
 
+MIXED = "models are mixed while earlier versions are in use, which no source describes"
+"""Why architectures that mix models have no pipelines without a flush."""
+
 
 class Option(msgspec.Struct, frozen=True):
     """Description of a field of :class:`Options`: ``Annotated[int, Option("...")] = 1``.
@@ -106,6 +109,12 @@ class Options(Ranged, frozen=True):
     def in_pipelines(self) -> dict[str, tuple[Any, str]]:
         """Options that must have one value if workers are pipelines: by name, it and the reason."""
         return {}
+
+    @property
+    def needs_flush(self) -> str | None:
+        """Why workers cannot be pipelines that keep several versions of weights; None if they
+        can."""
+        return None
 
     @property
     def holds_backward(self) -> bool:

@@ -31,7 +31,7 @@ from perfmodel.inputs.passes import one_pass
 from perfmodel.inputs.peaks import peaks_of
 from perfmodel.inputs.recomputation import Kept, block_of, kept_of
 from perfmodel.inputs.replica import Replica, Stage
-from perfmodel.inputs.stage_work import boundary_bytes, order_of, schedule_of
+from perfmodel.inputs.stage_work import actions_of, boundary_bytes, schedule_of
 from perfmodel.inputs.stages import chunks_of
 from perfmodel.inputs.workload import Workload, WorkloadLayer, expanded
 from perfmodel.pipelines.actions import BACKWARD, FORWARD, INPUT, WEIGHT
@@ -150,7 +150,8 @@ def _device_work(
     part = _in_flight(part, chunks, stage, passes)
     update = peaks_of(part, accelerator=accelerator).update_bytes
     peaks = part.peaks._replace(update_bytes=update)
-    buffers = _buffers_bytes(ends, passes, replica)
+    endless = schedule_of(replica, passes).updates.kind != "flush"
+    buffers = _buffers_bytes(ends, replica.pipeline - stage.number if endless else passes, replica)
     if replica.sequence_parallel:  # what a product gathers, once
         buffers += max((layer.forward_summed_bytes for layer in one_pass(work).layers), default=0.0)
     return msgspec.structs.replace(part, peaks=peaks), buffers
@@ -217,12 +218,13 @@ def _chunk(
 
 def _in_flight(part: Workload, chunks: Sequence[_Chunk], stage: Stage, passes: int) -> Workload:
     """Return the workload of a device with the activations of all passes in flight."""
-    if passes == 1:
+    schedule = schedule_of(stage.replica, passes)
+    if passes == schedule.micro_batches == 1:
         always = [size for chunk in chunks for size in chunk.kept.always]
         largest = max(chunks, key=lambda chunk: chunk.again_bytes)
         sized = _with_activations(part, [*always, *largest.kept.again])
         return msgspec.structs.replace(sized, peaks=peaks_of(sized, accelerator=True))
-    kind, chunk, _ = order_of(stage, passes)
+    kind, chunk, _ = actions_of(schedule, stage.number)
     counts = counts_before(kind, chunk, len(chunks))
     sizes = np.array([one.bytes for one in chunks])
     more = np.array(

@@ -16,6 +16,10 @@ from perfmodel.inputs.replica import Replica, Stage
 from perfmodel.inputs.stages import chunks_of
 from perfmodel.inputs.workload import Workload, expanded
 from perfmodel.pipelines import Schedule, check, read, schedule as schedule_named
+from perfmodel.pipelines.rounds import Round, round_of as round_of_schedule
+
+LONG = 3
+"""Batches that are drawn of schedules without a flush; each stage has then all its versions."""
 
 
 class StageWork(NamedTuple):
@@ -27,7 +31,9 @@ class StageWork(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def schedule_of(replica: Replica, micro_batches: int) -> Schedule:
-    """Return the schedule of a replica.
+    """Return the schedule of a replica; without a flush, its begin, of several batches.
+
+    ``micro_batches`` are those of an update.
 
     Raises
     ------
@@ -37,13 +43,44 @@ def schedule_of(replica: Replica, micro_batches: int) -> Schedule:
         schedule = read(replica.schedule)
         _check_file(schedule, replica, micro_batches)
     else:
-        chunks = replica.virtual_stages
-        schedule = schedule_named(replica.schedule, replica.pipeline, micro_batches, chunks=chunks)
+        schedule = _named(replica, micro_batches)
     if schedule.copies > 1:
         raise InputError(
             f"schedule: {replica.schedule} has two copies of each stage, which replicas cannot have"
         )
     return schedule
+
+
+def _named(replica: Replica, micro_batches: int) -> Schedule:
+    """Return the schedule of that name."""
+    name, stages, chunks = replica.schedule, replica.pipeline, replica.virtual_stages
+    if name == "pipedream":
+        if micro_batches != 1:
+            raise InputError(
+                f"micro_batches: {name} updates after each one, got {micro_batches} (allowed: 1; "
+                "pipedream_2bw updates after several)"
+            )
+        return schedule_named(name, stages, LONG * stages, chunks=chunks)
+    if name == "pipedream_2bw":
+        if micro_batches < stages:
+            raise InputError(
+                f"micro_batches: {name} needs at least as many for an update as there are stages, "
+                f"{stages}, got {micro_batches}"
+            )
+        many = LONG * micro_batches
+        return schedule_named(name, stages, many, chunks=chunks, batch=micro_batches)
+    return schedule_named(name, stages, micro_batches, chunks=chunks)
+
+
+@functools.lru_cache(maxsize=64)
+def round_of(replica: Replica, micro_batches: int) -> Round:
+    """Return what the stages of a replica repeat, and end with an update.
+
+    Raises
+    ------
+    InputError : see :func:`schedule_of`.
+    """
+    return round_of_schedule(schedule_of(replica, micro_batches))
 
 
 def _check_file(schedule: Schedule, replica: Replica, micro_batches: int) -> None:
@@ -59,10 +96,14 @@ def _check_file(schedule: Schedule, replica: Replica, micro_batches: int) -> Non
 
 
 def order_of(stage: Stage, micro_batches: int) -> tuple[Ids, Ids, Ids]:
-    """Return kind, chunk of the stage and micro-batch of each of its actions, (actions,)."""
-    schedule = schedule_of(stage.replica, micro_batches)
-    where = slice(schedule.begins[stage.number], schedule.begins[stage.number + 1])
-    held = np.array(schedule.held(stage.number))
+    """Return kind, chunk of the stage and micro-batch of each action of a round, (actions,)."""
+    return actions_of(round_of(stage.replica, micro_batches).schedule, stage.number)
+
+
+def actions_of(schedule: Schedule, rank: int) -> tuple[Ids, Ids, Ids]:
+    """Return kind, chunk of the rank and micro-batch of each of its actions, (actions,)."""
+    where = slice(schedule.begins[rank], schedule.begins[rank + 1])
+    held = np.array(schedule.held(rank))
     chunk = np.searchsorted(held, schedule.stage[where])
     return (
         schedule.kind[where].astype(np.int64),

@@ -42,6 +42,8 @@ class Phases(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         the variance of the staleness; 0 if that time is constant.
     classes : the phases of each class of workers, in the order of ``Quantities.classes``; empty if
         all workers are alike.
+    late : for each stage of a pipeline without a flush, its own updates between the weights that a
+        gradient is computed on and its update, besides those that ``staleness`` counts.
     """
 
     parts: Mapping[str, Phase]
@@ -50,6 +52,7 @@ class Phases(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     staleness: Quantity = 0.0
     spread: Quantity = 0.0
     classes: tuple[Phases, ...] = ()
+    late: tuple[int, ...] = ()
 
     @property
     def iteration_s(self) -> Quantity:

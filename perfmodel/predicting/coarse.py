@@ -248,7 +248,8 @@ def _staleness(job: Job, coarse_phases: Phases) -> Staleness:
     m c^2 + (m c)^2, with m the mean and c the coefficient of variation of the time between a
     worker's updates: 0 if all workers update in turn, and that of the geometric distribution for
     exponential times. In between, k is a rounded gamma variable with that variance. If workers
-    differ, each has its own mean.
+    differ, each has its own mean. Where a gradient is applied d of its worker's updates late, those
+    of others are counted d + 1 times.
     """
     mean, spread = float(coarse_phases.staleness), float(coarse_phases.spread)
     per_worker, of_updates = _staleness_of_workers(job, coarse_phases, mean)
@@ -256,20 +257,25 @@ def _staleness(job: Job, coarse_phases: Phases) -> Staleness:
     for worker_mean, part in zip(per_worker, of_updates, strict=True):
         means[worker_mean] += part
     mixed: dict[int, float] = defaultdict(float)
+    late = coarse_phases.late or (0,)
     for worker_mean, part in means.items():
-        for value, share in _spread_out(
-            worker_mean, worker_mean * spread**2 + (worker_mean * spread) ** 2
-        ).items():
-            mixed[value] += part * share
+        variance = worker_mean * spread**2 + (worker_mean * spread) ** 2
+        for more in late:
+            turns = more + 1
+            for value, share in _spread_out(turns * worker_mean, turns * variance).items():
+                mixed[value + more] += part * share / len(late)
     shares = dict(sorted(mixed.items()))
+    by_stage = tuple(more + (more + 1) * mean for more in late)
+    per_worker = tuple(float(np.mean(late)) * (1.0 + one) + one for one in per_worker)
     counts = {value: round(share * 1e9) for value, share in shares.items()}
     return Staleness(
-        mean=mean,
+        mean=float(np.mean(by_stage)),
         p50=percentile(counts, 0.5),
         p90=percentile(counts, 0.9),
         max=max(shares),
         per_worker=per_worker,
         histogram={str(value): share for value, share in shares.items()},
+        by_stage=by_stage if coarse_phases.late else (),
     )
 
 

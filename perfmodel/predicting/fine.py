@@ -96,6 +96,7 @@ def predict(
     idle = np.where(np.abs(idle) < ROUNDING, 0.0, idle)
     causes = {cause: float(waits[i]) for i, cause in enumerate(CAUSES)}
     stages = 1 if job.replica is None else job.replica.pipeline
+    late = job.replica is not None and any(replicas.delays(job))
     rate /= stages  # a group is a device of a stage
     iteration_s = job.workers / rate
     communicating = causes["network"] + causes["server"]
@@ -118,7 +119,7 @@ def predict(
             by_cause={cause: part for cause, part in causes.items() if part > 0.0},
         ),
         causes_by_worker=_causes_by_worker(graph, run, stages),
-        staleness=_staleness(graph, run, stages),
+        staleness=_staleness(graph, run, stages, late=late),
         clock_gap=ClockGap(run.clock_gap_mean, run.clock_gap_max),
         operation_s=_operations(graph, run),
         updates_per_s=run.updates_per_s,
@@ -127,7 +128,7 @@ def predict(
     )
 
 
-def _staleness(graph: OpGraph, run: Measures, stages: int) -> Staleness | None:
+def _staleness(graph: OpGraph, run: Measures, stages: int, *, late: bool) -> Staleness | None:
     total = int(run.staleness.sum())
     if not total or np.isnan(run.staleness_mean).any():
         return None
@@ -139,6 +140,7 @@ def _staleness(graph: OpGraph, run: Measures, stages: int) -> Staleness | None:
         max=max(seen),
         per_worker=_by_worker(graph, run.staleness_mean, stages),
         histogram={str(value): count / total for value, count in seen.items()},
+        by_stage=_by_stage(graph, run.staleness_mean, stages) if late else (),
     )
 
 

@@ -14,7 +14,7 @@ from perfmodel.engine.run import Simulation
 from perfmodel.engine.warmup import Progress
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
-from perfmodel.predicting import budget
+from perfmodel.predicting import budget, replicas
 from perfmodel.results.schedule import MOST_ROWS, MOST_SLICES, Schedule
 from perfmodel.training.recorder import Handler, Meaning, Recorder
 
@@ -49,6 +49,11 @@ def schedule_of(
     architecture = architecture_of(job)
     if any(island.steps > 1 for island in job.islands):
         raise InputError("schedule: cannot record islands that do several steps between exchanges")
+    if job.replica is not None and any(replicas.delays(job)):
+        raise InputError(
+            f"schedule: {job.replica.schedule} gives each stage gradients of other weights, which "
+            "cannot be recorded"
+        )
     recorder, meaning = architecture.recording(job)
     if len(recorder.slices) > MOST_SLICES:
         raise InputError(

@@ -22,12 +22,12 @@ from perfmodel.phases.phases import BETWEEN_STAGES, Phase, Phases
 from perfmodel.pipelines.actions import BACKWARD, WEIGHT
 from perfmodel.predicting.replicas import (
     StageJob,
-    check_flush,
+    delays,
     replica_of,
     stage_jobs,
     whole_fabric,
 )
-from perfmodel.training.spans import Paths, Spans, paths_of, spans
+from perfmodel.training.spans import Paths, Spans, pace_s, paths_of, spans
 from perfmodel.training.stages import chunk_seconds
 
 
@@ -49,9 +49,16 @@ def phases(job: Job, of_device: Callable[[Job], Phases]) -> Phases:
     of_device : returns the phases of a job with single devices.
     """
     passes, jobs = job.workload.accumulation, stage_jobs(job)
+    paths = paths_of(replica_of(job), passes)
     faces = faces_of(job, jobs)
     several = [of_device(face.job) for face in faces]
-    if job.options.holds_backward and replica_of(job).asks_as_torch and len(faces) > 1:
+    endless = paths.schedule.updates.kind != "flush"
+    if (
+        not endless
+        and job.options.holds_backward
+        and replica_of(job).asks_as_torch
+        and len(faces) > 1
+    ):
         held_s = [float(one.iteration_s) - float(one.compute_s) for one in several]
         faces = faces_of(job, jobs, held_s)
         several = [of_device(face.job) for face in faces]
@@ -66,13 +73,34 @@ def phases(job: Job, of_device: Callable[[Job], Phases]) -> Phases:
         "sums over tensor-parallel devices": Phase(summing, "network"),
         **others,
     }
-    bubble_s = float(result.iteration_s) - sum(float(part.seconds) for part in parts.values())
+    iteration_s = float(result.iteration_s)
+    if endless:
+        iteration_s = max(iteration_s, _pace_s(job, paths, jobs, faces, several))
+    bubble_s = iteration_s - sum(float(part.seconds) for part in parts.values())
     parts["pipeline bubble"] = Phase(bubble_s, "pipeline")
     kept = {name: part for name, part in parts.items() if float(part.seconds) != 0.0}
     busy = dict(result.busy_s)
     if len(faces) > 1:
-        busy[BETWEEN_STAGES] = _crossing_s(job, paths_of(replica_of(job), passes), jobs)
-    return msgspec.structs.replace(result, parts=kept, classes=(), busy_s=busy)
+        busy[BETWEEN_STAGES] = _crossing_s(job, paths, jobs)
+    late = tuple(delays(job)) if endless else ()
+    return msgspec.structs.replace(result, parts=kept, classes=(), busy_s=busy, late=late)
+
+
+def _pace_s(
+    job: Job, paths: Paths, jobs: list[StageJob], faces: list[Face], several: list[Phases]
+) -> float:
+    """Return the time between two updates of stages that go on without a flush."""
+    seconds, summed = _seconds(paths, jobs)
+    between_s = np.array(
+        [float(one.iteration_s) - face.span_s for one, face in zip(several, faces, strict=True)]
+    )
+    held = np.zeros(len(seconds))
+    if job.options.holds_backward and replica_of(job).asks_as_torch and len(faces) > 1:
+        for rank, one in enumerate(several):
+            late_s = float(one.iteration_s) - float(one.compute_s)
+            held[_finals(paths, rank)] = late_s
+            between_s[rank] -= late_s
+    return pace_s(paths, seconds + summed + held, *_send_s(job, paths, jobs), between_s)
 
 
 def leaves_out(job: Job, of_device: Callable[[Job], str | None]) -> str | None:
@@ -141,15 +169,18 @@ def faces_of(job: Job, jobs: list[StageJob], held_s: list[float] | None = None) 
     ``held_s`` (stages,) is how much longer the last backward passes of a stage take because they
     return once their gradients have been exchanged; each chunk has an equal part.
     """
-    check_flush(job)
     paths = paths_of(replica_of(job), job.workload.accumulation)
     seconds, summed = _seconds(paths, jobs)
     held = np.zeros(len(seconds))
     for rank, late_s in enumerate(held_s or ()):
         finals = _finals(paths, rank)
         held[finals] = late_s / len(finals)
-    at = spans(paths, seconds + summed + held, *_send_s(job, paths, jobs))
-    at = Spans(at.begin, at.end - held)
+    if paths.schedule.updates.kind == "flush":
+        at = spans(paths, seconds + summed + held, *_send_s(job, paths, jobs))
+        at = Spans(at.begin, at.end - held)
+    else:  # a stage alone, which waits for nothing
+        end = np.cumsum(seconds + summed)
+        at = Spans(end - seconds - summed, end)
     return [_face(paths, at, seconds, summed, rank, one) for rank, one in enumerate(jobs)]
 
 

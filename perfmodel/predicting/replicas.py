@@ -32,6 +32,7 @@ from perfmodel.inputs.replica import Replica, Sums
 from perfmodel.inputs.seats import Seats, of_groups, seats_of
 from perfmodel.inputs.stage_work import boundary_bytes, schedule_of, stages_of
 from perfmodel.inputs.workload import WorkloadLayer
+from perfmodel.pipelines.facts import staleness
 from perfmodel.training.spans import Paths, paths_of
 from perfmodel.training.stages import ENDS, STARTS
 from perfmodel.training.workers import CORES
@@ -61,6 +62,7 @@ def stage_jobs(job: Job) -> list[StageJob]:
     InputError : the layers, the schedule or the nodes do not allow such replicas.
     """
     replica = replica_of(job)
+    _check_versions(job)
     cluster = of_groups(job.cluster, replica.tensor)
     slower = _slowdown(job)
     jobs = []
@@ -98,13 +100,15 @@ def replica_of(job: Job) -> Replica:
     return job.replica
 
 
-def check_flush(job: Job) -> None:
-    """Raise InputError if stages update weights before all micro-batches of a step have passed."""
-    replica = replica_of(job)
-    if schedule_of(replica, job.workload.accumulation).updates.kind != "flush":
+def _check_versions(job: Job) -> None:
+    """Raise InputError if stages update weights without a flush, and the architecture cannot have
+    several versions of them."""
+    why, replica = job.options.needs_flush, replica_of(job)
+    kind = schedule_of(replica, job.workload.accumulation).updates.kind
+    if kind != "flush" and why is not None:
         raise InputError(
-            f"schedule: {replica.schedule} updates weights without waiting for all micro-batches, "
-            "which can be drawn and counted, but not predicted"
+            f"schedule: {replica.schedule} keeps several versions of weights, and with "
+            f"{job.architecture.name} {why}"
         )
 
 
@@ -175,10 +179,10 @@ def whole_fabric(job: Job) -> Fabric:
 def build(job: Job, *, fold: bool = False) -> OpGraph:
     """Build the graph of a job with replicas; with ``fold``, of the first replica only, which
     represents all, if its stages allow it."""
-    check_flush(job)
     jobs = stage_jobs(job)
     whole = of_groups(job.cluster, replica_of(job).tensor)
     paths = paths_of(replica_of(job), job.workload.accumulation)
+    late = delays(job)
     loads = _loads(whole_fabric(job), [one.seats for one in jobs], _pairs(paths))
     fold = fold and loads is not None and whole.core_oversubscription is None
     graphs = _graphs(jobs, fold=fold)
@@ -203,12 +207,33 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
     logs = []
     for number, (graph, one) in enumerate(zip(graphs, jobs, strict=True)):
         key = functools.partial(_key, one.seats, network.fabric)
-        by = b.add(graph, f"stage {number}", key)
+        by = b.add(_later(graph, late[number]), f"stage {number}", key)
         logged = {log.label: log.ops + by for log in graph.logged}
         logs.append((logged[STARTS], logged[ENDS]))
     units = loads if loads is not None and folded else {}
     _add_transfers(b, job, network, [one.seats for one in jobs], logs, paths, units)
     return b.joined()
+
+
+def delays(job: Job) -> list[int]:
+    """Return for each stage how many of its own updates are between the weights that a micro-batch
+    reads and its own update."""
+    replica = replica_of(job)
+    schedule = schedule_of(replica, job.workload.accumulation)
+    stale = staleness(schedule)
+    return [int(stale[list(schedule.held(rank))].max()) for rank in range(schedule.ranks)]
+
+
+def _later(graph: OpGraph, rounds: int) -> OpGraph:
+    """Return a stage's graph in which gradients are applied so many rounds after the weights that
+    they were computed on have been read."""
+    if rounds == 0:
+        return graph
+    lag = graph.probe_lag.copy()
+    for block in graph.probes:
+        if block.label == "staleness":
+            lag[block.first : block.first + block.size] += rounds
+    return msgspec.structs.replace(graph, probe_lag=lag)
 
 
 def _names(seats: list[Seats]) -> list[str]:
@@ -349,10 +374,13 @@ def _add_transfers(
         )
         sends[pair] = (where, sent)
         b.edge(ends[:, source], sent)
-        b.edge(sent, starts[:, target])
-        known = np.flatnonzero(handing.held[where] != NONE)
+        for lag in np.unique(handing.lag[where]).tolist():
+            at = handing.lag[where] == lag
+            b.edge(sent[:, at], starts[:, target[at]], lag=lag)
         if replica.transfers != "gloo":
-            b.edge(sent[:, known], starts[:, handing.held[where][known]])
+            for lag in np.unique(handing.held_lag[where]).tolist():
+                at = (handing.held[where] != NONE) & (handing.held_lag[where] == lag)
+                b.edge(sent[:, at], starts[:, handing.held[where][at]], lag=lag)
         b.probe("send between stages", sent, sent, at_ready=True)
     for pair, (where, sent) in sends.items():
         known = np.flatnonzero(handing.posted[where] != NONE)
@@ -372,5 +400,7 @@ def _add_transfers(
         )
         b.edge(before, asked)
         b.edge(asked, after)
-        held = handing.held[where][known]  # until the data are in the connection's buffer
-        b.edge(asked[:, held != NONE], starts[:, held[held != NONE]])
+        held, held_lag = handing.held[where][known], handing.held_lag[where][known]
+        for lag in np.unique(held_lag).tolist():  # until the data are in the connection's buffer
+            at = (held != NONE) & (held_lag == lag)
+            b.edge(asked[:, at], starts[:, held[at]], lag=lag)

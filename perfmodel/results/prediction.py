@@ -58,8 +58,8 @@ class Idle(msgspec.Struct, frozen=True):
 class Staleness(msgspec.Struct, frozen=True):
     """Version staleness: updates of a parameter between a worker's read and its own update.
 
-    ``histogram`` maps staleness values, as text, to their share of all applied updates.
-    """
+    ``histogram`` maps staleness values, as text, to their share of all applied updates;
+    ``by_stage`` is the mean of each stage of pipelines without a flush."""
 
     mean: float
     p50: int
@@ -67,13 +67,13 @@ class Staleness(msgspec.Struct, frozen=True):
     max: int
     per_worker: tuple[float, ...]
     histogram: dict[str, float]
+    by_stage: tuple[float, ...] = ()
 
 
 class ClockGap(msgspec.Struct, frozen=True):
     """Iterations by which the fastest worker is ahead of the slowest: mean over time, and maximum.
 
-    Without a bound (asynchronous workers of different speeds) the gap grows with the length of the
-    run; the value then depends on the length of the simulation.
+    Without a bound (asynchronous workers of different speeds) both grow with the simulated time.
     """
 
     mean: float

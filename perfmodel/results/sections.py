@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -79,7 +78,7 @@ def sections(p: Predicted, *, assumptions: bool = True) -> list[Section]:
         all_sections.append(_assumptions(p))
     all_sections += [_time(p), _timeline(p), _idle(p)]
     if p.staleness is not None:
-        all_sections.append(_staleness(p.staleness.histogram, p.staleness.mean))
+        all_sections.append(_staleness(p.staleness))
     return [*all_sections, _utilisation(p), _memory(p)]
 
 
@@ -215,23 +214,27 @@ def _idle(p: Predicted) -> Section:
     )
 
 
-def _staleness(histogram: Mapping[str, float], mean: float) -> Section:
-    rows = sorted((int(value), share) for value, share in histogram.items())
+def _staleness(stale: Predicted) -> Section:
+    rows = sorted((int(value), share) for value, share in stale.histogram.items())
     bars = [(str(value), share) for value, share in rows[:MOST_BARS]]
     if len(rows) > MOST_BARS:
         bars.append((f"{rows[MOST_BARS][0]}+", sum(share for _, share in rows[MOST_BARS:])))
     heads = [Column("staleness"), Column("share of updates", "fraction")]
+    tables = [Table("Staleness histogram", heads, rows)]
+    if stale.by_stage:
+        stages = [Column("stage"), Column("staleness")]
+        tables.append(Table("Staleness by stage", stages, list(enumerate(stale.by_stage))))
     return Section(
         name="staleness",
         title="Gradient staleness",
         text=[
             "Updates to a parameter between a worker's read and its own update: "
-            f"{mean:.3g} on average."
+            f"{stale.mean:.3g} on average."
         ],
         figure=shares(dict(bars), "staleness (updates)", "share of updates")
         if len(bars) > 1
         else None,
-        tables=[Table("Staleness histogram", heads, rows)],
+        tables=tables,
     )
 
 

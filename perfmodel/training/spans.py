@@ -17,8 +17,9 @@ import numpy as np
 from perfmodel.base.arrays import NONE, Floats
 from perfmodel.base.errors import InputError
 from perfmodel.inputs.replica import Replica, Transfers
-from perfmodel.inputs.stage_work import schedule_of
+from perfmodel.inputs.stage_work import round_of
 from perfmodel.pipelines.actions import Schedule
+from perfmodel.pipelines.rounds import Round
 from perfmodel.training.transfers import Handing, handing_of
 
 Step = tuple[int, int, int, tuple[int, ...]]
@@ -37,6 +38,7 @@ class Paths(NamedTuple):
     handing: Handing
     steps: tuple[Step, ...]
     ahead: tuple[int, ...]
+    last: tuple[int, ...]
 
 
 class Spans(NamedTuple):
@@ -54,12 +56,13 @@ def paths_of(replica: Replica, micro_batches: int) -> Paths:
     ------
     InputError : there is no such schedule, or its stages wait for each other with these transfers.
     """
-    schedule = schedule_of(replica, micro_batches)
-    handing, steps = _ordered(schedule, replica.transfers)
-    paths = Paths(schedule, handing, steps, _ahead(schedule, handing))
+    repeated = round_of(replica, micro_batches)
+    schedule = repeated.schedule
+    handing, steps = _ordered(repeated, replica.transfers)
+    paths = Paths(schedule, handing, steps, *_connections(schedule, handing))
     if len(paths.steps) < len(schedule):
         allowed = [
-            one for one in get_args(Transfers) if len(_ordered(schedule, one)[1]) == len(schedule)
+            one for one in get_args(Transfers) if len(_ordered(repeated, one)[1]) == len(schedule)
         ]
         raise InputError(
             f"transfers: {replica.transfers}: stages wait for each other for ever with "
@@ -68,13 +71,15 @@ def paths_of(replica: Replica, micro_batches: int) -> Paths:
     return paths
 
 
-def _ordered(schedule: Schedule, transfers: Transfers) -> tuple[Handing, tuple[Step, ...]]:
-    """Return the transfers, and the actions in an order that respects all that they wait for."""
-    handing = handing_of(schedule, transfers)
+def _ordered(repeated: Round, transfers: Transfers) -> tuple[Handing, tuple[Step, ...]]:
+    """Return the transfers, and the actions in an order that respects all that they wait for in a
+    round."""
+    handing, schedule = handing_of(repeated, transfers), repeated.schedule
     begins = schedule.begins.tolist()
     first = set(begins[:-1])
     needed = dict(zip(handing.target.tolist(), range(len(handing.target)), strict=True))
     source, posted = handing.source.tolist(), handing.posted.tolist()
+    lag, held_lag = handing.lag.tolist(), handing.held_lag.tolist()
     held: dict[int, list[int]] = {}
     for transfer, action in enumerate(handing.held.tolist()):
         if action != NONE:
@@ -87,8 +92,8 @@ def _ordered(schedule: Schedule, transfers: Transfers) -> tuple[Handing, tuple[S
         for rank in range(schedule.ranks):
             while at[rank] < begins[rank + 1]:
                 action = at[rank]
-                waits = [needed[action]] if action in needed else []
-                waits += held.get(action, [])
+                waits = [needed[action]] if action in needed and not lag[needed[action]] else []
+                waits += [k for k in held.get(action, []) if not held_lag[k]]
                 ready = all(
                     done[source[k]] and (posted[k] == NONE or done[posted[k]]) for k in waits
                 )
@@ -104,15 +109,17 @@ def _ordered(schedule: Schedule, transfers: Transfers) -> tuple[Handing, tuple[S
     return handing, tuple(steps)
 
 
-def _ahead(schedule: Schedule, handing: Handing) -> tuple[int, ...]:
-    """Return the transfer before each one from the same rank to the same other; NONE if none."""
+def _connections(schedule: Schedule, handing: Handing) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the transfer before each one from the same rank to the same other, NONE if none; and
+    the last of those of a round."""
     last: dict[tuple[int, int], int] = {}
     before = []
-    pairs = zip(schedule.rank[handing.source], schedule.rank[handing.target], strict=True)
-    for transfer, (source, target) in enumerate(pairs):
-        before.append(last.get((int(source), int(target)), NONE))
-        last[int(source), int(target)] = transfer
-    return tuple(before)
+    sources, targets = schedule.rank[handing.source], schedule.rank[handing.target]
+    pairs = list(zip(sources.tolist(), targets.tolist(), strict=True))
+    for transfer, pair in enumerate(pairs):
+        before.append(last.get(pair, NONE))
+        last[pair] = transfer
+    return tuple(before), tuple(last[pair] for pair in pairs)
 
 
 def spans(paths: Paths, seconds: Floats, send_s: Floats, latency_s: Floats | None = None) -> Spans:
@@ -161,3 +168,97 @@ def spans(paths: Paths, seconds: Floats, send_s: Floats, latency_s: Floats | Non
         np.array([np.broadcast_to(value, shape) for value in begin]),
         np.array([np.broadcast_to(value, shape) for value in end]),
     )
+
+
+MOST_ROUNDS = 400
+"""Rounds after which the pace is a mean, if it has not become regular before."""
+
+SAME = 1e-12
+"""Difference between rounds, relative to their time, up to which the pace is regular."""
+
+
+def pace_s(
+    paths: Paths, seconds: Floats, send_s: Floats, latency_s: Floats, between_s: Floats
+) -> float:
+    """Return the time of a round of stages that go on without end.
+
+    Round after round, by the longest path, until the same number of rounds always takes the same
+    time longer for all stages.
+
+    Parameters
+    ----------
+    seconds : of each action, (actions,).
+    send_s, latency_s : of each transfer, and what of it the connection is free in, (transfers,).
+    between_s : of each rank between its last action of a round and its first of the next, (ranks,).
+    """
+    ends: list[Floats] = []
+    state = _State.of(paths)
+    for number in range(MOST_ROUNDS):
+        state.advance(paths, seconds.tolist(), send_s.tolist(), latency_s.tolist(), between_s)
+        ends.append(state.times())
+        for apart in range(1, min(number, 2 * paths.schedule.ranks) + 1):
+            later = ends[-1] - ends[-1 - apart]
+            if np.ptp(later) <= SAME * ends[-1].max():
+                return float(later.max()) / apart
+    half = len(ends) // 2
+    return float(ends[-1].max() - ends[-1 - half].max()) / half
+
+
+class _State:
+    """When the actions and transfers of a round have ended."""
+
+    def __init__(self, end: list[float], arrived: list[float]) -> None:
+        self.end, self.arrived = end, arrived
+
+    @classmethod
+    def of(cls, paths: Paths) -> _State:
+        """Return the state before the first round."""
+        return cls([0.0] * len(paths.schedule), [0.0] * len(paths.handing.source))
+
+    def times(self) -> Floats:
+        """Return all ends of the round."""
+        return np.array(self.end + self.arrived)
+
+    def advance(
+        self,
+        paths: Paths,
+        seconds: list[float],
+        send_s: list[float],
+        latency_s: list[float],
+        between_s: Floats,
+    ) -> None:
+        """Go on to the next round."""
+        schedule, handing = paths.schedule, paths.handing
+        past, past_arrived = self.end, self.arrived
+        end, arrived = [0.0] * len(past), [-1.0] * len(past_arrived)
+        source, posted = handing.source.tolist(), handing.posted.tolist()
+        lag, held_lag = handing.lag.tolist(), handing.held_lag.tolist()
+        rank, begins = schedule.rank.tolist(), schedule.begins.tolist()
+
+        def arrival(transfer: int) -> float:
+            if arrived[transfer] < 0.0:
+                starts = end[source[transfer]]
+                if posted[transfer] != NONE:
+                    starts = max(starts, end[posted[transfer]])
+                before = paths.ahead[transfer]
+                if before != NONE:
+                    starts = max(starts, arrival(before) - latency_s[before])
+                elif (last := paths.last[transfer]) != NONE:
+                    starts = max(starts, past_arrived[last] - latency_s[last])
+                arrived[transfer] = starts + send_s[transfer]
+            return arrived[transfer]
+
+        for action, before, transfer, held in paths.steps:
+            if before != NONE:
+                starts = end[before]
+            else:
+                of = rank[action]
+                starts = past[begins[of + 1] - 1] + float(between_s[of])
+            if transfer != NONE:
+                starts = max(starts, past_arrived[transfer] if lag[transfer] else arrival(transfer))
+            for one in held:
+                starts = max(starts, past_arrived[one] if held_lag[one] else arrival(one))
+            end[action] = starts + seconds[action]
+        for transfer in range(len(arrived)):
+            arrival(transfer)
+        self.end, self.arrived = end, arrived

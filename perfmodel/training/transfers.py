@@ -27,41 +27,50 @@ from perfmodel.base.arrays import NONE, Ids
 from perfmodel.inputs.replica import Transfers
 from perfmodel.pipelines.actions import FORWARD, Schedule
 from perfmodel.pipelines.facts import transfers as sent
+from perfmodel.pipelines.rounds import Round
 
 
 class Handing(NamedTuple):
-    """The transfers of a schedule, each (transfers,): actions as positions in its columns.
+    """The transfers of a round, each (transfers,): actions as positions in its schedule's columns.
 
     Attributes
     ----------
     source, target : the action that makes the data, and the one that needs them.
-    posted : the receiver's action that ends before it asks for the data; NONE for none.
+    posted : the receiver's action that ends before it asks for the data, in the round of the
+        source; NONE for none.
     held : the sender's action that begins after the transfer has ended; NONE for none.
+    lag, held_lag : rounds from a source to its target, and to what it holds.
     """
 
     source: Ids
     target: Ids
     posted: Ids
     held: Ids
+    lag: Ids
+    held_lag: Ids
 
 
-def handing_of(schedule: Schedule, transfers: Transfers) -> Handing:
+def handing_of(repeated: Round, transfers: Transfers) -> Handing:
     """Return the transfers between different ranks, in the order of the schedule's columns."""
+    schedule = repeated.schedule
     found = sent(schedule)
     source, target, forward = found.produced, found.consumed, schedule.kind == FORWARD
-    first = np.isin(target, schedule.begins)
-    before = np.where(first, NONE, target - 1)
-    last = np.isin(source + 1, schedule.begins)
-    after = np.where(last, NONE, source + 1)
-    none = np.full(len(source), NONE)
+    lag, none = repeated.lag(source, target), np.full(len(source), NONE)
+    first, last = np.isin(target, schedule.begins), np.isin(source + 1, schedule.begins)
+    held_lag = np.zeros_like(lag)
+    before, after = np.where(first, NONE, target - 1), np.where(last, NONE, source + 1)
+    if schedule.updates.kind != "flush":  # what opens a round follows what ends the one before
+        before = np.where(first, schedule.begins[schedule.rank[target] + 1] - 1, before)
+        after = np.where(last, schedule.begins[schedule.rank[source]], after)
+        held_lag = last.astype(np.int64)
     if transfers == "ahead":
-        return Handing(source, target, none, none)
+        return Handing(source, target, none, none, lag, held_lag)
     if transfers == "blocking":
-        return Handing(source, target, before, after)
+        return Handing(source, target, before, after, lag, held_lag)
     if schedule.splits or schedule.stages > schedule.ranks:
-        return Handing(source, target, _laid_out(schedule, source, target), none)
+        return Handing(source, target, _laid_out(schedule, source, target), none, lag, held_lag)
     turns = (after != NONE) & (forward[source] != forward[np.where(after == NONE, 0, after)])
-    return Handing(source, target, before, np.where(turns, after, NONE))
+    return Handing(source, target, before, np.where(turns, after, NONE), lag, held_lag)
 
 
 def _laid_out(schedule: Schedule, source: Ids, target: Ids) -> Ids:

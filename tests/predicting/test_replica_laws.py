@@ -296,7 +296,7 @@ def test_stages_never_wait_for_each_other_for_ever(schedule: str, transfers: str
 def test_what_is_refused_says_what_is_possible() -> None:
     with pytest.raises(InputError, match=r"for ever with zb_v \(allowed: torch, gloo, ahead\)"):
         predict(pipeline("zb_v", 2, 4, 2, transfers="blocking"))
-    with pytest.raises(InputError, match="pipedream updates weights without waiting"):
+    with pytest.raises(InputError, match="pipedream updates after each one, got 4"):
         predict(pipeline("pipedream", 2, 4, 1))
     with pytest.raises(InputError, match="no_sync=False: pipelines reduce gradients after"):
         pipeline("1f1b", 2, 4, 1, options={"no_sync": False})

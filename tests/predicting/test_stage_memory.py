@@ -386,10 +386,20 @@ def test_pipelines_without_a_flush_keep_versions_of_parameters(
 ) -> None:
     """Narayanan et al., "PipeDream", SOSP 2019, and "Memory-efficient pipeline-parallel DNN
     training", ICML 2021."""
-    stages = memory_of(plain(LAYERS, 12, pipeline=4, schedule=schedule)).stages
+    passes = 1 if schedule == "pipedream" else 12
+    stages = memory_of(plain(LAYERS, passes, pipeline=4, schedule=schedule)).stages
     for stage, many in zip(stages, versions, strict=True):
         copies = sum(stage.model_copies_bytes.values())
         assert copies == (many - 1) * stage.parameters_bytes
+
+
+@pytest.mark.parametrize(("schedule", "passes"), [("pipedream", 1), ("pipedream_2bw", 6)])
+def test_pipelines_without_a_flush_keep_the_activations_of_1f1b(schedule: str, passes: int) -> None:
+    """Stage r of p has p - r micro-batches in flight all the time, as 1F1B has at most."""
+    given: dict[str, Any] = {"pipeline": 4, "transfers": "ahead"}
+    endless = memory_of(plain(LAYERS, passes, schedule=schedule, **given)).stages
+    flushed = memory_of(plain(LAYERS, 6, schedule="1f1b", **given)).stages
+    assert [one.activations_bytes for one in endless] == [one.activations_bytes for one in flushed]
 
 
 def test_a_device_of_a_stage_shards_it() -> None:

@@ -183,6 +183,7 @@ PREDICTION: dict[str, Any] = {
         "max": WHOLE,
         "per_worker": [NUMBER],
         "histogram": NUMBERS_BY_NAME,
+        "by_stage": [NUMBER],
     },
     "model_age": NOTHING,
     "clock_gap": {"mean": NUMBER, "max": WHOLE},

@@ -83,6 +83,15 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
         kept = {"reshard_after_forward": (False, why), "blocking_reduce": (False, waits)}
         return {**kept, **IN_PIPELINES}
 
+    @property
+    def needs_flush(self) -> str | None:
+        """At stage 3 no worker has a whole version of the weights."""
+        return (
+            "parameters are sharded: only the newest are there (stage: 3)"
+            if (self.stage == 3)
+            else None
+        )
+
     def reductions(self, passes: int) -> int:
         """Return how often the gradients of an update of ``passes`` passes are reduced."""
         return reductions_of(self.no_sync, passes)

@@ -82,6 +82,9 @@ def _rows(p: Prediction, *, verbose: bool) -> Iterator[Row]:
         parts = enumerate(p.idle_fraction.by_stage)
         yield "- by stage", "", ", ".join(f"stage {k} {part:.1%}" for k, part in parts)
     yield from _staleness(p) if verbose else _staleness_in_a_row(p)
+    if p.staleness is not None and p.staleness.by_stage:
+        means = enumerate(p.staleness.by_stage)
+        yield "- by stage", "", ", ".join(f"stage {k} {mean:.3g}" for k, mean in means)
     if verbose:
         yield from _details(p)
     yield _memory(p)
