@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         read_cluster as read_cluster,
     )
     from perfmodel.inputs.device import Device as Device
+    from perfmodel.inputs.failures import Failures as Failures
     from perfmodel.inputs.job import (
         Jitter as Jitter,
         Job as Job,
@@ -81,6 +82,7 @@ _NAMES = {
     "base.provenance": "Source",
     "inputs.cluster": "Cluster Handover IntraNode Link NodeOverride Server read_cluster",
     "inputs.device": "Device",
+    "inputs.failures": "Failures",
     "inputs.job": "Jitter Job Straggler",
     "inputs.job_files": "read_job",
     "inputs.profile": "Profile read_profile",

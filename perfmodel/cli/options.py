@@ -16,6 +16,8 @@ from perfmodel.cli.verbosity import remark, verbosity
 if TYPE_CHECKING:
     import msgspec
 
+    from perfmodel.inputs.failures import Failures
+
 Arguments = dict[str, Any]
 """Arguments of a call by their names."""
 
@@ -92,10 +94,65 @@ training_options = all_of(
 )
 """How long a training is."""
 
+FAILURES = {
+    "--failures-per-device-day": "per_device_day",
+    "--restart-time": "restart_s",
+    "--checkpoint-interval": "checkpoint_interval_s",
+    "--storage-bandwidth": "storage_bytes_per_s",
+    "--checkpointing": "checkpointing",
+}
+"""Fields of :class:`perfmodel.Failures` by their flags."""
+
+
+def read_failures(**given: Any) -> Failures | None:
+    """Make the failures of a training of the flags that are given."""
+    from perfmodel.base.errors import InputError
+
+    known = {name: value for name, value in given.items() if value is not None}
+    if not known:
+        return None
+    if "per_device_day" not in known:
+        flag = next(flag for flag, name in FAILURES.items() if name in known)
+        raise InputError(f"{flag}: needs --failures-per-device-day, such as 0.0005")
+    from perfmodel.inputs.failures import Failures
+
+    return Failures(**known)
+
+
+failure_options = all_of(
+    option(
+        "--failures-per-device-day",
+        types.FAILURES,
+        "Failures of the run, each back to a checkpoint.  [default: none]",
+        name="per_device_day",
+    ),
+    option(
+        *("--restart-time", types.time("10min"), "From a failure to the next step."),
+        name="restart_s",
+        metavar="10min",
+    ),
+    option(
+        "--checkpoint-interval",
+        types.time("30min"),
+        "Work between checkpoints.  [default: the best]",
+        name="checkpoint_interval_s",
+    ),
+    option(
+        "--storage-bandwidth",
+        types.RATE,
+        "Of all devices together.  [default: 0.12 GB/s each]",
+        name="storage_bytes_per_s",
+    ),
+    option("--checkpointing", types.CHECKPOINTING, "How checkpoints are written."),
+    gathered("failures", tuple(FAILURES.values()), read_failures),
+)
+"""Failures of a training."""
+
 run_options = all_of(
     option("--iterations", types.WHOLE, "Predict the first N iterations, not the long run."),
     option("--run-iterations", types.WHOLE, "Give the interval for a run of N iterations."),
     training_options,
+    failure_options,
 )
 """Which part of a run a prediction is about, and how long the training is."""
 

@@ -273,6 +273,13 @@ def read_straggler(text: str, _: str) -> Straggler:
     return Straggler.parse(text)
 
 
+def read_failures(text: str, _: str) -> float:
+    """Read failures per device and day: a number, or the name of a published run."""
+    from perfmodel.inputs.failures import Failures
+
+    return Failures.rate(text)
+
+
 def read_fraction(text: str, flag: str) -> float:
     """Read ``1%`` or ``0.01``."""
     from perfmodel.base.units import fraction
@@ -317,6 +324,8 @@ PRECISION = suggested("float32", "tf32", "mixed", "fp8", "mxfp8")
 RECOMPUTATION = suggested(
     *("none", "selective", "selective:products", "full"), name="none|selective[:products|:N]|full"
 )
+FAILURES = Text(read_failures, name="0.0005|llama-3|bloom|opt")
+CHECKPOINTING = suggested("blocking", "asynchronous")
 STACK = suggested("as_found", "tuned")
 FRAMEWORK = Text(name="pytorch")
 LAUNCHES = suggested("eager", "compiled", "graphs")

@@ -7,6 +7,7 @@ import msgspec
 from perfmodel.base.provenance import provenance
 from perfmodel.inputs.job import Job
 from perfmodel.predicting import intervals, islands, job_facts
+from perfmodel.predicting.long_runs import long_run
 from perfmodel.predicting.memory import memory_of
 from perfmodel.predicting.options import PredictOptions
 from perfmodel.predicting.predicted_job import PredictedJob
@@ -20,6 +21,11 @@ def prediction_of(job: Job, outcome: Outcome, options: PredictOptions) -> Predic
     samples_per_s = islands.samples_per_s(job, outcome)
     outcome = islands.of_devices(job, outcome)
     nodes, devices_per_node = job_facts.nodes_of(job)
+    interval = intervals.interval_of(job, outcome, samples_per_s)
+    training = job_facts.training_of(job, outcome.iterations_per_s, options)
+    if training is not None and options.failures is not None:
+        run = long_run(job, training.training_s, outcome.iteration_s, interval, options.failures)
+        training = msgspec.structs.replace(training, with_failures=run)
     return Prediction(
         model=job.workload.name,
         device=job.workload.device,
@@ -36,7 +42,7 @@ def prediction_of(job: Job, outcome: Outcome, options: PredictOptions) -> Predic
         error_band=outcome.error_band,
         sequence_length=job.workload.sequence_length,
         throughput_samples_per_s=samples_per_s,
-        interval=intervals.interval_of(job, outcome, samples_per_s),
+        interval=interval,
         throughput_ci_fraction=outcome.throughput_ci_fraction,
         iterations=outcome.iterations,
         transient_iterations=outcome.transient_iterations,
@@ -53,7 +59,7 @@ def prediction_of(job: Job, outcome: Outcome, options: PredictOptions) -> Predic
         utilisation=outcome.utilisation,
         memory=memory,
         bottleneck=outcome.bottleneck,
-        training=job_facts.training_of(job, outcome.iterations_per_s, options),
+        training=training,
         notes=(*job_facts.notes_of(job, memory), *outcome.notes),
         assumptions=job.assumptions,
         provenance=provenance(job.seed, job_facts.inputs_of(job)),

@@ -17,7 +17,8 @@ from perfmodel.inputs.stage_work import stages_of
 from perfmodel.inputs.workload import expanded
 from perfmodel.predicting.options import PredictOptions
 from perfmodel.results.memory import Memory
-from perfmodel.results.prediction import Layout, ModelAge, Training
+from perfmodel.results.prediction import Layout, ModelAge
+from perfmodel.results.training import Training
 
 LEAST_STEP_S = 1e-12
 """Shortest compute time of a step (s)."""

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, TypedDict
 from perfmodel.base.errors import InputError, unknown_name
 from perfmodel.base.ranges import COUNT, Range, Ranged, or_none
 from perfmodel.engine.warmup import Progress
+from perfmodel.inputs.failures import Failures
 from perfmodel.predicting.budget import MOST_OPS
 
 REL_CI = 0.01
@@ -15,6 +16,9 @@ REL_CI = 0.01
 
 MOST_ITERATIONS = 1_000_000
 """Maximum number of first iterations of a run that may be simulated."""
+
+MOST_SAMPLES = 10**15
+"""Maximum number of samples of an epoch."""
 
 TOLERANCE = 0.05
 """Largest 90th-percentile error of a coarse iteration time that *auto* accepts, as a fraction."""
@@ -33,6 +37,7 @@ class PredictArguments(TypedDict, total=False):
     tolerance: float
     dataset_size: int | None
     epochs: int | None
+    failures: Failures | None
     rel_ci: float
     iterations: int | None
     run_iterations: int | None
@@ -50,6 +55,7 @@ class PredictOptions(Ranged, frozen=True, kw_only=True):
         simulation, and fine otherwise.
     tolerance : largest error that *auto* accepts, as a fraction of the iteration time.
     dataset_size, epochs : samples per epoch and number of epochs, to predict the training time.
+    failures : failures and checkpoints of the training; needs ``dataset_size``.
     rel_ci : target half-width of the confidence interval of a simulated random job, as a fraction
         of its throughput.
     iterations : predict the first ``iterations`` iterations of a run, with their initial transient,
@@ -64,15 +70,17 @@ class PredictOptions(Ranged, frozen=True, kw_only=True):
     Raises
     ------
     InputError : ``fidelity`` is unknown; ``tolerance`` or ``rel_ci`` is not in (0, 1]; ``epochs``
-        is given without ``dataset_size``, or either is below 1; ``iterations`` is not in 1 to
-        MOST_ITERATIONS, or is given with ``dataset_size`` or a fidelity other than *fine*;
+        or ``failures`` are given without ``dataset_size``, or a number is below 1; ``iterations``
+        is not in 1 to MOST_ITERATIONS, or is given with ``dataset_size`` or a fidelity other than
+        *fine*;
         ``run_iterations`` is not in that range, or is given with ``iterations``.
     """
 
     RANGES: ClassVar = {
         **dict.fromkeys(("tolerance", "rel_ci"), Range(above=0.0, at_most=1.0)),
         "max_ops": Range(1.0, MOST_MAX_OPS, besides=(math.inf,)),
-        **dict.fromkeys(("dataset_size", "epochs"), or_none(COUNT)),
+        "dataset_size": or_none(COUNT._replace(at_most=MOST_SAMPLES)),
+        "epochs": or_none(COUNT),
         **dict.fromkeys(
             ("iterations", "run_iterations"), or_none(COUNT._replace(at_most=MOST_ITERATIONS))
         ),
@@ -82,6 +90,7 @@ class PredictOptions(Ranged, frozen=True, kw_only=True):
     tolerance: float = TOLERANCE
     dataset_size: int | None = None
     epochs: int | None = None
+    failures: Failures | None = None
     rel_ci: float = REL_CI
     iterations: int | None = None
     run_iterations: int | None = None
@@ -93,6 +102,8 @@ class PredictOptions(Ranged, frozen=True, kw_only=True):
             raise unknown_name("fidelity", self.fidelity, FIDELITIES)
         if self.epochs is not None and self.dataset_size is None:
             raise InputError("epochs: needs dataset_size too")
+        if self.failures is not None and self.dataset_size is None:
+            raise InputError("failures: need dataset_size too: they lengthen a whole training")
         super().__post_init__()
         if self.iterations is None:
             return

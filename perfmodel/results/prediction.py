@@ -12,6 +12,7 @@ from perfmodel.base.provenance import Assumption, Provenance
 from perfmodel.base.uncertainty import Uncertainty
 from perfmodel.reporting.drawn import Paged
 from perfmodel.results.memory import Memory
+from perfmodel.results.training import Training
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,16 +122,6 @@ class Utilisation(msgspec.Struct, frozen=True):
     servers: dict[str, float]
     links: dict[str, float]
     cores: dict[str, float] = {}
-
-
-class Training(msgspec.Struct, frozen=True):
-    """Time (s) of one pass over ``dataset_size`` samples, and of ``epochs`` passes."""
-
-    dataset_size: int
-    epochs: int
-    iterations_per_epoch: int
-    epoch_s: float
-    training_s: float
 
 
 class ErrorBand(msgspec.Struct, frozen=True):

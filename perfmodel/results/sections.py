@@ -61,7 +61,13 @@ def answer(p: Predicted) -> list[tuple[str, str, str]]:
         remark = f"{low} to {high} in 9 of 10 runs" if ends and ends[1] else ""
         rows.append((names.get(name, name.capitalize()), text + units.get(name, ""), remark))
     if p.training is not None:
-        rows.append(("Training", f"{p.training.training_s / 3600.0:.4g} h", ""))
+        run = p.training.with_failures
+        if run is None:
+            rows.append(("Training", f"{p.training.training_s / 3600.0:.4g} h", ""))
+        else:
+            low, high = (f"{end / 3600.0:.4g} h" for end in run.interval_s)
+            remark = f"{low} to {high} in 9 of 10 runs, with {run.failures:.3g} failures"
+            rows.append(("Training", f"{run.median_s / 3600.0:.4g} h", remark))
     rows.append(("Bottleneck", shown(p.bottleneck.share, "fraction"), _bottleneck(p)))
     return rows
 

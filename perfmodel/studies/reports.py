@@ -16,6 +16,7 @@ import msgspec
 
 from perfmodel import api
 from perfmodel.base.errors import InputError
+from perfmodel.inputs.failures import Failures
 from perfmodel.inputs.job import Jitter, Job, JobArguments
 from perfmodel.inputs.job_arguments import per_worker
 from perfmodel.inputs.job_files import SCHEMA as JOB_SCHEMA, JobFile
@@ -146,6 +147,7 @@ def report(
     max_ops: float = api.MOST_OPS,
     dataset_size: int | None = None,
     epochs: int | None = None,
+    failures: Failures | None = None,
     iterations: int | None = None,
     run_iterations: int | None = None,
     command: str = "",
@@ -159,8 +161,8 @@ def report(
     Parameters
     ----------
     source : a job, or a simulated prediction of one, in the place of ``arguments``.
-    fidelity, tolerance, rel_ci, max_ops, dataset_size, epochs, iterations, run_iterations : of the
-        prediction, see :func:`perfmodel.predict`.
+    fidelity, tolerance, rel_ci, max_ops, dataset_size, epochs, failures, iterations,
+        run_iterations : of the prediction, see :func:`perfmodel.predict`.
     command : what to show as the command that made it.
     progress : called with (done, all) after each part.
     arguments : those of :func:`perfmodel.make_job`, ``global_batch_size`` in the place of
@@ -191,6 +193,7 @@ def report(
             max_ops=max_ops,
             dataset_size=dataset_size,
             epochs=epochs,
+            failures=failures,
             iterations=iterations,
             run_iterations=run_iterations,
         )

@@ -25,6 +25,7 @@ NAMES = [
     "DeadlockError",
     "Device",
     "Explanation",
+    "Failures",
     "Formula",
     "Handover",
     "InputError",
@@ -132,6 +133,8 @@ FOOTPRINT: dict[str, Any] = {
     "reserved_bytes": {"p5": NUMBER, "median": NUMBER, "p95": NUMBER},
 }
 
+TRAINING = ("--dataset-size", "1000", "--failures-per-device-day", "0.001")
+
 PREDICTION: dict[str, Any] = {
     "schema": TEXT,
     "model": TEXT,
@@ -218,6 +221,18 @@ PREDICTION: dict[str, Any] = {
         "iterations_per_epoch": WHOLE,
         "epoch_s": NUMBER,
         "training_s": NUMBER,
+        "with_failures": {
+            "failures": NUMBER,
+            "expected_s": NUMBER,
+            "median_s": NUMBER,
+            "interval_s": [NUMBER],
+            "goodput_fraction": NUMBER,
+            "checkpoint_bytes": NUMBER,
+            "checkpoint_interval_s": NUMBER,
+            "pause_s": NUMBER,
+            "lost_s": NUMBERS_BY_NAME,
+            "sensitivity": NUMBERS_BY_NAME,
+        },
     },
     "notes": [TEXT],
     "assumptions": [
@@ -407,8 +422,11 @@ def test_json_keeps_its_shape(job: str) -> None:
 
 
 def test_json_of_a_training_keeps_its_shape() -> None:
-    p = predicted("random", "--dataset-size", "1000")
+    p = predicted("random", *TRAINING)
     assert differences(p, PREDICTION) == []
+    without = copy.deepcopy(PREDICTION)
+    without["training"]["with_failures"] = NOTHING
+    assert differences(predicted("random", *TRAINING[:2]), without) == []
 
 
 @pytest.mark.parametrize("job", JOBS)
@@ -449,7 +467,7 @@ def test_json_equals_the_prediction() -> None:
     ],
 )
 def test_canary_a_changed_shape_is_noticed(change: Any, expected: str) -> None:
-    p = predicted("random", "--dataset-size", "1000")
+    p = predicted("random", *TRAINING)
     change(p)
     assert [text[: len(expected)] for text in differences(p, PREDICTION)] == [expected]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -43,7 +43,7 @@ def predict(
     trace: str | None,
     update_order: str | None,
     updates: int | None,
-    **run: int | None,
+    **run: Any,
 ) -> None:
     """The answer has eight lines at most. Notes follow, and the assumptions that matter: defaults
     for which another value changes the throughput by more than 2 %, by the formulas.
@@ -146,7 +146,7 @@ def report(
     how: PredictArguments,
     output: str,
     out: Outputs,
-    **run: int | None,
+    **run: Any,
 ) -> None:
     """It needs no network. It shows the prediction with its interval, the effect of assumptions,
     where the time goes, a timeline of two iterations, idleness, staleness, the scaling curve, and

@@ -12,6 +12,7 @@ from perfmodel.cli.printing.text import bold, dim, show, show_rows
 from perfmodel.cli.verbosity import verbosity
 from perfmodel.results.effects import MATTERS, Effect
 from perfmodel.results.prediction import ErrorBand, Prediction
+from perfmodel.results.training import Training
 
 Row = tuple[str, str, str]
 """Name, value and remark of a figure."""
@@ -74,9 +75,7 @@ def _rows(p: Prediction, *, verbose: bool) -> Iterator[Row]:
         after = "until workers have drifted apart; the figures are of the time after it"
         yield "transient", f"{p.transient_iterations} iterations", after
     if p.training is not None:
-        t = p.training
-        epochs = f"{t.epochs} x {_duration(t.epoch_s)} of {t.iterations_per_epoch} iterations"
-        yield "training", _duration(t.training_s), epochs
+        yield from _training(p.training, verbose=verbose)
     yield _idle(p)
     if p.idle_fraction.by_stage and verbose:
         parts = enumerate(p.idle_fraction.by_stage)
@@ -90,6 +89,27 @@ def _rows(p: Prediction, *, verbose: bool) -> Iterator[Row]:
     yield _memory(p)
     if verbose:
         yield from components(p.memory)
+
+
+def _training(t: Training, *, verbose: bool) -> Iterator[Row]:
+    """Yield the time of the training, and what failures make of it."""
+    epochs = f"{t.epochs} x {_duration(t.epoch_s)} of {t.iterations_per_epoch} iterations"
+    run = t.with_failures
+    if run is None:
+        yield "training", _duration(t.training_s), epochs
+        return
+    low, high = map(_duration, run.interval_s)
+    every = f"a checkpoint every {_duration(run.checkpoint_interval_s)}"
+    text = f"90% interval {low} to {high}: {run.failures:.4g} failures, {every}"
+    yield "training", _duration(run.median_s), f"{text}, goodput {run.goodput_fraction:.1%}"
+    if verbose:
+        yield "- without failures", _duration(t.training_s), epochs
+        size = quantity(run.checkpoint_bytes, "bytes")
+        yield "- checkpoint", size, f"training pauses for {_duration(run.pause_s)}"
+        for cause, lost_s in run.lost_s.items():
+            yield f"- {cause}", _duration(lost_s), f"{lost_s / run.expected_s:.1%} of the time"
+        doubled = (f"{name} {change:+.1%}" for name, change in run.sensitivity.items())
+        yield "- if it doubles", "", ", ".join(doubled)
 
 
 def _details(p: Prediction) -> Iterator[Row]:
