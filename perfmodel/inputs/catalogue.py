@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -66,6 +67,18 @@ def device(name: str) -> Device:
     path = _file("device", device_called(name), "devices", ".toml")
     described: Device = _read(path, Device, devices_.SCHEMA)
     return described
+
+
+def devices() -> Mapping[str, Device]:
+    """All shipped devices by name; the result is cached until a file changes."""
+    with os.scandir(shipped.folder() / "devices") as entries:
+        changed_ns = sorted((entry.name, entry.stat().st_mtime_ns) for entry in entries)
+    return _devices_kept(shipped.folder(), tuple(changed_ns))
+
+
+@functools.lru_cache(maxsize=4)
+def _devices_kept(_folder: Path, _changed_ns: tuple[tuple[str, int], ...]) -> Mapping[str, Device]:
+    return MappingProxyType({name: device(name) for name in device_names()})
 
 
 def device_called(name: str) -> str:
@@ -311,10 +324,9 @@ def _one_pass(
     _check_device(device_name, profile)
     from perfmodel.inputs import device_transfer
 
-    devices, models = _everything()
-    others = [one for one in models if one.name != profile.name]
+    others = [model(name) for name in model_names() if name != profile.name]
     return device_transfer.estimate(
-        profile, device_name, precision or "float32", batch_size, devices=devices, others=others
+        profile, device_name, precision or "float32", batch_size, devices=devices(), others=others
     )
 
 
@@ -345,7 +357,7 @@ def _of_language(
         device(name),
         precision,
         batch_size,
-        devices={name: device(name) for name in device_names()},
+        devices=devices(),
         software=software,
     )
     if device_name is not None:
@@ -366,12 +378,6 @@ def _timed(profile: Profile, device_name: str, precision: str | None) -> bool:
     if precision is None or device_name not in device_names():
         return device_name in profile.devices
     return any((t.device, t.precision) == (device_name, precision) for t in profile.timings)
-
-
-def _everything() -> tuple[dict[str, Device], list[Profile]]:
-    """All shipped devices by name, and all shipped models."""
-    devices = {name: device(name) for name in device_names()}
-    return devices, [model(name) for name in model_names()]
 
 
 def _shares(profile: Profile, timing: Timing) -> Sequence[float] | None:
@@ -407,6 +413,7 @@ __all__ = [
     "device",
     "device_called",
     "device_names",
+    "devices",
     "folder",
     "model",
     "model_names",

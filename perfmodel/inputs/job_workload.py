@@ -63,7 +63,7 @@ def workload_of(arguments: Mapping[str, Any]) -> Workload:
         whole_number("tensor", tensor),
         sequence_parallel=bool(arguments.get("sequence_parallel")),
         decoder=decoder,
-        devices={name: catalogue.device(name) for name in catalogue.device_names()},
+        devices=catalogue.devices(),
         launches=arguments.get("launches") or EAGER,
     )
 
