@@ -3,20 +3,22 @@ counted: BigScience, InternEvo and Sailor.
 
 The folder holds ``bigscience_tr11``, ``internevo`` and ``sailor``. A value is the largest of all
 devices, and is compared with what a process reserves of its device. Of BigScience's runs that ran,
-or ran out of memory, the probability of that is compared, too. Nothing is fitted.
+or ran out of memory, the probability of that is compared, too. How much is reserved beyond what is
+allocated is learnt from the two other tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy import rows
 from benchmarks.accuracy.cases import Case, about
 from benchmarks.accuracy.ranks import Layout, arguments_of
+from benchmarks.accuracy.reserved import Measured, quantiles
 from perfmodel import Job, Source, make_job
-from perfmodel.base.errors import InputError
+from perfmodel.base.arrays import Floats
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.profile import Profile
 from perfmodel.predicting.memory import memory_of
@@ -29,19 +31,18 @@ TABLES = {
     "sailor": "sailor/runs.csv",
 }
 
-DEVICES = {"A100-80GB": "a100-80", "A800-80GB": "a100-80", "GH200-96GB": "h100"}
-"""Devices of the catalogue with the same architecture; of GH200 only the kind is used."""
+DEVICES = {"A100-80GB": "a100-80", "A800-80GB": "a100-80", "GH200-96GB": "gh200"}
+CLUSTERS = {"gh200": "quad-gh200"}
+"""Devices of the catalogue with the same architecture, and their nodes if not of DGX A100."""
 
 OF_TABLE: dict[str, dict[str, Any]] = {
-    "bigscience": {"gated": False, "tied": True, "flash": False},
+    "bigscience": {"gated": False, "tied": True, "flash": False, "dropout": True},
     "internevo": {"gated": True, "tied": False, "biases": False},
     "sailor": {"gated": False, "tied": True, "flash": False, "dropout": True, "positions": 2048},
 }
 """What the tables do not say of their models: Megatron-DeepSpeed's and InternEvo's defaults."""
 
 RAN_OUT = "out of memory"
-
-GIB, GB = 2.0**30, 1e9
 
 
 class Row(Layout, frozen=True, kw_only=True):
@@ -66,6 +67,11 @@ class Row(Layout, frozen=True, kw_only=True):
     def ran(self) -> bool | None:
         """Whether the run fitted into its devices; None if the table does not say."""
         return False if RAN_OUT in self.memory_kind else True if self.iteration_s else None
+
+    @property
+    def measured_bytes(self) -> float | None:
+        """The memory of the fullest device; None if the table does not have it."""
+        return self.memory_gib and self.memory_gib * (1e9 if "GB" in self.memory_kind else 2**30)
 
     @property
     def why_not(self) -> str:
@@ -96,7 +102,7 @@ def job_of(table: str, row: Row) -> Job:
         feed_forward=row.ffn or None, vocabulary=row.vocab, sequence_length=row.seq_len,
         fused_loss=True, **OF_TABLE[table],
     )  # fmt: skip
-    masters = "bf16_master_fp32_gradients" if row.precision == "bf16" else "bf16_master"
+    both = table != "internevo" and row.precision == "bf16"  # DeepSpeed's optimizer for bf16
     given = arguments_of(row) | {"stage_layers": row.stage_blocks or None}
     if row.tp > 1:
         given["sequence_parallel"] = None
@@ -104,34 +110,38 @@ def job_of(table: str, row: Row) -> Job:
         workload=Profile(name=table, decoder=decoder, source=Source("published", "a layout")),
         device=DEVICES[row.device],
         optimizer="adam",
-        precision_policy=masters if table == "bigscience" else "bf16_master",
+        precision_policy=f"bf16_master_{'two' if both else 'cast'}_gradients",
         arch={0: "ring", 1: "zero1", 3: "fsdp"}[row.zero],
         options={"bucketing": "one"} if row.zero == 0 else {},
-        cluster="dgx-a100",
+        cluster=CLUSTERS.get(DEVICES[row.device], "dgx-a100"),
         **given,
     )
 
 
 def cases(folder: Path) -> list[Case]:
-    """Return the memory of each run, and whether it fitted."""
-    compared = [case for name, table in TABLES.items() for case in _cases(name, folder / table)]
-    if not compared:
-        raise InputError(f"{folder}: no memory that is predicted")
-    return compared
+    """Return the memory of each run, and whether it fitted: with quantiles of the other tables."""
+    tables = {name: measured_of(name, folder / table) for name, table in TABLES.items()}
+    ratios = {name: [ratio for one in table for ratio in one.over_allocated]
+              for name, table in tables.items()}  # fmt: skip
+    return [case for name, table in tables.items()
+            for case in _cases(name, table, quantiles(ratios, without=name))]  # fmt: skip
 
 
-def _cases(name: str, path: Path) -> Iterator[Case]:
+def measured_of(name: str, path: Path) -> list[Measured]:
+    """Return the runs of a table."""
     table = rows.read(path, Row)
     rows.say_left_out("not predicted", [f"{r.why_not}: {r.id}" for r in table if r.why_not])
-    for row in table:
-        if row.why_not:
-            continue
-        memory = memory_of(job_of(name, row))
-        reserved = memory.worker.reserved_bytes
-        if name == "bigscience" and memory.fits is not None and row.ran is not None:
-            yield Case("stage_memory/fits", row.id, memory.fits, float(row.ran), relative=False,
-                       unit="")  # fmt: skip
-        if row.memory_gib is not None and reserved is not None:
-            size = row.memory_gib * (GB if "GB" in row.memory_kind else GIB)
-            yield Case(f"stage_memory/{name}", row.id, reserved.median, size, unit="bytes",
-                       interval=(reserved.p5, reserved.p95))  # fmt: skip
+    return [Measured(row.id, row.ran if name == "bigscience" else None,
+                     memory_of(job_of(name, row)), row.measured_bytes)
+            for row in table if not row.why_not]  # fmt: skip
+
+
+def _cases(name: str, table: Sequence[Measured], factors: Floats) -> Iterator[Case]:
+    for one in table:
+        reserved, size = one.reserved(factors), one.memory.device_bytes
+        if size is not None and one.ran is not None:
+            yield Case("stage_memory/fits", one.run, reserved.below(size), float(one.ran),
+                       relative=False, unit="")  # fmt: skip
+        if one.measured is not None:
+            yield Case(f"stage_memory/{name}", one.run, reserved.median, one.measured,
+                       unit="bytes", interval=(reserved.p5, reserved.p95))  # fmt: skip

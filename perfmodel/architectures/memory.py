@@ -32,7 +32,7 @@ def replica_of(
     ``shards`` of them share optimizer states and masters. If another process ``updates`` the model,
     it has none. Gradients appear during the backward pass, unless they add to those of an earlier
     pass. Frameworks for ``sharded`` models (DeepSpeed, Megatron-LM) keep them in buffers, and
-    update the model without temporary copies.
+    update the model without temporary copies of states; copies of gradients depend on the policy.
     """
     stored, offload = work.stored, work.storage.offload
     states = stored.states / shards if updates else 0.0
@@ -41,7 +41,9 @@ def replica_of(
     peak = work.peaks.further if stays else work.peaks.first
     kept = peak.activations * work.activation_bytes
     appeared = stored.gradients * (1.0 if stays else peak.gradients)
-    copies = 0.0 if sharded or offload or not updates else work.peaks.update_bytes / shards
+    copies = 0.0 if sharded or offload else work.peaks.update_bytes / shards
+    copies += 0.0 if offload else stored.updating / shards
+    copies = copies if updates else 0.0
     if kept + appeared + peak.temporary_bytes >= stored.gradients + copies:
         temporary = peak.temporary_bytes
         absent = {

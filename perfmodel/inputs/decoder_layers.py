@@ -86,9 +86,9 @@ def layers_of(
     Matrix products count two operations per multiply-add. Attention counts in full, although the
     part beyond the causal diagonal need not be computed. Operations that only move memory (norms,
     sums, activations, loss) are layers of their own. What layers keep for backward is stated for
-    fused kernels: every layer its output, but the products before a sum nothing, or the mask of
-    their dropout; attention with stored scores also these, twice with the mask of a dropout; the
-    loss the logits and their logarithmic softmax.
+    fused kernels: every layer its output, the last embedding also the mask of its dropout; but the
+    products before a sum nothing, or the mask of their dropout; attention with stored scores also
+    these, twice with the mask of a dropout; the loss the logits and their logarithmic softmax.
 
     A share of the devices has the rows of the vocabulary, the columns of the matrices that lead
     into attention and into the feed-forward part, and the rows of those that lead out. All have the
@@ -120,14 +120,7 @@ def layers_of(
     element = 2 if precision in SHORT else 4
     make = _Making(d, s, element, tensor)
     h, vocabulary = d.hidden, -(-d.vocabulary // tensor)
-    # the gradient of a table is as large as the table, whatever tokens there are
-    look_up = make.moving(2.0 * h, 2.0 * h, fixed=vocabulary * h)
-    table = [("weight", vocabulary * h)]
-    layers = [make.layer("embedding", "embedding", h, tensors=table, operators=(look_up,))]
-    if rows := d.position_rows(s):
-        look_up = make.moving(3.0 * h, 1.0 * h, fixed=rows * h)
-        table = [("weight", rows * h)]
-        layers += [make.layer("positions", "embedding", h, tensors=table, operators=(look_up,))]
+    layers = make.embeddings(vocabulary)
     layers += [
         make.named(f"blocks.{i}.", layer) for i in range(d.blocks) for layer in make.block(i)
     ]
@@ -166,6 +159,11 @@ class _Making(msgspec.Struct, frozen=True):
     tokens: int
     element: int
     tensor: int = 1
+
+    @property
+    def mask(self) -> float:
+        """The mask of a dropout, in values per value; 0 without dropout."""
+        return MASK_BYTES / self.element if self.decoder.dropout else 0.0
 
     def layer(
         self,
@@ -209,6 +207,25 @@ class _Making(msgspec.Struct, frozen=True):
         """An operator that reads and writes so many values per token, and ``fixed`` in backward."""
         moved = self.tokens * forward, self.tokens * backward
         return MemoryBound(*moved, fixed, kernels, unfused)
+
+    def embeddings(self, vocabulary: int) -> list[Layer]:
+        """Tables of so many tokens, and of positions; the output of the last is dropped out.
+
+        The gradient of a table is as large as the table, whatever tokens there are.
+        """
+        h, rows = self.decoder.hidden, self.decoder.position_rows(self.tokens)
+        tables = [("embedding", vocabulary, 2.0, 2.0)]
+        if rows:
+            tables.append(("positions", rows, 3.0, 1.0))
+        layers = []
+        for name, count, forward, backward in tables:
+            saved = h + self.mask * h if self.mask and name == tables[-1][0] else None
+            look_up = self.moving(forward * h, backward * h, fixed=count * h)
+            table = [("weight", count * h)]
+            layers.append(
+                self.layer(name, "embedding", h, tensors=table, saved=saved, operators=(look_up,))
+            )
+        return layers
 
     def linear(self, name: str, width: int, out: int, saved: float | None = None) -> Layer:
         """A product with a ``width`` x ``out`` matrix."""
@@ -287,7 +304,7 @@ class _Making(msgspec.Struct, frozen=True):
         """Attention, from the residual stream to what is added to it."""
         d, t = self.decoder, self.tensor
         heads, groups = d.heads // t, max(d.groups // t, 1)
-        mask = MASK_BYTES / self.element if d.dropout else 0.0
+        mask = self.mask
         per_score = 2.0 + mask if d.dropout else 1.0
         saved = heads * d.value_width + (0.0 if d.flash else per_score * heads * self.tokens)
         if d.latent is None:
@@ -322,7 +339,7 @@ class _Making(msgspec.Struct, frozen=True):
     def feed_forward(self, name: str, width: int) -> list[Layer]:
         """A feed-forward part, or experts that all tokens pass."""
         h, inner = self.decoder.hidden, width // self.tensor
-        mask = MASK_BYTES / self.element if self.decoder.dropout else 0.0
+        mask = self.mask
         up = 2 * inner if self.decoder.gated else inner
         return [
             self.linear(f"{name}.up", h, up),
@@ -384,7 +401,7 @@ class _Making(msgspec.Struct, frozen=True):
     def added(self, name: str, count: int = 2) -> Layer:
         """The sum of the residual stream and so many less one others, with their dropout."""
         d, h = self.decoder, self.decoder.hidden
-        mask = MASK_BYTES / self.element if d.dropout else 0.0
+        mask = self.mask
         total = self.moving((1.0 + count + mask) * h, (3.0 + mask) * h)
         return self.layer(name, "sum", h, operators=(total,))
 

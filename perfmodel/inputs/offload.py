@@ -47,7 +47,7 @@ def offload_of(workload: Workload, cluster: Cluster) -> Offload:
     stored = workload.stored
     masters = max(stored.masters, workload.gradient_bytes)
     moved = 2.0 * (stored.states + masters) + workload.gradient_bytes
-    share = stored.gradients / workload.gradient_bytes
+    share = min(stored.gradients / workload.gradient_bytes, 1.0)  # in one precision
     return Offload(
         share * workload.largest_tensor_bytes / COPY_BYTES_PER_S,
         moved * cluster.devices_per_node / MEMORY_BYTES_PER_S,

@@ -17,14 +17,16 @@ VALUE_BYTES = 4.0
 
 
 class Policy(NamedTuple):
-    """Bytes per parameter: the parameter, its gradient, a value of the optimizer's state, the
-    master copy that the optimizer updates, and the copies that products use."""
+    """Bytes per parameter: the parameter, its gradient in all precisions, a value of the
+    optimizer's state, the master copy that the optimizer updates, the copies that products use, and
+    copies of its gradient while the optimizer updates it."""
 
     parameter: float
     gradient: float
     state: float
     master: float = 0.0
     cast: float = 0.0
+    updating: float = 0.0
 
 
 POLICIES: Mapping[str, Policy] = {
@@ -32,6 +34,8 @@ POLICIES: Mapping[str, Policy] = {
     "amp": Policy(4.0, 4.0, 4.0, cast=2.0),
     "bf16_master": Policy(2.0, 2.0, 4.0, master=4.0),
     "bf16_master_fp32_gradients": Policy(2.0, 4.0, 4.0, master=4.0),
+    "bf16_master_cast_gradients": Policy(2.0, 2.0, 4.0, master=4.0, updating=6.0),
+    "bf16_master_two_gradients": Policy(2.0, 6.0, 4.0, master=4.0),
     "bf16": Policy(2.0, 2.0, 2.0),
     "fp8": Policy(2.0, 4.0, 4.0, master=4.0, cast=2.0),
 }
@@ -39,8 +43,15 @@ POLICIES: Mapping[str, Policy] = {
 
 *amp* is PyTorch's autocast, which keeps the 16-bit casts of weights until backward. *bf16_master*
 has the 16 bytes per parameter with Adam of Rajbhandari et al., SC 2020; Megatron-LM has gradients
-in 32 bits. *fp8* adds weights and their transposes in 8 bits, as Transformer Engine on Hopper.
+in 32 bits. DeepSpeed's ZeRO with fp16 joins the gradients that a device updates in 16 bits, and
+casts them to 32 (``deepspeed/runtime/zero/stage_1_and_2.py``, ``step``); InternEvo does so with
+bf16, too. DeepSpeed's optimizer for bf16 has gradients in 16 bits, and sums all of them in 32
+(``deepspeed/runtime/bf16_optimizer.py``, ``_setup_for_real_optimizer``). *fp8* adds weights and
+their transposes in 8 bits, as Transformer Engine on Hopper.
 """
+
+OF_DEEPSPEED = ("bf16_master_cast_gradients", "bf16_master_two_gradients")
+"""Policies of DeepSpeed and frameworks after it, whose processes reserve more."""
 
 QUANTISATION_BLOCK = 256.0
 """Values that share a 32-bit scale in 8-bit optimizer states (Dettmers et al., 2022, arXiv
@@ -114,7 +125,7 @@ class Lora(msgspec.Struct, frozen=True):
 
 class Stored(NamedTuple):
     """Bytes of a model: parameters, of which ``frozen`` are not trained, gradients, optimizer
-    states, master copies, and copies that products use."""
+    states, master copies, copies that products use, and copies of gradients in the update."""
 
     parameters: float
     frozen: float
@@ -122,6 +133,7 @@ class Stored(NamedTuple):
     states: float
     masters: float
     casts: float
+    updating: float
 
 
 class Storage(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,6 +195,7 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True):
             state_bytes,
             values * policy.master,
             values * policy.cast,
+            values * policy.updating,
         )
 
 

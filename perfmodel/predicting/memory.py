@@ -14,6 +14,8 @@ from perfmodel.inputs.device import CPU, Device
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.replica import Replica
 from perfmodel.inputs.stage_memory import device_works
+from perfmodel.inputs.storage import OF_DEEPSPEED
+from perfmodel.predicting.communicators import communicator_bytes, communicators_of
 from perfmodel.predicting.replicas import stage_jobs
 from perfmodel.results.memory import Footprint, Memory, Reserved
 
@@ -27,17 +29,19 @@ class Overhead(msgspec.Struct, frozen=True):
     ----------
     reserved_over_allocated : quantiles (0.05, 0.5, 0.95) of reserved memory as measured over
         allocated memory as predicted.
+    deepspeed_over_allocated : the same with one of the precision policies of DeepSpeed.
     allocator : the same of what the allocator reserves over what is allocated, both as measured.
     tensors_over_allocated : the same of all tensors on a CPU, as measured, over allocated memory as
         predicted.
-    library_bytes : the context of an accelerator and its libraries, outside of the allocator.
+    context_bytes : the context of an accelerator and its kernels, outside of the allocator.
     sources : where the numbers come from, by name.
     """
 
     reserved_over_allocated: tuple[float, float, float]
+    deepspeed_over_allocated: tuple[float, float, float]
     allocator: tuple[float, float, float]
     tensors_over_allocated: tuple[float, float, float]
-    library_bytes: float
+    context_bytes: float
     sources: dict[str, str]
 
 
@@ -125,12 +129,12 @@ def memory_on(device: Device | None, job: Job) -> Memory:
     """
     size = None if device is None else device.memory_bytes
     if job.replica is None:
-        worker, server = parts_of(job)
-        return Memory.of(_process(worker, device, job), server, size)
-    parts = stages_of(job, job.replica)
-    stages = tuple(_process(part.worker, device, job) for part in parts)
+        parts = parts_of(job)
+        return Memory.of(_process(parts, device, job), parts.server, size)
+    of_stages = stages_of(job, job.replica)
+    stages = tuple(_process(parts, device, job, i) for i, parts in enumerate(of_stages))
     worker = max(stages, key=lambda one: one.allocated_bytes)
-    return Memory.of(worker, _fullest(parts, job.replica.tensor).server, size, stages)
+    return Memory.of(worker, _fullest(of_stages, job.replica.tensor).server, size, stages)
 
 
 def _device_of(job: Job) -> Device | None:
@@ -139,17 +143,20 @@ def _device_of(job: Job) -> Device | None:
     return catalogue.device(name) if name in catalogue.device_names() else None
 
 
-def _process(footprint: Footprint, device: Device | None, job: Job) -> Footprint:
-    """Return a footprint with what a process takes of a device, or of an unknown one."""
+def _process(parts: Parts, device: Device | None, job: Job, stage: int = 0) -> Footprint:
+    """Return the footprint of a worker, with what its process takes of a device, or of an unknown
+    one."""
+    footprint = parts.worker
     if device is None:
         return on_cpu(footprint) if job.workload.device == CPU else footprint
-    return on_accelerator(footprint) if device.kind == "gpu" else on_cpu(footprint)
-
-
-def on_accelerator(footprint: Footprint) -> Footprint:
-    """Return a footprint with the libraries of an accelerator and what its allocator reserves."""
+    if device.kind != "gpu":
+        return on_cpu(footprint)
+    count = communicators_of(job, stage, servers=parts.server is not None)
     more = overhead()
-    return _reserving(footprint, more.reserved_over_allocated, more.library_bytes)
+    libraries = more.context_bytes + count * communicator_bytes(job.cluster)
+    deepspeed = job.workload.storage.policy in OF_DEEPSPEED
+    factors = more.deepspeed_over_allocated if deepspeed else more.reserved_over_allocated
+    return _reserving(footprint, factors, libraries)
 
 
 def on_cpu(footprint: Footprint) -> Footprint:

@@ -64,7 +64,8 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     model_copies_bytes : copies of the model, or of its gradients, that the architecture keeps.
     replica_buffers_bytes : activations and their gradients on their way between the devices of a
         replica.
-    library_bytes : the context and the kernels of the device's libraries, outside of the allocator.
+    library_bytes : outside of the allocator: the context and the kernels of the device's libraries,
+        and communicators.
     host_bytes : optimizer states and master copies offloaded to the host, not part of the rest.
     reserved_bytes : ``allocated_bytes``, what the allocator reserves beyond, and the libraries;
         None for a process without an accelerator.

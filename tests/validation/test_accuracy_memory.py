@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.accuracy import memory
+from benchmarks.accuracy import memory, stage_memory
+from benchmarks.accuracy.reserved import quantiles
 from benchmarks.accuracy.summaries import summarise
 from perfmodel import InputError
+from perfmodel.predicting.memory import overhead
 from tests.measured import DATA, measured
 
 GIB = 2.0**30
@@ -75,3 +77,34 @@ def test_published_memory_is_predicted() -> None:
     assert found["memory/allocated"]["p90"] < 0.07
     assert found["memory/reserved"]["median"] < 0.05
     assert 0.85 <= found["memory/reserved"]["coverage90"] <= 0.97
+
+
+def test_quantiles_give_each_table_the_same_weight() -> None:
+    """One value of a table weighs as much as two of another: levels 0.25, 0.5 + 0.125, 0.875."""
+    ratios = {"one": [1.0], "two": [2.0, 3.0], "other": [9.0], "none": []}
+    assert quantiles(ratios, without="other") == pytest.approx([1.0, 1.0 + 0.25 / 0.375, 3.0])
+    assert quantiles({}) == pytest.approx([1.0, 1.0, 1.0])
+
+
+def test_memory_of_stages_is_predicted_from_other_tables() -> None:
+    """Of BigScience's runs that ran out of memory, none would be planned."""
+    for table in stage_memory.TABLES.values():
+        measured(table.partition("/")[0], table.partition("/")[2])
+    found = summarise(stage_memory.cases(DATA))
+    assert found["stage_memory/bigscience"]["median"] < 0.08
+    assert found["stage_memory/bigscience"]["coverage90"] > 0.9
+    assert found["stage_memory/internevo"]["median"] < 0.12
+    assert found["stage_memory/sailor"]["median"] < 0.15
+    fits = [case for case in stage_memory.cases(DATA) if case.group == "stage_memory/fits"]
+    out = [case.predicted for case in fits if not case.measured]
+    assert len(out) == 2
+    assert max(out) < 0.4
+
+
+def test_shipped_quantiles_are_those_of_all_tables() -> None:
+    ratios = {}
+    for name, table in stage_memory.TABLES.items():
+        folder, _, file = table.partition("/")
+        known = stage_memory.measured_of(name, measured(folder, file) / file)
+        ratios[name] = [ratio for one in known for ratio in one.over_allocated]
+    assert overhead().deepspeed_over_allocated == pytest.approx(quantiles(ratios), abs=0.006)

@@ -1,0 +1,73 @@
+"""Memory of communicators, by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perfmodel import make_job
+from perfmodel.inputs import catalogue
+from perfmodel.predicting.communicators import (
+    channels_of,
+    communicator_bytes,
+    communicators_of,
+)
+from perfmodel.predicting.memory import memory_of, overhead
+
+
+@pytest.mark.parametrize(
+    ("cluster", "channels"),
+    [
+        ("dgx-1", 12),  # six NVLinks
+        ("dgx-a100", 24),  # twelve
+        ("dgx-h100", 32),  # eighteen, but no more than 32 channels
+        ("ethernet-10g", 2),
+        ("infiniband-400g", 4),
+    ],
+)
+def test_two_channels_for_each_nvlink(cluster: str, channels: int) -> None:
+    found = catalogue.cluster(cluster)
+    assert channels_of(found) == channels
+    assert communicator_bytes(found) == channels * 3 * 10 * 2**20
+
+
+GPT: dict[str, Any] = {
+    "model": "gpt2-medium", "device": "a100-80", "cluster": "dgx-a100", "batch_size": 8,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "counts"),
+    [
+        ({"workers": 1}, (0,)),
+        ({"workers": 8}, (1,)),
+        ({"workers": 8, "arch": "ps"}, (0,)),  # workers only talk to servers
+        ({"workers": 2, "island_devices": 8, "arch": "diloco"}, (2,)),
+        ({"workers": 2, "island_devices": 8, "arch": "easgd"}, (1,)),
+        ({"workers": 1, "tensor": 4}, (2,)),  # all, and those that divide layers
+        ({"workers": 2, "tensor": 4}, (3,)),
+        ({"workers": 1, "pipeline": 4, "micro_batches": 8}, (2, 3, 3, 2)),
+        ({"workers": 2, "pipeline": 4, "micro_batches": 8, "virtual_stages": 2}, (4, 4, 4, 4)),
+        ({"workers": 2, "pipeline": 2, "micro_batches": 8, "virtual_stages": 2}, (3, 3)),
+        ({"workers": 1, "tensor": 4, "pipeline": 3, "micro_batches": 8}, (3, 4, 3)),
+    ],
+)
+def test_a_device_is_part_of_one_for_each_group(
+    given: dict[str, Any], counts: tuple[int, ...]
+) -> None:
+    job = make_job(**({"arch": "ring"} | GPT | given))
+    memory = memory_of(job)
+    servers = memory.server is not None
+    found = [communicators_of(job, stage, servers=servers) for stage in range(len(counts))]
+    assert tuple(found) == counts
+    processes = memory.stages or (memory.worker,)
+    each = communicator_bytes(job.cluster)
+    assert [process.library_bytes for process in processes] == pytest.approx(
+        [overhead().context_bytes + count * each for count in counts]
+    )
+
+
+def test_a_process_on_a_cpu_has_none() -> None:
+    job = make_job(model="resnet18", device="cpu-epyc-2core", workers=4, arch="ring")
+    assert memory_of(job).worker.library_bytes == 0.0
