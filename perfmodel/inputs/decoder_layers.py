@@ -119,7 +119,7 @@ def layers_of(
     _check_share(d, tensor)
     element = 2 if precision in SHORT else 4
     make = _Making(d, s, element, tensor)
-    h, vocabulary = d.hidden, -(-d.vocabulary // tensor)
+    vocabulary = -(-d.vocabulary // tensor)
     layers = make.embeddings(vocabulary)
     layers += [
         make.named(f"blocks.{i}.", layer) for i in range(d.blocks) for layer in make.block(i)
@@ -400,8 +400,7 @@ class _Making(msgspec.Struct, frozen=True):
 
     def added(self, name: str, count: int = 2) -> Layer:
         """The sum of the residual stream and so many less one others, with their dropout."""
-        d, h = self.decoder, self.decoder.hidden
-        mask = self.mask
+        h, mask = self.decoder.hidden, self.mask
         total = self.moving((1.0 + count + mask) * h, (3.0 + mask) * h)
         return self.layer(name, "sum", h, operators=(total,))
 

@@ -197,5 +197,6 @@ class Memory(msgspec.Struct, frozen=True):
                 f"it fits with a probability of {self.fits:.0%}"
             )
         needs = f"{verb} about {show(need, 'bytes')}"
-        times = f"{need / self.device_bytes:.3g} times"
-        return f"does not fit: {self._fullest} {needs}, {times} the {has} of {device}"
+        ratio = need / self.device_bytes
+        above = f"{ratio:.3g} times" if ratio >= 1.005 else "just above"
+        return f"does not fit: {self._fullest} {needs}, {above} the {has} of {device}"
