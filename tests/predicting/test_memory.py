@@ -168,9 +168,9 @@ def test_a_server_of_islands_keeps_one_buffer_for_each() -> None:
         (0.9e9, 0.722, "may not fit: a worker reserves 11.74 GB to 14.25 GB, k80 has 12.88 GB; "
          "it fits with a probability of 72%"),  # 10.9 GB: 0.0562 / 0.1570 x 1.645 = 0.589
         (2.9e9, 0.0, "does not fit: a worker reserves about 14.22 GB, "
-         "1.1 times the 12.88 GB of k80"),
+         "1.1 times the 12.88 GB of k80"),  # -0.0986 / 0.0370 x 1.645 = -4.4
         (1.6e9, 0.486, "does not fit: a worker reserves about 12.89 GB, "
-         "just above the 12.88 GB of k80"),  # 11.6 GB: -0.00078 / 0.0367 x 1.645 = -0.035  # -0.0986 / 0.0370 x 1.645 = -4.4
+         "just above the 12.88 GB of k80"),  # 11.6 GB: -0.00078 / 0.0367 x 1.645 = -0.035
     ],
 )  # fmt: skip
 def test_a_device_that_is_too_small_is_named(activations: float, fits: float, note: str) -> None:
