@@ -106,6 +106,14 @@ class Sums(msgspec.Struct, frozen=True):
     rate_bytes_per_s: float = math.inf
 
 
+class Tied(msgspec.Struct, frozen=True):
+    """A table that the first and the last stage both have: the ``layer`` of the stage that has it,
+    and the ``bytes`` of its gradient, of all devices of the stage together."""
+
+    layer: int
+    bytes: float
+
+
 class Stage(msgspec.Struct, frozen=True):
     """What the devices of one stage do for a replica.
 
@@ -115,6 +123,7 @@ class Stage(msgspec.Struct, frozen=True):
     replica : that it is a part of.
     chunk_layers : layers of each of its chunks, (chunks,).
     forward_sums, backward_sums : of each of its layers, (layers,); empty if there are none.
+    tied : the table that it has in common with another stage; None if there is none.
     """
 
     number: int
@@ -122,6 +131,7 @@ class Stage(msgspec.Struct, frozen=True):
     chunk_layers: tuple[int, ...]
     forward_sums: tuple[Sums, ...] = ()
     backward_sums: tuple[Sums, ...] = ()
+    tied: Tied | None = None
 
 
 def read_stage_layers(given: str | tuple[int, ...] | None) -> tuple[int, ...]:

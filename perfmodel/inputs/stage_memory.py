@@ -100,28 +100,14 @@ def device_works(
     passed = [0.0, *(size * share for size in boundary_bytes(whole, replica)), 0.0]
     blocks = [block_of(layer) for layer in layers]
     before = [len({*blocks[: chunk.start]} - {""}) for chunk in chunks]
-    tied = _tied_bytes(layers)
     versions = stored_versions(schedule).tolist()
     works = []
     for stage, work in stages:
         held = schedule.held(stage.number)
         ends = [Ends(passed[chunk], passed[chunk + 1]) for chunk in held]
-        here = tied if chunks[-1].stop - 1 in chunks[held[-1]] and 0 not in held else ()
-        part, buffers = _device_work(
-            work, stage, ends, [before[k] for k in held], here, accelerator
-        )
+        part, buffers = _device_work(work, stage, ends, [before[k] for k in held], accelerator)
         works.append(DeviceWork(part, buffers, max(versions[k] for k in held)))
     return works
-
-
-def _tied_bytes(layers: Sequence[WorkloadLayer]) -> tuple[float, ...]:
-    """Return the tensors of the embedding if the head shares them.
-
-    Then the last stage has a copy (Megatron-LM).
-    """
-    head = next((layer for layer in layers if layer.name == "head"), None)
-    shares = head is not None and not head.tensor_bytes and layers[0].name == "embedding"
-    return layers[0].tensor_bytes if shares else ()
 
 
 def _device_work(
@@ -129,18 +115,11 @@ def _device_work(
     stage: Stage,
     ends: Sequence[Ends],
     before: Sequence[int],
-    tied: tuple[float, ...],
     accelerator: bool,
 ) -> tuple[Workload, float]:
     """Return a device's part of the workload, and the bytes of its buffers."""
     replica, passes = stage.replica, work.accumulation
     layers = tuple(on_device(layer, replica) for layer in one_pass(work).layers)
-    if tied:
-        copy = tuple(size / replica.tensor for size in tied)
-        layers = tuple(
-            msgspec.structs.replace(layer, tensor_bytes=copy) if layer.name == "head" else layer
-            for layer in layers
-        )
     part = _with_layers(work, layers)
     bounds = np.cumsum([0, *stage.chunk_layers]).tolist()
     chunks = [

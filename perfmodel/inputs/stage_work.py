@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -12,14 +13,17 @@ from perfmodel.base import files
 from perfmodel.base.arrays import Ids
 from perfmodel.base.errors import InputError
 from perfmodel.inputs.passes import accumulated, one_pass
-from perfmodel.inputs.replica import Replica, Stage
+from perfmodel.inputs.replica import Replica, Stage, Tied
 from perfmodel.inputs.stages import chunks_of
-from perfmodel.inputs.workload import Workload, expanded
+from perfmodel.inputs.workload import Workload, WorkloadLayer, expanded
 from perfmodel.pipelines import Schedule, check, read, schedule as schedule_named
 from perfmodel.pipelines.rounds import Round, round_of as round_of_schedule
 
 LONG = 3
 """Batches that are drawn of schedules without a flush; each stage has then all its versions."""
+
+EMBEDDING, HEAD = "embedding", "head"
+"""Names of the first layer of a language model, and of that which may share its table."""
 
 
 class StageWork(NamedTuple):
@@ -124,12 +128,36 @@ def stages_of(workload: Workload, replica: Replica) -> list[StageWork]:
     one = one_pass(expanded(workload))
     chunks = chunks_of(one.layers, replica)
     schedule = schedule_of(replica, workload.accumulation)
+    table, head = tied_bytes(one.layers), len(one.layers) - 1
+    if schedule.updates.kind != "flush":
+        table = ()  # such stages exchange nothing but activations and their gradients
+    if table:
+        head = [layer.name for layer in one.layers].index(HEAD)
+        layers = list(one.layers)
+        layers[head] = msgspec.structs.replace(layers[head], tensor_bytes=table)
+        copied = msgspec.structs.replace(one, layers=tuple(layers))
     works = []
     for number in range(replica.pipeline):
         held = [chunks[chunk] for chunk in schedule.held(number)]
-        stage = Stage(number, replica, tuple(len(chunk) for chunk in held))
-        works.append(StageWork(stage, _part(workload, one, held, number)))
+        counts = tuple(len(chunk) for chunk in held)
+        stage = Stage(number, replica, counts)
+        begins, ends = held[0].start == 0, head in held[-1]
+        if table and begins != ends:
+            place = 0 if begins else sum(counts[:-1]) + head - held[-1].start
+            stage = Stage(number, replica, counts, tied=Tied(place, sum(table)))
+        part = copied if table and ends and not begins else one
+        works.append(StageWork(stage, _part(workload, part, held, number)))
     return works
+
+
+def tied_bytes(layers: Sequence[WorkloadLayer]) -> tuple[float, ...]:
+    """Return the tensors of the embedding if the head shares them.
+
+    Then the last stage has a copy, and the gradients of both are summed (Megatron-LM).
+    """
+    head = next((layer for layer in layers if layer.name == HEAD), None)
+    shares = head is not None and not head.tensor_bytes and layers[0].name == EMBEDDING
+    return layers[0].tensor_bytes if shares else ()
 
 
 def _part(workload: Workload, one: Workload, held: list[range], number: int) -> Workload:

@@ -25,6 +25,8 @@ from perfmodel.predicting.replicas import (
     delays,
     replica_of,
     stage_jobs,
+    tied_pairs,
+    tied_table,
     whole_fabric,
 )
 from perfmodel.training.spans import Paths, Spans, pace_s, paths_of, spans
@@ -181,7 +183,25 @@ def faces_of(job: Job, jobs: list[StageJob], held_s: list[float] | None = None) 
     else:  # a stage alone, which waits for nothing
         end = np.cumsum(seconds + summed)
         at = Spans(end - seconds - summed, end)
-    return [_face(paths, at, seconds, summed, rank, one) for rank, one in enumerate(jobs)]
+    done_s = [float(at.end[stop - 1]) for stop in paths.schedule.begins.tolist()[1:]]
+    if pairs := tied_pairs(jobs):
+        summed_s = max(done_s[k] for k in pairs[0]) + max(_tied_s(job, jobs, p) for p in pairs)
+        for k in pairs[0]:
+            done_s[k] = summed_s
+    return [
+        _face(paths, at, seconds, summed, rank, one, done_s[rank]) for rank, one in enumerate(jobs)
+    ]
+
+
+def _tied_s(job: Job, jobs: list[StageJob], pair: tuple[int, int]) -> float:
+    """Return the time in which a stage sends its part of the sum of a table that it has in common
+    with another."""
+    table, fabric = tied_table(jobs[pair[0]].job), whole_fabric(job)
+    a, z = (jobs[k].seats.position[:1] for k in pair)
+    path = fabric.path(a, z)
+    rate = float(np.where(path >= 0, fabric.capacity[path], np.inf).min())
+    rate = min(rate, float(fabric.flow_between(a, z)[0]))
+    return (0.0 if table is None else table.bytes) / rate + 2.0 * float(fabric.between_s(a, z)[0])
 
 
 def _finals(paths: Paths, rank: int) -> list[int]:
@@ -222,13 +242,19 @@ def _send_s(job: Job, paths: Paths, jobs: list[StageJob]) -> tuple[Floats, Float
 
 
 def _face(
-    paths: Paths, at: Spans, seconds: Floats, summed: Floats, rank: int, one: StageJob
+    paths: Paths,
+    at: Spans,
+    seconds: Floats,
+    summed: Floats,
+    rank: int,
+    one: StageJob,
+    end_s: float,
 ) -> Face:
-    """Return a stage as a device: its last gradient of each chunk layer by layer, and all before as
-    its forward pass."""
+    """Return a stage as a device that is done at ``end_s``: its last gradient of each chunk layer
+    by layer, and all before as its forward pass."""
     schedule, job = paths.schedule, one.job
     where = slice(int(schedule.begins[rank]), int(schedule.begins[rank + 1]))
-    begin_s, end_s = float(at.begin[where][0]), float(at.end[where][-1])
+    begin_s = float(at.begin[where][0])
     work = one_pass(expanded(job.workload))
     sizes = [len(work.layers)] if job.stage is None else list(job.stage.chunk_layers)
     finals = _finals(paths, rank)

@@ -28,13 +28,13 @@ from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.options import Options
 from perfmodel.inputs.passes import one_pass
-from perfmodel.inputs.replica import Replica, Sums
+from perfmodel.inputs.replica import Replica, Sums, Tied
 from perfmodel.inputs.seats import Seats, of_groups, seats_of
 from perfmodel.inputs.stage_work import boundary_bytes, schedule_of, stages_of
 from perfmodel.inputs.workload import WorkloadLayer
 from perfmodel.pipelines.facts import staleness
 from perfmodel.training.spans import Paths, paths_of
-from perfmodel.training.stages import ENDS, STARTS
+from perfmodel.training.stages import ENDS, STARTS, TIED
 from perfmodel.training.workers import CORES
 
 SHARED_SLOTS = "update threads of"
@@ -183,7 +183,8 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
     whole = of_groups(job.cluster, replica_of(job).tensor)
     paths = paths_of(replica_of(job), job.workload.accumulation)
     late = delays(job)
-    loads = _loads(whole_fabric(job), [one.seats for one in jobs], _pairs(paths))
+    pairs = _pairs(paths) + tied_pairs(jobs)
+    loads = _loads(whole_fabric(job), [one.seats for one in jobs], pairs)
     fold = fold and loads is not None and whole.core_oversubscription is None
     graphs = _graphs(jobs, fold=fold)
     folded = any(len(graph.group_mark) < job.workers for graph in graphs)
@@ -204,14 +205,18 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
     b.share(
         "link", used[used >= 0], [key for key, known in zip(keys, used >= 0, strict=True) if known]
     )
-    logs = []
+    logs, tied = [], {}
     for number, (graph, one) in enumerate(zip(graphs, jobs, strict=True)):
         key = functools.partial(_key, one.seats, network.fabric)
         by = b.add(_later(graph, late[number]), f"stage {number}", key)
         logged = {log.label: log.ops + by for log in graph.logged}
         logs.append((logged[STARTS], logged[ENDS]))
+        if TIED in logged:
+            tied[number] = logged[TIED]
     units = loads if loads is not None and folded else {}
     _add_transfers(b, job, network, [one.seats for one in jobs], logs, paths, units)
+    for pair in tied_pairs(jobs):
+        _add_tied(b, network, jobs, pair, tied, units)
     return b.joined()
 
 
@@ -234,6 +239,50 @@ def _later(graph: OpGraph, rounds: int) -> OpGraph:
         if block.label == "staleness":
             lag[block.first : block.first + block.size] += rounds
     return msgspec.structs.replace(graph, probe_lag=lag)
+
+
+def tied_pairs(jobs: list[StageJob]) -> list[tuple[int, int]]:
+    """Return the two stages that have a table in common, in both orders, if there are any."""
+    both = [k for k, one in enumerate(jobs) if tied_table(one.job) is not None]
+    return [(both[0], both[1]), (both[1], both[0])] if len(both) == 2 else []
+
+
+def tied_table(job: Job) -> Tied | None:
+    """Return the table that the job of a stage has in common with another's, if there is one."""
+    return None if job.stage is None else job.stage.tied
+
+
+def _add_tied(
+    b: JoiningBuilder,
+    network: Network,
+    jobs: list[StageJob],
+    pair: tuple[int, int],
+    tied: dict[int, Ids],
+    units: dict[tuple[int, int], Floats],
+) -> None:
+    """Add what one of two stages with a table in common sends to the other, to sum its gradients.
+
+    Of an all-reduce between two, each sends as many bytes as there are, in two steps.
+    """
+    source, target = pair
+    n = len(tied[source])
+    a, z = (jobs[stage].seats.position[:n] for stage in pair)
+    table = tied_table(jobs[source].job)
+    between = network.between(a, z)
+    sent = b.ops(
+        "sum of tied tables",
+        (n,),
+        bytes=0.0 if table is None else table.bytes,
+        path=between["path"],
+        path_units=units.get(pair, 1.0),
+        rate_cap_bytes_per_s=between["rate_cap_bytes_per_s"],
+        latency_s=2.0 * between["latency_s"],
+        group=target * n + np.arange(n),
+        axes=(*WORKERS,),
+    )
+    for stage in pair:
+        b.edge(tied[stage][:, 0], sent)
+        b.edge(sent, tied[stage][:, 1])
 
 
 def _names(seats: list[Seats]) -> list[str]:

@@ -23,6 +23,10 @@ from perfmodel.training.devices import Workers
 STARTS, ENDS = "actions begin", "actions end"
 """Labels of the logged ops that begin and end the actions of a stage, (workers, actions)."""
 
+TIED = "tied tables"
+"""Label of the logged ops after which a stage can sum the gradient of a table that another stage
+has as well, and of those that follow the sum, (workers, 2)."""
+
 LABELS = {
     FORWARD: "forward",
     BACKWARD: "backward",
@@ -131,6 +135,8 @@ class _Stage:
             ends[:, k] = returns[:, chunk]
         self.b.edge(ends[:, :-1].copy(), begins[:, 1:])
         self._finish(forward, backward, begins, ends)
+        if self.stage.tied is not None:
+            self._sum_tied(backward[-1], begins[:, 0], ends[:, -1], self.stage.tied.layer)
         self.b.log(STARTS, begins)
         self.b.log(ENDS, ends)
         return [
@@ -226,6 +232,21 @@ class _Stage:
             for label in ("link out of", "link into")
         ]
         return np.stack(links, axis=-1)[:, None]
+
+    def _sum_tied(self, backward: Ids, first: Ids, last: Ids, layer: int) -> None:
+        """Let the gradient of a tied table, and all computation, be complete once the gradients of
+        both stages are summed; if backward returns with reduced gradients, they are summed after
+        that, and the next step waits for it."""
+        axes = (("worker", None),)
+        summed = self.b.ops("tied table", (len(last),), group=self.workers.index, axes=axes)
+        self.b.edge(last, summed)
+        if self.job.options.holds_backward and self.stage.replica.asks_as_torch:
+            self.b.edge(summed, first, lag=1)
+        else:
+            for each in {layer, 0}:
+                self.b.edge(backward[:, each].copy(), summed)
+                backward[:, each] = summed
+        self.b.log(TIED, np.stack([last, summed], axis=1))
 
     def _finish(self, forward: Ids, backward: Ids, starts: Ids, ends: Ids) -> None:
         """Let the end of the first layer's gradient be that of all computation."""

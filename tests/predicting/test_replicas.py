@@ -503,6 +503,51 @@ def test_launches_take_as_long_on_each_of_the_devices_that_divide_layers():
     assert without.forward_s + without.backward_s < 0.6 * passes
 
 
+def tied(workers=1, nic=None, **arguments):
+    """Two stages whose table of 4 MB the head shares."""
+    layers = [
+        pm.WorkloadLayer("embedding", F_S, B_S, (4 * MB,), 1e-3),
+        pm.WorkloadLayer("head", F_S, B_S, (), 1e-3),
+    ]
+    of = accumulated(pm.Workload.of("made", layers), arguments.pop("passes", 1))
+    links = cluster(nic=nic or pm.Link(MB, 0.0))
+    return job(of, arguments.pop("pipeline", 2), workers, cluster=links, **arguments)
+
+
+@pytest.mark.parametrize("fidelity", ["fine", "coarse"])
+def test_gradients_of_tied_tables_are_summed_by_hand(fidelity):
+    # F 0-1 and 1-2, B 2-4 and 4-6; then each sends 4 MB to the other, in two steps
+    assert step_s(tied(), fidelity) == pytest.approx(6.0 + 4.0, rel=1e-6)
+    late = pm.Link(MB, 0.25)  # twice more between the stages
+    assert step_s(tied(nic=late), fidelity) == pytest.approx(10.0 + 4 * 0.25, rel=1e-6)
+    # F 0-1, 1-2 and 1-2, 2-4: three micro-batches take 4 x 3 s
+    assert step_s(tied(passes=3), fidelity) == pytest.approx(12.0 + 4.0, rel=1e-6)
+    # then two replicas sum each stage's 4 MB, half of it in each of two steps
+    assert step_s(tied(2), fidelity) == pytest.approx(6.0 + 4.0 + 4.0, rel=1e-6)
+    # under DDP the last stage's replicas sum first, then the first stage's
+    torch = tied(2, transfers="torch")
+    assert step_s(torch, fidelity) == pytest.approx(6.0 + 4.0 + 4.0 + 4.0, rel=1e-6)
+
+
+def test_a_stage_with_both_ends_has_one_table():
+    names = ("embedding", "layer1", "layer2", "head")
+    sizes = ((MB,), (MB,), (MB,), ())
+    layers = [pm.WorkloadLayer(name, F_S, B_S, size, 1.0)
+              for name, size in zip(names, sizes, strict=True)]  # fmt: skip
+    of = accumulated(pm.Workload.of("made", layers), 4)
+    made = job(of, 2, schedule="zb_v", virtual_stages=2)
+    assert [one.job.stage.tied for one in replicas.stage_jobs(made)] == [None, None]
+
+
+def test_the_last_stage_has_a_copy_of_a_tied_table():
+    work_of = pm.make_job(model="gpt2-small", device="v100", batch_size=8).workload
+    made = pm.make_job(model="gpt2-small", device="v100", batch_size=8, micro_batches=8, pipeline=2,
+                       arch="ring")  # fmt: skip
+    first, last = (one.job.workload for one in replicas.stage_jobs(made))
+    table = 4.0 * 50257 * 768
+    assert first.gradient_bytes + last.gradient_bytes == work_of.gradient_bytes + table
+
+
 def test_measured_collectives_among_devices_that_divide_layers():
     measured = Collective(
         operation="all_reduce", pieces=(Piece(0.5, 0.25 / MB),), ranks=(2, 2), bytes=(1.0, 1e9)
