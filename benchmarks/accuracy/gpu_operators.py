@@ -1,8 +1,9 @@
-"""Measured products and attention of GPUs, predicted from device files.
+"""Measured products, attention and experts of GPUs, predicted from device files.
 
-The folder holds ``gemm.csv.gz`` and ``attention_forward.csv.gz``. A device without figures of its
-own in the catalogue is predicted by transfer. Shapes with a dimension, or a length, below 512 are
-groups of their own (*narrow*).
+The folder holds ``gemm.csv.gz``, ``attention_forward.csv.gz`` and perhaps ``moe_forward.csv.gz``. A
+device without figures of its own in the catalogue is predicted by transfer. Shapes with a
+dimension, or a length, below 512, or with fewer than 64 tokens per expert, are groups of their own
+(*narrow*).
 """
 
 from __future__ import annotations
@@ -17,32 +18,34 @@ import pandas as pd
 from benchmarks.accuracy import rows
 from benchmarks.accuracy.cases import Case, about
 from perfmodel.base.errors import InputError
+from perfmodel.calibration import fused_experts
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.device import Device
-from perfmodel.inputs.operator_transfer import attention_rates, product_rates
+from perfmodel.inputs.operator_transfer import attention_rates, grouped_rates, product_rates
 from perfmodel.theory.attention import attention_s
 from perfmodel.theory.products import product_s
 
 ABOUT = about("gpu_operators")
 
-PRODUCTS, ATTENTION = "gemm.csv.gz", "attention_forward.csv.gz"
+PRODUCTS, ATTENTION, EXPERTS = "gemm.csv.gz", "attention_forward.csv.gz", "moe_forward.csv.gz"
 
 WIDE = 512.0
 """Dimension from which a shape is not narrow."""
 
-PRECISIONS = {"bfloat16": ("mixed", "gemm"), "fp8": ("fp8", "gemm-fp8")}
-"""Precision and operator of each type of a product."""
+PRECISIONS = {"bfloat16": ("mixed", ""), "fp8": ("fp8", "-fp8")}
+"""Precision of each type of a product, and the end of the name of its operator."""
 
 CALLED = {"a100": "a100-80", "gb300": "gb200"}
 """Devices that have another name in the catalogue, or are not there, and what stands for them."""
 
 
 def cases(folder: Path) -> list[Case]:
-    """Return every product and every attention."""
+    """Return every product, every attention, and all layers of experts."""
     known = {name: catalogue.device(name) for name in catalogue.device_names()}
     return [
         *_products(_table(folder / PRODUCTS), known),
         *_attention(_table(folder / ATTENTION), known),
+        *(_experts(_table(folder / EXPERTS), known) if (folder / EXPERTS).is_file() else ()),
     ]
 
 
@@ -68,14 +71,14 @@ def _device(name: str, known: dict[str, Device]) -> Device | None:
 
 def _products(table: pd.DataFrame, known: dict[str, Device]) -> Iterator[Case]:
     for (name, kind), shapes in table.groupby(["device", "dtype"], sort=False):
-        device, (precision, operator) = _device(name, known), PRECISIONS[kind]
+        device, (precision, end) = _device(name, known), PRECISIONS[kind]
         if device is None:
             continue
         m, n, k = (shapes[column].to_numpy(np.float64) for column in ("m", "n", "k"))
         rates = product_rates(device, precision, known)
         seconds = product_s(m, n, k, rates, float(device.multiprocessors or 0))
         wide = np.minimum(np.minimum(m, n), k) >= WIDE
-        yield from _cases(f"{_named(name)}-{operator}", shapes, ["m", "n", "k"], seconds, wide)
+        yield from _cases(f"{_named(name)}-gemm{end}", shapes, ["m", "n", "k"], seconds, wide)
 
 
 def _attention(table: pd.DataFrame, known: dict[str, Device]) -> Iterator[Case]:
@@ -89,6 +92,23 @@ def _attention(table: pd.DataFrame, known: dict[str, Device]) -> Iterator[Case]:
         seconds = attention_s(*values, rates, float(device.multiprocessors or 0))
         wide = values[1] >= WIDE
         yield from _cases(f"{_named(str(name))}-attention", shapes, columns, seconds, wide)
+
+
+def _experts(table: pd.DataFrame, known: dict[str, Device]) -> Iterator[Case]:
+    for (name, kind), shapes in table.groupby(["device", "dtype"], sort=False):
+        device, (precision, end) = _device(name, known), PRECISIONS[kind]
+        if device is None:
+            continue
+        columns = [*fused_experts.COLUMNS]
+        values = {column: shapes[column].to_numpy(np.float64) for column in columns}
+        skews = shapes["distribution"].map(fused_experts.skew_of)
+        layers = fused_experts.layers_of({**values, "skew": skews.to_numpy(np.float64)})
+        rates, elsewhere = grouped_rates(device, precision, known)
+        bandwidth = device.memory_bandwidth_bytes_per_s
+        many = float(device.multiprocessors or 0)
+        seconds = fused_experts.fused_s(layers, rates, elsewhere, bandwidth, many)
+        columns.append("distribution")
+        yield from _cases(f"{_named(name)}-moe{end}", shapes, columns, seconds, layers.wide)
 
 
 def _cases(

@@ -2,7 +2,8 @@
 
 A table of products has ``m``, ``n``, ``k`` and ``dtype`` (``bfloat16``, ``float16`` or ``fp8``);
 one of causal attention ``batch_size``, ``sequence_length``, ``heads``, ``kv_heads`` and
-``head_dim``. Both have ``ms``, and may have ``device``.
+``head_dim``; one of experts those of :mod:`perfmodel.calibration.fused_experts`. All have ``ms``,
+and may have ``device``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from perfmodel.base import tables
 from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, unknown_name
 from perfmodel.base.provenance import Source
+from perfmodel.calibration import fused_experts
 from perfmodel.calibration.parameters import Parameter
 from perfmodel.calibration.regression import Regression
 from perfmodel.calibration.statistics import rounded
@@ -26,10 +28,12 @@ from perfmodel.inputs.device import Device
 from perfmodel.inputs.operators import (
     ELEMENT_BYTES,
     AttentionFigures,
+    GroupedFigures,
     Operators,
     ProductFigures,
 )
 from perfmodel.theory.attention import AttentionRates, attention_s
+from perfmodel.theory.grouped import GroupedRates
 from perfmodel.theory.products import ProductRates, product_s
 
 WIDE = 512.0
@@ -58,6 +62,9 @@ PRECISIONS = {"bfloat16": "mixed", "float16": "mixed", "fp8": "fp8"}
 
 ATTENTION = "attention"
 """Name of the measurements of attention; those of products are precisions."""
+
+EXPERTS = "experts-"
+"""Start of the names of the measurements of experts; a precision follows."""
 
 LEAST_ROWS = 40
 """Shapes that a fit needs."""
@@ -99,7 +106,12 @@ def fit_operators(
         products={
             name: fit_products(device, name, table)
             for name, table in columns.items()
-            if name != ATTENTION
+            if name != ATTENTION and not name.startswith(EXPERTS)
+        },
+        grouped={
+            name.removeprefix(EXPERTS): fit_grouped(device, name.removeprefix(EXPERTS), table)
+            for name, table in columns.items()
+            if name.startswith(EXPERTS)
         },
         attention=fit_attention(device, columns[ATTENTION]),
         source=source,
@@ -110,8 +122,8 @@ def _read(
     table: tables.Table, called: str | None, measured: dict[str, dict[str, list[float]]]
 ) -> None:
     """Add the rows of a table to what was measured, by precision, or as attention."""
-    attention = "sequence_length" in table.columns
-    names = SEQUENCES if attention else SHAPE
+    attention, experts = "sequence_length" in table.columns, "topk" in table.columns
+    names = SEQUENCES if attention else fused_experts.COLUMNS if experts else SHAPE
     table.need(*names, "ms", *(() if attention else ("dtype",)))
     for row in table:
         if called is not None and row.text("device") != called:
@@ -121,10 +133,11 @@ def _read(
             kind = row.text("dtype")
             if kind not in PRECISIONS:
                 raise InputError(f"{row.place}: {unknown_name('dtype', kind, PRECISIONS)}")
-            kind = PRECISIONS[kind]
-        columns = measured.setdefault(kind, {name: [] for name in (*names, "seconds")})
+            kind = (EXPERTS if experts else "") + PRECISIONS[kind]
+        columns = measured.setdefault(kind, {name: [] for name in (*names, "skew", "seconds")})
         for name in names:
             columns[name].append(float(row.whole(name)))
+        columns["skew"].append(fused_experts.skew_of(row.text("distribution")) if experts else 0.0)
         columns["seconds"].append(1e-3 * row.number("ms", above=0.0))
 
 
@@ -134,6 +147,8 @@ def block_of(operators: Operators) -> str:
     lines = [*_lines("operators.source", whole["source"])]
     for name, figures in whole["products"].items():
         lines += ["", *_lines(f"operators.products.{name}", figures)]
+    for name, figures in whole["grouped"].items():
+        lines += ["", *_lines(f"operators.grouped.{name}", figures)]
     return "\n".join([*lines, "", *_lines("operators.attention", whole["attention"]), ""])
 
 
@@ -168,6 +183,36 @@ def fit_products(device: Device, precision: str, table: Table) -> ProductFigures
     wide = shapes.min(axis=0) >= WIDE
     _, fields = _fitted(parameters, seconds, table["seconds"], wide)
     return ProductFigures(**fields)
+
+
+def fit_grouped(device: Device, precision: str, table: Table) -> GroupedFigures:
+    """Return what products of groups achieve on a device, fitted to the columns
+    :data:`perfmodel.calibration.fused_experts.COLUMNS`, ``skew`` and ``seconds``.
+
+    Raises
+    ------
+    InputError : the number of the device's multiprocessors is not known.
+    """
+    multiprocessors = _multiprocessors(device)
+    layers = fused_experts.layers_of(table)
+    parameters = [
+        *_usual(device, 0.5 * _peak(device, precision), launch_s=2e-5),
+        Parameter("elsewhere", 0.5, 1.0),
+    ]
+
+    def seconds(values: Mapping[str, Any], rows: Any) -> Any:
+        given = {name: value for name, value in values.items() if name != "elsewhere"}
+        rates = GroupedRates(**given, element_bytes=ELEMENT_BYTES[precision])
+        return fused_experts.fused_s(
+            layers.at(rows),
+            rates,
+            values["elsewhere"],
+            device.memory_bandwidth_bytes_per_s,
+            multiprocessors,
+        )
+
+    _, fields = _fitted(parameters, seconds, table["seconds"], layers.wide)
+    return GroupedFigures(**fields)
 
 
 def fit_attention(device: Device, table: Table) -> AttentionFigures:

@@ -25,11 +25,12 @@ from perfmodel.inputs.operator_shapes import (
     OperatorShape,
     Product,
 )
-from perfmodel.inputs.operator_transfer import attention_rates, product_rates
+from perfmodel.inputs.operator_transfer import attention_rates, grouped_rates, product_rates
 from perfmodel.inputs.precisions import EIGHT_BITS, WIDE_BYTES
 from perfmodel.inputs.profile import Layer
 from perfmodel.theory.attention import BACKWARD, VALUE_BYTES, Mask, attention_s
 from perfmodel.theory.convolutions import KERNEL, WIDE_LOAD_BYTES, transposing_s, winograd_s
+from perfmodel.theory.grouped import Groups, grouped_s
 from perfmodel.theory.memory_bound import ACHIEVED, memory_bound_s
 from perfmodel.theory.products import CAST_BYTES, product_s
 
@@ -191,28 +192,33 @@ class _At(NamedTuple):
         return of_pass
 
     def add_grouped(self, groups: Mapping[Group, int], seconds: Floats) -> None:
-        """Add all products of groups of rows, each with a matrix of its own."""
+        """Add all products of groups of rows, each with a matrix of its own.
+
+        Gradients of weights have a row per value of the input, and sum over the rows of a group.
+        """
         owners, products = _of_kind(groups, Grouped)
         if not products:
             return
-        rates = product_rates(self.device, self.precision, self.others)
-        if rates.cast_bytes_per_s is not None:
-            rates = rates._replace(cast_bytes_per_s=self._casts_bytes_per_s())
+        rates, _ = grouped_rates(self.device, self.precision, self.others)
         shapes = [(p.rows, p.columns, p.depth, p.groups) for p in products]
         rows, columns, depth, count = np.array(shapes, dtype=np.float64).T
-        rows = self.batch_size * rows / count
-        of_pass = np.asarray(
-            product_s(
-                np.stack([rows, rows, depth]),
-                np.stack([columns, depth, columns]),
-                np.stack([depth, columns, rows]),
-                rates,
-                self.multiprocessors,
-                count=count,
-            )
-        )
-        np.add.at(seconds[:, 0], owners, of_pass[FORWARD])
-        np.add.at(seconds[:, 1], owners, of_pass[OF_INPUT] + of_pass[OF_WEIGHTS])
+        rows = self.batch_size * rows
+        used = np.minimum(rows, count)
+        given = (rates, self.multiprocessors)
+        forward = grouped_s(Groups(rows, used), columns, depth, *given)
+        of_input = grouped_s(Groups(rows, used), depth, columns, *given)
+        of_weights = grouped_s(Groups(used * depth, used, 1.0), columns, rows / used, *given)
+        np.add.at(seconds[:, 0], owners, forward)
+        np.add.at(seconds[:, 1], owners, np.asarray(of_input + of_weights))
+        if self.precision in EIGHT_BITS:  # activations and gradients of outputs are cast
+            casts_s = self._cast_s(rows * np.stack([depth, columns]))
+            np.add.at(seconds, owners, casts_s.T)
+
+    def _cast_s(self, values: Floats) -> Floats:
+        """Return the seconds to cast values to 8 bits, with their transposes."""
+        launch_s = product_rates(self.device, "mixed", self.others).launch_s
+        bandwidth = self.device.memory_bandwidth_bytes_per_s
+        return np.asarray(memory_bound_s((CAST_BYTES + 1.0) * values, 1.0, bandwidth, launch_s))
 
     def _casts_bytes_per_s(self) -> Floats:
         """Return the rate of casts in training, (3, 1): those of the first two passes also write

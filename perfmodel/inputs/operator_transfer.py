@@ -17,6 +17,7 @@ from perfmodel.inputs.device import Device
 from perfmodel.inputs.operators import (
     ELEMENT_BYTES,
     AttentionFigures,
+    GroupedFigures,
     Operators,
     ProductFigures,
     StackFigures,
@@ -24,6 +25,7 @@ from perfmodel.inputs.operators import (
 from perfmodel.inputs.precisions import SHORT, SIXTEEN_BITS, WIDE_BYTES
 from perfmodel.inputs.software import STACKS
 from perfmodel.theory.attention import VALUE_BYTES, AttentionRates
+from perfmodel.theory.grouped import GroupedRates
 from perfmodel.theory.products import ProductRates
 
 F = TypeVar("F")
@@ -65,6 +67,46 @@ def product_rates(device: Device, precision: str, others: Mapping[str, Device]) 
         ELEMENT_BYTES[precision],
         cast_bytes_per_s=casts,
     )
+
+
+class Grouped(NamedTuple):
+    """Rates of products of groups, and see
+    :attr:`perfmodel.inputs.operators.GroupedFigures.elsewhere`."""
+
+    rates: GroupedRates
+    elsewhere: float
+
+
+def grouped_rates(device: Device, precision: str, others: Mapping[str, Device]) -> Grouped:
+    """Return what products of groups achieve on a device at a precision: as fitted, or transferred.
+
+    Raises
+    ------
+    InputError : no such precision, or nothing to transfer from.
+    """
+    known = {*SHORT, *WIDE_BYTES}
+    if precision not in known:
+        raise unknown_name("precision", precision, known)
+    if precision in WIDE_BYTES:
+        mixed, size = grouped_rates(device, "mixed", others), WIDE_BYTES[precision]
+        rate = mixed.rates.flop_per_s * _of_mixed(device, precision)
+        wide = mixed.rates._replace(flop_per_s=rate, element_bytes=size, result_bytes=size)
+        return mixed._replace(rates=wide)
+    precision = "mixed" if precision in SIXTEEN_BITS else "fp8"
+    candidates = [
+        (one, operators.grouped[precision])
+        for one, operators in _known(device, others)
+        if precision in operators.grouped
+    ]
+    mean = _Mean(device, _nearest(device, candidates, f"products of groups at {precision}"))
+    rates = GroupedRates(
+        mean.from_peak("flop_per_s"),
+        mean.from_bandwidth("bytes_per_s"),
+        mean.of("launch_s"),
+        mean.of("tile_s"),
+        ELEMENT_BYTES[precision],
+    )
+    return Grouped(rates, mean.of("elsewhere"))
 
 
 def attention_rates(
@@ -181,7 +223,9 @@ class _Mean(NamedTuple):
     """Geometric means of figures, relative to peak rates or bandwidths."""
 
     device: Device
-    figures: Sequence[tuple[Device, ProductFigures | AttentionFigures | StackFigures]]
+    figures: Sequence[
+        tuple[Device, ProductFigures | GroupedFigures | AttentionFigures | StackFigures]
+    ]
 
     def of(self, name: str) -> float:
         """Return the mean of a field."""

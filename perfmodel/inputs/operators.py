@@ -40,6 +40,28 @@ class ProductFigures(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     covariance: Covariance = ()
 
 
+class GroupedFigures(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Fitted values of :class:`perfmodel.theory.grouped.GroupedRates` at a precision.
+
+    ``elsewhere`` is the part of what would be moved for tokens whose experts other devices have
+    that the measured kernels do move. ``error_fraction`` is the 90th percentile of the error on
+    shapes that were not fitted to.
+    """
+
+    RANGES: ClassVar = {
+        **dict.fromkeys(("flop_per_s", "bytes_per_s"), POSITIVE),
+        **dict.fromkeys(("launch_s", "tile_s", "elsewhere", "error_fraction"), NOT_NEGATIVE),
+    }
+
+    flop_per_s: float
+    bytes_per_s: float
+    launch_s: float
+    tile_s: float
+    elsewhere: float = 0.0
+    error_fraction: float = 0.0
+    covariance: Covariance = ()
+
+
 class AttentionFigures(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Fitted values of :class:`perfmodel.theory.attention.AttentionRates` in 16 bits."""
 
@@ -79,10 +101,12 @@ class StackFigures(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class Operators(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What operators achieve on a device: ``products`` by precision, and causal attention;
-    ``stacks`` is how much longer they take in training, by level of software."""
+    """What operators achieve on a device: ``products`` by precision, those of groups of rows
+    (``grouped``) too, and causal attention; ``stacks`` is how much longer they take in training, by
+    level of software."""
 
     products: dict[str, ProductFigures]
     attention: AttentionFigures
     source: Source
     stacks: dict[str, StackFigures] = {}
+    grouped: dict[str, GroupedFigures] = {}

@@ -13,9 +13,20 @@ from perfmodel.inputs import catalogue
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_layers import layers_of
 from perfmodel.inputs.device import Device, PeakRates
-from perfmodel.inputs.operator_shapes import Attention, MemoryBound, OperatorShape, Product
+from perfmodel.inputs.operator_shapes import (
+    Attention,
+    Grouped,
+    MemoryBound,
+    OperatorShape,
+    Product,
+)
 from perfmodel.inputs.operator_times import kernels_of, layers_s
-from perfmodel.inputs.operators import AttentionFigures, Operators, ProductFigures
+from perfmodel.inputs.operators import (
+    AttentionFigures,
+    GroupedFigures,
+    Operators,
+    ProductFigures,
+)
 from perfmodel.inputs.profile import Layer
 from perfmodel.theory.attention import BACKWARD
 from perfmodel.theory.memory_bound import ACHIEVED
@@ -38,6 +49,9 @@ SIMPLE = Device(
             flop_per_s=1e12, bytes_per_s=1e18, launch_s=2e-6, tile_s=0.0, softmax=0.0, tail=0.0
         ),
         source=Source("exact", "made for a test"),
+        grouped={
+            "mixed": GroupedFigures(flop_per_s=2e12, bytes_per_s=1e18, launch_s=3e-6, tile_s=0.0)
+        },
     ),
     source=Source("exact", "made for a test"),
 )
@@ -95,6 +109,59 @@ def test_values_that_repeat_move_once() -> None:
     moved = 2 * (100 * 90 / 9 + 90 * 20 + 100 * 20)
     assert forward == pytest.approx(moved / 1e9)
     assert backward == pytest.approx(moved / 1e9)
+
+
+def test_products_of_groups_by_hand() -> None:
+    """A batch of two adds rows: 512 of two groups, each with half a tile of 16 more. Gradients of
+    weights have 2 x 128 rows that fill tiles, and sum over 256."""
+    forward, backward = times(Grouped(256, 128, 128, groups=2), batch_size=2)
+    alone_s = 2 * (512 + 16) * 128 * 128 / 2e12
+    of_weights_s = 2 * 256 * 128 * 256 / 2e12
+    assert forward == pytest.approx(alone_s + 3e-6)
+    assert backward == pytest.approx(alone_s + of_weights_s + 6e-6)
+    assert kernels_of([Layer("it", operators=(Grouped(256, 128, 128, groups=2),))]) == 3
+
+
+def test_groups_without_rows_take_no_time() -> None:
+    """Two rows reach two of 1000 groups at most."""
+    assert times(Grouped(2, 128, 128, groups=1000)) == times(Grouped(2, 128, 128, groups=2))
+
+
+def test_products_of_groups_in_8_bits_by_hand() -> None:
+    """Casts of rows of the input, and of gradients of the output, read two bytes and write two.
+
+    The gradient of the input has 64 columns, for which tiles have 64 rows."""
+    device = in_8_bits()
+    assert device.operators is not None
+    short = msgspec.structs.replace(device.operators.grouped["mixed"], flop_per_s=4e12)
+    grouped = {**device.operators.grouped, "fp8": short}
+    operators = msgspec.structs.replace(device.operators, grouped=grouped)
+    device = msgspec.structs.replace(device, operators=operators)
+    layers = [Layer("input"), Layer("it", operators=(Grouped(256, 128, 64, groups=2),))]
+    (_, (forward, backward)) = layers_s(device, layers, 2, "fp8", {})
+    alone_s = 2 * (512 + 16) * 128 * 64 / 4e12
+    casts_s = [1e-6 + 4 * 512 * values / ACHIEVED / 1e12 for values in (64, 128)]
+    assert forward == pytest.approx(alone_s + 3e-6 + casts_s[0])
+    passes_s = 2 * (512 + 64) * 128 * 64 / 4e12 + 2 * 2 * 64 * 128 * 256 / 4e12
+    assert backward == pytest.approx(passes_s + 6e-6 + casts_s[1])
+
+
+def test_attention_of_a_window_by_hand() -> None:
+    """Four tiles of 128 queries: a window of 128 tokens reaches into one tile before; three tiles
+    have two of keys, the first one. Two sequences of a sample are twice as many."""
+    step_s = 4 * 128 * 128 * 128 / 1e12
+    longest, tiles = 2 * step_s, 1 + 3 * 2
+    forward, _ = times(Attention(512, 1, 1, 128, window=128, count=2))
+    spread = 2 * tiles * step_s
+    assert forward == pytest.approx((spread**4 + longest**4) ** 0.25 + 2e-6)
+    wide = times(Attention(512, 1, 1, 128, window=512))
+    assert wide == times(Attention(512, 1, 1, 128))
+
+
+def test_values_of_another_width_count_half() -> None:
+    """Heads of 192 with values of 64 are as heads of 128."""
+    found = times(Attention(256, 2, 1, 192, value_width=64))
+    assert found == times(Attention(256, 2, 1, 128))
 
 
 def in_8_bits() -> Device:
