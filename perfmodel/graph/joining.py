@@ -35,23 +35,24 @@ class JoiningBuilder(GraphBuilder):
         self._devices: list[Ids] = []
         self._marks: list[Ids] = []
         self._counts: list[Ids] = []
+        self._groups: list[Ids] = []
 
     def share(self, kind: str, ids: Ids, keys: list[Hashable]) -> None:
         """Let graphs that are added use these links or slots, instead of theirs of equal key."""
         for identity, key in zip(ids.ravel().tolist(), keys, strict=True):
             self._shared.setdefault((kind, key), identity)
 
-    def add(self, graph: OpGraph, name: str, key: Key) -> int:
+    def add(self, graph: OpGraph, name: str, key: Key, groups: Ids) -> int:
         """Add a finished graph, and return how much larger the ids of its ops are here.
 
-        ``name`` distinguishes its ops, links and slots from those of others.
+        ``name`` distinguishes its ops, links and slots from those of others. ``groups`` are the
+        numbers of its groups among those of all graphs.
         """
         shift = {
             "op": self._count["op"],
             "stream": self._count["stream"],
             "counter": self._count["counter"],
             "route": self._routes,
-            "group": sum(len(marks) for marks in self._marks),
         }
         slots = self._resources("slot", graph, name, key)
         links = self._resources("link", graph, name, key)
@@ -61,6 +62,10 @@ class JoiningBuilder(GraphBuilder):
             self._new("probe", block.label, block.shape, block.axes, part=name)
         self._add_ops(graph, shift, slots, links)
         self._add_rest(graph, shift, slots)
+        named = np.append(groups, NONE)  # the last is that of NONE
+        self._add("op_group", named[graph.op_group])
+        self._add("probe_group", named[graph.probe_group])
+        self._groups.append(groups)
         return shift["op"]
 
     def _resources(self, kind: str, graph: OpGraph, name: str, key: Key) -> Ids:
@@ -92,7 +97,7 @@ class JoiningBuilder(GraphBuilder):
         """Add the columns of ops and routes."""
         for name in ("seconds", "bytes", "latency_s", "priority", "cause"):
             self._add(f"op_{name}", getattr(graph, f"op_{name}"))
-        for column, kind in (("op_route", "route"), ("op_stream", "stream"), ("op_group", "group")):
+        for column, kind in (("op_route", "route"), ("op_stream", "stream")):
             self._add(column, _shifted(getattr(graph, column), shift[kind]))
         self._add("hold_count", np.diff(graph.hold_start))
         self._add("hold_slots", slots[graph.hold_slots])
@@ -114,8 +119,7 @@ class JoiningBuilder(GraphBuilder):
         self._add("stream_cv", graph.stream_cv)
         self._add("stream_kind", graph.stream_kind)
         self._count["stream"] += len(graph.stream_cv)
-        for column, kind in (("open", "op"), ("close", "op"), ("counter", "counter"),
-                             ("group", "group")):  # fmt: skip
+        for column, kind in (("open", "op"), ("close", "op"), ("counter", "counter")):
             name = f"probe_{column}"
             self._add(name, _shifted(getattr(graph, name), shift[kind]))
         self._add("probe_at_ready", graph.probe_at_ready)
@@ -134,10 +138,11 @@ class JoiningBuilder(GraphBuilder):
 
     def joined(self) -> OpGraph:
         """Return the graph of all that was added, with the groups of all graphs."""
+        order = np.argsort(np.concatenate(self._groups))
         return self.build(
-            device=np.concatenate(self._devices),
-            mark=np.concatenate(self._marks),
-            count=np.concatenate(self._counts),
+            device=np.concatenate(self._devices)[order],
+            mark=np.concatenate(self._marks)[order],
+            count=np.concatenate(self._counts)[order],
         )
 
 

@@ -23,8 +23,16 @@ MEGATRON = ("megatron", "megatron-lm", "megatron-core", "nemo")
 INTERLEAVED = "interleaved_1f1b"
 """Default schedule with several chunks per stage."""
 
-ENDLESS = ("pipedream", "pipedream_2bw")
-"""Schedules without a flush."""
+AHEAD = {
+    **dict.fromkeys(
+        ("pipedream", "pipedream_2bw"), "PipeDream sends and receives in threads of its own"
+    ),
+    "dualpipe": "DualPipe hides what stages send to each other",
+}
+"""Schedules whose authors send ahead and wait for nothing, each with the reason.
+
+msr-fiddle/pipedream, ``runtime/communication.py``; DeepSeek-V3 Technical Report, section 3.2.1.
+"""
 
 
 def replica_of(arguments: Mapping[str, Any]) -> tuple[Replica | None, list[Assumption]]:
@@ -57,10 +65,9 @@ def replica_of(arguments: Mapping[str, Any]) -> tuple[Replica | None, list[Assum
     notes += _as_megatron(given) if is_megatron(arguments) else []
     if "schedule" in given and not files.looks_like_path(given["schedule"]):
         given["schedule"] = canonical(given["schedule"])
-    if given.get("schedule") in ENDLESS and "transfers" not in given:
+    if given.get("schedule") in AHEAD and "transfers" not in given:
         given["transfers"] = "ahead"
-        why = "PipeDream sends and receives in threads of its own"
-        notes.append(Assumption("transfers", "ahead", "", why))
+        notes.append(Assumption("transfers", "ahead", "", AHEAD[given["schedule"]]))
     return Replica(**given), notes
 
 

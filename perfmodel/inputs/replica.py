@@ -124,6 +124,8 @@ class Stage(msgspec.Struct, frozen=True):
     chunk_layers : layers of each of its chunks, (chunks,).
     forward_sums, backward_sums : of each of its layers, (layers,); empty if there are none.
     tied : the table that it has in common with another stage; None if there is none.
+    copies : devices of a replica that hold these layers, each for an equal part of the
+        micro-batches.
     """
 
     number: int
@@ -132,6 +134,7 @@ class Stage(msgspec.Struct, frozen=True):
     forward_sums: tuple[Sums, ...] = ()
     backward_sums: tuple[Sums, ...] = ()
     tied: Tied | None = None
+    copies: int = 1
 
 
 def read_stage_layers(given: str | tuple[int, ...] | None) -> tuple[int, ...]:

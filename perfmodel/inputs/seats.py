@@ -127,22 +127,26 @@ def _overrides(cluster: Cluster, many: int, width: int) -> tuple[NodeOverride, .
     )
 
 
-def seats_of(cluster: Cluster, workers: int, replica: Replica) -> list[Seats]:
-    """Return the seats of each stage, (stages,).
+def positions_of(workers: int, replica: Replica) -> Ids:
+    """Return where the devices of each stage of all replicas are among all, (stages, workers)."""
+    stages = replica.pipeline
+    if replica.order == "tp-pp-dp":
+        return np.arange(workers * stages).reshape(workers, stages).T
+    return np.arange(workers * stages).reshape(stages, workers)
+
+
+def seats_of(cluster: Cluster, positions: Ids) -> list[Seats]:
+    """Return the seats of the devices at each row of ``positions``, (rows, workers), in order.
 
     Parameters
     ----------
     cluster : in which the devices of a stage of a replica count as one (:func:`of_groups`).
     """
-    stages = replica.pipeline
-    numbers = np.arange(workers * stages).reshape(stages, workers)
-    if replica.order == "tp-pp-dp":
-        numbers = np.arange(workers * stages).reshape(workers, stages).T
-    nodes = np.array([cluster.node_of_worker(number) for number in range(workers * stages)])
+    nodes = np.array([cluster.node_of_worker(number) for number in range(positions.size)])
     first = np.array([cluster.first_worker(node) for node in range(int(nodes[-1]) + 1)])
     return [
         _seats(cluster, position, nodes[position], position - first[nodes[position]])
-        for position in numbers
+        for position in positions
     ]
 
 

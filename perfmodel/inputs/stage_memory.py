@@ -129,7 +129,7 @@ def _device_work(
     part = _in_flight(part, chunks, stage, passes)
     update = peaks_of(part, accelerator=accelerator).update_bytes
     peaks = part.peaks._replace(update_bytes=update)
-    endless = schedule_of(replica, passes).updates.kind != "flush"
+    endless = schedule_of(replica, passes * stage.copies).updates.kind != "flush"
     buffers = _buffers_bytes(ends, replica.pipeline - stage.number if endless else passes, replica)
     if replica.sequence_parallel:  # what a product gathers, once
         buffers += max((layer.forward_summed_bytes for layer in one_pass(work).layers), default=0.0)
@@ -197,13 +197,13 @@ def _chunk(
 
 def _in_flight(part: Workload, chunks: Sequence[_Chunk], stage: Stage, passes: int) -> Workload:
     """Return the workload of a device with the activations of all passes in flight."""
-    schedule = schedule_of(stage.replica, passes)
+    schedule = schedule_of(stage.replica, passes * stage.copies)
     if passes == schedule.micro_batches == 1:
         always = [size for chunk in chunks for size in chunk.kept.always]
         largest = max(chunks, key=lambda chunk: chunk.again_bytes)
         sized = _with_activations(part, [*always, *largest.kept.again])
         return msgspec.structs.replace(sized, peaks=peaks_of(sized, accelerator=True))
-    kind, chunk, _ = actions_of(schedule, stage.number)
+    kind, chunk, *_ = actions_of(schedule, stage.number)
     counts = counts_before(kind, chunk, len(chunks))
     sizes = np.array([one.bytes for one in chunks])
     more = np.array(

@@ -17,6 +17,7 @@ from perfmodel.inputs.replica import Replica, Stage, Tied
 from perfmodel.inputs.stages import chunks_of
 from perfmodel.inputs.workload import Workload, WorkloadLayer, expanded
 from perfmodel.pipelines import Schedule, check, read, schedule as schedule_named
+from perfmodel.pipelines.actions import Flags
 from perfmodel.pipelines.rounds import Round, round_of as round_of_schedule
 
 LONG = 3
@@ -48,11 +49,44 @@ def schedule_of(replica: Replica, micro_batches: int) -> Schedule:
         _check_file(schedule, replica, micro_batches)
     else:
         schedule = _named(replica, micro_batches)
-    if schedule.copies > 1:
-        raise InputError(
-            f"schedule: {replica.schedule} has two copies of each stage, which replicas cannot have"
-        )
+    _check_copies(schedule)
     return schedule
+
+
+def _check_copies(schedule: Schedule) -> None:
+    """Check that copies of a stage do the same, each with its part of the micro-batches."""
+    if schedule.copies == 1:
+        return
+    for first, second in enumerate(groups_of(schedule)[:, 1].tolist()):
+        one, other = (
+            slice(schedule.begins[rank], schedule.begins[rank + 1]) for rank in (first, second)
+        )
+        same = [
+            np.array_equal(column[one], column[other]) for column in (schedule.kind, schedule.stage)
+        ]
+        if not all(same):
+            raise InputError(
+                f"schedule: {schedule.name}: ranks {first} and {second} have copies of the same "
+                "stages, but do not the same in the same order, which replicas cannot have"
+            )
+
+
+def groups_of(schedule: Schedule) -> Ids:
+    """Return the ranks of a replica that hold the same layers, (groups, copies).
+
+    Raises
+    ------
+    InputError : some, but not all, of their layers are the same.
+    """
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(schedule.ranks):
+        groups.setdefault(schedule.held(rank), []).append(rank)
+    if {len(ranks) for ranks in groups.values()} != {schedule.copies} or schedule.copies > 2:
+        raise InputError(
+            f"schedule: {schedule.name}: copies of stages must be on ranks in pairs, which hold "
+            "the same stages"
+        )
+    return np.array(list(groups.values()), np.int64)
 
 
 def _named(replica: Replica, micro_batches: int) -> Schedule:
@@ -99,25 +133,38 @@ def _check_file(schedule: Schedule, replica: Replica, micro_batches: int) -> Non
             raise InputError(f"{name}: {wanted}, but {replica.schedule} has {has}")
 
 
-def order_of(stage: Stage, micro_batches: int) -> tuple[Ids, Ids, Ids]:
-    """Return kind, chunk of the stage and micro-batch of each action of a round, (actions,)."""
-    return actions_of(round_of(stage.replica, micro_batches).schedule, stage.number)
+class Order(NamedTuple):
+    """The actions of a rank in order, (actions,): their kind, chunk of the rank, number of the
+    micro-batch among those that pass through the chunk, and whether they run with the next one."""
+
+    kind: Ids
+    chunk: Ids
+    micro_batch: Ids
+    joined: Flags
 
 
-def actions_of(schedule: Schedule, rank: int) -> tuple[Ids, Ids, Ids]:
-    """Return kind, chunk of the rank and micro-batch of each of its actions, (actions,)."""
+def order_of(stage: Stage, micro_batches: int) -> Order:
+    """Return the actions of a round of a stage's devices."""
+    return actions_of(round_of(stage.replica, micro_batches * stage.copies).schedule, stage.number)
+
+
+def actions_of(schedule: Schedule, rank: int) -> Order:
+    """Return the actions of a rank."""
     where = slice(schedule.begins[rank], schedule.begins[rank + 1])
     held = np.array(schedule.held(rank))
-    chunk = np.searchsorted(held, schedule.stage[where])
-    return (
+    before = np.cumsum(schedule.copy_of[:, None] == np.arange(schedule.copies), axis=0) - 1
+    number = before[np.arange(schedule.micro_batches), schedule.copy_of]
+    return Order(
         schedule.kind[where].astype(np.int64),
-        chunk,
-        schedule.micro_batch[where].astype(np.int64),
+        np.searchsorted(held, schedule.stage[where]),
+        number[schedule.micro_batch[where]],
+        schedule.joined[where],
     )
 
 
 def stages_of(workload: Workload, replica: Replica) -> list[StageWork]:
-    """Return every stage of a replica with its workload.
+    """Return every stage of a replica with its workload; of two copies of stages, those of the
+    ranks that hold them first.
 
     The optimizer's time is divided by the bytes of the gradients.
 
@@ -137,16 +184,16 @@ def stages_of(workload: Workload, replica: Replica) -> list[StageWork]:
         layers[head] = msgspec.structs.replace(layers[head], tensor_bytes=table)
         copied = msgspec.structs.replace(one, layers=tuple(layers))
     works = []
-    for number in range(replica.pipeline):
+    for number in groups_of(schedule)[:, 0].tolist():
         held = [chunks[chunk] for chunk in schedule.held(number)]
-        counts = tuple(len(chunk) for chunk in held)
-        stage = Stage(number, replica, counts)
+        counts = tuple(map(len, held))
+        stage = Stage(number, replica, counts, copies=schedule.copies)
         begins, ends = held[0].start == 0, head in held[-1]
         if table and begins != ends:
             place = 0 if begins else sum(counts[:-1]) + head - held[-1].start
-            stage = Stage(number, replica, counts, tied=Tied(place, sum(table)))
+            stage = msgspec.structs.replace(stage, tied=Tied(place, sum(table)))
         part = copied if table and ends and not begins else one
-        works.append(StageWork(stage, _part(workload, part, held, number)))
+        works.append(StageWork(stage, _part(workload, part, held, stage)))
     return works
 
 
@@ -160,8 +207,9 @@ def tied_bytes(layers: Sequence[WorkloadLayer]) -> tuple[float, ...]:
     return layers[0].tensor_bytes if shares else ()
 
 
-def _part(workload: Workload, one: Workload, held: list[range], number: int) -> Workload:
+def _part(workload: Workload, one: Workload, held: list[range], stage: Stage) -> Workload:
     """Return the workload of the layers that a stage holds."""
+    number = stage.number
     layers = tuple(one.layers[k] for chunk in held for k in chunk)
     sizes = [size for layer in layers for size in layer.tensor_bytes]
     total = sum(sizes)
@@ -187,7 +235,7 @@ def _part(workload: Workload, one: Workload, held: list[range], number: int) -> 
         frozen_bytes=one.frozen_bytes * share,
         buffer_bytes=one.buffer_bytes * len(layers) / len(one.layers),
     )
-    return accumulated(of_pass, workload.accumulation)
+    return accumulated(of_pass, workload.accumulation // stage.copies)
 
 
 def boundary_bytes(workload: Workload, replica: Replica) -> list[float]:

@@ -64,6 +64,9 @@ def layout_of(job: Job) -> Layout | None:
     replica = job.replica
     if replica is None:
         return None
+    works = stages_of(job.workload, replica)
+    if works[0].stage.copies > 1:  # the other rank of each pair holds the same
+        works = [*works, *works[::-1]]
     return Layout(
         devices=replica.devices,
         tensor=replica.tensor,
@@ -72,7 +75,7 @@ def layout_of(job: Job) -> Layout | None:
         virtual_stages=replica.virtual_stages,
         schedule=replica.schedule,
         micro_batches=job.workload.accumulation,
-        stage_layers=tuple(sum(one.stage.chunk_layers) for one in stages_of(job.workload, replica)),
+        stage_layers=tuple(sum(one.stage.chunk_layers) for one in works),
     )
 
 

@@ -72,7 +72,8 @@ def parts_of(job: Job) -> Parts:
 
 
 def stages_of(job: Job, replica: Replica) -> list[Parts]:
-    """Return the memory of a device of each stage, and what it adds to that of a server.
+    """Return the memory of a device of each stage, and what it adds to that of a server; of two
+    copies of stages, those of the ranks that hold them first.
 
     Each is a worker of its stage's job; its architecture shards states, gradients and parameters of
     a stage among its devices at the same place of all replicas.
@@ -133,6 +134,8 @@ def memory_on(device: Device | None, job: Job) -> Memory:
         return Memory.of(_process(parts, device, job), parts.server, size)
     of_stages = stages_of(job, job.replica)
     stages = tuple(_process(parts, device, job, i) for i, parts in enumerate(of_stages))
+    if len(stages) < job.replica.pipeline:
+        stages += stages[::-1]
     worker = max(stages, key=lambda one: one.allocated_bytes)
     return Memory.of(worker, _fullest(of_stages, job.replica.tensor).server, size, stages)
 

@@ -23,6 +23,7 @@ from perfmodel.pipelines.actions import BACKWARD, WEIGHT
 from perfmodel.predicting.replicas import (
     StageJob,
     delays,
+    rank_positions,
     replica_of,
     stage_jobs,
     tied_pairs,
@@ -147,7 +148,7 @@ def exact(job: Job, of_device: Callable[[Job], bool]) -> bool:
 
 def _crossing_s(job: Job, paths: Paths, jobs: list[StageJob]) -> float:
     """Return how long transfers between stages occupy the busiest link in an iteration."""
-    fabric, position = whole_fabric(job), np.array([one.seats.position for one in jobs])
+    fabric, position = whole_fabric(job), rank_positions(jobs)
     rank = paths.schedule.rank
     a, z = (position[rank[ends]] for ends in (paths.handing.source, paths.handing.target))
     path = fabric.path(a, z)  # (transfers, workers, links)
@@ -174,9 +175,10 @@ def faces_of(job: Job, jobs: list[StageJob], held_s: list[float] | None = None) 
     paths = paths_of(replica_of(job), job.workload.accumulation)
     seconds, summed = _seconds(paths, jobs)
     held = np.zeros(len(seconds))
-    for rank, late_s in enumerate(held_s or ()):
-        finals = _finals(paths, rank)
-        held[finals] = late_s / len(finals)
+    for one, late_s in zip(jobs, held_s or (), strict=False):
+        for rank in one.ranks.tolist():
+            finals = _finals(paths, rank)
+            held[finals] = late_s / len(finals)
     if paths.schedule.updates.kind == "flush":
         at = spans(paths, seconds + summed + held, *_send_s(job, paths, jobs))
         at = Spans(at.begin, at.end - held)
@@ -188,8 +190,10 @@ def faces_of(job: Job, jobs: list[StageJob], held_s: list[float] | None = None) 
         summed_s = max(done_s[k] for k in pairs[0]) + max(_tied_s(job, jobs, p) for p in pairs)
         for k in pairs[0]:
             done_s[k] = summed_s
+    ranks = [int(one.ranks[0]) for one in jobs]
     return [
-        _face(paths, at, seconds, summed, rank, one, done_s[rank]) for rank, one in enumerate(jobs)
+        _face(paths, at, seconds, summed, rank, one, done_s[rank])
+        for rank, one in zip(ranks, jobs, strict=True)
     ]
 
 
@@ -219,12 +223,13 @@ def _seconds(paths: Paths, jobs: list[StageJob]) -> tuple[Floats, Floats]:
     """Return the computing time of each action, and its sums among devices, (actions,)."""
     schedule = paths.schedule
     seconds, summed = np.zeros(len(schedule)), np.zeros(len(schedule))
-    for rank, (job, _) in enumerate(jobs):
-        where = slice(int(schedule.begins[rank]), int(schedule.begins[rank + 1]))
-        computing, sums = chunk_seconds(job)  # (kinds, chunks)
-        chunk = np.searchsorted(np.array(schedule.held(rank)), schedule.stage[where])
-        seconds[where] = computing[schedule.kind[where], chunk]
-        summed[where] = sums[schedule.kind[where], chunk]
+    for one in jobs:
+        computing, sums = chunk_seconds(one.job)  # (kinds, chunks)
+        for rank in one.ranks.tolist():
+            where = slice(int(schedule.begins[rank]), int(schedule.begins[rank + 1]))
+            chunk = np.searchsorted(np.array(schedule.held(rank)), schedule.stage[where])
+            seconds[where] = computing[schedule.kind[where], chunk]
+            summed[where] = sums[schedule.kind[where], chunk]
     return seconds, summed
 
 
@@ -232,7 +237,7 @@ def _send_s(job: Job, paths: Paths, jobs: list[StageJob]) -> tuple[Floats, Float
     """Return the time of each transfer alone on its links, and the latency in it, (transfers,)."""
     schedule, handing = paths.schedule, paths.handing
     fabric, moved = whole_fabric(job), _moved(job, paths)
-    position = np.array([one.seats.position[0] for one in jobs])
+    position = rank_positions(jobs)[:, 0]
     a, z = (position[schedule.rank[ends]] for ends in (handing.source, handing.target))
     path = fabric.path(a, z)
     capacity = np.where(path >= 0, fabric.capacity[path], np.inf).min(axis=-1)

@@ -29,8 +29,8 @@ from perfmodel.inputs.job import Job
 from perfmodel.inputs.options import Options
 from perfmodel.inputs.passes import one_pass
 from perfmodel.inputs.replica import Replica, Sums, Tied
-from perfmodel.inputs.seats import Seats, of_groups, seats_of
-from perfmodel.inputs.stage_work import boundary_bytes, schedule_of, stages_of
+from perfmodel.inputs.seats import Seats, of_groups, positions_of, seats_of
+from perfmodel.inputs.stage_work import boundary_bytes, groups_of, schedule_of, stages_of
 from perfmodel.inputs.workload import WorkloadLayer
 from perfmodel.pipelines.facts import staleness
 from perfmodel.training.spans import Paths, paths_of
@@ -48,10 +48,17 @@ OWN_LINKS = "inside link"
 
 
 class StageJob(NamedTuple):
-    """The job of the devices of one stage, and where these devices are."""
+    """The job of the devices of one stage, and where these devices are.
+
+    With two copies of each stage, those of both copies are its workers. ``ranks`` (copies,) are
+    their numbers among the ranks of the schedule, and ``workers`` (copies, replicas) the number of
+    each device among the workers.
+    """
 
     job: Job
     seats: Seats
+    ranks: Ids
+    workers: Ids
 
 
 def stage_jobs(job: Job) -> list[StageJob]:
@@ -65,10 +72,15 @@ def stage_jobs(job: Job) -> list[StageJob]:
     _check_versions(job)
     cluster = of_groups(job.cluster, replica.tensor)
     slower = _slowdown(job)
+    groups = groups_of(schedule_of(replica, job.workload.accumulation))
+    _check_copies(job, groups)
+    positions = positions_of(job.workers, replica)[groups]  # (groups, copies, replicas)
+    flat = np.sort(positions.reshape(len(groups), -1))
     jobs = []
-    for seats, (stage, workload) in zip(
-        seats_of(cluster, job.workers, replica), stages_of(job.workload, replica), strict=True
+    for number, (seats, (stage, workload)) in enumerate(
+        zip(seats_of(cluster, flat), stages_of(job.workload, replica), strict=True)
     ):
+        index = np.searchsorted(flat[number], positions[number])
         if replica.tensor > 1:
             layers = one_pass(workload).layers
             forward = _sums(job.cluster, replica, [one.forward_summed_bytes for one in layers])
@@ -80,11 +92,17 @@ def stage_jobs(job: Job) -> list[StageJob]:
             job,
             workload=workload if slower == 1.0 else workload.scaled("compute_s", slower),
             cluster=seats.cluster,
+            workers=index.size,
             replica=None,
             stage=stage,
+            stragglers=tuple(
+                msgspec.structs.replace(one, worker=int(worker))
+                for one in job.stragglers
+                for worker in index[:, one.worker]
+            ),
             given=None,
         )
-        jobs.append(StageJob(part, seats))
+        jobs.append(StageJob(part, seats, groups[number], index))
     return jobs
 
 
@@ -98,6 +116,25 @@ def replica_of(job: Job) -> Replica:
     if job.replica is None:
         raise InputError("replica: the job has single devices")
     return job.replica
+
+
+def _check_copies(job: Job, groups: Ids) -> None:
+    """Raise InputError if a replica has two copies of each stage that would not remain the same."""
+    if groups.shape[1] > 1 and (job.options.asynchronous or not architecture_of(job).central):
+        raise InputError(
+            f"schedule: {replica_of(job).schedule} has two copies of each stage, and with "
+            f"{job.architecture.name} not all have the same weights in each step"
+        )
+
+
+def rank_positions(jobs: list[StageJob]) -> Ids:
+    """Return where the devices of each rank of all replicas are among all, (ranks, replicas)."""
+    rows = {
+        int(rank): one.seats.position[index]
+        for one in jobs
+        for rank, index in zip(one.ranks, one.workers, strict=True)
+    }
+    return np.array([rows[rank] for rank in sorted(rows)])
 
 
 def _check_versions(job: Job) -> None:
@@ -183,8 +220,9 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
     whole = of_groups(job.cluster, replica_of(job).tensor)
     paths = paths_of(replica_of(job), job.workload.accumulation)
     late = delays(job)
+    at = rank_positions(jobs)
     pairs = _pairs(paths) + tied_pairs(jobs)
-    loads = _loads(whole_fabric(job), [one.seats for one in jobs], pairs)
+    loads = _loads(whole_fabric(job), at, pairs) if len(at) == len(jobs) else None
     fold = fold and loads is not None and whole.core_oversubscription is None
     graphs = _graphs(jobs, fold=fold)
     folded = any(len(graph.group_mark) < job.workers for graph in graphs)
@@ -199,22 +237,30 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
         options=Options(),  # numbers of workers that these allow are numbers of replicas
         stragglers=(),
     )
-    network = Network(b, devices, names=_names([one.seats for one in jobs]))
+    network = Network(b, devices, names=_names(at))
     keys = _keys_of_fabric(network.fabric)
     used = network.ids(np.arange(len(keys)))
     b.share(
         "link", used[used >= 0], [key for key, known in zip(keys, used >= 0, strict=True) if known]
     )
-    logs, tied = [], {}
-    for number, (graph, one) in enumerate(zip(graphs, jobs, strict=True)):
+    logs: dict[int, tuple[Ids, Ids]] = {}
+    tied: dict[int, Ids] = {}
+    for graph, one in zip(graphs, jobs, strict=True):
         key = functools.partial(_key, one.seats, network.fabric)
-        by = b.add(_later(graph, late[number]), f"stage {number}", key)
+        name = f"stage {' and '.join(map(str, one.ranks))}"
+        folded_here = len(graph.group_mark) < one.workers.size
+        index = np.zeros((1, 1), np.int64) if folded_here else one.workers
+        groups = np.empty(index.size, np.int64)  # among those of all: first those of rank 0
+        groups[index] = one.ranks[:, None] * index.shape[1] + np.arange(index.shape[1])
+        by = b.add(_later(graph, late[one.ranks[0]]), name, key, groups)
         logged = {log.label: log.ops + by for log in graph.logged}
-        logs.append((logged[STARTS], logged[ENDS]))
-        if TIED in logged:
-            tied[number] = logged[TIED]
+        for rank, rows in zip(one.ranks.tolist(), index, strict=True):
+            logs[rank] = logged[STARTS][rows], logged[ENDS][rows]
+            if TIED in logged:
+                tied[rank] = logged[TIED]
     units = loads if loads is not None and folded else {}
-    _add_transfers(b, job, network, [one.seats for one in jobs], logs, paths, units)
+    in_order = [logs[rank] for rank in sorted(logs)]
+    _add_transfers(b, job, network, at, in_order, paths, units)
     for pair in tied_pairs(jobs):
         _add_tied(b, network, jobs, pair, tied, units)
     return b.joined()
@@ -232,8 +278,6 @@ def delays(job: Job) -> list[int]:
 def _later(graph: OpGraph, rounds: int) -> OpGraph:
     """Return a stage's graph in which gradients are applied so many rounds after the weights that
     they were computed on have been read."""
-    if rounds == 0:
-        return graph
     lag = graph.probe_lag.copy()
     for block in graph.probes:
         if block.label == "staleness":
@@ -285,12 +329,12 @@ def _add_tied(
         b.edge(sent, tied[stage][:, 1])
 
 
-def _names(seats: list[Seats]) -> list[str]:
+def _names(at: Ids) -> list[str]:
     """Return the names of all devices by their position, those that divide layers as one."""
     names = {
         int(position): f"stage {stage}, worker {worker}"
-        for stage, at in enumerate(seats)
-        for worker, position in enumerate(at.position)
+        for stage, row in enumerate(at)
+        for worker, position in enumerate(row)
     }
     return [names[position] for position in sorted(names)]
 
@@ -302,12 +346,12 @@ def _pairs(paths: Paths) -> list[tuple[int, int]]:
 
 
 def _loads(
-    fabric: Fabric, seats: list[Seats], pairs: list[tuple[int, int]]
+    fabric: Fabric, at: Ids, pairs: list[tuple[int, int]]
 ) -> dict[tuple[int, int], Floats] | None:
     """Return how many replicas share each link of the path between two stages of the first, by the
     pair of stages, (links,); None if other replicas share theirs in another way."""
     each = list(dict.fromkeys(pairs))
-    ends = [(seats[a].position, seats[z].position) for a, z in each]
+    ends = [(at[a], at[z]) for a, z in each]
     routes = [fabric.path(a, z) for a, z in ends]  # (workers, links) each
     shared = np.zeros((len(fabric.capacity) + 1, len(each)))  # the last row is that of no link
     for column, route in enumerate(routes):
@@ -328,7 +372,7 @@ def _loads(
 def _graphs(jobs: list[StageJob], *, fold: bool) -> list[OpGraph]:
     """Build the graph of each stage; folded if its architecture can."""
     graphs = []
-    for job, _ in jobs:
+    for job, *_ in jobs:
         architecture = architecture_of(job)
         graph = architecture.fold(job) if fold and architecture.fold is not None else None
         graphs.append(architecture.build(job) if graph is None else graph)
@@ -378,7 +422,7 @@ def _add_transfers(
     b: JoiningBuilder,
     job: Job,
     network: Network,
-    seats: list[Seats],
+    at: Ids,
     logs: list[tuple[Ids, Ids]],
     paths: Paths,
     units: dict[tuple[int, int], Floats],
@@ -404,7 +448,7 @@ def _add_transfers(
         where = np.flatnonzero([one == pair for one in pairs])
         source, target = handing.source[where], handing.target[where]
         moved = [sizes[min(both)] for both in zip(stage[source], stage[target], strict=True)]
-        a, z = (seats[end].position[:n] for end in pair)
+        a, z = (at[end][:n] for end in pair)
         between = network.between(a, z)
         names = [
             f"from stage {pair[0]} to {pair[1]}, {schedule.action(k)}" for k in source.tolist()
@@ -424,12 +468,12 @@ def _add_transfers(
         sends[pair] = (where, sent)
         b.edge(ends[:, source], sent)
         for lag in np.unique(handing.lag[where]).tolist():
-            at = handing.lag[where] == lag
-            b.edge(sent[:, at], starts[:, target[at]], lag=lag)
+            now = handing.lag[where] == lag
+            b.edge(sent[:, now], starts[:, target[now]], lag=lag)
         if replica.transfers != "gloo":
             for lag in np.unique(handing.held_lag[where]).tolist():
-                at = (handing.held[where] != NONE) & (handing.held_lag[where] == lag)
-                b.edge(sent[:, at], starts[:, handing.held[where][at]], lag=lag)
+                now = (handing.held[where] != NONE) & (handing.held_lag[where] == lag)
+                b.edge(sent[:, now], starts[:, handing.held[where][now]], lag=lag)
         b.probe("send between stages", sent, sent, at_ready=True)
     for pair, (where, sent) in sends.items():
         known = np.flatnonzero(handing.posted[where] != NONE)
@@ -451,5 +495,5 @@ def _add_transfers(
         b.edge(asked, after)
         held, held_lag = handing.held[where][known], handing.held_lag[where][known]
         for lag in np.unique(held_lag).tolist():  # until the data are in the connection's buffer
-            at = (held != NONE) & (held_lag == lag)
-            b.edge(asked[:, at], starts[:, held[at]], lag=lag)
+            now = (held != NONE) & (held_lag == lag)
+            b.edge(asked[:, now], starts[:, held[now]], lag=lag)

@@ -22,15 +22,23 @@ from perfmodel.pipelines.actions import Schedule
 from perfmodel.pipelines.rounds import Round
 from perfmodel.training.transfers import Handing, handing_of
 
-Step = tuple[int, int, int, tuple[int, ...]]
+
+class Step(NamedTuple):
+    """What an action waits for: the one before on its rank, transfers of inputs, and those that
+    must have ended; with a ``partner`` that it runs with, also what that waits for."""
+
+    action: int
+    last: int
+    inputs: tuple[int, ...]
+    held: tuple[int, ...]
+    partner: int
 
 
 class Paths(NamedTuple):
     """What each action waits for, in an order in which everything comes after what it waits for.
 
-    ``steps`` has a row per action: its position in the schedule's columns; those of the action
-    before it on its rank, and of the transfer of its input (NONE: none); and the transfers that
-    must have ended. What a rank makes for itself it makes before. ``handing`` are the transfers,
+    ``steps`` has one per action, or per two that run together. What a rank makes for itself it
+    makes before. ``handing`` are the transfers,
     and ``ahead`` (transfers,) the one before each on its connection.
     """
 
@@ -60,10 +68,9 @@ def paths_of(replica: Replica, micro_batches: int) -> Paths:
     schedule = repeated.schedule
     handing, steps = _ordered(repeated, replica.transfers)
     paths = Paths(schedule, handing, steps, *_connections(schedule, handing))
-    if len(paths.steps) < len(schedule):
-        allowed = [
-            one for one in get_args(Transfers) if len(_ordered(repeated, one)[1]) == len(schedule)
-        ]
+    many = len(schedule) - int(schedule.joined.sum())
+    if len(paths.steps) < many:
+        allowed = [one for one in get_args(Transfers) if len(_ordered(repeated, one)[1]) == many]
         raise InputError(
             f"transfers: {replica.transfers}: stages wait for each other for ever with "
             f"{replica.schedule} (allowed: {', '.join(allowed)})"
@@ -86,24 +93,28 @@ def _ordered(repeated: Round, transfers: Transfers) -> tuple[Handing, tuple[Step
             held.setdefault(action, []).append(transfer)
     done = [False] * len(schedule)
     at = begins[:-1].copy()
+    joined = schedule.joined.tolist()
     steps: list[Step] = []
-    while len(steps) < len(done):
+    while at != begins[1:]:
         before = len(steps)
         for rank in range(schedule.ranks):
             while at[rank] < begins[rank + 1]:
                 action = at[rank]
-                waits = [needed[action]] if action in needed and not lag[needed[action]] else []
-                waits += [k for k in held.get(action, []) if not held_lag[k]]
+                together = (action, action + 1) if joined[action] else (action,)
+                inputs = [needed[one] for one in together if one in needed]
+                sent = [k for one in together for k in held.get(one, [])]
+                waits = [k for k in inputs if not lag[k]] + [k for k in sent if not held_lag[k]]
                 ready = all(
                     done[source[k]] and (posted[k] == NONE or done[posted[k]]) for k in waits
                 )
                 if not ready:
                     break
-                done[action] = True
-                at[rank] += 1
+                for one in together:
+                    done[one] = True
+                at[rank] += len(together)
                 last = action - 1 if action not in first else NONE
-                transfer = needed.get(action, NONE)
-                steps.append((action, last, transfer, tuple(held.get(action, ()))))
+                partner = together[-1] if len(together) > 1 else NONE
+                steps.append(Step(action, last, tuple(inputs), tuple(sent), partner))
         if len(steps) == before:
             break
     return handing, tuple(steps)
@@ -155,14 +166,15 @@ def spans(paths: Paths, seconds: Floats, send_s: Floats, latency_s: Floats | Non
         arrived[transfer] = starts + sent[transfer]
         return arrived[transfer]
 
-    for action, last, transfer, held in paths.steps:
+    for action, last, inputs, held, partner in paths.steps:
         starts = end[last] if last != NONE else 0.0
-        if transfer != NONE:
-            starts = later(starts, arrival(transfer))
-        for one in held:
+        for one in (*inputs, *held):
             starts = later(starts, arrival(one))
         begin[action] = starts
         end[action] = starts + took[action]
+        if partner != NONE:
+            begin[partner] = starts
+            end[action] = end[partner] = end[action] + took[partner]
     shape = seconds.shape[1:]
     return Spans(
         np.array([np.broadcast_to(value, shape) for value in begin]),
@@ -248,14 +260,14 @@ class _State:
                 arrived[transfer] = starts + send_s[transfer]
             return arrived[transfer]
 
-        for action, before, transfer, held in paths.steps:
+        for action, before, inputs, held, _ in paths.steps:
             if before != NONE:
                 starts = end[before]
             else:
                 of = rank[action]
                 starts = past[begins[of + 1] - 1] + float(between_s[of])
-            if transfer != NONE:
-                starts = max(starts, past_arrived[transfer] if lag[transfer] else arrival(transfer))
+            for one in inputs:
+                starts = max(starts, past_arrived[one] if lag[one] else arrival(one))
             for one in held:
                 starts = max(starts, past_arrived[one] if held_lag[one] else arrival(one))
             end[action] = starts + seconds[action]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,7 +14,7 @@ from perfmodel.base.errors import InputError
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.replica import Stage, Sums
-from perfmodel.inputs.stage_work import order_of
+from perfmodel.inputs.stage_work import Order, order_of
 from perfmodel.inputs.workload import Workload, expanded
 from perfmodel.pipelines.actions import BACKWARD, FORWARD, INPUT, WEIGHT
 from perfmodel.training.devices import Workers
@@ -54,14 +53,6 @@ def mark_of(name: str) -> str:
     return found[2] + "'" * int(found[1] or 0) if found is not None else ""
 
 
-class Order(NamedTuple):
-    """The actions of a stage in order, (actions,): their kind, local chunk and micro-batch."""
-
-    kind: Ids
-    chunk: Ids
-    micro_batch: Ids
-
-
 def add_stage(
     b: GraphBuilder, job: Job, stage: Stage, workers: Workers, reduced: Sequence[bool]
 ) -> list[Workers]:
@@ -71,7 +62,7 @@ def add_stage(
     chunk, and the backward ops those after which each layer's gradient is complete. Otherwise there
     is a pass for each micro-batch.
     """
-    order = Order(*order_of(stage, job.workload.accumulation))
+    order = order_of(stage, job.workload.accumulation)
     adding = _Stage(b, job, stage, workers, order, by_pass=len(reduced) > 1)
     return adding.passes(reduced)
 
@@ -120,7 +111,7 @@ class _Stage:
         forward = np.full((many, n, width), NONE)
         backward = np.full((many, n, width), NONE)
         for k in sorted(self.detailed):
-            kind, chunk, number = (int(column[k]) for column in self.order)
+            kind, chunk, number, _ = (int(column[k]) for column in self.order)
             made = self._by_layer(k, kind, chunk, number)
             in_order = made if kind == FORWARD else made[:, ::-1]
             begins[:, k], ends[:, k] = in_order[:, 0], in_order[:, -1]
@@ -133,7 +124,9 @@ class _Stage:
         for chunk, k in enumerate(self.last):
             self.b.edge(ends[:, k].copy(), returns[:, chunk])
             ends[:, k] = returns[:, chunk]
-        self.b.edge(ends[:, :-1].copy(), begins[:, 1:])
+        self.b.edge(ends[:, :-1].copy(), begins[:, 1:].copy())
+        together = np.flatnonzero(self.order.joined)
+        begins[:, together + 1], ends[:, together] = begins[:, together], ends[:, together + 1]
         self._finish(forward, backward, begins, ends)
         if self.stage.tied is not None:
             self._sum_tied(backward[-1], begins[:, 0], ends[:, -1], self.stage.tied.layer)

@@ -56,9 +56,12 @@ def handing_of(repeated: Round, transfers: Transfers) -> Handing:
     found = sent(schedule)
     source, target, forward = found.produced, found.consumed, schedule.kind == FORWARD
     lag, none = repeated.lag(source, target), np.full(len(source), NONE)
-    first, last = np.isin(target, schedule.begins), np.isin(source + 1, schedule.begins)
     held_lag = np.zeros_like(lag)
-    before, after = np.where(first, NONE, target - 1), np.where(last, NONE, source + 1)
+    joined = np.append(schedule.joined, False)
+    opens = target - joined[target - 1]  # two actions that run together begin and end together
+    ends = source + joined[source]
+    first, last = np.isin(opens, schedule.begins), np.isin(ends + 1, schedule.begins)
+    before, after = np.where(first, NONE, opens - 1), np.where(last, NONE, ends + 1)
     if schedule.updates.kind != "flush":  # what opens a round follows what ends the one before
         before = np.where(first, schedule.begins[schedule.rank[target] + 1] - 1, before)
         after = np.where(last, schedule.begins[schedule.rank[source]], after)
@@ -68,7 +71,8 @@ def handing_of(repeated: Round, transfers: Transfers) -> Handing:
     if transfers == "blocking":
         return Handing(source, target, before, after, lag, held_lag)
     if schedule.splits or schedule.stages > schedule.ranks:
-        return Handing(source, target, _laid_out(schedule, source, target), none, lag, held_lag)
+        posted = np.minimum(_laid_out(schedule, source, target), before)
+        return Handing(source, target, posted, none, lag, held_lag)
     turns = (after != NONE) & (forward[source] != forward[np.where(after == NONE, 0, after)])
     return Handing(source, target, before, np.where(turns, after, NONE), lag, held_lag)
 

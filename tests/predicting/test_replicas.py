@@ -11,7 +11,7 @@ from perfmodel import pipelines
 from perfmodel.inputs.cluster import Collective, Piece
 from perfmodel.inputs.passes import accumulated
 from perfmodel.inputs.replica import Replica
-from perfmodel.inputs.seats import of_groups, seats_of
+from perfmodel.inputs.seats import of_groups, positions_of, seats_of
 from perfmodel.inputs.sites import Site, SiteLink
 from perfmodel.predicting import replicas
 from perfmodel.training.spans import paths_of, spans
@@ -372,10 +372,10 @@ def test_a_language_model_is_divided():
 
 def test_seats_in_both_orders():
     two = cluster(devices_per_node=4, nics_per_node=4)
-    outer = seats_of(two, 4, Replica(pipeline=2))
+    outer = seats_of(two, positions_of(4, Replica(pipeline=2)))
     assert [one.position.tolist() for one in outer] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert [one.node.tolist() for one in outer] == [[0], [1]]
-    inner = seats_of(two, 4, Replica(pipeline=2, order="tp-pp-dp"))
+    inner = seats_of(two, positions_of(4, Replica(pipeline=2, order="tp-pp-dp")))
     assert [one.position.tolist() for one in inner] == [[0, 2, 4, 6], [1, 3, 5, 7]]
     assert [one.nics.tolist() for one in inner] == [[[0, 2], [0, 2]], [[1, 3], [1, 3]]]
     assert [one.cluster.devices_per_node for one in inner] == [2, 2]

@@ -187,7 +187,7 @@ def test_llama_70b_on_32_devices_by_hand() -> None:
 def counts(replica: Replica, micro_batches: int, number: int) -> int:
     """Most chunks' micro-batches in flight on a stage."""
     stage = Stage(number, replica, (1,) * replica.virtual_stages)
-    kind, chunk, _ = order_of(stage, micro_batches)
+    kind, chunk, _ = order_of(stage, micro_batches)[:3]
     return int(counts_before(kind, chunk, replica.virtual_stages).sum(axis=1).max())
 
 
@@ -277,7 +277,7 @@ def naive_peak(job: Job, number: int, chunk_layers: list[list[WorkloadLayer]]) -
     the input of each layer."""
     assert job.replica is not None
     stage = Stage(number, job.replica, tuple(len(one) for one in chunk_layers))
-    kind, chunk, micro = order_of(stage, job.workload.accumulation)
+    kind, chunk, micro = order_of(stage, job.workload.accumulation)[:3]
     exists: dict[tuple[int, int], float] = {}
     most = 0.0
     for action, held, k in zip(kind.tolist(), chunk.tolist(), micro.tolist(), strict=True):

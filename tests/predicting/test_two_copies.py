@@ -1,0 +1,302 @@
+"""Pipelines in two directions, with two copies of each stage: DualPipe; and DualPipeV."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from perfmodel import (
+    InputError,
+    IntraNode,
+    Job,
+    Prediction,
+    Straggler,
+    Workload,
+    WorkloadLayer,
+    build_graph,
+    make_job,
+    pipelines,
+    predict,
+)
+from perfmodel.engine.simulation import makespan, simulate, timeline
+from perfmodel.inputs.passes import accumulated
+from perfmodel.predicting import replicas
+from perfmodel.predicting.memory import memory_of
+from tests import oracles
+from tests.architectures.test_laws import slowed
+from tests.jobs import cluster, job
+from tests.settings import examples
+
+MB = 1e6
+FREE = 1e-9
+LATE = {"bucketing": "one", "overlap": False}
+
+KEEP_ONE_MODEL = ("ring", "fsdp", "ps", "p2p")
+OTHERS = ("asp", "ssp", "local_sgd", "diloco", "d_psgd", "ad_psgd", "gosgd", "easgd")
+
+
+def made(
+    times: list[tuple[float, float]],
+    passes: int,
+    workers: int = 1,
+    arch: str = "ring",
+    *,
+    schedule: str = "dualpipe",
+    sent: float = FREE,
+    gradient: float = FREE,
+    chunks: int = 1,
+    **more: Any,
+) -> Job:
+    """Stages of one layer each, with F and B in seconds, and sizes in MB over links of 1 MB/s."""
+    layers = [
+        WorkloadLayer(f"layer{k}", f, b, (gradient * MB,), sent * MB)
+        for k, (f, b) in enumerate(times)
+    ]
+    work = accumulated(Workload.of("chain", layers), passes)
+    given = {"cluster": cluster(MB), "virtual_stages": chunks, "transfers": "ahead"}
+    given |= more
+    where = given.pop("cluster")
+    stages = len(times) // chunks
+    return job(work, where, workers, arch, pipeline=stages, schedule=schedule, **given)
+
+
+def both(one: Job) -> tuple[Prediction, Prediction]:
+    return predict(one, fidelity="fine"), predict(one, fidelity="coarse")
+
+
+# -- by hand ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("stages", "bubble_s"), [(2, 0.0), (4, 2.0), (6, 4.0)])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_bubble_is_that_of_the_report(stages: int, bubble_s: float, workers: int) -> None:
+    """DeepSeek-V3, table 2: (p / 2 - 1) (F&B + B - 3 W). With F 1, B 2, W 1, and F&B one after the
+    other, 3, that is 2 for each two stages more. A rank computes m / 2 times two stages."""
+    passes = 3 * stages + 2
+    for got in both(made([(1.0, 2.0)] * stages, passes, workers)):
+        assert got.iteration_s == pytest.approx(passes * 3.0 + bubble_s, rel=1e-6)
+        idle = bubble_s / (passes * 3.0 + bubble_s)
+        assert got.idle_fraction.by_cause.get("pipeline", 0.0) == pytest.approx(idle, abs=1e-6)
+
+
+def test_the_copies_reduce_their_gradients() -> None:
+    # two stages, 4 micro-batches: both ranks end at 4 x 3 s. Then the two copies of both stages
+    # are summed: 2 x 4 MB among two, each of which sends as much, in 8 s
+    for got in both(made([(1.0, 2.0)] * 2, 4, gradient=4.0, options=LATE)):
+        assert got.iteration_s == pytest.approx(12.0 + 8.0, rel=1e-6)
+    # two replicas: a ring of four sends 2 (4 - 1) / 4 of 8 MB
+    for got in both(made([(1.0, 2.0)] * 2, 4, 2, gradient=4.0, options=LATE)):
+        assert got.iteration_s == pytest.approx(12.0 + 12.0, rel=1e-6)
+
+
+def test_servers_sum_the_gradients_of_all_copies() -> None:
+    # each of the two ranks pushes and pulls both stages, 2 x 1 MB; the server's link passes both
+    one = made([(1.0, 2.0)] * 2, 4, arch="ps", gradient=1.0, options={"servers": 1})
+    assert predict(one).iteration_s == pytest.approx(12.0 + 4.0 + 4.0, rel=0.2)
+
+
+def test_an_unequal_pipeline_by_hand() -> None:
+    # p 2, m 4, F and B of stage 0: 1 and 2, of stage 1: 2 and 4. Both ranks do the same:
+    # rank 0: F of stage 0 for 0, of stage 1 for 2 once rank 1 has passed stage 0 ...
+    drawn = pipelines.timeline(pipelines.schedule("dualpipe", 2, 4), [1.0, 2.0], [2.0, 4.0],
+                               [1.0, 2.0], [1.0, 2.0])  # fmt: skip
+    assert drawn.makespan_s == pytest.approx(18.0)  # 2 micro-batches through each: always busy
+    for got in both(made([(1.0, 2.0), (2.0, 4.0)], 4)):
+        assert got.iteration_s == pytest.approx(18.0, rel=1e-6)
+        assert got.idle_fraction.mean == pytest.approx(0.0, abs=1e-6)
+
+
+def test_canary_one_copy_alone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = replicas.stage_jobs
+
+    def one_copy(given: Job) -> list[replicas.StageJob]:
+        return [
+            one._replace(
+                job=msgspec.structs.replace(
+                    one.job, workload=one.job.workload.scaled("gradient_bytes", 0.5)
+                )
+            )
+            for one in whole(given)
+        ]
+
+    monkeypatch.setattr("perfmodel.predicting.replica_formulas.stage_jobs", one_copy)
+    got = predict(made([(1.0, 2.0)] * 2, 4, gradient=4.0, options=LATE), fidelity="coarse")
+    assert got.iteration_s != pytest.approx(20.0, rel=1e-6)
+
+
+# -- against the drawn schedule, another program ---------------------------------------------------
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("dualpipe", 1), ("dualpipe_v", 2)])
+@examples(20)
+@given(data=st.data())
+def test_a_step_is_as_long_as_the_drawn_schedule(
+    data: st.DataObject, schedule: str, chunks: int
+) -> None:
+    ranks = data.draw(st.sampled_from([2, 4]))
+    passes = 2 * ranks + 2 * data.draw(st.integers(0, 3))
+    stages = ranks * chunks
+    number = st.floats(0.5, 3.0)
+    forward, backward = (
+        np.array(data.draw(st.lists(number, min_size=stages, max_size=stages))) for _ in range(2)
+    )
+    one = made(list(zip(forward.tolist(), backward.tolist(), strict=True)), passes,
+               data.draw(st.integers(1, 2)), schedule=schedule, chunks=chunks)  # fmt: skip
+    order = pipelines.schedule(schedule, ranks, passes)
+    drawn = pipelines.timeline(order, forward, backward, backward / 2, backward / 2)
+    span_s = max(
+        float(drawn.end_s[end - 1] - drawn.start_s[begin])
+        for begin, end in zip(order.begins[:-1], order.begins[1:], strict=True)
+    )
+    fine, coarse = both(one)
+    assert coarse.iteration_s == pytest.approx(span_s, rel=1e-5)
+    assert makespan(build_graph(one)) == pytest.approx(float(drawn.makespan_s), rel=1e-5)
+    # ranks that end early begin their next step early
+    assert span_s * (1 - 1e-5) <= fine.iteration_s <= float(drawn.makespan_s) * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("transfers", ["ahead", "torch", "gloo"])
+def test_a_transfer_is_waited_for(transfers: str) -> None:
+    free = predict(made([(1.0, 2.0)] * 4, 8, transfers=transfers)).iteration_s
+    late = predict(made([(1.0, 2.0)] * 4, 8, transfers=transfers, sent=0.5)).iteration_s
+    assert late > free
+    if transfers != "gloo":
+        coarse = predict(made([(1.0, 2.0)] * 4, 8, transfers=transfers, sent=0.01),
+                         fidelity="coarse")  # fmt: skip
+        fine = predict(made([(1.0, 2.0)] * 4, 8, transfers=transfers, sent=0.01))
+        assert coarse.iteration_s == pytest.approx(fine.iteration_s, rel=0.01)
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def test_memory_is_that_of_the_report() -> None:
+    """DeepSeek-V3, table 2: twice the parameters, and activations of p + 1 micro-batches."""
+    layers = [
+        WorkloadLayer(f"layer{k}", 1.0, 2.0, (MB,), 2 * MB, output_bytes=MB) for k in range(4)
+    ]
+    work = accumulated(Workload.of("chain", layers), 8)
+    given: dict[str, Any] = {"pipeline": 4, "transfers": "ahead"}
+    two = memory_of(job(work, cluster(MB), 1, "ring", schedule="dualpipe", **given)).stages
+    one = memory_of(job(work, cluster(MB), 1, "ring", schedule="1f1b", **given)).stages
+    assert len(two) == 4
+    for stage, single in zip(two, one, strict=True):
+        assert stage.parameters_bytes == 2 * single.parameters_bytes == 2 * MB
+        assert stage.gradients_bytes == 2 * single.gradients_bytes
+    in_flight = pipelines.in_flight(pipelines.schedule("dualpipe", 4, 8)).tolist()
+    assert in_flight == [5.0] * 4
+    # of each, a stage keeps 1 MB, and 1 MB that it has received
+    assert two[1].activations_bytes == {"other": 5 * MB, "received": 5 * MB}
+    assert one[1].activations_bytes == {"other": 3 * MB, "received": 3 * MB}
+
+
+def test_sharded_states_are_divided_among_both_copies() -> None:
+    layers = [WorkloadLayer(f"layer{k}", 1.0, 2.0, (MB,), 0.0) for k in range(2)]
+    work = accumulated(Workload.of("chain", layers), 4)
+    work = msgspec.structs.replace(work, optimizer_state_bytes=4 * MB)
+    given: dict[str, Any] = {"pipeline": 2, "schedule": "dualpipe", "options": {"stage": 1}}
+    (first, _) = memory_of(job(work, cluster(MB), 1, "fsdp", **given)).stages
+    assert first.parameters_bytes == 2 * MB
+    assert first.optimizer_states_bytes == 4 * MB / 2
+
+
+# -- laws ------------------------------------------------------------------------------------------
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> Job:
+    stages = draw(st.sampled_from([2, 4]))
+    number = st.floats(0.5, 3.0)
+    arch = draw(st.sampled_from(KEEP_ONE_MODEL))
+    workers = draw(st.integers(1, 3))
+    return made(
+        [(draw(number), draw(number)) for _ in range(stages)],
+        2 * stages + 2 * draw(st.integers(0, 2)),
+        workers,
+        arch,
+        sent=draw(st.sampled_from([FREE, 0.3])),
+        gradient=draw(st.sampled_from([0.1, 1.0, 4.0])),
+        transfers=draw(st.sampled_from(["ahead", "torch", "gloo"])),
+        rank_order=draw(st.sampled_from(["tp-dp-pp", "tp-pp-dp"])),
+        cluster=cluster(MB, devices_per_node=draw(st.sampled_from([1, 2]))),
+        stragglers=[Straggler(workers - 1, 1.5)] if draw(st.booleans()) else [],
+    )
+
+
+@examples(25)
+@given(data=st.data())
+def test_laws_hold(data: st.DataObject) -> None:
+    one = data.draw(jobs())
+    graph = build_graph(one)
+    spans = timeline(graph, seed=1, iterations=3)
+    assert len(spans) == 3 * graph.n_ops
+    oracles.dependencies_hold(graph, spans, seed=1)
+    oracles.slots_hold(graph, spans, seed=1)
+    oracles.links_hold(graph, spans, seed=1)
+    oracles.work_is_conserved(graph, spans, seed=1)
+    assert makespan(slowed(graph), iterations=3) == 2 * makespan(graph, iterations=3)
+    measures = simulate(graph, seed=3, rel_ci=0.5)
+    oracles.busy_and_idle_fill_the_time(measures)
+    oracles.resources_bound_the_pace(graph, measures)
+
+
+def test_devices_are_those_of_their_ranks() -> None:
+    one = made([(1.0, 2.0)] * 4, 8, 3, stragglers=[Straggler(1, 2.0)])
+    first, second = replicas.stage_jobs(one)
+    assert first.ranks.tolist() == [0, 3]
+    assert second.ranks.tolist() == [1, 2]
+    assert replicas.rank_positions([first, second]).tolist() == [
+        [0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11],
+    ]  # fmt: skip
+    assert [straggler.worker for straggler in first.job.stragglers] == [1, 4]
+    idle = predict(one).idle_fraction
+    assert idle.per_worker[1] < idle.per_worker[0] == pytest.approx(idle.per_worker[2])
+    assert idle.by_stage[0] == pytest.approx(idle.by_stage[3])
+
+
+def test_stages_of_a_replica_on_one_node() -> None:
+    node = cluster(MB, devices_per_node=2, intra_node=IntraNode(1e15, 0.0))
+    one = made([(1.0, 2.0)] * 2, 4, 2, cluster=node, rank_order="tp-pp-dp", gradient=1.0,
+               options=LATE)  # fmt: skip
+    (only,) = replicas.stage_jobs(one)
+    assert only.workers.tolist() == [[0, 2], [1, 3]]
+    assert predict(one).iteration_s > 12.0
+
+
+# -- what is refused, and defaults -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", KEEP_ONE_MODEL)
+def test_architectures_that_keep_one_model(arch: str) -> None:
+    options = {"reshard_after_forward": False} if arch == "fsdp" else {}
+    fine, coarse = both(made([(1.0, 2.0)] * 4, 8, 2, arch, gradient=0.05, options=options))
+    assert fine.iteration_s >= 26.0 * (1 - 1e-9)
+    assert coarse.iteration_s == pytest.approx(fine.iteration_s, rel=0.05)
+
+
+@pytest.mark.parametrize("arch", OTHERS)
+def test_other_architectures_are_refused(arch: str) -> None:
+    with pytest.raises(InputError, match="two copies of each stage, and with ") as error:
+        predict(made([(1.0, 2.0)] * 2, 4, 2, arch))
+    assert "\n" not in str(error.value)
+
+
+def test_numbers_of_stages_and_micro_batches() -> None:
+    with pytest.raises(InputError, match="dualpipe needs an even number, got 3"):
+        predict(made([(1.0, 2.0)] * 3, 6))
+    with pytest.raises(InputError, match="at least twice the 4 ranks, got 6"):
+        predict(made([(1.0, 2.0)] * 4, 6))
+
+
+def test_a_model_of_the_catalogue() -> None:
+    one = make_job(model="gpt2-small", device="a100", pipeline=4, schedule="DualPipe")
+    assert one.replica is not None
+    assert (one.replica.transfers, one.workload.accumulation) == ("ahead", 16)
+    got = predict(one, fidelity="coarse")
+    assert got.layout is not None
+    assert len(got.layout.stage_layers) == 4
+    assert got.layout.stage_layers == got.layout.stage_layers[::-1]
