@@ -103,7 +103,7 @@ def _experts(table: pd.DataFrame, known: dict[str, Device]) -> Iterator[Case]:
         values = {column: shapes[column].to_numpy(np.float64) for column in columns}
         skews = shapes["distribution"].map(fused_experts.skew_of)
         layers = fused_experts.layers_of({**values, "skew": skews.to_numpy(np.float64)})
-        rates, elsewhere = grouped_rates(device, precision, known)
+        rates, elsewhere, _ = grouped_rates(device, precision, known)
         bandwidth = device.memory_bandwidth_bytes_per_s
         many = float(device.multiprocessors or 0)
         seconds = fused_experts.fused_s(layers, rates, elsewhere, bandwidth, many)

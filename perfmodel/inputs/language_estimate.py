@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -10,10 +11,11 @@ from perfmodel.base.errors import InputError, whole_number
 from perfmodel.base.provenance import Assumption, Source
 from perfmodel.inputs.batch_scaling import SINGLE_ERROR as SINGLE_SIZE_ERROR
 from perfmodel.inputs.decoder_layers import with_layers
+from perfmodel.inputs.decoder_parts import EXPERTS
 from perfmodel.inputs.device import Device
 from perfmodel.inputs.operator_shapes import MemoryBound
 from perfmodel.inputs.operator_times import Factors, kernels_of, layers_s
-from perfmodel.inputs.operator_transfer import stack_of
+from perfmodel.inputs.operator_transfer import grouped_rates, stack_of
 from perfmodel.inputs.profile import Layer, Profile, Timing
 from perfmodel.inputs.software import AS_FOUND, EAGER, LAUNCH_S, TUNED, UNSAID, Software
 from perfmodel.inputs.workload import Workload, resolve
@@ -75,6 +77,7 @@ def estimate(
     fused = level == TUNED or launches != EAGER
     seconds = layers_s(target, profile.layers, size, precision, devices, factors, fused=fused)
     error = stack.error_fraction if stack.alike else OTHER_ERROR
+    error = _with_experts(error, profile.layers, seconds, target, precision, devices)
     why = (
         f"attention takes {stack.attention:.2f} times as long as alone, all else "
         f"{stack.products:.2f} times, as on {', '.join(stack.devices)}"
@@ -102,6 +105,23 @@ def estimate(
     )
     estimated = resolve(profile, [timing], batch_size=size, assumptions=notes, error_fraction=error)
     return msgspec.structs.replace(estimated, among_several=True)
+
+
+def _with_experts(
+    error: float,
+    layers: Sequence[Layer],
+    seconds: Sequence[tuple[float, float]],
+    target: Device,
+    precision: str,
+    devices: Mapping[str, Device],
+) -> float:
+    """Return the error of a step with that of its products of experts, which is independent."""
+    pairs = zip(layers, seconds, strict=True)
+    experts_s = sum(sum(passes) for layer, passes in pairs if layer.kind == EXPERTS)
+    if experts_s == 0.0:
+        return error
+    of_experts = grouped_rates(target, precision, devices).error_fraction
+    return math.hypot(error, of_experts * experts_s / _total_s(seconds))
 
 
 def _launches(

@@ -199,7 +199,7 @@ class _At(NamedTuple):
         owners, products = _of_kind(groups, Grouped)
         if not products:
             return
-        rates, _ = grouped_rates(self.device, self.precision, self.others)
+        rates = grouped_rates(self.device, self.precision, self.others).rates
         shapes = [(p.rows, p.columns, p.depth, p.groups) for p in products]
         rows, columns, depth, count = np.array(shapes, dtype=np.float64).T
         rows = self.batch_size * rows

@@ -70,11 +70,12 @@ def product_rates(device: Device, precision: str, others: Mapping[str, Device]) 
 
 
 class Grouped(NamedTuple):
-    """Rates of products of groups, and see
-    :attr:`perfmodel.inputs.operators.GroupedFigures.elsewhere`."""
+    """Rates of products of groups, what is moved ``elsewhere``, and the error, see
+    :class:`perfmodel.inputs.operators.GroupedFigures`."""
 
     rates: GroupedRates
     elsewhere: float
+    error_fraction: float
 
 
 def grouped_rates(device: Device, precision: str, others: Mapping[str, Device]) -> Grouped:
@@ -98,7 +99,8 @@ def grouped_rates(device: Device, precision: str, others: Mapping[str, Device]) 
         for one, operators in _known(device, others)
         if precision in operators.grouped
     ]
-    mean = _Mean(device, _nearest(device, candidates, f"products of groups at {precision}"))
+    nearest = _nearest(device, candidates, f"products of groups at {precision}")
+    mean = _Mean(device, nearest)
     rates = GroupedRates(
         mean.from_peak("flop_per_s"),
         mean.from_bandwidth("bytes_per_s"),
@@ -106,7 +108,8 @@ def grouped_rates(device: Device, precision: str, others: Mapping[str, Device]) 
         mean.of("tile_s"),
         ELEMENT_BYTES[precision],
     )
-    return Grouped(rates, mean.of("elsewhere"))
+    error = max(figures.error_fraction for _, figures in nearest)
+    return Grouped(rates, mean.of("elsewhere"), error)
 
 
 def attention_rates(

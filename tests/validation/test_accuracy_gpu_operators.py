@@ -60,7 +60,7 @@ def test_layers_of_experts_are_cases(tmp_path: Path) -> None:
     sizes = {"tokens": 4096, "hidden": 2048, "inner": 768, "topk": 8, "experts": 128,
              "moe_tp_size": 1, "moe_ep_size": 8, "skew": 0}  # fmt: skip
     layers = fused_experts.layers_of({k: np.array([float(v)]) for k, v in sizes.items()})
-    rates, elsewhere = grouped_rates(known["h100"], "mixed", known)
+    rates, elsewhere, _ = grouped_rates(known["h100"], "mixed", known)
     (expected,) = fused_experts.fused_s(layers, rates, elsewhere, 3350e9, 132.0)
     assert wide.predicted == pytest.approx(expected)
     assert wide.measured == pytest.approx(3e-4)
