@@ -171,6 +171,13 @@ class Memory(msgspec.Struct, frozen=True):
             return "a worker"
         return "a device" + f" of stage {self.fullest_stage}" * (len(self.stages) > 1)
 
+    @property
+    def largest_part(self) -> str:
+        """Say what takes most of the memory of a worker."""
+        name, size = max(self.worker.at_peak.items(), key=lambda part: part[1], default=("all", 0))
+        whole = show(self.worker_bytes, "bytes")
+        return f"of the {whole} that {self._fullest} needs, {name} take {show(size, 'bytes')}"
+
     def needed_bytes(self, confidence: float) -> float:
         """Return the memory with which a worker fits into its device with a probability."""
         reserved = self.worker.reserved_bytes

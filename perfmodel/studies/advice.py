@@ -1,7 +1,8 @@
 """Advice for a job: changes that make it faster, each with its evidence.
 
 Every rule of :mod:`perfmodel.studies.rules` that applies to a job proposes changed jobs. These are
-predicted, and recommended if the whole interval of the speed-up is above 1.
+predicted, and recommended if they fit into memory and the whole interval of the speed-up is above
+1. What makes a job fit comes first if it does not.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from perfmodel.reporting.contents import Figure
 from perfmodel.reporting.drawn import Drawn
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.changes import Change
+from perfmodel.studies.fitting import remedies
 from perfmodel.studies.rules import RULES, Rule, Situation
 from perfmodel.sweeping.arguments import job_from
 from perfmodel.sweeping.chunks import Progress, counted
@@ -79,12 +81,15 @@ class Advice(Drawn, Tabular, frozen=True, kw_only=True):
     prediction : prediction of the unchanged job.
     recommended : changes that are certain to help, largest speed-up first.
     unsure : changes with a predicted speed-up whose interval includes 1.
+    remedies : flags of changes that make the job fit into the memory of its devices, see
+        :func:`perfmodel.remedies`; None if it fits.
     """
 
     schema: str = SCHEMA
     prediction: Prediction
     recommended: tuple[Recommendation, ...]
     unsure: tuple[Recommendation, ...]
+    remedies: tuple[str, ...] | None = None
 
     def __repr__(self) -> str:
         changes = (f"{r.change}: {r.gain.ratio:.3g}x" for r in self.recommended)
@@ -119,6 +124,7 @@ class Advice(Drawn, Tabular, frozen=True, kw_only=True):
             "prediction": self.prediction.to_dict(),
             "recommended": [r.to_dict() for r in self.recommended],
             "unsure": [r.to_dict() for r in self.unsure],
+            "remedies": self.remedies,
         }
 
     def figure(self) -> Figure:
@@ -163,10 +169,12 @@ def advise(
     best = [_best(now, rule, how) for rule in counted(RULES, progress)]
     helpful = [r for r in best if r is not None and r.gain.ratio > WORTH]
     helpful.sort(key=lambda r: -r.gain.interval[0])
+    short = not now.prediction.memory.is_enough()
     return Advice(
         prediction=now.prediction,
         recommended=tuple(r for r in helpful if r.gain.supported),
         unsure=tuple(r for r in helpful if not r.gain.supported),
+        remedies=tuple(change.flags for change in remedies(job)) if short else None,
     )
 
 

@@ -24,7 +24,8 @@ MOST_BATCH = 65536
 
 def remedies(job: Job, confidence: float = SURE) -> tuple[Change, ...]:
     """Return changes each of which alone makes a job fit, the smallest of its kind: passes per
-    update, batch, recomputation, sharding, workers; all of them together if none is enough alone.
+    update, batch, recomputation, sharding, workers; several together if none is enough alone, and
+    then no more than are needed.
 
     Workers that are replicas may also have more devices: tensor-parallel ones up to a node, or more
     stages. So may single devices if nothing else helps. Empty if the job fits, or nothing helps.
@@ -42,12 +43,10 @@ def remedies(job: Job, confidence: float = SURE) -> tuple[Change, ...]:
     enough = _enough(job, (*several, *larger) if job.replica else several, confidence)
     if enough:
         return enough
-    together = Change("all of these", lambda job: job)
-    for changes in (*several[:1], *several[2:]):
-        if changes:
-            together = _both(together, changes[-1])
-            if _first(job, (together,), confidence) is not None:
-                return (together,)
+    largest = [changes[-1] for changes in (*several[:1], *several[2:]) if changes]
+    for count in range(2, len(largest) + 1):
+        if _first(job, (_together(largest[:count]),), confidence) is not None:
+            return (_together(_needed(job, largest[:count], confidence)),)
     return () if job.replica else _enough(job, larger, confidence)
 
 
@@ -82,11 +81,11 @@ def largest_batch(job: Job, confidence: float = SURE) -> Job:
     return with_batch(size)
 
 
-def in_words(changes: tuple[Change, ...]) -> str:
-    """Return changes as a line that says what makes a job fit."""
-    if not changes:
+def in_words(flags: Sequence[str]) -> str:
+    """Return the flags of changes as a line that says what makes a job fit."""
+    if not flags:
         return "neither batch, recomputation, sharding, workers nor devices per worker make it fit"
-    return f"to fit: {', or '.join(change.flags for change in changes)}"
+    return f"to fit: {', or '.join(flags)}"
 
 
 def _enough(
@@ -108,10 +107,25 @@ def _first(job: Job, changes: tuple[Change, ...], confidence: float) -> Change |
     return None
 
 
-def _both(one: Change, other: Change) -> Change:
+def _needed(job: Job, changes: Sequence[Change], confidence: float) -> list[Change]:
+    """Return changes that together make a job fit, without those that it fits without."""
+    kept = list(changes)
+    for change in changes:
+        others = [one for one in kept if one is not change]
+        if _first(job, (_together(others),), confidence) is not None:
+            kept = others
+    return kept
+
+
+def _together(changes: Sequence[Change]) -> Change:
     """Return one change after another."""
-    flags = f"{one.flags} {other.flags}".strip()
-    return Change(one.name, lambda job: other.job_of(one.job_of(job)), flags)
+
+    def job_of(job: Job) -> Job:
+        for change in changes:
+            job = change.job_of(job)
+        return job
+
+    return Change("all of these", job_of, " ".join(change.flags for change in changes))
 
 
 def _passes(job: Job) -> Iterator[Change]:

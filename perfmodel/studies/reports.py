@@ -41,6 +41,7 @@ from perfmodel.reporting.panels import colour
 from perfmodel.results import sections
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.advice import Advice, advise
+from perfmodel.studies.fitting import in_words
 from perfmodel.studies.sensitivity import Sensitivity, sensitivity
 from perfmodel.sweeping.arguments import job_of
 from perfmodel.sweeping.chunks import Progress
@@ -365,12 +366,16 @@ def _advice(advice: Advice) -> Section:
     names = ("change", "flags", "gain", "low", "high", "recommended", "price")
     rows = [tuple(row[name] for name in names) for row in advice.rows()]
     how = "by formulas" if advice.prediction.fidelity == "coarse" else "by simulation"
+    fits = []
+    if advice.remedies is not None:
+        short = advice.prediction.memory.shortage(advice.prediction.device)
+        fits = [f"The job {short}. {in_words(advice.remedies).capitalize()}."]
     text = (
         f"Speed-up of each change, predicted {how}. It is sure where the whole interval is above 1."
     )
     return Section(
         name="advice",
         title="What would make it faster",
-        text=[text if rows else "None of the changes that were tried makes it faster."],
+        text=[*fits, text if rows else "None of the changes that were tried makes it faster."],
         tables=[Table("Changes", columns(*heads), rows)] if rows else [],
     )

@@ -353,9 +353,12 @@ class _Search:
         """The answer as a sentence."""
         aim, variable = self.aim.text, self.variable
         if bounds.holds == "never":
+            why = then.bottleneck.text
+            if self.aim.quantity == "fits":
+                why = then.memory.largest_part
             return (
                 f"no value of {variable.words} meets {aim}: the closest is "
-                f"{self.quantity(then)[0]:.3g}, because {then.bottleneck.text}"
+                f"{self.quantity(then)[0]:.3g}, because {why}"
             )
         if bounds.holds == "always":
             ends = f"from {variable.shown(variable.least)} to {variable.shown(variable.most)}"

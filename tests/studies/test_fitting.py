@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from perfmodel import (
     InputError,
     Job,
+    advise,
     compare,
     largest_batch,
     make_job,
@@ -19,6 +20,7 @@ from perfmodel import (
     require,
     sweep,
 )
+from perfmodel.base.units import show
 from perfmodel.cli import cli
 from perfmodel.predicting.memory import memory_of
 from perfmodel.results.memory import SURE
@@ -58,12 +60,17 @@ def test_remedies_of_a_job_by_hand() -> None:
     made = make_job(model="vgg16", device="v100", arch="ps", workers=8, batch_size=512)
     assert [change.flags for change in remedies(made)] == ["--accumulation 4", "--batch-size 128"]
     assert remedies(made.with_(batch_size=128)) == ()
-    assert fitting.in_words(remedies(made)) == "to fit: --accumulation 4, or --batch-size 128"
+    flags = [change.flags for change in remedies(made)]
+    assert fitting.in_words(flags) == "to fit: --accumulation 4, or --batch-size 128"
 
 
 def test_several_changes_together_where_none_is_enough() -> None:
-    (together,) = remedies(make_job(**LARGE, batch_size=4))
-    assert together.flags == "--accumulation 4 --recompute full --arch fsdp --option stage=3"
+    """13 billion parameters need 208 GB in any case, so sharding is needed, and activations of four
+    sequences 130 GB, so recomputation is, too. More passes are not."""
+    job = make_job(**LARGE, batch_size=4)
+    (together,) = remedies(job)
+    assert together.flags == "--recompute full --arch fsdp --option stage=3"
+    assert memory_of(together.job_of(job)).is_enough()
 
 
 def test_nothing_helps_a_model_without_parts() -> None:
@@ -118,7 +125,7 @@ def test_the_command_says_first_what_makes_a_job_fit() -> None:
     assert lines[1] == (
         "does not fit: a worker reserves about 359 GB, 4.18 times the 85.9 GB of h100"
     )
-    assert lines[2].startswith("to fit: --accumulation 4")
+    assert lines[2] == "to fit: --recompute full --arch fsdp --option stage=3"
     assert not any("note: does not fit" in line for line in lines)
 
 
@@ -163,3 +170,28 @@ def test_jobs_that_fit_have_no_column_for_it() -> None:
         model="vgg16", device="v100", workers=[2, 4], arch="ring", fidelity="coarse"
     ).rows()
     assert "memory_fits" not in rows[0]
+
+
+def test_advice_says_first_that_a_job_does_not_fit() -> None:
+    """And what makes it fit; all that it recommends fits."""
+    job = make_job(**LARGE, batch_size=4)
+    found = advise(job, fidelity="coarse")
+    assert found.remedies == ("--recompute full --arch fsdp --option stage=3",)
+    assert found.to_dict()["remedies"] == found.remedies
+    assert all(one.prediction.memory.is_enough() for one in (*found.recommended, *found.unsure))
+    flags = "advise --model llama-13b --device h100 --workers 64 --arch ring --batch-size 4"
+    lines = CliRunner().invoke(cli, [*flags.split(), "--fidelity", "coarse"]).output.splitlines()
+    assert lines[1].startswith("does not fit: a worker reserves about 359 GB")
+    assert lines[2] == "to fit: --recompute full --arch fsdp --option stage=3"
+    fits = advise(VGG, fidelity="coarse")
+    assert fits.remedies is None
+
+
+def test_what_never_fits_names_what_takes_most() -> None:
+    """Activations of four sequences do not become less with more workers."""
+    found = require("workers", "fits", **LARGE | {"arch": "fsdp", "batch_size": 4})
+    assert found.values.holds == "never"
+    worker = found.prediction.memory.worker
+    largest = max(worker.at_peak.values())
+    assert largest == worker.at_peak["activations"]
+    assert found.text.endswith(f"activations take {show(largest, 'bytes')}")

@@ -93,9 +93,9 @@ def predict(
     if prediction.memory.shortage(prediction.device):
         from perfmodel.studies import fitting
 
-        changes = fitting.remedies(job)
-        remedy = fitting.in_words(changes)
-        values = {**prediction.to_dict(), "remedies": [change.flags for change in changes]}
+        remedies = [change.flags for change in fitting.remedies(job)]
+        remedy = fitting.in_words(remedies)
+        values = {**prediction.to_dict(), "remedies": remedies}
     if coarse is not None:
         from perfmodel.sweeping.comparison import both_to_dict
 

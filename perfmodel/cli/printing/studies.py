@@ -26,6 +26,7 @@ from perfmodel.results.prediction import Prediction
 from perfmodel.studies.advice import Advice, Recommendation
 from perfmodel.studies.crossovers import Crossover, Explanation
 from perfmodel.studies.explaining import words
+from perfmodel.studies.fitting import in_words
 from perfmodel.studies.formulas import Formula
 from perfmodel.studies.requirements import Requirement
 from perfmodel.studies.robustness import SharedAssumption
@@ -163,9 +164,14 @@ def advice(result: Advice) -> None:
     p = result.prediction
     rate = quantity(p.throughput_samples_per_s, "samples/s")
     show(f"{bold(p.model)} on {workers_of(p)}, {p.architecture}: {rate}")
+    fits = ""
+    if result.remedies is not None:
+        show(bold(p.memory.shortage(p.device)))
+        show(in_words(result.remedies))
+        fits = " fits and"
     if not result.recommended:
-        show("\nNo change is sure to make it faster.")
-    _list(result.recommended, "\nThis makes it faster:")
+        show(f"\nNo change that was tried{fits} is sure to make it faster.")
+    _list(result.recommended, f"\nThis{fits} makes it faster:")
     _list(result.unsure, "\nThis may make it faster, but the prediction is not sure enough:")
     if result.hardware is not None:
         show(f"\nThe single change of the hardware that helps most: {result.hardware.change}")
