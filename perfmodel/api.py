@@ -77,6 +77,10 @@ def make_job(
     island_options: Mapping[str, Any] | None = None,
     devices: int | None = None,
     tensor: int | None = None,
+    context: int | None = None,
+    context_exchange: str | None = None,
+    context_inside: int | None = None,
+    context_split: str | None = None,
     pipeline: int | None = None,
     micro_batches: int | None = None,
     schedule: str | None = None,
@@ -94,7 +98,8 @@ def make_job(
 ) -> Job:
     """Describe a training job; ``Job.assumptions`` lists the defaults used.
 
-    It has so many parameters because users vary them independently; all have a default.
+    It has so many parameters because users vary them independently, and so many lines because each
+    parameter has one; all have a default.
 
     Parameters
     ----------
@@ -108,11 +113,9 @@ def make_job(
     cluster : an object, a file, or a name in the catalogue; by default the device's, if it has one.
     bandwidth, latency : of every node's link: text such as "25Gbps" and "5us", or SI numbers.
     arch, options : name of the architecture, and its options by name.
-    island_devices : devices of a worker (an island), each with its batch, or ``"8+8+4"``.
+    island_devices, ... : devices of a worker that is an island, or ``"8+8+4"``, and how they train.
     island_steps : steps between exchanges; ``"equal:100"``: as many as fit the fastest's 100.
-    island_arch, island_options : how the devices of an island train together; default allreduce.
-    tensor, pipeline, ... : a worker of several devices, :class:`perfmodel.inputs.replica.Replica`.
-    devices : of all workers, instead of ``workers``.
+    tensor, context, ... : a worker of several devices, :class:`perfmodel.inputs.replica.Replica`.
     jitter : coefficient of variation of the compute time, a Jitter, or :meth:`Jitter.parse` text.
 
     Raises

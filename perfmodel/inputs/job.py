@@ -154,6 +154,10 @@ class JobArguments(TypedDict, total=False):
     island_options: Mapping[str, object] | None
     devices: int | None
     tensor: int | None
+    context: int | None
+    context_exchange: str | None
+    context_inside: int | None
+    context_split: str | None
     pipeline: int | None
     micro_batches: int | None
     schedule: str | None
@@ -324,6 +328,22 @@ class Job(Ranged, frozen=True, kw_only=True):
     def devices(self) -> int:
         """Devices of all workers; of islands, one each."""
         return self.workers if self.replica is None else self.workers * self.replica.devices
+
+    @property
+    def context_workers(self) -> int:
+        """Devices of a replica that divide its sequences and are workers of their own to the
+        architecture: all of them if its collectives are those of Megatron-LM and torchtitan, over
+        data x context; else they sum gradients before, and count as one."""
+        if self.replica is None or not self.options.one_collective:
+            return 1
+        return self.replica.context
+
+    @property
+    def counted_as_one(self) -> int:
+        """Consecutive devices that count as one worker of a stage's job."""
+        if self.replica is None:
+            return 1
+        return self.replica.tensor * self.replica.context // self.context_workers
 
     @property
     def counted(self) -> str:

@@ -54,6 +54,10 @@ class JobKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     island_options: dict[str, Any] = {}
     devices: int | None = None
     tensor: int | None = None
+    context: int | None = None
+    context_exchange: str | None = None
+    context_inside: int | None = None
+    context_split: str | None = None
     pipeline: int | None = None
     micro_batches: int | None = None
     schedule: str | None = None

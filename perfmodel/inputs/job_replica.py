@@ -12,10 +12,14 @@ from perfmodel.inputs.replica import Replica, read_stage_layers
 from perfmodel.pipelines import canonical
 
 OF_REPLICA = (
-    *("tensor", "pipeline", "virtual_stages", "schedule", "stage_layers", "balance"),
+    *("tensor", "context", "context_exchange", "context_inside", "context_split"),
+    *("pipeline", "virtual_stages", "schedule", "stage_layers", "balance"),
     *("sequence_parallel", "overlap_sums", "transfers", "rank_order"),
 )
 """Arguments of :func:`perfmodel.make_job` that define a replica."""
+
+SIZES = ("tensor", "context", "pipeline")
+"""Those that are numbers of devices."""
 
 MEGATRON = ("megatron", "megatron-lm", "megatron-core", "nemo")
 """Frameworks that send and sum as Megatron-LM does."""
@@ -45,11 +49,11 @@ def replica_of(arguments: Mapping[str, Any]) -> tuple[Replica | None, list[Assum
     given = {name: arguments[name] for name in OF_REPLICA if arguments.get(name) is not None}
     if not given:
         return None, []
-    tensor, pipeline = given.get("tensor", 1), given.get("pipeline", 1)
-    if whole_number("tensor", tensor) == whole_number("pipeline", pipeline) == 1:
-        others = [name for name in given if name not in ("tensor", "pipeline")]
+    pipeline = given.get("pipeline", 1)
+    if all(whole_number(name, given.get(name, 1)) == 1 for name in SIZES):
+        others = [name for name in given if name not in SIZES]
         if others:
-            raise InputError(f"{', '.join(others)}: need tensor or pipeline above 1")
+            raise InputError(f"{', '.join(others)}: need tensor, context or pipeline above 1")
         return None, []
     if any(arguments.get(name) is not None for name in ("island_devices", "island_steps")):
         raise InputError("island_devices, island_steps: a replica cannot be an island as well")
@@ -150,7 +154,7 @@ def workers_of(arguments: Mapping[str, Any]) -> int:
     if workers is not None:
         raise InputError("workers and devices: give one of them")
     size, count = 1, whole_number("devices", devices)
-    for name in ("tensor", "pipeline") if _whole(arguments) else ():
+    for name in SIZES if _whole(arguments) else ():
         size *= arguments.get(name, 1)
     if count % size:
         low = count // size * size
@@ -163,4 +167,4 @@ def workers_of(arguments: Mapping[str, Any]) -> int:
 
 def _whole(given: Mapping[str, Any]) -> bool:
     """Return whether the sizes of replicas are whole numbers, as :func:`replica_of` will check."""
-    return all(isinstance(given.get(name, 1), int) for name in ("tensor", "pipeline"))
+    return all(isinstance(given.get(name, 1), int) for name in SIZES)

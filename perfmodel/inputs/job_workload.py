@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from perfmodel.base.errors import InputError, whole_number
+from perfmodel.base.errors import InputError
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.decoder import Decoder
+from perfmodel.inputs.job_replica import replica_of
 from perfmodel.inputs.one_device import OneDevice, at_speed, read_one_device
 from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.recomputation import read_recomputation
@@ -55,13 +56,12 @@ def workload_of(arguments: Mapping[str, Any]) -> Workload:
     made, decoder = _workload(
         **given, passes=passes, storage=storage, measured=measured, software=software
     )
-    tensor = arguments.get("tensor") or 1
-    if tensor == 1:
+    replica, _ = replica_of(arguments)
+    if replica is None:
         return made
     return divided(
         made,
-        whole_number("tensor", tensor),
-        sequence_parallel=bool(arguments.get("sequence_parallel")),
+        replica,
         decoder=decoder,
         devices=catalogue.devices(),
         launches=arguments.get("launches") or EAGER,

@@ -117,6 +117,17 @@ class Options(Ranged, frozen=True):
         return None
 
     @property
+    def one_collective(self) -> bool:
+        """Whether collectives of all workers reduce every gradient in every update, so that devices
+        that divide sequences can be members of them."""
+        return False
+
+    def among(self, devices: int) -> Self:
+        """Return the options if each worker stands for so many devices that are workers of their
+        own (:attr:`one_collective`)."""
+        return self
+
+    @property
     def holds_backward(self) -> bool:
         """Whether a backward pass returns only once its gradients have been exchanged."""
         return False

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import msgspec
 
-from perfmodel.base.errors import InputError
+from perfmodel.base.errors import InputError, unknown_name
 from perfmodel.base.ranges import COUNT, Ranged
 
 MOST_DEGREE = 10_000
 """Most devices along one dimension of a replica; a limit that catches typing errors."""
 
 RankOrder = Literal["tp-dp-pp", "tp-pp-dp"]
+
+ContextExchange = Literal["ring", "all-gather", "all-to-all", "hierarchical"]
+"""How devices that divide a sequence get what attention needs of the other parts."""
+
+ContextSplit = Literal["zigzag", "contiguous"]
+"""Which parts of a sequence each of these devices has."""
 
 Transfers = Literal["torch", "gloo", "blocking", "ahead"]
 """When stages post and await what they send: see :mod:`perfmodel.training.transfers`."""
@@ -25,6 +31,14 @@ class Replica(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
     Attributes
     ----------
     tensor : devices that divide every layer (tensor parallelism).
+    context : devices that divide every sequence (context parallelism); each has all layers of its
+        stage, divided by ``tensor``.
+    context_exchange : how attention gets the other parts: keys and values pass round a *ring*,
+        while the part before is computed; an *all-gather* comes first; an *all-to-all* gives each
+        device whole sequences of some heads; *hierarchical*: an all-to-all among
+        ``context_inside`` neighbours, and a ring of such groups.
+    context_split : of 2 x ``context`` equal parts each device has the k-th first and the k-th last
+        (*zigzag*), which all take the same time under a causal mask; or *contiguous*.
     pipeline : stages, each of which has some of the layers (pipeline parallelism).
     virtual_stages : chunks of layers per stage.
     schedule : name of the order in which stages work on micro-batches, or the path of its file.
@@ -44,11 +58,15 @@ class Replica(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """
 
     RANGES: ClassVar = dict.fromkeys(
-        ("tensor", "pipeline", "virtual_stages", "stage_layers"),
+        ("tensor", "context", "context_inside", "pipeline", "virtual_stages", "stage_layers"),
         COUNT._replace(at_most=MOST_DEGREE),
     )
 
     tensor: int = 1
+    context: int = 1
+    context_exchange: ContextExchange = "ring"
+    context_inside: int = 1
+    context_split: ContextSplit = "zigzag"
     pipeline: int = 1
     virtual_stages: int = 1
     schedule: str = "1f1b"
@@ -77,6 +95,37 @@ class Replica(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
         if self.overlap_sums and self.tensor == 1:
             raise InputError("overlap_sums: needs tensor parallelism (tensor: 1)")
+        self._check_context()
+
+    def _check_context(self) -> None:
+        """Raise InputError if what divides sequences is contradictory."""
+        if self.context_exchange not in get_args(ContextExchange):
+            raise unknown_name("context_exchange", self.context_exchange, get_args(ContextExchange))
+        if self.context_split not in get_args(ContextSplit):
+            raise unknown_name("context_split", self.context_split, get_args(ContextSplit))
+        defaults = Replica.__struct_defaults__
+        for name, default in zip(Replica.__struct_fields__, defaults, strict=True):
+            changed = name.startswith("context_") and getattr(self, name) != default
+            if changed and self.context == 1:
+                raise InputError(f"{name}: needs context parallelism (context: 1)")
+        inside, possible = (
+            self.context_inside,
+            [k for k in range(2, self.context) if self.context % k == 0],
+        )
+        if self.context_exchange != "hierarchical":
+            if inside > 1:
+                raise InputError("context_inside: needs context_exchange hierarchical")
+        elif inside not in possible:
+            numbers = ", ".join(map(str, possible)) or "none; context has no divisors"
+            raise InputError(
+                f"context_inside: {inside} of {self.context} devices cannot form the all-to-alls "
+                f"of a hierarchical exchange (possible: {numbers})"
+            )
+
+    @property
+    def context_all_to_all(self) -> int:
+        """Devices of each all-to-all among those that divide sequences; 1 if there is none."""
+        return self.context if self.context_exchange == "all-to-all" else self.context_inside
 
     @property
     def asks_as_torch(self) -> bool:
@@ -86,7 +135,7 @@ class Replica(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
     @property
     def devices(self) -> int:
         """Devices of a replica."""
-        return self.tensor * self.pipeline
+        return self.tensor * self.context * self.pipeline
 
     @property
     def chunks(self) -> int:
@@ -95,7 +144,8 @@ class Replica(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Sums(msgspec.Struct, frozen=True):
-    """The collectives among the devices that divide a layer, in one pass of a micro-batch.
+    """What the devices that divide a layer or its sequences send to each other, in one pass of a
+    micro-batch.
 
     ``seconds`` do not depend on other traffic; then ``bytes`` pass the links of the devices' nodes,
     at most at ``rate_bytes_per_s``.
@@ -122,7 +172,14 @@ class Stage(msgspec.Struct, frozen=True):
     number : of the stage, from 0.
     replica : that it is a part of.
     chunk_layers : layers of each of its chunks, (chunks,).
-    forward_sums, backward_sums : of each of its layers, (layers,); empty if there are none.
+    context_workers : devices that divide a sequence and are workers of their own to the
+        architecture; 1 if they count as one.
+    forward_sums, backward_sums : among the devices that divide each of its layers, (layers,);
+        empty if there are none.
+    forward_exchanges, backward_exchanges : the same among the devices that divide sequences.
+    forward_waits_s, backward_waits_s : for the slowest of these, on average, (layers,).
+    gradient_sums : of each layer, over the devices that divide sequences, after its last backward
+        pass, (layers,); empty if the architecture's own collectives include them.
     tied : the table that it has in common with another stage; None if there is none.
     copies : devices of a replica that hold these layers, each for an equal part of the
         micro-batches.
@@ -131,8 +188,14 @@ class Stage(msgspec.Struct, frozen=True):
     number: int
     replica: Replica
     chunk_layers: tuple[int, ...]
+    context_workers: int = 1
     forward_sums: tuple[Sums, ...] = ()
     backward_sums: tuple[Sums, ...] = ()
+    forward_exchanges: tuple[Sums, ...] = ()
+    backward_exchanges: tuple[Sums, ...] = ()
+    forward_waits_s: tuple[float, ...] = ()
+    backward_waits_s: tuple[float, ...] = ()
+    gradient_sums: tuple[Sums, ...] = ()
     tied: Tied | None = None
     copies: int = 1
 

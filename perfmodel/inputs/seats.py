@@ -31,6 +31,20 @@ class Seats(NamedTuple):
     nics: Ids
 
 
+def check_span(cluster: Cluster, size: int, name: str) -> None:
+    """Raise InputError, about the argument ``name``, if ``size`` devices in a row would have a part
+    of a node besides whole nodes."""
+    each = cluster.devices_per_node
+    if size > 1 and cluster.devices_on_nodes:
+        raise InputError(f"{name}: needs a cluster with equal nodes (devices_on_nodes: none)")
+    if each % size and size % each:
+        allowed = [k for k in range(1, each + 1) if each % k == 0]
+        raise InputError(
+            f"{name}: {size} devices do not divide a node of {each}, nor fill whole nodes "
+            f"(possible: {', '.join(map(str, allowed))}, or a multiple of {each})"
+        )
+
+
 def of_groups(cluster: Cluster, size: int) -> Cluster:
     """Return the cluster in which ``size`` devices in a row count as one.
 
@@ -43,15 +57,8 @@ def of_groups(cluster: Cluster, size: int) -> Cluster:
     """
     if size == 1:
         return cluster
+    check_span(cluster, size, "tensor")
     each = cluster.devices_per_node
-    if cluster.devices_on_nodes:
-        raise InputError("tensor: needs a cluster with equal nodes (devices_on_nodes: none)")
-    if each % size and size % each:
-        allowed = [k for k in range(1, each + 1) if each % k == 0]
-        raise InputError(
-            f"tensor: {size} devices do not divide a node of {each}, nor fill whole nodes "
-            f"(possible: {', '.join(map(str, allowed))}, or a multiple of {each})"
-        )
     many = max(size // each, 1)
     together = max(each // size, 1)
     nics = min(cluster.nics_per_node, together)
@@ -127,12 +134,14 @@ def _overrides(cluster: Cluster, many: int, width: int) -> tuple[NodeOverride, .
     )
 
 
-def positions_of(workers: int, replica: Replica) -> Ids:
-    """Return where the devices of each stage of all replicas are among all, (stages, workers)."""
+def positions_of(workers: int, replica: Replica, within: int = 1) -> Ids:
+    """Return where the devices of each stage of all replicas are among all, (stages, workers x
+    within), if each worker has so many neighbours in a stage."""
     stages = replica.pipeline
+    numbers: Ids = np.arange(workers * stages * within).reshape(-1, within)
     if replica.order == "tp-pp-dp":
-        return np.arange(workers * stages).reshape(workers, stages).T
-    return np.arange(workers * stages).reshape(stages, workers)
+        numbers = numbers.reshape(workers, stages, within).swapaxes(0, 1)
+    return numbers.reshape(stages, workers * within)
 
 
 def seats_of(cluster: Cluster, positions: Ids) -> list[Seats]:

@@ -97,6 +97,7 @@ def device_works(
     chunks = chunks_of(layers, replica)
     schedule = schedule_of(replica, whole.accumulation)
     share = 1.0 / replica.tensor if replica.sequence_parallel else 1.0
+    share /= replica.context
     passed = [0.0, *(size * share for size in boundary_bytes(whole, replica)), 0.0]
     blocks = [block_of(layer) for layer in layers]
     before = [len({*blocks[: chunk.start]} - {""}) for chunk in chunks]
@@ -133,17 +134,18 @@ def _device_work(
     buffers = _buffers_bytes(ends, replica.pipeline - stage.number if endless else passes, replica)
     if replica.sequence_parallel:  # what a product gathers, once
         buffers += max((layer.forward_summed_bytes for layer in one_pass(work).layers), default=0.0)
+    buffers += max((_exchanged_bytes(layer, replica) for layer in one_pass(work).layers), default=0)
     return msgspec.structs.replace(part, peaks=peaks), buffers
 
 
 def on_device(layer: WorkloadLayer, replica: Replica) -> WorkloadLayer:
     """Return a layer with the bytes of one of the devices that divide it."""
-    count = replica.tensor
-    if count == 1:
+    count, part = replica.tensor, 1.0 / replica.context
+    if count == replica.context == 1:
         return layer
     summed = layer.forward_summed_bytes > 0.0  # its output is whole on every device
     divides = layer.kind in DIVIDED and not summed
-    share = 1.0 / count if divides or replica.sequence_parallel else 1.0
+    share = part / count if divides or replica.sequence_parallel else part
     replicated = re.match(REPLICATED, layer.kind) and not summed
     return msgspec.structs.replace(
         layer,
@@ -154,6 +156,18 @@ def on_device(layer: WorkloadLayer, replica: Replica) -> WorkloadLayer:
         output_bytes=None if layer.output_bytes is None else layer.output_bytes * share,
         temporary_bytes=None if layer.temporary_bytes is None else layer.temporary_bytes * share,
     )
+
+
+def _exchanged_bytes(layer: WorkloadLayer, replica: Replica) -> float:
+    """Return the buffers of what devices that divide sequences exchange in the backward pass of a
+    layer: the parts of keys and values that are used and received, or all of them, and as much for
+    their gradients; or heads of whole sequences, before and after an all-to-all."""
+    if replica.context == 1 or not layer.keys_bytes:
+        return 0.0
+    part = layer.keys_bytes / replica.context
+    whole = (layer.keys_bytes + layer.queries_bytes) / replica.context
+    ways = {"ring": 4.0 * part, "all-gather": 2.0 * layer.keys_bytes, "all-to-all": 2.0 * whole}
+    return ways.get(replica.context_exchange, 4.0 * part + 2.0 * whole)
 
 
 def _with_layers(work: Workload, layers: tuple[WorkloadLayer, ...]) -> Workload:

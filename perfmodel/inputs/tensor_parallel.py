@@ -18,6 +18,7 @@ from collections.abc import Mapping
 import msgspec
 
 from perfmodel.base.errors import InputError
+from perfmodel.inputs.context_parallel import exchanged_values, part_layers
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_layers import layers_of
 from perfmodel.inputs.device import Device
@@ -25,6 +26,7 @@ from perfmodel.inputs.operator_times import kernels_of, layers_s
 from perfmodel.inputs.passes import accumulated, one_pass
 from perfmodel.inputs.precisions import SHORT
 from perfmodel.inputs.recomputation import block_of
+from perfmodel.inputs.replica import Replica
 from perfmodel.inputs.software import EAGER, LAUNCH_S
 from perfmodel.inputs.workload import Workload, WorkloadLayer
 
@@ -39,18 +41,18 @@ sequence."""
 
 def divided(
     workload: Workload,
-    tensor: int,
+    replica: Replica,
     *,
-    sequence_parallel: bool,
     decoder: Decoder | None,
     devices: Mapping[str, Device],
     launches: str = EAGER,
 ) -> Workload:
-    """Return a workload with the times of one of the devices that divide its layers.
+    """Return a workload with the times of one of the devices that divide its layers, and its
+    sequences (:mod:`perfmodel.inputs.context_parallel`).
 
     Times change as those of the operators of layers of a ``decoder`` do; bytes stay those of all
-    devices together. A workload whose layers say what is summed has the times of one device
-    already.
+    devices together. A workload whose layers say what is summed, or the size of keys, has the times
+    of one device already.
 
     Parameters
     ----------
@@ -61,20 +63,29 @@ def divided(
     Raises
     ------
     InputError : a layer says nothing, and the model is not a language model with given dimensions;
-        the devices cannot divide its heads.
+        the devices cannot divide its heads or its sequences.
     """
-    if tensor == 1:
+    tensor, context = replica.tensor, replica.context
+    if tensor == context == 1:
         return workload
     one = one_pass(workload)
     layers = one.layers
-    if not any(layer.forward_summed_bytes or layer.backward_summed_bytes for layer in layers):
+    summed = any(layer.forward_summed_bytes or layer.backward_summed_bytes for layer in layers)
+    exchanged = any(layer.keys_bytes for layer in layers)
+    missing = {}
+    if tensor > 1 and not summed:
+        missing["tensor"] = "what devices sum (forward_summed_bytes)"
+    if context > 1 and not exchanged:
+        missing["context"] = "the size of keys (keys_bytes)"
+    if missing:
         if decoder is None or len(layers) < decoder.blocks:
+            name, what = next(iter(missing.items()))
             raise InputError(
-                f"tensor: the layers of {workload.name!r} do not say what devices sum "
-                "(forward_summed_bytes), and it is not a language model with given dimensions"
+                f"{name}: the layers of {workload.name!r} do not say {what}, and it is not a "
+                "language model with given dimensions"
             )
-        layers = _divided(one, tensor, sequence_parallel, decoder, devices)
-        layers = _launched(one, layers, tensor, decoder, launches)
+        layers = _divided(one, replica, decoder, devices)
+        layers = _launched(one, layers, replica, decoder, launches)
     made = msgspec.structs.replace(
         one,
         layers=layers,
@@ -88,14 +99,14 @@ def divided(
 def _launched(
     one: Workload,
     layers: tuple[WorkloadLayer, ...],
-    tensor: int,
+    replica: Replica,
     decoder: Decoder,
     launches: str,
 ) -> tuple[WorkloadLayer, ...]:
     """Return the layers of a pass on one device, no shorter together than their launches or, if it
     is shorter, than the pass on a single device."""
     length = one.sequence_length or decoder.sequence_length
-    kernels = kernels_of(layers_of(decoder, length, one.precision, tensor))
+    kernels = kernels_of(part_layers(decoder, length, one.precision, replica))
     least_s = min(LAUNCH_S[launches] * kernels, one.forward_s + one.backward_s)
     whole_s = sum(layer.forward_s + layer.backward_s for layer in layers)
     longer = max(least_s / whole_s, 1.0) if whole_s > 0.0 else 1.0
@@ -109,8 +120,7 @@ def _launched(
 
 def _divided(
     one: Workload,
-    tensor: int,
-    sequence_parallel: bool,
+    replica: Replica,
     decoder: Decoder,
     devices: Mapping[str, Device],
 ) -> tuple[WorkloadLayer, ...]:
@@ -118,26 +128,39 @@ def _divided(
     length = one.sequence_length or decoder.sequence_length
     device = devices.get(one.device) or next(iter(devices.values()))
     whole, part = (
-        layers_s(device, layers_of(decoder, length, one.precision, count), one.batch_size,
-                 one.precision, devices)
-        for count in (1, tensor)
-    )  # fmt: skip
-    names = [layer.name for layer in layers_of(decoder, length, one.precision)]
+        layers_s(device, layers, one.batch_size, one.precision, devices)
+        for layers in (
+            layers_of(decoder, length, one.precision),
+            part_layers(decoder, length, one.precision, replica),
+        )
+    )
+    divided_only = layers_of(decoder, length, one.precision, replica.tensor)
+    names = [layer.name for layer in divided_only]
     shares = {
         name: (after[0] / before[0], after[1] / before[1])
         for name, before, after in zip(names, whole, part, strict=True)
     }
-    width = float(one.batch_size * length * decoder.hidden * _value_bytes(one))
-    return tuple(
-        _share(
-            layer,
-            shares.get(layer.name, (1.0, 1.0)),
-            width,
-            tensor if sequence_parallel else 1,
-            again=one.recompute == "full" and bool(block_of(layer)),
+    value_bytes = _value_bytes(one)
+    width = float(one.batch_size * length * decoder.hidden * value_bytes) / replica.context
+    made = one.layers
+    if replica.tensor > 1:
+        made = tuple(
+            _summed(layer, width, again=one.recompute == "full" and bool(block_of(layer)))
+            for layer in made
         )
-        for layer in one.layers
-    )
+    if replica.context > 1:
+        sizes = {
+            layer.name: [one.batch_size * value_bytes * values
+                         for values in exchanged_values(layer.operators, replica)]
+            for layer in divided_only
+        }  # fmt: skip
+        made = tuple(
+            msgspec.structs.replace(layer, keys_bytes=keys, queries_bytes=queries)
+            for layer in made
+            for keys, queries in [sizes.get(layer.name, (0.0, 0.0))]
+        )
+    along = replica.tensor if replica.sequence_parallel else 1
+    return tuple(_share(layer, shares.get(layer.name, (1.0, 1.0)), along) for layer in made)
 
 
 def _value_bytes(one: Workload) -> float:
@@ -145,20 +168,23 @@ def _value_bytes(one: Workload) -> float:
     return 2.0 if one.precision in SHORT else 4.0
 
 
-def _share(
-    layer: WorkloadLayer, share: tuple[float, float], width: float, along: int, *, again: bool
-) -> WorkloadLayer:
-    """Return a layer with the times of one device, and what is summed: in backward also what
-    forward sums, if it runs ``again`` there."""
+def _share(layer: WorkloadLayer, share: tuple[float, float], along: int) -> WorkloadLayer:
+    """Return a layer with the times of one device."""
     forward, backward = share
     if layer.kind in WHOLE:
         forward, backward = forward / along, backward / along
+    return msgspec.structs.replace(
+        layer, forward_s=layer.forward_s * forward, backward_s=layer.backward_s * backward
+    )
+
+
+def _summed(layer: WorkloadLayer, width: float, *, again: bool) -> WorkloadLayer:
+    """Return a layer with what is summed: in backward also what forward sums, if it runs ``again``
+    there."""
     forward_bytes = width if layer.name.endswith(FORWARD_SUMS) else 0.0
     backward_bytes = width if layer.name.endswith(BACKWARD_SUMS) else 0.0
     return msgspec.structs.replace(
         layer,
-        forward_s=layer.forward_s * forward,
-        backward_s=layer.backward_s * backward,
         forward_summed_bytes=forward_bytes,
         backward_summed_bytes=backward_bytes + (forward_bytes if again else 0.0),
     )

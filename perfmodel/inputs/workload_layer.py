@@ -13,7 +13,10 @@ class WorkloadLayer(msgspec.Struct, frozen=True):
     its output (None: the same). ``kind`` and ``temporary_bytes`` are as in profiles.
     ``weight_gradient_s`` is the part of ``backward_s`` for the gradients of weights (None: half).
     ``forward_summed_bytes`` and ``backward_summed_bytes`` are what devices that divide the layer
-    sum after each of its passes; its times are then those of one of these devices.
+    sum after each of its passes; its times are then those of one of these devices. ``keys_bytes``
+    are the keys and values of attention, and ``queries_bytes`` its queries and outputs, of whole
+    sequences on one of the devices that divide the layer, if sequences are divided as well; its
+    times are then those of a part of the sequences.
     """
 
     name: str
@@ -27,6 +30,8 @@ class WorkloadLayer(msgspec.Struct, frozen=True):
     weight_gradient_s: float | None = None
     forward_summed_bytes: float = 0.0
     backward_summed_bytes: float = 0.0
+    keys_bytes: float = 0.0
+    queries_bytes: float = 0.0
 
     @property
     def of_weights_s(self) -> float:

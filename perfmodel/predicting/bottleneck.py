@@ -12,6 +12,7 @@ from perfmodel.engine.measures import CriticalOp, Measures
 from perfmodel.graph.op_graph import OpGraph, OpUse
 from perfmodel.predicting.coarse import SHOWN_SHARE
 from perfmodel.results.prediction import Bottleneck, CriticalStep
+from perfmodel.training.stages import EXCHANGE, GRADIENT_SUM, SUM, WAIT
 
 LATENCY = "latency"
 
@@ -30,12 +31,22 @@ _ACTIVITIES = {
 }
 
 
+_TOGETHER = {
+    EXCHANGE: "exchanges over context-parallel devices",
+    SUM: "sums over tensor-parallel devices",
+    GRADIENT_SUM: "sums of gradients over context-parallel devices",
+    WAIT: "waiting for the slowest part of sequences",
+}
+"""What devices of a replica do together inside a node, by the label of its ops."""
+
+
 def bottleneck(graph: OpGraph, measures: Measures) -> Bottleneck:
     """Find the kind of resource that takes most of the critical path, and its busiest member.
 
     The critical path leads back from the end of an iteration through the event that let each op
     start: its last input, or the release of its slot. A transfer counts towards the busiest link
-    on its route; fixed delays per message count as latency. Of computation in a pipeline, the stage
+    on its route; fixed delays per message count as latency, but what devices of a replica do
+    together inside a node. Of computation in a pipeline, the stage
     that takes most of it is named.
     """
     seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
@@ -45,12 +56,13 @@ def bottleneck(graph: OpGraph, measures: Measures) -> Bottleneck:
     for op, total, count in critical:
         use = known[op]
         fixed_s = min(total, use.fixed_s * count)
+        name = _TOGETHER.get(use.operation, LATENCY)
         if total > fixed_s:
-            seconds[use.family or LATENCY][use.resource or LATENCY] += total - fixed_s
+            seconds[use.family or name][use.resource or name] += total - fixed_s
             if use.part and use.family == DEVICES:
                 stages[use.part] += total - fixed_s
         if fixed_s > 0.0:
-            seconds[LATENCY][LATENCY] += fixed_s
+            seconds[name][name] += fixed_s
     totals = {family: sum(members.values()) for family, members in seconds.items()}
     if not totals:
         return Bottleneck("none", 0.0, "nothing takes time", {}, ())
@@ -128,6 +140,8 @@ def _words(family: str, resource: str, shares: Mapping[str, float]) -> str:
         what = "computation on the workers' devices"
     elif family == LATENCY:
         what = "message latency"
+    elif family in _TOGETHER.values():
+        what = family
     elif "link" in family or family == "core":
         verb = _ACTIVITIES.get(family, "sending").partition(" ")[0]
         what = f"{verb} over the {resource}"

@@ -26,6 +26,9 @@ from perfmodel.results.prediction import (
 )
 from perfmodel.training.workers import CORES, alike
 
+Devices = tuple[int, int]
+"""Stages of a worker, and devices of each that are workers of their own to the architecture."""
+
 ROUNDING = 1e-9
 """Idle fractions below this count as 0."""
 
@@ -97,7 +100,8 @@ def predict(
     causes = {cause: float(waits[i]) for i, cause in enumerate(CAUSES)}
     stages = 1 if job.replica is None else job.replica.pipeline
     late = job.replica is not None and any(replicas.delays(job))
-    rate /= stages  # a group is a device of a stage
+    devices = (stages, job.context_workers)
+    rate /= math.prod(devices)  # a group is a device of a stage
     iteration_s = job.workers / rate
     communicating = causes["network"] + causes["server"]
     return Outcome(
@@ -114,21 +118,21 @@ def predict(
         exposed_communication_s=communicating * iteration_s,
         idle_fraction=Idle(
             mean=float(np.average(idle, weights=count)),
-            per_worker=_by_worker(graph, idle, stages),
+            per_worker=_by_worker(graph, idle, devices),
             by_stage=_by_stage(graph, idle, stages) if stages > 1 else (),
             by_cause={cause: part for cause, part in causes.items() if part > 0.0},
         ),
-        causes_by_worker=_causes_by_worker(graph, run, stages),
-        staleness=_staleness(graph, run, stages, late=late),
+        causes_by_worker=_causes_by_worker(graph, run, devices),
+        staleness=_staleness(graph, run, devices, late=late),
         clock_gap=ClockGap(run.clock_gap_mean, run.clock_gap_max),
         operation_s=_operations(graph, run),
         updates_per_s=run.updates_per_s,
-        utilisation=_utilisation(graph, run, stages),
+        utilisation=_utilisation(graph, run, devices),
         bottleneck=bottleneck(graph, run),
     )
 
 
-def _staleness(graph: OpGraph, run: Measures, stages: int, *, late: bool) -> Staleness | None:
+def _staleness(graph: OpGraph, run: Measures, devices: Devices, *, late: bool) -> Staleness | None:
     total = int(run.staleness.sum())
     if not total or np.isnan(run.staleness_mean).any():
         return None
@@ -138,25 +142,28 @@ def _staleness(graph: OpGraph, run: Measures, stages: int, *, late: bool) -> Sta
         p50=percentile(seen, 0.5),
         p90=percentile(seen, 0.9),
         max=max(seen),
-        per_worker=_by_worker(graph, run.staleness_mean, stages),
+        per_worker=_by_worker(graph, run.staleness_mean, devices),
         histogram={str(value): count / total for value, count in seen.items()},
-        by_stage=_by_stage(graph, run.staleness_mean, stages) if late else (),
+        by_stage=_by_stage(graph, run.staleness_mean, devices[0]) if late else (),
     )
 
 
-def _causes_by_worker(graph: OpGraph, run: Measures, stages: int) -> tuple[dict[str, float], ...]:
+def _causes_by_worker(
+    graph: OpGraph, run: Measures, devices: Devices
+) -> tuple[dict[str, float], ...]:
     """Return each worker's idle fraction by cause."""
-    waits = np.array([_by_worker(graph, part, stages) for part in run.wait_fraction.T])
+    waits = np.array([_by_worker(graph, part, devices) for part in run.wait_fraction.T])
     return tuple(
         {cause: part for cause, part in zip(CAUSES, row, strict=True) if part > 0.0}
         for row in waits.T.tolist()
     )
 
 
-def _by_worker(graph: OpGraph, by_group: Floats, stages: int) -> tuple[float, ...]:
-    """Return each worker's value: of replicas, the mean of their stages."""
-    devices = np.repeat(by_group, graph.group_count)
-    return tuple((devices if stages == 1 else devices.reshape(stages, -1).mean(axis=0)).tolist())
+def _by_worker(graph: OpGraph, by_group: Floats, devices: Devices) -> tuple[float, ...]:
+    """Return each worker's value: of replicas, the mean of their devices."""
+    each, (stages, within) = np.repeat(by_group, graph.group_count), devices
+    several = each if stages == 1 else each.reshape(stages, -1).mean(axis=0)
+    return tuple((several if within == 1 else several.reshape(-1, within).mean(axis=1)).tolist())
 
 
 def _by_stage(graph: OpGraph, by_group: Floats, stages: int) -> tuple[float, ...]:
@@ -176,14 +183,14 @@ def _operations(graph: OpGraph, run: Measures) -> dict[str, float]:
     return {label: seconds / count for label, (seconds, count) in out.items()}
 
 
-def _utilisation(graph: OpGraph, run: Measures, stages: int) -> Utilisation:
+def _utilisation(graph: OpGraph, run: Measures, devices: Devices) -> Utilisation:
     servers = {
         block.name(slot): float(run.slot_utilisation[slot])
         for block in graph.slots
         if block.label.startswith("update")
         for slot in range(block.first, block.first + block.size)
     }
-    busy = _by_worker(graph, run.busy_fraction, stages)
+    busy = _by_worker(graph, run.busy_fraction, devices)
     # the engine models processors as links, too
     links: dict[str, float] = {}
     cores: dict[str, float] = {}

@@ -16,8 +16,9 @@ from perfmodel.inputs.job import Job
 from perfmodel.inputs.stage_work import stages_of
 from perfmodel.inputs.workload import expanded
 from perfmodel.predicting.options import PredictOptions
+from perfmodel.results.layout import Layout
 from perfmodel.results.memory import Memory
-from perfmodel.results.prediction import Layout, ModelAge
+from perfmodel.results.prediction import ModelAge
 from perfmodel.results.training import Training
 
 LEAST_STEP_S = 1e-12
@@ -71,6 +72,8 @@ def layout_of(job: Job) -> Layout | None:
         devices=replica.devices,
         tensor=replica.tensor,
         sequence_parallel=replica.sequence_parallel,
+        context=replica.context,
+        context_exchange=replica.context_exchange,
         pipeline=replica.pipeline,
         virtual_stages=replica.virtual_stages,
         schedule=replica.schedule,

@@ -25,22 +25,26 @@ from perfmodel.predicting.replicas import (
     delays,
     rank_positions,
     replica_of,
+    shares_sent,
     stage_jobs,
     tied_pairs,
     tied_table,
     whole_fabric,
 )
 from perfmodel.training.spans import Paths, Spans, pace_s, paths_of, spans
-from perfmodel.training.stages import chunk_seconds
+from perfmodel.training.stages import SLOWEST, chunk_seconds
 
 
 class Face(NamedTuple):
     """A stage as a single device: its job, and of the computing time in it, what it really computes
-    and what it spends on sums among the devices that divide its layers."""
+    and what it spends on sums among the devices that divide its layers, on exchanges among those
+    that divide sequences, and on waits for the slowest of these."""
 
     job: Job
     computing_s: float
     summing_s: float
+    exchanging_s: float
+    waiting_s: float
     span_s: float
 
 
@@ -68,12 +72,17 @@ def phases(job: Job, of_device: Callable[[Job], Phases]) -> Phases:
     slowest = max(range(len(faces)), key=lambda k: float(several[k].iteration_s))
     face, result = faces[slowest], several[slowest]
     computing = float(np.mean([one.computing_s for one in faces]))
-    summing = float(np.mean([one.summing_s for one in faces]))
+    summing, exchanging, waiting = (
+        float(np.mean([getattr(one, name) for one in faces]))
+        for name in ("summing_s", "exchanging_s", "waiting_s")
+    )
     outside_s = float(result.compute_s) - face.span_s
     others = {name: part for name, part in result.parts.items() if part.cause != "compute"}
     parts = {
         "compute": Phase(computing + outside_s, "compute"),
         "sums over tensor-parallel devices": Phase(summing, "network"),
+        "exchange over context-parallel devices": Phase(exchanging, "network"),
+        "slowest part of sequences": Phase(waiting, SLOWEST),
         **others,
     }
     iteration_s = float(result.iteration_s)
@@ -93,17 +102,17 @@ def _pace_s(
     job: Job, paths: Paths, jobs: list[StageJob], faces: list[Face], several: list[Phases]
 ) -> float:
     """Return the time between two updates of stages that go on without a flush."""
-    seconds, summed = _seconds(paths, jobs)
+    took = _seconds(paths, jobs).sum(axis=0)
     between_s = np.array(
         [float(one.iteration_s) - face.span_s for one, face in zip(several, faces, strict=True)]
     )
-    held = np.zeros(len(seconds))
+    held = np.zeros(len(took))
     if job.options.holds_backward and replica_of(job).asks_as_torch and len(faces) > 1:
         for rank, one in enumerate(several):
             late_s = float(one.iteration_s) - float(one.compute_s)
             held[_finals(paths, rank)] = late_s
             between_s[rank] -= late_s
-    return pace_s(paths, seconds + summed + held, *_send_s(job, paths, jobs), between_s)
+    return pace_s(paths, took + held, *_send_s(job, paths, jobs), between_s)
 
 
 def leaves_out(job: Job, of_device: Callable[[Job], str | None]) -> str | None:
@@ -140,7 +149,11 @@ def exact(job: Job, of_device: Callable[[Job], bool]) -> bool:
     if replica_of(job).pipeline > 1 or job.workers > 1:
         return False
     (one,) = stage_jobs(job)
-    sums = () if one.job.stage is None else one.job.stage.forward_sums + one.job.stage.backward_sums
+    stage = one.job.stage
+    if stage is None or stage.context_workers > 1:
+        return False
+    sums = (*stage.forward_sums, *stage.backward_sums, *stage.forward_exchanges,
+            *stage.backward_exchanges, *stage.gradient_sums)  # fmt: skip
     return not any(part.bytes for part in sums) and of_device(
         msgspec.structs.replace(one.job, stage=None)
     )
@@ -161,9 +174,10 @@ def _crossing_s(job: Job, paths: Paths, jobs: list[StageJob]) -> float:
 def _moved(job: Job, paths: Paths) -> Floats:
     """Return the bytes of each transfer, (transfers,)."""
     replica, stage, handing = replica_of(job), paths.schedule.stage, paths.handing
+    share = shares_sent(job)
     sizes = np.array([*boundary_bytes(job.workload, replica), 0.0])
     between = np.minimum(stage[handing.source], stage[handing.target])
-    return np.asarray(sizes[between] * (1 if replica.sequence_parallel else replica.tensor))
+    return np.asarray(sizes[between] * share)
 
 
 def faces_of(job: Job, jobs: list[StageJob], held_s: list[float] | None = None) -> list[Face]:
@@ -173,18 +187,19 @@ def faces_of(job: Job, jobs: list[StageJob], held_s: list[float] | None = None) 
     return once their gradients have been exchanged; each chunk has an equal part.
     """
     paths = paths_of(replica_of(job), job.workload.accumulation)
-    seconds, summed = _seconds(paths, jobs)
-    held = np.zeros(len(seconds))
+    parts = _seconds(paths, jobs)
+    held = np.zeros(parts.shape[1])
     for one, late_s in zip(jobs, held_s or (), strict=False):
         for rank in one.ranks.tolist():
             finals = _finals(paths, rank)
             held[finals] = late_s / len(finals)
+    took = parts.sum(axis=0)
     if paths.schedule.updates.kind == "flush":
-        at = spans(paths, seconds + summed + held, *_send_s(job, paths, jobs))
+        at = spans(paths, took + held, *_send_s(job, paths, jobs))
         at = Spans(at.begin, at.end - held)
     else:  # a stage alone, which waits for nothing
-        end = np.cumsum(seconds + summed)
-        at = Spans(end - seconds - summed, end)
+        end = np.cumsum(took)
+        at = Spans(end - took, end)
     done_s = [float(at.end[stop - 1]) for stop in paths.schedule.begins.tolist()[1:]]
     if pairs := tied_pairs(jobs):
         summed_s = max(done_s[k] for k in pairs[0]) + max(_tied_s(job, jobs, p) for p in pairs)
@@ -192,7 +207,7 @@ def faces_of(job: Job, jobs: list[StageJob], held_s: list[float] | None = None) 
             done_s[k] = summed_s
     ranks = [int(one.ranks[0]) for one in jobs]
     return [
-        _face(paths, at, seconds, summed, rank, one, done_s[rank])
+        _face(paths, at, parts, rank, one, done_s[rank])
         for rank, one in zip(ranks, jobs, strict=True)
     ]
 
@@ -219,18 +234,20 @@ def _finals(paths: Paths, rank: int) -> list[int]:
     ]
 
 
-def _seconds(paths: Paths, jobs: list[StageJob]) -> tuple[Floats, Floats]:
-    """Return the computing time of each action, and its sums among devices, (actions,)."""
+def _seconds(paths: Paths, jobs: list[StageJob]) -> Floats:
+    """Return the time of each action by part, (4, actions): computing, sums among devices, their
+    exchanges, and waits for the slowest."""
     schedule = paths.schedule
-    seconds, summed = np.zeros(len(schedule)), np.zeros(len(schedule))
+    parts = np.zeros((4, len(schedule)))
     for one in jobs:
-        computing, sums = chunk_seconds(one.job)  # (kinds, chunks)
+        *several, gradients = chunk_seconds(one.job)
         for rank in one.ranks.tolist():
             where = slice(int(schedule.begins[rank]), int(schedule.begins[rank + 1]))
             chunk = np.searchsorted(np.array(schedule.held(rank)), schedule.stage[where])
-            seconds[where] = computing[schedule.kind[where], chunk]
-            summed[where] = sums[schedule.kind[where], chunk]
-    return seconds, summed
+            for row, table in zip(parts, several, strict=True):
+                row[where] = table[schedule.kind[where], chunk]
+            parts[2, _finals(paths, rank)] += gradients
+    return parts
 
 
 def _send_s(job: Job, paths: Paths, jobs: list[StageJob]) -> tuple[Floats, Floats]:
@@ -249,8 +266,7 @@ def _send_s(job: Job, paths: Paths, jobs: list[StageJob]) -> tuple[Floats, Float
 def _face(
     paths: Paths,
     at: Spans,
-    seconds: Floats,
-    summed: Floats,
+    parts: Floats,
     rank: int,
     one: StageJob,
     end_s: float,
@@ -276,7 +292,8 @@ def _face(
     layers[0] = msgspec.structs.replace(layers[0], backward_s=layers[0].backward_s + end_s - past_s)
     face = _as_device(work, layers, job.workload)
     alone = msgspec.structs.replace(job, workload=face, stage=None)
-    return Face(alone, float(seconds[where].sum()), float(summed[where].sum()), end_s - begin_s)
+    computing, summing, exchanging, waiting = parts[:, where].sum(axis=1).tolist()
+    return Face(alone, computing, summing, exchanging, waiting, end_s - begin_s)
 
 
 def _lasting_forward(layers: list[WorkloadLayer], total_s: float) -> list[WorkloadLayer]:

@@ -18,7 +18,7 @@ import numpy as np
 from perfmodel.architectures.base import architecture_of
 from perfmodel.base.arrays import NONE, Floats, Ids
 from perfmodel.base.errors import InputError
-from perfmodel.communication.costs import Cost, LinkCosts
+from perfmodel.communication.costs import LinkCosts
 from perfmodel.communication.fabric import Fabric
 from perfmodel.communication.members import Members
 from perfmodel.communication.network import Network
@@ -33,6 +33,7 @@ from perfmodel.inputs.seats import Seats, of_groups, positions_of, seats_of
 from perfmodel.inputs.stage_work import boundary_bytes, groups_of, schedule_of, stages_of
 from perfmodel.inputs.workload import WorkloadLayer
 from perfmodel.pipelines.facts import staleness
+from perfmodel.predicting.context import as_sums, with_context
 from perfmodel.training.spans import Paths, paths_of
 from perfmodel.training.stages import ENDS, STARTS, TIED
 from perfmodel.training.workers import CORES
@@ -68,37 +69,40 @@ def stage_jobs(job: Job) -> list[StageJob]:
     ------
     InputError : the layers, the schedule or the nodes do not allow such replicas.
     """
-    replica = replica_of(job)
+    replica, within = replica_of(job), job.context_workers
     _check_versions(job)
-    cluster = of_groups(job.cluster, replica.tensor)
+    cluster = of_groups(job.cluster, job.counted_as_one)
     slower = _slowdown(job)
     groups = groups_of(schedule_of(replica, job.workload.accumulation))
     _check_copies(job, groups)
-    positions = positions_of(job.workers, replica)[groups]  # (groups, copies, replicas)
+    positions = positions_of(job.workers, replica, within)[groups]  # (groups, copies, replicas)
     flat = np.sort(positions.reshape(len(groups), -1))
     jobs = []
     for number, (seats, (stage, workload)) in enumerate(
         zip(seats_of(cluster, flat), stages_of(job.workload, replica), strict=True)
     ):
         index = np.searchsorted(flat[number], positions[number])
+        layers = one_pass(workload).layers
         if replica.tensor > 1:
-            layers = one_pass(workload).layers
             forward = _sums(job.cluster, replica, [one.forward_summed_bytes for one in layers])
             backward = _sums(job.cluster, replica, [one.backward_summed_bytes for one in layers])
             if replica.overlap_sums:
                 backward = tuple(map(_exposed, backward, layers))
             stage = msgspec.structs.replace(stage, forward_sums=forward, backward_sums=backward)
+        if replica.context > 1:
+            stage = with_context(job.cluster, stage, layers, workload.recompute, within)
         part = msgspec.structs.replace(
             job,
             workload=workload if slower == 1.0 else workload.scaled("compute_s", slower),
             cluster=seats.cluster,
             workers=index.size,
+            options=job.options.among(within),
             replica=None,
             stage=stage,
             stragglers=tuple(
                 msgspec.structs.replace(one, worker=int(worker))
                 for one in job.stragglers
-                for worker in index[:, one.worker]
+                for worker in index[:, one.worker * within : (one.worker + 1) * within].flat
             ),
             given=None,
         )
@@ -178,24 +182,8 @@ def _sums(cluster: Cluster, replica: Replica, summed: list[float]) -> tuple[Sums
         parts = [costs.cost("reduce_scatter"), costs.cost("all_gather")]
     else:
         parts = [costs.cost("all_reduce")]
-    known = {b: _sum(fabric, parts, k) if b else Sums() for k, b in enumerate(distinct)}
+    known = {b: as_sums(fabric, parts, k) if b else Sums() for k, b in enumerate(distinct)}
     return tuple(known[b] for b in summed)
-
-
-def _sum(fabric: Fabric, parts: list[Cost], layer: int) -> Sums:
-    """Return the collectives of a layer: time inside a node, or bytes over links between nodes."""
-    seconds = sum(float(part.seconds[layer]) for part in parts)
-    if int(fabric.place.max()) == 0 or seconds == 0.0:
-        return Sums(seconds)
-    out = slice(0, fabric.nics)
-    moved = sum(
-        float(part.bytes[layer] * part.loads[min(layer, len(part.loads) - 1), out].sum())
-        for part in parts
-    )
-    transfer_s = sum(float(part.transfer_s[layer]) for part in parts)
-    if transfer_s == 0.0:
-        return Sums(seconds)
-    return Sums(seconds - transfer_s, moved, moved / transfer_s)
 
 
 def _exposed(sums: Sums, layer: WorkloadLayer) -> Sums:
@@ -209,15 +197,15 @@ def _exposed(sums: Sums, layer: WorkloadLayer) -> Sums:
 
 def whole_fabric(job: Job) -> Fabric:
     """Return the links between the devices of all stages of all replicas."""
-    replica = replica_of(job)
-    return Fabric.of(of_groups(job.cluster, replica.tensor), job.workers * replica.pipeline)
+    devices = job.devices // job.counted_as_one
+    return Fabric.of(of_groups(job.cluster, job.counted_as_one), devices)
 
 
 def build(job: Job, *, fold: bool = False) -> OpGraph:
     """Build the graph of a job with replicas; with ``fold``, of the first replica only, which
     represents all, if its stages allow it."""
     jobs = stage_jobs(job)
-    whole = of_groups(job.cluster, replica_of(job).tensor)
+    whole = of_groups(job.cluster, job.counted_as_one)
     paths = paths_of(replica_of(job), job.workload.accumulation)
     late = delays(job)
     at = rank_positions(jobs)
@@ -225,19 +213,20 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
     loads = _loads(whole_fabric(job), at, pairs) if len(at) == len(jobs) else None
     fold = fold and loads is not None and whole.core_oversubscription is None
     graphs = _graphs(jobs, fold=fold)
-    folded = any(len(graph.group_mark) < job.workers for graph in graphs)
-    if folded and any(len(graph.group_mark) == job.workers for graph in graphs):
+    workers = job.workers * job.context_workers
+    folded = any(len(graph.group_mark) < workers for graph in graphs)
+    if folded and any(len(graph.group_mark) == workers for graph in graphs):
         graphs, folded = _graphs(jobs, fold=False), False
     b = JoiningBuilder()
     devices = msgspec.structs.replace(
         job,
         cluster=whole,
-        workers=job.workers * replica_of(job).pipeline,
+        workers=job.devices // job.counted_as_one,
         replica=None,
         options=Options(),  # numbers of workers that these allow are numbers of replicas
         stragglers=(),
     )
-    network = Network(b, devices, names=_names(at))
+    network = Network(b, devices, names=_names(at, job.context_workers))
     keys = _keys_of_fabric(network.fabric)
     used = network.ids(np.arange(len(keys)))
     b.share(
@@ -329,10 +318,12 @@ def _add_tied(
         b.edge(sent, tied[stage][:, 1])
 
 
-def _names(at: Ids) -> list[str]:
-    """Return the names of all devices by their position, those that divide layers as one."""
+def _names(at: Ids, within: int) -> list[str]:
+    """Return the names of all devices by their position, those that divide layers as one; of
+    ``within`` for each worker, also their number there."""
     names = {
-        int(position): f"stage {stage}, worker {worker}"
+        int(position): f"stage {stage}, worker {worker // within}"
+        + (f", part {worker % within}" if within > 1 else "")
         for stage, row in enumerate(at)
         for worker, position in enumerate(row)
     }
@@ -418,6 +409,14 @@ def _key(seats: Seats, fabric: Fabric, block: Block, k: int) -> Hashable | None:
     return None
 
 
+def shares_sent(job: Job) -> float:
+    """Return what the devices of a stage that count as one send to the next stage, as a multiple
+    of the activations: each sends its own, of its part of a sequence."""
+    replica = replica_of(job)
+    copies = 1 if replica.sequence_parallel else replica.tensor
+    return copies / job.context_workers
+
+
 def _add_transfers(
     b: JoiningBuilder,
     job: Job,
@@ -439,7 +438,7 @@ def _add_transfers(
     ends = np.concatenate([end for _, end in logs], axis=1)
     n, worker = len(starts), np.arange(len(starts))
     stage = schedule.stage
-    copies = 1 if replica.sequence_parallel else replica.tensor
+    share = shares_sent(job)
     pairs = _pairs(paths)
     lines = {pair: b.slots(f"connection of stage {pair[0]} to {pair[1]}", (n,), axes=WORKERS)
              for pair in sorted({*pairs, *(pair[::-1] for pair in pairs)})}  # fmt: skip
@@ -456,7 +455,7 @@ def _add_transfers(
         sent = b.ops(
             "send",
             (n, len(where)),
-            bytes=copies * np.array(moved),
+            bytes=share * np.array(moved),
             path=between["path"][:, None],
             path_units=units.get(pair, 1.0),
             rate_cap_bytes_per_s=between["rate_cap_bytes_per_s"][:, None],

@@ -11,6 +11,7 @@ from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Assumption, Provenance
 from perfmodel.base.uncertainty import Uncertainty
 from perfmodel.reporting.drawn import Paged
+from perfmodel.results.layout import Count, Layout
 from perfmodel.results.memory import Memory
 from perfmodel.results.training import Training
 
@@ -37,7 +38,6 @@ class ModelAge(msgspec.Struct, frozen=True):
 
 SCHEMA = "perfmodel.prediction/1"
 
-Count = Annotated[int, msgspec.Meta(ge=1)]
 Positive = Annotated[float, msgspec.Meta(gt=0.0)]
 """Checked in a prediction that is read back from JSON."""
 
@@ -190,42 +190,6 @@ class PredictedJob(Protocol):
         self, updates: int | None, samples_per_s: float, progress: Progress | None = None
     ) -> Schedule:
         """The schedule of ``updates`` updates; ``samples_per_s`` is recorded in its header."""
-
-
-class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """How the devices of a worker divide the model between them.
-
-    Attributes
-    ----------
-    devices : of a worker: tensor x pipeline.
-    tensor, sequence_parallel : devices that divide each layer, and whether along the sequence too.
-    pipeline, virtual_stages, schedule : stages, chunks of layers of each, and their schedule.
-    micro_batches : of a worker's batch.
-    stage_layers : layers of each stage.
-    """
-
-    devices: Count
-    tensor: Count
-    sequence_parallel: bool
-    pipeline: Count
-    virtual_stages: Count
-    schedule: str
-    micro_batches: Count
-    stage_layers: tuple[int, ...]
-
-    @property
-    def text(self) -> str:
-        """The layout in words."""
-        words = []
-        if self.tensor > 1:
-            along = " and sequence" if self.sequence_parallel else ""
-            words.append(f"{self.tensor} tensor{along} parallel")
-        if self.pipeline > 1:
-            chunks = f" x {self.virtual_stages}" if self.virtual_stages > 1 else ""
-            words.append(f"{self.pipeline}{chunks} stages by {self.schedule}")
-        if self.micro_batches > 1:
-            words.append(f"{self.micro_batches} micro-batches")
-        return ", ".join(words)
 
 
 class Prediction(Paged, frozen=True, kw_only=True):

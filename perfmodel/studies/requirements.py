@@ -185,8 +185,9 @@ def require(
 
     Parameters
     ----------
-    variable : bandwidth, latency, workers, servers, batch-size, micro-batches, pipeline, tensor, or
-        a numeric option of the architecture. Of the last three also the workers' batch stays.
+    variable : bandwidth, latency, workers, servers, batch-size, micro-batches, pipeline, tensor,
+        context, or a numeric option of the architecture. Of micro-batches to context also the
+        workers' batch stays.
     aim : such as ``scaling>0.9``, see :meth:`Aim.parse`.
     fidelity : fidelity of the predictions. *coarse* takes seconds, the others may take minutes; the
         error of *coarse* is part of the interval.
@@ -250,7 +251,7 @@ def _variable(name: str, job: Job) -> Variable:
     numbers = [name for name, value in defaults.items() if type(value) in (int, float)]
     if option not in defaults:
         arguments = ("bandwidth", "latency", "workers", "batch-size", "micro-batches", "pipeline")
-        raise unknown_name("variable", name, [*arguments, "tensor", *numbers])
+        raise unknown_name("variable", name, [*arguments, "tensor", "context", *numbers])
     if option not in numbers:
         raise InputError(f"variable: option {option} is not a number")
     if isinstance(defaults[option], int):

@@ -289,8 +289,9 @@ def _splits(now: Situation) -> Iterator[Change]:
 def _split(job: Job, tensor: int, pipeline: int) -> Change | None:
     """The same devices as replicas of so many; None if that is how they are, or if they cannot
     share the samples of an update."""
-    workers, uneven = divmod(job.devices, tensor * pipeline)
     now = job.replica
+    context = 1 if now is None else now.context
+    workers, uneven = divmod(job.devices, tensor * context * pipeline)
     same = now is not None and (now.tensor, now.pipeline) == (tensor, pipeline)
     samples = job.workload.batch_size // job.workload.accumulation
     if same or uneven or job.global_batch_size % workers:
@@ -307,6 +308,7 @@ def _split(job: Job, tensor: int, pipeline: int) -> Change | None:
         none |= {"sequence_parallel": None}
     flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in sizes.items())
     words = [f"{tensor} tensor-parallel devices"] if tensor > 1 else []
+    words += [f"{context} parts of sequences"] if context > 1 else []
     words += [f"{pipeline} stages"] if pipeline > 1 else []
     name = f"{workers} workers of {' x '.join(words) or 'one device'}"
     return of_arguments(name, flags, **sizes, **none)

@@ -20,7 +20,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
 }
 """Ranges of the arguments of a job that can be varied."""
 
-OF_REPLICAS = ("micro_batches", "pipeline", "tensor")
+OF_REPLICAS = ("context", "micro_batches", "pipeline", "tensor")
 """Arguments of a job that can be varied among a few whole numbers."""
 
 MOST_STAGES = 128
@@ -78,6 +78,7 @@ class Variable(NamedTuple):
             "micro_batches": devices.workload.accumulation,
             "pipeline": 1 if job.replica is None else job.replica.pipeline,
             "tensor": 1 if job.replica is None else job.replica.tensor,
+            "context": 1 if job.replica is None else job.replica.context,
         }
         return float(known[self.name] if self.name in known else getattr(job.options, self.name))
 

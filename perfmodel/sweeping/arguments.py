@@ -68,7 +68,8 @@ def changed(job: Job, changes: Mapping[str, object]) -> Job:
     ------
     InputError : the changed job is impossible, or :func:`perfmodel.make_job` did not make the job.
     """
-    of_passes = (*OF_WORKLOAD, "global_batch_size", "micro_batches", "pipeline", "tensor")
+    of_passes = (*OF_WORKLOAD, "global_batch_size", "micro_batches", "pipeline", "tensor",
+                 "context", "context_exchange", "context_inside", "context_split")  # fmt: skip
     anew = job.islands or job.replica or any(name in changes for name in of_passes)
     return job_of(per_worker(merged(job, changes)), None if anew else job.workload)
 

@@ -129,7 +129,7 @@ def layouts(
 
     Parameters
     ----------
-    job : with a pipeline or tensor parallelism, and all else that layouts have in common.
+    job : with a pipeline, tensor or context parallelism, and all else that layouts have in common.
     schedule : names; by default that of ``job`` with one chunk per stage, and ``interleaved_1f1b``
         with several.
 
@@ -164,7 +164,8 @@ class _Evaluating:
 
     def add(self, shape: _Shape) -> None:
         """Evaluate the layouts of a shape, or count why they are impossible."""
-        size = shape.tensor * shape.pipeline
+        context = 1 if self.job.replica is None else self.job.replica.context
+        size = shape.tensor * context * shape.pipeline
         if self.devices % size:
             return self._skip("devices do not form whole replicas", len(self.passes))
         try:

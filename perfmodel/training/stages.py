@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -34,9 +35,19 @@ LABELS = {
 }
 """Labels of ops, by the kind of their action."""
 
+SUM, EXCHANGE, GRADIENT_SUM, WAIT = (
+    "sum over tensor-parallel devices",
+    "exchange over context-parallel devices",
+    "sum of gradients over context-parallel devices",
+    "wait for the slowest part of sequences",
+)
+"""Labels of what the devices of a stage of a replica do together."""
+
 PIPELINE = "pipeline"
 """Cause of waits for other stages."""
 
+SLOWEST = "straggler"
+"""Cause of waits for the slowest of the devices that divide a sequence."""
 
 _MICRO_BATCH = re.compile(r"(?:chunk (\d+), )?micro-batch (\d+)")
 """What the names of a stage's actions have in common."""
@@ -85,6 +96,7 @@ class _Stage:
         self.layers = [slice(end - n, end) for end, n in zip(ends, stage.chunk_layers, strict=True)]
         self.plain = _seconds(expanded(job.pass_work(reduced=False)))
         self.handed = _seconds(expanded(job.pass_work(reduced=True)))
+        self._path = self._links()
         self.last = [self._last(chunk) for chunk in range(len(self.layers))]
         self.detailed = self._detailed(by_pass=by_pass)
 
@@ -119,12 +131,16 @@ class _Stage:
             if kind == FORWARD:
                 forward[at, :, self.layers[chunk]] = made
             elif kind != INPUT:
+                if k == self.last[chunk] and self.stage.gradient_sums:
+                    made, ends[:, k] = self._with_gradient_sums(k, made, self.layers[chunk])
                 backward[at, :, self.layers[chunk]] = made
         self._add_sums(ends)
         for chunk, k in enumerate(self.last):
             self.b.edge(ends[:, k].copy(), returns[:, chunk])
             ends[:, k] = returns[:, chunk]
         self.b.edge(ends[:, :-1].copy(), begins[:, 1:].copy())
+        if self._exchanging:
+            self.b.edge(ends[:, -1].copy(), begins[:, 0], lag=1)
         together = np.flatnonzero(self.order.joined)
         begins[:, together + 1], ends[:, together] = begins[:, together], ends[:, together + 1]
         self._finish(forward, backward, begins, ends)
@@ -180,40 +196,106 @@ class _Stage:
         self.b.chain(made if kind == FORWARD else made[:, ::-1])
         return made
 
+    def _with_gradient_sums(self, action: int, made: Ids, layers: slice) -> tuple[Ids, Ids]:
+        """Add sums of each layer's gradients over the devices that divide sequences, one after the
+        other; return the ops after which they are complete, (workers, layers), and the last."""
+        sums = self.stage.gradient_sums[layers]
+        which = np.array([k for k, one in enumerate(sums) if one != Sums()], np.int64)
+        if not len(which):
+            return made, made[:, 0]
+        names = [f"{self._named(action)}, {name}" for name in self.workers.layer_names[layers]]
+        added = self.b.ops(
+            GRADIENT_SUM,
+            (len(made), len(which)),
+            seconds=[sums[k].seconds for k in which],
+            bytes=[sums[k].bytes for k in which],
+            rate_cap_bytes_per_s=[sums[k].rate_bytes_per_s for k in which],
+            path=self._path,
+            group=self.workers.index[:, None],
+            axes=(("worker", None), ("layer", [names[k] for k in which])),
+        )
+        self.b.edge(made[:, 0].copy(), added[:, -1])
+        self.b.chain(added[:, ::-1])
+        complete = made.copy()
+        complete[:, which] = added
+        return complete, added[:, 0]
+
     def _add_sums(self, ends: Ids) -> None:
         """Add the collectives among the devices of a stage after each action, which then ends with
         them."""
-        path = self._links()
-        for kinds, sums in (
-            ((FORWARD,), self.stage.forward_sums),
-            ((BACKWARD, INPUT), self.stage.backward_sums),
+        self._add_waits(ends)
+        for kinds, exchanges, sums in (
+            ((FORWARD,), self.stage.forward_exchanges, self.stage.forward_sums),
+            ((BACKWARD, INPUT), self.stage.backward_exchanges, self.stage.backward_sums),
         ):
-            of_chunk = [_total(sums[layers]) for layers in self.layers]
+            self._add_after(ends, kinds, EXCHANGE, exchanges)
+            self._add_after(ends, kinds, SUM, sums)
+
+    def _add_after(
+        self, ends: Ids, kinds: tuple[int, ...], label: str, sums: Sequence[Sums]
+    ) -> None:
+        """Add what devices send to each other after actions of these kinds."""
+        of_chunk = [_total(sums[layers]) for layers in self.layers]
+        which = np.flatnonzero(np.isin(self.order.kind, kinds))
+        which = which[[of_chunk[c] != Sums() for c in self.order.chunk[which].tolist()]]
+        if not len(which):
+            return
+        parts = [of_chunk[c] for c in self.order.chunk[which].tolist()]
+        made = self._ops(label, which, parts, (len(ends), len(which)))
+        self.b.edge(ends[:, which].copy(), made)
+        ends[:, which] = made
+
+    def _ops(self, label: str, which: Ids, parts: Sequence[Sums], shape: tuple[int, int]) -> Ids:
+        """Add an op for what each of these actions sends, (workers, actions)."""
+        return self.b.ops(
+            label,
+            shape,
+            seconds=[part.seconds for part in parts],
+            bytes=[part.bytes for part in parts],
+            rate_cap_bytes_per_s=[part.rate_bytes_per_s for part in parts],
+            path=self._path,
+            group=self.workers.index[:, None],
+            axes=(
+                ("worker", None),
+                ("micro-batch", [self._named(k) for k in which.tolist()]),
+            ),
+        )
+
+    def _add_waits(self, ends: Ids) -> None:
+        """Let the devices that divide a sequence end each action together, with the slowest."""
+        within = self.stage.context_workers
+        for kinds, waits_s in (
+            ((FORWARD,), self.stage.forward_waits_s),
+            ((BACKWARD, INPUT), self.stage.backward_waits_s),
+        ):
+            of_chunk = [sum(waits_s[layers]) for layers in self.layers]
             which = np.flatnonzero(np.isin(self.order.kind, kinds))
-            which = which[[of_chunk[c] != Sums() for c in self.order.chunk[which].tolist()]]
-            if not len(which):
+            several = len(ends) % within == 0 and within > 1
+            if not len(which) or not waits_s or not (several or any(of_chunk)):
                 continue
-            parts = [of_chunk[c] for c in self.order.chunk[which].tolist()]
-            summed = self.b.ops(
-                "sum over tensor-parallel devices",
+            made = self.b.ops(
+                WAIT,
                 (len(ends), len(which)),
-                seconds=[part.seconds for part in parts],
-                bytes=[part.bytes for part in parts],
-                rate_cap_bytes_per_s=[part.rate_bytes_per_s for part in parts],
-                path=path,
+                seconds=[of_chunk[c] for c in self.order.chunk[which].tolist()],
                 group=self.workers.index[:, None],
+                cause=SLOWEST,
                 axes=(
                     ("worker", None),
                     ("micro-batch", [self._named(k) for k in which.tolist()]),
                 ),
             )
-            self.b.edge(ends[:, which].copy(), summed)
-            ends[:, which] = summed
+            before = ends[:, which].copy()
+            self.b.edge(before, made)
+            if several:
+                groups = before.reshape(-1, within, len(which))
+                for k in range(1, within):
+                    self.b.edge(np.roll(groups, k, axis=1).reshape(before.shape), made)
+            ends[:, which] = made
 
     def _links(self) -> Ids | None:
         """Add the links of the devices' nodes, if sums pass any; return those of each device,
         (workers, 1, links)."""
-        if not any(one.bytes for one in self.stage.forward_sums + self.stage.backward_sums):
+        if not any(one.bytes for one in self._exchanging):
             return None
         cluster, node = self.job.cluster, self.workers.node
         each, nodes = cluster.nics_per_node, np.arange(int(node.max()) + 1)
@@ -240,6 +322,16 @@ class _Stage:
                 self.b.edge(backward[:, each].copy(), summed)
                 backward[:, each] = summed
         self.b.log(TIED, np.stack([last, summed], axis=1))
+
+    @property
+    def _exchanging(self) -> list[Sums]:
+        """All that the devices of the stage send to each other in a pass."""
+        stage = self.stage
+        several = (
+            *(stage.forward_sums, stage.backward_sums, stage.gradient_sums),
+            *(stage.forward_exchanges, stage.backward_exchanges),
+        )
+        return [one for sums in several for one in sums]
 
     def _finish(self, forward: Ids, backward: Ids, starts: Ids, ends: Ids) -> None:
         """Let the end of the first layer's gradient be that of all computation."""
@@ -269,21 +361,46 @@ def _total(sums: Sequence[Sums]) -> Sums:
     )
 
 
-def chunk_seconds(job: Job) -> tuple[Floats, Floats]:
-    """Return the seconds that each chunk of a stage's job computes for a micro-batch, and those of
-    sums among the devices that divide its layers, alone on their links, (kinds, chunks)."""
+class ChunkSeconds(NamedTuple):
+    """Seconds of each chunk of a stage for a micro-batch by kind of action, (kinds, chunks), alone
+    on their links: computing, sums among the devices that divide layers, exchanges among those that
+    divide sequences, and waits for the slowest of these; and sums of its gradients, (chunks,)."""
+
+    computing: Floats
+    sums: Floats
+    exchanges: Floats
+    waits: Floats
+    gradients: Floats
+
+
+def chunk_seconds(job: Job) -> ChunkSeconds:
+    """Return the seconds of each chunk of a stage's job."""
     stage, layers = job.stage, _seconds(expanded(job.pass_work(reduced=False)))
     if stage is None:
-        return layers.sum(axis=1, keepdims=True), np.zeros((len(layers), 1))
+        none = np.zeros((len(layers), 1))
+        return ChunkSeconds(layers.sum(axis=1, keepdims=True), none, none, none, none[0])
     first = np.cumsum([0, *stage.chunk_layers[:-1]])
-    sums = np.zeros_like(layers)
-    for kinds, parts in (
-        ((FORWARD,), stage.forward_sums),
-        ((BACKWARD, INPUT), stage.backward_sums),
-    ):
-        if parts:
-            sums[kinds, :] = [one.seconds + one.bytes / one.rate_bytes_per_s for one in parts]
-    return np.add.reduceat(layers, first, axis=1), np.add.reduceat(sums, first, axis=1)
+
+    def of_chunks(forward: Sequence[float], backward: Sequence[float]) -> Floats:
+        table = np.zeros_like(layers)
+        for kinds, row in (((FORWARD,), forward), ((BACKWARD, INPUT), backward)):
+            if row:
+                table[kinds, :] = row
+        return np.add.reduceat(table, first, axis=1)
+
+    gradients = np.array(_alone_s(stage.gradient_sums) or [0.0] * layers.shape[1])
+    return ChunkSeconds(
+        np.add.reduceat(layers, first, axis=1),
+        of_chunks(_alone_s(stage.forward_sums), _alone_s(stage.backward_sums)),
+        of_chunks(_alone_s(stage.forward_exchanges), _alone_s(stage.backward_exchanges)),
+        of_chunks(stage.forward_waits_s, stage.backward_waits_s),
+        np.add.reduceat(gradients, first),
+    )
+
+
+def _alone_s(sums: Sequence[Sums]) -> list[float]:
+    """Return the seconds of collectives alone on their links."""
+    return [one.seconds + one.bytes / one.rate_bytes_per_s for one in sums]
 
 
 def _seconds(work: Workload) -> Floats:

@@ -410,7 +410,7 @@ def test_devices_cannot_divide_heads_unevenly():
         ({"pipeline": 2, "stage_layers": "3+x"}, "cannot read '3\\+x'"),
         ({"pipeline": 2, "schedule": "1f2b"}, "unknown pipeline schedule '1f2b'"),
         ({"pipeline": 2, "virtual_stages": 2, "schedule": "1f1b"}, "chunks"),
-        ({"virtual_stages": 2}, "need tensor or pipeline above 1"),
+        ({"virtual_stages": 2}, "need tensor, context or pipeline above 1"),
         ({"tensor": 2}, "do not say what devices sum"),
         ({"pipeline": 2, "devices": 3, "workers": None}, "possible: 2 or 4"),
         ({"pipeline": 2, "devices": 4}, "workers and devices"),

@@ -184,6 +184,11 @@ class Options(Compression, frozen=True, forbid_unknown_fields=True):
         return {"overlap": (False, "copies through the host hold up the backward pass")}
 
     @property
+    def one_collective(self) -> bool:
+        """Yes: replicas' gradients are reduced over all devices that have the same parameters."""
+        return True
+
+    @property
     def in_pipelines(self) -> dict[str, tuple[Any, str]]:
         """Gradients are complete, and reduced, after the last micro-batch only."""
         return IN_PIPELINES

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+import msgspec
+
 from perfmodel.base.errors import number, whole_number
 from perfmodel.base.quantities import Quantity, is_symbol, minimum
 from perfmodel.inputs.options import Option, Options as Base
@@ -71,6 +73,15 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
     def group_size(self) -> int:
         """Workers of a shard group; 1 if all workers form one group."""
         return max(self.shard_group, 1)
+
+    @property
+    def one_collective(self) -> bool:
+        """Yes: parameters are sharded over all devices that would have the same."""
+        return True
+
+    def among(self, devices: int) -> Options:
+        """Return the options with shard groups of so many times as many devices."""
+        return msgspec.structs.replace(self, shard_group=devices * self.shard_group)
 
     @property
     def in_pipelines(self) -> dict[str, tuple[Any, str]]:

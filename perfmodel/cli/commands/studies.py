@@ -165,7 +165,7 @@ def advise(flags: JobFlags, how: PredictArguments, out: Outputs) -> None:
 
 VARIABLES = types.suggested(
     *("bandwidth", "latency", "workers", "servers", "batch-size"),
-    *("micro-batches", "pipeline", "tensor"),
+    *("micro-batches", "pipeline", "tensor", "context"),
 )
 """What can be required; numbers among the options of an architecture as well."""
 
