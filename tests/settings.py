@@ -1,7 +1,11 @@
-"""Number of examples of property tests, scaled up in longer profiles."""
+"""How many examples and cases a test has: more of them in longer profiles and in slow tests."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 FEW, FIXED, MORE, LONG = "few", "fixed", "more", "long"
@@ -28,3 +32,13 @@ settings.register_profile(
 def examples(count: int) -> settings:
     """Settings of a test that draws ``count`` examples where others draw 100, and at least one."""
     return settings(max_examples=max(1, count * settings().max_examples // 100))
+
+
+def thinned(cases: Iterable[Any], kept: int = 2, first: int = 0) -> list[Any]:
+    """Parameters of a test of which one in ``kept`` runs every time; the others are slow."""
+    return [
+        case
+        if number % kept == first
+        else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)
+        for number, case in enumerate(cases)
+    ]

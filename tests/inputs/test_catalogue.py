@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from perfmodel.inputs import catalogue
 from perfmodel.inputs.instances import read_instances
 from perfmodel.inputs.profile import NoiseScale
 from perfmodel.validation.cases import shipped_cases
+from tests.settings import thinned
 
 PARAMETERS = {
     "resnet18": 11_689_512,
@@ -114,10 +116,10 @@ def test_a_model_that_was_not_measured_has_exact_layers() -> None:
         assert measured or profile.source.kind == "exact", name
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in catalogue.model_names() if catalogue.model(name).decoder is None]
-)
-@pytest.mark.parametrize("device", GPUS)
+ESTIMATED = [name for name in catalogue.model_names() if catalogue.model(name).decoder is None]
+
+
+@pytest.mark.parametrize(("name", "device"), thinned(itertools.product(ESTIMATED, GPUS), 3))
 def test_every_model_runs_on_every_gpu_as_an_estimate(name: str, device: str) -> None:
     w = catalogue.workload(catalogue.model(name), device_name=device, batch_size=32)
     assert w.quality == "estimated"

@@ -6,14 +6,13 @@ import pytest
 
 from perfmodel import predict
 from tests import corpus
+from tests.settings import thinned
 
 PARTS = 20
 TIMES, DIGITS = 1.0 + 1e-15, 1e-9
 
 
-@pytest.mark.parametrize(
-    "part", [pytest.param(n, marks=pytest.mark.slow if n % 2 else ()) for n in range(PARTS)]
-)
+@pytest.mark.parametrize("part", thinned(range(PARTS), 3))
 def test_predictions_have_not_changed(part: int) -> None:
     exactly = corpus.same_arithmetic()
     moved = []

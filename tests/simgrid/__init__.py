@@ -90,7 +90,7 @@ def binary() -> Path:
     folder = tempfile.mkdtemp(prefix="perfmodel-simgrid-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     target = Path(folder) / "oracle"
-    words = ["g++", "-std=c++17", "-O2", "-w", str(SOURCE), "-o", str(target), "-lsimgrid"]
+    words = ["g++", "-std=c++17", "-O0", "-w", str(SOURCE), "-o", str(target), "-lsimgrid"]
     subprocess.run(words, check=True)
     return target
 

@@ -23,6 +23,7 @@ from perfmodel.predicting import coarse
 from perfmodel.studies import formulas
 from tests.jobs import VARIANTS, cluster, job
 from tests.oracles import equal
+from tests.settings import thinned
 
 replace = msgspec.structs.replace
 
@@ -37,7 +38,7 @@ CHOSEN = [
 ]
 each = pytest.mark.parametrize(
     ("arch", "index"),
-    [(arch, index) for arch, index, _ in CHOSEN],
+    thinned((arch, index) for arch, index, _ in CHOSEN),
     ids=["-".join([arch, *(f"{k}={v}" for k, v in o.items())]) for arch, _, o in CHOSEN],
 )
 

@@ -17,6 +17,7 @@ from benchmarks.accuracy.summaries import summarise
 from perfmodel import InputError
 from perfmodel.calibration import ServersFit
 from tests.measured import measured
+from tests.settings import thinned
 
 SPEEDS, PROFILES = "config_speed.csv", "models.csv"
 GRID = tuple(itertools.product((1, 2, 4), (1, 2, 3, 5)))
@@ -104,7 +105,7 @@ def test_only_runs_that_were_not_fitted_to_are_predicted(
     assert wrong["dl2/few"]["median"] > 0.5  # canary
 
 
-@pytest.mark.parametrize("within", [False, True])
+@pytest.mark.parametrize("within", thinned([False, True]))
 def test_predicted_rows_are_never_fitted_to(
     tmp_path: Path, entries: dict[str, ServersFit], within: bool
 ) -> None:
