@@ -10,6 +10,15 @@ from perfmodel.base.errors import InputError, whole_number
 from perfmodel.inputs.activations import FUSED_LOSS
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_parts import COMBINE, DISPATCH, EXPERTS, ROUTER, Experts, Latent
+from perfmodel.inputs.decoder_values import (
+    LOSS_BYTES,
+    MASK_BYTES,
+    PARAMETER_BYTES,
+    ROUTED_VALUES,
+    UNFUSED_GATE,
+    UNFUSED_NORM,
+    UNFUSED_ROTATION,
+)
 from perfmodel.inputs.operator_shapes import (
     Attention,
     Grouped,
@@ -17,31 +26,8 @@ from perfmodel.inputs.operator_shapes import (
     OperatorShape,
     Product,
 )
-from perfmodel.inputs.precisions import SHORT
+from perfmodel.inputs.precisions import RECIPES, SHORT
 from perfmodel.inputs.profile import Layer, Profile, Tensor
-
-PARAMETER_BYTES = 4
-"""Bytes of a stored parameter, and of its gradient: float32."""
-
-LOSS_BYTES = 4
-"""Bytes of a logit in the loss, which is computed in float32 at every precision."""
-
-MASK_BYTES = 1
-"""Bytes per value of the mask of a dropout."""
-
-ROUTED_VALUES = 8.0
-"""Values per token and expert that a router reads and writes besides its product: probabilities,
-the choice of the largest, a map of tokens to experts and its sums, which give tokens their order.
-"""
-
-UNFUSED_NORM, UNFUSED_ROTATION, UNFUSED_GATE = 8.4, 4.0, 1.75
-"""Bytes moved by several kernels over those of one, with 16 bits.
-
-A root-mean-square norm is cast to 32 bits, squared, averaged, multiplied, cast back and multiplied
-with its weights, 34 bytes per value instead of 4, and 50 instead of 6 in backward; rotary positions
-are cast, multiplied and cast, 16 bytes instead of 4; a gate is an activation and a product, 5
-values instead of 3, and 9 instead of 5. Layer norms and plain activations are one kernel anyway.
-"""
 
 
 def at_length(profile: Profile, sequence_length: int | None) -> Profile:
@@ -89,6 +75,7 @@ def layers_of(
     fused kernels: every layer its output, the last embedding also the mask of its dropout; but the
     products before a sum nothing, or the mask of their dropout; attention with stored scores also
     these, twice with the mask of a dropout; the loss the logits and their logarithmic softmax.
+    Inputs of products are kept in 8 bits if the recipe of the precision does so.
 
     A share of the devices has the rows of the vocabulary, the columns of the matrices that lead
     into attention and into the feed-forward part, and the rows of those that lead out. All have the
@@ -118,7 +105,8 @@ def layers_of(
     d, s = decoder, sequence_length
     _check_share(d, tensor)
     element = 2 if precision in SHORT else 4
-    make = _Making(d, s, element, tensor)
+    kept = RECIPES[precision].input_bytes / element if precision in RECIPES else 1.0
+    make = _Making(d, s, element, tensor, kept=kept)
     vocabulary = -(-d.vocabulary // tensor)
     layers = make.embeddings(vocabulary)
     layers += [
@@ -153,12 +141,14 @@ def _check_share(decoder: Decoder, tensor: int) -> None:
 
 class _Making(msgspec.Struct, frozen=True):
     """Makes layers for sequences of ``tokens`` tokens, with activations of ``element`` bytes, on
-    one of ``tensor`` devices."""
+    one of ``tensor`` devices. Inputs of products with weights in 8 bits keep a part (``kept``) of
+    the bytes of an activation."""
 
     decoder: Decoder
     tokens: int
     element: int
     tensor: int = 1
+    kept: float = 1.0
 
     @property
     def mask(self) -> float:
@@ -238,13 +228,15 @@ class _Making(msgspec.Struct, frozen=True):
             name, "linear", out, flop=flop, tensors=tensors, saved=saved, operators=operators
         )
 
-    def norm(self, name: str, width: int | None = None) -> Layer:
-        """A norm over the residual stream, or over so many values."""
+    def norm(self, name: str, width: int | None = None, kept: float = 1.0) -> Layer:
+        """A norm over the residual stream, or over so many values, of whose output a part is
+        kept."""
         h = self.decoder.hidden if width is None else width
         tensors = [("weight", h)] + ([("bias", h)] if self.decoder.biases else [])
         unfused = 1.0 if self.decoder.biases else UNFUSED_NORM
         operators = (self.moving(2.0 * h, 3.0 * h, unfused=unfused),)
-        return self.layer(name, "layernorm", h, tensors=tensors, operators=operators)
+        saved = None if kept == 1.0 else kept * h
+        return self.layer(name, "layernorm", h, tensors=tensors, saved=saved, operators=operators)
 
     def head_norms(self, heads: int, groups: int) -> Layer:
         """Norms of the heads of queries and keys."""
@@ -306,7 +298,11 @@ class _Making(msgspec.Struct, frozen=True):
         heads, groups = d.heads // t, max(d.groups // t, 1)
         mask = self.mask
         per_score = 2.0 + mask if d.dropout else 1.0
-        saved = heads * d.value_width + (0.0 if d.flash else per_score * heads * self.tokens)
+        # backward of attention needs its output in 16 bits
+        copies = 1.0 if self.kept == 1.0 else 1.0 + self.kept
+        saved = copies * heads * d.value_width + (
+            0.0 if d.flash else per_score * heads * self.tokens
+        )
         if d.latent is None:
             width = d.key_width * (heads + 2 * groups)
             layers = [self.linear("attention.qkv", d.hidden, width)]
@@ -324,13 +320,13 @@ class _Making(msgspec.Struct, frozen=True):
         if rank is not None:
             layers = [
                 self.linear("attention.q_down", h, rank),
-                self.norm("attention.q_norm", rank),
+                self.norm("attention.q_norm", rank, self.kept),
             ]
         return [
             *layers,
             self.linear("attention.q_up", rank or h, queries),
             self.linear("attention.kv_down", h, part.kv_rank + part.rope_width),
-            self.norm("attention.kv_norm", part.kv_rank),
+            self.norm("attention.kv_norm", part.kv_rank, self.kept),
             self.linear(
                 "attention.kv_up", part.kv_rank, heads * (part.head_width + part.value_width)
             ),
@@ -343,11 +339,16 @@ class _Making(msgspec.Struct, frozen=True):
         up = 2 * inner if self.decoder.gated else inner
         return [
             self.linear(f"{name}.up", h, up),
-            self.layer(
-                f"{name}.activation", "activation", inner, operators=(self.activated(inner),)
-            ),
+            self.activation(f"{name}.activation", inner),
             self.linear(f"{name}.down", inner, h, saved=mask * h),
         ]
+
+    def activation(self, name: str, inner: float) -> Layer:
+        """An activation of so many values per token, which a product takes."""
+        saved = None if self.kept == 1.0 else self.kept * inner
+        return self.layer(
+            name, "activation", inner, saved=saved, operators=(self.activated(inner),)
+        )
 
     def activated(self, inner: float) -> MemoryBound:
         """An activation of so many values per token, of twice as many if there is a gate."""
@@ -366,16 +367,21 @@ class _Making(msgspec.Struct, frozen=True):
             self.moving(ROUTED_VALUES * part.routed, ROUTED_VALUES * part.routed, kernels=4),
         )
         moved = (self.moving((1.0 + each) * h, (1.0 + each) * h),)
-        activated = (self.activated(each * inner),)
         router = self.layer(
             "feed_forward.router", ROUTER, part.routed, flop=chosen[0].flop,
             tensors=[("weight", h * part.routed)], operators=chosen,
         )  # fmt: skip
         layers = [
             router,
-            self.layer("feed_forward.dispatch", DISPATCH, each * h, operators=moved),
+            self.layer(
+                "feed_forward.dispatch",
+                DISPATCH,
+                each * h,
+                saved=self.kept * each * h,
+                operators=moved,
+            ),
             self.grouped(f"{name}.up", part, h, up),
-            self.layer(f"{name}.activation", "activation", each * inner, operators=activated),
+            self.activation(f"{name}.activation", each * inner),
             self.grouped(f"{name}.down", part, inner, h, saved=0.0),
             self.layer("feed_forward.combine", COMBINE, h, saved=0.0, operators=moved),
         ]
@@ -409,12 +415,14 @@ class _Making(msgspec.Struct, frozen=True):
         d = self.decoder
         part = d.experts if d.has_experts(number) else None
         second = self.feed_forward("feed_forward", d.inner) if part is None else self.experts(part)
+        # the router takes 16 bits
+        shared = float(self.kept < 1.0 and part is not None and part.shared_width > 0)
         return [
-            self.norm("norm_1"),
+            self.norm("norm_1", kept=self.kept),
             *self.attention(number),
             *([self.norm("norm_1_out")] if d.outer_norms else []),
             self.added("sum_1"),
-            self.norm("norm_2"),
+            self.norm("norm_2", kept=self.kept if part is None else 1.0 + shared * self.kept),
             *second,
             *([self.norm("norm_2_out")] if d.outer_norms else []),
             self.added("sum_2", 3 if part is not None and part.shared_width else 2),

@@ -12,6 +12,7 @@ from perfmodel.base.provenance import Source
 from perfmodel.base.ranges import COUNT, POSITIVE, Range, Ranged, or_none
 from perfmodel.inputs.batch_scaling import LAUNCH_S, RECENT_LAUNCH_S
 from perfmodel.inputs.operators import Operators
+from perfmodel.inputs.precisions import RECIPES
 from perfmodel.inputs.profile import Layer
 from perfmodel.inputs.software import AS_FOUND, STACKS
 
@@ -111,16 +112,20 @@ class Device(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """Precisions with a peak rate."""
-        names = self.peak_flop_per_s.__struct_fields__
-        return tuple(name for name in names if getattr(self.peak_flop_per_s, name) is not None)
+        """Precisions with a peak rate, and recipes with that of another."""
+        rates = self.peak_flop_per_s
+        names = [name for name in rates.__struct_fields__ if getattr(rates, name) is not None]
+        more = [name for name, recipe in RECIPES.items() if recipe.peak in names]
+        return tuple(dict.fromkeys([*names, *more]))
 
     def peak(self, precision: str) -> float:
         """Peak FLOP/s at ``precision``; the float32 peak if the device has none for it.
 
-        Pure 16-bit precisions (*bf16*, *fp16*) are as fast as *mixed*.
+        Pure 16-bit precisions (*bf16*, *fp16*) are as fast as *mixed*, and recipes with 8 bits as
+        those of their scales.
         """
         name = "mixed" if precision in ("bf16", "fp16") else precision
+        name = RECIPES[precision].peak if precision in RECIPES else name
         rate = getattr(self.peak_flop_per_s, name, None)
         return float(rate if rate is not None else self.peak_flop_per_s.float32)
 

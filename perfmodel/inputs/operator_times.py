@@ -26,7 +26,7 @@ from perfmodel.inputs.operator_shapes import (
     Product,
 )
 from perfmodel.inputs.operator_transfer import attention_rates, grouped_rates, product_rates
-from perfmodel.inputs.precisions import EIGHT_BITS, WIDE_BYTES
+from perfmodel.inputs.precisions import EIGHT_BITS, RECIPES, WIDE_BYTES
 from perfmodel.inputs.profile import Layer
 from perfmodel.theory.attention import BACKWARD, VALUE_BYTES, Mask, attention_s
 from perfmodel.theory.convolutions import KERNEL, WIDE_LOAD_BYTES, transposing_s, winograd_s
@@ -218,13 +218,14 @@ class _At(NamedTuple):
         """Return the seconds to cast values to 8 bits, with their transposes."""
         launch_s = product_rates(self.device, "mixed", self.others).launch_s
         bandwidth = self.device.memory_bandwidth_bytes_per_s
-        return np.asarray(memory_bound_s((CAST_BYTES + 1.0) * values, 1.0, bandwidth, launch_s))
+        moved = RECIPES[self.precision].cast_bytes * values
+        return np.asarray(memory_bound_s(moved, 1.0, bandwidth, launch_s))
 
     def _casts_bytes_per_s(self) -> Floats:
         """Return the rate of casts in training, (3, 1): those of the first two passes also write
-        transposes, a byte more per value, which the last pass uses."""
+        transposes, which the last pass uses."""
         achieved = ACHIEVED * self.device.memory_bandwidth_bytes_per_s
-        share = CAST_BYTES / (CAST_BYTES + 1.0)
+        share = CAST_BYTES / RECIPES[self.precision].cast_bytes
         return achieved * np.array([[share], [share], [np.inf]])
 
     def _stored(self, products: Sequence[Product], element_bytes: float) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ import msgspec
 
 from perfmodel.base.errors import InputError, unknown_name, whole_number
 from perfmodel.inputs.decoder import Decoder
-from perfmodel.inputs.precisions import EIGHT_BITS, SHORT
+from perfmodel.inputs.precisions import RECIPES, SHORT
 
 VALUE_BYTES = 4.0
 """Bytes per value of the gradients in a workload's profile: float32."""
@@ -37,7 +37,10 @@ POLICIES: Mapping[str, Policy] = {
     "bf16_master_cast_gradients": Policy(2.0, 2.0, 4.0, master=4.0, updating=6.0),
     "bf16_master_two_gradients": Policy(2.0, 6.0, 4.0, master=4.0),
     "bf16": Policy(2.0, 2.0, 2.0),
-    "fp8": Policy(2.0, 4.0, 4.0, master=4.0, cast=2.0),
+    **{
+        name: Policy(2.0, 4.0, 4.0, master=4.0, cast=recipe.weight_bytes)
+        for name, recipe in RECIPES.items()
+    },
 }
 """Precision policies.
 
@@ -142,8 +145,8 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     optimizer : one of :data:`OPTIMIZERS`; None for the size of the states in the profile.
-    policy : one of :data:`POLICIES`; None for *amp* if the device computes in 16 bits, *fp8*
-        with 8, else *fp32*.
+    policy : one of :data:`POLICIES`; None for *amp* if the device computes in 16 bits, that of the
+        recipe with 8, else *fp32*.
     lora : adapters, which alone are trained; None if all parameters are.
     offload : whether the optimizer's states and master copies are in the memory of the host.
     """
@@ -161,7 +164,7 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True):
 
     def policy_at(self, precision: str) -> Policy:
         """Return the policy of a job that computes at ``precision``."""
-        usual = "fp8" if precision in EIGHT_BITS else "amp" if precision in SHORT else "fp32"
+        usual = precision if precision in RECIPES else "amp" if precision in SHORT else "fp32"
         name = self.policy or usual
         return POLICIES[name]
 

@@ -228,6 +228,48 @@ def test_8_bits_are_faster_where_the_device_has_them(device: str) -> None:
     assert short.stored.parameters < wide.stored.parameters  # of the policy fp8
 
 
+@pytest.mark.parametrize(
+    ("precision", "kept"), [("fp8_current", 1.0), ("fp8_block", 1 + 4 / 128), ("mxfp8", 1 + 1 / 32)]
+)
+def test_recipes_keep_inputs_of_products_in_8_bits(precision: str, kept: float) -> None:
+    """Per token and block: two norms of 2048 and 8192 activated values have 8 bits instead of 16,
+    and the output of attention has a copy with 8."""
+    decoder = catalogue.model("llama-1b").decoder
+    assert decoder is not None
+    wide, short = (layers_of(decoder, 512, name) for name in ("mixed", precision))
+    saved = sum(a.kept_bytes - b.kept_bytes for a, b in zip(wide, short, strict=True))
+    values = (2 * 2048 + 8192) * (2 - kept) - 2048 * kept
+    assert saved == pytest.approx(512 * 16 * values)
+    assert [a.activation_bytes for a in wide] == [b.activation_bytes for b in short]
+    assert layers_of(decoder, 512, "fp8") == wide
+
+
+@pytest.mark.parametrize(
+    ("precision", "weight"),
+    [("fp8", 2.0), ("fp8_current", 2.0), ("fp8_block", 2 + 8 / 128**2), ("mxfp8", 2 + 2 / 32)],
+)
+def test_recipes_store_casts_of_weights(precision: str, weight: float) -> None:
+    """Weights and their transposes in 8 bits, with scales."""
+    w = workload("llama-1b", "b200", precision=precision)
+    assert w.stored.casts == pytest.approx(weight * 1_235_814_400)
+    assert w.stored.parameters == 2 * 1_235_814_400
+
+
+def test_reading_a_tensor_twice_takes_longer() -> None:
+    once, twice = (workload("llama-8b", "h100", precision=name) for name in ("fp8", "fp8_current"))
+    assert 1.0 < twice.forward_s / once.forward_s < 1.1
+
+
+def test_experts_keep_their_inputs_in_8_bits_and_the_router_in_16() -> None:
+    """Of Qwen3 30B-A3B, per token and block: the norm before attention, 8 copies of 2048 values and
+    8 x 768 activated ones, and a copy of 4096 values of attention."""
+    decoder = catalogue.model("qwen3-30b-a3b").decoder
+    assert decoder is not None
+    wide, short = (layers_of(decoder, 512, name) for name in ("mixed", "fp8_current"))
+    saved = sum(a.kept_bytes - b.kept_bytes for a, b in zip(wide, short, strict=True))
+    assert saved == 512 * 48 * (2048 + 8 * 2048 + 8 * 768 - 4096)
+
+
 def test_chips_with_another_level_only_have_the_usual_ratio_of_both() -> None:
     """B200 has factors of tuned software; found software is slower as on A100 and H100."""
     devices = {name: catalogue.device(name) for name in catalogue.device_names()}

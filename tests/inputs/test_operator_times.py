@@ -175,15 +175,19 @@ def in_8_bits() -> Device:
     return msgspec.structs.replace(SIMPLE, operators=operators)
 
 
-@pytest.mark.parametrize("precision", ["fp8", "mxfp8"])
-def test_8_bits_by_hand(precision: str) -> None:
+@pytest.mark.parametrize(
+    ("precision", "cast_bytes"),
+    [("fp8", 4.0), ("fp8_current", 6.0), ("fp8_block", 4.0 + 8 / 128), ("mxfp8", 4.0 + 2 / 32)],
+)
+def test_8_bits_by_hand(precision: str, cast_bytes: float) -> None:
     """Casts of the input (forward) and of the gradient of the output (backward) read two bytes and
-    write two; each product launches twice. The output layer, attention and norms have 16 bits."""
+    write two, with scales; a scale of the tensor itself needs two more bytes. Each product launches
+    twice. The output layer, attention and norms have 16 bits."""
     shape = Product(64, 128, 256)
     layer = Layer("it", operators=(shape,))
     (_, (forward, backward)) = layers_s(in_8_bits(), [Layer("input"), layer], 2, precision, {})
     alone_s = 2 * 128 * 128 * 256 / 8e12
-    casts_s = [4 * 128 * values / ACHIEVED / 1e12 for values in (256, 128)]
+    casts_s = [cast_bytes * 128 * values / ACHIEVED / 1e12 for values in (256, 128)]
     assert forward == pytest.approx(alone_s + casts_s[0] + 2e-6)
     assert backward == pytest.approx(2 * alone_s + casts_s[1] + 4e-6)
     others = (
