@@ -73,8 +73,10 @@ def _adapted(workload: Workload, decoder: Decoder, lora: Lora) -> Workload:
         adapted = shapes.get(".".join(layer.name.split(".")[-2:]), [])
         quantised = layer.kind == PRODUCT and "." in layer.name
         bits = lora.bits if quantised else max(lora.bits, LEAST_BITS)
-        frozen += sum(layer.tensor_bytes) * bits / (8.0 * VALUE_BYTES)
-        layers.append(_frozen(layer, adapted, lora.rank))
+        stored = sum(layer.tensor_bytes) * bits / (8.0 * VALUE_BYTES)
+        frozen += stored
+        layer = _frozen(layer, adapted, lora.rank)
+        layers.append(msgspec.structs.replace(layer, frozen_bytes=stored))
     first = next((i for i, layer in enumerate(layers) if layer.tensor_bytes), 0)
     layers[:first] = [msgspec.structs.replace(layer, backward_s=0.0) for layer in layers[:first]]
     sizes = [size for layer in layers for size in layer.tensor_bytes]

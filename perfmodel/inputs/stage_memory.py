@@ -152,6 +152,7 @@ def on_device(layer: WorkloadLayer, replica: Replica) -> WorkloadLayer:
         tensor_bytes=layer.tensor_bytes
         if replicated
         else tuple(size / count for size in layer.tensor_bytes),
+        frozen_bytes=layer.frozen_bytes / (1 if replicated else count),
         activation_bytes=layer.activation_bytes * share,
         output_bytes=None if layer.output_bytes is None else layer.output_bytes * share,
         temporary_bytes=None if layer.temporary_bytes is None else layer.temporary_bytes * share,
@@ -182,7 +183,7 @@ def _with_layers(work: Workload, layers: tuple[WorkloadLayer, ...]) -> Workload:
         tensors=len(sizes),
         largest_tensor_bytes=max(sizes, default=0.0),
         optimizer_state_bytes=work.optimizer_state_bytes * share,
-        frozen_bytes=work.frozen_bytes * share,
+        frozen_bytes=sum(layer.frozen_bytes for layer in layers),
     )
 
 

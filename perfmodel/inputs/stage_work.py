@@ -232,7 +232,7 @@ def _part(workload: Workload, one: Workload, held: list[range], stage: Stage) ->
         largest_tensor_bytes=max(sizes, default=0.0),
         activation_bytes=kept,
         optimizer_state_bytes=one.optimizer_state_bytes * share,
-        frozen_bytes=one.frozen_bytes * share,
+        frozen_bytes=sum(layer.frozen_bytes for layer in layers),
         buffer_bytes=one.buffer_bytes * len(layers) / len(one.layers),
     )
     return accumulated(of_pass, workload.accumulation // stage.copies)

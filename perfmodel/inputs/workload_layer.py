@@ -16,7 +16,8 @@ class WorkloadLayer(msgspec.Struct, frozen=True):
     sum after each of its passes; its times are then those of one of these devices. ``keys_bytes``
     are the keys and values of attention, and ``queries_bytes`` its queries and outputs, of whole
     sequences on one of the devices that divide the layer, if sequences are divided as well; its
-    times are then those of a part of the sequences.
+    times are then those of a part of the sequences. ``frozen_bytes`` is the size of its parameters
+    that are not trained, as they are stored.
     """
 
     name: str
@@ -32,6 +33,7 @@ class WorkloadLayer(msgspec.Struct, frozen=True):
     backward_summed_bytes: float = 0.0
     keys_bytes: float = 0.0
     queries_bytes: float = 0.0
+    frozen_bytes: float = 0.0
 
     @property
     def of_weights_s(self) -> float:

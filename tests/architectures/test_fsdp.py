@@ -14,8 +14,18 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from perfmodel import InputError, Jitter, Link, Straggler, Workload, build_graph, predict
-from perfmodel.architectures.fsdp import order
+from perfmodel import (
+    InputError,
+    Jitter,
+    Link,
+    Straggler,
+    Workload,
+    build_graph,
+    make_job,
+    predict,
+)
+from perfmodel.architectures.base import Traffic
+from perfmodel.architectures.fsdp import ARCHITECTURE, order
 from perfmodel.architectures.fsdp.options import Options
 from perfmodel.architectures.fsdp.order import Issue, issue_order, units_of
 from perfmodel.engine.simulation import timeline
@@ -314,3 +324,77 @@ def test_options_without_effect_are_not_listed_as_assumptions() -> None:
     noted = {a.name for a in job(WORK, cluster(), 2, "zero1").assumptions}
     assert "unit_bytes" in noted
     assert not noted & {"prefetch", "reshard_after_forward"}
+
+
+def frozen(*sizes: float) -> Workload:
+    """``WORK`` with frozen parameters of these bytes in its layers."""
+    layers = (
+        msgspec.structs.replace(layer, frozen_bytes=size)
+        for layer, size in zip(WORK.layers, sizes, strict=True)
+    )
+    return msgspec.structs.replace(WORK, layers=tuple(layers), frozen_bytes=sum(sizes))
+
+
+def test_frozen_parameters_are_gathered_and_have_no_gradients() -> None:
+    """Units of 2 + 4 and 1 bytes of parameters, of which two workers each lack half: gathers take 3
+    and 0.5 s, before forward and again before backward; reductions 1 and 0.5 s, as without them."""
+    graph = build_graph(job(frozen(4.0, 0.0), cluster(), 2, "fsdp", NONE_AHEAD))
+    took = {
+        graph.op_name(span.op): span.end_s - span.start_s for span in timeline(graph, iterations=1)
+    }
+    assert took["all-gather unit 0"] == took["all-gather again unit 0"] == 3.0
+    assert took["all-gather unit 1"] == took["all-gather again unit 1"] == 0.5
+    assert (took["reduce-scatter unit 0"], took["reduce-scatter unit 1"]) == (1.0, 0.5)
+    made = job(frozen(4.0, 0.0), cluster(), 2, "fsdp", NONE_AHEAD)
+    sent = ARCHITECTURE.traffic
+    assert sent is not None
+    assert sent(made) == Traffic(2 * 3.5 + 1.5, 2 * 3.5 + 1.5)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_below_stage_three_frozen_parameters_stay_whole(stage: int) -> None:
+    options = {**EACH, "stage": stage}
+    plain, with_frozen = (
+        predict(job(work, cluster(), 2, "fsdp", options), fidelity="fine").iteration_s
+        for work in (WORK, frozen(4.0, 9.0))
+    )
+    assert with_frozen == plain == 6.75
+
+
+@pytest.mark.parametrize(
+    "options", [EACH, NONE_AHEAD, {"unit_bytes": 100.0}, {**EACH, "reshard_after_forward": False}]
+)
+def test_formulas_of_frozen_parameters_equal_the_simulation(options: dict[str, Any]) -> None:
+    for workers in (2, 3):
+        made = job(frozen(4.0, 2.5), cluster(), workers, "fsdp", options)
+        fine_s, coarse_s = (predict(made, fidelity=how).iteration_s for how in ("fine", "coarse"))
+        assert coarse_s == pytest.approx(fine_s, rel=1e-9)
+        assert fine_s > predict(job(WORK, cluster(), workers, "fsdp", options)).iteration_s
+
+
+def test_units_with_frozen_layers() -> None:
+    """A frozen layer belongs to the one before it, the first to the next; they fill units."""
+    work = workload([1.0] * 4, [1.0] * 4, [0.0, 1.0, 0.0, 1.0])
+    layers = tuple(
+        msgspec.structs.replace(layer, frozen_bytes=size)
+        for layer, size in zip(work.layers, (5.0, 0.0, 2.0, 3.0), strict=True)
+    )
+    units = units_of(msgspec.structs.replace(work, layers=layers), 4.0)
+    assert (units.bytes.tolist(), units.frozen.tolist()) == ([1.0, 1.0], [7.0, 3.0])
+    assert units.gathered(0.5).tolist() == [7.5, 3.5]
+    below = units_of(msgspec.structs.replace(work, layers=layers), 4.0, stage=2)
+    assert (below.bytes.tolist(), below.frozen.tolist()) == ([2.0], [0.0])
+
+
+def test_base_weights_of_adapters_are_gathered() -> None:
+    """Llama 8B with 16-bit weights: 15/16 of 16 GB, before forward and before backward, over
+    0.85 of 1.25 GB/s of the nodes' only links, exceed any computation."""
+    made = make_job(model="llama-8b", device="h100", arch="fsdp", workers=16, batch_size=1,
+                    lora="16", cluster="ethernet-10g")  # fmt: skip
+    moved = 2 * 15 / 16 * made.workload.frozen_bytes
+    assert made.workload.frozen_bytes == pytest.approx(2.0 * 8.03e9, rel=0.01)
+    assert sum(layer.frozen_bytes for layer in made.workload.layers) == pytest.approx(
+        made.workload.frozen_bytes
+    )
+    found = predict(made, fidelity="coarse").iteration_s
+    assert found == pytest.approx(moved / 1.25e9 / made.cluster.nic.efficiency, rel=0.1)

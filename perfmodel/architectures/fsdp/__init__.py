@@ -21,18 +21,17 @@ from perfmodel.inputs.job import Job
 def notes(job: Job) -> tuple[str, ...]:
     """Return notes on accumulation, and on measured collectives that are extrapolated."""
     options = Options.of(job)
-    sizes = order.units_of(job.workload, options.unit_bytes).bytes * order.sent_share(job)
+    units, share = order.units_in(job), order.sent_share(job)
+    sizes = units.bytes * share
     shards, replicas = Groups.of(job.cluster, job.workers, int(options.shards(job.workers)))
     remarks: list[str] = []
     if shards.size > 1 and shards.measured:
-        used = {"all_gather": sizes, "reduce_scatter": sizes}
+        used = {"all_gather": units.gathered(share), "reduce_scatter": sizes}
         remarks += measured_notes(job, used, shards.size)
     if replicas.size > 1 and replicas.measured:
         remarks += measured_notes(job, {"all_reduce": sizes / shards.size}, replicas.size)
     if job.workload.accumulation > 1 and job.workers > 1:
         remarks.append(_accumulated(job))
-    if options.stage == 3 and job.workload.frozen_bytes > 0.0:
-        remarks.append("the traffic that gathers frozen parameters is not in the predicted time")
     return tuple(remarks)
 
 
@@ -64,7 +63,8 @@ def memory(job: Job) -> Parts:
     """
     options, work = Options.of(job), job.workload
     whole, n, stored = work.gradient_bytes, int(options.shards(job.workers)), work.stored
-    units = np.sort(order.units_of(work, options.unit_bytes).bytes)[::-1] / whole
+    units = order.units_in(job)
+    largest = float(units.bytes.max()) / whole
     sent = order.sent_share(job) * whole
     kept = replica_of(work, n, sharded=True)
     gathered = 0.0
@@ -72,7 +72,7 @@ def memory(job: Job) -> Parts:
     if options.stage > 1:
         gradients /= n
         gradient_unit = min(sent, stored.gradients)
-        in_flight = min(float(units[0]) * gradient_unit, stored.gradients - gradients)
+        in_flight = min(largest * gradient_unit, stored.gradients - gradients)
         if options.no_sync and work.accumulation > 1:
             in_flight = max(in_flight, gradient_unit - gradients)
         gathered += in_flight
@@ -82,8 +82,9 @@ def memory(job: Job) -> Parts:
         parameters /= n
     if options.stage == 3 and options.reshard_after_forward:
         parameters /= n
-        parameter_unit = min(sent, stored.parameters - stored.frozen) + stored.frozen
-        unit = float(units[: options.prefetch + 1].sum()) * parameter_unit
+        trained = min(sent, stored.parameters - stored.frozen)
+        sizes = np.sort(units.gathered(trained / whole))[::-1]
+        unit = float(sizes[: options.prefetch + 1].sum())
         gathered += min(unit, stored.parameters - parameters)
     return Parts(
         msgspec.structs.replace(
@@ -113,7 +114,8 @@ def traffic(job: Job) -> Traffic:
     r = job.workers // n
     gathered, reduced = order.counts_of(order.passes_of(job), options)
     sent = job.workload.gradient_bytes * order.sent_share(job)
-    moved = (gathered + reduced) * (n - 1) / n * sent
+    frozen = float(order.units_in(job).frozen.sum())
+    moved = ((gathered + reduced) * sent + gathered * frozen) * (n - 1) / n
     if r > 1:
         moved += reduced * 2 * (r - 1) / r * sent / n
     return Traffic(moved, moved)
@@ -137,7 +139,8 @@ ARCHITECTURE = Architecture(
         "with accumulation every pass does so; without reshard_after_forward units stay whole "
         "until gradients are reduced; a pass begins when those of the previous one are reduced",
         "gathered parameters have as many bytes as gradients; both are sent in 16 bits if the "
-        "device computes in 16 bits (mixed), as with FSDP's MixedPrecision, and stored in 32",
+        "device computes in 16 bits (mixed), as with FSDP's MixedPrecision, and stored in 32; "
+        "frozen parameters are gathered at stage 3 as they are stored, and have no gradients",
         "a shard group consists of consecutive workers and does all of the above on its own; then "
         "each worker's part of a unit's gradients is all-reduced on a ring across the groups, in a "
         "separate process group that runs alongside the collectives of the shard groups",

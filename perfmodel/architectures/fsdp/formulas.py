@@ -34,16 +34,16 @@ def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
     """Return the phases if the slowest worker computes ``late`` times as long as the mean one."""
     options = Options.of(job)
     alone, shards = q.workers <= 1, options.shards(q.workers)
-    units = q.layers.once(
-        ("units", Options.of(job)), lambda: order.units_of(job.workload, options.unit_bytes)
-    )
+    units = q.layers.once(("units", options), lambda: order.units_in(job))
     gather, scatter, reduce = _rates(job, q)
     sent = order.sent_share(job)
     sizes = [q.gradient_bytes * share for share in sent * units.bytes / units.bytes.sum()]
     numbers = units.first.tolist()[::-1]
     if isinstance(q.layers, Whole):
         sizes, numbers = [q.gradient_bytes * sent], [0]
-    gathers = [gather.seconds(size) for size in sizes]
+    frozen = [float(units.frozen.sum())] if len(sizes) == 1 else units.frozen.tolist()
+    whole = [size + more if more else size for size, more in zip(sizes, frozen, strict=True)]
+    gathers = [gather.seconds(size) for size in whole]
     scatters = [scatter.seconds(size) for size in sizes]
     sums = [reduce.seconds(size / shards) for size in sizes] if reduce is not None else []
     if sums:  # they take turns on shared links, unless connections are the limit
@@ -74,8 +74,8 @@ def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
         shown = shown + times * part
     used = Use()
     gathered, scattered = order.counts_of(passes, options)
-    for size in sizes:
-        used = used.plus(gather.busy(size).times(gathered))
+    for size, gathered_bytes in zip(sizes, whole, strict=True):
+        used = used.plus(gather.busy(gathered_bytes).times(gathered))
         used = used.plus(scatter.busy(size).times(scattered))
         if reduce is not None:
             used = used.plus(reduce.busy(size / shards).times(scattered))

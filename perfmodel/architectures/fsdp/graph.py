@@ -59,15 +59,16 @@ def _add_collectives(
     A pass begins once the gradients that the previous one reduces have been reduced, as in PyTorch.
     """
     options = Options.of(job)
-    units = order.units_of(job.workload, options.unit_bytes)
-    sent = units.bytes * order.sent_share(job)
+    units, share = order.units_in(job), order.sent_share(job)
+    sent = units.bytes * share
     size, gamma = int(options.shards(job.workers)), options.reduce_per_byte_s
     shards, replicas = (
         groups.placed(fold=fold) for groups in Groups.of(job.cluster, job.workers, size)
     )
-    sharded = [LinkCosts(group.members, sent) for group in shards]
-    gathers = [costs.cost("all_gather") for costs in sharded]
-    scatters = [costs.cost("reduce_scatter", gamma) for costs in sharded]
+    gathers = [
+        LinkCosts(group.members, units.gathered(share)).cost("all_gather") for group in shards
+    ]
+    scatters = [LinkCosts(group.members, sent).cost("reduce_scatter", gamma) for group in shards]
     parts = [LinkCosts(group.members, sent / size) for group in replicas]
     sums = [costs.cost("all_reduce", gamma) for costs in parts]
     fabric = (*shards, *replicas)[0].members.fabric

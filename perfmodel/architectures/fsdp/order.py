@@ -19,29 +19,57 @@ from perfmodel.theory.buckets import ddp_buckets
 class Units(msgspec.Struct, frozen=True, eq=False):
     """Groups of consecutive layers whose parameters are gathered together, in forward order.
 
-    All of shape (units,): ``bytes``; the ``first`` and the ``last`` layer with parameters.
+    All of shape (units,): ``bytes`` that are trained, and ``frozen`` bytes as stored; the ``first``
+    and the ``last`` layer with parameters that are trained.
     """
 
     bytes: Floats
+    frozen: Floats
     first: Ids
     last: Ids
 
+    def gathered(self, sent_share: float) -> Floats:
+        """Return the bytes of each unit that are gathered, (units,), if of those that are trained a
+        share is sent."""
+        return self.bytes * sent_share + self.frozen
 
-def units_of(workload: Workload, unit_bytes: float) -> Units:
-    """Group a workload's layers; a layer that brings its unit to the full size closes it."""
-    sizes = [
-        (index, sum(layer.tensor_bytes))
-        for index, layer in enumerate(expanded(workload).layers)
-        if layer.tensor_bytes
-    ]
+
+def units_of(workload: Workload, unit_bytes: float, stage: int = 3) -> Units:
+    """Group a workload's layers; a layer that brings its unit to the full size closes it.
+
+    At stage 3 units have frozen parameters, too. Those of layers without others belong to the
+    preceding layer, or to the first.
+    """
+    index: list[int] = []
+    sizes: list[float] = []
+    frozen: list[float] = []
+    before = 0.0
+    for number, layer in enumerate(expanded(workload).layers):
+        kept = layer.frozen_bytes if stage == 3 else 0.0
+        if layer.tensor_bytes:
+            index.append(number)
+            sizes.append(sum(layer.tensor_bytes))
+            frozen.append(kept + before)
+            before = 0.0
+        elif frozen:
+            frozen[-1] += kept
+        else:
+            before += kept
     groups = ddp_buckets(
-        [size for _, size in sizes], cap_bytes=unit_bytes, first_cap_bytes=unit_bytes
+        np.add(sizes, frozen).tolist(), cap_bytes=unit_bytes, first_cap_bytes=unit_bytes
     )
     return Units(
-        bytes=np.array([sum(sizes[k][1] for k in group) for group in groups]),
-        first=np.array([sizes[group[0]][0] for group in groups]),
-        last=np.array([sizes[group[-1]][0] for group in groups]),
+        bytes=np.array([sum(sizes[k] for k in group) for group in groups]),
+        frozen=np.array([sum(frozen[k] for k in group) for group in groups]),
+        first=np.array([index[group[0]] for group in groups]),
+        last=np.array([index[group[-1]] for group in groups]),
     )
+
+
+def units_in(job: Job) -> Units:
+    """Return the units of a job."""
+    options = Options.of(job)
+    return units_of(job.workload, options.unit_bytes, options.stage)
 
 
 def sent_share(job: Job) -> float:
