@@ -18,7 +18,7 @@ from perfmodel.inputs.islands import ONE_STEP, read_devices, read_steps
 from perfmodel.inputs.job import Jitter, Job, Start, Straggler, default_start
 from perfmodel.inputs.job_arguments import in_si
 from perfmodel.inputs.job_cluster import LinkChange, ProcessesOnNodes, cluster_of, named_cluster
-from perfmodel.inputs.job_replica import is_megatron, replica_of, with_passes
+from perfmodel.inputs.job_replica import replica_of, sends_in_place, with_passes
 from perfmodel.inputs.job_workload import workload_of
 from perfmodel.inputs.options import Options, described
 from perfmodel.inputs.profile import Profile
@@ -267,7 +267,7 @@ def _placed(given: Mapping[str, Any], resolved: Workload) -> Placed:
     architecture, settings, chosen = _architecture(arch, given.get("options") or {}, base)
     has = ProcessesOnNodes(chosen.server_count > 0, given.get("island_devices") is not None)
     where, of_cluster = cluster_of(base, links, resolved, None if base is cluster else has)
-    if is_megatron(given) and base.handover == Handover():  # no copy: see the function
+    if sends_in_place(given) and base.handover == Handover():  # no copy: see the function
         where = msgspec.structs.replace(where, handover=Handover())
         of_cluster = [note for note in of_cluster if not note.name.startswith("handover")]
     chosen, of_choice = _adapted(chosen, settings, where, workers, _stages(given))

@@ -61,7 +61,7 @@ def arguments(row: Row) -> dict[str, Any]:
     if (row.pp or 1) > 1:
         given |= {"transfers": "blocking", "stage_layers": stage_layers(row)}
     return given | {
-        "workload": layouts.profile_of(row, ABOUT.citation, flash=False),
+        "workload": layouts.profile_of(row, ABOUT.citation, **layouts.OF_MEGATRON),
         "device": "a100-80",
         "cluster": CLUSTER,
         "arch": "zero1" if row.zero else "ring",

@@ -37,6 +37,10 @@ SUMMED_AT_END: dict[str, Any] = {
 }
 """Gradients are summed in one buffer after all passes, as by default in Megatron-LM of 2022."""
 
+OF_MEGATRON: dict[str, Any] = {"flash": False, "fused_softmax": True, "dropout": True}
+"""Fields of decoders by default in Megatron-LM of 2022, and in what was built on it or after it:
+``masked_softmax_fusion``, and a dropout of 0.1."""
+
 Arguments = Mapping[str, Any]
 """Arguments of :func:`perfmodel.make_job`."""
 
@@ -182,6 +186,12 @@ def layout_of(row: Row) -> dict[str, Any]:
     return found
 
 
+def without_overlap(row: Row) -> dict[str, Any]:
+    """Return the arguments of Megatron-LM of 2022 where it is not known that sums run beside the
+    gradients of weights, which takes ``CUDA_DEVICE_MAX_CONNECTIONS=1`` in the environment."""
+    return {"framework": "megatron"} | ({"overlap_sums": False} if (row.tp or 1) > 1 else {})
+
+
 class Anchor(msgspec.Struct, frozen=True):
     """The speed of a device: its measured over its estimated time, in passes of ``micro_batch``."""
 
@@ -213,7 +223,8 @@ class Anchor(msgspec.Struct, frozen=True):
 
 
 OF_LAYOUT = ("workers", "tensor", "pipeline", "sequence_parallel", "overlap_sums", "arch",
-             "virtual_stages", "schedule", "stage_layers", "transfers", "options")  # fmt: skip
+             "virtual_stages", "schedule", "stage_layers", "balance", "transfers",
+             "options")  # fmt: skip
 """Arguments of a job that a single device does not have."""
 
 

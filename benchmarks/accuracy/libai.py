@@ -25,14 +25,15 @@ def arguments(row: layouts.Row) -> dict[str, Any]:
     megatron = row.framework == "Megatron-LM"
     given = layouts.layout_of(row)
     if (row.pp or 1) > 1:
-        given["transfers"] = "blocking" if megatron else "ahead"
-    if (row.tp or 1) > 1 and megatron:
-        given["overlap_sums"] = True
+        given |= {"transfers": "blocking"} if megatron else {"transfers": "ahead", "balance": True}
     given |= layouts.SUMMED_AT_END if megatron else {"arch": "ring"}
-    given |= {"framework": "megatron"} if megatron else {}
+    given |= layouts.without_overlap(row) if megatron else {"framework": "libai"}
     return given | {
         "workload": layouts.profile_of(
-            row, ABOUT.citation, vocabulary=VOCABULARIES.get(row.model, row.vocab), flash=False
+            row,
+            ABOUT.citation,
+            vocabulary=VOCABULARIES.get(row.model, row.vocab),
+            **layouts.OF_MEGATRON,
         ),
         "device": "v100-32",
         "cluster": "dgx-1",

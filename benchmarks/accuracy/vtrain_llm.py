@@ -71,15 +71,14 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 def arguments(row: layouts.Row) -> dict[str, Any]:
     """Return the arguments of a row's job."""
-    given = layouts.layout_of(row) | {"framework": "megatron"}
+    given = layouts.layout_of(row)
     if (row.pp or 1) > 1:
         given["transfers"] = "blocking"
-    if (row.tp or 1) > 1:
-        given["overlap_sums"] = True
+    given |= layouts.without_overlap(row)
     return {
         **given,
         **layouts.SUMMED_AT_END,
-        "workload": layouts.profile_of(row, ABOUT.citation, flash=False),
+        "workload": layouts.profile_of(row, ABOUT.citation, **layouts.OF_MEGATRON),
         "device": "a100-80",
         "cluster": "dgx-a100",
     }

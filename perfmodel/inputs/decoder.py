@@ -30,6 +30,8 @@ class Decoder(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
     flash : whether attention recomputes its scores in backward instead of keeping them.
     fused_loss : whether the gradient of the logits is made in one step, as in Megatron-LM, instead
         of from a gradient of the logarithmic softmax, as in PyTorch.
+    fused_softmax : whether scaling, mask and softmax of stored scores are one kernel, as in
+        Megatron-LM.
     sequence_length : default tokens per sequence.
     experts : of feed-forward parts that have any.
     latent : widths of latent attention (MLA), instead of ``kv_heads`` and ``head_width``.
@@ -67,6 +69,7 @@ class Decoder(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
     head_norms: bool = False
     outer_norms: bool = False
     multi_token: int = 0
+    fused_softmax: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -265,11 +265,10 @@ class _Making(msgspec.Struct, frozen=True):
             operators += (self.moving(rotated, rotated, kernels=2, unfused=UNFUSED_ROTATION),)
         if d.flash:
             operators += (self.flash(block, heads, groups),)
-        else:  # softmax with its mask, and dropout
-            scores = (8.0 if d.dropout else 4.0) * heads * s
+        else:
             operators += (
                 Product(s, s, d.key_width, count=heads, weights=False),
-                self.moving(scores, scores, kernels=4 if d.dropout else 2),
+                self.softmax(heads * s),
                 Product(s, d.value_width, s, count=heads, weights=False),
             )
         pairs = d.attended(block, s) if d.flash else float(s * s)
@@ -278,6 +277,21 @@ class _Making(msgspec.Struct, frozen=True):
             "attention.scores", "attention", heads * d.value_width, flop=flop, saved=saved,
             operators=operators,
         )  # fmt: skip
+
+    def softmax(self, scores: int) -> MemoryBound:
+        """The softmax of so many scores per token that are stored, with their mask, and dropout.
+
+        One kernel reads scores and writes their softmax, and in backward reads the softmax and its
+        gradient, and writes one; dropout reads and writes, and has a mask of its own.
+        """
+        d = self.decoder
+        if not d.fused_softmax:
+            moved = (8.0 if d.dropout else 4.0) * scores
+            return self.moving(moved, moved, kernels=4 if d.dropout else 2)
+        dropped = 2.0 + MASK_BYTES / self.element if d.dropout else 0.0
+        return self.moving(
+            (2.0 + dropped) * scores, (3.0 + dropped) * scores, kernels=2 if d.dropout else 1
+        )
 
     def flash(self, block: int, heads: int, groups: int) -> Attention:
         """Attention that does not store its scores."""

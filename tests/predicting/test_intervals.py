@@ -279,3 +279,30 @@ def test_every_kind_of_cluster_has_constants() -> None:
     kinds = [JobKind(network, way) for network in ("measured", "nominal") for way in (False, True)]
     assert set(LEARNT) == set(kinds)
     assert all(isinstance(each, Learnt) and each.always > 0.0 for each in LEARNT.values())
+
+
+# -- replicas of several devices -------------------------------------------------------------------
+
+
+def test_a_division_among_devices_is_part_of_the_error_by_hand() -> None:
+    staged = job(workers=1, pipeline=2)
+    assert uncertainty(staged, predict(staged)).model == pytest.approx(0.05)
+    layers = [msgspec.structs.replace(one, forward_summed_bytes=1e3) for one in WORK.layers]
+    summed = msgspec.structs.replace(WORK, layers=tuple(layers))
+    given = {"workload": summed, "workers": 1, "cluster": cluster(devices_per_node=4)}
+    divided = job(tensor=4, **given)
+    assert uncertainty(divided, predict(divided)).model == pytest.approx(2 * 0.04)  # two doublings
+    both = job(tensor=4, pipeline=2, **given)
+    assert uncertainty(both, predict(both)).model == pytest.approx(math.hypot(0.08, 0.05))
+    alone = job(workers=1)
+    assert uncertainty(alone, predict(alone)).model == 0.0
+
+
+def test_a_bubble_is_as_uncertain_as_the_computation_that_makes_it() -> None:
+    work = msgspec.structs.replace(WORK, error_fraction=0.2)
+    staged = job(workload=work, workers=1, pipeline=2)
+    prediction = predict(staged)
+    assert prediction.idle_fraction.by_cause["pipeline"] > 0.3
+    found = uncertainty(staged, prediction).calibration
+    waiting = prediction.idle_fraction.mean - prediction.idle_fraction.by_cause["pipeline"]
+    assert found == pytest.approx(math.log(1.2) / 1.645 * (1.0 - waiting), rel=1e-3)

@@ -485,12 +485,13 @@ def test_a_reduction_that_backward_waits_for_by_hand():
     assert step_s(waiting) == pytest.approx(step_s(made) + 1.0, rel=1e-6)
 
 
-def test_megatron_hands_gradients_over_in_no_time():
+@pytest.mark.parametrize("framework", ["megatron", "OneFlow", "libai"])
+def test_frameworks_that_send_gradients_in_place_hand_them_over_in_no_time(framework):
     arguments = {"model": "llama-8b", "device": "h100", "workers": 4, "arch": "ring"}
-    assert pm.make_job(**arguments, framework="megatron").cluster.handover == pm.Handover()
+    assert pm.make_job(**arguments, framework=framework).cluster.handover == pm.Handover()
     given = pm.Handover(1e-3)
     own = cluster(handover=given)
-    assert pm.make_job(**arguments, cluster=own, framework="megatron").cluster.handover == given
+    assert pm.make_job(**arguments, cluster=own, framework=framework).cluster.handover == given
 
 
 def test_launches_take_as_long_on_each_of_the_devices_that_divide_layers():
