@@ -59,6 +59,11 @@ if TYPE_CHECKING:
         Explanation as Explanation,
         explain as explain,
     )
+    from perfmodel.studies.diagnosis import (
+        Diagnosis as Diagnosis,
+        Measured as Measured,
+        diagnose as diagnose,
+    )
     from perfmodel.studies.fitting import largest_batch as largest_batch, remedies as remedies
     from perfmodel.studies.formulas import Formula as Formula, formula as formula
     from perfmodel.studies.reports import Report as Report, report as report
@@ -97,6 +102,7 @@ _NAMES = {
     "sweeping.comparison": "Comparison compare",
     "sweeping.convergence": "Convergence TrainingSetup converge",
     "studies.crossovers": "Crossover Explanation explain",
+    "studies.diagnosis": "Diagnosis Measured diagnose",
     "studies.fitting": "largest_batch remedies",
     "studies.formulas": "Formula formula",
     "planning.search": "PlanLimits",

@@ -29,6 +29,7 @@ IPERF3 = "iperf3"
 OSU = "osu"
 PERFTEST = "perftest"
 DEEPSPEED = "deepspeed"
+TOPOLOGY = "topology"
 
 RECORD = "record a trace with torch.profiler and give it to perfmodel import"
 
@@ -163,7 +164,7 @@ TEXT: tuple[_Text, ...] = (
     ),
     _Text(TRACE, r"\"traceEvents\"", "a trace", "perfmodel import reads traces of torch.profiler"),
     _Text(
-        "topology",
+        TOPOLOGY,
         r"^[ \t]*GPU0[ \t].*\b(?:CPU Affinity|GPU1)\b|^GPU0[ \t]+X[ \t]",
         "the output of nvidia-smi topo -m",
         _of_topology,

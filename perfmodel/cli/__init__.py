@@ -33,6 +33,7 @@ COMMANDS = {
         "studies",
         "Suggest what makes a job faster: options, architectures, hardware.",
     ),
+    "diagnose": ("diagnose", "Find why a measured run is slower than it should be."),
     "require": (
         "studies",
         "Find the bandwidth, the workers or another VARIABLE needed to reach an aim.",

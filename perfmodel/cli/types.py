@@ -281,6 +281,16 @@ def read_failures(text: str, _: str) -> float:
     return Failures.rate(text)
 
 
+def read_run(text: str, flag: str) -> tuple[int, float]:
+    """Read ``WORKERS:TIME``."""
+    from perfmodel.base.units import parse
+
+    workers, _, seconds = text.partition(":")
+    if not workers.isdecimal() or not seconds:
+        raise InputError(f"{flag}: cannot read {text!r}; expected WORKERS:TIME, such as 8:250ms")
+    return int(workers), parse(seconds, "s", flag)
+
+
 def read_fraction(text: str, flag: str) -> float:
     """Read ``1%`` or ``0.01``."""
     from perfmodel.base.units import fraction
@@ -325,6 +335,7 @@ PRECISION = suggested("float32", "tf32", "mixed", *EIGHT_BITS)
 RECOMPUTATION = suggested(
     *("none", "selective", "selective:products", "full"), name="none|selective[:products|:N]|full"
 )
+OTHER_RUN = Text(read_run, name="WORKERS:TIME")
 FAILURES = Text(read_failures, name="0.0005|llama-3|bloom|opt")
 CHECKPOINTING = suggested("blocking", "asynchronous")
 STACK = suggested("as_found", "tuned")

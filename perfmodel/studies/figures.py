@@ -120,6 +120,19 @@ def gains(rows: Sequence[tuple[str, float, tuple[float, float], bool]], title: s
     return Figure([[Panel(marks, x, Axis(names=names), "x")]], title)
 
 
+def shares(rows: Sequence[tuple[str, float]], label: str, title: str) -> Figure:
+    """A figure of fractions that add up to 1, a bar for each."""
+    bars = Bars(
+        label,
+        [share for _, share in rows],
+        PALETTE[0],
+        labels=[f"{share:.0%}" for _, share in rows],
+    )
+    names = [textwrap.fill(name, LETTERS) for name, _ in rows]
+    x = Axis(label, "fraction", low=0.0, high=1.1)
+    return Figure([[Panel([bars], x, Axis(names=names), "x")]], title)
+
+
 Side = tuple[str, float]
 """A value as text, and the ratio of the throughput with it; ("", 1) if there is none."""
 

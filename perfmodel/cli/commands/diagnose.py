@@ -1,0 +1,94 @@
+"""``perfmodel diagnose``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from perfmodel.base.errors import InputError
+from perfmodel.cli import types
+from perfmodel.cli.jobs import JobFlags, job_options
+from perfmodel.cli.options import Outputs, all_of, option, outputs
+
+PARTS = {
+    "--compute-time": ("compute_s", "Computation of a step, mean of the devices."),
+    "--slowest-compute-time": ("slowest_compute_s", "That of the slowest device."),
+    "--exposed-time": ("exposed_s", "Communication of a step that nothing hides."),
+    "--communication-time": ("communication_s", "Communication of a step, hidden or not."),
+    "--loading-time": ("loading_s", "Waiting for data in a step."),
+}
+"""Parts of a step that may be measured: flag, field of Measured, help."""
+
+part_options = all_of(
+    *(option(flag, types.time("50ms"), text, name=name) for flag, (name, text) in PARTS.items())
+)
+
+
+@click.command()
+@click.argument("files", nargs=-1, type=types.INPUT, metavar="[FILE]...")
+@option("--measured", types.SPEED, "Measured speed of all workers, or give the time of a step.")
+@option("--measured-step", types.time("1.5s"), "Measured time of an update.", name="step_s")
+@option(
+    "--also",
+    types.OTHER_RUN,
+    "Time of a step with another number of workers; repeatable.",
+    multiple=True,
+)
+@part_options
+@job_options()
+@outputs("json", "plot", "report")
+def diagnose(
+    files: tuple[str, ...],
+    measured: float | str | None,
+    step_s: float | None,
+    also: tuple[tuple[int, float], ...],
+    flags: JobFlags,
+    out: Outputs,
+    **parts: Any,
+) -> None:
+    """The options of the job say how it should run. Parts of a step, for example from torch.profiler,
+    tell causes apart, and so do FILEs: the output of nccl-tests, iperf3 --json, perftest or OSU
+    between two nodes, and of nvidia-smi topo -m.
+
+    \b
+    perfmodel diagnose --model resnet50 --device v100 --workers 16 --arch ring --measured 2900
+    perfmodel diagnose nccl-tests.txt --job job.toml --measured-step 0.41s --exposed-time 190ms
+    """  # noqa: E501
+    from perfmodel import api
+    from perfmodel.cli.printing import diagnosis as printing
+    from perfmodel.inputs.job_arguments import per_worker
+    from perfmodel.studies import diagnosis
+
+    out.check()
+    job = api.make_job(**per_worker(flags.arguments(), "--global-batch-size"))
+    if (measured is None) == (step_s is None):
+        raise InputError(
+            "--measured: give either the speed or the time of a step (--measured-step)"
+        )
+    seconds = step_s if step_s is not None else diagnosis.step_of(job, measured or 0.0)
+    told = diagnosis.Measured(step_s=seconds, steps_s=also, **parts, **_read(files))
+    result = diagnosis.diagnose(told, job)
+    if out.put(result):
+        printing.diagnosis(result)
+
+
+def _read(files: tuple[str, ...]) -> dict[str, float]:
+    """What files of other programs say: the rate between nodes, and how devices are connected."""
+    from perfmodel.base import formats
+    from perfmodel.base.files import read_bytes
+    from perfmodel.calibration.network.fit import fit_network, read
+    from perfmodel.measuring.outputs import topology
+
+    told: dict[str, float] = {}
+    for path in files:
+        data = read_bytes(path)
+        kind = formats.recognise(data)
+        if kind is not None and kind.name == formats.TOPOLOGY:
+            told["through_host"] = topology.parse(formats.text_of(data) or "", path).through_host
+            continue
+        fitted = fit_network([read(path)]).cluster
+        if fitted.nodes == 1:
+            raise InputError(f"{path}: measured inside a node; expected between two nodes")
+        told["link_bytes_per_s"] = fitted.nic.goodput_bytes_per_s
+    return told

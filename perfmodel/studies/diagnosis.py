@@ -1,0 +1,480 @@
+r"""Why a run is slower than its job should be: :func:`diagnose`.
+
+Each cause (:mod:`perfmodel.studies.causes`) makes other jobs of the job, one for each of its sizes,
+and :func:`perfmodel.predict` says by formulas what would be measured of them. The posterior
+probability of a cause c with sizes :math:`\theta` is
+
+.. math:: p(c \mid x) \propto p(c) \sum_\theta p(\theta \mid c) \prod_i N(x_i; m_i(c, \theta), s_i)
+
+with measurements x, predictions m, and standard deviations s of both together. Before, all causes
+are equally likely. A cause that explains the measurements with any size is less likely than one
+whose size is known beforehand and fits (MacKay, "Information theory, inference, and learning
+algorithms", 2003, chapter 28).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import ClassVar, NamedTuple, Unpack
+
+import msgspec
+import numpy as np
+
+from perfmodel import api
+from perfmodel.base.errors import InputError
+from perfmodel.base.ranges import FRACTION, NOT_NEGATIVE, POSITIVE, Range, Ranged, or_none
+from perfmodel.base.units import show
+from perfmodel.inputs.job import Job, JobArguments
+from perfmodel.inputs.one_device import OneDevice, read_speed
+from perfmodel.reporting.contents import Figure, Page, Section
+from perfmodel.reporting.drawn import Paged
+from perfmodel.reporting.rows import table
+from perfmodel.results.prediction import Prediction
+from perfmodel.studies.causes import AS_PREDICTED, CAUSES, Cause
+from perfmodel.studies.changes import Change, of_options
+from perfmodel.sweeping.arguments import changed, job_from
+from perfmodel.sweeping.labels import Row
+from perfmodel.sweeping.tables import Tabular, fields
+
+LEAST_SPREAD = 0.04
+"""Standard deviation of the logarithm of a time, of the measurement and of formulas together."""
+
+PART_SPREAD, OF_STEP = 0.15, 0.02
+"""Standard deviation of a part of a step: a fraction of it, and a fraction of the step."""
+
+LINK_SPREAD = 0.1
+"""Standard deviation of the logarithm of a rate that a tool measured."""
+
+PASSES_HOST = {True: 0.9, False: 0.4}
+"""Probability that some transfers of a node pass the host, with and without *no peer access*."""
+
+NOTHING_WRONG = 0.4
+"""Probability of *as predicted* before anything is measured; causes share the rest evenly."""
+
+SLOWS = 1.02
+"""Smallest ratio of a step with a cause to one without: causes that do less are not considered."""
+
+LEAST_SHOWN = 0.01
+"""Smallest probability of a cause that is reported."""
+
+Z90 = 1.6448536269514722
+"""Half-width of a 90 % interval of a normal distribution, in standard deviations."""
+
+
+class Measured(Ranged, frozen=True, kw_only=True):
+    """What was measured of a run; None for what was not.
+
+    Attributes
+    ----------
+    step_s : time of an update of the model.
+    compute_s : time that a device computes per step, mean of the devices.
+    slowest_compute_s : that of the slowest device.
+    exposed_s : time per step that a device waits for communication and does not compute.
+    communication_s : time per step in which a collective or a message is under way, hidden or not.
+    loading_s : time per step that a device waits for data.
+    link_bytes_per_s : rate of the links between nodes, as a tool measured it.
+    through_host : fraction of the pairs of a node's devices whose transfers pass the host, as
+        ``nvidia-smi topo -m`` says.
+    steps_s : (workers, step_s) of runs with other numbers of workers, else equal.
+    """
+
+    RANGES: ClassVar[Mapping[str, Range]] = {
+        "step_s": POSITIVE,
+        **dict.fromkeys(("compute_s", "slowest_compute_s", "link_bytes_per_s"), or_none(POSITIVE)),
+        **dict.fromkeys(("exposed_s", "communication_s", "loading_s"), or_none(NOT_NEGATIVE)),
+        "through_host": or_none(FRACTION),
+    }
+
+    step_s: float
+    compute_s: float | None = None
+    slowest_compute_s: float | None = None
+    exposed_s: float | None = None
+    communication_s: float | None = None
+    loading_s: float | None = None
+    link_bytes_per_s: float | None = None
+    through_host: float | None = None
+    steps_s: tuple[tuple[int, float], ...] = ()
+
+
+class Suspect(msgspec.Struct, frozen=True, kw_only=True):
+    """A cause, and how likely it is.
+
+    Attributes
+    ----------
+    cause, finding : its name, and what it means with its size.
+    probability : that it is the cause, among all and *as predicted*.
+    size, interval, unit : the most likely size, with a 90 % interval; None without a size.
+    step_s : predicted time of a step with this cause.
+    explains : whether that is the measured time, within two standard deviations.
+    remedy, remedied_step_s, gain : what to do, and what would then be predicted.
+    """
+
+    cause: str
+    finding: str
+    probability: float
+    size: float | None
+    interval: tuple[float, float] | None
+    unit: str
+    step_s: float
+    explains: bool
+    remedy: str
+    remedied_step_s: float
+    gain: float
+
+
+class NextMeasurement(msgspec.Struct, frozen=True, kw_only=True):
+    """The measurement that would tell the two most likely causes apart best.
+
+    ``expected`` has what it would give, by cause; ``apart`` how many standard deviations these are
+    from each other.
+    """
+
+    what: str
+    how: str
+    expected: dict[str, float]
+    unit: str
+    apart: float
+
+    @property
+    def text(self) -> str:
+        """The measurement in a sentence."""
+        ends = ", ".join(f"{show(x, self.unit)} with {name}" for name, x in self.expected.items())
+        return f"{self.what} ({self.how}): {ends}"
+
+
+class Diagnosis(Paged, Tabular, frozen=True, kw_only=True):
+    """Causes of a slow run, the most likely first.
+
+    Attributes
+    ----------
+    prediction : of the job as it should run.
+    measured : what was measured of it.
+    slower : measured time of a step over the predicted one.
+    suspects : causes with a probability of at least 1 %, and *as predicted* among them.
+    next_measurement : None if no measurement would tell the first two apart.
+    """
+
+    prediction: Prediction
+    measured: Measured
+    slower: float
+    suspects: tuple[Suspect, ...]
+    next_measurement: NextMeasurement | None
+
+    @property
+    def first(self) -> Suspect:
+        """The most likely cause."""
+        return self.suspects[0]
+
+    def rows(self) -> list[Row]:
+        """A row for each cause."""
+        return [fields(suspect) for suspect in self.suspects]
+
+    def to_dict(self) -> Row:
+        """The diagnosis as JSON-like values, with the prediction's headline only."""
+        told = fields(self, "prediction", "suspects")
+        return told | {"job": self.prediction.headline, "suspects": self.rows()}
+
+    def figure(self) -> Figure:
+        """Probabilities of the causes."""
+        from perfmodel.studies.figures import shares
+
+        bars = [(s.finding, s.probability) for s in self.suspects]
+        return shares(bars, "probability", self.prediction.headline)
+
+    def page(self) -> Page:
+        """The contents of the page."""
+        first, step_s = self.first, self.measured.step_s
+        answer = [
+            ("Step", show(step_s, "s"), f"{self.slower:.2f} times the predicted one"),
+            ("Cause", f"{first.probability:.0%}", first.finding),
+            ("Without it", show(first.remedied_step_s, "s"), first.remedy),
+        ]
+        text = [f"{s.finding} ({s.probability:.0%}). {s.remedy}" for s in self.suspects]
+        if self.next_measurement is not None:
+            text.append(f"What would decide: {self.next_measurement.text}.")
+        section = Section(
+            name="causes",
+            title="Causes",
+            text=text,
+            figure=self.figure().rows[0][0],
+            tables=[table("Causes", self.rows())],
+        )
+        return Page(title=f"Diagnosis: {first.cause}", answer=answer, sections=[section])
+
+
+class _Observable(NamedTuple):
+    """Something that can be measured of a run: how, and what it is predicted to be."""
+
+    what: str
+    how: str
+    unit: str
+    value: Callable[[Job, Prediction], float]
+    spread: Callable[[float, float], float]  # of the value, given it and the time of a step
+
+
+def _relative(value: float, step_s: float) -> float:
+    return LEAST_SPREAD * value
+
+
+def _part(value: float, step_s: float) -> float:
+    return math.hypot(PART_SPREAD * value, OF_STEP * step_s)
+
+
+def _communication_s(job: Job, p: Prediction) -> float:
+    """Time of all communication: exposed, if nothing overlaps with it."""
+    if getattr(job.options, "overlap", False) is True:
+        p = api.predict(of_options("", overlap=False).job_of(job), fidelity="coarse")
+    return p.exposed_communication_s
+
+
+def _waiting_s(p: Prediction, cause: str) -> float:
+    return p.idle_fraction.by_cause.get(cause, 0.0) * p.iteration_s
+
+
+OBSERVABLES: Mapping[str, _Observable] = {
+    "step_s": _Observable("time of a step", "", "s", lambda _, p: p.iteration_s, _relative),
+    "compute_s": _Observable(
+        "computation of a step",
+        "torch.profiler: sum of the kernels that are not NCCL's, mean of the ranks",
+        "s",
+        lambda _, p: p.compute_s,
+        _relative,
+    ),
+    "slowest_compute_s": _Observable(
+        "computation of the slowest rank",
+        "torch.profiler on every rank, or the step of each device alone",
+        "s",
+        lambda _, p: p.iteration_s * (1.0 - min(p.idle_fraction.per_worker)),
+        _relative,
+    ),
+    "exposed_s": _Observable(
+        "communication that nothing hides",
+        "torch.profiler: time in which only NCCL's kernels run",
+        "s",
+        lambda _, p: p.exposed_communication_s,
+        _part,
+    ),
+    "communication_s": _Observable(
+        "communication of a step, hidden or not",
+        "torch.profiler: sum of NCCL's kernels on the rank where it is least",
+        "s",
+        _communication_s,
+        _part,
+    ),
+    "loading_s": _Observable(
+        "waiting for data",
+        "time of next(loader) in the training loop",
+        "s",
+        lambda _, p: _waiting_s(p, "data"),
+        _part,
+    ),
+    "link_bytes_per_s": _Observable(
+        "rate between two nodes",
+        "all_reduce_perf of nccl-tests with a rank on each, the bus bandwidth; or iperf3",
+        "bytes_per_s",
+        lambda job, _: job.of_devices.cluster.nic.goodput_bytes_per_s,
+        lambda value, _: LINK_SPREAD * value,
+    ),
+}
+
+
+class _Fit(NamedTuple):
+    """A hypothesis, what it predicts, and its likelihood."""
+
+    weight: float
+    size: float
+    job: Job
+    prediction: Prediction
+    log_likelihood: float
+
+
+class _Judge:
+    """Likelihoods of jobs, given what was measured."""
+
+    def __init__(self, measured: Measured, spread: float) -> None:
+        self.measured, self.spread = measured, spread
+
+    def fits(self, job: Job, cause: Cause) -> Iterator[_Fit]:
+        """Yield the possible hypotheses of a cause."""
+        for weight, size, change in cause.hypotheses(job):
+            try:
+                other = change.job_of(job)
+                yield self.fit(other, change, weight, size, job)
+            except InputError:
+                continue
+
+    def fit(self, job: Job, change: Change, weight: float, size: float, base: Job) -> _Fit:
+        """The likelihood of a job."""
+        p = api.predict(job, fidelity="coarse")
+        measured, total = self.measured, 0.0
+        for name, observable in OBSERVABLES.items():
+            given = getattr(measured, name)
+            if given is None:
+                continue
+            value = observable.value(job, p)
+            spread = observable.spread(value, p.iteration_s)
+            if name in ("step_s", "compute_s", "slowest_compute_s"):
+                total += _log_normal(math.log(given / value), self.spread)
+            else:
+                total += _log_normal((given - value) / spread, 1.0) - math.log(
+                    spread / measured.step_s
+                )
+        if measured.through_host is not None:
+            inside = job.of_devices.cluster.intra_node
+            passes = PASSES_HOST[inside is not None and inside.interconnect == "host"]
+            total += math.log(passes if measured.through_host > 0.0 else 1.0 - passes)
+        for workers, step_s in measured.steps_s:
+            other = changed(base, {"workers": workers})
+            with_cause = api.predict(change.job_of(other), fidelity="coarse")
+            total += _log_normal(math.log(step_s / with_cause.iteration_s), self.spread)
+        return _Fit(weight, size, job, p, total)
+
+
+def _log_normal(deviation: float, spread: float) -> float:
+    """Logarithm of the normal density, with tails that one outlier cannot rule out: the density is
+    at least that at six standard deviations."""
+    return -0.5 * min((deviation / spread) ** 2, 36.0) - math.log(spread)
+
+
+NOTHING = Cause(AS_PREDICTED, lambda job: iter(()), "", "", "")
+
+
+def diagnose(
+    measured: Measured, job: Job | None = None, **arguments: Unpack[JobArguments]
+) -> Diagnosis:
+    """Find why a run takes longer than predicted.
+
+    Parameters
+    ----------
+    measured : what was measured.
+    job : the job as it should run, if there is one.
+    arguments : changes of it (:meth:`perfmodel.Job.with_`), else those of
+        :func:`perfmodel.make_job`.
+
+    Raises
+    ------
+    InputError : the job is impossible.
+
+    >>> result = diagnose(Measured(step_s=1.87), model="resnet50", device="gtx1080ti", workers=4,
+    ...                   arch="ring", batch_size=32, cluster="pcie3", bandwidth="25Gbps")
+    >>> result.slower > 5
+    True
+    """
+    job = job_from(job, arguments)
+    expected = api.predict(job, fidelity="coarse")
+    judge = _Judge(measured, _spread(expected))
+    same = Change(AS_PREDICTED, lambda other: other)
+    fits: list[tuple[Cause, list[_Fit]]] = [(NOTHING, [judge.fit(job, same, 1.0, 1.0, job)])]
+    for cause in CAUSES:
+        tried = list(judge.fits(job, cause))
+        if (
+            max((fit.prediction.iteration_s for fit in tried), default=0.0)
+            > SLOWS * expected.iteration_s
+        ):
+            fits.append((cause, tried))
+    best = max(fit.log_likelihood for _, tried in fits for fit in tried)
+    prior = NOTHING_WRONG / (1.0 - NOTHING_WRONG) * max(len(fits) - 1, 1)
+    evidence = [
+        sum(fit.weight * math.exp(fit.log_likelihood - best) for fit in tried)
+        * (prior if cause is NOTHING else 1.0)
+        for cause, tried in fits
+    ]
+    ranked = sorted(zip(evidence, fits, strict=True), key=lambda row: -row[0])
+    suspects = [
+        _suspect(cause, tried, worth / sum(evidence), expected, judge)
+        for worth, (cause, tried) in ranked
+    ]
+    return Diagnosis(
+        prediction=expected,
+        measured=measured,
+        slower=measured.step_s / expected.iteration_s,
+        suspects=tuple(s for s in suspects if s.probability >= LEAST_SHOWN) or tuple(suspects[:1]),
+        next_measurement=_next(measured, [_best(tried) for _, (_, tried) in ranked[:2]],
+                               [cause.name for _, (cause, _) in ranked[:2]]),
+    )  # fmt: skip
+
+
+def step_of(job: Job, speed: float | str) -> float:
+    """Time of a step of a job at a speed of all its workers together: samples per second, or text
+    with a unit, such as tokens/s.
+
+    Raises
+    ------
+    InputError : the speed is not positive, or cannot be read.
+    """
+    workload = job.of_devices.workload
+    alone_s = OneDevice(speed=read_speed(speed, "measured")).seconds(workload)
+    return alone_s * job.global_batch_size / workload.batch_size
+
+
+def _spread(expected: Prediction) -> float:
+    """Standard deviation of the logarithm of a step: half of the prediction's interval."""
+    if expected.interval is None:
+        return LEAST_SPREAD
+    low, high = expected.interval.iteration_s
+    return math.hypot(LEAST_SPREAD, math.log(high / low) / (2.0 * Z90))
+
+
+def _best(tried: Sequence[_Fit]) -> _Fit:
+    return max(tried, key=lambda fit: math.log(fit.weight) + fit.log_likelihood)
+
+
+def _suspect(
+    cause: Cause, tried: Sequence[_Fit], probability: float, expected: Prediction, judge: _Judge
+) -> Suspect:
+    """A cause with its size, and the step without it."""
+    best = _best(tried)
+    size = best.size if cause.unit else None
+    remedied_s = expected.iteration_s
+    return Suspect(
+        cause=cause.name,
+        finding=cause.words(best.size) or f"as predicted: {expected.bottleneck.text}",
+        probability=probability,
+        size=size,
+        interval=None if size is None else _interval(tried),
+        unit=cause.unit,
+        step_s=best.prediction.iteration_s,
+        explains=abs(math.log(judge.measured.step_s / best.prediction.iteration_s))
+        <= 2.0 * judge.spread,
+        remedy=cause.remedy,
+        remedied_step_s=remedied_s,
+        gain=best.prediction.iteration_s / remedied_s,
+    )
+
+
+def _interval(tried: Sequence[_Fit]) -> tuple[float, float]:
+    """The sizes between which 90 % of the posterior lie."""
+    order = sorted(tried, key=lambda fit: fit.size)
+    best = max(fit.log_likelihood for fit in tried)
+    mass = np.cumsum([fit.weight * math.exp(fit.log_likelihood - best) for fit in order])
+    mass /= mass[-1]
+    low, high = np.searchsorted(mass, (0.05, 0.95)).tolist()
+    return order[low].size, order[min(high, len(order) - 1)].size
+
+
+def _next(measured: Measured, fits: Sequence[_Fit], names: Sequence[str]) -> NextMeasurement | None:
+    """The missing measurement that differs most between two hypotheses."""
+    if len(fits) < 2:
+        return None
+    options = []
+    for name, observable in OBSERVABLES.items():
+        if getattr(measured, name) is not None:
+            continue
+        one, other = (observable.value(fit.job, fit.prediction) for fit in fits)
+        spread = math.hypot(
+            *(observable.spread(x, fit.prediction.iteration_s)
+              for x, fit in zip((one, other), fits, strict=True))
+        )  # fmt: skip
+        apart = abs(one - other) / spread if spread > 0.0 else 0.0
+        options.append(
+            NextMeasurement(
+                what=observable.what,
+                how=observable.how,
+                expected=dict(zip(names, (one, other), strict=True)),
+                unit=observable.unit,
+                apart=apart,
+            )
+        )
+    best = max(options, key=lambda option: option.apart, default=None)
+    return best if best is not None and best.apart >= 1.0 else None
