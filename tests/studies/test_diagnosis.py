@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from click.testing import CliRunner
 import perfmodel as pm
 from perfmodel import InputError, Job, predict
 from perfmodel.cli import cli
-from perfmodel.measuring.outputs import topology
+from perfmodel.measuring.outputs import topology, training_logs
 from perfmodel.studies.causes import AS_PREDICTED, CAUSES, Hypothesis
 from perfmodel.studies.diagnosis import OBSERVABLES, Diagnosis, Measured, diagnose, step_of
 
@@ -225,8 +226,8 @@ def test_the_command_reads_speeds_parts_and_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        ([], "--measured: give either"),
-        (["--measured", "2900", "--measured-step", "1s"], "--measured: give either"),
+        ([], "--measured: give one of"),
+        (["--measured", "2900", "--measured-step", "1s"], "--measured: give one of"),
         (["--measured", "-3"], "measured: must be more than 0"),
         (["--measured", "12 tokens/s"], "expected samples/s"),
         (["--measured", "2900", "--also", "eight:1s"], "expected WORKERS:TIME"),
@@ -247,3 +248,52 @@ def test_wrong_values_are_one_line(flags: list[str], text: str) -> None:
 def test_tokens_per_second() -> None:
     job = pm.make_job(model="gpt2-medium", device="a100", workers=4, arch="ring", batch_size=2)
     assert step_of(job, "8192 tokens/s") == pytest.approx(8 * job.workload.sequence_length / 8192)  # type: ignore[operator]
+
+
+LOGS: dict[str, tuple[str, Callable[[float, Job], dict[str, float]]]] = {
+    "Megatron-LM": (
+        " iteration {n}/ 500 | consumed samples: 8 | elapsed time per iteration (ms): {ms} | loss",
+        lambda s, job: {"ms": 1e3 * s},
+    ),
+    "nanotron": (
+        "iteration: {n} / 15 | elapsed_time_per_iteration_ms: {k:.3f}K | tokens_per_sec: 26.6K",
+        lambda s, job: {"k": s},
+    ),
+    "torchtitan": (
+        "step: {n}  loss: 7.9  memory: 40.05GiB(42.16%)  tps: {tps:,.0f}  mfu: 25.6%",
+        lambda s, job: {"tps": job.workload.batch_size * (job.workload.sequence_length or 0) / s},
+    ),
+    "DeepSpeed": (
+        "global_step={n}, RunningAvgSamplesPerSec=1.0, CurrSamplesPerSec={rate}, MemAllocated=1GB",
+        lambda s, job: {"rate": job.global_batch_size / s},
+    ),
+    "Horovod": (
+        "Iter #{n}: Img/sec per GPU: {rate} +-1.2",
+        lambda s, job: {"rate": job.workload.batch_size / s},
+    ),
+    "Lightning": (
+        "Epoch 0:  12%|x | {n}/500 [00:10<01:20, {rate:.4f}it/s, loss=1.2]",
+        lambda s, job: {"rate": 1.0 / s},
+    ),
+}
+"""A line of the log of a framework, and its numbers for the time of a step."""
+
+
+@pytest.mark.parametrize("framework", LOGS)
+def test_the_log_of_a_run_says_its_step(framework: str, tmp_path: Path) -> None:
+    """The first, slow step is left out; the median of the others counts."""
+    job = pm.make_job(model="gpt2-medium", device="a100", workers=4, arch="ring", batch_size=2)
+    line, numbers = LOGS[framework]
+    seconds = [5.0, 0.50, 0.52, 0.51, 0.50, 0.53]
+    text = "\n".join(line.format(n=n, **numbers(s, job)) for n, s in enumerate(seconds))
+    path = tmp_path / "run.log"
+    path.write_text("starting\n" + text + "\n")
+    flags = ["--model", "gpt2-medium", "--device", "a100", "--workers", "4", "--arch", "ring"]
+    answer = CliRunner().invoke(cli, ["diagnose", str(path), *flags, "--batch-size", "2", "--json"])
+    assert answer.exit_code == 0, answer.output
+    assert json.loads(answer.stdout)["measured"]["step_s"] == pytest.approx(0.51, rel=2e-3)
+
+
+def test_a_log_without_a_speed_is_refused() -> None:
+    with pytest.raises(InputError, match=r"log.txt: no line has the speed of a run; known are the"):
+        training_logs.parse("loss 3.1\n", "log.txt")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -10,6 +10,10 @@ from perfmodel.base.errors import InputError
 from perfmodel.cli import types
 from perfmodel.cli.jobs import JobFlags, job_options
 from perfmodel.cli.options import Outputs, all_of, option, outputs
+
+if TYPE_CHECKING:
+    from perfmodel.inputs.job import Job
+    from perfmodel.measuring.outputs.training_logs import LogSpeed
 
 PARTS = {
     "--compute-time": ("compute_s", "Computation of a step, mean of the devices."),
@@ -49,7 +53,7 @@ def diagnose(
 ) -> None:
     """The options of the job say how it should run. Parts of a step, for example from torch.profiler,
     tell causes apart, and so do FILEs: the output of nccl-tests, iperf3 --json, perftest or OSU
-    between two nodes, and of nvidia-smi topo -m.
+    between two nodes, and of nvidia-smi topo -m. The log of the run may replace --measured.
 
     \b
     perfmodel diagnose --model resnet50 --device v100 --workers 16 --arch ring --measured 2900
@@ -62,33 +66,53 @@ def diagnose(
 
     out.check()
     job = api.make_job(**per_worker(flags.arguments(), "--global-batch-size"))
-    if (measured is None) == (step_s is None):
+    read = _read(files, job)
+    steps_s = read.pop("step_s", [])
+    if measured is not None:
+        steps_s.append(diagnosis.step_of(job, measured))
+    if step_s is not None:
+        steps_s.append(step_s)
+    if len(steps_s) != 1:
         raise InputError(
-            "--measured: give either the speed or the time of a step (--measured-step)"
+            "--measured: give one of the speed, the time of a step (--measured-step) and a log"
         )
-    seconds = step_s if step_s is not None else diagnosis.step_of(job, measured or 0.0)
-    told = diagnosis.Measured(step_s=seconds, steps_s=also, **parts, **_read(files))
+    values = {name: rows[-1] for name, rows in read.items()}
+    told = diagnosis.Measured(step_s=steps_s[0], steps_s=also, **parts, **values)
     result = diagnosis.diagnose(told, job)
     if out.put(result):
         printing.diagnosis(result)
 
 
-def _read(files: tuple[str, ...]) -> dict[str, float]:
-    """What files of other programs say: the rate between nodes, and how devices are connected."""
+def _read(files: tuple[str, ...], job: Job) -> dict[str, list[float]]:
+    """What files of other programs say: the rate between nodes, how devices are connected, and how
+    long a step took."""
     from perfmodel.base import formats
     from perfmodel.base.files import read_bytes
     from perfmodel.calibration.network.fit import fit_network, read
-    from perfmodel.measuring.outputs import topology
+    from perfmodel.measuring.outputs import topology, training_logs
 
-    told: dict[str, float] = {}
+    told: dict[str, list[float]] = {}
     for path in files:
         data = read_bytes(path)
-        kind = formats.recognise(data)
+        kind, text = formats.recognise(data), formats.text_of(data) or ""
         if kind is not None and kind.name == formats.TOPOLOGY:
-            told["through_host"] = topology.parse(formats.text_of(data) or "", path).through_host
-            continue
-        fitted = fit_network([read(path)]).cluster
-        if fitted.nodes == 1:
-            raise InputError(f"{path}: measured inside a node; expected between two nodes")
-        told["link_bytes_per_s"] = fitted.nic.goodput_bytes_per_s
+            told["through_host"] = [topology.parse(text, path).through_host]
+        elif kind is None and training_logs.is_log(text):
+            seconds = _step_of(training_logs.parse(text, path), job)
+            told.setdefault("step_s", []).append(seconds)
+        else:
+            fitted = fit_network([read(path)]).cluster
+            if fitted.nodes == 1:
+                raise InputError(f"{path}: measured inside a node; expected between two nodes")
+            told["link_bytes_per_s"] = [fitted.nic.goodput_bytes_per_s]
     return told
+
+
+def _step_of(speed: LogSpeed, job: Job) -> float:
+    """The time of a step that a log says."""
+    from perfmodel.studies.diagnosis import step_of
+
+    if speed.unit == "s":
+        return speed.value
+    devices = job.devices if speed.per_device else 1
+    return step_of(job, f"{speed.value * devices!r} {speed.unit}")
