@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from benchmarks.accuracy import rows
+from benchmarks.accuracy import expert_rows, rows
 from benchmarks.accuracy.cases import Run
 from perfmodel import Job, Source, make_job, predict
 from perfmodel.base.errors import InputError, number, whole_number
@@ -63,6 +63,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     vocab: int | None = None
     gated: int = 0
     experts: int | None = None
+    top_k: int | None = None
+    expert_ffn: int | None = None
+    shared_ffn: int | None = None
+    dense_layers: int | None = None
+    etp: int | None = None
     seq_len: int | None = None
     device: str = ""
     precision: str = ""
@@ -149,7 +154,7 @@ def decoder_of(row: Row, **given: Any) -> Decoder:
         "sequence_length": row.seq_len, "biases": not gated, "fused_loss": True,
         "positions": None if gated else "sequence_length",
     }  # fmt: skip
-    return Decoder(**fields | given)
+    return Decoder(**fields | expert_rows.decoder_fields(row) | given)
 
 
 def profile_of(row: Row, citation: str, **given: Any) -> Profile:
