@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
+from collections.abc import Sequence
 
 import perfmodel
 from perfmodel import make_job, predict
@@ -41,6 +42,27 @@ def rate(numbers: int, stages: tuple[int, ...]) -> tuple[int, float]:
     return len(found), len(found) / (time.perf_counter() - begin)
 
 
+def whole(batches: Sequence[int]) -> tuple[int, int, float]:
+    """Return how many shapes and layouts of Llama 405B on 16,384 devices were evaluated, and the
+    seconds of one core: all powers of two of tensor parallelism up to 16, stages up to 64, chunks
+    up to 4, micro-batches of up to 8 sequences, recomputation and sharding, with these global batch
+    sizes."""
+    job = make_job(
+        model="llama-405b", device="h100", cluster="dgx-h100", arch="ring", devices=16_384,
+        tensor=8, pipeline=16, micro_batches=64, batch_size=64, framework="megatron",
+    )  # fmt: skip
+    begin = time.process_time()
+    found = perfmodel.layouts(
+        job, tensor=(1, 2, 4, 8, 16), pipeline=(1, 2, 4, 8, 16, 32, 64), virtual_stages=(1, 2, 4),
+        micro_batch_size=(1, 2, 4, 8), recompute=("none", "selective", "full"),
+        arch=("ring", "zero1", "zero2", "zero3"), global_batch_size=batches,
+    )  # fmt: skip
+    took_s = time.process_time() - begin
+    shapes = zip(found.tensor, found.pipeline, found.virtual_stages, found.micro_batch_size,
+                 found.recompute, found.arch, strict=True)  # fmt: skip
+    return len(set(shapes)), len(found), took_s
+
+
 def main() -> None:
     """Print all figures, rates as ratios to predictions one by one as well."""
     took_s, memory = largest()
@@ -56,6 +78,10 @@ def main() -> None:
         count, per_s = rate(numbers, stages)
         print(f"{count} layouts, {numbers} numbers of micro-batches, stages {stages}: "
               f"{per_s:.0f}/s, {per_s / one_by_one:.0f} times one by one")  # fmt: skip
+    for batches in ([2048], [1024 * 2**k for k in range(6)]):
+        shapes, count, took_s = whole(batches)
+        print(f"{count} layouts of {shapes} shapes, {len(batches)} global batch sizes: "
+              f"{took_s:.1f} s of one core, {count / took_s:.0f}/s")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ MLP = r"feed_forward|mlp|ffn|intermediate"
 """Pattern of the names of products in the feed-forward part."""
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=16_384)
 def kind_of(name: str, kind: str) -> str:
     """Return the kind of activations of a layer with this name and kind, in words."""
     for pattern, word in KINDS:

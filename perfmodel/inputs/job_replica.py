@@ -8,7 +8,7 @@ from typing import Any
 from perfmodel.base import files
 from perfmodel.base.errors import InputError, whole_number
 from perfmodel.base.provenance import Assumption
-from perfmodel.inputs.replica import Replica, read_stage_layers
+from perfmodel.inputs.replica import Replica, Transfers, read_stage_layers
 from perfmodel.pipelines import canonical
 
 OF_REPLICA = (
@@ -95,6 +95,11 @@ def sends_in_place(arguments: Mapping[str, Any]) -> bool:
     return is_megatron(arguments) or str(arguments.get("framework")).lower() in ONEFLOW
 
 
+def transfers_of_megatron(chunks: int) -> Transfers:
+    """Return how Megatron-LM hands over between stages of so many chunks each."""
+    return "ahead" if chunks > 1 else "blocking"
+
+
 def _as_megatron(given: dict[str, Any]) -> list[Assumption]:
     """Add what Megatron-LM does where it is not given, and return assumptions about that.
 
@@ -104,9 +109,8 @@ def _as_megatron(given: dict[str, Any]) -> list[Assumption]:
     ``async_tensor_model_parallel_allreduce`` of ``ModelParallelConfig``; torchtitan uses
     torch.distributed.pipelining.
     """
-    several, tensor = given.get("virtual_stages", 1) > 1, given.get("tensor", 1)
-    usual: dict[str, Any] = {"transfers": "ahead" if several else "blocking"}
-    if tensor > 1 and not given.get("sequence_parallel"):
+    usual: dict[str, Any] = {"transfers": transfers_of_megatron(given.get("virtual_stages", 1))}
+    if given.get("tensor", 1) > 1 and not given.get("sequence_parallel"):
         usual["overlap_sums"] = True
     added = {name: value for name, value in usual.items() if name not in given}
     given.update(added)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Iterator, Sequence
@@ -205,5 +206,10 @@ def _kept_bytes(layers: Sequence[WorkloadLayer]) -> float:
 
 def block_of(layer: WorkloadLayer) -> str:
     """Return the block of a layer; "" outside blocks."""
-    match = re.match(BLOCK, layer.name)
+    return _block(layer.name)
+
+
+@functools.lru_cache(maxsize=16_384)
+def _block(name: str) -> str:
+    match = re.match(BLOCK, name)
     return match[1] if match else ""

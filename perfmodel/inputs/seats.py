@@ -151,12 +151,20 @@ def seats_of(cluster: Cluster, positions: Ids) -> list[Seats]:
     ----------
     cluster : in which the devices of a stage of a replica count as one (:func:`of_groups`).
     """
-    nodes = np.array([cluster.node_of_worker(number) for number in range(positions.size)])
-    first = np.array([cluster.first_worker(node) for node in range(int(nodes[-1]) + 1)])
+    nodes, first = _nodes(cluster, positions.size)
     return [
         _seats(cluster, position, nodes[position], position - first[nodes[position]])
         for position in positions
     ]
+
+
+def _nodes(cluster: Cluster, devices: int) -> tuple[Ids, Ids]:
+    """Return the node of each device, (devices,), and the first device of each node, (nodes,)."""
+    listed = cluster.devices_on_nodes
+    known = np.repeat(np.arange(len(listed)), listed)[:devices]
+    rest = np.arange(devices - len(known)) // cluster.devices_per_node
+    nodes = np.concatenate([known, len(listed) + rest])
+    return nodes, np.searchsorted(nodes, np.arange(int(nodes[-1]) + 1))
 
 
 def _seats(cluster: Cluster, position: Ids, node: Ids, within: Ids) -> Seats:
@@ -165,9 +173,9 @@ def _seats(cluster: Cluster, position: Ids, node: Ids, within: Ids) -> Seats:
     each = cluster.nics_per_node
     nics = within % each
     width = int(min(count.max(), each, len(np.unique(nics[local == 0]))))
-    table = np.zeros((len(used), width), np.int64)
-    for number in range(len(used)):
-        table[number] = np.resize(nics[local == number], width)
+    begins = np.cumsum(count) - count
+    within_node = np.arange(width) % count[:, None]  # as often as links, if there are few devices
+    table = nics[np.argsort(local, kind="stable")][begins[:, None] + within_node]
     listed = () if (count[:-1] == count.max()).all() else tuple(count.tolist())
     sites = _sites(cluster, used)
     renumbered = {int(of): k for k, of in enumerate(used.tolist())}

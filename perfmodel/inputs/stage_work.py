@@ -193,7 +193,7 @@ def stages_of(workload: Workload, replica: Replica) -> list[StageWork]:
             place = 0 if begins else sum(counts[:-1]) + head - held[-1].start
             stage = msgspec.structs.replace(stage, tied=Tied(place, sum(table)))
         part = copied if table and ends and not begins else one
-        works.append(StageWork(stage, _part(workload, part, held, stage)))
+        works.append(StageWork(stage, part_of(workload, part, held, stage)))
     return works
 
 
@@ -207,8 +207,8 @@ def tied_bytes(layers: Sequence[WorkloadLayer]) -> tuple[float, ...]:
     return layers[0].tensor_bytes if shares else ()
 
 
-def _part(workload: Workload, one: Workload, held: list[range], stage: Stage) -> Workload:
-    """Return the workload of the layers that a stage holds."""
+def part_of(workload: Workload, one: Workload, held: list[range], stage: Stage) -> Workload:
+    """Return the workload of the layers that a stage holds, ``one`` being one pass of the whole."""
     number = stage.number
     layers = tuple(one.layers[k] for chunk in held for k in chunk)
     sizes = [size for layer in layers for size in layer.tensor_bytes]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
+from perfmodel.base.arrays import Floats
 from perfmodel.base.quantities import Quantity, axes_of, column, many, maximum
 from perfmodel.inputs.workload import Workload, expanded
 from perfmodel.phases import cumulative
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 FEW_VALUES = 128
 """Number of values up to which all layers at once are faster than one after the other."""
+
+OF_BYTES = "known_of_bytes"
+"""Where layers keep what depends on their bytes alone."""
 
 Send = Callable[[list[Quantity]], Quantity]
 """Maps the times at which messages are ready to the time at which the last has been sent (s)."""
@@ -128,9 +132,23 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
             ),
         )
 
-    def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
-        """Return ``make()``, which depends only on the layers and ``name``; the value is cached."""
-        known = self.__dict__.setdefault("known", {})
+    def timed(self, forward_s: Floats, backward_s: Floats) -> Layers:
+        """Return the same layers with other times, (layers of the workload, ...) each."""
+        first, rows = self.index[0], np.array(self.index)
+        made = msgspec.structs.replace(
+            self,
+            forward_s=tuple(np.add.reduceat(forward_s, rows, axis=0)),
+            backward_s=tuple(np.add.reduceat(backward_s, rows, axis=0)),
+            first_s=forward_s[:first].sum(axis=0) if first else 0.0,
+            last_s=backward_s[:first].sum(axis=0) if first else 0.0,
+        )
+        made.__dict__[OF_BYTES] = self.__dict__.setdefault(OF_BYTES, {})
+        return made
+
+    def once(self, name: Hashable, make: Callable[[], Any], *, of_bytes: bool = False) -> Any:
+        """Return ``make()``, which depends only on the layers and ``name``, or only on their bytes
+        (``of_bytes``); the value is cached."""
+        known = self.__dict__.setdefault(OF_BYTES if of_bytes else "known", {})
         if name not in known:
             known[name] = make()
         return known[name]
@@ -357,7 +375,7 @@ class Whole(msgspec.Struct, frozen=True, eq=False):
     sharpness: float = math.inf
     part: Quantity = 1.0
 
-    def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
+    def once(self, name: Hashable, make: Callable[[], Any], *, of_bytes: bool = False) -> Any:
         """Return ``make()``."""
         return make()
 

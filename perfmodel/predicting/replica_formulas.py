@@ -7,13 +7,14 @@ the pace. What a device does not compute of that time is the pipeline's bubble.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from perfmodel.base.arrays import Floats
+from perfmodel.base.arrays import Floats, Ids
+from perfmodel.communication.fabric import Fabric
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.passes import one_pass
 from perfmodel.inputs.stage_work import boundary_bytes
@@ -110,7 +111,7 @@ def _pace_s(
     if job.options.holds_backward and replica_of(job).asks_as_torch and len(faces) > 1:
         for rank, one in enumerate(several):
             late_s = float(one.iteration_s) - float(one.compute_s)
-            held[_finals(paths, rank)] = late_s
+            held[finals_of(paths, rank)] = late_s
             between_s[rank] -= late_s
     return pace_s(paths, took + held, *_send_s(job, paths, jobs), between_s)
 
@@ -191,7 +192,7 @@ def faces_of(job: Job, jobs: list[StageJob], held_s: list[float] | None = None) 
     held = np.zeros(parts.shape[1])
     for one, late_s in zip(jobs, held_s or (), strict=False):
         for rank in one.ranks.tolist():
-            finals = _finals(paths, rank)
+            finals = finals_of(paths, rank)
             held[finals] = late_s / len(finals)
     took = parts.sum(axis=0)
     if paths.schedule.updates.kind == "flush":
@@ -215,18 +216,17 @@ def faces_of(job: Job, jobs: list[StageJob], held_s: list[float] | None = None) 
 def _tied_s(job: Job, jobs: list[StageJob], pair: tuple[int, int]) -> float:
     """Return the time in which a stage sends its part of the sum of a table that it has in common
     with another."""
-    table, fabric = tied_table(jobs[pair[0]].job), whole_fabric(job)
-    a, z = (jobs[k].seats.position[:1] for k in pair)
-    path = fabric.path(a, z)
-    rate = float(np.where(path >= 0, fabric.capacity[path], np.inf).min())
-    rate = min(rate, float(fabric.flow_between(a, z)[0]))
-    return (0.0 if table is None else table.bytes) / rate + 2.0 * float(fabric.between_s(a, z)[0])
+    table, ends = tied_table(jobs[pair[0]].job), [jobs[k].seats.position[:1] for k in pair]
+    rate_bytes_per_s, latency_s = alone_between(whole_fabric(job), ends[0], ends[1])
+    size = 0.0 if table is None else table.bytes
+    return size / float(rate_bytes_per_s[0]) + 2.0 * float(latency_s[0])
 
 
-def _finals(paths: Paths, rank: int) -> list[int]:
+def finals_of(paths: Paths, rank: int) -> list[int]:
     """Return the action that completes the gradients of each chunk of a rank, (chunks,)."""
     schedule = paths.schedule
-    where = np.arange(int(schedule.begins[rank]), int(schedule.begins[rank + 1]))
+    every = actions_of(paths, rank)
+    where = np.arange(every.start, every.stop)
     gradients = np.isin(schedule.kind[where], (BACKWARD, WEIGHT))
     return [
         int(where[np.flatnonzero(gradients & (schedule.stage[where] == stage))[-1]])
@@ -242,25 +242,30 @@ def _seconds(paths: Paths, jobs: list[StageJob]) -> Floats:
     for one in jobs:
         *several, gradients = chunk_seconds(one.job)
         for rank in one.ranks.tolist():
-            where = slice(int(schedule.begins[rank]), int(schedule.begins[rank + 1]))
+            where = actions_of(paths, rank)
             chunk = np.searchsorted(np.array(schedule.held(rank)), schedule.stage[where])
             for row, table in zip(parts, several, strict=True):
                 row[where] = table[schedule.kind[where], chunk]
-            parts[2, _finals(paths, rank)] += gradients
+            parts[2, finals_of(paths, rank)] += gradients
     return parts
 
 
 def _send_s(job: Job, paths: Paths, jobs: list[StageJob]) -> tuple[Floats, Floats]:
     """Return the time of each transfer alone on its links, and the latency in it, (transfers,)."""
-    schedule, handing = paths.schedule, paths.handing
-    fabric, moved = whole_fabric(job), _moved(job, paths)
+    rank, handing = paths.schedule.rank, paths.handing
     position = rank_positions(jobs)[:, 0]
-    a, z = (position[schedule.rank[ends]] for ends in (handing.source, handing.target))
-    path = fabric.path(a, z)
-    capacity = np.where(path >= 0, fabric.capacity[path], np.inf).min(axis=-1)
-    moving: Floats = moved / np.minimum(capacity, fabric.flow_between(a, z))
-    latency_s: Floats = fabric.between_s(a, z)
+    ends = position[rank[handing.source]], position[rank[handing.target]]
+    rate_bytes_per_s, latency_s = alone_between(whole_fabric(job), *ends)
+    moving: Floats = _moved(job, paths) / rate_bytes_per_s
     return moving + latency_s, latency_s
+
+
+def alone_between(fabric: Fabric, source: Ids, target: Ids) -> tuple[Floats, Floats]:
+    """Return the rate (bytes/s) and the latency (s) of transfers alone on their links."""
+    path = fabric.path(source, target)
+    capacity = np.where(path >= 0, fabric.capacity[path], np.inf).min(axis=-1)
+    rate: Floats = np.minimum(capacity, fabric.flow_between(source, target))
+    return rate, fabric.between_s(source, target)
 
 
 def _face(
@@ -271,57 +276,74 @@ def _face(
     one: StageJob,
     end_s: float,
 ) -> Face:
-    """Return a stage as a device that is done at ``end_s``: its last gradient of each chunk layer
-    by layer, and all before as its forward pass."""
-    schedule, job = paths.schedule, one.job
-    where = slice(int(schedule.begins[rank]), int(schedule.begins[rank + 1]))
-    begin_s = float(at.begin[where][0])
+    """Return a stage as a device that is done at ``end_s`` (:func:`passes_of`)."""
+    where, job = actions_of(paths, rank), one.job
     work = one_pass(expanded(job.workload))
-    sizes = [len(work.layers)] if job.stage is None else list(job.stage.chunk_layers)
-    finals = _finals(paths, rank)
-    order = sorted(range(len(sizes)), key=lambda k: float(at.begin[finals[k]]))
-    past_s = float(at.begin[finals[order[0]]])
-    layers = _lasting_forward(list(work.layers), past_s - begin_s)
-    for k in order:
-        stop, action = sum(sizes[: k + 1]), finals[k]
-        chunk = slice(stop - sizes[k], stop)
-        gap_s = float(at.begin[action]) - past_s  # other actions since the gradient before
-        took_s = float(at.end[action] - at.begin[action])
-        layers[chunk] = _lasting_backward(layers[chunk], took_s, gap_s)
-        past_s = float(at.end[action])
-    layers[0] = msgspec.structs.replace(layers[0], backward_s=layers[0].backward_s + end_s - past_s)
+    sizes = (len(work.layers),) if job.stage is None else job.stage.chunk_layers
+    forward = np.array([layer.forward_s for layer in work.layers])
+    backward = np.array([layer.backward_s for layer in work.layers])
+    forward, backward, span_s = passes_of(paths, at, rank, (forward, backward), sizes, end_s)
+    layers = [
+        msgspec.structs.replace(layer, forward_s=forward_s, backward_s=backward_s)
+        for layer, forward_s, backward_s in zip(
+            work.layers, forward.tolist(), backward.tolist(), strict=True
+        )
+    ]
     face = _as_device(work, layers, job.workload)
     alone = msgspec.structs.replace(job, workload=face, stage=None)
     computing, summing, exchanging, waiting = parts[:, where].sum(axis=1).tolist()
-    return Face(alone, computing, summing, exchanging, waiting, end_s - begin_s)
+    return Face(alone, computing, summing, exchanging, waiting, float(span_s))
 
 
-def _lasting_forward(layers: list[WorkloadLayer], total_s: float) -> list[WorkloadLayer]:
-    """Return the layers with forward passes that take this time, the last with what is left of it
-    after one pass."""
-    passes_s = sum(layer.forward_s for layer in layers)
-    scale = min(1.0, total_s / passes_s) if passes_s > 0.0 else 0.0
-    rest_s = total_s - passes_s * scale
-    return [
-        msgspec.structs.replace(layer, forward_s=layer.forward_s * scale + more_s)
-        for layer, more_s in zip(layers, [0.0] * (len(layers) - 1) + [rest_s], strict=True)
-    ]
+def actions_of(paths: Paths, rank: int) -> slice:
+    """Return where the actions of a rank are among all."""
+    begins = paths.schedule.begins
+    return slice(int(begins[rank]), int(begins[rank + 1]))
 
 
-def _lasting_backward(
-    layers: list[WorkloadLayer], total_s: float, gap_s: float
-) -> list[WorkloadLayer]:
-    """Return the layers with backward passes that take this time, the last, which is the first of a
-    backward pass, with what is before it."""
-    passes_s = sum(layer.backward_s for layer in layers)
-    shares = [
-        layer.backward_s / passes_s if passes_s > 0.0 else 1.0 / len(layers) for layer in layers
-    ]
-    gaps_s = [0.0] * (len(layers) - 1) + [gap_s]
-    return [
-        msgspec.structs.replace(layer, backward_s=total_s * share + before_s)
-        for layer, share, before_s in zip(layers, shares, gaps_s, strict=True)
-    ]
+def passes_of(
+    paths: Paths,
+    at: Spans,
+    rank: int,
+    layers_s: tuple[Floats, Floats],
+    chunk_layers: Sequence[int],
+    end_s: Floats | float,
+) -> tuple[Floats, Floats, Floats]:
+    """Return the passes of a rank as those of a single device, and how long it takes for both.
+
+    The backward pass of a layer is the one that completes its gradients, with whatever is between
+    it and the one before; all before the first of them is in the forward pass.
+
+    Parameters
+    ----------
+    at : of all actions, (actions, ...).
+    layers_s : forward and backward times of the rank's layers in one pass, (layers, ...) each, with
+        the same further axes, as returned.
+    end_s : when the rank is done.
+    """
+    forward_s, backward_s = layers_s
+    where, finals = actions_of(paths, rank), finals_of(paths, rank)
+    begin_s = at.begin[where][0]
+    order = sorted(range(len(finals)), key=lambda k: finals[k])
+    past_s = at.begin[finals[order[0]]]
+    before_s, passes_s = past_s - begin_s, forward_s.sum(axis=0)
+    scale = np.minimum(1.0, before_s / np.where(passes_s > 0.0, passes_s, np.inf))
+    scale = np.where(passes_s > 0.0, scale, 0.0)
+    forward = forward_s * scale
+    forward[-1] += before_s - passes_s * scale
+    backward = np.empty_like(forward)
+    for k in order:
+        stop, action = sum(chunk_layers[: k + 1]), finals[k]
+        chunk = slice(stop - chunk_layers[k], stop)
+        gap_s = at.begin[action] - past_s  # other actions since the gradient before
+        all_s = backward_s[chunk].sum(axis=0)
+        share = backward_s[chunk] / np.where(all_s > 0.0, all_s, 1.0)
+        share = np.where(all_s > 0.0, share, 1.0 / chunk_layers[k])
+        backward[chunk] = (at.end[action] - at.begin[action]) * share
+        backward[stop - 1] += gap_s
+        past_s = at.end[action]
+    backward[0] += end_s - past_s
+    return forward, backward, end_s - begin_s
 
 
 def _as_device(work: Workload, layers: list[WorkloadLayer], update: Workload) -> Workload:

@@ -18,22 +18,19 @@ import numpy as np
 from perfmodel.architectures.base import architecture_of
 from perfmodel.base.arrays import NONE, Floats, Ids
 from perfmodel.base.errors import InputError
-from perfmodel.communication.costs import LinkCosts
 from perfmodel.communication.fabric import Fabric
-from perfmodel.communication.members import Members
 from perfmodel.communication.network import Network
 from perfmodel.graph.joining import JoiningBuilder
 from perfmodel.graph.op_graph import Axis, Block, OpGraph
-from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.options import Options
 from perfmodel.inputs.passes import one_pass
-from perfmodel.inputs.replica import Replica, Sums, Tied
+from perfmodel.inputs.replica import Replica, Tied
 from perfmodel.inputs.seats import Seats, of_groups, positions_of, seats_of
 from perfmodel.inputs.stage_work import boundary_bytes, groups_of, schedule_of, stages_of
-from perfmodel.inputs.workload import WorkloadLayer
 from perfmodel.pipelines.facts import staleness
-from perfmodel.predicting.context import as_sums, with_context
+from perfmodel.predicting.context import with_context
+from perfmodel.predicting.tensor_sums import slowdown_of, sums_of
 from perfmodel.training.spans import Paths, paths_of
 from perfmodel.training.stages import ENDS, STARTS, TIED
 from perfmodel.training.workers import CORES
@@ -72,7 +69,7 @@ def stage_jobs(job: Job) -> list[StageJob]:
     replica, within = replica_of(job), job.context_workers
     _check_versions(job)
     cluster = of_groups(job.cluster, job.counted_as_one)
-    slower = _slowdown(job)
+    slower = slowdown_of(job)
     groups = groups_of(schedule_of(replica, job.workload.accumulation))
     _check_copies(job, groups)
     positions = positions_of(job.workers, replica, within)[groups]  # (groups, copies, replicas)
@@ -83,12 +80,8 @@ def stage_jobs(job: Job) -> list[StageJob]:
     ):
         index = np.searchsorted(flat[number], positions[number])
         layers = one_pass(workload).layers
-        if replica.tensor > 1:
-            forward = _sums(job.cluster, replica, [one.forward_summed_bytes for one in layers])
-            backward = _sums(job.cluster, replica, [one.backward_summed_bytes for one in layers])
-            if replica.overlap_sums:
-                backward = tuple(map(_exposed, backward, layers))
-            stage = msgspec.structs.replace(stage, forward_sums=forward, backward_sums=backward)
+        forward, backward = sums_of(job.cluster, replica, layers)
+        stage = msgspec.structs.replace(stage, forward_sums=forward, backward_sums=backward)
         if replica.context > 1:
             stage = with_context(job.cluster, stage, layers, workload.recompute, within)
         part = msgspec.structs.replace(
@@ -151,48 +144,6 @@ def _check_versions(job: Job) -> None:
             f"schedule: {replica.schedule} keeps several versions of weights, and with "
             f"{job.architecture.name} {why}"
         )
-
-
-def _slowdown(job: Job) -> float:
-    """Return by how much devices are slower than profiled because of all others of the job."""
-    cluster = job.cluster
-    beside = 1.0 + cluster.slowdown_per_neighbour * (cluster.fullest(job.devices) - 1)
-    pace = 1.0 if job.options.asynchronous else cluster.pace(job.devices)
-    return beside * pace
-
-
-def _sums(cluster: Cluster, replica: Replica, summed: list[float]) -> tuple[Sums, ...]:
-    """Return the collectives that sum these bytes among devices that divide layers, (layers,).
-
-    Those of all groups on a node take place at the same time. With sequence parallelism each is a
-    reduce-scatter and an all-gather (Korthikanti et al., 2022, arXiv 2205.05198, section 4.2.2).
-    """
-    size, each = replica.tensor, cluster.devices_per_node
-    if not any(summed):
-        return (Sums(),) * len(summed)
-    distinct = sorted(set(summed))  # few, while there are hundreds of layers
-    sizes = np.array(distinct)
-    here = max(size, each - each % size)
-    alone = msgspec.structs.replace(cluster, overrides=(), sites=(), site_links=())
-    fabric = Fabric.of(alone, here)
-    groups = np.arange(here).reshape(-1, size) if here > size else None
-    measured = cluster.inside_collectives if size <= each else cluster.collectives_of(size)
-    costs = LinkCosts(Members(fabric, measured, groups), sizes)
-    if replica.sequence_parallel:
-        parts = [costs.cost("reduce_scatter"), costs.cost("all_gather")]
-    else:
-        parts = [costs.cost("all_reduce")]
-    known = {b: as_sums(fabric, parts, k) if b else Sums() for k, b in enumerate(distinct)}
-    return tuple(known[b] for b in summed)
-
-
-def _exposed(sums: Sums, layer: WorkloadLayer) -> Sums:
-    """Return what is left of a layer's collectives behind the gradients of its weights."""
-    whole_s = sums.seconds + sums.bytes / sums.rate_bytes_per_s
-    if whole_s == 0.0:
-        return sums
-    left = max(whole_s - layer.of_weights_s, 0.0) / whole_s
-    return Sums(sums.seconds * left, sums.bytes * left, sums.rate_bytes_per_s)
 
 
 def whole_fabric(job: Job) -> Fabric:

@@ -4,33 +4,41 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from perfmodel.base.arrays import Floats
+from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError, whole_number
 from perfmodel.inputs.job import Job
-from perfmodel.inputs.job_replica import INTERLEAVED
+from perfmodel.inputs.job_replica import (
+    INTERLEAVED,
+    OF_REPLICA,
+    is_megatron,
+    transfers_of_megatron,
+)
 from perfmodel.inputs.passes import accumulated, one_pass
+from perfmodel.phases.phases import Phases
+from perfmodel.phases.quantities import Quantities
 from perfmodel.predicting import coarse, job_facts
+from perfmodel.predicting.replica_arrays import Steps, along, as_arrays
 from perfmodel.sweeping.labels import Row
 from perfmodel.sweeping.tables import Tabular
 
 BUBBLE = "pipeline bubble"
 """Phase of a step in which stages wait for each other."""
 
-SAME = 1e-9
-"""Relative difference up to which a third number of micro-batches is on the line of two others."""
-
-LEAST = 2
-"""Micro-batches, in multiples of the stages, from which on steps grow evenly."""
-
 NO_MULTIPLE = "several chunks per stage, and micro_batches are no multiple of the stages"
 
-COLUMNS = ("tensor", "pipeline", "virtual_stages", "micro_batches", "workers")
+NUMBERS = ("tensor", "pipeline", "virtual_stages", "micro_batches", "micro_batch_size", "workers")
+NAMES = ("schedule", "recompute", "arch")
+
+
+OF_TENSORS = ("sequence_parallel", "overlap_sums")
+OF_PIPELINES = ("pipeline", "schedule", "virtual_stages", "stage_layers", "transfers")
+"""Arguments of replicas that need several devices per layer, or several stages."""
 
 
 class Layouts(Tabular, frozen=True, eq=False, kw_only=True):
@@ -39,8 +47,9 @@ class Layouts(Tabular, frozen=True, eq=False, kw_only=True):
     Attributes
     ----------
     job : the job that the layouts are of.
-    tensor, pipeline, virtual_stages, micro_batches, workers : of each layout, (layouts,).
-    schedule : names, (layouts,).
+    tensor, pipeline, virtual_stages, micro_batches, micro_batch_size, workers : of each layout,
+        (layouts,).
+    schedule, recompute, arch : names, (layouts,).
     step_s : seconds of a step, (layouts,).
     bubble_fraction : of a step, in which a device waits for other stages, (layouts,).
     samples_per_s : of all replicas, (layouts,).
@@ -48,12 +57,15 @@ class Layouts(Tabular, frozen=True, eq=False, kw_only=True):
     """
 
     job: Job
-    tensor: np.ndarray[Any, np.dtype[np.int64]]
-    pipeline: np.ndarray[Any, np.dtype[np.int64]]
-    virtual_stages: np.ndarray[Any, np.dtype[np.int64]]
-    micro_batches: np.ndarray[Any, np.dtype[np.int64]]
-    workers: np.ndarray[Any, np.dtype[np.int64]]
+    tensor: Ids
+    pipeline: Ids
+    virtual_stages: Ids
+    micro_batches: Ids
+    micro_batch_size: Ids
+    workers: Ids
     schedule: tuple[str, ...]
+    recompute: tuple[str, ...]
+    arch: tuple[str, ...]
     step_s: Floats
     bubble_fraction: Floats
     samples_per_s: Floats
@@ -62,16 +74,32 @@ class Layouts(Tabular, frozen=True, eq=False, kw_only=True):
     def __len__(self) -> int:
         return len(self.step_s)
 
+    @property
+    def global_batch_size(self) -> Ids:
+        """Samples of a step of all replicas, (layouts,)."""
+        return self.workers * self.micro_batches * self.micro_batch_size
+
     def job_of(self, number: int) -> Job:
         """Return the job of a layout, to simulate it or to look at its memory."""
-        return self.job.with_(**_arguments(self, number))
+        return self.job.with_(**self.arguments_of(number))
+
+    def arguments_of(self, number: int) -> dict[str, Any]:
+        """Return what :func:`perfmodel.make_job` is given for a layout, besides what ``job`` is."""
+        given: dict[str, Any] = {name: int(getattr(self, name)[number]) for name in NUMBERS}
+        given["batch_size"] = given.pop("micro_batch_size") * given["micro_batches"]
+        given |= {"schedule": self.schedule[number], "devices": None}
+        given |= _unused(given["tensor"], given["pipeline"])
+        for name, own in (("recompute", self.job.workload.recompute), ("arch", "")):
+            if (value := getattr(self, name)[number]) != own:
+                given[name] = value
+        return given
 
     def rows(self) -> list[Row]:
         """The layouts, in SI units."""
         return [
             {
-                **{name: int(getattr(self, name)[k]) for name in COLUMNS},
-                "schedule": self.schedule[k],
+                **{name: int(getattr(self, name)[k]) for name in NUMBERS},
+                **{name: getattr(self, name)[k] for name in NAMES},
                 "step_s": float(self.step_s[k]),
                 "bubble_fraction": float(self.bubble_fraction[k]),
                 "throughput_samples_per_s": float(self.samples_per_s[k]),
@@ -84,29 +112,30 @@ class Layouts(Tabular, frozen=True, eq=False, kw_only=True):
         return {"layouts": self.rows(), "skipped": self.skipped}
 
 
-def _arguments(found: Layouts, number: int) -> dict[str, Any]:
-    """Return the arguments of :func:`perfmodel.make_job` of a layout."""
-    given: dict[str, Any] = {name: int(getattr(found, name)[number]) for name in COLUMNS}
-    passes, chunks = given["micro_batches"], given.pop("virtual_stages")
-    batch = found.job.workload.batch_size // found.job.workload.accumulation * passes
-    if given["pipeline"] > 1:
-        given |= {"schedule": found.schedule[number], "virtual_stages": chunks}
-    if given["pipeline"] == given["tensor"] == 1:
-        raise InputError("layouts: this one has single devices (tensor and pipeline are 1)")
-    return {**given, "batch_size": batch}
-
-
-Value = tuple[float, float]
-"""Seconds of a step and of its bubble."""
+def _unused(tensor: int, pipeline: int) -> dict[str, None]:
+    """Return what replicas of so many devices have no use for, for arguments of
+    :func:`perfmodel.make_job`."""
+    names: tuple[str, ...] = OF_REPLICA if tensor == pipeline == 1 else ()
+    names += OF_TENSORS if tensor == 1 else ()
+    names += OF_PIPELINES if pipeline == 1 else ()
+    return dict.fromkeys(names)
 
 
 class _Shape(NamedTuple):
-    """What layouts of a group have in common."""
+    """What layouts have in common that differ in the number of micro-batches only."""
 
     tensor: int
     pipeline: int
     virtual_stages: int
     schedule: str
+    micro_batch_size: int
+    recompute: str
+    arch: str
+
+
+_Division = tuple[int, int, str, str]
+"""Tensor parallelism (0: single devices), size of a micro-batch, what is recomputed, and the
+architecture."""
 
 
 def layouts(
@@ -117,21 +146,29 @@ def layouts(
     micro_batches: Sequence[int] = (1,),
     virtual_stages: Sequence[int] = (1,),
     schedule: Sequence[str] = (),
+    micro_batch_size: Sequence[int] = (),
+    recompute: Sequence[str] = (),
+    arch: Sequence[str] = (),
+    global_batch_size: Sequence[int] = (),
 ) -> Layouts:
     """Evaluate all combinations of these numbers on the devices of a job, by formulas.
 
-    A micro-batch keeps the size that it has in ``job``. There are as many replicas as the job's
-    devices allow. Beyond a few micro-batches, as many more as there are stages take a step the same
-    time longer, whatever their number; that time is evaluated and checked for each combination of
-    the other numbers, and where it varies, all numbers are evaluated one by one. So thousands of
-    them cost no more than a few. With several chunks per stage only multiples of the stages are
-    evaluated. Left out are memory (:meth:`Layouts.job_of`), and what the formulas leave out.
+    There are as many replicas as the job's devices allow. Beyond a few micro-batches, as many more
+    as there are stages take a step the same time longer, whatever their number; that time is
+    evaluated and checked for each combination of the other numbers, and where it varies, all
+    numbers are evaluated one by one. So thousands of them cost no more than a few. Combinations
+    with the same stages and schedule are evaluated at once, as arrays. With several chunks per
+    stage only multiples of the stages are evaluated. Left out are memory (:meth:`Layouts.job_of`),
+    and what the formulas leave out. There are so many parameters because each is varied on its own.
 
     Parameters
     ----------
     job : with a pipeline, tensor or context parallelism, and all else that layouts have in common.
     schedule : names; by default that of ``job`` with one chunk per stage, and ``interleaved_1f1b``
         with several.
+    micro_batch_size, recompute, arch : by default those of ``job``.
+    global_batch_size : samples of a step of all replicas, instead of ``micro_batches``, which
+        follow from them; others than whole micro-batches of all replicas are left out.
 
     Raises
     ------
@@ -140,146 +177,185 @@ def layouts(
     if job.replica is None:
         raise InputError("layouts: the job has single devices (give tensor or pipeline above 1)")
     numbers = {"tensor": tensor, "pipeline": pipeline, "micro_batches": micro_batches,
-               "virtual_stages": virtual_stages}  # fmt: skip
+               "virtual_stages": virtual_stages, "micro_batch_size": micro_batch_size,
+               "global_batch_size": global_batch_size}  # fmt: skip
     for name, values in numbers.items():
         for value in values:
             whole_number(name, value)
-    evaluating = _Evaluating(job, sorted(set(micro_batches)))
-    for size, stages, chunks in itertools.product(tensor, pipeline, virtual_stages):
+    own = job.workload.batch_size // job.workload.accumulation
+    evaluating = _Evaluating(job, sorted(set(micro_batches)), sorted(set(global_batch_size)))
+    for size, stages, chunks, each, again, name in itertools.product(
+        tensor, pipeline, virtual_stages, micro_batch_size or (own,),
+        recompute or (job.workload.recompute,), arch or ("",),
+    ):  # fmt: skip
         default = INTERLEAVED if chunks > 1 else job.replica.schedule
-        for name in schedule or (default,):
-            evaluating.add(_Shape(size, stages, chunks, name))
+        for order in schedule or (default,):
+            evaluating.add(_Shape(size, stages, chunks, order, each, again, name))
     return evaluating.result()
+
+
+def _formulas(job: Job, q: Quantities) -> Phases:
+    return coarse.phases(job, among=q)
 
 
 class _Evaluating:
     """Evaluates groups of layouts."""
 
-    def __init__(self, job: Job, passes: list[int]) -> None:
-        self.job, self.passes = job, passes
+    def __init__(self, job: Job, passes: list[int], batches: list[int]) -> None:
+        self.job, self.passes, self.batches = job, passes, batches
         self.devices = job.devices
-        self.divided: dict[int, Job | InputError] = {}
-        self.found: list[tuple[_Shape, int, Floats, Floats, Floats]] = []
+        self.context = 1 if job.replica is None else job.replica.context
+        self.divided: dict[_Division, Job | InputError] = {}
+        self.others: dict[str, Job] = {}
+        self.made: list[tuple[_Shape, Job, Ids]] = []
         self.skipped: dict[str, int] = defaultdict(int)
 
     def add(self, shape: _Shape) -> None:
-        """Evaluate the layouts of a shape, or count why they are impossible."""
-        context = 1 if self.job.replica is None else self.job.replica.context
-        size = shape.tensor * context * shape.pipeline
+        """Add the layouts of a shape, or count why they are impossible."""
+        size = shape.tensor * self.context * shape.pipeline
+        count = len(self.batches or self.passes)
         if self.devices % size:
-            return self._skip("devices do not form whole replicas", len(self.passes))
-        try:
-            base = self._base(shape, self.devices // size)
-        except InputError as error:
-            return self._skip(str(error), len(self.passes))
-        known: dict[int, Value | None] = {}
-
-        def at(passes: int) -> Value | None:
-            if passes not in known:
-                known[passes] = self._evaluated(base, passes)
-            return known[passes]
-
+            return self._skip("devices do not form whole replicas", count)
         workers = self.devices // size
-        self.found += [(shape, workers, *part) for part in self._along(shape, at)]
+        passes = self._passes(shape, workers)
+        if not len(passes):
+            return None
+        try:
+            base = self._base(shape, workers)
+        except InputError as error:
+            return self._skip(str(error), len(passes))
+        self.made.append((shape, base, passes))
         return None
 
     def _skip(self, why: str, count: int) -> None:
         self.skipped[why] += count
 
+    def _passes(self, shape: _Shape, workers: int) -> Ids:
+        """Return the possible numbers of micro-batches of a shape, increasing."""
+        numbers = self.passes
+        if self.batches:
+            each = workers * shape.micro_batch_size
+            numbers = [batch // each for batch in self.batches if batch % each == 0]
+            if len(numbers) < len(self.batches):
+                why = "global_batch_size is no multiple of replicas x micro_batch_size"
+                self._skip(why, len(self.batches) - len(numbers))
+        whole = [m for m in numbers if shape.virtual_stages == 1 or m % shape.pipeline == 0]
+        if len(whole) < len(numbers):
+            self._skip(NO_MULTIPLE, len(numbers) - len(whole))
+        return np.array(whole, np.int64)
+
     def _base(self, shape: _Shape, workers: int) -> Job:
         """Return a job of a shape with one micro-batch."""
-        if shape.tensor not in self.divided:
-            passes = self.job.workload.accumulation
-            try:
-                made = self.job.with_(tensor=shape.tensor, micro_batches=passes)
-                self.divided[shape.tensor] = job_facts.with_layers(made)
-            except InputError as error:
-                self.divided[shape.tensor] = error
-        made_or = self.divided[shape.tensor]
-        if isinstance(made_or, InputError):
-            raise made_or
-        replica = made_or.replica
-        if replica is None:
-            raise InputError("tensor and pipeline are 1: the job has single devices")
+        single = shape.tensor == shape.pipeline == self.context == 1
+        made = self._divided(
+            (0 if single else shape.tensor, shape.micro_batch_size, shape.recompute, shape.arch)
+        )
+        if made.replica is None:
+            if shape.virtual_stages > 1:
+                raise InputError(f"virtual_stages: {shape.virtual_stages}, but a single stage")
+            return msgspec.structs.replace(made, workers=workers, given=None)
         changed = msgspec.structs.replace(
-            replica,
+            made.replica,
             tensor=shape.tensor,
             pipeline=shape.pipeline,
             virtual_stages=shape.virtual_stages,
             schedule=shape.schedule,
             stage_layers=(),
         )
-        return msgspec.structs.replace(made_or, workers=workers, replica=changed, given=None)
+        given = self.job.given or {}
+        if is_megatron(given) and given.get("transfers") is None:
+            how = transfers_of_megatron(shape.virtual_stages)
+            changed = msgspec.structs.replace(changed, transfers=how)
+        return msgspec.structs.replace(made, workers=workers, replica=changed, given=None)
 
-    def _evaluated(self, base: Job, passes: int) -> Value | None:
-        """Return the seconds of a step, and those of its bubble; None if it is impossible."""
-        work = accumulated(one_pass(base.workload), passes)
-        try:
-            phases = coarse.phases(msgspec.structs.replace(base, workload=work))
-        except InputError as error:
-            self._skip(str(error), 1)
-            return None
-        bubble = phases.parts.get(BUBBLE)
-        step_s = float(phases.iteration_s)
-        return step_s, 0.0 if bubble is None else float(bubble.seconds)
+    def _divided(self, one: _Division) -> Job:
+        """Return the job with layers divided in this way, for one micro-batch of this size."""
+        if one not in self.divided:
+            try:
+                self.divided[one] = self._made(*one)
+            except InputError as error:
+                self.divided[one] = error
+        made = self.divided[one]
+        if isinstance(made, InputError):
+            raise made
+        return made
 
-    def _along(
-        self, shape: _Shape, at: Callable[[int], Value | None]
-    ) -> Iterator[tuple[Floats, Floats, Floats]]:
-        """Yield numbers of micro-batches with steps and bubbles, in parts, (numbers,) each.
-
-        From twice the stages on, as many micro-batches more as there are stages always take the
-        same time longer.
-        """
-        every = shape.pipeline
-        whole = [m for m in self.passes if shape.virtual_stages == 1 or m % every == 0]
-        if len(whole) < len(self.passes):
-            self._skip(NO_MULTIPLE, len(self.passes) - len(whole))
-        least = LEAST * every
-        rest = np.array([m for m in whole if m >= least], np.int64)
-        offsets = np.unique((rest - least) % every)
-        each = 3 if len(offsets) == 1 else 2  # one time longer is checked against the others
-        anchors = (least + offsets[:, None] + every * np.arange(each)).ravel().tolist()
-        if len(rest) > len(anchors):
-            values = [value for m in anchors if (value := at(m)) is not None]
-            if len(values) == len(anchors):
-                table = np.array(values).reshape(len(offsets), each, 2)
-                more = np.diff(table, axis=1)
-                if np.ptp(more, axis=(0, 1)).max() <= SAME * table.max():
-                    row = np.searchsorted(offsets, (rest - least) % every)
-                    turns = (rest - least) // every
-                    line = table[row, 0] + more[row, 0] * turns[:, None]
-                    yield rest.astype(float), line[:, 0], line[:, 1]
-                    rest = rest[:0]
-        for m in [*(m for m in whole if m < least), *rest.tolist()]:
-            value = at(m)
-            if value is not None:
-                yield np.array([float(m)]), np.array([value[0]]), np.array([value[1]])
+    def _made(self, tensor: int, each: int, recompute: str, arch: str) -> Job:
+        """Make the job; architectures share the workload."""
+        if arch:
+            if arch not in self.others:
+                self.others[arch] = self.job.with_(arch=arch)
+            other, plain = self.others[arch], self._divided((tensor, each, recompute, ""))
+            return msgspec.structs.replace(
+                plain, architecture=other.architecture, options=other.options
+            )
+        passes = self.job.workload.accumulation
+        changes: dict[str, Any] = {"tensor": tensor or None, "micro_batches": passes}
+        changes |= _unused(tensor, self.job.replica.pipeline if tensor and self.job.replica else 1)
+        if not tensor:
+            changes |= dict.fromkeys(OF_REPLICA) | {"devices": None, "workers": self.job.devices}
+        if each * passes != self.job.workload.batch_size:
+            changes["batch_size"] = each * passes
+        if recompute != self.job.workload.recompute:
+            changes["recompute"] = recompute
+        made = job_facts.with_layers(self.job.with_(**changes))
+        work = one_pass(made.workload)
+        return msgspec.structs.replace(made, workload=work, cluster=self.job.cluster)
 
     def result(self) -> Layouts:
-        """Return all layouts, sorted."""
-        if not self.found:
+        """Evaluate all layouts, and return them sorted."""
+        found: list[tuple[_Shape, int, Ids, Steps]] = []
+        arrays = [k for k, (_, job, _) in enumerate(self.made) if as_arrays(job)]
+        several = along(
+            [self.made[k][1] for k in arrays], [self.made[k][2] for k in arrays], _formulas
+        )
+        known = dict(zip(arrays, several, strict=True))
+        for k, (shape, job, passes) in enumerate(self.made):
+            steps = known[k] if k in known else self._one_by_one(job, passes)
+            if isinstance(steps, InputError):
+                self._skip(str(steps), len(passes))
+                continue
+            found.append((shape, job.workers, passes, steps))
+        if not found:
             why = next(iter(self.skipped), "no combination was given")
             raise InputError(f"layouts: none is possible: {why}")
-        counts = [len(part[2]) for part in self.found]
-        columns = {
-            name: np.repeat([getattr(part[0], name) for part in self.found], counts)
-            for name in ("tensor", "pipeline", "virtual_stages")
-        }
-        workers = np.repeat([part[1] for part in self.found], counts)
-        passes, step_s, bubble_s = (
-            np.concatenate([part[k] for part in self.found]) for k in (2, 3, 4)
-        )
-        names = np.repeat([part[0].schedule for part in self.found], counts)
-        batch = self.job.workload.batch_size / self.job.workload.accumulation
-        rate = workers * passes * batch / step_s
+        return self._sorted(found)
+
+    def _one_by_one(self, job: Job, passes: Ids) -> Steps | InputError:
+        """Return the steps of layouts that differ in the number of micro-batches."""
+        values = []
+        for count in passes.tolist():
+            work = accumulated(job.workload, count)
+            try:
+                phases = coarse.phases(msgspec.structs.replace(job, workload=work))
+            except InputError as error:
+                return error
+            bubble = phases.parts.get(BUBBLE)
+            step_s = float(phases.iteration_s)
+            values.append((step_s, 0.0 if bubble is None else float(bubble.seconds)))
+        return Steps(*np.array(values).T)
+
+    def _sorted(self, found: Sequence[tuple[_Shape, int, Ids, Steps]]) -> Layouts:
+        counts = [len(passes) for *_, passes, _ in found]
+
+        def repeated(values: Iterable[Any]) -> np.ndarray[Any, np.dtype[Any]]:
+            return np.repeat(np.array(list(values)), counts)
+
+        numbers = {name: repeated(getattr(shape, name) for shape, *_ in found)
+                   for name in NUMBERS if name in _Shape._fields}  # fmt: skip
+        names = {name: repeated(getattr(shape, name) for shape, *_ in found) for name in NAMES}
+        numbers["workers"] = repeated(workers for _, workers, *_ in found)
+        numbers["micro_batches"] = np.concatenate([passes for *_, passes, _ in found])
+        step_s = np.concatenate([steps.step_s for *_, steps in found])
+        bubble_s = np.concatenate([steps.bubble_s for *_, steps in found])
+        batch = numbers["workers"] * numbers["micro_batches"] * numbers["micro_batch_size"]
+        rate = batch / step_s
         order = np.argsort(-rate, kind="stable")
+        columns: dict[str, Any] = {name: values[order] for name, values in numbers.items()}
+        columns |= {name: tuple(values[order].tolist()) for name, values in names.items()}
         return Layouts(
             job=self.job,
-            **{name: values[order] for name, values in columns.items()},
-            micro_batches=passes.astype(np.int64)[order],
-            workers=workers[order],
-            schedule=tuple(names[order].tolist()),
+            **columns,
             step_s=step_s[order],
             bubble_fraction=(bubble_s / step_s)[order],
             samples_per_s=rate[order],

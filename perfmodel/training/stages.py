@@ -94,8 +94,8 @@ class _Stage:
         self.b, self.job, self.stage, self.workers, self.order = b, job, stage, workers, order
         ends = np.cumsum(stage.chunk_layers)
         self.layers = [slice(end - n, end) for end, n in zip(ends, stage.chunk_layers, strict=True)]
-        self.plain = _seconds(expanded(job.pass_work(reduced=False)))
-        self.handed = _seconds(expanded(job.pass_work(reduced=True)))
+        self.plain = seconds_of_layers(expanded(job.pass_work(reduced=False)))
+        self.handed = seconds_of_layers(expanded(job.pass_work(reduced=True)))
         self._path = self._links()
         self.last = [self._last(chunk) for chunk in range(len(self.layers))]
         self.detailed = self._detailed(by_pass=by_pass)
@@ -375,18 +375,14 @@ class ChunkSeconds(NamedTuple):
 
 def chunk_seconds(job: Job) -> ChunkSeconds:
     """Return the seconds of each chunk of a stage's job."""
-    stage, layers = job.stage, _seconds(expanded(job.pass_work(reduced=False)))
+    stage, layers = job.stage, seconds_of_layers(expanded(job.pass_work(reduced=False)))
     if stage is None:
         none = np.zeros((len(layers), 1))
         return ChunkSeconds(layers.sum(axis=1, keepdims=True), none, none, none, none[0])
     first = np.cumsum([0, *stage.chunk_layers[:-1]])
 
     def of_chunks(forward: Sequence[float], backward: Sequence[float]) -> Floats:
-        table = np.zeros_like(layers)
-        for kinds, row in (((FORWARD,), forward), ((BACKWARD, INPUT), backward)):
-            if row:
-                table[kinds, :] = row
-        return np.add.reduceat(table, first, axis=1)
+        return np.add.reduceat(_by_kind(layers.shape[1], forward, backward), first, axis=1)
 
     gradients = np.array(_alone_s(stage.gradient_sums) or [0.0] * layers.shape[1])
     return ChunkSeconds(
@@ -398,12 +394,27 @@ def chunk_seconds(job: Job) -> ChunkSeconds:
     )
 
 
+def seconds_of_sums(layers: int, forward: Sequence[Sums], backward: Sequence[Sums]) -> Floats:
+    """Return the seconds of each layer's sums among the devices that divide it, alone on their
+    links, by kind of action, (kinds, layers)."""
+    return _by_kind(layers, _alone_s(forward), _alone_s(backward))
+
+
+def _by_kind(layers: int, forward: Sequence[float], backward: Sequence[float]) -> Floats:
+    """Return what each layer has in forward and in backward by kind of action, (kinds, layers)."""
+    table = np.zeros((4, layers))
+    for kinds, row in (((FORWARD,), forward), ((BACKWARD, INPUT), backward)):
+        if row:
+            table[kinds, :] = row
+    return table
+
+
 def _alone_s(sums: Sequence[Sums]) -> list[float]:
     """Return the seconds of collectives alone on their links."""
     return [one.seconds + one.bytes / one.rate_bytes_per_s for one in sums]
 
 
-def _seconds(work: Workload) -> Floats:
+def seconds_of_layers(work: Workload) -> Floats:
     """Return the seconds of each layer by kind of action, (kinds, layers)."""
     forward = np.array([layer.forward_s for layer in work.layers])
     backward = np.array([layer.backward_s for layer in work.layers])

@@ -9,6 +9,8 @@ import pytest
 
 import perfmodel as pm
 from perfmodel import Job, layouts
+from perfmodel.inputs.passes import accumulated
+from perfmodel.predicting import replica_arrays
 from perfmodel.sweeping import layouts as module
 
 
@@ -50,22 +52,22 @@ def test_a_bubble_by_hand() -> None:
     p, m = found.pipeline, found.micro_batches
     assert found.bubble_fraction == pytest.approx((p - 1) / (m + p - 1), rel=1e-3)
     assert found.samples_per_s.tolist() == sorted(found.samples_per_s, reverse=True)
-    assert found.to_frame().shape == (6, 9)
+    assert found.to_frame().shape == (6, 12)
 
 
 def test_many_numbers_cost_a_few_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
     count = 0
-    evaluated = module._Evaluating._evaluated
+    block = replica_arrays._Group.block
 
     def counted(*arguments: Any) -> Any:
         nonlocal count
         count += 1
-        return evaluated(*arguments)
+        return block(*arguments)
 
-    monkeypatch.setattr(module._Evaluating, "_evaluated", counted)
+    monkeypatch.setattr(replica_arrays._Group, "block", counted)
     found = layouts(made(), tensor=(2,), pipeline=(4,), micro_batches=range(1, 100_001))
     assert len(found) == 100_000
-    assert count < 20
+    assert count < 40
     assert np.isfinite(found.step_s).all()
 
 
@@ -80,3 +82,59 @@ def test_what_is_impossible_is_counted_by_reason() -> None:
         layouts(pm.make_job(model="resnet18"), pipeline=(2,))
     with pytest.raises(pm.InputError, match="pipeline"):
         layouts(made(), pipeline=(2.5,))  # type: ignore[arg-type]
+
+
+ARCHITECTURES = ("ring", "zero1", "zero2", "zero3", "ps")
+
+
+@pytest.mark.parametrize("framework", ["megatron", "torchtitan"])
+def test_a_random_sample_equals_predictions(framework: str) -> None:
+    """Of micro-batches' sizes, recomputation, architectures, schedules and global batches."""
+    job = made(framework=framework, transfers=None)
+    found = layouts(job, tensor=(1, 2, 8), pipeline=(1, 2, 4, 8), virtual_stages=(1, 2, 4),
+                    micro_batch_size=(1, 2, 4), recompute=("none", "full"), arch=ARCHITECTURES,
+                    global_batch_size=(64, 256, 1024, 2048))  # fmt: skip
+    assert len(found) > 2000
+    rng = np.random.default_rng(0)
+    for k in rng.choice(len(found), 40, replace=False).tolist():
+        one = found.job_of(k)
+        assert one.global_batch_size == found.global_batch_size[k]
+        assert one.workload.recompute == found.recompute[k]
+        made_one = pm.predict(one, fidelity="coarse")
+        assert found.step_s[k] == pytest.approx(made_one.iteration_s, rel=1e-9)
+        bubble = made_one.idle_fraction.by_cause.get("pipeline", 0.0)
+        assert found.bubble_fraction[k] == pytest.approx(bubble, abs=1e-9)
+
+
+def test_data_loading_and_stragglers_are_in_each_layout() -> None:
+    layers = [pm.WorkloadLayer(f"layer{k}", 0.1, 0.2, (1e6,)) for k in range(8)]
+    work = pm.Workload.of("made", layers, data_loading_s=2.0)
+    for more in ({}, {"stragglers": [pm.Straggler(0, 1.5)]}):
+        given: dict[str, Any] = {"workload": work, "devices": 8, "pipeline": 2, **more}
+        job = pm.make_job(**given, arch="ring", cluster="ethernet-10g")
+        found = layouts(job, pipeline=(2, 4), micro_batches=(1, 3, 8))
+        for k in range(len(found)):
+            count = int(found.micro_batches[k])
+            of_pass = accumulated(work, count)
+            one = pm.make_job(**given | {"workload": of_pass, "pipeline": int(found.pipeline[k])},
+                              arch="ring", cluster="ethernet-10g")  # fmt: skip
+            step_s = pm.predict(one, fidelity="coarse").iteration_s
+            assert found.step_s[k] == pytest.approx(step_s, rel=1e-9)
+
+
+def test_a_planted_error_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arrays of a group are what its layouts are made of: without transfers they are faster."""
+    kept = layouts(made(), tensor=(2,), pipeline=(4,), micro_batches=(8,)).step_s
+    sends = replica_arrays._Group._sends
+
+    def none(*arguments: Any) -> Any:
+        return tuple(0.0 * value for value in sends(*arguments))
+
+    monkeypatch.setattr(replica_arrays._Group, "_sends", none)
+    assert layouts(made(), tensor=(2,), pipeline=(4,), micro_batches=(8,)).step_s < kept
+
+
+def test_global_batches_that_do_not_fit_are_counted() -> None:
+    found = layouts(made(), tensor=(2,), pipeline=(4,), global_batch_size=(64, 100))
+    assert found.global_batch_size.tolist() == [64]
+    assert any("global_batch_size" in reason for reason in found.skipped)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import msgspec
 
@@ -47,10 +48,12 @@ def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
     if isinstance(layers, Whole):
         shares, numbers = [1.0], [0]
     else:
-        shares, numbers = layers.once(("messages", Options.of(job)), lambda: _shares(job))
+        shares, numbers = layers.once(("messages", options), lambda: _shares(job), of_bytes=True)
         layers = layers if times == 1 else pass_layers(job, layers)
+    counts = Counter(shares)  # blocks of a model have the same messages
+    each_s = {share: rate.seconds(q.gradient_bytes * share) for share in counts}
     sizes = [q.gradient_bytes * share for share in shares]
-    seconds = [rate.seconds(size) for size in sizes]
+    seconds = [each_s[share] for share in shares]
     line = rate.chord(q.gradient_bytes)
     figures = {"startup_s": line.startup_s, "per_byte_s": line.per_byte_s}
 
@@ -87,8 +90,8 @@ def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
         "all-reduce": Phase(where(alone, 0.0, times * exposed), "network"),
     }
     used = Use()
-    for size in sizes:
-        used = used.plus(rate.busy(size).times(times))
+    for share, count in counts.items():
+        used = used.plus(rate.busy(q.gradient_bytes * share).times(count * times))
     if broadcast_bytes(job) > 0.0:
         sent = Formulas(job, q).cost("broadcast")
         seconds_s = where(alone, 0.0, times * sent.seconds(q.buffer_bytes))

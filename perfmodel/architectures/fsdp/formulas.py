@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +25,9 @@ from perfmodel.theory.overlap import in_tandem
 from perfmodel.training.passes import pass_layers
 from perfmodel.training.workers import alike, left_out
 
+_Kind = tuple[float, float]
+"""A unit's share of all gradients, and its frozen bytes."""
+
 
 def phases(job: Job, q: Quantities) -> Phases:
     """Return computation and the exposed part of all-gathers and reduce-scatters."""
@@ -34,18 +38,26 @@ def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
     """Return the phases if the slowest worker computes ``late`` times as long as the mean one."""
     options = Options.of(job)
     alone, shards = q.workers <= 1, options.shards(q.workers)
-    units = q.layers.once(("units", options), lambda: order.units_in(job))
+    units = q.layers.once(("units", options), lambda: order.units_in(job), of_bytes=True)
     gather, scatter, reduce = _rates(job, q)
     sent = order.sent_share(job)
-    sizes = [q.gradient_bytes * share for share in sent * units.bytes / units.bytes.sum()]
+    parts = (sent * units.bytes / units.bytes.sum()).tolist()
     numbers = units.first.tolist()[::-1]
     if isinstance(q.layers, Whole):
-        sizes, numbers = [q.gradient_bytes * sent], [0]
-    frozen = [float(units.frozen.sum())] if len(sizes) == 1 else units.frozen.tolist()
-    whole = [size + more if more else size for size, more in zip(sizes, frozen, strict=True)]
-    gathers = [gather.seconds(size) for size in whole]
-    scatters = [scatter.seconds(size) for size in sizes]
-    sums = [reduce.seconds(size / shards) for size in sizes] if reduce is not None else []
+        parts, numbers = [sent], [0]
+    frozen = [float(units.frozen.sum())] if len(parts) == 1 else units.frozen.tolist()
+    kinds = list(zip(parts, frozen, strict=True))
+    counts = Counter(kinds)  # blocks of a model have the same units
+    sizes = {kind: q.gradient_bytes * kind[0] for kind in counts}
+    whole = {kind: size + kind[1] if kind[1] else size for kind, size in sizes.items()}
+
+    def each_s(rate: Rate, of: Mapping[_Kind, Quantity]) -> list[Quantity]:
+        known = {kind: rate.seconds(size) for kind, size in of.items()}
+        return [known[kind] for kind in kinds]
+
+    gathers, scatters = each_s(gather, whole), each_s(scatter, sizes)
+    shard = {kind: size / shards for kind, size in sizes.items()}
+    sums = each_s(reduce, shard) if reduce is not None else []
     if sums:  # they take turns on shared links, unless connections are the limit
         turns = share_links(q, shards) & (q.flow_bytes_per_s == math.inf)
         scatters = [a + where(turns, b, 0.0) for a, b in zip(scatters, sums, strict=True)]
@@ -74,11 +86,11 @@ def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
         shown = shown + times * part
     used = Use()
     gathered, scattered = order.counts_of(passes, options)
-    for size, gathered_bytes in zip(sizes, whole, strict=True):
-        used = used.plus(gather.busy(gathered_bytes).times(gathered))
-        used = used.plus(scatter.busy(size).times(scattered))
+    for kind, count in counts.items():
+        used = used.plus(gather.busy(whole[kind]).times(count * gathered))
+        used = used.plus(scatter.busy(sizes[kind]).times(count * scattered))
         if reduce is not None:
-            used = used.plus(reduce.busy(size / shards).times(scattered))
+            used = used.plus(reduce.busy(shard[kind]).times(count * scattered))
     return Phases(
         parts={
             "compute": Phase(compute, "compute"),

@@ -1,0 +1,473 @@
+"""Formulas of many layouts of replicas at once: :func:`along`.
+
+The functions are those of :mod:`perfmodel.predicting.replica_formulas`, which take arrays. Layouts
+with the same schedule share its longest path; stages with the same layers on the same devices share
+what the formulas of an architecture say of them. What differs is an axis of arrays: times of
+layers, stages, and numbers of micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from perfmodel.base import files
+from perfmodel.base.arrays import Floats, Ids
+from perfmodel.base.errors import InputError
+from perfmodel.inputs.job import Job
+from perfmodel.inputs.replica import Replica, Stage
+from perfmodel.inputs.stage_work import part_of, tied_bytes
+from perfmodel.inputs.stages import chunks_of
+from perfmodel.phases.phases import Phases
+from perfmodel.phases.quantities import Quantities, quantities_of
+from perfmodel.predicting.replica_columns import Known, column_of, timed
+from perfmodel.predicting.replica_formulas import alone_between, finals_of, passes_of
+from perfmodel.predicting.replicas import replica_of
+from perfmodel.training.spans import Paths, Spans, paths_of
+from perfmodel.training.waves import spans_of, waves_of
+
+LEAST = 2
+"""Micro-batches, in multiples of the stages, from which on steps grow evenly."""
+
+SAME = 1e-9
+"""Relative difference up to which a third number of micro-batches is on the line of two others."""
+
+UNLIKE = ("pipedream", "dual")
+"""Starts of the names of schedules without a flush, or with two copies of each stage."""
+
+Formulas = Callable[[Job, Quantities], Phases]
+
+
+class Steps(NamedTuple):
+    """Seconds of a step and of its pipeline bubble, (numbers of micro-batches,)."""
+
+    step_s: Floats
+    bubble_s: Floats
+
+
+def as_arrays(job: Job) -> bool:
+    """Return whether :func:`along` evaluates layouts of a job: its devices are alike, its times do
+    not vary, its layers are divided by their number, its schedule is a named one with a flush and
+    one copy of each stage, the first and the last stage have no table in common, and sequences are
+    whole."""
+    replica = job.replica
+    if job.unequal or job.jitter is not None or job.cluster.sites or replica is None:
+        return False
+    named = not files.looks_like_path(replica.schedule)
+    usual = named and not replica.schedule.startswith(UNLIKE) and replica.context == 1
+    return usual and not replica.balance and not tied_bytes(job.workload.layers)
+
+
+def along(
+    shapes: Sequence[Job], passes: Sequence[Ids], formulas: Formulas
+) -> list[Steps | InputError]:
+    """Return the steps of each layout with each of its numbers of micro-batches.
+
+    Beyond a few micro-batches, as many more as there are stages take a step the same time longer;
+    that time is evaluated and checked, and where it varies, all numbers are evaluated.
+
+    Parameters
+    ----------
+    shapes : jobs of one model with replicas (:func:`as_arrays`), whose workload is that of one
+        micro-batch, with layers. Equal workloads, and clusters, should be one object.
+    passes : numbers of micro-batches of each, increasing; all are possible with its schedule.
+    formulas : returns the phases of a job with single devices from quantities with arrays.
+    """
+    results: list[Steps | InputError] = [InputError("")] * len(shapes)
+    known = Known()
+    alike: dict[tuple[int, Replica], list[int]] = defaultdict(list)
+    for k, job in enumerate(shapes):
+        alike[len(job.workload.layers), _structure(job)].append(k)
+    by_stages: dict[int, list[_Group]] = defaultdict(list)
+    for (_, structure), members in alike.items():
+        by_stages[structure.pipeline].append(_Group(structure, members, shapes, passes, known))
+    for groups in by_stages.values():
+        possible = []
+        for group in groups:
+            try:
+                group.prepare()
+                possible.append(group)
+            except InputError as error:
+                for k in group.members:
+                    results[k] = error
+        _evaluate(possible, formulas, results)
+    return results
+
+
+def _structure(job: Job) -> Replica:
+    """Return what decides the order of a replica's actions, as a replica of single devices."""
+    return msgspec.structs.replace(
+        replica_of(job), tensor=1, sequence_parallel=False, overlap_sums=False
+    )
+
+
+class _Block(NamedTuple):
+    """Some columns of a group with one number of micro-batches.
+
+    ``layouts`` are those of each column, as numbers in the group; they differ in architecture.
+    ``forward_s`` and ``backward_s`` are each rank's passes as those of a single device, (layers,
+    columns) each; ``span_s`` how long it takes for them, and ``busy_s`` what it computes and sums
+    of that, (ranks, columns).
+    """
+
+    group: _Group
+    passes: int
+    columns: Sequence[int]
+    layouts: Sequence[Sequence[int]]
+    forward_s: list[Floats]
+    backward_s: list[Floats]
+    span_s: Floats
+    busy_s: Floats
+
+
+class _Group:
+    """Layouts with the same stages, chunks and schedule; ``members`` are their numbers.
+
+    A column is a layout but for its architecture.
+    """
+
+    def __init__(
+        self,
+        structure: Replica,
+        members: list[int],
+        shapes: Sequence[Job],
+        passes: Sequence[Ids],
+        known: Known,
+    ) -> None:
+        self.structure, self.members, self.known = structure, members, known
+        self.jobs, self.passes = [shapes[k] for k in members], [passes[k] for k in members]
+
+    def prepare(self) -> None:
+        """Stack the times of all columns.
+
+        Raises
+        ------
+        InputError : the layers, the nodes or the schedule do not allow such replicas.
+        """
+        self.chunks = chunks_of(self.jobs[0].workload.layers, self.structure)
+        self.lines = [_line(passes, self.structure.pipeline) for passes in self.passes]
+        for number in {m for line in self.lines for m in line.first}:
+            self.paths(number)
+        numbers: dict[Hashable, int] = {}
+        self.columns: list[Job] = []
+        self.column_of = []
+        for job in self.jobs:
+            key = column_of(job)
+            if key not in numbers:
+                numbers[key] = len(numbers)
+                self.columns.append(job)
+            self.column_of.append(numbers[key])
+        self.works = [self.known.work(job) for job in self.columns]
+        self.seats = [self.known.seats_of(job) for job in self.columns]
+        starts, ends = zip(*((chunk.start, chunk.stop - 1) for chunk in self.chunks), strict=True)
+        seconds = np.stack([one.seconds + one.sums for one in self.works], axis=-1)
+        self.seconds = np.add.reduceat(seconds, starts, axis=1)  # (kinds, chunks, columns)
+        self.forward_s = np.stack([one.forward_s for one in self.works], axis=-1)
+        self.backward_s = np.stack([one.backward_s for one in self.works], axis=-1)
+        self.moved = np.stack([one.passed_bytes[list(ends)] for one in self.works], axis=-1)
+        self.devices = self.device_numbers()
+        kinds = [(job.architecture.name, job.options) for job in self.jobs]
+        self.kinds = np.array([self.known.number(kind) for kind in kinds])
+
+    def paths(self, passes: int) -> Paths:
+        """Return what each action waits for."""
+        return paths_of(self.structure, passes)
+
+    def held(self, paths: Paths, rank: int) -> list[range]:
+        """Return the layers of each chunk of a rank."""
+        return [self.chunks[chunk] for chunk in paths.schedule.held(rank)]
+
+    def block(
+        self,
+        passes: int,
+        columns: Sequence[int],
+        layouts: Sequence[Sequence[int]],
+        late_s: Floats | None = None,
+    ) -> _Block:
+        """Return the passes of each rank as those of a single device.
+
+        ``late_s`` (ranks, columns) is how much longer a rank's last backward passes take because
+        they return once their gradients have been exchanged.
+        """
+        paths = self.paths(passes)
+        schedule = paths.schedule
+        seconds = self.seconds[schedule.kind, schedule.stage][:, columns]
+        waiting = np.zeros_like(seconds)
+        for rank, late in enumerate(() if late_s is None else late_s):
+            finals = finals_of(paths, rank)
+            waiting[finals] = late / len(finals)
+        waves = waves_of(self.structure, passes)
+        at = spans_of(waves, seconds + waiting, *self._sends(paths, columns))
+        at = Spans(at.begin, at.end - waiting)
+        made = []
+        for rank in range(schedule.ranks):
+            held = self.held(paths, rank)
+            rows = np.concatenate([np.array(chunk) for chunk in held])
+            layers_s = self.forward_s[rows][:, columns], self.backward_s[rows][:, columns]
+            sizes = [len(chunk) for chunk in held]
+            end_s = at.end[schedule.begins[rank + 1] - 1]
+            made.append(passes_of(paths, at, rank, layers_s, sizes, end_s))
+        forward, backward, span = map(list, zip(*made, strict=True))
+        busy = np.add.reduceat(seconds, schedule.begins[:-1], axis=0)
+        return _Block(self, passes, columns, layouts, forward, backward, np.array(span), busy)
+
+    def _sends(self, paths: Paths, columns: Sequence[int]) -> tuple[Floats, Floats]:
+        """Return the time of each transfer alone on its links, and the latency in it, (transfers,
+        columns)."""
+        rank, stage, handing = paths.schedule.rank, paths.schedule.stage, paths.handing
+        between = np.minimum(stage[handing.source], stage[handing.target])
+        moved = self.moved[between][:, columns]
+        rate_bytes_per_s, latency_s = np.empty_like(moved), np.empty_like(moved)
+        links: dict[int, tuple[Floats, Floats]] = {}
+        for place, column in enumerate(columns):
+            seats, _ = self.seats[column]
+            if id(seats) not in links:
+                position = np.array([one.position[0] for one in seats])
+                ends = position[rank[handing.source]], position[rank[handing.target]]
+                links[id(seats)] = alone_between(self.known.fabric_of(self.columns[column]), *ends)
+            rate_bytes_per_s[:, place], latency_s[:, place] = links[id(seats)]
+        return moved / rate_bytes_per_s + latency_s, latency_s
+
+    def device_numbers(self) -> Ids:
+        """Return a number for what the quantities of a single device in place of each rank depend
+        on, besides its times and its architecture, (columns, ranks)."""
+        paths = self.paths(self.lines[0].first[0])
+        rows = [np.concatenate([np.array(one) for one in self.held(paths, rank)])
+                for rank in range(paths.schedule.ranks)]  # fmt: skip
+        numbers = np.empty((len(self.columns), len(rows)), np.int64)
+        columns = zip(self.columns, self.works, self.seats, strict=True)
+        for column, (job, work, (_, seen)) in enumerate(columns):
+            whole = work.workload
+            common = (
+                *(id(job.cluster), replica_of(job).tensor, job.workers, self.structure.order),
+                *(whole.optimizer_s, whole.data_loading_s, whole.buffer_bytes, whole.storage),
+            )
+            loads = whole.data_loading_s > 0.0
+            for rank, row in enumerate(rows):
+                loaded = loads and rank == 0
+                key = (*common, seen[rank], loaded, work.tensors[row].tobytes())
+                numbers[column, rank] = self.known.number(key)
+        return numbers
+
+    def device(self, paths: Paths, column: int, layout: int, rank: int) -> Job:
+        """Return a rank of a layout as a job with single devices."""
+        whole = self.works[column].workload
+        held = self.held(paths, rank)
+        stage = Stage(rank, self.structure, tuple(map(len, held)))
+        work = part_of(whole, whole, held, stage)
+        seats, _ = self.seats[column]
+        return msgspec.structs.replace(
+            self.jobs[layout], workload=work, cluster=seats[rank].cluster, replica=None, given=None
+        )
+
+
+class _Devices(NamedTuple):
+    """The layouts of a block, and where the column of each is in it, (layouts,); the seconds of a
+    step, and of computation in it, of each rank as a single device, (ranks, layouts)."""
+
+    layouts: Ids
+    places: Ids
+    step_s: Floats
+    compute_s: Floats
+
+
+def _devices(blocks: Sequence[_Block], known: Known, formulas: Formulas) -> list[_Devices]:
+    """Return what the formulas say of each rank of the layouts of blocks."""
+    parts: dict[tuple[int, int], list[tuple[int, int, Ids]]] = defaultdict(list)
+    results = []
+    for number, block in enumerate(blocks):
+        group = block.group
+        places = np.repeat(np.arange(len(block.columns)), [len(one) for one in block.layouts])
+        layouts = np.array([k for one in block.layouts for k in one])
+        device = group.devices[np.array(block.columns)[places]]  # (layouts, ranks)
+        kinds, ranks = group.kinds[layouts], device.shape[1]
+        for rank in range(ranks):
+            pairs, which = np.unique(
+                np.stack([device[:, rank], kinds]), axis=1, return_inverse=True
+            )
+            for k, (of, kind) in enumerate(pairs.T.tolist()):
+                members = np.flatnonzero(which.ravel() == k)
+                if (of, kind) not in known.quantities:
+                    place, layout = int(places[members[0]]), int(layouts[members[0]])
+                    paths = group.paths(block.passes)
+                    job = group.device(paths, block.columns[place], layout, rank)
+                    known.quantities[of, kind] = (job, quantities_of(job), _handed_s(job))
+                parts[of, kind].append((number, rank, members))
+        shape = (ranks, len(layouts))
+        results.append(_Devices(layouts, places, np.empty(shape), np.empty(shape)))
+    for key, several in parts.items():
+        columns = [results[number].places[members] for number, _, members in several]
+        forward_s, backward_s = (
+            np.concatenate([getattr(blocks[number], name)[rank][:, at]
+                            for (number, rank, _), at in zip(several, columns, strict=True)],
+                           axis=1)
+            for name in ("forward_s", "backward_s")
+        )  # fmt: skip
+        passes = np.repeat([blocks[number].passes for number, *_ in several], [*map(len, columns)])
+        found = _phases(*known.quantities[key], forward_s, backward_s, passes, formulas)
+        bounds = np.cumsum([0, *map(len, columns)])
+        for (number, rank, members), first, stop in zip(
+            several, bounds[:-1], bounds[1:], strict=True
+        ):
+            results[number].step_s[rank, members] = found[0][first:stop]
+            results[number].compute_s[rank, members] = found[1][first:stop]
+    return results
+
+
+def _phases(
+    job: Job,
+    q: Quantities,
+    handed_s: Floats,
+    forward_s: Floats,
+    backward_s: Floats,
+    passes: Ids,
+    formulas: Formulas,
+) -> tuple[Floats, Floats]:
+    """Return the seconds of a step of a single device with these times, and of computation in it,
+    (cases,); ``passes`` (cases,) of a replica load a batch each."""
+    q = timed(q, handed_s, forward_s, backward_s)
+    if job.workload.data_loading_s > 0.0:
+        q = msgspec.structs.replace(q, data_loading_s=q.data_loading_s * passes)
+    found, shape = formulas(job, q), passes.shape
+    return np.broadcast_to(found.iteration_s, shape), np.broadcast_to(found.compute_s, shape)
+
+
+def _handed_s(job: Job) -> Floats:
+    """Return how long the gradients of each layer are handed over for, (layers,)."""
+    pairs = zip(job.device_work.layers, job.workload.layers, strict=True)
+    return np.array([handed.backward_s - plain.backward_s for handed, plain in pairs])
+
+
+Value = tuple[float, float]
+"""Seconds of a step and of its bubble."""
+
+
+def _values(
+    wanted: Sequence[tuple[_Group, int, Sequence[int]]], formulas: Formulas
+) -> list[dict[int, Value]]:
+    """Return the values of some layouts of groups, each with a number of micro-batches."""
+    if not wanted:
+        return []
+    known = wanted[0][0].known
+    blocks = []
+    for group, passes, layouts in wanted:
+        by_column: dict[int, list[int]] = defaultdict(list)
+        for layout in layouts:
+            by_column[group.column_of[layout]].append(layout)
+        blocks.append(group.block(passes, list(by_column), list(by_column.values())))
+    found = _devices(blocks, known, formulas)
+    again, of_block = [], []
+    for number, (block, devices) in enumerate(zip(blocks, found, strict=True)):
+        group = block.group
+        held = np.flatnonzero([_holds(group.jobs[k]) for k in devices.layouts])
+        if len(held):
+            late_s = (devices.step_s - devices.compute_s)[:, held]
+            columns = [group.column_of[k] for k in devices.layouts[held]]
+            several = [[k] for k in devices.layouts[held].tolist()]
+            again.append(group.block(block.passes, columns, several, late_s))
+            of_block.append(number)
+    values = [_summary(block, one) for block, one in zip(blocks, found, strict=True)]
+    later = _devices(again, known, formulas)
+    for number, block, one in zip(of_block, again, later, strict=True):
+        values[number] |= _summary(block, one)
+    return values
+
+
+def _holds(job: Job) -> bool:
+    """Return whether backward passes return only once their gradients are exchanged."""
+    replica = replica_of(job)
+    return job.options.holds_backward and replica.asks_as_torch and replica.pipeline > 1
+
+
+def _summary(block: _Block, devices: _Devices) -> dict[int, Value]:
+    """Return the values of the layouts of a block: the slowest rank sets the pace."""
+    rank, every = devices.step_s.argmax(axis=0), np.arange(len(devices.layouts))
+    step_s = devices.step_s[rank, every]
+    bubble_s = block.span_s[rank, devices.places] - block.busy_s.mean(axis=0)[devices.places]
+    rows = zip(step_s.tolist(), bubble_s.tolist(), strict=True)
+    return dict(zip(devices.layouts.tolist(), rows, strict=True))
+
+
+class _Line(NamedTuple):
+    """Numbers of micro-batches of a layout: the ``few`` below ``LEAST`` times the stages, the
+    ``rest``, and those that decide the time of a step there: for each remainder, ``each`` of them.
+    """
+
+    few: Ids
+    rest: Ids
+    offsets: Ids
+    each: int
+    anchors: list[int]
+
+    @property
+    def saves(self) -> bool:
+        """Whether the anchors have fewer actions than the rest."""
+        return sum(self.anchors) < int(self.rest.sum())
+
+    @property
+    def first(self) -> list[int]:
+        """The numbers to evaluate first."""
+        return [*self.few.tolist(), *(self.anchors if self.saves else self.rest.tolist())]
+
+
+def _line(passes: Ids, every: int) -> _Line:
+    least = LEAST * every
+    rest = passes[passes >= least]
+    offsets = np.unique((rest - least) % every)
+    each = 3 if len(offsets) == 1 else 2  # one time longer is checked against the others
+    anchors = (least + offsets[:, None] + every * np.arange(each)).ravel().tolist()
+    return _Line(passes[passes < least], rest, offsets, each, anchors)
+
+
+def _evaluate(
+    groups: Sequence[_Group], formulas: Formulas, results: list[Steps | InputError]
+) -> None:
+    """Write the steps of all layouts of groups with the same number of stages."""
+    known: list[list[dict[int, Value]]] = [[{} for _ in group.jobs] for group in groups]
+
+    def evaluate(numbers: Callable[[int, int], Iterable[int]]) -> None:
+        wanted: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for g, group in enumerate(groups):
+            for k in range(len(group.jobs)):
+                for m in numbers(g, k):
+                    if m not in known[g][k]:
+                        wanted[g, m].append(k)
+        asked = [(groups[g], m, layouts) for (g, m), layouts in wanted.items()]
+        for (g, m), values in zip(wanted, _values(asked, formulas), strict=True):
+            for k, value in values.items():
+                known[g][k][m] = value
+
+    evaluate(lambda g, k: groups[g].lines[k].first)
+    straight = [
+        [_straight(line, known[g][k]) for k, line in enumerate(group.lines)]
+        for g, group in enumerate(groups)
+    ]
+    evaluate(lambda g, k: () if straight[g][k] is not None else groups[g].passes[k].tolist())
+    for g, group in enumerate(groups):
+        for k, (number, passes) in enumerate(zip(group.members, group.passes, strict=True)):
+            beyond = straight[g][k]
+            few = passes if beyond is None else passes[: len(passes) - len(beyond)]
+            table = np.array([known[g][k][m] for m in few.tolist()]).reshape(-1, 2)
+            if beyond is not None:
+                table = np.concatenate([table, beyond])
+            results[number] = Steps(table[:, 0], table[:, 1])
+
+
+def _straight(line: _Line, known: dict[int, Value]) -> Floats | None:
+    """Return the values of the numbers that are on a line through those of its anchors, (numbers,
+    2); None if they are on none, or if there are too few to save any."""
+    if not line.saves:
+        return None
+    values = [known[m] for m in line.anchors]
+    table = np.array(values).reshape(len(line.offsets), line.each, 2)
+    more = np.diff(table, axis=1)
+    if np.ptp(more, axis=(0, 1)).max() > SAME * table.max():
+        return None
+    every = line.anchors[1] - line.anchors[0]
+    row = np.searchsorted(line.offsets, (line.rest - line.anchors[0] + line.offsets[0]) % every)
+    turns = (line.rest - np.array(line.anchors[:: line.each])[row]) // every
+    return np.asarray(table[row, 0] + more[row, 0] * turns[:, None])

@@ -1,0 +1,131 @@
+"""What many layouts of replicas share: times of layers, clusters, seats and quantities."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from perfmodel.base.arrays import Floats, Ids
+from perfmodel.communication.fabric import Fabric
+from perfmodel.inputs.cluster import Cluster
+from perfmodel.inputs.job import Job
+from perfmodel.inputs.seats import Seats, of_groups, positions_of, seats_of
+from perfmodel.inputs.workload import Workload, WorkloadLayer
+from perfmodel.phases.layers import Layers
+from perfmodel.phases.quantities import Quantities
+from perfmodel.predicting.replicas import replica_of, shares_sent
+from perfmodel.predicting.tensor_sums import slowdown_of, sums_of
+from perfmodel.training.stages import seconds_of_layers, seconds_of_sums
+
+
+def timed(q: Quantities, handed_s: Floats, forward_s: Floats, backward_s: Floats) -> Quantities:
+    """Return quantities whose layers take other times, as arrays.
+
+    Parameters
+    ----------
+    handed_s : how long the gradients of each layer are handed over for, (layers of the workload,).
+    forward_s, backward_s : of the layers of the workload without that, (layers, ...).
+    """
+    backward_s = backward_s + handed_s.reshape(-1, *(1,) * (backward_s.ndim - 1))
+    if not isinstance(q.layers, Layers):
+        raise TypeError("quantities of a model as a whole have no layers")
+    return msgspec.structs.replace(
+        q,
+        forward_s=forward_s.sum(axis=0) * q.scale,
+        backward_s=backward_s.sum(axis=0) * q.scale,
+        layers=q.layers.timed(forward_s, backward_s),
+    )
+
+
+class Work(NamedTuple):
+    """A model on the devices that divide its layers, for one micro-batch: seconds of each layer by
+    kind of action, and of sums among the devices, (kinds, layers); forward and backward, and the
+    bytes that a layer passes on to another stage, (layers,); and a number for its gradients."""
+
+    workload: Workload
+    seconds: Floats
+    sums: Floats
+    forward_s: Floats
+    backward_s: Floats
+    passed_bytes: Floats
+    tensors: Ids
+
+
+class Known:
+    """What several groups of layouts share."""
+
+    def __init__(self) -> None:
+        self.works: dict[Hashable, Work] = {}
+        self.clusters: dict[Hashable, Cluster] = {}
+        self.fabrics: dict[Hashable, Fabric] = {}
+        self.seats: dict[Hashable, tuple[list[Seats], list[int]]] = {}
+        self.quantities: dict[tuple[int, int], tuple[Job, Quantities, Floats]] = {}
+        self.tensors: dict[tuple[float, ...], int] = {}
+        self.numbers: dict[Hashable, int] = {}
+
+    def work(self, job: Job) -> Work:
+        """Return the layers of a job's replicas."""
+        key = column_of(job)
+        if key not in self.works:
+            replica, slower = replica_of(job), slowdown_of(job)
+            one = job.workload if slower == 1.0 else job.workload.scaled("compute_s", slower)
+            self.works[key] = Work(
+                one,
+                seconds_of_layers(one),
+                seconds_of_sums(len(one.layers), *sums_of(job.cluster, replica, one.layers)),
+                np.array([layer.forward_s for layer in one.layers]),
+                np.array([layer.backward_s for layer in one.layers]),
+                np.array([layer.passed_on_bytes for layer in one.layers]) * shares_sent(job),
+                self._tensors_of(one.layers),
+            )
+        return self.works[key]
+
+    def number(self, key: Hashable) -> int:
+        """Return a number for a value, the same for equal ones."""
+        return self.numbers.setdefault(key, len(self.numbers))
+
+    def _tensors_of(self, layers: Iterable[WorkloadLayer]) -> Ids:
+        """Return a number for the gradients of each layer, (layers,)."""
+        sizes = [layer.tensor_bytes for layer in layers]
+        return np.array([self.tensors.setdefault(one, len(self.tensors)) for one in sizes])
+
+    def cluster(self, job: Job) -> Cluster:
+        """Return the cluster in which the devices that divide a layer count as one."""
+        key = (id(job.cluster), replica_of(job).tensor)
+        if key not in self.clusters:
+            self.clusters[key] = of_groups(job.cluster, key[1])
+        return self.clusters[key]
+
+    def seats_of(self, job: Job) -> tuple[list[Seats], list[int]]:
+        """Return the seats of each stage, and a number for what each sees of the cluster."""
+        replica = replica_of(job)
+        key = (id(job.cluster), replica.tensor, replica.pipeline, replica.order, job.workers)
+        if key not in self.seats:
+            seats = seats_of(self.cluster(job), positions_of(job.workers, replica))
+            distinct: list[Cluster] = []
+            numbers = []
+            for one in seats:
+                if one.cluster not in distinct:
+                    distinct.append(one.cluster)
+                numbers.append(distinct.index(one.cluster))
+            self.seats[key] = seats, numbers
+        return self.seats[key]
+
+    def fabric_of(self, job: Job) -> Fabric:
+        """Return the links between the devices of all stages of all replicas."""
+        replica = replica_of(job)
+        count = job.workers * replica.pipeline
+        key = (id(job.cluster), replica.tensor, count)
+        if key not in self.fabrics:
+            self.fabrics[key] = Fabric.of(self.cluster(job), count)
+        return self.fabrics[key]
+
+
+def column_of(job: Job) -> tuple[Hashable, ...]:
+    """Return what the times of a layout's actions depend on, besides its schedule."""
+    replica = replica_of(job)
+    same = id(job.workload), id(job.cluster), replica.tensor, job.devices
+    return (*same, replica.sequence_parallel, replica.overlap_sums)

@@ -1,0 +1,73 @@
+"""Sums among the devices that divide layers, and how much slower these are beside others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from perfmodel.communication.costs import LinkCosts
+from perfmodel.communication.fabric import Fabric
+from perfmodel.communication.members import Members
+from perfmodel.inputs.cluster import Cluster
+from perfmodel.inputs.job import Job
+from perfmodel.inputs.replica import Replica, Sums
+from perfmodel.inputs.workload import WorkloadLayer
+from perfmodel.predicting.context import as_sums
+
+
+def slowdown_of(job: Job) -> float:
+    """Return by how much devices are slower than profiled because of all others of the job."""
+    cluster = job.cluster
+    beside = 1.0 + cluster.slowdown_per_neighbour * (cluster.fullest(job.devices) - 1)
+    pace = 1.0 if job.options.asynchronous else cluster.pace(job.devices)
+    return beside * pace
+
+
+def sums_of(
+    cluster: Cluster, replica: Replica, layers: Sequence[WorkloadLayer]
+) -> tuple[tuple[Sums, ...], tuple[Sums, ...]]:
+    """Return the collectives among the devices that divide each layer, forward and backward,
+    (layers,) each; none if single devices have whole layers."""
+    if replica.tensor == 1:
+        return (), ()
+    forward = _sums(cluster, replica, [one.forward_summed_bytes for one in layers])
+    backward = _sums(cluster, replica, [one.backward_summed_bytes for one in layers])
+    if replica.overlap_sums:
+        backward = tuple(map(_exposed, backward, layers))
+    return forward, backward
+
+
+def _sums(cluster: Cluster, replica: Replica, summed: list[float]) -> tuple[Sums, ...]:
+    """Return the collectives that sum these bytes among devices that divide layers, (layers,).
+
+    Those of all groups on a node take place at the same time. With sequence parallelism each is a
+    reduce-scatter and an all-gather (Korthikanti et al., 2022, arXiv 2205.05198, section 4.2.2).
+    """
+    size, each = replica.tensor, cluster.devices_per_node
+    if not any(summed):
+        return (Sums(),) * len(summed)
+    distinct = sorted(set(summed))  # few, while there are hundreds of layers
+    sizes = np.array(distinct)
+    here = max(size, each - each % size)
+    alone = msgspec.structs.replace(cluster, overrides=(), sites=(), site_links=())
+    fabric = Fabric.of(alone, here)
+    groups = np.arange(here).reshape(-1, size) if here > size else None
+    measured = cluster.inside_collectives if size <= each else cluster.collectives_of(size)
+    costs = LinkCosts(Members(fabric, measured, groups), sizes)
+    if replica.sequence_parallel:
+        parts = [costs.cost("reduce_scatter"), costs.cost("all_gather")]
+    else:
+        parts = [costs.cost("all_reduce")]
+    known = {b: as_sums(fabric, parts, k) if b else Sums() for k, b in enumerate(distinct)}
+    return tuple(known[b] for b in summed)
+
+
+def _exposed(sums: Sums, layer: WorkloadLayer) -> Sums:
+    """Return what is left of a layer's collectives behind the gradients of its weights."""
+    whole_s = sums.seconds + sums.bytes / sums.rate_bytes_per_s
+    if whole_s == 0.0:
+        return sums
+    left = max(whole_s - layer.of_weights_s, 0.0) / whole_s
+    return Sums(sums.seconds * left, sums.bytes * left, sums.rate_bytes_per_s)
