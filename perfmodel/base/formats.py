@@ -29,6 +29,7 @@ IPERF3 = "iperf3"
 OSU = "osu"
 PERFTEST = "perftest"
 DEEPSPEED = "deepspeed"
+GZIP = "gzip"
 TOPOLOGY = "topology"
 
 RECORD = "record a trace with torch.profiler and give it to perfmodel import"
@@ -226,7 +227,7 @@ BINARY: tuple[tuple[bytes, Format], ...] = (
     (
         rb"\x1f\x8b",
         Format(
-            "gzip", "compressed with gzip",
+            GZIP, "compressed with gzip",
             "unpack it first (only perfmodel import reads compressed files)",
         ),
     ),

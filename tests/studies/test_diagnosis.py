@@ -18,6 +18,7 @@ from perfmodel.cli import cli
 from perfmodel.measuring.outputs import topology, training_logs
 from perfmodel.studies.causes import AS_PREDICTED, CAUSES, Hypothesis
 from perfmodel.studies.diagnosis import OBSERVABLES, Diagnosis, Measured, diagnose, step_of
+from tests.traces.test_traces import data_parallel
 
 JOB = pm.make_job(
     model="resnet50", device="v100", arch="ring", workers=16, bandwidth="25Gbps",
@@ -297,3 +298,24 @@ def test_the_log_of_a_run_says_its_step(framework: str, tmp_path: Path) -> None:
 def test_a_log_without_a_speed_is_refused() -> None:
     with pytest.raises(InputError, match=r"log.txt: no line has the speed of a run; known are the"):
         training_logs.parse("loss 3.1\n", "log.txt")
+
+
+def test_traces_of_ranks_say_the_parts_of_a_step(tmp_path: Path) -> None:
+    """By hand: of 995 us, 235 + 80 compute, 120 exchange alone and 80 hidden, 50 load data."""
+    first, second = data_parallel(), data_parallel()
+    for event in second.events:
+        if event["name"] == "add":
+            event["dur"] += 40.0  # the second rank's update takes longer
+    paths = [
+        str(made.to(tmp_path / name))
+        for made, name in ((first, "0.json"), (second, "1.pt.trace.json.gz"))
+    ]
+    answer = CliRunner().invoke(cli, ["diagnose", *paths, *FLAGS, "--json"])
+    assert answer.exit_code == 0, answer.output
+    told = json.loads(answer.stdout)["measured"]
+    assert told["step_s"] == pytest.approx(995e-6)
+    assert told["compute_s"] == pytest.approx((315e-6 + 355e-6) / 2)
+    assert told["slowest_compute_s"] == pytest.approx(355e-6)
+    assert told["exposed_s"] == pytest.approx(120e-6)
+    assert told["communication_s"] == pytest.approx(200e-6)
+    assert told["loading_s"] == pytest.approx(50e-6)

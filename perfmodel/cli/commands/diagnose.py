@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +16,7 @@ from perfmodel.cli.options import Outputs, all_of, option, outputs
 if TYPE_CHECKING:
     from perfmodel.inputs.job import Job
     from perfmodel.measuring.outputs.training_logs import LogSpeed
+    from perfmodel.traces.workload import ImportedTrace
 
 PARTS = {
     "--compute-time": ("compute_s", "Computation of a step, mean of the devices."),
@@ -53,7 +56,8 @@ def diagnose(
 ) -> None:
     """The options of the job say how it should run. Parts of a step, for example from torch.profiler,
     tell causes apart, and so do FILEs: the output of nccl-tests, iperf3 --json, perftest or OSU
-    between two nodes, and of nvidia-smi topo -m. The log of the run may replace --measured.
+    between two nodes, and of nvidia-smi topo -m. The log of the run, or traces of torch.profiler
+    from some of its ranks, may replace --measured.
 
     \b
     perfmodel diagnose --model resnet50 --device v100 --workers 16 --arch ring --measured 2900
@@ -77,7 +81,8 @@ def diagnose(
             "--measured: give one of the speed, the time of a step (--measured-step) and a log"
         )
     values = {name: rows[-1] for name, rows in read.items()}
-    told = diagnosis.Measured(step_s=steps_s[0], steps_s=also, **parts, **values)
+    values |= {name: seconds for name, seconds in parts.items() if seconds is not None}
+    told = diagnosis.Measured(step_s=steps_s[0], steps_s=also, **values)
     result = diagnosis.diagnose(told, job)
     if out.put(result):
         printing.diagnosis(result)
@@ -90,12 +95,16 @@ def _read(files: tuple[str, ...], job: Job) -> dict[str, list[float]]:
     from perfmodel.base.files import read_bytes
     from perfmodel.calibration.network.fit import fit_network, read
     from perfmodel.measuring.outputs import topology, training_logs
+    from perfmodel.traces.workload import import_trace
 
     told: dict[str, list[float]] = {}
+    traces: list[ImportedTrace] = []
     for path in files:
         data = read_bytes(path)
         kind, text = formats.recognise(data), formats.text_of(data) or ""
-        if kind is not None and kind.name == formats.TOPOLOGY:
+        if kind is not None and kind.name in (formats.TRACE, formats.GZIP):
+            traces.append(import_trace(path))
+        elif kind is not None and kind.name == formats.TOPOLOGY:
             told["through_host"] = [topology.parse(text, path).through_host]
         elif kind is None and training_logs.is_log(text):
             seconds = _step_of(training_logs.parse(text, path), job)
@@ -105,7 +114,28 @@ def _read(files: tuple[str, ...], job: Job) -> dict[str, list[float]]:
             if fitted.nodes == 1:
                 raise InputError(f"{path}: measured inside a node; expected between two nodes")
             told["link_bytes_per_s"] = [fitted.nic.goodput_bytes_per_s]
+    for name, value in _of_traces(traces).items():
+        told.setdefault(name, []).append(value)
     return told
+
+
+def _of_traces(traces: Sequence[ImportedTrace]) -> dict[str, float]:
+    """The parts of a step in traces of some ranks; the rank that waits least shows how long
+    communication takes."""
+    if not traces:
+        return {}
+    parts = [trace.parts_s for trace in traces]
+    compute = [part["computing"] + part["communication_hidden"] for part in parts]
+    exposed = [part["communication_exposed"] for part in parts]
+    moving = [part["communication_hidden"] + part["communication_exposed"] for part in parts]
+    told = {
+        "step_s": fmean(trace.step_s for trace in traces),
+        "compute_s": fmean(compute),
+        "exposed_s": fmean(exposed),
+        "communication_s": min(moving),
+        "loading_s": fmean(part["data_loading"] for part in parts),
+    }
+    return told | ({"slowest_compute_s": max(compute)} if len(traces) > 1 else {})
 
 
 def _step_of(speed: LogSpeed, job: Job) -> float:
