@@ -15,6 +15,7 @@ import pytest
 
 from perfmodel import Prediction, Server, Straggler, Workload, make_job, predict
 from tests.jobs import cluster, job, workload
+from tests.settings import thinned
 
 GBPS = 1e9 / 8
 WORKERS = (4, 8, 16, 24)
@@ -56,8 +57,8 @@ def rising(values: Sequence[float]) -> bool:
 # -- more workers ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arch", CENTRALISED)
-@pytest.mark.parametrize("model", ["resnet50", pytest.param("vgg16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("arch", [*thinned(["bsp", "ssp"]), "asp"])
+@pytest.mark.parametrize("model", thinned(["resnet50", "vgg16"]))
 def test_waiting_grows_with_workers_if_there_is_a_server(model: str, arch: str) -> None:
     """Ko et al. 2021: centralised algorithms scale poorly, and wait longer with more workers."""
     idle = [run(model, arch, n).idle_fraction.mean for n in WORKERS]
