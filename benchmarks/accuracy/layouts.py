@@ -105,8 +105,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
             return "printed before"
         if self.experts or (self.ep or 1) > 1:
             return "experts"
-        if (self.cp or 1) > 1:
-            return "context parallelism"
         if missing:
             return f"{', '.join(missing)} not stated"
         if self.replica * (self.dp or 1) != self.devices:
@@ -127,7 +125,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def replica(self) -> int:
         """Devices that hold one copy of the model."""
-        return (self.tp or 1) * (self.pp or 1)
+        return (self.tp or 1) * (self.cp or 1) * (self.pp or 1)
 
     @property
     def step_s(self) -> float:
@@ -137,8 +135,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def kind(self) -> str:
         """Return along which dimensions the devices divide the work."""
-        parts = {"tensor": self.tp, "pipeline": self.pp, "data": self.dp}
+        parts = {"tensor": self.tp, "context": self.cp, "pipeline": self.pp, "data": self.dp}
         several = [name for name, count in parts.items() if (count or 1) > 1]
+        if "context" in several:
+            return "context"
         return "3D" if len(several) == 3 else " x ".join(several) or "single"
 
 
@@ -184,6 +184,8 @@ def layout_of(row: Row) -> dict[str, Any]:
     }  # fmt: skip
     if row.replica > 1:
         found |= {"tensor": row.tp, "pipeline": row.pp}
+    if (row.cp or 1) > 1:
+        found["context"] = row.cp
     if (row.tp or 1) > 1 and row.seq_parallel:
         found["sequence_parallel"] = True
     if (row.vp or 1) > 1 and (row.pp or 1) > 1:
@@ -227,9 +229,9 @@ class Anchor(msgspec.Struct, frozen=True):
         )
 
 
-OF_LAYOUT = ("workers", "tensor", "pipeline", "sequence_parallel", "overlap_sums", "arch",
-             "virtual_stages", "schedule", "stage_layers", "balance", "transfers",
-             "options")  # fmt: skip
+OF_LAYOUT = ("workers", "tensor", "context", "context_exchange", "pipeline", "sequence_parallel",
+             "overlap_sums", "arch", "virtual_stages", "schedule", "stage_layers", "balance",
+             "transfers", "options")  # fmt: skip
 """Arguments of a job that a single device does not have."""
 
 

@@ -1,4 +1,4 @@
-"""Single published rows: Llama 2 under FSDP, and Megatron-LM's large models in 3D.
+"""Single published rows: Llama 2 under FSDP, Megatron-LM's large models in 3D, and long sequences.
 
 ``runs.csv`` has rows of several pages. What they leave open is stated with its source in
 ``about/small_tables.toml``, by the name of a row or a pattern of names.
@@ -34,6 +34,8 @@ class Row(layouts.Row, frozen=True, kw_only=True):
     recompute: str = ""
     tokens_per_s_per_device: float | None = None
     shard_group: str = ""
+    global_batch: int | None = None
+    tflops_per_device: float | None = None
 
     @property
     def why_not(self) -> str:
@@ -59,7 +61,28 @@ class Row(layouts.Row, frozen=True, kw_only=True):
         if rate and row.seq_len and row.micro_batch and passes and not row.iteration_s:
             tokens = row.micro_batch * passes * row.seq_len / row.replica
             row = msgspec.structs.replace(row, iteration_s=tokens / rate)
+        if row.nemo and row.tflops_per_device and row.global_batch and row.dp:
+            passes, left = divmod(row.global_batch, row.dp)
+            flop = flop_of(row) * row.global_batch / row.devices
+            row = msgspec.structs.replace(
+                row,
+                microbatches=None if left else passes,
+                iteration_s=flop / (row.tflops_per_device * 1e12),
+            )
         return row
+
+    @property
+    def nemo(self) -> bool:
+        """Whether the row is of NeMo, which states utilisations."""
+        return self.framework == "NeMo"
+
+
+def flop_of(row: Row) -> float:
+    """Return the operations of a sequence as utilisations count them: attention in full, and no
+    look-ups."""
+    decoder = layouts.decoder_of(row)
+    look_up = 6.0 * decoder.hidden * decoder.vocabulary
+    return (decoder.model_flop(decoder.sequence_length) - look_up) * decoder.sequence_length
 
 
 def arguments(row: Row) -> dict[str, Any]:
@@ -68,6 +91,9 @@ def arguments(row: Row) -> dict[str, Any]:
     if (row.pp or 1) > 1:
         given["transfers"] = "ahead" if (row.vp or 1) > 1 else "blocking"
     given |= {"arch": "ring" if row.zero == 0 else "zero1"}
+    if row.nemo:
+        given |= {"framework": "megatron", "stack": "tuned", "cluster": "dgx-b200",
+                  "precision_policy": "bf16_master_fp32_gradients"}  # fmt: skip
     if row.zero == 3:
         unit = layouts.block_bytes(layouts.decoder_of(row))
         given |= {"arch": "fsdp", "options": {"unit_bytes": unit}}
@@ -84,6 +110,15 @@ def arguments(row: Row) -> dict[str, Any]:
 
 
 def cases(folder: Path) -> list[Case]:
-    """Return every row that states its layout, or whose layout is a fact; none is a reference."""
+    """Return every row that states its layout, or whose layout is a fact; NeMo's are also predicted
+    from that with the shortest sequences."""
     table = [row.complete for row in rows.read(folder / FILE, Row)]
-    return predicted(layouts.runs(SOURCE, table, arguments, alike=lambda row: row.id))
+    return predicted(
+        layouts.runs(
+            SOURCE,
+            table,
+            arguments,
+            alike=lambda row: (row.model, row.device, row.precision) if row.nemo else row.id,
+            unlike=lambda _, other: other.seq_len or 0,
+        )
+    )

@@ -1,4 +1,4 @@
-"""Llama 3.1 on 8 to 256 H100 in torchtitan, by sharded data and tensor parallelism.
+"""Llama 3.1 on 8 to 256 H100 in torchtitan, by sharded data, tensor and context parallelism.
 
 ``runs.csv`` has tokens per second and device. The devices have slower memory than others of their
 name and are held at 500 W.
@@ -36,7 +36,8 @@ class Row(layouts.Row, frozen=True, kw_only=True):
     def work(self) -> tuple[object, ...]:
         """What a device computes, and how."""
         bits = "16 bits" if self.computed_in == "mixed" else self.precision
-        return self.model, bits, self.compiled, self.recompute, self.seq_len
+        length = 0 if self.recompute == "full" else self.seq_len  # long ones are of any length
+        return self.model, bits, self.compiled, self.recompute, length
 
 
 def arguments(row: Row) -> dict[str, Any]:
@@ -47,6 +48,8 @@ def arguments(row: Row) -> dict[str, Any]:
     given = layouts.layout_of(row)
     if (row.tp or 1) > 1:
         given["sequence_parallel"] = True
+    if (row.cp or 1) > 1:
+        given["context_exchange"] = "all-gather"
     return given | {
         "workload": profile,
         "recompute": ranks.RECOMPUTATIONS.get(row.recompute, row.recompute),
@@ -59,13 +62,15 @@ def arguments(row: Row) -> dict[str, Any]:
 
 
 def cases(folder: Path) -> list[Case]:
-    """Return every run; anchored ones from that of the same work on the fewest devices."""
+    """Return every run; anchored ones from that of the same work with the shortest sequences on the
+    fewest devices."""
     return predicted(
         layouts.runs(
             SOURCE,
             rows.read(folder / FILE, Row),
             arguments,
             alike=lambda row: row.work,
+            unlike=lambda _, other: other.seq_len or 0,
             setting=lambda row: f"{row.work}",
         )
     )

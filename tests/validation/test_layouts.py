@@ -88,6 +88,7 @@ def row(**given: Any) -> layouts.Row:
         ({"pp": 2, "dp": 2}, "pipeline x data"),
         ({"tp": 2, "pp": 2}, "tensor x pipeline"),
         ({"tp": 2, "pp": 2, "dp": 2}, "3D"),
+        ({"tp": 2, "cp": 2}, "context"),
     ],
 )
 def test_the_kind_of_a_layout(given: dict[str, int], kind: str) -> None:
@@ -100,7 +101,8 @@ def test_the_kind_of_a_layout(given: dict[str, int], kind: str) -> None:
         ({}, ""),
         ({"experts": 8}, "experts"),
         ({"ep": 2}, "experts"),
-        ({"cp": 2, "devices": 2}, "context parallelism"),
+        ({"cp": 2, "devices": 2}, ""),
+        ({"cp": 2, "devices": 1}, "layout of other devices"),
         ({"heads": None, "layers": None}, "layers, heads not stated"),
         ({"iteration_s": None}, "iteration_s not stated"),
         ({"devices": 4}, "layout of other devices"),
@@ -119,6 +121,8 @@ def test_a_layout_as_arguments_of_a_job() -> None:
         "pipeline": 4, "virtual_stages": 2, "sequence_parallel": True,
     }  # fmt: skip
     assert "tensor" not in layouts.layout_of(row(dp=3))
+    long = layouts.layout_of(row(cp=4, dp=2))
+    assert (long["context"], long["workers"]) == (4, 2)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +226,7 @@ def test_rows_of_other_kinds_do_not_stop_an_adapter(
     source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = [
-        {"id": "experts", "experts": 8, "ep": 4}, {"id": "context", "cp": 2, "devices": 2},
+        {"id": "experts", "experts": 8, "ep": 4}, {"id": "context", "cp": 3, "devices": 3},
         {"id": "unnamed", "device": "abacus"}, {"id": "odd", "heads": 5},
         {"id": "blank", "hidden": ""}, {"id": "word", "recompute": "some"},
         {"id": "deep", "devices": 16, "pp": 16}, {"id": "wide", "devices": 3, "tp": 3},
@@ -301,6 +305,18 @@ def test_facts_complete_a_row() -> None:
     given = ROW | {"id": "fms-fsdp-7b-X", "seq_len": None, "iteration_s": None, "microbatches": 1}
     one = small_tables.Row(**given, tokens_per_s_per_device=8192.0).complete
     assert (one.seq_len, one.iteration_s) == (4096, 1.0)
+    # 6 operations per token and parameter but look-ups, and 12 per pair of hidden value and token
+    long = {"id": "nemo-long-X", "framework": "NeMo", "cp": 2, "dp": 2, "devices": 4, "heads": 4,
+            "iteration_s": None, "microbatches": None, "global_batch": 6}  # fmt: skip
+    nemo = small_tables.Row(**ROW | GATED | long, tflops_per_device=1e-6).complete
+    blocks = 8 * (256 * 256 * 2 + 256 * 128 * 2 + 3 * 256 * 512 + 2 * 256)
+    flop = 6 * (blocks + 256 * 128 + 256) + 12 * 8 * 256 * 256
+    assert (nemo.micro_batch, nemo.microbatches) == (1, 3)
+    assert nemo.iteration_s == pytest.approx(flop * 256 * 6 / 4 / 1e6)
+    odd = small_tables.Row(
+        **ROW | long | {"global_batch": 3, "device": "B200"}, tflops_per_device=1.0
+    ).complete
+    assert odd.why_not == "microbatches not stated"
     large = small_tables.Row(id="megatron-lm-1t", model="gpt-1t", device="A100", vocab=51200,
                              seq_len=2048).complete  # fmt: skip
     assert large.why_not == ""
@@ -361,7 +377,10 @@ def test_unequal_devices_are_left_out() -> None:
     [
         ("sailor", "sailor/anchored", 0.10),
         ("torchtitan", "torchtitan/anchored-data", 0.05),
+        ("torchtitan", "torchtitan/anchored-context", 0.15),
         ("small_tables", "small_tables/estimated", 0.15),
+        ("small_tables", "small_tables/anchored-context", 0.06),
+        ("simumax_b200", "simumax_b200/anchored-context", 0.03),
         ("libai", "libai/estimated-single", 0.10),
     ],
 )

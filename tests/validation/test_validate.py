@@ -243,6 +243,10 @@ KEYS: dict[str, Any] = {
 
 REPLICA: dict[str, Any] = {
     "tensor": 2,
+    "context": 4,
+    "context_exchange": "hierarchical",
+    "context_inside": 2,
+    "context_split": "contiguous",
     "pipeline": 2,
     "micro_batches": 4,
     "schedule": "interleaved_1f1b",
@@ -252,7 +256,7 @@ REPLICA: dict[str, Any] = {
     "overlap_sums": True,
     "transfers": "ahead",
     "rank_order": "tp-pp-dp",
-    "devices": 8,
+    "devices": 32,
 }
 """The same for keys of workers that are replicas, which cannot be islands."""
 
