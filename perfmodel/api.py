@@ -91,6 +91,13 @@ def make_job(
     overlap_sums: bool | None = None,
     transfers: str | None = None,
     rank_order: str | None = None,
+    expert: int | None = None,
+    expert_tensor: int | None = None,
+    expert_skew: float | None = None,
+    expert_capacity: float | None = None,
+    expert_exchange: str | None = None,
+    expert_nodes: int | None = None,
+    expert_overlap: float | None = None,
     jitter: Jitter | float | str | None = None,
     stragglers: Iterable[Straggler] = (),
     start: Start | None = None,
@@ -116,6 +123,7 @@ def make_job(
     island_devices, ... : devices of a worker that is an island, or ``"8+8+4"``, and how they train.
     island_steps : steps between exchanges; ``"equal:100"``: as many as fit the fastest's 100.
     tensor, context, ... : a worker of several devices, :class:`perfmodel.inputs.replica.Replica`.
+    expert, ... : experts on several devices, of one worker or of several.
     jitter : coefficient of variation of the compute time, a Jitter, or :meth:`Jitter.parse` text.
 
     Raises

@@ -14,7 +14,7 @@ KIND = 1 << 32
 """A timer is encoded as its kind times this, plus its op."""
 DONE, PAUSED, STUCK, FULL, UNOPENED, OVERRUN, ENDLESS, CROWDED, FLOODED = range(9)
 """How a call of :func:`advance` ended."""
-CAUSES, BOUND = 7, 3
+CAUSES, BOUND = 8, 3
 """Number of graph.CAUSES, and the index of the staleness bound. Waits for the bound are charged to
 it, and not traced further back."""
 

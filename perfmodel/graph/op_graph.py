@@ -38,7 +38,10 @@ MOST_PRIORITY, MOST_HELD, MOST_UNITS = 32767, 127, 2**31 - 1
 """Largest priority, number of slots held by an op, and units of a slot that the engine can
 store."""
 
-CAUSES = ("network", "server", "straggler", "staleness_bound", "data", "cpu", "pipeline")
+CAUSES = (
+    *("network", "server", "straggler", "staleness_bound", "data", "cpu", "pipeline"),
+    "expert_imbalance",
+)
 """Causes of waits. Every op and slot has a cause; waits for it are charged to this cause."""
 
 Distribution = Literal["lognormal", "gamma"]

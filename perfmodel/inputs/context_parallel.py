@@ -40,10 +40,11 @@ def part_layers(
     InputError : the devices cannot share the heads, or the tokens.
     """
     if replica.context == 1:
-        return layers_of(decoder, length, precision, replica.tensor)
+        return layers_of(decoder, length, precision, replica.tensor, replica.experts)
     check(decoder, length, replica)
-    whole = layers_of(decoder, length, precision, replica.tensor)
-    parts = layers_of(decoder, length // replica.context, precision, replica.tensor)
+    given = (precision, replica.tensor, replica.experts)
+    whole = layers_of(decoder, length, *given)
+    parts = layers_of(decoder, length // replica.context, *given)
     return tuple(
         msgspec.structs.replace(part, operators=_split(layer.operators, part.operators, replica))
         for layer, part in zip(whole, parts, strict=True)

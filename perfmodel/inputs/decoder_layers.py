@@ -19,6 +19,7 @@ from perfmodel.inputs.decoder_values import (
     UNFUSED_NORM,
     UNFUSED_ROTATION,
 )
+from perfmodel.inputs.expert_parallel import ExpertParallel
 from perfmodel.inputs.operator_shapes import (
     Attention,
     Grouped,
@@ -64,7 +65,11 @@ def with_layers(profile: Profile, precision: str) -> Profile:
 
 @functools.lru_cache(maxsize=64)
 def layers_of(
-    decoder: Decoder, sequence_length: int, precision: str, tensor: int = 1
+    decoder: Decoder,
+    sequence_length: int,
+    precision: str,
+    tensor: int = 1,
+    parallel: ExpertParallel | None = None,
 ) -> tuple[Layer, ...]:
     """Layers in forward order, per sequence of ``sequence_length`` tokens, on one of ``tensor``
     devices that share every matrix (tensor parallelism).
@@ -82,7 +87,8 @@ def layers_of(
     norms and sums in full. The vocabulary is divided into equal parts, the last of which may have
     rows of no token; keys and values of which there are fewer heads than devices are on several.
     Matrices into latent vectors, and the router, are on all devices in full; each has a share of
-    every expert.
+    every expert, or of those that it has if experts are divided (``parallel``). It then computes an
+    equal part of the tokens of all devices that have them.
 
     A feed-forward part of experts has the layers ``router``, ``dispatch``, ``experts.up``,
     ``experts.activation``, ``experts.down`` and ``combine``, and ``shared.up``,
@@ -103,10 +109,11 @@ def layers_of(
     tokens).
     """
     d, s = decoder, sequence_length
-    _check_share(d, tensor)
+    _check_share(d, tensor, parallel.tensor if parallel is not None else tensor)
     element = 2 if precision in SHORT else 4
     kept = RECIPES[precision].input_bytes / element if precision in RECIPES else 1.0
-    make = _Making(d, s, element, tensor, kept=kept)
+    parts = parallel or ExpertParallel(tensor=tensor)
+    make = _Making(d, s, element, tensor, kept=kept, parallel=parts)
     vocabulary = -(-d.vocabulary // tensor)
     layers = make.embeddings(vocabulary)
     layers += [
@@ -120,7 +127,7 @@ def layers_of(
     return tuple(layers)
 
 
-def _check_share(decoder: Decoder, tensor: int) -> None:
+def _check_share(decoder: Decoder, tensor: int, of_expert: int) -> None:
     """Raise InputError unless so many devices can share the matrices of a decoder."""
     whole_number("tensor", tensor)
     blocks, experts = range(decoder.blocks), decoder.experts
@@ -128,11 +135,15 @@ def _check_share(decoder: Decoder, tensor: int) -> None:
     for count, what in (
         (decoder.heads, "heads"),
         (decoder.inner if dense else 0, "values of the feed-forward"),
-        (experts.width if experts else 0, "values of an expert"),
         (experts.shared_width if experts else 0, "values of the shared experts"),
     ):
         if count % tensor:
             raise InputError(f"tensor: {tensor} devices cannot share {count} {what} evenly")
+    if experts is not None and experts.width % of_expert:
+        raise InputError(
+            f"expert_tensor: {of_expert} devices cannot share {experts.width} values of an expert "
+            "evenly"
+        )
     if decoder.latent is None and decoder.groups % tensor and tensor % decoder.groups:
         raise InputError(
             f"tensor: {tensor} devices cannot share {decoder.groups} key and value heads evenly"
@@ -141,14 +152,15 @@ def _check_share(decoder: Decoder, tensor: int) -> None:
 
 class _Making(msgspec.Struct, frozen=True):
     """Makes layers for sequences of ``tokens`` tokens, with activations of ``element`` bytes, on
-    one of ``tensor`` devices. Inputs of products with weights in 8 bits keep a part (``kept``) of
-    the bytes of an activation."""
+    one of ``tensor`` devices with experts as ``parallel`` says. Inputs of products with weights in
+    8 bits keep a part (``kept``) of the bytes of an activation."""
 
     decoder: Decoder
     tokens: int
     element: int
     tensor: int = 1
     kept: float = 1.0
+    parallel: ExpertParallel = ExpertParallel()
 
     @property
     def mask(self) -> float:
@@ -373,7 +385,7 @@ class _Making(msgspec.Struct, frozen=True):
     def experts(self, part: Experts) -> list[Layer]:
         """A feed-forward part of experts."""
         h, each = self.decoder.hidden, float(part.active)
-        inner = part.width // self.tensor
+        inner, share = part.width // self.parallel.tensor, self.tokens_share
         up, name = (2 * inner if self.decoder.gated else inner), "feed_forward.experts"
         chosen = (
             Product(self.tokens, part.routed, h, wide=True),
@@ -395,7 +407,7 @@ class _Making(msgspec.Struct, frozen=True):
                 operators=moved,
             ),
             self.grouped(f"{name}.up", part, h, up),
-            self.activation(f"{name}.activation", each * inner),
+            self.activation(f"{name}.activation", share * each * inner),
             self.grouped(f"{name}.down", part, inner, h, saved=0.0),
             self.layer("feed_forward.combine", COMBINE, h, saved=0.0, operators=moved),
         ]
@@ -403,19 +415,26 @@ class _Making(msgspec.Struct, frozen=True):
             layers += self.feed_forward("feed_forward.shared", part.shared_width)
         return layers
 
+    @property
+    def tokens_share(self) -> float:
+        """Tokens that pass a device's experts over those that it is given: as many as all devices
+        that divide each expert have, and with a capacity as many as there are places."""
+        return self.parallel.factor * self.parallel.tensor / self.tensor
+
     def grouped(
         self, name: str, part: Experts, width: int, out: int, saved: float | None = None
     ) -> Layer:
         """A product of each expert with its tokens."""
-        d, count = self.decoder, part.routed
+        d, count = self.decoder, part.routed // self.parallel.degree
+        each = part.active * self.tokens_share
         tensors = [("weight", count * width * out)] + ([("bias", count * out)] if d.biases else [])
-        product = Grouped(self.tokens * part.active, out, width, count)
+        product = Grouped(max(round(self.tokens * each), 1), out, width, count)
         operators: tuple[OperatorShape, ...] = (product,)
         if d.biases:
-            operators += (self.moving(0.0, float(part.active * out)),)
+            operators += (self.moving(0.0, each * out),)
         return self.layer(
-            name, EXPERTS, part.active * out, flop=product.flop, tensors=tensors,
-            saved=None if saved is None else part.active * saved, operators=operators,
+            name, EXPERTS, each * out, flop=product.flop, tensors=tensors,
+            saved=None if saved is None else each * saved, operators=operators,
         )  # fmt: skip
 
     def added(self, name: str, count: int = 2) -> Layer:

@@ -14,6 +14,7 @@ from perfmodel.base.quantities import NO_SPREAD
 from perfmodel.base.ranges import COUNT, Range, Ranged
 from perfmodel.inputs import wiring
 from perfmodel.inputs.cluster import Cluster, Handover
+from perfmodel.inputs.expert_parallel import check_groups
 from perfmodel.inputs.offload import Offload, offload_of
 from perfmodel.inputs.options import Options
 from perfmodel.inputs.passes import one_pass
@@ -168,6 +169,13 @@ class JobArguments(TypedDict, total=False):
     overlap_sums: bool | None
     transfers: str | None
     rank_order: str | None
+    expert: int | None
+    expert_tensor: int | None
+    expert_skew: float | None
+    expert_capacity: float | None
+    expert_exchange: str | None
+    expert_nodes: int | None
+    expert_overlap: float | None
     jitter: Jitter | float | str | None
     stragglers: Iterable[Straggler]
     start: Start | None
@@ -290,6 +298,14 @@ class Job(Ranged, frozen=True, kw_only=True):
             raise InputError(
                 f"workers: {self.workers} do not form whole groups of {size} (allowed: up to "
                 f"{size}, or a multiple of it such as {near} or {near + size})"
+            )
+        if self.replica is not None and self.replica.experts is not None:
+            check_groups(
+                self.replica.experts,
+                self.replica.devices // self.replica.pipeline,
+                self.workers,
+                between=self.options.one_collective,
+                name=self.architecture.name,
             )
         nodes = self.cluster.workers_nodes
         if nodes is not None and self.cluster.nodes_for(self.devices) > nodes:

@@ -68,6 +68,13 @@ class JobKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     overlap_sums: bool | None = None
     transfers: str | None = None
     rank_order: str | None = None
+    expert: int | None = None
+    expert_tensor: int | None = None
+    expert_skew: float | None = None
+    expert_capacity: float | None = None
+    expert_exchange: str | None = None
+    expert_nodes: int | None = None
+    expert_overlap: float | None = None
     jitter: str | float | None = None
     stragglers: tuple[Straggler, ...] = ()
     start: Start | None = None

@@ -8,6 +8,7 @@ from typing import Any
 from perfmodel.base import files
 from perfmodel.base.errors import InputError, whole_number
 from perfmodel.base.provenance import Assumption
+from perfmodel.inputs.expert_parallel import OF_EXPERTS, experts_of
 from perfmodel.inputs.replica import Replica, Transfers, read_stage_layers
 from perfmodel.pipelines import canonical
 
@@ -15,6 +16,7 @@ OF_REPLICA = (
     *("tensor", "context", "context_exchange", "context_inside", "context_split"),
     *("pipeline", "virtual_stages", "schedule", "stage_layers", "balance"),
     *("sequence_parallel", "overlap_sums", "transfers", "rank_order"),
+    *OF_EXPERTS,
 )
 """Arguments of :func:`perfmodel.make_job` that define a replica."""
 
@@ -52,12 +54,20 @@ def replica_of(arguments: Mapping[str, Any]) -> tuple[Replica | None, list[Assum
     given = {name: arguments[name] for name in OF_REPLICA if arguments.get(name) is not None}
     if not given:
         return None, []
-    pipeline = given.get("pipeline", 1)
-    if all(whole_number(name, given.get(name, 1)) == 1 for name in SIZES):
+    tensor, pipeline = given.get("tensor", 1), given.get("pipeline", 1)
+    alone = all(whole_number(name, given.get(name, 1)) == 1 for name in SIZES)
+    experts = experts_of(given, tensor)
+    given = {name: value for name, value in given.items() if name not in OF_EXPERTS}
+    if alone:
         others = [name for name in given if name not in SIZES]
         if others:
             raise InputError(f"{', '.join(others)}: need tensor, context or pipeline above 1")
-        return None, []
+        if experts is None:
+            return None, []
+    if experts is not None:
+        if tensor > 1 and not given.get("sequence_parallel"):
+            raise InputError("expert: needs sequence_parallel with tensor parallelism")
+        given["experts"] = experts
     if any(arguments.get(name) is not None for name in ("island_devices", "island_steps")):
         raise InputError("island_devices, island_steps: a replica cannot be an island as well")
     notes = []

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar, Literal, get_args
 
 import msgspec
 
 from perfmodel.base.errors import InputError, unknown_name
 from perfmodel.base.ranges import COUNT, Ranged
+from perfmodel.inputs.expert_parallel import ExpertParallel
 
 MOST_DEGREE = 10_000
 """Most devices along one dimension of a replica; a limit that catches typing errors."""
@@ -55,6 +57,8 @@ class Replica(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
         without interleaving); *ahead*: posted ahead, and never waited for (Megatron-LM with
         ``overlap_p2p_comm``).
     order : in which devices are numbered, innermost first; nodes are filled in this order.
+    experts : how devices of a stage, of one replica or of several, divide its experts; None if each
+        has its part of all of them.
     """
 
     RANGES: ClassVar = dict.fromkeys(
@@ -76,6 +80,7 @@ class Replica(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
     overlap_sums: bool = False
     transfers: Transfers = "torch"
     order: RankOrder = "tp-dp-pp"
+    experts: ExpertParallel | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -164,6 +169,33 @@ class Tied(msgspec.Struct, frozen=True):
     bytes: float
 
 
+def total(sums: Sequence[Sums]) -> Sums:
+    """Return several collectives one after the other, at the lowest of their rates."""
+    rates = [one.rate_bytes_per_s for one in sums if one.bytes]
+    return Sums(
+        sum(one.seconds for one in sums),
+        sum(one.bytes for one in sums),
+        min(rates, default=math.inf),
+    )
+
+
+class RoutedLayers(msgspec.Struct, frozen=True):
+    """What the layers of a stage send to the devices of their experts in a micro-batch.
+
+    Attributes
+    ----------
+    workers : of the stage's job that exchange tokens, in a row.
+    forward, backward : exchanges of each layer with balanced loads, (layers,).
+    forward_waits_s, backward_waits_s : for the device with the largest load, on average, (layers,).
+    """
+
+    workers: int = 1
+    forward: tuple[Sums, ...] = ()
+    backward: tuple[Sums, ...] = ()
+    forward_waits_s: tuple[float, ...] = ()
+    backward_waits_s: tuple[float, ...] = ()
+
+
 class Stage(msgspec.Struct, frozen=True):
     """What the devices of one stage do for a replica.
 
@@ -183,6 +215,7 @@ class Stage(msgspec.Struct, frozen=True):
     tied : the table that it has in common with another stage; None if there is none.
     copies : devices of a replica that hold these layers, each for an equal part of the
         micro-batches.
+    routing : what each of its layers sends to experts, and the waits for the slowest.
     """
 
     number: int
@@ -198,6 +231,7 @@ class Stage(msgspec.Struct, frozen=True):
     gradient_sums: tuple[Sums, ...] = ()
     tied: Tied | None = None
     copies: int = 1
+    routing: RoutedLayers | None = None
 
 
 def read_stage_layers(given: str | tuple[int, ...] | None) -> tuple[int, ...]:

@@ -33,6 +33,7 @@ from perfmodel.inputs.recomputation import Kept, block_of, kept_of
 from perfmodel.inputs.replica import Replica, Stage
 from perfmodel.inputs.stage_work import actions_of, boundary_bytes, schedule_of
 from perfmodel.inputs.stages import chunks_of
+from perfmodel.inputs.tensor_parallel import with_tensors
 from perfmodel.inputs.workload import Workload, WorkloadLayer, expanded
 from perfmodel.pipelines.actions import BACKWARD, FORWARD, INPUT, WEIGHT
 from perfmodel.pipelines.facts import stored_versions
@@ -43,7 +44,7 @@ RECEIVED = "received"
 DIVIDED = ("linear", "attention", "activation", "loss", FUSED_LOSS)
 """Kinds of layers whose activations tensor-parallel devices divide, unless they are summed."""
 
-REPLICATED = r".*norm|embedding"
+REPLICATED = r".*norm|embedding|router"
 """Pattern of the kinds of layers whose parameters every device keeps, unless outputs are summed."""
 
 
@@ -121,7 +122,7 @@ def _device_work(
     """Return a device's part of the workload, and the bytes of its buffers."""
     replica, passes = stage.replica, work.accumulation
     layers = tuple(on_device(layer, replica) for layer in one_pass(work).layers)
-    part = _with_layers(work, layers)
+    part = with_tensors(work, layers)
     bounds = np.cumsum([0, *stage.chunk_layers]).tolist()
     chunks = [
         _chunk(part, layers[start:end], at, blocks, replica)
@@ -169,22 +170,6 @@ def _exchanged_bytes(layer: WorkloadLayer, replica: Replica) -> float:
     whole = (layer.keys_bytes + layer.queries_bytes) / replica.context
     ways = {"ring": 4.0 * part, "all-gather": 2.0 * layer.keys_bytes, "all-to-all": 2.0 * whole}
     return ways.get(replica.context_exchange, 4.0 * part + 2.0 * whole)
-
-
-def _with_layers(work: Workload, layers: tuple[WorkloadLayer, ...]) -> Workload:
-    """Return a workload with the bytes of these layers."""
-    sizes = [size for layer in layers for size in layer.tensor_bytes]
-    total = sum(sizes)
-    share = total / work.gradient_bytes if work.gradient_bytes else 0.0
-    return msgspec.structs.replace(
-        work,
-        layers=layers,
-        gradient_bytes=total,
-        tensors=len(sizes),
-        largest_tensor_bytes=max(sizes, default=0.0),
-        optimizer_state_bytes=work.optimizer_state_bytes * share,
-        frozen_bytes=sum(layer.frozen_bytes for layer in layers),
-    )
 
 
 def _chunk(

@@ -21,7 +21,14 @@ from perfmodel.base.errors import InputError
 from perfmodel.inputs.context_parallel import exchanged_values, part_layers
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_layers import layers_of
+from perfmodel.inputs.decoder_parts import COMBINE, DISPATCH, ROUTER
 from perfmodel.inputs.device import Device
+from perfmodel.inputs.expert_parallel import (
+    ExpertParallel,
+    Routed,
+    check_decoder,
+    is_of_experts,
+)
 from perfmodel.inputs.operator_times import kernels_of, layers_s
 from perfmodel.inputs.passes import accumulated, one_pass
 from perfmodel.inputs.precisions import SHORT
@@ -30,11 +37,11 @@ from perfmodel.inputs.replica import Replica
 from perfmodel.inputs.software import EAGER, LAUNCH_S
 from perfmodel.inputs.workload import Workload, WorkloadLayer
 
-FORWARD_SUMS = (".attention.out", ".feed_forward.down", "embedding")
-BACKWARD_SUMS = (".attention.qkv", ".feed_forward.up", "head")
+FORWARD_SUMS = (".attention.out", ".feed_forward.down", ".shared.down", ".combine", "embedding")
+BACKWARD_SUMS = (".attention.qkv", ".feed_forward.up", ".shared.up", ".router", "head")
 """Ends of the names of layers whose outputs, or the gradients of whose inputs, are summed."""
 
-WHOLE = ("layernorm", "sum")
+WHOLE = ("layernorm", "sum", ROUTER, DISPATCH, COMBINE)
 """Kinds of layers that every device computes in full, unless they are divided along the
 sequence."""
 
@@ -65,8 +72,10 @@ def divided(
     InputError : a layer says nothing, and the model is not a language model with given dimensions;
         the devices cannot divide its heads or its sequences.
     """
-    tensor, context = replica.tensor, replica.context
-    if tensor == context == 1:
+    tensor, context, experts = replica.tensor, replica.context, replica.experts
+    if experts is not None:
+        check_decoder(experts, decoder, workload.name)
+    elif tensor == context == 1:
         return workload
     one = one_pass(workload)
     layers = one.layers
@@ -77,6 +86,8 @@ def divided(
         missing["tensor"] = "what devices sum (forward_summed_bytes)"
     if context > 1 and not exchanged:
         missing["context"] = "the size of keys (keys_bytes)"
+    if experts is not None:
+        missing["expert"] = "what experts compute"
     if missing:
         if decoder is None or len(layers) < decoder.blocks:
             name, what = next(iter(missing.items()))
@@ -87,12 +98,15 @@ def divided(
         layers = _divided(one, replica, decoder, devices)
         layers = _launched(one, layers, replica, decoder, launches)
     made = msgspec.structs.replace(
-        one,
+        with_tensors(one, layers) if experts is not None else one,
         layers=layers,
         forward_s=sum(layer.forward_s for layer in layers),
         backward_s=sum(layer.backward_s for layer in layers),
         optimizer_s=one.optimizer_s / tensor,
     )
+    if experts is not None and one.gradient_bytes:
+        share = made.gradient_bytes / one.gradient_bytes
+        made = msgspec.structs.replace(made, optimizer_s=made.optimizer_s * share)
     return accumulated(made, workload.accumulation, workload.batch_size)
 
 
@@ -127,6 +141,7 @@ def _divided(
     """Return the layers of a pass with the times of one device, and what is summed."""
     length = one.sequence_length or decoder.sequence_length
     device = devices.get(one.device) or next(iter(devices.values()))
+    experts = replica.experts
     whole, part = (
         layers_s(device, layers, one.batch_size, one.precision, devices)
         for layers in (
@@ -134,7 +149,7 @@ def _divided(
             part_layers(decoder, length, one.precision, replica),
         )
     )
-    divided_only = layers_of(decoder, length, one.precision, replica.tensor)
+    divided_only = layers_of(decoder, length, one.precision, replica.tensor, experts)
     names = [layer.name for layer in divided_only]
     shares = {
         name: (after[0] / before[0], after[1] / before[1])
@@ -160,7 +175,59 @@ def _divided(
             for keys, queries in [sizes.get(layer.name, (0.0, 0.0))]
         )
     along = replica.tensor if replica.sequence_parallel else 1
-    return tuple(_share(layer, shares.get(layer.name, (1.0, 1.0)), along) for layer in made)
+    layers = tuple(_share(layer, shares.get(layer.name, (1.0, 1.0)), along) for layer in made)
+    if experts is None or decoder.experts is None:
+        return layers
+    tokens = float(one.batch_size * length)
+    copies = tokens * decoder.experts.active * experts.factor
+    routed = Routed(
+        decoder.experts.routed,
+        decoder.experts.active,
+        tokens,
+        copies * decoder.hidden * value_bytes,
+    )
+    return tuple(_of_experts(layer, experts, replica.tensor, routed) for layer in layers)
+
+
+def _of_experts(
+    layer: WorkloadLayer, experts: ExpertParallel, tensor: int, routed: Routed
+) -> WorkloadLayer:
+    """Return a layer with what it sends to the devices of experts, or with its part of the experts:
+    that of the devices that divide the other layers."""
+    if layer.kind in (DISPATCH, COMBINE):
+        sent = msgspec.structs.replace(layer, routed=routed)
+        return sent if layer.kind == DISPATCH else _not_summed(sent)
+    if layer.kind == ROUTER:
+        return _not_summed(layer)
+    if not is_of_experts(layer.name):
+        return layer
+    share = tensor / experts.devices
+    return msgspec.structs.replace(
+        layer,
+        tensor_bytes=tuple(size * share for size in layer.tensor_bytes),
+        frozen_bytes=layer.frozen_bytes * share,
+    )
+
+
+def _not_summed(layer: WorkloadLayer) -> WorkloadLayer:
+    """Return a layer that devices do not sum."""
+    return msgspec.structs.replace(layer, forward_summed_bytes=0.0, backward_summed_bytes=0.0)
+
+
+def with_tensors(work: Workload, layers: tuple[WorkloadLayer, ...]) -> Workload:
+    """Return a workload with the bytes of the tensors of these layers."""
+    sizes = [size for layer in layers for size in layer.tensor_bytes]
+    total = sum(sizes)
+    share = total / work.gradient_bytes if work.gradient_bytes else 0.0
+    return msgspec.structs.replace(
+        work,
+        layers=layers,
+        gradient_bytes=total,
+        tensors=len(sizes),
+        largest_tensor_bytes=max(sizes, default=0.0),
+        optimizer_state_bytes=work.optimizer_state_bytes * share,
+        frozen_bytes=sum(layer.frozen_bytes for layer in layers),
+    )
 
 
 def _value_bytes(one: Workload) -> float:

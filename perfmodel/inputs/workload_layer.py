@@ -1,8 +1,8 @@
 """A layer of a workload."""
 
-from __future__ import annotations
-
 import msgspec
+
+from perfmodel.inputs.expert_parallel import Routed
 
 
 class WorkloadLayer(msgspec.Struct, frozen=True):
@@ -17,7 +17,8 @@ class WorkloadLayer(msgspec.Struct, frozen=True):
     are the keys and values of attention, and ``queries_bytes`` its queries and outputs, of whole
     sequences on one of the devices that divide the layer, if sequences are divided as well; its
     times are then those of a part of the sequences. ``frozen_bytes`` is the size of its parameters
-    that are not trained, as they are stored.
+    that are not trained, as they are stored. ``routed`` is what it
+    sends to experts on other devices.
     """
 
     name: str
@@ -34,6 +35,7 @@ class WorkloadLayer(msgspec.Struct, frozen=True):
     keys_bytes: float = 0.0
     queries_bytes: float = 0.0
     frozen_bytes: float = 0.0
+    routed: Routed | None = None
 
     @property
     def of_weights_s(self) -> float:

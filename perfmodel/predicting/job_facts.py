@@ -79,6 +79,8 @@ def layout_of(job: Job) -> Layout | None:
         schedule=replica.schedule,
         micro_batches=job.workload.accumulation,
         stage_layers=tuple(sum(one.stage.chunk_layers) for one in works),
+        expert=1 if replica.experts is None else replica.experts.degree,
+        expert_tensor=replica.tensor if replica.experts is None else replica.experts.tensor,
     )
 
 

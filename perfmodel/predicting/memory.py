@@ -11,9 +11,12 @@ from perfmodel.architectures.base import architecture_of
 from perfmodel.architectures.memory import Parts, with_copies
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.device import CPU, Device
+from perfmodel.inputs.expert_parallel import is_of_experts
 from perfmodel.inputs.job import Job
+from perfmodel.inputs.passes import one_pass
 from perfmodel.inputs.replica import Replica
 from perfmodel.inputs.stage_memory import device_works
+from perfmodel.inputs.stage_work import stages_of as works_of
 from perfmodel.inputs.storage import OF_DEEPSPEED
 from perfmodel.predicting.communicators import communicator_bytes, communicators_of
 from perfmodel.predicting.replicas import stage_jobs
@@ -81,16 +84,32 @@ def stages_of(job: Job, replica: Replica) -> list[Parts]:
     device = _device_of(job)
     accelerator = device is not None and device.kind == "gpu"
     jobs = [one.job for one in stage_jobs(job)]
-    parts = [(one.stage, one.workload) for one in jobs if one.stage is not None]
+    parts = works_of(job.workload, replica)
+    together = 1 if replica.experts is None else replica.experts.devices // job.counted_as_one
     stages = []
     for one, (work, buffers, versions) in zip(
         jobs, device_works(job.workload, replica, parts, accelerator), strict=True
     ):
         alone = msgspec.structs.replace(one, workload=work)
         worker, server = architecture_of(alone).memory(alone)
+        if together > 1:
+            worker = _with_experts(worker, alone, together)
         worker = with_copies(worker, other_versions=(versions - 1) * worker.parameters_bytes)
         stages.append(Parts(msgspec.structs.replace(worker, replica_buffers_bytes=buffers), server))
     return stages
+
+
+def _with_experts(worker: Footprint, job: Job, together: int) -> Footprint:
+    """Return the memory of a device whose experts are sharded among every ``together``-th worker
+    only: of the experts' share, what it is with so few workers."""
+    layers = one_pass(job.workload).layers
+    experts = sum(sum(one.tensor_bytes) for one in layers if is_of_experts(one.name))
+    if experts == 0.0:
+        return worker
+    few = msgspec.structs.replace(job, workers=job.workers // together, stragglers=())
+    return worker.towards(
+        architecture_of(few).memory(few).worker, experts / job.workload.gradient_bytes
+    )
 
 
 def _fullest(stages: list[Parts], tensor: int) -> Parts:

@@ -21,6 +21,7 @@ from perfmodel.inputs.stage_work import boundary_bytes
 from perfmodel.inputs.workload import Workload, WorkloadLayer, expanded
 from perfmodel.phases.phases import BETWEEN_STAGES, Phase, Phases
 from perfmodel.pipelines.actions import BACKWARD, WEIGHT
+from perfmodel.predicting.experts import sums_of
 from perfmodel.predicting.replicas import (
     StageJob,
     delays,
@@ -32,6 +33,7 @@ from perfmodel.predicting.replicas import (
     tied_table,
     whole_fabric,
 )
+from perfmodel.training.routing import EXPERT_EXCHANGE, IMBALANCE
 from perfmodel.training.spans import Paths, Spans, pace_s, paths_of, spans
 from perfmodel.training.stages import SLOWEST, chunk_seconds
 
@@ -39,14 +41,21 @@ from perfmodel.training.stages import SLOWEST, chunk_seconds
 class Face(NamedTuple):
     """A stage as a single device: its job, and of the computing time in it, what it really computes
     and what it spends on sums among the devices that divide its layers, on exchanges among those
-    that divide sequences, and on waits for the slowest of these."""
+    that divide sequences, and on waits for the slowest of these; and on exchanges of tokens with
+    experts, and waits for the busiest of these."""
 
     job: Job
     computing_s: float
     summing_s: float
     exchanging_s: float
     waiting_s: float
+    routing_s: float
+    imbalance_s: float
     span_s: float
+
+
+OF_FACE = Face._fields[1:-1]
+"""Names of what the computing time of a face consists of."""
 
 
 def phases(job: Job, of_device: Callable[[Job], Phases]) -> Phases:
@@ -73,9 +82,8 @@ def phases(job: Job, of_device: Callable[[Job], Phases]) -> Phases:
     slowest = max(range(len(faces)), key=lambda k: float(several[k].iteration_s))
     face, result = faces[slowest], several[slowest]
     computing = float(np.mean([one.computing_s for one in faces]))
-    summing, exchanging, waiting = (
-        float(np.mean([getattr(one, name) for one in faces]))
-        for name in ("summing_s", "exchanging_s", "waiting_s")
+    summing, exchanging, waiting, routing, imbalance = (
+        float(np.mean([getattr(one, name) for one in faces])) for name in OF_FACE[1:]
     )
     outside_s = float(result.compute_s) - face.span_s
     others = {name: part for name, part in result.parts.items() if part.cause != "compute"}
@@ -84,6 +92,8 @@ def phases(job: Job, of_device: Callable[[Job], Phases]) -> Phases:
         "sums over tensor-parallel devices": Phase(summing, "network"),
         "exchange over context-parallel devices": Phase(exchanging, "network"),
         "slowest part of sequences": Phase(waiting, SLOWEST),
+        EXPERT_EXCHANGE: Phase(routing, "network"),
+        "expert imbalance": Phase(imbalance, IMBALANCE),
         **others,
     }
     iteration_s = float(result.iteration_s)
@@ -132,6 +142,8 @@ def leaves_out(job: Job, of_device: Callable[[Job], str | None]) -> str | None:
     jobs = stage_jobs(job)
     if several and _share_links(jobs):
         return "links that stages share"
+    if any(part.bytes for one in jobs if one.job.stage for part in sums_of(one.job.stage.routing)):
+        return "links that experts and gradients share"
     return next((text for text in (of_device(one.job) for one in jobs) if text is not None), None)
 
 
@@ -154,7 +166,7 @@ def exact(job: Job, of_device: Callable[[Job], bool]) -> bool:
     if stage is None or stage.context_workers > 1:
         return False
     sums = (*stage.forward_sums, *stage.backward_sums, *stage.forward_exchanges,
-            *stage.backward_exchanges, *stage.gradient_sums)  # fmt: skip
+            *stage.backward_exchanges, *stage.gradient_sums, *sums_of(stage.routing))  # fmt: skip
     return not any(part.bytes for part in sums) and of_device(
         msgspec.structs.replace(one.job, stage=None)
     )
@@ -235,10 +247,10 @@ def finals_of(paths: Paths, rank: int) -> list[int]:
 
 
 def _seconds(paths: Paths, jobs: list[StageJob]) -> Floats:
-    """Return the time of each action by part, (4, actions): computing, sums among devices, their
-    exchanges, and waits for the slowest."""
+    """Return the time of each action by part, (6, actions): computing, sums among devices, their
+    exchanges, and waits for the slowest; exchanges with experts, and waits for the busiest."""
     schedule = paths.schedule
-    parts = np.zeros((4, len(schedule)))
+    parts = np.zeros((6, len(schedule)))
     for one in jobs:
         *several, gradients = chunk_seconds(one.job)
         for rank in one.ranks.tolist():
@@ -291,8 +303,8 @@ def _face(
     ]
     face = _as_device(work, layers, job.workload)
     alone = msgspec.structs.replace(job, workload=face, stage=None)
-    computing, summing, exchanging, waiting = parts[:, where].sum(axis=1).tolist()
-    return Face(alone, computing, summing, exchanging, waiting, float(span_s))
+    seconds = dict(zip(OF_FACE, parts[:, where].sum(axis=1).tolist(), strict=True))
+    return Face(job=alone, span_s=float(span_s), **seconds)
 
 
 def actions_of(paths: Paths, rank: int) -> slice:

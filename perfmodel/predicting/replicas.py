@@ -30,6 +30,7 @@ from perfmodel.inputs.seats import Seats, of_groups, positions_of, seats_of
 from perfmodel.inputs.stage_work import boundary_bytes, groups_of, schedule_of, stages_of
 from perfmodel.pipelines.facts import staleness
 from perfmodel.predicting.context import with_context
+from perfmodel.predicting.experts import Placed, with_experts
 from perfmodel.predicting.tensor_sums import slowdown_of, sums_of
 from perfmodel.training.spans import Paths, paths_of
 from perfmodel.training.stages import ENDS, STARTS, TIED
@@ -84,6 +85,9 @@ def stage_jobs(job: Job) -> list[StageJob]:
         stage = msgspec.structs.replace(stage, forward_sums=forward, backward_sums=backward)
         if replica.context > 1:
             stage = with_context(job.cluster, stage, layers, workload.recompute, within)
+        if replica.experts is not None:
+            placed = Placed.of(job.cluster, seats, replica, job.counted_as_one)
+            stage, workload = with_experts(stage, workload, replica.experts, placed)
         part = msgspec.structs.replace(
             job,
             workload=workload if slower == 1.0 else workload.scaled("compute_s", slower),

@@ -23,9 +23,9 @@ CAUSE_COLOURS = dict(
     zip(
         (
             *("compute", "network", "server", "straggler", "staleness_bound", "data", "cpu"),
-            "pipeline",
+            *("pipeline", "expert_imbalance"),
         ),
-        PALETTE,
+        (*PALETTE, "#999999"),
         strict=False,
     )
 )

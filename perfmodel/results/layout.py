@@ -20,6 +20,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     pipeline, virtual_stages, schedule : stages, chunks of layers of each, and their schedule.
     micro_batches : of a worker's batch.
     stage_layers : layers of each stage.
+    expert, expert_tensor : devices that divide the experts, and each expert; they may be those of
+        several workers.
     """
 
     devices: Count
@@ -32,6 +34,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     schedule: str
     micro_batches: Count
     stage_layers: tuple[int, ...]
+    expert: Count = 1
+    expert_tensor: Count = 1
 
     @property
     def text(self) -> str:
@@ -42,6 +46,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
             words.append(f"{self.tensor} tensor{along} parallel")
         if self.context > 1:
             words.append(f"{self.context} context parallel by {self.context_exchange}")
+        if self.expert > 1 or self.expert_tensor != self.tensor:
+            words.append(f"experts on {self.expert} x {self.expert_tensor}")
         if self.pipeline > 1:
             chunks = f" x {self.virtual_stages}" if self.virtual_stages > 1 else ""
             words.append(f"{self.pipeline}{chunks} stages by {self.schedule}")

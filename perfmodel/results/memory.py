@@ -88,6 +88,22 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     host_bytes: float = 0.0
     reserved_bytes: Reserved | None = None
 
+    def towards(self, other: Footprint, part: float) -> Footprint:
+        """Return what is this part of the way from here to another."""
+
+        def between(name: str) -> float | dict[str, float] | Reserved | None:
+            here, there = getattr(self, name), getattr(other, name)
+            if isinstance(here, dict):
+                keys = dict.fromkeys((*here, *there))
+                return {key: here.get(key, 0.0) + part * (there.get(key, 0.0) - here.get(key, 0.0))
+                        for key in keys}  # fmt: skip
+            if isinstance(here, float) and isinstance(there, float):
+                return here + part * (there - here)
+            return here if here is None or isinstance(here, Reserved) else None
+
+        fields = {name: between(name) for name in self.__struct_fields__}
+        return msgspec.structs.replace(self, **fields)
+
     @property
     def allocated_bytes(self) -> float:
         """Peak of the allocated memory: the sum of all tensors that exist at a time."""

@@ -10,6 +10,7 @@ import msgspec
 from perfmodel import api
 from perfmodel.architectures import registry
 from perfmodel.base.errors import InputError
+from perfmodel.inputs.expert_parallel import OF_EXPERTS
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.job_arguments import in_si, per_worker
 from perfmodel.inputs.job_replica import with_passes
@@ -68,8 +69,10 @@ def changed(job: Job, changes: Mapping[str, object]) -> Job:
     ------
     InputError : the changed job is impossible, or :func:`perfmodel.make_job` did not make the job.
     """
-    of_passes = (*OF_WORKLOAD, "global_batch_size", "micro_batches", "pipeline", "tensor",
-                 "context", "context_exchange", "context_inside", "context_split")  # fmt: skip
+    of_passes = (
+        *(*OF_WORKLOAD, *OF_EXPERTS, "global_batch_size", "micro_batches", "pipeline", "tensor"),
+        *("context", "context_exchange", "context_inside", "context_split"),
+    )
     anew = job.islands or job.replica or any(name in changes for name in of_passes)
     return job_of(per_worker(merged(job, changes)), None if anew else job.workload)
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError, whole_number
+from perfmodel.inputs.expert_parallel import OF_EXPERTS
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.job_replica import (
     INTERLEAVED,
@@ -115,7 +116,8 @@ class Layouts(Tabular, frozen=True, eq=False, kw_only=True):
 def _unused(tensor: int, pipeline: int) -> dict[str, None]:
     """Return what replicas of so many devices have no use for, for arguments of
     :func:`perfmodel.make_job`."""
-    names: tuple[str, ...] = OF_REPLICA if tensor == pipeline == 1 else ()
+    whole = tuple(name for name in OF_REPLICA if name not in OF_EXPERTS)
+    names = whole if tensor == pipeline == 1 else ()
     names += OF_TENSORS if tensor == 1 else ()
     names += OF_PIPELINES if pipeline == 1 else ()
     return dict.fromkeys(names)
@@ -246,7 +248,8 @@ class _Evaluating:
 
     def _base(self, shape: _Shape, workers: int) -> Job:
         """Return a job of a shape with one micro-batch."""
-        single = shape.tensor == shape.pipeline == self.context == 1
+        experts = self.job.replica is not None and self.job.replica.experts is not None
+        single = shape.tensor == shape.pipeline == self.context == 1 and not experts
         made = self._divided(
             (0 if single else shape.tensor, shape.micro_batch_size, shape.recompute, shape.arch)
         )

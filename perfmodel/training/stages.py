@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,11 +13,12 @@ from perfmodel.base.arrays import NONE, Floats, Ids
 from perfmodel.base.errors import InputError
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.inputs.job import Job
-from perfmodel.inputs.replica import Stage, Sums
+from perfmodel.inputs.replica import RoutedLayers, Stage, Sums, total
 from perfmodel.inputs.stage_work import Order, order_of
 from perfmodel.inputs.workload import Workload, expanded
 from perfmodel.pipelines.actions import BACKWARD, FORWARD, INPUT, WEIGHT
 from perfmodel.training.devices import Workers
+from perfmodel.training.routing import Exchanging, Routes, between_layers, routes_of
 
 STARTS, ENDS = "actions begin", "actions end"
 """Labels of the logged ops that begin and end the actions of a stage, (workers, actions)."""
@@ -127,6 +127,8 @@ class _Stage:
             made = self._by_layer(k, kind, chunk, number)
             in_order = made if kind == FORWARD else made[:, ::-1]
             begins[:, k], ends[:, k] = in_order[:, 0], in_order[:, -1]
+            if self.stage.routing is not None:
+                ends[:, k] = self._routed_layers(self.stage.routing, k, made)
             at = 0 if many == 1 else number
             if kind == FORWARD:
                 forward[at, :, self.layers[chunk]] = made
@@ -134,6 +136,8 @@ class _Stage:
                 if k == self.last[chunk] and self.stage.gradient_sums:
                     made, ends[:, k] = self._with_gradient_sums(k, made, self.layers[chunk])
                 backward[at, :, self.layers[chunk]] = made
+        if self.stage.routing is not None:
+            self._add_routing(self.stage.routing, ends)
         self._add_sums(ends)
         for chunk, k in enumerate(self.last):
             self.b.edge(ends[:, k].copy(), returns[:, chunk])
@@ -235,7 +239,7 @@ class _Stage:
         self, ends: Ids, kinds: tuple[int, ...], label: str, sums: Sequence[Sums]
     ) -> None:
         """Add what devices send to each other after actions of these kinds."""
-        of_chunk = [_total(sums[layers]) for layers in self.layers]
+        of_chunk = [total(sums[layers]) for layers in self.layers]
         which = np.flatnonzero(np.isin(self.order.kind, kinds))
         which = which[[of_chunk[c] != Sums() for c in self.order.chunk[which].tolist()]]
         if not len(which):
@@ -292,6 +296,29 @@ class _Stage:
                     self.b.edge(np.roll(groups, k, axis=1).reshape(before.shape), made)
             ends[:, which] = made
 
+    def _routed_layers(self, routing: RoutedLayers, action: int, made: Ids) -> Ids:
+        """Add exchanges with experts between the layers of an action; return what ends it."""
+        kind, layers = int(self.order.kind[action]), self.layers[self.order.chunk[action]]
+        sums, waits_s = routes_of(routing, kind)
+        names = [f"{self._named(action)}, {name}" for name in self.workers.layer_names[layers]]
+        exchanging = Exchanging(routing.workers, self.workers.index, self._path)
+        routes = Routes(sums[layers], waits_s[layers], names)
+        return between_layers(self.b, exchanging, routes, made, forward=kind == FORWARD)
+
+    def _add_routing(self, routing: RoutedLayers, ends: Ids) -> None:
+        """Add exchanges with experts after each action that is one op."""
+        exchanging = Exchanging(routing.workers, self.workers.index, self._path)
+        plain = np.array([k for k in range(len(self.order.kind)) if k not in self.detailed], int)
+        of_kind = {kind: routes_of(routing, kind) for kind in LABELS}
+        sums, waits_s = [], []
+        for k in plain.tolist():
+            moved, late_s = of_kind[int(self.order.kind[k])]
+            layers = self.layers[self.order.chunk[k]]
+            sums.append(total(moved[layers]))
+            waits_s.append(sum(late_s[layers]))
+        routes = Routes(sums, waits_s, [self._named(k) for k in plain.tolist()])
+        ends[:, plain] = exchanging.after(self.b, routes, ends[:, plain])
+
     def _links(self) -> Ids | None:
         """Add the links of the devices' nodes, if sums pass any; return those of each device,
         (workers, 1, links)."""
@@ -326,10 +353,11 @@ class _Stage:
     @property
     def _exchanging(self) -> list[Sums]:
         """All that the devices of the stage send to each other in a pass."""
-        stage = self.stage
+        stage, routing = self.stage, self.stage.routing or RoutedLayers()
         several = (
             *(stage.forward_sums, stage.backward_sums, stage.gradient_sums),
             *(stage.forward_exchanges, stage.backward_exchanges),
+            *(routing.forward, routing.backward),
         )
         return [one for sums in several for one in sums]
 
@@ -351,25 +379,18 @@ class _Stage:
             raise InputError("schedule: a stage begins with a chunk other than its first")
 
 
-def _total(sums: Sequence[Sums]) -> Sums:
-    """Return several collectives one after the other, at the lowest of their rates."""
-    rates = [one.rate_bytes_per_s for one in sums if one.bytes]
-    return Sums(
-        sum(one.seconds for one in sums),
-        sum(one.bytes for one in sums),
-        min(rates, default=math.inf),
-    )
-
-
 class ChunkSeconds(NamedTuple):
     """Seconds of each chunk of a stage for a micro-batch by kind of action, (kinds, chunks), alone
     on their links: computing, sums among the devices that divide layers, exchanges among those that
-    divide sequences, and waits for the slowest of these; and sums of its gradients, (chunks,)."""
+    divide sequences, and waits for the slowest of these; exchanges with experts, and waits for the
+    busiest of these; and sums of its gradients, (chunks,)."""
 
     computing: Floats
     sums: Floats
     exchanges: Floats
     waits: Floats
+    routing: Floats
+    imbalance: Floats
     gradients: Floats
 
 
@@ -378,18 +399,21 @@ def chunk_seconds(job: Job) -> ChunkSeconds:
     stage, layers = job.stage, seconds_of_layers(expanded(job.pass_work(reduced=False)))
     if stage is None:
         none = np.zeros((len(layers), 1))
-        return ChunkSeconds(layers.sum(axis=1, keepdims=True), none, none, none, none[0])
+        return ChunkSeconds(layers.sum(axis=1, keepdims=True), *(none,) * 5, gradients=none[0])
     first = np.cumsum([0, *stage.chunk_layers[:-1]])
 
     def of_chunks(forward: Sequence[float], backward: Sequence[float]) -> Floats:
         return np.add.reduceat(_by_kind(layers.shape[1], forward, backward), first, axis=1)
 
+    routing = stage.routing or RoutedLayers()
     gradients = np.array(_alone_s(stage.gradient_sums) or [0.0] * layers.shape[1])
     return ChunkSeconds(
         np.add.reduceat(layers, first, axis=1),
         of_chunks(_alone_s(stage.forward_sums), _alone_s(stage.backward_sums)),
         of_chunks(_alone_s(stage.forward_exchanges), _alone_s(stage.backward_exchanges)),
         of_chunks(stage.forward_waits_s, stage.backward_waits_s),
+        of_chunks(_alone_s(routing.forward), _alone_s(routing.backward)),
+        of_chunks(routing.forward_waits_s, routing.backward_waits_s),
         np.add.reduceat(gradients, first),
     )
 

@@ -409,7 +409,8 @@ def test_every_public_name_exists() -> None:
 
 def test_causes_of_waiting_are_unchanged() -> None:
     assert sorted(CAUSES) == [
-        *("cpu", "data", "network", "pipeline", "server", "staleness_bound", "straggler")
+        *("cpu", "data", "expert_imbalance", "network", "pipeline", "server", "staleness_bound"),
+        "straggler",
     ]
 
 

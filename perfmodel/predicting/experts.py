@@ -1,0 +1,221 @@
+"""What layers with experts send to the devices that have these, and the waits for the busiest.
+
+A group of devices with all experts is a number of consecutive devices of a stage: of one replica,
+or of several, which then compute the same layer at the same time. Each device sends the tokens that
+it has to the devices of their experts (*dispatch*), and gets the results back (*combine*), in
+forward and again in backward. Devices that divide each expert gather the tokens of all of them, and
+sum what comes out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from perfmodel.base.arrays import Ids
+from perfmodel.communication.costs import Cost, LinkCosts
+from perfmodel.communication.exchanges import Exchange
+from perfmodel.communication.fabric import Fabric
+from perfmodel.communication.members import Members
+from perfmodel.inputs.cluster import Cluster
+from perfmodel.inputs.expert_parallel import ExpertParallel, Routed, is_of_experts
+from perfmodel.inputs.passes import accumulated, one_pass
+from perfmodel.inputs.recomputation import block_of
+from perfmodel.inputs.replica import Replica, RoutedLayers, Stage, Sums
+from perfmodel.inputs.seats import Seats
+from perfmodel.inputs.tensor_parallel import with_tensors
+from perfmodel.inputs.workload import Workload, WorkloadLayer
+from perfmodel.theory.routing import Routing, copies_across, largest_load
+
+
+class Placed(msgspec.Struct, frozen=True, eq=False):
+    """The devices of a stage, in the order of their numbers.
+
+    Attributes
+    ----------
+    cluster : with the nodes of all devices, all alike.
+    devices : (devices,).
+    within : devices that count as one worker of the stage's job.
+    tensor, sharing : devices that divide the layers of a replica, and its tokens.
+    """
+
+    cluster: Cluster
+    devices: Ids
+    within: int
+    tensor: int
+    sharing: int
+
+    @classmethod
+    def of(cls, cluster: Cluster, seats: Seats, replica: Replica, within: int) -> Placed:
+        """Return the devices of a stage, of which ``within`` count as one."""
+        alone = msgspec.structs.replace(cluster, overrides=(), sites=(), site_links=())
+        devices = seats.position[:, None] * within + np.arange(within)
+        sharing = replica.tensor * replica.context
+        return cls(alone, devices.ravel(), within, replica.tensor, sharing)
+
+    def members(self, experts: ExpertParallel, *, of_expert: bool) -> Members:
+        """Return the groups that exchange tokens, or those that divide each expert: all on the
+        nodes of the first."""
+        size = experts.devices
+        node = self.cluster.devices_per_node
+        many = max(min(len(self.devices) // size, math.ceil(node / size)), 1)
+        table = self.devices[: many * size].reshape(many, experts.degree, experts.tensor)
+        by_group = table if of_expert else table.swapaxes(1, 2)
+        groups = by_group.reshape(-1, by_group.shape[-1])
+        fabric = Fabric.of(self.cluster, int(groups.max()) + 1)
+        inside = len(np.unique(fabric.place[groups[0]])) == 1
+        measured = self.cluster.inside_collectives if inside else ()
+        return Members(fabric, measured, groups)
+
+
+def with_experts(
+    stage: Stage, workload: Workload, experts: ExpertParallel, placed: Placed
+) -> tuple[Stage, Workload]:
+    """Return a stage with what its layers send to experts, and its workload with gradients of
+    experts that are :func:`reduced` among those that have the same."""
+    layers = one_pass(workload).layers
+    routed = next((layer.routed for layer in layers if layer.routed is not None), None)
+    workers = max(experts.devices // placed.within, 1)
+    if routed is None:
+        return stage, workload
+    share = 1.0 - experts.overlap
+    load = _load(experts, placed, routed)
+    sums, slower_s = _dispatch(experts, placed, routed, load)
+    once = Sums(sums.seconds * share, sums.bytes * share, sums.rate_bytes_per_s)
+    again = workload.recompute == "full"
+    late = load - 1.0
+
+    def of(layer: WorkloadLayer, *, backward: bool) -> tuple[Sums, float]:
+        passes = 2 if backward and again and block_of(layer) else 1
+        if layer.routed is not None:
+            many = Sums(once.seconds * passes, once.bytes * passes, once.rate_bytes_per_s)
+            return many, slower_s * share * passes
+        if not is_of_experts(layer.name):
+            return Sums(), 0.0
+        return Sums(), late * (layer.backward_s if backward else layer.forward_s)
+
+    forward = [of(layer, backward=False) for layer in layers]
+    backward = [of(layer, backward=True) for layer in layers]
+    routing = RoutedLayers(
+        workers,
+        tuple(sums for sums, _ in forward),
+        tuple(sums for sums, _ in backward),
+        tuple(wait_s for _, wait_s in forward),
+        tuple(wait_s for _, wait_s in backward),
+    )
+    return msgspec.structs.replace(stage, routing=routing), reduced(workload, experts, placed)
+
+
+def _load(experts: ExpertParallel, placed: Placed, routed: Routed) -> float:
+    """Return the expected largest load of a device over the mean; 1 if experts have a capacity, as
+    all their places are sent and computed."""
+    if experts.capacity is not None or experts.degree == 1:
+        return 1.0
+    tokens = routed.tokens / placed.sharing * experts.devices
+    number = max(round(tokens), 1)
+    return largest_load(
+        Routing(number, routed.experts, routed.active, experts.degree, experts.skew)
+    )
+
+
+def _dispatch(
+    experts: ExpertParallel, placed: Placed, routed: Routed, load: float
+) -> tuple[Sums, float]:
+    """Return what a worker's devices send to experts, or get back, with balanced loads; and how
+    much longer it takes because of the largest load."""
+    size = np.array([routed.bytes / placed.sharing])
+    parts: list[tuple[Members, Cost]] = []
+    if experts.degree > 1:
+        members = placed.members(experts, of_expert=False)
+        costs = LinkCosts(members, size)
+        parts.append((members, costs.all_to_all(_exchange(experts, members, routed))))
+    if experts.tensor > 1:
+        members = placed.members(experts, of_expert=True)
+        # tokens are gathered before, and results summed after: half of both for each
+        costs = LinkCosts(members, size * experts.tensor)
+        for operation in ("all_gather", "reduce_scatter"):
+            parts.append((members, costs.cost(operation).times(1)))
+    seconds = moved = transfer_s = late_s = 0.0
+    for members, cost in parts:
+        half = 1.0 if cost is parts[0][1] and experts.degree > 1 else 0.5
+        late_s += half * (load - 1.0) * float(cost.transfer_s[0])
+        out = _out_bytes(members, cost) * placed.within
+        if out == 0.0:
+            seconds += half * float(cost.seconds[0])
+            continue
+        seconds += half * float(cost.startup_s[0])
+        moved += half * out
+        transfer_s += half * float(cost.transfer_s[0])
+    if moved == 0.0:
+        return Sums(seconds), late_s
+    return Sums(seconds, moved, moved / transfer_s), late_s
+
+
+def _out_bytes(members: Members, cost: Cost) -> float:
+    """Return the bytes that a device sends out of its node."""
+    out = slice(0, members.fabric.nics)
+    loads = cost.loads[0, out] * float(cost.bytes[0])
+    return float(loads.sum()) / members.ends.size
+
+
+def _exchange(experts: ExpertParallel, members: Members, routed: Routed) -> Exchange:
+    """Return how a group exchanges its tokens; inside a node always directly."""
+    nodes = len(np.unique(members.fabric.place[members.ends[0]]))
+    if nodes == 1:
+        return Exchange()
+    if experts.exchange != "hierarchical":
+        return Exchange(experts.exchange)
+    across = copies_across(nodes, routed.experts, routed.active, experts.nodes)
+    return Exchange("hierarchical", across)
+
+
+def reduced(workload: Workload, experts: ExpertParallel, placed: Placed) -> Workload:
+    """Return the workload of a stage whose gradients of experts take as long to be reduced among
+    all of its workers as they do among those that have the same experts.
+
+    These are as many as there are groups; they take every so many-th place. Devices that count as
+    one because they divide sequences have different experts.
+    """
+    one = one_pass(workload)
+    sizes = [size for layer in one.layers if is_of_experts(layer.name)
+             for size in layer.tensor_bytes]  # fmt: skip
+    workers = len(placed.devices) // placed.within
+    together = max(experts.devices // placed.within, 1)
+    share = placed.within / placed.tensor
+    if together > 1 and workers > 1:
+        share *= _share_of_reduction(placed, workers, together, max(sizes, default=0.0))
+    if not sizes or share == 1.0:
+        return workload
+    layers = tuple(
+        msgspec.structs.replace(
+            layer, tensor_bytes=tuple(size * share for size in layer.tensor_bytes if share > 0.0)
+        )
+        if is_of_experts(layer.name)
+        else layer
+        for layer in one.layers
+    )
+    made = msgspec.structs.replace(with_tensors(one, layers), layers=layers)
+    return accumulated(made, workload.accumulation, workload.batch_size)
+
+
+def _share_of_reduction(placed: Placed, workers: int, together: int, size: float) -> float:
+    """Return the time of all-reduces among every ``together``-th worker over that among all."""
+    if workers == together:
+        return 0.0
+    fabric = Fabric.of(placed.cluster, int(placed.devices.max()) + 1)
+    first = placed.devices[:: placed.within]
+    sizes = np.array([size])
+
+    def seconds(groups: Ids) -> float:
+        return float(LinkCosts(Members(fabric, (), groups), sizes).cost("all_reduce").transfer_s[0])
+
+    whole_s = seconds(first[None])
+    return seconds(first.reshape(-1, together).T) / whole_s if whole_s > 0.0 else 1.0
+
+
+def sums_of(routing: RoutedLayers | None) -> Sequence[Sums]:
+    """Return all exchanges with experts of a stage's layers."""
+    return () if routing is None else (*routing.forward, *routing.backward)
