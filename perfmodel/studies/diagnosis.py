@@ -55,6 +55,9 @@ NOTHING_WRONG = 0.4
 SLOWS = 1.02
 """Smallest ratio of a step with a cause to one without: causes that do less are not considered."""
 
+UNSURE = 0.2
+"""Standard deviation of the logarithm of a predicted step from which on a diagnosis says so."""
+
 LEAST_SHOWN = 0.01
 """Smallest probability of a cause that is reported."""
 
@@ -152,12 +155,14 @@ class Diagnosis(Paged, Tabular, frozen=True, kw_only=True):
     measured : what was measured of it.
     slower : measured time of a step over the predicted one.
     suspects : causes with a probability of at least 1 %, and *as predicted* among them.
+    spread : standard deviation of the logarithm of the predicted step.
     next_measurement : None if no measurement would tell the first two apart.
     """
 
     prediction: Prediction
     measured: Measured
     slower: float
+    spread: float
     suspects: tuple[Suspect, ...]
     next_measurement: NextMeasurement | None
 
@@ -165,6 +170,17 @@ class Diagnosis(Paged, Tabular, frozen=True, kw_only=True):
     def first(self) -> Suspect:
         """The most likely cause."""
         return self.suspects[0]
+
+    @property
+    def note(self) -> str:
+        """What makes the diagnosis unsure; empty if nothing does."""
+        if self.spread <= UNSURE:
+            return ""
+        times = math.exp(Z90 * self.spread)
+        return (
+            f"the prediction itself may be off by a factor of {times:.2g}: give the speed of one "
+            "device (--one-device-speed)"
+        )
 
     def rows(self) -> list[Row]:
         """A row for each cause."""
@@ -191,6 +207,8 @@ class Diagnosis(Paged, Tabular, frozen=True, kw_only=True):
             ("Without it", show(first.remedied_step_s, "s"), first.remedy),
         ]
         text = [f"{s.finding} ({s.probability:.0%}). {s.remedy}" for s in self.suspects]
+        if self.note:
+            text.append(f"{self.note.capitalize()}.")
         if self.next_measurement is not None:
             text.append(f"What would decide: {self.next_measurement.text}.")
         section = Section(
@@ -389,6 +407,7 @@ def diagnose(
         prediction=expected,
         measured=measured,
         slower=measured.step_s / expected.iteration_s,
+        spread=judge.spread,
         suspects=tuple(s for s in suspects if s.probability >= LEAST_SHOWN) or tuple(suspects[:1]),
         next_measurement=_next(measured, [_best(tried) for _, (_, tried) in ranked[:2]],
                                [cause.name for _, (cause, _) in ranked[:2]]),

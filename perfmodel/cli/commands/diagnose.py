@@ -120,12 +120,16 @@ def _read(files: tuple[str, ...], job: Job) -> dict[str, list[float]]:
 
 
 def _of_traces(traces: Sequence[ImportedTrace]) -> dict[str, float]:
-    """The parts of a step in traces of some ranks; the rank that waits least shows how long
-    communication takes."""
+    """The parts of a step in traces of some ranks.
+
+    Where a device is idle, but not for data or communication, the host keeps it waiting: that is
+    part of computing. The rank that waits least shows how long communication takes.
+    """
     if not traces:
         return {}
     parts = [trace.parts_s for trace in traces]
-    compute = [part["computing"] + part["communication_hidden"] for part in parts]
+    waiting = ("communication_exposed", "data_loading")
+    compute = [sum(s for name, s in part.items() if name not in waiting) for part in parts]
     exposed = [part["communication_exposed"] for part in parts]
     moving = [part["communication_hidden"] + part["communication_exposed"] for part in parts]
     told = {

@@ -16,6 +16,8 @@ def diagnosis(result: Diagnosis) -> None:
         f"a step took {quantity(step_s, 's')}, {result.slower:.2f} times the "
         f"{quantity(expected_s, 's')} that is predicted"
     )
+    if result.note:
+        show(f"{bold('note')}: {result.note}")
     if not result.first.explains:
         show("no single cause that is known here explains that; the nearest:")
     for number, suspect in enumerate(result.suspects, 1):
