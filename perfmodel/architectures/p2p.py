@@ -356,6 +356,7 @@ def leaves_out(job: Job) -> str | None:
         job,
         {f"transmission={options.transmission}": several, "credit": options.credit_bytes > 0.0},
         connections=False,
+        parts=None,
     )
 
 

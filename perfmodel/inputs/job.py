@@ -457,13 +457,16 @@ class Job(Ranged, frozen=True, kw_only=True):
         work = self._handed_over(self.workload, self.reductions)
         if not work.storage.offload:
             return work
-        return msgspec.structs.replace(work, optimizer_s=sum(self.host_update or ()))
+        offloaded = self.host_update
+        return msgspec.structs.replace(work, optimizer_s=offloaded.seconds if offloaded else 0.0)
 
     @property
     def host_update(self) -> Offload | None:
         """The times of an update by the host; None if devices update."""
-        on_host = self.workload.storage.offload
-        return offload_of(self.workload, self.cluster) if on_host else None
+        if not self.workload.storage.offload:
+            return None
+        devices = 1 if self.stage is None else self.stage.replica.tensor
+        return offload_of(self.workload, self.cluster, self.workers, devices)
 
     @property
     def reductions(self) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.inputs.job import Job
+from perfmodel.inputs.offload import COPY_BYTES_PER_S, Offload
 from perfmodel.inputs.workload import Workload, expanded
 from perfmodel.training.devices import CORES as CORES, Noise, Processors, Workers as Workers
 from perfmodel.training.stages import add_stage
@@ -48,21 +49,34 @@ def left_out(
     core: bool = True,
     connections: bool = True,
     sites: bool = True,
+    parts: int | None = 1,
 ) -> str | None:
     """Return the first feature of a job that a coarse model leaves out, or None.
 
     These features are shared processor cores; an oversubscribed network core, with ``core``; links
-    between sites, with ``sites``; a limit on the rate of connections, with ``connections``; and
-    those in ``beyond``, by name, that are true.
+    between sites, with ``sites``; a limit on the rate of connections, with ``connections``; copies
+    of one of ``parts`` of the gradients to the host that outlast the backward pass (None where
+    workers do not copy them); and those in ``beyond``, by name, that are true.
     """
     known = {
         "workers that share cores": job.cluster.worker_threads is not None,
         "an oversubscribed core": core and job.cluster.core_oversubscription is not None,
         "links between sites": sites and job.crosses_sites,
         "flow_bytes_per_s of the cluster": connections and job.cluster.flow_bytes_per_s is not None,
+        "copies to the host that outlast the backward pass": parts is not None
+        and _copies_late(job, parts),
         **(beyond or {}),
     }
     return next((text for text, present in known.items() if present), None)
+
+
+def _copies_late(job: Job, parts: int) -> bool:
+    """Return whether gradients reach the host later than they follow the backward pass."""
+    host = job.host_update
+    if host is None:
+        return False
+    layers = expanded(job.workload).layers
+    return host.late_s([layer.backward_s for layer in layers], parts) > 0.0
 
 
 def add_workers(
@@ -168,30 +182,80 @@ class Update(NamedTuple):
 
 
 ON_HOST = ("gradients to host", "update on host", "parameters from host")
-"""Names of the parts of :class:`perfmodel.inputs.offload.Offload` as ops."""
+"""Kinds of the ops of an update by the host."""
+
+TO_HOST, FROM_HOST = "link to the host of", "link from the host of"
+"""Labels of the links between devices and their hosts."""
 
 
 def add_optimizer(
     b: GraphBuilder, job: Job, workers: Workers, first: Workers | None = None, parts: int = 1
 ) -> Update:
     """Add each worker's own update of its parameters, between its backward pass and its next
-    forward pass; by the host, one op after the other, if the optimizer is there.
+    forward pass, by its device or its host.
 
     ``first`` is the first pass of an update, if there are several. Each worker updates one of
     ``parts`` of the parameters.
     """
     alone = msgspec.structs.replace(workers, axes=())
-    seconds = {"optimizer": job.device_work.optimizer_s}
-    if job.host_update is not None:
-        seconds = dict(zip(ON_HOST, job.host_update, strict=True))
-    ops = [alone.compute(b, label, part_s / parts) for label, part_s in seconds.items()]
-    b.edge(workers.backward[:, 0], ops[0])
+    if job.host_update is None:
+        op = alone.compute(b, "optimizer", job.device_work.optimizer_s / parts)
+        update = Update(op, op)
+    else:
+        update = _add_on_host(b, alone, job.host_update, parts)
+    b.edge(workers.backward[:, 0], update.first)
     if workers.returns is not None:
-        b.edge(workers.returns, ops[0][:, None])
-    for earlier, later in itertools.pairwise(ops):
-        b.edge(earlier, later)
-    b.edge(ops[-1], (workers if first is None else first).forward[:, 0], lag=1)
-    return Update(ops[0], ops[-1])
+        b.edge(workers.returns, update.first[:, None])
+    b.edge(update.last, (workers if first is None else first).forward[:, 0], lag=1)
+    return update
+
+
+def _add_on_host(b: GraphBuilder, workers: Workers, host: Offload, parts: int) -> Update:
+    """Add an update by the host, in which each device copies one of ``parts`` of the model.
+
+    Copies of a layer's gradients begin when they are complete, one after the other; the last one is
+    the first op of the update. A device waits for it and for what follows.
+    """
+    n, axis, to_host, update, from_host = len(workers.node), ("worker", None), *ON_HOST
+    there, back = (
+        b.links(label, np.full(n, COPY_BYTES_PER_S), place=workers.node, axes=(axis,))
+        for label in (TO_HOST, FROM_HOST)
+    )
+    noise = workers.noise
+
+    def copied(label: str, size: float, link: Ids) -> Ids:
+        return b.ops(
+            label,
+            (n,),
+            bytes=workers.slowdown * size / parts,
+            path=link[:, None],
+            slot=workers.device,
+            group=workers.index,
+            cause="straggler",
+            noise=noise.of(),
+            axes=(axis,),
+        )
+
+    first = copied(to_host, host.gradient_bytes[host.last], there)
+    early = [i for i, size in enumerate(host.gradient_bytes) if size and i != host.last]
+    if early:
+        names = tuple(workers.layer_names[i] for i in early)
+        sizes = np.array([host.gradient_bytes[i] for i in early]) / parts
+        copies = b.ops(
+            to_host,
+            (n, len(early)),
+            bytes=workers.slowdown[:, None] * sizes,
+            path=there[:, None, None],
+            axes=(axis, ("layer", names)),
+        )
+        b.edge(workers.backward[:, early], copies)
+        b.chain(copies[:, ::-1])
+        b.edge(copies[:, 0], first)
+    between = workers.compute(b, update, host.update_s / parts)
+    last = copied(from_host, host.parameter_bytes, back)
+    b.edge(first, between)
+    b.edge(between, last)
+    return Update(first, last)
 
 
 def add_begin(

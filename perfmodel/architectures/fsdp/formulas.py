@@ -161,7 +161,7 @@ def leaves_out(job: Job) -> str | None:
         and bool(share_links(quantities_of(job), size)),
         "blocking_reduce": Options.of(job).blocking_reduce,
     }
-    return left_out(job, beyond, core=False, connections=False, sites=several)
+    return left_out(job, beyond, core=False, connections=False, sites=several, parts=size)
 
 
 def _in_time(

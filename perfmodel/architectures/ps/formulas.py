@@ -438,4 +438,5 @@ def leaves_out(job: Job) -> str | None:
             and job.workers > options.servers,
         },
         connections=False,
+        parts=None,
     )
