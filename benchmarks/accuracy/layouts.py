@@ -21,6 +21,7 @@ from perfmodel import Job, Source, make_job, predict
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_layers import layers_of
+from perfmodel.inputs.operator_times import kernels_of
 from perfmodel.inputs.profile import Profile
 from perfmodel.predicting.replicas import stage_jobs
 
@@ -193,24 +194,42 @@ def layout_of(row: Row) -> dict[str, Any]:
     return found
 
 
+def of_megatron(row: Row) -> dict[str, Any]:
+    """Return :data:`OF_MEGATRON` for a row: the fused softmax needs a multiple of four sequences
+    times heads on each device (``FusedScaleMaskSoftmax.is_kernel_available``)."""
+    scores = (row.micro_batch or 1) * (row.heads or 1) // (row.tp or 1)
+    return OF_MEGATRON | {"fused_softmax": scores % 4 == 0}
+
+
 def without_overlap(row: Row) -> dict[str, Any]:
     """Return the arguments of Megatron-LM of 2022 where it is not known that sums run beside the
     gradients of weights, which takes ``CUDA_DEVICE_MAX_CONNECTIONS=1`` in the environment."""
     return {"framework": "megatron"} | ({"overlap_sums": False} if (row.tp or 1) > 1 else {})
 
 
+HOST_BOUND = 1.5
+"""Measured over estimated time of a device from which its host sets the pace: nine in ten estimates
+are within a factor of 1.15."""
+
+
 class Anchor(msgspec.Struct, frozen=True):
-    """The speed of a device: its measured over its estimated time, in passes of ``micro_batch``."""
+    """The speed of a device: its measured over its estimated time, in passes of ``micro_batch``.
+
+    ``launches`` are those of the host, if it was measured.
+    """
 
     factor: float
     micro_batch: int
+    launches: str | None = None
 
     @classmethod
-    def of(cls, row: Row, arguments: Arguments, measured_s: float) -> Anchor:
+    def of(
+        cls, row: Row, arguments: Arguments, measured_s: float, launches: str | None = None
+    ) -> Anchor:
         """Return the speed with which a row takes ``measured_s``."""
         factor = 1.0
         for _ in range(ROUNDS):
-            anchor = cls(factor, row.micro_batch or 1)
+            anchor = cls(factor, row.micro_batch or 1, launches)
             off = measured_s / predict(anchor.job(arguments), fidelity="fine").iteration_s
             if abs(off - 1.0) < CLOSE:
                 break
@@ -220,6 +239,8 @@ class Anchor(msgspec.Struct, frozen=True):
     def job(self, arguments: Arguments) -> Job:
         """Return a job on devices of this speed: a device takes ``factor`` times the estimate for
         as many passes as the job has, each of the reference's size."""
+        if self.launches is not None:
+            arguments = {**arguments, "launches": self.launches}
         there = dict(arguments, batch_size=self.micro_batch * arguments["accumulation"])
         alone = make_job(**{k: v for k, v in there.items() if k not in OF_LAYOUT}, workers=1)
         return make_job(
@@ -227,6 +248,21 @@ class Anchor(msgspec.Struct, frozen=True):
             one_device_step_s=self.factor * alone.workload.compute_s,
             one_device_batch_size=there["batch_size"],
         )
+
+    def host(self, arguments: Arguments) -> float | None:
+        """Return the seconds of the host per kernel, if it sets the pace of the row of these
+        arguments: the device alone takes far less than was measured."""
+        there = {k: v for k, v in arguments.items() if k not in OF_LAYOUT}
+        there |= {"batch_size": self.micro_batch * there["accumulation"], "workers": 1}
+        found = make_job(**there | {"launches": "graphs"}).workload
+        passes_s = found.compute_s - found.optimizer_s
+        eager = make_job(**there).workload
+        taken_s = self.factor * eager.compute_s - found.optimizer_s
+        if taken_s < HOST_BOUND * passes_s:
+            return None
+        decoder = arguments["workload"].decoder
+        layers = layers_of(decoder, decoder.sequence_length, there["precision"])
+        return float(taken_s / there["accumulation"] / kernels_of(layers))
 
 
 OF_LAYOUT = ("workers", "tensor", "context", "context_exchange", "pipeline", "sequence_parallel",
@@ -236,6 +272,9 @@ OF_LAYOUT = ("workers", "tensor", "context", "context_exchange", "pipeline", "se
 
 
 R = TypeVar("R", bound=Row)
+
+Unlike = Callable[[R, R], float]
+"""How far a row is from one that it may be the reference of."""
 
 
 def runs(
@@ -273,18 +312,65 @@ def runs(
     groups: dict[object, list[R]] = {}
     for row in known:
         groups.setdefault(alike(row), []).append(row)
-    anchors: dict[R, Anchor] = {}
+    anchors = _anchors(groups.values(), known, unlike)
     for row, given in known.items():
-        like = groups[alike(row)]
-        first = reference(row, like, unlike)
+        first = reference(row, groups[alike(row)], unlike)
         if known[first] == given:  # says how well runs repeat, not how good a prediction is
             continue
-        if first not in anchors:
-            again = [other.step_s for other in like if known[other] == known[first]]
-            anchors[first] = Anchor.of(first, known[first], statistics.median(again))
         found.append(run_of(source, "anchored", row, anchors[first].job(given), setting))
     if not found:
         raise InputError(f"{source}: no row that can be predicted")
+    return found
+
+
+class _Alike(msgspec.Struct):
+    """Rows of one model and machine, those of them that set a speed, and what these measured."""
+
+    rows: Sequence[Any]
+    first: Mapping[Any, float]
+
+    @classmethod
+    def of(cls, like: Sequence[R], known: Mapping[R, Arguments], unlike: Unlike[R]) -> _Alike:
+        """Return the rows with their references, unless each is one."""
+        first = dict.fromkeys(reference(row, like, unlike) for row in like)
+        if len(first) == len(like):
+            return cls(like, {})
+        return cls(
+            like,
+            {
+                row: statistics.median(one.step_s for one in like if known[one] == known[row])
+                for row in first
+            },
+        )
+
+    def host(self, known: Mapping[Any, Arguments]) -> float | None:
+        """Return the seconds of the host per kernel, if it sets the pace of the reference with the
+        smallest micro-batch, whose devices do not divide layers."""
+        if not self.first:
+            return None
+        least = min(self.first, key=lambda row: row.micro_batch or 1)
+        if (least.tp or 1) > 1:
+            return None
+        return Anchor.of(least, known[least], self.first[least]).host(known[least])
+
+
+def _anchors(
+    groups: Iterable[Sequence[R]], known: Mapping[R, Arguments], unlike: Unlike[R]
+) -> dict[R, Anchor]:
+    """Return the speeds that rows set, by these rows.
+
+    Hosts of a table launch equally fast: where references do not tell how fast, those of other
+    models do.
+    """
+    every = [_Alike.of(like, known, unlike) for like in groups]
+    hosts = [one.host(known) for one in every]
+    told = [each_s for each_s in hosts if each_s is not None]
+    found: dict[R, Anchor] = {}
+    for one, own_s in zip(every, hosts, strict=True):
+        each_s = own_s if own_s is not None or not told else statistics.median(told)
+        launches = None if each_s is None else f"{each_s * 1e6:.4g}us"
+        for row, step_s in one.first.items():
+            found[row] = Anchor.of(row, known[row], step_s, launches)
     return found
 
 

@@ -78,7 +78,7 @@ def arguments(row: layouts.Row) -> dict[str, Any]:
     return {
         **given,
         **layouts.SUMMED_AT_END,
-        "workload": layouts.profile_of(row, ABOUT.citation, **layouts.OF_MEGATRON),
+        "workload": layouts.profile_of(row, ABOUT.citation, **layouts.of_megatron(row)),
         "device": "a100-80",
         "cluster": "dgx-a100",
     }

@@ -17,7 +17,16 @@ from perfmodel.inputs.operator_shapes import MemoryBound
 from perfmodel.inputs.operator_times import Factors, kernels_of, layers_s
 from perfmodel.inputs.operator_transfer import grouped_rates, stack_of
 from perfmodel.inputs.profile import Layer, Profile, Timing
-from perfmodel.inputs.software import AS_FOUND, EAGER, LAUNCH_S, TUNED, UNSAID, Software
+from perfmodel.inputs.software import (
+    AS_FOUND,
+    COMPILED,
+    EAGER,
+    GRAPHS,
+    TUNED,
+    UNSAID,
+    Software,
+    launch_s,
+)
 from perfmodel.inputs.workload import Workload, resolve
 
 BATCH_SIZE = 8
@@ -52,7 +61,7 @@ def estimate(
     level of software (:func:`perfmodel.inputs.operator_transfer.stack_of`). Launched eagerly, and
     not tuned, parts of what is bound by memory are kernels of their own. Both passes take at
     least as long as the host launches their operators
-    (:data:`perfmodel.inputs.software.LAUNCH_S`). The optimizer (Adam) reads parameters, gradients
+    (:func:`perfmodel.inputs.software.launch_s`). The optimizer (Adam) reads parameters, gradients
     and its state, and writes parameters and state, at memory bandwidth.
 
     Raises
@@ -74,7 +83,7 @@ def estimate(
     stack = stack_of(target, software.stack or AS_FOUND, devices)
     factors = Factors(stack.products, stack.attention)
     level, launches = software.stack or AS_FOUND, software.launches or EAGER
-    fused = level == TUNED or launches != EAGER
+    fused = level == TUNED or launches in (COMPILED, GRAPHS)
     seconds = layers_s(target, profile.layers, size, precision, devices, factors, fused=fused)
     error = stack.error_fraction if stack.alike else OTHER_ERROR
     error = _with_experts(error, profile.layers, seconds, target, precision, devices)
@@ -129,11 +138,12 @@ def _launches(
 ) -> tuple[float, Assumption | None]:
     """Return the host's time to launch both passes, and a note if it is more than theirs."""
     kernels = kernels_of(layers)
-    launched_s = LAUNCH_S[launches] * kernels
+    each_s = launch_s(launches)
+    launched_s = each_s * kernels
     if launched_s <= _total_s(seconds):
         return launched_s, None
     why = (
-        f"the step is bound by launches: {LAUNCH_S[launches] * 1e6:g} us of the host for each of "
+        f"the step is bound by launches: {each_s * 1e6:g} us of the host for each of "
         f"{kernels} kernels, {launched_s * 1e3:.3g} ms; the device takes "
         f"{_total_s(seconds) * 1e3:.3g} ms"
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from perfmodel.base.errors import unknown_name
+from perfmodel.base.units import parse
 
 AS_FOUND, TUNED = "as_found", "tuned"
 
@@ -29,8 +30,8 @@ launch all at once.
 
 class Software(msgspec.Struct, frozen=True):
     """Level of the software, one of :data:`STACKS` (default *as_found*), and how it launches
-    operators, one of :data:`LAUNCH_S` (default *eager*), both for estimates from operators; and the
-    ``framework`` whose timings are preferred."""
+    operators, one of :data:`LAUNCH_S` (default *eager*) or a time per kernel such as *80us*, both
+    for estimates from operators; and the ``framework`` whose timings are preferred."""
 
     stack: str | None = None
     launches: str | None = None
@@ -39,13 +40,30 @@ class Software(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.stack is not None and self.stack not in STACKS:
             raise unknown_name("stack", self.stack, STACKS)
-        if self.launches is not None and self.launches not in LAUNCH_S:
-            raise unknown_name("launches", self.launches, LAUNCH_S)
+        if self.launches is not None:
+            launch_s(self.launches)
 
     @property
     def estimates(self) -> bool:
         """Whether it says something about estimates from operators."""
         return self.stack is not None or self.launches is not None
+
+
+def launch_s(launches: str) -> float:
+    """Return the host's time per kernel of the operators: that of a name, or a measured one.
+
+    >>> launch_s("compiled"), launch_s("80us")
+    (1e-05, 8e-05)
+
+    Raises
+    ------
+    InputError : neither one of :data:`LAUNCH_S` nor a time.
+    """
+    if launches in LAUNCH_S:
+        return LAUNCH_S[launches]
+    if not launches[:1].isdigit():
+        raise unknown_name("launches", launches, LAUNCH_S)
+    return parse(launches, "s", "launches")
 
 
 UNSAID = Software()

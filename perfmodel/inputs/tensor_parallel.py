@@ -34,7 +34,7 @@ from perfmodel.inputs.passes import accumulated, one_pass
 from perfmodel.inputs.precisions import SHORT
 from perfmodel.inputs.recomputation import block_of
 from perfmodel.inputs.replica import Replica
-from perfmodel.inputs.software import EAGER, LAUNCH_S
+from perfmodel.inputs.software import EAGER, launch_s
 from perfmodel.inputs.workload import Workload, WorkloadLayer
 
 FORWARD_SUMS = (".attention.out", ".feed_forward.down", ".shared.down", ".combine", "embedding")
@@ -65,7 +65,7 @@ def divided(
     ----------
     devices : all of them by name.
     launches : how the host launches operators. They take it as long on each of the devices as on
-        one (:data:`perfmodel.inputs.software.LAUNCH_S`).
+        one (:func:`perfmodel.inputs.software.launch_s`), and their sums are launched as well.
 
     Raises
     ------
@@ -118,15 +118,25 @@ def _launched(
     launches: str,
 ) -> tuple[WorkloadLayer, ...]:
     """Return the layers of a pass on one device, no shorter together than their launches or, if it
-    is shorter, than the pass on a single device."""
+    is shorter, than the pass on a single device and the launches of sums.
+
+    What is longer than the device takes is the fraction ``launching`` of each layer.
+    """
     length = one.sequence_length or decoder.sequence_length
     kernels = kernels_of(part_layers(decoder, length, one.precision, replica))
-    least_s = min(LAUNCH_S[launches] * kernels, one.forward_s + one.backward_s)
+    sums = sum(
+        (layer.forward_summed_bytes > 0.0) + (layer.backward_summed_bytes > 0.0) for layer in layers
+    )
+    each_s = launch_s(launches)
+    least_s = min(each_s * kernels, one.forward_s + one.backward_s) + each_s * sums
     whole_s = sum(layer.forward_s + layer.backward_s for layer in layers)
     longer = max(least_s / whole_s, 1.0) if whole_s > 0.0 else 1.0
     return tuple(
         msgspec.structs.replace(
-            layer, forward_s=layer.forward_s * longer, backward_s=layer.backward_s * longer
+            layer,
+            forward_s=layer.forward_s * longer,
+            backward_s=layer.backward_s * longer,
+            launching=1.0 - 1.0 / longer,
         )
         for layer in layers
     )

@@ -17,8 +17,9 @@ class WorkloadLayer(msgspec.Struct, frozen=True):
     are the keys and values of attention, and ``queries_bytes`` its queries and outputs, of whole
     sequences on one of the devices that divide the layer, if sequences are divided as well; its
     times are then those of a part of the sequences. ``frozen_bytes`` is the size of its parameters
-    that are not trained, as they are stored. ``routed`` is what it
-    sends to experts on other devices.
+    that are not trained, as they are stored. ``routed`` is what it sends to experts on other
+    devices. ``launching`` is the fraction of its times in which a device waits for the host to
+    launch operators, and can sum what it divides with others.
     """
 
     name: str
@@ -36,6 +37,7 @@ class WorkloadLayer(msgspec.Struct, frozen=True):
     queries_bytes: float = 0.0
     frozen_bytes: float = 0.0
     routed: Routed | None = None
+    launching: float = 0.0
 
     @property
     def of_weights_s(self) -> float:

@@ -70,6 +70,10 @@ that their number doubles, and if they divide the model into stages. Root mean s
 six sources (LiBai, SimuMax, Sailor, InternEvo, torchtitan, own runs) and four, each predicted from
 a measured run of another layout; without any one source 0.031 to 0.044, and 0.047 to 0.058."""
 
+LAUNCHING = 0.15
+"""The same if launches of the host, not the devices that divide layers, set the pace: root mean
+square over runs of vTrain (0.12) and LiBai (0.21)."""
+
 UNEQUAL_LINKS, UNEQUAL_WITHOUT_QUEUE = 0.05, 0.08
 """Standard deviations of the logarithm of the step time if workers push to one server over unequal
 links, with and without a model of its link's queue. From 22 measured runs; equal ones among them
@@ -191,7 +195,10 @@ def _layout(job: Job) -> float:
     if job.replica is None:
         return 0.0
     staged = STAGED if job.replica.pipeline > 1 else 0.0
-    return math.hypot(staged, PER_HALVING * math.log2(job.replica.tensor))
+    waits = any(layer.launching > 0.0 for layer in job.workload.layers)
+    return math.hypot(
+        staged, PER_HALVING * math.log2(job.replica.tensor), LAUNCHING if waits else 0.0
+    )
 
 
 def _sides(job: Job, answer: Answer, learnt: Learnt | None) -> tuple[Uncertainty, Uncertainty]:

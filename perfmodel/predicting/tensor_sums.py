@@ -36,7 +36,10 @@ def sums_of(
     backward = _sums(cluster, replica, [one.backward_summed_bytes for one in layers])
     if replica.overlap_sums:
         backward = tuple(map(_exposed, backward, layers))
-    return forward, backward
+    return (
+        _beside_launches(forward, [one.forward_s * one.launching for one in layers]),
+        _beside_launches(backward, [one.backward_s * one.launching for one in layers]),
+    )
 
 
 def _sums(cluster: Cluster, replica: Replica, summed: list[float]) -> tuple[Sums, ...]:
@@ -66,8 +69,22 @@ def _sums(cluster: Cluster, replica: Replica, summed: list[float]) -> tuple[Sums
 
 def _exposed(sums: Sums, layer: WorkloadLayer) -> Sums:
     """Return what is left of a layer's collectives behind the gradients of its weights."""
-    whole_s = sums.seconds + sums.bytes / sums.rate_bytes_per_s
-    if whole_s == 0.0:
+    whole_s = _alone_s(sums)
+    return _part(sums, max(whole_s - layer.of_weights_s, 0.0) / whole_s) if whole_s else sums
+
+
+def _beside_launches(sums: tuple[Sums, ...], waiting_s: list[float]) -> tuple[Sums, ...]:
+    """Return what is left of a pass's collectives, (layers,), while devices wait for launches."""
+    whole_s, idle_s = sum(map(_alone_s, sums)), sum(waiting_s)
+    if whole_s == 0.0 or idle_s == 0.0:
         return sums
-    left = max(whole_s - layer.of_weights_s, 0.0) / whole_s
-    return Sums(sums.seconds * left, sums.bytes * left, sums.rate_bytes_per_s)
+    left = max(whole_s - idle_s, 0.0) / whole_s
+    return tuple(_part(one, left) for one in sums)
+
+
+def _alone_s(sums: Sums) -> float:
+    return sums.seconds + sums.bytes / sums.rate_bytes_per_s
+
+
+def _part(sums: Sums, share: float) -> Sums:
+    return Sums(sums.seconds * share, sums.bytes * share, sums.rate_bytes_per_s)

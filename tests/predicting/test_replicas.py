@@ -549,6 +549,40 @@ def test_the_last_stage_has_a_copy_of_a_tied_table():
     assert first.gradient_bytes + last.gradient_bytes == work_of.gradient_bytes + table
 
 
+def test_sums_are_launched_and_take_place_while_devices_wait_for_launches():
+    arguments = {"model": "gpt2-small", "device": "h100", "batch_size": 1, "arch": "ring"}
+    arguments |= {"launches": "1ms"}
+    one = pm.make_job(**arguments).workload
+    made = pm.make_job(**arguments, tensor=2)
+    two = made.workload
+    launched = 12 * 4 + 2  # sums: four of each block, the embedding's, the head's
+    longer_s = two.forward_s + two.backward_s - one.forward_s - one.backward_s
+    assert longer_s == pytest.approx(launched * 1e-3, rel=1e-6)
+    (stage,) = replicas.stage_jobs(made)
+    assert {sums.seconds for sums in stage.job.stage.forward_sums} == {0.0}
+    # a device that does not wait for its host has them after it has computed
+    free = pm.make_job(**arguments | {"launches": "graphs"}, tensor=2)
+    (stage,) = replicas.stage_jobs(free)
+    assert {layer.launching for layer in free.workload.layers} == {0.0}
+    assert max(sums.seconds for sums in stage.job.stage.forward_sums) > 0.0
+
+
+def test_sums_are_left_over_by_hand():
+    # two layers wait 0.25 s in forward each; their sums take 1 s each: 3/4 of them are left
+    layers = [pm.WorkloadLayer(f"layer{k}", F_S, B_S, (1.0,), 1.0, forward_summed_bytes=2 * MB,
+                               launching=0.25) for k in range(2)]  # fmt: skip
+    inside = pm.IntraNode(2 * MB, 0.0, kind="per_device")
+    node = cluster(devices_per_node=2, intra_node=inside)
+    made = pm.make_job(workload=pm.Workload.of("made", layers), tensor=2, cluster=node, arch="ring")
+    assert step_s(made) == pytest.approx(2 * (F_S + B_S) + 2 * 0.75, rel=1e-6)
+
+
+@pytest.mark.parametrize("launches", ["slowly", "80", "-1us"])
+def test_launches_are_words_or_times(launches):
+    with pytest.raises(pm.InputError, match="launches"):
+        pm.make_job(model="gpt2-small", device="h100", launches=launches)
+
+
 def test_measured_collectives_among_devices_that_divide_layers():
     measured = Collective(
         operation="all_reduce", pieces=(Piece(0.5, 0.25 / MB),), ranks=(2, 2), bytes=(1.0, 1e9)
