@@ -65,6 +65,25 @@ def test_gradients_of_all_parameters_are_communicated(arch: str) -> None:
     np.testing.assert_allclose(sent[sent > 0.0], times_bytes * 0.75 * TOTAL, rtol=1e-9)
 
 
+@pytest.mark.parametrize("stage", [1, 3])
+def test_parameters_may_be_gathered_in_8_bits(stage: int) -> None:
+    """A gather sends 1 byte instead of 2; at stage 3 there are two of them. Units in memory are
+    half as large, and formulas agree with the simulation."""
+    given: dict[str, Any] = {"device": "h100", "precision": "fp8"}
+    wide, short = (
+        job(**given, options={"stage": stage, "gather_8_bits": eight}) for eight in (False, True)
+    )
+    sent = build_graph(with_layers(short)).bytes_by_link()
+    gathers = 2 if stage == 3 else 1
+    np.testing.assert_allclose(sent[sent > 0.0], (gathers + 2) * 0.75 * TOTAL, rtol=1e-9)
+    before, after = (predict(one).memory.worker.gathered_bytes for one in (wide, short))
+    assert after < before if stage == 3 else after == before
+    fine, coarse = (predict(short, fidelity=name).iteration_s for name in ("fine", "coarse"))
+    assert coarse == pytest.approx(fine, rel=0.02)
+    sixteen = job(options={"stage": stage, "gather_8_bits": True})
+    assert predict(sixteen).iteration_s == predict(job(options={"stage": stage})).iteration_s
+
+
 def more_experts(decoder: Decoder) -> Decoder:
     assert decoder.experts is not None
     experts = msgspec.structs.replace(decoder.experts, routed=2 * decoder.experts.routed)

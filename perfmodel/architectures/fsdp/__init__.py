@@ -26,7 +26,8 @@ def notes(job: Job) -> tuple[str, ...]:
     shards, replicas = Groups.of(job.cluster, job.workers, int(options.shards(job.workers)))
     remarks: list[str] = []
     if shards.size > 1 and shards.measured:
-        used = {"all_gather": units.gathered(share), "reduce_scatter": sizes}
+        gathered = units.gathered(order.gathered_share(job))
+        used = {"all_gather": gathered, "reduce_scatter": sizes}
         remarks += measured_notes(job, used, shards.size)
     if replicas.size > 1 and replicas.measured:
         remarks += measured_notes(job, {"all_reduce": sizes / shards.size}, replicas.size)
@@ -82,7 +83,8 @@ def memory(job: Job) -> Parts:
         parameters /= n
     if options.stage == 3 and options.reshard_after_forward:
         parameters /= n
-        trained = min(sent, stored.parameters - stored.frozen)
+        trained = order.gathered_share(job) * whole
+        trained = min(trained, stored.parameters - stored.frozen)
         sizes = np.sort(units.gathered(trained / whole))[::-1]
         unit = float(sizes[: options.prefetch + 1].sum())
         gathered += min(unit, stored.parameters - parameters)
@@ -114,8 +116,9 @@ def traffic(job: Job) -> Traffic:
     r = job.workers // n
     gathered, reduced = order.counts_of(order.passes_of(job), options)
     sent = job.workload.gradient_bytes * order.sent_share(job)
-    frozen = float(order.units_in(job).frozen.sum())
-    moved = ((gathered + reduced) * sent + gathered * frozen) * (n - 1) / n
+    whole = job.workload.gradient_bytes * order.gathered_share(job)
+    whole += float(order.units_in(job).frozen.sum())
+    moved = (gathered * whole + reduced * sent) * (n - 1) / n
     if r > 1:
         moved += reduced * 2 * (r - 1) / r * sent / n
     return Traffic(moved, moved)

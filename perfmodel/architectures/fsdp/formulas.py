@@ -41,6 +41,7 @@ def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
     units = q.layers.once(("units", options), lambda: order.units_in(job), of_bytes=True)
     gather, scatter, reduce = _rates(job, q)
     sent = order.sent_share(job)
+    of_sent = order.gathered_share(job) / sent
     parts = (sent * units.bytes / units.bytes.sum()).tolist()
     numbers = units.first.tolist()[::-1]
     if isinstance(q.layers, Whole):
@@ -49,7 +50,8 @@ def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
     kinds = list(zip(parts, frozen, strict=True))
     counts = Counter(kinds)  # blocks of a model have the same units
     sizes = {kind: q.gradient_bytes * kind[0] for kind in counts}
-    whole = {kind: size + kind[1] if kind[1] else size for kind, size in sizes.items()}
+    whole = {kind: of_sent * size for kind, size in sizes.items()} if of_sent < 1.0 else sizes
+    whole = {kind: size + kind[1] if kind[1] else size for kind, size in whole.items()}
 
     def each_s(rate: Rate, of: Mapping[_Kind, Quantity]) -> list[Quantity]:
         known = {kind: rate.seconds(size) for kind, size in of.items()}

@@ -66,7 +66,8 @@ def _add_collectives(
         groups.placed(fold=fold) for groups in Groups.of(job.cluster, job.workers, size)
     )
     gathers = [
-        LinkCosts(group.members, units.gathered(share)).cost("all_gather") for group in shards
+        LinkCosts(group.members, units.gathered(order.gathered_share(job))).cost("all_gather")
+        for group in shards
     ]
     scatters = [LinkCosts(group.members, sent).cost("reduce_scatter", gamma) for group in shards]
     parts = [LinkCosts(group.members, sent / size) for group in replicas]

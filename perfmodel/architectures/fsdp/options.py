@@ -62,6 +62,12 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
         bool,
         Option("send parameters and gradients in 16 bits if the device computes in 16 bits"),
     ] = True
+    gather_8_bits: Annotated[
+        bool,
+        Option(
+            "gather parameters in 8 bits if products have 8 bits, as torchao and Megatron-LM can"
+        ),
+    ] = False
 
     def __post_init__(self) -> None:
         whole_number("shard_group", self.shard_group, at_least=0)

@@ -11,7 +11,7 @@ import numpy as np
 from perfmodel.architectures.fsdp.options import Options
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.inputs.job import Job
-from perfmodel.inputs.precisions import SHORT
+from perfmodel.inputs.precisions import EIGHT_BITS, SHORT
 from perfmodel.inputs.workload import Workload, expanded
 from perfmodel.theory.buckets import ddp_buckets
 
@@ -76,6 +76,18 @@ def sent_share(job: Job) -> float:
     """Return the bytes of a parameter when sent, relative to its bytes when stored."""
     low = Options.of(job).mixed_precision and job.workload.precision in SHORT
     return 0.5 if low else 1.0
+
+
+def gathered_share(job: Job) -> float:
+    """Return the bytes of a parameter when gathered, relative to its bytes when stored.
+
+    References
+    ----------
+    torchao, ``torchao/float8/fsdp_utils.py`` (``enable_fsdp_float8_all_gather``); Megatron-LM,
+    ``fp8_param_gather``.
+    """
+    short = Options.of(job).gather_8_bits and job.workload.precision in EIGHT_BITS
+    return 0.25 if short else sent_share(job)
 
 
 class Issue(NamedTuple):
