@@ -1,15 +1,16 @@
 """Memory of language models: allocated by Megatron-LM, reserved by Megatron-LM and torchtitan.
 
-The folder holds ``simumax_b200`` and ``torchtitan``. With context parallelism, which the package
-does not predict, each device has a part of each sequence, and the model is shared by as many more.
+The folder holds ``simumax_b200`` and ``torchtitan``. Of torchtitan's runs with context parallelism,
+each device has a part of each sequence, and the model is shared by as many more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
-from benchmarks.accuracy import rows
+from benchmarks.accuracy import layouts, rows, simumax_b200
 from benchmarks.accuracy.cases import Case, about
 from benchmarks.accuracy.ranks import Layout, arguments_of, profile_of
 from perfmodel import Job, make_job
@@ -26,10 +27,9 @@ MEGATRON, TORCHTITAN = "simumax_b200/runs.csv", "torchtitan/runs.csv"
 GIB = 2.0**30
 
 
-class Row(Layout, frozen=True, kw_only=True):
-    """A row of a table."""
+class MegatronRow(layouts.Row, frozen=True, kw_only=True):
+    """A row of Megatron-LM."""
 
-    id: str
     memory_gib: float | None = None
     reserved_gib: float | None = None
     allocated_gib_by_rank: str = ""
@@ -40,25 +40,29 @@ class Row(Layout, frozen=True, kw_only=True):
         """Return why the row is not predicted; "" if it is."""
         if self.memory_gib is None:
             return "without memory"
-        if self.experts:
-            return "mixture of experts"
         return "memory of another run" if self.memory_run not in ("", self.id) else ""
 
 
-def megatron_job(row: Row) -> Job:
-    """Return the job of a row under Megatron-LM's distributed optimizer."""
-    return make_job(
-        workload=profile_of(row, fused_loss=True),
-        device="b200",
-        optimizer="adam",
-        precision_policy="bf16_master_fp32_gradients",
-        arch="zero1",
-        cluster="dgx-h100",
-        **arguments_of(row),
-    )
+class TorchtitanRow(Layout, frozen=True, kw_only=True):
+    """A row of torchtitan."""
+
+    id: str
+    memory_gib: float | None = None
+
+    @property
+    def why_not(self) -> str:
+        """Return why the row is not predicted; "" if it is."""
+        return "without memory" if self.memory_gib is None else ""
 
 
-def torchtitan_job(row: Row) -> Job:
+def megatron_job(row: MegatronRow) -> Job:
+    """Return the job of a row under Megatron-LM's distributed optimizer; all experts of a layer
+    have as many tokens."""
+    given = {"expert": row.ep, "expert_capacity": 1.0} if row.experts else {}
+    return make_job(optimizer="adam", **simumax_b200.arguments(row), **given)
+
+
+def torchtitan_job(row: TorchtitanRow) -> Job:
     """Return the job of a row under FSDP, with a unit for each block."""
     profile = profile_of(row, fused_loss=False)
     return make_job(
@@ -81,31 +85,37 @@ def _block_bytes(profile: Profile) -> float:
 
 def cases(folder: Path) -> list[Case]:
     """Return the allocated memory of each stage, and the reserved memory of each run."""
-    compared = [*_megatron(_table(folder / MEGATRON)), *_torchtitan(_table(folder / TORCHTITAN))]
+    compared = [
+        *_megatron(_kept(rows.read(folder / MEGATRON, MegatronRow))),
+        *_torchtitan(_kept(rows.read(folder / TORCHTITAN, TorchtitanRow))),
+    ]
     if not compared:
         raise InputError(f"{folder}: no memory that is predicted")
     return compared
 
 
-def _table(path: Path) -> list[Row]:
-    table = rows.read(path, Row)
+R = TypeVar("R", MegatronRow, TorchtitanRow)
+
+
+def _kept(table: list[R]) -> list[R]:
     rows.say_left_out("not predicted", [f"{r.why_not}: {r.id}" for r in table if r.why_not])
     return [row for row in table if not row.why_not]
 
 
-def _megatron(table: list[Row]) -> Iterator[Case]:
+def _megatron(table: list[MegatronRow]) -> Iterator[Case]:
     for row in table:
         measured = [float(gib) * GIB for gib in row.allocated_gib_by_rank.split()]
         memory = memory_of(megatron_job(row))
         stages = memory.stages or (memory.worker,)
-        for footprint, allocated in zip(stages, measured[:: len(measured) // row.pp], strict=True):
+        first = measured[:: len(measured) // (row.pp or 1)]
+        for footprint, allocated in zip(stages, first, strict=True):
             yield Case(
                 "memory/allocated", row.id, footprint.allocated_bytes, allocated, unit="bytes"
             )
         yield _reserved("megatron", row.id, memory.worker, row.reserved_gib)
 
 
-def _torchtitan(table: list[Row]) -> Iterator[Case]:
+def _torchtitan(table: list[TorchtitanRow]) -> Iterator[Case]:
     for row in table:
         footprint = memory_of(torchtitan_job(row)).worker
         yield _reserved("torchtitan", row.id, footprint, row.memory_gib)

@@ -45,7 +45,7 @@ def communicators_of(job: Job, stage: int = 0, *, servers: bool) -> int:
     One is for all workers, unless they only talk to ``servers``. A device of an island has another
     one for the island. A device of ``stage`` of a replica has one for all devices, where frameworks
     wait for each other, and where they apply: for the devices that divide its layers, for those
-    that divide its experts, for each stage next to its own, and for those at its place of all
+    that divide its sequences, for those that divide its experts, for each stage next to its own, and for those at its place of all
     replicas.
     """
     across = int(job.workers > 1 and not servers)
@@ -58,8 +58,8 @@ def communicators_of(job: Job, stage: int = 0, *, servers: bool) -> int:
     next_to = int(stage > 0) + int(stage < last)
     if replica.virtual_stages > 1 and last > 1:  # the last one sends to the first
         next_to = 2
-    experts = int(replica.experts is not None)
-    return 1 + int(replica.tensor > 1) + experts + next_to + across
+    parts = int(replica.tensor > 1) + int(replica.context > 1) + int(replica.experts is not None)
+    return 1 + parts + next_to + across
 
 
 def communicator_bytes(cluster: Cluster) -> float:

@@ -47,6 +47,7 @@ GPT: dict[str, Any] = {
         ({"workers": 2, "island_devices": 8, "arch": "easgd"}, (1,)),
         ({"workers": 1, "tensor": 4}, (2,)),  # all, and those that divide layers
         ({"workers": 2, "tensor": 4}, (3,)),
+        ({"workers": 1, "context": 2, "tensor": 2}, (3,)),
         ({"workers": 1, "pipeline": 4, "micro_batches": 8}, (2, 3, 3, 2)),
         ({"workers": 2, "pipeline": 4, "micro_batches": 8, "virtual_stages": 2}, (4, 4, 4, 4)),
         ({"workers": 2, "pipeline": 2, "micro_batches": 8, "virtual_stages": 2}, (3, 3)),
