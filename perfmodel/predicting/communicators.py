@@ -45,8 +45,8 @@ def communicators_of(job: Job, stage: int = 0, *, servers: bool) -> int:
     One is for all workers, unless they only talk to ``servers``. A device of an island has another
     one for the island. A device of ``stage`` of a replica has one for all devices, where frameworks
     wait for each other, and where they apply: for the devices that divide its layers, for those
-    that divide its sequences, for those that divide its experts, for each stage next to its own, and for those at its place of all
-    replicas.
+    that divide its sequences, for those that divide its experts, for each stage next to its own,
+    and for those at its place of all replicas.
     """
     across = int(job.workers > 1 and not servers)
     if job.islands:
