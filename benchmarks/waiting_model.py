@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs.workload import Workload, expanded
 
 ELEMENT_BYTES = 4

@@ -13,13 +13,13 @@ from perfmodel.architectures.base import Architecture
 from perfmodel.base.errors import InputError, TooLargeError
 from perfmodel.base.files import finite
 from perfmodel.base.provenance import Assumption
+from perfmodel.catalogue.job_cluster import LinkChange, ProcessesOnNodes, cluster_of, named_cluster
+from perfmodel.catalogue.job_workload import workload_of
 from perfmodel.inputs.cluster import Cluster, Handover
 from perfmodel.inputs.islands import ONE_STEP, read_devices, read_steps
 from perfmodel.inputs.job import Jitter, Job, Start, Straggler, default_start
 from perfmodel.inputs.job_arguments import in_si
-from perfmodel.inputs.job_cluster import LinkChange, ProcessesOnNodes, cluster_of, named_cluster
 from perfmodel.inputs.job_replica import replica_of, sends_in_place, with_passes
-from perfmodel.inputs.job_workload import workload_of
 from perfmodel.inputs.options import Options, described
 from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.workload import Workload

@@ -14,7 +14,7 @@ import msgspec
 
 from benchmarks.accuracy import layouts, rows
 from benchmarks.accuracy.cases import Case, about, predicted
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs.cluster import Link
 
 SOURCE, FILE = "bigscience_tr11", "runs.csv"

@@ -11,7 +11,7 @@ import msgspec
 
 from benchmarks.accuracy.cases import Run
 from perfmodel import InputError, Job, make_job
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 
 
 class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -18,7 +18,7 @@ import msgspec
 from benchmarks.accuracy import dnns, fitted, rows, table_fits, tables
 from benchmarks.accuracy.cases import Case, Run, about, predicted
 from perfmodel import Job, Link
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs.calibration import Calibration
 from perfmodel.inputs.profile import Timing
 

@@ -17,7 +17,7 @@ import msgspec
 
 from benchmarks.accuracy import rows
 from perfmodel.base.provenance import Source
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs.profile import Gradients, Layer, Profile, Tensor, Timing
 
 BYTES = 4

@@ -19,11 +19,11 @@ from benchmarks.accuracy import rows
 from benchmarks.accuracy.cases import Case, about
 from perfmodel.base.errors import InputError
 from perfmodel.calibration import fused_experts
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs.device import Device
-from perfmodel.inputs.operator_transfer import attention_rates, grouped_rates, product_rates
 from perfmodel.theory.attention import attention_s
 from perfmodel.theory.products import product_s
+from perfmodel.times.operator_transfer import attention_rates, grouped_rates, product_rates
 
 ABOUT = about("gpu_operators")
 

@@ -18,7 +18,7 @@ from benchmarks.accuracy.cases import Case, Run, about, predicted
 from benchmarks.accuracy.ranks import gated_decoder
 from perfmodel import Job, Source, make_job, predict
 from perfmodel.base.errors import InputError, number, whole_number
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs.cluster import Link
 from perfmodel.inputs.profile import Profile
 

@@ -21,9 +21,9 @@ from perfmodel import Job, Source, make_job, predict
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_layers import layers_of
-from perfmodel.inputs.operator_times import kernels_of
 from perfmodel.inputs.profile import Profile
 from perfmodel.predicting.replicas import stage_jobs
+from perfmodel.times.operator_times import kernels_of
 
 PRECISIONS = {"bf16": "mixed", "fp16": "mixed", "": "mixed", "fp8": "fp8", "float8": "fp8",
               "mxfp8": "mxfp8"}  # fmt: skip

@@ -17,7 +17,7 @@ import perfmodel as pm
 from benchmarks.accuracy import fitted, rows, stacks
 from benchmarks.accuracy.cases import Case, Run, about, predicted
 from perfmodel.base.errors import InputError, number, whole_number
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs.decoder_layers import with_layers
 
 FILE = "throughput.csv"

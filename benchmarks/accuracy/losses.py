@@ -25,7 +25,7 @@ from scipy import optimize
 
 from benchmarks.accuracy import rows
 from perfmodel.base.errors import InputError
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs.usual_losses import DEVICE_SPREAD
 from perfmodel.theory.order_statistics import normal_maximum
 

@@ -13,10 +13,10 @@ import pandas as pd
 
 from benchmarks.accuracy.cases import Case, about
 from perfmodel.base.errors import InputError
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs.operator_shapes import Product
-from perfmodel.inputs.operator_times import layers_s
 from perfmodel.inputs.profile import Layer
+from perfmodel.times.operator_times import layers_s
 
 ABOUT = about("pipedream")
 

@@ -17,7 +17,7 @@ from benchmarks.accuracy import layouts, rows
 from benchmarks.accuracy.cases import Case, Run, about, predicted
 from perfmodel import Cluster, Job, Workload, WorkloadLayer, make_job
 from perfmodel.base.errors import InputError
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs.passes import accumulated
 
 SOURCE, FILE = "sailor", "runs.csv"

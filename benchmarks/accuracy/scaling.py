@@ -30,7 +30,7 @@ import msgspec
 import numpy as np
 
 from perfmodel.base.errors import InputError
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs.batch_scaling import (
     COMMON_ERROR,
     FOREIGN_ERROR,
@@ -44,8 +44,8 @@ from perfmodel.inputs.batch_scaling import (
     TYPICAL_ERROR,
     at_batch_size,
 )
-from perfmodel.inputs.device_transfer import estimate
 from perfmodel.inputs.profile import Gradients, Layer, Profile, Timing
+from perfmodel.times.device_transfer import estimate
 
 TENSORS = {
     "cifar10": 62,

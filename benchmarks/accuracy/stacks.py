@@ -18,12 +18,12 @@ from perfmodel.base.arrays import Floats
 from perfmodel.calibration.parameters import Parameter
 from perfmodel.calibration.regression import Regression
 from perfmodel.calibration.statistics import rounded
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs.decoder_layers import layers_of
 from perfmodel.inputs.device import Device, PublishedUtilisation
-from perfmodel.inputs.operator_times import Factors, layers_s
-from perfmodel.inputs.operator_transfer import stack_of
 from perfmodel.inputs.software import AS_FOUND, TUNED
+from perfmodel.times.operator_times import Factors, layers_s
+from perfmodel.times.operator_transfer import stack_of
 
 EXPECTED = {
     AS_FOUND: (Parameter("products", 1.25, 0.2), Parameter("attention", 1.5, 0.6)),

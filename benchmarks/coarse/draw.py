@@ -23,7 +23,7 @@ from perfmodel import (
     make_job,
 )
 from perfmodel.architectures.registry import find, names
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs.cluster import Collective, Handover, IntraNode, NodeOverride, Piece
 from perfmodel.inputs.job import Jitter
 from perfmodel.inputs.options import described

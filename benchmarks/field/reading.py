@@ -14,7 +14,7 @@ import msgspec
 from benchmarks.accuracy.cases import about
 from perfmodel import Cluster, IntraNode, Link, Source
 from perfmodel.base.errors import InputError
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs.profile import Gradients, Profile
 from perfmodel.validation.cases import Case, CaseJob, MeasuredValues
 

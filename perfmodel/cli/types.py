@@ -11,7 +11,7 @@ import click
 from click import Context, Parameter
 
 from perfmodel.base.errors import InputError, PerfmodelError, unknown_name
-from perfmodel.inputs import shipped
+from perfmodel.catalogue import shipped
 from perfmodel.inputs.precisions import EIGHT_BITS
 
 if TYPE_CHECKING:  # generic since Click 8.4
@@ -254,7 +254,7 @@ def read_seconds(text: str, flag: str) -> object:
 
 def read_speed(text: str, flag: str) -> float | str:
     """Read samples per second as a number; text in another unit stays text."""
-    from perfmodel.inputs import one_device
+    from perfmodel.times import one_device
 
     speed = one_device.read_speed(text, flag)
     return speed.value if speed.unit == one_device.UNITS[0] else text.strip()

@@ -16,8 +16,8 @@ import numpy as np
 
 from perfmodel import api
 from perfmodel.base.errors import InputError, unknown_name, whole_number
-from perfmodel.inputs import catalogue, instances
-from perfmodel.inputs.instances import Instance
+from perfmodel.catalogue import catalogue, instances
+from perfmodel.catalogue.instances import Instance
 from perfmodel.inputs.job import Jitter, Job
 from perfmodel.inputs.profile import Profile
 from perfmodel.planning.plans import Candidate, Lever, Plan, Price, Trade
@@ -84,7 +84,7 @@ def plan(
     dataset_size, epochs : samples per epoch, and epochs (1); by default a million samples in total.
     limits : see :class:`PlanLimits`.
     catalogue_file : a catalogue of instances (CSV); by default the one that ships with the package.
-    instance, region, spot : see :func:`perfmodel.inputs.instances.choose`.
+    instance, region, spot : see :func:`perfmodel.catalogue.instances.choose`.
     server_instances : instance types for dedicated parameter servers, one server per machine, in
         the workers' region. Servers on the workers' nodes are tried as well.
     top : length of the ranked list.

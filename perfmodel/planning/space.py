@@ -23,8 +23,8 @@ from perfmodel.architectures import registry
 from perfmodel.architectures.base import architecture_of
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError, whole_number
-from perfmodel.inputs import catalogue
-from perfmodel.inputs.instances import Instance
+from perfmodel.catalogue import catalogue
+from perfmodel.catalogue.instances import Instance
 from perfmodel.inputs.job import Jitter, Job
 from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.workload import Workload

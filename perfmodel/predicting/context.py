@@ -21,8 +21,8 @@ from perfmodel.communication.members import Members
 from perfmodel.inputs.cluster import Cluster, Collective
 from perfmodel.inputs.recomputation import block_of
 from perfmodel.inputs.replica import Replica, Stage, Sums
-from perfmodel.inputs.seats import check_span
 from perfmodel.inputs.workload import WorkloadLayer
+from perfmodel.replicas.seats import check_span
 
 BACKWARD_TIMES = 2.0
 """Bytes that backward exchanges over those of forward: keys and values, and their gradients."""

@@ -12,10 +12,10 @@ import msgspec
 
 from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Assumption
+from perfmodel.catalogue.job_workload import anchored, workload_of
 from perfmodel.inputs.cluster import Cluster, Link
 from perfmodel.inputs.job import Job, Start, default_start
 from perfmodel.inputs.job_replica import with_passes
-from perfmodel.inputs.job_workload import anchored, workload_of
 from perfmodel.inputs.options import described
 from perfmodel.inputs.software import LAUNCH_S, STACKS
 from perfmodel.phases.quantities import Quantities, quantities_of, same_quantities

@@ -25,10 +25,10 @@ from perfmodel.inputs.expert_parallel import ExpertParallel, Routed, is_of_exper
 from perfmodel.inputs.passes import accumulated, one_pass
 from perfmodel.inputs.recomputation import block_of
 from perfmodel.inputs.replica import Replica, RoutedLayers, Stage, Sums
-from perfmodel.inputs.seats import Seats
-from perfmodel.inputs.tensor_parallel import with_tensors
 from perfmodel.inputs.workload import Workload, WorkloadLayer
+from perfmodel.replicas.seats import Seats
 from perfmodel.theory.routing import Routing, copies_across, largest_load
+from perfmodel.times.tensor_parallel import with_tensors
 
 
 class Placed(msgspec.Struct, frozen=True, eq=False):

@@ -13,9 +13,9 @@ from perfmodel.base.errors import InputError
 from perfmodel.base.files import finite
 from perfmodel.inputs.islands import places_of
 from perfmodel.inputs.job import Job
-from perfmodel.inputs.stage_work import stages_of
 from perfmodel.inputs.workload import expanded
 from perfmodel.predicting.options import PredictOptions
+from perfmodel.replicas.stage_work import stages_of
 from perfmodel.results.layout import Layout
 from perfmodel.results.memory import Memory
 from perfmodel.results.prediction import ModelAge

@@ -9,17 +9,17 @@ import msgspec
 
 from perfmodel.architectures.base import architecture_of
 from perfmodel.architectures.memory import Parts, with_copies
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs.device import CPU, Device
 from perfmodel.inputs.expert_parallel import is_of_experts
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.passes import one_pass
 from perfmodel.inputs.replica import Replica
-from perfmodel.inputs.stage_memory import device_works
-from perfmodel.inputs.stage_work import stages_of as works_of
 from perfmodel.inputs.storage import OF_DEEPSPEED
 from perfmodel.predicting.communicators import communicator_bytes, communicators_of
 from perfmodel.predicting.replicas import stage_jobs
+from perfmodel.replicas.stage_memory import device_works
+from perfmodel.replicas.stage_work import stages_of as works_of
 from perfmodel.results.memory import Footprint, Memory, Reserved
 
 PATH = Path(__file__).with_name("memory.json")

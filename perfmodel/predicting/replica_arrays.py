@@ -20,13 +20,13 @@ from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.replica import Replica, Stage
-from perfmodel.inputs.stage_work import part_of, tied_bytes
-from perfmodel.inputs.stages import chunks_of
 from perfmodel.phases.phases import Phases
 from perfmodel.phases.quantities import Quantities, quantities_of
 from perfmodel.predicting.replica_columns import Known, column_of, timed
 from perfmodel.predicting.replica_formulas import alone_between, finals_of, passes_of
 from perfmodel.predicting.replicas import replica_of
+from perfmodel.replicas.stage_work import part_of, tied_bytes
+from perfmodel.replicas.stages import chunks_of
 from perfmodel.training.spans import Paths, Spans, paths_of
 from perfmodel.training.waves import spans_of, waves_of
 

@@ -12,12 +12,12 @@ from perfmodel.base.arrays import Floats, Ids
 from perfmodel.communication.fabric import Fabric
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
-from perfmodel.inputs.seats import Seats, of_groups, positions_of, seats_of
 from perfmodel.inputs.workload import Workload, WorkloadLayer
 from perfmodel.phases.layers import Layers
 from perfmodel.phases.quantities import Quantities
 from perfmodel.predicting.replicas import replica_of, shares_sent
 from perfmodel.predicting.tensor_sums import slowdown_of, sums_of
+from perfmodel.replicas.seats import Seats, of_groups, positions_of, seats_of
 from perfmodel.training.stages import seconds_of_layers, seconds_of_sums
 
 

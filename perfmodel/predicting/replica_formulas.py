@@ -17,7 +17,6 @@ from perfmodel.base.arrays import Floats, Ids
 from perfmodel.communication.fabric import Fabric
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.passes import one_pass
-from perfmodel.inputs.stage_work import boundary_bytes
 from perfmodel.inputs.workload import Workload, WorkloadLayer, expanded
 from perfmodel.phases.phases import BETWEEN_STAGES, Phase, Phases
 from perfmodel.pipelines.actions import BACKWARD, WEIGHT
@@ -33,6 +32,7 @@ from perfmodel.predicting.replicas import (
     tied_table,
     whole_fabric,
 )
+from perfmodel.replicas.stage_work import boundary_bytes
 from perfmodel.training.routing import EXPERT_EXCHANGE, IMBALANCE
 from perfmodel.training.spans import Paths, Spans, pace_s, paths_of, spans
 from perfmodel.training.stages import SLOWEST, chunk_seconds

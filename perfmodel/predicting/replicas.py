@@ -26,12 +26,12 @@ from perfmodel.inputs.job import Job
 from perfmodel.inputs.options import Options
 from perfmodel.inputs.passes import one_pass
 from perfmodel.inputs.replica import Replica, Tied
-from perfmodel.inputs.seats import Seats, of_groups, positions_of, seats_of
-from perfmodel.inputs.stage_work import boundary_bytes, groups_of, schedule_of, stages_of
 from perfmodel.pipelines.facts import staleness
 from perfmodel.predicting.context import with_context
 from perfmodel.predicting.experts import Placed, with_experts
 from perfmodel.predicting.tensor_sums import slowdown_of, sums_of
+from perfmodel.replicas.seats import Seats, of_groups, positions_of, seats_of
+from perfmodel.replicas.stage_work import boundary_bytes, groups_of, schedule_of, stages_of
 from perfmodel.training.spans import Paths, paths_of
 from perfmodel.training.stages import ENDS, STARTS, TIED
 from perfmodel.training.workers import CORES

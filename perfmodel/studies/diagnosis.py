@@ -26,7 +26,6 @@ from perfmodel.base.errors import InputError
 from perfmodel.base.ranges import FRACTION, NOT_NEGATIVE, POSITIVE, Range, Ranged, or_none
 from perfmodel.base.units import show
 from perfmodel.inputs.job import Job, JobArguments
-from perfmodel.inputs.one_device import OneDevice, read_speed
 from perfmodel.reporting.contents import Figure, Page, Section
 from perfmodel.reporting.drawn import Paged
 from perfmodel.reporting.rows import table
@@ -36,6 +35,7 @@ from perfmodel.studies.changes import Change, of_options
 from perfmodel.sweeping.arguments import changed, job_from
 from perfmodel.sweeping.labels import Row
 from perfmodel.sweeping.tables import Tabular, fields
+from perfmodel.times.one_device import OneDevice, read_speed
 
 LEAST_SPREAD = 0.04
 """Standard deviation of the logarithm of a time, of the measurement and of formulas together."""

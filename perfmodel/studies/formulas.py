@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from perfmodel import api
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs.job import Job
 from perfmodel.phases.layers import Whole
 from perfmodel.phases.quantities import Quantities

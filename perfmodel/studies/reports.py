@@ -16,11 +16,11 @@ import msgspec
 
 from perfmodel import api
 from perfmodel.base.errors import InputError
+from perfmodel.catalogue.job_workload import anchored
 from perfmodel.inputs.failures import Failures
 from perfmodel.inputs.job import Jitter, Job, JobArguments
 from perfmodel.inputs.job_arguments import per_worker
 from perfmodel.inputs.job_files import SCHEMA as JOB_SCHEMA, JobFile
-from perfmodel.inputs.job_workload import anchored
 from perfmodel.predicting import job_facts
 from perfmodel.predicting.predicted_job import PredictedJob
 from perfmodel.reporting import page

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from perfmodel.base.errors import InputError
+from perfmodel.catalogue.job_workload import anchored
 from perfmodel.inputs.job import Job
-from perfmodel.inputs.job_workload import anchored
 from perfmodel.predicting import coarse
 from perfmodel.predicting.memory import memory_of
 from perfmodel.results.prediction import Prediction

@@ -10,11 +10,11 @@ import msgspec
 from perfmodel import api
 from perfmodel.architectures import registry
 from perfmodel.base.errors import InputError
+from perfmodel.catalogue.job_workload import OF_WORKLOAD, anchored
 from perfmodel.inputs.expert_parallel import OF_EXPERTS
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.job_arguments import in_si, per_worker
 from perfmodel.inputs.job_replica import with_passes
-from perfmodel.inputs.job_workload import OF_WORKLOAD, anchored
 from perfmodel.inputs.options import described
 from perfmodel.inputs.workload import Workload
 

@@ -15,11 +15,11 @@ import msgspec
 
 from perfmodel.architectures import registry
 from perfmodel.base.errors import InputError
+from perfmodel.catalogue.job_workload import OF_ONE_DEVICE, OF_WORKLOAD
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Jitter, Job, Start, Straggler
 from perfmodel.inputs.job_arguments import in_si, per_worker
 from perfmodel.inputs.job_replica import with_passes
-from perfmodel.inputs.job_workload import OF_ONE_DEVICE, OF_WORKLOAD
 from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.software import OF_SOFTWARE
 from perfmodel.inputs.workload import Workload

@@ -17,9 +17,9 @@ import numpy as np
 from perfmodel.base.arrays import NONE, Floats
 from perfmodel.base.errors import InputError
 from perfmodel.inputs.replica import Replica, Transfers
-from perfmodel.inputs.stage_work import round_of
 from perfmodel.pipelines.actions import Schedule
 from perfmodel.pipelines.rounds import Round
+from perfmodel.replicas.stage_work import round_of
 from perfmodel.training.transfers import Handing, handing_of
 
 

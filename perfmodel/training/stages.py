@@ -14,9 +14,9 @@ from perfmodel.base.errors import InputError
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.replica import RoutedLayers, Stage, Sums, total
-from perfmodel.inputs.stage_work import Order, order_of
 from perfmodel.inputs.workload import Workload, expanded
 from perfmodel.pipelines.actions import BACKWARD, FORWARD, INPUT, WEIGHT
+from perfmodel.replicas.stage_work import Order, order_of
 from perfmodel.training.devices import Workers
 from perfmodel.training.routing import Exchanging, Routes, between_layers, routes_of
 

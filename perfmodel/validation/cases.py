@@ -13,12 +13,12 @@ from perfmodel import api
 from perfmodel.base import files
 from perfmodel.base.errors import InputError, number, unknown_name
 from perfmodel.base.provenance import Source
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
+from perfmodel.catalogue.job_workload import workload_of
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.decoder_layers import at_length, with_layers
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.job_files import JobKeys
-from perfmodel.inputs.job_workload import workload_of
 from perfmodel.inputs.profile import Profile, Timing
 from perfmodel.inputs.workload import Workload
 from perfmodel.measuring.training.run import MeasuredRun, read_run

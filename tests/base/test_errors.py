@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from perfmodel.architectures import registry
+from perfmodel.catalogue import catalogue
 from perfmodel.cli import main
-from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job_files import JobFile
 from perfmodel.inputs.options import described

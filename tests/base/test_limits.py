@@ -17,8 +17,8 @@ from perfmodel import Source, Workload, WorkloadLayer, make_job, predict
 from perfmodel.base.errors import InputError, message, number, whole_number
 from perfmodel.base.limits import LIMITS
 from perfmodel.base.quantities import quantity
+from perfmodel.catalogue import catalogue
 from perfmodel.cli import BROKEN_PIPE
-from perfmodel.inputs import catalogue
 from perfmodel.inputs.job import Jitter, Straggler
 from perfmodel.inputs.profile import Gradients, read_profile
 from perfmodel.measuring.training.run import read_run

@@ -10,7 +10,7 @@ import pytest
 from perfmodel import InputError, Source
 from perfmodel.calibration import fused_experts
 from perfmodel.calibration.operators import fit_grouped, fit_operators
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.theory.grouped import GroupedRates, Groups, grouped_s
 from perfmodel.theory.memory_bound import ACHIEVED
 from tests.calibration.test_operators import tables

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from perfmodel import InputError, Source
 from perfmodel.calibration.operators import block_of, fit_operators
+from perfmodel.catalogue import catalogue
 from perfmodel.cli import cli
-from perfmodel.inputs import catalogue
 from perfmodel.inputs.operators import Operators
 from perfmodel.theory.attention import AttentionRates, attention_s
 from perfmodel.theory.products import ProductRates, product_s

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 
 from perfmodel import InputError, Link, Source, make_job, predict
 from perfmodel.calibration import Observation, ServersFit, fit_servers, serve_others
+from perfmodel.catalogue import catalogue
 from perfmodel.cli import cli
-from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import Cluster, Server
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.profile import SCHEMA

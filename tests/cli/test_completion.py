@@ -13,9 +13,9 @@ from click.testing import CliRunner
 
 from perfmodel.architectures import registry
 from perfmodel.base.errors import InputError
+from perfmodel.catalogue import catalogue
 from perfmodel.cli import cli, types
 from perfmodel.cli.shared import COMPLETE
-from perfmodel.inputs import catalogue
 from perfmodel.inputs.options import described
 
 

@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from perfmodel.base.errors import InputError
+from perfmodel.catalogue import catalogue
 from perfmodel.cli import cli, config
-from perfmodel.inputs import catalogue
 from tests.terminals import perfmodel
 
 Write = Callable[[str], Path]

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from perfmodel import InputError, read_profile
+from perfmodel.catalogue import catalogue
 from perfmodel.cli import cli
-from perfmodel.inputs import catalogue
 
 
 def written(model: str, path: Path) -> Path:

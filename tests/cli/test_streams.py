@@ -18,9 +18,9 @@ from click.testing import CliRunner, Result
 from perfmodel import cli as command_line
 from perfmodel.base import files
 from perfmodel.base.errors import InputError
+from perfmodel.catalogue import catalogue
 from perfmodel.cli import cli
 from perfmodel.cli.types import is_file
-from perfmodel.inputs import catalogue
 from tests.terminals import on_terminal, perfmodel
 from tests.traces.test_traces import data_parallel
 

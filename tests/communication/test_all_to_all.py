@@ -12,6 +12,7 @@ import pytest
 
 from perfmodel import IntraNode, Link, NodeOverride
 from perfmodel.base.errors import InputError
+from perfmodel.catalogue import catalogue
 from perfmodel.communication.costs import LinkCosts
 from perfmodel.communication.exchanges import Exchange, Way
 from perfmodel.communication.fabric import Fabric
@@ -21,7 +22,6 @@ from perfmodel.communication.schedules import (
     hierarchical_all_to_all,
     pairwise_all_to_all,
 )
-from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.measured_collectives import Collective, Piece
 from perfmodel.theory.collective_times import all_to_all_s, hierarchical_all_to_all_s

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from perfmodel import Cluster, Job, Link, NodeOverride, evaluate, make_job, predict
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 
 WORKERS, SERVERS = 4, 2
 FAST = Link(5e9, 1e-3, 0.9)

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 
 from perfmodel import InputError, Source, make_job, predict
 from perfmodel.base import files
+from perfmodel.catalogue import catalogue
+from perfmodel.catalogue.instances import read_instances
 from perfmodel.cli import cli
-from perfmodel.inputs import catalogue
-from perfmodel.inputs.instances import read_instances
 from perfmodel.inputs.profile import NoiseScale
 from perfmodel.validation.cases import shipped_cases
 from tests.settings import thinned

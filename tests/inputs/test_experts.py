@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from perfmodel import InputError
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_layers import layers_of
 from perfmodel.inputs.decoder_parts import Experts, Latent, Window

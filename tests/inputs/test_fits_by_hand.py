@@ -22,9 +22,9 @@ from perfmodel.inputs.batch_scaling import (
     transferred,
 )
 from perfmodel.inputs.device import Device, PeakRates
-from perfmodel.inputs.device_transfer import estimate
 from perfmodel.inputs.profile import Gradients, Layer, Tensor, Timing
 from perfmodel.inputs.workload import Workload
+from perfmodel.times.device_transfer import estimate
 
 MEASURED = Source("measured", "a test")
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from perfmodel import InputError, Profile, Source, make_job, predict
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs.frameworks import FRAMEWORK_ERROR
 from perfmodel.inputs.profile import Framework, Gradients, Timing, timings_on
 from perfmodel.inputs.workload import Workload

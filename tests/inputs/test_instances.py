@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from perfmodel import InputError, evaluate, make_job, predict
-from perfmodel.inputs import catalogue
-from perfmodel.inputs.instances import choose, read_instances
+from perfmodel.catalogue import catalogue
+from perfmodel.catalogue.instances import choose, read_instances
 
 SKYPILOT = "InstanceType,vCPUs,MemoryGiB,AcceleratorName,AcceleratorCount,GpuInfo,Region,AvailabilityZone,Price,SpotPrice"  # noqa: E501
 ROWS = (

@@ -13,18 +13,19 @@ import pytest
 from click.testing import CliRunner
 
 from perfmodel import InputError, make_job, predict
+from perfmodel.catalogue import catalogue
 from perfmodel.cli import cli
-from perfmodel.inputs import catalogue, language_estimate
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_layers import layers_of, with_layers
 from perfmodel.inputs.job_files import read_job
-from perfmodel.inputs.operator_times import layers_s
-from perfmodel.inputs.operator_transfer import stack_of
 from perfmodel.inputs.passes import accumulated
 from perfmodel.inputs.recomputation import recomputed
 from perfmodel.inputs.software import Software
 from perfmodel.inputs.workload import Workload, WorkloadLayer
 from perfmodel.predicting.effects import effects
+from perfmodel.times import language_estimate
+from perfmodel.times.operator_times import layers_s
+from perfmodel.times.operator_transfer import stack_of
 
 PUBLISHED = {
     "gpt2-medium": 354_823_168,

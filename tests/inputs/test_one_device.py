@@ -11,10 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from perfmodel import InputError, Profile, Source, make_job, predict, read_job
+from perfmodel.catalogue import catalogue
 from perfmodel.cli import cli
-from perfmodel.inputs import catalogue
 from perfmodel.inputs.batch_scaling import SINGLE_ERROR
-from perfmodel.inputs.one_device import Speed, read_speed
 from perfmodel.inputs.profile import Gradients, Layer, Tensor, Timing
 from perfmodel.studies.advice import advise
 from perfmodel.studies.reports import report
@@ -22,6 +21,7 @@ from perfmodel.studies.requirements import require
 from perfmodel.studies.sensitivity import sensitivity
 from perfmodel.sweeping.grids import grid
 from perfmodel.sweeping.sweeps import sweep
+from perfmodel.times.one_device import Speed, read_speed
 from perfmodel.validation.cases import CaseJob, read_cases
 from tests.jobs import ETHERNET
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from perfmodel import InputError, Source
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_layers import layers_of
 from perfmodel.inputs.device import Device, PeakRates
@@ -20,7 +20,6 @@ from perfmodel.inputs.operator_shapes import (
     OperatorShape,
     Product,
 )
-from perfmodel.inputs.operator_times import kernels_of, layers_s
 from perfmodel.inputs.operators import (
     AttentionFigures,
     GroupedFigures,
@@ -30,6 +29,7 @@ from perfmodel.inputs.operators import (
 from perfmodel.inputs.profile import Layer
 from perfmodel.theory.attention import BACKWARD
 from perfmodel.theory.memory_bound import ACHIEVED
+from perfmodel.times.operator_times import kernels_of, layers_s
 
 KNOWN = {name: catalogue.device(name) for name in catalogue.device_names()}
 

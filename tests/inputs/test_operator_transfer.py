@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from perfmodel import InputError
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs.device import Device
-from perfmodel.inputs.operator_transfer import attention_rates, product_rates
+from perfmodel.times.operator_transfer import attention_rates, product_rates
 
 KNOWN = {name: catalogue.device(name) for name in catalogue.device_names()}
 

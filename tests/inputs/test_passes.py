@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from perfmodel import InputError, Profile, Source, Workload
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs.passes import accumulated, one_pass
 from perfmodel.inputs.profile import Gradients, Timing
 from tests.inputs.test_workload import per_layer, profile

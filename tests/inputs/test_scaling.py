@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from benchmarks.accuracy import scaling as benchmark
 from perfmodel import InputError, Profile, Source
-from perfmodel.inputs import batch_scaling, catalogue
+from perfmodel.catalogue import catalogue
+from perfmodel.inputs import batch_scaling
 from perfmodel.inputs.batch_scaling import at_batch_size, batch_error, group, together, transferred
 from perfmodel.inputs.device import Device, PeakRates, roofline_s
-from perfmodel.inputs.device_transfer import estimate
 from perfmodel.inputs.profile import Gradients, Layer, Tensor, Timing
 from perfmodel.inputs.workload import Workload
+from perfmodel.times.device_transfer import estimate
 
 MEASURED = Source("measured", "a test")
 DATA = Path(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from perfmodel import InputError
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs.cluster import Cluster, Server, read_cluster
 from perfmodel.inputs.sites import SiteLink
 

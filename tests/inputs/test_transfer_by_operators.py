@@ -8,14 +8,15 @@ import msgspec
 import pytest
 
 from perfmodel import InputError, Source
-from perfmodel.inputs import batch_scaling, catalogue
+from perfmodel.catalogue import catalogue
+from perfmodel.inputs import batch_scaling
 from perfmodel.inputs.device import roofline_s
-from perfmodel.inputs.device_transfer import LAUNCHED_ERROR, estimate
 from perfmodel.inputs.operator_shapes import MemoryBound, Product
-from perfmodel.inputs.operator_times import kernels_of, layers_s, stated
 from perfmodel.inputs.profile import Layer, Profile, Tensor, Timing
 from perfmodel.inputs.software import EAGER, LAUNCH_S
 from perfmodel.inputs.workload import Workload
+from perfmodel.times.device_transfer import LAUNCHED_ERROR, estimate
+from perfmodel.times.operator_times import kernels_of, layers_s, stated
 
 KNOWN = {name: catalogue.device(name) for name in catalogue.device_names()}
 MEASURED = Source("measured", "made for a test")

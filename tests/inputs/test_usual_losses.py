@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from perfmodel import Cluster, Handover, IntraNode, Link, Source, make_job, predict
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs.profile import Gradients, Profile, Timing
 from perfmodel.inputs.usual_losses import (
     DEVICE_SPREAD,

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from perfmodel import InputError, Profile, Source, predict
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs.batch_scaling import RECENT_LAUNCH_S
 from perfmodel.inputs.profile import Gradients, Layer, NoiseScale, Tensor, Timing, timings_on
 from perfmodel.inputs.profile_files import joined

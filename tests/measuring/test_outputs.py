@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from perfmodel import InputError
 from perfmodel.calibration.network import fit_network, read
+from perfmodel.catalogue import catalogue
 from perfmodel.cli import cli
-from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import read_cluster
 from perfmodel.inputs.measured_collectives import measured_collective_s
 from perfmodel.measuring import outputs

@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from perfmodel import InputError, PlanLimits, make_job, plan, predict
+from perfmodel.catalogue.instances import read_instances
 from perfmodel.cli import cli, main
-from perfmodel.inputs.instances import read_instances
 from perfmodel.predicting import gains
 from perfmodel.predicting.gains import chances, gain, probability_within
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from perfmodel import make_job
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.predicting.communicators import (
     channels_of,
     communicator_bytes,

@@ -24,7 +24,6 @@ from perfmodel import (
     make_job,
     predict,
 )
-from perfmodel.inputs.context_parallel import part_layers
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_layers import layers_of
 from perfmodel.inputs.decoder_parts import Window
@@ -32,10 +31,11 @@ from perfmodel.inputs.operator_shapes import Attention
 from perfmodel.inputs.passes import accumulated, one_pass
 from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.replica import Replica
-from perfmodel.inputs.seats import of_groups, positions_of, seats_of
-from perfmodel.inputs.stage_memory import on_device
 from perfmodel.predicting.memory import stages_of
 from perfmodel.predicting.replicas import stage_jobs
+from perfmodel.replicas.seats import of_groups, positions_of, seats_of
+from perfmodel.replicas.stage_memory import on_device
+from perfmodel.times.context_parallel import part_layers
 
 MB, F_S, B_S = 1e6, 1.0, 2.0
 """All sizes are in this unit, links have as many bytes per second; passes of a layer."""

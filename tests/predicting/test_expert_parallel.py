@@ -18,7 +18,7 @@ from perfmodel import (
     make_job,
     predict,
 )
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs.passes import one_pass
 from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.replica import RoutedLayers

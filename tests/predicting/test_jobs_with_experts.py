@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from perfmodel import Source, make_job, predict
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_parts import Experts
 from perfmodel.inputs.job import Job
-from perfmodel.inputs.operator_transfer import grouped_rates
 from perfmodel.inputs.profile import Profile
 from perfmodel.predicting.fine import build_graph
 from perfmodel.predicting.job_facts import with_layers
+from perfmodel.times.operator_transfer import grouped_rates
 
 SMALL = Decoder(
     hidden=256,

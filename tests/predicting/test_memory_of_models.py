@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from perfmodel import Source, Workload, make_job, predict
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.profile import Profile
 from perfmodel.predicting.memory import memory_of, overhead

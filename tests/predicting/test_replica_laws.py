@@ -27,10 +27,10 @@ from perfmodel.base.arrays import NONE
 from perfmodel.engine.simulation import makespan, simulate, timeline
 from perfmodel.inputs.passes import accumulated, one_pass
 from perfmodel.inputs.replica import Replica
-from perfmodel.inputs.stage_work import schedule_of
 from perfmodel.pipelines import timeline as times_of
 from perfmodel.pipelines.actions import BACKWARD, FORWARD, INPUT, WEIGHT
 from perfmodel.predicting import fine
+from perfmodel.replicas.stage_work import schedule_of
 from tests import oracles
 from tests.architectures.test_laws import slowed
 from tests.jobs import (

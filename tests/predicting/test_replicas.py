@@ -11,9 +11,9 @@ from perfmodel import pipelines
 from perfmodel.inputs.cluster import Collective, Piece
 from perfmodel.inputs.passes import accumulated
 from perfmodel.inputs.replica import Replica
-from perfmodel.inputs.seats import of_groups, positions_of, seats_of
 from perfmodel.inputs.sites import Site, SiteLink
 from perfmodel.predicting import replicas
+from perfmodel.replicas.seats import of_groups, positions_of, seats_of
 from perfmodel.training.spans import paths_of, spans
 
 F_S, B_S = 1.0, 2.0

@@ -21,11 +21,11 @@ from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_layers import layers_of
 from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.replica import Replica, Stage
-from perfmodel.inputs.stage_memory import counts_before, on_device
-from perfmodel.inputs.stage_work import order_of
 from perfmodel.inputs.workload import Workload, WorkloadLayer
 from perfmodel.pipelines.actions import BACKWARD, FORWARD, INPUT, WEIGHT
 from perfmodel.predicting.memory import memory_of, stages_of
+from perfmodel.replicas.stage_memory import counts_before, on_device
+from perfmodel.replicas.stage_work import order_of
 from perfmodel.results.memory import Footprint, Memory
 from perfmodel.results.sections import memory_panel
 from perfmodel.studies.fitting import largest_batch

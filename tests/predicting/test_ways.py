@@ -10,7 +10,7 @@ import pytest
 
 from perfmodel import Job, Variants, evaluate, make_job
 from perfmodel.base import quantities
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.phases import lines
 from perfmodel.phases.layers import Layers, Part, Stage
 from tests.jobs import ETHERNET

@@ -14,7 +14,7 @@ if importlib.util.find_spec("torchvision") is None:
 
 from benchmarks import record_layers
 from perfmodel.base.provenance import Source
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs.profile import Layer, Profile, Tensor, read_profile
 from perfmodel.inputs.profile_files import difference, dumped
 

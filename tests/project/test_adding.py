@@ -15,8 +15,8 @@ from benchmarks.accuracy import sources
 from benchmarks.coarse import draw
 from perfmodel import InputError, architectures, make_job, predict
 from perfmodel.architectures import base, reference, registry
+from perfmodel.catalogue import catalogue, shipped
 from perfmodel.cli import cli
-from perfmodel.inputs import catalogue, shipped
 from tests.architectures import test_laws, test_traffic
 from tests.jobs import cluster, job, workload
 

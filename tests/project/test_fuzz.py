@@ -34,8 +34,8 @@ from perfmodel.base.errors import InputError, PerfmodelError, PerfmodelWarning
 from perfmodel.calibration import read_runs
 from perfmodel.calibration.network.fit import fit_network, read as read_network
 from perfmodel.calibration.placements.table import read_trainings
+from perfmodel.catalogue import catalogue
 from perfmodel.cli import main
-from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import read_cluster
 from perfmodel.inputs.device import SCHEMA as DEVICE, Device, roofline_s
 from perfmodel.inputs.job import Job

@@ -16,7 +16,7 @@ PACKAGE = Path(perfmodel.__file__).parent
 ROOT = frozenset({"__init__", "__main__", "api"})
 """Modules outside the rooms."""
 
-ABOVE_BASE = "base theory pipelines inputs graph phases results"
+ABOVE_BASE = "base theory pipelines inputs times replicas graph phases results"
 ROOMS: Mapping[str, frozenset[str]] = {
     room: frozenset(may.split())
     for room, may in {
@@ -28,6 +28,9 @@ ROOMS: Mapping[str, frozenset[str]] = {
         "reporting": "base",
         "results": "base reporting",
         "inputs": "base theory pipelines",
+        "times": "base theory inputs",
+        "replicas": "base theory pipelines inputs times",
+        "catalogue": "base inputs times",
         "engine": "base graph",
         "phases": "base theory pipelines inputs",
         "profiler": "base foreign theory inputs",
@@ -35,17 +38,18 @@ ROOMS: Mapping[str, frozenset[str]] = {
         "training": ABOVE_BASE,
         "communication": f"{ABOVE_BASE} training",
         "architectures": f"{ABOVE_BASE} training communication",
-        "predicting": f"{ABOVE_BASE} engine training communication architectures",
+        "predicting": f"{ABOVE_BASE} catalogue engine training communication architectures",
         "replay": "base foreign theory reporting results",
         "measuring": "base foreign theory inputs reporting results architectures profiler",
-        "api": "base inputs graph results engine architectures predicting",
-        "sweeping": f"{ABOVE_BASE} reporting architectures predicting replay api",
-        "studies": f"{ABOVE_BASE} reporting architectures predicting api sweeping",
-        "planning": "base inputs reporting results architectures predicting api sweeping studies",
-        "calibration": f"{ABOVE_BASE} reporting architectures predicting measuring api",
-        "validation": "base inputs reporting results measuring api",
-        "cli": f"{ABOVE_BASE} foreign reporting architectures predicting replay sweeping studies "
-        "planning calibration validation measuring profiler traces api",
+        "api": "base inputs catalogue graph results engine architectures predicting",
+        "sweeping": f"{ABOVE_BASE} catalogue reporting architectures predicting replay api",
+        "studies": f"{ABOVE_BASE} catalogue reporting architectures predicting api sweeping",
+        "planning": "base inputs catalogue reporting results architectures predicting api sweeping "
+        "studies",
+        "calibration": f"{ABOVE_BASE} catalogue reporting architectures predicting measuring api",
+        "validation": "base inputs catalogue reporting results measuring api",
+        "cli": f"{ABOVE_BASE} catalogue foreign reporting architectures predicting replay "
+        "sweeping studies planning calibration validation measuring profiler traces api",
         "__main__": "cli",
     }.items()
 }
@@ -274,7 +278,7 @@ def test_canary_a_circular_import_is_reported() -> None:
     ("module", "source"),
     [
         ("inputs.job", "from perfmodel.base.errors import InputError"),
-        ("inputs.job", "from perfmodel.inputs.catalogue import model"),
+        ("inputs.job", "from perfmodel.inputs.profile import Layer"),
         ("base.units", "from perfmodel import __version__"),
         ("architectures.ps", "from .base import Architecture"),
         ("predicting.fine", "from perfmodel.engine import loop"),

@@ -65,7 +65,7 @@ import perfmodel
 sys.path += sys.argv[1:]
 import json
 from perfmodel import make_job, predict
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.predicting.installation import how_it_simulates
 from perfmodel.validation import shipped_cases
 print(json.dumps({
@@ -332,7 +332,7 @@ def test_missing_profiles_are_reported(tree: Path, tmp_path: Path) -> None:
     shutil.copytree(tree / "perfmodel", tmp_path / "perfmodel")
     code = (
         f"import sys; import perfmodel; sys.path += {folder_of('msgspec')!r}\n"
-        "from perfmodel.inputs import catalogue\n"
+        "from perfmodel.catalogue import catalogue\n"
         "try:\n    catalogue.folder()\n"
         "except perfmodel.InputError as error:\n    print(error)\n"
     )

@@ -1,15 +1,17 @@
 """Modules, functions and parameter lists stay small enough to read in one go.
 
-A module of the package has at most 500 lines, a function at most 80, and a function at most 8
-parameters, ``self`` and ``cls`` not counted. A function may exceed a limit if its docstring (for
-``__init__``, that of the class) explains it in a sentence with the words "lines because" or
-"parameters because". The parameters of a click command are its options, and are not counted.
+A room has at most 7,000 lines, a module of the package at most 500, a function at most 80, and a
+function at most 8 parameters, ``self`` and ``cls`` not counted. A function may exceed a limit if
+its docstring (for ``__init__``, that of the class) explains it in a sentence with the words "lines
+because" or "parameters because". The parameters of a click command are its options, and are not
+counted.
 An adapter of a source of measured runs has at most 149.
 """
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from benchmarks.accuracy import sources
 MOST_MODULE_LINES, MOST_FUNCTION_LINES, MOST_PARAMETERS = 500, 80, 8
 
 MOST_ADAPTER_LINES = 149
+MOST_ROOM_LINES = 7000
 
 PACKAGE = Path(perfmodel.__file__).parent
 
@@ -91,6 +94,23 @@ def package_sources() -> dict[str, str]:
 
 def test_modules_functions_and_parameter_lists_are_small() -> None:
     assert too_large(package_sources()) == []
+
+
+def large_rooms(texts: Mapping[str, str], most: int = MOST_ROOM_LINES) -> list[str]:
+    """Rooms of more than ``most`` lines."""
+    lines: Counter[str] = Counter()
+    for module, source in texts.items():
+        lines[module.partition(".")[0]] += len(source.splitlines())
+    return [f"{room}: {count} lines" for room, count in sorted(lines.items()) if count > most]
+
+
+def test_rooms_can_be_known() -> None:
+    assert large_rooms(package_sources()) == []
+
+
+def test_canary_a_large_room_is_reported() -> None:
+    rooms = {"small.a": "pass\n" * 4, "large.a": "pass\n" * 3, "large.b": "pass\n" * 2}
+    assert large_rooms(rooms, 4) == ["large: 5 lines"]
 
 
 def test_adapters_only_map_rows() -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from perfmodel import InputError, Job, Straggler, advise, make_job, require, sensitivity, sweep
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs.job_arguments import in_si
 from perfmodel.studies.changes import of_cluster, of_options
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perfmodel import InputError, Sensitivity, make_job, predict, sensitivity
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.results.effects import Effect
 
 JOB: dict[str, Any] = {

@@ -17,7 +17,7 @@ from benchmarks.accuracy import catalogued, gavel, lambda_pytorch, mlperf, nvidi
 from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.summaries import summarise
 from perfmodel import InputError, make_job, predict
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from tests.measured import measured
 
 LAMBDA = {

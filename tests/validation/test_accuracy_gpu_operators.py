@@ -13,9 +13,9 @@ from benchmarks.accuracy import gpu_operators
 from benchmarks.accuracy.summaries import summarise
 from perfmodel import InputError
 from perfmodel.calibration import fused_experts
-from perfmodel.inputs import catalogue
-from perfmodel.inputs.operator_transfer import grouped_rates, product_rates
+from perfmodel.catalogue import catalogue
 from perfmodel.theory.products import product_s
+from perfmodel.times.operator_transfer import grouped_rates, product_rates
 from tests.measured import DATA, measured
 
 GEMM = "device,dtype,m,n,k,ms\n{}"

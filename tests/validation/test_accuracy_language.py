@@ -16,8 +16,8 @@ import pytest
 from benchmarks.accuracy import fitted, llm_foundry, stacks
 from benchmarks.accuracy.summaries import summarise
 from perfmodel import InputError, predict
-from perfmodel.inputs import catalogue
-from perfmodel.inputs.operator_transfer import stack_of
+from perfmodel.catalogue import catalogue
+from perfmodel.times.operator_transfer import stack_of
 from tests.measured import measured
 
 ROW: dict[str, Any] = {

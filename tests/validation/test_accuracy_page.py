@@ -22,7 +22,7 @@ from benchmarks.accuracy.summaries import attainable, chance_of_right, coverage,
 from benchmarks.accuracy.targets import COVERED, LIMITS, TARGETS
 from perfmodel import cli
 from perfmodel.base.errors import InputError
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from tests.measured import DATA
 
 ABOUT = About(

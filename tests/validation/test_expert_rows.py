@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.accuracy import dgxc_benchmarking, expert_rows, layouts
 from benchmarks.accuracy.summaries import summarise
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs.decoder_parts import Experts
 from tests.measured import measured
 from tests.validation.test_layouts import ROW, write

@@ -15,7 +15,7 @@ from benchmarks.accuracy.field import kind_of
 from benchmarks.field.reading import NVLINK_BRIDGE, Row, case_of, cluster_of, training_of
 from benchmarks.field.table import CASES, FOUND, named, table
 from perfmodel import InputError, Prediction, predict
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.validation import read_cases
 from perfmodel.validation.cases import MeasuredJob
 from tests.measured import measured

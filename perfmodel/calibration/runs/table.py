@@ -14,7 +14,7 @@ from perfmodel.base.errors import InputError, nearest
 from perfmodel.base.tables import TableRow, located
 from perfmodel.calibration.parameters import Observation
 from perfmodel.calibration.placements.table import placement
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.profile import Profile

@@ -68,7 +68,7 @@ def network(
     perfmodel calibrate network gloo.csv --base lab.json --output lab.json
     """
     from perfmodel.calibration.network.fit import fit_network, read
-    from perfmodel.inputs import catalogue
+    from perfmodel.catalogue import catalogue
 
     out.check(output)
     fitted = fit_network(
@@ -158,7 +158,7 @@ def runs(
     from perfmodel.base import tables
     from perfmodel.calibration.placements.table import has_placements
     from perfmodel.calibration.runs.table import read_runs
-    from perfmodel.inputs import catalogue
+    from perfmodel.catalogue import catalogue
 
     out.check(output, workload_output)
     if output is not None and output == workload_output:
@@ -270,7 +270,7 @@ def server(paths: tuple[str, ...], cluster: str | None, output: str | None, out:
     perfmodel calibrate server run1.json run2.json --cluster lab.toml --output lab.json
     """
     from perfmodel.calibration.servers.costs import measured_costs
-    from perfmodel.inputs import catalogue
+    from perfmodel.catalogue import catalogue
     from perfmodel.measuring.training.run import read_run
 
     out.check(output)
@@ -301,7 +301,7 @@ def operators(
     """
     from perfmodel.base.provenance import Source
     from perfmodel.calibration.operators import block_of, fit_operators
-    from perfmodel.inputs import catalogue
+    from perfmodel.catalogue import catalogue
 
     check_files(None, output)
     figures = fit_operators(catalogue.device(device), paths, Source("measured", source), called)

@@ -320,7 +320,7 @@ def _plan(values: Arguments) -> Plan:
 
 def _profiled(plan: Plan, cluster: str, workload: str | None) -> Workload:
     """The workload of a run, to predict it; refuses a run that cannot be predicted."""
-    from perfmodel.inputs import catalogue
+    from perfmodel.catalogue import catalogue
 
     target = catalogue.cluster_or_file(cluster)
     if workload is None:

@@ -11,9 +11,9 @@ from perfmodel.architectures import registry
 from perfmodel.architectures.base import Architecture
 from perfmodel.base.errors import spelling, unknown_name
 from perfmodel.base.units import show as quantity
+from perfmodel.catalogue import catalogue
 from perfmodel.cli.printing.tables import print_table
 from perfmodel.cli.printing.text import bold, dim, show as show_text
-from perfmodel.inputs import catalogue
 from perfmodel.inputs.decoder_layers import with_layers
 from perfmodel.inputs.options import described
 from perfmodel.inputs.profile import Profile

@@ -15,26 +15,23 @@ import msgspec
 from perfmodel.base import files
 from perfmodel.base.errors import InputError, NoTimesError, nearest, unknown_name
 from perfmodel.base.provenance import Assumption, Source
-from perfmodel.inputs import (
-    cluster as clusters_,
-    device as devices_,
-    shipped,
-)
+from perfmodel.catalogue import shipped
+from perfmodel.catalogue.shipped import cluster_names, device_names, folder, model_names, names
+from perfmodel.inputs import cluster as clusters_, device as devices_
 from perfmodel.inputs.adapters import with_storage
 from perfmodel.inputs.batch_scaling import RECENT_LAUNCH_S
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.decoder_layers import at_length
 from perfmodel.inputs.device import Device, roofline_s
 from perfmodel.inputs.frameworks import framework_error, of_framework
-from perfmodel.inputs.one_device import OneDevice, at_speed
 from perfmodel.inputs.passes import accumulated, of_one_pass, split
 from perfmodel.inputs.peaks import peaks_of
 from perfmodel.inputs.profile import SCHEMA, Profile, Timing, read_profile, timings_on
 from perfmodel.inputs.recomputation import recomputed
-from perfmodel.inputs.shipped import cluster_names, device_names, folder, model_names, names
 from perfmodel.inputs.software import UNSAID, Software
 from perfmodel.inputs.storage import DEFAULT, Storage
 from perfmodel.inputs.workload import Workload, resolve
+from perfmodel.times.one_device import OneDevice, at_speed
 
 DEFAULT_CLUSTER = "ethernet-10g"
 
@@ -146,8 +143,8 @@ def workload(
 
     In order of preference: per-layer times on that device; a published throughput on that device,
     divided among the layers by their roofline times; or an estimate, by
-    :func:`perfmodel.inputs.language_estimate.estimate` for language models with given dimensions
-    and by :func:`perfmodel.inputs.device_transfer.estimate` for others. It has so many parameters
+    :func:`perfmodel.times.language_estimate.estimate` for language models with given dimensions
+    and by :func:`perfmodel.times.device_transfer.estimate` for others. It has so many parameters
     because jobs vary them independently.
 
     Parameters
@@ -270,7 +267,7 @@ def _untimed(
 ) -> Workload:
     """The workload of a profile without times on a device of the catalogue: a step of one second,
     divided among the layers by their roofline times, or else evenly."""
-    from perfmodel.inputs import device_transfer  # most jobs do not need it
+    from perfmodel.times import device_transfer
 
     size = device_transfer.BATCH_SIZE if batch_size is None else batch_size
     notes = [Assumption("batch_size", size, "samples", "default")] if batch_size is None else []
@@ -322,7 +319,7 @@ def _one_pass(
             launch_s=_launch_s(timings[0].device),
         )
     _check_device(device_name, profile)
-    from perfmodel.inputs import device_transfer
+    from perfmodel.times import device_transfer
 
     others = [model(name) for name in model_names() if name != profile.name]
     return device_transfer.estimate(
@@ -348,7 +345,7 @@ def _of_language(
     software: Software,
 ) -> Workload:
     """The estimated workload of a language model with given dimensions."""
-    from perfmodel.inputs import language_estimate
+    from perfmodel.times import language_estimate
 
     name = language_estimate.DEVICE if device_name is None else device_name
     _check_device(name, profile)

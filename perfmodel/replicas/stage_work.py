@@ -14,11 +14,11 @@ from perfmodel.base.arrays import Ids
 from perfmodel.base.errors import InputError
 from perfmodel.inputs.passes import accumulated, one_pass
 from perfmodel.inputs.replica import Replica, Stage, Tied
-from perfmodel.inputs.stages import chunks_of
 from perfmodel.inputs.workload import Workload, WorkloadLayer, expanded
 from perfmodel.pipelines import Schedule, check, read, schedule as schedule_named
 from perfmodel.pipelines.actions import Flags
 from perfmodel.pipelines.rounds import Round, round_of as round_of_schedule
+from perfmodel.replicas.stages import chunks_of
 
 LONG = 3
 """Batches that are drawn of schedules without a flush; each stage has then all its versions."""

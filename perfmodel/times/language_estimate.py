@@ -14,8 +14,6 @@ from perfmodel.inputs.decoder_layers import with_layers
 from perfmodel.inputs.decoder_parts import EXPERTS
 from perfmodel.inputs.device import Device
 from perfmodel.inputs.operator_shapes import MemoryBound
-from perfmodel.inputs.operator_times import Factors, kernels_of, layers_s
-from perfmodel.inputs.operator_transfer import grouped_rates, stack_of
 from perfmodel.inputs.profile import Layer, Profile, Timing
 from perfmodel.inputs.software import (
     AS_FOUND,
@@ -28,6 +26,8 @@ from perfmodel.inputs.software import (
     launch_s,
 )
 from perfmodel.inputs.workload import Workload, resolve
+from perfmodel.times.operator_times import Factors, kernels_of, layers_s
+from perfmodel.times.operator_transfer import grouped_rates, stack_of
 
 BATCH_SIZE = 8
 """Default sequences per step."""
@@ -57,8 +57,8 @@ def estimate(
     """Estimate a language model's workload on a device that it was not measured on.
 
     Layers take the time of their operators on the device
-    (:func:`perfmodel.inputs.operator_times.layers_s`), and longer by what training takes with a
-    level of software (:func:`perfmodel.inputs.operator_transfer.stack_of`). Launched eagerly, and
+    (:func:`perfmodel.times.operator_times.layers_s`), and longer by what training takes with a
+    level of software (:func:`perfmodel.times.operator_transfer.stack_of`). Launched eagerly, and
     not tuned, parts of what is bound by memory are kernels of their own. Both passes take at
     least as long as the host launches their operators
     (:func:`perfmodel.inputs.software.launch_s`). The optimizer (Adam) reads parameters, gradients

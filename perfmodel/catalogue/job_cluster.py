@@ -9,7 +9,8 @@ import msgspec
 
 from perfmodel.base.errors import number
 from perfmodel.base.provenance import Assumption
-from perfmodel.inputs import catalogue, usual_losses
+from perfmodel.catalogue import catalogue
+from perfmodel.inputs import usual_losses
 from perfmodel.inputs.cluster import Cluster, Link
 from perfmodel.inputs.workload import Workload
 

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from perfmodel.base.errors import InputError
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.job_replica import replica_of
-from perfmodel.inputs.one_device import OneDevice, at_speed, read_one_device
 from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.recomputation import read_recomputation
 from perfmodel.inputs.software import EAGER, OF_SOFTWARE, UNSAID, Software
 from perfmodel.inputs.storage import DEFAULT, OF_STORAGE, Storage, read_storage
-from perfmodel.inputs.tensor_parallel import divided
 from perfmodel.inputs.workload import Workload
+from perfmodel.times.one_device import OneDevice, at_speed, read_one_device
+from perfmodel.times.tensor_parallel import divided
 
 OF_WORKLOAD = (
     *("model", "workload", "device", "precision", "batch_size"),

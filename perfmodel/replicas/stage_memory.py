@@ -31,12 +31,12 @@ from perfmodel.inputs.passes import one_pass
 from perfmodel.inputs.peaks import peaks_of
 from perfmodel.inputs.recomputation import Kept, block_of, kept_of
 from perfmodel.inputs.replica import Replica, Stage
-from perfmodel.inputs.stage_work import actions_of, boundary_bytes, schedule_of
-from perfmodel.inputs.stages import chunks_of
-from perfmodel.inputs.tensor_parallel import with_tensors
 from perfmodel.inputs.workload import Workload, WorkloadLayer, expanded
 from perfmodel.pipelines.actions import BACKWARD, FORWARD, INPUT, WEIGHT
 from perfmodel.pipelines.facts import stored_versions
+from perfmodel.replicas.stage_work import actions_of, boundary_bytes, schedule_of
+from perfmodel.replicas.stages import chunks_of
+from perfmodel.times.tensor_parallel import with_tensors
 
 RECEIVED = "received"
 """Kind of the activations that a stage receives."""

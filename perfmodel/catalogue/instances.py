@@ -16,7 +16,7 @@ from perfmodel.base import tables
 from perfmodel.base.errors import InputError, unknown_name
 from perfmodel.base.provenance import Source
 from perfmodel.base.tables import TableRow
-from perfmodel.inputs import catalogue
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs.cluster import Cluster, IntraNode, Link, Server
 from perfmodel.inputs.usual_losses import RDMA_LATENCY_S
 

@@ -18,7 +18,6 @@ from collections.abc import Mapping
 import msgspec
 
 from perfmodel.base.errors import InputError
-from perfmodel.inputs.context_parallel import exchanged_values, part_layers
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_layers import layers_of
 from perfmodel.inputs.decoder_parts import COMBINE, DISPATCH, ROUTER
@@ -29,13 +28,14 @@ from perfmodel.inputs.expert_parallel import (
     check_decoder,
     is_of_experts,
 )
-from perfmodel.inputs.operator_times import kernels_of, layers_s
 from perfmodel.inputs.passes import accumulated, one_pass
 from perfmodel.inputs.precisions import SHORT
 from perfmodel.inputs.recomputation import block_of
 from perfmodel.inputs.replica import Replica
 from perfmodel.inputs.software import EAGER, launch_s
 from perfmodel.inputs.workload import Workload, WorkloadLayer
+from perfmodel.times.context_parallel import exchanged_values, part_layers
+from perfmodel.times.operator_times import kernels_of, layers_s
 
 FORWARD_SUMS = (".attention.out", ".feed_forward.down", ".shared.down", ".combine", "embedding")
 BACKWARD_SUMS = (".attention.qkv", ".feed_forward.up", ".shared.up", ".router", "head")
@@ -55,7 +55,7 @@ def divided(
     launches: str = EAGER,
 ) -> Workload:
     """Return a workload with the times of one of the devices that divide its layers, and its
-    sequences (:mod:`perfmodel.inputs.context_parallel`).
+    sequences (:mod:`perfmodel.times.context_parallel`).
 
     Times change as those of the operators of layers of a ``decoder`` do; bytes stay those of all
     devices together. A workload whose layers say what is summed, or the size of keys, has the times

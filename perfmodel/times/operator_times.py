@@ -25,7 +25,6 @@ from perfmodel.inputs.operator_shapes import (
     OperatorShape,
     Product,
 )
-from perfmodel.inputs.operator_transfer import attention_rates, grouped_rates, product_rates
 from perfmodel.inputs.precisions import EIGHT_BITS, RECIPES, WIDE_BYTES
 from perfmodel.inputs.profile import Layer
 from perfmodel.theory.attention import BACKWARD, VALUE_BYTES, Mask, attention_s
@@ -33,6 +32,7 @@ from perfmodel.theory.convolutions import KERNEL, WIDE_LOAD_BYTES, transposing_s
 from perfmodel.theory.grouped import Groups, grouped_s
 from perfmodel.theory.memory_bound import ACHIEVED, memory_bound_s
 from perfmodel.theory.products import CAST_BYTES, product_s
+from perfmodel.times.operator_transfer import attention_rates, grouped_rates, product_rates
 
 FORWARD, OF_INPUT, OF_WEIGHTS = range(3)
 """Passes of a product."""

@@ -26,12 +26,12 @@ from perfmodel.inputs.batch_scaling import (
     transferred,
 )
 from perfmodel.inputs.device import Demands, Device, PeakRates, roofline_s
-from perfmodel.inputs.operator_times import kernels_of, stated
-from perfmodel.inputs.pass_times import by_operators, operator_passes_s, roofline_passes_s
 from perfmodel.inputs.precisions import EIGHT_BITS
 from perfmodel.inputs.profile import Profile, Timing
 from perfmodel.inputs.software import EAGER, LAUNCH_S
 from perfmodel.inputs.workload import Workload, resolve
+from perfmodel.times.operator_times import kernels_of, stated
+from perfmodel.times.pass_times import by_operators, operator_passes_s, roofline_passes_s
 
 BATCH_SIZE = 32
 """Default batch size of an estimate."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from perfmodel.inputs.device import Demands, Device
-from perfmodel.inputs.operator_times import layers_s, stated
 from perfmodel.inputs.profile import Layer
 from perfmodel.inputs.workload import BACKWARD_OVER_FORWARD
+from perfmodel.times.operator_times import layers_s, stated
 
 Passes = tuple[Sequence[float], Sequence[float]]
 """Forward and backward seconds of each layer."""
@@ -42,7 +42,7 @@ def operator_passes_s(
 
     Raises
     ------
-    InputError : see :func:`perfmodel.inputs.operator_times.layers_s`.
+    InputError : see :func:`perfmodel.times.operator_times.layers_s`.
     """
     pairs = layers_s(device, layers, batch_size, precision, devices)
     return [forward for forward, _ in pairs], [backward for _, backward in pairs]

@@ -1,0 +1,1 @@
+"""What comes with the package, and the workload and cluster that names and arguments stand for."""

@@ -1,0 +1,1 @@
+"""Compute times of layers: by operators, on other devices, and of layers that devices divide."""
