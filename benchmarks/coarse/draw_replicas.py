@@ -11,10 +11,14 @@ from benchmarks.coarse import draw
 from benchmarks.coarse.draw import Cell, Draw
 from perfmodel import InputError, Job, Workload, WorkloadLayer, make_job
 from perfmodel.inputs.passes import accumulated
+from perfmodel.predicting.replicas import stage_jobs
 
 MOST_PASSES, MOST_REPLICAS = 12, 8
 
-SCHEDULES = ("1f1b", "1f1b", "gpipe", "interleaved_1f1b", "looped_bfs", "zb_h1", "zb_v")
+SCHEDULES = (
+    *("1f1b", "1f1b", "gpipe", "interleaved_1f1b", "looped_bfs", "zb_h1", "zb_v"),
+    *("dualpipe", "pipedream", "pipedream_2bw"),
+)
 
 CHUNKS = {"interleaved_1f1b": 2, "looped_bfs": 2, "zb_v": 2}
 """Chunks of layers per stage; one with other schedules."""
@@ -27,7 +31,9 @@ def cell(seed: int, number: int) -> Cell:
     rng = np.random.default_rng([seed, number])
     while True:
         try:
-            return Cell(seed, number, draw.small(_job(rng, known[way])))
+            job = draw.small(_job(rng, known[way]))
+            stage_jobs(job)
+            return Cell(seed, number, job)
         except InputError:
             continue
 
@@ -78,11 +84,21 @@ def _shape(rng: Draw) -> dict[str, Any]:
     }
 
 
+def _passes(drawn: int, shape: dict[str, Any]) -> int:
+    """Return the number of micro-batches next to the drawn one that the schedule can have."""
+    schedule, stages = shape.get("schedule"), shape.get("pipeline", 1)
+    if schedule == "pipedream":
+        return 1
+    if schedule == "pipedream_2bw":
+        return max(drawn, stages)
+    return 2 * stages + drawn // 2 * 2 if schedule == "dualpipe" else drawn
+
+
 def _workload(rng: Draw, shape: dict[str, Any]) -> Workload:
     """Return layers of times that differ by a third, or as of a language model: all equal."""
     chunks = shape.get("pipeline", 1) * shape.get("virtual_stages", 1)
     count = chunks * int(rng.integers(1, 5)) + (0 if draw.chance(rng, 0.5) else 1)
-    passes = int(rng.integers(1, MOST_PASSES + 1))
+    passes = _passes(int(rng.integers(1, MOST_PASSES + 1)), shape)
     spread = 0.0 if draw.chance(rng, 0.4) else 0.3
     times, sizes = rng.lognormal(0.0, spread, count), rng.lognormal(0.0, spread, count)
     compute_s = draw.decades(rng, -1.5, 0.0) / passes

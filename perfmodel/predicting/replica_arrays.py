@@ -1,6 +1,7 @@
 """Formulas of many layouts of replicas at once: :func:`along`.
 
-The functions are those of :mod:`perfmodel.predicting.replica_formulas`, which take arrays. Layouts
+The functions are those of :mod:`perfmodel.predicting.replica_formulas`, which take arrays; but
+transfers between stages have their links to themselves. Layouts
 with the same schedule share its longest path; stages with the same layers on the same devices share
 what the formulas of an architecture say of them. What differs is an axis of arrays: times of
 layers, stages, and numbers of micro-batches.

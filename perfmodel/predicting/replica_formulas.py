@@ -34,8 +34,19 @@ from perfmodel.predicting.replicas import (
 )
 from perfmodel.replicas.stage_work import boundary_bytes
 from perfmodel.training.routing import EXPERT_EXCHANGE, IMBALANCE
+from perfmodel.training.shared_links import MOST_TRANSFERS, Flows, shared_pace_s, shared_spans
 from perfmodel.training.spans import Paths, Spans, pace_s, paths_of, spans
 from perfmodel.training.stages import SLOWEST, chunk_seconds
+
+BUSY = 0.02
+"""Part of a step in which transfers occupy a link from which on it counts as shared."""
+
+
+MOST_TAKEN = 0.5
+"""Largest part of links that the exchange among replicas takes from transfers: a fair share."""
+
+OF_NODES = "link of each node"
+"""The links of nodes in :attr:`perfmodel.phases.phases.Phases.busy_s`."""
 
 
 class Face(NamedTuple):
@@ -70,6 +81,7 @@ def phases(job: Job, of_device: Callable[[Job], Phases]) -> Phases:
     faces = faces_of(job, jobs)
     several = [of_device(face.job) for face in faces]
     endless = paths.schedule.updates.kind != "flush"
+    held_s: list[float] = []
     if (
         not endless
         and job.options.holds_backward
@@ -78,6 +90,10 @@ def phases(job: Job, of_device: Callable[[Job], Phases]) -> Phases:
     ):
         held_s = [float(one.iteration_s) - float(one.compute_s) for one in several]
         faces = faces_of(job, jobs, held_s)
+        several = [of_device(face.job) for face in faces]
+    hidden = max(map(_hidden, several))
+    if not endless and hidden > BUSY and len(faces) > 1:
+        faces = faces_of(job, jobs, held_s, hidden)
         several = [of_device(face.job) for face in faces]
     slowest = max(range(len(faces)), key=lambda k: float(several[k].iteration_s))
     face, result = faces[slowest], several[slowest]
@@ -99,14 +115,25 @@ def phases(job: Job, of_device: Callable[[Job], Phases]) -> Phases:
     iteration_s = float(result.iteration_s)
     if endless:
         iteration_s = max(iteration_s, _pace_s(job, paths, jobs, faces, several))
+    crossing_s = _crossing_s(job, paths, jobs)
+    full_s = max(_links_s(jobs, several, crossing_s) - iteration_s, 0.0) if len(faces) > 1 else 0.0
     bubble_s = iteration_s - sum(float(part.seconds) for part in parts.values())
+    parts["transfers beside the exchange"] = Phase(full_s, "network")
     parts["pipeline bubble"] = Phase(bubble_s, "pipeline")
     kept = {name: part for name, part in parts.items() if float(part.seconds) != 0.0}
     busy = dict(result.busy_s)
     if len(faces) > 1:
-        busy[BETWEEN_STAGES] = _crossing_s(job, paths, jobs)
+        busy[BETWEEN_STAGES] = float(crossing_s.max())
     late = tuple(delays(job)) if endless else ()
     return msgspec.structs.replace(result, parts=kept, classes=(), busy_s=busy, late=late)
+
+
+def _hidden(one: Phases) -> float:
+    """Return the part of an iteration in which the exchange among replicas occupies links beside
+    computation."""
+    exposed = sum(float(part.seconds) for part in one.parts.values() if part.cause == "network")
+    whole = float(one.iteration_s)
+    return min(max(float(one.busy_s.get(OF_NODES, 0.0)) - exposed, 0.0) / whole, MOST_TAKEN)
 
 
 def _pace_s(
@@ -123,7 +150,11 @@ def _pace_s(
             late_s = float(one.iteration_s) - float(one.compute_s)
             held[finals_of(paths, rank)] = late_s
             between_s[rank] -= late_s
-    return pace_s(paths, took + held, *_send_s(job, paths, jobs), between_s)
+    flows = _flows(job, paths, jobs)
+    alone_s = pace_s(paths, took + held, flows.alone_s(), flows.latency_s, between_s)
+    if _share(paths, flows, alone_s):
+        return max(alone_s, shared_pace_s(paths, took + held, flows, between_s))
+    return alone_s
 
 
 def leaves_out(job: Job, of_device: Callable[[Job], str | None]) -> str | None:
@@ -172,16 +203,29 @@ def exact(job: Job, of_device: Callable[[Job], bool]) -> bool:
     )
 
 
-def _crossing_s(job: Job, paths: Paths, jobs: list[StageJob]) -> float:
-    """Return how long transfers between stages occupy the busiest link in an iteration."""
+def _crossing_s(job: Job, paths: Paths, jobs: list[StageJob]) -> Floats:
+    """Return how long transfers between stages occupy the busiest link that each rank's devices
+    send or receive over in an iteration, (ranks,)."""
     fabric, position = whole_fabric(job), rank_positions(jobs)
     rank = paths.schedule.rank
-    a, z = (position[rank[ends]] for ends in (paths.handing.source, paths.handing.target))
-    path = fabric.path(a, z)  # (transfers, workers, links)
-    load = np.zeros(len(fabric.capacity) + 1)
+    source, target = rank[paths.handing.source], rank[paths.handing.target]
+    path = fabric.path(position[source], position[target])  # (transfers, workers, links)
+    load = np.zeros(len(fabric.capacity) + 1)  # the last is that of no link
     moved = np.broadcast_to(_moved(job, paths)[:, None, None], path.shape)
-    np.add.at(load, path, moved)  # the last is that of no link
-    return float((load[:-1] / fabric.capacity).max(initial=0.0))
+    np.add.at(load, path, moved)
+    busy_s = np.append(load[:-1] / fabric.capacity, 0.0)[path].max(axis=(1, 2), initial=0.0)
+    crossing = np.zeros(len(position))
+    for ends in (source, target):
+        np.maximum.at(crossing, ends, busy_s)
+    return crossing
+
+
+def _links_s(jobs: list[StageJob], several: list[Phases], crossing_s: Floats) -> float:
+    """Return how long transfers and the exchange together occupy the busiest link of a node."""
+    return max(
+        float(one.busy_s.get(OF_NODES, 0.0)) + float(crossing_s[of.ranks].max())
+        for of, one in zip(jobs, several, strict=True)
+    )
 
 
 def _moved(job: Job, paths: Paths) -> Floats:
@@ -193,8 +237,11 @@ def _moved(job: Job, paths: Paths) -> Floats:
     return np.asarray(sizes[between] * share)
 
 
-def faces_of(job: Job, jobs: list[StageJob], held_s: list[float] | None = None) -> list[Face]:
-    """Return each stage, of ``jobs``, as a job with single devices.
+def faces_of(
+    job: Job, jobs: list[StageJob], held_s: Sequence[float] = (), taken: float = 0.0
+) -> list[Face]:
+    """Return each stage, of ``jobs``, as a job with single devices. ``taken`` is the part of links
+    that something else uses all the time.
 
     ``held_s`` (stages,) is how much longer the last backward passes of a stage take because they
     return once their gradients have been exchanged; each chunk has an equal part.
@@ -202,13 +249,15 @@ def faces_of(job: Job, jobs: list[StageJob], held_s: list[float] | None = None) 
     paths = paths_of(replica_of(job), job.workload.accumulation)
     parts = _seconds(paths, jobs)
     held = np.zeros(parts.shape[1])
-    for one, late_s in zip(jobs, held_s or (), strict=False):
+    for one, late_s in zip(jobs, held_s, strict=False):
         for rank in one.ranks.tolist():
             finals = finals_of(paths, rank)
             held[finals] = late_s / len(finals)
     took = parts.sum(axis=0)
     if paths.schedule.updates.kind == "flush":
-        at = spans(paths, took + held, *_send_s(job, paths, jobs))
+        flows = _flows(job, paths, jobs)
+        left = flows.capacity_bytes_per_s * (1.0 - taken)
+        at = _spans(paths, took + held, flows._replace(capacity_bytes_per_s=left))
         at = Spans(at.begin, at.end - held)
     else:  # a stage alone, which waits for nothing
         end = np.cumsum(took)
@@ -262,14 +311,48 @@ def _seconds(paths: Paths, jobs: list[StageJob]) -> Floats:
     return parts
 
 
-def _send_s(job: Job, paths: Paths, jobs: list[StageJob]) -> tuple[Floats, Floats]:
-    """Return the time of each transfer alone on its links, and the latency in it, (transfers,)."""
+def _flows(job: Job, paths: Paths, jobs: list[StageJob]) -> Flows:
+    """Return the transfers of the replica that shares most links with the same transfers of
+    others."""
+    schedule, handing = paths.schedule, paths.handing
+    fabric, moved = whole_fabric(job), _moved(job, paths)
+    position = rank_positions(jobs)
+    pairs = np.stack([schedule.rank[handing.source], schedule.rank[handing.target]], axis=1)
+    each, of = np.unique(pairs, axis=0, return_inverse=True)
+    a, z = position[each[:, 0]], position[each[:, 1]]  # (pairs, replicas)
+    path = fabric.path(a, z)  # (pairs, replicas, links)
+    shared = np.zeros((len(each), len(fabric.capacity) + 1))  # the last is that of no link
+    for row, links in zip(shared, path, strict=True):
+        np.add.at(row, links, 1.0)
+    shared[:, -1] = 1.0
+    units = shared[np.arange(len(each))[:, None, None], path]
+    one = int(units.sum(axis=(0, 2)).argmax())
+    of = of.reshape(-1)
+    return Flows(
+        moved,
+        fabric.between_s(a[:, one], z[:, one])[of],
+        fabric.flow_between(a[:, one], z[:, one])[of],
+        path[:, one][of],
+        units[:, one][of],
+        fabric.capacity,
+    )
+
+
+def _spans(paths: Paths, seconds: Floats, flows: Flows) -> Spans:
+    """Return begin and end of each action; if links are shared and not almost idle, with transfers
+    that share them."""
+    sent_s = flows.alone_s()
+    at = spans(paths, seconds, sent_s, flows.latency_s)
+    return shared_spans(paths, seconds, flows) if _share(paths, flows, at.end.max()) else at
+
+
+def _share(paths: Paths, flows: Flows, took_s: float) -> bool:
+    """Return whether transfers of a step of so many seconds share links for some of the time."""
+    if not 0 < len(flows.bytes) <= MOST_TRANSFERS:
+        return False
     rank, handing = paths.schedule.rank, paths.handing
-    position = rank_positions(jobs)[:, 0]
-    ends = position[rank[handing.source]], position[rank[handing.target]]
-    rate_bytes_per_s, latency_s = alone_between(whole_fabric(job), *ends)
-    moving: Floats = _moved(job, paths) / rate_bytes_per_s
-    return moving + latency_s, latency_s
+    pairs = zip(rank[handing.source].tolist(), rank[handing.target].tolist(), strict=True)
+    return flows.busy_s() >= BUSY * took_s and flows.meet(list(pairs))
 
 
 def alone_between(fabric: Fabric, source: Ids, target: Ids) -> tuple[Floats, Floats]:

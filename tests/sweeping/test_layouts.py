@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import perfmodel as pm
 from perfmodel import Job, layouts
 from perfmodel.inputs.passes import accumulated
-from perfmodel.predicting import replica_arrays
+from perfmodel.predicting import replica_arrays, replica_formulas
 from perfmodel.sweeping import layouts as module
 
 
@@ -20,6 +21,14 @@ def made(**more: Any) -> Job:
     return pm.make_job(**given | shape | more)
 
 
+@pytest.fixture
+def links_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predictions in which transfers between stages have their links to themselves, as in
+    layouts."""
+    monkeypatch.setattr(replica_formulas, "BUSY", math.inf)
+
+
+@pytest.mark.usefixtures("links_apart")
 def test_every_layout_equals_its_prediction() -> None:
     found = layouts(made(), tensor=(1, 2), pipeline=(2, 4), micro_batches=(1, 3, 6, *range(8, 60)),
                     virtual_stages=(1, 2), schedule=())  # fmt: skip
@@ -87,6 +96,7 @@ def test_what_is_impossible_is_counted_by_reason() -> None:
 ARCHITECTURES = ("ring", "zero1", "zero2", "zero3", "ps")
 
 
+@pytest.mark.usefixtures("links_apart")
 @pytest.mark.parametrize("framework", ["megatron", "torchtitan"])
 def test_a_random_sample_equals_predictions(framework: str) -> None:
     """Of micro-batches' sizes, recomputation, architectures, schedules and global batches."""
@@ -104,6 +114,13 @@ def test_a_random_sample_equals_predictions(framework: str) -> None:
         assert found.step_s[k] == pytest.approx(made_one.iteration_s, rel=1e-9)
         bubble = made_one.idle_fraction.by_cause.get("pipeline", 0.0)
         assert found.bubble_fraction[k] == pytest.approx(bubble, abs=1e-9)
+
+
+def test_links_that_transfers_share_make_little_difference_here() -> None:
+    found = layouts(made(), tensor=(1, 2), pipeline=(2, 4), micro_batches=(8, 32))
+    for k in range(len(found)):
+        one = pm.predict(found.job_of(k), fidelity="coarse")
+        assert found.step_s[k] == pytest.approx(one.iteration_s, rel=2e-3)
 
 
 def test_data_loading_and_stragglers_are_in_each_layout() -> None:
