@@ -99,6 +99,34 @@ def page(sources: Iterable[Found], computing: Mapping[str, Sequence[scaling.Case
     )
 
 
+LAST = "## Estimated compute times"
+"""What follows the sources on the page."""
+
+
+def with_sections(text: str, sources: Iterable[Found]) -> str:
+    """The page with the sections of these sources renewed, or added where they belong.
+
+    Raises
+    ------
+    InputError : the page lacks the section that follows those of sources.
+    """
+    for found in sources:
+        if f"\n{LAST}\n" not in text:
+            raise InputError(f"{PAGE}: needs {LAST!r}")
+        heading, section = f"## {found.about.title}\n", _source(found)
+        if heading in text:
+            before, _, rest = text.partition(heading)
+            rest = rest[rest.index("\n## ") + 1 :]
+        else:
+            later = SOURCES[SOURCES.index(found.name) + 1 :] if found.name in SOURCES else ()
+            titles = [f"## {adapter(name).ABOUT.title}\n" for name in later]
+            follows = next((title for title in titles if title in text), f"{LAST}\n")
+            before, _, rest = text.partition(follows)
+            rest = follows + rest
+        text = before + section + rest
+    return text
+
+
 def summary(sources: Iterable[Found]) -> str:
     """The README's table."""
     groups = {name: group for found in sources for name, group in found.groups.items()}
@@ -285,9 +313,17 @@ def _computing(errors: Mapping[str, Sequence[scaling.Case]]) -> str:
 
 @click.command()
 @click.argument("data", type=click.Path(exists=True, file_okay=False, path_type=Path))
-def main(data: Path) -> None:
+@click.option("--source", "only", multiple=True, help="Renew only the section of this source.")
+def main(data: Path, only: tuple[str, ...]) -> None:
     """Predict every source in DATA and write docs/accuracy.md and the table of README.md."""
     console = Console(stderr=True)
+    for name in only:
+        found = found_in(name, data)  # takes long: others may change the page meanwhile
+        text = with_sections(PAGE.read_text(encoding="utf-8"), [found])
+        files.write(PAGE, text.encode())
+        click.echo(f"wrote {name} to {PAGE}", err=True)
+    if only:
+        return
     sources = [found_in(name, data) for name in track(SOURCES, "sources", console=console)]
     computing = scaling.grouped(scaling.read(data))
     readme = with_summary(README.read_text(encoding="utf-8"), summary(sources))

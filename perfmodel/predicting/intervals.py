@@ -65,8 +65,8 @@ COUNTED_STALENESS, BOUNDED_STALENESS = 0.02, 0.1
 from predictions of measured runs."""
 
 PER_HALVING, STAGED = 0.04, 0.05
-"""Standard deviations of the logarithm of the step time if devices divide layers, for each time
-that their number doubles, and if they divide the model into stages. Root mean squares over runs of
+"""Standard deviations of the logarithm of the step time if devices divide layers or sequences, for
+each time that their number doubles, and if they divide the model into stages. Root mean squares over runs of
 six sources (LiBai, SimuMax, Sailor, InternEvo, torchtitan, own runs) and four, each predicted from
 a measured run of another layout; without any one source 0.031 to 0.044, and 0.047 to 0.058."""
 
@@ -196,9 +196,8 @@ def _layout(job: Job) -> float:
         return 0.0
     staged = STAGED if job.replica.pipeline > 1 else 0.0
     waits = any(layer.launching > 0.0 for layer in job.workload.layers)
-    return math.hypot(
-        staged, PER_HALVING * math.log2(job.replica.tensor), LAUNCHING if waits else 0.0
-    )
+    shared = math.log2(job.replica.tensor * job.replica.context)
+    return math.hypot(staged, PER_HALVING * shared, LAUNCHING if waits else 0.0)
 
 
 def _sides(job: Job, answer: Answer, learnt: Learnt | None) -> tuple[Uncertainty, Uncertainty]:

@@ -294,6 +294,10 @@ def test_a_division_among_devices_is_part_of_the_error_by_hand() -> None:
     assert uncertainty(divided, predict(divided)).model == pytest.approx(2 * 0.04)  # two doublings
     both = job(tensor=4, pipeline=2, **given)
     assert uncertainty(both, predict(both)).model == pytest.approx(math.hypot(0.08, 0.05))
+    assert divided.replica is not None
+    along = msgspec.structs.replace(divided.replica, context=2)
+    longer = msgspec.structs.replace(divided, replica=along)
+    assert uncertainty(longer, predict(divided)).model == pytest.approx(3 * 0.04)
     alone = job(workers=1)
     assert uncertainty(alone, predict(alone)).model == 0.0
 

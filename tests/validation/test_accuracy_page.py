@@ -15,7 +15,18 @@ import pytest
 
 from benchmarks.accuracy import fitted
 from benchmarks.accuracy.cases import About, Case, Split
-from benchmarks.accuracy.page import BEGIN, END, PAGE, README, SUMMARY, Found, page, with_summary
+from benchmarks.accuracy.page import (
+    BEGIN,
+    END,
+    LAST,
+    PAGE,
+    README,
+    SUMMARY,
+    Found,
+    page,
+    with_sections,
+    with_summary,
+)
 from benchmarks.accuracy.scaling import Case as Estimate
 from benchmarks.accuracy.sources import SOURCES, adapter
 from benchmarks.accuracy.summaries import attainable, chance_of_right, coverage, summarise
@@ -101,6 +112,19 @@ def test_idleness_is_judged_by_its_mean_error(errors: list[float], reached: str)
     text = page([Found("adsp", ABOUT, cases, summarise(cases))], {})
     mean = sum(map(abs, errors)) / 2
     assert f"| {POOL} | 2 | mean {mean:.3f} | 0.05 | {reached} |" in text
+
+
+def test_sections_are_renewed_or_added_in_their_order() -> None:
+    text = page([source([0.01, -0.02, 0.03])], {})
+    renewed = with_sections(text, [source([0.5])])
+    assert renewed.count("## " + ABOUT.title + "\n") == 1
+    assert "(+50%)" in renewed
+    assert "(+50%)" not in text
+    without = text.replace("## " + ABOUT.title, "## Another")
+    added = with_sections(without, [source([0.5])])
+    assert added.index("## Another") < added.index("## " + ABOUT.title) < added.index(LAST)
+    with pytest.raises(InputError, match="Estimated compute times"):
+        with_sections("nothing", [source([0.5])])
 
 
 def test_goals_refer_to_existing_sources() -> None:
