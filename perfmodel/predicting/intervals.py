@@ -66,9 +66,10 @@ from predictions of measured runs."""
 
 PER_HALVING, STAGED = 0.04, 0.05
 """Standard deviations of the logarithm of the step time if devices divide layers or sequences, for
-each time that their number doubles, and if they divide the model into stages. Root mean squares over runs of
-six sources (LiBai, SimuMax, Sailor, InternEvo, torchtitan, own runs) and four, each predicted from
-a measured run of another layout; without any one source 0.031 to 0.044, and 0.047 to 0.058."""
+each time that their number doubles, and if they divide the model into stages. Root mean squares
+over runs of six sources (LiBai, SimuMax, Sailor, InternEvo, torchtitan, own runs) and four, each
+predicted from a measured run of another layout; without any one source 0.031 to 0.044, and 0.047 to
+0.058."""
 
 LAUNCHING = 0.15
 """The same if launches of the host, not the devices that divide layers, set the pace: root mean
