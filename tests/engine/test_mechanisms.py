@@ -43,7 +43,7 @@ replace = msgspec.structs.replace
 
 
 def each_with(names: tuple[str, ...], cases: Sequence[tuple[Any, ...]]) -> Any:
-    """All variants, each with half of the cases; the other half is marked slow."""
+    """All variants, each with a fourth of the cases; the others are marked slow."""
     return pytest.mark.parametrize(
         ("arch", "options", *names),
         [
@@ -52,7 +52,7 @@ def each_with(names: tuple[str, ...], cases: Sequence[tuple[Any, ...]]) -> Any:
                 options,
                 *case,
                 id="-".join([name, *map(str, case)]),
-                marks=[] if (number + place) % 2 == 0 else [pytest.mark.slow],
+                marks=[] if (number + place) % 4 == 0 else [pytest.mark.slow],
             )
             for number, ((arch, options), name) in enumerate(zip(ALL, ALL_IDS, strict=True))
             for place, case in enumerate(cases)

@@ -12,6 +12,7 @@ from perfmodel import Cluster, IntraNode, Job, Link, Source, Workload, WorkloadL
 from perfmodel.inputs.passes import accumulated
 from tests import simgrid
 from tests.jobs import job
+from tests.settings import thinned
 from tests.simgrid.pipelines import Pipelines, period_s
 
 pytestmark = pytest.mark.skipif(bool(simgrid.missing()), reason=simgrid.missing())
@@ -91,7 +92,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("schedule", "ranks", "passes", "transfers"), CASES)
+@pytest.mark.parametrize(("schedule", "ranks", "passes", "transfers"), thinned(CASES, 3))
 def test_steps_take_as_long_as_in_simgrid(
     schedule: str, ranks: int, passes: int, transfers: str
 ) -> None:
