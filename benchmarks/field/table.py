@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 from benchmarks.accuracy.cases import about
@@ -32,8 +33,9 @@ def named(found: str, prediction: Prediction) -> bool:
     return found in kind and share >= NOTABLE
 
 
+@functools.cache
 def table() -> str:
-    """Return the table in Markdown."""
+    """Return the table in Markdown, made once."""
     heads = ["run", "thread", "devices", "measured", "predicted", "error", "90% interval", "inside",
              "largest share of a link", "found in the thread"]  # fmt: skip
     lines = [heads, ["---"] * len(heads), *(_row(one) for one in read_cases(CASES))]
