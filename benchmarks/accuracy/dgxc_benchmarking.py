@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy import layouts, rows
+from benchmarks.accuracy import expert_rows, layouts, rows
 from benchmarks.accuracy.cases import Case, about, predicted
 
 SOURCE, FILE = "dgxc_benchmarking", "runs.csv"
@@ -58,7 +58,7 @@ def arguments(row: Row) -> dict[str, Any]:
         "device": row.device.lower(),
         "stack": "tuned",
         "precision_policy": "bf16_master_fp32_gradients",
-        "cluster": CLUSTERS[row.device],
+        "cluster": expert_rows.cluster_of(row, CLUSTERS[row.device]),
     }  # fmt: skip
 
 

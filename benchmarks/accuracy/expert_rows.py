@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import msgspec
+
 from perfmodel.catalogue import catalogue
+from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_parts import Experts
 
@@ -21,6 +24,8 @@ class Row(Protocol):
 
     @property
     def model(self) -> str: ...
+    @property
+    def devices(self) -> int: ...
     @property
     def experts(self) -> int | None: ...
     @property
@@ -73,3 +78,15 @@ def layout_fields(row: Row) -> dict[str, Any]:
         return {}
     found: dict[str, Any] = {"expert": row.ep or 1, "expert_capacity": 1.0}
     return found | ({"expert_tensor": row.etp} if row.etp else {})
+
+
+IN_RACK = {"gb200-nvl72": 64}
+"""Devices of a rack that large jobs use, so that groups of 8, 16 ... devices stay within racks."""
+
+
+def cluster_of(row: Row, name: str) -> Cluster | str:
+    """Return the cluster of a row; the name of one of the catalogue, or one with the devices of
+    racks that a job with experts uses."""
+    if not row.experts or name not in IN_RACK or row.devices <= IN_RACK[name]:
+        return name
+    return msgspec.structs.replace(catalogue.cluster(name), devices_per_node=IN_RACK[name])

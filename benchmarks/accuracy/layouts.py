@@ -21,6 +21,7 @@ from perfmodel import Job, Source, make_job, predict
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_layers import layers_of
+from perfmodel.inputs.expert_parallel import OF_EXPERTS
 from perfmodel.inputs.profile import Profile
 from perfmodel.predicting.replicas import stage_jobs
 from perfmodel.times.operator_times import kernels_of
@@ -104,8 +105,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         missing = [name for name in needed if getattr(self, name) is None]
         if self.repeat:
             return "printed before"
-        if self.experts or (self.ep or 1) > 1:
-            return "experts"
+        if (self.ep or 1) > 1 and not self.experts:
+            return "experts not stated"
         if missing:
             return f"{', '.join(missing)} not stated"
         if self.replica * (self.dp or 1) != self.devices:
@@ -138,8 +139,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         """Return along which dimensions the devices divide the work."""
         parts = {"tensor": self.tp, "context": self.cp, "pipeline": self.pp, "data": self.dp}
         several = [name for name, count in parts.items() if (count or 1) > 1]
-        if "context" in several:
-            return "context"
+        if "context" in several or self.experts:
+            return "experts" if self.experts else "context"
         return "3D" if len(several) == 3 else " x ".join(several) or "single"
 
 
@@ -187,6 +188,7 @@ def layout_of(row: Row) -> dict[str, Any]:
         found |= {"tensor": row.tp, "pipeline": row.pp}
     if (row.cp or 1) > 1:
         found["context"] = row.cp
+    found |= expert_rows.layout_fields(row)
     if (row.tp or 1) > 1 and row.seq_parallel:
         found["sequence_parallel"] = True
     if (row.vp or 1) > 1 and (row.pp or 1) > 1:
@@ -267,7 +269,7 @@ class Anchor(msgspec.Struct, frozen=True):
 
 OF_LAYOUT = ("workers", "tensor", "context", "context_exchange", "pipeline", "sequence_parallel",
              "overlap_sums", "arch", "virtual_stages", "schedule", "stage_layers", "balance",
-             "transfers", "options")  # fmt: skip
+             "transfers", "options", *OF_EXPERTS)  # fmt: skip
 """Arguments of a job that a single device does not have."""
 
 

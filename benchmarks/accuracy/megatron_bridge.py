@@ -1,4 +1,4 @@
-"""Llama 3 on H100, B200, GB200 and GB300 in Megatron-Bridge, tuned, by every parallelism.
+"""Llama 3, and models with experts, on H100 to GB300 in Megatron-Bridge, tuned.
 
 ``runs.csv`` has tokens per second and device of several releases, nearly all in 8 or 4 bits. Rows
 in 4 bits are predicted from others in 4 bits only.
@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.accuracy import layouts, rows
+from benchmarks.accuracy import expert_rows, layouts, rows
 from benchmarks.accuracy.cases import Case, about, predicted
 
 SOURCE, FILE = "megatron_bridge", "runs.csv"
@@ -63,6 +63,8 @@ def arguments(row: Row) -> dict[str, Any]:
         given["sequence_parallel"] = True
     if (row.pp or 1) > 1:
         given["transfers"] = "ahead"
+    if "expert" in given:  # a copy of a token for each node, as DeepEP sends
+        given["expert_exchange"] = "hierarchical"
     sharded: dict[str, Any] = {"arch": "zero1"}
     if row.zero == 3:
         unit = layouts.block_bytes(layouts.decoder_of(row))
@@ -72,7 +74,7 @@ def arguments(row: Row) -> dict[str, Any]:
         "device": row.device.lower(),
         "stack": "tuned",
         "precision_policy": "bf16_master_fp32_gradients",
-        "cluster": CLUSTERS[row.device.lower()],
+        "cluster": expert_rows.cluster_of(row, CLUSTERS[row.device.lower()]),
     }  # fmt: skip
 
 

@@ -117,6 +117,11 @@ class Options(Ranged, frozen=True):
         return None
 
     @property
+    def shares_update(self) -> bool:
+        """Whether each of the workers updates a part of the model only."""
+        return False
+
+    @property
     def one_collective(self) -> bool:
         """Whether collectives of all workers reduce every gradient in every update, so that devices
         that divide sequences can be members of them."""

@@ -72,10 +72,20 @@ class Placed(msgspec.Struct, frozen=True, eq=False):
 
 
 def with_experts(
-    stage: Stage, workload: Workload, experts: ExpertParallel, placed: Placed
+    stage: Stage,
+    workload: Workload,
+    experts: ExpertParallel,
+    placed: Placed,
+    *,
+    shares_update: bool,
 ) -> tuple[Stage, Workload]:
     """Return a stage with what its layers send to experts, and its workload with gradients of
-    experts that are :func:`reduced` among those that have the same."""
+    experts that are :func:`reduced` among those that have the same.
+
+    Parameters
+    ----------
+    shares_update : whether each worker updates a part of the model only.
+    """
     layers = one_pass(workload).layers
     routed = next((layer.routed for layer in layers if layer.routed is not None), None)
     workers = max(experts.devices // placed.within, 1)
@@ -106,7 +116,21 @@ def with_experts(
         tuple(wait_s for _, wait_s in forward),
         tuple(wait_s for _, wait_s in backward),
     )
-    return msgspec.structs.replace(stage, routing=routing), reduced(workload, experts, placed)
+    stage = msgspec.structs.replace(stage, routing=routing)
+    made = reduced(workload, experts, placed)
+    if shares_update:
+        longer = _longer_update(workload, experts, placed)
+        made = msgspec.structs.replace(made, optimizer_s=made.optimizer_s * longer)
+    return stage, made
+
+
+def _longer_update(workload: Workload, experts: ExpertParallel, placed: Placed) -> float:
+    """Return how much longer an update takes that workers share, because fewer of them have the
+    same experts."""
+    sizes = [(sum(one.tensor_bytes), is_of_experts(one.name)) for one in one_pass(workload).layers]
+    whole, part = sum(size for size, _ in sizes), sum(size for size, yes in sizes if yes)
+    together = max(experts.devices // placed.within, 1)
+    return 1.0 + (together - 1.0) * (part / whole if whole else 0.0)
 
 
 def _load(experts: ExpertParallel, placed: Placed, routed: Routed) -> float:

@@ -87,7 +87,13 @@ def stage_jobs(job: Job) -> list[StageJob]:
             stage = with_context(job.cluster, stage, layers, workload.recompute, within)
         if replica.experts is not None:
             placed = Placed.of(job.cluster, seats, replica, job.counted_as_one)
-            stage, workload = with_experts(stage, workload, replica.experts, placed)
+            stage, workload = with_experts(
+                stage,
+                workload,
+                replica.experts,
+                placed,
+                shares_update=job.options.shares_update,
+            )
         part = msgspec.structs.replace(
             job,
             workload=workload if slower == 1.0 else workload.scaled("compute_s", slower),

@@ -99,8 +99,8 @@ def test_the_kind_of_a_layout(given: dict[str, int], kind: str) -> None:
     ("given", "why"),
     [
         ({}, ""),
-        ({"experts": 8}, "experts"),
-        ({"ep": 2}, "experts"),
+        ({"experts": 8}, ""),
+        ({"ep": 2}, "experts not stated"),
         ({"cp": 2, "devices": 2}, ""),
         ({"cp": 2, "devices": 1}, "layout of other devices"),
         ({"heads": None, "layers": None}, "layers, heads not stated"),

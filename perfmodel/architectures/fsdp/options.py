@@ -81,6 +81,11 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
         return max(self.shard_group, 1)
 
     @property
+    def shares_update(self) -> bool:
+        """Yes: each updates its shard."""
+        return True
+
+    @property
     def one_collective(self) -> bool:
         """Yes: parameters are sharded over all devices that would have the same."""
         return True
