@@ -146,6 +146,21 @@ def test_products_of_groups_in_8_bits_by_hand() -> None:
     assert backward == pytest.approx(passes_s + 6e-6 + casts_s[1])
 
 
+def test_groups_in_8_bits_are_not_slower_than_in_16() -> None:
+    """But for the casts."""
+    device = in_8_bits()
+    assert device.operators is not None
+    slow = msgspec.structs.replace(device.operators.grouped["mixed"], flop_per_s=1e12)
+    grouped = {**device.operators.grouped, "fp8": slow}
+    operators = msgspec.structs.replace(device.operators, grouped=grouped)
+    device = msgspec.structs.replace(device, operators=operators)
+    shape = Grouped(256, 128, 128, groups=2)
+    layers = [Layer("input"), Layer("it", operators=(shape,))]
+    (_, (forward, _)) = layers_s(device, layers, 2, "fp8", {})
+    cast_s = 1e-6 + 4 * 512 * 128 / ACHIEVED / 1e12
+    assert forward == pytest.approx(times(shape, batch_size=2)[0] + cast_s)
+
+
 def test_attention_of_a_window_by_hand() -> None:
     """Four tiles of 128 queries: a window of 128 tokens reaches into one tile before; three tiles
     have two of keys, the first one. Two sequences of a sample are twice as many."""
