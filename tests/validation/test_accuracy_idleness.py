@@ -22,6 +22,7 @@ from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.summaries import summarise
 from perfmodel import Cluster, InputError
 from tests.measured import measured
+from tests.settings import thinned
 
 
 @pytest.fixture
@@ -82,6 +83,7 @@ def test_waiting_of_unequal_workers_is_predicted() -> None:
     assert mean_error(cases) < 0.03
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapter", [staleness_delay, bytedance, adsp])
 def test_the_stored_fits_are_reproduced_from_the_runs(adapter: object, fits: Path) -> None:
     kept = Path(fitted.__file__).parent / "fitted"
@@ -122,7 +124,7 @@ def write_log(folder: Path, name: str, rows: Sequence[Sequence[int]]) -> Path:
 
 
 @pytest.mark.usefixtures("fits")
-@pytest.mark.parametrize(("workers", "cv"), [(8, 0.2), (4, 0.5), (4, 0.1)])
+@pytest.mark.parametrize(("workers", "cv"), thinned([(8, 0.2), (4, 0.5), (4, 0.1)], 3))
 def test_a_spread_is_recovered_and_predicts_the_tail(
     tmp_path: Path, workers: int, cv: float
 ) -> None:

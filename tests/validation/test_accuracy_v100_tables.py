@@ -75,6 +75,7 @@ def test_step_times_are_predicted(
     assert all(case.interval is not None for case in cases)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_the_stored_fits_are_reproduced_from_the_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

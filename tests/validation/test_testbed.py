@@ -307,6 +307,7 @@ def test_optional_parts_of_a_run_may_be_missing(tmp_path: Path) -> None:
     assert [c.others["ideal scaling"] for c in steps(tmp_path)] == pytest.approx([0.18] * len(bare))
 
 
+@pytest.mark.slow
 def test_intervals_are_fitted_to_the_other_dnns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
