@@ -12,6 +12,7 @@ import numpy as np
 from perfmodel.base.arrays import NONE, Floats, Ids
 from perfmodel.base.errors import InputError
 from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import Axis
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.replica import RoutedLayers, Stage, Sums, total
 from perfmodel.inputs.workload import Workload, expanded
@@ -124,18 +125,22 @@ class _Stage:
         backward = np.full((many, n, width), NONE)
         for k in sorted(self.detailed):
             kind, chunk, number, _ = (int(column[k]) for column in self.order)
-            made = self._by_layer(k, kind, chunk, number)
-            in_order = made if kind == FORWARD else made[:, ::-1]
-            begins[:, k], ends[:, k] = in_order[:, 0], in_order[:, -1]
+            made, done = self._by_layer(k, kind, chunk, number)
+            begins[:, k], ends[:, k] = (
+                (made[:, 0], done[:, -1]) if kind == FORWARD else (made[:, -1], done[:, 0])
+            )
             if self.stage.routing is not None:
-                ends[:, k] = self._routed_layers(self.stage.routing, k, made)
+                ended = self._routed_layers(self.stage.routing, k, made)
+                last = made[:, -1] if kind == FORWARD else made[:, 0]
+                if (ended != last).any():  # else what was added after the last layer ends it
+                    if (ends[:, k] != last).any():
+                        self.b.edge(ends[:, k].copy(), ended)
+                    ends[:, k] = ended
             at = 0 if many == 1 else number
             if kind == FORWARD:
                 forward[at, :, self.layers[chunk]] = made
             elif kind != INPUT:
-                if k == self.last[chunk] and self.stage.gradient_sums:
-                    made, ends[:, k] = self._with_gradient_sums(k, made, self.layers[chunk])
-                backward[at, :, self.layers[chunk]] = made
+                backward[at, :, self.layers[chunk]] = done
         if self.stage.routing is not None:
             self._add_routing(self.stage.routing, ends)
         self._add_sums(ends)
@@ -190,39 +195,41 @@ class _Stage:
         chunk = self.order.chunk[action]
         return number if len(self.layers) == 1 else f"chunk {chunk}, {number}"
 
-    def _by_layer(self, action: int, kind: int, chunk: int, number: int) -> Ids:
-        """Add an action layer by layer; return its ops, (workers, layers)."""
+    def _by_layer(self, action: int, kind: int, chunk: int, number: int) -> tuple[Ids, Ids]:
+        """Add an action layer by layer; return the ops that begin and that end each layer,
+        (workers, layers): what its devices exchange for attention, and sums of gradients, follow
+        it."""
         layers = self.layers[chunk]
         last = number == self.job.workload.accumulation - 1 or action == self.last[chunk]
         seconds = (self.handed if last else self.plain)[kind, layers]
         names = [f"{self._named(action)}, {name}" for name in self.workers.layer_names[layers]]
         made = self.workers.compute(self.b, LABELS[kind], seconds, names=names, cause=PIPELINE)
-        self.b.chain(made if kind == FORWARD else made[:, ::-1])
-        return made
+        stage, done = self.stage, made
+        exchanges = stage.forward_exchanges if kind == FORWARD else stage.backward_exchanges
+        if kind in (FORWARD, BACKWARD, INPUT):
+            done = self._after_layer(EXCHANGE, names, exchanges[layers], done)
+        if action == self.last[chunk]:
+            done = self._after_layer(GRADIENT_SUM, names, stage.gradient_sums[layers], done)
+        if kind == FORWARD:
+            self.b.edge(done[:, :-1].copy(), made[:, 1:])
+        else:
+            self.b.edge(done[:, 1:].copy(), made[:, :-1])
+        return made, done
 
-    def _with_gradient_sums(self, action: int, made: Ids, layers: slice) -> tuple[Ids, Ids]:
-        """Add sums of each layer's gradients over the devices that divide sequences, one after the
-        other; return the ops after which they are complete, (workers, layers), and the last."""
-        sums = self.stage.gradient_sums[layers]
+    def _after_layer(
+        self, label: str, names: Sequence[str], sums: Sequence[Sums], done: Ids
+    ) -> Ids:
+        """Add what devices send to each other after layers are ``done``, (workers, layers); return
+        the ops that end each layer."""
         which = np.array([k for k, one in enumerate(sums) if one != Sums()], np.int64)
         if not len(which):
-            return made, made[:, 0]
-        names = [f"{self._named(action)}, {name}" for name in self.workers.layer_names[layers]]
-        added = self.b.ops(
-            GRADIENT_SUM,
-            (len(made), len(which)),
-            seconds=[sums[k].seconds for k in which],
-            bytes=[sums[k].bytes for k in which],
-            rate_cap_bytes_per_s=[sums[k].rate_bytes_per_s for k in which],
-            path=self._path,
-            group=self.workers.index[:, None],
-            axes=(("worker", None), ("layer", [names[k] for k in which])),
-        )
-        self.b.edge(made[:, 0].copy(), added[:, -1])
-        self.b.chain(added[:, ::-1])
-        complete = made.copy()
-        complete[:, which] = added
-        return complete, added[:, 0]
+            return done
+        parts, named = [sums[k] for k in which], [names[k] for k in which]
+        added = self._ops(label, ("layer", named), parts, len(done))
+        self.b.edge(done[:, which].copy(), added)
+        ended = done.copy()
+        ended[:, which] = added
+        return ended
 
     def _add_sums(self, ends: Ids) -> None:
         """Add the collectives among the devices of a stage after each action, which then ends with
@@ -242,27 +249,27 @@ class _Stage:
         of_chunk = [total(sums[layers]) for layers in self.layers]
         which = np.flatnonzero(np.isin(self.order.kind, kinds))
         which = which[[of_chunk[c] != Sums() for c in self.order.chunk[which].tolist()]]
+        if label == EXCHANGE:  # of others, it follows each layer
+            which = which[~np.isin(which, list(self.detailed))]
         if not len(which):
             return
         parts = [of_chunk[c] for c in self.order.chunk[which].tolist()]
-        made = self._ops(label, which, parts, (len(ends), len(which)))
+        names = [self._named(k) for k in which.tolist()]
+        made = self._ops(label, ("micro-batch", names), parts, len(ends))
         self.b.edge(ends[:, which].copy(), made)
         ends[:, which] = made
 
-    def _ops(self, label: str, which: Ids, parts: Sequence[Sums], shape: tuple[int, int]) -> Ids:
-        """Add an op for what each of these actions sends, (workers, actions)."""
+    def _ops(self, label: str, axis: Axis, parts: Sequence[Sums], workers: int) -> Ids:
+        """Add an op of each worker for each of these collectives, (workers, parts)."""
         return self.b.ops(
             label,
-            shape,
+            (workers, len(parts)),
             seconds=[part.seconds for part in parts],
             bytes=[part.bytes for part in parts],
             rate_cap_bytes_per_s=[part.rate_bytes_per_s for part in parts],
             path=self._path,
             group=self.workers.index[:, None],
-            axes=(
-                ("worker", None),
-                ("micro-batch", [self._named(k) for k in which.tolist()]),
-            ),
+            axes=(("worker", None), axis),
         )
 
     def _add_waits(self, ends: Ids) -> None:
@@ -406,13 +413,13 @@ def chunk_seconds(job: Job) -> ChunkSeconds:
         return np.add.reduceat(_by_kind(layers.shape[1], forward, backward), first, axis=1)
 
     routing = stage.routing or RoutedLayers()
-    gradients = np.array(_alone_s(stage.gradient_sums) or [0.0] * layers.shape[1])
+    gradients = np.array(seconds_alone(stage.gradient_sums) or [0.0] * layers.shape[1])
     return ChunkSeconds(
         np.add.reduceat(layers, first, axis=1),
-        of_chunks(_alone_s(stage.forward_sums), _alone_s(stage.backward_sums)),
-        of_chunks(_alone_s(stage.forward_exchanges), _alone_s(stage.backward_exchanges)),
+        of_chunks(seconds_alone(stage.forward_sums), seconds_alone(stage.backward_sums)),
+        of_chunks(seconds_alone(stage.forward_exchanges), seconds_alone(stage.backward_exchanges)),
         of_chunks(stage.forward_waits_s, stage.backward_waits_s),
-        of_chunks(_alone_s(routing.forward), _alone_s(routing.backward)),
+        of_chunks(seconds_alone(routing.forward), seconds_alone(routing.backward)),
         of_chunks(routing.forward_waits_s, routing.backward_waits_s),
         np.add.reduceat(gradients, first),
     )
@@ -421,7 +428,7 @@ def chunk_seconds(job: Job) -> ChunkSeconds:
 def seconds_of_sums(layers: int, forward: Sequence[Sums], backward: Sequence[Sums]) -> Floats:
     """Return the seconds of each layer's sums among the devices that divide it, alone on their
     links, by kind of action, (kinds, layers)."""
-    return _by_kind(layers, _alone_s(forward), _alone_s(backward))
+    return _by_kind(layers, seconds_alone(forward), seconds_alone(backward))
 
 
 def _by_kind(layers: int, forward: Sequence[float], backward: Sequence[float]) -> Floats:
@@ -433,7 +440,7 @@ def _by_kind(layers: int, forward: Sequence[float], backward: Sequence[float]) -
     return table
 
 
-def _alone_s(sums: Sequence[Sums]) -> list[float]:
+def seconds_alone(sums: Sequence[Sums]) -> list[float]:
     """Return the seconds of collectives alone on their links."""
     return [one.seconds + one.bytes / one.rate_bytes_per_s for one in sums]
 
