@@ -10,11 +10,12 @@ from perfmodel.base.errors import InputError
 from perfmodel.catalogue import catalogue
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.job_replica import replica_of
-from perfmodel.inputs.profile import Profile
+from perfmodel.inputs.profile import Layer, Profile
 from perfmodel.inputs.recomputation import read_recomputation
 from perfmodel.inputs.software import EAGER, OF_SOFTWARE, UNSAID, Software
 from perfmodel.inputs.storage import DEFAULT, OF_STORAGE, Storage, read_storage
 from perfmodel.inputs.workload import Workload
+from perfmodel.times.named_layers import divided_by_name, divisible
 from perfmodel.times.one_device import OneDevice, at_speed, read_one_device
 from perfmodel.times.tensor_parallel import divided
 
@@ -53,18 +54,21 @@ def workload_of(arguments: Mapping[str, Any]) -> Workload:
     storage = read_storage({name: given.pop(name) for name in OF_STORAGE})
     software = Software(*(given.pop(name) for name in OF_SOFTWARE))
     measured = read_one_device(*(given.pop(name) for name in OF_ONE_DEVICE))
-    made, decoder = _workload(
+    made, decoder, profiled = _workload(
         **given, passes=passes, storage=storage, measured=measured, software=software
     )
     replica, _ = replica_of(arguments)
     if replica is None:
         return made
+    launches = arguments.get("launches") or EAGER
+    if decoder is None and divisible(made, replica, profiled):
+        return divided_by_name(made, replica, profiled, catalogue.devices(), launches)
     return divided(
         made,
         replica,
         decoder=decoder,
         devices=catalogue.devices(),
-        launches=arguments.get("launches") or EAGER,
+        launches=launches,
     )
 
 
@@ -86,8 +90,9 @@ def _workload(
     storage: Storage,
     measured: OneDevice | None,
     software: Software,
-) -> tuple[Workload, Decoder | None]:
-    """Return the workload: as given, or made from the profile; and the dimensions of its model."""
+) -> tuple[Workload, Decoder | None, tuple[Layer, ...]]:
+    """Return the workload: as given, or made from the profile; and the dimensions, and the layers,
+    of its model."""
     if model is None and workload is None:
         known = ", ".join(catalogue.model_names())
         raise InputError(f"model or workload: give one of them (models: {known})")
@@ -102,10 +107,10 @@ def _workload(
         if software != UNSAID:
             raise InputError("stack, launches, framework: the workload is already resolved")
         if measured is None:
-            return workload, None
+            return workload, None, ()
         if measured.batch_size not in (None, workload.batch_size):
             raise InputError("one_device_batch_size: the workload is already resolved for another")
-        return at_speed(workload, workload, measured), None
+        return at_speed(workload, workload, measured), None, ()
     if isinstance(workload, Profile):
         profile = workload
     elif workload is not None:
@@ -124,4 +129,4 @@ def _workload(
         one_device=measured,
         software=software,
     )
-    return made, profile.decoder
+    return made, profile.decoder, profile.layers

@@ -96,7 +96,9 @@ def divided(
                 "language model with given dimensions"
             )
         layers = _divided(one, replica, decoder, devices)
-        layers = _launched(one, layers, replica, decoder, launches)
+        length = one.sequence_length or decoder.sequence_length
+        kernels = kernels_of(part_layers(decoder, length, one.precision, replica))
+        layers = launched(one, layers, kernels, launches)
     made = msgspec.structs.replace(
         with_tensors(one, layers) if experts is not None else one,
         layers=layers,
@@ -110,20 +112,14 @@ def divided(
     return accumulated(made, workload.accumulation, workload.batch_size)
 
 
-def _launched(
-    one: Workload,
-    layers: tuple[WorkloadLayer, ...],
-    replica: Replica,
-    decoder: Decoder,
-    launches: str,
+def launched(
+    one: Workload, layers: tuple[WorkloadLayer, ...], kernels: int, launches: str
 ) -> tuple[WorkloadLayer, ...]:
     """Return the layers of a pass on one device, no shorter together than their launches or, if it
     is shorter, than the pass on a single device and the launches of sums.
 
     What is longer than the device takes is the fraction ``launching`` of each layer.
     """
-    length = one.sequence_length or decoder.sequence_length
-    kernels = kernels_of(part_layers(decoder, length, one.precision, replica))
     sums = sum(
         (layer.forward_summed_bytes > 0.0) + (layer.backward_summed_bytes > 0.0) for layer in layers
     )

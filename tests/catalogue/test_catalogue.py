@@ -112,7 +112,7 @@ def test_a_model_that_was_not_measured_has_exact_layers() -> None:
         if profile.decoder is not None:
             continue
         measured = any(timing.per_layer for timing in profile.timings)
-        assert measured or all(layer.tensors for layer in profile.layers), name
+        assert measured or all(layer.tensors or layer.operators for layer in profile.layers), name
         assert measured or profile.source.kind == "exact", name
 
 
@@ -124,7 +124,8 @@ def test_every_model_runs_on_every_gpu_as_an_estimate(name: str, device: str) ->
     w = catalogue.workload(catalogue.model(name), device_name=device, batch_size=32)
     assert w.quality == "estimated"
     assert w.source.kind in ("published", "estimated")
-    assert (1e-6 if name == "ncf" else 1e-4) < w.compute_s < 50.0  # its sample is two numbers
+    most_s = 500.0 if name in ("t5-3b", "t5-11b") else 50.0
+    assert (1e-6 if name == "ncf" else 1e-4) < w.compute_s < most_s  # its sample is two numbers
     assert min(min(la.forward_s, la.backward_s) for la in w.layers) >= 0.0
     if device not in catalogue.model(name).devices:
         assert w.error_fraction is not None
