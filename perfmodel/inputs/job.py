@@ -362,6 +362,13 @@ class Job(Ranged, frozen=True, kw_only=True):
         return self.replica.tensor * self.replica.context // self.context_workers
 
     @property
+    def workers_together(self) -> int:
+        """Workers whose devices have all experts together: numbers of workers are multiples."""
+        if self.replica is None or self.replica.experts is None:
+            return 1
+        return max(self.replica.experts.devices * self.replica.pipeline // self.replica.devices, 1)
+
+    @property
     def counted(self) -> str:
         """The number of workers; of replicas also the devices of each: ``2 x 8``."""
         replica = "" if self.replica is None else f" x {self.replica.devices}"

@@ -107,7 +107,7 @@ def argument(name: str, *jobs: Job) -> Variable:
         most = min(most, FARTHEST * now)
     if name != "workers":
         return Variable(name, least, most, int(name in WHOLE))
-    step = math.lcm(*(job.options.group_size for job in jobs))
+    step = math.lcm(*(math.lcm(job.options.group_size, job.workers_together) for job in jobs))
     clusters = [job.cluster for job in jobs]
     each = max(1 if job.replica is None else job.replica.devices for job in jobs)
     devices = [

@@ -284,7 +284,8 @@ def _job(arguments: dict[str, object], workloads: dict[tuple[object, ...], Workl
     """Make a job; models and files are read once, and jobs share the resulting workload."""
     passes, _ = with_passes(arguments)
     key = tuple(passes.get(name) for name in OF_WORKLOAD)
-    if arguments.get("tensor") is not None or not all(
+    divided = any(arguments.get(name) is not None for name in ("tensor", "context", "expert"))
+    if divided or not all(
         value is None or isinstance(value, (str, int, float, Path)) for value in key
     ):
         return job_of(arguments)

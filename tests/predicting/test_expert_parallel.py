@@ -14,9 +14,11 @@ from perfmodel import (
     Job,
     Prediction,
     Straggler,
+    explain,
     layouts,
     make_job,
     predict,
+    sweep,
 )
 from perfmodel.catalogue import catalogue
 from perfmodel.inputs.passes import one_pass
@@ -286,3 +288,12 @@ def test_layouts_keep_the_experts_where_they_are() -> None:
         assert one.replica is not None
         assert one.replica.experts is not None
         assert several.step_s[k] == pytest.approx(predict(one, fidelity="coarse").iteration_s)
+
+
+def test_studies_vary_whole_groups() -> None:
+    """Numbers of workers are multiples of those that have all experts; sweeps divide anew."""
+    explanation = explain(made(8, expert=4))
+    assert explanation.phases_s["expert imbalance"] > 0.0
+    rows = sweep(model="mixtral-8x7b", device="h100", workers=8, arch="zero1", expert=[2, 4, 8])
+    assert not rows.skipped
+    assert len({row.iteration_s for row in rows.predictions}) == 3
