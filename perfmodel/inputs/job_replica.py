@@ -12,8 +12,11 @@ from perfmodel.inputs.expert_parallel import OF_EXPERTS, experts_of
 from perfmodel.inputs.replica import Replica, Transfers, read_stage_layers
 from perfmodel.pipelines import canonical
 
+OF_CONTEXT = ("context", "context_exchange", "context_inside", "context_split")
+"""Arguments of :func:`perfmodel.make_job` about devices that divide sequences."""
+
 OF_REPLICA = (
-    *("tensor", "context", "context_exchange", "context_inside", "context_split"),
+    *("tensor", *OF_CONTEXT),
     *("pipeline", "virtual_stages", "schedule", "stage_layers", "balance"),
     *("sequence_parallel", "overlap_sums", "transfers", "rank_order"),
     *OF_EXPERTS,

@@ -14,7 +14,7 @@ from perfmodel.catalogue.job_workload import OF_WORKLOAD, anchored
 from perfmodel.inputs.expert_parallel import OF_EXPERTS
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.job_arguments import in_si, per_worker
-from perfmodel.inputs.job_replica import with_passes
+from perfmodel.inputs.job_replica import OF_CONTEXT, with_passes
 from perfmodel.inputs.options import described
 from perfmodel.inputs.workload import Workload
 
@@ -71,7 +71,7 @@ def changed(job: Job, changes: Mapping[str, object]) -> Job:
     """
     of_passes = (
         *(*OF_WORKLOAD, *OF_EXPERTS, "global_batch_size", "micro_batches", "pipeline", "tensor"),
-        *("context", "context_exchange", "context_inside", "context_split"),
+        *OF_CONTEXT,
     )
     anew = job.islands or job.replica or any(name in changes for name in of_passes)
     return job_of(per_worker(merged(job, changes)), None if anew else job.workload)

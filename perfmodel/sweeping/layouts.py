@@ -16,6 +16,7 @@ from perfmodel.inputs.expert_parallel import OF_EXPERTS
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.job_replica import (
     INTERLEAVED,
+    OF_CONTEXT,
     OF_REPLICA,
     is_megatron,
     transfers_of_megatron,
@@ -116,7 +117,7 @@ class Layouts(Tabular, frozen=True, eq=False, kw_only=True):
 def _unused(tensor: int, pipeline: int) -> dict[str, None]:
     """Return what replicas of so many devices have no use for, for arguments of
     :func:`perfmodel.make_job`."""
-    whole = tuple(name for name in OF_REPLICA if name not in OF_EXPERTS)
+    whole = tuple(name for name in OF_REPLICA if name not in (*OF_EXPERTS, *OF_CONTEXT))
     names = whole if tensor == pipeline == 1 else ()
     names += OF_TENSORS if tensor == 1 else ()
     names += OF_PIPELINES if pipeline == 1 else ()

@@ -21,6 +21,7 @@ from perfmodel import (
     Straggler,
     Workload,
     WorkloadLayer,
+    layouts,
     make_job,
     predict,
 )
@@ -245,6 +246,20 @@ def test_without_context_nothing_changes() -> None:
                              "batch_size": 4, "workers": 2, "arch": "zero1"}  # fmt: skip
     for more in ({}, {"tensor": 2}, {"tensor": 2, "pipeline": 2, "micro_batches": 4}):
         assert make_job(**given, **more, context=1) == make_job(**given, **more)
+
+
+def test_layouts_divide_the_same_sequences() -> None:
+    """Layouts of a job keep what divides its sequences, also without tensors and stages."""
+    given: dict[str, Any] = {"model": "llama-8b", "device": "h100", "cluster": "dgx-h100",
+                             "batch_size": 8, "micro_batches": 8, "workers": 2, "arch": "zero1",
+                             "sequence_length": 16384, "context": 4, "pipeline": 2}  # fmt: skip
+    many = layouts(make_job(**given), tensor=(1, 2), pipeline=(1, 2), micro_batches=(8,))
+    assert len(many) == 4
+    for number in range(len(many)):
+        made = many.job_of(number)
+        assert made.replica is not None
+        assert (made.replica.context, made.devices) == (4, 16)
+        assert step_s(made, "coarse") == pytest.approx(float(many.step_s[number]), rel=1e-9)
 
 
 # -- compute -----------------------------------------------------------------------------------
