@@ -6,20 +6,23 @@ and simulates them until no other can be better, given the error bands of the fo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Literal, TypedDict, TypeVar, Unpack, cast, get_args
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast, get_args
 
 import msgspec
 import numpy as np
 
 from perfmodel import api
-from perfmodel.base.errors import InputError, unknown_name, whole_number
+from perfmodel.base.errors import InputError, number, unknown_name, whole_number
 from perfmodel.catalogue import catalogue, instances
 from perfmodel.catalogue.instances import Instance
+from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Jitter, Job
 from perfmodel.inputs.profile import Profile
+from perfmodel.planning.layout_space import Division, Machine, layout_space
 from perfmodel.planning.plans import Candidate, Lever, Plan, Price, Trade
 from perfmodel.planning.search import MAX_OPS, MOST_CONSIDERED, Goal, PlanLimits, Search
 from perfmodel.planning.space import Axes, Common, none_left, space
@@ -29,11 +32,18 @@ from perfmodel.studies.advice import advise
 from perfmodel.sweeping.chunks import Progress
 from perfmodel.sweeping.grids import Several
 from perfmodel.sweeping.processes import InLine
+from perfmodel.times.language_estimate import DEVICE
 
 T = TypeVar("T")
 
 Objective = Literal["cost", "time", "throughput", "samples-per-usd"]
 OBJECTIVES: tuple[str, ...] = get_args(Objective)
+
+OF_ALL_LAYOUTS = ("sequence_length", "framework", "sequence_parallel")
+"""Arguments of a plan that all layouts have in common."""
+
+MOST_TOKENS = 1e18
+"""Most tokens of a training; a limit that catches typing errors."""
 
 LARGE_BATCH = 8192
 """Global batch size above which a plan warns about convergence: the largest that trained ResNet-50
@@ -51,6 +61,17 @@ class Varied(TypedDict, total=False):
     options: Mapping[str, object] | None
     jitter: Jitter | float | str | None
     seed: int
+    sequence_length: int
+    recompute: Several[str]
+    devices: Several[int]
+    tensor: Several[int]
+    pipeline: Several[int]
+    virtual_stages: Several[int]
+    micro_batch_size: Several[int]
+    schedule: Several[str]
+    global_batch_size: Several[int]
+    framework: str
+    sequence_parallel: bool
 
 
 def plan(
@@ -60,6 +81,9 @@ def plan(
     objective: Objective = "cost",
     dataset_size: int | None = None,
     epochs: int | None = None,
+    tokens: float | None = None,
+    device: str | None = None,
+    cluster: Cluster | str | Path | None = None,
     limits: PlanLimits | None = None,
     catalogue_file: str | Path | None = None,
     instance: Sequence[str] = (),
@@ -82,6 +106,9 @@ def plan(
     model, workload : give one of them, as for :func:`perfmodel.make_job`.
     objective : *cost* or *time* of the training, *throughput*, or *samples-per-usd*.
     dataset_size, epochs : samples per epoch, and epochs (1); by default a million samples in total.
+    tokens : of the whole training of a language model, instead of ``dataset_size``.
+    device, cluster : your own machines, instead of rented ones: with as many ``devices`` as given,
+        or as the cluster has. They have no price. Only language models run on them.
     limits : see :class:`PlanLimits`.
     catalogue_file : a catalogue of instances (CSV); by default the one that ships with the package.
     instance, region, spot : see :func:`perfmodel.catalogue.instances.choose`.
@@ -92,8 +119,11 @@ def plan(
     max_ops : largest number of operations in the simulation of one candidate.
     executor : runs evaluations and simulations, see :func:`perfmodel.sweep`.
     progress : called with (done, most) while candidates are predicted.
-    varied : ``arch``, ``workers``, ``servers``, ``batch_size`` and ``precision``, each a value or a
-        list; ``options``, each of which may be a list; ``jitter`` and ``seed``.
+    varied : ``arch``, ``workers``, ``servers``, ``batch_size``, ``precision`` and ``recompute``,
+        each a value or a list; ``options``, each of which may be a list; ``jitter``, ``seed`` and
+        ``sequence_length``. Of a language model with ``devices``, or on a cluster of one's own,
+        layouts: ``tensor``, ``pipeline``, ``virtual_stages``, ``micro_batch_size``, ``schedule``
+        and ``global_batch_size``, each a value or a list, ``framework`` and ``sequence_parallel``.
 
     Raises
     ------
@@ -108,19 +138,46 @@ def plan(
     if fidelity not in ("auto", "coarse"):
         raise unknown_name("fidelity", fidelity, ("auto", "coarse"))
     executor = executor or InLine()
+    profile = _profile(model, workload)
+    length = varied.get("sequence_length")
+    if tokens is not None:
+        dataset_size = _sequences(tokens, dataset_size, profile, length)
+    division, own = _division(varied), cluster is not None or device is not None
+    if own and objective in ("cost", "samples-per-usd"):
+        raise InputError(
+            f"objective: {objective} needs prices, which a cluster of one's own does not have "
+            "(allowed: time, throughput)"
+        )
     goal = _goal(objective, limits or PlanLimits(), dataset_size, epochs)
     whole_number("top", top, at_most=MOST_CONSIDERED)
-    rows, out = instances.choose(
-        instances.read_instances(catalogue_file), types=instance, region=region, spot=spot
-    )
-    if not rows:
-        raise none_left(out)
+    rows: list[Instance] = []
+    out: list[str] = []
+    if own:
+        machines = [_own_machine(device, cluster, profile)]
+    else:
+        rows, out = instances.choose(
+            instances.read_instances(catalogue_file), types=instance, region=region, spot=spot
+        )
+        if not rows:
+            raise none_left(out)
+        machines = _machines(rows, spot) if division.wanted else []
+    if machines:
+        search = Search(
+            goal,
+            layout_space(
+                machines, profile, division, most_batch=goal.limits.max_global_batch_size,
+                confidence=goal.limits.memory_confidence, out=out,
+            ),
+            _common(varied), max_ops, executor, progress,
+        )  # fmt: skip
+        top = min(top, search.among.most_considered)
+        search.settle(simulate=fidelity == "auto", top=top)
+        return _answer(search, profile, top, ())
     homes: list[Instance] = []
     if server_instances:
         bare = instances.read_instances(catalogue_file, bare=True)
         homes = instances.choose_servers(bare, server_instances, spot=spot)
-    axes, common = _axes(varied)
-    profile = _profile(model, workload)
+    axes, common = _axes(varied), _common(varied)
     among = space(
         *([(row, row.price(spot) or 0.0) for row in rows], profile, axes),
         homes=[(row, row.price(spot) or 0.0) for row in homes],
@@ -149,8 +206,60 @@ def _goal(objective: str, limits: PlanLimits, dataset_size: int | None, epochs: 
     return Goal(objective=objective, limits=limits, dataset_size=dataset_size, epochs=epochs or 1)
 
 
-def _axes(varied: Varied) -> tuple[Axes, Common]:
-    """Split arguments into the axes and those common to all jobs."""
+def _sequences(
+    tokens: float, dataset_size: int | None, profile: Profile, length: int | None
+) -> int:
+    """Return the sequences of a training of a language model over so many tokens."""
+    if dataset_size is not None:
+        raise InputError("tokens and dataset_size: give one of them")
+    if profile.decoder is None:
+        raise InputError(f"tokens: {profile.name!r} is no language model (give dataset_size)")
+    number("tokens", tokens, above=0.0, at_most=MOST_TOKENS)
+    return math.ceil(tokens / (length or profile.decoder.sequence_length))
+
+
+def _own_machine(
+    device: str | None, cluster: Cluster | str | Path | None, profile: Profile
+) -> Machine:
+    """Return machines of one's own."""
+    if cluster is None:
+        raise InputError("device: give a cluster as well (instance types have their own devices)")
+    if profile.decoder is None:
+        raise InputError(
+            f"cluster: {profile.name!r} is not a language model with dimensions; plans on a "
+            "cluster of one's own look for layouts of these"
+        )
+    made = cluster if isinstance(cluster, Cluster) else catalogue.cluster_or_file(cluster)
+    name = catalogue.device(device or DEVICE).name
+    row = Instance(
+        name=made.name, accelerator=name.upper(), devices=made.devices_per_node, region="",
+        price_usd_per_h=None,
+    )  # fmt: skip
+    return Machine(row, 0.0, made, name, cluster)
+
+
+def _machines(rows: Sequence[Instance], spot: bool) -> list[Machine]:
+    """Return the instance types whose accelerators are in the catalogue."""
+    return [
+        Machine(row, row.price(spot) or 0.0, made, row.device, made)
+        for row in rows
+        if row.device is not None
+        for made in (row.cluster(),)
+    ]
+
+
+def _division(varied: Varied) -> Division:
+    """Return the axes of layouts."""
+    common = {name: varied[name] for name in OF_ALL_LAYOUTS if name in varied}  # type: ignore[literal-required]
+    precisions: tuple[str | None, ...] = _listed(varied.get("precision"))
+    if len(precisions) == 1:
+        common["precision"] = precisions[0]
+    lists: dict[str, Any] = {name: _listed(varied.get(name)) for name in Division._fields[:-1]}
+    return Division(**lists, common=common)
+
+
+def _common(varied: Varied) -> Common:
+    """Return the arguments common to all jobs."""
     for name in varied:
         if name not in Varied.__annotations__:
             raise unknown_name("argument", name, Varied.__annotations__)
@@ -159,15 +268,21 @@ def _axes(varied: Varied) -> tuple[Axes, Common]:
         common["jitter"] = varied["jitter"]
     if "seed" in varied:
         common["seed"] = varied["seed"]
-    axes = Axes(
+    return common
+
+
+def _axes(varied: Varied) -> Axes:
+    """Return the axes of single devices."""
+    return Axes(
         arch=_listed(varied.get("arch")),
         options=varied.get("options") or {},
         workers=_listed(varied.get("workers")),
         servers=_listed(varied.get("servers")),
         batch_size=_listed(varied.get("batch_size")),
         precision=_listed(varied.get("precision")),
+        recompute=_listed(varied.get("recompute")),
+        sequence_length=varied.get("sequence_length"),
     )
-    return axes, common
 
 
 def _listed(value: Several[T] | None) -> tuple[T, ...]:
@@ -195,7 +310,7 @@ def _answer(search: Search, profile: Profile, top: int, out: Sequence[str]) -> P
     first = finalists[0]
     other = next((place for place, c in enumerate(finalists) if c.kind != first.kind), None)
     runner_up = finalists[other] if other is not None else None
-    ranked, front = finalists[:top], _front(search)
+    ranked, front = _folded(finalists)[:top], _front(search)
     shown: list[Candidate | Trade] = [
         *ranked,
         *front,
@@ -205,7 +320,7 @@ def _answer(search: Search, profile: Profile, top: int, out: Sequence[str]) -> P
         objective=search.goal.objective,
         samples=search.goal.samples,
         limited=limits.deadline_s is not None or limits.budget_usd is not None,
-        candidates=len(search.among),
+        candidates=search.among.evaluated,
         feasible=int(search.feasible().sum()),
         finalists=len(order),
         simulated=search.simulated,
@@ -225,6 +340,16 @@ def _answer(search: Search, profile: Profile, top: int, out: Sequence[str]) -> P
         effects=effects(search.jobs[order[0]]),
         notes=tuple(_notes(search, first)),
     )
+
+
+def _folded(finalists: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates, of layouts only the best of each kind."""
+    kinds = [one.kind for one in finalists]
+    return [
+        one
+        for place, one in enumerate(finalists)
+        if one.layout is None or one.kind not in kinds[:place]
+    ]
 
 
 def _chances(search: Search, places: Sequence[int]) -> Sequence[float]:
@@ -268,8 +393,9 @@ def _front(search: Search) -> tuple[Trade, ...]:
                 workers=int(among.workers[i]),
                 servers=int(among.servers[i]) or None,
                 server_instance=series.home.name if series.home is not None else None,
-                architecture=series.arch,
+                architecture=among.arch(i),
                 options=dict(series.options),
+                layout=among.layout(i),
                 batch_size=int(among.batch_size[i]),
                 time_s=float(search.seconds[i]),
                 cost_usd=float(search.usd[i]),
@@ -294,10 +420,15 @@ def _why(goal: Goal, first: Candidate, other: Candidate | None) -> str:
         "samples-per-usd": f"processes {1.0 / ratio:.1%} as many samples per USD",
     }[goal.objective]
     rate = other.throughput_samples_per_s / first.throughput_samples_per_s
-    price = other.price_usd_per_h / first.price_usd_per_h
+    at = ""
+    if first.price_usd_per_h and other.price_usd_per_h != first.price_usd_per_h:
+        price = other.price_usd_per_h / first.price_usd_per_h
+        at = f" at {price:.3g} times the price per hour"
+    elif first.layout is None:
+        at = " at 1 times the price per hour"
     return (
-        f"the runner-up, {other.label}, {less}: {rate:.3g} times the throughput at "
-        f"{price:.3g} times the price per hour; its bottleneck: {other.bottleneck}"
+        f"the runner-up, {other.label}, {less}: {rate:.3g} times the throughput{at}; its "
+        f"bottleneck: {other.bottleneck}"
     )
 
 
@@ -310,6 +441,8 @@ def _change(search: Search, profile: Profile, i: int) -> Lever | None:
         worth = float(search.worth[search.feasible(name)].max())
         levers.append(Lever(f"no {name} limit", worth / now))
     job = search.jobs[i]
+    if search.among.layout(i) is not None:
+        return _best(levers)
     levers += _precisions(profile, job)
     advice = advise(
         fidelity="coarse",
@@ -323,6 +456,10 @@ def _change(search: Search, profile: Profile, i: int) -> Lever | None:
     for change in (*advice.recommended, *advice.unsure):
         if change.hardware:
             levers.append(Lever(f"{change.change}, at the same price", change.gain.ratio))
+    return _best(levers)
+
+
+def _best(levers: Sequence[Lever]) -> Lever | None:
     best = max(levers, key=lambda lever: lever.gain, default=None)
     return best if best is not None and best.gain > 1.01 else None
 

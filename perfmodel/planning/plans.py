@@ -39,6 +39,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         None for an architecture without servers.
     server_instance : instance type of a dedicated server; None if servers share workers' nodes.
     architecture, options : as for :func:`perfmodel.make_job`.
+    layout : how the devices of a worker, which is a replica then, divide the model; None for
+        workers that are single devices.
     batch_size, global_batch_size : samples of one worker and of all workers.
     price_usd_per_h : price of all nodes, including dedicated servers.
     time_s, cost_usd, samples_per_usd : for the whole training, or for a million samples.
@@ -58,6 +60,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     server_instance: str | None
     architecture: str
     options: dict[str, object]
+    layout: dict[str, object] | None
     batch_size: int
     global_batch_size: int
     price_usd_per_h: float
@@ -77,17 +80,20 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     prediction: Prediction
 
     @property
-    def kind(self) -> tuple[str, str, str]:
-        """Instance type, accelerator and architecture."""
-        return self.instance, self.accelerator, self.architecture
+    def kind(self) -> tuple[object, ...]:
+        """Instance type, accelerator and architecture; of layouts also tensor parallelism and
+        number of stages."""
+        layout = self.layout or {}
+        divided = (layout.get("tensor"), layout.get("pipeline"))
+        return (self.instance, self.accelerator, self.architecture, *divided)
 
     @property
     def label(self) -> str:
         """The candidate as text."""
         options = "".join(f", {name}={value}" for name, value in self.options.items())
         return (
-            f"{self.nodes} x {self.instance} ({self.workers} x {self.accelerator}), "
-            f"{self.architecture}{options}{servers_text(self)}, batch {self.batch_size}"
+            f"{self.nodes} x {self.instance} ({devices_text(self)} x {self.accelerator}), "
+            f"{self.architecture}{options}{servers_text(self)}{layout_text(self)}"
         )
 
     def to_dict(self) -> Row:
@@ -106,6 +112,7 @@ class Trade(msgspec.Struct, frozen=True, kw_only=True):
     server_instance: str | None
     architecture: str
     options: dict[str, object]
+    layout: dict[str, object] | None
     batch_size: int
     time_s: float
     cost_usd: float
@@ -119,10 +126,33 @@ def servers_text(candidate: Candidate | Trade) -> str:
     return f", {candidate.servers} servers{on}" if candidate.servers else ""
 
 
+def devices_text(candidate: Candidate | Trade) -> str:
+    """The number of devices of a candidate as text; of replicas also that of each."""
+    layout = candidate.layout or {}
+    each = int(str(layout.get("tensor", 1))) * int(str(layout.get("pipeline", 1)))
+    return f"{candidate.workers} x {each}" if each > 1 else f"{candidate.workers}"
+
+
+def layout_text(candidate: Candidate | Trade) -> str:
+    """The batch of a candidate, and how devices divide the model, as text."""
+    if candidate.layout is None:
+        return f", batch {candidate.batch_size}"
+    given = candidate.layout
+    stages, chunks = given["pipeline"], given["virtual_stages"]
+    parts = [f"tensor {given['tensor']}"]
+    if stages != 1:
+        several = f" x {chunks}" if chunks != 1 else ""
+        parts.append(f"pipeline {stages}{several} {given['schedule']}")
+    parts.append(f"{given['micro_batches']} micro-batches of {given['micro_batch_size']}")
+    if given["recompute"] != "none":
+        parts.append(f"recompute {given['recompute']}")
+    return "".join(f", {part}" for part in parts)
+
+
 def _key(candidate: Candidate | Trade) -> tuple[object, ...]:
     """The fields that identify a candidate."""
     c, options = candidate, json.dumps(candidate.options, sort_keys=True)
-    sizes = (c.workers, c.servers, c.server_instance, c.batch_size)
+    sizes = (c.workers, c.servers, c.server_instance, c.batch_size, str(c.layout))
     return c.instance, c.architecture, options, *sizes
 
 
@@ -215,13 +245,14 @@ class Plan(Paged, Tabular, frozen=True, kw_only=True):
                 if isinstance(value, (list, tuple)):
                     row |= {f"{name}_low": value[0], f"{name}_high": value[1]}
                 else:
-                    row[name] = json.dumps(value) if name == "options" else value
+                    row[name] = json.dumps(value) if name in ("options", "layout") else value
             rows.append({**row, "pareto": _key(candidate) in best})
         ranked = [_key(candidate) for candidate in self.ranked]
         for trade in self.front:
             if _key(trade) not in ranked:
                 row = dict.fromkeys(rows[0]) | fields(trade)
                 row |= {"options": json.dumps(trade.options), "pareto": True}
+                row["layout"] = json.dumps(trade.layout)
                 rows.append({**row, "global_batch_size": trade.workers * trade.batch_size})
         return rows
 

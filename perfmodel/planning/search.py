@@ -35,8 +35,8 @@ UNIT_SAMPLES = 1_000_000
 UNKNOWN_ERROR = 0.25
 """Error assumed for a formula whose error is unknown; the largest error that was measured."""
 
-MOST_CONSIDERED, MOST_SIMULATED = 100, 60
-"""Largest number of candidates predicted one by one, and simulated."""
+MOST_CONSIDERED = 100
+"""Longest list of candidates."""
 
 AHEAD = 8
 """Number of candidates simulated speculatively, if the executor runs concurrently with this thread.
@@ -59,12 +59,14 @@ MOST_CONFIDENCE = 0.999
 class PlanLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits on candidates; None for no limit.
 
-    Device memory is always a limit: a worker fits with a probability of ``memory_confidence``.
+    Device memory is always a limit: a worker fits with a probability of ``memory_confidence``. With
+    a ``confidence`` a candidate keeps deadline and budget with that probability; without, its
+    predicted time and cost do.
 
     Raises
     ------
     InputError : a limit is negative, or is zero where zero would exclude every candidate;
-        ``memory_confidence`` is not in (0, 0.999].
+        ``memory_confidence`` or ``confidence`` is not in (0, 0.999].
     """
 
     budget_usd: float | None = None
@@ -74,6 +76,7 @@ class PlanLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_workers: int | None = None
     max_global_batch_size: int | None = None
     memory_confidence: float = SURE
+    confidence: float | None = None
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -82,7 +85,7 @@ class PlanLimits(msgspec.Struct, frozen=True, kw_only=True):
                 continue
             if name in ("budget_usd", "deadline_s"):
                 number(name, value, above=0.0)
-            elif name == "memory_confidence":
+            elif name in ("memory_confidence", "confidence"):
                 number(name, value, above=0.0, at_most=MOST_CONFIDENCE)
             elif name in ("max_workers", "max_global_batch_size"):
                 whole_number(name, value)
@@ -155,6 +158,7 @@ class Search:
         self.ahead: dict[int, Future[list[Answer]]] = {}  # speculative simulations
         self.predictions: dict[int, Prediction] = {}
         self.errors: dict[int, float] = {}  # error of each candidate's formulas
+        self.room: dict[int, float] = {}  # limit over prediction that the confidence needs
         self.final: set[int] = set()  # will not be simulated again
         self.settled, self.simulated = False, 0
         self.too_large = 0
@@ -182,7 +186,7 @@ class Search:
             series = among.series_of(i)
             why = (
                 f"a worker needs at least {times[i]:.3g} times the memory of its device, on "
-                f"{series.instance.label} with batch {among.batch_size[i]}, {series.arch}"
+                f"{series.instance.label} with batch {among.batch_size[i]}, {among.arch(i)}"
             )
         return InputError(f"plan: none of {len(among)} candidates fits: {why}")
 
@@ -218,11 +222,13 @@ class Search:
             enough = sum(map(self._meets, self.predictions)) >= top
             if enough and by_formula[i] * slack < best * (1.0 + WITHIN):
                 break
-            arch = self.among.series_of(i).arch
+            arch = self.among.arch(i)
+            if not self._promising(i):
+                continue
             error = widest.get(arch, UNKNOWN_ERROR)
             if enough and by_formula[i] * (1.0 + error) < best * (1.0 + WITHIN):
                 continue
-            if len(self.predictions) >= MOST_CONSIDERED * (1 if enough else 2):
+            if len(self.predictions) >= self.among.most_considered * (1 if enough else 2):
                 self.settled = False
                 break
             if simulate:
@@ -230,7 +236,7 @@ class Search:
                 self._begin(near_ones[self.worth[near_ones] * slack >= best * (1.0 + WITHIN)])
             best = max(best, self._consider(i, best, simulate))
             widest[arch] = max(self.errors[i], widest.get(arch, 0.0))
-            self.progress(len(self.predictions), MOST_CONSIDERED)
+            self.progress(len(self.predictions), self.among.most_considered)
         if not self.feasible().any():
             raise self._nearest()
         for i in self.rivals():
@@ -256,7 +262,7 @@ class Search:
         may = self.worth[i] * (1.0 + error) >= best * (1.0 + WITHIN)
         may = may and self._excess_of(i) <= 1.0 + error
         if simulate and error > 0.0 and may:
-            if self.simulated >= MOST_SIMULATED:
+            if self.simulated >= self.among.most_simulated:
                 self.settled = False
             else:
                 self._simulate(i)
@@ -308,6 +314,9 @@ class Search:
         self.worth[i] = self.goal.worth(seconds, price, rate)
         self.idle[i] = p.idle_fraction.mean
         self.stale[i] = p.staleness.mean if p.staleness is not None else 0.0
+        if self.goal.limits.confidence is not None:
+            room = gains.room(p, self.goal.limits.confidence)
+            self.room[int(self.among.of[i])] = room
         return p
 
     def _excesses(self, i: int) -> dict[str, float]:
@@ -315,7 +324,26 @@ class Search:
         return self.goal.excess(*map(float, values))
 
     def _meets(self, i: int) -> bool:
-        return bool(self.possible[i]) and self._excess_of(i) <= 1.0
+        if not self.possible[i] or self._excess_of(i) > 1.0:
+            return False
+        confidence = self.goal.limits.confidence
+        return confidence is None or self._within(i) >= confidence
+
+    def _within(self, i: int) -> float:
+        """The probability that a predicted candidate keeps deadline and budget."""
+        seconds, usd = float(self.seconds[i]), float(self.usd[i])
+        worst = max(self.goal.excess(seconds, usd, 0.0, 0.0).values(), default=0.0)
+        return gains.probability_within(self.predictions[i], 1.0 / worst if worst else math.inf)
+
+    def _promising(self, i: int) -> bool:
+        """Whether a candidate may keep deadline and budget with the confidence: it needs the same
+        room to them as one with its machine that has been predicted."""
+        confidence, room = self.goal.limits.confidence, self.room.get(int(self.among.of[i]))
+        if confidence is None or room is None or i in self.predictions:
+            return True
+        seconds, usd = float(self.seconds[i]), float(self.usd[i])
+        worst = max(self.goal.excess(seconds, usd, 0.0, 0.0).values(), default=0.0)
+        return worst * room <= 1.0 + UNKNOWN_ERROR / 5.0
 
     def _excess_of(self, i: int) -> float:
         return max(self._excesses(i).values(), default=0.0)
@@ -330,8 +358,18 @@ class Search:
         return [int(order[k]) for k in np.sort(first)]
 
     def ranked(self) -> list[int]:
-        """The predicted candidates that meet the limits, best first."""
-        return sorted(filter(self._meets, self.predictions), key=lambda i: -self.worth[i])
+        """The predicted candidates that meet the limits, best first.
+
+        Of those that are within :data:`WITHIN` of the best left, the one of least effort is next.
+        """
+        left = sorted(filter(self._meets, self.predictions), key=lambda i: -self.worth[i])
+        order: list[int] = []
+        while left:
+            near = [i for i in left if self.worth[i] * (1.0 + WITHIN) >= self.worth[left[0]]]
+            chosen = min(near, key=lambda i: (self.among.effort(i), -self.worth[i]))
+            left.remove(chosen)
+            order.append(chosen)
+        return order
 
     def _nearest(self) -> InputError:
         """Build the error that names the candidates closest to the limits and what they exceed."""
@@ -358,7 +396,7 @@ class Search:
             "staleness": f"has staleness {self.stale[i]:.3g} (limit {limits.max_staleness or 0:g})",
         }
         why = " and ".join(texts[name] for name, ratio in self._excesses(i).items() if ratio > 1.0)
-        return f"with {self.among.workers[i]} workers, {self.among.series_of(i).arch}, {why}"
+        return f"with {self.among.workers[i]} workers, {self.among.arch(i)}, {why}"
 
     def candidate(self, i: int, chance: float) -> Candidate:
         """Build the result for a predicted candidate."""
@@ -369,7 +407,6 @@ class Search:
         if p.interval:
             steps_s, rates = p.interval.iteration_s, p.interval.throughput_samples_per_s
         low, high = (seconds * step_s / p.iteration_s for step_s in steps_s)
-        worst = max(self.goal.excess(seconds, usd, 0.0, 0.0).values(), default=0.0)
         return Candidate(
             instance=series.instance.name,
             accelerator=series.instance.accelerator,
@@ -379,8 +416,9 @@ class Search:
             workers=p.workers,
             servers=self.jobs[i].options.server_count or None,
             server_instance=series.home.name if series.home is not None else None,
-            architecture=series.arch,
+            architecture=among.arch(i),
             options=dict(series.options),
+            layout=among.layout(i),
             batch_size=p.batch_size,
             global_batch_size=p.global_batch_size,
             price_usd_per_h=price,
@@ -390,11 +428,11 @@ class Search:
             time_interval_s=(low, high),
             cost_usd=usd,
             cost_interval_usd=(low / HOUR_S * price, high / HOUR_S * price),
-            samples_per_usd=self.goal.samples / usd,
+            samples_per_usd=self.goal.samples / usd if usd else math.inf,
             idle_fraction=p.idle_fraction.mean,
             staleness=p.staleness.mean if p.staleness else None,
             probability_best=chance,
-            probability_within=gains.probability_within(p, 1.0 / worst if worst else math.inf),
+            probability_within=self._within(i),
             fidelity=p.fidelity,
             bottleneck=p.bottleneck.text,
             prediction=p,

@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import NamedTuple, TypedDict, Unpack
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import msgspec
 import numpy as np
@@ -27,6 +27,7 @@ from perfmodel.catalogue import catalogue
 from perfmodel.catalogue.instances import Instance
 from perfmodel.inputs.job import Jitter, Job
 from perfmodel.inputs.profile import Profile
+from perfmodel.inputs.recomputation import read_recomputation
 from perfmodel.inputs.workload import Workload
 from perfmodel.predicting import job_facts
 from perfmodel.predicting.memory import memory_on
@@ -37,7 +38,13 @@ ARCHITECTURES = ("allreduce", "ps", "p2p", "zero1", "zero3")
 """Architectures considered by default. All of them compute the same update as one worker with the
 global batch."""
 
+FAMILIAR = ("allreduce", "fsdp", "ps")
+"""Architectures from the most common one on; of others, people use few."""
+
 BATCH_SIZES = (32, 64, 128, 256, 512)
+SEQUENCES, RECOMPUTE = (1, 2, 4, 8, 16, 32, 64), ("none", "full")
+"""Default batch sizes, and recomputation, of language models."""
+
 SERVERS = (1, 4, 16)
 MOST_WORKERS = 256
 """Default batch sizes per worker, numbers of servers, and largest number of workers."""
@@ -68,6 +75,8 @@ class Axes(NamedTuple):
     servers: Sequence[int] = ()
     batch_size: Sequence[int] = ()
     precision: Sequence[str | None] = ()
+    recompute: Sequence[str] = ()
+    sequence_length: int | None = None
 
 
 class Series(NamedTuple):
@@ -132,11 +141,36 @@ class Space(Columns):
     ----------
     series : the series; ``of`` holds the index of each candidate's series.
     left_out : instance types that were not evaluated, and why.
+    most_considered, most_simulated : largest number of candidates predicted one by one, and
+        simulated.
     """
 
     series: tuple[Series, ...]
     left_out: tuple[str, ...]
     of: Ids
+
+    most_considered: int = dataclasses.field(default=100, kw_only=True)
+    most_simulated: int = dataclasses.field(default=60, kw_only=True)
+
+    @property
+    def evaluated(self) -> int:
+        """Number of candidates evaluated by formulas."""
+        return len(self)
+
+    def arch(self, index: int) -> str:
+        """The name of a candidate's architecture."""
+        return self.series_of(index).arch
+
+    def layout(self, index: int) -> dict[str, object] | None:
+        """How the devices of a candidate's workers divide the model; None for single devices."""
+        return None
+
+    def effort(self, index: int) -> tuple[float, ...]:
+        """What people would rather have less of, in this order: nodes, servers, then unusual
+        software."""
+        name = registry.find(self.arch(index))[0].name
+        known = FAMILIAR.index(name) if name in FAMILIAR else len(FAMILIAR)
+        return (float(self.nodes[index]), float(self.servers[index]), float(known))
 
     def series_of(self, index: int) -> Series:
         """The series of a candidate."""
@@ -234,7 +268,7 @@ def space(
             else f"server_instances: only in {', '.join(sorted(places))}, where no workers are"
         )
     parts = _all_evaluated(work, executor)
-    columns = {
+    columns: dict[str, Any] = {
         field.name: np.concatenate([getattr(part, field.name) for part in parts])
         for field in dataclasses.fields(Columns)
     }
@@ -267,11 +301,14 @@ def none_left(out: Sequence[str]) -> InputError:
 
 def _workloads(profile: Profile, instance: Instance, axes: Axes) -> Iterator[Workload]:
     """The workload at each precision and batch size."""
-    sizes = axes.batch_size or BATCH_SIZES
-    for precision, size in itertools.product(axes.precision or (None,), sizes):
+    language = profile.decoder is not None
+    sizes = axes.batch_size or (SEQUENCES if language else BATCH_SIZES)
+    again = axes.recompute or (RECOMPUTE if language else ("",))
+    for precision, size, name in itertools.product(axes.precision or (None,), sizes, again):
         work = catalogue.workload(
-            profile, device_name=instance.device, precision=precision, batch_size=size
-        )
+            profile, device_name=instance.device, precision=precision, batch_size=size,
+            sequence_length=axes.sequence_length, recompute=read_recomputation(name or None, None),
+        )  # fmt: skip
         yield job_facts.with_layers(api.make_job(workload=work, arch="allreduce")).workload
 
 

@@ -116,6 +116,14 @@ def probability_within(prediction: Prediction, times: float) -> float:
     return (1.0 + math.erf(math.log(times) / (math.sqrt(2.0) * spread))) / 2.0
 
 
+def room(prediction: Prediction, confidence: float) -> float:
+    """Return what a limit has to be, as a multiple of the predicted step, for a measured step to
+    keep it with this probability."""
+    from statistics import NormalDist
+
+    return math.exp(NormalDist().inv_cdf(confidence) * math.hypot(*_spread(prediction)))
+
+
 def _spread(prediction: Prediction) -> tuple[float, float]:
     """Return two standard deviations of the logarithm: run-to-run variation, and everything else.
 

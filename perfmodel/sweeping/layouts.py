@@ -56,6 +56,8 @@ class Layouts(Tabular, frozen=True, eq=False, kw_only=True):
     bubble_fraction : of a step, in which a device waits for other stages, (layouts,).
     samples_per_s : of all replicas, (layouts,).
     skipped : number of combinations that are impossible, by the reason.
+    shapes, shape : jobs of one micro-batch, (shapes,), and which of them each layout has,
+        (layouts,).
     """
 
     job: Job
@@ -72,6 +74,8 @@ class Layouts(Tabular, frozen=True, eq=False, kw_only=True):
     bubble_fraction: Floats
     samples_per_s: Floats
     skipped: dict[str, int]
+    shapes: tuple[Job, ...]
+    shape: Ids
 
     def __len__(self) -> int:
         return len(self.step_s)
@@ -84,6 +88,12 @@ class Layouts(Tabular, frozen=True, eq=False, kw_only=True):
     def job_of(self, number: int) -> Job:
         """Return the job of a layout, to simulate it or to look at its memory."""
         return self.job.with_(**self.arguments_of(number))
+
+    def made(self, number: int) -> Job:
+        """Return the same job in less time; without the arguments that make it."""
+        one = self.shapes[int(self.shape[number])]
+        work = accumulated(one.workload, int(self.micro_batches[number]))
+        return msgspec.structs.replace(one, workload=work)
 
     def arguments_of(self, number: int) -> dict[str, Any]:
         """Return what :func:`perfmodel.make_job` is given for a layout, besides what ``job`` is."""
@@ -296,6 +306,8 @@ class _Evaluating:
         passes = self.job.workload.accumulation
         changes: dict[str, Any] = {"tensor": tensor or None, "micro_batches": passes}
         changes |= _unused(tensor, self.job.replica.pipeline if tensor and self.job.replica else 1)
+        if tensor == 1 and "pipeline" in changes:  # any number above 1 makes a replica
+            changes |= {"pipeline": 2, "devices": None, "workers": max(self.job.devices // 2, 1)}
         if not tensor:
             changes |= dict.fromkeys(OF_REPLICA) | {"devices": None, "workers": self.job.devices}
         if each * passes != self.job.workload.batch_size:
@@ -308,7 +320,7 @@ class _Evaluating:
 
     def result(self) -> Layouts:
         """Evaluate all layouts, and return them sorted."""
-        found: list[tuple[_Shape, int, Ids, Steps]] = []
+        found: list[tuple[_Shape, Job, Ids, Steps]] = []
         arrays = [k for k, (_, job, _) in enumerate(self.made) if as_arrays(job)]
         several = along(
             [self.made[k][1] for k in arrays], [self.made[k][2] for k in arrays], _formulas
@@ -319,7 +331,7 @@ class _Evaluating:
             if isinstance(steps, InputError):
                 self._skip(str(steps), len(passes))
                 continue
-            found.append((shape, job.workers, passes, steps))
+            found.append((shape, job, passes, steps))
         if not found:
             why = next(iter(self.skipped), "no combination was given")
             raise InputError(f"layouts: none is possible: {why}")
@@ -339,7 +351,7 @@ class _Evaluating:
             values.append((step_s, 0.0 if bubble is None else float(bubble.seconds)))
         return Steps(*np.array(values).T)
 
-    def _sorted(self, found: Sequence[tuple[_Shape, int, Ids, Steps]]) -> Layouts:
+    def _sorted(self, found: Sequence[tuple[_Shape, Job, Ids, Steps]]) -> Layouts:
         counts = [len(passes) for *_, passes, _ in found]
 
         def repeated(values: Iterable[Any]) -> np.ndarray[Any, np.dtype[Any]]:
@@ -348,7 +360,7 @@ class _Evaluating:
         numbers = {name: repeated(getattr(shape, name) for shape, *_ in found)
                    for name in NUMBERS if name in _Shape._fields}  # fmt: skip
         names = {name: repeated(getattr(shape, name) for shape, *_ in found) for name in NAMES}
-        numbers["workers"] = repeated(workers for _, workers, *_ in found)
+        numbers["workers"] = repeated(job.workers for _, job, *_ in found)
         numbers["micro_batches"] = np.concatenate([passes for *_, passes, _ in found])
         step_s = np.concatenate([steps.step_s for *_, steps in found])
         bubble_s = np.concatenate([steps.bubble_s for *_, steps in found])
@@ -364,4 +376,6 @@ class _Evaluating:
             bubble_fraction=(bubble_s / step_s)[order],
             samples_per_s=rate[order],
             skipped=dict(self.skipped),
+            shapes=tuple(job for _, job, *_ in found),
+            shape=np.repeat(np.arange(len(found)), counts)[order],
         )

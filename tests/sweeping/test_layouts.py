@@ -151,6 +151,19 @@ def test_a_planted_error_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert layouts(made(), tensor=(2,), pipeline=(4,), micro_batches=(8,)).step_s < kept
 
 
+def test_any_layout_can_be_the_first() -> None:
+    """Layouts are the same whichever of them the job has."""
+    axes: dict[str, Any] = {"tensor": (1, 2), "pipeline": (1, 2, 4), "micro_batches": (8,)}
+    rates = []
+    for tensor, pipeline in ((2, 1), (1, 4), (2, 2)):
+        shape = {"tensor": tensor, "pipeline": pipeline, "virtual_stages": None, "transfers": None}
+        found = layouts(made(**shape), **axes)
+        sizes = zip(found.tensor.tolist(), found.pipeline.tolist(), strict=True)
+        rates.append(dict(zip(sizes, found.samples_per_s.round(9).tolist(), strict=True)))
+    assert len(rates[0]) >= 5
+    assert rates[0] == rates[1] == rates[2]
+
+
 def test_global_batches_that_do_not_fit_are_counted() -> None:
     found = layouts(made(), tensor=(2,), pipeline=(4,), global_batch_size=(64, 100))
     assert found.global_batch_size.tolist() == [64]

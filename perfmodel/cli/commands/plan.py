@@ -38,10 +38,33 @@ LIMITS = all_of(
     option("--max-workers", WHOLE, "Maximum number of workers."),
     option("--max-global-batch-size", WHOLE, "Maximum samples per update."),
     option(
+        *("--confidence", types.FRACTION, "Probability of keeping deadline and budget."),
+        metavar="90%",
+    ),
+    option(
         *("--memory-confidence", types.FRACTION, "Probability that a worker fits its device."),
         metavar="90%",
         default="90%",
     ),
+)
+
+OWN = all_of(
+    option("--device", types.DEVICE, "Device of your own cluster."),
+    option("--cluster", types.CLUSTER, "Your own cluster instead of instances; has no prices."),
+)
+
+LAYOUTS = all_of(
+    option("--devices", NUMBERS, "Numbers of devices; then layouts of a language model are tried."),
+    option("--sequence-length", WHOLE, "Tokens per sequence of a language model."),
+    option("--tensor", NUMBERS, "Devices that divide every layer.  [default: divisors of a node]"),
+    option("--pipeline", NUMBERS, "Stages.  [default: divisors of the devices, up to 64]"),
+    option("--virtual-stages", NUMBERS, "Chunks per stage.  [default: 1,2,4]"),
+    option("--schedule", NAMES, "Schedules.  [default: 1f1b, interleaved_1f1b with chunks]"),
+    option("--micro-batch-size", NUMBERS, "Sequences of a micro-batch.  [default: 1,2,4,8]"),
+    option("--global-batch-size", NUMBERS, "Sequences per update.  [default: 4 Mi tokens]"),
+    option("--recompute", NAMES, "Recomputation.  [default: none,selective,full]"),
+    option("--framework", TEXT, "As in perfmodel predict."),
+    switch("--sequence-parallel", "Divide along the sequence between products, too."),
 )
 
 SPACE = all_of(
@@ -79,7 +102,10 @@ SPACE = all_of(
 @option("--model", types.MODEL, "Model from the catalogue.")
 @option("--workload", types.INPUT, "Workload file instead of --model.")
 @option("--objective", OBJECTIVES, "What to optimise.", default="cost")
+@option("--tokens", NUMBER, "Tokens of the whole training of a language model.", metavar="1e12")
 @training_options
+@OWN
+@LAYOUTS
 @LIMITS
 @SPACE
 @option("--top", WHOLE, "Candidates to list.", default=10)
@@ -95,9 +121,11 @@ def plan(
     **values: Any,
 ) -> None:
     """Formulas evaluate the whole space, and the best candidates are simulated. Prices are from the
-    catalogue, each with its date. Workers are single devices: for replicas see sweep and advise.
+    catalogue, each with its date. For a language model with --devices, candidates are layouts: how
+    tensor and pipeline parallelism, sharding and micro-batches divide model and batch.
 
     \b
+    perfmodel plan --model llama-70b --device h100 --cluster dgx-h100 --devices 64 --tokens 1e12 --objective time
     perfmodel plan --model resnet50 --dataset-size 1281167 --epochs 90 --objective cost --deadline 24h
     """  # noqa: E501
     out.check()

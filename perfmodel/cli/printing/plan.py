@@ -8,7 +8,16 @@ from perfmodel.cli.printing.prediction import assumed
 from perfmodel.cli.printing.tables import print_table
 from perfmodel.cli.printing.text import bold, dim, show
 from perfmodel.cli.verbosity import verbosity
-from perfmodel.planning.plans import HOUR_S, Candidate, Plan, Price, Trade, servers_text
+from perfmodel.planning.plans import (
+    HOUR_S,
+    Candidate,
+    Plan,
+    Price,
+    Trade,
+    devices_text,
+    layout_text,
+    servers_text,
+)
 
 WORDS = {
     "cost": "lowest cost",
@@ -29,7 +38,10 @@ def plan(result: Plan) -> None:
     )
     show(f"\n{result.samples:,} samples, 90 % intervals in brackets:\n")
     heads = ("", "candidate", "time (h)", "cost (USD)", "samples/s", "idle", "by")
-    print_table(heads, [_row(rank, c) for rank, c in enumerate(result.ranked, 1)])
+    table = [heads, *(_row(rank, c) for rank, c in enumerate(result.ranked, 1))]
+    if not any(c.price_usd_per_h for c in result.ranked):  # a cluster of one's own
+        table = [(*row[:3], *row[4:]) for row in table]
+    print_table(table[0], table[1:])
     show(f"\n{dim('why')}      {result.why}")
     show(f"{dim('sure')}     {_sure(result)}")
     if result.change is not None:
@@ -39,13 +51,14 @@ def plan(result: Plan) -> None:
     if everything:
         show("\nNone is both faster and cheaper than these:\n")
         print_table(("", "candidate", "time (h)", "cost (USD)"), map(_trade, result.front))
-    elif len(result.front) > 1:
+    elif len(result.front) > 1 and any(trade.cost_usd for trade in result.front):
         show(f"{dim('trade')}    {_span(result.front)}")
     named = {(c.instance, c.accelerator) for c in result.ranked}
     named |= {(c.server_instance or "", "") for c in result.ranked}
     prices = [p for p in result.prices if everything or (p.instance, p.accelerator) in named]
-    show("\nPrices, of the catalogue on their date:\n")
-    print_table(("", "instance", "USD/h", "region", "date", "line"), map(_price, prices))
+    if any(price.price_usd_per_h for price in prices):
+        show("\nPrices, of the catalogue on their date:\n")
+        print_table(("", "instance", "USD/h", "region", "date", "line"), map(_price, prices))
     for name, texts in (("left out", _out(result.left_out)), ("note", result.notes)):
         for text in texts:
             show(f"\n{dim(name)}: {text}")
@@ -68,8 +81,8 @@ def _row(rank: int, candidate: Candidate) -> tuple[str, ...]:
 
 def _trade(trade: Trade) -> tuple[str, ...]:
     label = (
-        f"{trade.nodes} x {trade.instance} ({trade.workers} x {trade.accelerator}), "
-        f"{trade.architecture}{servers_text(trade)}, batch {trade.batch_size}"
+        f"{trade.nodes} x {trade.instance} ({devices_text(trade)} x {trade.accelerator}), "
+        f"{trade.architecture}{servers_text(trade)}{layout_text(trade)}"
     )
     return "", label, f"{trade.time_s / HOUR_S:.3g}", f"{trade.cost_usd:.4g}"
 

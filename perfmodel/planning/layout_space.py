@@ -1,0 +1,374 @@
+"""Layouts of language models as candidates of a plan: how devices divide the model.
+
+Formulas evaluate all layouts at once (:func:`perfmodel.layouts`). Of each kind, which is a tensor
+parallelism, and a number of stages and of chunks, the fastest layout that fits stands for all
+others, which differ in sharding, in the size of micro-batches and in what is recomputed; of those
+as fast, the simplest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Unpack
+
+import numpy as np
+
+from perfmodel import api
+from perfmodel.base.arrays import Ids
+from perfmodel.base.errors import InputError, whole_number
+from perfmodel.catalogue import catalogue
+from perfmodel.catalogue.instances import Instance
+from perfmodel.inputs.cluster import Cluster
+from perfmodel.inputs.job import Job
+from perfmodel.inputs.profile import Profile
+from perfmodel.planning.space import Columns, Common, Series, Space, none_left
+from perfmodel.predicting.memory import memory_on
+from perfmodel.sweeping.layouts import Layouts, layouts
+
+ARCHITECTURES = ("ring", "zero1", "zero2", "zero3")
+"""Default architectures; each keeps less of the model on a device than the one before."""
+
+RECOMPUTE = ("none", "selective", "full")
+"""Default recomputation; each keeps less than the one before."""
+
+MICRO_BATCHES = (1, 2, 4, 8)
+CHUNKS = (1, 2, 4)
+MOST_STAGES = 64
+"""Default sizes of micro-batches, chunks per stage, and most stages."""
+
+BATCH_TOKENS, LARGE_BATCH_TOKENS, LARGE = 4 * 2**20, 16 * 2**20, 4096
+"""Default global batch: 4 Mi tokens (Llama 2, arXiv 2307.09288, section 2.2); from ``LARGE``
+devices on 16 Mi, as Llama 3 of 405B parameters on 16,384 (arXiv 2407.21783, table 4)."""
+
+NEAR = 0.01
+"""Relative difference of rates up to which the simpler layout of a kind is taken."""
+
+EACH, CLOSE = 3, 0.95
+"""Most layouts of a kind that are looked at one by one, on up to ``FEW`` devices, and the lowest
+rate of those after the first relative to the fastest."""
+
+FEW, SIMULATED = 512, 12
+"""Devices up to which simulations are cheap, and most simulations there."""
+
+MOST_KINDS, WORST = 10, 0.6
+"""Most kinds of layouts per machine and number of devices, and the lowest rate relative to the
+fastest of them."""
+
+
+class Division(NamedTuple):
+    """The varied arguments of layouts, empty for the defaults, and those of all layouts."""
+
+    devices: Sequence[int] = ()
+    tensor: Sequence[int] = ()
+    pipeline: Sequence[int] = ()
+    virtual_stages: Sequence[int] = ()
+    micro_batch_size: Sequence[int] = ()
+    recompute: Sequence[str] = ()
+    schedule: Sequence[str] = ()
+    global_batch_size: Sequence[int] = ()
+    arch: Sequence[str] = ()
+    common: Mapping[str, Any] = {}
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a plan is to look for layouts."""
+        split = (self.devices, self.tensor, self.pipeline, self.virtual_stages)
+        return any(map(len, (*split, self.micro_batch_size, self.schedule)))
+
+
+class Machine(NamedTuple):
+    """Where layouts may run: an instance type or a cluster of one's own, which has no price, the
+    device profile, and the cluster as it was given."""
+
+    instance: Instance
+    price_usd_per_h: float
+    cluster: Cluster
+    device: str
+    given: Cluster | str | Path
+
+
+@dataclasses.dataclass(frozen=True)
+class LayoutSpace(Space):
+    """Layouts that stand for their kind.
+
+    Attributes
+    ----------
+    found : the layouts of each series; ``rows`` is the number of each candidate among them.
+    """
+
+    found: tuple[Layouts, ...]
+    rows: Ids
+
+    most_considered: int = dataclasses.field(default=6, kw_only=True)
+    most_simulated: int = dataclasses.field(default=3, kw_only=True)
+
+    @property
+    def evaluated(self) -> int:
+        """Number of layouts evaluated by formulas."""
+        return sum(map(len, self.found))
+
+    def options(self, index: int) -> dict[str, object]:
+        """The layout of a candidate, as arguments of :func:`perfmodel.make_job`."""
+        return self.layout(index)
+
+    def layout(self, index: int) -> dict[str, object]:
+        """How the devices of a candidate divide the model."""
+        found, row = self.found[int(self.of[index])], int(self.rows[index])
+        stages = int(found.pipeline[row])
+        return {
+            "tensor": int(found.tensor[row]),
+            "pipeline": stages,
+            "virtual_stages": int(found.virtual_stages[row]),
+            "micro_batches": int(found.micro_batches[row]),
+            "micro_batch_size": int(found.micro_batch_size[row]),
+            "schedule": found.schedule[row] if stages > 1 else None,
+            "recompute": found.recompute[row],
+        }
+
+    def arch(self, index: int) -> str:
+        """The architecture of a candidate."""
+        return self.found[int(self.of[index])].arch[int(self.rows[index])]
+
+    def effort(self, index: int) -> tuple[float, ...]:
+        """What people would rather have less of, in this order: nodes, then what complicates a
+        layout, then unusual software."""
+        found, row = self.found[int(self.of[index])], int(self.rows[index])
+        kinds = [found.pipeline[row] > 1, found.virtual_stages[row] > 1, found.tensor[row] > 1]
+        sizes = (found.pipeline[row], found.virtual_stages[row], found.tensor[row])
+        known = ARCHITECTURES.index(found.arch[row]) if found.arch[row] in ARCHITECTURES else 9
+        again = RECOMPUTE.index(found.recompute[row]) if found.recompute[row] in RECOMPUTE else 9
+        return (float(self.nodes[index]), sum(kinds), *map(float, sizes), known, again)
+
+    def job(self, index: int, **common: Unpack[Common]) -> Job:
+        """The job of a candidate."""
+        found = self.found[int(self.of[index])]
+        arguments = found.arguments_of(int(self.rows[index]))
+        return found.job.with_(**arguments, **common)
+
+
+def layout_space(
+    machines: Sequence[Machine],
+    profile: Profile,
+    division: Division,
+    *,
+    most_batch: int | None,
+    confidence: float,
+    out: Sequence[str] = (),
+) -> LayoutSpace:
+    """Evaluate the layouts of a language model on each machine with each number of devices.
+
+    Parameters
+    ----------
+    most_batch : largest global batch size.
+    confidence : probability with which a device's memory suffices.
+    out : machines left out before, and why.
+
+    Raises
+    ------
+    InputError : no layout is possible, or none fits.
+    """
+    for name in ("devices", "tensor", "pipeline", "virtual_stages", "global_batch_size"):
+        for value in getattr(division, name):
+            whole_number(name, value)
+    reasons, series, several, parts, rows = list(out), [], [], [], []
+    for machine in machines:
+        for count in division.devices or (_all_devices(machine),):
+            try:
+                found = _layouts(machine, profile, division, count, most_batch)
+            except InputError as error:
+                reasons.append(f"{machine.instance.label}, {count} devices: {error}")
+                continue
+            fitting = _Fitting(found, machine, confidence)
+            chosen = list(fitting.chosen())
+            if not chosen:
+                reasons.append(f"{machine.instance.label}, {count} devices: {fitting.shortage}")
+                continue
+            series.append(Series(machine.instance, machine.price_usd_per_h, found.job, "", {}))
+            several.append(found)
+            rows += [row for row, _ in chosen]
+            parts.append(_columns(found, machine, count, chosen))
+    if not parts:
+        raise none_left(reasons)
+    columns: dict[str, Any] = {
+        field.name: np.concatenate([getattr(part, field.name) for part in parts])
+        for field in dataclasses.fields(Columns)
+    }
+    of = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    if max(one.job.devices for one in several) <= FEW:
+        columns |= {"most_considered": 2 * SIMULATED, "most_simulated": SIMULATED}
+    return LayoutSpace(
+        series=tuple(series), left_out=tuple(reasons), of=of, found=tuple(several),
+        rows=np.array(rows), **columns,
+    )  # fmt: skip
+
+
+def _all_devices(machine: Machine) -> int:
+    nodes = machine.cluster.nodes
+    if nodes is None:
+        raise InputError(f"devices: give how many; {machine.cluster.name!r} has no number of nodes")
+    return nodes * machine.cluster.devices_per_node
+
+
+def _divisors(number: int, most: int) -> list[int]:
+    return [k for k in range(1, min(number, most) + 1) if number % k == 0]
+
+
+def _layouts(
+    machine: Machine, profile: Profile, division: Division, count: int, most_batch: int | None
+) -> Layouts:
+    """Evaluate all layouts on a number of devices of a machine.
+
+    Raises
+    ------
+    InputError : none is possible.
+    """
+    decoder = profile.decoder
+    if decoder is None:
+        raise InputError(f"layouts: {profile.name!r} is not a language model with dimensions")
+    each = machine.cluster.devices_per_node
+    tensor = division.tensor or _divisors(math.gcd(each, count), each)
+    most = min(MOST_STAGES, decoder.blocks)
+    pipeline = division.pipeline or [1, *(k for k in _divisors(count, most) if k > 1)]
+    length = division.common.get("sequence_length") or decoder.sequence_length
+    tokens = BATCH_TOKENS if count < LARGE else LARGE_BATCH_TOKENS
+    batches = division.global_batch_size or (max(tokens // length, 1),)
+    if most_batch is not None:
+        batches = [min(batch, most_batch) for batch in batches]
+    size = max(max(tensor), 2) if max(tensor) > 1 else 1
+    stages = 1 if size > 1 else max(pipeline)
+    if size * stages == 1 and count > 1:
+        stages = next((k for k in range(2, count + 1) if count % k == 0), 1)
+    if size * stages == 1:
+        raise InputError("layouts: a single device (give devices above 1)")
+    base = api.make_job(
+        workload=profile, device=machine.device, cluster=machine.given,
+        devices=count, tensor=size, pipeline=stages, micro_batches=1, batch_size=1, arch="ring",
+        **division.common,
+    )  # fmt: skip
+    return layouts(
+        base,
+        tensor=tensor,
+        pipeline=pipeline,
+        virtual_stages=division.virtual_stages or CHUNKS,
+        schedule=division.schedule,
+        micro_batch_size=division.micro_batch_size or MICRO_BATCHES,
+        recompute=division.recompute or RECOMPUTE,
+        arch=division.arch or ARCHITECTURES,
+        global_batch_size=batches,
+    )
+
+
+class _Fitting:
+    """Which layouts fit into their devices.
+
+    What keeps less than a layout that does not fit need not be looked at, nor what keeps more: less
+    recomputation, more samples in a micro-batch, or an architecture that keeps more of the model.
+    """
+
+    def __init__(self, found: Layouts, machine: Machine, confidence: float) -> None:
+        self.found, self.confidence = found, confidence
+        self.device = catalogue.device(found.job.workload.device)
+        self.device_bytes = self.device.memory_bytes or math.inf
+        self.each = EACH if found.job.devices <= FEW else 1
+        self.failed: dict[tuple[int, int, int], list[tuple[int, int, int]]] = {}
+        self.known: dict[int, float] = {}
+        self.least = math.inf
+        shapes = zip(found.tensor.tolist(), found.pipeline.tolist(),
+                     found.virtual_stages.tolist(), strict=True)  # fmt: skip
+        self.shapes = list(shapes)
+        self.easiest: dict[tuple[tuple[int, int, int], str], int] = {}
+        for row, shape in enumerate(self.shapes):
+            key = (shape, found.arch[row])
+            other = self.easiest.setdefault(key, row)
+            if self._needs(row)[1:] < self._needs(other)[1:]:
+                self.easiest[key] = row
+
+    def _needs(self, row: int) -> tuple[int, int, int]:
+        """Return how much of the model, and of activations, a layout keeps, as ranks."""
+        found = self.found
+        arch, again = found.arch[row], found.recompute[row]
+        kept = len(ARCHITECTURES) - ARCHITECTURES.index(arch) if arch in ARCHITECTURES else 0
+        rest = len(RECOMPUTE) - RECOMPUTE.index(again) if again in RECOMPUTE else 0
+        return kept, rest, int(found.micro_batch_size[row])
+
+    def needed(self, row: int) -> float:
+        """Return the memory that a layout needs with the confidence (bytes)."""
+        if row not in self.known:
+            job = self.found.made(row)
+            self.known[row] = memory_on(self.device, job).needed_bytes(self.confidence)
+            self.least = min(self.least, self.known[row])
+        return self.known[row]
+
+    def fits(self, row: int) -> bool:
+        """Return whether a layout fits."""
+        shape, needs = self.shapes[row], self._needs(row)
+        failed = self.failed.setdefault(shape, [])
+        if any(all(a <= b for a, b in zip(one, needs, strict=True)) for one in failed):
+            return False
+        for one in (self.easiest[shape, self.found.arch[row]], row):
+            if self.needed(one) > self.device_bytes:
+                failed.append(self._needs(one))
+                return False
+        return True
+
+    def chosen(self) -> Iterator[tuple[int, float]]:
+        """Yield the fastest layout that fits of each kind, and the memory it needs."""
+        kinds: dict[tuple[object, ...], set[int]] = {}
+        rates, best = self.found.samples_per_s.tolist(), 0.0
+        alike: dict[tuple[object, ...], list[int]] = {}
+        of_row = list(zip(self.shapes, self.found.global_batch_size.tolist(), strict=True))
+        for row, kind in enumerate(of_row):
+            alike.setdefault(kind, []).append(row)
+        for row, kind in enumerate(of_row):
+            if rates[row] < WORST * best:
+                return
+            taken = kinds.get(kind, set())
+            full = len(kinds) >= MOST_KINDS if not taken else len(taken) >= self.each
+            if full or row in taken or rates[row] < CLOSE * best * bool(taken):
+                continue
+            if not self.fits(row):
+                continue
+            best = max(best, rates[row])
+            near = [k for k in alike[kind] if rates[row] / (1.0 + NEAR) <= rates[k] <= rates[row]]
+            near.sort(key=self._effort)
+            simplest = next(k for k in near if k == row or self.fits(k))
+            if simplest not in taken:
+                kinds.setdefault(kind, taken).add(simplest)
+                yield simplest, self.needed(simplest)
+
+    def _effort(self, row: int) -> tuple[int, ...]:
+        """Return what people would rather have less of, as ranks: sharding, then recomputation."""
+        kept, rest, _ = self._needs(row)
+        return -kept, -rest
+
+    @property
+    def shortage(self) -> str:
+        """Why none fits."""
+        times = self.least / self.device_bytes
+        return f"no layout fits: a device needs at least {times:.3g} times its memory"
+
+
+def _columns(
+    found: Layouts, machine: Machine, count: int, chosen: Sequence[tuple[int, float]]
+) -> Columns:
+    """Return the columns of the layouts that stand for their kinds."""
+    rows = np.array([row for row, _ in chosen])
+    nodes = -(-count // machine.cluster.devices_per_node)
+    size = len(rows)
+    device_bytes = catalogue.device(found.job.workload.device).memory_bytes or math.inf
+    return Columns(
+        workers=found.workers[rows],
+        servers=np.zeros(size, np.int64),
+        nodes=np.full(size, nodes),
+        batch_size=found.micro_batches[rows] * found.micro_batch_size[rows],
+        step_s=found.step_s[rows],
+        rate=found.samples_per_s[rows],
+        idle=found.bubble_fraction[rows],
+        staleness=np.zeros(size),
+        price=np.full(size, nodes * machine.price_usd_per_h),
+        worker_bytes=np.array([needed for _, needed in chosen]),
+        device_bytes=np.full(size, float(device_bytes)),
+    )

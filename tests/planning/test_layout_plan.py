@@ -1,0 +1,138 @@
+"""Plans over layouts: the choice is that of exhaustive simulation, fits, and is simple."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from perfmodel import InputError, PlanLimits, layouts, make_job, plan, predict
+from perfmodel.catalogue import catalogue
+from perfmodel.cli import cli
+from perfmodel.planning import layout_space as module
+from perfmodel.predicting import gains
+from perfmodel.predicting.memory import memory_on
+
+SMALL: dict[str, Any] = {"model": "llama-7b", "device": "h100", "cluster": "dgx-h100"}
+SMALL |= {"devices": [8], "objective": "time", "sequence_length": 2048}
+AXES: dict[str, Any] = {"tensor": (1, 2), "pipeline": (2, 4), "virtual_stages": (1, 2)}
+AXES |= {"micro_batch_size": (1, 2), "recompute": ("none", "full"), "arch": ("ring", "zero1")}
+
+
+def seeded(seed: int) -> dict[str, Any]:
+    draw = random.Random(seed)
+    given = {**SMALL, "device": draw.choice(["a100", "h100"])}
+    given["cluster"] = draw.choice(["dgx-a100", "dgx-h100"])
+    given["devices"] = [draw.choice([8, 16])]
+    given["global_batch_size"] = [draw.choice([32, 64, 128])]
+    given["framework"] = draw.choice(["megatron", "torchtitan"])
+    return given | {name: draw.sample(values, 2) for name, values in AXES.items()}
+
+
+def exhaustive(given: dict[str, Any]) -> float:
+    """The highest simulated rate of all layouts that fit."""
+    base = make_job(
+        model=given["model"], device=given["device"], cluster=given["cluster"],
+        devices=given["devices"][0], tensor=2, pipeline=2, micro_batches=1, batch_size=1,
+        arch="ring", sequence_length=given["sequence_length"], framework=given["framework"],
+    )  # fmt: skip
+    axes = {name: tuple(given[name]) for name in (*AXES, "global_batch_size")}
+    found, best = layouts(base, **axes), 0.0
+    device = catalogue.device(given["device"])
+    for k in range(len(found)):
+        if found.samples_per_s[k] < 0.7 * best:
+            break  # formulas are within a few percent
+        job = found.job_of(k)
+        if memory_on(device, job).needed_bytes(0.9) <= (device.memory_bytes or 0.0):
+            best = max(best, predict(job, fidelity="fine").throughput_samples_per_s)
+    return best
+
+
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 10))]
+)
+def test_choices_are_those_of_exhaustive_simulation(seed: int) -> None:
+    given = seeded(seed)
+    best = exhaustive(given)
+    if not best:
+        with pytest.raises(InputError, match="fits"):
+            plan(**given)
+        return
+    first = plan(**given).first
+    assert first.throughput_samples_per_s >= 0.98 * best
+
+
+def test_the_choice_is_simple_and_fits() -> None:
+    """One replica is no reason to shard among replicas; memory is a limit."""
+    result = plan(**SMALL, tensor=(8,), pipeline=(1,), global_batch_size=(64,))
+    first = result.first
+    assert first.architecture == "ring"
+    assert first.layout is not None
+    assert first.layout["virtual_stages"] == 1
+    assert first.prediction.memory.is_enough(0.9)
+    assert "tensor 8" in first.label
+    assert first.time_s == pytest.approx(1_000_000 / first.throughput_samples_per_s, rel=0.01)
+
+
+def test_a_planted_shortage_changes_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory decides: the fastest of the layouts recomputes nothing, and does not fit if each needs
+    more."""
+    given = {**SMALL, "tensor": (2,), "pipeline": (4,), "global_batch_size": (64,)}
+    kept = plan(**given).first.throughput_samples_per_s
+    needed = module._Fitting.needed
+    monkeypatch.setattr(module._Fitting, "needed", lambda self, row: 2.5 * needed(self, row))
+    assert plan(**given, fidelity="coarse").first.throughput_samples_per_s < kept
+
+
+def test_the_command_answers_with_layouts() -> None:
+    arguments = ["plan", "--model", "llama-7b", "--device", "h100", "--cluster", "dgx-h100"]
+    arguments += ["--devices", "8", "--tokens", "1e10", "--objective", "time"]
+    arguments += ["--confidence", "90%", "--tensor", "1,2", "--pipeline", "1,2", "--json"]
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    first = answer["ranked"][0]
+    assert first["layout"]["tensor"] * first["layout"]["pipeline"] * first["workers"] == 8
+    assert first["global_batch_size"] == 1024  # 4 Mi tokens in sequences of 4096
+    assert answer["candidates"] > 50
+
+
+def test_without_devices_language_models_find_batches_that_fit() -> None:
+    first = plan(model="llama-7b", instance=["p4d.24xlarge"], arch=["zero3"], workers=[8, 16],
+                 objective="throughput", sequence_length=2048).first  # fmt: skip
+    assert first.batch_size < 32
+    assert first.layout is None
+
+
+@pytest.mark.parametrize("deadline_h", [24.0, 48.0])
+def test_deadlines_are_kept_with_the_confidence(deadline_h: float) -> None:
+    given: dict[str, Any] = {"model": "resnet50", "dataset_size": 1281167, "epochs": 90}
+    given |= {"instance": ["p3.16xlarge", "p3.2xlarge"], "arch": ["ring"], "fidelity": "coarse"}
+    limits = PlanLimits(deadline_s=3600.0 * deadline_h, confidence=0.9)
+    sure, unsure = (plan(**given, limits=one).first
+                    for one in (limits, PlanLimits(deadline_s=3600.0 * deadline_h)))  # fmt: skip
+    assert sure.probability_within >= 0.9
+    assert sure.cost_usd >= unsure.cost_usd
+    assert gains.probability_within(sure.prediction, gains.room(sure.prediction, 0.9)) == (
+        pytest.approx(0.9)
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"objective": "cost"}, "needs prices"),
+        ({"model": "resnet50"}, "not a language model"),
+        ({"model": "resnet50", "tokens": 1e9}, "no language model"),
+        ({"tokens": 1e9, "dataset_size": 5}, "give one of them"),
+        ({"cluster": None}, "give a cluster"),
+        ({"model": "llama-405b"}, "times its memory"),
+        ({"tensor": [7], "pipeline": [1]}, "whole replicas"),
+    ],
+)
+def test_impossible_plans_say_why(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        plan(**{**SMALL, **given})
