@@ -32,7 +32,6 @@ from perfmodel.studies.advice import advise
 from perfmodel.sweeping.chunks import Progress
 from perfmodel.sweeping.grids import Several
 from perfmodel.sweeping.processes import InLine
-from perfmodel.times.language_estimate import DEVICE
 
 T = TypeVar("T")
 
@@ -99,7 +98,8 @@ def plan(
 ) -> Plan:
     """Choose instances, workers, architecture and batch size for a training run.
 
-    There are this many parameters because users vary them independently; all have a default.
+    There are this many parameters because users vary them independently; all have a default. There
+    are this many lines because each is described.
 
     Parameters
     ----------
@@ -230,7 +230,9 @@ def _own_machine(
             "cluster of one's own look for layouts of these"
         )
     made = cluster if isinstance(cluster, Cluster) else catalogue.cluster_or_file(cluster)
-    name = catalogue.device(device or DEVICE).name
+    if device is None:
+        device = api.make_job(workload=profile, cluster=cluster, batch_size=1).workload.device
+    name = catalogue.device(device).name
     row = Instance(
         name=made.name, accelerator=name.upper(), devices=made.devices_per_node, region="",
         price_usd_per_h=None,

@@ -46,11 +46,11 @@ devices on 16 Mi, as Llama 3 of 405B parameters on 16,384 (arXiv 2407.21783, tab
 NEAR = 0.01
 """Relative difference of rates up to which the simpler layout of a kind is taken."""
 
-EACH, CLOSE = 3, 0.95
+EACH, CLOSE = 2, 0.97
 """Most layouts of a kind that are looked at one by one, on up to ``FEW`` devices, and the lowest
 rate of those after the first relative to the fastest."""
 
-FEW, SIMULATED = 512, 12
+FEW, SIMULATED = 512, 5
 """Devices up to which simulations are cheap, and most simulations there."""
 
 MOST_KINDS, WORST = 10, 0.6

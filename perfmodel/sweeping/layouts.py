@@ -146,9 +146,8 @@ class _Shape(NamedTuple):
     arch: str
 
 
-_Division = tuple[int, int, str, str]
-"""Tensor parallelism (0: single devices), size of a micro-batch, what is recomputed, and the
-architecture."""
+_Division = tuple[int, int, str]
+"""Tensor parallelism (0: single devices), size of a micro-batch, and what is recomputed."""
 
 
 def layouts(
@@ -219,7 +218,7 @@ class _Evaluating:
         self.devices = job.devices
         self.context = 1 if job.replica is None else job.replica.context
         self.divided: dict[_Division, Job | InputError] = {}
-        self.others: dict[str, Job] = {}
+        self.others: dict[tuple[str, bool], Job] = {}
         self.made: list[tuple[_Shape, Job, Ids]] = []
         self.skipped: dict[str, int] = defaultdict(int)
 
@@ -262,8 +261,10 @@ class _Evaluating:
         experts = self.job.replica is not None and self.job.replica.experts is not None
         single = shape.tensor == shape.pipeline == self.context == 1 and not experts
         made = self._divided(
-            (0 if single else shape.tensor, shape.micro_batch_size, shape.recompute, shape.arch)
+            (0 if single else shape.tensor, shape.micro_batch_size, shape.recompute)
         )
+        other = self._other(shape.arch, pipelined=shape.pipeline > 1)
+        made = msgspec.structs.replace(made, architecture=other.architecture, options=other.options)
         if made.replica is None:
             if shape.virtual_stages > 1:
                 raise InputError(f"virtual_stages: {shape.virtual_stages}, but a single stage")
@@ -294,15 +295,23 @@ class _Evaluating:
             raise made
         return made
 
-    def _made(self, tensor: int, each: int, recompute: str, arch: str) -> Job:
-        """Make the job; architectures share the workload."""
-        if arch:
-            if arch not in self.others:
-                self.others[arch] = self.job.with_(arch=arch)
-            other, plain = self.others[arch], self._divided((tensor, each, recompute, ""))
-            return msgspec.structs.replace(
-                plain, architecture=other.architecture, options=other.options
-            )
+    def _other(self, arch: str, *, pipelined: bool) -> Job:
+        """Return the job with an architecture, whose options depend on there being a pipeline."""
+        key = (arch, pipelined)
+        if key not in self.others:
+            stages = 1 if self.job.replica is None else self.job.replica.pipeline
+            changes: dict[str, Any] = {"arch": arch} if arch else {}
+            if pipelined != (stages > 1):
+                changes |= _unused(0, 2 if pipelined else 1)
+                size = self.job.devices // self.job.workers // stages
+                stages = 2 if pipelined else 1
+                workers = max(self.job.devices // (size * stages), 1)
+                changes |= {"pipeline": stages, "devices": None, "workers": workers}
+            self.others[key] = self.job.with_(**changes) if changes else self.job
+        return self.others[key]
+
+    def _made(self, tensor: int, each: int, recompute: str) -> Job:
+        """Make the job with layers divided in this way."""
         passes = self.job.workload.accumulation
         changes: dict[str, Any] = {"tensor": tensor or None, "micro_batches": passes}
         changes |= _unused(tensor, self.job.replica.pipeline if tensor and self.job.replica else 1)

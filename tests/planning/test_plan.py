@@ -142,7 +142,10 @@ def test_each_objective_ranks_by_its_own_figure(objective: Any) -> None:
     found = plan(objective=objective, **SMALL, **AMOUNT)
     key = {"cost": "cost_usd", "time": "time_s", "throughput": "throughput_samples_per_s"}
     values = [getattr(each, key.get(objective, "samples_per_usd")) for each in found.ranked]
-    assert values == sorted(values, reverse=objective in ("throughput", "samples-per-usd"))
+    if objective in ("throughput", "samples-per-usd"):
+        values = [1.0 / value for value in values]
+    for place, value in enumerate(values):  # within 1 %, the simpler one is first
+        assert value <= 1.01 * min(values[place:])
 
 
 def test_no_candidate_of_the_front_is_dominated() -> None:

@@ -168,3 +168,16 @@ def test_global_batches_that_do_not_fit_are_counted() -> None:
     found = layouts(made(), tensor=(2,), pipeline=(4,), global_batch_size=(64, 100))
     assert found.global_batch_size.tolist() == [64]
     assert any("global_batch_size" in reason for reason in found.skipped)
+
+
+@pytest.mark.parametrize("first", [(2, 1), (1, 4)])
+def test_sharded_layouts_equal_predictions_whatever_the_first_is(first: tuple[int, int]) -> None:
+    """Options that pipelines change, such as resharding, are those of each layout."""
+    job = made(tensor=first[0], pipeline=first[1], transfers=None)
+    found = layouts(job, tensor=(1, 2), pipeline=(1, 4), micro_batches=(8,), arch=("zero3",))
+    assert len(found) == 4
+    for k in range(4):
+        one = found.job_of(k)
+        assert found.made(k).options == one.options
+        step_s = pm.predict(one, fidelity="coarse").iteration_s
+        assert found.step_s[k] == pytest.approx(step_s, rel=1e-9)
