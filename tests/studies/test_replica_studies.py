@@ -56,7 +56,7 @@ def test_jobs_of_replicas_are_compared_over_workers():
         ("micro-batches", "idle<0.3", "from", 4),
         ("stages", "idle<0.1", "up to", 1),
         ("pipeline", "throughput>400", "from", None),
-        ("tensor", "throughput>460", "from", 4),
+        ("tensor", "throughput>440", "up to", 1),
     ],
 )
 def test_numbers_of_replicas_are_found(variable, aim, holds, value):
