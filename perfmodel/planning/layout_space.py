@@ -264,8 +264,8 @@ def _layouts(
 class _Fitting:
     """Which layouts fit into their devices.
 
-    What keeps less than a layout that does not fit need not be looked at, nor what keeps more: less
-    recomputation, more samples in a micro-batch, or an architecture that keeps more of the model.
+    What keeps more than a layout that does not fit need not be looked at: less recomputation, or
+    more samples in a micro-batch, with the same architecture.
     """
 
     def __init__(self, found: Layouts, machine: Machine, confidence: float) -> None:
@@ -273,7 +273,7 @@ class _Fitting:
         self.device = catalogue.device(found.job.workload.device)
         self.device_bytes = self.device.memory_bytes or math.inf
         self.each = EACH if found.job.devices <= FEW else 1
-        self.failed: dict[tuple[int, int, int], list[tuple[int, int, int]]] = {}
+        self.failed: dict[tuple[tuple[int, int, int], str], list[tuple[int, int, int]]] = {}
         self.known: dict[int, float] = {}
         self.least = math.inf
         shapes = zip(found.tensor.tolist(), found.pipeline.tolist(),
@@ -305,7 +305,7 @@ class _Fitting:
     def fits(self, row: int) -> bool:
         """Return whether a layout fits."""
         shape, needs = self.shapes[row], self._needs(row)
-        failed = self.failed.setdefault(shape, [])
+        failed = self.failed.setdefault((shape, self.found.arch[row]), [])
         if any(all(a <= b for a, b in zip(one, needs, strict=True)) for one in failed):
             return False
         for one in (self.easiest[shape, self.found.arch[row]], row):
