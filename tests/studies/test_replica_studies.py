@@ -95,7 +95,7 @@ def test_advice_divides_the_model_otherwise_and_its_flags_do_so():
         assert result.exit_code == 0, result.output
         rate = json.loads(result.output)["throughput_samples_per_s"]
         # advice may use formulas, which are as near as their error band says
-        assert rate == pytest.approx(change.prediction.throughput_samples_per_s, rel=0.01)
+        assert rate == pytest.approx(change.prediction.throughput_samples_per_s, rel=0.03)
 
 
 def test_divisions_have_the_same_devices_and_samples():
