@@ -56,10 +56,8 @@ class TorchtitanRow(Layout, frozen=True, kw_only=True):
 
 
 def megatron_job(row: MegatronRow) -> Job:
-    """Return the job of a row under Megatron-LM's distributed optimizer; all experts of a layer
-    have as many tokens."""
-    given = {"expert": row.ep, "expert_capacity": 1.0} if row.experts else {}
-    return make_job(optimizer="adam", **simumax_b200.arguments(row), **given)
+    """Return the job of a row under Megatron-LM's distributed optimizer."""
+    return make_job(optimizer="adam", **simumax_b200.arguments(row))
 
 
 def torchtitan_job(row: TorchtitanRow) -> Job:

@@ -331,7 +331,7 @@ BOUND = Text(name="S", ranges=True)
 SECONDS = Text(read_seconds, name="60s")
 SIZE = Text(read_quantity("bytes"), name="SIZE")
 RATE = Text(read_quantity("bytes_per_s"), name="10Gbps")
-PRECISION = suggested("float32", "tf32", "mixed", *EIGHT_BITS)
+PRECISION = suggested(*("float32", "tf32", "mixed", *EIGHT_BITS), name="float32|tf32|mixed|fp8|...")
 RECOMPUTATION = suggested(
     *("none", "selective", "selective:products", "full"), name="none|selective[:products|:N]|full"
 )
@@ -348,7 +348,9 @@ SYNC = suggested("bsp", "asp", "ssp")
 TRANSFERS = suggested("torch", "gloo", "blocking", "ahead")
 WAY = suggested("direct", "pairwise", "hierarchical")
 RANK_ORDER = suggested("tp-dp-pp", "tp-pp-dp")
-EXCHANGE = suggested("ring", "all-gather", "all-to-all", "hierarchical")
+EXCHANGE = suggested(
+    *("ring", "all-gather", "all-to-all", "hierarchical"), name="ring|all-gather|all-to-all|..."
+)
 SPLIT = suggested("zigzag", "contiguous")
 BACKEND = suggested("gloo", "nccl")
 TORCH_DEVICE = suggested("cpu", "cuda")

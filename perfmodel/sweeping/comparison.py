@@ -57,6 +57,7 @@ WORDS = {
     "data": "waiting for data",
     "cpu": "waiting for processor cores",
     "pipeline": "waiting for another stage",
+    "expert_imbalance": "waiting for a device whose experts have more to do",
 }
 
 _NAMES = {

@@ -269,10 +269,22 @@ def of_case(folder: Path, job: dict[str, Any]) -> Job:
     return read_cases(written(folder, json.dumps(content), "cases.json"))[0].job
 
 
+EXPERTS: dict[str, Any] = {
+    "expert": 4,
+    "expert_tensor": 2,
+    "expert_skew": 0.3,
+    "expert_capacity": 1.5,
+    "expert_exchange": "hierarchical",
+    "expert_nodes": 2,
+    "expert_overlap": 0.5,
+}
+"""The same for keys of models with experts."""
+
+
 def test_cases_take_every_key_of_job_files(tmp_path: Path) -> None:
     """A key that job files get later needs a value here, and is then a key of cases as well."""
     instead = {"one_device_samples_per_s", "stage_layers"}  # of one_device_step_s, balance
-    assert {*KEYS, *REPLICA, *instead} == set(JobFile.__struct_fields__) - {
+    assert {*KEYS, *REPLICA, *EXPERTS, *instead} == set(JobFile.__struct_fields__) - {
         "schema",
         "model",
         "workload",
@@ -287,6 +299,14 @@ def test_cases_take_every_key_of_job_files(tmp_path: Path) -> None:
     expected = make_job(**read_job(alone))
     assert of_case(tmp_path, replica) == expected
     assert of_case(tmp_path, replica | {"balance": False}) != expected  # canary
+    experts = {"model": "mixtral-8x7b", "device": "h100", "arch": "ring", "tensor": 2,
+               "sequence_parallel": True, "workers": 16}  # fmt: skip
+    alone = written(
+        tmp_path, json.dumps({"schema": "perfmodel.job/1", **experts, **EXPERTS}), "job.json"
+    )
+    expected = make_job(**read_job(alone))
+    assert of_case(tmp_path, experts | EXPERTS) == expected
+    assert of_case(tmp_path, experts | EXPERTS | {"expert_overlap": 0.0}) != expected  # canary
 
 
 def test_passes_of_a_case_by_hand(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ ARCHITECTURE = Architecture(
         {"stage": 3, "unit_bytes": 50, "prefetch": 0, "reduce_per_byte_s": 0.01},
         {"stage": 3, "unit_bytes": 0, "prefetch": 3, "reshard_after_forward": False},
         {"stage": 3, "unit_bytes": 0, "shard_group": 2},
-        {"stage": 3, "unit_bytes": 0, "blocking_reduce": True},
+        {"stage": 3, "unit_bytes": 0, "blocking_reduce": True, "gather_8_bits": True},
         {"stage": 3, "unit_bytes": 0, "mixed_precision": False, "no_sync": False},
     ),
     traffic=traffic,
