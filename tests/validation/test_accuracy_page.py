@@ -206,7 +206,7 @@ def test_few_runs_rarely_have_the_nominal_coverage_by_chance() -> None:
 
 WIDE = (
     *("dlperf", "diloco_measured", "field", "gavel", "internevo", "lambda_pytorch", "mlperf"),
-    *("megatron_bridge", "nvidia"),
+    *("dgxc_benchmarking", "megatron_bridge", "nvidia", "simumax_b200", "stage_memory"),
 )
 """Sources with so little prior information (other frameworks, estimated devices, an assumed shaper,
 nominal links) that their intervals are rightly wider than 20 %."""

