@@ -21,6 +21,7 @@ from perfmodel.base.arrays import NONE, Floats
 from perfmodel.engine.draws import philox
 from perfmodel.engine.measures import Measures, Span
 from perfmodel.engine.noise import key, table
+from perfmodel.engine.simulation import timeline
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.graph.rules import Activity, Batch, Choice, Every, Mailbox, Quantum, Quorum
 
@@ -363,6 +364,14 @@ def work_is_conserved(graph: OpGraph, spans: Sequence[Span], *, seed: int = 0) -
     for op, longer in mail.items():
         if len(longer) == len(of_op[op]):
             _mail_is_taken_once(instances, instances.mailboxes[op], longer, of_op)
+
+
+def timeline_holds(graph: OpGraph, *, seed: int, iterations: int) -> None:
+    """Every op runs in each iteration; dependencies, slots, links and work are as they must be."""
+    spans = timeline(graph, seed=seed, iterations=iterations)
+    assert len(spans) == iterations * graph.n_ops
+    for holds in (dependencies_hold, slots_hold, links_hold, work_is_conserved):
+        holds(graph, spans, seed=seed)
 
 
 def _mail_is_taken_once(

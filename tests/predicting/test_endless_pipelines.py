@@ -19,7 +19,7 @@ from perfmodel import (
     pipelines,
     predict,
 )
-from perfmodel.engine.simulation import makespan, simulate, timeline
+from perfmodel.engine.simulation import makespan, simulate
 from perfmodel.inputs.passes import accumulated, one_pass
 from perfmodel.inputs.replica import Replica
 from perfmodel.pipelines.rounds import round_of
@@ -253,12 +253,7 @@ def jobs(draw: st.DrawFn) -> Job:
 def test_laws_hold(data: st.DataObject) -> None:
     one = data.draw(jobs())
     graph = build_graph(one)
-    spans = timeline(graph, seed=1, iterations=4)
-    assert len(spans) == 4 * graph.n_ops
-    oracles.dependencies_hold(graph, spans, seed=1)
-    oracles.slots_hold(graph, spans, seed=1)
-    oracles.links_hold(graph, spans, seed=1)
-    oracles.work_is_conserved(graph, spans, seed=1)
+    oracles.timeline_holds(graph, seed=1, iterations=4)
     assert makespan(slowed(graph), iterations=3) == 2 * makespan(graph, iterations=3)
     measures = simulate(graph, seed=3, rel_ci=0.5)
     oracles.busy_and_idle_fill_the_time(measures)
