@@ -90,7 +90,10 @@ def test_rows_without_memory_are_left_out(tmp_path: Path) -> None:
 def test_published_memory_is_predicted() -> None:
     for table in (memory.MEGATRON, memory.TORCHTITAN):
         measured(table.partition("/")[0], table.partition("/")[2])
-    found = summarise(memory.cases(DATA))
+    cases = memory.cases(DATA)
+    dense = [case for case in cases if "deepseek" not in case.name]
+    assert summarise(dense)["memory/allocated"]["median"] < 0.01
+    found = summarise(cases)
     assert found["memory/allocated"]["median"] < 0.02
     assert found["memory/allocated"]["p90"] < 0.07
     assert found["memory/reserved"]["median"] < 0.05

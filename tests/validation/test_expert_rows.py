@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks.accuracy import dgxc_benchmarking, expert_rows, layouts
@@ -79,6 +80,13 @@ def test_8_bits_are_predicted_from_16_of_the_same_layout(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_measured_recipes_are_predicted() -> None:
     folder = measured("dgxc_benchmarking", "runs.csv")
-    found = summarise(dgxc_benchmarking.cases(folder))
-    assert found["dgxc_benchmarking/estimated"]["median"] < 0.15
-    assert found["dgxc_benchmarking/anchored-3D"]["median"] < 0.15
+    cases = dgxc_benchmarking.cases(folder)
+    assert summarise(cases)["dgxc_benchmarking/estimated"]["median"] < 0.15
+    anchored = [case for case in cases if "/anchored-" in case.group]
+    sixteen = [abs(case.error) for case in anchored if "-bf16-" in case.name]
+    eight = [case.error for case in anchored if "-fp8-" in case.name]
+    assert len(sixteen) >= 15
+    assert np.median(sixteen) < 0.01
+    assert max(sixteen) < 0.05
+    # products in 8 bits are too slow: a change for the worse is seen, and so is one for the better
+    assert 0.05 < np.median(eight) < 0.25
