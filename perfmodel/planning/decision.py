@@ -367,8 +367,8 @@ def _notes(search: Search, first: Candidate) -> Iterator[str]:
     """Remarks on a plan."""
     if search.too_large:
         yield (
-            f"{search.too_large} candidates were not simulated: each simulation would take more "
-            f"than {search.max_ops:g} operations"
+            f"candidates not simulated, because each simulation would take more than "
+            f"{search.max_ops:g} operations: {search.too_large}"
         )
     if first.global_batch_size > LARGE_BATCH:
         yield (
