@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from perfmodel.base.errors import InputError, unknown_name
 from perfmodel.base.ranges import NOT_NEGATIVE, POSITIVE, Ranged, or_none
+from perfmodel.inputs.offload import COPY_BYTES_PER_S
 
 DAY_S = 86400.0
 
@@ -33,10 +34,6 @@ RESTART_S = 600.0
 """Time from a failure to the first step after it, without reading the checkpoint. Llama 3 trained
 for more than 90 % of the time with a failure every 3.1 h: 18 minutes per failure, in which the work
 since the last checkpoint was repeated too."""
-
-HOST_BYTES_PER_S = 25e9
-"""Rate of a device's copy to the memory of its host, over PCIe 4.0: the pause of a step for an
-asynchronous checkpoint."""
 
 WRITING = ("blocking", "asynchronous")
 
@@ -104,7 +101,7 @@ class Failures(Ranged, frozen=True, kw_only=True):
         """Seconds that training stands still for a checkpoint."""
         if self.checkpointing == "blocking":
             return self.moving_s(checkpoint_bytes, devices)
-        return checkpoint_bytes / devices / HOST_BYTES_PER_S
+        return checkpoint_bytes / devices / COPY_BYTES_PER_S  # a copy to the host's memory
 
     def recovery_s(self, checkpoint_bytes: float, devices: int) -> float:
         """Seconds from a failure to the work after the last checkpoint.

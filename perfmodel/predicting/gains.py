@@ -110,7 +110,7 @@ def chances(
 
 def probability_within(prediction: Prediction, times: float) -> float:
     """Return the probability that a measured step takes at most ``times`` the predicted step."""
-    spread = math.hypot(*_spread(prediction))
+    spread = spread_of(prediction)
     if not spread or times in (0.0, math.inf):
         return float(times >= 1.0)
     return (1.0 + math.erf(math.log(times) / (math.sqrt(2.0) * spread))) / 2.0
@@ -121,7 +121,12 @@ def room(prediction: Prediction, confidence: float) -> float:
     keep it with this probability."""
     from statistics import NormalDist
 
-    return math.exp(NormalDist().inv_cdf(confidence) * math.hypot(*_spread(prediction)))
+    return math.exp(NormalDist().inv_cdf(confidence) * spread_of(prediction))
+
+
+def spread_of(prediction: Prediction) -> float:
+    """Return the standard deviation of the logarithm of a measured step; 0 if it is unknown."""
+    return math.hypot(*_spread(prediction))
 
 
 def _spread(prediction: Prediction) -> tuple[float, float]:

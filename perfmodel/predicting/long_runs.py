@@ -9,6 +9,7 @@ import numpy as np
 
 from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError
+from perfmodel.base.uncertainty import COVERAGE, WIDTH
 from perfmodel.base.units import show
 from perfmodel.inputs.failures import Failures
 from perfmodel.inputs.job import Job
@@ -18,11 +19,6 @@ from perfmodel.theory import failures as theory
 
 STEPS, RUNS = 41, 101
 """Quantiles of the time of a step, and of the run's time given that of a step, that are mixed."""
-
-COVERAGE = 0.9
-
-Z90 = 1.6448536269514722
-"""Quantile of the normal distribution that 95 % are below."""
 
 
 def checkpoint_bytes(job: Job) -> float:
@@ -111,7 +107,7 @@ def step_factors(iteration_s: float, interval: Interval | None) -> Floats:
     if interval is None:
         return np.ones(1)
     z = ndtri((np.arange(STEPS) + 0.5) / STEPS)
-    low, high = (abs(math.log(end / iteration_s)) / Z90 for end in interval.iteration_s)
+    low, high = (abs(math.log(end / iteration_s)) / WIDTH for end in interval.iteration_s)
     factors: Floats = np.exp(np.where(z < 0.0, low, high) * z)
     return factors
 

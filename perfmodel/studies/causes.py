@@ -25,10 +25,11 @@ FEW, MANY = 5, 32
 """Number of sizes of a cause whose size is known roughly, and of one of unknown size."""
 
 LEAST_RATE, MOST_SLOWER = 0.01, 6.0
-"""The slowest link in question, as a fraction of the nominal rate; the largest ratio of times."""
+"""The slowest link in question, as a fraction of the nominal rate; the largest ratio of times: a
+judgement."""
 
 SOCKET_LATENCY_S = 50e-6
-"""Latency of a message over sockets."""
+"""Latency of a message over sockets: a judgement, twice that of the catalogue's fast Ethernet."""
 
 
 class Hypothesis(NamedTuple):

@@ -24,8 +24,10 @@ import numpy as np
 from perfmodel import api
 from perfmodel.base.errors import InputError
 from perfmodel.base.ranges import FRACTION, NOT_NEGATIVE, POSITIVE, Range, Ranged, or_none
+from perfmodel.base.uncertainty import factor_of
 from perfmodel.base.units import show
 from perfmodel.inputs.job import Job, JobArguments
+from perfmodel.predicting import gains
 from perfmodel.reporting.contents import Figure, Page, Section
 from perfmodel.reporting.drawn import Paged
 from perfmodel.reporting.rows import table
@@ -38,7 +40,8 @@ from perfmodel.sweeping.tables import Tabular, fields
 from perfmodel.times.one_device import OneDevice, read_speed
 
 LEAST_SPREAD = 0.04
-"""Standard deviation of the logarithm of a time, of the measurement and of formulas together."""
+"""Standard deviation of the logarithm of a time, of the measurement and of formulas together: a
+judgement, as all constants here."""
 
 PART_SPREAD, OF_STEP = 0.15, 0.02
 """Standard deviation of a part of a step: a fraction of it, and a fraction of the step."""
@@ -60,9 +63,6 @@ UNSURE = 0.2
 
 LEAST_SHOWN = 0.01
 """Smallest probability of a cause that is reported."""
-
-Z90 = 1.6448536269514722
-"""Half-width of a 90 % interval of a normal distribution, in standard deviations."""
 
 
 class Measured(Ranged, frozen=True, kw_only=True):
@@ -176,7 +176,7 @@ class Diagnosis(Paged, Tabular, frozen=True, kw_only=True):
         """What makes the diagnosis unsure; empty if nothing does."""
         if self.spread <= UNSURE:
             return ""
-        times = math.exp(Z90 * self.spread)
+        times = factor_of(self.spread)
         return (
             f"the prediction itself may be off by a factor of {times:.2g}: give the speed of one "
             "device (--one-device-speed)"
@@ -381,7 +381,7 @@ def diagnose(
     """
     job = job_from(job, arguments)
     expected = api.predict(job, fidelity="coarse")
-    judge = _Judge(measured, _spread(expected))
+    judge = _Judge(measured, math.hypot(LEAST_SPREAD, gains.spread_of(expected)))
     same = Change(AS_PREDICTED, lambda other: other)
     fits: list[tuple[Cause, list[_Fit]]] = [(NOTHING, [judge.fit(job, same, 1.0, 1.0, job)])]
     for cause in CAUSES:
@@ -425,14 +425,6 @@ def step_of(job: Job, speed: float | str) -> float:
     workload = job.of_devices.workload
     alone_s = OneDevice(speed=read_speed(speed, "measured")).seconds(workload)
     return alone_s * job.global_batch_size / workload.batch_size
-
-
-def _spread(expected: Prediction) -> float:
-    """Standard deviation of the logarithm of a step: half of the prediction's interval."""
-    if expected.interval is None:
-        return LEAST_SPREAD
-    low, high = expected.interval.iteration_s
-    return math.hypot(LEAST_SPREAD, math.log(high / low) / (2.0 * Z90))
 
 
 def _best(tried: Sequence[_Fit]) -> _Fit:
