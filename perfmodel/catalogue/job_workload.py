@@ -15,9 +15,7 @@ from perfmodel.inputs.recomputation import read_recomputation
 from perfmodel.inputs.software import EAGER, OF_SOFTWARE, UNSAID, Software
 from perfmodel.inputs.storage import DEFAULT, OF_STORAGE, Storage, read_storage
 from perfmodel.inputs.workload import Workload
-from perfmodel.times.named_layers import divided_by_name, divisible
 from perfmodel.times.one_device import OneDevice, at_speed, read_one_device
-from perfmodel.times.tensor_parallel import divided
 
 OF_WORKLOAD = (
     *("model", "workload", "device", "precision", "batch_size"),
@@ -60,6 +58,9 @@ def workload_of(arguments: Mapping[str, Any]) -> Workload:
     replica, _ = replica_of(arguments)
     if replica is None:
         return made
+    from perfmodel.times.named_layers import divided_by_name, divisible
+    from perfmodel.times.tensor_parallel import divided
+
     launches = arguments.get("launches") or EAGER
     if decoder is None and divisible(made, replica, profiled):
         return divided_by_name(made, replica, profiled, catalogue.devices(), launches)

@@ -10,7 +10,6 @@ from perfmodel.base.errors import InputError, whole_number
 from perfmodel.base.provenance import Assumption
 from perfmodel.inputs.expert_parallel import OF_EXPERTS, experts_of
 from perfmodel.inputs.replica import Replica, Transfers, read_stage_layers
-from perfmodel.pipelines import canonical
 
 OF_CONTEXT = ("context", "context_exchange", "context_inside", "context_split")
 """Arguments of :func:`perfmodel.make_job` about devices that divide sequences."""
@@ -84,6 +83,8 @@ def replica_of(arguments: Mapping[str, Any]) -> tuple[Replica | None, list[Assum
         notes.append(Assumption("schedule", given["schedule"], "", "default of pipelines"))
     notes += _as_megatron(given) if is_megatron(arguments) else []
     if "schedule" in given and not files.looks_like_path(given["schedule"]):
+        from perfmodel.pipelines import canonical
+
         given["schedule"] = canonical(given["schedule"])
     if given.get("schedule") in AHEAD and "transfers" not in given:
         given["transfers"] = "ahead"
@@ -165,8 +166,11 @@ def with_passes(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[Assu
 def _updates_after_each(given: Mapping[str, Any]) -> bool:
     """Return whether stages update after each micro-batch."""
     name = given.get("schedule")
-    named = isinstance(name, str) and not files.looks_like_path(name)
-    return named and canonical(str(name)) == "pipedream"
+    if not isinstance(name, str) or files.looks_like_path(name):
+        return False
+    from perfmodel.pipelines import canonical
+
+    return canonical(name) == "pipedream"
 
 
 def workers_of(arguments: Mapping[str, Any]) -> int:

@@ -12,7 +12,7 @@ from perfmodel.engine.measures import CriticalOp, Measures
 from perfmodel.graph.op_graph import OpGraph, OpUse
 from perfmodel.predicting.coarse import SHOWN_SHARE
 from perfmodel.results.prediction import Bottleneck, CriticalStep
-from perfmodel.training.stages import EXCHANGE, GRADIENT_SUM, SUM, WAIT
+from perfmodel.training.labels import EXCHANGE, GRADIENT_SUM, SUM, WAIT
 
 LATENCY = "latency"
 

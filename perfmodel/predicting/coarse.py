@@ -21,7 +21,6 @@ from perfmodel.inputs.job import Job
 from perfmodel.phases.layers import Whole
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities, classes_of_workers, quantities_of
-from perfmodel.predicting import replica_formulas
 from perfmodel.results.outcome import Outcome
 from perfmodel.results.prediction import (
     Bottleneck,
@@ -77,6 +76,8 @@ def phases(
     if job.replica is not None:
         if among is not None:
             raise InputError("formulas: there are none in symbols for workers of several devices")
+        from perfmodel.predicting import replica_formulas
+
         return replica_formulas.phases(
             job, lambda one: phases(one, sharpness=sharpness, corrected=corrected)
         )
@@ -109,6 +110,8 @@ def with_data(coarse_phases: Phases, q: Quantities) -> Phases:
 def leaves_out(job: Job) -> str | None:
     """What the formulas leave out of a job; None if nothing."""
     if job.replica is not None:
+        from perfmodel.predicting import replica_formulas
+
         return replica_formulas.leaves_out(job, leaves_out)
     return model_of(job).leaves_out(job) or job.options.beyond_formulas
 
@@ -116,6 +119,8 @@ def leaves_out(job: Job) -> str | None:
 def exact(job: Job) -> bool:
     """Whether the formulas equal the simulation of a job."""
     if job.replica is not None:
+        from perfmodel.predicting import replica_formulas
+
         return replica_formulas.exact(job, exact)
     return model_of(job).exact(job)
 

@@ -14,7 +14,7 @@ from perfmodel.engine.simulation import first_iterations, run_spread, simulate
 from perfmodel.engine.warmup import Progress
 from perfmodel.graph.op_graph import CAUSES, Block, OpGraph
 from perfmodel.inputs.job import Job
-from perfmodel.predicting import budget, replicas
+from perfmodel.predicting import budget
 from perfmodel.predicting.bottleneck import bottleneck
 from perfmodel.results.outcome import Outcome
 from perfmodel.results.prediction import (
@@ -52,6 +52,8 @@ def build_graph(
     """
     architecture = architecture_of(job)
     if job.replica is not None:
+        from perfmodel.predicting import replicas
+
         whole = functools.partial(replicas.build, fold=True) if fold and alike(job) else None
         return budget.built(job, replicas.build, max_ops, whole, iterations)
     folded = architecture.fold if fold and alike(job) else None
@@ -99,7 +101,11 @@ def predict(
     idle = np.where(np.abs(idle) < ROUNDING, 0.0, idle)
     causes = {cause: float(waits[i]) for i, cause in enumerate(CAUSES)}
     stages = 1 if job.replica is None else job.replica.pipeline
-    late = job.replica is not None and any(replicas.delays(job))
+    late = False
+    if job.replica is not None:
+        from perfmodel.predicting import replicas
+
+        late = any(replicas.delays(job))
     devices = (stages, job.context_workers)
     rate /= math.prod(devices)  # a group is a device of a stage
     iteration_s = job.workers / rate

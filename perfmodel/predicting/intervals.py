@@ -44,7 +44,7 @@ from perfmodel.inputs.job import Job
 from perfmodel.predicting import coarse
 from perfmodel.results.outcome import Outcome
 from perfmodel.results.prediction import Interval, Prediction
-from perfmodel.training.stages import PIPELINE
+from perfmodel.training.labels import PIPELINE
 
 Answer = Outcome | Prediction
 """A predicted step time, and how it was predicted."""

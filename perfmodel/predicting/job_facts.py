@@ -15,7 +15,6 @@ from perfmodel.inputs.islands import places_of
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import expanded
 from perfmodel.predicting.options import PredictOptions
-from perfmodel.replicas.stage_work import stages_of
 from perfmodel.results.layout import Layout
 from perfmodel.results.memory import Memory
 from perfmodel.results.prediction import ModelAge
@@ -65,6 +64,8 @@ def layout_of(job: Job) -> Layout | None:
     replica = job.replica
     if replica is None:
         return None
+    from perfmodel.replicas.stage_work import stages_of
+
     works = stages_of(job.workload, replica)
     if works[0].stage.copies > 1:  # the other rank of each pair holds the same
         works = [*works, *works[::-1]]

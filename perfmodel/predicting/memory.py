@@ -17,9 +17,6 @@ from perfmodel.inputs.passes import one_pass
 from perfmodel.inputs.replica import Replica
 from perfmodel.inputs.storage import OF_DEEPSPEED
 from perfmodel.predicting.communicators import communicator_bytes, communicators_of
-from perfmodel.predicting.replicas import stage_jobs
-from perfmodel.replicas.stage_memory import device_works
-from perfmodel.replicas.stage_work import stages_of as works_of
 from perfmodel.results.memory import Footprint, Memory, Reserved
 
 PATH = Path(__file__).with_name("memory.json")
@@ -81,6 +78,10 @@ def stages_of(job: Job, replica: Replica) -> list[Parts]:
     Each is a worker of its stage's job; its architecture shards states, gradients and parameters of
     a stage among its devices at the same place of all replicas.
     """
+    from perfmodel.predicting.replicas import stage_jobs
+    from perfmodel.replicas.stage_memory import device_works
+    from perfmodel.replicas.stage_work import stages_of as works_of
+
     device = _device_of(job)
     accelerator = device is not None and device.kind == "gpu"
     jobs = [one.job for one in stage_jobs(job)]

@@ -33,10 +33,11 @@ from perfmodel.predicting.replicas import (
     whole_fabric,
 )
 from perfmodel.replicas.stage_work import boundary_bytes
+from perfmodel.training.labels import SLOWEST
 from perfmodel.training.routing import EXPERT_EXCHANGE, IMBALANCE
 from perfmodel.training.shared_links import MOST_TRANSFERS, Flows, shared_pace_s, shared_spans
 from perfmodel.training.spans import Paths, Spans, pace_s, paths_of, spans
-from perfmodel.training.stages import SLOWEST, chunk_seconds
+from perfmodel.training.stages import chunk_seconds
 
 BUSY = 0.02
 """Part of a step in which transfers occupy a link from which on it counts as shared."""

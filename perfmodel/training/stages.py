@@ -19,6 +19,7 @@ from perfmodel.inputs.workload import Workload, expanded
 from perfmodel.pipelines.actions import BACKWARD, FORWARD, INPUT, WEIGHT
 from perfmodel.replicas.stage_work import Order, order_of
 from perfmodel.training.devices import Workers
+from perfmodel.training.labels import EXCHANGE, GRADIENT_SUM, PIPELINE, SLOWEST, SUM, WAIT
 from perfmodel.training.routing import Exchanging, Routes, between_layers, routes_of
 
 STARTS, ENDS = "actions begin", "actions end"
@@ -35,20 +36,6 @@ LABELS = {
     WEIGHT: "weight gradient",
 }
 """Labels of ops, by the kind of their action."""
-
-SUM, EXCHANGE, GRADIENT_SUM, WAIT = (
-    "sum over tensor-parallel devices",
-    "exchange over context-parallel devices",
-    "sum of gradients over context-parallel devices",
-    "wait for the slowest part of sequences",
-)
-"""Labels of what the devices of a stage of a replica do together."""
-
-PIPELINE = "pipeline"
-"""Cause of waits for other stages."""
-
-SLOWEST = "straggler"
-"""Cause of waits for the slowest of the devices that divide a sequence."""
 
 _MICRO_BATCH = re.compile(r"(?:chunk (\d+), )?micro-batch (\d+)")
 """What the names of a stage's actions have in common."""

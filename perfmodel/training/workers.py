@@ -15,7 +15,6 @@ from perfmodel.inputs.job import Job
 from perfmodel.inputs.offload import COPY_BYTES_PER_S, Offload
 from perfmodel.inputs.workload import Workload, expanded
 from perfmodel.training.devices import CORES as CORES, Noise, Processors, Workers as Workers
-from perfmodel.training.stages import add_stage
 
 PREFETCH = 2
 """Batches that the data loader may be ahead (default of PyTorch's DataLoader, per process)."""
@@ -89,6 +88,8 @@ def add_workers(
     """
     workers = _placed(b, job, expanded(job.device_work), first, nodes)
     if job.stage is not None:
+        from perfmodel.training.stages import add_stage
+
         (workers,) = add_stage(b, job, job.stage, workers, [True])
         return _add_loading(b, job, workers)
     workers = _add_pass(b, workers, expanded(job.device_work))
@@ -108,6 +109,8 @@ def add_passes(
     works = {handed: expanded(job.pass_work(reduced=handed)) for handed in set(reduced)}
     plain = _placed(b, job, works[reduced[-1]], first, None)
     if job.stage is not None:
+        from perfmodel.training.stages import add_stage
+
         passes = add_stage(b, job, job.stage, plain, reduced)
         return [_add_loading(b, job, passes[0]), *passes[1:]]
     passes = []

@@ -26,8 +26,8 @@ finally:
 RUN = "from perfmodel.cli import main; main()"
 
 
-def imported(code: str, *arguments: str) -> set[str]:
-    """Top-level packages that ``code`` imports in a fresh interpreter."""
+def imported(code: str, *arguments: str, depth: int = 1) -> set[str]:
+    """Packages that ``code`` imports in a fresh interpreter; ``depth`` parts of their names."""
     done = subprocess.run(
         [sys.executable, "-c", PROBE, code, *arguments],
         stdin=subprocess.DEVNULL,
@@ -36,7 +36,8 @@ def imported(code: str, *arguments: str) -> set[str]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return {name.partition(".")[0] for name in json.loads(done.stderr.splitlines()[-1])}
+    names = json.loads(done.stderr.splitlines()[-1])
+    return {".".join(name.split(".")[:depth]) for name in names}
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,13 @@ def test_predict_imports_only_what_it_needs(more: list[str]) -> None:
     assert "numpy" in found
     # zipfile is for schedule files, Rich for tables
     assert found & (NOBODY_NEEDS | {"zipfile", "rich"}) == set()
+
+
+def test_only_jobs_with_replicas_of_several_devices_import_pipelines() -> None:
+    for_replicas = {"perfmodel.pipelines", "perfmodel.replicas"}
+    job = ("predict", "--model", "gpt2", "--device", "a100", "--workers", "2")
+    assert imported(RUN, *job, depth=2) & for_replicas == set()
+    assert imported(RUN, *job, "--pipeline", "2", depth=2) >= for_replicas
 
 
 def test_json_needs_no_table() -> None:
