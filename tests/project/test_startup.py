@@ -59,7 +59,7 @@ def test_predict_imports_only_what_it_needs(more: list[str]) -> None:
 
 def test_only_jobs_with_replicas_of_several_devices_import_pipelines() -> None:
     for_replicas = {"perfmodel.pipelines", "perfmodel.replicas"}
-    job = ("predict", "--model", "gpt2", "--device", "a100", "--workers", "2")
+    job = ("predict", "--model", "gpt2-xl", "--device", "a100", "--workers", "2")
     assert imported(RUN, *job, depth=2) & for_replicas == set()
     assert imported(RUN, *job, "--pipeline", "2", depth=2) >= for_replicas
 
