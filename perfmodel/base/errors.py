@@ -120,10 +120,26 @@ def spelling(name: str) -> str:
 
 
 def unknown_name(what: str, name: str, allowed: Iterable[str]) -> InputError:
-    """Return the error for an unknown name; it lists the known names and suggests the nearest."""
+    """Return the error for an unknown name; it lists the known names and suggests the nearest.
+
+    Of more than ``MOST_LISTED`` names it shows those that begin with the given one, and says where
+    all are.
+
+    >>> print(unknown_name("model", "gpt2", ["gpt2-xl", "gpt2-small", *map(str, range(100))]))
+    unknown model 'gpt2'; did you mean gpt2-small, gpt2-xl? (102 known: perfmodel list)
+    """
     choices = sorted(allowed)
-    known = ", ".join(choices)
-    return InputError(f"unknown {what} {name!r}{suggestion(name, choices)} (known: {known})")
+    hint = suggestion(name, choices)
+    if len(choices) <= MOST_LISTED:
+        return InputError(f"unknown {what} {name!r}{hint} (known: {', '.join(choices)})")
+    longer = [choice for choice in choices if spelling(choice).startswith(spelling(name))]
+    if 1 < len(longer) <= MOST_LISTED:
+        hint = f"; did you mean {', '.join(longer)}?"
+    return InputError(f"unknown {what} {name!r}{hint} ({len(choices)} known: perfmodel list)")
+
+
+MOST_LISTED = 40
+"""Most names that an error lists."""
 
 
 def number(

@@ -24,7 +24,7 @@ PREFIX = "perfmodel: error: "
 JOB = "predict --model resnet18 --arch ps --workers 8"
 
 MODELS = ", ".join(catalogue.model_names())
-DEVICES = ", ".join(catalogue.device_names())
+MANY = f"({len(catalogue.model_names())} known: perfmodel list)"
 CLUSTERS = ", ".join(catalogue.cluster_names())
 ARCHITECTURES = ", ".join(
     sorted(
@@ -51,11 +51,14 @@ def choices_of(name: str, option: str) -> str:
 
 ARGUMENTS = {
     # names
-    "predict --model resnte18": f"unknown model 'resnte18'; did you mean 'resnet18'? (known: {MODELS})",
-    "predict --model zzz": f"unknown model 'zzz' (known: {MODELS})",
-    f"predict --model {'z' * 500}": f"unknown model '{'z' * 75}...{'z' * 25}' (known: {MODELS})",
+    "predict --model resnte18": f"unknown model 'resnte18'; did you mean 'resnet18'? {MANY}",
+    "predict --model gpt2": "unknown model 'gpt2'; did you mean gpt2-large, gpt2-medium, gpt2-small, gpt2-xl? "
+    f"{MANY}",
+    "predict --model zzz": f"unknown model 'zzz' {MANY}",
+    f"predict --model {'z' * 500}": f"unknown model '{'z' * 75}...{'z' * 25}' {MANY}",
     f"{JOB} --arch rnig": f"unknown architecture 'rnig'; did you mean 'ring'? (known: {ARCHITECTURES})",
-    f"{JOB} --device v1000": f"unknown device 'v1000'; did you mean 'v100'? (known: {DEVICES}); "
+    f"{JOB} --device v1000": "unknown device 'v1000'; did you mean 'v100'? "
+    f"({len(catalogue.device_names())} known: perfmodel list); "
     "with the measured speed of one device it may have any name",
     f"{JOB} --cluster ethernet-10gb": f"unknown cluster 'ethernet-10gb'; did you mean 'ethernet-10g'? (known: {CLUSTERS})",
     f"{JOB} --cluster=": f"unknown cluster '' (known: {CLUSTERS})",
