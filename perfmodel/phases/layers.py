@@ -75,7 +75,8 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
     (layers,): ``forward_s``; ``backward_s``; ``bytes`` of the gradients; their ``parts`` (for
     places that hold the same parts, those of one place); and ``index``, the number of the layer in
     the workload. ``first_s`` and ``last_s`` are the forward and the backward time of the layers
-    before the first one with parameters.
+    before the first one with parameters. Of the times of each layer, ``forward_after_s`` and
+    ``backward_after_s`` (layers,) are those of layers without parameters that follow it.
     """
 
     forward_s: tuple[float, ...]
@@ -85,25 +86,31 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
     index: tuple[int, ...]
     first_s: float
     last_s: float
+    forward_after_s: tuple[float, ...]
+    backward_after_s: tuple[float, ...]
 
     @classmethod
     def of(cls, workload: Workload) -> Layers:
         """Return the layers of a workload, with the gradients of each in one part."""
         rows: list[tuple[float, float, tuple[Part, ...], int]] = []
+        after: list[tuple[float, float]] = []
         first = last = 0.0
         for index, layer in enumerate(expanded(workload).layers):
             forward, backward = layer.forward_s, layer.backward_s
             if layer.tensor_bytes:
                 part = Part(0, sum(layer.tensor_bytes), float(len(layer.tensor_bytes)))
                 rows.append((forward, backward, (part,), index))
+                after.append((0.0, 0.0))
             elif rows:
                 f, b, parts, i = rows[-1]
                 rows[-1] = (f + forward, b + backward, parts, i)
+                after[-1] = (after[-1][0] + forward, after[-1][1] + backward)
             else:
                 first, last = first + forward, last + backward
         forwards, backwards, every, numbers = zip(*rows, strict=True)
         sizes = tuple(part.bytes for (part,) in every)
-        return cls(forwards, backwards, sizes, every, numbers, first, last)
+        later = tuple(zip(*after, strict=True))
+        return cls(forwards, backwards, sizes, every, numbers, first, last, *later)
 
     def placed(self, parts: Mapping[int, Sequence[Part]]) -> Layers:
         """Return the same layers with other ``parts`` of their gradients, by layer number."""
@@ -135,10 +142,13 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
     def timed(self, forward_s: Floats, backward_s: Floats) -> Layers:
         """Return the same layers with other times, (layers of the workload, ...) each."""
         first, rows = self.index[0], np.array(self.index)
+        forward, backward = (np.add.reduceat(s, rows, axis=0) for s in (forward_s, backward_s))
         made = msgspec.structs.replace(
             self,
-            forward_s=tuple(np.add.reduceat(forward_s, rows, axis=0)),
-            backward_s=tuple(np.add.reduceat(backward_s, rows, axis=0)),
+            forward_s=tuple(forward),
+            backward_s=tuple(backward),
+            forward_after_s=tuple(forward - forward_s[rows]),
+            backward_after_s=tuple(backward - backward_s[rows]),
             first_s=forward_s[:first].sum(axis=0) if first else 0.0,
             last_s=backward_s[:first].sum(axis=0) if first else 0.0,
         )

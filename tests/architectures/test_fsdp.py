@@ -17,6 +17,7 @@ from hypothesis import given, strategies as st
 from perfmodel import (
     InputError,
     Jitter,
+    Job,
     Link,
     Straggler,
     Workload,
@@ -29,6 +30,7 @@ from perfmodel.architectures.fsdp import ARCHITECTURE, order
 from perfmodel.architectures.fsdp.options import Options
 from perfmodel.architectures.fsdp.order import Issue, issue_order, units_of
 from perfmodel.engine.simulation import timeline
+from perfmodel.inputs.passes import accumulated
 from perfmodel.predicting import fine
 from perfmodel.predicting.memory import worker_bytes
 from tests.architectures.test_allreduce import same
@@ -121,6 +123,52 @@ def test_with_prefetch_a_gather_waits_behind_the_gradients_made_before(fidelity:
     unit 0 computes from 250 to 290 and is reduced until 320."""
     found = predict(job(EQUAL, cluster(), 2, "zero3", EACH), fidelity=fidelity)
     assert found.iteration_s == pytest.approx(0.320, rel=1e-12)
+
+
+BETWEEN = workload([1.0, 2.0, 1.0], [1.0, 2.0, 1.0], [2.0, 0.0, 1.0], optimizer_s=0.5)
+"""A layer without parameters between two that have some."""
+
+
+@pytest.mark.parametrize("fidelity", ["fine", "coarse"])
+def test_layers_without_parameters_wait_for_no_unit(fidelity: str) -> None:
+    """Two workers, nothing ahead. Unit 0 arrives at 1 s and is computed at 2 s; while unit 1 is
+    gathered until 2.5 s, the layer between computes until 4 s, and unit 1 until 5 s. That is
+    gathered again until 5.5 s and computed at 6.5 s; its gradients are reduced until 7 s and unit 0
+    gathered until 8 s, while the layer between computes until 8.5 s. Unit 0 ends at 9.5 s, is
+    reduced at 10.5 s, and half of the optimizer ends at 10.75 s. With a layer of 1 and 1 s before
+    unit 0, gathering that is hidden, and its backward pass hides the last reduction."""
+    made = predict(job(BETWEEN, cluster(), 2, "fsdp", NONE_AHEAD), fidelity=fidelity)
+    assert made.iteration_s == pytest.approx(10.75)
+    before = workload(
+        [1.0, *[1.0, 2.0, 1.0]], [1.0, *[1.0, 2.0, 1.0]], [0.0, 2.0, 0.0, 1.0], optimizer_s=0.5
+    )
+    made = predict(job(before, cluster(), 2, "fsdp", NONE_AHEAD), fidelity=fidelity)
+    assert made.iteration_s == pytest.approx(10.75)
+
+
+def drawn(number: int) -> Job:
+    """A chain of which about 40 % of the layers have no parameters, with everything else varied."""
+    rng = np.random.default_rng([35, number])
+    count, workers = int(rng.integers(3, 20)), int(2 ** rng.integers(1, 5))
+    times, sizes = rng.lognormal(0.0, 0.4, (2, count)), rng.lognormal(0.0, 0.6, count)
+    sizes[rng.random(count) < 0.4] = 0.0
+    sizes[int(rng.integers(count))] = 1.0
+    work = workload(times[0].tolist(), times[1].tolist(), sizes.tolist(), optimizer_s=0.5)
+    options = {
+        "unit_bytes": float(rng.choice([0.0, 3.0])),
+        "prefetch": int(rng.integers(0, 4)),
+        "reshard_after_forward": bool(rng.integers(2)),
+    }
+    rate = float(10.0 ** rng.uniform(-1.0, 1.5))
+    passes = int(rng.choice([1, 1, 2, 4]))
+    return job(accumulated(work, passes), cluster(rate), workers, "fsdp", options)
+
+
+def test_formulas_of_units_equal_the_simulation() -> None:
+    for number in range(40):
+        made = drawn(number)
+        fine_s, coarse_s = (predict(made, fidelity=how).iteration_s for how in ("fine", "coarse"))
+        assert coarse_s == pytest.approx(fine_s, rel=1e-9), number
 
 
 def test_order_of_issue() -> None:

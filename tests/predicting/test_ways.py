@@ -96,7 +96,9 @@ def test_layers_cost_little_more_than_the_whole(options: dict[str, Any]) -> None
 def test_by_hand() -> None:
     """Two layers of 1 s and of 4 and 2 bytes: sent at x, then updated at y per byte."""
     parts = (Part(0, 4.0, 1.0),), (Part(0, 2.0, 1.0),)
-    layers = Layers((1.0, 1.0), (1.0, 1.0), (4.0, 2.0), parts, (0, 1), 0.0, 0.0)
+    layers = Layers(
+        (1.0, 1.0), (1.0, 1.0), (4.0, 2.0), parts, (0, 1), 0.0, 0.0, (0.0, 0.0), (0.0, 0.0)
+    )
     x, y = np.full(quantities.MANY, 1.0), np.linspace(0.1, 3.0, quantities.MANY)
     stages = [Stage(0.0, 1, times=x), Stage(0.0, 1.0, times=y)]
     computed, sent, updated, last = layers.backward_and_send_s(1.0, stages, latency_s=0.5)

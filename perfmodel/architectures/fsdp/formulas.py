@@ -17,7 +17,6 @@ from perfmodel.communication.formulas import Formulas
 from perfmodel.communication.groups import GroupSpan, same_place, share_links
 from perfmodel.communication.rates import Rate, Use
 from perfmodel.inputs.job import Job
-from perfmodel.inputs.workload import expanded
 from perfmodel.phases.layers import Layers, Whole
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities, quantities_of
@@ -144,13 +143,8 @@ def _replicated(options: Options, workers: Quantity) -> Quantity:
 
 
 def exact(job: Job) -> bool:
-    """Return whether the coarse model equals the simulation.
-
-    At stage 3 the formula makes layers without parameters wait for the preceding unit.
-    """
-    data = job.workload.data_loading_s == 0.0
-    known = Options.of(job).stage < 3 or all(a.tensor_bytes for a in expanded(job.workload).layers)
-    return known and data and alike(job) and leaves_out(job) is None
+    """Return whether the coarse model equals the simulation."""
+    return job.workload.data_loading_s == 0.0 and alike(job) and leaves_out(job) is None
 
 
 def leaves_out(job: Job) -> str | None:
@@ -181,34 +175,56 @@ def _in_time(
     (:func:`perfmodel.architectures.fsdp.order.issue_order`); a replica group runs one alongside.
     """
     count = len(units.first)
-    starts = [*map(layers.index.index, units.first.tolist()), len(layers.index)]
-    spans = [slice(*span) for span in itertools.pairwise(starts)]
-    computing: list[Quantity] = [sum(layers.forward_s[span]) for span in spans]
-    computing += [sum(layers.backward_s[span]) for span in spans[::-1]]
-    computing[0] += layers.first_s
-    computing[-1] += layers.last_s
-    computing = [scale * seconds for seconds in computing]
+    passes = _computations(layers, scale, units)
     seconds = {True: gathers + gathers[::-1], False: reduced.scatters[::-1]}
     sums = reduced.sums[::-1]
     summed: Quantity = 0.0
     free: Quantity = 0.0
-    end: Quantity = 0.0
+    ended: Quantity = 0.0  # a computation, and what follows it
+    end = scale * layers.first_s
     gathered: list[Quantity] = []
     computed = -1
-    for one in order.issued_in(one_pass, count, options):
-        while computed < one.after:
+    for one in [*order.issued_in(one_pass, count, options), None]:
+        last = 2 * count - 1 if one is None else one.after
+        while computed < last:
             computed += 1
             if computed < len(gathered):
                 end = maximum(end, gathered[computed])
-            end = end + computing[computed]
-        free = maximum(free, end) + seconds[one.gather][one.number]
+            ended = end + passes[computed].seconds
+            end = ended + passes[computed].after_s
+        if one is None:
+            break
+        free = maximum(free, ended) + seconds[one.gather][one.number]
         if one.gather:
             gathered.append(free)
         elif sums:
             summed = maximum(summed, free) + sums[one.number]
-    for seconds_s in computing[computed + 1 :]:  # nothing is issued after these computations
-        computed += 1
-        if computed < len(gathered):
-            end = maximum(end, gathered[computed])
-        end = end + seconds_s
     return maximum(end, free, summed) if sums else maximum(end, free)
+
+
+class _Computation(NamedTuple):
+    """The pass of a unit from its first layer with parameters to its last one (s), and the layers
+    without parameters that follow, which wait for nothing that is gathered (s)."""
+
+    seconds: Quantity
+    after_s: Quantity
+
+
+def _computations(layers: Layers, scale: Quantity, units: order.Units) -> list[_Computation]:
+    """Return the forward passes of all units and then, in reverse order, their backward passes."""
+    starts = [*map(layers.index.index, units.first.tolist()), len(layers.index)]
+    spans = [slice(*span) for span in itertools.pairwise(starts)]
+    forward_after = [layers.forward_after_s[span.stop - 1] for span in spans]
+    backward_after = [layers.backward_after_s[span.stop - 1] for span in spans]
+    forward = [
+        (sum(layers.forward_s[span]) - after, after)
+        for span, after in zip(spans, forward_after, strict=True)
+    ]
+    forward[-1] = (forward[-1][0], forward[-1][1] + backward_after[-1])
+    backward = [
+        (sum(layers.backward_s[span]) - after, before)
+        for span, after, before in zip(
+            spans, backward_after, [layers.last_s, *backward_after[:-1]], strict=True
+        )
+    ]
+    return [_Computation(scale * a, scale * b) for a, b in (*forward, *backward[::-1])]
