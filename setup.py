@@ -1,4 +1,5 @@
-"""Compiles the event loop with Cython and a C compiler; all else stands in pyproject.toml.
+"""Compiles the event loop with Cython and a C compiler, and makes source distributions that are
+reproducible; all else stands in pyproject.toml.
 
 Cython compiles one module at a time and C compilers inline within a file, so the modules of the
 event loop are joined into one. Their annotations become C types: ``Id`` and ``int`` are 64 bits
@@ -7,13 +8,17 @@ wide, and a ``World`` is the address of a table of arrays.
 
 import ast
 import contextlib
+import gzip
 import importlib
+import os
 import sys
+import tarfile
 from math import inf
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.sdist import sdist
 from setuptools.errors import CompileError
 
 ROOT = Path(__file__).parent
@@ -163,6 +168,34 @@ class BuildLoop(build_ext):
             raise CompileError(str(error)) from error
 
 
+class Sdist(sdist):
+    """Makes the same archive of the same files, whoever makes it, and whenever.
+
+    Its times are SOURCE_DATE_EPOCH, as in all reproducible builds, or else the first of 2020.
+    """
+
+    def make_archive(self, base_name, format, root_dir=None, base_dir=None, owner=None, group=None):
+        """Write a folder as a ``.tar.gz`` file and return its name."""
+        if format != "gztar":
+            return super().make_archive(base_name, format, root_dir, base_dir, owner, group)
+        epoch = int(os.environ.get("SOURCE_DATE_EPOCH", 1577836800))
+        name, top = Path(f"{base_name}.tar.gz"), Path(root_dir or ".")
+        name.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            name.open("wb") as file,
+            gzip.GzipFile("", "wb", 9, file, epoch) as packed,
+            tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+        ):
+            for path in sorted(top.joinpath(base_dir).rglob("*")):
+                if not path.is_file():
+                    continue
+                member = tarfile.TarInfo(path.relative_to(top).as_posix())
+                member.size, member.mtime, member.mode = path.stat().st_size, epoch, 0o644
+                with path.open("rb") as content:
+                    archive.addfile(member, content)
+        return str(name)
+
+
 def tell(reason):
     """Report a failure, also on the terminal: pip hides what a successful build prints."""
     text = (
@@ -180,7 +213,7 @@ LIMITED = ("Py_LIMITED_API", "0x030B0000")
 """The extension only uses what all versions of Python from 3.11 have."""
 
 setup(
-    cmdclass={"build_ext": BuildLoop},
+    cmdclass={"build_ext": BuildLoop, "sdist": Sdist},
     ext_modules=[
         Extension(
             "perfmodel.engine._loop",

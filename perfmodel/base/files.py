@@ -184,12 +184,19 @@ def write(path: str | Path, data: bytes) -> None:
             with temporary.open("xb") as file:
                 file.write(data)
                 if old is not None:
-                    with suppress(OSError):  # only root may change the owner
-                        os.fchown(file.fileno(), old.st_uid, old.st_gid)
-                    os.fchmod(file.fileno(), stat.S_IMODE(old.st_mode))
+                    _copy_owner(file.fileno(), old)
             temporary.replace(place)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _copy_owner(descriptor: int, old: os.stat_result) -> None:
+    """Give an open file the owner and the mode of another, on systems that have them."""
+    if hasattr(os, "fchown"):
+        with suppress(OSError):  # only root may change the owner
+            os.fchown(descriptor, old.st_uid, old.st_gid)
+    if hasattr(os, "fchmod"):
+        os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
 
 
 def check_writable(path: str | Path) -> None:

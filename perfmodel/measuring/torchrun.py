@@ -224,4 +224,4 @@ def connected(place: Place, backend: str, *, timeout_s: float) -> Iterator[Group
 
 def congestion() -> str:
     """Return the TCP congestion control of new sockets; empty if unknown."""
-    return _CONGESTION.read_text().strip() if _CONGESTION.exists() else ""
+    return _CONGESTION.read_text(encoding="ascii").strip() if _CONGESTION.exists() else ""

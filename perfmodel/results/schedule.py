@@ -452,7 +452,7 @@ def _header(data: NDArray[np.generic] | None, name: str) -> Header:
         raise InputError(f"{name}: not a schedule: it has no header")
     try:
         raw = files.printable(msgspec.json.decode(files.without_mark(data.tobytes())))
-    except (ValueError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise InputError(f"{name}: header: not valid JSON: {error}") from None
     version = raw.get("format") if isinstance(raw, dict) else None
     if version != FORMAT:

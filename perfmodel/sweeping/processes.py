@@ -218,7 +218,10 @@ def serve() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     tasks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(sys.stdin.buffer, tasks), daemon=True).start()
-    with os.fdopen(os.dup(1), "wb") as answers, Path(os.devnull).open("r+") as nothing:
+    with (
+        os.fdopen(os.dup(1), "wb") as answers,
+        Path(os.devnull).open("r+", encoding="utf-8") as nothing,
+    ):
         # tasks must not read tasks, nor print between answers
         sys.stdin = nothing
         os.dup2(nothing.fileno() if sys.stderr is None else 2, 1)

@@ -97,7 +97,7 @@ class Shards:
             old = msgspec.json.decode(data, type=files.ready(About))
         except RecursionError:
             raise InputError(f"--resume: {place}: nested too deeply") from None
-        except ValueError as error:  # also of bytes that are not UTF-8
+        except (msgspec.DecodeError, ValueError) as error:  # also of bytes that are not UTF-8
             raise InputError(f"--resume: {place}: {error}") from None
         # compare after a round trip through JSON, which turns tuples into lists
         old.check(self.folder, msgspec.json.decode(encoded, type=About))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import importlib.util
 import json
@@ -166,10 +167,15 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def sdist(tree: Path) -> Path:
     """The source distribution, made by the backend that pyproject.toml names."""
-    code = "from setuptools.build_meta import build_sdist; build_sdist('dist')"
-    (tree / "dist").mkdir()
-    run(sys.executable, "-c", code, cwd=tree, path=folder_of("setuptools"))
-    (found,) = (tree / "dist").glob("*.tar.gz")
+    return source(tree, "dist")
+
+
+def source(tree: Path, folder: str, **variables: str) -> Path:
+    """Make the source distribution of a tree in one of its folders, with these variables."""
+    code = f"from setuptools.build_meta import build_sdist; build_sdist({folder!r})"
+    (tree / folder).mkdir()
+    run(sys.executable, "-c", code, cwd=tree, path=folder_of("setuptools"), variables=variables)
+    (found,) = (tree / folder).glob("*.tar.gz")
     return found
 
 
@@ -251,6 +257,20 @@ def test_source_distribution_holds_the_profiles(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"profiles/models/resnet18.json", "perfmodel/py.typed", "LICENSE"} <= names
+
+
+@needs_builder
+def test_source_distributions_of_the_same_files_are_equal(sdist: Path, tree: Path) -> None:
+    for path in tree.rglob("*.toml"):  # as in a checkout of another day
+        os.utime(path, (1e9, 1e9))
+    again = source(tree, "again")
+    later = source(tree, "later", SOURCE_DATE_EPOCH="1700000000")
+    digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (sdist, again, later)]
+    assert digests[0] == digests[1]
+    assert digests[0] != digests[2]  # the canary: the time is part of what is compared
+    with tarfile.open(later) as archive:
+        assert {member.mtime for member in archive} == {1700000000}
+        assert {(member.uid, member.gid, member.uname) for member in archive} == {(0, 0, "")}
 
 
 @pytest.mark.slow
