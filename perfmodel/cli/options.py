@@ -96,7 +96,9 @@ training_options = all_of(
 
 FAILURES = {
     "--failures-per-device-day": "per_device_day",
+    "--interruptions-per-node-day": "interruptions_per_node_day",
     "--restart-time": "restart_s",
+    "--replacement-time": "replacement_s",
     "--checkpoint-interval": "checkpoint_interval_s",
     "--storage-bandwidth": "storage_bytes_per_s",
     "--checkpointing": "checkpointing",
@@ -111,9 +113,11 @@ def read_failures(**given: Any) -> Failures | None:
     known = {name: value for name, value in given.items() if value is not None}
     if not known:
         return None
-    if "per_device_day" not in known:
-        flag = next(flag for flag, name in FAILURES.items() if name in known)
-        raise InputError(f"{flag}: needs --failures-per-device-day, such as 0.0005")
+    flags = [flag for flag, name in FAILURES.items() if name in known]
+    if "per_device_day" not in known and "interruptions_per_node_day" not in known:
+        raise InputError(f"{flags[0]}: needs --failures-per-device-day, such as 0.0005")
+    if "replacement_s" in known and "interruptions_per_node_day" not in known:
+        raise InputError("--replacement-time: needs --interruptions-per-node-day, such as 0.5")
     from perfmodel.inputs.failures import Failures
 
     return Failures(**known)
@@ -127,9 +131,21 @@ failure_options = all_of(
         name="per_device_day",
     ),
     option(
+        "--interruptions-per-node-day",
+        types.NUMBER,
+        "Nodes taken away, such as spot instances.  [default: none]",
+        metavar="0.5",
+    ),
+    option(
         *("--restart-time", types.time("10min"), "From a failure to the next step."),
         name="restart_s",
         metavar="10min",
+    ),
+    option(
+        "--replacement-time",
+        types.time("2min"),
+        "Until another node is there.  [default: 0]",
+        name="replacement_s",
     ),
     option(
         "--checkpoint-interval",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from perfmodel.base.errors import InputError, unknown_name
+from perfmodel.base.quantities import Quantity
 from perfmodel.base.ranges import NOT_NEGATIVE, POSITIVE, Ranged, or_none
 from perfmodel.inputs.offload import COPY_BYTES_PER_S
 
@@ -43,7 +44,11 @@ class Failures(Ranged, frozen=True, kw_only=True):
 
     Attributes
     ----------
-    per_device_day : failures of the run per device and day; or a name in :data:`PUBLISHED`.
+    per_device_day : failures of the run per device and day.
+    interruptions_per_node_day : nodes that are taken away, such as spot instances, per node and
+        day; each stops the run as a failure does.
+    replacement_s : time until there is a node instead of one that was taken away, before the
+        restart.
     restart_s : time from a failure to the next step, besides reading the checkpoint; includes the
         wait for a replacement where there is no spare node.
     checkpoint_interval_s : work between checkpoints; None for what makes the run shortest.
@@ -59,11 +64,15 @@ class Failures(Ranged, frozen=True, kw_only=True):
     RANGES: ClassVar = {
         "per_device_day": NOT_NEGATIVE,
         "restart_s": NOT_NEGATIVE,
+        "interruptions_per_node_day": NOT_NEGATIVE,
+        "replacement_s": NOT_NEGATIVE,
         **dict.fromkeys(("checkpoint_interval_s", "storage_bytes_per_s"), or_none(POSITIVE)),
     }
 
-    per_device_day: float
+    per_device_day: float = 0.0
+    interruptions_per_node_day: float = 0.0
     restart_s: float = RESTART_S
+    replacement_s: float = 0.0
     checkpoint_interval_s: float | None = None
     storage_bytes_per_s: float | None = None
     checkpointing: str = "blocking"
@@ -88,23 +97,24 @@ class Failures(Ranged, frozen=True, kw_only=True):
             unknown = unknown_name("published run", text, PUBLISHED)
             raise InputError(f"failures-per-device-day: not a number, and {unknown}") from None
 
-    def per_s(self, devices: int) -> float:
-        """Failures per second of a run on so many devices."""
-        return self.per_device_day * devices / DAY_S
+    def rates_per_s(self, devices: Quantity, nodes: Quantity) -> tuple[Quantity, Quantity]:
+        """Failures, and nodes taken away, per second of a run on so many devices and nodes."""
+        failing = self.per_device_day / DAY_S * devices
+        return failing, self.interruptions_per_node_day / DAY_S * nodes
 
-    def moving_s(self, checkpoint_bytes: float, devices: int) -> float:
+    def moving_s(self, checkpoint_bytes: Quantity, devices: Quantity) -> Quantity:
         """Seconds to write a checkpoint to the storage, or to read it."""
         rate = self.storage_bytes_per_s or STORAGE_BYTES_PER_S * devices
         return checkpoint_bytes / rate
 
-    def pause_s(self, checkpoint_bytes: float, devices: int) -> float:
+    def pause_s(self, checkpoint_bytes: Quantity, devices: Quantity) -> Quantity:
         """Seconds that training stands still for a checkpoint."""
         if self.checkpointing == "blocking":
             return self.moving_s(checkpoint_bytes, devices)
         return checkpoint_bytes / devices / COPY_BYTES_PER_S  # a copy to the host's memory
 
-    def recovery_s(self, checkpoint_bytes: float, devices: int) -> float:
-        """Seconds from a failure to the work after the last checkpoint.
+    def recovery_s(self, checkpoint_bytes: Quantity, devices: Quantity) -> Quantity:
+        """Seconds from a failure to the work after the last checkpoint, with all nodes there.
 
         A checkpoint counts once it is in the storage. One that is still being written when the run
         fails is lost: on average the time of a write is repeated besides.

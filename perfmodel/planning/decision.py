@@ -6,22 +6,23 @@ and simulates them until no other can be better, given the error bands of the fo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast, get_args
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
 
 import msgspec
 import numpy as np
 
 from perfmodel import api
-from perfmodel.base.errors import InputError, number, unknown_name, whole_number
+from perfmodel.base.errors import InputError, unknown_name, whole_number
 from perfmodel.catalogue import catalogue, instances
 from perfmodel.catalogue.instances import Instance
 from perfmodel.inputs.cluster import Cluster
+from perfmodel.inputs.failures import Failures
 from perfmodel.inputs.job import Jitter, Job
 from perfmodel.inputs.profile import Profile
+from perfmodel.planning.amounts import Objective, goal_of, sequences
 from perfmodel.planning.layout_space import Division, Machine, layout_space
 from perfmodel.planning.plans import Candidate, Lever, Plan, Price, Trade
 from perfmodel.planning.search import MAX_OPS, MOST_CONSIDERED, Goal, PlanLimits, Search
@@ -35,14 +36,8 @@ from perfmodel.sweeping.processes import InLine
 
 T = TypeVar("T")
 
-Objective = Literal["cost", "time", "throughput", "samples-per-usd"]
-OBJECTIVES: tuple[str, ...] = get_args(Objective)
-
 OF_ALL_LAYOUTS = ("sequence_length", "framework", "sequence_parallel")
 """Arguments of a plan that all layouts have in common."""
-
-MOST_TOKENS = 1e18
-"""Most tokens of a training; a limit that catches typing errors."""
 
 LARGE_BATCH = 8192
 """Global batch size above which a plan warns about convergence: the largest that trained ResNet-50
@@ -81,6 +76,7 @@ def plan(
     dataset_size: int | None = None,
     epochs: int | None = None,
     tokens: float | None = None,
+    failures: Failures | None = None,
     device: str | None = None,
     cluster: Cluster | str | Path | None = None,
     limits: PlanLimits | None = None,
@@ -107,6 +103,8 @@ def plan(
     objective : *cost* or *time* of the training, *throughput*, or *samples-per-usd*.
     dataset_size, epochs : samples per epoch, and epochs (1); by default a million samples in total.
     tokens : of the whole training of a language model, instead of ``dataset_size``.
+    failures : failures, checkpoints and interruptions: times and costs are expected ones then, and
+        confidence counts failures too.
     device, cluster : your own machines, instead of rented ones: with as many ``devices`` as given,
         or as the cluster has. They have no price. Only language models run on them.
     limits : see :class:`PlanLimits`.
@@ -141,14 +139,14 @@ def plan(
     profile = _profile(model, workload)
     length = varied.get("sequence_length")
     if tokens is not None:
-        dataset_size = _sequences(tokens, dataset_size, profile, length)
+        dataset_size = sequences(tokens, dataset_size, profile, length)
     division, own = _division(varied), cluster is not None or device is not None
     if own and objective in ("cost", "samples-per-usd"):
         raise InputError(
             f"objective: {objective} needs prices, which a cluster of one's own does not have "
             "(allowed: time, throughput)"
         )
-    goal = _goal(objective, limits or PlanLimits(), dataset_size, epochs)
+    goal = goal_of(objective, limits or PlanLimits(), dataset_size, epochs, failures)
     whole_number("top", top, at_most=MOST_CONSIDERED)
     rows: list[Instance] = []
     out: list[str] = []
@@ -189,33 +187,6 @@ def plan(
     search = Search(goal, among, common, max_ops, executor, progress)
     search.settle(simulate=fidelity == "auto", top=top)
     return _answer(search, profile, top, out)
-
-
-def _goal(objective: str, limits: PlanLimits, dataset_size: int | None, epochs: int | None) -> Goal:
-    if objective not in OBJECTIVES:
-        raise unknown_name("objective", objective, OBJECTIVES)
-    for name, value in (("dataset_size", dataset_size), ("epochs", epochs)):
-        if value is not None:
-            whole_number(name, value)
-    if dataset_size is None:
-        for name in ("deadline_s", "budget_usd"):
-            if getattr(limits, name) is not None:
-                raise InputError(f"{name}: needs dataset_size, the samples per epoch")
-        if epochs is not None:
-            raise InputError("epochs: needs dataset_size as well")
-    return Goal(objective=objective, limits=limits, dataset_size=dataset_size, epochs=epochs or 1)
-
-
-def _sequences(
-    tokens: float, dataset_size: int | None, profile: Profile, length: int | None
-) -> int:
-    """Return the sequences of a training of a language model over so many tokens."""
-    if dataset_size is not None:
-        raise InputError("tokens and dataset_size: give one of them")
-    if profile.decoder is None:
-        raise InputError(f"tokens: {profile.name!r} is no language model (give dataset_size)")
-    number("tokens", tokens, above=0.0, at_most=MOST_TOKENS)
-    return math.ceil(tokens / (length or profile.decoder.sequence_length))
 
 
 def _own_machine(

@@ -110,6 +110,11 @@ class LayoutSpace(Space):
         """Number of layouts evaluated by formulas."""
         return sum(map(len, self.found))
 
+    @property
+    def devices(self) -> Ids:
+        """Number of devices of each candidate, (candidates,)."""
+        return np.array([found.job.devices for found in self.found])[self.of]
+
     def options(self, index: int) -> dict[str, object]:
         """The layout of a candidate, as arguments of :func:`perfmodel.make_job`."""
         return self.layout(index)

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from perfmodel.base.units import show
 from perfmodel.reporting.contents import INK, REFERENCE, Axis, Figure, Page, Panel, Section, Series
 from perfmodel.reporting.drawn import Paged
 from perfmodel.reporting.panels import colour
 from perfmodel.reporting.rows import table
 from perfmodel.results.effects import Effect
 from perfmodel.results.prediction import Prediction
+from perfmodel.results.training import LongRun
 from perfmodel.sweeping.labels import Row
 from perfmodel.sweeping.tables import Tabular, fields
 
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 SCHEMA = "perfmodel.plan/1"
 
 HOUR_S = 3600.0
+
+OF_RUNS = ("failures", "goodput_fraction", "checkpoint_interval_s")
+"""Columns of a run with failures; None without."""
 
 WHOLE = ("rank", "nodes", "workers", "servers", "batch_size", "global_batch_size")
 """Integer columns."""
@@ -48,6 +53,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     probability_best : probability of being the best of all candidates predicted one by one.
     probability_within : probability of meeting deadline and budget.
     fidelity, bottleneck : those of the prediction.
+    with_failures : the training with failures, whose expected time is ``time_s``; None without.
     """
 
     instance: str
@@ -78,6 +84,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     fidelity: str
     bottleneck: str
     prediction: Prediction
+    with_failures: LongRun | None = None
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -241,7 +248,10 @@ class Plan(Paged, Tabular, frozen=True, kw_only=True):
         best = [_key(trade) for trade in self.front]
         for rank, candidate in enumerate(self.ranked, 1):
             row: Row = {"rank": rank}
-            for name, value in candidate.to_dict().items():
+            values = candidate.to_dict()
+            run = values.pop("with_failures") or {}
+            values |= {name: run.get(name) for name in OF_RUNS}
+            for name, value in values.items():
                 if isinstance(value, (list, tuple)):
                     row |= {f"{name}_low": value[0], f"{name}_high": value[1]}
                 else:
@@ -305,11 +315,16 @@ class Plan(Paged, Tabular, frozen=True, kw_only=True):
         ]
         low, high = first.cost_interval_usd
         soon, late = (f"{end / HOUR_S:.4g} h" for end in first.time_interval_s)
+        run = first.with_failures
         answer = [
             ("Cost", f"{first.cost_usd:.4g} USD", f"{low:.4g} to {high:.4g} in 9 of 10 runs"),
             ("Time", f"{first.time_s / HOUR_S:.4g} h", f"{soon} to {late} in 9 of 10 runs"),
             ("Best choice", f"{self.probability:.0%}", "probability, among those predicted"),
         ]
+        if run is not None:
+            every = f"a checkpoint every {show(run.checkpoint_interval_s, 's')}"
+            remark = f"of the time; {run.failures:.3g} failures, {every}"
+            answer.append(("Goodput", f"{run.goodput_fraction:.1%}", remark))
         title = f"Plan for {self.objective}: {first.nodes} x {first.instance}"
         return Page(title=title, answer=answer, sections=parts)
 

@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from perfmodel import api
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError, TooLargeError, number, whole_number
+from perfmodel.inputs.failures import Failures
 from perfmodel.inputs.job import Job
+from perfmodel.planning.lasting import Lasting
 from perfmodel.planning.plans import HOUR_S, Candidate
 from perfmodel.planning.space import Common, Space
 from perfmodel.predicting import gains
@@ -94,12 +96,13 @@ class PlanLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
-    """The goal of a plan: objective, limits, and amount of training."""
+    """The goal of a plan: objective, limits, amount of training, and failures that lengthen it."""
 
     objective: str
     limits: PlanLimits
     dataset_size: int | None
     epochs: int
+    failures: Failures | None = None
 
     @property
     def samples(self) -> int:
@@ -107,7 +110,7 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
         return UNIT_SAMPLES if self.dataset_size is None else self.dataset_size * self.epochs
 
     def seconds(self, step_s: V, batch: V) -> V:
-        """Training time (s); ``batch`` is the global batch size."""
+        """Training time without failures (s); ``batch`` is the global batch size."""
         if self.dataset_size is None:
             return self.samples / batch * step_s
         return self.epochs * -(-self.dataset_size // batch) * step_s
@@ -163,11 +166,13 @@ class Search:
         self.settled, self.simulated = False, 0
         self.too_large = 0
         batch = among.workers * among.batch_size
-        self.seconds: Floats = goal.seconds(among.step_s, batch.astype(np.float64))
+        self.lasting = Lasting(goal.failures, among)
+        work_s = goal.seconds(among.step_s, batch.astype(np.float64))
+        self.seconds: Floats = self.lasting.expected_s(work_s)
         self.usd: Floats = self.seconds / HOUR_S * among.price
         self.worth: Floats = goal.worth(self.seconds, among.price, among.rate)
         self.idle, self.stale = among.idle.copy(), among.staleness.copy()
-        self.possible = among.worker_bytes <= among.device_bytes
+        self.possible = (among.worker_bytes <= among.device_bytes) & np.isfinite(self.seconds)
         most = goal.limits.max_global_batch_size
         if most is not None:
             self.possible &= batch <= most
@@ -309,13 +314,15 @@ class Search:
         """Predict a candidate and replace the formulas' values by the prediction's."""
         p = self.predictions[i] = self._answer(i, fidelity)
         price, rate = float(self.among.price[i]), p.throughput_samples_per_s
-        seconds = self.goal.seconds(p.iteration_s, float(p.global_batch_size))
+        work_s = self.goal.seconds(p.iteration_s, float(p.global_batch_size))
+        seconds = self.lasting.predicted_s(i, self.jobs[i], work_s, p)
         self.seconds[i], self.usd[i] = seconds, seconds / HOUR_S * price
         self.worth[i] = self.goal.worth(seconds, price, rate)
         self.idle[i] = p.idle_fraction.mean
         self.stale[i] = p.staleness.mean if p.staleness is not None else 0.0
-        if self.goal.limits.confidence is not None:
-            room = gains.room(p, self.goal.limits.confidence)
+        confidence = self.goal.limits.confidence
+        if confidence is not None:
+            room = self.lasting.room(i, confidence, p) or gains.room(p, confidence)
             self.room[int(self.among.of[i])] = room
         return p
 
@@ -333,7 +340,9 @@ class Search:
         """The probability that a predicted candidate keeps deadline and budget."""
         seconds, usd = float(self.seconds[i]), float(self.usd[i])
         worst = max(self.goal.excess(seconds, usd, 0.0, 0.0).values(), default=0.0)
-        return gains.probability_within(self.predictions[i], 1.0 / worst if worst else math.inf)
+        p, times = self.predictions[i], 1.0 / worst if worst else math.inf
+        within = self.lasting.within(i, times * seconds, p)
+        return gains.probability_within(p, times) if within is None else within
 
     def _promising(self, i: int) -> bool:
         """Whether a candidate may keep deadline and budget with the confidence: it needs the same
@@ -406,7 +415,9 @@ class Search:
         steps_s, rates = (p.iteration_s, p.iteration_s), (rate, rate)
         if p.interval:
             steps_s, rates = p.interval.iteration_s, p.interval.throughput_samples_per_s
-        low, high = (seconds * step_s / p.iteration_s for step_s in steps_s)
+        run = self.lasting.runs.get(i)
+        ends = [seconds * step_s / p.iteration_s for step_s in steps_s]
+        low, high = ends if run is None else run.interval_s
         return Candidate(
             instance=series.instance.name,
             accelerator=series.instance.accelerator,
@@ -435,6 +446,7 @@ class Search:
             probability_within=self._within(i),
             fidelity=p.fidelity,
             bottleneck=p.bottleneck.text,
+            with_failures=run,
             prediction=p,
         )
 

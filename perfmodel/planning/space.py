@@ -157,6 +157,11 @@ class Space(Columns):
         """Number of candidates evaluated by formulas."""
         return len(self)
 
+    @property
+    def devices(self) -> Ids:
+        """Number of devices of each candidate, (candidates,)."""
+        return self.workers
+
     def arch(self, index: int) -> str:
         """The name of a candidate's architecture."""
         return self.series_of(index).arch

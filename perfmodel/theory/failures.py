@@ -14,6 +14,7 @@ Segments are independent, so that means and variances of the :math:`W / \tau` of
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -28,6 +29,8 @@ of its series: differences of exponentials lose all digits there."""
 MOST_EXPONENT = 300.0
 """Failures expected per segment and restart beyond which a run never ends: the time is infinite."""
 
+TINY = 1e-300
+"""Smallest divisor."""
 
 MOST_SEGMENTS = 1_000_000
 """Largest number of segments of a run whose checkpoints take no time."""
@@ -92,8 +95,28 @@ def best_interval_s(checkpoint_s: Quantity, failures_per_s: Quantity) -> Quantit
     return np.where(rate == 0.0, np.inf, np.where(cost * rate < SERIES**2, young, exact))[()]
 
 
+def joint_restart_s(restarts_s: Sequence[Quantity], rates_per_s: Sequence[Quantity]) -> Quantity:
+    r"""Restart time of failures of several kinds that gives the mean of :func:`segment`.
+
+    A failure is of kind k with the probability :math:`p_k = \lambda_k / \lambda`. Until a restart
+    succeeds, the mean time is :math:`(1 / S - 1) / \lambda` with :math:`S = \sum_k p_k e^{-\lambda
+    R_k}`; one kind with :math:`R = -\ln(S) / \lambda` has the same.
+
+    >>> round(float(joint_restart_s([60.0, 600.0], [1e-9, 1e-9])), 3)  # rare: the mean
+    330.0
+    """
+    total = np.sum([np.asarray(rate, float) for rate in rates_per_s], axis=0)
+    with np.errstate(all="ignore"):
+        lost = np.sum([
+            rate / total * -np.expm1(-total * np.asarray(restart_s, float))
+            for restart_s, rate in zip(restarts_s, rates_per_s, strict=True)
+        ], axis=0)  # fmt: skip
+        joint = -np.log1p(-lost) / total
+    return np.where(total == 0.0, np.asarray(restarts_s[0], float), joint)[()]
+
+
 class RunTime(msgspec.Struct, frozen=True):
-    """Distribution of the time of a run with failures.
+    """Distribution of the time of a run with failures; numbers, or arrays of one shape.
 
     Attributes
     ----------
@@ -102,53 +125,79 @@ class RunTime(msgspec.Struct, frozen=True):
     mean_s, variance_s2 : of all runs.
     """
 
-    least_s: float
-    no_failure: float
-    mean_s: float
-    variance_s2: float
+    least_s: Quantity
+    no_failure: Quantity
+    mean_s: Quantity
+    variance_s2: Quantity
 
     def quantiles_s(self, probabilities: Floats) -> Floats:
-        """Times that runs stay below with these probabilities, (n,).
+        """Times that runs stay below with these probabilities, of the shape of both.
 
         Runs with failures exceed ``least_s`` by a gamma variable of their mean and variance.
         """
-        from scipy.stats import gamma
+        from scipy.special import gammaincinv
 
-        if not math.isfinite(self.mean_s):
-            return np.full(np.shape(probabilities), math.inf)
-        some = 1.0 - self.no_failure
-        excess = self.mean_s - self.least_s
-        if some <= 0.0 or excess <= 0.0:
-            return np.full(np.shape(probabilities), self.least_s)
-        mean = excess / some
-        variance = max((self.variance_s2 + excess**2) / some - mean**2, 1e-12 * mean**2)
-        late = (np.asarray(probabilities) - self.no_failure) / some
-        beyond = gamma.ppf(np.clip(late, 0.0, 1.0), mean**2 / variance, scale=variance / mean)
-        quantiles: Floats = self.least_s + np.where(late > 0.0, beyond, 0.0)
+        some, shape, scale = self._beyond()
+        late = (np.asarray(probabilities) - self.no_failure) / np.maximum(some, TINY)
+        beyond = scale * gammaincinv(shape, np.clip(late, 0.0, 1.0))
+        late_s = np.where((late > 0.0) & (scale > 0.0), beyond, 0.0)
+        quantiles: Floats = np.where(np.isinf(self.mean_s), math.inf, self.least_s + late_s)
         return quantiles
+
+    def within(self, limit_s: Quantity) -> Floats:
+        """Probability that a run takes at most ``limit_s``; of the shape of both."""
+        from scipy.special import gammainc
+
+        some, shape, scale = self._beyond()
+        room = np.asarray(limit_s, float) - self.least_s
+        late = gammainc(shape, np.maximum(room, 0.0) / np.maximum(scale, TINY))
+        kept = np.where(scale > 0.0, self.no_failure + some * late, 1.0)
+        probability: Floats = np.where((room < 0.0) | np.isinf(self.mean_s), 0.0, kept)
+        return probability
+
+    def _beyond(self) -> tuple[Floats, Floats, Floats]:
+        """Return the probability of failures, and shape and scale (s) of the gamma variable."""
+        some = 1.0 - np.asarray(self.no_failure, float)
+        mean_s = np.where(np.isinf(self.mean_s), self.least_s, self.mean_s)
+        excess = np.maximum(np.asarray(mean_s - self.least_s, float), 0.0)
+        variance_s2 = np.where(np.isinf(self.variance_s2), 0.0, self.variance_s2)
+        mean = excess / np.maximum(some, TINY)
+        spread = (variance_s2 + excess**2) / np.maximum(some, TINY) - mean**2
+        variance = np.maximum(spread, 1e-12 * mean**2)
+        has = (some > 0.0) & (mean > 0.0)
+        shape = np.where(has, mean**2 / np.where(has, variance, 1.0), 1.0)
+        scale = np.where(has, variance / np.where(has, mean, 1.0), 0.0)
+        return some, shape, scale
 
 
 def run_time(
-    work_s: float, interval_s: float, checkpoint_s: float, restart_s: float, failures_per_s: float
+    work_s: Quantity,
+    interval_s: Quantity,
+    checkpoint_s: Quantity,
+    restart_s: Quantity,
+    failures_per_s: Quantity,
 ) -> RunTime:
     """Time of a run of ``work_s``, with a checkpoint after every ``interval_s`` of work.
 
-    The last segment may be shorter; it writes a checkpoint too.
+    The last segment may be shorter; it writes a checkpoint too. Arguments are numbers or arrays.
 
     >>> run = run_time(1000.0, 100.0, 0.0, 20.0, 0.0)
-    >>> run.least_s, run.no_failure, run.mean_s
+    >>> float(run.least_s), float(run.no_failure), float(run.mean_s)
     (1000.0, 1.0, 1000.0)
     """
-    whole, rest = divmod(work_s, interval_s) if interval_s < work_s else (0.0, work_s)
-    parts = [(whole, interval_s)] if whole else []
-    parts += [(1.0, rest)] if rest > 1e-9 * work_s else []
-    least = work_s + sum(count for count, _ in parts) * checkpoint_s
-    if failures_per_s == 0.0:
-        return RunTime(least, 1.0, least, 0.0)
-    times = [(count, segment(a + checkpoint_s, restart_s, failures_per_s)) for count, a in parts]
-    return RunTime(
-        least,
-        math.exp(-failures_per_s * least),
-        float(sum(count * time.mean_s for count, time in times)),
-        float(sum(count * time.variance_s2 for count, time in times)),
-    )
+    work, each = np.asarray(work_s, float), np.asarray(interval_s, float)
+    whole = np.where(each < work, np.floor(work / each), 0.0)
+    rest = np.where(whole > 0.0, work - whole * np.where(whole > 0.0, each, 0.0), work)
+    last = (rest > 1e-9 * work).astype(float)
+    least = work + (whole + last) * checkpoint_s
+    long = segment(np.where(whole > 0.0, each, 0.0) + checkpoint_s, restart_s, failures_per_s)
+    short = segment(np.maximum(rest, 0.0) + checkpoint_s, restart_s, failures_per_s)
+    with np.errstate(invalid="ignore"):
+        mean, variance = (
+            np.where(whole > 0.0, whole * of_long, 0.0) + np.where(last > 0.0, of_short, 0.0)
+            for of_long, of_short in (
+                (long.mean_s, short.mean_s), (long.variance_s2, short.variance_s2),
+            )
+        )  # fmt: skip
+    kept = np.exp(-np.asarray(failures_per_s, float) * least)
+    return RunTime(least[()], kept[()], mean[()], variance[()])

@@ -13,7 +13,7 @@ import perfmodel
 from perfmodel import Failures, InputError, predict
 from perfmodel.cli import cli
 from perfmodel.inputs.failures import PUBLISHED
-from perfmodel.predicting.long_runs import checkpoint_bytes, mixed_s
+from perfmodel.predicting.long_runs import Machines, checkpoint_bytes, mixed_s
 from perfmodel.results.training import LongRun
 from perfmodel.theory.failures import run_time
 
@@ -109,12 +109,12 @@ def test_the_interval_covers_failures_and_the_steps_time() -> None:
     assert run is not None
     assert prediction.interval is not None
     work_s = prediction.training.training_s
-    times = mixed_s(work_s, prediction.iteration_s, prediction.interval, JOB, failures)
+    times = mixed_s(work_s, prediction.iteration_s, prediction.interval, Machines.of(JOB), failures)
     low, high = run.interval_s
     assert np.mean((times >= low) & (times <= high)) == pytest.approx(0.9, abs=0.01)
     assert low < run.median_s < high
     # canary: failures alone would be a far narrower interval
-    alone = mixed_s(work_s, prediction.iteration_s, None, JOB, failures)
+    alone = mixed_s(work_s, prediction.iteration_s, None, Machines.of(JOB), failures)
     assert np.quantile(alone, 0.95) < high
 
 

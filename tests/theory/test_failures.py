@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from perfmodel.base.arrays import Floats
-from perfmodel.theory.failures import best_interval_s, run_time, segment
+from perfmodel.theory.failures import best_interval_s, joint_restart_s, run_time, segment
 from tests.settings import examples
 
 
@@ -115,3 +115,50 @@ def test_the_best_interval_tends_to_youngs() -> None:
     assert best_interval_s(10.0, 1e-7) == pytest.approx(math.sqrt(2e8) - 20.0 / 3.0, rel=1e-6)
     assert best_interval_s(60.0, 0.0) == math.inf
     assert best_interval_s(0.0, 1e-3) == 0.0
+
+
+def test_two_kinds_of_restart_have_the_mean_of_a_simulation() -> None:
+    """A failure restarts in 20 s, three interruptions of four only in 300 s."""
+    generator, times = np.random.default_rng(3), []
+    rates, restarts = (1 / 800, 3 / 800), (20.0, 300.0)
+    total = sum(rates)
+    for _ in range(3000):
+        now, failure = 0.0, generator.exponential(1.0 / total)
+        while failure < now + 100.0:
+            now = failure
+            restart_s = restarts[int(generator.random() < rates[1] / total)]
+            failure = now + generator.exponential(1.0 / total)
+            now += min(restart_s, failure - now)
+            while failure <= now:  # fails while it restarts: anew, of either kind
+                restart_s = restarts[int(generator.random() < rates[1] / total)]
+                failure = now + generator.exponential(1.0 / total)
+                now += min(restart_s, failure - now)
+        times.append(now + 100.0)
+    joint = joint_restart_s(restarts, rates)
+    mean = np.mean(times)
+    error = np.std(times) / math.sqrt(len(times))
+    assert segment(100.0, joint, total).mean_s == pytest.approx(mean, abs=4.0 * error)
+    # canary: the mean of both restarts is less, as long ones fail more often
+    assert joint < 0.25 * 20.0 + 0.75 * 300.0
+    assert segment(100.0, 0.25 * 20.0 + 0.75 * 300.0, total).mean_s > mean + 4.0 * error
+
+
+def test_a_joint_restart_by_hand() -> None:
+    """S = (e^-0.1 + e^-0.3) / 2 = 0.822828, R = -ln S x 1000 s = 195.0 s."""
+    joint = joint_restart_s([100.0, 300.0], [5e-4, 5e-4])
+    assert joint == pytest.approx(195.008, abs=0.01)
+    assert joint_restart_s([100.0, 300.0], [1e-3, 0.0]) == pytest.approx(100.0)
+    assert joint_restart_s([100.0, 300.0], [0.0, 0.0]) == 100.0
+
+
+def test_probabilities_and_quantiles_agree_and_take_arrays() -> None:
+    work = np.array([1000.0, 2000.0])
+    runs = run_time(work, 100.0, 5.0, 20.0, 1 / 300)
+    for k, work_s in enumerate(work):
+        one = run_time(work_s, 100.0, 5.0, 20.0, 1 / 300)
+        assert one.mean_s == pytest.approx(np.asarray(runs.mean_s)[k])
+        for level in (0.1, 0.5, 0.99):
+            limit_s = one.quantiles_s(np.array([level]))
+            assert one.within(limit_s) == pytest.approx(level)
+        assert one.within(one.least_s - 1.0) == 0.0
+        assert one.within(one.least_s) == pytest.approx(one.no_failure)

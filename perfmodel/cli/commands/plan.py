@@ -12,6 +12,7 @@ from perfmodel.cli.options import (
     Outputs,
     all_of,
     executor_options,
+    failure_options,
     option,
     outputs,
     progress,
@@ -104,6 +105,7 @@ SPACE = all_of(
 @option("--objective", OBJECTIVES, "What to optimise.", default="cost")
 @option("--tokens", NUMBER, "Tokens of the whole training of a language model.", metavar="1e12")
 @training_options
+@failure_options
 @OWN
 @LAYOUTS
 @LIMITS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perfmodel.base.units import show as quantity
 from perfmodel.cli.printing.prediction import assumed
 from perfmodel.cli.printing.tables import print_table
 from perfmodel.cli.printing.text import bold, dim, show
@@ -18,6 +19,7 @@ from perfmodel.planning.plans import (
     layout_text,
     servers_text,
 )
+from perfmodel.results.training import LongRun
 
 WORDS = {
     "cost": "lowest cost",
@@ -36,8 +38,11 @@ def plan(result: Plan) -> None:
         f"{result.feasible} meet the limits; {result.finalists} predicted one by one, "
         f"{result.simulated} simulated; order {settled}"
     )
-    show(f"\n{result.samples:,} samples, 90 % intervals in brackets:\n")
-    heads = ("", "candidate", "time (h)", "cost (USD)", "samples/s", "idle", "by")
+    lasting = ", with failures" if first.with_failures is not None else ""
+    show(f"\n{result.samples:,} samples{lasting}, 90 % intervals in brackets:\n")
+    heads: tuple[str, ...] = ("", "candidate", "time (h)", "cost (USD)", "samples/s", "idle", "by")
+    if first.with_failures is not None:
+        heads += ("goodput", "checkpoint")
     table = [heads, *(_row(rank, c) for rank, c in enumerate(result.ranked, 1))]
     if not any(c.price_usd_per_h for c in result.ranked):  # a cluster of one's own
         table = [(*row[:3], *row[4:]) for row in table]
@@ -76,7 +81,15 @@ def _row(rank: int, candidate: Candidate) -> tuple[str, ...]:
         f"{candidate.throughput_samples_per_s:.4g}",
         f"{candidate.idle_fraction:.1%}",
         candidate.fidelity,
+        *_lasting(candidate.with_failures),
     )
+
+
+def _lasting(run: LongRun | None) -> tuple[str, ...]:
+    """Return goodput and time between checkpoints, if there are failures."""
+    if run is None:
+        return ()
+    return f"{run.goodput_fraction:.1%}", f"every {quantity(run.checkpoint_interval_s, 's')}"
 
 
 def _trade(trade: Trade) -> tuple[str, ...]:

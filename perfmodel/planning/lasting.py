@@ -1,0 +1,84 @@
+"""How long the candidates of a plan last: what failures make of the time that training takes.
+
+All candidates get the expected time, by formulas over arrays. Those predicted one by one get its
+distribution, over failures and over the uncertainty of their step.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from perfmodel.base.arrays import Floats
+from perfmodel.base.errors import InputError
+from perfmodel.inputs.failures import Failures
+from perfmodel.inputs.job import Job
+from perfmodel.planning.space import Space
+from perfmodel.predicting import long_runs
+from perfmodel.predicting.long_runs import Machines
+from perfmodel.results.prediction import Prediction
+from perfmodel.results.training import LongRun
+
+
+class Lasting:
+    """The times of candidates with failures, or without any."""
+
+    def __init__(self, failures: Failures | None, among: Space) -> None:
+        self.failures = failures
+        self.runs: dict[int, LongRun] = {}  # of predicted candidates
+        self.work_s: dict[int, float] = {}
+        if failures is not None:
+            sizes = np.array([long_runs.checkpoint_bytes(one.job) for one in among.series])
+            self.machines = Machines(
+                among.devices.astype(float), among.nodes.astype(float), sizes[among.of]
+            )
+
+    def expected_s(self, work_s: Floats) -> Floats:
+        """Expected times of all candidates, (candidates,); infinite where a run never ends.
+
+        Raises
+        ------
+        InputError : no run ends.
+        """
+        if self.failures is None:
+            return work_s
+        mean_s: Floats = np.asarray(self.machines.run_time(work_s, self.failures)[1].mean_s)
+        if not np.isfinite(mean_s).any():
+            raise InputError(
+                "plan: failures come faster than any candidate recovers from them: no run ends"
+            )
+        return mean_s
+
+    def predicted_s(self, i: int, job: Job, work_s: float, p: Prediction) -> float:
+        """Expected time of a predicted candidate, whose run is kept."""
+        if self.failures is None:
+            return work_s
+        try:
+            run = long_runs.long_run(job, work_s, p.iteration_s, p.interval, self.failures)
+        except InputError:  # it never ends
+            return math.inf
+        self.runs[i], self.work_s[i] = run, work_s
+        return run.expected_s
+
+    def within(self, i: int, limit_s: float, p: Prediction) -> float | None:
+        """Probability that a predicted candidate takes at most a time; None without failures."""
+        if self.failures is None:
+            return None
+        if i not in self.runs:
+            return 0.0
+        machines = Machines(*(float(np.asarray(column)[i]) for column in self.machines))
+        return long_runs.probability_within(
+            limit_s, self.work_s[i], p.iteration_s, p.interval, machines, self.failures
+        )
+
+    def room(self, i: int, confidence: float, p: Prediction) -> float | None:
+        """Time that a predicted candidate keeps with a probability, as a multiple of the expected
+        one; None without failures."""
+        if self.failures is None or i not in self.runs:
+            return None
+        machines = Machines(*(float(np.asarray(column)[i]) for column in self.machines))
+        times_s = long_runs.mixed_s(
+            self.work_s[i], p.iteration_s, p.interval, machines, self.failures
+        )
+        return float(np.quantile(times_s, confidence)) / self.runs[i].expected_s
