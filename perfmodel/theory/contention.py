@@ -16,6 +16,7 @@ from functools import partial
 import numpy as np
 
 from perfmodel.base.quantities import Quantity, is_symbol, maximum, minimum, where
+from perfmodel.theory.roots import falling_zero, log
 
 EXACT = 64
 """Customers of one class up to which the exact recursion is used; beyond, it would be slow."""
@@ -33,6 +34,16 @@ CycleTime = Callable[[Sequence[Quantity]], tuple[Quantity, Sequence[Quantity]]]
 Table = list[list[Quantity]]
 """A row for each class, a column for each station."""
 
+Pace = Callable[[Sequence[Sequence[Quantity]]], Quantity]
+"""Maps the others that each class sees at each station to the cycle time of all customers (s)."""
+
+NEARLY_FULL = 1e-15
+"""Least share of a station's time that is free, in divisors."""
+
+LEAST_PART = 0.01
+"""Lower limit of the time at a station, as a fraction of the time alone, to which a correction may
+reduce it."""
+
 
 def contended(
     customers: Sequence[Quantity],
@@ -41,6 +52,7 @@ def contended(
     *,
     even: Sequence[Quantity] | None = None,
     stations: Sequence[str] = (),
+    pace: Pace | None = None,
 ) -> list[list[Quantity]]:
     r"""Return the mean number of others that delay a customer at each station, (classes, stations).
 
@@ -49,18 +61,24 @@ def contended(
     customers : number of customers of each class, (classes,): whole numbers or, for one class, an
         array of them or a symbol.
     demands_s : seconds per cycle for which each station is busy, (stations,).
-    cycles : for each class, the cycle time, given the others present.
+    cycles : for each class, the cycle time, given the others present. The time at a station is
+        linear in the others there.
     even : regularity of arrivals at each station: 0 for random arrivals, up to 1 if an arrival
         finds on average only half of a service left. It reduces the others by ``even`` U / 2, with
         U the utilisation: of a constant service, half is left on average (residual life; Kleinrock,
         "Queueing Systems" I, 1975, ch. 5). Near saturation the cycle time may then be slightly
         below what the busiest station allows; callers must correct for that.
     stations : names for the symbols, if ``customers`` is one.
+    pace : the cycle time of all customers, if they wait for each other between their cycles, so
+        that every class has the rate of the slowest; the cycle times in ``cycles`` are then not
+        used. It rises with the others.
 
     For one class with up to :data:`EXACT` customers this is the exact recursion over their number;
-    otherwise it is a fixed point. If cycle times are sums over stations, the fixed point is within
-    1 % of the exact throughput for one class, and within 3 % for two. For a symbolic number of
-    customers the result consists of symbols.
+    otherwise it is a fixed point. If all customers have the same cycle time, it is the zero of a
+    falling function of that time, which is bracketed, so there is only one, and it is always found.
+    If cycle times are sums over stations, the fixed point is within 1 % of the exact throughput for
+    one class, and within 3 % for two. For a symbolic number of customers the result consists of
+    symbols.
 
     >>> def cycle(others):
     ...     held = 1.0 + others[0]
@@ -71,31 +89,43 @@ def contended(
     regular = [0.0] * len(demands_s) if even is None else list(even)
     # how much shorter the time at each station is than after random arrivals (s)
     shorter = [0.5 * part * demand for demand, part in zip(demands_s, regular, strict=True)]
-    if len(cycles) > 1:
-        still: list[list[Quantity]] = [[0.0] * len(demands_s) for _ in cycles]
-        return _at_once(customers, shorter, cycles, still, still)
+    still: Table = [[0.0] * len(demands_s) for _ in cycles]
+    if len(cycles) > 1 and pace is None:
+        settled = partial(_settled, shorter=shorter, cycles=cycles)
+        return _at_once(customers, partial(_parts, shorter=shorter, cycles=cycles), settled, still)
     if is_symbol(customers[0]):
         import sympy
 
         return [[sympy.Symbol(f"Q_{name}", positive=True) for name in stations]]
-    return [_alone(customers[0], shorter, cycles[0])]
+    held = _lines(cycles, shorter)
+    pace = pace or (lambda queued: cycles[0](queued[0])[0])
+    parts, solved = partial(_parts_at, held, pace), partial(_solved, held=held, pace=pace)
+    if len(cycles) > 1:
+        return _at_once(customers, parts, solved, still)
+    return [_alone(customers[0], len(demands_s), parts, solved)]
 
 
-def _alone(customers: Quantity, shorter: Sequence[Quantity], cycle: CycleTime) -> list[Quantity]:
+Solve = Callable[..., Table]
+"""Maps the customers of each class, the changes of their fractions if one is removed, and the
+table to start from to the fixed point."""
+
+
+def _alone(
+    customers: Quantity, stations: int, parts: Callable[[Table], Table], solved: Solve
+) -> list[Quantity]:
     """Recurse over the number of customers; beyond :data:`EXACT`, use the fixed point."""
     most, least = int(np.max(customers)), int(np.min(customers))
-    queued: list[Quantity] = [0.0] * len(shorter)
+    queued: list[Quantity] = [0.0] * stations
     for present in range(1, min(most, EXACT)):
-        (parts,) = _parts([queued], shorter, [cycle])
-        others = [present * part for part in parts]
+        others = [present * part for part in parts([queued])[0]]
         queued = others if present < least else _where(present < customers, others, queued)
     if most <= EXACT:
         return queued
-    (parts,) = _parts([queued], shorter, [cycle])
-    falls = [before / (EXACT - 1.0) - now for before, now in zip(queued, parts, strict=True)]
+    (last,) = parts([queued])
+    falls = [before / (EXACT - 1.0) - now for before, now in zip(queued, last, strict=True)]
     many = maximum(customers, EXACT + 1.0)
     start = [(many - 1.0) / (EXACT - 1.0) * others for others in queued]
-    (beyond,) = _at_once([many], shorter, [cycle], [falls], [start])
+    (beyond,) = _at_once([many], parts, solved, [falls], [start])
     return _where(customers > EXACT, beyond, queued)
 
 
@@ -113,12 +143,101 @@ def _parts(queued: Table, shorter: Sequence[Quantity], cycles: Sequence[CycleTim
     return parts
 
 
-def _at_once(
+Line = tuple[Quantity, Quantity]
+"""Time at a station (s): without others, and what each of these adds."""
+
+
+def _lines(cycles: Sequence[CycleTime], shorter: Sequence[Quantity]) -> list[list[Line]]:
+    """Return the time at each station, shortened by even arrivals, (classes, stations)."""
+    lines = []
+    for cycle in cycles:
+        (_, empty), (_, one) = cycle([0.0] * len(shorter)), cycle([1.0] * len(shorter))
+        columns = zip(empty, one, shorter, strict=True)
+        lines.append([(first - less, then - first) for first, then, less in columns])
+    return lines
+
+
+def _parts_at(held: Sequence[Sequence[Line]], pace: Pace, queued: Table) -> Table:
+    """Return the fraction of the common cycle that a customer spends at each station."""
+    cycle_s = pace(queued)
+    return [
+        [(first + more * others) / cycle_s for (first, more), others in zip(*rows, strict=True)]
+        for rows in zip(held, queued, strict=True)
+    ]
+
+
+def _solved(
     customers: Sequence[Quantity],
-    shorter: Sequence[Quantity],
-    cycles: Sequence[CycleTime],
     falls: Table,
     start: Table,
+    *,
+    held: Sequence[Sequence[Line]],
+    pace: Pace,
+) -> Table:
+    """Return the fixed point of :func:`_settled` if all customers have the same cycle time.
+
+    The longer the cycle, the fewer others are found, and the shorter the cycle that follows from
+    them. So there is one cycle time that follows from itself.
+    """
+    total = sum(customers)
+    weights = [
+        [count * more for _, more in row] for count, row in zip(customers, held, strict=True)
+    ]
+    full_s: Quantity = 0.0  # a shorter cycle would be too short for all to be served
+    for number in range(len(held[0])):
+        whole = sum(row[number] for row in weights)
+        full_s = maximum(full_s, whole - maximum(0.0, *(row[number][1] for row in held)))
+
+    def least(fall: Quantity, line: Line) -> Quantity:
+        first, more = line
+        limit = (LEAST_PART - 1.0) * first / maximum(more * (total - 1.0), 1e-300)
+        return maximum(fall, limit)
+
+    falls = _each(least, falls, [list(row) for row in held])
+
+    def off(extra_s: Quantity) -> Quantity:
+        cycle_s = full_s + extra_s
+        return log(pace(_seen(customers, held, falls, cycle_s)) / cycle_s)
+
+    extra_s = falling_zero(off, maximum(pace(start) - full_s, 1e-3 * pace(start)))
+    return _seen(customers, held, falls, full_s + extra_s)
+
+
+def _seen(
+    customers: Sequence[Quantity],
+    held: Sequence[Sequence[Line]],
+    falls: Table,
+    cycle_s: Quantity,
+) -> Table:
+    """Return the others that a customer of each class sees if all have this cycle time.
+
+    With P customers at a station, of which a customer of class k itself is p_k,
+
+    .. math:: p_k = (a_k + b_k (P - p_k)) / C + f_k, \\qquad P = \\sum_k n_k p_k
+
+    which is linear in P.
+    """
+    table: Table = [[] for _ in held]
+    for column, changes in zip(zip(*held, strict=True), zip(*falls, strict=True), strict=True):
+        alone = [
+            (first + fall * cycle_s) / (cycle_s + more)
+            for (first, more), fall in zip(column, changes, strict=True)
+        ]
+        each = [more / (cycle_s + more) for _, more in column]
+        free = 1.0 - sum(count * part for count, part in zip(customers, each, strict=True))
+        present = sum(count * part for count, part in zip(customers, alone, strict=True))
+        present = present / maximum(free, NEARLY_FULL)
+        for row, own, part in zip(table, alone, each, strict=True):
+            row.append(maximum(0.0, present - own - part * present))
+    return table
+
+
+def _at_once(
+    customers: Sequence[Quantity],
+    parts: Callable[[Table], Table],
+    solved: Solve,
+    falls: Table,
+    start: Table | None = None,
 ) -> Table:
     """Return the others seen by a customer of each class, by one step of Linearizer.
 
@@ -137,11 +256,11 @@ def _at_once(
 
     total = sum(customers)
     fewer = [count * (total - 1.0) / total for count in customers]
-    without_one = _settled(fewer, shorter, cycles, scaled(fewer), start)
-    complete = _settled(customers, shorter, cycles, scaled(customers), without_one)
-    before, now = (_parts(table, shorter, cycles) for table in (without_one, complete))
+    without_one = solved(fewer, scaled(fewer), falls if start is None else start)
+    complete = solved(customers, scaled(customers), without_one)
+    before, now = parts(without_one), parts(complete)
     steps = _each(partial(_change, total), before, now)
-    return _settled(customers, shorter, cycles, steps, complete)
+    return solved(customers, steps, complete)
 
 
 def _change(customers: Quantity, before: Quantity, now: Quantity) -> Quantity:
@@ -157,10 +276,11 @@ def _change(customers: Quantity, before: Quantity, now: Quantity) -> Quantity:
 
 def _settled(
     customers: Sequence[Quantity],
-    shorter: Sequence[Quantity],
-    cycles: Sequence[CycleTime],
     falls: Table,
     start: Table,
+    *,
+    shorter: Sequence[Quantity],
+    cycles: Sequence[CycleTime],
 ) -> Table:
     """Iterate from ``start`` to the fixed point, until the relative change is below CLOSE.
 

@@ -541,7 +541,7 @@ COMMANDS = [
         "--batch-size 32 --option partition_bytes=1MB --json",
         "predict --model alexnet --device k80 --arch asp --workers 3 --jitter gamma:0.1 --seed 3 "
         "--straggler 1:1.5 --rel-ci 20% --max-ops 1e5 --json",
-        "predict -q --model resnet18 --arch ssp --staleness-bound 2 --workers 3 --fidelity auto "
+        "predict --model resnet18 --arch ssp --staleness-bound 2 --workers 3 --fidelity auto "
         "--tolerance 5% --dataset-size 1000 --epochs 3 --max-ops 1e5",
         "predict --job job.toml --fidelity both --max-ops 1e5",
         "predict --workload fine.json --cluster cluster.toml --arch p2p --workers 3 --json "

@@ -165,23 +165,117 @@ def test_canary_a_fixed_point_that_has_not_converged_is_noticed(
     customers: int, demands: list[float], think_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     converged = throughput(customers, demands, think_s)
-    monkeypatch.setattr("perfmodel.theory.contention.MOST_ROUNDS", 20_000)
-    equal(throughput(customers, demands, think_s), converged, 1e-6)
-    monkeypatch.setattr("perfmodel.theory.contention.MOST_ROUNDS", 4)
+    monkeypatch.setattr("perfmodel.theory.roots.MOST_STEPS", 3)
     with pytest.raises(AssertionError):
         equal(throughput(customers, demands, think_s), converged, 1e-6)
 
 
-@pytest.mark.parametrize("customers", [*range(EXACT + 1, EXACT + 26), np.arange(65.0, 90.0)])
-def test_extrapolation_leads_to_the_fixed_point(
-    customers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Saturated where the recursion ends, a round from the wrong side leads away."""
+def between(
+    customers: Sequence[Any], demands: Sequence[float], think_s: Sequence[float], *, bracketed: bool
+) -> list[float]:
+    """Throughput of classes of which an arrival sees all but a whole customer of its own."""
+    cycles = [cycle_of(demands, seconds) for seconds in think_s]
+    still = [[0.0] * len(demands) for _ in cycles]
+    if bracketed:
+        held = contention._lines(cycles, [0.0] * len(demands))
+        pace = lambda queued: cycles[0](queued[0])[0]  # noqa: E731
+        found = contention._solved(customers, still, still, held=held, pace=pace)
+    else:
+        shorter = [0.0] * len(demands)
+        found = contention._settled(customers, still, still, shorter=shorter, cycles=cycles)
+    columns = zip(customers, cycles, found, strict=True)
+    return [count / cycle(others)[0] for count, cycle, others in columns]
+
+
+@pytest.mark.parametrize("think_s", [0.0, 40.0, 170.0, 180.0, 1000.0])
+@pytest.mark.parametrize("customers", [*range(EXACT + 1, EXACT + 26, 6), np.arange(65.0, 90.0)])
+def test_a_bracketed_fixed_point_is_that_of_iteration(customers: Any, think_s: float) -> None:
+    """Both ways to find it agree, with one class, and with two equal classes."""
     demands = [2.87890625, 0.99609375]
-    found = throughput(customers, demands, 0.0)
+    (found,) = between([customers], demands, [think_s], bracketed=True)
+    (expected,) = between([customers], demands, [think_s], bracketed=False)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    halves = between([customers / 2.0] * 2, demands, [think_s] * 2, bracketed=False)
+    np.testing.assert_allclose(sum(halves), expected, rtol=1e-6)
+
+
+def test_the_fixed_point_of_classes_is_that_without_extrapolation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Saturated, a round from the wrong side leads away."""
+    demands, think_s = [2.87890625, 0.99609375], [0.0, 5.0]
+    found = between([40.0, 40.0], demands, think_s, bracketed=False)
     monkeypatch.setattr("perfmodel.theory.contention.EXTRAPOLATED", 100_000)
     monkeypatch.setattr("perfmodel.theory.contention.MOST_ROUNDS", 5000)
-    np.testing.assert_allclose(found, throughput(customers, demands, 0.0), rtol=1e-6)
+    expected = between([40.0, 40.0], demands, think_s, bracketed=False)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("customers", [65, 200, 1001, 100_000])
+@pytest.mark.parametrize("per_station", [0.3, 0.999, 1.0, 1.001, 3.0])
+def test_many_customers_take_few_evaluations(customers: int, per_station: float) -> None:
+    """Below saturation, next to it and beyond it."""
+    seen = []
+    demands = [1.0, 1.0, 0.5]
+    cycle = cycle_of(demands, customers / per_station)
+
+    def counted(others: Sequence[Any]) -> tuple[Any, list[Any]]:
+        seen.append(others)
+        return cycle(others)
+
+    (found,) = contended([customers], demands, [counted])
+    assert len(seen) < EXACT + 100
+    assert customers / cycle(found)[0] <= 1.0 + 1e-6
+
+
+# -- one pace for all ------------------------------------------------------------------------------
+
+
+def test_one_class_at_its_own_pace_is_one_class() -> None:
+    cycle = cycle_of([1.0, 0.5], 20.0)
+    for customers in (3, 64, 80):
+        plain = contended([customers], [1.0, 0.5], [cycle])
+        paced = contended([customers], [1.0, 0.5], [cycle], pace=lambda q: cycle(q[0])[0])
+        assert plain == paced
+
+
+def test_two_customers_at_one_pace_by_hand() -> None:
+    """Each cycle takes 10 s, of which 1 s at the station, so each finds the other there for 0.1 of
+    the time. The fixed point with half a customer of each class has p = 0.1, and that with one has
+    p = (1 + p) / 10 = 1/9. With the difference, q = (1 + q) / 10 + 0.1 - 1/9 = 8/81."""
+    cycles = [cycle_of([1.0], 3.0), cycle_of([1.0], 7.0)]
+    found = contended([1, 1], [1.0], cycles, pace=lambda _: 10.0)
+    assert found == [[pytest.approx(8.0 / 81.0)], [pytest.approx(8.0 / 81.0)]]
+
+
+def test_canary_classes_with_paces_of_their_own_differ() -> None:
+    cycles = [cycle_of([1.0], 3.0), cycle_of([1.0], 7.0)]
+    paced = contended([30, 30], [1.0], cycles, pace=lambda q: cycles[1](q[1])[0])
+    apart = contended([30, 30], [1.0], cycles)
+    assert abs(paced[0][0] / apart[0][0] - 1.0) > 0.01
+
+
+@few
+@given(
+    network=networks(),
+    counts=st.tuples(st.integers(1, 5000), st.integers(1, 5000)),
+    slower=st.sampled_from([1.0, 1.5, 5.0]),
+)
+def test_classes_at_one_pace_settle(
+    network: tuple[list[float], float], counts: tuple[int, int], slower: float
+) -> None:
+    """The pace is never above what the busiest station allows, or what the slowest class does."""
+    demands, think_s = network
+    cycles = [cycle_of(demands, think_s), cycle_of(demands, slower * think_s)]
+
+    def pace(queued: Sequence[Sequence[Any]]) -> Any:
+        return max(cycle(others)[0] for cycle, others in zip(cycles, queued, strict=True))
+
+    found = contended(counts, demands, cycles, pace=pace)
+    cycle_s, (first, second) = pace(found), found
+    assert cycle_s == cycles[1](second)[0]
+    assert sum(counts) / cycle_s <= bound(sum(counts), demands, slower * think_s) * (1.0 + 1e-6)
+    assert first == pytest.approx(second)  # their times at the stations are the same
 
 
 @pytest.mark.parametrize("customers", [1000, 100_000])

@@ -19,7 +19,7 @@ from perfmodel.inputs.workload import expanded
 from perfmodel.phases.layers import Layers, Part, Stage, Whole
 from perfmodel.phases.phases import Phase, Phases, mixed, resource_limited, several
 from perfmodel.phases.quantities import Quantities, quantities_of
-from perfmodel.theory.contention import CycleTime, contended, regularity
+from perfmodel.theory.contention import CycleTime, Pace, contended, regularity
 from perfmodel.training.workers import left_out, plain, steady
 
 GROUPS = 16
@@ -33,9 +33,6 @@ LOCKSTEP_SHARE = 0.5
 evenly but servers hold unequal parts, so that each cycle waits for the fullest server. It is the
 mean over simulated jobs of AlexNet and VGG-16 with 8 to 24 workers on 4 and 6 servers, whose
 values were 0.13 to 0.73."""
-
-TIED = 4
-"""Iterations of the fixed point of SSP: the slowest worker contends with those that wait for it."""
 
 OVERSHOOT = 0.583
 """Mean overshoot of a random walk of normal steps over a barrier, in standard deviations."""
@@ -248,45 +245,34 @@ def _apart(job: Job, q: Quantities) -> Phases:
     def slowed(kind: Quantities, d: Demands, others: Sequence[Quantity], late: Quantity) -> Phases:
         return _iteration(job, kind, d, late, _flows(q, d, others))
 
-    def cycle_of(kind: Quantities, d: Demands, least_s: Quantity) -> CycleTime:
+    def cycle_of(kind: Quantities, d: Demands) -> CycleTime:
         def cycle(others: Sequence[Quantity]) -> tuple[Quantity, list[Quantity]]:
             flows = _flows(q, d, others)
             held = [times * demand for times, demand in zip(flows.shared, demands, strict=False)]
             if beside:
                 own_s = d.own_s * q.gradient_bytes
                 held += [flows.own_pulling * own_s, flows.own_pushing * d.sent * own_s]
-            return maximum(_iteration(job, kind, d, 1.0, flows).iteration_s, least_s), held
+            return _iteration(job, kind, d, 1.0, flows).iteration_s, held
 
         return cycle
 
-    def settled(least_s: Quantity) -> list[list[Quantity]]:
-        queued = contended(
-            q.counts,
-            demands,
-            [cycle_of(kind, d, least_s) for kind, d in zip(kinds, by_kind, strict=True)],
-            even=regular,
-            stations=("pull", "push", "update", "own pull", "own push")[: len(demands)],
-        )
-        if options.servers > 1 and q.corrected:
-            iterations = [slowed(*row, 1.0) for row in zip(kinds, by_kind, queued, strict=True)]
-            use = link_s / maximum(mixed(q.counts, iterations).iteration_s, least_s)
-            queued = [_in_lockstep(q, by_kind[0], use, others) for others in queued]
-        return queued
-
-    queued = settled(0.0)
-    slowest_s: Quantity = 0.0
-    if options.sync == "ssp" and options.staleness_bound < math.inf:
-        late = _late(q, int(options.staleness_bound))
-        step_s, tied = _burst(job, q, kinds, by_kind, late)
-        known: dict[str, list[list[Quantity]]] = {}  # values of slowest_s recur, up to rounding
-        for number in range(TIED):
-            rows = zip(kinds, by_kind, queued, late, strict=True)
-            own_s = maximum(0.0, *(slowed(*row).iteration_s for row in rows))
-            slowest_s = own_s + tied * maximum(step_s - own_s, 0.0)
-            key = f"{slowest_s:.12g}" if type(slowest_s) is float else f"round {number}"
-            queued = known[key] = known.get(key) or settled(slowest_s)
+    pace = _pace(job, q, kinds, by_kind)
+    queued = contended(
+        q.counts,
+        demands,
+        [cycle_of(kind, d) for kind, d in zip(kinds, by_kind, strict=True)],
+        even=regular,
+        stations=("pull", "push", "update", "own pull", "own push")[: len(demands)],
+        pace=pace,
+    )
+    if options.servers > 1 and q.corrected:
+        iterations = [slowed(*row, 1.0) for row in zip(kinds, by_kind, queued, strict=True)]
+        least_s = pace(queued) if pace is not None else 0.0
+        use = link_s / maximum(mixed(q.counts, iterations).iteration_s, least_s)
+        queued = [_in_lockstep(q, by_kind[0], use, others) for others in queued]
     classes = [slowed(*row, 1.0) for row in zip(kinds, by_kind, queued, strict=True)]
     if options.sync == "ssp":
+        slowest_s = pace(queued) if pace is not None else 0.0
         classes = [_bounded(phases, slowest_s) for phases in classes]
     # if links differ, each worker is limited by its own, so the fastest link counts
     on_nic_s = [k.on_a_nic(k.fullest) * d.own_s for k, d in zip(kinds, by_kind, strict=True)]
@@ -307,6 +293,32 @@ def _apart(job: Job, q: Quantities) -> Phases:
         staleness=(q.workers - 1.0) / options.softsync,
         spread=q.cv * result.compute_s / maximum(result.iteration_s, NO_TIME),
     )
+
+
+def _pace(
+    job: Job, q: Quantities, kinds: Sequence[Quantities], by_kind: Sequence[Demands]
+) -> Pace | None:
+    """Return the cycle time of all workers under SSP, given the others present; None under ASP.
+
+    It is that of the slowest worker, for which the others wait at the staleness bound. The fraction
+    of them that wait there pulls and pushes in bursts.
+    """
+    bound = Options.of(job).staleness_bound
+    if Options.of(job).sync != "ssp" or bound == math.inf:
+        return None
+    late = _late(q, int(bound))
+    step_s, tied = _burst(job, q, kinds, by_kind, late)
+
+    def pace(queued: Sequence[Sequence[Quantity]]) -> Quantity:
+        rows = zip(kinds, by_kind, queued, late, strict=True)
+        iterations = [
+            _iteration(job, kind, d, longer, _flows(q, d, others))
+            for kind, d, others, longer in rows
+        ]
+        slowest_s = maximum(0.0, *(iteration.iteration_s for iteration in iterations))
+        return slowest_s + tied * maximum(step_s - slowest_s, 0.0)
+
+    return pace
 
 
 def _late(q: Quantities, bound: int) -> list[Quantity]:
