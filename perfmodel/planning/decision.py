@@ -59,6 +59,8 @@ class Varied(TypedDict, total=False):
     recompute: Several[str]
     devices: Several[int]
     tensor: Several[int]
+    context: Several[int]
+    expert: Several[int]
     pipeline: Several[int]
     virtual_stages: Several[int]
     micro_batch_size: Several[int]
@@ -120,8 +122,9 @@ def plan(
     varied : ``arch``, ``workers``, ``servers``, ``batch_size``, ``precision`` and ``recompute``,
         each a value or a list; ``options``, each of which may be a list; ``jitter``, ``seed`` and
         ``sequence_length``. Of a language model with ``devices``, or on a cluster of one's own,
-        layouts: ``tensor``, ``pipeline``, ``virtual_stages``, ``micro_batch_size``, ``schedule``
-        and ``global_batch_size``, each a value or a list, ``framework`` and ``sequence_parallel``.
+        layouts: ``tensor``, ``context``, ``expert``, ``pipeline``, ``virtual_stages``,
+        ``micro_batch_size``, ``schedule`` and ``global_batch_size``, each a value or a list,
+        ``framework`` and ``sequence_parallel``.
 
     Raises
     ------

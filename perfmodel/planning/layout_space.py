@@ -1,9 +1,9 @@
 """Layouts of language models as candidates of a plan: how devices divide the model.
 
-Formulas evaluate all layouts at once (:func:`perfmodel.layouts`). Of each kind, which is a tensor
-parallelism, and a number of stages and of chunks, the fastest layout that fits stands for all
-others, which differ in sharding, in the size of micro-batches and in what is recomputed; of those
-as fast, the simplest.
+Formulas evaluate all layouts at once (:func:`perfmodel.layouts`). Of each kind, which has tensor,
+context and expert parallelism, stages and chunks in common, the fastest layout that fits stands for
+all others, which differ in sharding, in the size of micro-batches and in what is recomputed; of
+those as fast, the simplest.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from perfmodel.base.errors import InputError, whole_number
 from perfmodel.catalogue import catalogue
 from perfmodel.catalogue.instances import Instance
 from perfmodel.inputs.cluster import Cluster
+from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.profile import Profile
 from perfmodel.planning.space import Columns, Common, Series, Space, none_left
-from perfmodel.predicting.memory import memory_on
+from perfmodel.predicting.memory import first_needed_bytes, memory_on
 from perfmodel.sweeping.layouts import Layouts, layouts
 
 ARCHITECTURES = ("ring", "zero1", "zero2", "zero3")
@@ -43,6 +44,10 @@ BATCH_TOKENS, LARGE_BATCH_TOKENS, LARGE = 4 * 2**20, 16 * 2**20, 4096
 """Default global batch: 4 Mi tokens (Llama 2, arXiv 2307.09288, section 2.2); from ``LARGE``
 devices on 16 Mi, as Llama 3 of 405B parameters on 16,384 (arXiv 2407.21783, table 4)."""
 
+LEAST_TOKENS = 8192
+"""Fewest tokens of a sequence that a device has by default if several divide it; Llama 3 divided
+sequences of 131,072 tokens among 16 devices (arXiv 2407.21783, table 4)."""
+
 NEAR = 0.01
 """Relative difference of rates up to which the simpler layout of a kind is taken."""
 
@@ -52,6 +57,9 @@ rate of those after the first relative to the fastest."""
 
 FEW, SIMULATED = 512, 5
 """Devices up to which simulations are cheap, and most simulations there."""
+
+OF_KIND = ("tensor", "context", "expert", "pipeline", "virtual_stages")
+"""Numbers that are the same in all layouts of a kind."""
 
 MOST_KINDS, WORST = 10, 0.6
 """Most kinds of layouts per machine and number of devices, and the lowest rate relative to the
@@ -63,6 +71,8 @@ class Division(NamedTuple):
 
     devices: Sequence[int] = ()
     tensor: Sequence[int] = ()
+    context: Sequence[int] = ()
+    expert: Sequence[int] = ()
     pipeline: Sequence[int] = ()
     virtual_stages: Sequence[int] = ()
     micro_batch_size: Sequence[int] = ()
@@ -75,8 +85,8 @@ class Division(NamedTuple):
     @property
     def wanted(self) -> bool:
         """Whether a plan is to look for layouts."""
-        split = (self.devices, self.tensor, self.pipeline, self.virtual_stages)
-        return any(map(len, (*split, self.micro_batch_size, self.schedule)))
+        split = (self.devices, self.tensor, self.context, self.expert, self.pipeline)
+        return any(map(len, (*split, self.virtual_stages, self.micro_batch_size, self.schedule)))
 
 
 class Machine(NamedTuple):
@@ -125,6 +135,8 @@ class LayoutSpace(Space):
         stages = int(found.pipeline[row])
         return {
             "tensor": int(found.tensor[row]),
+            "context": int(found.context[row]),
+            "expert": int(found.expert[row]),
             "pipeline": stages,
             "virtual_stages": int(found.virtual_stages[row]),
             "micro_batches": int(found.micro_batches[row]),
@@ -141,11 +153,12 @@ class LayoutSpace(Space):
         """What people would rather have less of, in this order: nodes, then what complicates a
         layout, then unusual software."""
         found, row = self.found[int(self.of[index])], int(self.rows[index])
-        kinds = [found.pipeline[row] > 1, found.virtual_stages[row] > 1, found.tensor[row] > 1]
-        sizes = (found.pipeline[row], found.virtual_stages[row], found.tensor[row])
+        names = ("pipeline", "virtual_stages", "context", "expert", "tensor")
+        sizes = [int(getattr(found, name)[row]) for name in names]
         known = ARCHITECTURES.index(found.arch[row]) if found.arch[row] in ARCHITECTURES else 9
         again = RECOMPUTE.index(found.recompute[row]) if found.recompute[row] in RECOMPUTE else 9
-        return (float(self.nodes[index]), sum(kinds), *map(float, sizes), known, again)
+        kinds = sum(size > 1 for size in sizes)
+        return (float(self.nodes[index]), kinds, *map(float, sizes), known, again)
 
     def job(self, index: int, **common: Unpack[Common]) -> Job:
         """The job of a candidate."""
@@ -175,7 +188,8 @@ def layout_space(
     ------
     InputError : no layout is possible, or none fits.
     """
-    for name in ("devices", "tensor", "pipeline", "virtual_stages", "global_batch_size"):
+    whole = ("tensor", "context", "expert", "pipeline", "virtual_stages", "global_batch_size")
+    for name in ("devices", *whole):
         for value in getattr(division, name):
             whole_number(name, value)
     reasons, series, several, parts, rows = list(out), [], [], [], []
@@ -256,6 +270,8 @@ def _layouts(
     return layouts(
         base,
         tensor=tensor,
+        context=division.context or _contexts(length, count),
+        expert=division.expert or _experts(decoder, count, each),
         pipeline=pipeline,
         virtual_stages=division.virtual_stages or CHUNKS,
         schedule=division.schedule,
@@ -264,6 +280,18 @@ def _layouts(
         arch=division.arch or ARCHITECTURES,
         global_batch_size=batches,
     )
+
+
+def _contexts(length: int, count: int) -> list[int]:
+    """Return the devices per sequence: as many as leave ``LEAST_TOKENS`` to each."""
+    return _divisors(count, max(length // LEAST_TOKENS, 1))
+
+
+def _experts(decoder: Decoder, count: int, each: int) -> list[int]:
+    """Return the devices that divide the experts: up to a node, where tokens travel fast."""
+    if decoder.experts is None:
+        return [1]
+    return _divisors(math.gcd(decoder.experts.routed, count), each)
 
 
 class _Fitting:
@@ -278,13 +306,13 @@ class _Fitting:
         self.device = catalogue.device(found.job.workload.device)
         self.device_bytes = self.device.memory_bytes or math.inf
         self.each = EACH if found.job.devices <= FEW else 1
-        self.failed: dict[tuple[tuple[int, int, int], str], list[tuple[int, int, int]]] = {}
+        self.failed: dict[tuple[tuple[int, ...], str], list[tuple[int, int, int]]] = {}
         self.known: dict[int, float] = {}
+        self.of_first: dict[int, float] = {}
         self.least = math.inf
-        shapes = zip(found.tensor.tolist(), found.pipeline.tolist(),
-                     found.virtual_stages.tolist(), strict=True)  # fmt: skip
-        self.shapes = list(shapes)
-        self.easiest: dict[tuple[tuple[int, int, int], str], int] = {}
+        columns = (getattr(found, name).tolist() for name in OF_KIND)
+        self.shapes: list[tuple[int, ...]] = list(zip(*columns, strict=True))
+        self.easiest: dict[tuple[tuple[int, ...], str], int] = {}
         for row, shape in enumerate(self.shapes):
             key = (shape, found.arch[row])
             other = self.easiest.setdefault(key, row)
@@ -304,8 +332,15 @@ class _Fitting:
         if row not in self.known:
             job = self.found.made(row)
             self.known[row] = memory_on(self.device, job).needed_bytes(self.confidence)
-            self.least = min(self.least, self.known[row])
         return self.known[row]
+
+    def _first_fits(self, row: int) -> bool:
+        """Return whether the first stage of a layout fits, which is found sooner than the rest."""
+        if row not in self.of_first:
+            job = self.found.made(row)
+            self.of_first[row] = first_needed_bytes(self.device, job, self.confidence)
+            self.least = min(self.least, self.of_first[row])
+        return self.of_first[row] <= self.device_bytes
 
     def fits(self, row: int) -> bool:
         """Return whether a layout fits."""
@@ -314,9 +349,13 @@ class _Fitting:
         if any(all(a <= b for a, b in zip(one, needs, strict=True)) for one in failed):
             return False
         for one in (self.easiest[shape, self.found.arch[row]], row):
-            if self.needed(one) > self.device_bytes:
+            if not self._first_fits(one):
                 failed.append(self._needs(one))
                 return False
+        if self.needed(row) > self.device_bytes:
+            failed.append(self._needs(row))
+            self.least = min(self.least, self.needed(row))
+            return False
         return True
 
     def chosen(self) -> Iterator[tuple[int, float]]:

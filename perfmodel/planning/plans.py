@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -88,10 +89,10 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Instance type, accelerator and architecture; of layouts also tensor parallelism and
-        number of stages."""
+        """Instance type, accelerator and architecture; of layouts also tensor, context and expert
+        parallelism, and the number of stages."""
         layout = self.layout or {}
-        divided = (layout.get("tensor"), layout.get("pipeline"))
+        divided = (layout.get(name) for name in ("tensor", "context", "expert", "pipeline"))
         return (self.instance, self.accelerator, self.architecture, *divided)
 
     @property
@@ -136,7 +137,7 @@ def servers_text(candidate: Candidate | Trade) -> str:
 def devices_text(candidate: Candidate | Trade) -> str:
     """The number of devices of a candidate as text; of replicas also that of each."""
     layout = candidate.layout or {}
-    each = int(str(layout.get("tensor", 1))) * int(str(layout.get("pipeline", 1)))
+    each = math.prod(int(str(layout.get(name, 1))) for name in ("tensor", "context", "pipeline"))
     return f"{candidate.workers} x {each}" if each > 1 else f"{candidate.workers}"
 
 
@@ -147,6 +148,7 @@ def layout_text(candidate: Candidate | Trade) -> str:
     given = candidate.layout
     stages, chunks = given["pipeline"], given["virtual_stages"]
     parts = [f"tensor {given['tensor']}"]
+    parts += [f"{name} {given[name]}" for name in ("context", "expert") if given.get(name, 1) != 1]
     if stages != 1:
         several = f" x {chunks}" if chunks != 1 else ""
         parts.append(f"pipeline {stages}{several} {given['schedule']}")

@@ -71,9 +71,10 @@ def parts_of(job: Job) -> Parts:
     return Parts(msgspec.structs.replace(largest, model_copies_bytes=copies), parts.server)
 
 
-def stages_of(job: Job, replica: Replica) -> list[Parts]:
+def stages_of(job: Job, replica: Replica, most: int | None = None) -> list[Parts]:
     """Return the memory of a device of each stage, and what it adds to that of a server; of two
-    copies of stages, those of the ranks that hold them first.
+    copies of stages, those of the ranks that hold them first. With ``most``, only of the first so
+    many stages.
 
     Each is a worker of its stage's job; its architecture shards states, gradients and parameters of
     a stage among its devices at the same place of all replicas.
@@ -84,8 +85,8 @@ def stages_of(job: Job, replica: Replica) -> list[Parts]:
 
     device = _device_of(job)
     accelerator = device is not None and device.kind == "gpu"
-    jobs = [one.job for one in stage_jobs(job)]
-    parts = works_of(job.workload, replica)
+    jobs = [one.job for one in stage_jobs(job, most)]
+    parts = works_of(job.workload, replica, most)
     together = 1 if replica.experts is None else replica.experts.devices // job.counted_as_one
     stages = []
     for one, (work, buffers, versions) in zip(
@@ -158,6 +159,18 @@ def memory_on(device: Device | None, job: Job) -> Memory:
         stages += stages[::-1]
     worker = max(stages, key=lambda one: one.allocated_bytes)
     return Memory.of(worker, _fullest(of_stages, job.replica.tensor).server, size, stages)
+
+
+def first_needed_bytes(device: Device, job: Job, confidence: float) -> float:
+    """Return the memory that a device of the first stage needs with a probability (bytes).
+
+    All stages together need at least as much, which takes longer to find.
+    """
+    if job.replica is None:
+        return memory_on(device, job).needed_bytes(confidence)
+    (parts,) = stages_of(job, job.replica, 1)
+    process = _process(parts, device, job)
+    return Memory.of(process, parts.server, device.memory_bytes).needed_bytes(confidence)
 
 
 def _device_of(job: Job) -> Device | None:

@@ -60,8 +60,8 @@ class StageJob(NamedTuple):
     workers: Ids
 
 
-def stage_jobs(job: Job) -> list[StageJob]:
-    """Return the jobs of all stages.
+def stage_jobs(job: Job, most: int | None = None) -> list[StageJob]:
+    """Return the jobs of all stages, or of the first so many.
 
     Raises
     ------
@@ -77,7 +77,7 @@ def stage_jobs(job: Job) -> list[StageJob]:
     flat = np.sort(positions.reshape(len(groups), -1))
     jobs = []
     for number, (seats, (stage, workload)) in enumerate(
-        zip(seats_of(cluster, flat), stages_of(job.workload, replica), strict=True)
+        zip(seats_of(cluster, flat, most), stages_of(job.workload, replica, most), strict=True)
     ):
         index = np.searchsorted(flat[number], positions[number])
         layers = one_pass(workload).layers

@@ -144,17 +144,18 @@ def positions_of(workers: int, replica: Replica, within: int = 1) -> Ids:
     return numbers.reshape(stages, workers * within)
 
 
-def seats_of(cluster: Cluster, positions: Ids) -> list[Seats]:
+def seats_of(cluster: Cluster, positions: Ids, most: int | None = None) -> list[Seats]:
     """Return the seats of the devices at each row of ``positions``, (rows, workers), in order.
 
     Parameters
     ----------
     cluster : in which the devices of a stage of a replica count as one (:func:`of_groups`).
+    most : only the first so many rows.
     """
     nodes, first = _nodes(cluster, positions.size)
     return [
         _seats(cluster, position, nodes[position], position - first[nodes[position]])
-        for position in positions
+        for position in positions[:most]
     ]
 
 

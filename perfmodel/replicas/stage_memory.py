@@ -18,6 +18,7 @@ of all micro-batches, outputs kept until backward); Megatron-LM,
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -147,7 +148,7 @@ def on_device(layer: WorkloadLayer, replica: Replica) -> WorkloadLayer:
     summed = layer.forward_summed_bytes > 0.0  # its output is whole on every device
     divides = layer.kind in DIVIDED and not summed
     share = part / count if divides or replica.sequence_parallel else part
-    replicated = re.match(REPLICATED, layer.kind) and not summed
+    replicated = _replicated(layer.kind) and not summed
     return msgspec.structs.replace(
         layer,
         tensor_bytes=layer.tensor_bytes
@@ -158,6 +159,11 @@ def on_device(layer: WorkloadLayer, replica: Replica) -> WorkloadLayer:
         output_bytes=None if layer.output_bytes is None else layer.output_bytes * share,
         temporary_bytes=None if layer.temporary_bytes is None else layer.temporary_bytes * share,
     )
+
+
+@functools.lru_cache(maxsize=256)
+def _replicated(kind: str) -> bool:
+    return re.match(REPLICATED, kind) is not None
 
 
 def _exchanged_bytes(layer: WorkloadLayer, replica: Replica) -> float:

@@ -162,11 +162,12 @@ def actions_of(schedule: Schedule, rank: int) -> Order:
     )
 
 
-def stages_of(workload: Workload, replica: Replica) -> list[StageWork]:
+def stages_of(workload: Workload, replica: Replica, most: int | None = None) -> list[StageWork]:
     """Return every stage of a replica with its workload; of two copies of stages, those of the
     ranks that hold them first.
 
-    The optimizer's time is divided by the bytes of the gradients.
+    The optimizer's time is divided by the bytes of the gradients. With ``most``, only the first so
+    many stages.
 
     Raises
     ------
@@ -184,7 +185,7 @@ def stages_of(workload: Workload, replica: Replica) -> list[StageWork]:
         layers[head] = msgspec.structs.replace(layers[head], tensor_bytes=table)
         copied = msgspec.structs.replace(one, layers=tuple(layers))
     works = []
-    for number in groups_of(schedule)[:, 0].tolist():
+    for number in groups_of(schedule)[:most, 0].tolist():
         held = [chunks[chunk] for chunk in schedule.held(number)]
         counts = tuple(map(len, held))
         stage = Stage(number, replica, counts, copies=schedule.copies)

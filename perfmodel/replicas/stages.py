@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Sequence
@@ -24,8 +25,7 @@ def chunks_of(layers: Sequence[WorkloadLayer], replica: Replica) -> tuple[range,
     ------
     InputError : there are too few layers, or others than ``stage_layers`` says.
     """
-    units = _units(layers)
-    blocks = _blocks(layers, units)
+    units, blocks = _units(tuple(layer.name for layer in layers))
     many, what = len(blocks), "blocks" if len(blocks) < len(units) else "layers"
     if many < replica.chunks:
         raise InputError(
@@ -33,7 +33,7 @@ def chunks_of(layers: Sequence[WorkloadLayer], replica: Replica) -> tuple[range,
             f"virtual_stages {replica.virtual_stages}), but there are {many} {what}"
         )
     if replica.balance:
-        units = _with_parameters(layers, units)
+        units = tuple(_with_parameters(layers, units))
         if len(units) < replica.chunks:
             raise InputError(
                 f"pipeline: {replica.chunks} chunks, but only {len(units)} layers have parameters"
@@ -54,18 +54,17 @@ def chunks_of(layers: Sequence[WorkloadLayer], replica: Replica) -> tuple[range,
     )
 
 
-def _units(layers: Sequence[WorkloadLayer]) -> list[range]:
-    """Return what stays whole: the layers of each block, and all others one by one."""
-    names = [BLOCK.match(layer.name) for layer in layers]
-    keys = [name[1] if name else f"layer {k}" for k, name in enumerate(names)]
+@functools.lru_cache(maxsize=32)
+def _units(names: tuple[str, ...]) -> tuple[tuple[range, ...], range]:
+    """Return what stays whole, the layers of each block, and all others one by one; and which of
+    these units are blocks, all if there are none."""
+    matches = [BLOCK.match(name) for name in names]
+    keys = [match[1] if match else f"layer {k}" for k, match in enumerate(matches)]
     bounds = [0, *(k for k in range(1, len(keys)) if keys[k] != keys[k - 1]), len(keys)]
-    return [range(*pair) for pair in itertools.pairwise(bounds)]
-
-
-def _blocks(layers: Sequence[WorkloadLayer], units: Sequence[range]) -> range:
-    """Return the units that are blocks; all if there are none."""
-    numbers = [k for k, unit in enumerate(units) if BLOCK.match(layers[unit.start].name)]
-    return range(numbers[0], numbers[-1] + 1) if numbers else range(len(units))
+    units = tuple(range(*pair) for pair in itertools.pairwise(bounds))
+    numbers = [k for k, unit in enumerate(units) if matches[unit.start]]
+    blocks = range(numbers[0], numbers[-1] + 1) if numbers else range(len(units))
+    return units, blocks
 
 
 def _with_parameters(layers: Sequence[WorkloadLayer], units: Sequence[range]) -> list[range]:

@@ -34,7 +34,10 @@ BUBBLE = "pipeline bubble"
 
 NO_MULTIPLE = "several chunks per stage, and micro_batches are no multiple of the stages"
 
-NUMBERS = ("tensor", "pipeline", "virtual_stages", "micro_batches", "micro_batch_size", "workers")
+NUMBERS = (
+    *("tensor", "context", "expert", "pipeline", "virtual_stages"),
+    *("micro_batches", "micro_batch_size", "workers"),
+)
 NAMES = ("schedule", "recompute", "arch")
 
 
@@ -49,8 +52,8 @@ class Layouts(Tabular, frozen=True, eq=False, kw_only=True):
     Attributes
     ----------
     job : the job that the layouts are of.
-    tensor, pipeline, virtual_stages, micro_batches, micro_batch_size, workers : of each layout,
-        (layouts,).
+    tensor, context, expert, pipeline, virtual_stages, micro_batches, micro_batch_size, workers : of
+        each layout, (layouts,).
     schedule, recompute, arch : names, (layouts,).
     step_s : seconds of a step, (layouts,).
     bubble_fraction : of a step, in which a device waits for other stages, (layouts,).
@@ -62,6 +65,8 @@ class Layouts(Tabular, frozen=True, eq=False, kw_only=True):
 
     job: Job
     tensor: Ids
+    context: Ids
+    expert: Ids
     pipeline: Ids
     virtual_stages: Ids
     micro_batches: Ids
@@ -100,6 +105,10 @@ class Layouts(Tabular, frozen=True, eq=False, kw_only=True):
         given: dict[str, Any] = {name: int(getattr(self, name)[number]) for name in NUMBERS}
         given["batch_size"] = given.pop("micro_batch_size") * given["micro_batches"]
         given |= {"schedule": self.schedule[number], "devices": None}
+        context, expert = given.pop("context"), given.pop("expert")
+        given |= _degrees(self.job, context, expert)
+        if expert > 1 and given["tensor"] > 1:
+            given["sequence_parallel"] = True
         given |= _unused(given["tensor"], given["pipeline"])
         for name, own in (("recompute", self.job.workload.recompute), ("arch", "")):
             if (value := getattr(self, name)[number]) != own:
@@ -134,10 +143,25 @@ def _unused(tensor: int, pipeline: int) -> dict[str, None]:
     return dict.fromkeys(names)
 
 
+def _degrees(job: Job, context: int, expert: int) -> dict[str, int | None]:
+    """Return what a job is given to have so many devices per sequence and per set of experts."""
+    replica, given = job.replica, dict[str, int | None]()
+    now = (replica.context, replica.experts.degree if replica.experts else 1) if replica else (1, 1)
+    for name, size, was, names in (
+        ("context", context, now[0], OF_CONTEXT),
+        ("expert", expert, now[1], OF_EXPERTS),
+    ):
+        if size != was:
+            given |= dict.fromkeys(names) if size == 1 else {name: size}
+    return given
+
+
 class _Shape(NamedTuple):
     """What layouts have in common that differ in the number of micro-batches only."""
 
     tensor: int
+    context: int
+    expert: int
     pipeline: int
     virtual_stages: int
     schedule: str
@@ -146,14 +170,17 @@ class _Shape(NamedTuple):
     arch: str
 
 
-_Division = tuple[int, int, str]
-"""Tensor parallelism (0: single devices), size of a micro-batch, and what is recomputed."""
+_Division = tuple[int, int, int, int, str]
+"""Tensor (0: single devices), context and expert parallelism, size of a micro-batch, and what is
+recomputed."""
 
 
 def layouts(
     job: Job,
     *,
     tensor: Sequence[int] = (1,),
+    context: Sequence[int] = (),
+    expert: Sequence[int] = (),
     pipeline: Sequence[int] = (1,),
     micro_batches: Sequence[int] = (1,),
     virtual_stages: Sequence[int] = (1,),
@@ -176,6 +203,7 @@ def layouts(
     Parameters
     ----------
     job : with a pipeline, tensor or context parallelism, and all else that layouts have in common.
+    context, expert : by default those of ``job``; layouts with several are evaluated one by one.
     schedule : names; by default that of ``job`` with one chunk per stage, and ``interleaved_1f1b``
         with several.
     micro_batch_size, recompute, arch : by default those of ``job``.
@@ -188,21 +216,24 @@ def layouts(
     """
     if job.replica is None:
         raise InputError("layouts: the job has single devices (give tensor or pipeline above 1)")
-    numbers = {"tensor": tensor, "pipeline": pipeline, "micro_batches": micro_batches,
-               "virtual_stages": virtual_stages, "micro_batch_size": micro_batch_size,
+    numbers = {"tensor": tensor, "context": context, "expert": expert, "pipeline": pipeline,
+               "micro_batches": micro_batches, "virtual_stages": virtual_stages,
+               "micro_batch_size": micro_batch_size,
                "global_batch_size": global_batch_size}  # fmt: skip
     for name, values in numbers.items():
         for value in values:
             whole_number(name, value)
     own = job.workload.batch_size // job.workload.accumulation
     evaluating = _Evaluating(job, sorted(set(micro_batches)), sorted(set(global_batch_size)))
-    for size, stages, chunks, each, again, name in itertools.product(
-        tensor, pipeline, virtual_stages, micro_batch_size or (own,),
+    experts = job.replica.experts
+    for size, parts, degree, stages, chunks, each, again, name in itertools.product(
+        tensor, context or (job.replica.context,), expert or (experts.degree if experts else 1,),
+        pipeline, virtual_stages, micro_batch_size or (own,),
         recompute or (job.workload.recompute,), arch or ("",),
     ):  # fmt: skip
         default = INTERLEAVED if chunks > 1 else job.replica.schedule
         for order in schedule or (default,):
-            evaluating.add(_Shape(size, stages, chunks, order, each, again, name))
+            evaluating.add(_Shape(size, parts, degree, stages, chunks, order, each, again, name))
     return evaluating.result()
 
 
@@ -216,7 +247,6 @@ class _Evaluating:
     def __init__(self, job: Job, passes: list[int], batches: list[int]) -> None:
         self.job, self.passes, self.batches = job, passes, batches
         self.devices = job.devices
-        self.context = 1 if job.replica is None else job.replica.context
         self.divided: dict[_Division, Job | InputError] = {}
         self.others: dict[tuple[str, bool], Job] = {}
         self.made: list[tuple[_Shape, Job, Ids]] = []
@@ -224,7 +254,7 @@ class _Evaluating:
 
     def add(self, shape: _Shape) -> None:
         """Add the layouts of a shape, or count why they are impossible."""
-        size = shape.tensor * self.context * shape.pipeline
+        size = shape.tensor * shape.context * shape.pipeline
         count = len(self.batches or self.passes)
         if self.devices % size:
             return self._skip("devices do not form whole replicas", count)
@@ -258,17 +288,18 @@ class _Evaluating:
 
     def _base(self, shape: _Shape, workers: int) -> Job:
         """Return a job of a shape with one micro-batch."""
-        experts = self.job.replica is not None and self.job.replica.experts is not None
-        single = shape.tensor == shape.pipeline == self.context == 1 and not experts
-        made = self._divided(
-            (0 if single else shape.tensor, shape.micro_batch_size, shape.recompute)
-        )
+        single = shape.tensor == shape.context == shape.expert == shape.pipeline == 1
+        sizes = (0 if single else shape.tensor, shape.context, shape.expert)
+        made = self._divided((*sizes, shape.micro_batch_size, shape.recompute))
         other = self._other(shape.arch, pipelined=shape.pipeline > 1)
-        made = msgspec.structs.replace(made, architecture=other.architecture, options=other.options)
+        kind: dict[str, Any] = {
+            "architecture": other.architecture, "options": other.options, "workers": workers,
+            "given": None,
+        }  # fmt: skip
         if made.replica is None:
             if shape.virtual_stages > 1:
                 raise InputError(f"virtual_stages: {shape.virtual_stages}, but a single stage")
-            return msgspec.structs.replace(made, workers=workers, given=None)
+            return msgspec.structs.replace(made, **kind)
         changed = msgspec.structs.replace(
             made.replica,
             tensor=shape.tensor,
@@ -281,7 +312,7 @@ class _Evaluating:
         if is_megatron(given) and given.get("transfers") is None:
             how = transfers_of_megatron(shape.virtual_stages)
             changed = msgspec.structs.replace(changed, transfers=how)
-        return msgspec.structs.replace(made, workers=workers, replica=changed, given=None)
+        return msgspec.structs.replace(made, replica=changed, **kind)
 
     def _divided(self, one: _Division) -> Job:
         """Return the job with layers divided in this way, for one micro-batch of this size."""
@@ -310,13 +341,19 @@ class _Evaluating:
             self.others[key] = self.job.with_(**changes) if changes else self.job
         return self.others[key]
 
-    def _made(self, tensor: int, each: int, recompute: str) -> Job:
+    def _made(self, tensor: int, context: int, expert: int, each: int, recompute: str) -> Job:
         """Make the job with layers divided in this way."""
         passes = self.job.workload.accumulation
         changes: dict[str, Any] = {"tensor": tensor or None, "micro_batches": passes}
-        changes |= _unused(tensor, self.job.replica.pipeline if tensor and self.job.replica else 1)
-        if tensor == 1 and "pipeline" in changes:  # any number above 1 makes a replica
-            changes |= {"pipeline": 2, "devices": None, "workers": max(self.job.devices // 2, 1)}
+        stages = self.job.replica.pipeline if tensor and self.job.replica else 1
+        changes |= _unused(tensor, stages) | _degrees(self.job, context, expert)
+        if expert > 1 and tensor > 1:  # experts need it
+            changes["sequence_parallel"] = True
+        if tensor == 1 and context == expert == 1 and "pipeline" in changes:
+            changes["pipeline"] = stages = 2  # any number above 1 makes a replica
+        if tensor:
+            workers = self.job.devices // (tensor * context * stages)
+            changes |= {"devices": None, "workers": max(workers, 1)}
         if not tensor:
             changes |= dict.fromkeys(OF_REPLICA) | {"devices": None, "workers": self.job.devices}
         if each * passes != self.job.workload.batch_size:

@@ -82,42 +82,64 @@ def _ordered(repeated: Round, transfers: Transfers) -> tuple[Handing, tuple[Step
     """Return the transfers, and the actions in an order that respects all that they wait for in a
     round."""
     handing, schedule = handing_of(repeated, transfers), repeated.schedule
+    all_steps, waits = _steps(schedule, handing)
     begins = schedule.begins.tolist()
-    first = set(begins[:-1])
-    needed = dict(zip(handing.target.tolist(), range(len(handing.target)), strict=True))
-    source, posted = handing.source.tolist(), handing.posted.tolist()
-    lag, held_lag = handing.lag.tolist(), handing.held_lag.tolist()
-    held: dict[int, list[int]] = {}
-    for transfer, action in enumerate(handing.held.tolist()):
-        if action != NONE:
-            held.setdefault(action, []).append(transfer)
     done = [False] * len(schedule)
-    at = begins[:-1].copy()
-    joined = schedule.joined.tolist()
-    steps: list[Step] = []
-    while at != begins[1:]:
-        before = len(steps)
-        for rank in range(schedule.ranks):
-            while at[rank] < begins[rank + 1]:
-                action = at[rank]
-                together = (action, action + 1) if joined[action] else (action,)
-                inputs = [needed[one] for one in together if one in needed]
-                sent = [k for one in together for k in held.get(one, [])]
-                waits = [k for k in inputs if not lag[k]] + [k for k in sent if not held_lag[k]]
-                ready = all(
-                    done[source[k]] and (posted[k] == NONE or done[posted[k]]) for k in waits
-                )
-                if not ready:
-                    break
-                for one in together:
-                    done[one] = True
-                at[rank] += len(together)
-                last = action - 1 if action not in first else NONE
-                partner = together[-1] if len(together) > 1 else NONE
-                steps.append(Step(action, last, tuple(inputs), tuple(sent), partner))
-        if len(steps) == before:
+    at, joined = begins[:-1], schedule.joined.tolist()
+    ordered: list[Step] = []
+    left = list(range(schedule.ranks))
+    while left:
+        before = len(ordered)
+        for rank in left:
+            action, end = at[rank], begins[rank + 1]
+            while action < end:
+                for one in waits[action]:
+                    if not done[one]:
+                        break
+                else:
+                    done[action] = True
+                    ordered.append(all_steps[action])
+                    action += 1
+                    if joined[action - 1]:
+                        done[action] = True
+                        action += 1
+                    continue
+                break
+            at[rank] = action
+        left = [rank for rank in left if at[rank] < begins[rank + 1]]
+        if len(ordered) == before:
             break
-    return handing, tuple(steps)
+    return handing, tuple(ordered)
+
+
+def _steps(schedule: Schedule, handing: Handing) -> tuple[list[Step], list[list[int]]]:
+    """Return the step that begins with each action, and the actions of the same round that come
+    before it; of an action that runs with the one before it, both are of no use."""
+    count, none = len(schedule), ()
+    inputs: list[tuple[int, ...]] = [none] * count
+    held: list[tuple[int, ...]] = [none] * count
+    waits: list[list[int]] = [[] for _ in range(count)]
+    joined = schedule.joined.tolist()
+    columns = (getattr(handing, name).tolist() for name in Handing._fields)
+    transfers = enumerate(zip(*columns, strict=True))
+    begins = {one + 1: one for one, with_next in enumerate(joined) if with_next}
+    for transfer, (source, target, posted, holds, lag, held_lag) in transfers:
+        before = [source] if posted == NONE else [source, posted]
+        target = begins.get(target, target)
+        inputs[target] += (transfer,)
+        if not lag:
+            waits[target] += before
+        if holds != NONE:
+            holds = begins.get(holds, holds)
+            held[holds] += (transfer,)
+            if not held_lag:
+                waits[holds] += before
+    last = list(range(-1, count - 1))
+    for action in schedule.begins.tolist()[:-1]:
+        last[action] = NONE
+    partner = [one + 1 if with_next else NONE for one, with_next in enumerate(joined)]
+    steps = list(map(Step, range(count), last, inputs, held, partner))
+    return steps, waits
 
 
 def _connections(schedule: Schedule, handing: Handing) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -136,3 +136,25 @@ def test_deadlines_are_kept_with_the_confidence(deadline_h: float) -> None:
 def test_impossible_plans_say_why(given: dict[str, Any], why: str) -> None:
     with pytest.raises(InputError, match=why):
         plan(**{**SMALL, **given})
+
+
+def test_long_sequences_are_divided_among_devices() -> None:
+    """Plans of sequences of 65,536 tokens try context parallelism without being told to."""
+    given: dict[str, Any] = {**SMALL, "model": "llama-8b", "sequence_length": 65_536}
+    given |= {"tensor": (1, 8), "pipeline": (1, 2), "micro_batch_size": 1, "virtual_stages": 1}
+    first = plan(**given, recompute="full", fidelity="coarse", top=3).first
+    assert first.layout is not None
+    context = first.layout["context"]
+    assert context in {2, 4, 8}
+    assert f", context {context}," in first.label
+    assert "context" not in plan(**given | {"sequence_length": 4096}, recompute="full",
+                                 fidelity="coarse", top=1).first.label  # fmt: skip
+
+
+def test_experts_are_divided_up_to_a_node() -> None:
+    given: dict[str, Any] = {**SMALL, "model": "mixtral-8x7b", "devices": [16], "tensor": (1, 2)}
+    given |= {"pipeline": 1, "micro_batch_size": 1, "virtual_stages": 1, "arch": "zero3"}
+    found = plan(**given, fidelity="coarse").ranked
+    degrees = {one.layout["expert"] for one in found if one.layout is not None}
+    assert degrees <= {1, 2, 4, 8}
+    assert len(degrees) > 1

@@ -181,3 +181,34 @@ def test_sharded_layouts_equal_predictions_whatever_the_first_is(first: tuple[in
         assert found.made(k).options == one.options
         step_s = pm.predict(one, fidelity="coarse").iteration_s
         assert found.step_s[k] == pytest.approx(step_s, rel=1e-9)
+
+
+@pytest.mark.usefixtures("links_apart")
+@pytest.mark.parametrize("arch", ["ring", "zero3"])
+def test_divided_sequences_equal_their_predictions(arch: str) -> None:
+    found = layouts(made(arch=arch, transfers=None), tensor=(1, 2), context=(1, 2), pipeline=(1, 2),
+                    micro_batches=(4,))  # fmt: skip
+    assert len(found) == 8
+    assert set(found.context.tolist()) == {1, 2}
+    for k in range(8):
+        one = found.job_of(k)
+        assert one.devices == 64
+        assert (found.made(k).workers, found.made(k).replica) == (one.workers, one.replica)
+        step_s = pm.predict(one, fidelity="coarse").iteration_s
+        assert found.step_s[k] == pytest.approx(step_s, rel=1e-9)
+
+
+@pytest.mark.usefixtures("links_apart")
+def test_divided_experts_equal_their_predictions() -> None:
+    job = pm.make_job(model="mixtral-8x7b", device="h100", cluster="dgx-h100", arch="ring",
+                      devices=16, tensor=2, micro_batches=2, batch_size=2)  # fmt: skip
+    found = layouts(job, tensor=(1, 2), expert=(1, 8), pipeline=(1, 2), micro_batches=(2,))
+    (why,) = found.skipped
+    assert "8 x expert_tensor 2 devices" in why  # do not fit into the 8 of a stage
+    assert set(found.expert.tolist()) == {1, 8}
+    assert len(found) == 7
+    for k in range(7):
+        one = found.job_of(k)
+        assert found.made(k).replica == one.replica
+        step_s = pm.predict(one, fidelity="coarse").iteration_s
+        assert found.step_s[k] == pytest.approx(step_s, rel=1e-9)

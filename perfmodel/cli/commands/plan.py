@@ -58,6 +58,8 @@ LAYOUTS = all_of(
     option("--devices", NUMBERS, "Numbers of devices; then layouts of a language model are tried."),
     option("--sequence-length", WHOLE, "Tokens per sequence of a language model."),
     option("--tensor", NUMBERS, "Devices that divide every layer.  [default: divisors of a node]"),
+    option("--context", NUMBERS, "Devices that divide each sequence.  [default: 8 Ki tokens each]"),
+    option("--expert", NUMBERS, "Devices that divide the experts.  [default: divisors of a node]"),
     option("--pipeline", NUMBERS, "Stages.  [default: divisors of the devices, up to 64]"),
     option("--virtual-stages", NUMBERS, "Chunks per stage.  [default: 1,2,4]"),
     option("--schedule", NAMES, "Schedules.  [default: 1f1b, interleaved_1f1b with chunks]"),
