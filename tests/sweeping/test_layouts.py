@@ -61,7 +61,7 @@ def test_a_bubble_by_hand() -> None:
     p, m = found.pipeline, found.micro_batches
     assert found.bubble_fraction == pytest.approx((p - 1) / (m + p - 1), rel=1e-3)
     assert found.samples_per_s.tolist() == sorted(found.samples_per_s, reverse=True)
-    assert found.to_frame().shape == (6, 12)
+    assert found.to_frame().shape == (6, 14)
 
 
 def test_many_numbers_cost_a_few_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
