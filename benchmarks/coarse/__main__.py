@@ -10,7 +10,16 @@ import msgspec
 from benchmarks.coarse import page
 from benchmarks.coarse.classes import FEWEST, grown
 from benchmarks.coarse.draw import Cell
-from benchmarks.coarse.measure import Row, Store, by_group, cell, known, rows, simulate
+from benchmarks.coarse.measure import (
+    REPLICAS_FROM,
+    Row,
+    Store,
+    by_group,
+    cell,
+    known,
+    rows,
+    simulate,
+)
 from benchmarks.coarse.speed import speeds
 from perfmodel.cli.printing import tables
 from perfmodel.predicting import bands, coarse
@@ -19,8 +28,8 @@ from perfmodel.predicting.bands import BandClass, BandTable
 MEASURING, CHECKING = 1, 2
 """Seeds of the jobs that measure the bands, and of those that check them."""
 
-OF_REPLICAS = 100
-"""Added to these seeds for jobs whose workers are replicas of several devices."""
+OF_DEVICES, OF_REPLICAS = 4800, 2000
+"""Jobs that measure the bands, unless another number is given."""
 
 PAGES = Path(__file__).parents[2] / "docs"
 PAGE = PAGES / "formulas-against-simulation.md"
@@ -30,8 +39,11 @@ PAGE_OF_REPLICAS = PAGES / "formulas-of-replicas.md"
 @click.command()
 @click.option("--measure", is_flag=True, help="Write the table of bands, and the page about it.")
 @click.option("--worst", type=int, default=0, metavar="N", help="Print the N worst jobs as well.")
-@click.option("--jobs", type=click.IntRange(24), default=4800, show_default=True,
-              help="Jobs that measure the bands; half as many check them.")  # fmt: skip
+@click.option("--jobs", type=click.IntRange(24), default=None,
+              help="Jobs that measure the bands; half as many check them. By default "
+              f"{OF_DEVICES}, of replicas {OF_REPLICAS}.")  # fmt: skip
+@click.option("--group", default=None, metavar="NAME",
+              help="Measure the bands of this group alone again.")  # fmt: skip
 @click.option("--processes", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--store", type=click.Path(path_type=Path), default=Path("build/coarse.jsonl"),
               show_default=True, help="Cache file of simulations.")  # fmt: skip
@@ -44,7 +56,8 @@ PAGE_OF_REPLICAS = PAGES / "formulas-of-replicas.md"
 def main(
     measure: bool,
     worst: int,
-    jobs: int,
+    jobs: int | None,
+    group: str | None,
     processes: int,
     store: Path,
     replicas: bool,
@@ -52,8 +65,8 @@ def main(
 ) -> None:
     """Compare both routes on random jobs.
 
-    --measure measures the bands again. A job that is not in the cache takes about 0.25 s of one
-    core; an interrupted run continues where it stopped.
+    --measure measures the bands again. A job that is not in the cache takes about 0.13 s of one
+    core, one of replicas 0.05 s; an interrupted run continues where it stopped.
     """
     if speed:
         reference = 0.0  # of the first case: the machine's noise affects all cases alike
@@ -66,8 +79,12 @@ def main(
         return
     store.parent.mkdir(parents=True, exist_ok=True)
     kept = Store(store)
-    more = OF_REPLICAS if replicas else 0
+    more = REPLICAS_FROM if replicas else 0
+    if jobs is None:
+        jobs = OF_REPLICAS if replicas else OF_DEVICES
     measuring = [cell(MEASURING + more, k) for k in range(jobs)] if measure else []
+    if group is not None:
+        measuring = [one for one in measuring if one.group == group]
     checking = [cell(CHECKING + more, k) for k in range(jobs // 2)]
     wanted = [*(measuring if measure else ()), *checking]
     with tables.progress() as advance:
@@ -75,7 +92,7 @@ def main(
     if measure:
         found = by_group(rows(measuring, kept))
         groups = {name: grown(some) for name, some in found.items() if len(some) >= 2 * FEWEST}
-        table = _joined(groups, jobs, replicas)
+        table = _joined(groups, jobs, replicas or group is not None)
         text = msgspec.json.format(msgspec.json.encode(table), indent=1)
         bands.PATH.write_bytes(text + b"\n")
         bands.table.cache_clear()
@@ -89,14 +106,14 @@ def main(
         click.echo(_line(each, by_name[each.name]))
 
 
-def _joined(groups: dict[str, BandClass], jobs: int, replicas: bool) -> BandTable:
+def _joined(groups: dict[str, BandClass], jobs: int, partly: bool) -> BandTable:
     """Return the table with new groups, and those that were not measured this time."""
-    kept = {k: g for k, g in bands.table().groups.items() if (k == bands.REPLICAS) != replicas}
     known = bands.table()
+    others = {k: g for k, g in known.groups.items() if partly or k == bands.REPLICAS}
     return BandTable(
-        seed=known.seed if replicas else MEASURING,
-        drawn=known.drawn if replicas else jobs,
-        groups=dict(sorted((kept | groups).items())),
+        seed=known.seed if partly else MEASURING,
+        drawn=known.drawn if partly else jobs,
+        groups=dict(sorted((others | groups).items())),
     )
 
 

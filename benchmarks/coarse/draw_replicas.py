@@ -11,6 +11,7 @@ from benchmarks.coarse import draw
 from benchmarks.coarse.draw import Cell, Draw
 from perfmodel import InputError, Job, Workload, WorkloadLayer, make_job
 from perfmodel.inputs.passes import accumulated
+from perfmodel.predicting import coarse
 from perfmodel.predicting.replicas import stage_jobs
 
 MOST_PASSES, MOST_REPLICAS = 12, 8
@@ -31,8 +32,10 @@ def cell(seed: int, number: int) -> Cell:
     rng = np.random.default_rng([seed, number])
     while True:
         try:
-            job = draw.small(_job(rng, known[way]))
+            job = _job(rng, known[way])
             stage_jobs(job)
+            if coarse.leaves_out(job) is None:  # others are never simulated
+                job = draw.small(job)
             return Cell(seed, number, job)
         except InputError:
             continue

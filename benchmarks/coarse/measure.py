@@ -62,10 +62,17 @@ def _simulator() -> bytes:
     return b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
 
 
-def simulated(where: tuple[int, int]) -> Simulated:
-    """Simulate the job with this seed and number."""
-    one = cell(*where)
-    return Simulated(one.name, digest(one), predict(one.job).iteration_s)
+class Wanted(msgspec.Struct, frozen=True):
+    """A job to simulate, and its digest."""
+
+    one: Cell
+    made_of: str
+
+
+def simulated(wanted: Wanted) -> Simulated:
+    """Simulate a job."""
+    one = wanted.one
+    return Simulated(one.name, wanted.made_of, predict(one.job).iteration_s)
 
 
 class Store:
@@ -74,14 +81,21 @@ class Store:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._known: dict[tuple[str, str], Simulated] = {}
+        self._digests: dict[int, Wanted] = {}
         if path is not None and path.exists():
             decoder = msgspec.json.Decoder(Simulated)
             for each in decoder.decode_lines(path.read_bytes()):
                 self._known[each.name, each.made_of] = each
 
+    def wanted(self, one: Cell) -> Wanted:
+        """Return a job with its digest, which is computed once."""
+        if id(one) not in self._digests:
+            self._digests[id(one)] = Wanted(one, digest(one))
+        return self._digests[id(one)]
+
     def of(self, one: Cell) -> Simulated | None:
         """Return the simulation of a job, or None if it is not in the cache."""
-        return self._known.get((one.name, digest(one)))
+        return self._known.get((one.name, self.wanted(one).made_of))
 
     def add(self, found: Simulated) -> None:
         """Add a simulation."""
@@ -98,10 +112,10 @@ def simulate(
     progress: Progress = lambda done, of: None,
 ) -> None:
     """Simulate the jobs that are not in ``store``; it can be interrupted at any time."""
-    wanted = [(one.seed, one.number) for one in jobs if store.of(one) is None]
+    wanted = [store.wanted(one) for one in jobs if store.of(one) is None]
     if processes == 1:
-        for done, where in enumerate(wanted, 1):
-            store.add(simulated(where))
+        for done, each in enumerate(wanted, 1):
+            store.add(simulated(each))
             progress(done, len(wanted))
         return
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
