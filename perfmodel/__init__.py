@@ -142,6 +142,12 @@ def __getattr__(name: str) -> Any:
     """Import a public name on first use, so that ``import perfmodel`` itself costs nothing."""
     if name in _HOME:
         return getattr(importlib.import_module(f"perfmodel.{_HOME[name]}"), name)
+    if not name.startswith("_"):
+        from perfmodel.base.deprecations import RENAMED, warn  # needed for old names only
+
+        if name in RENAMED:
+            warn(name)
+            return __getattr__(RENAMED[name].instead)
     raise AttributeError(f"module 'perfmodel' has no attribute {name!r}")
 
 

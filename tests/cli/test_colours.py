@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -74,6 +75,8 @@ with progress() as advance:
 )
 def test_progress_needs_a_terminal_with_a_cursor(variable: str, bar: bool, styles: bool) -> None:
     name, _, value = variable.partition("=")
+    if not value and int(version("rich").partition(".")[0]) < 14:
+        pytest.skip("this version of Rich takes an empty NO_COLOR for a value")
     seen = on_terminal([sys.executable, "-c", PROGRESS], **{name: value})
     assert ("50%" in seen) is bar, seen
     assert bool(STYLE.search(seen)) is styles
