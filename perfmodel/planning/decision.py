@@ -22,7 +22,7 @@ from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.failures import Failures
 from perfmodel.inputs.job import Jitter, Job
 from perfmodel.inputs.profile import Profile
-from perfmodel.planning.amounts import Objective, goal_of, sequences
+from perfmodel.planning.amounts import Amount, Objective
 from perfmodel.planning.layout_space import Division, Machine, layout_space
 from perfmodel.planning.plans import Candidate, Lever, Plan, Price, Trade
 from perfmodel.planning.search import MAX_OPS, MOST_CONSIDERED, Goal, PlanLimits, Search
@@ -78,6 +78,10 @@ def plan(
     dataset_size: int | None = None,
     epochs: int | None = None,
     tokens: float | None = None,
+    loss: float | None = None,
+    scaling_law: str | None = None,
+    noise_scale_samples: float | None = None,
+    reference_batch_size: int | None = None,
     failures: Failures | None = None,
     device: str | None = None,
     cluster: Cluster | str | Path | None = None,
@@ -105,6 +109,11 @@ def plan(
     objective : *cost* or *time* of the training, *throughput*, or *samples-per-usd*.
     dataset_size, epochs : samples per epoch, and epochs (1); by default a million samples in total.
     tokens : of the whole training of a language model, instead of ``dataset_size``.
+    loss, scaling_law : instead of ``tokens``: the loss (nats per token) to train to, and the law
+        that gives its tokens: *chinchilla* (default), or a file.
+    noise_scale_samples, reference_batch_size : gradient noise scale, and the samples of an update
+        with which the training takes that many samples: larger updates take more. By default the
+        noise scale of the workload.
     failures : failures, checkpoints and interruptions: times and costs are expected ones then, and
         confidence counts failures too.
     device, cluster : your own machines, instead of rented ones: with as many ``devices`` as given,
@@ -140,16 +149,17 @@ def plan(
         raise unknown_name("fidelity", fidelity, ("auto", "coarse"))
     executor = executor or InLine()
     profile = _profile(model, workload)
-    length = varied.get("sequence_length")
-    if tokens is not None:
-        dataset_size = sequences(tokens, dataset_size, profile, length)
     division, own = _division(varied), cluster is not None or device is not None
     if own and objective in ("cost", "samples-per-usd"):
         raise InputError(
             f"objective: {objective} needs prices, which a cluster of one's own does not have "
             "(allowed: time, throughput)"
         )
-    goal = goal_of(objective, limits or PlanLimits(), dataset_size, epochs, failures)
+    amount = Amount(
+        dataset_size, epochs, tokens, loss, scaling_law, noise_scale_samples,
+        reference_batch_size, failures,
+    )  # fmt: skip
+    goal = amount.goal(objective, limits or PlanLimits(), profile, varied.get("sequence_length"))
     whole_number("top", top, at_most=MOST_CONSIDERED)
     rows: list[Instance] = []
     out: list[str] = []
@@ -167,7 +177,7 @@ def plan(
             goal,
             layout_space(
                 machines, profile, division, most_batch=goal.limits.max_global_batch_size,
-                confidence=goal.limits.memory_confidence, out=out,
+                confidence=goal.limits.memory_confidence, noise=goal.noise, out=out,
             ),
             _common(varied), max_ops, executor, progress,
         )  # fmt: skip
@@ -315,6 +325,7 @@ def _answer(search: Search, profile: Profile, top: int, out: Sequence[str]) -> P
         left_out=(*out, *search.among.left_out),
         effects=effects(search.jobs[order[0]]),
         notes=tuple(_notes(search, first)),
+        target=search.goal.target,
     )
 
 
@@ -344,7 +355,7 @@ def _notes(search: Search, first: Candidate) -> Iterator[str]:
             f"candidates not simulated, because each simulation would take more than "
             f"{search.max_ops:g} operations: {search.too_large}"
         )
-    if first.global_batch_size > LARGE_BATCH:
+    if first.global_batch_size > LARGE_BATCH and search.goal.noise is None:
         yield (
             f"the global batch is {first.global_batch_size} samples; batches this large may need "
             "more epochs, which the plan does not include (limit the global batch size, or see "

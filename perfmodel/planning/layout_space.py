@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 
 from perfmodel import api
-from perfmodel.base.arrays import Ids
+from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError, whole_number
 from perfmodel.catalogue import catalogue
 from perfmodel.catalogue.instances import Instance
@@ -25,7 +25,7 @@ from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.profile import Profile
-from perfmodel.planning.space import Columns, Common, Series, Space, none_left
+from perfmodel.planning.space import BatchNoise, Columns, Common, Series, Space, none_left
 from perfmodel.predicting.memory import first_needed_bytes, memory_on
 from perfmodel.sweeping.layouts import Layouts, layouts
 
@@ -174,6 +174,7 @@ def layout_space(
     *,
     most_batch: int | None,
     confidence: float,
+    noise: BatchNoise | None = None,
     out: Sequence[str] = (),
 ) -> LayoutSpace:
     """Evaluate the layouts of a language model on each machine with each number of devices.
@@ -182,6 +183,7 @@ def layout_space(
     ----------
     most_batch : largest global batch size.
     confidence : probability with which a device's memory suffices.
+    noise : what larger batches need more; None for nothing.
     out : machines left out before, and why.
 
     Raises
@@ -200,7 +202,7 @@ def layout_space(
             except InputError as error:
                 reasons.append(f"{machine.instance.label}, {count} devices: {error}")
                 continue
-            fitting = _Fitting(found, machine, confidence)
+            fitting = _Fitting(found, machine, confidence, noise)
             chosen = list(fitting.chosen())
             if not chosen:
                 reasons.append(f"{machine.instance.label}, {count} devices: {fitting.shortage}")
@@ -301,8 +303,13 @@ class _Fitting:
     more samples in a micro-batch, with the same architecture.
     """
 
-    def __init__(self, found: Layouts, machine: Machine, confidence: float) -> None:
+    def __init__(
+        self, found: Layouts, machine: Machine, confidence: float, noise: BatchNoise | None
+    ) -> None:
         self.found, self.confidence = found, confidence
+        self.rates: Floats = found.samples_per_s
+        if noise is not None:  # of samples as much worth as those of reference
+            self.rates = self.rates * noise.efficiency(found.global_batch_size.astype(float))
         self.device = catalogue.device(found.job.workload.device)
         self.device_bytes = self.device.memory_bytes or math.inf
         self.each = EACH if found.job.devices <= FEW else 1
@@ -361,12 +368,13 @@ class _Fitting:
     def chosen(self) -> Iterator[tuple[int, float]]:
         """Yield the fastest layout that fits of each kind, and the memory it needs."""
         kinds: dict[tuple[object, ...], set[int]] = {}
-        rates, best = self.found.samples_per_s.tolist(), 0.0
+        rates, best = self.rates.tolist(), 0.0
         alike: dict[tuple[object, ...], list[int]] = {}
         of_row = list(zip(self.shapes, self.found.global_batch_size.tolist(), strict=True))
         for row, kind in enumerate(of_row):
             alike.setdefault(kind, []).append(row)
-        for row, kind in enumerate(of_row):
+        for row in np.argsort(-self.rates, kind="stable").tolist():
+            kind = of_row[row]
             if rates[row] < WORST * best:
                 return
             taken = kinds.get(kind, set())

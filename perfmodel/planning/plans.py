@@ -54,6 +54,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     probability_best : probability of being the best of all candidates predicted one by one.
     probability_within : probability of meeting deadline and budget.
     fidelity, bottleneck : those of the prediction.
+    statistical_efficiency : progress per sample relative to a batch of reference, by the noise
+        scale; None without.
     with_failures : the training with failures, whose expected time is ``time_s``; None without.
     """
 
@@ -86,6 +88,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     bottleneck: str
     prediction: Prediction
     with_failures: LongRun | None = None
+    statistical_efficiency: float | None = None
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -173,6 +176,33 @@ class Lever(msgspec.Struct, frozen=True):
     gain: float
 
 
+class LossTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """The loss that a plan is for, and its tokens by a scaling law.
+
+    Attributes
+    ----------
+    loss, lowest_loss : in nats per token: asked for, and what the model tends to with more tokens.
+    law, source : name or file of the law, and where its constants are from.
+    parameters, tokens : of the model, and of the training.
+    percent_per_hundredth : more tokens in percent for 0.01 less loss, to first order.
+    """
+
+    loss: float
+    lowest_loss: float
+    law: str
+    source: str
+    parameters: float
+    tokens: float
+    percent_per_hundredth: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.loss:g} takes {self.tokens:.4g} tokens with {self.parameters:.4g} parameters "
+            f"({self.tokens / self.parameters:.3g} for each), by {self.law}; 0.01 less takes about "
+            f"{self.percent_per_hundredth:.2g}% more, and the lowest is {self.lowest_loss:.4f}"
+        )
+
+
 class Price(msgspec.Struct, frozen=True):
     """A line of the price catalogue used by a plan."""
 
@@ -209,6 +239,7 @@ class Plan(Paged, Tabular, frozen=True, kw_only=True):
     left_out : instance types that were not evaluated, and why.
     effects : sensitivity of the first candidate to its assumptions, see
         :class:`perfmodel.results.effects.Effect`.
+    target : the loss that ``samples`` are for; None if they were given.
     """
 
     schema: str = SCHEMA
@@ -232,6 +263,7 @@ class Plan(Paged, Tabular, frozen=True, kw_only=True):
     left_out: tuple[str, ...]
     notes: tuple[str, ...]
     effects: tuple[Effect, ...] = ()
+    target: LossTarget | None = None
 
     def __repr__(self) -> str:
         return f"Plan({self.objective}: {self.first.label}; {self.candidates} candidates)"
@@ -295,6 +327,8 @@ class Plan(Paged, Tabular, frozen=True, kw_only=True):
         """The contents of the page."""
         first = self.first
         reasons = [self.why, *self.notes]
+        if self.target is not None:
+            reasons.append(f"A loss of {self.target}.")
         if self.change is not None:
             helps = f"{self.change.change}, {self.change.gain:.3g} times as good"
             reasons.append(f"The single change that would help most: {helps}.")

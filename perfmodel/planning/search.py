@@ -20,14 +20,15 @@ from perfmodel.base.errors import InputError, TooLargeError, number, whole_numbe
 from perfmodel.inputs.failures import Failures
 from perfmodel.inputs.job import Job
 from perfmodel.planning.lasting import Lasting
-from perfmodel.planning.plans import HOUR_S, Candidate
-from perfmodel.planning.space import Common, Space
+from perfmodel.planning.plans import HOUR_S, Candidate, LossTarget
+from perfmodel.planning.space import BatchNoise, Common, Space
 from perfmodel.predicting import gains
 from perfmodel.predicting.answer import with_job
 from perfmodel.results.memory import SURE
 from perfmodel.results.prediction import Prediction
 from perfmodel.sweeping.chunks import Answer, Chunk, Progress, predicted
 from perfmodel.sweeping.executors import elsewhere, result, submitted
+from perfmodel.sweeping.sweeps import samples_per_update
 
 V = TypeVar("V", float, Floats)
 
@@ -103,17 +104,24 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
     dataset_size: int | None
     epochs: int
     failures: Failures | None = None
+    target: LossTarget | None = None
+    noise: BatchNoise | None = None
 
     @property
     def samples(self) -> int:
         """Samples of the whole training, or :data:`UNIT_SAMPLES`."""
         return UNIT_SAMPLES if self.dataset_size is None else self.dataset_size * self.epochs
 
-    def seconds(self, step_s: V, batch: V) -> V:
-        """Training time without failures (s); ``batch`` is the global batch size."""
+    def seconds(self, step_s: V, batch: V, update: V) -> V:
+        """Training time without failures (s); ``batch`` is the global batch size, ``update`` the
+        samples of an update."""
         if self.dataset_size is None:
-            return self.samples / batch * step_s
-        return self.epochs * -(-self.dataset_size // batch) * step_s
+            steps = self.samples / batch
+        else:
+            steps = self.epochs * -(-self.dataset_size // batch)
+        if self.noise is not None:
+            steps = steps / self.noise.efficiency(update)
+        return steps * step_s
 
     def worth(self, seconds: V, usd_per_h: V, rate: V) -> V:
         """The objective as a value to maximise; ``rate`` in samples per second."""
@@ -167,7 +175,7 @@ class Search:
         self.too_large = 0
         batch = among.workers * among.batch_size
         self.lasting = Lasting(goal.failures, among)
-        work_s = goal.seconds(among.step_s, batch.astype(np.float64))
+        work_s = goal.seconds(among.step_s, batch.astype(float), among.update_samples.astype(float))
         self.seconds: Floats = self.lasting.expected_s(work_s)
         self.usd: Floats = self.seconds / HOUR_S * among.price
         self.worth: Floats = goal.worth(self.seconds, among.price, among.rate)
@@ -314,7 +322,7 @@ class Search:
         """Predict a candidate and replace the formulas' values by the prediction's."""
         p = self.predictions[i] = self._answer(i, fidelity)
         price, rate = float(self.among.price[i]), p.throughput_samples_per_s
-        work_s = self.goal.seconds(p.iteration_s, float(p.global_batch_size))
+        work_s = self.goal.seconds(p.iteration_s, float(p.global_batch_size), samples_per_update(p))
         seconds = self.lasting.predicted_s(i, self.jobs[i], work_s, p)
         self.seconds[i], self.usd[i] = seconds, seconds / HOUR_S * price
         self.worth[i] = self.goal.worth(seconds, price, rate)
@@ -415,7 +423,7 @@ class Search:
         steps_s, rates = (p.iteration_s, p.iteration_s), (rate, rate)
         if p.interval:
             steps_s, rates = p.interval.iteration_s, p.interval.throughput_samples_per_s
-        run = self.lasting.runs.get(i)
+        run, noise = self.lasting.runs.get(i), self.goal.noise
         ends = [seconds * step_s / p.iteration_s for step_s in steps_s]
         low, high = ends if run is None else run.interval_s
         return Candidate(
@@ -447,6 +455,7 @@ class Search:
             fidelity=p.fidelity,
             bottleneck=p.bottleneck.text,
             with_failures=run,
+            statistical_efficiency=noise.efficiency(samples_per_update(p)) if noise else None,
             prediction=p,
         )
 

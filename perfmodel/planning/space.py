@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
 
 import msgspec
 import numpy as np
@@ -33,6 +33,8 @@ from perfmodel.predicting import job_facts
 from perfmodel.predicting.memory import memory_on
 from perfmodel.predicting.variants import evaluate
 from perfmodel.sweeping.executors import completed
+
+V = TypeVar("V", float, Floats)
 
 ARCHITECTURES = ("allreduce", "ps", "p2p", "zero1", "zero3")
 """Architectures considered by default. All of them compute the same update as one worker with the
@@ -64,6 +66,21 @@ MOST_NAMED = 3
 
 MOST_CANDIDATES = 5_000_000
 """Largest number of candidates in a plan; catches typing errors."""
+
+
+class BatchNoise(NamedTuple):
+    """What larger batches need: the gradient noise scale, and the samples of an update with which
+    the training takes as many samples as given."""
+
+    scale_samples: float
+    reference: int
+
+    def efficiency(self, update_samples: V) -> V:
+        """Progress of a sample relative to that in an update of reference, by the noise scale; see
+        :mod:`perfmodel.theory.statistical_efficiency`."""
+        if math.isinf(self.scale_samples):
+            return update_samples / update_samples
+        return (self.scale_samples + self.reference) / (self.scale_samples + update_samples)
 
 
 class Axes(NamedTuple):
@@ -161,6 +178,13 @@ class Space(Columns):
     def devices(self) -> Ids:
         """Number of devices of each candidate, (candidates,)."""
         return self.workers
+
+    @property
+    def update_samples(self) -> Ids:
+        """Samples of an update of each candidate, (candidates,): those of a worker if workers
+        update on their own, else those of all."""
+        alone = np.array([one.job.options.asynchronous for one in self.series])[self.of]
+        return np.where(alone, self.batch_size, self.workers * self.batch_size)
 
     def arch(self, index: int) -> str:
         """The name of a candidate's architecture."""

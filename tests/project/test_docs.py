@@ -41,6 +41,7 @@ from perfmodel.inputs.job_files import SCHEMA as JOB_SCHEMA, JobFile
 from perfmodel.inputs.profile import SCHEMA as WORKLOAD_SCHEMA, Profile
 from perfmodel.measuring.measurements import SCHEMA as MEASUREMENTS_SCHEMA, Measurements
 from perfmodel.results.prediction import Prediction
+from perfmodel.theory.scaling_laws import SCHEMA as LAW_SCHEMA, ScalingLaw
 from perfmodel.validation.cases import SCHEMA as CASES_SCHEMA, Case, CaseJob, Cases, MeasuredValues
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +68,7 @@ KINDS = {
     JOB_SCHEMA: JobFile,
     CASES_SCHEMA: Cases,
     MEASUREMENTS_SCHEMA: Measurements,
+    LAW_SCHEMA: ScalingLaw,
 }
 
 BLOCK = re.compile(
@@ -244,6 +246,7 @@ def test_input_files_shown_can_be_read() -> None:
     assert found["device-file.md"] >= 1
     assert found["job-file.md"] >= 1
     assert found["measurement-file.md"] >= 1
+    assert found["train-to-a-loss.md"] >= 1
 
 
 def test_canary_a_wrong_input_file_is_noticed() -> None:

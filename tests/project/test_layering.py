@@ -44,8 +44,8 @@ ROOMS: Mapping[str, frozenset[str]] = {
         "api": "base inputs catalogue graph results engine architectures predicting",
         "sweeping": f"{ABOVE_BASE} catalogue reporting architectures predicting replay api",
         "studies": f"{ABOVE_BASE} catalogue reporting architectures predicting api sweeping",
-        "planning": "base inputs catalogue reporting results architectures predicting api sweeping "
-        "studies",
+        "planning": "base theory inputs catalogue reporting results architectures predicting api "
+        "sweeping studies",
         "calibration": f"{ABOVE_BASE} catalogue reporting architectures predicting measuring api",
         "validation": "base inputs catalogue reporting results measuring api",
         "cli": f"{ABOVE_BASE} catalogue foreign reporting architectures predicting replay "

@@ -106,6 +106,14 @@ SPACE = all_of(
 @option("--workload", types.INPUT, "Workload file instead of --model.")
 @option("--objective", OBJECTIVES, "What to optimise.", default="cost")
 @option("--tokens", NUMBER, "Tokens of the whole training of a language model.", metavar="1e12")
+@option("--loss", NUMBER, "Loss of a language model to train to.", metavar="2.1")
+@option("--scaling-law", TEXT, "That gives its tokens, or a file.  [default: chinchilla]")
+@option(
+    *("--noise-scale", NUMBER, "Gradient noise scale: what larger batches need more."),
+    name="noise_scale_samples",
+    metavar="SAMPLES",
+)
+@option("--reference-batch-size", WHOLE, "Samples per update for which the training is given.")
 @training_options
 @failure_options
 @OWN

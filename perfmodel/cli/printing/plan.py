@@ -41,6 +41,8 @@ def plan(result: Plan) -> None:
     lasting = ", with failures" if first.with_failures is not None else ""
     show(f"\n{result.samples:,} samples{lasting}, 90 % intervals in brackets:\n")
     heads: tuple[str, ...] = ("", "candidate", "time (h)", "cost (USD)", "samples/s", "idle", "by")
+    if first.statistical_efficiency is not None:
+        heads += ("efficiency",)
     if first.with_failures is not None:
         heads += ("goodput", "checkpoint")
     table = [heads, *(_row(rank, c) for rank, c in enumerate(result.ranked, 1))]
@@ -49,6 +51,8 @@ def plan(result: Plan) -> None:
     print_table(table[0], table[1:])
     show(f"\n{dim('why')}      {result.why}")
     show(f"{dim('sure')}     {_sure(result)}")
+    if result.target is not None:
+        show(f"{dim('loss')}     {result.target}")
     if result.change is not None:
         change = f"{result.change.change}: {result.change.gain:.2f} times as good"
         show(f"{dim('change')}   the single change that would help most: {change}")
@@ -81,15 +85,20 @@ def _row(rank: int, candidate: Candidate) -> tuple[str, ...]:
         f"{candidate.throughput_samples_per_s:.4g}",
         f"{candidate.idle_fraction:.1%}",
         candidate.fidelity,
-        *_lasting(candidate.with_failures),
+        *_lasting(candidate.statistical_efficiency, candidate.with_failures),
     )
 
 
-def _lasting(run: LongRun | None) -> tuple[str, ...]:
-    """Return goodput and time between checkpoints, if there are failures."""
+def _lasting(efficiency: float | None, run: LongRun | None) -> tuple[str, ...]:
+    """Return what is known: progress per sample, goodput, and time between checkpoints."""
+    progress = () if efficiency is None else (f"{efficiency:.1%}",)
     if run is None:
-        return ()
-    return f"{run.goodput_fraction:.1%}", f"every {quantity(run.checkpoint_interval_s, 's')}"
+        return progress
+    return (
+        *progress,
+        f"{run.goodput_fraction:.1%}",
+        f"every {quantity(run.checkpoint_interval_s, 's')}",
+    )
 
 
 def _trade(trade: Trade) -> tuple[str, ...]:
