@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,7 +14,7 @@ NONE = -1
 """Marks a missing slot, link, group, counter or stream."""
 
 
-def ranked(values: NDArray[Any]) -> tuple[Ids, Ids]:
+def ranked(values: NDArray[np.generic]) -> tuple[Ids, Ids]:
     """Rank of each value among the distinct values, and the first index of each distinct value."""
     _, first, rank = np.unique(values, return_index=True, return_inverse=True)
     return rank, first

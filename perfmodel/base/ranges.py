@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import msgspec
 
@@ -28,7 +28,7 @@ class Range(NamedTuple):
     whole: bool = False
     besides: tuple[float | None, ...] = ()
 
-    def surely_hold(self, value: Any) -> bool:
+    def surely_hold(self, value: object) -> bool:
         """Whether a value, or each in a tuple, is in the range whatever the limits of its unit."""
         if isinstance(value, tuple):
             return all(map(self.surely_hold, value))

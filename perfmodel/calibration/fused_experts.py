@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from perfmodel.base.arrays import Floats
+from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError
 from perfmodel.theory.grouped import GroupedRates, Groups, grouped_s
 from perfmodel.theory.memory_bound import ACHIEVED
@@ -58,12 +59,12 @@ class Layers(NamedTuple):
     even: Floats
     elsewhere: Floats
 
-    def at(self, index: Any) -> Layers:
+    def at(self, index: Ids | slice) -> Layers:
         """Return some of the layers."""
         return Layers(*(field[index] for field in self))
 
     @property
-    def wide(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    def wide(self) -> NDArray[np.bool_]:
         """Whether experts have tiles of tokens, not a few tokens each."""
         return np.asarray(self.rows / self.groups >= 64.0)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.base import tables
 from perfmodel.base.arrays import Floats
@@ -260,7 +261,7 @@ def _fitted(
     parameters: list[Parameter],
     seconds: Callable[[Mapping[str, Any], Any], Any],
     measured: Floats,
-    wide: np.ndarray[Any, np.dtype[np.bool_]],
+    wide: NDArray[np.bool_],
 ) -> tuple[float, dict[str, Any]]:
     """Fit parameters to three quarters of the rows; return the median error of the others that are
     ``wide``, and the fields of the figures."""

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
@@ -33,6 +33,8 @@ from perfmodel.inputs.storage import DEFAULT, Storage
 from perfmodel.inputs.workload import Workload, resolve
 from perfmodel.times.one_device import OneDevice, at_speed
 
+Kind = TypeVar("Kind", bound=msgspec.Struct)
+
 DEFAULT_CLUSTER = "ethernet-10g"
 
 SIMILAR = "a100"
@@ -50,8 +52,7 @@ def model(name: str) -> Profile:
     ------
     InputError : no such model.
     """
-    profile: Profile = _read(_file("model", name, "models", ".json"), Profile, SCHEMA)
-    return profile
+    return _read(_file("model", name, "models", ".json"), Profile, SCHEMA)
 
 
 def device(name: str) -> Device:
@@ -62,8 +63,7 @@ def device(name: str) -> Device:
     InputError : no such device.
     """
     path = _file("device", device_called(name), "devices", ".toml")
-    described: Device = _read(path, Device, devices_.SCHEMA)
-    return described
+    return _read(path, Device, devices_.SCHEMA)
 
 
 def devices() -> Mapping[str, Device]:
@@ -101,8 +101,7 @@ def cluster(name: str) -> Cluster:
     InputError : no such cluster.
     """
     path = _file("cluster", name, "clusters", ".toml")
-    described: Cluster = _read(path, Cluster, clusters_.SCHEMA)
-    return described
+    return _read(path, Cluster, clusters_.SCHEMA)
 
 
 def profile(name_or_path: str | Path) -> Profile:
@@ -391,13 +390,14 @@ def _file(what: str, name: str, kind: str, ending: str) -> Path:
     return shipped.folder() / kind / f"{name}{ending}"
 
 
-def _read(path: Path, kind: Any, schema: str) -> Any:
+def _read(path: Path, kind: type[Kind], schema: str) -> Kind:
     """Read a shipped file; the result is cached until the file changes."""
-    return _kept(path, path.stat().st_mtime_ns, kind, schema)
+    contents: Kind = _kept(path, path.stat().st_mtime_ns, kind, schema)
+    return contents
 
 
 @functools.lru_cache(maxsize=256)
-def _kept(path: Path, changed_ns: int, kind: Any, schema: str) -> Any:
+def _kept(path: Path, changed_ns: int, kind: type[Kind], schema: str) -> Kind:
     return files.read(path, kind, schema)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from perfmodel.engine.measures import Measures, Span
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Measures", "Span", "first_iterations", "makespan", "run_spread", "simulate", "timeline"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import on first use, so that looking up the compiled library does not import the rest."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -26,7 +26,7 @@ class Kept(NamedTuple):
     """
 
     world: World
-    written: list[tuple[NDArray[Any], NDArray[Any]]]
+    written: list[tuple[NDArray[np.generic], NDArray[np.generic]]]
 
 
 def make_world(

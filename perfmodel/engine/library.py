@@ -9,7 +9,7 @@ import functools
 import importlib
 import zlib
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 FOLDER = Path(__file__).parent
 
@@ -39,7 +39,7 @@ def source_digest() -> str:
 
 
 @functools.cache
-def compiled() -> tuple[Any, str]:
+def compiled() -> tuple[ModuleType | None, str]:
     """Return the extension module, or else None and the reason why it cannot be used."""
     try:
         extension = importlib.import_module(EXTENSION)

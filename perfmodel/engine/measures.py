@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -124,12 +123,14 @@ class Totals(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     def __add__(self, other: Totals) -> Totals:
         return self._with(other, lambda a, b: a + b, max(self.gap_max, other.gap_max))
 
-    def _with(self, other: Totals, combine: Callable[[Any, Any], Any], gap_max: int) -> Totals:
+    def _with(
+        self, other: Totals, combine: Callable[[Floats, Floats], Floats], gap_max: int
+    ) -> Totals:
         fields = {
             name: combine(getattr(self, name), getattr(other, name))
             for name in self.__struct_fields__
         }
-        return Totals(**{**fields, "gap_max": gap_max})
+        return msgspec.structs.replace(self, **{**fields, "gap_max": gap_max})
 
     def iterations_per_s(self, graph: OpGraph) -> float:
         """Return the iterations per second of all workers together."""

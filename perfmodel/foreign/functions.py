@@ -7,12 +7,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from perfmodel.base.errors import InputError, exception_line, suggestion
 
 
-def load(spec: str, what: str) -> Callable[..., Any]:
+def load(spec: str, what: str) -> Callable[..., object]:
     """Import the function ``package.module:function``; the current folder is searched first.
 
     Raises
@@ -42,7 +41,7 @@ def load(spec: str, what: str) -> Callable[..., Any]:
     raise InputError(f"{what}: module {path} has no {name!r}{hint}")
 
 
-def call(function: Callable[..., Any], spec: str, *arguments: object) -> Any:
+def call(function: Callable[..., object], spec: str, *arguments: object) -> object:
     """Call the user's function; an exception in it becomes an InputError that names it."""
     with reported(f"{spec}({', '.join(map(repr, arguments))})"):
         return function(*arguments)

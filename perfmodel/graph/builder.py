@@ -39,7 +39,7 @@ class GraphBuilder:
     """Collects blocks of ops, edges and resources; :meth:`build` checks and freezes them."""
 
     def __init__(self) -> None:
-        self._columns: dict[str, list[NDArray[Any]]] = {}
+        self._columns: dict[str, list[NDArray[np.generic]]] = {}
         self._blocks: dict[str, list[Block]] = {"op": [], "slot": [], "link": [], "probe": []}
         self._count = dict.fromkeys(("op", "slot", "link", "probe", "counter", "stream"), 0)
         self._routes = 0
@@ -137,7 +137,7 @@ class GraphBuilder:
         """
         ids = self._new("op", label, shape, axes)
 
-        def column(name: str, value: ArrayLike, kind: Any) -> None:
+        def column(name: str, value: ArrayLike, kind: type[np.generic]) -> None:
             self._add(name, np.broadcast_to(np.asarray(value, kind), shape).ravel())
 
         route, path_latency_s = self._route(
@@ -447,10 +447,10 @@ class GraphBuilder:
         self._blocks[kind].append(Block(label, first, shape, axes, part))
         return np.arange(first, first + size, dtype=np.int64).reshape(shape)
 
-    def _add(self, column: str, values: NDArray[Any]) -> None:
+    def _add(self, column: str, values: NDArray[np.generic]) -> None:
         self._columns.setdefault(column, []).append(values)
 
-    def _take(self, column: str, kind: Any) -> NDArray[Any]:
+    def _take(self, column: str, kind: type[np.generic]) -> NDArray[np.generic]:
         parts = self._columns.pop(column, None)
         return np.concatenate(parts, dtype=kind, casting="unsafe") if parts else np.zeros(0, kind)
 

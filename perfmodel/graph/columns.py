@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,14 +10,14 @@ from numpy.typing import NDArray
 from perfmodel.base.arrays import Ids, Refs, ranked
 
 
-def offsets(counts: NDArray[Any]) -> Refs:
+def offsets(counts: NDArray[np.generic]) -> Refs:
     """Return the first index of each group of ``counts`` elements, and the total, (groups + 1,)."""
     first = np.zeros(len(counts) + 1, np.int32)
     np.cumsum(counts, out=first[1:])
     return first
 
 
-def distinct_rows(columns: Sequence[NDArray[Any]]) -> tuple[Ids, Ids]:
+def distinct_rows(columns: Sequence[NDArray[np.generic]]) -> tuple[Ids, Ids]:
     """Return each row's index among the distinct rows, (rows,), and one row of each kind,
     (kinds,)."""
     kind = np.zeros(len(columns[0]), np.int64)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import ArrayLike
 
 from perfmodel.base.arrays import NONE, Ids
 from perfmodel.graph.builder import GraphBuilder
@@ -146,7 +146,7 @@ class JoiningBuilder(GraphBuilder):
         )
 
 
-def _shifted(ids: Any, by: int) -> Ids:
+def _shifted(ids: ArrayLike, by: int) -> Ids:
     """Return ids moved by a number, where there are any."""
     wide: Ids = np.asarray(ids, np.int64)
     return np.where(wide == NONE, NONE, wide + by)
@@ -154,7 +154,7 @@ def _shifted(ids: Any, by: int) -> Ids:
 
 def _moved(rule: Rule, shift: dict[str, int], slots: Ids) -> Rule:
     """Return a rule whose ids are those of the joined graph."""
-    changes: dict[str, Any] = {}
+    changes: dict[str, object] = {}
     for name in rule.__struct_fields__:
         kind, value = SHIFTED.get(name), getattr(rule, name)
         if kind is None or value is None:

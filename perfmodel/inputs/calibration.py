@@ -123,7 +123,7 @@ def value_at(struct: msgspec.Struct, path: str) -> float:
     ------
     InputError : there is no such field, or it is not a number.
     """
-    value: Any = struct
+    value: object = struct
     for name in path.split("."):
         value = _inside(value, name, path)
     if isinstance(value, bool) or not isinstance(value, (int, float)):

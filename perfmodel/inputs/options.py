@@ -6,7 +6,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Protocol, Self
+from typing import Annotated, Any, Protocol, Self, TypeAlias
 
 import msgspec
 
@@ -37,12 +37,16 @@ class Option(msgspec.Struct, frozen=True):
     by_cluster: Mapping[str, str] = {}
 
 
+Value: TypeAlias = float | int | str | bool | None
+"""Value of an option, as in files."""
+
+
 class OptionDescription(msgspec.Struct, frozen=True):
     """An option of an architecture: name, type, default, SI unit ("" if none), and description."""
 
     name: str
     type: Any
-    default: Any
+    default: Value
     unit: str
     about: Option
 
@@ -106,7 +110,7 @@ class Options(Ranged, frozen=True):
         return 1.0
 
     @property
-    def in_pipelines(self) -> dict[str, tuple[Any, str]]:
+    def in_pipelines(self) -> dict[str, tuple[Value, str]]:
         """Options that must have one value if workers are pipelines: by name, it and the reason."""
         return {}
 
@@ -146,7 +150,7 @@ class Options(Ranged, frozen=True):
         """Iterations that a worker may be ahead of the slowest (SSP); None if unbounded."""
         return None
 
-    def defaults_on(self, cluster: Cluster, workers: int) -> dict[str, tuple[Any, str]]:
+    def defaults_on(self, cluster: Cluster, workers: int) -> dict[str, tuple[Value, str]]:
         """Return defaults that depend on the cluster: by name, the value and the reason."""
         return {}
 
@@ -189,7 +193,7 @@ def described(kind: type[Options]) -> tuple[OptionDescription, ...]:
 
 
 def _described(
-    kind: type[Options], field: msgspec.structs.FieldInfo, hint: Any
+    kind: type[Options], field: msgspec.structs.FieldInfo, hint: object
 ) -> OptionDescription:
     about = None
     if typing.get_origin(hint) is Annotated:

@@ -7,7 +7,7 @@ layer. All further modules use this form, never the profile it was made from.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 import msgspec
 
@@ -383,7 +383,22 @@ def _layers(
     )
 
 
-def _activations(profile: Profile, batch_size: int) -> dict[str, Any]:
+class Sizes(TypedDict):
+    """Fields of a workload about its gradients."""
+
+    gradient_bytes: float
+    tensors: int
+    largest_tensor_bytes: float
+
+
+class Activations(TypedDict):
+    """Fields of a workload about what its layers keep."""
+
+    activation_bytes: float
+    activations: tuple[tuple[str, float], ...]
+
+
+def _activations(profile: Profile, batch_size: int) -> Activations:
     """What layers keep for backward: the sum, and by kind of layer."""
     kept = [
         (kind_of(layer.name, layer.kind), batch_size * size)
@@ -392,7 +407,7 @@ def _activations(profile: Profile, batch_size: int) -> dict[str, Any]:
     return {"activation_bytes": sum(size for _, size in kept), "activations": by_kind(kept)}
 
 
-def _sizes(profile: Profile) -> dict[str, Any]:
+def _sizes(profile: Profile) -> Sizes:
     if profile.gradients is not None:
         g = profile.gradients
         largest = g.largest_bytes if g.largest_bytes is not None else g.bytes / g.tensors

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -17,6 +17,8 @@ from perfmodel.phases import cumulative
 
 if TYPE_CHECKING:
     from perfmodel.phases import lines
+
+Made = TypeVar("Made")
 
 FEW_VALUES = 128
 """Number of values up to which all layers at once are faster than one after the other."""
@@ -155,13 +157,13 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         made.__dict__[OF_BYTES] = self.__dict__.setdefault(OF_BYTES, {})
         return made
 
-    def once(self, name: Hashable, make: Callable[[], Any], *, of_bytes: bool = False) -> Any:
+    def once(self, name: Hashable, make: Callable[[], Made], *, of_bytes: bool = False) -> Made:
         """Return ``make()``, which depends only on the layers and ``name``, or only on their bytes
         (``of_bytes``); the value is cached."""
         known = self.__dict__.setdefault(OF_BYTES if of_bytes else "known", {})
         if name not in known:
             known[name] = make()
-        return known[name]
+        return cast(Made, known[name])
 
     def overlapped_s(
         self,
@@ -207,10 +209,10 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
             from perfmodel.phases import lines
             from perfmodel.theory.fronts import largest
 
-            paths = self.once(
+            times = self.once(
                 "pulling", lambda: lines.pulling(self.first_s, self.forward_s, self._loads)
             )
-            return largest([paths], [scale, per_byte_s])[0]
+            return largest([times], [scale, per_byte_s])[0]
         arrived: dict[int, Quantity] = {}
         computed: Quantity = self.first_s * scale
         for seconds, parts in zip(self.forward_s, self.parts, strict=True):
@@ -385,7 +387,7 @@ class Whole(msgspec.Struct, frozen=True, eq=False):
     sharpness: float = math.inf
     part: Quantity = 1.0
 
-    def once(self, name: Hashable, make: Callable[[], Any], *, of_bytes: bool = False) -> Any:
+    def once(self, name: Hashable, make: Callable[[], Made], *, of_bytes: bool = False) -> Made:
         """Return ``make()``."""
         return make()
 

@@ -116,7 +116,9 @@ class Recorder:
         finally:
             functional.scaled_dot_product_attention = attend
 
-    def ran(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any], output: Any) -> None:
+    def ran(
+        self, function: Any, args: Sequence[Any], kwargs: dict[str, object], output: object
+    ) -> None:
         """Record an operator of PyTorch."""
         if self._paused:
             return

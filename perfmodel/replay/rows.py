@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,7 @@ class Rows(NamedTuple):
     """
 
     time_s: Floats
-    columns: list[NDArray[Any]]
+    columns: list[NDArray[np.generic]]
     bounds: Ids
     gradients: int
 
@@ -75,7 +75,7 @@ def rows_of(schedule: Schedule, plan: ReplayPlan) -> Rows:
     ends = order[np.append(begins[1:], len(order)) - 1]
     group = schedule.group[merged]
     new = np.flatnonzero(np.append(True, group[1:] != group[:-1])) if len(group) else begins
-    columns: list[NDArray[Any]] = [
+    columns: list[NDArray[np.generic]] = [
         getattr(schedule, name)[merged] for name in ("event", "worker", "step", "model", "other")
     ]
     columns += [first[merged], after[ends]]

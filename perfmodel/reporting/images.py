@@ -6,7 +6,7 @@ import io
 import os
 import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.base.errors import InputError
@@ -256,7 +256,12 @@ def _span(axes: Axes, mark: Span, order: float) -> None:
         area(mark.low, mark.high, 0.0, mark.part, linewidth=0, zorder=0.9, **look)
 
 
-_MARKS: dict[type, Any] = {Series: _series, Bars: _bars, Ranges: _ranges, Span: _span}
+_MARKS: dict[type, Callable[..., None]] = {
+    Series: _series,
+    Bars: _bars,
+    Ranges: _ranges,
+    Span: _span,
+}
 
 
 def _legend(where: Any, panels: Sequence[Axes], place: str, **more: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from perfmodel.reporting.contents import INK, Axis, Bars, Panel, Ranges, Series, Span, fitting
@@ -220,7 +220,12 @@ def _span(plot: Plot, mark: Span, _: Panel) -> None:
         plot.add_layout(BoxAnnotation(**ends, **look))
 
 
-_MARKS: dict[type, Any] = {Series: _series, Bars: _bars, Ranges: _ranges, Span: _span}
+_MARKS: dict[type, Callable[..., None]] = {
+    Series: _series,
+    Bars: _bars,
+    Ranges: _ranges,
+    Span: _span,
+}
 
 
 def _zoom(plot: Plot, panel: Panel) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError, whole_number
@@ -400,7 +401,7 @@ class _Evaluating:
     def _sorted(self, found: Sequence[tuple[_Shape, Job, Ids, Steps]]) -> Layouts:
         counts = [len(passes) for *_, passes, _ in found]
 
-        def repeated(values: Iterable[Any]) -> np.ndarray[Any, np.dtype[Any]]:
+        def repeated(values: Iterable[Any]) -> NDArray[Any]:
             return np.repeat(np.array(list(values)), counts)
 
         numbers = {name: repeated(getattr(shape, name) for shape, *_ in found)

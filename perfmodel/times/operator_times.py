@@ -11,9 +11,10 @@ that the gradients of weights need. Launches are those of full queues: the host 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, whole_number
@@ -33,6 +34,8 @@ from perfmodel.theory.grouped import Groups, grouped_s
 from perfmodel.theory.memory_bound import ACHIEVED, memory_bound_s
 from perfmodel.theory.products import CAST_BYTES, product_s
 from perfmodel.times.operator_transfer import attention_rates, grouped_rates, product_rates
+
+Kind = TypeVar("Kind")
 
 FORWARD, OF_INPUT, OF_WEIGHTS = range(3)
 """Passes of a product."""
@@ -236,7 +239,9 @@ class _At(NamedTuple):
         share = CAST_BYTES / RECIPES[self.precision].cast_bytes
         return achieved * np.array([[share], [share], [np.inf]])
 
-    def _stored(self, products: Sequence[Product], element_bytes: float) -> tuple[Any, Any]:
+    def _stored(
+        self, products: Sequence[Product], element_bytes: float
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Return whether each image is a product of its own, and whether images are transposed."""
         if self.precision == "float32":
             neither = np.zeros(len(products), dtype=np.bool_)
@@ -287,7 +292,7 @@ class _At(NamedTuple):
         np.add.at(seconds, owners, self._moving_s(values, kernels))
 
 
-def _of_kind(groups: Mapping[Group, int], kind: type[Any]) -> tuple[list[int], list[Any]]:
+def _of_kind(groups: Mapping[Group, int], kind: type[Kind]) -> tuple[list[int], list[Kind]]:
     """Return the operators of a kind, and the rows of their groups."""
     pairs = [
         (i, one) for (operators, _), i in groups.items() for one in operators if type(one) is kind

@@ -73,7 +73,7 @@ class Host:
     end_s: float
     thread: str
     kind: str
-    args: dict[str, Any]
+    args: dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _decode(data: bytes, name: str) -> _File:
         raise InputError(f"{name}: not valid JSON: {error}") from None
 
 
-def count_of(value: Any) -> int | None:
+def count_of(value: object) -> int | None:
     """Return a count from a trace, or None if the value is not a valid count.
 
     >>> count_of(8), count_of("8"), count_of("many"), count_of(-1)
@@ -182,11 +182,12 @@ def count_of(value: Any) -> int | None:
     """
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
         value = int(value)
-    good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_COUNT
-    return value if good else None
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if 0 <= value <= MOST_COUNT else None
 
 
-def listed(value: Any) -> list[Any]:
+def listed(value: object) -> list[object]:
     """Return the value if it is a list, else an empty list."""
     return value if isinstance(value, list) else []
 
@@ -281,7 +282,7 @@ def _chosen(
     return wish
 
 
-def _arguments(event: _Event) -> dict[str, Any]:
+def _arguments(event: _Event) -> dict[str, object]:
     return msgspec.json.decode(event.args, type=dict[str, Any] | None) or {} if event.args else {}
 
 

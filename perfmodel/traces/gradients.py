@@ -6,7 +6,7 @@ import math
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from perfmodel.inputs.profile import Layer, Tensor
 from perfmodel.traces.attribution import Attribution, HostPass
@@ -177,7 +177,7 @@ def precision(kinds: Sequence[str]) -> str | None:
     return called.get(name := names.pop(), name) if len(names) == 1 else None
 
 
-def _tensors(arguments: dict[str, Any]) -> list[tuple[list[int], str]]:
+def _tensors(arguments: dict[str, object]) -> list[tuple[list[int], str]]:
     """Shape and type of each input, as recorded with ``record_shapes``; lists have no type."""
     shapes, kinds = listed(arguments.get("Input Dims")), listed(arguments.get("Input type"))
     tensors = []

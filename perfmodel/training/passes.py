@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from perfmodel.inputs.job import Job
-from perfmodel.inputs.options import Option
+from perfmodel.inputs.options import Option, Value
 from perfmodel.phases.layers import Layers
 
 NoSyncOption = Annotated[
@@ -18,7 +18,7 @@ NoSyncOption = Annotated[
 ]
 
 
-IN_PIPELINES: dict[str, tuple[Any, str]] = {
+IN_PIPELINES: dict[str, tuple[Value, str]] = {
     "no_sync": (True, "pipelines reduce gradients after the last micro-batch")
 }
 """What pipelines need, see :attr:`perfmodel.inputs.options.Options.in_pipelines`."""

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.arrays import NONE
 from perfmodel.results.schedule import CENTRE, COLUMNS, NO_MODEL, WHOLE, Event, Header, Schedule
+
+
+class HeaderOfRun(TypedDict):
+    """Fields of a header that the run decides, not the recording."""
+
+    batch_size: int
+    architecture: str
+    options: dict[str, object]
+    samples_per_s: float
+    seed: int
+
 
 Handler = Callable[[int, int], None]
 """Called when a logged op becomes ready or ends, with its index in the logged block, flattened, and
@@ -175,7 +186,7 @@ class Recorder:
         if len(self._rows) > MOST_KEPT:
             self._pack(self._run.start)
 
-    def schedule(self, **known: Any) -> Schedule:
+    def schedule(self, **known: Unpack[HeaderOfRun]) -> Schedule:
         """Return the schedule so far; ``known`` are the other fields of its header."""
         self._pack(len(self._rows))
         header = Header(

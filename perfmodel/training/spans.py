@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 
 from perfmodel.base.arrays import NONE, Floats
 from perfmodel.base.errors import InputError
+from perfmodel.base.quantities import Quantity
 from perfmodel.inputs.replica import Replica, Transfers
 from perfmodel.pipelines.actions import Schedule
 from perfmodel.pipelines.rounds import Round
@@ -166,17 +167,17 @@ def spans(paths: Paths, seconds: Floats, send_s: Floats, latency_s: Floats | Non
     send_s : of each transfer, (transfers, ...), with the same further axes.
     latency_s : what of ``send_s`` the connection is free in, (transfers, ...); none by default.
     """
-    begin: list[Any] = [0.0] * len(seconds)
-    end: list[Any] = [0.0] * len(seconds)
+    begin: list[Quantity] = [0.0] * len(seconds)
+    end: list[Quantity] = [0.0] * len(seconds)
     source, posted = paths.handing.source.tolist(), paths.handing.posted.tolist()
     plain = seconds.ndim == 1  # plain floats are faster than arrays of one
     took, sent = (seconds.tolist(), send_s.tolist()) if plain else (seconds, send_s)
     free = np.zeros_like(send_s) if latency_s is None else latency_s
     ahead, late = paths.ahead, free.tolist() if plain else free
-    later: Callable[[Any, Any], Any] = max if plain else np.maximum
-    arrived: dict[int, Any] = {}
+    later: Callable[[Quantity, Quantity], Quantity] = max if plain else np.maximum
+    arrived: dict[int, Quantity] = {}
 
-    def arrival(transfer: int) -> Any:
+    def arrival(transfer: int) -> Quantity:
         if transfer in arrived:
             return arrived[transfer]
         starts = end[source[transfer]]

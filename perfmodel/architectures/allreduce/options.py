@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.base.quantities import Quantity, maximum, minimum
@@ -17,7 +17,7 @@ from perfmodel.communication.reduction import (
     Reduction,
 )
 from perfmodel.inputs.cluster import Cluster
-from perfmodel.inputs.options import Option
+from perfmodel.inputs.options import Option, Value
 from perfmodel.theory.buckets import (
     DDP_BUCKET_BYTES,
     DDP_FIRST_BUCKET_BYTES,
@@ -176,7 +176,7 @@ class Options(Compression, frozen=True, forbid_unknown_fields=True):
             "credit_bytes: already limits what is in flight, so concurrent must be 1",
         )
 
-    def defaults_on(self, cluster: Cluster, workers: int) -> dict[str, tuple[Any, str]]:
+    def defaults_on(self, cluster: Cluster, workers: int) -> dict[str, tuple[Value, str]]:
         """Copies through the memory of a single node hold up the backward pass."""
         alone = workers > 1 and cluster.nodes_for(workers) == 1
         if self.bucketing == "mg_wfbp" or not (alone and cluster.copies_through_host):
@@ -189,7 +189,7 @@ class Options(Compression, frozen=True, forbid_unknown_fields=True):
         return True
 
     @property
-    def in_pipelines(self) -> dict[str, tuple[Any, str]]:
+    def in_pipelines(self) -> dict[str, tuple[Value, str]]:
         """Gradients are complete, and reduced, after the last micro-batch only."""
         return IN_PIPELINES
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from perfmodel.base.errors import number, whole_number
 from perfmodel.base.quantities import Quantity, is_symbol, minimum
-from perfmodel.inputs.options import Option, Options as Base
+from perfmodel.inputs.options import Option, Options as Base, Value
 from perfmodel.training.passes import IN_PIPELINES, NoSyncOption, reductions_of
 
 UNIT_BYTES = 25 * 2**20
@@ -95,7 +95,7 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(self, shard_group=devices * self.shard_group)
 
     @property
-    def in_pipelines(self) -> dict[str, tuple[Any, str]]:
+    def in_pipelines(self) -> dict[str, tuple[Value, str]]:
         """Parameters stay gathered from one micro-batch to the next, as in torchtitan
         (``reshard_after_forward_policy``) and in every schedule of PyTorch (``UNSHARD``)."""
         why = "pipelines keep parameters gathered between micro-batches"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -52,7 +52,7 @@ def diagnose(
     also: tuple[tuple[int, float], ...],
     flags: JobFlags,
     out: Outputs,
-    **parts: Any,
+    **parts: float | None,
 ) -> None:
     """The options of the job say how it should run. Parts of a step, for example from torch.profiler,
     tell causes apart, and so do FILEs: the output of nccl-tests, iperf3 --json, perftest or OSU

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypedDict
 
 import msgspec
 
@@ -40,7 +40,7 @@ def show_recorded(recorded: RecordedProfile) -> None:
         [
             (
                 *(row["name"], row["kind"]),
-                *(quantity(row[name], "s") for name in ("forward_s", "backward_s")),
+                *(quantity(seconds, "s") for seconds in (row["forward_s"], row["backward_s"])),
                 *(f"{row['step_fraction']:.1%}", quantity(row["bytes"], "bytes")),
             )
             for row in layers(recorded, last)[:TOP]
@@ -99,10 +99,21 @@ def as_values(recorded: RecordedProfile) -> dict[str, object]:
     }
 
 
-def layers(recorded: RecordedProfile, batch: MeasuredBatch) -> list[dict[str, Any]]:
+class LayerRow(TypedDict):
+    """Times of a layer (s), its part of the step, and the bytes of its gradients."""
+
+    name: str
+    kind: str
+    bytes: float
+    forward_s: float
+    backward_s: float
+    step_fraction: float
+
+
+def layers(recorded: RecordedProfile, batch: MeasuredBatch) -> list[LayerRow]:
     """Seconds of each layer at one batch size, those that take longest first."""
     average = batch.average
-    rows = [
+    rows: list[LayerRow] = [
         {
             "name": layer.name,
             "kind": layer.kind,
