@@ -11,6 +11,7 @@ from perfmodel.inputs.activations import FUSED_LOSS
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_parts import COMBINE, DISPATCH, EXPERTS, ROUTER, Experts, Latent
 from perfmodel.inputs.decoder_values import (
+    AFTER_NORMS,
     LOSS_BYTES,
     MASK_BYTES,
     PARAMETER_BYTES,
@@ -233,7 +234,8 @@ class _Making(msgspec.Struct, frozen=True):
         """A product with a ``width`` x ``out`` matrix."""
         tensors = [("weight", width * out)] + ([("bias", out)] if self.decoder.biases else [])
         flop = 2.0 * self.tokens * width * out
-        operators: tuple[OperatorShape, ...] = (Product(self.tokens, out, width),)
+        shape = Product(self.tokens, out, width, normed=name in AFTER_NORMS)
+        operators: tuple[OperatorShape, ...] = (shape,)
         if self.decoder.biases:  # its gradient is a sum over tokens
             operators += (self.moving(0.0, out),)
         return self.layer(

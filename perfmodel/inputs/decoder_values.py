@@ -22,3 +22,6 @@ with its weights, 34 bytes per value instead of 4, and 50 instead of 6 in backwa
 are cast, multiplied and cast, 16 bytes instead of 4; a gate is an activation and a product, 5
 values instead of 3, and 9 instead of 5. Layer norms and plain activations are one kernel anyway.
 """
+
+AFTER_NORMS = ("attention.qkv", "attention.q_up", "attention.kv_up", "feed_forward.up")
+"""Layers whose products take nothing but the output of a norm."""

@@ -38,6 +38,7 @@ class Product(_Shape, frozen=True, tag="product"):
         are stored channel by channel are *columns* if a row has the channels of one pixel, and else
         *patches*.
     wide : whether it has 16 bits also where products have 8, as the output layer has.
+    normed : whether its input is the output of a norm, which may cast it as well.
     """
 
     RANGES: ClassVar = {
@@ -53,6 +54,7 @@ class Product(_Shape, frozen=True, tag="product"):
     reuse: float = 1.0
     layout: Literal["rows", "columns", "patches"] = "rows"
     wide: bool = False
+    normed: bool = False
 
     @property
     def flop(self) -> float:

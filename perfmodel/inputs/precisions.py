@@ -17,28 +17,58 @@ class Recipe(NamedTuple):
     """How training computes products with weights in 8 bits, forward and backward; all else has 16,
     also the output layer.
 
+    Tensor cores before Blackwell multiply values of 8 bits along rows of both matrices only, so
+    that casts are stored twice, the second time transposed; scales along rows need that too.
+
     Attributes
     ----------
-    cast_bytes : read and written to cast a value of 16 bits, and its transpose with it.
+    scale_bytes : of the scales of a cast value.
     weight_bytes : of the casts of a weight, which exist during both passes.
     input_bytes : of an input of a product that is kept for backward.
+    reads : bytes read of a value of 16 bits to cast it.
+    by_rows : whether there are several scales in a row.
+    fused : whether norms cast what they make, so that it is not read again.
     peak : name of the peak rate.
     """
 
-    cast_bytes: float
+    scale_bytes: float
     weight_bytes: float
     input_bytes: float
+    reads: float = 2.0
+    by_rows: bool = False
+    fused: bool = False
     peak: str = "fp8"
 
+    def twice(self, architecture: str | None) -> bool:
+        """Return whether casts are stored twice on an architecture."""
+        return self.by_rows or architecture not in ANY_LAYOUT
+
+    def cast_bytes(self, architecture: str | None) -> float:
+        """Return the bytes read and written to cast a value of 16 bits on an architecture."""
+        copies = 2.0 if self.twice(architecture) else 1.0
+        return self.reads + copies * (1.0 + self.scale_bytes)
+
+    def cast_in_norm_bytes(self, architecture: str | None) -> float:
+        """Return the bytes read and written in backward to transpose a value that a norm cast."""
+        return 0.0 if self.by_rows or not self.twice(architecture) else 2.0
+
+
+ANY_LAYOUT = ("blackwell",)
+"""Architectures whose tensor cores multiply values of 8 bits in any layout."""
 
 RECIPES: Mapping[str, Recipe] = {
-    "fp8": Recipe(4.0, 2.0, 2.0),
-    "fp8_current": Recipe(6.0, 2.0, 1.0),
+    "fp8": Recipe(0.0, 2.0, 2.0, fused=True),
+    "fp8_current": Recipe(0.0, 2.0, 1.0, reads=4.0),
     "fp8_block": Recipe(
-        4.0 + 2.0 * SCALES_OF_BLOCK, 2.0 + 2.0 * SCALES_OF_SQUARE, 1.0 + SCALES_OF_BLOCK
+        SCALES_OF_BLOCK, 2.0 + 2.0 * SCALES_OF_SQUARE, 1.0 + SCALES_OF_BLOCK, by_rows=True
     ),
     "mxfp8": Recipe(
-        4.0 + 2.0 * SCALES_OF_32, 2.0 + 2.0 * SCALES_OF_32, 1.0 + SCALES_OF_32, "mxfp8"
+        SCALES_OF_32,
+        2.0 + 2.0 * SCALES_OF_32,
+        1.0 + SCALES_OF_32,
+        by_rows=True,
+        fused=True,
+        peak="mxfp8",
     ),
 }
 """Recipes by precision.
@@ -53,10 +83,18 @@ References
 Micikevicius et al., 2022, arXiv 2209.05433 (*fp8*); DeepSeek-AI, "DeepSeek-V3", 2024, arXiv
 2412.19437, section 3.3 (*fp8_block*); Rouhani et al., 2023, arXiv 2310.10537 (*mxfp8*);
 Transformer Engine, ``transformer_engine/common/recipe`` (``Float8CurrentScaling``,
-``Float8BlockScaling``, ``MXFP8BlockScaling``).
+``Float8BlockScaling``, ``MXFP8BlockScaling``) and ``pytorch/module/layernorm_linear.py``
+(``with_quantized_norm``); NVIDIA, cuBLAS documentation, ``cublasLtMatmul``, on layouts of 8 bits.
 """
 
 EIGHT_BITS = tuple(RECIPES)
+
+
+def sent_share(precision: str) -> float:
+    """Return the part of their bytes that values are sent with to a product that has 8 bits: they
+    are cast before, and scales go with them; 1 in other precisions."""
+    return (1.0 + RECIPES[precision].scale_bytes) / 2.0 if precision in RECIPES else 1.0
+
 
 SHORT = (*SIXTEEN_BITS, *EIGHT_BITS)
 """Activations have 16 bits."""

@@ -75,7 +75,10 @@ class Known:
             self.works[key] = Work(
                 one,
                 seconds_of_layers(one),
-                seconds_of_sums(len(one.layers), *sums_of(job.cluster, replica, one.layers)),
+                seconds_of_sums(
+                    len(one.layers),
+                    *sums_of(job.cluster, replica, one.layers, job.workload.precision),
+                ),
                 np.array([layer.forward_s for layer in one.layers]),
                 np.array([layer.backward_s for layer in one.layers]),
                 np.array([layer.passed_on_bytes for layer in one.layers]) * shares_sent(job),

@@ -81,7 +81,7 @@ def stage_jobs(job: Job, most: int | None = None) -> list[StageJob]:
     ):
         index = np.searchsorted(flat[number], positions[number])
         layers = one_pass(workload).layers
-        forward, backward = sums_of(job.cluster, replica, layers)
+        forward, backward = sums_of(job.cluster, replica, layers, job.workload.precision)
         stage = msgspec.structs.replace(stage, forward_sums=forward, backward_sums=backward)
         if replica.context > 1:
             stage = with_context(job.cluster, stage, layers, workload.recompute, within)

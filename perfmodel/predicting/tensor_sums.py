@@ -12,6 +12,7 @@ from perfmodel.communication.fabric import Fabric
 from perfmodel.communication.members import Members
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
+from perfmodel.inputs.precisions import sent_share
 from perfmodel.inputs.replica import Replica, Sums
 from perfmodel.inputs.workload import WorkloadLayer
 from perfmodel.predicting.context import as_sums
@@ -26,14 +27,20 @@ def slowdown_of(job: Job) -> float:
 
 
 def sums_of(
-    cluster: Cluster, replica: Replica, layers: Sequence[WorkloadLayer]
+    cluster: Cluster, replica: Replica, layers: Sequence[WorkloadLayer], precision: str = "mixed"
 ) -> tuple[tuple[Sums, ...], tuple[Sums, ...]]:
     """Return the collectives among the devices that divide each layer, forward and backward,
     (layers,) each; none if single devices have whole layers."""
     if replica.tensor == 1:
         return (), ()
-    forward = _sums(cluster, replica, [one.forward_summed_bytes for one in layers])
-    backward = _sums(cluster, replica, [one.backward_summed_bytes for one in layers])
+    gathered = sent_share(precision)
+    forward, backward = (
+        _sums(cluster, replica, sizes, gathered)
+        for sizes in (
+            [one.forward_summed_bytes for one in layers],
+            [one.backward_summed_bytes for one in layers],
+        )
+    )
     if replica.overlap_sums:
         backward = tuple(map(_exposed, backward, layers))
     return (
@@ -42,11 +49,14 @@ def sums_of(
     )
 
 
-def _sums(cluster: Cluster, replica: Replica, summed: list[float]) -> tuple[Sums, ...]:
+def _sums(
+    cluster: Cluster, replica: Replica, summed: list[float], gathered: float
+) -> tuple[Sums, ...]:
     """Return the collectives that sum these bytes among devices that divide layers, (layers,).
 
     Those of all groups on a node take place at the same time. With sequence parallelism each is a
-    reduce-scatter and an all-gather (Korthikanti et al., 2022, arXiv 2205.05198, section 4.2.2).
+    reduce-scatter and an all-gather (Korthikanti et al., 2022, arXiv 2205.05198, section 4.2.2),
+    which has this part of the bytes.
     """
     size, each = replica.tensor, cluster.devices_per_node
     if not any(summed):
@@ -58,9 +68,11 @@ def _sums(cluster: Cluster, replica: Replica, summed: list[float]) -> tuple[Sums
     fabric = Fabric.of(alone, here)
     groups = np.arange(here).reshape(-1, size) if here > size else None
     measured = cluster.inside_collectives if size <= each else cluster.collectives_of(size)
-    costs = LinkCosts(Members(fabric, measured, groups), sizes)
+    members = Members(fabric, measured, groups)
+    costs = LinkCosts(members, sizes)
     if replica.sequence_parallel:
-        parts = [costs.cost("reduce_scatter"), costs.cost("all_gather")]
+        gathers = LinkCosts(members, gathered * sizes)
+        parts = [costs.cost("reduce_scatter"), gathers.cost("all_gather")]
     else:
         parts = [costs.cost("all_reduce")]
     known = {b: as_sums(fabric, parts, k) if b else Sums() for k, b in enumerate(distinct)}

@@ -26,7 +26,7 @@ from perfmodel.inputs.software import (
     launch_s,
 )
 from perfmodel.inputs.workload import Workload, resolve
-from perfmodel.times.operator_times import Factors, kernels_of, layers_s
+from perfmodel.times.operator_times import Factors, kernels_of, layers_s, weight_casts_bytes
 from perfmodel.times.operator_transfer import grouped_rates, stack_of
 
 BATCH_SIZE = 8
@@ -62,7 +62,8 @@ def estimate(
     not tuned, parts of what is bound by memory are kernels of their own. Both passes take at
     least as long as the host launches their operators
     (:func:`perfmodel.inputs.software.launch_s`). The optimizer (Adam) reads parameters, gradients
-    and its state, and writes parameters and state, at memory bandwidth.
+    and its state, and writes parameters and state, at memory bandwidth; weights of products with 8
+    bits are cast then.
 
     Raises
     ------
@@ -103,6 +104,7 @@ def estimate(
         notes.insert(1, note)
     state = profile.optimizer_state_bytes_per_parameter_byte
     moved = (3.0 + 2.0 * state) * profile.parameter_bytes
+    moved += weight_casts_bytes(target, profile.layers, precision)
     timing = Timing(
         device=target.name,
         batch_size=size,

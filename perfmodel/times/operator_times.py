@@ -32,13 +32,23 @@ from perfmodel.theory.attention import BACKWARD, VALUE_BYTES, Mask, attention_s
 from perfmodel.theory.convolutions import KERNEL, WIDE_LOAD_BYTES, transposing_s, winograd_s
 from perfmodel.theory.grouped import Groups, grouped_s
 from perfmodel.theory.memory_bound import ACHIEVED, memory_bound_s
-from perfmodel.theory.products import CAST_BYTES, product_s
-from perfmodel.times.operator_transfer import attention_rates, grouped_rates, product_rates
+from perfmodel.theory.products import CAST_BYTES, SUM_BYTES, product_s
+from perfmodel.times.operator_transfer import (
+    attention_rates,
+    grouped_rates,
+    product_rates,
+    training_rates,
+)
 
 Kind = TypeVar("Kind")
 
 FORWARD, OF_INPUT, OF_WEIGHTS = range(3)
 """Passes of a product."""
+
+LARGE = 2.0**25
+"""Values of matrices of groups from which the measured kernels for all groups lose up to half their
+rate: experts of 4096 x 3584 (gated) reach 1.07 PFLOP/s on B200, those of 4096 x 7168 0.69, those of
+4096 x 14336 0.55."""
 
 Group = tuple[tuple[OperatorShape, ...], bool]
 """The operators of a layer, and whether it is the first."""
@@ -111,6 +121,20 @@ def kernels_of(layers: Iterable[Layer]) -> int:
     )
 
 
+def weight_casts_bytes(device: Device, layers: Iterable[Layer], precision: str) -> float:
+    """Return the bytes read and written to cast all weights of products with 8 bits, which is done
+    once in a step; 0 in other precisions."""
+    if precision not in EIGHT_BITS:
+        return 0.0
+    values = sum(
+        one.columns * one.depth * (one.groups if isinstance(one, Grouped) else one.count)
+        for layer in layers
+        for one in layer.operators
+        if isinstance(one, Grouped) or (isinstance(one, Product) and one.weights and not one.wide)
+    )
+    return RECIPES[precision].cast_bytes(device.architecture) * values
+
+
 class _At(NamedTuple):
     """Adds seconds to rows of groups of operators, by pass, at a batch size and precision."""
 
@@ -155,9 +179,9 @@ class _At(NamedTuple):
 
     def _passes_s(self, products: Sequence[Product]) -> Floats:
         """Return the seconds of the passes of products, (3, products)."""
-        rates = product_rates(self.device, self.precision, self.others)
+        rates = training_rates(self.device, self.precision, self.others)
         if rates.cast_bytes_per_s is not None:
-            rates = rates._replace(cast_bytes_per_s=self._casts_bytes_per_s())
+            rates = rates._replace(cast_bytes_per_s=self._casts_bytes_per_s(products))
         shapes = [(p.rows, p.columns, p.depth, p.count, p.weights, p.reuse) for p in products]
         rows, columns, depth, count, weights, reuse = np.array(shapes, dtype=np.float64).T
         alone, transposed = self._stored(products, rates.element_bytes)
@@ -173,7 +197,8 @@ class _At(NamedTuple):
                 rates,
                 self.multiprocessors,
                 count=np.stack([times, times, np.where(alone, count, times)]),
-                repeated_bytes=rates.element_bytes * np.stack([rows, rows, inner]) * depth * once,
+                repeated_bytes=rates.element_bytes * np.stack([rows, rows, inner]) * depth * once
+                - self._summed_bytes(depth * columns),
             )
         )
         images = inner * count * (depth / reuse + columns)
@@ -194,11 +219,21 @@ class _At(NamedTuple):
             of_pass = np.where(fits, np.minimum(of_pass, winograd), of_pass)
         return of_pass
 
+    def _summed_bytes(self, values: Floats) -> Floats:
+        """Return the bytes more that products move with 8 bits, (3, products): their gradients of
+        weights are added to sums in 32 bits, which are read and written."""
+        more = np.zeros((3, len(values)))
+        if self.precision in EIGHT_BITS:
+            more[OF_WEIGHTS] = (2.0 * SUM_BYTES - VALUE_BYTES) * values
+        return more
+
     def add_grouped(self, groups: Mapping[Group, int], seconds: Floats) -> None:
         """Add all products of groups of rows, each with a matrix of its own.
 
         Gradients of weights have a row per value of the input, and sum over the rows of a group.
-        Where kernels in 8 bits were measured to be slower than those in 16, these count.
+        The fastest counts of one kernel for all groups, in 8 bits also that of 16, which may have
+        been measured to be faster, and, if matrices are large, a product for each group, as
+        Transformer Engine computes them.
         """
         owners, products = _of_kind(groups, Grouped)
         if not products:
@@ -218,6 +253,8 @@ class _At(NamedTuple):
                 grouped_s(Groups(used * depth, used, 1.0), columns, rows / used, *given),
             )
             of_kind.append(np.stack(passes))
+        alone = used * self._one_by_one_s(rows / used, columns, depth)
+        of_kind.append(np.where(columns * depth >= LARGE, alone, np.inf))
         of_pass = np.min(of_kind, axis=0)
         np.add.at(seconds[:, 0], owners, of_pass[FORWARD])
         np.add.at(seconds[:, 1], owners, of_pass[OF_INPUT] + of_pass[OF_WEIGHTS])
@@ -225,19 +262,41 @@ class _At(NamedTuple):
             casts_s = self._cast_s(rows * np.stack([depth, columns]))
             np.add.at(seconds, owners, casts_s.T)
 
+    def _one_by_one_s(self, rows: Floats, columns: Floats, depth: Floats) -> Floats:
+        """Return the seconds of the passes of the products of a group, (3, products), without
+        casts."""
+        rates = training_rates(self.device, self.precision, self.others)
+        return np.asarray(
+            product_s(
+                np.stack([rows, rows, depth]),
+                np.stack([columns, depth, columns]),
+                np.stack([depth, columns, rows]),
+                rates._replace(cast_bytes_per_s=None),
+                self.multiprocessors,
+                repeated_bytes=-self._summed_bytes(depth * columns),
+            )
+        )
+
     def _cast_s(self, values: Floats) -> Floats:
         """Return the seconds to cast values to 8 bits, with their transposes."""
         launch_s = product_rates(self.device, "mixed", self.others).launch_s
         bandwidth = self.device.memory_bandwidth_bytes_per_s
-        moved = RECIPES[self.precision].cast_bytes * values
+        moved = RECIPES[self.precision].cast_bytes(self.device.architecture) * values
         return np.asarray(memory_bound_s(moved, 1.0, bandwidth, launch_s))
 
-    def _casts_bytes_per_s(self) -> Floats:
-        """Return the rate of casts in training, (3, 1): those of the first two passes also write
-        transposes, which the last pass uses."""
+    def _casts_bytes_per_s(self, products: Sequence[Product]) -> Floats:
+        """Return the rate of casts in training, (3, products): of inputs in the first pass, of the
+        gradients of outputs in the second. Those that a norm casts may be transposed in the
+        last."""
+        recipe, architecture = RECIPES[self.precision], self.device.architecture
+        moved = np.zeros((3, len(products)))
+        moved[[FORWARD, OF_INPUT]] = recipe.cast_bytes(architecture)
+        fused = recipe.fused & np.array([one.normed for one in products])
+        moved[FORWARD, fused] = 0.0
+        moved[OF_WEIGHTS, fused] = recipe.cast_in_norm_bytes(architecture)
         achieved = ACHIEVED * self.device.memory_bandwidth_bytes_per_s
-        share = CAST_BYTES / RECIPES[self.precision].cast_bytes
-        return achieved * np.array([[share], [share], [np.inf]])
+        with np.errstate(divide="ignore"):
+            return np.asarray(achieved * CAST_BYTES / moved)
 
     def _stored(
         self, products: Sequence[Product], element_bytes: float

@@ -22,7 +22,7 @@ from perfmodel.inputs.operators import (
     ProductFigures,
     StackFigures,
 )
-from perfmodel.inputs.precisions import SHORT, SIXTEEN_BITS, WIDE_BYTES
+from perfmodel.inputs.precisions import EIGHT_BITS, SHORT, SIXTEEN_BITS, WIDE_BYTES
 from perfmodel.inputs.software import STACKS
 from perfmodel.theory.attention import VALUE_BYTES, AttentionRates
 from perfmodel.theory.grouped import GroupedRates
@@ -66,6 +66,23 @@ def product_rates(device: Device, precision: str, others: Mapping[str, Device]) 
         mean.of("rounding"),
         ELEMENT_BYTES[precision],
         cast_bytes_per_s=casts,
+    )
+
+
+def training_rates(device: Device, precision: str, others: Mapping[str, Device]) -> ProductRates:
+    """Return what products achieve on a device in training (:func:`product_rates`).
+
+    Figures of 8 bits are those of an inference engine's kernels. Training has the libraries'
+    kernels for 8 bits as for 16, so that figures of 16 bits count: rates of operations differ as
+    the peak rates do, and values of the matrices have one byte. Casts take no time here.
+    """
+    rates = product_rates(device, "mixed" if precision in EIGHT_BITS else precision, others)
+    if precision not in EIGHT_BITS:
+        return rates
+    return rates._replace(
+        flop_per_s=rates.flop_per_s * _of_mixed(device, precision),
+        element_bytes=ELEMENT_BYTES["fp8"],
+        cast_bytes_per_s=math.inf,
     )
 
 

@@ -182,6 +182,21 @@ def test_devices_that_divide_layers_send_a_copy_each_unless_along_the_sequence()
     assert exposed(sequence_parallel=True) == pytest.approx(2.0, rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("precision", "gathered"), [("mixed", 1.0), ("fp8", 0.5), ("mxfp8", (1 + 1 / 32) / 2)]
+)
+def test_inputs_of_products_in_8_bits_are_gathered_in_8_bits(precision, gathered):
+    """Two devices that divide a layer along the sequence each send half of what is summed, over a
+    bus of 1 MB/s that both share, and half of what is gathered."""
+    node = cluster(devices_per_node=2, intra_node=pm.IntraNode(MB, 0.0))
+    layers = [pm.WorkloadLayer("it", F_S, B_S, (1.0,), 1.0, forward_summed_bytes=MB)]
+    workload = accumulated(pm.Workload.of("made", layers), 1)
+    workload = msgspec.structs.replace(workload, precision=precision)
+    for along, sent in ((True, 1.0 + gathered), (False, 2.0)):
+        made = job(workload, 1, tensor=2, sequence_parallel=along, cluster=node)
+        assert step_s(made) - (F_S + B_S) == pytest.approx(sent, rel=1e-4)
+
+
 # -- exchange among replicas -------------------------------------------------------------------
 
 

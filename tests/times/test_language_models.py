@@ -275,7 +275,7 @@ def test_chips_with_another_level_only_have_the_usual_ratio_of_both() -> None:
     """B200 has factors of tuned software; found software is slower as on A100 and H100."""
     devices = {name: catalogue.device(name) for name in catalogue.device_names()}
     tuned, found = (stack_of(devices["b200"], name, devices) for name in ("tuned", "as_found"))
-    ratio = ((1.45 / 0.918) * (3.14 / 0.995)) ** 0.5
+    ratio = ((1.45 / 0.918) * (3.14 / 1.03)) ** 0.5
     assert found.attention / tuned.attention == pytest.approx(ratio, rel=1e-6)
     assert (tuned.alike, found.alike) == (True, False)
     assert found.devices == ("b200",)
@@ -364,7 +364,7 @@ def test_measured_timings_are_used_at_their_length_only() -> None:
         ({"model": "alexnet", "activation_checkpointing": True}, "form no blocks"),
         ({"model": "gpt2-xl", "accumulation": 0}, "accumulation: must be at least 1, got 0"),
         ({"model": "gpt2-xl", "batch_size": 6, "accumulation": 4}, "be split into 4 equal passes"),
-        ({"model": "gpt2-xl", "device": "h10"}, "did you mean 'h100'"),
+        ({"model": "gpt2-xl", "device": "h10"}, "did you mean h100"),
     ],
 )
 def test_mistakes_are_one_clear_line(given: dict[str, Any], text: str) -> None:

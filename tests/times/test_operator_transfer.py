@@ -10,7 +10,7 @@ import pytest
 from perfmodel import InputError
 from perfmodel.catalogue import catalogue
 from perfmodel.inputs.device import Device
-from perfmodel.times.operator_transfer import attention_rates, product_rates
+from perfmodel.times.operator_transfer import attention_rates, product_rates, training_rates
 
 KNOWN = {name: catalogue.device(name) for name in catalogue.device_names()}
 
@@ -37,6 +37,15 @@ def test_own_figures_count() -> None:
     assert (rates.flop_per_s, rates.launch_s) == (figures.flop_per_s, figures.launch_s)
     assert rates.cast_bytes_per_s is None
     assert product_rates(h100, "fp8", KNOWN).cast_bytes_per_s is not None
+
+
+def test_8_bits_reach_the_share_of_the_peak_that_16_bits_reach_in_training() -> None:
+    for name, precision in (("h100", "fp8"), ("h100", "fp8_block"), ("b200", "mxfp8")):
+        mixed = product_rates(KNOWN[name], "mixed", KNOWN)
+        short = training_rates(KNOWN[name], precision, KNOWN)
+        assert short.flop_per_s == pytest.approx(2 * mixed.flop_per_s, rel=1e-3)
+        assert (short.element_bytes, short.launch_s) == (1.0, mixed.launch_s)
+        assert training_rates(KNOWN[name], "mixed", KNOWN) == mixed
 
 
 def test_a_device_of_the_same_architecture_lends_its_efficiencies() -> None:
