@@ -102,7 +102,11 @@ def job_of(table: str, row: Row) -> Job:
         feed_forward=row.ffn or None, vocabulary=row.vocab, sequence_length=row.seq_len,
         fused_loss=True, **OF_TABLE[table],
     )  # fmt: skip
-    both = table != "internevo" and row.precision == "bf16"  # DeepSpeed's optimizer for bf16
+    update = "cast_gradients"
+    if table == "internevo" and row.zero == 1:
+        update = "flat_update"
+    elif table != "internevo" and row.precision == "bf16":  # DeepSpeed's optimizer for bf16
+        update = "two_gradients"
     given = arguments_of(row) | {"stage_layers": row.stage_blocks or None}
     if row.tp > 1:
         given["sequence_parallel"] = None
@@ -110,7 +114,7 @@ def job_of(table: str, row: Row) -> Job:
         workload=Profile(name=table, decoder=decoder, source=Source("published", "a layout")),
         device=DEVICES[row.device],
         optimizer="adam",
-        precision_policy=f"bf16_master_{'two' if both else 'cast'}_gradients",
+        precision_policy=f"bf16_master_{update}",
         arch={0: "ring", 1: "zero1", 3: "fsdp"}[row.zero],
         options={"bucketing": "one"} if row.zero == 0 else {},
         cluster=CLUSTERS.get(DEVICES[row.device], "dgx-a100"),

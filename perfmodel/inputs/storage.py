@@ -35,6 +35,7 @@ POLICIES: Mapping[str, Policy] = {
     "bf16_master": Policy(2.0, 2.0, 4.0, master=4.0),
     "bf16_master_fp32_gradients": Policy(2.0, 4.0, 4.0, master=4.0),
     "bf16_master_cast_gradients": Policy(2.0, 2.0, 4.0, master=4.0, updating=6.0),
+    "bf16_master_flat_update": Policy(2.0, 2.0, 4.0, master=4.0, updating=14.0),
     "bf16_master_two_gradients": Policy(2.0, 6.0, 4.0, master=4.0),
     "bf16": Policy(2.0, 2.0, 2.0),
     **{
@@ -47,13 +48,19 @@ POLICIES: Mapping[str, Policy] = {
 *amp* is PyTorch's autocast, which keeps the 16-bit casts of weights until backward. *bf16_master*
 has the 16 bytes per parameter with Adam of Rajbhandari et al., SC 2020; Megatron-LM has gradients
 in 32 bits. DeepSpeed's ZeRO with fp16 joins the gradients that a device updates in 16 bits, and
-casts them to 32 (``deepspeed/runtime/zero/stage_1_and_2.py``, ``step``); InternEvo does so with
-bf16, too. DeepSpeed's optimizer for bf16 has gradients in 16 bits, and sums all of them in 32
-(``deepspeed/runtime/bf16_optimizer.py``, ``_setup_for_real_optimizer``). *fp8* adds weights and
-their transposes in 8 bits, as Transformer Engine on Hopper.
+casts them to 32 (``deepspeed/runtime/zero/stage_1_and_2.py``, ``step``). InternEvo's ZeRO does so
+with bf16, and updates all as one tensor by the AdamW of PyTorch 1.13 (*flat_update*), which takes
+the root of the second moments and divides it: two copies of them (``torch/optim/adamw.py``,
+``_single_tensor_adamw``). DeepSpeed's optimizer for bf16 has gradients in 16 bits, and sums all of
+them in 32 (``deepspeed/runtime/bf16_optimizer.py``, ``_setup_for_real_optimizer``). *fp8* adds
+weights and their transposes in 8 bits, as Transformer Engine on Hopper.
 """
 
-OF_DEEPSPEED = ("bf16_master_cast_gradients", "bf16_master_two_gradients")
+OF_DEEPSPEED = (
+    "bf16_master_cast_gradients",
+    "bf16_master_flat_update",
+    "bf16_master_two_gradients",
+)
 """Policies of DeepSpeed and frameworks after it, whose processes reserve more."""
 
 QUANTISATION_BLOCK = 256.0

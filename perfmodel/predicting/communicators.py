@@ -5,13 +5,17 @@ large messages, 4.7 MiB and 0.5 MiB for small ones, in an allocation of 10 MiB
 (github.com/NVIDIA/nccl, issue 1685, from NCCL's own log). A ring receives from one neighbour, a
 tree from its parent and, in a chain of the devices of a node, from one child. There are two
 channels for each NVLink (issue 1703), which has 25 GB/s in a direction: 12 on V100, 24 on A100; and
-32 at most. Memory is proportional to channels and to communicators (issues 864 and 986). Issue 864
-has 1.6 GB with one communicator, the context included; here it is 1.4 to 2 GB.
+32 at most. A group on several nodes reaches no more than the network links that its devices on a
+node have, with two channels for each link of 25 GB/s (issues 438 and 652), so that one with a
+device on each node has few. Memory is proportional to channels and to communicators (issues 864
+and 986). Issue 864 has 1.6 GB with one communicator, the context included; here it is 1.4 to 2 GB.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from typing import NamedTuple
 
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
@@ -29,39 +33,72 @@ LEAST_CHANNELS, MOST_CHANNELS = 2, 32
 """Channels of a communicator, whatever the links (NCCL's ``MAXCHANNELS`` up to 2.27)."""
 
 
-def channels_of(cluster: Cluster) -> int:
-    """Return the channels of a communicator, for the fastest links of a device."""
-    if cluster.intra_node is not None and cluster.devices_per_node > 1:
-        rate = cluster.intra_node.bandwidth_bytes_per_s
-    else:
-        rate = cluster.nic.bandwidth_bytes_per_s * cluster.nics_per_node
+class Group(NamedTuple):
+    """Devices with a communicator: how many, how many devices apart, and where the first is."""
+
+    size: int
+    stride: int = 1
+    first: int = 0
+
+    def on_a_node(self, devices_per_node: int) -> int:
+        """Return how many of them are on the node that has most."""
+        some = range(min(self.size, devices_per_node + 1))  # nodes that follow are alike
+        nodes = Counter((self.first + k * self.stride) // devices_per_node for k in some)
+        return max(nodes.values())
+
+
+def channels_of(cluster: Cluster, group: Group | None = None) -> int:
+    """Return the channels of a communicator: for the fastest links of a device or, if the ``group``
+    is on several nodes, for the network links that its devices on a node have between them."""
+    here = cluster.devices_per_node
+    inside = cluster.intra_node if here > 1 else None
+    nics = cluster.nics_per_node
+    rate = math.inf if inside is None else inside.bandwidth_bytes_per_s
+    together = here if group is None else group.on_a_node(here)
+    if here > 1 and group is not None and together < group.size:
+        nics = min(nics, together)
+        rate = rate if together > 1 else math.inf
+        rate = min(rate, cluster.nic.bandwidth_bytes_per_s * nics)
+    elif inside is None:
+        rate = cluster.nic.bandwidth_bytes_per_s * nics
     enough = math.ceil(min(rate / CHANNEL_BYTES_PER_S, MOST_CHANNELS))
     return max(enough, LEAST_CHANNELS)
 
 
-def communicators_of(job: Job, stage: int = 0, *, servers: bool) -> int:
-    """Return how many communicators a device is part of.
+def communicators_of(job: Job, stage: int = 0, *, servers: bool) -> list[Group]:
+    """Return the groups of devices that a device has a communicator with.
 
-    One is for all workers, unless they only talk to ``servers``. A device of an island has another
+    One is of all workers, unless they only talk to ``servers``. A device of an island has another
     one for the island. A device of ``stage`` of a replica has one for all devices, where frameworks
     wait for each other, and where they apply: for the devices that divide its layers, for those
     that divide its sequences, for those that divide its experts, for each stage next to its own,
     and for those at its place of all replicas.
     """
-    across = int(job.workers > 1 and not servers)
+    across = job.workers > 1 and not servers
     if job.islands:
-        return across + int(any(island.devices > 1 for island in job.islands))
+        size = max(island.devices for island in job.islands)
+        within = [Group(size)] if size > 1 else []
+        return within + ([Group(job.workers, size)] if across else [])
     replica = job.replica
     if replica is None:
-        return across
-    last = replica.pipeline - 1
-    next_to = int(stage > 0) + int(stage < last)
-    if replica.virtual_stages > 1 and last > 1:  # the last one sends to the first
-        next_to = 2
-    parts = int(replica.tensor > 1) + int(replica.context > 1) + int(replica.experts is not None)
-    return 1 + parts + next_to + across
+        return [Group(job.workers)] if across else []
+    each, stages = replica.tensor * replica.context, replica.pipeline
+    of_stage, of_replica = each * job.workers, each
+    if replica.order == "tp-pp-dp":
+        of_stage, of_replica = each, each * stages
+    first, last = stage * of_stage, stages - 1
+    groups = [Group(job.devices)]
+    groups += [Group(replica.tensor)] if replica.tensor > 1 else []
+    groups += [Group(replica.context, replica.tensor)] if replica.context > 1 else []
+    if replica.experts is not None:
+        groups.append(Group(replica.experts.degree, replica.tensor))
+    neighbours = [min(stage, stage + step) for step in (-1, 1) if 0 <= stage + step <= last]
+    groups += [Group(2, of_stage, one * of_stage) for one in neighbours]
+    if replica.virtual_stages > 1 and last > 1 and len(neighbours) < 2:
+        groups.append(Group(2, last * of_stage))  # the last one sends to the first
+    return groups + ([Group(job.workers, of_replica, first)] if across else [])
 
 
-def communicator_bytes(cluster: Cluster) -> float:
-    """Return the memory of a communicator on a device."""
-    return channels_of(cluster) * CONNECTIONS * CONNECTION_BYTES
+def communicator_bytes(cluster: Cluster, group: Group | None = None) -> float:
+    """Return the memory of a communicator on a device, of a ``group`` or of devices of a node."""
+    return channels_of(cluster, group) * CONNECTIONS * CONNECTION_BYTES

@@ -187,9 +187,9 @@ def _process(parts: Parts, device: Device | None, job: Job, stage: int = 0) -> F
         return on_cpu(footprint) if job.workload.device == CPU else footprint
     if device.kind != "gpu":
         return on_cpu(footprint)
-    count = communicators_of(job, stage, servers=parts.server is not None)
+    groups = communicators_of(job, stage, servers=parts.server is not None)
     more = overhead()
-    libraries = more.context_bytes + count * communicator_bytes(job.cluster)
+    libraries = more.context_bytes + sum(communicator_bytes(job.cluster, one) for one in groups)
     deepspeed = job.workload.storage.policy in OF_DEEPSPEED
     factors = more.deepspeed_over_allocated if deepspeed else more.reserved_over_allocated
     return _reserving(footprint, factors, libraries)

@@ -9,6 +9,7 @@ import pytest
 from perfmodel import make_job
 from perfmodel.catalogue import catalogue
 from perfmodel.predicting.communicators import (
+    Group,
     channels_of,
     communicator_bytes,
     communicators_of,
@@ -30,6 +31,23 @@ def test_two_channels_for_each_nvlink(cluster: str, channels: int) -> None:
     found = catalogue.cluster(cluster)
     assert channels_of(found) == channels
     assert communicator_bytes(found) == channels * 3 * 10 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("group", "channels"),
+    [
+        (Group(8), 24),  # a node
+        (Group(16), 16),  # two nodes, each with eight links of 25 GB/s
+        (Group(4, 8), 2),  # a device on each node has one of them
+        (Group(8, 2), 8),  # four devices on each of two nodes
+        (Group(2, 4), 24),  # devices 0 and 4
+        (Group(2, 4, 4), 2),  # devices 4 and 8
+    ],
+)
+def test_groups_on_several_nodes_have_as_many_channels_as_links(
+    group: Group, channels: int
+) -> None:
+    assert channels_of(catalogue.cluster("dgx-a100"), group) == channels
 
 
 GPT: dict[str, Any] = {
@@ -60,13 +78,29 @@ def test_a_device_is_part_of_one_for_each_group(
     job = make_job(**({"arch": "ring"} | GPT | given))
     memory = memory_of(job)
     servers = memory.server is not None
-    found = [communicators_of(job, stage, servers=servers) for stage in range(len(counts))]
-    assert tuple(found) == counts
+    groups = [communicators_of(job, stage, servers=servers) for stage in range(len(counts))]
+    assert tuple(map(len, groups)) == counts
     processes = memory.stages or (memory.worker,)
-    each = communicator_bytes(job.cluster)
+    context = overhead().context_bytes
     assert [process.library_bytes for process in processes] == pytest.approx(
-        [overhead().context_bytes + count * each for count in counts]
+        [context + sum(communicator_bytes(job.cluster, one) for one in some) for some in groups]
     )
+
+
+def test_groups_by_hand() -> None:
+    """Twelve devices, of which four divide each of three stages: all, on two nodes; those of a
+    stage; and the stages next to a device, of which the last is on the second node."""
+    job = make_job(**GPT, arch="ring", workers=1, tensor=4, pipeline=3, micro_batches=8)
+    groups = [communicators_of(job, stage, servers=False) for stage in range(3)]
+    assert groups[1] == [Group(12), Group(4), Group(2, 4, 0), Group(2, 4, 4)]
+    first, _, last = (process.library_bytes for process in memory_of(job).stages)
+    each = 3 * 10 * 2**20  # of a channel
+    assert first == pytest.approx(overhead().context_bytes + (16 + 24 + 24) * each)
+    assert last == pytest.approx(overhead().context_bytes + (16 + 24 + 2) * each)
+    other = make_job(**GPT, arch="ring", workers=2, tensor=4, pipeline=2, micro_batches=8,
+                     rank_order="tp-pp-dp")  # fmt: skip
+    expected = [Group(16), Group(4), Group(2, 4, 0), Group(2, 8, 0)]
+    assert communicators_of(other, 0, servers=False) == expected
 
 
 def test_a_process_on_a_cpu_has_none() -> None:

@@ -329,6 +329,9 @@ def test_policies_of_deepspeed_by_hand(name: str, arch: str, shards: int) -> Non
     alone = footprint(model, "zero1", workers=1, precision_policy="bf16_master_cast_gradients",
                       **given)  # fmt: skip
     assert alone.allocated_bytes == pytest.approx(22.0 * count)
+    flat = footprint(model, "zero1", precision_policy="bf16_master_flat_update", workers=1,
+                     **given)  # fmt: skip
+    assert flat.allocated_bytes == pytest.approx(30.0 * count)  # two copies of second moments more
 
 
 def test_offloaded_states_are_in_the_memory_of_the_host() -> None:
