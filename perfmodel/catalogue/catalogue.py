@@ -83,7 +83,13 @@ def device_called(name: str) -> str:
     known = device_names()
     if name in known:
         return name
-    return next((one for one in known if name in device(one).aliases), name)
+    return _aliases(shipped.folder(), tuple(known)).get(name, name)
+
+
+@functools.lru_cache(maxsize=4)
+def _aliases(_folder: Path, known: tuple[str, ...]) -> Mapping[str, str]:
+    """The names of these devices by their aliases."""
+    return {alias: one for one in known for alias in device(one).aliases}
 
 
 def default_cluster_of(device_name: str) -> str | None:

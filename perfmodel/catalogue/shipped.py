@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from pathlib import Path
 
 from perfmodel.base.errors import InputError
@@ -40,11 +41,19 @@ def cluster_names() -> list[str]:
 
 def names(kind: str, ending: str) -> list[str]:
     """Names of the files with an ending in one of the folders, cached until the folder changes."""
-    place = folder() / kind
-    changed_ns = place.stat().st_mtime_ns if place.is_dir() else 0
+    place = _place(folder(), kind)
+    try:
+        changed_ns = os.stat(place).st_mtime_ns  # noqa: PTH116 (twice as fast, and most of this)
+    except FileNotFoundError:
+        changed_ns = 0
     return [*_kept(place, changed_ns, ending)]
 
 
 @functools.lru_cache(maxsize=16)
-def _kept(place: Path, _changed_ns: int, ending: str) -> tuple[str, ...]:
-    return tuple(sorted(path.stem for path in place.glob(f"*{ending}")))
+def _place(home: Path, kind: str) -> str:
+    return str(home / kind)
+
+
+@functools.lru_cache(maxsize=16)
+def _kept(place: str, _changed_ns: int, ending: str) -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in Path(place).glob(f"*{ending}")))
