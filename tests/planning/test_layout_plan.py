@@ -129,7 +129,7 @@ def test_deadlines_are_kept_with_the_confidence(deadline_h: float) -> None:
         ({"model": "resnet50", "tokens": 1e9}, "no language model"),
         ({"tokens": 1e9, "dataset_size": 5}, "give one of them"),
         ({"cluster": None}, "give a cluster"),
-        ({"model": "llama-405b"}, "times its memory"),
+        ({"model": "llama-405b", "tensor": [8], "pipeline": [1]}, "times its memory"),
         ({"tensor": [7], "pipeline": [1]}, "whole replicas"),
     ],
 )

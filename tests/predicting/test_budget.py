@@ -62,7 +62,7 @@ def test_expensive_simulations_are_refused_immediately(arch: str, workers: int) 
 
 
 def test_the_suggested_limit_is_enough() -> None:
-    one = job("asp", 16)
+    one = job("asp", 4)
     with pytest.raises(InputError) as error:
         predict(one, max_ops=1000)
     suggested = float(str(error.value).rpartition("--max-ops ")[2].split()[0])

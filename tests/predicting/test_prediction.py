@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import pickle
 import sys
@@ -274,6 +275,17 @@ def test_a_job_may_be_made_of_numpy_numbers() -> None:
     assert inputs["stragglers"][0]["factor"] == 1.5
 
 
+@functools.cache
+def answered(fidelity: Fidelity) -> Prediction:
+    job = make_job(model="resnet18", arch="asp", workers=2)
+    return predict(job, fidelity=fidelity, tolerance=1e-6)
+
+
+@functools.cache
+def traced(fidelity: Fidelity) -> dict[str, Any]:
+    return answered(fidelity).to_chrome_trace()
+
+
 @pytest.mark.parametrize(
     "copied",
     [copy.copy, copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))],
@@ -283,14 +295,12 @@ def test_a_job_may_be_made_of_numpy_numbers() -> None:
 def test_a_copy_still_gives_its_trace(
     copied: Callable[[Prediction], Prediction], fidelity: Fidelity
 ) -> None:
-    answer = predict(
-        make_job(model="resnet18", arch="asp", workers=2), fidelity=fidelity, tolerance=1e-6
-    )
+    answer = answered(fidelity)
     again = copied(answer)
     assert again is not answer
     assert again == answer
     assert again.to_json() == answer.to_json()
-    assert again.to_chrome_trace() == answer.to_chrome_trace()
+    assert again.to_chrome_trace() == traced(fidelity)
 
 
 UNEVEN = {"devices_per_node": 4, "devices_on_nodes": (2,)}
