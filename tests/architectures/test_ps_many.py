@@ -23,8 +23,8 @@ def test_ssp_of_equal_workers_is_asp(workers: int) -> None:
 
 
 def test_canary_ssp_with_jitter_is_not_asp() -> None:
+    slow: dict[str, Any] = {"jitter": 0.2, "device": "cpu-epyc-2core"}
     with pytest.raises(AssertionError):
-        slow: dict[str, Any] = {"jitter": 0.2, "device": "cpu-epyc-2core"}
         equal(by_formula(16, **slow), by_formula(16, "asp", **slow))
 
 
