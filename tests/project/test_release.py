@@ -238,3 +238,36 @@ def test_reports_go_through_the_host_of_the_repository(name: str) -> None:
     text = text_of(name)
     assert "private" in text
     assert "@" not in text
+
+
+# -- decisions ----------------------------------------------------------------------------------
+
+
+def unstated(text: str) -> list[str]:
+    """What the status of a decision lacks."""
+    found = re.search(r"\A# \d{4} .*\n\nStatus: (accepted|superseded)\b(.*)\n\n", text)
+    if found is None:
+        return ["status"]
+    return ["by what"] if "superseded" in found[0] and "superseded by [" not in found[0] else []
+
+
+def test_each_decision_states_its_status() -> None:
+    for path in sorted((ROOT / "docs" / "decisions").glob("0*.md")):
+        text = path.read_text(encoding="utf-8")
+        assert unstated(text) == [], path.name
+        other = re.search(r"superseded by \[\d+\]\((.*?)\)", text)
+        if other is not None:
+            newer = (path.parent / other[1]).read_text(encoding="utf-8")
+            assert re.search(rf"supersedes .*\({path.name}\)", newer), path.name
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("# 0001 One\n\nStatus: accepted\n\n## Context\n", []),
+        ("# 0001 One\n\n## Context\n", ["status"]),
+        ("# 0001 One\n\nStatus: superseded\n\n## Context\n", ["by what"]),
+    ],
+)
+def test_canary_a_decision_without_a_status_is_noticed(text: str, expected: list[str]) -> None:
+    assert unstated(text) == expected
