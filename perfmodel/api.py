@@ -68,6 +68,7 @@ def make_job(
     bandwidth_bytes_per_s: float | None = None,
     latency: float | str | None = None,
     latency_s: float | None = None,
+    devices_per_node: int | None = None,
     workers: int = 1,
     arch: str = DEFAULT_ARCHITECTURE,
     options: Mapping[str, Any] | None = None,
@@ -119,6 +120,7 @@ def make_job(
     one_device_... : measured speed of one device, which scales compute times.
     cluster : an object, a file, or a name in the catalogue; by default the device's, if it has one.
     bandwidth, latency : of every node's link: text such as "25Gbps" and "5us", or SI numbers.
+    devices_per_node : workers of a node, instead of the cluster's.
     arch, options : name of the architecture, and its options by name.
     island_devices, ... : devices of a worker that is an island, or ``"8+8+4"``, and how they train.
     island_steps : steps between exchanges; ``"equal:100"``: as many as fit the fastest's 100.
@@ -270,7 +272,7 @@ def _placed(given: Mapping[str, Any], resolved: Workload) -> Placed:
     """Return the architecture and the cluster that the arguments of :func:`make_job` name."""
     links = LinkChange(given.get("bandwidth_bytes_per_s"), given.get("latency_s"))
     cluster, workers = given.get("cluster"), given.get("workers", 1)
-    base, notes = named_cluster(cluster, resolved.device)
+    base, notes = named_cluster(cluster, resolved.device, given.get("devices_per_node"))
     arch = given.get("arch", DEFAULT_ARCHITECTURE)
     architecture, settings, chosen = _architecture(arch, given.get("options") or {}, base)
     has = ProcessesOnNodes(chosen.server_count > 0, given.get("island_devices") is not None)

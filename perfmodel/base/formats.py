@@ -31,6 +31,13 @@ PERFTEST = "perftest"
 DEEPSPEED = "deepspeed"
 GZIP = "gzip"
 TOPOLOGY = "topology"
+HOSTFILE, HOSTS, SLURM, COMMAND = "hostfile", "hosts", "slurm", "command"
+DEEPSPEED_JSON, ACCELERATE, LIGHTNING = "deepspeed-json", "accelerate", "lightning"
+NANOTRON, TORCHTITAN, MEGATRON = "nanotron", "torchtitan", "megatron"
+HOROVOD, MLPERF = "horovod-timeline", "mlperf"
+
+AS_JOB = "give it as --job, or to perfmodel diagnose"
+"""What to do with files that say how a job was launched."""
 
 RECORD = "record a trace with torch.profiler and give it to perfmodel import"
 
@@ -95,7 +102,7 @@ def _of_hostfile(text: str) -> str:
     most = max(slots, default=1)
     return (
         f"it lists {len(slots)} nodes with {sum(slots)} slots: give --workers {sum(slots)} and a "
-        f"cluster with devices_per_node = {most} as --cluster"
+        f"cluster with devices_per_node = {most} as --cluster, or the file itself as --job"
     )
 
 
@@ -151,17 +158,31 @@ TEXT: tuple[_Text, ...] = (
         "perfmodel import reads it",
     ),
     _Text(
-        "horovod-timeline",
+        HOROVOD,
         r"\"name\":\s*\"NEGOTIATE_",
         "a Horovod timeline",
-        f"it has times of collectives but none of computing: {RECORD}; for the network, measure "
-        "with nccl-tests or perfmodel measure network",
+        "perfmodel diagnose reads the time of a step and of its collectives; it has none of "
+        f"computing: {RECORD}; for the network, measure with nccl-tests or perfmodel measure "
+        "network",
+    ),
+    _Text(
+        MLPERF,
+        r"^.{0,80}:::MLL(?:OG)? \{",
+        "a log of MLPerf",
+        "perfmodel diagnose reads its throughput and batch size",
+    ),
+    _Text(
+        DEEPSPEED_JSON,
+        r"\A\s*\{(?s:.)*\"(?:zero_optimization|train_micro_batch_size_per_gpu|train_batch_size)\"\s*:",
+        "a configuration of DeepSpeed",
+        AS_JOB,
     ),
     _Text(
         CHAKRA_JSON,
         r"\"schema\":\s*\"[^\"]*chakra",
         "a Chakra execution trace",
-        "it has no times: give the PyTorch profiler trace of the same run to perfmodel import",
+        "it has no times: give the PyTorch profiler trace of the same run to perfmodel import; as "
+        "--job it gives the number of ranks",
     ),
     _Text(TRACE, r"\"traceEvents\"", "a trace", "perfmodel import reads traces of torch.profiler"),
     _Text(
@@ -177,16 +198,67 @@ TEXT: tuple[_Text, ...] = (
         _of_summary,
     ),
     _Text(
-        "hostfile",
-        r"\A(?:[ \t]*(?:#.*)?\n)*[\w.-]+(?:[ \t]+(?:max_)?slots=\d+)+[ \t]*(?:#.*)?$",
+        HOSTFILE,
+        r"\A(?:[ \t]*(?:#.*)?\n)*[\w.-]+(?:(?:[ \t]+(?:max_)?slots=\d+)+|:\d+)[ \t]*(?:#.*)?$",
         "a hostfile of mpirun or DeepSpeed",
         _of_hostfile,
+    ),
+    _Text(
+        SLURM,
+        r"\bSLURM_(?:JOB_)?(?:NODELIST|NUM_NODES|NNODES)=|"
+        r"\A\s*[A-Za-z][\w-]{0,200}\[[\d,-]{1,5000}\][\w.,\[\]-]{0,9999}\s*\Z",
+        "a node list of Slurm",
+        AS_JOB,
+    ),
+    _Text(
+        HOSTS,
+        r"\A(?:(?=[\w.-]{0,200}\d)[A-Za-z][\w.-]{0,250}[ \t]{0,9}(?:\n|\Z)){2,}\Z",
+        "a list of hosts, as scontrol show hostnames writes",
+        AS_JOB,
     ),
     _Text(
         "skypilot",
         r"^resources:[ \t]*\n(?:[ \t].*\n)*?[ \t]+(?:- *)?accelerators:|^num_nodes:[ \t]*\d",
         "a SkyPilot task",
         _of_task,
+    ),
+    _Text(
+        ACCELERATE,
+        r"^(?:compute_environment|distributed_type):[ \t]",
+        "a configuration of Accelerate",
+        AS_JOB,
+    ),
+    _Text(
+        LIGHTNING,
+        r"^trainer:[ \t]*\n(?:[ \t].*\n)*?[ \t]+(?:accelerator|devices|strategy|num_nodes):",
+        "a configuration of Lightning",
+        AS_JOB,
+    ),
+    _Text(
+        NANOTRON,
+        r"^parallelism:[ \t]*\n(?:[ \t].*\n)*?[ \t]+dp:[ \t]*\d",
+        "a configuration of nanotron",
+        AS_JOB,
+    ),
+    _Text(
+        TORCHTITAN,
+        r"^[ \t]*(?:data_parallel_shard_degree|tensor_parallel_degree|local_batch_size)[ \t]*=",
+        "a configuration of torchtitan",
+        AS_JOB,
+    ),
+    _Text(
+        MEGATRON,
+        r"\btensor_model_parallel_size \.{3,} \d",
+        "arguments that Megatron-LM prints",
+        AS_JOB,
+    ),
+    _Text(
+        COMMAND,
+        r"^[ \t$]{0,20}(?:[A-Z_]{1,60}=\S{0,200}[ \t]{1,20}){0,20}(?:srun[ \t].{0,200})?"
+        r"(?:python3?[ \t]+-m[ \t]+torch\.distributed\.(?:run|launch)|torchrun|accelerate launch|"
+        r"deepspeed|horovodrun|mpirun|mpiexec)[ \t]+-|^#SBATCH[ \t]+--(?:nodes|ntasks|gpus)",
+        "a command line of a launcher",
+        AS_JOB,
     ),
 )
 """Formats of text, the more specific first."""

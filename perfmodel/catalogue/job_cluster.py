@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from perfmodel.base.errors import number
+from perfmodel.base.errors import number, whole_number
 from perfmodel.base.provenance import Assumption
 from perfmodel.catalogue import catalogue
 from perfmodel.inputs import usual_losses
@@ -45,15 +45,27 @@ class ProcessesOnNodes(NamedTuple):
 
 
 def named_cluster(
-    given: Cluster | str | Path | None, device: str
+    given: Cluster | str | Path | None, device: str, devices_per_node: int | None = None
 ) -> tuple[Cluster, list[Assumption]]:
     """Return a cluster, given itself, by its file or by its name in the catalogue; without any, the
-    device's default, and an assumption that says so.
+    device's default, and an assumption that says so. Its nodes have ``devices_per_node``, if given.
 
     Raises
     ------
-    InputError : there is no such cluster.
+    InputError : there is no such cluster, or it has no such nodes.
     """
+    cluster, notes = _named(given, device)
+    if devices_per_node is None or cluster.devices_per_node == devices_per_node:
+        return cluster, notes
+    whole_number("devices_per_node", devices_per_node)
+    changed = msgspec.structs.replace(
+        cluster, devices_per_node=devices_per_node, devices_on_nodes=()
+    )
+    return changed, notes
+
+
+def _named(given: Cluster | str | Path | None, device: str) -> tuple[Cluster, list[Assumption]]:
+    """The cluster of a name, and an assumption if it is a default."""
     if given is not None:
         return given if isinstance(given, Cluster) else catalogue.cluster_or_file(given), []
     named = catalogue.default_cluster_of(device)

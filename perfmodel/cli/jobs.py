@@ -44,6 +44,7 @@ JOB_OPTIONS: tuple[tuple[str, types.Text | types.File | None, str], ...] = (
     ("--cluster", types.CLUSTER, "Cluster from the catalogue, or a file."),
     ("--bandwidth", types.RATE, "Bandwidth of every link, in each direction."),
     ("--latency", types.time("50us"), "One-way latency of every link."),
+    ("--devices-per-node", types.WHOLE, "Devices of a node, instead of the cluster's."),
     ("--workers", types.WHOLE, "Number of workers.  [default: 1]"),
     ("--arch", types.ARCHITECTURE, "Architecture (perfmodel list).  [default: ps]"),
     ("--servers", types.WHOLE, "Parameter servers.  [default: 1]"),
@@ -144,17 +145,20 @@ class JobFlags(NamedTuple):
 
         Parameters
         ----------
-        path : the job file, if it is not the first.
+        path : the job file; all of them if it is not given.
 
         Raises
         ------
         InputError : a file that cannot be read; flags that contradict each other.
         """
-        from perfmodel.inputs.job_files import read_job
+        from perfmodel.inputs.job_files import read_jobs
 
-        path = path or self.jobs[0]
-        job = read_job(path) if path is not None else {}
-        typed = _over(job, self._arguments(self.typed))
+        paths = [one for one in ((path,) if path else self.jobs) if one is not None]
+        flags = self._arguments(self.typed)
+        given = flags.get("devices", flags.get("workers"))
+        one = given if given is None or isinstance(given, int) else 0
+        job = read_jobs(paths, one)
+        typed = _over(job, flags)
         if not self.configured:
             return typed
         defaults = self._arguments(self.configured)
@@ -223,10 +227,14 @@ def configured(name: str) -> bool:
 def job_options(*, lists: bool = False, jobs: bool = False) -> Decorator:
     """Add the options that describe a job; the command gets them as ``flags``.
 
-    With ``lists``, options with a value take several; with ``jobs``, --job is repeatable.
+    With ``lists``, options with a value take several; with ``jobs``, each --job is a job.
     """
-    text = f"Job file; the flags below override it.{' Repeatable.' * jobs}"
-    options = [option("--job", types.INPUT, text, multiple=jobs)]
+    text = (
+        "Job file; the flags below override it. Repeatable."
+        if jobs
+        else "Job file, or a launcher's (hostfile, DeepSpeed, ...); flags override it. Repeatable."
+    )
+    options = [option("--job", types.INPUT, text, multiple=True)]
     for (name, flag), (_, kind, text) in zip(FLAGS.items(), JOB_OPTIONS, strict=True):
         if kind is None:
             options.append(switch(f"{flag}/--no-{flag[2:]}", text))

@@ -146,6 +146,7 @@ class JobArguments(TypedDict, total=False):
     bandwidth_bytes_per_s: float | None
     latency: float | str | None
     latency_s: float | None
+    devices_per_node: int | None
     workers: int
     arch: str
     options: Mapping[str, object] | None

@@ -1,13 +1,20 @@
 """Job files: the arguments of a job, by name."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from perfmodel.base import files
+from perfmodel.base import files, formats
 from perfmodel.base.errors import InputError
 from perfmodel.inputs.job import Jitter, Start, Straggler
+from perfmodel.inputs.job_arguments import per_worker
+
+if TYPE_CHECKING:
+    from perfmodel.launchers.launch import Launch
 
 SCHEMA = "perfmodel.job/1"
 
@@ -45,6 +52,7 @@ class JobKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     cluster: str | None = None
     bandwidth_bytes_per_s: float | None = None
     latency_s: float | None = None
+    devices_per_node: int | None = None
     workers: int | None = None
     arch: str | None = None
     options: dict[str, Any] = {}
@@ -103,14 +111,71 @@ class JobFile(JobKeys, frozen=True, forbid_unknown_fields=True, kw_only=True):
     schema: Literal["perfmodel.job/1"] = "perfmodel.job/1"
 
 
-def read_job(path: str | Path) -> dict[str, Any]:
+def read_job(path: str | Path, *more: str | Path) -> dict[str, Any]:
     """Read a job file as arguments for :func:`perfmodel.make_job`; fields left out are absent.
+
+    Files of launchers (:data:`perfmodel.launchers.readers.READERS`), such as hostfiles and
+    configurations of DeepSpeed, are read as well. Of several files, the later replace arguments of
+    the earlier; a job file replaces those of launchers.
 
     Raises
     ------
-    InputError : see :func:`perfmodel.base.files.read`; or ``jitter`` cannot be read.
+    InputError : see :func:`perfmodel.base.files.read`; or ``jitter`` cannot be read; a file of a
+        launcher cannot be read, or tells only the number of nodes.
     """
-    path = Path(path)
+    values = read_jobs((path, *more))
+    known = values.get("workers") is not None or values.get("devices") is not None
+    return per_worker(values) if known else values
+
+
+def read_jobs(paths: Sequence[str | Path], workers: int | None = None) -> dict[str, Any]:
+    """Like :func:`read_job`, with ``global_batch_size`` as given.
+
+    Parameters
+    ----------
+    workers : their number, if it is given elsewhere; 0 if it is not one number.
+    """
+    launches: list[Launch] = []
+    values: dict[str, Any] = {}
+    for path in paths:
+        launch = _launch_of(path)
+        if launch is None:
+            own = _of_file(Path(path))
+            options = {**values.get("options", {}), **own.get("options", {})}
+            values |= own | ({"options": options} if options else {})
+        else:
+            launches.append(launch)
+    if not launches:
+        return values
+    from perfmodel.launchers.launch import arguments_of, joined
+
+    names = ", ".join(map(str, paths))
+    given = values.get("devices", values.get("workers")) if workers is None else workers
+    said = arguments_of(joined(launches), names, given)
+    options = {**said.get("options", {}), **values.get("options", {})}
+    return {**said, **values, **({"options": options} if options else {})}
+
+
+def _launch_of(path: str | Path) -> Launch | None:
+    """What a file of a launcher says; None of a job file."""
+    data = files.read_bytes(path)
+    if SCHEMA.encode() in data:
+        return None
+    from perfmodel.launchers.readers import launch_of  # needed for other files only
+
+    launch = launch_of(data, str(path))
+    own = data.lstrip()[:1] == b"{" or str(path).lower().endswith((".toml", ".json"))
+    if launch is None and not own and formats.recognise(data, str(path)) is None:
+        raise InputError(
+            f"{path}: expected a job file (schema = {SCHEMA!r}), or one of a launcher: a hostfile, "
+            "a node list of Slurm, a command line of torchrun, a configuration of DeepSpeed, "
+            "Accelerate, Lightning, nanotron or torchtitan, arguments of Megatron-LM, an MLPerf log"
+        )
+    return launch
+
+
+def _of_file(path: Path) -> dict[str, Any]:
+    """Arguments of a job file."""
     given = files.read(path, JobFile, SCHEMA)
     try:
         values = given.arguments()

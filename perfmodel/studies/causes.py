@@ -40,11 +40,13 @@ class Hypothesis(NamedTuple):
     weight : prior probability among the hypotheses of its cause.
     size : for the interval of the size; the unit is that of :class:`Cause`.
     change : makes the job as it really runs.
+    host_s : time per step that devices idle for the host, as part of their computation.
     """
 
     weight: float
     size: float
     change: Change
+    host_s: float = 0.0
 
 
 class Cause(NamedTuple):
@@ -183,6 +185,14 @@ def _slow_devices(job: Job) -> Iterator[Hypothesis]:
     return _slower(slower)
 
 
+def _host_bound(job: Job) -> Iterator[Hypothesis]:
+    """Devices idle, for the host launches kernels more slowly than they run."""
+
+    for weight, factor, change, _ in _slow_devices(job):
+        idle_s = (factor - 1.0) * job.of_devices.workload.compute_s
+        yield Hypothesis(weight, idle_s, change, idle_s)
+
+
 def _loading(job: Job) -> Iterator[Hypothesis]:
     """Loading a batch takes longer than computing it."""
     workload = job.of_devices.workload
@@ -192,7 +202,7 @@ def _loading(job: Job) -> Iterator[Hypothesis]:
         slow = msgspec.structs.replace(workload, data_loading_s=factor * least_s)
         return of_arguments("slow loading", workload=slow)
 
-    for weight, factor, change in _slower(loaded):
+    for weight, factor, change, _ in _slower(loaded):
         yield Hypothesis(weight, factor * least_s, change)
 
 
@@ -265,8 +275,15 @@ CAUSES = (
         _slow_devices,
         "every device computes {} times as long as it should",
         "times",
-        "profile one device: clocks and power, precision, small kernels that the host cannot "
-        "launch fast enough",
+        "profile one device: clocks and power, precision, attention that is not fused",
+    ),
+    Cause(
+        "host-bound",
+        _host_bound,
+        "devices idle for {} of a step, because the host does not launch kernels fast enough",
+        "s",
+        "torch.compile or CUDA graphs, fused optimizers, larger batches, faster cores; no "
+        "synchronisation in the loop (.item(), print)",
     ),
     Cause(
         "data loading",

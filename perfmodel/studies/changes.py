@@ -60,6 +60,6 @@ def of_cluster(name: str, **fields: object) -> Change:
 
     def job_of(job: Job) -> Job:
         cluster = msgspec.structs.replace(job.of_devices.cluster, **fields)
-        return changed(job, {**LINKS, "cluster": cluster})
+        return changed(job, {**LINKS, "devices_per_node": None, "cluster": cluster})
 
     return Change(name, job_of)

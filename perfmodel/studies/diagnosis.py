@@ -15,7 +15,7 @@ algorithms", 2003, chapter 28).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, NamedTuple, Unpack
 
 import msgspec
@@ -32,22 +32,13 @@ from perfmodel.reporting.contents import Figure, Page, Section
 from perfmodel.reporting.drawn import Paged
 from perfmodel.reporting.rows import table
 from perfmodel.results.prediction import Prediction
-from perfmodel.studies.causes import AS_PREDICTED, CAUSES, Cause
-from perfmodel.studies.changes import Change, of_options
+from perfmodel.studies.causes import AS_PREDICTED, CAUSES, Cause, Hypothesis
+from perfmodel.studies.changes import Change
+from perfmodel.studies.observables import LEAST_SPREAD, OBSERVABLES, Observed
 from perfmodel.sweeping.arguments import changed, job_from
 from perfmodel.sweeping.labels import Row
 from perfmodel.sweeping.tables import Tabular, fields
 from perfmodel.times.one_device import OneDevice, read_speed
-
-LEAST_SPREAD = 0.04
-"""Standard deviation of the logarithm of a time, of the measurement and of formulas together: a
-judgement, as all constants here."""
-
-PART_SPREAD, OF_STEP = 0.15, 0.02
-"""Standard deviation of a part of a step: a fraction of it, and a fraction of the step."""
-
-LINK_SPREAD = 0.1
-"""Standard deviation of the logarithm of a rate that a tool measured."""
 
 PASSES_HOST = {True: 0.9, False: 0.4}
 """Probability that some transfers of a node pass the host, with and without *no peer access*."""
@@ -71,11 +62,12 @@ class Measured(Ranged, frozen=True, kw_only=True):
     Attributes
     ----------
     step_s : time of an update of the model.
-    compute_s : time that a device computes per step, mean of the devices.
+    compute_s : time that a device computes per step, mean of the devices, with ``host_s``.
     slowest_compute_s : that of the slowest device.
     exposed_s : time per step that a device waits for communication and does not compute.
     communication_s : time per step in which a collective or a message is under way, hidden or not.
     loading_s : time per step that a device waits for data.
+    host_s : time per step that a device waits for the host to launch kernels.
     link_bytes_per_s : rate of the links between nodes, as a tool measured it.
     through_host : fraction of the pairs of a node's devices whose transfers pass the host, as
         ``nvidia-smi topo -m`` says.
@@ -85,7 +77,9 @@ class Measured(Ranged, frozen=True, kw_only=True):
     RANGES: ClassVar[Mapping[str, Range]] = {
         "step_s": POSITIVE,
         **dict.fromkeys(("compute_s", "slowest_compute_s", "link_bytes_per_s"), or_none(POSITIVE)),
-        **dict.fromkeys(("exposed_s", "communication_s", "loading_s"), or_none(NOT_NEGATIVE)),
+        **dict.fromkeys(
+            ("exposed_s", "communication_s", "loading_s", "host_s"), or_none(NOT_NEGATIVE)
+        ),
         "through_host": or_none(FRACTION),
     }
 
@@ -95,6 +89,7 @@ class Measured(Ranged, frozen=True, kw_only=True):
     exposed_s: float | None = None
     communication_s: float | None = None
     loading_s: float | None = None
+    host_s: float | None = None
     link_bytes_per_s: float | None = None
     through_host: float | None = None
     steps_s: tuple[tuple[int, float], ...] = ()
@@ -221,82 +216,6 @@ class Diagnosis(Paged, Tabular, frozen=True, kw_only=True):
         return Page(title=f"Diagnosis: {first.cause}", answer=answer, sections=[section])
 
 
-class _Observable(NamedTuple):
-    """Something that can be measured of a run: how, and what it is predicted to be."""
-
-    what: str
-    how: str
-    unit: str
-    value: Callable[[Job, Prediction], float]
-    spread: Callable[[float, float], float]  # of the value, given it and the time of a step
-
-
-def _relative(value: float, step_s: float) -> float:
-    return LEAST_SPREAD * value
-
-
-def _part(value: float, step_s: float) -> float:
-    return math.hypot(PART_SPREAD * value, OF_STEP * step_s)
-
-
-def _communication_s(job: Job, p: Prediction) -> float:
-    """Time of all communication: exposed, if nothing overlaps with it."""
-    if getattr(job.options, "overlap", False) is True:
-        p = api.predict(of_options("", overlap=False).job_of(job), fidelity="coarse")
-    return p.exposed_communication_s
-
-
-def _waiting_s(p: Prediction, cause: str) -> float:
-    return p.idle_fraction.by_cause.get(cause, 0.0) * p.iteration_s
-
-
-OBSERVABLES: Mapping[str, _Observable] = {
-    "step_s": _Observable("time of a step", "", "s", lambda _, p: p.iteration_s, _relative),
-    "compute_s": _Observable(
-        "computation of a step",
-        "torch.profiler: sum of the kernels that are not NCCL's, mean of the ranks",
-        "s",
-        lambda _, p: p.compute_s,
-        _relative,
-    ),
-    "slowest_compute_s": _Observable(
-        "computation of the slowest rank",
-        "torch.profiler on every rank, or the step of each device alone",
-        "s",
-        lambda _, p: p.iteration_s * (1.0 - min(p.idle_fraction.per_worker)),
-        _relative,
-    ),
-    "exposed_s": _Observable(
-        "communication that nothing hides",
-        "torch.profiler: time in which only NCCL's kernels run",
-        "s",
-        lambda _, p: p.exposed_communication_s,
-        _part,
-    ),
-    "communication_s": _Observable(
-        "communication of a step, hidden or not",
-        "torch.profiler: sum of NCCL's kernels on the rank where it is least",
-        "s",
-        _communication_s,
-        _part,
-    ),
-    "loading_s": _Observable(
-        "waiting for data",
-        "time of next(loader) in the training loop",
-        "s",
-        lambda _, p: _waiting_s(p, "data"),
-        _part,
-    ),
-    "link_bytes_per_s": _Observable(
-        "rate between two nodes",
-        "all_reduce_perf of nccl-tests with a rank on each, the bus bandwidth; or iperf3",
-        "bytes_per_s",
-        lambda job, _: job.of_devices.cluster.nic.goodput_bytes_per_s,
-        lambda value, _: LINK_SPREAD * value,
-    ),
-}
-
-
 class _Fit(NamedTuple):
     """A hypothesis, what it predicts, and its likelihood."""
 
@@ -305,6 +224,12 @@ class _Fit(NamedTuple):
     job: Job
     prediction: Prediction
     log_likelihood: float
+    host_s: float = 0.0
+
+    @property
+    def observed(self) -> Observed:
+        """The run that would be observed."""
+        return Observed(self.job, self.prediction, self.host_s)
 
 
 class _Judge:
@@ -315,22 +240,23 @@ class _Judge:
 
     def fits(self, job: Job, cause: Cause) -> Iterator[_Fit]:
         """Yield the possible hypotheses of a cause."""
-        for weight, size, change in cause.hypotheses(job):
+        for hypothesis in cause.hypotheses(job):
             try:
-                other = change.job_of(job)
-                yield self.fit(other, change, weight, size, job)
+                yield self.fit(hypothesis, job)
             except InputError:
                 continue
 
-    def fit(self, job: Job, change: Change, weight: float, size: float, base: Job) -> _Fit:
-        """The likelihood of a job."""
+    def fit(self, hypothesis: Hypothesis, base: Job) -> _Fit:
+        """The likelihood of a job with a cause."""
+        job = hypothesis.change.job_of(base)
         p = api.predict(job, fidelity="coarse")
+        run = Observed(job, p, hypothesis.host_s)
         measured, total = self.measured, 0.0
         for name, observable in OBSERVABLES.items():
             given = getattr(measured, name)
             if given is None:
                 continue
-            value = observable.value(job, p)
+            value = observable.value(run)
             spread = observable.spread(value, p.iteration_s)
             if name in ("step_s", "compute_s", "slowest_compute_s"):
                 total += _log_normal(math.log(given / value), self.spread)
@@ -344,9 +270,9 @@ class _Judge:
             total += math.log(passes if measured.through_host > 0.0 else 1.0 - passes)
         for workers, step_s in measured.steps_s:
             other = changed(base, {"workers": workers})
-            with_cause = api.predict(change.job_of(other), fidelity="coarse")
+            with_cause = api.predict(hypothesis.change.job_of(other), fidelity="coarse")
             total += _log_normal(math.log(step_s / with_cause.iteration_s), self.spread)
-        return _Fit(weight, size, job, p, total)
+        return _Fit(hypothesis.weight, hypothesis.size, job, p, total, hypothesis.host_s)
 
 
 def _log_normal(deviation: float, spread: float) -> float:
@@ -382,8 +308,8 @@ def diagnose(
     job = job_from(job, arguments)
     expected = api.predict(job, fidelity="coarse")
     judge = _Judge(measured, math.hypot(LEAST_SPREAD, gains.spread_of(expected)))
-    same = Change(AS_PREDICTED, lambda other: other)
-    fits: list[tuple[Cause, list[_Fit]]] = [(NOTHING, [judge.fit(job, same, 1.0, 1.0, job)])]
+    same = Hypothesis(1.0, 1.0, Change(AS_PREDICTED, lambda other: other))
+    fits: list[tuple[Cause, list[_Fit]]] = [(NOTHING, [judge.fit(same, job)])]
     for cause in CAUSES:
         tried = list(judge.fits(job, cause))
         if (
@@ -472,7 +398,7 @@ def _next(measured: Measured, fits: Sequence[_Fit], names: Sequence[str]) -> Nex
     for name, observable in OBSERVABLES.items():
         if getattr(measured, name) is not None:
             continue
-        one, other = (observable.value(fit.job, fit.prediction) for fit in fits)
+        one, other = (observable.value(fit.observed) for fit in fits)
         spread = math.hypot(
             *(observable.spread(x, fit.prediction.iteration_s)
               for x, fit in zip((one, other), fits, strict=True))

@@ -64,6 +64,7 @@ class GridArguments(TypedDict, total=False):
     bandwidth_bytes_per_s: Several[float | None]
     latency: Several[float | str | None]
     latency_s: Several[float | None]
+    devices_per_node: Several[int | None]
     jitter: Several[Jitter | float | str | None]
     stragglers: Several[Sequence[Straggler]] | Sequence[Straggler]
     start: Several[Start | None]

@@ -98,7 +98,9 @@ def test_text_is_recognised_with_what_to_do(name: str, encoding: str, end: str) 
         "",
         "operation,ranks,bytes,seconds\nall_reduce,2,4,0.1\n",
         '{"name": "size count time"}',
-        "node1\nnode2\n",
+        "node\nhost\n",
+        "node1\n",
+        "host1 host2\n" * 2,
         "slots=4\n",
         "GPU0 is ours\n",
         "name = 'resources:'\n",
@@ -108,6 +110,12 @@ def test_text_is_recognised_with_what_to_do(name: str, encoding: str, end: str) 
         "resources:\n" + " a\n" * 20_000,
         "fwd latency: 1\n" * 4_000,
         "resources:\n" * 5_000,
+        "trainer:\n" * 5_000,
+        "parallelism:\n" + " a\n" * 20_000,
+        "node" + "1" * 60_000,
+        "n1\n" * 10_000 + "the end",
+        "node[" + "1" * 60_000,
+        "A=1 " * 10_000 + "torchrun",
     ],
 )
 def test_other_text_is_not_recognised(text: str) -> None:
@@ -207,6 +215,7 @@ READ = {
         ("measurement", name) for name in ("nccl-tests", "iperf3", "osu", "perftest")
     ),  # but these are cut: see below
     *(("trace", name) for name in ("deepspeed", "trace", "chakra-json", "gzip")),
+    ("job", "chakra-json"),  # but it has no process groups
     *((reader, "perfmodel") for reader in READERS if reader not in ("table", "trace")),
 }
 """What a reader knows itself."""
@@ -224,6 +233,9 @@ def test_each_reader_says_in_one_line_what_the_file_is(
     assert isinstance(done.exception, InputError)
     said = str(done.exception)
     assert "\n" not in said
+    if (reader, name) == ("job", "hostfile"):  # it is one, without a model
+        assert said.startswith("model")
+        return
     if (reader, name) in READ:
         assert said.startswith("given: ")
         return

@@ -22,12 +22,13 @@ ROOMS: Mapping[str, frozenset[str]] = {
     for room, may in {
         "base": "",
         "foreign": "base",
+        "launchers": "base",
         "theory": "base",
         "pipelines": "base",
         "graph": "base",
         "reporting": "base",
         "results": "base reporting",
-        "inputs": "base theory pipelines",
+        "inputs": "base launchers theory pipelines",
         "times": "base theory inputs",
         "replicas": "base theory pipelines inputs times",
         "catalogue": "base inputs times",
@@ -40,7 +41,8 @@ ROOMS: Mapping[str, frozenset[str]] = {
         "architectures": f"{ABOVE_BASE} training communication",
         "predicting": f"{ABOVE_BASE} catalogue engine training communication architectures",
         "replay": "base foreign theory reporting results",
-        "measuring": "base foreign theory inputs reporting results architectures profiler",
+        "measuring": "base foreign launchers theory inputs reporting results architectures "
+        "profiler",
         "api": "base inputs catalogue graph results engine architectures predicting",
         "sweeping": f"{ABOVE_BASE} catalogue reporting architectures predicting replay api",
         "studies": f"{ABOVE_BASE} catalogue reporting architectures predicting api sweeping",
@@ -48,8 +50,8 @@ ROOMS: Mapping[str, frozenset[str]] = {
         "sweeping studies",
         "calibration": f"{ABOVE_BASE} catalogue reporting architectures predicting measuring api",
         "validation": "base inputs catalogue reporting results measuring api",
-        "cli": f"{ABOVE_BASE} catalogue foreign reporting architectures predicting replay "
-        "sweeping studies planning calibration validation measuring profiler traces api",
+        "cli": f"{ABOVE_BASE} catalogue foreign launchers reporting architectures predicting "
+        "replay sweeping studies planning calibration validation measuring profiler traces api",
         "__main__": "cli",
     }.items()
 }

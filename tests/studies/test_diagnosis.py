@@ -17,7 +17,8 @@ from perfmodel import InputError, Job, predict
 from perfmodel.cli import cli
 from perfmodel.measuring.outputs import topology, training_logs
 from perfmodel.studies.causes import AS_PREDICTED, CAUSES, Hypothesis
-from perfmodel.studies.diagnosis import OBSERVABLES, Diagnosis, Measured, diagnose, step_of
+from perfmodel.studies.diagnosis import Diagnosis, Measured, diagnose, step_of
+from perfmodel.studies.observables import OBSERVABLES, Observed
 from tests.traces.test_traces import data_parallel
 
 JOB = pm.make_job(
@@ -31,10 +32,12 @@ def hypotheses(job: Job, cause: str) -> list[Hypothesis]:
     return next(list(c.hypotheses(job)) for c in CAUSES if c.name == cause)
 
 
-def measured(job: Job, *names: str, noise: np.random.Generator | None = None) -> Measured:
+def measured(
+    job: Job, *names: str, noise: np.random.Generator | None = None, host_s: float = 0.0
+) -> Measured:
     """Measurements of a simulated run, with 2 % noise."""
-    p = predict(job, fidelity="fine")
-    values = {name: OBSERVABLES[name].value(job, p) for name in ("step_s", *names)}
+    run = Observed(job, predict(job, fidelity="fine"), host_s)
+    values = {name: OBSERVABLES[name].value(run) for name in ("step_s", *names)}
     if noise is not None:
         values = {n: x * math.exp(0.02 * noise.standard_normal()) for n, x in values.items()}
     return Measured(**values)
@@ -69,12 +72,14 @@ def planted(count: int, seed: int) -> list[tuple[str, Diagnosis]]:
         try:
             job = random_job(generator)
             cause = generator.choice([c for c in CAUSES if any(c.hypotheses(job))])
-            slow = generator.choice(list(cause.hypotheses(job))).change.job_of(job)
+            hypothesis = generator.choice(list(cause.hypotheses(job)))
+            slow = hypothesis.change.job_of(job)
         except InputError:
             continue
         seconds = [predict(each, fidelity="fine").iteration_s for each in (job, slow)]
         if seconds[1] > 1.15 * seconds[0]:
-            told.append((cause.name, diagnose(measured(slow, *PARTS[1:], noise=noise), job)))
+            values = measured(slow, *PARTS[1:], noise=noise, host_s=hypothesis.host_s)
+            told.append((cause.name, diagnose(values, job)))
     return told
 
 

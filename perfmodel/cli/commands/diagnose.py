@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -24,6 +24,7 @@ PARTS = {
     "--exposed-time": ("exposed_s", "Communication of a step that nothing hides."),
     "--communication-time": ("communication_s", "Communication of a step, hidden or not."),
     "--loading-time": ("loading_s", "Waiting for data in a step."),
+    "--host-time": ("host_s", "Time per step that a device idles, for lack of kernels."),
 }
 """Parts of a step that may be measured: flag, field of Measured, help."""
 
@@ -56,21 +57,28 @@ def diagnose(
 ) -> None:
     """The options of the job say how it should run. Parts of a step, for example from torch.profiler,
     tell causes apart, and so do FILEs: the output of nccl-tests, iperf3 --json, perftest or OSU
-    between two nodes, and of nvidia-smi topo -m. The log of the run, or traces of torch.profiler
-    from some of its ranks, may replace --measured.
+    between two nodes, and of nvidia-smi topo -m. The log of the run, a Horovod timeline, or traces
+    of torch.profiler from some of its ranks, may replace --measured. Hostfiles, node lists and
+    configurations of launchers replace options of the job, as with --job.
 
     \b
     perfmodel diagnose --model resnet50 --device v100 --workers 16 --arch ring --measured 2900
     perfmodel diagnose nccl-tests.txt --job job.toml --measured-step 0.41s --exposed-time 190ms
+    perfmodel diagnose hostfile ds_config.json train.log --model gpt2-medium --device a100
     """  # noqa: E501
     from perfmodel import api
     from perfmodel.cli.printing import diagnosis as printing
     from perfmodel.inputs.job_arguments import per_worker
+    from perfmodel.launchers.readers import READERS
     from perfmodel.studies import diagnosis
 
     out.check()
+    given = [_File.read(path) for path in files]
+    jobs = [one.path for one in given if one.kind in READERS]
+    if jobs:
+        flags = flags._replace(typed={**flags.typed, "job": (*jobs, *filter(None, flags.jobs))})
     job = api.make_job(**per_worker(flags.arguments(), "--global-batch-size"))
-    read = _read(files, job)
+    read = _read(given, job)
     steps_s = read.pop("step_s", [])
     if measured is not None:
         steps_s.append(diagnosis.step_of(job, measured))
@@ -88,35 +96,88 @@ def diagnose(
         printing.diagnosis(result)
 
 
-def _read(files: tuple[str, ...], job: Job) -> dict[str, list[float]]:
+class _File(NamedTuple):
+    """A file: its path, the name of its format ("" if it is not known), and its text."""
+
+    path: str
+    kind: str
+    text: str
+
+    @classmethod
+    def read(cls, path: str) -> _File:
+        """Read a file."""
+        from perfmodel.base import formats
+        from perfmodel.base.files import read_bytes
+
+        data = read_bytes(path)
+        kind = formats.recognise(data, path)
+        return cls(path, "" if kind is None else kind.name, formats.text_of(data) or "")
+
+
+READS = (
+    "logs of training runs and of MLPerf, traces of torch.profiler, Horovod timelines, nccl-tests, "
+    "iperf3 --json, perftest, OSU, nvidia-smi topo -m, measurement files, tables, and hostfiles, "
+    "node lists and configurations of launchers"
+)
+"""What the command reads, for messages."""
+
+
+def _read(given: Sequence[_File], job: Job) -> dict[str, list[float]]:
     """What files of other programs say: the rate between nodes, how devices are connected, and how
-    long a step took."""
+    long a step and its parts took."""
     from perfmodel.base import formats
-    from perfmodel.base.files import read_bytes
-    from perfmodel.calibration.network.fit import fit_network, read
-    from perfmodel.measuring.outputs import topology, training_logs
+    from perfmodel.launchers.readers import READERS
+    from perfmodel.measuring.outputs import horovod, topology, training_logs
     from perfmodel.traces.workload import import_trace
 
     told: dict[str, list[float]] = {}
     traces: list[ImportedTrace] = []
-    for path in files:
-        data = read_bytes(path)
-        kind, text = formats.recognise(data), formats.text_of(data) or ""
-        if kind is not None and kind.name in (formats.TRACE, formats.GZIP):
+    for path, kind, text in given:
+        if kind in (formats.TRACE, formats.GZIP):
             traces.append(import_trace(path))
-        elif kind is not None and kind.name == formats.TOPOLOGY:
+        elif kind == formats.TOPOLOGY:
             told["through_host"] = [topology.parse(text, path).through_host]
-        elif kind is None and training_logs.is_log(text):
+        elif kind == formats.HOROVOD:
+            timeline = horovod.parse(text, path)
+            told["communication_s"] = [timeline.communication_s]
+            if timeline.step_s is not None:
+                told.setdefault("step_s", []).append(timeline.step_s)
+        elif (not kind or kind in READERS) and training_logs.is_log(text):
             seconds = _step_of(training_logs.parse(text, path), job)
             told.setdefault("step_s", []).append(seconds)
-        else:
-            fitted = fit_network([read(path)]).cluster
-            if fitted.nodes == 1:
-                raise InputError(f"{path}: measured inside a node; expected between two nodes")
-            told["link_bytes_per_s"] = [fitted.nic.goodput_bytes_per_s]
+        elif kind not in READERS:
+            told["link_bytes_per_s"] = [_rate_of(path, kind)]
     for name, value in _of_traces(traces).items():
         told.setdefault(name, []).append(value)
     return told
+
+
+def _rate_of(path: str, kind: str) -> float:
+    """The rate between two nodes that a file says.
+
+    Raises
+    ------
+    InputError : it cannot be read, is of something else, or was measured inside a node.
+    """
+    from perfmodel.base import formats
+    from perfmodel.base.files import read_bytes
+    from perfmodel.calibration.network.fit import fit_network, read
+    from perfmodel.measuring.outputs import READERS
+
+    if kind not in ("", formats.OWN, *READERS):
+        refused = formats.refusal(read_bytes(path), path, "what perfmodel diagnose reads")
+        if refused is not None:
+            raise refused
+    try:
+        measured = read(path)
+    except InputError as error:
+        if kind or path.lower().endswith(".csv"):
+            raise
+        raise InputError(f"{path}: not known what it is ({error}); read are {READS}") from None
+    fitted = fit_network([measured]).cluster
+    if fitted.nodes == 1:
+        raise InputError(f"{path}: measured inside a node; expected between two nodes")
+    return fitted.nic.goodput_bytes_per_s
 
 
 def _of_traces(traces: Sequence[ImportedTrace]) -> dict[str, float]:
@@ -132,12 +193,14 @@ def _of_traces(traces: Sequence[ImportedTrace]) -> dict[str, float]:
     compute = [sum(s for name, s in part.items() if name not in waiting) for part in parts]
     exposed = [part["communication_exposed"] for part in parts]
     moving = [part["communication_hidden"] + part["communication_exposed"] for part in parts]
+    idle = [part["idle"] for part in parts]
     told = {
         "step_s": fmean(trace.step_s for trace in traces),
         "compute_s": fmean(compute),
         "exposed_s": fmean(exposed),
         "communication_s": min(moving),
         "loading_s": fmean(part["data_loading"] for part in parts),
+        "host_s": fmean(idle),
     }
     return told | ({"slowest_compute_s": max(compute)} if len(traces) > 1 else {})
 

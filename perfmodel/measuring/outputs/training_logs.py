@@ -1,4 +1,4 @@
-"""Reads the speed of a run from the logs of frameworks.
+"""Reads the speed of a run from the logs of frameworks, and of MLPerf.
 
 Megatron-LM, nanotron, torchtitan, DeepSpeed, the Trainer of Transformers, Horovod's and
 TensorFlow's benchmarks, and Lightning print it line by line, each in its own words and unit. The
@@ -13,6 +13,7 @@ import statistics
 from typing import Literal, NamedTuple
 
 from perfmodel.base.errors import InputError
+from perfmodel.launchers import mlperf
 
 Unit = Literal["s", "samples/s", "tokens/s"]
 
@@ -62,7 +63,7 @@ class LogSpeed(NamedTuple):
 
 def is_log(text: str) -> bool:
     """Whether a text has a line with a speed."""
-    return any(re.search(p.pattern, text) for p in PATTERNS)
+    return any(re.search(p.pattern, text) for p in PATTERNS) or bool(mlperf.samples_per_s(text))
 
 
 def parse(text: str, name: str) -> LogSpeed:
@@ -76,6 +77,10 @@ def parse(text: str, name: str) -> LogSpeed:
     >>> parse(2 * (log + "\\n") + "elapsed time per iteration (ms): 500.0", "log.txt").value
     0.5
     """
+    rates = mlperf.samples_per_s(text)
+    if rates:
+        rate = mlperf.throughput(rates)
+        return LogSpeed("MLPerf", rate, "samples/s", per_device=False, lines=len(rates))
     for pattern in PATTERNS:
         values = [
             _value(found[1], found[2]) * pattern.scale
@@ -92,7 +97,7 @@ def parse(text: str, name: str) -> LogSpeed:
                 pattern.per_device,
                 len(kept),
             )
-    frameworks = ", ".join(dict.fromkeys(p.framework for p in PATTERNS))
+    frameworks = ", ".join(["MLPerf", *dict.fromkeys(p.framework for p in PATTERNS)])
     raise InputError(f"{name}: no line has the speed of a run; known are the logs of {frameworks}")
 
 

@@ -1,0 +1,132 @@
+"""What can be measured of a run, how, and what of it a prediction says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from perfmodel import api
+from perfmodel.inputs.job import Job
+from perfmodel.results.prediction import Prediction
+from perfmodel.studies.changes import of_options
+
+LEAST_SPREAD = 0.04
+"""Standard deviation of the logarithm of a time, of the measurement and of formulas together: a
+judgement, as all constants here."""
+
+PART_SPREAD, OF_STEP = 0.15, 0.02
+"""Standard deviation of a part of a step: a fraction of it, and a fraction of the step."""
+
+IDLE_OF_STEP = 0.1
+"""Standard deviation of the time that devices idle for the host, as a fraction of the step: no run
+is without."""
+
+LINK_SPREAD = 0.1
+"""Standard deviation of the logarithm of a rate that a tool measured."""
+
+
+class Observed(NamedTuple):
+    """A run as it is predicted.
+
+    Attributes
+    ----------
+    host_s : time per step that its devices idle because the host launches kernels too slowly. It is
+        part of what the job computes, which only a trace tells apart.
+    """
+
+    job: Job
+    prediction: Prediction
+    host_s: float = 0.0
+
+
+class Observable(NamedTuple):
+    """Something that can be measured of a run: how, and what it is predicted to be."""
+
+    what: str
+    how: str
+    unit: str
+    value: Callable[[Observed], float]
+    spread: Callable[[float, float], float]  # of the value, given it and the time of a step
+
+
+def _relative(value: float, step_s: float) -> float:
+    return LEAST_SPREAD * value
+
+
+def _part(value: float, step_s: float) -> float:
+    return math.hypot(PART_SPREAD * value, OF_STEP * step_s)
+
+
+def _host(value: float, step_s: float) -> float:
+    return math.hypot(PART_SPREAD * value, IDLE_OF_STEP * step_s)
+
+
+def _communication_s(run: Observed) -> float:
+    """Time of all communication: exposed, if nothing overlaps with it."""
+    p = run.prediction
+    if getattr(run.job.options, "overlap", False) is True:
+        p = api.predict(of_options("", overlap=False).job_of(run.job), fidelity="coarse")
+    return p.exposed_communication_s
+
+
+def _waiting_s(p: Prediction, cause: str) -> float:
+    return p.idle_fraction.by_cause.get(cause, 0.0) * p.iteration_s
+
+
+OBSERVABLES: Mapping[str, Observable] = {
+    "step_s": Observable(
+        "time of a step", "", "s", lambda run: run.prediction.iteration_s, _relative
+    ),
+    "compute_s": Observable(
+        "computation of a step",
+        "torch.profiler: sum of the kernels that are not NCCL's, mean of the ranks",
+        "s",
+        lambda run: run.prediction.compute_s,
+        _relative,
+    ),
+    "slowest_compute_s": Observable(
+        "computation of the slowest rank",
+        "torch.profiler on every rank, or the step of each device alone",
+        "s",
+        lambda run: (
+            run.prediction.iteration_s * (1.0 - min(run.prediction.idle_fraction.per_worker))
+        ),
+        _relative,
+    ),
+    "exposed_s": Observable(
+        "communication that nothing hides",
+        "torch.profiler: time in which only NCCL's kernels run",
+        "s",
+        lambda run: run.prediction.exposed_communication_s,
+        _part,
+    ),
+    "communication_s": Observable(
+        "communication of a step, hidden or not",
+        "torch.profiler: sum of NCCL's kernels on the rank where it is least",
+        "s",
+        _communication_s,
+        _part,
+    ),
+    "loading_s": Observable(
+        "waiting for data",
+        "time of next(loader) in the training loop",
+        "s",
+        lambda run: _waiting_s(run.prediction, "data"),
+        _part,
+    ),
+    "host_s": Observable(
+        "time that a device idles while the host launches kernels",
+        "torch.profiler: time in which no kernel runs and no data is waited for",
+        "s",
+        lambda run: run.host_s,
+        _host,
+    ),
+    "link_bytes_per_s": Observable(
+        "rate between two nodes",
+        "all_reduce_perf of nccl-tests with a rank on each, the bus bandwidth; or iperf3",
+        "bytes_per_s",
+        lambda run: run.job.of_devices.cluster.nic.goodput_bytes_per_s,
+        lambda value, _: LINK_SPREAD * value,
+    ),
+}
