@@ -27,6 +27,9 @@ SHARDED = {
 }
 """Architecture by ``fsdp_sharding_strategy``, by its name or the number of it."""
 
+ZERO = {"0": "ddp", **{str(stage): f"zero{stage}" for stage in (1, 2, 3)}}
+"""Architecture by the ZeRO stage."""
+
 OPTIMIZERS = {name: name for name in ("adam", "adamw", "sgd", "lion", "muon")}
 """Optimizers here by the words of configurations, in lower case."""
 
@@ -49,7 +52,7 @@ def deepspeed(text: str, name: str) -> Launch:
     """
     tree = read(text, name)
     stage = at(tree, "zero_optimization", "stage")
-    arch = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}.get(stage if stage is not None else 0)
+    arch = ZERO.get(str(stage or 0))
     values = _batches(
         count(tree, "train_micro_batch_size_per_gpu"),
         count(tree, "gradient_accumulation_steps"),
@@ -88,7 +91,7 @@ def accelerate(text: str, name: str) -> Launch:
             values["arch"] = "shard_grad_op"
     elif kind == "DEEPSPEED":
         stage = at(tree, "deepspeed_config", "zero_stage")
-        values["arch"] = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}.get(stage)
+        values["arch"] = ZERO.get(str(stage))
         values |= _batches(
             None, count(tree, "deepspeed_config", "gradient_accumulation_steps"), None
         )
@@ -148,7 +151,7 @@ def nanotron(text: str, name: str) -> Launch:
     degrees = [count(tree, "parallelism", key) or 1 for key in ("dp", "tp", "pp")]
     zero = at(tree, "optimizer", "zero_stage")
     values |= {
-        "arch": {0: "ddp", 1: "zero1"}.get(zero) if zero is not None else "ddp",
+        "arch": ZERO.get(str(zero or 0)),
         "tensor": count(tree, "parallelism", "tp"),
         "pipeline": count(tree, "parallelism", "pp"),
         "sequence_length": count(tree, "tokens", "sequence_length"),
@@ -177,9 +180,7 @@ def torchtitan(text: str, name: str) -> Launch:
     return Launch("a configuration of torchtitan", arguments=_known(values))
 
 
-def _batches(
-    micro: int | None, accumulation: int | None, whole: int | None
-) -> dict[str, int | None]:
+def _batches(micro: int | None, accumulation: int | None, whole: int | None) -> dict[str, Any]:
     """Batch sizes of a job: that of a worker is of all its passes."""
     passes = accumulation or 1
     return {
