@@ -15,6 +15,7 @@ import numpy as np
 
 from perfmodel.base.units import show
 from perfmodel.inputs import usual_losses
+from perfmodel.inputs.cluster import NodeOverride
 from perfmodel.inputs.job import Job, Straggler
 from perfmodel.studies.changes import Change, of_arguments, of_cluster, of_options
 
@@ -27,6 +28,10 @@ FEW, MANY = 5, 32
 LEAST_RATE, MOST_SLOWER = 0.01, 6.0
 """The slowest link in question, as a fraction of the nominal rate; the largest ratio of times: a
 judgement."""
+
+WRONG_INTERFACE_BYTES_PER_S = 1.1e8
+"""What a gigabit interface carries for a whole node: the slowest that a library may choose by
+mistake."""
 
 SOCKET_LATENCY_S = 50e-6
 """Latency of a message over sockets: a judgement, twice that of the catalogue's fast Ethernet."""
@@ -59,6 +64,7 @@ class Cause(NamedTuple):
     finding : says the cause and its size for a person, with ``{}`` for the size.
     unit : of the size: a unit of :mod:`perfmodel.base.units`, *times*, or "" without a size.
     remedy : what to do about it.
+    seen_alone : whether one device alone would be as slow.
     """
 
     name: str
@@ -66,6 +72,7 @@ class Cause(NamedTuple):
     finding: str
     unit: str
     remedy: str
+    seen_alone: bool = False
 
     def words(self, size: float) -> str:
         """The finding with a size."""
@@ -99,12 +106,12 @@ def _about(middle: float, spread: float, change: Callable[[float], Change]) -> I
 
 
 def _nodes(job: Job) -> int:
-    return job.of_devices.cluster.nodes_for(job.workers)
+    return job.of_devices.cluster.nodes_for(job.devices)
 
 
 def _shares_node(job: Job) -> bool:
     cluster = job.of_devices.cluster
-    return job.workers > 1 and cluster.devices_at(0, job.workers) > 1
+    return job.devices > 1 and cluster.devices_at(0, job.devices) > 1
 
 
 def _nic(job: Job, **fields: object) -> Change:
@@ -116,9 +123,10 @@ def _slow_link(job: Job) -> Iterator[Hypothesis]:
     """The achieved rate of the link between nodes, from nearly nominal down."""
     if _nodes(job) < 2:
         return iter(())
-    nic = job.of_devices.cluster.nic
-    fractions = np.geomspace(0.9, LEAST_RATE, MANY)
-    rates = (nic.goodput_bytes_per_s * fractions).tolist()
+    cluster = job.of_devices.cluster
+    most = cluster.nic.goodput_bytes_per_s
+    least = min(LEAST_RATE * most, WRONG_INTERFACE_BYTES_PER_S / cluster.nics_per_node)
+    rates = np.geomspace(0.9 * most, least, MANY).tolist()
     return _even(rates, lambda rate: _nic(job, ceiling_bytes_per_s=rate))
 
 
@@ -168,8 +176,19 @@ def _small_buckets(job: Job) -> Iterator[Hypothesis]:
 
 
 def _slow_device(job: Job) -> Iterator[Hypothesis]:
-    if job.workers < 2:
+    if job.devices < 2:
         return iter(())
+    if job.replica is not None:  # its devices are no workers: a node is slow
+        cluster = job.of_devices.cluster
+        node = _nodes(job) - 1
+        others = tuple(one for one in cluster.overrides if one.node != node)
+        link = next((one.nic for one in cluster.overrides if one.node == node), None)
+
+        def slower(factor: float) -> Change:
+            slow = NodeOverride(node, link, 1.0 / factor)
+            return of_cluster("slow", overrides=(*others, slow))
+
+        return _slower(slower)
     last = job.workers - 1
     kept = tuple(s for s in job.stragglers if s.worker != last)
     return _slower(lambda factor: of_arguments("slow", stragglers=(*kept, Straggler(last, factor))))
@@ -210,7 +229,7 @@ def _spread(job: Job) -> Iterator[Hypothesis]:
     """The workers are on more nodes than they need."""
     if not _shares_node(job):
         return iter(())
-    there = job.of_devices.cluster.devices_at(0, job.workers)
+    there = job.of_devices.cluster.devices_at(0, job.devices)
     counts = [float(2**k) for k in range(int(math.log2(there))) if 2**k < there]
     return _even(
         counts,
@@ -276,6 +295,7 @@ CAUSES = (
         "every device computes {} times as long as it should",
         "times",
         "profile one device: clocks and power, precision, attention that is not fused",
+        seen_alone=True,
     ),
     Cause(
         "host-bound",
@@ -284,6 +304,7 @@ CAUSES = (
         "s",
         "torch.compile or CUDA graphs, fused optimizers, larger batches, faster cores; no "
         "synchronisation in the loop (.item(), print)",
+        seen_alone=True,
     ),
     Cause(
         "data loading",
@@ -291,6 +312,7 @@ CAUSES = (
         "a batch takes {} to load, longer than to compute",
         "s",
         "more loader processes, decoded or smaller samples, faster storage",
+        seen_alone=True,
     ),
     Cause(
         "placement",

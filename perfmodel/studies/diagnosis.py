@@ -7,9 +7,10 @@ probability of a cause c with sizes :math:`\theta` is
 .. math:: p(c \mid x) \propto p(c) \sum_\theta p(\theta \mid c) \prod_i N(x_i; m_i(c, \theta), s_i)
 
 with measurements x, predictions m, and standard deviations s of both together. Before, all causes
-are equally likely. A cause that explains the measurements with any size is less likely than one
-whose size is known beforehand and fits (MacKay, "Information theory, inference, and learning
-algorithms", 2003, chapter 28).
+are equally likely, but for those that one device, if it was measured alone, would have shown. A
+cause that explains the measurements with any size is less likely than one whose size is known
+beforehand and fits (MacKay, "Information theory, inference, and learning algorithms", 2003, chapter
+28).
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ PASSES_HOST = {True: 0.9, False: 0.4}
 NOTHING_WRONG = 0.4
 """Probability of *as predicted* before anything is measured; causes share the rest evenly."""
 
+WAS_MEASURED = 0.25
+"""Weight of causes that one device alone would have, over that of others, where the speed of one
+device was measured: it would have shown them."""
+
 SLOWS = 1.02
 """Smallest ratio of a step with a cause to one without: causes that do less are not considered."""
 
@@ -64,7 +69,8 @@ class Measured(Ranged, frozen=True, kw_only=True):
     step_s : time of an update of the model.
     compute_s : time that a device computes per step, mean of the devices, with ``host_s``.
     slowest_compute_s : that of the slowest device.
-    exposed_s : time per step that a device waits for communication and does not compute.
+    exposed_s : time per step that a device waits for communication and does not compute, on the
+        rank that waits least: others also wait for a slow one.
     communication_s : time per step in which a collective or a message is under way, hidden or not.
     loading_s : time per step that a device waits for data.
     host_s : time per step that a device waits for the host to launch kernels.
@@ -318,11 +324,12 @@ def diagnose(
         ):
             fits.append((cause, tried))
     best = max(fit.log_likelihood for _, tried in fits for fit in tried)
-    prior = NOTHING_WRONG / (1.0 - NOTHING_WRONG) * max(len(fits) - 1, 1)
+    priors = [_prior(cause, job) for cause, _ in fits]
+    nothing = NOTHING_WRONG / (1.0 - NOTHING_WRONG) * (sum(priors[1:]) or 1.0)
     evidence = [
         sum(fit.weight * math.exp(fit.log_likelihood - best) for fit in tried)
-        * (prior if cause is NOTHING else 1.0)
-        for cause, tried in fits
+        * (nothing if cause is NOTHING else prior)
+        for prior, (cause, tried) in zip(priors, fits, strict=True)
     ]
     ranked = sorted(zip(evidence, fits, strict=True), key=lambda row: -row[0])
     suspects = [
@@ -351,6 +358,12 @@ def step_of(job: Job, speed: float | str) -> float:
     workload = job.of_devices.workload
     alone_s = OneDevice(speed=read_speed(speed, "measured")).seconds(workload)
     return alone_s * job.global_batch_size / workload.batch_size
+
+
+def _prior(cause: Cause, job: Job) -> float:
+    """Weight of a cause before anything is measured of the run."""
+    alone = {"one_device_samples_per_s", "one_device_step_s"}
+    return WAS_MEASURED if cause.seen_alone and alone & (job.given or {}).keys() else 1.0
 
 
 def _best(tried: Sequence[_Fit]) -> _Fit:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 from perfmodel import api
 from perfmodel.inputs.job import Job
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.changes import of_options
+from perfmodel.sweeping.arguments import changed
 
 LEAST_SPREAD = 0.04
 """Standard deviation of the logarithm of a time, of the measurement and of formulas together: a
@@ -70,6 +72,28 @@ def _communication_s(run: Observed) -> float:
     return p.exposed_communication_s
 
 
+def _of_factors(run: Observed, of: Callable[[Sequence[float]], float]) -> float | None:
+    """Computation of devices that keep no step together, from that of equal ones and a function of
+    their factors; None where they keep a step."""
+    job = run.job
+    if not job.stragglers or getattr(job.options, "sync", None) != "asp":
+        return None
+    factors = {straggler.worker: straggler.factor for straggler in job.stragglers}
+    alike = api.predict(changed(job, {"stragglers": ()}), fidelity="coarse")
+    return alike.compute_s * of([factors.get(worker, 1.0) for worker in range(job.workers)])
+
+
+def _compute_s(run: Observed) -> float:
+    """Mean of the devices."""
+    apart = _of_factors(run, fmean)
+    return run.prediction.compute_s if apart is None else apart
+
+
+def _slowest_compute_s(run: Observed) -> float:
+    apart, p = _of_factors(run, max), run.prediction
+    return p.iteration_s * (1.0 - min(p.idle_fraction.per_worker)) if apart is None else apart
+
+
 def _waiting_s(p: Prediction, cause: str) -> float:
     return p.idle_fraction.by_cause.get(cause, 0.0) * p.iteration_s
 
@@ -82,16 +106,14 @@ OBSERVABLES: Mapping[str, Observable] = {
         "computation of a step",
         "torch.profiler: sum of the kernels that are not NCCL's, mean of the ranks",
         "s",
-        lambda run: run.prediction.compute_s,
+        _compute_s,
         _relative,
     ),
     "slowest_compute_s": Observable(
         "computation of the slowest rank",
         "torch.profiler on every rank, or the step of each device alone",
         "s",
-        lambda run: (
-            run.prediction.iteration_s * (1.0 - min(run.prediction.idle_fraction.per_worker))
-        ),
+        _slowest_compute_s,
         _relative,
     ),
     "exposed_s": Observable(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,7 @@ class _File(msgspec.Struct):
     traceEvents: list[_Event] | None = None  # noqa: N815 (the file's own name)
     nodes: list[dict[str, Any]] | None = None
     deviceProperties: list[dict[str, Any]] | None = None  # noqa: N815
+    distributedInfo: Any = None  # noqa: N815
 
 
 @dataclass(frozen=True)
@@ -90,12 +91,15 @@ class DeviceEvent:
 
 @dataclass(frozen=True)
 class Trace:
-    """Events of a trace; ``device`` is empty if the profiler recorded only the CPU."""
+    """Events of a trace; ``device`` is empty if the profiler recorded only the CPU. ``rank`` and
+    ``ranks`` are those of the job, None if the trace does not tell."""
 
     host: list[Host]
     device: list[DeviceEvent]
     device_name: str
     notes: tuple[str, ...] = ()
+    rank: int | None = None
+    ranks: int | None = None
 
 
 def element_bytes(kind: str) -> int | None:
@@ -134,8 +138,12 @@ def _read(data: bytes, path: str | Path, pid: str | None, gpu: int | None) -> Tr
     complete = [e for e in contents.traceEvents if e.ph == "X" and e.ts is not None]
     if not complete:
         raise InputError(f"{path}: nothing to import: no event has a time and a duration (ph X)")
+    job = contents.distributedInfo if isinstance(contents.distributedInfo, dict) else {}
     try:
-        return _trace(complete, contents.deviceProperties or [], str(path), pid, gpu)
+        trace = _trace(complete, contents.deviceProperties or [], str(path), pid, gpu)
+        return replace(
+            trace, rank=count_of(job.get("rank")), ranks=count_of(job.get("world_size")) or None
+        )
     except (msgspec.DecodeError, ValueError, TypeError) as error:
         if isinstance(error, InputError):
             raise

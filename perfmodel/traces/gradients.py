@@ -188,6 +188,11 @@ def _tensors(arguments: dict[str, object]) -> list[tuple[list[int], str]]:
     return tensors
 
 
+def tensors_of(arguments: dict[str, Any]) -> list[tuple[int, str]]:
+    """Bytes and type of each input that is a tensor."""
+    return [(size, kind) for shape, kind in _tensors(arguments) if (size := _bytes(shape, kind))]
+
+
 def _bytes(shape: Sequence[int], kind: str) -> int:
     """Bytes of a tensor; 0 if ``kind`` is not the type of a tensor."""
     size = math.prod(shape) * (element_bytes(kind) or 0)

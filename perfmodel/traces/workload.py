@@ -15,6 +15,7 @@ from perfmodel.base.provenance import Source
 from perfmodel.inputs.profile import Gradients, Layer, Profile, Seconds, Timing, total_s
 from perfmodel.traces import deepspeed, events, gradients
 from perfmodel.traces.attribution import Attribution, HostPass, attribute
+from perfmodel.traces.collectives import TracedCollective, collectives
 from perfmodel.traces.deepspeed import FlopsProfile
 from perfmodel.traces.events import Trace
 from perfmodel.traces.steps import PARTS, TraceStep, find_steps
@@ -56,6 +57,8 @@ class ImportedTrace(msgspec.Struct, frozen=True, kw_only=True):
     timing_per_step_fraction : the sum of the workload's times over the step without exposed
         communication; None without a workload.
     workload : the profile; None if something is missing, which ``lacks`` names.
+    rank, ranks : of the job; None if the trace does not tell.
+    collectives : of all steps, in the order of their launch, without those of unknown size.
     """
 
     trace: str
@@ -76,6 +79,9 @@ class ImportedTrace(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     lacks: str | None = None
     workload: Profile | None = None
+    rank: int | None = None
+    ranks: int | None = None
+    collectives: tuple[TracedCollective, ...] = ()
 
 
 def import_trace(
@@ -155,6 +161,9 @@ class _Observed(msgspec.Struct, kw_only=True):
     has_parts: bool = True
     notes: list[str]
     lacks: str | None = None
+    rank: int | None = None
+    ranks: int | None = None
+    collectives: tuple[TracedCollective, ...] = ()
 
 
 def _of_trace(
@@ -186,6 +195,9 @@ def _of_trace(
         serial=any("SingleProcess" in h.name for h in work.loading),
         notes=notes,
         lacks=_lacking(steps, bool(trace.host), sizes, batch_size, parted),
+        rank=trace.rank,
+        ranks=trace.ranks,
+        collectives=collectives(trace, work, [step.host_s for step in steps]),
     )
 
 
@@ -232,6 +244,9 @@ def _report(
         accumulation=observed.accumulation,
         notes=tuple(observed.notes),
         lacks=observed.lacks,
+        rank=observed.rank,
+        ranks=observed.ranks,
+        collectives=observed.collectives,
     )
     if observed.has_parts:
         notes = (*report.notes, *_part_notes(report, observed.serial))

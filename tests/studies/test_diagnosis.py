@@ -128,10 +128,16 @@ def test_the_rate_of_a_slow_link_is_recovered() -> None:
 
 
 def test_probabilities_by_hand() -> None:
-    """Two causes that predict the same share what is left evenly."""
+    """Two causes that predict the same differ by what was measured before: slow computation would
+    have shown on one device, whose speed is known."""
     result = diagnose(Measured(step_s=predict(JOB).iteration_s * 2.5), JOB)
     by_name = {s.cause: s.probability for s in result.suspects}
     assert sum(by_name.values()) == pytest.approx(1.0, abs=0.05)
+    assert by_name["slow computation"] == pytest.approx(0.25 * by_name["slow device"], rel=0.1)
+    assert by_name["host-bound"] == by_name["slow computation"]
+    alone = JOB.with_(one_device_samples_per_s=None)
+    told = diagnose(Measured(step_s=predict(alone).iteration_s * 2.5), alone)
+    by_name = {s.cause: s.probability for s in told.suspects}
     assert by_name["slow computation"] == pytest.approx(by_name["slow device"], rel=0.1)
     assert AS_PREDICTED not in by_name
     assert result.slower == pytest.approx(2.5)
@@ -322,7 +328,7 @@ def test_traces_of_ranks_say_the_parts_of_a_step(tmp_path: Path) -> None:
     assert told["step_s"] == pytest.approx(995e-6)
     assert told["compute_s"] == pytest.approx((825e-6 + 845e-6) / 2)
     assert told["slowest_compute_s"] == pytest.approx(845e-6)
-    assert told["exposed_s"] == pytest.approx((120e-6 + 100e-6) / 2)
+    assert told["exposed_s"] == pytest.approx(100e-6)
     assert told["communication_s"] == pytest.approx(180e-6)
     assert told["loading_s"] == pytest.approx(50e-6)
 

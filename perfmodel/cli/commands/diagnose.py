@@ -184,7 +184,8 @@ def _of_traces(traces: Sequence[ImportedTrace]) -> dict[str, float]:
     """The parts of a step in traces of some ranks.
 
     Where a device is idle, but not for data or communication, the host keeps it waiting: that is
-    part of computing. The rank that waits least shows how long communication takes.
+    part of computing. The rank that waits least shows how long communication takes, without the
+    others' waits for a slow one.
     """
     if not traces:
         return {}
@@ -197,7 +198,7 @@ def _of_traces(traces: Sequence[ImportedTrace]) -> dict[str, float]:
     told = {
         "step_s": fmean(trace.step_s for trace in traces),
         "compute_s": fmean(compute),
-        "exposed_s": fmean(exposed),
+        "exposed_s": min(exposed),
         "communication_s": min(moving),
         "loading_s": fmean(part["data_loading"] for part in parts),
         "host_s": fmean(idle),

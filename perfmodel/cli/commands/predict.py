@@ -24,6 +24,7 @@ from perfmodel.cli.verbosity import verbosity
 
 if TYPE_CHECKING:
     from perfmodel.api import PredictArguments
+    from perfmodel.calibration.traced import Replay
 
 
 @click.command()
@@ -32,6 +33,14 @@ if TYPE_CHECKING:
 @run_options
 @outputs("json", "plot")
 @switch("--fit", "Take the largest batch that fits the device with 90%.")
+@option(
+    "--from-trace",
+    types.INPUT,
+    "Trace of a rank of torch.profiler instead of --model: its job, changed by the flags. "
+    "Repeatable.",
+    multiple=True,
+)
+@option("--traced-ranks", types.WHOLE, "Ranks of the traced job.  [default: as traced]")
 @option("--trace", types.OUTPUT, "Write two iterations as a trace for Perfetto.")
 @option("--update-order", types.BINARY, "Write the order of reads and updates (.npz).")
 @option("--updates", types.WHOLE, "Gradients in the schedule.  [default: 1000 per worker]")
@@ -40,6 +49,8 @@ def predict(
     how: Arguments,
     out: Outputs,
     fit: bool,
+    from_trace: tuple[str, ...],
+    traced_ranks: int | None,
     trace: str | None,
     update_order: str | None,
     updates: int | None,
@@ -51,6 +62,7 @@ def predict(
     \b
     perfmodel predict --model resnet18 --arch ps --workers 8
     perfmodel predict --model vgg16 --device v100 --arch ring --workers 16 --bandwidth 25Gbps
+    perfmodel predict --from-trace rank0.json --from-trace rank1.json --workers 16
     """
     from perfmodel import api
     from perfmodel.inputs.job_arguments import per_worker
@@ -64,7 +76,9 @@ def predict(
     if updates is not None and update_order is None:
         raise InputError("--updates: is the length of a schedule; needs --update-order")
     out.check(trace, update_order)
-    arguments = flags.arguments()
+    arguments, replayed = flags.arguments(), None
+    if from_trace:
+        replayed, arguments = _replayed(from_trace, traced_ranks, arguments, fidelity)
     job = api.make_job(**per_worker(arguments, "--global-batch-size"))
     if fit:
         if {"batch_size", "global_batch_size"} & arguments.keys():
@@ -100,8 +114,14 @@ def predict(
         from perfmodel.sweeping.comparison import both_to_dict
 
         values = both_to_dict(prediction, coarse)
+    if replayed is not None:
+        values = {**(values or prediction.to_dict()), "replay": replayed.to_dict()}
     if not out.put(prediction, written, values):
         return
+    if replayed is not None:
+        from perfmodel.cli.printing.text import show
+
+        show(replayed.text)
     worth = prediction.effects if verbosity() >= 0 else ()
     if coarse is not None:
         from perfmodel.cli.printing.studies import both
@@ -111,6 +131,27 @@ def predict(
         from perfmodel.cli.printing import prediction as printing
 
         printing.prediction(prediction, worth, remedy)
+
+
+def _replayed(
+    paths: tuple[str, ...], ranks: int | None, arguments: Arguments, fidelity: str
+) -> tuple[Replay, Arguments]:
+    """The replay of traces, and the arguments of its job with others in place of its own."""
+    from perfmodel.calibration.traced import replay
+
+    for name in ("model", "workload", "device"):
+        if arguments.get(name) is not None:
+            raise InputError(f"--from-trace: has its own {name}; leave out --{name}")
+    how = "fine" if fidelity in ("both", "auto") else fidelity
+    batch_size = arguments.get("batch_size")
+    known = {} if ranks is None else {"workers": ranks}
+    replayed = replay(paths, batch_size=batch_size, fidelity=how, **known)
+    own = replayed.arguments
+    options = {**own.get("options", {}), **arguments.get("options", {})}
+    if arguments.get("arch", own["arch"]) != own["arch"]:
+        options = dict(arguments.get("options", {}))
+    rest = {name: value for name, value in arguments.items() if value not in (None, ())}
+    return replayed, {**own, **rest, "options": options}
 
 
 def check_iterations(iterations: int | None, fidelity: str) -> None:
