@@ -88,8 +88,8 @@ OUTPUTS = {
     "prediction": Kind(
         PREDICTION,
         Prediction,
-        {"remedies": _or_null(TEXTS)},
-        optional=("remedies",),
+        {"remedies": _or_null(TEXTS), "replay": {"type": "object"}},
+        optional=("remedies", "replay"),
         without=("predicted_job",),
     ),
     "sweep": Kind(
