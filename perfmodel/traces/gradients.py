@@ -188,7 +188,7 @@ def _tensors(arguments: dict[str, object]) -> list[tuple[list[int], str]]:
     return tensors
 
 
-def tensors_of(arguments: dict[str, Any]) -> list[tuple[int, str]]:
+def tensors_of(arguments: dict[str, object]) -> list[tuple[int, str]]:
     """Bytes and type of each input that is a tensor."""
     return [(size, kind) for shape, kind in _tensors(arguments) if (size := _bytes(shape, kind))]
 

@@ -22,6 +22,7 @@ SHOWS = ("to_dict", "to_json", "to_frame", "frame", "report", "plot")
 """Methods of results; a class without any of them is a result if it is a public name."""
 
 WITHOUT: Mapping[str, str] = {
+    "calibration.traced.Replay": "its prediction has pictures",
     "measuring.training.measure.RankReport": "a message between processes",
     "predicting.options.PredictOptions": "an input",
     "predicting.variants.Variants": "arrays over axes that only the caller knows",

@@ -135,11 +135,11 @@ def test_probabilities_by_hand() -> None:
     assert sum(by_name.values()) == pytest.approx(1.0, abs=0.05)
     assert by_name["slow computation"] == pytest.approx(0.25 * by_name["slow device"], rel=0.1)
     assert by_name["host-bound"] == by_name["slow computation"]
+    assert AS_PREDICTED not in by_name
     alone = JOB.with_(one_device_samples_per_s=None)
     told = diagnose(Measured(step_s=predict(alone).iteration_s * 2.5), alone)
     by_name = {s.cause: s.probability for s in told.suspects}
     assert by_name["slow computation"] == pytest.approx(by_name["slow device"], rel=0.1)
-    assert AS_PREDICTED not in by_name
     assert result.slower == pytest.approx(2.5)
 
 

@@ -25,6 +25,7 @@ from perfmodel.cli.verbosity import verbosity
 if TYPE_CHECKING:
     from perfmodel.api import PredictArguments
     from perfmodel.calibration.traced import Replay
+    from perfmodel.results.prediction import Prediction
 
 
 @click.command()
@@ -93,16 +94,7 @@ def predict(
         how["fidelity"] = "fine"
     with progress() as advance:
         prediction = api.predict(job, **how, progress=advance)
-    written: list[File] = []
-    if trace is not None:
-        import json
-
-        data = json.dumps(prediction.to_chrome_trace()).encode()
-        written.append((trace, data, "; open it at https://ui.perfetto.dev"))
-    if update_order is not None:
-        with progress() as advance:
-            data = prediction.schedule(updates, progress=advance).to_bytes()
-        written.append((update_order, data, "; replay it with perfmodel converge --replay"))
+    written = _files(prediction, trace, update_order, updates)
     values, remedy = None, ""
     if prediction.memory.shortage(prediction.device):
         from perfmodel.studies import fitting
@@ -131,6 +123,23 @@ def predict(
         from perfmodel.cli.printing import prediction as printing
 
         printing.prediction(prediction, worth, remedy)
+
+
+def _files(
+    prediction: Prediction, trace: str | None, update_order: str | None, updates: int | None
+) -> list[File]:
+    """Files of a simulated prediction: a trace, and an order of updates."""
+    written: list[File] = []
+    if trace is not None:
+        import json
+
+        data = json.dumps(prediction.to_chrome_trace()).encode()
+        written.append((trace, data, "; open it at https://ui.perfetto.dev"))
+    if update_order is not None:
+        with progress() as advance:
+            data = prediction.schedule(updates, progress=advance).to_bytes()
+        written.append((update_order, data, "; replay it with perfmodel converge --replay"))
+    return written
 
 
 def _replayed(
