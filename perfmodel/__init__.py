@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     from perfmodel.inputs.profile import Profile as Profile, read_profile as read_profile
     from perfmodel.inputs.workload import Workload as Workload, WorkloadLayer as WorkloadLayer
     from perfmodel.planning.decision import plan as plan
+    from perfmodel.planning.layout_comparison import (
+        LayoutComparison as LayoutComparison,
+        compare_layouts as compare_layouts,
+    )
     from perfmodel.planning.plans import Plan as Plan
     from perfmodel.planning.search import PlanLimits as PlanLimits
     from perfmodel.predicting.effects import effects as effects
@@ -107,6 +111,7 @@ _NAMES = {
     "studies.formulas": "Formula formula",
     "planning.search": "PlanLimits",
     "planning.decision": "plan",
+    "planning.layout_comparison": "LayoutComparison compare_layouts",
     "planning.plans": "Plan",
     "studies.reports": "Report report",
     "studies.requirements": "Requirement require",

@@ -148,7 +148,7 @@ def plan(
     if fidelity not in ("auto", "coarse"):
         raise unknown_name("fidelity", fidelity, ("auto", "coarse"))
     executor = executor or InLine()
-    profile = _profile(model, workload)
+    profile = profile_of(model, workload)
     division, own = _division(varied), cluster is not None or device is not None
     if own and objective in ("cost", "samples-per-usd"):
         raise InputError(
@@ -164,7 +164,7 @@ def plan(
     rows: list[Instance] = []
     out: list[str] = []
     if own:
-        machines = [_own_machine(device, cluster, profile)]
+        machines = [own_machine(device, cluster, profile)]
     else:
         rows, out = instances.choose(
             instances.read_instances(catalogue_file), types=instance, region=region, spot=spot
@@ -202,7 +202,7 @@ def plan(
     return _answer(search, profile, top, out)
 
 
-def _own_machine(
+def own_machine(
     device: str | None, cluster: Cluster | str | Path | None, profile: Profile
 ) -> Machine:
     """Return machines of one's own."""
@@ -278,7 +278,8 @@ def _listed(value: Several[T] | None) -> tuple[T, ...]:
     return tuple(cast("Sequence[T]", value)) if several else (cast("T", value),)
 
 
-def _profile(model: str | None, workload: Profile | str | Path | None) -> Profile:
+def profile_of(model: str | None, workload: Profile | str | Path | None) -> Profile:
+    """Return the profile of a model, or of a workload file."""
     if (model is None) == (workload is None):
         raise InputError(
             f"model or workload: give one of them (models: {', '.join(catalogue.model_names())})"
@@ -326,6 +327,7 @@ def _answer(search: Search, profile: Profile, top: int, out: Sequence[str]) -> P
         effects=effects(search.jobs[order[0]]),
         notes=tuple(_notes(search, first)),
         target=search.goal.target,
+        places=search.among.places(),
     )
 
 

@@ -25,6 +25,8 @@ from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.profile import Profile
+from perfmodel.planning.layout_map import Place
+from perfmodel.planning.plans import shape_text
 from perfmodel.planning.space import BatchNoise, Columns, Common, Series, Space, none_left
 from perfmodel.predicting.memory import first_needed_bytes, memory_on
 from perfmodel.sweeping.layouts import Layouts, layouts
@@ -60,6 +62,9 @@ FEW, SIMULATED = 512, 5
 
 OF_KIND = ("tensor", "context", "expert", "pipeline", "virtual_stages")
 """Numbers that are the same in all layouts of a kind."""
+
+OUTSIDE = 20
+"""Most layouts that do not fit on a map."""
 
 MOST_KINDS, WORST = 10, 0.6
 """Most kinds of layouts per machine and number of devices, and the lowest rate relative to the
@@ -107,10 +112,12 @@ class LayoutSpace(Space):
     Attributes
     ----------
     found : the layouts of each series; ``rows`` is the number of each candidate among them.
+    outside : the fastest layouts that do not fit, a few of each series.
     """
 
     found: tuple[Layouts, ...]
     rows: Ids
+    outside: tuple[Place, ...]
 
     most_considered: int = dataclasses.field(default=6, kw_only=True)
     most_simulated: int = dataclasses.field(default=3, kw_only=True)
@@ -131,19 +138,18 @@ class LayoutSpace(Space):
 
     def layout(self, index: int) -> dict[str, object]:
         """How the devices of a candidate divide the model."""
-        found, row = self.found[int(self.of[index])], int(self.rows[index])
-        stages = int(found.pipeline[row])
-        return {
-            "tensor": int(found.tensor[row]),
-            "context": int(found.context[row]),
-            "expert": int(found.expert[row]),
-            "pipeline": stages,
-            "virtual_stages": int(found.virtual_stages[row]),
-            "micro_batches": int(found.micro_batches[row]),
-            "micro_batch_size": int(found.micro_batch_size[row]),
-            "schedule": found.schedule[row] if stages > 1 else None,
-            "recompute": found.recompute[row],
-        }
+        return self.found[int(self.of[index])].shape_of(int(self.rows[index]))
+
+    def places(self) -> tuple[Place, ...]:
+        """Where the candidates, and some layouts that do not fit, are on a map."""
+        inside = [
+            Place(
+                float(self.worker_bytes[k]), float(self.rate[k]), self.arch(k),
+                f"{self.arch(k)}{shape_text(self.layout(k))}", fits=True,
+            )
+            for k in range(len(self))
+        ]  # fmt: skip
+        return (*inside, *self.outside)
 
     def arch(self, index: int) -> str:
         """The architecture of a candidate."""
@@ -195,14 +201,15 @@ def layout_space(
         for value in getattr(division, name):
             whole_number(name, value)
     reasons, series, several, parts, rows = list(out), [], [], [], []
+    outside: list[Place] = []
     for machine in machines:
-        for count in division.devices or (_all_devices(machine),):
+        for count in division.devices or (all_devices(machine),):
             try:
-                found = _layouts(machine, profile, division, count, most_batch)
+                found = layouts_on(machine, profile, division, count, most_batch)
             except InputError as error:
                 reasons.append(f"{machine.instance.label}, {count} devices: {error}")
                 continue
-            fitting = _Fitting(found, machine, confidence, noise)
+            fitting = Fitting(found, confidence, noise)
             chosen = list(fitting.chosen())
             if not chosen:
                 reasons.append(f"{machine.instance.label}, {count} devices: {fitting.shortage}")
@@ -211,6 +218,7 @@ def layout_space(
             several.append(found)
             rows += [row for row, _ in chosen]
             parts.append(_columns(found, machine, count, chosen))
+            outside += fitting.outside()
     if not parts:
         raise none_left(reasons)
     columns: dict[str, Any] = {
@@ -222,11 +230,17 @@ def layout_space(
         columns |= {"most_considered": 2 * SIMULATED, "most_simulated": SIMULATED}
     return LayoutSpace(
         series=tuple(series), left_out=tuple(reasons), of=of, found=tuple(several),
-        rows=np.array(rows), **columns,
+        rows=np.array(rows), outside=tuple(outside), **columns,
     )  # fmt: skip
 
 
-def _all_devices(machine: Machine) -> int:
+def all_devices(machine: Machine) -> int:
+    """Return how many devices a cluster has.
+
+    Raises
+    ------
+    InputError : it has no number of nodes.
+    """
     nodes = machine.cluster.nodes
     if nodes is None:
         raise InputError(f"devices: give how many; {machine.cluster.name!r} has no number of nodes")
@@ -237,8 +251,12 @@ def _divisors(number: int, most: int) -> list[int]:
     return [k for k in range(1, min(number, most) + 1) if number % k == 0]
 
 
-def _layouts(
-    machine: Machine, profile: Profile, division: Division, count: int, most_batch: int | None
+def layouts_on(
+    machine: Machine,
+    profile: Profile,
+    division: Division,
+    count: int,
+    most_batch: int | None = None,
 ) -> Layouts:
     """Evaluate all layouts on a number of devices of a machine.
 
@@ -258,19 +276,8 @@ def _layouts(
     batches = division.global_batch_size or (max(tokens // length, 1),)
     if most_batch is not None:
         batches = [min(batch, most_batch) for batch in batches]
-    size = max(max(tensor), 2) if max(tensor) > 1 else 1
-    stages = 1 if size > 1 else max(pipeline)
-    if size * stages == 1 and count > 1:
-        stages = next((k for k in range(2, count + 1) if count % k == 0), 1)
-    if size * stages == 1:
-        raise InputError("layouts: a single device (give devices above 1)")
-    base = api.make_job(
-        workload=profile, device=machine.device, cluster=machine.given,
-        devices=count, tensor=size, pipeline=stages, micro_batches=1, batch_size=1, arch="ring",
-        **division.common,
-    )  # fmt: skip
     return layouts(
-        base,
+        _base(machine, profile, division, count, tensor, pipeline),
         tensor=tensor,
         context=division.context or _contexts(length, count),
         expert=division.expert or _experts(decoder, count, each),
@@ -282,6 +289,39 @@ def _layouts(
         arch=division.arch or ARCHITECTURES,
         global_batch_size=batches,
     )
+
+
+def _base(
+    machine: Machine,
+    profile: Profile,
+    division: Division,
+    count: int,
+    tensor: Sequence[int],
+    pipeline: Sequence[int],
+) -> Job:
+    """Return a job with one of these divisions, with tensors if its layers can be divided so.
+
+    Raises
+    ------
+    InputError : a single device; no job is possible.
+    """
+    shapes = [(k, 1) for k in sorted(tensor, reverse=True)]
+    shapes += [(1, k) for k in (*sorted(pipeline, reverse=True), *range(2, count + 1))]
+    why = InputError("layouts: a single device (give devices above 1)")
+    for size, stages in shapes:
+        if size * stages == 1 or count % (size * stages):
+            continue
+        try:
+            return api.make_job(
+                workload=profile, device=machine.device, cluster=machine.given, devices=count,
+                tensor=size, pipeline=stages, micro_batches=1, batch_size=1, arch="ring",
+                **division.common,
+            )  # fmt: skip
+        except InputError as error:
+            if not str(error).startswith(("tensor: ", "pipeline: ")):
+                raise
+            why = error
+    raise why
 
 
 def _contexts(length: int, count: int) -> list[int]:
@@ -296,7 +336,7 @@ def _experts(decoder: Decoder, count: int, each: int) -> list[int]:
     return _divisors(math.gcd(decoder.experts.routed, count), each)
 
 
-class _Fitting:
+class Fitting:
     """Which layouts fit into their devices.
 
     What keeps more than a layout that does not fit need not be looked at: less recomputation, or
@@ -304,7 +344,7 @@ class _Fitting:
     """
 
     def __init__(
-        self, found: Layouts, machine: Machine, confidence: float, noise: BatchNoise | None
+        self, found: Layouts, confidence: float, noise: BatchNoise | None = None
     ) -> None:
         self.found, self.confidence = found, confidence
         self.rates: Floats = found.samples_per_s
@@ -395,6 +435,20 @@ class _Fitting:
         """Return what people would rather have less of, as ranks: sharding, then recomputation."""
         kept, rest, _ = self._needs(row)
         return -kept, -rest
+
+    def outside(self) -> list[Place]:
+        """Return the fastest layouts that do not fit, with what their first stage needs."""
+        failed = [row for row, size in self.of_first.items() if size > self.device_bytes]
+        return [
+            Place(
+                self.of_first[row],
+                float(self.found.samples_per_s[row]),
+                self.found.arch[row],
+                f"{self.found.arch[row]}{shape_text(self.found.shape_of(row))}",
+                fits=False,
+            )
+            for row in sorted(failed)[:OUTSIDE]
+        ]
 
     @property
     def shortage(self) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from perfmodel.base.units import show
+from perfmodel.planning.layout_map import Place, layout_map
 from perfmodel.reporting.contents import INK, REFERENCE, Axis, Figure, Page, Panel, Section, Series
 from perfmodel.reporting.drawn import Paged
 from perfmodel.reporting.panels import colour
@@ -148,7 +149,11 @@ def layout_text(candidate: Candidate | Trade) -> str:
     """The batch of a candidate, and how devices divide the model, as text."""
     if candidate.layout is None:
         return f", batch {candidate.batch_size}"
-    given = candidate.layout
+    return shape_text(candidate.layout)
+
+
+def shape_text(given: Mapping[str, object]) -> str:
+    """How devices divide a model and its batch, as text."""
     stages, chunks = given["pipeline"], given["virtual_stages"]
     parts = [f"tensor {given['tensor']}"]
     parts += [f"{name} {given[name]}" for name in ("context", "expert") if given.get(name, 1) != 1]
@@ -237,6 +242,7 @@ class Plan(Paged, Tabular, frozen=True, kw_only=True):
     change : the single change that would help most; None if none helps.
     prices : the catalogue lines used.
     left_out : instance types that were not evaluated, and why.
+    places : layouts on a map of throughput over memory; empty for single devices.
     effects : sensitivity of the first candidate to its assumptions, see
         :class:`perfmodel.results.effects.Effect`.
     target : the loss that ``samples`` are for; None if they were given.
@@ -264,6 +270,7 @@ class Plan(Paged, Tabular, frozen=True, kw_only=True):
     notes: tuple[str, ...]
     effects: tuple[Effect, ...] = ()
     target: LossTarget | None = None
+    places: tuple[Place, ...] = ()
 
     def __repr__(self) -> str:
         return f"Plan({self.objective}: {self.first.label}; {self.candidates} candidates)"
@@ -307,7 +314,7 @@ class Plan(Paged, Tabular, frozen=True, kw_only=True):
     def to_dict(self) -> Row:
         """JSON-like values."""
         other = self.runner_up
-        return fields(self, "ranked", "runner_up") | {
+        return fields(self, "ranked", "runner_up", "places") | {
             "ranked": [candidate.to_dict() for candidate in self.ranked],
             "runner_up": other.to_dict() if other is not None else None,
         }
@@ -349,6 +356,15 @@ class Plan(Paged, Tabular, frozen=True, kw_only=True):
                 ],
             ),
         ]
+        if self.places:
+            has = first.prediction.memory.device_bytes
+            section = Section(
+                name="layouts",
+                title="Layouts",
+                text=["Throughput over the memory that a device needs, by formulas."],
+                figure=layout_map(self.places, has),
+            )
+            parts.insert(1, section)
         low, high = first.cost_interval_usd
         soon, late = (f"{end / HOUR_S:.4g} h" for end in first.time_interval_s)
         run = first.with_failures

@@ -29,6 +29,7 @@ from perfmodel.inputs.job import Jitter, Job
 from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.recomputation import read_recomputation
 from perfmodel.inputs.workload import Workload
+from perfmodel.planning.layout_map import Place
 from perfmodel.predicting import job_facts
 from perfmodel.predicting.memory import memory_on
 from perfmodel.predicting.variants import evaluate
@@ -193,6 +194,10 @@ class Space(Columns):
     def layout(self, index: int) -> dict[str, object] | None:
         """How the devices of a candidate's workers divide the model; None for single devices."""
         return None
+
+    def places(self) -> tuple[Place, ...]:
+        """Where layouts are on a map; none for single devices."""
+        return ()
 
     def effort(self, index: int) -> tuple[float, ...]:
         """What people would rather have less of, in this order: nodes, servers, then unusual

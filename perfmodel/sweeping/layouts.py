@@ -116,6 +116,14 @@ class Layouts(Tabular, frozen=True, eq=False, kw_only=True):
                 given[name] = value
         return given
 
+    def shape_of(self, number: int) -> dict[str, Any]:
+        """Return how the devices of a replica divide the model and its batch."""
+        shape: dict[str, Any] = {
+            name: int(getattr(self, name)[number]) for name in NUMBERS if name != "workers"
+        }
+        shape["schedule"] = self.schedule[number] if shape["pipeline"] > 1 else None
+        return shape | {"recompute": self.recompute[number]}
+
     def rows(self) -> list[Row]:
         """The layouts, in SI units."""
         return [

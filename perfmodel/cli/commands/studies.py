@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
+from perfmodel.base.errors import InputError
 from perfmodel.cli import types
 from perfmodel.cli.jobs import JobFlags, fidelity_option, job_options, model_options
 from perfmodel.cli.options import (
@@ -15,6 +17,7 @@ from perfmodel.cli.options import (
     option,
     outputs,
     progress,
+    switch,
     training_options,
 )
 from perfmodel.cli.verbosity import remark, verbosity
@@ -77,17 +80,28 @@ def sweep(
 @click.command()
 @job_options(lists=True, jobs=True)
 @model_options("fine")
+@switch("--layouts", "Rank the layouts of one language model, those that fit first, by formulas.")
+@option("--micro-batch-size", types.Several(types.WHOLE), "Of --layouts.  [default: 1,2,4,8]")
 @outputs("json", "plot", "report")
-def compare(flags: JobFlags, how: Arguments, out: Outputs) -> None:
-    """The jobs are files, every combination of lists of values as in perfmodel sweep, or both.
+def compare(
+    flags: JobFlags, how: Arguments, out: Outputs, layouts: bool, micro_batch_size: object
+) -> None:
+    """The jobs are files, every combination of lists of values as in perfmodel sweep, or both. With
+    --layouts, how --devices divide a language model: what is not given is varied as in plan.
 
     \b
     perfmodel compare --model vgg16 --device v100 --workers 8 --arch ring,ps --servers 1,4
     perfmodel compare --job old.toml --job new.toml
+    perfmodel compare --layouts --model llama-13b --device a100-80 --cluster dgx-a100 --devices 32
     """
     from perfmodel.sweeping import comparison
 
     out.check()
+    if layouts:
+        _compare_layouts(flags, how, out, micro_batch_size)
+        return
+    if micro_batch_size is not None:
+        raise InputError("--micro-batch-size: needs --layouts")
     gathered = comparison.gathered([(path, flags.arguments(path)) for path in flags.jobs])
     with progress() as advance:
         result = comparison.compare(gathered.jobs, gathered.names, **how, progress=advance)
@@ -98,6 +112,23 @@ def compare(flags: JobFlags, how: Arguments, out: Outputs) -> None:
         shared = robustness(gathered.jobs) if verbosity() >= 0 else ()
         studies.comparison(result, shared)
     _remark_skipped(gathered)
+
+
+def _compare_layouts(flags: JobFlags, how: Arguments, out: Outputs, size: object) -> None:
+    """Compare layouts of one job."""
+    from perfmodel.planning.layout_comparison import compare_layouts
+
+    if len(flags.jobs) > 1:
+        raise InputError("--layouts: of one job, give one job file")
+    source = click.get_current_context().get_parameter_source("fidelity")
+    if how["fidelity"] != "coarse" and source is ParameterSource.COMMANDLINE:
+        raise InputError("--fidelity: layouts are compared by formulas (allowed: coarse)")
+    with progress() as advance:
+        result = compare_layouts(**flags.arguments(), micro_batch_size=size, progress=advance)
+    if out.put(result):
+        from perfmodel.cli.printing import layouts as printing
+
+        printing.comparison(result)
 
 
 @click.command()
