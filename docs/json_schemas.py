@@ -24,6 +24,7 @@ from perfmodel.inputs.job_files import SCHEMA as JOB, JobFile
 from perfmodel.inputs.profile import SCHEMA as WORKLOAD, Profile
 from perfmodel.measuring.measurements import SCHEMA as MEASUREMENTS, Measurements
 from perfmodel.measuring.training.run import SCHEMA as RUN, MeasuredRun
+from perfmodel.planning.layout_comparison import SCHEMA as LAYOUTS, LayoutComparison
 from perfmodel.planning.plans import SCHEMA as PLAN, Plan
 from perfmodel.results.prediction import SCHEMA as PREDICTION, Prediction
 from perfmodel.results.schedule import FORMAT as SCHEDULE, Header
@@ -120,6 +121,7 @@ OUTPUTS = {
     "requirement": Kind(REQUIREMENT, Requirement),
     "sensitivity": Kind(SENSITIVITY, Sensitivity),
     "formula": Kind(FORMULA, Formula),
+    "layouts": Kind(LAYOUTS, LayoutComparison),
     "plan": Kind(PLAN, Plan),
     "report": Kind(
         REPORT,

@@ -114,7 +114,7 @@ class LayoutComparison(Paged, Tabular, frozen=True, kw_only=True):
 
     def to_dict(self) -> Row:
         """JSON-like values."""
-        return fields(self, "layouts") | {"layouts": self.rows()}
+        return fields(self)
 
     def figure(self) -> Figure:
         """The map of the layouts."""
@@ -274,6 +274,6 @@ def _compared(found: Layouts, k: int, confidence: float) -> ComparedLayout:
         needed_bytes=memory.needed_bytes(confidence),
         fits_probability=memory.fits,
         fits=memory.is_enough(confidence),
-        bubble_fraction=shares["pipeline"] / step_s,
+        bubble_fraction=max(shares["pipeline"], 0.0) / step_s,
         exposed_fraction=max(1.0 - (shares["pipeline"] + shares["compute"]) / step_s, 0.0),
     )

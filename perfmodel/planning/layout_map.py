@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -11,9 +10,9 @@ from perfmodel.reporting.contents import INK, REFERENCE, Axis, Panel, Series, Sp
 from perfmodel.reporting.panels import colour
 
 
-class Place(NamedTuple):
-    """A layout on the map: bytes that a device needs, samples per second, the group that gives its
-    colour, its name, and whether it fits."""
+class Place(msgspec.Struct, frozen=True):
+    """A layout on the map: bytes that a device needs, of those that do not fit at least, samples
+    per second, the group that gives its colour, its name, and whether it fits."""
 
     needed_bytes: float
     samples_per_s: float

@@ -343,9 +343,7 @@ class Fitting:
     more samples in a micro-batch, with the same architecture.
     """
 
-    def __init__(
-        self, found: Layouts, confidence: float, noise: BatchNoise | None = None
-    ) -> None:
+    def __init__(self, found: Layouts, confidence: float, noise: BatchNoise | None = None) -> None:
         self.found, self.confidence = found, confidence
         self.rates: Floats = found.samples_per_s
         if noise is not None:  # of samples as much worth as those of reference

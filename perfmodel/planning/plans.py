@@ -314,7 +314,7 @@ class Plan(Paged, Tabular, frozen=True, kw_only=True):
     def to_dict(self) -> Row:
         """JSON-like values."""
         other = self.runner_up
-        return fields(self, "ranked", "runner_up", "places") | {
+        return fields(self, "ranked", "runner_up") | {
             "ranked": [candidate.to_dict() for candidate in self.ranked],
             "runner_up": other.to_dict() if other is not None else None,
         }

@@ -158,3 +158,19 @@ def test_experts_are_divided_up_to_a_node() -> None:
     degrees = {one.layout["expert"] for one in found if one.layout is not None}
     assert degrees <= {1, 2, 4, 8}
     assert len(degrees) > 1
+
+
+def test_the_page_has_a_map_of_layouts() -> None:
+    given: dict[str, Any] = {**SMALL, **AXES, "arch": ("ring", "zero1"), "top": 3}
+    found = plan(**given, fidelity="coarse")
+    (section,) = [one for one in found.page().sections if one.name == "layouts"]
+    assert section.figure is not None
+    marks = {mark.name: mark for mark in section.figure.marks}
+    assert {"zero1", "does not fit", "Pareto front"} <= set(marks)
+    inside = [place for place in found.places if place.fits]
+    assert max(p.samples_per_s for p in inside) >= found.first.throughput_samples_per_s * 0.9
+    device_bytes = marks["memory of a device"].low  # type: ignore[union-attr]
+    assert all((place.needed_bytes <= device_bytes) is place.fits for place in found.places)
+    alone = plan(model="resnet50", instance=["p3.16xlarge"], arch="ring", workers=8, batch_size=64)
+    assert alone.places == ()
+    assert "layouts" not in {one.name for one in alone.page().sections}
