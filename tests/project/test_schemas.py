@@ -168,8 +168,10 @@ COMMANDS = {
     "--micro-batches 4 --batch-size 4 --fidelity coarse": "prediction",
     "sweep --model resnet18 --arch ps --workers 2,4": "sweep",
     "compare --model resnet18 --arch ps,ring --workers 4": "comparison",
-    "compare --layouts --model gpt2-large --device a100 --cluster dgx-a100 --devices 8 --tensor 1,2 "
-    "--pipeline 1,2 --recompute none --micro-batch-size 1 --virtual-stages 1": "layouts",
+    "compare --layouts --model gpt2-large --device a100 --cluster dgx-a100 --devices 8 "
+    "--tensor 1,2 --pipeline 1,2 --recompute none --micro-batch-size 1 --virtual-stages 1": (
+        "layouts"
+    ),
     f"explain {JOB} --against ring": "explanation",
     f"advise {JOB} --sync asp": "advice",
     f"require bandwidth {JOB} --to scaling>0.9": "requirement",
