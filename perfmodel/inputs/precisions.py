@@ -28,6 +28,8 @@ class Recipe(NamedTuple):
     reads : bytes read of a value of 16 bits to cast it.
     by_rows : whether there are several scales in a row.
     fused : whether norms cast what they make, so that it is not read again.
+    dispatches : whether tokens are cast before they are sent to experts, and gradients before they
+        are sent back to them; results, and the gradients of tokens, have 16 bits.
     peak : name of the peak rate.
     """
 
@@ -37,6 +39,7 @@ class Recipe(NamedTuple):
     reads: float = 2.0
     by_rows: bool = False
     fused: bool = False
+    dispatches: bool = False
     peak: str = "fp8"
 
     def twice(self, architecture: str | None) -> bool:
@@ -60,7 +63,11 @@ RECIPES: Mapping[str, Recipe] = {
     "fp8": Recipe(0.0, 2.0, 2.0, fused=True),
     "fp8_current": Recipe(0.0, 2.0, 1.0, reads=4.0),
     "fp8_block": Recipe(
-        SCALES_OF_BLOCK, 2.0 + 2.0 * SCALES_OF_SQUARE, 1.0 + SCALES_OF_BLOCK, by_rows=True
+        SCALES_OF_BLOCK,
+        2.0 + 2.0 * SCALES_OF_SQUARE,
+        1.0 + SCALES_OF_BLOCK,
+        by_rows=True,
+        dispatches=True,
     ),
     "mxfp8": Recipe(
         SCALES_OF_32,
@@ -94,6 +101,12 @@ def sent_share(precision: str) -> float:
     """Return the part of their bytes that values are sent with to a product that has 8 bits: they
     are cast before, and scales go with them; 1 in other precisions."""
     return (1.0 + RECIPES[precision].scale_bytes) / 2.0 if precision in RECIPES else 1.0
+
+
+def dispatched_share(precision: str) -> float:
+    """Return the part of their bytes that tokens are sent to experts with; 1 in 16 bits."""
+    dispatches = precision in RECIPES and RECIPES[precision].dispatches
+    return sent_share(precision) if dispatches else 1.0
 
 
 SHORT = (*SIXTEEN_BITS, *EIGHT_BITS)

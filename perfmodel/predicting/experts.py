@@ -21,8 +21,10 @@ from perfmodel.communication.exchanges import Exchange
 from perfmodel.communication.fabric import Fabric
 from perfmodel.communication.members import Members
 from perfmodel.inputs.cluster import Cluster
+from perfmodel.inputs.decoder_parts import DISPATCH
 from perfmodel.inputs.expert_parallel import ExpertParallel, Routed, is_of_experts
 from perfmodel.inputs.passes import accumulated, one_pass
+from perfmodel.inputs.precisions import dispatched_share
 from perfmodel.inputs.recomputation import block_of
 from perfmodel.inputs.replica import Replica, RoutedLayers, Stage, Sums
 from perfmodel.inputs.workload import Workload, WorkloadLayer
@@ -91,18 +93,21 @@ def with_experts(
     workers = max(experts.devices // placed.within, 1)
     if routed is None:
         return stage, workload
-    share = 1.0 - experts.overlap
     load = _load(experts, placed, routed)
-    sums, slower_s = _dispatch(experts, placed, routed, load)
-    once = Sums(sums.seconds * share, sums.bytes * share, sums.rate_bytes_per_s)
+    exposed = 1.0 - experts.overlap
+    to_experts, back = (
+        _part(_dispatch(experts, placed, _shorter(routed, share), load), exposed)
+        for share in (dispatched_share(workload.precision), 1.0)
+    )
     again = workload.recompute == "full"
     late = load - 1.0
 
     def of(layer: WorkloadLayer, *, backward: bool) -> tuple[Sums, float]:
-        passes = 2 if backward and again and block_of(layer) else 1
         if layer.routed is not None:
-            many = Sums(once.seconds * passes, once.bytes * passes, once.rate_bytes_per_s)
-            return many, slower_s * share * passes
+            there, home = (to_experts, back) if layer.kind == DISPATCH else (back, to_experts)
+            if not backward:
+                return there
+            return _both(there, home) if again and block_of(layer) else home
         if not is_of_experts(layer.name):
             return Sums(), 0.0
         return Sums(), late * (layer.backward_s if backward else layer.forward_s)
@@ -122,6 +127,25 @@ def with_experts(
         longer = _longer_update(workload, experts, placed)
         made = msgspec.structs.replace(made, optimizer_s=made.optimizer_s * longer)
     return stage, made
+
+
+def _shorter(routed: Routed, share: float) -> Routed:
+    return msgspec.structs.replace(routed, bytes=routed.bytes * share)
+
+
+def _part(sent: tuple[Sums, float], share: float) -> tuple[Sums, float]:
+    """Return a part of an exchange, and of the wait for the largest load."""
+    sums, late_s = sent
+    return Sums(sums.seconds * share, sums.bytes * share, sums.rate_bytes_per_s), late_s * share
+
+
+def _both(one: tuple[Sums, float], other: tuple[Sums, float]) -> tuple[Sums, float]:
+    """Return two exchanges as one."""
+    (first, first_s), (second, second_s) = one, other
+    moved = first.bytes + second.bytes
+    transfer_s = first.bytes / first.rate_bytes_per_s + second.bytes / second.rate_bytes_per_s
+    rate = first.rate_bytes_per_s if first == second or not moved else moved / transfer_s
+    return Sums(first.seconds + second.seconds, moved, rate), first_s + second_s
 
 
 def _longer_update(workload: Workload, experts: ExpertParallel, placed: Placed) -> float:

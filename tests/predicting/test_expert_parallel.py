@@ -87,6 +87,26 @@ def test_exchanges_by_hand_inside_a_node() -> None:
     assert routing.workers == 4
 
 
+@pytest.mark.parametrize(("recompute", "again"), [("none", 0), ("full", 1)])
+def test_tokens_are_sent_in_8_bits_by_hand(recompute: str, again: int) -> None:
+    """Tokens, and the gradients of results, have one byte and 4 bytes of scales for 128 values with
+    the recipe of DeepSeek-V3; results, and the gradients of tokens, have two bytes. Other recipes
+    send 16 bits."""
+    given = {"expert": 4, "batch_size": 1, "recompute": recompute}
+    values = TOKENS * ACTIVE * HIDDEN
+    short_s, long_s = (values * size * 3 / 4 / 200e9 for size in (1 + 4 / 128, 2))
+    routing = routing_of(made(precision="fp8_block", **given))
+    sent = [one.seconds for one in routing.forward if one.seconds]
+    back = [one.seconds for one in routing.backward if one.seconds]
+    assert sent == pytest.approx(2 * [short_s, long_s])
+    assert back == pytest.approx(2 * [long_s + again * short_s, short_s + again * long_s])
+    others = [routing_of(made(precision=one, **given)) for one in ("mixed", "fp8", "fp8_current")]
+    for routing in others:
+        assert [one.seconds for one in routing.forward if one.seconds] == pytest.approx(
+            4 * [long_s]
+        )
+
+
 def test_exchanges_by_hand_across_nodes() -> None:
     """4 of 8 parts go to another node, at 25 GB/s; each device has a link of its own."""
     routing = routing_of(made(expert=8))
