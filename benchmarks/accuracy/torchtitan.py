@@ -46,6 +46,8 @@ def arguments(row: Row) -> dict[str, Any]:
     decoder = layouts.decoder_of(row)
     group = {} if row.shard_group in (None, row.dp) else {"shard_group": row.shard_group}
     given = layouts.layout_of(row)
+    if given["precision"] == "fp8":  # torchao takes scales from the tensors themselves
+        given["precision"] = "fp8_current"
     if (row.tp or 1) > 1:
         given["sequence_parallel"] = True
     if (row.cp or 1) > 1:
