@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -354,18 +354,43 @@ def _of_language(
 
     name = language_estimate.DEVICE if device_name is None else device_name
     _check_device(name, profile)
-    estimated = language_estimate.estimate(
-        profile,
-        device(name),
-        precision,
-        batch_size,
-        devices=devices(),
-        software=software,
-    )
+    known = _Same((device(name), devices()))
+    estimated = _estimated(profile, known, precision, batch_size, software)
     if device_name is not None:
         return estimated
     note = Assumption("device", name, "", "default of language models")
     return msgspec.structs.replace(estimated, assumptions=(note, *estimated.assumptions))
+
+
+class _Same(NamedTuple):
+    """A device, and all of them by name; equal to another if they are the same objects."""
+
+    devices: tuple[Device, Mapping[str, Device]]
+
+    def __hash__(self) -> int:
+        return hash(tuple(map(id, self.devices)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and all(
+            a is b for a, b in zip(self.devices, other.devices, strict=True)
+        )
+
+
+@functools.lru_cache(maxsize=32)
+def _estimated(
+    profile: Profile,
+    known: _Same,
+    precision: str | None,
+    batch_size: int | None,
+    software: Software,
+) -> Workload:
+    """The workload of a language model on a device, which many layouts of it have in common."""
+    from perfmodel.times import language_estimate
+
+    target, others = known.devices
+    return language_estimate.estimate(
+        profile, target, precision, batch_size, devices=others, software=software
+    )
 
 
 def _check_device(name: str, profile: Profile) -> None:
