@@ -67,6 +67,8 @@ ELSEWHERE = {
     "index": "README.md",
     "contributing": "CONTRIBUTING.md",
     "changelog": "CHANGELOG.md",
+    "security": "SECURITY.md",
+    "conduct": "CODE_OF_CONDUCT.md",
     "examples/index": "examples/README.md",
 }
 """Pages of the site whose text is outside this folder."""
