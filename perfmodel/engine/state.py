@@ -37,10 +37,12 @@ def state(world: World) -> State:
     surplus = column(world, "edges", "tokens").copy()
     plain = target >= 0
     surplus[plain] -= taken[target[plain]]
-    special = np.flatnonzero(~plain)
-    gate = -1 - target[special]
-    counted = np.isin(column(world, "gate_edges", "kind")[gate], _COUNTING)
-    surplus[special[counted]] -= taken[gates[gate[counted]]]
+    if len(gates):
+        special = np.flatnonzero(~plain)
+        gate = -1 - target[special]
+        kind = column(world, "gate_edges", "kind")[gate]
+        counted = np.logical_or.reduce([kind == one for one in _COUNTING])
+        surplus[special[counted]] -= taken[gates[gate[counted]]]
     counts = [
         phase,
         column(world, "ops", "missing"),
@@ -79,6 +81,8 @@ def _risen(world: World) -> Ids:
     names = ("counter", "stamp", "room", "next", "open")
     probe = {name: column(world, "probes", name) for name in names}
     counting = np.flatnonzero((probe["counter"] >= 0) & (probe["open"] > 0))
+    if not len(counting):
+        return np.zeros(0, _L)
     every = {name: values[counting].astype(_L) for name, values in probe.items()}
     behind = np.arange(every["open"].sum()) - np.repeat(starts(every["open"])[:-1], every["open"])
     every = {name: np.repeat(values, every["open"]) for name, values in every.items()}
@@ -106,33 +110,36 @@ _COUNTING = (codes.DRAIN, codes.TO_QUORUM, codes.FROM_BATCH)
 
 def in_flight(world: World) -> tuple[Ids, Floats]:
     """Return the ops that are moving bytes, in ascending order, and their remaining bytes."""
-    names = ("home", "served", "joined", "weight", "lead", "level", "flow", "count")
-    every = {name: column(world, "routes", name) for name in names}
-    busy = np.flatnonzero(every["count"])
-    behind = every["count"][busy].astype(_L) - 1
-    first = every["flow"][busy] - starts(behind)[:-1]
-    at = np.repeat(first, behind) + np.arange(behind.sum())
-    ops = np.concatenate([every["lead"][busy], np.array(world.flying, _L)[at]])
-    level = np.concatenate([every["level"][busy], np.array(world.levels, _F)[at]])
-    route = np.concatenate([busy, np.repeat(busy, behind)])
+    counts = column(world, "routes", "count")
+    route = np.flatnonzero(counts)
+    if not len(route):
+        return np.zeros(0, _L), np.zeros(0, _F)
+    ops = column(world, "routes", "lead")[route].astype(_L)
+    level = column(world, "routes", "level")[route]
+    behind = counts[route].astype(_L) - 1
+    if behind.any():
+        first = column(world, "routes", "flow")[route] - starts(behind)[:-1]
+        at = np.repeat(first, behind) + np.arange(behind.sum())
+        ops = np.concatenate([ops, np.asarray(world.flying, _L)[at]])
+        level = np.concatenate([level, np.asarray(world.levels, _F)[at]])
+        route = np.concatenate([route, np.repeat(route, behind)])
     order = np.argsort(ops)
     ops, level, route = ops[order], level[order], route[order]
-    routes = {name: values[route] for name, values in every.items()}
-    now = scalar(world, "now")
-    pools = {
-        name: column(world, "pools", name)[routes["home"]] for name in ("service", "at", "rate")
-    }
-    service = pools["service"] + (now - pools["at"]) * pools["rate"]
-    since = np.where(
-        np.array(world.places)[route] >= 0, (service - routes["joined"]) * routes["weight"], 0.0
+    home, served, joined, weight = (
+        column(world, "routes", name)[route] for name in ("home", "served", "joined", "weight")
     )
-    return ops, level - routes["served"] - since
+    service, at_s, rate = (column(world, "pools", n)[home] for n in ("service", "at", "rate"))
+    service = service + (scalar(world, "now") - at_s) * rate
+    since = np.where(np.asarray(world.places)[route] >= 0, (service - joined) * weight, 0.0)
+    return ops, level - served - since
 
 
 def moved_bytes(world: World) -> Floats:
     """Return the bytes moved along each route so far, shape (routes,)."""
     moving, left = in_flight(world)
     moved = np.array(world.moved, _F)
+    if not len(moving):
+        return moved
     np.subtract.at(moved, column(world, "ops", "route")[moving], left)
     return moved
 

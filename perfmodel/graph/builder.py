@@ -138,7 +138,11 @@ class GraphBuilder:
         ids = self._new("op", label, shape, axes)
 
         def column(name: str, value: ArrayLike, kind: type[np.generic]) -> None:
-            self._add(name, np.broadcast_to(np.asarray(value, kind), shape).ravel())
+            values = np.asarray(value, kind)
+            if not values.ndim:  # the most frequent case
+                self._add(name, np.full(ids.size, values))
+            else:
+                self._add(name, np.broadcast_to(values, shape).ravel())
 
         route, path_latency_s = self._route(
             label, shape, path, path_units, rate_cap_bytes_per_s, weight
@@ -155,13 +159,15 @@ class GraphBuilder:
         width = held.shape[-1]
         held = np.broadcast_to(held, (*shape, width)).reshape(ids.size, width)
         used = held != NONE
-        several = np.asarray(units) if slots is not None else np.asarray(units)[..., None]
         self._add("hold_count", used.sum(axis=1, dtype=np.int32) if width > 1 else used[:, 0])
         self._add("hold_slots", held[used])
-        self._add(
-            "hold_units",
-            np.broadcast_to(several, (*shape, width)).reshape(ids.size, width)[used],
-        )
+        amounts = np.asarray(units)
+        if amounts.ndim:
+            amounts = amounts if slots is not None else amounts[..., None]
+            amounts = np.broadcast_to(amounts, (*shape, width)).reshape(ids.size, width)[used]
+        else:
+            amounts = np.full(np.count_nonzero(used), amounts)
+        self._add("hold_units", amounts)
         return ids
 
     def _route(

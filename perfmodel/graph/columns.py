@@ -21,8 +21,10 @@ def distinct_rows(columns: Sequence[NDArray[np.generic]]) -> tuple[Ids, Ids]:
     """Return each row's index among the distinct rows, (rows,), and one row of each kind,
     (kinds,)."""
     kind = np.zeros(len(columns[0]), np.int64)
-    for values in columns:
-        if len(values) and (values != values[0]).any():
-            codes, _ = ranked(values)
-            kind, _ = ranked(kind * (codes.max() + 1) + codes)
+    varying = [values for values in columns if len(values) and (values != values[0]).any()]
+    if len(kind) and not varying:
+        return kind, np.zeros(1, np.int64)
+    for values in varying:
+        codes, _ = ranked(values)
+        kind, _ = ranked(kind * (codes.max() + 1) + codes)
     return ranked(kind)
