@@ -1,7 +1,8 @@
 """Runs of pipelines, tensor parallelism and sharding between network namespaces.
 
-The folder holds ``results.jsonl`` (configuration and measurement of every run) and ``coll.jsonl``
-(times of gloo's collectives on the same links). Nothing is fitted.
+The folder holds ``results.jsonl`` (configuration and measurement of every run), ``coll.jsonl``
+(times of gloo's collectives on the same links) and ``net.jsonl`` (what single messages take).
+Nothing is fitted.
 """
 
 from __future__ import annotations
@@ -21,6 +22,13 @@ from perfmodel.inputs.passes import accumulated
 
 ABOUT = about("testbed_hybrid")
 
+SEND_QUEUE_BYTES = 64 * 1024
+"""What waits in the queue of a node's link while it sends 100 to 400 KB over TCP.
+
+Measured apart from the runs, between three namespaces with the same links: a request of one byte
+to another node waits for 18 to 240 KB (medians at 80 to 400 Mbit/s), mostly for 50 to 65 KB.
+"""
+
 SCOPES = {"microbatch": "op", "iteration": "iteration"}
 
 SCHEDULES = {"f1b1": "1f1b", "zb": "interleaved_zb", "zbv": "zb_v"}
@@ -34,11 +42,15 @@ def cases(folder: Path) -> list[Case]:
 
 def runs(folder: Path) -> list[Run]:
     """Return the runs; those of an unknown kind are reported."""
-    gloo = [times for _, times in rows.read_json_lines(folder / "coll.jsonl", needed=False)]
+    gloo, links = (
+        [times for _, times in rows.read_json_lines(folder / name, needed=False)]
+        for name in ("coll.jsonl", "net.jsonl")
+    )
     made = []
     for where, row in rows.read_json_lines(folder / "results.jsonl"):
         try:
-            made.append(_run(row, job_of(row["config"], row["net"], gloo)))
+            net = _link(links, row["config"]["rate"]) | row["net"]
+            made.append(_run(row, job_of(row["config"], net, gloo)))
         except (KeyError, TypeError) as error:
             rows.say_left_out(f"{error} is unknown, missing or wrong", [where])
         except pm.InputError as error:
@@ -62,6 +74,11 @@ def _run(row: dict[str, Any], job: pm.Job) -> Run:
         iterations=max(round(measured["iters_measured"]), 1),
         pools=("testbed_hybrid/all",),
     )
+
+
+def _link(links: list[dict[str, Any]], rate: float) -> dict[str, Any]:
+    """Return what was measured on the links nearest to a rate; nothing without measurements."""
+    return min(links, key=lambda link: abs(link["rate"] - rate), default={})
 
 
 def job_of(config: dict[str, Any], net: dict[str, Any], gloo: list[dict[str, Any]]) -> pm.Job:
@@ -131,7 +148,12 @@ def _architecture(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _cluster(config: dict[str, Any], net: dict[str, Any], gloo: list[dict[str, Any]]) -> pm.Cluster:
-    rate, latency_s = config["rate"], net["rtt_s"] / 2.0
+    rate, groups = config["rate"], {config["mesh"][axis] for axis in ("tp", "dp")} - {1}
+    if config.get("shard"):
+        groups = {config["shard"]}
+    ranks = groups.pop() if len(groups) == 1 else None
+    # a stage waits for its message: the receiver has to wake up
+    latency_s = net.get("msg_time_after_idle_s", {}).get("1", net["rtt_s"] / 2.0)
     efficiency = min(net["tcp_goodput_bps"] / rate, 1.0)
     nic, *nics = [pm.Link(bits / 8, latency_s, efficiency) for bits in (rate, *config["rates_bps"])]
     return pm.Cluster(
@@ -139,6 +161,8 @@ def _cluster(config: dict[str, Any], net: dict[str, Any], gloo: list[dict[str, A
         nic=nic,
         nodes=config["n_nodes"],
         overrides=tuple(pm.NodeOverride(i, other) for i, other in enumerate(nics) if other != nic),
-        collectives=gloo_collectives(rate, gloo),
+        collectives=gloo_collectives(rate, gloo, ranks),
+        burst_bytes=net.get("burst", 0.0),
+        send_queue_bytes=SEND_QUEUE_BYTES,
         source=pm.Source("measured", "the network of the same run"),
     )

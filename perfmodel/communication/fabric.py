@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from perfmodel.base.arrays import NONE, Floats, Ids, ranked
 from perfmodel.inputs.cluster import Cluster
@@ -46,6 +46,8 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
     inside_latency_s : between two ends on one node.
     bus : whether the devices of a node share one link inside it.
     flow_bytes_per_s : the most that one connection between two nodes carries.
+    burst_bytes : what a link between nodes lets pass at once after it was idle.
+    send_queue_bytes : what a request waits for if its node's link is busy.
     site : of each node, numbered among the sites that ends are at, (nodes,).
     between : what joins these sites; None if all ends are at one site.
     """
@@ -60,6 +62,8 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
     inside_latency_s: float
     bus: bool
     flow_bytes_per_s: float = math.inf
+    burst_bytes: float = 0.0
+    send_queue_bytes: float = 0.0
     site: Ids = np.zeros(0, np.int64)
     between: Between | None = None
 
@@ -102,6 +106,8 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
             inside_latency_s=0.0 if inside is None else inside.latency_s,
             bus=bus,
             flow_bytes_per_s=cluster.flow_bytes_per_s or math.inf,
+            burst_bytes=cluster.burst_bytes,
+            send_queue_bytes=cluster.send_queue_bytes,
             site=site,
             between=between,
         )
@@ -173,6 +179,11 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
             return flow
         pair = self._sites_of(a, z)
         return np.where(self.between.pairs[pair], self.between.flow_bytes_per_s[pair], flow)
+
+    def apart(self, source: ArrayLike, target: ArrayLike) -> NDArray[np.bool_]:
+        """Return whether two ends are on different nodes (broadcast)."""
+        a, z = np.broadcast_arrays(source, target)
+        return np.asarray(self.place[a] != self.place[z])
 
     def between_s(self, source: ArrayLike, target: ArrayLike) -> Floats:
         """Return the one-way latency between two ends (broadcast): the greatest of the two nodes'

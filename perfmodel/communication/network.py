@@ -33,11 +33,12 @@ _AXES = {
 
 class Transfer(TypedDict):
     """Fields of an op that transfers bytes: its links, padded with NONE, the most that its
-    connection carries, and its latency."""
+    connection carries, its latency, and what passes at once after its links were idle."""
 
     path: Ids
     rate_cap_bytes_per_s: Floats
     latency_s: Floats
+    burst_bytes: Floats
 
 
 class Network:
@@ -103,10 +104,12 @@ class Network:
 
     def between(self, source: ArrayLike, target: ArrayLike) -> Transfer:
         """Return the fields of a transfer from one end to another (broadcast)."""
+        burst_bytes = np.where(self.fabric.apart(source, target), self.fabric.burst_bytes, 0.0)
         return {
             "path": self.ids(self.fabric.path(source, target)),
             "rate_cap_bytes_per_s": self.fabric.flow_between(source, target),
             "latency_s": self.fabric.between_s(source, target),
+            "burst_bytes": burst_bytes,
         }
 
 

@@ -63,6 +63,7 @@ class Partners(msgspec.Struct, frozen=True, eq=False):
             paths=routes["path"],
             latency_s=routes["latency_s"],
             rate_cap_bytes_per_s=routes["rate_cap_bytes_per_s"],
+            burst_bytes=routes["burst_bytes"],
         )
         return sent
 

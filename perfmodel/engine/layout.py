@@ -210,6 +210,7 @@ def _ops(graph: OpGraph, out_start: Ids, in_start: Ids, hold: Ids, by_route: Ref
     n, lags = graph.n_ops, graph.edge_lag
     lacking = np.bincount(graph.edge_target[lags == 0], minlength=n)
     early = np.bincount(graph.edge_target, np.maximum(lags - 1, 0), minlength=n)
+    queued = np.append(graph.route_queued_bytes > 0.0, False)
     ops = aligned(n, DTYPES["ops"])
     for at in range(0, n, _CHUNK):  # in chunks that stay in the cache
         part = slice(at, min(at + _CHUNK, n))
@@ -223,7 +224,8 @@ def _ops(graph: OpGraph, out_start: Ids, in_start: Ids, hold: Ids, by_route: Ref
         some["missing"] = lacking[part]
         some["early"] = early[part]
         some["priority"] = graph.op_priority[part]
-        some["route"] = np.where(graph.op_bytes[part] > 0.0, by_route[graph.op_route[part]], NONE)
+        moves = (graph.op_bytes[part] > 0.0) | queued[graph.op_route[part]]
+        some["route"] = np.where(moves, by_route[graph.op_route[part]], NONE)
         some["extra"] = NONE
     ops["need"] = np.diff(in_start) + 1
     return ops
@@ -260,6 +262,7 @@ def _network(graph: OpGraph, flows: Ids) -> tuple[Records, Records, Records, Rec
     links = np.zeros(n_links, DTYPES["links"])
     links["capacity"] = graph.link_capacity_bytes_per_s
     links["owner"] = NONE
+    links["idle"] = -np.inf
     crossing = starts(np.bincount(graph.route_links, minlength=n_links))
     links["first"] = crossing[:-1]
     paths = np.zeros(len(graph.route_links), DTYPES["paths"])
@@ -268,6 +271,7 @@ def _network(graph: OpGraph, flows: Ids) -> tuple[Records, Records, Records, Rec
     routes = aligned(n_routes, DTYPES["routes"])
     routes["weight"] = graph.route_weight
     routes["cap"] = graph.route_cap_bytes_per_s / graph.route_weight
+    routes["burst"], routes["queued"] = graph.route_burst_bytes, graph.route_queued_bytes
     routes["first"], routes["last"] = graph.route_start[:-1], graph.route_start[1:]
     routes["home"], routes["flow"] = NONE, flows[:-1]
     pools = aligned(n_links + n_routes, DTYPES["pools"])

@@ -96,6 +96,8 @@ def load_links(w: World, route: int) -> None:
         link = w.links[x.link]
         link.load += step * r.weight * x.units
         if r.settled == 0:
+            if link.n == 0:
+                link.busy = w.state[0].now
             x.at = link.first + link.n
             link.n += 1
             w.active[x.at].path, w.active[x.at].route = e, route
@@ -106,8 +108,47 @@ def load_links(w: World, route: int) -> None:
             w.paths[last.path].at = x.at
             if link.n == 0:
                 link.load = 0.0
+                if link.busy < w.state[0].now:
+                    link.idle = w.state[0].now
             continue
         w.active[x.at].load = r.count * r.weight * x.units
+
+
+def passed_at_once(w: World, route: int, amount: float) -> float:
+    """Return how much of a transfer its links let pass at once, because they were idle before.
+
+    Each link has a bucket of the route's ``burst`` bytes, which fills at the link's capacity while
+    the link is idle; ``idle`` is when it was empty. Nothing passes at once if a link is busy.
+    """
+    r, now = w.routes[route], w.state[0].now
+    passing = min(r.burst, amount)
+    for e in range(r.first, r.last):
+        link = w.links[w.paths[e].link]
+        saved = (now - link.idle) * link.capacity
+        passing = min(passing, saved if link.n == 0 or link.busy == now else 0.0)
+    for e in range(r.first, r.last):
+        link = w.links[w.paths[e].link]
+        saved = min((now - link.idle) * link.capacity, r.burst)
+        link.idle = now - (saved - passing) / link.capacity if passing == amount else now
+    return float(passing)
+
+
+def queued_s(w: World, route: int) -> float:
+    """Return how long a message without bytes waits behind what is queued on its busy links.
+
+    At most the route's ``queued`` bytes of the transfers under way are in the queue of a link.
+    """
+    late, r = 0.0, w.routes[route]
+    for e in range(r.first, r.last):
+        link = w.links[w.paths[e].link]
+        left = 0.0
+        for k in range(link.first, link.first + link.n):
+            other = w.active[k].route
+            if w.places[other] >= 0:
+                bring_up(w, other)
+            left += w.routes[other].level - w.routes[other].served
+        late += min(left, r.queued) / link.capacity
+    return late
 
 
 def disown(w: World, route: int) -> None:

@@ -32,6 +32,7 @@ from perfmodel.engine.pools import (
     leave_pool,
     load_links,
     note_change,
+    passed_at_once,
     pop_flow,
     push_flow,
     schedule,
@@ -53,8 +54,10 @@ def flow_starts(w: World, op: Id, amount: float) -> None:
         r.served = 0.0
     elif w.places[route] >= 0:
         bring_up(w, route)
-    level = r.served + amount
     w.moved[route] += amount
+    if r.burst > 0.0 and r.first < r.last:
+        amount -= passed_at_once(w, route, amount)
+    level = r.served + amount
     if r.count == 0:
         r.lead, r.level = op, level
     else:

@@ -22,6 +22,7 @@ from perfmodel.engine.codes import (
     Id,
 )
 from perfmodel.engine.draws import draw, noise_factor
+from perfmodel.engine.pools import queued_s
 from perfmodel.engine.prefetch import COMPILED, expect
 from perfmodel.engine.sharing import flow_starts
 from perfmodel.engine.timers import end_soon, set_timer
@@ -317,8 +318,14 @@ def move_piece(w: World, op: Id) -> None:
         if COMPILED:
             expect(w, op)
         flow_starts(w, op, amount)
-    else:
+    elif o.bytes > 0.0:
         end_soon(w, op)
+    else:
+        late = queued_s(w, o.route)
+        if late > 0.0:
+            set_timer(w, w.state[0].now + late, OP_ENDS, op)
+        else:
+            end_soon(w, op)
 
 
 def bytes_left(w: World, op: Id) -> float:

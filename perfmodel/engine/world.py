@@ -41,14 +41,14 @@ HOLD = _record(i4="slot units")
 SLOT = _record(
     f8="released busy", i8="free", i4="first waiting touched releaser group head _1 _2 _3 _4"
 )
-LINK = _record(f8="capacity load share left open above", i4="first n owner marked stale")
+LINK = _record(f8="capacity load share left open above busy idle", i4="first n owner marked stale")
 PATH = _record(f8="units", i4="link route at")
 ACTIVE = _record(f8="load", i4="path route open")
 ROUTE = _record(
     f8="weight served joined level",
     i4="lead count settled home step first last",
     i1="changed marked",
-    F8="rate cap _1 _2 _3 _4 _5",
+    F8="rate cap burst queued _3 _4 _5",
     I4="flow goal",
 )
 POOL = _record(f8="service at rate limit _1 _2", i4="first n noted _3")

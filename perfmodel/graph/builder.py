@@ -117,6 +117,8 @@ class GraphBuilder:
         latency_s: ArrayLike = 0.0,
         rate_cap_bytes_per_s: ArrayLike = math.inf,
         weight: ArrayLike = 1.0,
+        burst_bytes: ArrayLike = 0.0,
+        queued_bytes: ArrayLike = 0.0,
         slot: ArrayLike = NONE,
         slots: ArrayLike | None = None,
         units: ArrayLike = 1,
@@ -132,8 +134,10 @@ class GraphBuilder:
         the path, padded with NONE; ``path_units`` broadcasts against it and gives how much of each
         link a unit of rate takes. ``slots`` also has one more axis, for ops that hold several
         slots; ``units`` broadcasts against it. An op with bytes but neither link nor rate cap moves
-        them in no time. The latencies of the links on the path add to ``latency_s``. There are many
-        parameters because each is a column of the op table.
+        them in no time. ``burst_bytes`` pass at once if the links were idle for long enough, as the
+        bucket of a shaper allows. An op without bytes waits for ``queued_bytes`` of the transfers
+        under way on its links. The latencies of the links on the path add to ``latency_s``. There
+        are many parameters because each is a column of the op table.
         """
         ids = self._new("op", label, shape, axes)
 
@@ -145,7 +149,10 @@ class GraphBuilder:
                 self._add(name, np.broadcast_to(values, shape).ravel())
 
         route, path_latency_s = self._route(
-            label, shape, path, path_units, rate_cap_bytes_per_s, weight
+            label,
+            path,
+            path_units,
+            (rate_cap_bytes_per_s, weight, burst_bytes, queued_bytes),
         )
         column("op_route", route, np.int32)
         column("op_seconds", seconds, np.float64)
@@ -173,35 +180,37 @@ class GraphBuilder:
     def _route(
         self,
         label: str,
-        shape: tuple[int, ...],
         path: ArrayLike | None,
         units: ArrayLike,
-        cap: ArrayLike,
-        weight: ArrayLike,
+        limits: tuple[ArrayLike, ...],
     ) -> tuple[Ids, Floats]:
-        """Return route ids, one for each distinct path, cap and weight, and path latencies (s).
+        """Return route ids, one for each distinct path and ``limits``, and path latencies (s).
 
-        Both broadcast against ``shape``.
+        Both broadcast against the op's shape. ``limits`` are cap, weight, burst and queue.
         """
-        caps, weights = np.asarray(cap, np.float64), np.asarray(weight, np.float64)
+        caps, weights, bursts, queues = (np.asarray(limit, np.float64) for limit in limits)
         if path is None and not np.isfinite(caps).any():
             return np.asarray(NONE), np.zeros(())
         links = np.asarray(NONE if path is None else path, np.int64)
         links = links.reshape(1) if links.ndim == 0 else links
         width = links.shape[-1]
         parts = np.broadcast_shapes(links.shape[:-1], caps.shape, weights.shape)
-        parts = np.broadcast_shapes(parts, np.shape(units)[:-1])
+        parts = np.broadcast_shapes(parts, bursts.shape, queues.shape, np.shape(units)[:-1])
         links = np.broadcast_to(links, (*parts, width)).reshape(-1, width)
         amounts = np.broadcast_to(np.asarray(units, np.float64), (*parts, width)).reshape(-1, width)
-        caps = np.broadcast_to(caps, parts).ravel()
-        weights = np.broadcast_to(weights, parts).ravel()
+        caps, weights, bursts, queues = (
+            np.broadcast_to(limit, parts).ravel() for limit in (caps, weights, bursts, queues)
+        )
         ordered = np.sort(links, axis=1)
         if ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] != NONE)).any():
             raise InputError(f"{label!r}: a path uses the same link twice")
         for name, values in (("rate cap", caps), ("weight", weights), ("path units", amounts)):
             if not (values > 0.0).all():
                 raise InputError(f"{label!r}: {name} must be positive")
-        kinds, first = distinct_rows([*links.T, *amounts.T, caps, weights])
+        for name, values in (("burst", bursts), ("queue", queues)):
+            if not (values >= 0.0).all():
+                raise InputError(f"{label!r}: {name} must not be negative")
+        kinds, first = distinct_rows([*links.T, *amounts.T, caps, weights, bursts, queues])
         links, amounts = links[first], amounts[first]
         used = links != NONE
         self._add("route_length", used.sum(axis=1))
@@ -209,6 +218,8 @@ class GraphBuilder:
         self._add("route_units", amounts[used])
         self._add("route_cap_bytes_per_s", caps[first])
         self._add("route_weight", weights[first])
+        self._add("route_burst_bytes", bursts[first])
+        self._add("route_queued_bytes", queues[first])
         latency = np.where(used, self._latency[links] if len(self._latency) else 0.0, 0.0)
         ids = (kinds + self._routes).reshape(parts)
         self._routes += len(first)
@@ -274,12 +285,13 @@ class GraphBuilder:
         slots: ArrayLike | None = None,
         latency_s: ArrayLike = 0.0,
         rate_cap_bytes_per_s: ArrayLike = math.inf,
+        burst_bytes: ArrayLike = 0.0,
     ) -> None:
         """Let each of ``ops`` (ops,) draw a path and a slot at random in each iteration.
 
-        ``paths`` (ops, alternatives, links), ``slots`` (ops, alternatives), ``latency_s`` and
-        ``rate_cap_bytes_per_s`` broadcast. Values given here replace the op's own. Ops that share a
-        stream take the alternative with the same number.
+        ``paths`` (ops, alternatives, links), ``slots`` (ops, alternatives), ``latency_s``,
+        ``rate_cap_bytes_per_s`` and ``burst_bytes`` broadcast. Values given here replace the op's
+        own. Ops that share a stream take the alternative with the same number.
         """
         flat = ops.ravel()
         several = np.asarray(NONE if paths is None else paths, np.int64)
@@ -289,7 +301,7 @@ class GraphBuilder:
         )
         shape = (flat.size, count)
         route, path_latency_s = self._route(
-            "choice", shape, several, 1.0, rate_cap_bytes_per_s, 1.0
+            "choice", several, 1.0, (rate_cap_bytes_per_s, 1.0, burst_bytes, 0.0)
         )
         self._rules.append(
             Choice(

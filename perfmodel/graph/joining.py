@@ -104,7 +104,7 @@ class JoiningBuilder(GraphBuilder):
         self._add("hold_units", graph.hold_units)
         self._add("route_length", np.diff(graph.route_start))
         self._add("route_links", links[graph.route_links])
-        for name in ("units", "cap_bytes_per_s", "weight"):
+        for name in ("units", "cap_bytes_per_s", "weight", "burst_bytes", "queued_bytes"):
             self._add(f"route_{name}", getattr(graph, f"route_{name}"))
         self._routes += len(graph.route_weight)
         late = np.flatnonzero(graph.op_stagger_s > 0.0)

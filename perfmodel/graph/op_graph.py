@@ -138,6 +138,8 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
     hold_units : units of the slot's capacity that the op takes.
     route_units : units of the link's capacity that one unit of rate takes.
     route_cap_bytes_per_s, route_weight : rate limit of a transfer; its weight in fair sharing.
+    route_burst_bytes : bytes that links which were idle let pass at once.
+    route_queued_bytes : bytes of other transfers that a message without bytes waits for.
     stream_cv, stream_kind : coefficient of variation and distribution (index into KINDS).
     probe_open, probe_close : ops; the probe runs from iteration i-lag of the open op (from its end,
         or from when it became ready if ``probe_at_ready``) to the end of iteration i of the close
@@ -167,6 +169,8 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
     route_units: Floats
     route_cap_bytes_per_s: Floats
     route_weight: Floats
+    route_burst_bytes: Floats
+    route_queued_bytes: Floats
     edge_source: Refs
     edge_target: Refs
     edge_lag: Refs

@@ -154,6 +154,11 @@ class Cluster(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
     handover : device time to hand gradients over to the network.
     queue_bytes : buffer in front of a node's link; when it overflows, packets are lost and senders
         get unequal shares of the link (:mod:`perfmodel.theory.incast`). None for equal shares.
+    burst_bytes : bytes that a link between nodes lets pass at once after it was idle: the bucket of
+        what shapes it (``tc tbf``, a cloud's limit), which fills at the link's rate. It counts for
+        single messages; collectives leave it out.
+    send_queue_bytes : bytes of its transfers that a node holds in the queue of its link, for which
+        a request of its own waits. 0: requests overtake data.
     flow_bytes_per_s : maximum rate of one connection between two nodes, for example where a single
         core copies what it receives; several connections share the links as usual. Messages on the
         same connection share its rate. None if only the links limit.
@@ -177,6 +182,7 @@ class Cluster(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
         "device_spread": FRACTION,
         "loaders_per_node": or_none(Range(1.0)),
         **dict.fromkeys(("queue_bytes", "flow_bytes_per_s"), or_none(POSITIVE)),
+        **dict.fromkeys(("burst_bytes", "send_queue_bytes"), NOT_NEGATIVE),
         **dict.fromkeys(("nodes", "cpu_cores", "worker_threads"), or_none(COUNT)),
         "core_oversubscription": or_none(Range(1.0)),
         "pair_efficiency": Range(LEAST_EFFICIENCY, 1.0),
@@ -205,6 +211,8 @@ class Cluster(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
     loaders_per_node: float | None = None
     handover: Handover = Handover()
     queue_bytes: float | None = None
+    burst_bytes: float = 0.0
+    send_queue_bytes: float = 0.0
     flow_bytes_per_s: float | None = None
     sites: tuple[Site, ...] = ()
     site_links: tuple[SiteLink, ...] = ()

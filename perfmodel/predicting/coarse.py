@@ -113,7 +113,8 @@ def leaves_out(job: Job) -> str | None:
         from perfmodel.predicting import replica_formulas
 
         return replica_formulas.leaves_out(job, leaves_out)
-    return model_of(job).leaves_out(job) or job.options.beyond_formulas
+    bursts = "bursts that idle links let pass" if job.cluster.burst_bytes > 0.0 else None
+    return model_of(job).leaves_out(job) or job.options.beyond_formulas or bursts
 
 
 def exact(job: Job) -> bool:
@@ -122,7 +123,7 @@ def exact(job: Job) -> bool:
         from perfmodel.predicting import replica_formulas
 
         return replica_formulas.exact(job, exact)
-    return model_of(job).exact(job)
+    return model_of(job).exact(job) and job.cluster.burst_bytes == 0.0
 
 
 def error_band(job: Job, coarse_phases: Phases | None = None) -> ErrorBand:

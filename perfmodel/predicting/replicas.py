@@ -421,6 +421,7 @@ def _add_transfers(
             path_units=units.get(pair, 1.0),
             rate_cap_bytes_per_s=between["rate_cap_bytes_per_s"][:, None],
             latency_s=between["latency_s"][:, None],
+            burst_bytes=between["burst_bytes"][:, None],
             slot=lines[pair][:, None],
             group=(pair[1] * n + worker)[:, None],
             axes=(*WORKERS, ("result of", names)),
@@ -444,9 +445,14 @@ def _add_transfers(
         of_pair = f"from stage {pair[1]} to {pair[0]}"
         actions = handing.target[where][known].tolist()
         names = [f"{of_pair}, {schedule.action(k)}" for k in actions]
+        a, z = (at[end][:n] for end in pair)
+        back = network.between(z, a)
         asked = b.ops(
             "request",
             after.shape,
+            seconds=back["latency_s"][:, None],
+            path=back["path"][:, None],
+            queued_bytes=(network.fabric.send_queue_bytes * network.fabric.apart(z, a))[:, None],
             slot=lines[pair[::-1]][:, None],
             group=(pair[1] * n + worker)[:, None],
             axes=(*WORKERS, ("of", names)),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from perfmodel import InputError
+from perfmodel.base.arrays import Ids
 from perfmodel.engine.measures import Measures
 from perfmodel.engine.simulation import makespan, simulate, timeline
 from perfmodel.graph.builder import GraphBuilder
@@ -73,6 +74,75 @@ def test_transfers_share_a_link_equally_and_speed_up_when_one_ends() -> None:
     b.edge(ops[1], ops[0], lag=1)
     ends = [s.end_s for s in timeline(b.build(device=device, mark=ops[:1]), iterations=1)]
     assert ends == [2.0, 4.0]
+
+
+def ends_of(b: GraphBuilder, device: Ids, last: Ids) -> list[float]:
+    graph = b.build(device=device, mark=last)
+    return [round(s.end_s, 9) for s in sorted(timeline(graph, iterations=1), key=lambda s: s.op)]
+
+
+def test_a_burst_passes_at_once_after_the_link_was_idle() -> None:
+    """A bucket of 50 bytes that a link of 100 bytes/s fills."""
+    b = GraphBuilder()
+    device = b.slots("device", (1,))
+    link = b.links("link", [100.0])
+    sent = [b.ops("send", (1,), bytes=120.0, path=link, burst_bytes=50.0)]
+    for pause_s in (0.0, 0.2, 9.0):
+        pause = b.ops("pause", (1,), seconds=pause_s)
+        sent.append(b.ops("send", (1,), bytes=120.0, path=link, burst_bytes=50.0))
+        b.edge(sent[-2], pause)
+        b.edge(pause, sent[-1])
+    b.edge(sent[-1], sent[0], lag=1)
+    ends = ends_of(b, device, sent[-1])
+    # full: 70 bytes are left; empty: 120; filled for 0.2 s: 100; full again: 70
+    assert ends == [0.7, 0.7, 1.9, 2.1, 3.1, 12.1, 12.8]
+
+
+def test_a_message_within_the_burst_leaves_the_rest_of_it() -> None:
+    b = GraphBuilder()
+    device = b.slots("device", (1,))
+    link = b.links("link", [100.0])
+    ops = b.ops("send", (3,), bytes=[30.0, 30.0, 30.0], path=link, burst_bytes=50.0)
+    b.chain(ops)
+    b.edge(ops[-1], ops[0], lag=1)
+    assert ends_of(b, device, ops[-1:]) == [0.0, 0.1, 0.4]
+
+
+def test_the_emptier_of_two_buckets_limits_a_burst() -> None:
+    b = GraphBuilder()
+    device = b.slots("device", (1,))
+    fast, slow = b.links("link", [100.0, 10.0])
+    first = b.ops("send", (1,), bytes=60.0, path=slow, burst_bytes=50.0)
+    pause = b.ops("pause", (1,), seconds=1.0)
+    second = b.ops("send", (1,), bytes=60.0, path=[fast, slow], burst_bytes=50.0)
+    b.edge(first, pause)
+    b.edge(pause, second)
+    b.edge(second, first, lag=1)
+    # 10 bytes at 10 bytes/s; then the slow link's bucket has 10 bytes, and 50 bytes take 5 s
+    assert ends_of(b, device, second) == [1.0, 2.0, 7.0]
+
+
+@pytest.mark.parametrize(("late_s", "end_s"), [(0.0, 0.0), (0.5, 0.8), (0.9, 1.0), (1.5, 1.5)])
+def test_a_request_waits_behind_what_its_link_holds(late_s: float, end_s: float) -> None:
+    """Of 100 bytes at 100 bytes/s at most 30 are in the queue, and no more than are left. At the
+    same instant as the transfer begins, the request is ahead."""
+    b = GraphBuilder()
+    device = b.slots("device", (1,))
+    link = b.links("link", [100.0])
+    send = b.ops("send", (1,), bytes=100.0, path=link)
+    request = b.ops("request", (1,), seconds=late_s, path=link, queued_bytes=30.0)
+    b.edge(request, send, lag=1)
+    assert ends_of(b, device, send) == [1.0, end_s]
+
+
+def test_a_request_overtakes_data_where_nothing_is_queued() -> None:
+    b = GraphBuilder()
+    device = b.slots("device", (1,))
+    link = b.links("link", [100.0])
+    send = b.ops("send", (1,), bytes=100.0, path=link)
+    request = b.ops("request", (1,), seconds=0.5, path=link)
+    b.edge(request, send, lag=1)
+    assert ends_of(b, device, send) == [1.0, 0.5]
 
 
 def test_a_rate_cap_leaves_bandwidth_to_others() -> None:

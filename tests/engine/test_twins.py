@@ -38,7 +38,7 @@ class Shape(msgspec.Struct, frozen=True):
 
 WORDS = [
     *("priority", "units", "two-slots", "latency", "weights", "caps", "path-units", "quantum"),
-    *("every", "chance", "choice", "stagger"),
+    *("every", "chance", "choice", "stagger", "burst", "queued"),
 ]
 GATES = ("", "", "quorum", "every", "mailbox", "batch")
 
@@ -90,6 +90,8 @@ def random_graph(shape: Shape) -> OpGraph:
         options["weight"] = rng.integers(1, 4, some) * 0.7
     if "path-units" in words:
         options["path_units"] = rng.uniform(0.5, 2.0, 2)
+    if "burst" in words:
+        options["burst_bytes"] = rng.uniform(0.0, 0.6, some)
     push = b.ops(
         "push",
         some,
@@ -109,6 +111,10 @@ def random_graph(shape: Shape) -> OpGraph:
     b.edge(push[:, :-1], compute[:, :-1], lag=shape.lag)
     lag = 1 if shape.gate == "quorum" else shape.lag  # ops that skip iterations must not run ahead
     b.edge(pull, compute[:, 0], lag=lag)
+    if "queued" in words:
+        request = b.ops("request", (n,), path=path[:, 0], queued_bytes=0.2, group=np.arange(n))
+        b.edge(compute[:, 0], request)
+        b.edge(request, pull)
     if shape.gate == "batch":
         b.batch(int(update[0]), push[:, -1], pull, 0.3, cycle_s=0.5, cap_bytes=0.7)
     else:

@@ -288,6 +288,8 @@ PREDICTION: dict[str, Any] = {
                 "loaders_per_node": NUMBER + NOTHING,
                 "handover": {"per_tensor_s": NUMBER, "per_byte_s": NUMBER},
                 "queue_bytes": NUMBER + NOTHING,
+                "burst_bytes": NUMBER,
+                "send_queue_bytes": NUMBER,
                 "flow_bytes_per_s": NUMBER + NOTHING,
                 "sites": [{"name": TEXT, "nodes": WHOLE}],
                 "site_links": [
