@@ -16,18 +16,11 @@ import msgspec
 import perfmodel as pm
 from benchmarks.accuracy import rows
 from benchmarks.accuracy.cases import Case, Run, about, predicted
-from benchmarks.accuracy.gloo import gloo_collectives
+from benchmarks.accuracy.gloo import cluster_of, link_of
 from perfmodel.base.errors import number
 from perfmodel.inputs.passes import accumulated
 
 ABOUT = about("testbed_hybrid")
-
-SEND_QUEUE_BYTES = 64 * 1024
-"""What waits in the queue of a node's link while it sends 100 to 400 KB over TCP.
-
-Measured apart from the runs, between three namespaces with the same links: a request of one byte
-to another node waits for 18 to 240 KB (medians at 80 to 400 Mbit/s), mostly for 50 to 65 KB.
-"""
 
 SCOPES = {"microbatch": "op", "iteration": "iteration"}
 
@@ -49,7 +42,7 @@ def runs(folder: Path) -> list[Run]:
     made = []
     for where, row in rows.read_json_lines(folder / "results.jsonl"):
         try:
-            net = _link(links, row["config"]["rate"]) | row["net"]
+            net = link_of(links, row["config"]["rate"]) | row["net"]
             made.append(_run(row, job_of(row["config"], net, gloo)))
         except (KeyError, TypeError) as error:
             rows.say_left_out(f"{error} is unknown, missing or wrong", [where])
@@ -76,18 +69,13 @@ def _run(row: dict[str, Any], job: pm.Job) -> Run:
     )
 
 
-def _link(links: list[dict[str, Any]], rate: float) -> dict[str, Any]:
-    """Return what was measured on the links nearest to a rate; nothing without measurements."""
-    return min(links, key=lambda link: abs(link["rate"] - rate), default={})
-
-
 def job_of(config: dict[str, Any], net: dict[str, Any], gloo: list[dict[str, Any]]) -> pm.Job:
     """Return the job that a run's configuration describes."""
     mesh, jitter, straggler = config["mesh"], config.get("jitter"), config.get("straggler")
     layers = [_layer(one, mesh["tp"]) for one in config["layers"]]
     one = pm.Workload.of(config["model"], layers, device="testbed")
     arch, options = _architecture(config)
-    cluster = _cluster(config, net, gloo)
+    cluster = cluster_of(config, net, gloo)
     if straggler:
         slow = pm.NodeOverride(straggler["rank"], None, 1.0 / straggler["factor"])
         cluster = msgspec.structs.replace(cluster, overrides=(*cluster.overrides, slow))
@@ -145,24 +133,3 @@ def _architecture(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         case _:
             names = ("bucket_cap_bytes", "first_bucket_bytes")
             return "ring", {name: config[name] for name in names if config.get(name)}
-
-
-def _cluster(config: dict[str, Any], net: dict[str, Any], gloo: list[dict[str, Any]]) -> pm.Cluster:
-    rate, groups = config["rate"], {config["mesh"][axis] for axis in ("tp", "dp")} - {1}
-    if config.get("shard"):
-        groups = {config["shard"]}
-    ranks = groups.pop() if len(groups) == 1 else None
-    # a stage waits for its message: the receiver has to wake up
-    latency_s = net.get("msg_time_after_idle_s", {}).get("1", net["rtt_s"] / 2.0)
-    efficiency = min(net["tcp_goodput_bps"] / rate, 1.0)
-    nic, *nics = [pm.Link(bits / 8, latency_s, efficiency) for bits in (rate, *config["rates_bps"])]
-    return pm.Cluster(
-        name="testbed",
-        nic=nic,
-        nodes=config["n_nodes"],
-        overrides=tuple(pm.NodeOverride(i, other) for i, other in enumerate(nics) if other != nic),
-        collectives=gloo_collectives(rate, gloo, ranks),
-        burst_bytes=net.get("burst", 0.0),
-        send_queue_bytes=SEND_QUEUE_BYTES,
-        source=pm.Source("measured", "the network of the same run"),
-    )

@@ -9,7 +9,7 @@ No architecture knows of replicas.
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -445,21 +445,35 @@ def _add_transfers(
         of_pair = f"from stage {pair[1]} to {pair[0]}"
         actions = handing.target[where][known].tolist()
         names = [f"{of_pair}, {schedule.action(k)}" for k in actions]
-        a, z = (at[end][:n] for end in pair)
-        back = network.between(z, a)
-        asked = b.ops(
-            "request",
-            after.shape,
-            seconds=back["latency_s"][:, None],
-            path=back["path"][:, None],
-            queued_bytes=(network.fabric.send_queue_bytes * network.fabric.apart(z, a))[:, None],
-            slot=lines[pair[::-1]][:, None],
-            group=(pair[1] * n + worker)[:, None],
-            axes=(*WORKERS, ("of", names)),
-        )
+        ways = tuple(at[end][:n] for end in pair[::-1])
+        asked = _add_requests(b, network, after.shape, ways, lines[pair[::-1]], pair[1], names)
         b.edge(before, asked)
         b.edge(asked, after)
         held, held_lag = handing.held[where][known], handing.held_lag[where][known]
         for lag in np.unique(held_lag).tolist():  # until the data are in the connection's buffer
             now = (held != NONE) & (held_lag == lag)
             b.edge(asked[:, now], starts[:, held[now]], lag=lag)
+
+
+def _add_requests(
+    b: JoiningBuilder,
+    network: Network,
+    shape: tuple[int, ...],
+    ways: tuple[Ids, ...],
+    line: Ids,
+    stage: int,
+    names: Sequence[str],
+) -> Ids:
+    """Add the requests for the data of ``names`` (requests,) by the devices of a stage, in
+    ``shape`` (devices, requests); ``ways`` are where they leave from and go to."""
+    between, apart = network.between(*ways), network.fabric.apart(*ways)
+    return b.ops(
+        "request",
+        shape,
+        seconds=between["latency_s"][:, None],
+        path=between["path"][:, None],
+        queued_bytes=(network.fabric.send_queue_bytes * apart)[:, None],
+        slot=line[:, None],
+        group=(stage * shape[0] + np.arange(shape[0]))[:, None],
+        axes=(*WORKERS, ("of", names)),
+    )
