@@ -1,10 +1,9 @@
 """Memory of language models in tensor- and pipeline-parallel layouts, where it is not said what was
 counted: BigScience, InternEvo and Sailor.
 
-The folder holds ``bigscience_tr11``, ``internevo`` and ``sailor``. A value is the largest of all
-devices, and is compared with what a process reserves of its device. Of BigScience's runs that ran,
-or ran out of memory, the probability of that is compared, too. How much is reserved beyond what is
-allocated is learnt from the two other tables.
+The folder holds ``bigscience_tr11``, ``internevo`` and ``sailor``. The largest value of all devices
+is compared with what a process reserves; for BigScience's runs, also whether they ran out of it.
+What is reserved beyond what is allocated is learnt from the two other tables.
 """
 
 from __future__ import annotations
