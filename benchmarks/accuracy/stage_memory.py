@@ -1,5 +1,4 @@
-"""Memory of language models in tensor- and pipeline-parallel layouts, where it is not said what was
-counted: BigScience, InternEvo and Sailor.
+"""Memory of language models in layouts, where it is not said what was counted.
 
 The folder holds ``bigscience_tr11``, ``internevo`` and ``sailor``. The largest value of all devices
 is compared with what a process reserves; for BigScience's runs, also whether they ran out of it.
