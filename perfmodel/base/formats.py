@@ -34,7 +34,7 @@ TOPOLOGY = "topology"
 HOSTFILE, HOSTS, SLURM, COMMAND = "hostfile", "hosts", "slurm", "command"
 DEEPSPEED_JSON, ACCELERATE, LIGHTNING = "deepspeed-json", "accelerate", "lightning"
 NANOTRON, TORCHTITAN, MEGATRON = "nanotron", "torchtitan", "megatron"
-HOROVOD, MLPERF = "horovod-timeline", "mlperf"
+HOROVOD, MLPERF, NCCL_LOG = "horovod-timeline", "mlperf", "nccl-log"
 
 AS_JOB = "give it as --job, or to perfmodel diagnose"
 """What to do with files that say how a job was launched."""
@@ -202,6 +202,12 @@ TEXT: tuple[_Text, ...] = (
         r"\A(?:[ \t]*(?:#.*)?\n)*[\w.-]+(?:(?:[ \t]+(?:max_)?slots=\d+)+|:\d+)[ \t]*(?:#.*)?$",
         "a hostfile of mpirun or DeepSpeed",
         _of_hostfile,
+    ),
+    _Text(
+        NCCL_LOG,
+        r"\bNCCL INFO (?:NET/|Using network |Channel )",
+        "a log of NCCL (NCCL_DEBUG=INFO)",
+        "perfmodel diagnose reads over what its channels go",
     ),
     _Text(
         SLURM,

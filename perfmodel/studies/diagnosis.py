@@ -27,6 +27,7 @@ from perfmodel.base.errors import InputError
 from perfmodel.base.ranges import FRACTION, NOT_NEGATIVE, POSITIVE, Range, Ranged, or_none
 from perfmodel.base.uncertainty import factor_of
 from perfmodel.base.units import show
+from perfmodel.inputs import usual_losses
 from perfmodel.inputs.job import Job, JobArguments
 from perfmodel.predicting import gains
 from perfmodel.reporting.contents import Figure, Page, Section
@@ -43,6 +44,9 @@ from perfmodel.times.one_device import OneDevice, read_speed
 
 PASSES_HOST = {True: 0.9, False: 0.4}
 """Probability that some transfers of a node pass the host, with and without *no peer access*."""
+
+SAYS_SOCKETS = {True: 0.95, False: 0.02}
+"""Probability that NCCL says that it uses sockets, with links without RDMA and with it."""
 
 NOTHING_WRONG = 0.4
 """Probability of *as predicted* before anything is measured; causes share the rest evenly."""
@@ -77,6 +81,7 @@ class Measured(Ranged, frozen=True, kw_only=True):
     link_bytes_per_s : rate of the links between nodes, as a tool measured it.
     through_host : fraction of the pairs of a node's devices whose transfers pass the host, as
         ``nvidia-smi topo -m`` says.
+    sockets : whether NCCL's channels between nodes go over sockets, as its log says.
     steps_s : (workers, step_s) of runs with other numbers of workers, else equal.
     """
 
@@ -98,6 +103,7 @@ class Measured(Ranged, frozen=True, kw_only=True):
     host_s: float | None = None
     link_bytes_per_s: float | None = None
     through_host: float | None = None
+    sockets: bool | None = None
     steps_s: tuple[tuple[int, float], ...] = ()
 
 
@@ -274,6 +280,9 @@ class _Judge:
             inside = job.of_devices.cluster.intra_node
             passes = PASSES_HOST[inside is not None and inside.interconnect == "host"]
             total += math.log(passes if measured.through_host > 0.0 else 1.0 - passes)
+        if measured.sockets is not None and job.of_devices.cluster.nodes_for(job.devices) > 1:
+            says = SAYS_SOCKETS[usual_losses.over_sockets(job.of_devices.cluster.nic)]
+            total += math.log(says if measured.sockets else 1.0 - says)
         for workers, step_s in measured.steps_s:
             other = changed(base, {"workers": workers})
             with_cause = api.predict(hypothesis.change.job_of(other), fidelity="coarse")

@@ -46,7 +46,10 @@ Trainable params: 1,000
 HOSTFILE = "# ours\n\nnode1 slots=4\nnode2.lab slots=8 max_slots=16\n"
 TASK = "name: train\nnum_nodes: 3\nresources:\n  cloud: aws\n  accelerators: V100:8\n"
 
+NCCL_LOG = "n1:7:9 [0] NCCL INFO Using network Socket\n"
+
 TEXTS = {
+    "nccl-log": (NCCL_LOG, "over what its channels go"),
     "nccl-tests": (NCCL_TESTS, "perfmodel calibrate network reads it"),
     "iperf3": (IPERF3, "perfmodel calibrate network reads it"),
     "iperf3-text": (IPERF3_TEXT, "iperf3 with --json"),

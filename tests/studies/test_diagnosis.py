@@ -15,7 +15,7 @@ from click.testing import CliRunner
 import perfmodel as pm
 from perfmodel import InputError, Job, predict
 from perfmodel.cli import cli
-from perfmodel.measuring.outputs import topology, training_logs
+from perfmodel.measuring.outputs import nccl_log, topology, training_logs
 from perfmodel.studies.causes import AS_PREDICTED, CAUSES, Hypothesis
 from perfmodel.studies.diagnosis import Diagnosis, Measured, diagnose, step_of
 from perfmodel.studies.observables import OBSERVABLES, Observed
@@ -215,6 +215,41 @@ def test_a_topology_is_read() -> None:
     assert read.through_host == pytest.approx(4 / 6)
     with pytest.raises(InputError, match="without two GPUs"):
         topology.parse("GPU0\t X \n", "topo.txt")
+
+
+NCCL = """\
+n1:7:9 [0] NCCL INFO NET/Plugin: No plugin found (libnccl-net.so)
+n1:7:9 [0] NCCL INFO NET/IB : No device found.
+n1:7:9 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.2<0>
+n1:7:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via SHM/direct/direct
+n1:7:9 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[1] via P2P/IPC
+n1:7:9 [0] NCCL INFO Channel 00/0 : 1[1] -> 2[0] [send] via NET/Socket/0
+"""
+
+
+def test_a_log_of_nccl_decides_about_rdma(tmp_path: Path) -> None:
+    """A slow link and sockets predict the same step; what NCCL says tells them apart."""
+    assert nccl_log.parse(NCCL) == (True, 0.5)
+    assert nccl_log.parse(NCCL.replace("Socket", "IB")) == (False, 0.5)
+    assert nccl_log.parse("loss 3.1") is None
+    job = JOB.with_(cluster="dgx-1", bandwidth_bytes_per_s=None, model="vgg16", batch_size=32)
+    slow = hypotheses(job, "no RDMA")[0].change.job_of(job)
+    told = measured(slow, "exposed_s")
+    values = {"step_s": told.step_s, "exposed_s": told.exposed_s}
+    says = {}
+    for sockets in (True, False):
+        suspects = diagnose(Measured(**values, sockets=sockets), job).suspects
+        says[sockets] = next((s.probability for s in suspects if s.cause == "no RDMA"), 0.0)
+    assert says[True] > 0.9
+    assert says[False] < 0.5
+    path = tmp_path / "nccl.log"
+    path.write_text(NCCL)
+    answer = CliRunner().invoke(
+        cli, ["diagnose", str(path), *FLAGS, "--measured-step", "353ms", "--json"]
+    )
+    assert answer.exit_code == 0, answer.output
+    assert json.loads(answer.stdout)["measured"]["sockets"] is True
+    assert "transfers through the host: 50% of pairs of devices" in answer.stderr
 
 
 def test_the_command_reads_speeds_parts_and_files(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -57,7 +57,7 @@ def diagnose(
 ) -> None:
     """The options of the job say how it should run. Parts of a step, for example from torch.profiler,
     tell causes apart, and so do FILEs: the output of nccl-tests, iperf3 --json, perftest or OSU
-    between two nodes, and of nvidia-smi topo -m. The log of the run, a Horovod timeline, or traces
+    between two nodes, of nvidia-smi topo -m, and NCCL's log. The log of the run, a Horovod timeline, or traces
     of torch.profiler from some of its ranks, may replace --measured. Hostfiles, node lists and
     configurations of launchers replace options of the job, as with --job.
 
@@ -88,12 +88,36 @@ def diagnose(
         raise InputError(
             "--measured: give one of the speed, the time of a step (--measured-step) and a log"
         )
-    values = {name: rows[-1] for name, rows in read.items()}
+    values: dict[str, float] = {name: rows[-1] for name, rows in read.items()}
+    remarks = _said({**values, **({"step_s": steps_s[0]} if given else {})})
     values |= {name: seconds for name, seconds in parts.items() if seconds is not None}
-    told = diagnosis.Measured(step_s=steps_s[0], steps_s=also, **values)
+    sockets = values.pop("sockets", None)
+    told = diagnosis.Measured(
+        step_s=steps_s[0],
+        steps_s=also,
+        sockets=None if sockets is None else bool(sockets),
+        **values,
+    )
     result = diagnosis.diagnose(told, job)
-    if out.put(result):
+    if out.put(result, remarks=remarks):
         printing.diagnosis(result)
+
+
+def _said(values: Mapping[str, float]) -> list[str]:
+    """What files say, in words."""
+    from perfmodel.base.units import show
+    from perfmodel.studies.observables import OBSERVABLES
+
+    said = [
+        f"{OBSERVABLES[name].what}: {show(value, OBSERVABLES[name].unit)}"
+        for name, value in values.items()
+        if name in OBSERVABLES
+    ]
+    if "through_host" in values:
+        said.append(f"transfers through the host: {values['through_host']:.0%} of pairs of devices")
+    if "sockets" in values:
+        said.append(f"channels between nodes: {'sockets' if values['sockets'] else 'RDMA'}")
+    return [f"read: {'; '.join(said)}"] if said else []
 
 
 class _File(NamedTuple):
@@ -115,8 +139,8 @@ class _File(NamedTuple):
 
 
 READS = (
-    "logs of training runs and of MLPerf, traces of torch.profiler, Horovod timelines, nccl-tests, "
-    "iperf3 --json, perftest, OSU, nvidia-smi topo -m, measurement files, tables, and hostfiles, "
+    "logs of training runs, NCCL and MLPerf, traces of torch.profiler, Horovod timelines, "
+    "nccl-tests, iperf3 --json, perftest, OSU, nvidia-smi topo -m, measurement files, tables, and hostfiles, "
     "node lists and configurations of launchers"
 )
 """What the command reads, for messages."""
@@ -127,12 +151,17 @@ def _read(given: Sequence[_File], job: Job) -> dict[str, list[float]]:
     long a step and its parts took."""
     from perfmodel.base import formats
     from perfmodel.launchers.readers import READERS
-    from perfmodel.measuring.outputs import horovod, topology, training_logs
+    from perfmodel.measuring.outputs import horovod, nccl_log, topology, training_logs
     from perfmodel.traces.workload import import_trace
 
     told: dict[str, list[float]] = {}
     traces: list[ImportedTrace] = []
     for path, kind, text in given:
+        channels = nccl_log.parse(text)
+        if channels is not None and channels.through_host is not None:
+            told["through_host"] = [channels.through_host]
+        if channels is not None and channels.sockets is not None:
+            told["sockets"] = [float(channels.sockets)]
         if kind in (formats.TRACE, formats.GZIP):
             traces.append(import_trace(path))
         elif kind == formats.TOPOLOGY:
@@ -142,10 +171,10 @@ def _read(given: Sequence[_File], job: Job) -> dict[str, list[float]]:
             told["communication_s"] = [timeline.communication_s]
             if timeline.step_s is not None:
                 told.setdefault("step_s", []).append(timeline.step_s)
-        elif (not kind or kind in READERS) and training_logs.is_log(text):
+        elif (not kind or kind in (*READERS, formats.NCCL_LOG)) and training_logs.is_log(text):
             seconds = _step_of(training_logs.parse(text, path), job)
             told.setdefault("step_s", []).append(seconds)
-        elif kind not in READERS:
+        elif kind not in (*READERS, formats.NCCL_LOG):
             told["link_bytes_per_s"] = [_rate_of(path, kind)]
     for name, value in _of_traces(traces).items():
         told.setdefault(name, []).append(value)
