@@ -140,8 +140,8 @@ class _File(NamedTuple):
 
 READS = (
     "logs of training runs, NCCL and MLPerf, traces of torch.profiler, Horovod timelines, "
-    "nccl-tests, iperf3 --json, perftest, OSU, nvidia-smi topo -m, measurement files, tables, and hostfiles, "
-    "node lists and configurations of launchers"
+    "nccl-tests, iperf3 --json, perftest, OSU, nvidia-smi topo -m, measurement files, tables, "
+    "and hostfiles, node lists and configurations of launchers"
 )
 """What the command reads, for messages."""
 
