@@ -23,6 +23,9 @@ from perfmodel.graph.rules import Every, Mailbox, Quorum
 LONG_LAG = 8
 """Longer lags are tracked op by op; shorter lags show in the iterations of the groups."""
 
+BY_SCIPY = 200_000
+"""Number of ops above which SciPy finds the strongly connected components."""
+
 LINEAR, DIFFUSIVE = 5.0 / 3.0, math.sqrt(5.0 / 3.0)
 """Ratio of the mean lead in the last third of a run to that in the middle third, if it has grown
 since the start in proportion to time (unequal speeds) or to its root (equal speeds, random
@@ -103,6 +106,12 @@ def strong_components(n: int, source: Refs, target: Refs) -> Ids:
     scipy.sparse.csgraph is faster on large graphs, but importing it takes longer than this takes
     for 100,000 nodes.
     """
+    if n > BY_SCIPY:
+        from scipy.sparse import csgraph, csr_array
+
+        links = csr_array((np.ones(len(source), np.int8), (source, target)), shape=(n, n))
+        found = csgraph.connected_components(links, directed=True, connection="strong")[1]
+        return np.asarray(found, np.int64)
     order = np.argsort(source, kind="stable")
     following = target[order].tolist()
     ends = np.cumsum(np.bincount(source, minlength=n)).tolist()

@@ -95,11 +95,13 @@ class Measures(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
 class Totals(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """Counters and sums since the start of a simulation; the difference of two covers an
-    interval."""
+    interval. ``progress``: iterations of each group with the begun part of the last one, (groups,);
+    empty unless runs are short."""
 
     time: float
     rounds: int
     iterations: Ids
+    progress: Floats
     marked_at: Floats
     marked_busy: Floats
     marked_waits: Floats
@@ -136,7 +138,8 @@ class Totals(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         """Return the iterations per second of all workers together."""
         if not self.time > 0.0:
             return float("inf")
-        return float((self.iterations * graph.group_count).sum()) / self.time
+        done = self.progress if len(self.progress) else self.iterations
+        return float((done * graph.group_count).sum()) / self.time
 
     @property
     def staleness(self) -> float:
@@ -162,6 +165,11 @@ def measures(
     span = np.full(graph.n_groups, t.time) if periodic else t.marked_at
     seconds = np.where(span > 0.0, span, 1.0)
     took_time = span > 0.0
+    rates = np.where(took_time, t.iterations / seconds, np.inf)
+    busy = np.where(took_time, t.marked_busy / seconds, 1.0)
+    waits = np.where(took_time[:, None], t.marked_waits.reshape(-1, causes) / seconds[:, None], 0.0)
+    if len(t.progress) and t.time > 0.0:
+        rates, busy, waits = _short(t, waits)
     per_second = 1.0 / t.time if t.time > 0.0 else 0.0
     load = np.zeros(len(graph.link_capacity_bytes_per_s))
     by_link = np.repeat(t.moved, np.diff(graph.route_start)) * graph.route_units
@@ -178,11 +186,9 @@ def measures(
         ci_fraction=ci_fraction,
         run_spread=run_spread,
         transient_rounds=transient_rounds,
-        iterations_per_s=np.where(took_time, t.iterations / seconds, np.inf),
-        busy_fraction=np.where(took_time, t.marked_busy / seconds, 1.0),
-        wait_fraction=np.where(
-            took_time[:, None], t.marked_waits.reshape(-1, causes) / seconds[:, None], 0.0
-        ),
+        iterations_per_s=rates,
+        busy_fraction=busy,
+        wait_fraction=waits,
         link_utilisation=load * per_second / graph.link_capacity_bytes_per_s,
         slot_utilisation=t.slot_busy * per_second / graph.slot_capacity,
         probe_seconds=t.probe_seconds,
@@ -196,3 +202,16 @@ def measures(
         clock_gap_mean=t.gap_seconds * per_second,
         clock_gap_max=t.gap_max,
     )
+
+
+def _short(t: Totals, waits: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return rates, busy fractions and waits of groups from short runs.
+
+    A group has ended two or three iterations, so the time that these took may differ from the mean.
+    Its computation of an iteration does not, and its waits by cause share the rest.
+    """
+    rates = t.progress / t.time
+    busy = np.minimum(t.marked_busy / np.maximum(t.iterations, 1) * rates, 1.0)
+    waited = waits.sum(axis=1)
+    scale = (1.0 - busy) / np.where(waited > 0.0, waited, 1.0)
+    return rates, busy, waits * scale[:, None]

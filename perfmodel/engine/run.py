@@ -15,6 +15,7 @@ from perfmodel.base.errors import DeadlockError, InputError, PerfmodelError
 from perfmodel.engine import codes
 from perfmodel.engine.layout import give_back, make_world
 from perfmodel.engine.measures import Span, Totals
+from perfmodel.engine.progress import progress, short_runs
 from perfmodel.engine.state import totals
 from perfmodel.engine.stuck import (
     cycle_without_lag,
@@ -121,7 +122,10 @@ class Simulation:
 
     def clock(self) -> Clock:
         """Return the total iterations of all workers, and the time (s)."""
-        iterations = column(self.world, "groups", "iterations")
+        if short_runs(self.graph):
+            iterations = progress(self.graph, self.world)
+        else:
+            iterations = column(self.world, "groups", "iterations")
         return float((iterations * self.graph.group_count).sum()), self.now
 
     def totals(self) -> Totals:

@@ -12,7 +12,15 @@ import numpy as np
 from perfmodel.base.errors import InputError
 from perfmodel.engine.critical import critical_cycle
 from perfmodel.engine.leads import ties_of
-from perfmodel.engine.measures import NO_SPREAD, Measures, RunSpread, Span, Totals, measures
+from perfmodel.engine.measures import (
+    NO_SPREAD,
+    Measures,
+    RunSpread,
+    Span,
+    Totals,
+    measures,
+)
+from perfmodel.engine.progress import short_runs
 from perfmodel.engine.run import Simulation
 from perfmodel.engine.state import forget_gap
 from perfmodel.engine.steady import AT_EACH_LOOK, BatchMeans, Recurrence, ci_fraction
@@ -26,9 +34,12 @@ FEWEST_RUNS, RUNS_OF_NOISY, MOST_RUNS = 6, 8, 32
 """Number of runs, with different starts, of a job whose workers start at random times: minimum;
 number after which the runs of a random job are made longer instead; maximum."""
 
-RESOLUTION = 0.1
+FEWEST_RUNS_OF_MANY = 2
+"""Minimum number of runs of a job with so many workers that its pilots are short."""
+
+RESOLUTION, RESOLUTION_OF_SHORT = 0.1, 0.25
 """Lower limit of a random job's interval, as a fraction of ``rel_ci``: the run may miss rare
-patterns."""
+patterns. The second is for short runs of many workers."""
 
 LATER = 8
 """If runs are extended to some number of rounds, one in LATER of these is added to the warm-up."""
@@ -293,8 +304,9 @@ def _from_many_starts(
     return measures(
         graph,
         functools.reduce(operator.add, [totals for totals, _ in runs]),
-        ci_fraction=max(ci, RESOLUTION * rel_ci)
-        + float(np.mean([pilot.loss for _, pilot in runs])),
+        ci_fraction=max(ci, (RESOLUTION_OF_SHORT if short_runs(graph) else RESOLUTION) * rel_ci)
+        + float(np.mean([pilot.loss for _, pilot in runs]))
+        + abs(float(np.mean([pilot.drift for _, pilot in runs]))),
         runs=len(runs),
         transient_rounds=float(np.mean([pilot.transient_rounds for _, pilot in runs])),
     )
@@ -332,6 +344,7 @@ def _runs(
     """
     runs: list[tuple[Totals, Pilot]] = []
     ci = inf
+    fewest = FEWEST_RUNS_OF_MANY if short_runs(graph) else FEWEST_RUNS
     while len(runs) < MOST_RUNS and ci > rel_ci:
         run_seed = _seeds(seed, MOST_RUNS)[len(runs)]
         with Simulation(graph, run_seed, compiled, depth=_FEW) as run:
@@ -342,10 +355,10 @@ def _runs(
                 begin = run.totals()
             run.advance(max(run.rounds, begin.rounds + rounds))
             runs.append((run.totals() - begin, pilot))
-        if len(runs) >= FEWEST_RUNS:
+        if len(runs) >= fewest:
             ci = _ci(graph, [totals for totals, _ in runs])
         if progress is not None:
-            expected = FEWEST_RUNS if ci == inf else _expected(len(runs), ci / rel_ci, MOST_RUNS)
+            expected = fewest if ci == inf else _expected(len(runs), ci / rel_ci, MOST_RUNS)
             progress(len(runs), max(expected, len(runs)))
         if graph.noisy and len(runs) == RUNS_OF_NOISY and ci > 2.0 * rel_ci:
             break

@@ -9,6 +9,7 @@ import numpy as np
 from perfmodel.base.arrays import NONE, Floats, Ids, Refs
 from perfmodel.engine import codes
 from perfmodel.engine.measures import Totals
+from perfmodel.engine.progress import progress, short_runs
 from perfmodel.engine.world import World, assign, column, scalar, starts
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.graph.rules import Choice
@@ -162,6 +163,7 @@ def totals(graph: OpGraph, world: World) -> Totals:
         time=one["now"],
         rounds=one["slowest"],
         iterations=column(world, "groups", "iterations").astype(_L),
+        progress=progress(graph, world) if short_runs(graph) else np.zeros(0),
         probe_seconds=column(world, "probes", "seconds").copy(),
         probe_count=column(world, "probes", "count").copy(),
         slot_busy=slot_busy,

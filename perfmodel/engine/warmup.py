@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from perfmodel.engine.leads import possible_loss, settled_after, ties_of
 from perfmodel.engine.measures import Totals
+from perfmodel.engine.progress import short_runs
 from perfmodel.engine.run import Clock, Simulation
 from perfmodel.engine.state import forget_gap
 from perfmodel.engine.steady import warmup_rounds, warmups
@@ -32,6 +33,14 @@ has as many rounds as it takes for each to be active as often as in the long run
 LEAST_WARMUP = 8
 """Number of rounds that are always dropped."""
 
+SHORT_PILOT, SHORT_PART = 4, 4
+"""Initial spans of a short pilot, and which part of it is kept: the last quarter, two spans at
+least."""
+
+TOLERATED_DRIFT = 0.5
+"""Tolerated drift of the rate in a short pilot, as a fraction of ``rel_ci``; the interval covers
+it."""
+
 Progress = Callable[[int, int], None]
 
 
@@ -41,7 +50,8 @@ class Pilot(NamedTuple):
     ``begin``: totals after the warm-up. ``clocks``: the clock at each span since. ``spans``: total
     number of spans. ``transient_rounds``: rounds until tied workers had drifted as far apart as
     they do in the long run. ``loss``: fraction of the rate that may be lost once they have drifted
-    that far; 0 if they already have.
+    that far; 0 if they already have. ``drift``: of a short pilot, how much higher the rate of the
+    second half of what was not dropped is than that of all of it, relative to it.
     """
 
     begin: Totals
@@ -49,6 +59,7 @@ class Pilot(NamedTuple):
     spans: int
     transient_rounds: float
     loss: float
+    drift: float = 0.0
 
 
 def warm_up(run: Simulation, rel_ci: float, least_spans: int, progress: Progress | None) -> Pilot:
@@ -59,6 +70,8 @@ def warm_up(run: Simulation, rel_ci: float, least_spans: int, progress: Progress
     (leads.possible_loss) exceeds a fraction of ``rel_ci``. A lag beyond MOST_TRANSIENT_ROUNDS is
     not waited for.
     """
+    if short_runs(run.graph):
+        return _short(run, rel_ci, least_spans, progress)
     least = 1 << (-(-LEAST_WARMUP // run.span) - 1).bit_length()
     spans = max(FEWEST_PILOT_SPANS, -(-PILOT_ROUNDS // run.span), 3 * least, least_spans)
     most = max(MOST_PILOT_ROUNDS // run.span, 2 * spans)
@@ -96,3 +109,34 @@ def warm_up(run: Simulation, rel_ci: float, least_spans: int, progress: Progress
         spans *= 2
     dropped = min(dropped, largest)
     return Pilot(marks[dropped], clocks[dropped:], spans, reached * run.span, loss)
+
+
+def _short(run: Simulation, rel_ci: float, least_spans: int, progress: Progress | None) -> Pilot:
+    """Run until the rate has settled, with many workers: it drifts less than a part of ``rel_ci``
+    within the last spans, which are kept, and no more than a part may be lost once tied workers
+    have drifted apart. With many workers the growth of their lead shows within a few spans."""
+    ties = ties_of(run.graph)
+    leads = [0.0]
+    most = max(MOST_PILOT_ROUNDS // run.span, least_spans)
+    spans = max(SHORT_PILOT + 2 * ties.any, least_spans)
+    marks, clocks = [run.totals()], [run.clock()]
+    while True:
+        for done in range(len(clocks), spans + 1):
+            run.advance(done * run.span)
+            clocks.append(run.clock())
+            marks.append(run.totals())
+            if ties.any:
+                leads.append(ties.lead(run.world))
+            forget_gap(run.world)
+            if progress is not None:
+                progress(done, spans)
+        begin = spans - max(spans // SHORT_PART, 2)
+        rates = [(b[0] - a[0]) / max(b[1] - a[1], 1e-300) for a, b in pairwise(clocks[begin:])]
+        late = rates[len(rates) // 2 :]
+        drift = sum(late) / len(late) * len(rates) / max(sum(rates), 1e-300) - 1.0
+        reached = settled_after(leads)
+        loss = possible_loss(leads, ties.longest) / run.span if reached > begin else 0.0
+        settled = abs(drift) <= TOLERATED_DRIFT * rel_ci and loss <= TOLERATED_LOSS * rel_ci
+        if settled or spans >= most:
+            return Pilot(marks[begin], clocks[begin:], spans, reached * run.span, loss, drift)
+        spans += max(spans // 2 // SHORT_PART, 1)

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from perfmodel.base.errors import InputError, TooLargeError
+from perfmodel.engine.progress import MANY_GROUPS
 from perfmodel.graph.builder import bounded
 from perfmodel.graph.op_graph import MOST, OpGraph
 from perfmodel.graph.rules import Choice, Quantum
@@ -25,6 +26,9 @@ MOST_OPS = 50_000_000
 STEADY_ROUNDS, RANDOM_ROUNDS, RANDOM_RUNS = 25, 100, 4
 """Rounds assumed for a deterministic job, rounds assumed for a random job, and runs simulated if
 only the first iterations of a random job are wanted. Most jobs need fewer."""
+
+ROUNDS_OF_MANY = 16
+"""Rounds assumed for a random job with so many workers that runs are short."""
 
 BOUND_ROUNDS, MOST_BOUND_ROUNDS = 25, 50_000
 """Rounds per iteration of a staleness bound (SSP), and the most rounds it can add up to."""
@@ -122,6 +126,8 @@ def cost_of(graph: OpGraph, job: Job, iterations: int | None = None) -> Simulati
     routes = sum(rule.routes.size for rule in choices if rule.routes is not None)
     if iterations is not None:
         rounds = float(iterations * (RANDOM_RUNS if graph.random else 1))
+    elif graph.staggered and job.workers >= MANY_GROUPS:
+        rounds = ROUNDS_OF_MANY
     elif graph.random:
         rounds = max(RANDOM_ROUNDS, min(BOUND_ROUNDS * _bound(job), MOST_BOUND_ROUNDS))
     else:

@@ -1,0 +1,80 @@
+"""Progress of groups in fractions of iterations, for jobs with many workers."""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from perfmodel.base.arrays import Floats, Ids
+from perfmodel.engine import codes
+from perfmodel.engine.world import World, column
+from perfmodel.graph.op_graph import OpGraph
+from perfmodel.graph.rules import Batch, Every, Mailbox, Quorum
+
+MANY_GROUPS = 128
+"""Groups from which runs of a job with random starts are short: a round has as many iterations as
+there are groups, and a full server is busy from the first round on."""
+
+
+def short_runs(graph: OpGraph) -> bool:
+    """Return whether a few rounds from each start tell enough, because workers are many."""
+    return graph.staggered and graph.n_groups >= MANY_GROUPS
+
+
+def progress(graph: OpGraph, world: World) -> Floats:
+    """Return the iterations that each group has begun, in fractions, (groups,).
+
+    It is the weighted mean over a group's ops of how often each has begun, and grows as its
+    iterations do in the long run, for any weights. The weights are the ops' work at the resource
+    with the most work in a round. So if that resource is always busy, the sum over groups grows
+    evenly (the utilisation law: throughput is utilisation over demand), while the queue at it still
+    fills, and while workers end their iterations in bursts.
+    """
+    if graph not in _weights:
+        _weights[graph] = _weighted(graph)
+    ops, group, weight = _weights[graph]
+    waiting = column(world, "ops", "phase")[ops] == codes.QUEUED
+    begun = column(world, "ops", "taken")[ops] - waiting
+    return np.bincount(group, begun * weight, graph.n_groups).astype(np.float64)
+
+
+_weights: WeakKeyDictionary[OpGraph, tuple[Ids, Ids, Floats]] = WeakKeyDictionary()
+"""Of a graph, the ops that tell the progress of their groups, these groups, and their weights,
+which add up to 1 in each group."""
+
+
+def _weighted(graph: OpGraph) -> tuple[Ids, Ids, Floats]:
+    work = _work_at_busiest(graph)
+    group = np.asarray(graph.op_group, np.int64)
+    own = group >= 0
+    for rule in graph.rules:
+        if isinstance(rule, Quorum | Every | Mailbox | Batch):
+            own[rule.op] = False  # it does not run once in each iteration
+    there = np.bincount(group[own], work[own], graph.n_groups) > 0.0
+    work = np.where(there[group], work, 1.0)  # a group that is not there: all ops alike
+    ops = np.flatnonzero(own & (work > 0.0))
+    group, work = group[ops], work[ops]
+    whole = np.bincount(group, work, graph.n_groups)
+    return ops, group, work / whole[group]
+
+
+def _work_at_busiest(graph: OpGraph) -> Floats:
+    """Return the seconds for which each op keeps the resource busy that is busiest in a round."""
+    holding = np.repeat(np.arange(graph.n_ops), np.diff(graph.hold_start))
+    held_s = graph.op_seconds[holding] * graph.hold_units / graph.slot_capacity[graph.hold_slots]
+    crossed = np.diff(graph.route_start)[graph.op_route]
+    crossed = np.where(graph.op_route >= 0, crossed, 0)
+    moving = np.repeat(np.arange(graph.n_ops), crossed)
+    first = graph.route_start[graph.op_route]
+    at = np.repeat(first - np.cumsum(crossed) + crossed, crossed) + np.arange(len(moving))
+    link = graph.route_links[at]
+    rate = graph.link_capacity_bytes_per_s[link] / graph.route_units[at]
+    moved_s = graph.op_bytes[moving] / rate
+    ops = np.concatenate([holding, moving])
+    seconds = np.concatenate([held_s, moved_s])
+    resource = np.concatenate([graph.hold_slots, len(graph.slot_capacity) + link])
+    if not len(resource):
+        return np.zeros(graph.n_ops)
+    busiest = np.flatnonzero(resource == np.argmax(np.bincount(resource, seconds)))
+    return np.bincount(ops[busiest], seconds[busiest], graph.n_ops).astype(np.float64)

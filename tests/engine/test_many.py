@@ -1,0 +1,145 @@
+"""Asynchronous jobs of many workers: a few rounds from each start, and how precise these are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfmodel import Straggler, build_graph, make_job, predict
+from perfmodel.engine import leads, progress, simulation
+from perfmodel.engine.run import Simulation
+from perfmodel.engine.simulation import simulate
+from perfmodel.graph.op_graph import OpGraph
+from perfmodel.inputs.job import Job
+from perfmodel.predicting import budget
+from tests.jobs import cluster, workload
+
+FULL_S = 0.05
+"""Seconds of a server's update in :func:`full`."""
+
+
+def full(workers: int = 200, **more: Any) -> Job:
+    """Workers that compute for 3 s and keep the server's threads busy for 0.05 s: sixty would be
+    enough to keep the server busy."""
+    return make_job(
+        workload=workload([0.5, 0.5], [1.0, 1.0], [2.0, 1.0], batch_size=4),
+        cluster=cluster(1000.0, update_per_tensor_s=FULL_S / 2.0),
+        workers=workers,
+        arch="asp",
+        **more,
+    )
+
+
+def counted(graph: OpGraph, monkeypatch: pytest.MonkeyPatch, **how: Any) -> tuple[Any, int]:
+    """Measures of a graph, and the rounds that were simulated for them."""
+    rounds = []
+    leave = Simulation.__exit__
+
+    def left(run: Simulation, *error: object) -> None:
+        rounds.append(run.rounds)
+        leave(run, *error)
+
+    monkeypatch.setattr(Simulation, "__exit__", left)
+    return simulate(graph, **how), sum(rounds)
+
+
+def test_a_full_server_is_as_fast_as_its_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """20 iterations per second, computing for 3 of every 10 s; known after a few rounds."""
+    found, rounds = counted(build_graph(full()), monkeypatch)
+    rate = float(found.iterations_per_s.sum())
+    assert rate == pytest.approx(20.0, rel=max(found.ci_fraction, 1e-3))
+    assert found.ci_fraction <= 0.01
+    assert found.busy_fraction.mean() == pytest.approx(0.3, rel=0.01)
+    idle = 1.0 - found.busy_fraction
+    assert found.wait_fraction.sum(axis=1) == pytest.approx(idle)
+    mean = float(found.staleness @ np.arange(len(found.staleness))) / float(found.staleness.sum())
+    assert mean == pytest.approx(199.0, rel=0.01)  # every other worker updates once in between
+    assert rounds < 32
+    monkeypatch.setattr(progress, "MANY_GROUPS", 1000)
+    _, more = counted(build_graph(full()), monkeypatch)
+    assert more > 4 * rounds
+
+
+def test_canary_a_slower_server_is_noticed() -> None:
+    found = simulate(build_graph(full()))
+    assert float(found.iterations_per_s.sum()) != pytest.approx(20.4, rel=found.ci_fraction)
+
+
+def test_progress_counts_what_the_busiest_resource_does() -> None:
+    """The weights of a worker's ops are their shares of its work at the server, by hand: two
+    updates of 0.025 s."""
+    graph = build_graph(full(130))
+    ops, group, weight = progress._weighted(graph)
+    assert np.bincount(group, weight) == pytest.approx(np.ones(130))
+    assert len(ops) == 2 * 130
+    assert weight == pytest.approx(np.full(260, 0.5))
+
+
+def rates(graph: OpGraph) -> list[float]:
+    with Simulation(graph, 1) as run:
+        clocks = []
+        for rounds in range(5, 13):
+            run.advance(rounds)
+            clocks.append(run.clock())
+    done, time = np.array(clocks).T
+    return (np.diff(done) / np.diff(time)).tolist()
+
+
+def test_canary_iterations_that_end_in_bursts_tell_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = build_graph(full())
+    by_work = float(np.std(rates(graph)))
+    monkeypatch.setattr(progress, "MANY_GROUPS", 1000)
+    assert float(np.std(rates(graph))) > 4.0 * by_work
+
+
+MANY = [
+    {"arch": "asp"},
+    {"arch": "asp", "jitter": 0.2},
+    {"arch": "asp", "jitter": 0.1, "stragglers": [Straggler(1, 1.5), Straggler(5, 1.2)]},
+    {"arch": "asp", "bandwidth": "3200Gbps", "options": {"softsync": 4}},
+    {"arch": "ssp", "jitter": 0.1},
+    {"arch": "ssp", "stragglers": [Straggler(1, 1.5)], "bandwidth": "3200Gbps"},
+    {"arch": "easgd", "jitter": 0.1},
+]
+
+
+@pytest.mark.parametrize("given", MANY)
+def test_few_rounds_agree_with_many(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    such = {"model": "alexnet", "device": "v100", "bandwidth": "100Gbps", "workers": 128} | given
+    job = make_job(**such)
+    short = predict(job)
+    monkeypatch.setattr(progress, "MANY_GROUPS", 1000)
+    long = predict(job)
+    width = (short.throughput_ci_fraction or 0.0) + (long.throughput_ci_fraction or 0.0)
+    rate = long.throughput_samples_per_s
+    assert short.throughput_samples_per_s == pytest.approx(rate, rel=width)
+    assert (short.throughput_ci_fraction or 0.0) <= 0.02
+    assert short.idle_fraction.mean == pytest.approx(long.idle_fraction.mean, abs=0.005)
+    assert short.staleness is not None
+    assert long.staleness is not None
+    assert short.staleness.mean == pytest.approx(long.staleness.mean, rel=0.05)
+
+
+def test_an_interval_of_short_runs_has_a_floor() -> None:
+    assert simulate(build_graph(full())).ci_fraction >= 0.25 * 0.01
+    assert simulation.RESOLUTION_OF_SHORT > simulation.RESOLUTION
+
+
+def test_a_thousand_workers_are_within_the_limit() -> None:
+    job = make_job(model="resnet50", arch="asp", workers=1024)
+    expected = budget._expected(job, lambda small: build_graph(small))
+    assert expected is not None
+    assert 5e6 < expected.ops < budget.MOST_OPS
+
+
+def test_both_ways_find_the_same_components(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = build_graph(full(20))
+    ends = graph.n_ops, graph.edge_source, graph.edge_target
+    slow = leads.strong_components(*ends)
+    monkeypatch.setattr(leads, "BY_SCIPY", 0)
+    fast = leads.strong_components(*ends)
+    assert (np.unique(slow, return_inverse=True)[1].max()) == np.unique(fast).size - 1
+    pairs = set(zip(slow.tolist(), fast.tolist(), strict=True))
+    assert len(pairs) == len(set(slow.tolist()))
