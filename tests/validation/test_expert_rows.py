@@ -88,5 +88,7 @@ def test_measured_recipes_are_predicted() -> None:
     assert len(sixteen) >= 15
     assert np.median(sixteen) < 0.01
     assert max(sixteen) < 0.05
-    # products in 8 bits are too slow: a change for the worse is seen, and so is one for the better
-    assert 0.05 < np.median(eight) < 0.25
+    # small experts gain more from 8 bits than measured, long sequences less
+    assert len(eight) >= 35
+    assert np.median(np.abs(eight)) < 0.08
+    assert abs(np.median(eight)) < 0.06
