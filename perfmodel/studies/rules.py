@@ -6,17 +6,13 @@ speed-up is predicted, never asserted; published observations of such changes ar
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
 
-from perfmodel.base.errors import InputError
 from perfmodel.catalogue.job_workload import anchored
 from perfmodel.inputs.job import Job
-from perfmodel.predicting import coarse
-from perfmodel.predicting.memory import memory_of
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.changes import (
     Change,
@@ -25,6 +21,7 @@ from perfmodel.studies.changes import (
     of_cluster,
     of_options,
 )
+from perfmodel.studies.divisions import recomputations, splits
 from perfmodel.sweeping.comparison import WORDS
 
 LEAST_WAITING = 0.05
@@ -38,9 +35,6 @@ LONG_PERIOD = 1024
 
 SCHEDULES = (("interleaved_1f1b", 2), ("zb_h1", 1), ("zb_v", 2), ("1f1b", 1))
 """Schedules of pipelines that are tried, with chunks per stage."""
-
-MOST_SPLITS = 3
-"""Most divisions of the same devices that are simulated."""
 
 
 class Situation(NamedTuple):
@@ -266,58 +260,6 @@ def _schedules(now: Situation) -> Iterator[Change]:
         yield of_arguments(name, "--balance", balance=True, stage_layers=None)
 
 
-def _splits(now: Situation) -> Iterator[Change]:
-    """Other divisions of the same devices with the same samples per update and micro-batch, the
-    fastest by formulas."""
-    job, replica = now.job, now.job.replica
-    if replica is None:
-        return
-    rates = {}
-    for tensor, pipeline in itertools.product(_divisors(job.devices), repeat=2):
-        split = _split(job, tensor, pipeline)
-        if split is None or tensor > job.cluster.devices_per_node:
-            continue
-        try:
-            other = split.job_of(job)
-            if memory_of(other).is_enough():
-                rates[split] = coarse.iterations_per_s(other) * other.workload.batch_size
-        except InputError:
-            continue
-    yield from sorted(rates, key=lambda split: -rates[split])[:MOST_SPLITS]
-
-
-def _split(job: Job, tensor: int, pipeline: int) -> Change | None:
-    """The same devices as replicas of so many; None if that is how they are, or if they cannot
-    share the samples of an update."""
-    now = job.replica
-    context = 1 if now is None else now.context
-    workers, uneven = divmod(job.devices, tensor * context * pipeline)
-    same = now is not None and (now.tensor, now.pipeline) == (tensor, pipeline)
-    samples = job.workload.batch_size // job.workload.accumulation
-    if same or uneven or job.global_batch_size % workers:
-        return None
-    batch = job.global_batch_size // workers
-    if batch % samples:
-        return None
-    sizes = {"tensor": tensor, "pipeline": pipeline, "workers": workers, "batch_size": batch}
-    sizes |= {"micro_batches": batch // samples}
-    none: dict[str, object] = dict.fromkeys(("virtual_stages", "stage_layers", "schedule"))
-    if pipeline == 1:
-        none |= dict.fromkeys(("balance", "transfers", "rank_order"))
-    if tensor == 1:
-        none |= {"sequence_parallel": None}
-    flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in sizes.items())
-    words = [f"{tensor} tensor-parallel devices"] if tensor > 1 else []
-    words += [f"{context} parts of sequences"] if context > 1 else []
-    words += [f"{pipeline} stages"] if pipeline > 1 else []
-    name = f"{workers} workers of {' x '.join(words) or 'one device'}"
-    return of_arguments(name, flags, **sizes, **none)
-
-
-def _divisors(number: int) -> list[int]:
-    return [k for k in range(1, number + 1) if number % k == 0]
-
-
 JIA = "Jia and others, IPCCC 2020"
 KO = "Ko, Choi, Seo, Kim, IPDPS 2021"
 
@@ -434,10 +376,22 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "division of the model",
         _waits_for("pipeline", "network"),
-        _splits,
+        lambda now: splits(now.job),
         "tensor parallelism up to the devices of a node and pipelines between nodes were best; "
         "other divisions of the same devices were up to twice as slow",
         "Narayanan and others, SC 2021, arXiv 2104.04473",
+    ),
+    Rule(
+        "recomputation",
+        lambda now: (
+            f"the backward pass computes again what it needs ({now.job.workload.recompute})"
+            if now.job.workload.recompute != "none"
+            else ""
+        ),
+        lambda now: recomputations(now.job),
+        "recomputing only what takes much memory and little time saved more than 90 % of the time "
+        "of recomputing whole blocks",
+        "Korthikanti and others, MLSys 2023, arXiv 2205.05198",
     ),
     Rule(
         "hardware",

@@ -37,7 +37,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "averages": {**SLOW, "arch": "local_sgd", "options": {"period": 2}},
     "gossip": {**SLOW, "arch": "gosgd", "options": {"probability": 1.0}},
     "pipeline": {"model": "gpt2-small", "device": "a100", "workers": 2, "arch": "ring",
-                 "pipeline": 4, "batch_size": 8},
+                 "pipeline": 4, "batch_size": 8, "recompute": "full"},
     "alone": {"model": "resnet50", "device": "v100", "workers": 1, "arch": "ring"},
 }  # fmt: skip
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 import perfmodel as pm
 from perfmodel.base.errors import InputError
 from perfmodel.cli import cli
-from perfmodel.studies import crossovers, formulas
+from perfmodel.studies import crossovers, divisions, formulas
 from perfmodel.studies.rules import RULES, Situation
 from tests.predicting.test_replicas import equal, job
 
@@ -121,6 +121,59 @@ def test_no_division_that_does_not_fit_is_proposed():
     several = [change.job_of(made) for change in rule.changes(now)]
     assert several
     assert all(other.replica is not None for other in several)  # a V100 cannot hold a whole copy
+
+
+LLAMA: dict[str, Any] = {"model": "llama-13b", "device": "a100-80", "cluster": "dgx-a100",
+                         "arch": "zero1", "devices": 32}  # fmt: skip
+
+
+def test_advice_for_a_layout_says_what_changes():
+    made = pm.make_job(**LLAMA, tensor=8, pipeline=2, batch_size=64, micro_batches=16,
+                       recompute="full")  # fmt: skip
+    advice = pm.advise(made, fidelity="coarse")
+    changes = {r.rule: r for r in (*advice.recommended, *advice.unsure)}
+    division, less = changes["division of the model"], changes["recomputation"]
+    first, *_ = division.change.partition(",")
+    assert first.startswith("tensor 8 to ")
+    for change in (division, less):
+        assert change.prediction.memory.is_enough()
+        assert change.prediction.global_batch_size == made.global_batch_size
+        now = advice.prediction.throughput_samples_per_s
+        ratio = change.prediction.throughput_samples_per_s / now
+        assert change.gain.ratio == pytest.approx(ratio)
+        assert ratio > 1.1
+    assert less.change.startswith("recompute none instead of full")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "recompute", "says", "flags"),
+    [
+        ((4, 1, 4), "full", "tensor 8 to 4 and 2 more stages, 2 workers of 16 devices", ""),
+        ((8, 1, 1), "full", "no pipeline, 4 workers of 8 devices", ""),
+        ((8, 2, 1), "full", "context 1 to 2 and no pipeline, 2 workers of 16 devices",
+         "--context 2"),
+        ((4, 1, 2), "none", "tensor 8 to 4 and no recomputation, 4 workers of 8 devices",
+         "--recompute none"),
+    ],
+)  # fmt: skip
+def test_changes_of_a_layout_in_words(sizes, recompute, says, flags):
+    made = pm.make_job(**LLAMA, tensor=8, pipeline=2, batch_size=16, micro_batches=16,
+                       recompute="full")  # fmt: skip
+    change = divisions._split(made, sizes, recompute)
+    assert change is not None
+    assert change.name == says
+    assert flags in change.flags
+    then = change.job_of(made)
+    assert (then.replica.tensor, then.replica.context, then.replica.pipeline) == sizes
+    assert (then.devices, then.global_batch_size) == (32, 32)
+    assert then.workload.recompute == recompute
+
+
+def test_long_sequences_may_be_divided_further():
+    job = pm.make_job(model="llama-8b", device="h100", arch="zero3", devices=16, tensor=4,
+                      context=2, batch_size=1, sequence_length=32_768)  # fmt: skip
+    assert divisions._contexts(job) == [1, 2, 4]
+    assert divisions._contexts(job.with_(context=None, sequence_length=4096)) == [1]
 
 
 @pytest.mark.parametrize(
