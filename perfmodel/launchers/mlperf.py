@@ -19,6 +19,9 @@ from perfmodel.launchers.launch import Launch
 
 _LINE = re.compile(r":::MLL(?:OG)? (\{.*\})")
 
+MOST = 10**18
+"""Largest number of samples, milliseconds or samples per second."""
+
 COUNTS = {
     "global_batch_size": "global_batch_size",
     "gradient_accumulation_steps": "accumulation",
@@ -60,22 +63,30 @@ def samples_per_s(text: str) -> list[float]:
     """Throughputs that a log states, else those of its epochs; none if it has neither."""
     stated: list[float] = []
     epochs: list[float] = []
-    samples, begin_ms = 0.0, None
+    samples: float | None = None
+    begin_ms: float | None = None
     for event in events(text):
-        key, value, at_ms = event.get("key"), event.get("value"), event.get("time_ms")
+        key, value, at_ms = event.get("key"), event.get("value"), _number(event.get("time_ms"))
         if key == "tracked_stats" and isinstance(value, dict):
-            rate = value.get("throughput")
-            if isinstance(rate, (int, float)) and rate > 0:
-                stated.append(float(rate))
-        elif key == "train_samples" and isinstance(value, (int, float)):
-            samples = float(value)
+            rate = _number(value.get("throughput"))
+            if rate is not None:
+                stated.append(rate)
+        elif key == "train_samples":
+            samples = _number(value)
         elif key == "epoch_start":
             begin_ms = at_ms
-        elif key == "epoch_stop" and isinstance(begin_ms, (int, float)):
-            if isinstance(at_ms, (int, float)) and at_ms > begin_ms and samples > 0.0:
+        elif key == "epoch_stop":
+            if begin_ms is not None and at_ms is not None and samples and at_ms > begin_ms:
                 epochs.append(1e3 * samples / (at_ms - begin_ms))
             begin_ms = None
     return stated or epochs
+
+
+def _number(value: object) -> float | None:
+    """A number above 0 in a plausible range, else None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if 0 < value < MOST else None
 
 
 def throughput(rates: Sequence[float]) -> float:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -15,8 +18,10 @@ from perfmodel.base import formats
 from perfmodel.cli import cli
 from perfmodel.inputs.job_files import read_job
 from perfmodel.launchers import hosts, trees
+from perfmodel.launchers.launch import arguments_of, joined
 from perfmodel.launchers.readers import READERS, launch_of
 from perfmodel.measuring.outputs import horovod, training_logs
+from tests.mutations import ODD, places, texts
 
 DEEPSPEED = json.dumps(
     {
@@ -233,8 +238,6 @@ def test_a_file_is_recognised_and_says_what_it_does(name: str, end: str) -> None
     assert recognised.name == kind
     launch = launch_of(data, "file")
     assert launch is not None
-    from perfmodel.launchers.launch import arguments_of, joined
-
     assert arguments_of(joined([launch]), "file") == says
 
 
@@ -355,6 +358,37 @@ def test_trees_of_yaml_are_as_by_another_reader() -> None:
     yaml = pytest.importorskip("yaml")
     for text in (ACCELERATE, LIGHTNING, NANOTRON):
         assert trees.read(text, "file") == yaml.safe_load(text)
+
+
+def test_files_with_mistakes_never_end_in_a_traceback() -> None:
+    for name, (kind, text, _) in FILES.items():
+        random = Random(name)
+        for _ in range(100):
+            mutated = texts(random, text.encode()).decode("utf-8", "replace")
+            with contextlib.suppress(InputError):
+                arguments_of(joined([READERS[kind](mutated, "file")]), "file")
+
+
+@pytest.mark.parametrize("value", ODD, ids=range(len(ODD)))
+def test_odd_values_are_refused_or_left_out(value: object) -> None:
+    """In a configuration, a timeline and a log, one after the other."""
+    tree = json.loads(DEEPSPEED)
+    for path in places(tree):
+        odd = copy.deepcopy(tree)
+        inside = odd
+        for key in path[:-1]:
+            inside = inside[key]
+        inside[path[-1]] = value
+        with contextlib.suppress(InputError, ValueError):  # text that JSON cannot have
+            arguments_of(joined([READERS["deepspeed-json"](json.dumps(odd), "file")]), "file")
+    for key in ("ts", "pid", "name", "ph"):
+        event = {"ph": "B", "name": "NEGOTIATE_ALLREDUCE", "ts": 1, "pid": 1, key: value}
+        with contextlib.suppress(InputError, ValueError):
+            horovod.parse(timeline(2).rstrip(",\n") + f",{json.dumps(event)}]", "file")
+    for key in ("tracked_stats", "train_samples", "epoch_start", "epoch_stop"):
+        with contextlib.suppress(ValueError):
+            line = json.dumps({"time_ms": value, "key": key, "value": value})
+            training_logs.is_log(f":::MLLOG {line}\n" * 2)
 
 
 # -- measured --------------------------------------------------------------------------------------

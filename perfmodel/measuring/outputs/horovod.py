@@ -18,6 +18,9 @@ import msgspec
 
 from perfmodel.base.errors import InputError
 
+MOST_US = 1e18
+"""Largest time of an event in microseconds."""
+
 _COLLECTIVE = re.compile(r"(?:NCCL|MPI|GLOO|CCL|MLSL|DDL|HIERARCHICAL)\w*_(?:ALL|REDUCE|BROADCAST)")
 
 
@@ -36,12 +39,12 @@ def parse(text: str, name: str) -> Timeline:
     ------
     InputError : it has no collective with a beginning and an end.
     """
-    starts: dict[object, list[float]] = defaultdict(list)
-    open_: dict[object, list[tuple[str, float]]] = defaultdict(list)
+    starts: dict[str, list[float]] = defaultdict(list)
+    open_: dict[str, list[tuple[str, float]]] = defaultdict(list)
     spans: list[tuple[float, float]] = []
     for event in _events(text):
-        kind, tensor, at = event.get("ph"), event.get("pid"), event.get("ts")
-        if not isinstance(at, (int, float)) or isinstance(at, bool):
+        kind, tensor, at = event.get("ph"), str(event.get("pid")), event.get("ts")
+        if isinstance(at, bool) or not isinstance(at, (int, float)) or not abs(at) < MOST_US:
             continue
         if kind == "B":
             word = str(event.get("name"))
