@@ -110,7 +110,9 @@ def test_an_old_file_is_replaced_atomically(tmp_path: Path) -> None:
 
 def test_a_name_with_a_null_byte_is_refused() -> None:
     for use in (lambda p: files.read_bytes(p), lambda p: files.write(p, b""), files.check_writable):
-        with pytest.raises(InputError, match=r"a\\x00b: cannot (read|write): embedded null byte"):
+        with pytest.raises(
+            InputError, match=r"a\\x00b: cannot (read|write): .*embedded null (byte|character)"
+        ):
             use("a\0b")
 
 
