@@ -18,6 +18,8 @@ from perfmodel.inputs import wiring
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from perfmodel.api import build_graph as build_graph, make_job as make_job, predict as predict
     from perfmodel.base.errors import (
         DeadlockError as DeadlockError,
@@ -126,15 +128,17 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names.spli
 __all__ = sorted(_HOME)
 
 
-def _make_job(**arguments: Any) -> Any:
-    return importlib.import_module("perfmodel.api").make_job(**arguments)
+def _make_job(**arguments: object) -> Job:
+    made: Job = importlib.import_module("perfmodel.api").make_job(**arguments)
+    return made
 
 
-def _change_job(job: Any, changes: Mapping[str, Any]) -> Any:
-    return importlib.import_module("perfmodel.sweeping.arguments").changed(job, changes)
+def _change_job(job: Job, changes: Mapping[str, object]) -> Job:
+    other: Job = importlib.import_module("perfmodel.sweeping.arguments").changed(job, changes)
+    return other
 
 
-def _read_job(path: Any) -> dict[str, Any]:
+def _read_job(path: str | Path) -> dict[str, Any]:
     return dict(importlib.import_module("perfmodel.inputs.job_files").read_job(path))
 
 

@@ -167,7 +167,7 @@ def _job_of(given: Mapping[str, Any]) -> Job:
     )
 
 
-def arguments_given(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def arguments_given(arguments: Mapping[str, object]) -> dict[str, Any]:
     """Return the arguments of :func:`make_job` that differ from its defaults."""
     defaults = make_job.__kwdefaults__ or {}
     return {
@@ -320,7 +320,7 @@ def _defaults(
     ]
 
 
-def _stages(given: Mapping[str, Any]) -> int:
+def _stages(given: Mapping[str, object]) -> int:
     """Return the number of stages of a worker."""
     stages = given.get("pipeline")
     return stages if isinstance(stages, int) else 1

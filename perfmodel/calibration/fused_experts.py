@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError
+from perfmodel.base.quantities import Quantity
 from perfmodel.theory.grouped import GroupedRates, Groups, grouped_s
 from perfmodel.theory.memory_bound import ACHIEVED
 
@@ -103,10 +104,10 @@ def skew_of(distribution: str) -> float:
 def fused_s(
     layers: Layers,
     rates: GroupedRates,
-    elsewhere: Any,
+    elsewhere: Quantity,
     bandwidth_bytes_per_s: float,
     multiprocessors: float,
-) -> Any:
+) -> Quantity:
     """Return the seconds of layers; ``elsewhere`` is the part of what would be moved for pairs of
     other devices that is."""
     groups = Groups(layers.rows, layers.groups, layers.even)

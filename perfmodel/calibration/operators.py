@@ -153,7 +153,7 @@ def block_of(operators: Operators) -> str:
     return "\n".join([*lines, "", *_lines("operators.attention", whole["attention"]), ""])
 
 
-def _lines(title: str, values: Mapping[str, Any]) -> list[str]:
+def _lines(title: str, values: Mapping[str, object]) -> list[str]:
     shown = {name: value for name, value in values.items() if value is not None}
     return [f"[{title}]", *(f"{name} = {json.dumps(value)}" for name, value in shown.items())]
 

@@ -258,7 +258,7 @@ def _cluster(link: Link) -> Cluster:
     )
 
 
-def _architecture(told: Sequence[TracedCollective], steps: int) -> Mapping[str, Any]:
+def _architecture(told: Sequence[TracedCollective], steps: int) -> Mapping[str, object]:
     """Architecture and buckets that the collectives of a rank show."""
     names = {c.operation for c in told}
     if "all_gather" in names and "all_reduce" not in names:

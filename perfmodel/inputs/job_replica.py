@@ -92,12 +92,12 @@ def replica_of(arguments: Mapping[str, Any]) -> tuple[Replica | None, list[Assum
     return Replica(**given), notes
 
 
-def is_megatron(arguments: Mapping[str, Any]) -> bool:
+def is_megatron(arguments: Mapping[str, object]) -> bool:
     """Return whether a job's framework is Megatron-LM or built on it."""
     return str(arguments.get("framework")).lower() in MEGATRON
 
 
-def sends_in_place(arguments: Mapping[str, Any]) -> bool:
+def sends_in_place(arguments: Mapping[str, object]) -> bool:
     """Return whether a job's framework exchanges gradients where they are computed.
 
     Gradients of Megatron-LM are computed in the buffer that is sent
@@ -163,7 +163,7 @@ def with_passes(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[Assu
     return given, notes
 
 
-def _updates_after_each(given: Mapping[str, Any]) -> bool:
+def _updates_after_each(given: Mapping[str, object]) -> bool:
     """Return whether stages update after each micro-batch."""
     name = given.get("schedule")
     if not isinstance(name, str) or files.looks_like_path(name):
@@ -197,6 +197,6 @@ def workers_of(arguments: Mapping[str, Any]) -> int:
     return count // size
 
 
-def _whole(given: Mapping[str, Any]) -> bool:
+def _whole(given: Mapping[str, object]) -> bool:
     """Return whether the sizes of replicas are whole numbers, as :func:`replica_of` will check."""
     return all(isinstance(given.get(name, 1), int) for name in SIZES)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-make_job: Callable[..., Any]
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from perfmodel.inputs.job import Job
+
+make_job: Callable[..., Job]
 """Makes a job of its arguments."""
 
-read_job: Callable[[Any], dict[str, Any]]
+read_job: Callable[[str | Path], dict[str, Any]]
 """The arguments that a job file gives."""
 
-change_job: Callable[[Any, Mapping[str, Any]], Any]
+change_job: Callable[[Job, Mapping[str, object]], Job]
 """The job with some of its arguments changed."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from perfmodel.launchers.configurations import OPTIMIZERS
 from perfmodel.launchers.hosts import hostfile
@@ -72,12 +71,13 @@ def _of_flags(flags: Mapping[str, str | bool], what: str) -> Launch:
         return next((counts[key] for key in names if key in counts), None)
 
     micro, passes = first(BATCHES), first(PASSES)
-    values: dict[str, Any] = {
+    sizes = {
         argument: counts[flag]
         for flag, argument in VALUES.items()
         if counts.get(flag, 1) > 1 or (flag.endswith("batch_size") and flag in counts)
     }
-    if "global_batch_size" not in values and micro is not None:
+    values: dict[str, object] = {**sizes}
+    if "global_batch_size" not in sizes and micro is not None:
         values["batch_size"] = micro * (passes or 1)
     if passes is not None and passes > 1:
         values["accumulation"] = passes
@@ -87,12 +87,12 @@ def _of_flags(flags: Mapping[str, str | bool], what: str) -> Launch:
         values["arch"] = "zero1"
     elif "tensor_model_parallel_size" in flags:
         values["arch"] = "ddp"
-    if flags.get("sequence_parallel") is True and values.get("tensor", 1) > 1:
+    if flags.get("sequence_parallel") is True and sizes.get("tensor", 1) > 1:
         values["sequence_parallel"] = True
     optimizer = OPTIMIZERS.get(str(flags.get("optimizer")).lower())
     if optimizer is not None:
         values["optimizer"] = optimizer
-    micro_batches = _micro_batches(values, micro, first(DEVICES), first(NODES), first(PER_NODE))
+    micro_batches = _micro_batches(sizes, micro, first(DEVICES), first(NODES), first(PER_NODE))
     if micro_batches is not None:
         values["micro_batches"] = micro_batches
     nodes = first(NODES)
@@ -102,7 +102,7 @@ def _of_flags(flags: Mapping[str, str | bool], what: str) -> Launch:
 
 
 def _micro_batches(
-    values: Mapping[str, Any],
+    sizes: Mapping[str, int],
     micro: int | None,
     devices: int | None,
     nodes: int | None,
@@ -111,11 +111,11 @@ def _micro_batches(
     """Passes of a replica, from the batch of all and the number of replicas."""
     if devices is None and nodes is not None and per_node is not None:
         devices = nodes * per_node
-    if "global_batch_size" not in values or micro is None or devices is None:
+    if "global_batch_size" not in sizes or micro is None or devices is None:
         return None
-    divided = values.get("tensor", 1) * values.get("pipeline", 1) * values.get("context", 1)
+    divided = sizes.get("tensor", 1) * sizes.get("pipeline", 1) * sizes.get("context", 1)
     replicas = max(devices // divided, 1)
-    passes = values["global_batch_size"] // (micro * replicas)
+    passes = sizes["global_batch_size"] // (micro * replicas)
     return passes if passes > 1 else None
 
 

@@ -6,8 +6,6 @@ the ``LightningCLI``, nanotron's YAML and torchtitan's ``JobConfig``.
 
 from __future__ import annotations
 
-from typing import Any
-
 from perfmodel.launchers.launch import Launch
 from perfmodel.launchers.trees import at, count, read
 
@@ -78,7 +76,7 @@ def accelerate(text: str, name: str) -> Launch:
     """Read what ``accelerate config`` writes."""
     tree = read(text, name)
     kind = str(at(tree, "distributed_type") or "").rpartition(".")[2].upper()
-    values: dict[str, Any] = {"precision": _precision(at(tree, "mixed_precision"))}
+    values: dict[str, object] = {"precision": _precision(at(tree, "mixed_precision"))}
     values |= _batches(
         None, count(tree, "gradient_accumulation_steps"), None
     )  # its batch size is that of the script
@@ -180,7 +178,7 @@ def torchtitan(text: str, name: str) -> Launch:
     return Launch("a configuration of torchtitan", arguments=_known(values))
 
 
-def _batches(micro: int | None, accumulation: int | None, whole: int | None) -> dict[str, Any]:
+def _batches(micro: int | None, accumulation: int | None, whole: int | None) -> dict[str, object]:
     """Batch sizes of a job: that of a worker is of all its passes."""
     passes = accumulation or 1
     return {
@@ -190,15 +188,15 @@ def _batches(micro: int | None, accumulation: int | None, whole: int | None) -> 
     }
 
 
-def _precision(value: Any) -> str | None:
+def _precision(value: object) -> str | None:
     return PRECISIONS.get("no" if value is False else str(value).lower())
 
 
-def _optimizer(value: Any) -> str | None:
+def _optimizer(value: object) -> str | None:
     return OPTIMIZERS.get(str(value).lower().removeprefix("fused"))
 
 
-def _known(values: dict[str, Any]) -> dict[str, Any]:
+def _known(values: dict[str, object]) -> dict[str, object]:
     """Values without those that are not known, or degrees of 1."""
     degrees = ("tensor", "pipeline", "context")
     return {k: v for k, v in values.items() if v is not None and not (k in degrees and v == 1)}

@@ -48,7 +48,7 @@ def parse(text: str, name: str) -> Launch:
         value = event.get("value")
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             told[str(event.get("key"))] = value
-    values: dict[str, Any] = {COUNTS[key]: told[key] for key in COUNTS if key in told}
+    values: dict[str, object] = {COUNTS[key]: told[key] for key in COUNTS if key in told}
     if values.get("accumulation") == 1:
         del values["accumulation"]
     return Launch(

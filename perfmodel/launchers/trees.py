@@ -24,7 +24,7 @@ _WORDS = {
 }
 
 
-def read(text: str, name: str) -> dict[str, Any]:
+def read(text: str, name: str) -> dict[str, object]:
     """Read a configuration; ``name`` is the file's.
 
     Raises
@@ -48,10 +48,10 @@ def read(text: str, name: str) -> dict[str, Any]:
     return _yaml(text, name)
 
 
-def _yaml(text: str, name: str) -> dict[str, Any]:
-    root: dict[str, Any] = {}
-    levels: list[tuple[int, dict[str, Any]]] = [(-1, root)]
-    last: tuple[dict[str, Any], str] | None = None
+def _yaml(text: str, name: str) -> dict[str, object]:
+    root: dict[str, object] = {}
+    levels: list[tuple[int, dict[str, object]]] = [(-1, root)]
+    last: tuple[dict[str, object], str] | None = None
     for number, line in enumerate(text.splitlines(), start=1):
         words = re.sub(r"(?:^|[ \t])#.*$", "", line).rstrip()
         if not words.strip() or words.strip() in ("---", "..."):
@@ -60,9 +60,8 @@ def _yaml(text: str, name: str) -> dict[str, Any]:
         if words.startswith("- ") or words == "-":
             if last is not None:
                 inside, key = last
-                inside[key] = [
-                    *(inside[key] if isinstance(inside[key], list) else []), _scalar(words[1:]),
-                ]  # fmt: skip
+                before = inside[key]
+                inside[key] = [*(before if isinstance(before, list) else []), _scalar(words[1:])]
             continue
         matched = re.fullmatch(r"([\w.\"'/-]+)[ \t]*:(?:[ \t]+(.*))?", words)
         if matched is None:
@@ -74,15 +73,16 @@ def _yaml(text: str, name: str) -> dict[str, Any]:
         key, value = matched[1].strip("\"'"), matched[2]
         inside = levels[-1][1]
         if value is None:
-            inside[key] = {}
-            levels.append((indent, inside[key]))
+            branch: dict[str, object] = {}
+            inside[key] = branch
+            levels.append((indent, branch))
         else:
             inside[key] = _scalar(value)
         last = (inside, key)
     return root
 
 
-def _scalar(text: str) -> Any:
+def _scalar(text: str) -> object:
     """A value of YAML: a number, a word with a meaning, a flow list, or text."""
     words = text.strip()
     if words[:1] == "[" and words[-1:] == "]":
@@ -99,7 +99,7 @@ def _scalar(text: str) -> Any:
     return words
 
 
-def at(tree: Any, *path: str) -> Any:
+def at(tree: object, *path: str) -> Any:
     """The value at a path of keys; None if it is not there, or "auto".
 
     >>> at({"zero_optimization": {"stage": 2}}, "zero_optimization", "stage")
@@ -112,7 +112,7 @@ def at(tree: Any, *path: str) -> Any:
     return None if tree == "auto" else tree
 
 
-def count(tree: Any, *path: str) -> int | None:
+def count(tree: object, *path: str) -> int | None:
     """The whole number above 0 at a path; None if there is none."""
     value = at(tree, *path)
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:

@@ -224,11 +224,12 @@ def compare_layouts(
     )
 
 
-def _listed(value: Any) -> tuple[Any, ...]:
+def _listed(value: object) -> tuple[object, ...]:
     if value is None:
         return ()
-    several = isinstance(value, Iterable) and not isinstance(value, str | Mapping)
-    return tuple(value) if several else (value,)
+    if isinstance(value, Iterable) and not isinstance(value, str | Mapping):
+        return tuple(value)
+    return (value,)
 
 
 def _fastest(found: Layouts, fitting: Fitting, most: int) -> list[int]:
