@@ -133,7 +133,7 @@ def _make_job(**arguments: object) -> Job:
     return made
 
 
-def _change_job(job: Job, changes: Mapping[str, object]) -> Job:
+def _change_job(job: object, changes: Mapping[str, object]) -> Job:
     other: Job = importlib.import_module("perfmodel.sweeping.arguments").changed(job, changes)
     return other
 

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from perfmodel.inputs.job import Job
-
-make_job: Callable[..., Job]
+make_job: Callable[..., Any]
 """Makes a job of its arguments."""
 
 read_job: Callable[[str | Path], dict[str, Any]]
 """The arguments that a job file gives."""
 
-change_job: Callable[[Job, Mapping[str, object]], Job]
+change_job: Callable[[object, Mapping[str, object]], Any]
 """The job with some of its arguments changed."""
