@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -143,3 +144,15 @@ def test_both_ways_find_the_same_components(monkeypatch: pytest.MonkeyPatch) -> 
     assert (np.unique(slow, return_inverse=True)[1].max()) == np.unique(fast).size - 1
     pairs = set(zip(slow.tolist(), fast.tolist(), strict=True))
     assert len(pairs) == len(set(slow.tolist()))
+
+
+def test_a_thousand_workers_take_little_longer_than_sixty_four() -> None:
+    """Processor time of both in the same run; without short runs they would take 16 times as
+    long. The small one is simulated first, so that nothing has to be loaded for the other."""
+    spent = []
+    for workers in (64, 1024):
+        such = make_job(model="alexnet", device="v100", arch="asp", workers=workers, jitter=0.05)
+        begin = time.process_time()
+        predict(such)
+        spent.append(time.process_time() - begin)
+    assert spent[1] < 8.0 * spent[0]
