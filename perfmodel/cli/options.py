@@ -99,25 +99,33 @@ FAILURES = {
     "--interruptions-per-node-day": "interruptions_per_node_day",
     "--restart-time": "restart_s",
     "--replacement-time": "replacement_s",
+    "--elastic": "elastic",
+    "--resize-time": "resize_s",
     "--checkpoint-interval": "checkpoint_interval_s",
     "--storage-bandwidth": "storage_bytes_per_s",
     "--checkpointing": "checkpointing",
 }
 """Fields of :class:`perfmodel.Failures` by their flags."""
 
+OF_NODES = ("replacement_s", "elastic", "resize_s")
+"""Those of nodes that are taken away."""
+
 
 def read_failures(**given: Any) -> Failures | None:
     """Make the failures of a training of the flags that are given."""
     from perfmodel.base.errors import InputError
 
-    known = {name: value for name, value in given.items() if value is not None}
+    known = {
+        name: value for name, value in given.items() if value is not None and value is not False
+    }
     if not known:
         return None
     flags = [flag for flag, name in FAILURES.items() if name in known]
     if "per_device_day" not in known and "interruptions_per_node_day" not in known:
         raise InputError(f"{flags[0]}: needs --failures-per-device-day, such as 0.0005")
-    if "replacement_s" in known and "interruptions_per_node_day" not in known:
-        raise InputError("--replacement-time: needs --interruptions-per-node-day, such as 0.5")
+    for flag, name in FAILURES.items():
+        if name in known and name in OF_NODES and "interruptions_per_node_day" not in known:
+            raise InputError(f"{flag}: needs --interruptions-per-node-day, such as 0.5")
     from perfmodel.inputs.failures import Failures
 
     return Failures(**known)
@@ -146,6 +154,11 @@ failure_options = all_of(
         types.time("2min"),
         "Until another node is there.  [default: 0]",
         name="replacement_s",
+    ),
+    switch("--elastic", "Go on with the nodes that are left."),
+    option(
+        *("--resize-time", types.time("1min"), "To go on with fewer or more nodes."),
+        name="resize_s",
     ),
     option(
         "--checkpoint-interval",

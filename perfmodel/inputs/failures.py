@@ -46,9 +46,12 @@ class Failures(Ranged, frozen=True, kw_only=True):
     ----------
     per_device_day : failures of the run per device and day.
     interruptions_per_node_day : nodes that are taken away, such as spot instances, per node and
-        day; each stops the run as a failure does.
+        day; each stops the run as a failure does, unless the run is ``elastic``.
     replacement_s : time until there is a node instead of one that was taken away, before the
         restart.
+    elastic : whether the run goes on with the nodes that are left.
+    resize_s : time that an elastic run stands still when a node goes or comes; None for
+        ``restart_s``, or for 0 if workers update on their own.
     restart_s : time from a failure to the next step, besides reading the checkpoint; includes the
         wait for a replacement where there is no spare node.
     checkpoint_interval_s : work between checkpoints; None for what makes the run shortest.
@@ -67,12 +70,15 @@ class Failures(Ranged, frozen=True, kw_only=True):
         "interruptions_per_node_day": NOT_NEGATIVE,
         "replacement_s": NOT_NEGATIVE,
         **dict.fromkeys(("checkpoint_interval_s", "storage_bytes_per_s"), or_none(POSITIVE)),
+        "resize_s": or_none(NOT_NEGATIVE),
     }
 
     per_device_day: float = 0.0
     interruptions_per_node_day: float = 0.0
     restart_s: float = RESTART_S
     replacement_s: float = 0.0
+    elastic: bool = False
+    resize_s: float | None = None
     checkpoint_interval_s: float | None = None
     storage_bytes_per_s: float | None = None
     checkpointing: str = "blocking"
@@ -81,6 +87,8 @@ class Failures(Ranged, frozen=True, kw_only=True):
         super().__post_init__()
         if self.checkpointing not in WRITING:
             raise unknown_name("checkpointing", self.checkpointing, WRITING)
+        if self.elastic and not self.replacement_s:
+            raise InputError("elastic: needs replacement_s, the time until another node is there")
 
     @classmethod
     def rate(cls, text: str) -> float:

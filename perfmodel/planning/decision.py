@@ -24,7 +24,7 @@ from perfmodel.inputs.job import Jitter, Job
 from perfmodel.inputs.profile import Profile
 from perfmodel.planning.amounts import Amount, Objective
 from perfmodel.planning.layout_space import Division, Machine, layout_space
-from perfmodel.planning.plans import Candidate, Lever, Plan, Price, Trade
+from perfmodel.planning.plans import HOUR_S, Candidate, Lever, Plan, Price, Trade
 from perfmodel.planning.search import MAX_OPS, MOST_CONSIDERED, Goal, PlanLimits, Search
 from perfmodel.planning.space import Axes, Common, none_left, space
 from perfmodel.predicting import gains
@@ -399,7 +399,8 @@ def _why(goal: Goal, first: Candidate, other: Candidate | None) -> str:
     if other is None:
         return "no candidate of another instance type or architecture meets the limits"
     worth = [
-        goal.worth(c.time_s, c.price_usd_per_h, c.throughput_samples_per_s) for c in (first, other)
+        goal.worth(c.time_s, c.cost_usd / c.time_s * HOUR_S, c.throughput_samples_per_s)
+        for c in (first, other)
     ]
     ratio = worth[0] / worth[1]
     less = {

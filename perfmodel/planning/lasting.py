@@ -15,7 +15,7 @@ from perfmodel.base.errors import InputError
 from perfmodel.inputs.failures import Failures
 from perfmodel.inputs.job import Job
 from perfmodel.planning.space import Space
-from perfmodel.predicting import long_runs
+from perfmodel.predicting import elastic, long_runs
 from perfmodel.predicting.long_runs import Machines
 from perfmodel.results.prediction import Prediction
 from perfmodel.results.training import LongRun
@@ -28,7 +28,14 @@ class Lasting:
         self.failures = failures
         self.runs: dict[int, LongRun] = {}  # of predicted candidates
         self.work_s: dict[int, float] = {}
+        self.machines_of: dict[int, Machines] = {}
+        self.refused: list[str] = []  # why each series cannot go on with fewer nodes
         if failures is not None:
+            self.of = among.of
+            self.node_usd_per_h: Floats = among.nodes * np.array(
+                [one.price_usd_per_h for one in among.series])[among.of]  # fmt: skip
+            if failures.elastic:
+                self.refused = [elastic.refusal(one.job, failures) for one in among.series]
             sizes = np.array([long_runs.checkpoint_bytes(one.job) for one in among.series])
             self.machines = Machines(
                 among.devices.astype(float), among.nodes.astype(float), sizes[among.of]
@@ -44,11 +51,30 @@ class Lasting:
         if self.failures is None:
             return work_s
         mean_s: Floats = np.asarray(self.machines.run_time(work_s, self.failures)[1].mean_s)
+        if self.refused and all(self.refused):
+            raise InputError(f"plan: no candidate is possible: {self.refused[0]}")
+        if self.refused:
+            mean_s = np.where(
+                np.array([bool(why) for why in self.refused])[self.of], np.inf, mean_s
+            )
         if not np.isfinite(mean_s).any():
             raise InputError(
                 "plan: failures come faster than any candidate recovers from them: no run ends"
             )
         return mean_s
+
+    def absent_usd_per_h(self) -> Floats | float:
+        """Price of the nodes that are not there on average, of each candidate; 0 unless runs are
+        elastic."""
+        if self.failures is None or not self.failures.elastic:
+            return 0.0
+        return (1.0 - elastic.present_fraction(self.failures)) * self.node_usd_per_h
+
+    def predicted_absent_usd_per_h(self, i: int) -> float:
+        """The same of a predicted candidate."""
+        if i not in self.runs:
+            return 0.0
+        return (1.0 - self.runs[i].present_fraction) * float(self.node_usd_per_h[i])
 
     def predicted_s(self, i: int, job: Job, work_s: float, p: Prediction) -> float:
         """Expected time of a predicted candidate, whose run is kept."""
@@ -56,9 +82,10 @@ class Lasting:
             return work_s
         try:
             run = long_runs.long_run(job, work_s, p.iteration_s, p.interval, self.failures)
-        except InputError:  # it never ends
+        except InputError:  # it never ends, or cannot go on with fewer nodes
             return math.inf
         self.runs[i], self.work_s[i] = run, work_s
+        self.machines_of[i] = Machines.of(job)
         return run.expected_s
 
     def within(self, i: int, limit_s: float, p: Prediction) -> float | None:
@@ -67,7 +94,7 @@ class Lasting:
             return None
         if i not in self.runs:
             return 0.0
-        machines = Machines(*(float(np.asarray(column)[i]) for column in self.machines))
+        machines = self.machines_of[i]
         return long_runs.probability_within(
             limit_s, self.work_s[i], p.iteration_s, p.interval, machines, self.failures
         )
@@ -77,7 +104,7 @@ class Lasting:
         one; None without failures."""
         if self.failures is None or i not in self.runs:
             return None
-        machines = Machines(*(float(np.asarray(column)[i]) for column in self.machines))
+        machines = self.machines_of[i]
         times_s = long_runs.mixed_s(
             self.work_s[i], p.iteration_s, p.interval, machines, self.failures
         )

@@ -177,8 +177,9 @@ class Search:
         self.lasting = Lasting(goal.failures, among)
         work_s = goal.seconds(among.step_s, batch.astype(float), among.update_samples.astype(float))
         self.seconds: Floats = self.lasting.expected_s(work_s)
-        self.usd: Floats = self.seconds / HOUR_S * among.price
-        self.worth: Floats = goal.worth(self.seconds, among.price, among.rate)
+        self.price: Floats = among.price - self.lasting.absent_usd_per_h()
+        self.usd: Floats = self.seconds / HOUR_S * self.price
+        self.worth: Floats = goal.worth(self.seconds, self.price, among.rate)
         self.idle, self.stale = among.idle.copy(), among.staleness.copy()
         self.possible = (among.worker_bytes <= among.device_bytes) & np.isfinite(self.seconds)
         most = goal.limits.max_global_batch_size
@@ -324,6 +325,7 @@ class Search:
         price, rate = float(self.among.price[i]), p.throughput_samples_per_s
         work_s = self.goal.seconds(p.iteration_s, float(p.global_batch_size), samples_per_update(p))
         seconds = self.lasting.predicted_s(i, self.jobs[i], work_s, p)
+        price -= self.lasting.predicted_absent_usd_per_h(i)
         self.seconds[i], self.usd[i] = seconds, seconds / HOUR_S * price
         self.worth[i] = self.goal.worth(seconds, price, rate)
         self.idle[i] = p.idle_fraction.mean
@@ -419,6 +421,7 @@ class Search:
         """Build the result for a predicted candidate."""
         among, p, series = self.among, self.predictions[i], self.among.series_of(i)
         rate, price = p.throughput_samples_per_s, float(among.price[i])
+        billed = price - self.lasting.predicted_absent_usd_per_h(i)
         seconds, usd = float(self.seconds[i]), float(self.usd[i])
         steps_s, rates = (p.iteration_s, p.iteration_s), (rate, rate)
         if p.interval:
@@ -446,7 +449,7 @@ class Search:
             time_s=seconds,
             time_interval_s=(low, high),
             cost_usd=usd,
-            cost_interval_usd=(low / HOUR_S * price, high / HOUR_S * price),
+            cost_interval_usd=(low / HOUR_S * billed, high / HOUR_S * billed),
             samples_per_usd=self.goal.samples / usd if usd else math.inf,
             idle_fraction=p.idle_fraction.mean,
             staleness=p.staleness.mean if p.staleness else None,

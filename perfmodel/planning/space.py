@@ -65,7 +65,7 @@ BATCH = 8
 MOST_NAMED = 3
 """Number of instance types named in the error if none is left."""
 
-MOST_CANDIDATES = 5_000_000
+MOST_CANDIDATES = 20_000_000
 """Largest number of candidates in a plan; catches typing errors."""
 
 

@@ -15,6 +15,7 @@ from perfmodel.base.uncertainty import COVERAGE, WIDTH
 from perfmodel.base.units import show
 from perfmodel.inputs.failures import Failures
 from perfmodel.inputs.job import Job
+from perfmodel.predicting import elastic
 from perfmodel.predicting.job_facts import nodes_of
 from perfmodel.results.prediction import Interval
 from perfmodel.results.training import LongRun
@@ -36,21 +37,28 @@ def checkpoint_bytes(job: Job) -> float:
 class Machines(NamedTuple):
     """What failures of a run depend on; numbers, or arrays of one shape.
 
-    ``size_bytes`` is that of a checkpoint.
+    ``size_bytes`` is that of a checkpoint. ``job`` is that of a single run, whose speed on fewer
+    nodes an elastic run needs; without, speed is taken as proportional to the nodes.
     """
 
     devices: Quantity
     nodes: Quantity
     size_bytes: Quantity
+    job: Job | None = None
 
     @classmethod
     def of(cls, job: Job) -> Machines:
         """Return those of a job."""
-        return cls(job.devices, nodes_of(job)[0], checkpoint_bytes(job))
+        return cls(job.devices, nodes_of(job)[0], checkpoint_bytes(job), job)
+
+    def rates_per_s(self, failures: Failures) -> tuple[Quantity, Quantity]:
+        """Rates of failures and of nodes taken away that go back to a checkpoint."""
+        failing, taken = failures.rates_per_s(self.devices, self.nodes)
+        return failing, 0.0 * taken if failures.elastic else taken
 
     def run_time(self, work_s: Quantity, failures: Failures) -> tuple[Quantity, theory.RunTime]:
         """Return the work between checkpoints, and the distribution of the run's time."""
-        rates = failures.rates_per_s(self.devices, self.nodes)
+        rates = self.rates_per_s(failures)
         rate, pause_s = rates[0] + rates[1], failures.pause_s(self.size_bytes, self.devices)
         every_s: Quantity
         if failures.checkpoint_interval_s is not None:
@@ -61,11 +69,14 @@ class Machines(NamedTuple):
             every_s = np.maximum(theory.best_interval_s(pause_s, rate), least_s)
             every_s = np.maximum(every_s, work_s / theory.MOST_SEGMENTS)
         recovery_s = self.recovery_s(failures)
-        return every_s, theory.run_time(work_s, every_s, pause_s, recovery_s, rate)
+        time = theory.run_time(work_s, every_s, pause_s, recovery_s, rate)
+        if failures.elastic:
+            time = elastic.run_time(self.job, self.nodes, time, failures)
+        return every_s, time
 
     def recovery_s(self, failures: Failures) -> Quantity:
         """Seconds from a failure of any kind to the work after the last checkpoint."""
-        rates = failures.rates_per_s(self.devices, self.nodes)
+        rates = self.rates_per_s(failures)
         restart_s = failures.recovery_s(self.size_bytes, self.devices)
         return theory.joint_restart_s([restart_s, restart_s + failures.replacement_s], rates)
 
@@ -79,9 +90,10 @@ def long_run(
     ------
     InputError : failures come faster than the run recovers from them.
     """
+    elastic.check(job, failures)
     machines = Machines.of(job)
     every_s, time = machines.run_time(work_s, failures)
-    rate = float(sum(failures.rates_per_s(machines.devices, machines.nodes)))
+    rate = float(sum(machines.rates_per_s(failures)))
     if not math.isfinite(time.mean_s):
         raise InputError(
             f"failures-per-device-day: {failures.per_device_day:g} on {machines.devices} devices, "
@@ -91,8 +103,22 @@ def long_run(
                                 (0.5, 0.5 - COVERAGE / 2, 0.5 + COVERAGE / 2)).tolist()  # fmt: skip
     mean_s, writing_s = float(time.mean_s), float(time.least_s) - work_s
     recovering_s = -math.expm1(-rate * float(machines.recovery_s(failures))) * mean_s
+    lost_s = {
+        "checkpoints": writing_s,
+        "recovery": recovering_s,
+        "repeated work": max(mean_s - work_s - writing_s - recovering_s, 0.0),
+    }
+    there = 1.0
+    if failures.elastic:
+        rigid = msgspec.structs.replace(failures, interruptions_per_node_day=0.0, elastic=False)
+        all_s = float(machines.run_time(work_s, rigid)[1].mean_s)
+        lost_s["repeated work"] = max(all_s - work_s - writing_s - recovering_s, 0.0)
+        lost_s["missing nodes"] = mean_s - all_s
+        there = elastic.of_job(job, all_s, failures).nodes() / float(machines.nodes)
     return LongRun(
         failures=rate * mean_s,
+        interruptions=float(failures.rates_per_s(0.0, machines.nodes)[1]) * mean_s * there,
+        present_fraction=there,
         expected_s=mean_s,
         median_s=middle,
         interval_s=(ends[0], ends[1]),
@@ -100,11 +126,7 @@ def long_run(
         checkpoint_bytes=float(machines.size_bytes),
         checkpoint_interval_s=min(float(every_s), work_s),
         pause_s=float(failures.pause_s(machines.size_bytes, machines.devices)),
-        lost_s={
-            "checkpoints": writing_s,
-            "recovery": recovering_s,
-            "repeated work": max(mean_s - work_s - writing_s - recovering_s, 0.0),
-        },
+        lost_s=lost_s,
         sensitivity=_sensitivity(work_s, machines, failures, mean_s),
     )
 

@@ -10,13 +10,15 @@ class LongRun(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes
     ----------
-    failures : expected number.
+    failures : expected number of those that go back to a checkpoint.
     expected_s, median_s, interval_s : time of the run: mean of the predicted step's time; median
         and 90 % interval over failures and over the interval of a step.
     goodput_fraction : of the expected time, in which training advances.
     checkpoint_bytes, checkpoint_interval_s, pause_s : size of a checkpoint, work between two, and
         time that training stands still for one.
     lost_s : expected time lost by cause.
+    interruptions : expected number of nodes taken away.
+    present_fraction : mean share of the nodes that are there; 1 unless the run is elastic.
     sensitivity : relative change of the expected time if a figure of the failures doubles.
     """
 
@@ -30,6 +32,8 @@ class LongRun(msgspec.Struct, frozen=True, kw_only=True):
     pause_s: float
     lost_s: dict[str, float]
     sensitivity: dict[str, float]
+    interruptions: float = 0.0
+    present_fraction: float = 1.0
 
 
 class Training(msgspec.Struct, frozen=True):

@@ -237,6 +237,8 @@ PREDICTION: dict[str, Any] = {
             "pause_s": NUMBER,
             "lost_s": NUMBERS_BY_NAME,
             "sensitivity": NUMBERS_BY_NAME,
+            "interruptions": NUMBER,
+            "present_fraction": NUMBER,
         },
     },
     "notes": [TEXT],

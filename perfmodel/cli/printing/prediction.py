@@ -100,12 +100,18 @@ def _training(t: Training, *, verbose: bool) -> Iterator[Row]:
         return
     low, high = map(_duration, run.interval_s)
     every = f"a checkpoint every {_duration(run.checkpoint_interval_s)}"
-    text = f"90% interval {low} to {high}: {run.failures:.4g} failures, {every}"
+    counts = f"{run.failures:.4g} failures"
+    if run.present_fraction < 1.0:
+        counts += f", {run.interruptions:.4g} nodes taken away"
+    text = f"90% interval {low} to {high}: {counts}, {every}"
     yield "training", _duration(run.median_s), f"{text}, goodput {run.goodput_fraction:.1%}"
     if verbose:
         yield "- without failures", _duration(t.training_s), epochs
         size = quantity(run.checkpoint_bytes, "bytes")
         yield "- checkpoint", size, f"training pauses for {_duration(run.pause_s)}"
+        if run.interruptions:
+            there = f"{run.present_fraction:.1%} of the nodes there, on average"
+            yield "- interruptions", f"{run.interruptions:.4g}", there
         for cause, lost_s in run.lost_s.items():
             yield f"- {cause}", _duration(lost_s), f"{lost_s / run.expected_s:.1%} of the time"
         doubled = (f"{name} {change:+.1%}" for name, change in run.sensitivity.items())
