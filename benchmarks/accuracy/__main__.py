@@ -11,7 +11,13 @@ import click
 
 from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.sources import SOURCES, adapter, fit_of
-from benchmarks.accuracy.summaries import ranking_summary, rankings, summarise
+from benchmarks.accuracy.summaries import (
+    choice_summary,
+    choices,
+    ranking_summary,
+    rankings,
+    summarise,
+)
 from perfmodel.base.errors import InputError
 
 
@@ -34,9 +40,10 @@ def main(source: str, path: Path, as_json: bool, cases: bool, others: bool, fit:
     if not found:
         raise InputError(f"{path}: no predictable run")
     groups = summarise(found)
-    ranking = ranking_summary(rankings(found))
+    ranking, chosen = ranking_summary(rankings(found)), choice_summary(choices(found))
     if as_json:
-        click.echo(json.dumps({"groups": groups, "ranking": ranking}, indent=2))
+        answer = {"groups": groups, "ranking": ranking, "choices": chosen}
+        click.echo(json.dumps(answer, indent=2))
         return
     if cases:
         _print_cases(found)
@@ -51,6 +58,12 @@ def main(source: str, path: Path, as_json: bool, cases: bool, others: bool, fit:
             f"{ranking['median_kendall_tau']:.2f} (median), {ranking['worst_kendall_tau']:.2f} "
             f"(worst); predicted best within 3% of the best in "
             f"{ranking['best_within_3_percent']:.0%}"
+        )
+    if chosen:
+        click.echo(
+            f"choices in {chosen['settings']} settings with equal batches: within 5% of the best "
+            f"in {chosen['best_within_5_percent']:.0%}, lost {chosen['median_lost']:.1%} (median), "
+            f"{chosen['worst_lost']:.1%} (worst)"
         )
 
 

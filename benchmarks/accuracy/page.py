@@ -19,7 +19,14 @@ from benchmarks.accuracy import fitted, scaling
 from benchmarks.accuracy.__main__ import figure
 from benchmarks.accuracy.cases import About, Case
 from benchmarks.accuracy.sources import SOURCES, adapter
-from benchmarks.accuracy.summaries import coverage, ranking_summary, rankings, summarise
+from benchmarks.accuracy.summaries import (
+    choice_summary,
+    choices,
+    coverage,
+    ranking_summary,
+    rankings,
+    summarise,
+)
 from benchmarks.accuracy.targets import COVERED, LIMITS, TARGETS, Limit, Target
 from benchmarks.field import table as reported
 from perfmodel.base import files
@@ -92,6 +99,7 @@ def page(sources: Iterable[Found], computing: Mapping[str, Sequence[scaling.Case
         goals=_goals(listed),
         limits=_limits(listed),
         ranking=_ranking(listed),
+        choices=_choices(listed),
         coverage=_coverage(listed),
         reported=reported.table(),
         sources="".join(_source(found) for found in listed),
@@ -233,6 +241,25 @@ def _ranking(sources: Sequence[Found]) -> str:
                 best = f"{ranking['best_within_3_percent']:.0%}"
                 rows.append([split, str(ranking["settings"]), *figures, best])
     return _rows(("split", "settings", "Kendall's tau: median", "worst", "best"), rows)
+
+
+OF_LAYOUTS = ("libai", "simumax_b200", "bigscience_tr11")
+"""Sources with several layouts of the same model, devices and global batch."""
+
+
+def _choices(sources: Sequence[Found]) -> str:
+    """Return the table of choices among layouts."""
+    rows = []
+    for found in sources:
+        for split, cases in _by_split(found.cases).items():
+            chosen = choice_summary(choices(cases))
+            if chosen and split.partition("/")[0] in OF_LAYOUTS:
+                names = ("best_within_5_percent", "median_lost", "worst_lost")
+                parts = (f"{chosen[name]:.1%}" for name in names)
+                tau = f"{chosen['median_kendall_tau']:.2f}"
+                rows.append([split, str(chosen["settings"]), *parts, tau])
+    heads = ("split", "settings", "within 5 %", "lost: median", "worst", "Kendall's tau: median")
+    return _rows(heads, rows)
 
 
 def _by_split(cases: Iterable[Case]) -> dict[str, list[Case]]:

@@ -20,6 +20,9 @@ CLOSE = 0.03
 LEAST = 3
 """Minimum number of runs in a setting for a ranking."""
 
+FEWEST, NEAR = 2, 0.05
+"""Minimum number of runs to choose among, and the loss of a good choice."""
+
 
 def summarise(cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
     """Return errors by group: count; median, 90th percentile and worst absolute error; mean (bias).
@@ -154,6 +157,39 @@ def rankings(cases: Iterable[Case]) -> dict[str, Ranking]:
         if ranked is not None:
             found[name] = ranked
     return found
+
+
+def choices(cases: Iterable[Case]) -> dict[str, Ranking]:
+    """Return rankings of the runs of a setting that have the same global batch, of two and more
+    that are not all equally fast: the layouts that a user chooses among."""
+    settings: dict[str, list[Case]] = {}
+    for case in cases:
+        if case.setting and ":" not in case.group:
+            split = case.group.rpartition("/")[0]
+            key = f"{split}/{case.setting}, {case.samples:g} samples"
+            settings.setdefault(key, []).append(case)
+    found = {}
+    for name, some in sorted(settings.items()):
+        ranked = _ranking(some) if len(some) >= FEWEST else None
+        if ranked is not None:
+            found[name] = ranked
+    return found
+
+
+def choice_summary(found: dict[str, Ranking]) -> dict[str, Any]:
+    """Return how good choices are, as JSON-like values: the fraction of settings in which the run
+    predicted to be the fastest is within :data:`NEAR` of the fastest, and what is lost."""
+    if not found:
+        return {}
+    lost = np.array([ranking.lost for ranking in found.values()])
+    return {
+        "settings": len(found),
+        "best_within_5_percent": float(np.mean(lost <= NEAR)),
+        "median_lost": float(np.median(lost)),
+        "worst_lost": float(np.max(lost)),
+        "median_kendall_tau": float(np.median([r.kendall_tau for r in found.values()])),
+        "by_setting": msgspec.to_builtins(found),
+    }
 
 
 def _ranking(cases: Sequence[Case]) -> Ranking | None:

@@ -12,7 +12,13 @@ from click.testing import CliRunner
 from benchmarks.accuracy import fitted, rows
 from benchmarks.accuracy.__main__ import main
 from benchmarks.accuracy.cases import Case
-from benchmarks.accuracy.summaries import ranking_summary, rankings, summarise
+from benchmarks.accuracy.summaries import (
+    choice_summary,
+    choices,
+    ranking_summary,
+    rankings,
+    summarise,
+)
 from perfmodel.base.errors import InputError
 
 
@@ -85,6 +91,30 @@ def test_only_pairs_are_ranked_by_setting_and_split() -> None:
     cases += [case(x, x, setting="b", samples=1.0) for x in (1.0, 2.0)]
     cases += [case(x, x) for x in (1.0, 2.0, 3.0)]
     assert list(rankings(cases)) == ["source/split/a"]
+
+
+def chosen(
+    predicted: list[float], measured: list[float], samples: list[float]
+) -> dict[str, object]:
+    several = zip(predicted, measured, samples, strict=True)
+    return choice_summary(choices([case(p, m, setting="a", samples=s) for p, m, s in several]))
+
+
+def test_choices_are_among_runs_with_the_same_batch() -> None:
+    """By hand: of 8 samples the second is chosen, which takes 1.25 times as long as the first; of
+    16 the right one."""
+    found = chosen([2.0, 1.5, 3.0, 4.0], [2.0, 2.5, 3.0, 4.0], [8.0, 8.0, 16.0, 16.0])
+    assert found["settings"] == 2
+    assert found["worst_lost"] == pytest.approx(0.2)
+    assert found["median_lost"] == pytest.approx(0.1)
+    assert found["best_within_5_percent"] == 0.5
+    assert chosen([2.0, 1.5], [2.0, 2.5], [8.0, 16.0]) == {}
+
+
+def test_a_loss_below_5_percent_is_a_good_choice() -> None:
+    found = chosen([2.0, 1.9], [2.0, 2.08], [8.0, 8.0])
+    assert found["best_within_5_percent"] == 1.0
+    assert chosen([2.0, 1.9], [2.0, 2.12], [8.0, 8.0])["best_within_5_percent"] == 0.0
 
 
 class Row(msgspec.Struct):

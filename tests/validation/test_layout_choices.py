@@ -1,0 +1,64 @@
+"""Of measured layouts with the same model, devices and batch, predictions choose a good one.
+
+The measurements are not part of the repository; tests that need them are skipped if they are
+missing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from benchmarks.accuracy import bigscience_tr11, libai, simumax_b200
+from benchmarks.accuracy.cases import Case
+from benchmarks.accuracy.summaries import choices
+from tests.measured import measured
+
+GOOD = 0.8
+"""Part of the settings in which the choice is within 5 % of the best."""
+
+SOURCES = (
+    pytest.param(libai, 2, id="libai"),
+    pytest.param(simumax_b200, 6, id="simumax_b200"),
+)
+
+
+@functools.cache
+def cases(module: ModuleType) -> tuple[Case, ...]:
+    return tuple(module.cases(measured(module.ABOUT.folder)))
+
+
+def losses(found: tuple[Case, ...]) -> list[float]:
+    return [ranking.lost for ranking in choices(found).values()]
+
+
+def within(found: list[float]) -> float:
+    return float(np.mean(np.array(found) <= 0.05))
+
+
+@pytest.mark.parametrize(("module", "settings"), SOURCES)
+def test_the_choice_is_within_5_percent_of_the_best(module: ModuleType, settings: int) -> None:
+    found = losses(cases(module))
+    assert len(found) >= settings
+    assert within(found) >= GOOD
+
+
+@pytest.mark.slow
+def test_choices_of_all_sources_are_good_in_8_of_10_settings() -> None:
+    every = [loss for module in (libai, simumax_b200, bigscience_tr11) for loss in
+             losses(cases(module))]  # fmt: skip
+    assert len(every) >= 10
+    assert within(every) >= GOOD
+    assert np.median(every) <= 0.02
+
+
+def test_canary_choices_of_predictions_upside_down_are_bad() -> None:
+    """The tests above rely on this: the slowest instead of the fastest."""
+    upside_down = tuple(
+        dataclasses.replace(case, predicted=1.0 / case.predicted) for case in cases(simumax_b200)
+    )
+    assert within(losses(upside_down)) < GOOD
