@@ -251,9 +251,10 @@ def _choices(sources: Sequence[Found]) -> str:
     """Return the table of choices among layouts."""
     rows = []
     for found in sources:
-        for split, cases in _by_split(found.cases).items():
-            chosen = choice_summary(choices(cases))
-            if chosen and split.partition("/")[0] in OF_LAYOUTS:
+        for way in ("anchored", "estimated") if found.name in OF_LAYOUTS else ():
+            split = f"{found.name}/{way}"
+            chosen = choice_summary(choices(c for c in found.cases if c.group.startswith(split)))
+            if chosen:
                 names = ("best_within_5_percent", "median_lost", "worst_lost")
                 parts = (f"{chosen[name]:.1%}" for name in names)
                 tau = f"{chosen['median_kendall_tau']:.2f}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -161,7 +162,8 @@ def rankings(cases: Iterable[Case]) -> dict[str, Ranking]:
 
 def choices(cases: Iterable[Case]) -> dict[str, Ranking]:
     """Return rankings of the runs of a setting that have the same global batch, of two and more
-    that are not all equally fast: the layouts that a user chooses among."""
+    that are not all equally fast: the layouts that a user chooses among. Of runs of one layout,
+    which have the same prediction, the median counts."""
     settings: dict[str, list[Case]] = {}
     for case in cases:
         if case.setting and ":" not in case.group:
@@ -170,10 +172,23 @@ def choices(cases: Iterable[Case]) -> dict[str, Ranking]:
             settings.setdefault(key, []).append(case)
     found = {}
     for name, some in sorted(settings.items()):
-        ranked = _ranking(some) if len(some) >= FEWEST else None
+        once = _without_repeats(some)
+        ranked = _ranking(once) if len(once) >= FEWEST else None
         if ranked is not None:
             found[name] = ranked
     return found
+
+
+def _without_repeats(cases: Sequence[Case]) -> list[Case]:
+    """Return one case of each prediction, with the median of what was measured."""
+    measured: dict[float, list[float]] = {}
+    for case in cases:
+        measured.setdefault(case.predicted, []).append(case.measured)
+    first = {case.predicted: case for case in reversed(cases)}
+    return [
+        dataclasses.replace(first[predicted], measured=float(np.median(values)))
+        for predicted, values in measured.items()
+    ]
 
 
 def choice_summary(found: dict[str, Ranking]) -> dict[str, Any]:

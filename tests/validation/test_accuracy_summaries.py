@@ -111,6 +111,12 @@ def test_choices_are_among_runs_with_the_same_batch() -> None:
     assert chosen([2.0, 1.5], [2.0, 2.5], [8.0, 16.0]) == {}
 
 
+def test_repeated_runs_of_a_layout_are_no_choice() -> None:
+    assert chosen([2.0, 2.0], [2.0, 2.5], [8.0, 8.0]) == {}
+    found = chosen([2.0, 2.0, 2.0, 3.0], [2.0, 9.0, 2.2, 2.1], [8.0] * 4)  # medians 2.2, 2.1
+    assert found["worst_lost"] == pytest.approx(1.0 - 2.1 / 2.2)
+
+
 def test_a_loss_below_5_percent_is_a_good_choice() -> None:
     found = chosen([2.0, 1.9], [2.0, 2.08], [8.0, 8.0])
     assert found["best_within_5_percent"] == 1.0

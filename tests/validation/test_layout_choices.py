@@ -48,9 +48,12 @@ def test_the_choice_is_within_5_percent_of_the_best(module: ModuleType, settings
 
 
 @pytest.mark.slow
-def test_choices_of_all_sources_are_good_in_8_of_10_settings() -> None:
-    every = [loss for module in (libai, simumax_b200, bigscience_tr11) for loss in
-             losses(cases(module))]  # fmt: skip
+def test_choices_from_one_measured_run_are_good_in_8_of_10_settings() -> None:
+    every = [
+        loss
+        for module in (libai, simumax_b200, bigscience_tr11)
+        for loss in losses(tuple(c for c in cases(module) if "/anchored" in c.group))
+    ]
     assert len(every) >= 10
     assert within(every) >= GOOD
     assert np.median(every) <= 0.02
