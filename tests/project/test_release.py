@@ -50,6 +50,13 @@ def test_versions_agree(name: str, pattern: str) -> None:
     assert re.findall(pattern, text_of(name), re.M)[0] == perfmodel.__version__
 
 
+def test_every_package_is_installed() -> None:
+    folders = {path.parent for path in (ROOT / "perfmodel").rglob("__init__.py")}
+    names = {path.relative_to(ROOT).as_posix().replace("/", ".") for path in folders}
+    listed = {name for name in PROJECT["tool"]["setuptools"]["packages"] if "._" not in name}
+    assert listed == names
+
+
 # -- the lowest versions ------------------------------------------------------------------------
 
 
