@@ -37,6 +37,7 @@ from perfmodel.studies.sensitivity import SCHEMA as SENSITIVITY, Sensitivity
 from perfmodel.sweeping.comparison import SCHEMA as COMPARISON
 from perfmodel.sweeping.convergence import SCHEMA as CONVERGENCE, TrainingSetup
 from perfmodel.sweeping.sweeps import SCHEMA as SWEEP
+from perfmodel.theory.scaling_laws import SCHEMA as LAW, ScalingLaw
 from perfmodel.validation.cases import SCHEMA as CASES, Cases
 from perfmodel.validation.validate import SCHEMA as VALIDATION
 
@@ -75,6 +76,7 @@ INPUTS = {
     "measurements": Kind(MEASUREMENTS, Measurements),
     "run": Kind(RUN, MeasuredRun),
     "cases": Kind(CASES, Cases),
+    "scaling-law": Kind(LAW, ScalingLaw),
 }
 """Files that are read. Numbers may be text with a unit where the key ends in a unit."""
 

@@ -44,7 +44,7 @@ def test_the_stored_schemas_are_those_of_the_program() -> None:
 
 def test_every_schema_is_published() -> None:
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "perfmodel").rglob("*.py")]
-    named = {found for text in sources for found in re.findall(r'"(perfmodel\.\w+/\d)"', text)}
+    named = {found for text in sources for found in re.findall(r'"(perfmodel\.[\w-]+/\d)"', text)}
     kinds = [*INPUTS.values(), *OUTPUTS.values()]
     assert named - INTERNAL == {kind.schema for kind in kinds}
 
