@@ -26,7 +26,7 @@ from perfmodel.inputs.batch_scaling import (
     transferred,
 )
 from perfmodel.inputs.device import Demands, Device, PeakRates, roofline_s
-from perfmodel.inputs.precisions import EIGHT_BITS
+from perfmodel.inputs.precisions import EIGHT_BITS, OTHER_NAMES, check_precision
 from perfmodel.inputs.profile import Profile, Timing
 from perfmodel.inputs.software import EAGER, LAUNCH_S
 from perfmodel.inputs.workload import Workload, resolve
@@ -107,14 +107,11 @@ def estimate(
             "language models are"
         )
     known = [name for name in PeakRates.__struct_fields__ if name not in EIGHT_BITS]
-    if precision not in known:
+    if precision not in known and precision not in OTHER_NAMES:
         raise unknown_name("precision", precision, known)
     size = BATCH_SIZE if batch_size is None else whole_number("batch_size", batch_size)
     target = devices[target_name]
-    if precision not in target.precisions:
-        raise InputError(
-            f"precision: {target.title} has no {precision} (it has: {', '.join(target.precisions)})"
-        )
+    check_precision(precision, target.title, target.precisions)
     flop = any(layer.forward_flop for layer in profile.layers)
     places = _places(profile, target, precision, devices, others, flop)
     if places:

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from perfmodel.base.errors import InputError, whole_number
+from perfmodel.base.errors import whole_number
 from perfmodel.base.provenance import Assumption, Source
 from perfmodel.inputs.batch_scaling import SINGLE_ERROR as SINGLE_SIZE_ERROR
 from perfmodel.inputs.decoder_layers import with_layers
 from perfmodel.inputs.decoder_parts import EXPERTS
 from perfmodel.inputs.device import Device
 from perfmodel.inputs.operator_shapes import MemoryBound
+from perfmodel.inputs.precisions import check_precision
 from perfmodel.inputs.profile import Layer, Profile, Timing
 from perfmodel.inputs.software import (
     AS_FOUND,
@@ -73,10 +74,7 @@ def estimate(
     if precision is None:
         precision = "mixed" if "mixed" in target.precisions else "float32"
         notes.append(Assumption("precision", precision, "", "default of language models"))
-    if precision not in target.precisions:
-        raise InputError(
-            f"precision: {target.title} has no {precision} (it has: {', '.join(target.precisions)})"
-        )
+    check_precision(precision, target.title, target.precisions)
     if batch_size is None:
         notes.append(Assumption("batch_size", BATCH_SIZE, "samples", "default of language models"))
     size = BATCH_SIZE if batch_size is None else whole_number("batch_size", batch_size)

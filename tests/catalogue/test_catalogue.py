@@ -341,6 +341,9 @@ def test_default_clusters_exist(name: str) -> None:
     [
         ("bert-base", "v100", "tf32", "Tesla V100 SXM2 16 GB has no tf32 (it has: float32, mixed)"),
         ("bert-base", "p100", "mixed", "has no mixed (it has: float32)"),
+        ("bert-base", "p100", "bf16", "has no bf16 (it has: float32)"),
+        ("bert-base", "v100", "bf16", "(it has: float32, mixed); bf16 is called mixed here"),
+        ("gpt2-xl", "v100", "fp32", "(it has: float32, mixed); fp32 is called float32 here"),
     ],
 )
 def test_a_precision_the_device_lacks_is_refused(
