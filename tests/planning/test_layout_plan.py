@@ -82,8 +82,8 @@ def test_a_planted_shortage_changes_the_choice(monkeypatch: pytest.MonkeyPatch) 
     more."""
     given = {**SMALL, "tensor": (2,), "pipeline": (4,), "global_batch_size": (64,)}
     kept = plan(**given).first.throughput_samples_per_s
-    needed = module._Fitting.needed
-    monkeypatch.setattr(module._Fitting, "needed", lambda self, row: 2.5 * needed(self, row))
+    needed = module.Fitting.needed
+    monkeypatch.setattr(module.Fitting, "needed", lambda self, row: 2.5 * needed(self, row))
     assert plan(**given, fidelity="coarse").first.throughput_samples_per_s < kept
 
 

@@ -419,7 +419,7 @@ def test_a_device_of_a_stage_shards_it() -> None:
 def test_what_does_not_fit_says_which_stage_and_what_helps() -> None:
     job = made(GPT3, tensor=8, pipeline=8, micro_batches=64)
     text = memory_of(job).shortage("a100-80")
-    assert text.startswith("does not fit: a device of stage 0 reserves about 111")
+    assert text.startswith("does not fit: a device of stage 0 reserves about 110.7 GB")
     changes = {change.flags for change in remedies(job)}
     assert changes == {"--recompute selective:products", "--pipeline 32"}
     large = made(GPT3, tensor=4, pipeline=8, batch_size=24, micro_batches=8, recompute="full")

@@ -225,6 +225,7 @@ KEYS: dict[str, Any] = {
     "cluster": "dgx-a100",
     "bandwidth_bytes_per_s": "10Gbps",
     "latency_s": "30us",
+    "devices_per_node": 4,
     "workers": 3,
     "arch": "local_sgd",
     "options": {"period": 10},
