@@ -6,6 +6,7 @@ sizes that come into question, each with a weight.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -21,6 +22,9 @@ from perfmodel.studies.changes import Change, of_arguments, of_cluster, of_optio
 
 AS_PREDICTED = "as predicted"
 """The hypothesis that nothing is wrong."""
+
+PLACES = 4
+"""Nodes of which each may be the slow one."""
 
 FEW, MANY = 5, 32
 """Number of sizes of a cause whose size is known roughly, and of one of unknown size."""
@@ -175,20 +179,27 @@ def _small_buckets(job: Job) -> Iterator[Hypothesis]:
         yield Hypothesis(1.0, 1.0, of_options("a bucket per layer", bucketing="layer"))
 
 
+def _slow_node(job: Job) -> Iterator[Hypothesis]:
+    """One node is slow: the first, the last, or one between; stages wait differently for each."""
+    overrides = job.of_devices.cluster.overrides
+    links = {one.node: one.nic for one in overrides}
+    nodes = np.unique(np.linspace(0, _nodes(job) - 1, PLACES).round()).astype(int).tolist()
+
+    def slower(node: int, factor: float) -> Change:
+        slow = NodeOverride(node, links.get(node), 1.0 / factor)
+        others = tuple(one for one in overrides if one.node != node)
+        return of_cluster("slow", overrides=(*others, slow))
+
+    for node in nodes:
+        for one in _slower(functools.partial(slower, node)):
+            yield one._replace(weight=one.weight / len(nodes))
+
+
 def _slow_device(job: Job) -> Iterator[Hypothesis]:
     if job.devices < 2:
         return iter(())
     if job.replica is not None:  # its devices are no workers: a node is slow
-        cluster = job.of_devices.cluster
-        node = _nodes(job) - 1
-        others = tuple(one for one in cluster.overrides if one.node != node)
-        link = next((one.nic for one in cluster.overrides if one.node == node), None)
-
-        def slower(factor: float) -> Change:
-            slow = NodeOverride(node, link, 1.0 / factor)
-            return of_cluster("slow", overrides=(*others, slow))
-
-        return _slower(slower)
+        return _slow_node(job)
     last = job.workers - 1
     kept = tuple(s for s in job.stragglers if s.worker != last)
     return _slower(lambda factor: of_arguments("slow", stragglers=(*kept, Straggler(last, factor))))

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
+import msgspec
+
 from perfmodel import api
 from perfmodel.inputs.job import Job
 from perfmodel.results.prediction import Prediction
-from perfmodel.studies.changes import of_options
+from perfmodel.studies.changes import of_cluster, of_options
 from perfmodel.sweeping.arguments import changed
 
 LEAST_SPREAD = 0.04
@@ -73,14 +75,28 @@ def _communication_s(run: Observed) -> float:
 
 
 def _of_factors(run: Observed, of: Callable[[Sequence[float]], float]) -> float | None:
-    """Computation of devices that keep no step together, from that of equal ones and a function of
-    their factors; None where they keep a step."""
+    """Computation of devices that keep no step together, or that are stages of different speeds,
+    from that of equal ones and a function of their factors; None for other devices."""
     job = run.job
+    if job.replica is not None:
+        return _of_nodes(job, of)
     if not job.stragglers or getattr(job.options, "sync", None) != "asp":
         return None
     factors = {straggler.worker: straggler.factor for straggler in job.stragglers}
     alike = api.predict(changed(job, {"stragglers": ()}), fidelity="coarse")
     return alike.compute_s * of([factors.get(worker, 1.0) for worker in range(job.workers)])
+
+
+def _of_nodes(job: Job, of: Callable[[Sequence[float]], float]) -> float | None:
+    """The same for replicas of several devices, by the speeds of nodes."""
+    cluster = job.of_devices.cluster
+    speeds = {override.node: override.speed for override in cluster.overrides}
+    if all(speed == 1.0 for speed in speeds.values()):
+        return None
+    even = tuple(msgspec.structs.replace(one, speed=1.0) for one in cluster.overrides)
+    alike = api.predict(of_cluster("", overrides=even).job_of(job), fidelity="coarse")
+    nodes = range(cluster.nodes_for(job.devices))
+    return alike.compute_s * of([1.0 / speeds.get(node, 1.0) for node in nodes])
 
 
 def _compute_s(run: Observed) -> float:

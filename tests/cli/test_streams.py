@@ -134,7 +134,9 @@ def test_mistakes(words: str, reason: str) -> None:
 
 def test_an_empty_standard_input_is_an_error() -> None:
     text = error("predict", "--job", "-")
-    assert text.startswith("<stdin>: expected a job file (schema = 'perfmodel.job/1'), or one of a ")
+    assert text.startswith(
+        "<stdin>: expected a job file (schema = 'perfmodel.job/1'), or one of a "
+    )
 
 
 def test_a_table_is_printed_instead_of_the_answer(tmp_path: Path) -> None:

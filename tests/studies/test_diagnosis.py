@@ -119,6 +119,21 @@ def test_planted_causes_of_a_hundred_jobs_are_found() -> None:
 # -- sizes and probabilities -----------------------------------------------------------------------
 
 
+def test_a_slow_stage_computes_longer_than_the_others() -> None:
+    """If one of four equal stages is 1.5 times as slow, their mean is 1.125 times as long."""
+    stages = [pm.WorkloadLayer(str(k), 0.1, 0.2, (1e-3,), 1e-3) for k in range(4)]
+    job = pm.make_job(workload=pm.Workload.of("made", stages), workers=1, pipeline=4, arch="ring")
+    slow = list(hypotheses(job, "slow device"))
+    assert {o.node for h in slow for o in h.change.job_of(job).cluster.overrides} == {0, 1, 2, 3}
+    assert sum(h.weight for h in slow) == pytest.approx(1.0)
+    alike_s = predict(job, fidelity="coarse").compute_s
+    assert alike_s == pytest.approx(0.3, rel=0.02)  # and what the host does beside
+    for one in slow[::40]:
+        run = Observed(one.change.job_of(job), predict(job, fidelity="coarse"))
+        assert OBSERVABLES["compute_s"].value(run) == pytest.approx(alike_s * (3 + one.size) / 4)
+        assert OBSERVABLES["slowest_compute_s"].value(run) == pytest.approx(alike_s * one.size)
+
+
 def test_the_rate_of_a_slow_link_is_recovered() -> None:
     """The true rate is between two of those that are tried."""
     rates_tried = [h.size for h in hypotheses(JOB, "slow link")]
