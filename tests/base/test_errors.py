@@ -328,7 +328,12 @@ def test_a_name_with_a_line_break_stays_on_one_line(
         ("--batch-size 0", "batch_size: must be at least 1, got 0"),
         (
             "--precision float16",
-            "unknown precision 'float16'; did you mean 'float32'? (known: float32, mixed, tf32)",
+            "precision: NVIDIA A10 24 GB has no float16 (it has: float32, tf32, mixed); "
+            "float16 is called mixed here",
+        ),
+        (
+            "--precision float13",
+            "unknown precision 'float13'; did you mean 'float32'? (known: float32, mixed, tf32)",
         ),
     ],
 )

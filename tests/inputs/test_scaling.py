@@ -353,8 +353,10 @@ def test_impossible_estimates_are_refused() -> None:
         InputError, match=r"device: net has no timing on 'fast' \(only on host\); to"
     ):
         on("fast", coarse)
-    with pytest.raises(InputError, match=r"unknown precision 'half'.*known: float32, mixed, tf32"):
-        estimate(net(truth("slow", 8)), "fast", "half", 8, devices=DEVICES, others=())
+    with pytest.raises(
+        InputError, match=r"unknown precision 'quarter'.*known: float32, mixed, tf32"
+    ):
+        estimate(net(truth("slow", 8)), "fast", "quarter", 8, devices=DEVICES, others=())
     with pytest.raises(InputError, match="batch_size: must be at least 1, got 0"):
         on("fast", net(truth("slow", 8)), batch_size=0)
 
