@@ -43,19 +43,19 @@ def each_variant(which: Callable[[str, dict[str, Any]], bool] = lambda arch, opt
     return pytest.mark.parametrize(("arch", "options"), cases)
 
 
-def half_of_variants(
+def third_of_variants(
     which: Callable[[str, dict[str, Any]], bool] = lambda arch, options: True,
 ) -> Any:
-    """Parametrise as :func:`each_variant`, but mark every second variant as slow.
+    """Parametrise as :func:`each_variant`, but mark two of three variants as slow.
 
-    Which half it is depends on the name of the test, so that every variant is in many tests."""
+    Which third is not depends on the name of the test, so that every variant is in many tests."""
 
     def mark(test: Any) -> Any:
-        first = zlib.crc32(test.__name__.encode()) % 2
+        first = zlib.crc32(test.__name__.encode()) % 3
         chosen = [one for one, variant in enumerate(ALL) if which(*variant)]
         cases = [
             pytest.param(
-                *ALL[one], id=ALL_IDS[one], marks=pytest.mark.slow if (first + n) % 2 else ()
+                *ALL[one], id=ALL_IDS[one], marks=pytest.mark.slow if (first + n) % 3 else ()
             )
             for n, one in enumerate(chosen)
         ]

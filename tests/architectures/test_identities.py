@@ -20,7 +20,7 @@ from perfmodel.engine.simulation import simulate, timeline
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.theory import collective_times
 from tests import oracles
-from tests.jobs import cluster, half_of_variants, job, whole_groups, workload, workloads
+from tests.jobs import cluster, job, third_of_variants, whole_groups, workload, workloads
 from tests.oracles import equal
 from tests.settings import examples
 from tests.theory.test_closed_forms import one_worker_s
@@ -62,7 +62,7 @@ def without_a_server(arch: str, options: dict[str, Any]) -> bool:
     return arch not in SERVERS
 
 
-@half_of_variants(without_a_server)
+@third_of_variants(without_a_server)
 @few
 @given(work=workloads(), rate=rates, latency=latencies)
 def test_one_worker_without_a_server_is_a_single_device(
@@ -208,7 +208,7 @@ def steady(arch: str, options: dict[str, Any]) -> bool:
     return not graph.noisy and "merge_per_model_s" not in options
 
 
-@half_of_variants(steady)
+@third_of_variants(steady)
 def test_busy_and_idle_are_the_iteration(arch: str, options: dict[str, Any]) -> None:
     graph = build_graph(job(WORK, cluster(20.0, 0.25), 3, arch, options))
     check_busy_plus_idle_is_the_iteration(graph)
@@ -281,7 +281,7 @@ def pace(graph: OpGraph) -> tuple[float, float]:
     return float(found.iterations_per_s.sum()), oracles.error_of_pace(graph, found)
 
 
-@half_of_variants()
+@third_of_variants()
 @few
 @given(work=workloads(least_s=0.5), rate=st.sampled_from([13.0, 100.0]), workers=st.integers(2, 4))
 def test_n_workers_obey_the_asymptotic_bounds(
@@ -318,7 +318,7 @@ def no_more_examples_than(
     assert result.throughput_samples_per_s <= most * (1 + 1e-9)
 
 
-@half_of_variants(synchronous)
+@third_of_variants(synchronous)
 @pytest.mark.parametrize("workers", [2, 4])
 @pytest.mark.parametrize("bandwidth", [5.0, 1e9])
 def test_synchronous_throughput_is_at_most_the_compute_rate(

@@ -18,7 +18,7 @@ from perfmodel.graph.op_graph import OpGraph
 from perfmodel.graph.rules import Batch, Choice, Mailbox, Quorum
 from perfmodel.inputs.options import described
 from tests import oracles
-from tests.jobs import ALL, VARIANTS, cluster, half_of_variants, job, jobs, workload
+from tests.jobs import ALL, VARIANTS, cluster, job, jobs, third_of_variants, workload
 from tests.settings import examples
 
 
@@ -66,7 +66,7 @@ def test_every_option_is_in_a_variant(arch: str) -> None:
     assert missing == ([("moving_rate", set())] if arch == "easgd" else [])
 
 
-@half_of_variants()
+@third_of_variants()
 @few
 @given(data=st.data())
 def test_timeline_laws(arch: str, options: dict[str, Any], data: st.DataObject) -> None:
@@ -74,7 +74,7 @@ def test_timeline_laws(arch: str, options: dict[str, Any], data: st.DataObject) 
     oracles.timeline_holds(graph, seed=1, iterations=3)
 
 
-@half_of_variants()
+@third_of_variants()
 @few
 @given(data=st.data())
 def test_busy_and_idle_fill_the_time(
@@ -84,7 +84,7 @@ def test_busy_and_idle_fill_the_time(
     oracles.busy_and_idle_fill_the_time(simulate(graph, seed=3, rel_ci=0.5))
 
 
-@half_of_variants()
+@third_of_variants()
 @few
 @given(data=st.data())
 def test_twice_the_durations_take_exactly_twice_as_long(
@@ -102,7 +102,7 @@ def test_twice_the_durations_take_exactly_twice_as_long(
         assert makespan(slowed(graph), iterations=3) == 2 * makespan(graph, iterations=3)
 
 
-@half_of_variants()
+@third_of_variants()
 @few
 @given(data=st.data())
 def test_throughput_is_bounded_by_every_resource(
@@ -116,7 +116,7 @@ def test_throughput_is_bounded_by_every_resource(
     assert measures.iterations_per_s.mean() <= 1.0 / alone_s * (1 + 1e-9)
 
 
-@half_of_variants()
+@third_of_variants()
 def test_a_scaled_cluster_node_is_a_straggler(arch: str, options: dict[str, Any]) -> None:
     """A node at half speed is the same as a straggler of factor 2."""
     from perfmodel import NodeOverride, Straggler
@@ -167,7 +167,7 @@ def test_same_seed_same_result_under_any_hash_seed(arch: str, step: int) -> None
     assert found == digests("12345", step)[arch]
 
 
-@half_of_variants()
+@third_of_variants()
 def test_another_seed_gives_another_result_when_there_is_jitter(
     arch: str, options: dict[str, Any]
 ) -> None:
@@ -180,7 +180,7 @@ def test_another_seed_gives_another_result_when_there_is_jitter(
     assert 0.0 < a.throughput_ci_fraction < 0.5
 
 
-@half_of_variants()
+@third_of_variants()
 def test_a_result_survives_json(arch: str, options: dict[str, Any]) -> None:
     prediction = predict(job(workload([1.0], [2.0], [30.0]), cluster(20.0), 3, arch, options))
     again = msgspec.convert(msgspec.json.decode(prediction.to_json()), type(prediction))

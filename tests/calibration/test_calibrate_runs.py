@@ -219,7 +219,7 @@ HANDOVER = {"handover_per_tensor_s": 0.04, "handover_per_byte_s": 0.003}
 COSTS = {"update_per_tensor_s": 0.1, "update_per_byte_s": 0.001}
 
 
-@small.half_of_variants()
+@small.third_of_variants()
 def test_evaluating_many_runs_together_changes_no_step_time(
     arch: str, options: dict[str, Any]
 ) -> None:

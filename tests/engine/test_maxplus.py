@@ -20,7 +20,7 @@ from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.graph.rules import Activity, Batch, Choice, Every, Mailbox, Quorum
 from tests import maxplus
-from tests.jobs import cluster, half_of_variants, job, workload
+from tests.jobs import cluster, job, third_of_variants, workload
 from tests.settings import examples
 
 ROUNDING = 1e-9
@@ -356,7 +356,7 @@ def relaxed(graph: OpGraph) -> OpGraph:
     )
 
 
-@half_of_variants()
+@third_of_variants()
 def test_no_architecture_beats_its_cycles(arch: str, options: dict[str, Any]) -> None:
     """If ops differ between iterations, the relaxed graph's cycles are the bound."""
     work = workload([1.0, 2.0, 1.5], [2.0, 3.0, 1.0], [30.0, 50.0, 7.0])

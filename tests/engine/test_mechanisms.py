@@ -26,8 +26,8 @@ from tests.jobs import (
     ALL_IDS,
     VARIANTS,
     cluster,
-    half_of_variants,
     job,
+    third_of_variants,
     whole_groups,
     workload,
 )
@@ -36,7 +36,7 @@ from tests.predicting.test_coarse import plain_jobs
 from tests.settings import examples
 
 few = examples(4)
-unplanned = half_of_variants(lambda arch, options: options.get("bucketing") != "mg_wfbp")
+unplanned = third_of_variants(lambda arch, options: options.get("bucketing") != "mg_wfbp")
 """Variants, except those that plan messages from the profiled backward times, with one number of
 workers and one batch size."""
 replace = msgspec.structs.replace
@@ -423,7 +423,7 @@ def test_exact_formulas_plan_messages_as_the_simulation_does() -> None:
     assert same or not registry.model_of(one).exact(one)
 
 
-@half_of_variants()
+@third_of_variants()
 @few
 @given(some=mechanisms(), devices=st.integers(1, 3), data=st.data())
 def test_mechanisms_never_make_a_job_faster(

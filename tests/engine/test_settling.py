@@ -149,6 +149,7 @@ def test_a_bound_beyond_every_pilot_costs_no_more_than_a_small_one(
         assert abs(1.0 - rate) <= found.ci_fraction * rate
 
 
+@pytest.mark.slow
 def test_a_drift_too_slow_to_end_widens_the_interval() -> None:
     """If speeds differ by 0.3 %, it takes 300 000 iterations to reach a bound of 1000."""
     drifting = job(

@@ -246,6 +246,7 @@ def test_a_random_run_continues_until_its_interval_is_narrow(rel_ci: float) -> N
     assert 0.3 < found.rounds / (1.96 * 0.5 / rel_ci) ** 2 < 3.0
 
 
+@pytest.mark.slow
 def test_most_intervals_of_short_runs_cover_the_truth() -> None:
     """Runs that stop once the interval is narrow are slightly overconfident."""
     graph = noisy(0.3)
@@ -286,6 +287,7 @@ def test_all_batches_are_of_the_same_length(
     assert found.ci_fraction == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_iterations() -> None:
     graph = noisy(1.0)
 

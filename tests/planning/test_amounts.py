@@ -139,6 +139,7 @@ def test_workers_on_their_own_update_with_their_own_batch() -> None:
     assert plan(**given).first.statistical_efficiency == pytest.approx(1.0, abs=0.02)
 
 
+@pytest.mark.slow
 def test_layouts_with_smaller_batches_win_if_noise_is_small() -> None:
     """16 or 1024 sequences: pipelines are busier with many, which a small noise scale wastes."""
     given = {**OWN, "tensor": [2], "pipeline": [4], "global_batch_size": [16, 1024]}

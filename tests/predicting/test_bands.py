@@ -249,6 +249,7 @@ def by_formula(one: Cell) -> bool:
     return expected is not None and expected <= TOLERANCE
 
 
+@pytest.mark.slow
 def test_auto_is_within_its_tolerance_for_nine_in_ten_small_jobs() -> None:
     """Only jobs that it answers by formulas count; simulated ones are exact."""
     jobs = [one for one in first_cells() if one.job.workers <= SMALL and by_formula(one)]

@@ -14,7 +14,7 @@ from perfmodel.engine.simulation import simulate
 from perfmodel.graph.op_graph import OpGraph, block_of
 from perfmodel.graph.rules import Batch, Choice, Mailbox
 from perfmodel.predicting.bottleneck import bottleneck
-from tests.jobs import cluster, half_of_variants, job, jobs, workload
+from tests.jobs import cluster, job, jobs, third_of_variants, workload
 from tests.settings import examples
 
 LATENCY_S = 4.3
@@ -97,7 +97,7 @@ def _label(graph: OpGraph, op: int) -> str:
     return graph.uses([op], np.zeros(len(graph.link_capacity_bytes_per_s)))[op].family
 
 
-every_architecture = half_of_variants()
+every_architecture = third_of_variants()
 
 
 @every_architecture

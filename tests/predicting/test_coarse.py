@@ -40,9 +40,9 @@ from tests.jobs import (
     VARIANTS,
     cluster,
     each_variant,
-    half_of_variants,
     job,
     jobs,
+    third_of_variants,
     whole_groups,
     workload,
 )
@@ -258,7 +258,7 @@ def test_every_architecture_has_exact_variants() -> None:
     assert len(found) >= len(ALL) / 3
 
 
-@half_of_variants(exact_with_alike_steps)
+@third_of_variants(exact_with_alike_steps)
 @few
 @given(data=st.data())
 def test_slow_data_sets_the_pace(arch: str, options: dict[str, Any], data: st.DataObject) -> None:
@@ -273,7 +273,7 @@ def without_a_server(arch: str, options: dict[str, Any]) -> bool:
     return arch not in ("ps", "easgd")
 
 
-@half_of_variants(without_a_server)
+@third_of_variants(without_a_server)
 @few
 @given(data=st.data())
 def test_one_worker_without_a_server_is_a_single_device(
@@ -318,7 +318,7 @@ def sound(p: Prediction, found: Phases, workers: int) -> None:
     assert p.bottleneck.resource in p.phases_s
 
 
-@half_of_variants()
+@third_of_variants()
 @few
 @given(data=st.data())
 def test_every_job_has_a_consistent_prediction(
@@ -411,7 +411,7 @@ def fuses(arch: str, options: dict[str, Any]) -> bool:
     return options.get("bucketing") == "horovod"
 
 
-@half_of_variants(lambda arch, options: not fuses(arch, options))
+@third_of_variants(lambda arch, options: not fuses(arch, options))
 @few
 @given(data=st.data())
 def test_a_better_network_is_never_slower(
@@ -431,7 +431,7 @@ def may_overlap(arch: str, options: dict[str, Any]) -> bool:
     return hasattr(found, "overlap") and not (found.overlap and planned)
 
 
-@half_of_variants(may_overlap)
+@third_of_variants(may_overlap)
 @few
 @given(data=st.data())
 def test_overlap_is_never_slower(arch: str, options: dict[str, Any], data: st.DataObject) -> None:
@@ -459,7 +459,7 @@ def grid(drawn: Job, step: int = 1) -> tuple[np.ndarray[Any, Any], predicting_va
     return workers, predicting_variants.evaluate(drawn, workers=workers)
 
 
-@half_of_variants(asynchronous)
+@third_of_variants(asynchronous)
 @few
 @given(data=st.data())
 def test_throughput_of_asynchronous_jobs_is_bounded(
@@ -501,7 +501,7 @@ def test_throughput_hardly_falls_where_a_server_saturates_beyond_the_recursion()
     never_rises(1.0 / grid(drawn)[1].throughput_samples_per_s, 0.01)
 
 
-@half_of_variants(lambda arch, options: not asynchronous(arch, options))
+@third_of_variants(lambda arch, options: not asynchronous(arch, options))
 @few
 @given(data=st.data())
 def test_throughput_of_synchronous_jobs_is_bounded(
@@ -553,7 +553,7 @@ def doubled(one: Job) -> Job:
     return replace(one, workload=work, cluster=slow, options=replace(one.options, **times))
 
 
-@half_of_variants()
+@third_of_variants()
 @few
 @given(data=st.data())
 def test_twice_the_durations_take_twice_as_long(
@@ -664,7 +664,7 @@ def points(arch: str, options: dict[str, Any], seed: int) -> dict[str, Any]:
     return axes
 
 
-@half_of_variants()
+@third_of_variants()
 @few
 @given(data=st.data(), seed=st.integers(0, 2**32))
 def test_arrays_equal_scalars(
@@ -675,7 +675,7 @@ def test_arrays_equal_scalars(
     same_as_scalars(predicting_variants.evaluate(drawn, **axes), drawn, axes)
 
 
-@half_of_variants()
+@third_of_variants()
 @few
 @given(data=st.data())
 def test_batch_sizes_of_workers_that_differ(

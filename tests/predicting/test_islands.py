@@ -15,7 +15,7 @@ import perfmodel as pm
 from perfmodel.cli import cli
 from perfmodel.inputs.job_files import read_job
 from perfmodel.predicting import coarse, fine, islands
-from tests.jobs import half_of_variants, whole_groups, workload
+from tests.jobs import third_of_variants, whole_groups, workload
 
 ONE = {"bucketing": "one"}
 
@@ -214,7 +214,7 @@ def test_the_slowest_device_of_an_island_sets_its_jitter() -> None:
 # -- equivalences ----------------------------------------------------------------------------------
 
 
-@half_of_variants()
+@third_of_variants()
 def test_islands_of_one_device_are_the_flat_job(arch: str, options: dict[str, Any]) -> None:
     count = whole_groups(3, options)
     one, flat = (

@@ -37,9 +37,9 @@ from tests.jobs import (
     ONE_CHUNK,
     SEVERAL_CHUNKS,
     cluster,
-    half_of_variants,
     job,
     replica_jobs,
+    third_of_variants,
 )
 from tests.settings import examples, thinned
 
@@ -205,7 +205,7 @@ def test_one_replica_represents_all_that_are_alike(arch: str, data: st.DataObjec
         )
 
 
-@half_of_variants()
+@third_of_variants()
 def test_one_stage_and_one_pass_are_the_job_without_replicas(
     arch: str, options: dict[str, Any]
 ) -> None:

@@ -20,7 +20,7 @@ from perfmodel.phases.quantities import quantities_of
 from perfmodel.predicting import coarse
 from perfmodel.studies import formulas
 from perfmodel.theory import contention
-from tests.jobs import ETHERNET, cluster, half_of_variants, job, workload
+from tests.jobs import ETHERNET, cluster, job, third_of_variants, workload
 from tests.queueing import multiclass_mva, mva
 from tests.settings import examples, thinned
 
@@ -64,7 +64,7 @@ def may_be_exact(arch: str, options: dict[str, Any]) -> bool:
     return bool(registry.model_of(one).exact(one))
 
 
-@half_of_variants(may_be_exact)
+@third_of_variants(may_be_exact)
 @settings(few, suppress_health_check=[HealthCheck.filter_too_much])
 @given(data=st.data())
 def test_formulas_declared_exact_equal_the_simulation(
@@ -123,7 +123,7 @@ def test_canary_a_planted_error_is_noticed(error: str) -> None:
     assert not exactly(predict(one).iteration_s, float(found))
 
 
-@half_of_variants()
+@third_of_variants()
 def test_coarse_predictions_add_up(arch: str, options: dict[str, Any]) -> None:
     where = cluster(
         13.0, 0.01, devices_per_node=2, intra_node=Link(500.0, 0.001), core_oversubscription=2.0,

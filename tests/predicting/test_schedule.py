@@ -17,7 +17,7 @@ from hypothesis import given, strategies as st
 from perfmodel import InputError, Job, Prediction, Schedule, Straggler, predict
 from perfmodel.base.errors import DeadlockError
 from perfmodel.results.schedule import CENTRE, NO_MODEL, WHOLE, Event
-from tests.jobs import cluster, half_of_variants, job, jobs, workload
+from tests.jobs import cluster, job, jobs, third_of_variants, workload
 from tests.schedules import Follower, recorded, told
 from tests.settings import examples
 
@@ -235,7 +235,7 @@ def test_d_psgd_averages_with_neighbours_as_they_were() -> None:
 # -- properties --------------------------------------------------------------------------------
 
 
-@half_of_variants()
+@third_of_variants()
 @examples(4)
 @given(data=st.data())
 def test_staleness_is_the_engines(arch: str, options: dict[str, Any], data: st.DataObject) -> None:
@@ -261,7 +261,7 @@ def test_staleness_is_the_engines(arch: str, options: dict[str, Any], data: st.D
             assert wrong.staleness_histogram() != seen  # the canary: updates that count twice
 
 
-@half_of_variants()
+@third_of_variants()
 @examples(2)
 @given(data=st.data())
 def test_rows_are_consistent_with_earlier_rows(

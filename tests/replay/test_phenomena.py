@@ -57,6 +57,7 @@ def lost(made: Callable[[int], Schedule], workers: int, fewer: int = 1) -> tuple
     return float(differences.mean()), float(differences.std(ddof=1)) / math.sqrt(len(SEEDS))
 
 
+@pytest.mark.slow
 def test_asynchronous_workers_lose_accuracy_increasing_with_their_number() -> None:
     for fewer, workers in ((4, 16), (16, 32)):
         loss, error = lost(asp, workers, fewer)
@@ -65,6 +66,7 @@ def test_asynchronous_workers_lose_accuracy_increasing_with_their_number() -> No
     assert loss > 3.0 * error > 0.0
 
 
+@pytest.mark.slow
 def test_synchronous_workers_lose_little() -> None:
     for workers in (4, 8, 16, 32):
         loss, error = lost(bsp, workers)

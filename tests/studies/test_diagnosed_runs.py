@@ -113,6 +113,7 @@ def threads() -> Iterator[tuple[str, Diagnosis, set[str]]]:
     yield "Q16", diagnose(Measured(step_s=step_s["Q16.pcie"]), job), {"no peer access"}
 
 
+@pytest.mark.slow
 def test_the_cause_that_a_thread_found_is_first() -> None:
     """Of 12 cases (6 threads) 11 (5); the other, with PCIe in place of NVLink, is not among the
     first two: with devices that reach each other over PCIe, copies through the host are too slow an
@@ -166,6 +167,7 @@ def faulty(name: str, others: str) -> Iterator[tuple[dict[str, Any], Job, str]]:
             yield row, job, FAULTS[row["config"]["tag"]]
 
 
+@pytest.mark.slow
 def test_faults_of_data_parallel_runs_come_first() -> None:
     """Runs that the fault makes at least 5 % slower; small buckets never do so there."""
     told: list[tuple[str, list[str]]] = []
@@ -186,6 +188,7 @@ def job_step_s(job: Job) -> float:
     return pm.predict(job, fidelity="coarse").iteration_s
 
 
+@pytest.mark.slow
 def test_faults_of_pipelines_are_among_the_first_two() -> None:
     told = [
         (cause, first_two(diagnose(parts_of(row, exposed=False), job)))

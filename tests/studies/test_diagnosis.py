@@ -99,7 +99,7 @@ def even(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("even")
 def test_planted_causes_are_found() -> None:
-    first, two = rates(planted(12, seed=3))
+    first, two = rates(planted(6, seed=3))
     assert first >= 0.8
     assert two >= 0.9
 

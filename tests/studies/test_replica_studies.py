@@ -31,6 +31,7 @@ def test_a_bubble_by_hand_is_a_phase():
     assert explained.phases_s["compute"] == pytest.approx(24.0, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_micro_batches_at_which_computing_takes_longer_than_the_bubble():
     """The bubble does not depend on their number, so that more of them compute for longer."""
     made = pm.make_job(**{**GPT, "pipeline": 3, "micro_batches": 4})

@@ -28,7 +28,7 @@ from perfmodel.graph.op_graph import CAUSES
 from perfmodel.reporting.colours import CAUSE_COLOURS
 from perfmodel.sweeping.comparison import WORDS, both_to_dict, differences, parts_s
 from perfmodel.sweeping.labels import distinct
-from tests.jobs import ETHERNET, cluster, half_of_variants, job, workload
+from tests.jobs import ETHERNET, cluster, job, third_of_variants, workload
 from tests.results.readable import bars
 
 WORK = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], batch_size=4)
@@ -62,7 +62,7 @@ def unaccounted(p: Prediction) -> list[str]:
     return wrong
 
 
-@half_of_variants()
+@third_of_variants()
 def test_parts_add_up(arch: str, options: dict[str, Any]) -> None:
     work = workload([0.5, 1.0], [1.0, 1.0], [20.0, 10.0], batch_size=3, data_loading_s=0.1)
     where = cluster(15.0, 0.01, update_per_tensor_s=0.05)

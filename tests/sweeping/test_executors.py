@@ -420,6 +420,7 @@ ended.set()
 """
 
 
+@pytest.mark.slow
 def test_processes_start_while_threads_predict() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PREDICTING], capture_output=True, text=True, timeout=120, check=False

@@ -107,6 +107,7 @@ def test_quantiles_give_each_table_the_same_weight() -> None:
     assert quantiles({}) == pytest.approx([1.0, 1.0, 1.0])
 
 
+@pytest.mark.slow
 def test_memory_of_stages_is_predicted_from_other_tables() -> None:
     """Of BigScience's runs that ran out of memory, none would be planned."""
     for table in stage_memory.TABLES.values():

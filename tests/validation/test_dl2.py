@@ -147,6 +147,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
 # -- the measured runs -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_step_times_are_predicted(folder: Path) -> None:
     groups = summarise(dl2.cases(folder))
     few = groups["dl2/few"]
