@@ -95,6 +95,7 @@ def archive(name: str, content: bytes, kind: bytes = tarfile.REGTYPE) -> bytes:
         (archive("free/rows.csv", b"name\neerf\n"), "other contents"),
         (b"nonsense", "not an archive of the data"),
     ],
+    ids=["above", "elsewhere", "longer", "link", "changed", "nonsense"],  # archives have times
 )
 def test_what_is_not_in_the_manifest_is_not_written(
     folder: Path, data: bytes, message: str
