@@ -146,6 +146,11 @@ class Options(Ranged, frozen=True):
         return 1
 
     @property
+    def sends_in_each_pass(self) -> bool:
+        """Whether workers communicate in every pass of an update, not only in its last."""
+        return self.reductions(2) > 1
+
+    @property
     def bounded_lead(self) -> float | None:
         """Iterations that a worker may be ahead of the slowest (SSP); None if unbounded."""
         return None

@@ -54,13 +54,15 @@ def as_arrays(job: Job) -> bool:
     """Return whether :func:`along` evaluates layouts of a job: its devices are alike, its times do
     not vary, its layers are divided by their number, its schedule is a named one with a flush and
     one copy of each stage, the first and the last stage have no table in common, sequences are
-    whole, and experts are not elsewhere."""
+    whole, experts are not elsewhere, and replicas without a pipeline send in the last pass only."""
     replica = job.replica
     if job.unequal or job.jitter is not None or job.cluster.sites or replica is None:
         return False
     named = not files.looks_like_path(replica.schedule)
     usual = named and not replica.schedule.startswith(UNLIKE) and replica.context == 1
     usual = usual and replica.experts is None
+    if replica.pipeline == 1 and job.options.sends_in_each_pass:
+        return False
     return usual and not replica.balance and not tied_bytes(job.workload.layers)
 
 

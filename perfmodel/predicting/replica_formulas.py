@@ -16,7 +16,7 @@ import numpy as np
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.communication.fabric import Fabric
 from perfmodel.inputs.job import Job
-from perfmodel.inputs.passes import one_pass
+from perfmodel.inputs.passes import accumulated, one_pass
 from perfmodel.inputs.workload import Workload, WorkloadLayer, expanded
 from perfmodel.phases.phases import BETWEEN_STAGES, Phase, Phases
 from perfmodel.pipelines.actions import BACKWARD, WEIGHT
@@ -247,7 +247,11 @@ def faces_of(
     ``held_s`` (stages,) is how much longer the last backward passes of a stage take because they
     return once their gradients have been exchanged; each chunk has an equal part.
     """
-    paths = paths_of(replica_of(job), job.workload.accumulation)
+    replica, passes = replica_of(job), job.workload.accumulation
+    if passes > 1 and replica.pipeline == 1 and job.options.sends_in_each_pass:
+        single = msgspec.structs.replace(job, workload=one_pass(job.workload))
+        return [_repeated(face, passes) for face in faces_of(single, stage_jobs(single))]
+    paths = paths_of(replica, passes)
     parts = _seconds(paths, jobs)
     held = np.zeros(parts.shape[1])
     for one, late_s in zip(jobs, held_s, strict=False):
@@ -273,6 +277,13 @@ def faces_of(
         _face(paths, at, parts, rank, one, done_s[rank])
         for rank, one in zip(ranks, jobs, strict=True)
     ]
+
+
+def _repeated(face: Face, passes: int) -> Face:
+    """Return a device whose updates have so many passes as this."""
+    work = accumulated(face.job.workload, passes)
+    times = {name: passes * getattr(face, name) for name in (*OF_FACE, "span_s")}
+    return face._replace(job=msgspec.structs.replace(face.job, workload=work), **times)
 
 
 def _tied_s(job: Job, jobs: list[StageJob], pair: tuple[int, int]) -> float:

@@ -219,9 +219,7 @@ def test_one_device_with_all_experts_is_the_job_without() -> None:
 def test_formulas_agree_with_the_simulation(arch: str, more: dict[str, Any]) -> None:
     fine, coarse = both(made(**{"arch": arch, "options": {"overlap": False}, **more})
                         if arch == "allreduce" else made(**{"arch": arch, **more}))  # fmt: skip
-    band = 0.005 if arch == "allreduce" and "pipeline" not in more else 0.25
-    if arch == "fsdp" and "expert_exchange" in more:
-        band = 0.3  # gathers and exchanges share links, which the formulas say they leave out
+    band = 0.005 if arch == "allreduce" and "pipeline" not in more else 0.08
     assert coarse.iteration_s == pytest.approx(fine.iteration_s, rel=band)
     for prediction in (fine, coarse):
         assert sum(prediction.idle_fraction.by_cause.values()) == pytest.approx(

@@ -607,3 +607,21 @@ def test_measured_collectives_among_devices_that_divide_layers():
     node = cluster(devices_per_node=2, intra_node=inside, inside_collectives=(measured,))
     made = pm.make_job(workload=pm.Workload.of("made", layers), tensor=2, cluster=node, arch="ring")
     assert step_s(made) == pytest.approx(F_S + B_S + 0.5 + 1.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("passes", [1, 2, 4])
+@pytest.mark.parametrize("options", [{}, {"reshard_after_forward": False, "no_sync": False}])
+def test_each_pass_of_sharded_replicas_without_a_pipeline_gathers(passes, options):
+    """Slow links, so that gathers set the pace: four passes take more than three times as long as
+    one, where formulas of one long pass would say little more than one."""
+    layers = [
+        pm.WorkloadLayer(str(k), F_S / 10, B_S / 10, (MB,), 1.0, forward_summed_bytes=1.0,
+                         backward_summed_bytes=1.0)
+        for k in range(4)
+    ]  # fmt: skip
+    one = pm.Workload.of("made", layers)
+    given = {"tensor": 2, "cluster": cluster(devices_per_node=2), "arch": "fsdp"}
+    made = job(accumulated(one, passes), None, 4, options=options, **given)
+    took_s, alone_s = step_s(made), step_s(job(one, None, 4, options=options, **given))
+    assert step_s(made, "coarse") == pytest.approx(took_s, rel=0.01)
+    assert took_s >= (0.7 * passes + 0.3) * alone_s

@@ -118,6 +118,11 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
         """Return how often the gradients of an update of ``passes`` passes are reduced."""
         return reductions_of(self.no_sync, passes)
 
+    @property
+    def sends_in_each_pass(self) -> bool:
+        """Also if each pass gathers the parameters that the one before has freed."""
+        return (self.stage == 3 and self.reshard_after_forward) or self.reductions(2) > 1
+
     def shards(self, workers: Quantity) -> Quantity:
         """Return the number of workers of a shard group, out of this many in total."""
         if self.shard_group == 0:
