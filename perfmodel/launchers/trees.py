@@ -1,8 +1,4 @@
-"""Configurations as trees of values: of JSON, TOML, and the part of YAML that they are written in.
-
-Of YAML, mappings nested by indentation are read, with scalars and flow lists of scalars as values;
-block lists are read as lists of their scalars. That is what the launchers themselves write.
-"""
+"""Configurations as trees of values, of JSON, TOML or YAML."""
 
 from __future__ import annotations
 
@@ -13,15 +9,6 @@ import msgspec
 
 from perfmodel.base.errors import InputError
 from perfmodel.base.files import parse_toml
-
-MOST_DEPTH = 50
-"""Most levels of a configuration; deeper ones are surely none."""
-
-_WORDS = {
-    **dict.fromkeys(("true", "yes", "on"), True),
-    **dict.fromkeys(("false", "no", "off"), False),
-    **dict.fromkeys(("null", "none", "~", ""), None),
-}
 
 
 def read(text: str, name: str) -> dict[str, object]:
@@ -49,54 +36,14 @@ def read(text: str, name: str) -> dict[str, object]:
 
 
 def _yaml(text: str, name: str) -> dict[str, object]:
-    root: dict[str, object] = {}
-    levels: list[tuple[int, dict[str, object]]] = [(-1, root)]
-    last: tuple[dict[str, object], str] | None = None
-    for number, line in enumerate(text.splitlines(), start=1):
-        words = re.sub(r"(?:^|[ \t])#.*$", "", line).rstrip()
-        if not words.strip() or words.strip() in ("---", "..."):
-            continue
-        indent, words = len(words) - len(words.lstrip()), words.strip()
-        if words.startswith("- ") or words == "-":
-            if last is not None:
-                inside, key = last
-                before = inside[key]
-                inside[key] = [*(before if isinstance(before, list) else []), _scalar(words[1:])]
-            continue
-        matched = re.fullmatch(r"([\w.\"'/-]+)[ \t]*:(?:[ \t]+(.*))?", words)
-        if matched is None:
-            continue  # a part of a longer text, or what no launcher writes
-        while levels[-1][0] >= indent:
-            levels.pop()
-        if len(levels) > MOST_DEPTH:
-            raise InputError(f"{name}: line {number}: nested too deeply")
-        key, value = matched[1].strip("\"'"), matched[2]
-        inside = levels[-1][1]
-        if value is None:
-            branch: dict[str, object] = {}
-            inside[key] = branch
-            levels.append((indent, branch))
-        else:
-            inside[key] = _scalar(value)
-        last = (inside, key)
-    return root
-
-
-def _scalar(text: str) -> object:
-    """A value of YAML: a number, a word with a meaning, a flow list, or text."""
-    words = text.strip()
-    if words[:1] == "[" and words[-1:] == "]":
-        return [_scalar(part) for part in words[1:-1].split(",") if part.strip()]
-    if words[:1] in ("'", '"'):
-        return words.strip("'\"")
-    if words.lower() in _WORDS:
-        return _WORDS[words.lower()]
-    for kind in (int, float):
-        try:
-            return kind(words)
-        except ValueError:
-            continue
-    return words
+    try:
+        value = msgspec.yaml.decode(text)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        problem = " ".join(str(error).split())
+        raise InputError(f"{name}: not valid YAML: {problem}") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{name}: expected a mapping of YAML, got {type(value).__name__}")
+    return value
 
 
 def at(tree: object, *path: str) -> Any:

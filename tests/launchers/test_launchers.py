@@ -354,10 +354,26 @@ def test_what_is_no_job_says_what_is_read(tmp_path: Path) -> None:
         read_job(path)
 
 
-def test_trees_of_yaml_are_as_by_another_reader() -> None:
-    yaml = pytest.importorskip("yaml")
-    for text in (ACCELERATE, LIGHTNING, NANOTRON):
-        assert trees.read(text, "file") == yaml.safe_load(text)
+def test_trees_of_yaml_have_what_the_documents_say() -> None:
+    text = "a: {b: [1, 2.5]}\nc:\n- d: 'x: y'  # why\n  e: off\n- &f 7\ng: *f\nh: |\n  k: 1\n"
+    expected = {"a": {"b": [1, 2.5]}, "c": [{"d": "x: y", "e": False}, 7], "g": 7, "h": "k: 1\n"}
+    assert trees.read(text, "file") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a: [1, 2", "not valid YAML: while parsing a flow sequence"),
+        ("a: 1\n\tb: 2", "not valid YAML: while scanning"),
+        ("- 1\n- 2", "expected a mapping of YAML, got list"),
+        ("a: " + "[" * 5000, "not valid YAML: (?:maximum recursion|while increasing)"),
+        ("a: !!python/object/apply:os.system [ls]", "not valid YAML: could not determine"),
+    ],
+)
+def test_what_is_not_yaml_is_refused(text: str, problem: str) -> None:
+    with pytest.raises(InputError, match=f"run.yaml: {problem}") as refused:
+        trees.read(text, "run.yaml")
+    assert "\n" not in str(refused.value)
 
 
 def test_files_with_mistakes_never_end_in_a_traceback() -> None:
