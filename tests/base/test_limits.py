@@ -6,7 +6,6 @@ import gzip
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from perfmodel.inputs.profile import Gradients, read_profile
 from perfmodel.measuring.training.run import read_run
 from perfmodel.traces.workload import import_trace
 from perfmodel.validation.cases import read_cases
+from tests.clock import at_most
 from tests.project.test_fuzz import CASES, RUN, TRACE, as_json, little_memory, one_line, run
 
 
@@ -63,11 +63,10 @@ DIGITS = "1" * 300
 
 
 def refused_at_once(command: str, flags: str) -> None:
-    begin = time.process_time()
-    code, out, err = run([command, "--model", "resnet18", *flags.split()])
+    with at_most(25):
+        code, out, err = run([command, "--model", "resnet18", *flags.split()])
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert one_line(err.strip())
-    assert time.process_time() - begin < 2.0
 
 
 @pytest.mark.parametrize(
@@ -199,10 +198,9 @@ def test_a_small_file_that_unpacks_to_a_huge_one_is_refused(tmp_path: Path) -> N
     path = tmp_path / "trace.json.gz"
     path.write_bytes(300 * gzip.compress(b" " * 10**7))  # 3 GB
     assert path.stat().st_size < 3e6
-    begin = time.process_time()
-    with little_memory(), pytest.raises(InputError, match=r"unpacked: the file is too large: "):
+    refused = pytest.raises(InputError, match=r"unpacked: the file is too large: ")
+    with at_most(60), little_memory(), refused:
         import_trace(path)
-    assert time.process_time() - begin < 5.0
 
 
 def test_a_line_of_3_megabytes_is_not_quoted(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from perfmodel import InputError
 from perfmodel.pipelines import Action, Schedule, canonical, draw, names, schedule, timeline
+from tests.clock import work_s
 
 SIZES = [(p, m) for p in (2, 3, 4) for m in range(1, 9)]
 
@@ -277,9 +278,9 @@ def test_large_schedules_are_built_and_timed_fast() -> None:
     """16 ranks, 8 chunks and 64 micro-batches: milliseconds, on a machine that is not busy."""
     seconds = []
     for _ in range(3):
-        begin = time.perf_counter()
+        begin = time.process_time()
         s = schedule("interleaved_1f1b", 16, 64, chunks=8)
         line = timeline(s, np.ones(128), 2.0, send_s=0.1)
-        seconds.append(time.perf_counter() - begin)
+        seconds.append(time.process_time() - begin)
     assert (len(s), float(line.makespan_s) > 0.0) == (16384, True)
-    assert min(seconds) < 0.3
+    assert min(seconds) < 3.75 * work_s()

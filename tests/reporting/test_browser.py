@@ -15,6 +15,7 @@ import pytest
 
 from perfmodel import compare, make_job, plan, report, sweep
 from perfmodel.validation import shipped_cases, validate
+from tests.clock import work_s
 from tests.reporting.pages import tables
 
 pytest.importorskip("bokeh", reason="needs the extra 'report'")
@@ -25,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium"),
 ]
 
-MOST_BYTES, MOST_S = 3_000_000, 2.0
+MOST_BYTES, MOST_TIMES = 3_000_000, 25
 """Limits on size and opening time of the page of 64 workers."""
 
 TOOLTIPS = """(() => {
@@ -143,7 +144,7 @@ def test_the_report_of_a_large_job_is_small_and_opens_fast(browser: Any, large: 
     assert large.stat().st_size < MOST_BYTES
     tries = [opened(browser, large) for _ in range(4)]  # the first also starts the browser
     assert [each.wrong for each in tries] == [[]] * len(tries)
-    assert min(each.seconds for each in tries) < MOST_S
+    assert min(each.seconds for each in tries) < MOST_TIMES * work_s()
 
 
 @pytest.mark.parametrize("name", ["job", "lines", "words", "comparison", "plan", "validation"])

@@ -30,6 +30,7 @@ from perfmodel.inputs.profile import Layer
 from perfmodel.theory.attention import BACKWARD
 from perfmodel.theory.memory_bound import ACHIEVED
 from perfmodel.times.operator_times import kernels_of, layers_s, weight_casts_bytes
+from tests.clock import work_s
 
 KNOWN = {name: catalogue.device(name) for name in catalogue.device_names()}
 
@@ -430,10 +431,10 @@ def test_times_of_a_large_model_take_a_millisecond() -> None:
     layers = layers_of(decoder, 8192, "mixed")
     taken = []
     for _ in range(10):
-        began = time.perf_counter()
+        began = time.process_time()
         seconds = layers_s(KNOWN["h100"], layers, 1, "mixed", KNOWN)
-        taken.append(time.perf_counter() - began)
-    assert min(taken) < 20e-3
+        taken.append(time.process_time() - began)
+    assert min(taken) < 0.25 * work_s()
     reached = 3 * sum(layer.forward_flop for layer in layers) / sum(map(sum, seconds))
     assert 0.5 < reached / KNOWN["h100"].peak("mixed") < 0.9
 
