@@ -32,6 +32,7 @@ from perfmodel.inputs.software import UNSAID, Software
 from perfmodel.inputs.storage import DEFAULT, Storage
 from perfmodel.inputs.workload import Workload, resolve
 from perfmodel.times.one_device import OneDevice, at_speed
+from perfmodel.times.precision_names import precision_called
 
 Kind = TypeVar("Kind", bound=msgspec.Struct)
 
@@ -154,6 +155,8 @@ def workload(
 
     Parameters
     ----------
+    precision : by its name, or as others call it
+        (:func:`perfmodel.times.precision_names.precision_called`).
     sequence_length : tokens per sample, for language models with given dimensions.
     recompute : what the backward pass computes again
         (:func:`perfmodel.inputs.recomputation.recomputed`).
@@ -173,6 +176,7 @@ def workload(
     whole = of_framework(at_length(profile, sequence_length), software.framework)
     if device_name is not None and device_name not in whole.devices and one_device is None:
         device_name = device_called(device_name)
+    precision = _precision_called(precision, whole, device_name)
     timings = list(whole.timings)
     if whole.timings and (device_name is None or _timed(whole, device_name, precision)):
         timings = timings_on(whole, device_name, precision)
@@ -203,6 +207,19 @@ def workload(
     there = step if at in (None, step.batch_size) else update(at, "one_device_batch_size")
     launch_s = _launch_s(device_name or step.device)
     return _on(at_speed(step, there, one_device, launch_s), device_name, precision)
+
+
+def _precision_called(
+    precision: str | None, profile: Profile, device_name: str | None
+) -> str | None:
+    """The name here of a precision, which others may call in another way."""
+    if precision is None:
+        return None
+    known = {t.precision for t in profile.timings if device_name in (None, t.device)}
+    if device_name not in device_names():
+        return precision_called(precision, known)
+    one = device(device_name)
+    return precision_called(precision, {*known, *one.precisions}, one.architecture)
 
 
 def _in_proportion(

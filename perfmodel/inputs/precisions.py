@@ -5,31 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from perfmodel.base.errors import InputError
-
 SIXTEEN_BITS = ("mixed", "bf16", "fp16")
 """Products have 16 bits; *mixed* and *bf16* differ in what is stored, not in time."""
-
-OTHER_NAMES = {
-    **dict.fromkeys(("bf16", "bfloat16", "fp16", "float16", "half", "amp"), "mixed"),
-    **dict.fromkeys(("fp32", "single"), "float32"),
-}
-"""What people call precisions elsewhere, and their names here."""
-
-
-def check_precision(precision: str, device: str, known: tuple[str, ...]) -> None:
-    """Refuse a precision that a device, called ``device``, has no rate for.
-
-    Raises
-    ------
-    InputError : it is not one of those that are ``known``.
-    """
-    if precision not in known:
-        name = OTHER_NAMES.get(precision.lower())
-        hint = f"; {precision} is called {name} here" if name in known else ""
-        has = ", ".join(known)
-        raise InputError(f"precision: {device} has no {precision} (it has: {has}){hint}")
-
 
 SCALES_OF_BLOCK, SCALES_OF_SQUARE, SCALES_OF_32 = 4.0 / 128.0, 4.0 / 128.0**2, 1.0 / 32.0
 """Bytes of scales per value: 32 bits for 128 values of a row, or for 128 x 128 values, or 8 bits

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
-from perfmodel.base.errors import InputError, unknown_name, whole_number
+from perfmodel.base.errors import InputError, spelling, unknown_name, whole_number
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.precisions import RECIPES, SHORT
 
@@ -71,6 +71,14 @@ STATES: Mapping[str, float] = {"sgd": 0.0, "momentum": 1.0, "adam": 2.0, "adamw"
 """Values of state per parameter of optimizers that treat all parameters alike."""
 
 OPTIMIZERS = (*STATES, "adam_8bit", "adafactor", "muon")
+
+OTHER_OPTIMIZERS: Mapping[str, str] = {
+    **dict.fromkeys(("adamw8bit", "pagedadamw8bit", "pagedadam8bit", "adamwbnb8bit"), "adam_8bit"),
+    **dict.fromkeys(("adamwtorch", "adamwtorchfused", "fusedadamw"), "adamw"),
+    "fusedadam": "adam",
+}
+"""What bitsandbytes, Transformers and DeepSpeed call optimizers, as
+:func:`perfmodel.base.errors.spelling` spells it, and their names here."""
 
 TARGETS: Mapping[str, tuple[str, ...]] = {
     "attention": ("q", "k", "v", "o"),
@@ -215,8 +223,17 @@ OF_STORAGE = ("optimizer", "precision_policy", "lora", "offload_optimizer")
 """Arguments of :func:`perfmodel.make_job` that make a :class:`Storage`."""
 
 
+def _called(name: str | None, known: Iterable[str], others: Mapping[str, str]) -> str | None:
+    """The known name that is spelled in another way, or called so elsewhere; else the same name."""
+    if name is None:
+        return None
+    return {**others, **{spelling(one): one for one in known}}.get(spelling(name), name)
+
+
 def read_storage(arguments: Mapping[str, Any]) -> Storage:
     """Read the arguments :data:`OF_STORAGE`; None stands for the default.
+
+    Names may be spelled in another way, or be those of :data:`OTHER_OPTIMIZERS`.
 
     Raises
     ------
@@ -224,8 +241,8 @@ def read_storage(arguments: Mapping[str, Any]) -> Storage:
     """
     lora = arguments["lora"]
     return Storage(
-        optimizer=arguments["optimizer"],
-        policy=arguments["precision_policy"],
+        optimizer=_called(arguments["optimizer"], OPTIMIZERS, OTHER_OPTIMIZERS),
+        policy=_called(arguments["precision_policy"], POLICIES, {}),
         lora=None if lora is None else Lora.parse(lora),
         offload=bool(arguments["offload_optimizer"]),
     )

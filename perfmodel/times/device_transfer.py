@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.base.errors import InputError, NoTimesError, unknown_name, whole_number
+from perfmodel.base.errors import InputError, NoTimesError, spelling, unknown_name, whole_number
 from perfmodel.base.provenance import Assumption, Source
 from perfmodel.inputs.batch_scaling import (
     COMMON_ERROR,
@@ -26,12 +26,13 @@ from perfmodel.inputs.batch_scaling import (
     transferred,
 )
 from perfmodel.inputs.device import Demands, Device, PeakRates, roofline_s
-from perfmodel.inputs.precisions import EIGHT_BITS, OTHER_NAMES, check_precision
+from perfmodel.inputs.precisions import EIGHT_BITS
 from perfmodel.inputs.profile import Profile, Timing
 from perfmodel.inputs.software import EAGER, LAUNCH_S
 from perfmodel.inputs.workload import Workload, resolve
 from perfmodel.times.operator_times import kernels_of, stated
 from perfmodel.times.pass_times import by_operators, operator_passes_s, roofline_passes_s
+from perfmodel.times.precision_names import OTHER_NAMES, check_precision
 
 BATCH_SIZE = 32
 """Default batch size of an estimate."""
@@ -107,7 +108,7 @@ def estimate(
             "language models are"
         )
     known = [name for name in PeakRates.__struct_fields__ if name not in EIGHT_BITS]
-    if precision not in known and precision not in OTHER_NAMES:
+    if precision not in known and spelling(precision) not in OTHER_NAMES:
         raise unknown_name("precision", precision, known)
     size = BATCH_SIZE if batch_size is None else whole_number("batch_size", batch_size)
     target = devices[target_name]

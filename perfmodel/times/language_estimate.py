@@ -14,7 +14,6 @@ from perfmodel.inputs.decoder_layers import with_layers
 from perfmodel.inputs.decoder_parts import EXPERTS
 from perfmodel.inputs.device import Device
 from perfmodel.inputs.operator_shapes import MemoryBound
-from perfmodel.inputs.precisions import check_precision
 from perfmodel.inputs.profile import Layer, Profile, Timing
 from perfmodel.inputs.software import (
     AS_FOUND,
@@ -29,6 +28,7 @@ from perfmodel.inputs.software import (
 from perfmodel.inputs.workload import Workload, resolve
 from perfmodel.times.operator_times import Factors, kernels_of, layers_s, weight_casts_bytes
 from perfmodel.times.operator_transfer import grouped_rates, stack_of
+from perfmodel.times.precision_names import check_precision
 
 BATCH_SIZE = 8
 """Default sequences per step."""

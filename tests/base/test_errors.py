@@ -327,9 +327,8 @@ def test_a_name_with_a_line_break_stays_on_one_line(
     [
         ("--batch-size 0", "batch_size: must be at least 1, got 0"),
         (
-            "--precision float16",
-            "precision: NVIDIA A10 24 GB has no float16 (it has: float32, tf32, mixed); "
-            "float16 is called mixed here",
+            "--precision 16-true",
+            "unknown precision '16-true' (known: float32, mixed, tf32)",
         ),
         (
             "--precision float13",

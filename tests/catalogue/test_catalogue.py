@@ -342,8 +342,14 @@ def test_default_clusters_exist(name: str) -> None:
         ("bert-base", "v100", "tf32", "Tesla V100 SXM2 16 GB has no tf32 (it has: float32, mixed)"),
         ("bert-base", "p100", "mixed", "has no mixed (it has: float32)"),
         ("bert-base", "p100", "bf16", "has no bf16 (it has: float32)"),
-        ("bert-base", "v100", "bf16", "(it has: float32, mixed); bf16 is called mixed here"),
-        ("gpt2-xl", "v100", "fp32", "(it has: float32, mixed); fp32 is called float32 here"),
+        (
+            "bert-base",
+            "v100",
+            "bf16",
+            "has no bf16 (it has: float32, mixed); mixed has float16 there",
+        ),
+        ("gpt2-xl", "t4", "BF16-mixed", "(it has: float32, mixed); mixed has float16 there"),
+        ("gpt2-xl", "p100", "fp16", "has no fp16 (it has: float32)"),
     ],
 )
 def test_a_precision_the_device_lacks_is_refused(
@@ -352,6 +358,47 @@ def test_a_precision_the_device_lacks_is_refused(
     with pytest.raises(InputError, match=re.escape(text)):
         make_job(model=model, device=device, precision=precision)
     assert make_job(model=model, device=device, precision="float32").workload.compute_s > 0.0
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "given", "expected"),
+    [
+        *(("gpt2-xl", "a100", name, "mixed") for name in ("bf16", "BF16-mixed", "fp16_mixed")),
+        ("gpt2-xl", None, "bfloat16", "mixed"),
+        ("gpt2-xl", "v100", "fp16", "mixed"),
+        ("resnet50", "v100", "16-mixed", "mixed"),
+        ("resnet50", "a100", "Mixed", "mixed"),
+        ("gpt2-xl", "h100", "fp8-block", "fp8_block"),
+        ("resnet50", "v100", "FP32", "float32"),
+        ("resnet50", None, "fp32", "float32"),
+    ],
+)
+def test_a_precision_may_be_called_as_elsewhere(
+    model: str, device: str | None, given: str, expected: str
+) -> None:
+    asked, named = (
+        make_job(model=model, device=device, precision=name).workload for name in (given, expected)
+    )
+    assert asked.precision == expected
+    assert asked.compute_s == named.compute_s
+    fast = make_job(
+        model=model, device=device or "my-device", precision=given, one_device_samples_per_s=10.0
+    )
+    assert fast.workload.precision == expected
+
+
+def test_a_precision_that_was_measured_keeps_its_name() -> None:
+    plain = catalogue.model("resnet50")
+    timings = [
+        msgspec.structs.replace(t, precision="bf16" if t.precision == "mixed" else t.precision)
+        for t in plain.timings
+        if t.device == "v100"
+    ]
+    measured = msgspec.structs.replace(plain, timings=tuple(timings))
+    found = make_job(workload=measured, device="v100", precision="bf16").workload
+    assert found.precision == "bf16"
+    mixed = make_job(model="resnet50", device="v100", precision="mixed").workload
+    assert found.compute_s == mixed.compute_s
 
 
 def test_a_noise_scale_is_shown_and_used_by_a_sweep(

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from perfmodel import Source, Workload, make_job, predict
+from perfmodel import InputError, Source, Workload, make_job, predict
 from perfmodel.catalogue import catalogue
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.profile import Profile
@@ -242,6 +242,31 @@ def test_bytes_of_state_per_parameter(optimizer: str, policy: str, expected: flo
     found = footprint(model, optimizer=optimizer, precision_policy=policy)
     count = model.parameters(model.sequence_length)
     assert found.optimizer_states_bytes == pytest.approx(expected * count)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("AdamW", "adamw"),
+        ("adamw_torch_fused", "adamw"),
+        ("FusedAdam", "adam"),
+        ("adam8bit", "adam_8bit"),
+        ("adamw-8bit", "adam_8bit"),
+        ("paged_adamw_8bit", "adam_8bit"),
+    ],
+)
+def test_an_optimizer_may_be_called_as_elsewhere(given: str, expected: str) -> None:
+    asked, named = (
+        make_job(model="bert-large", optimizer=name, precision_policy=policy).workload.storage
+        for name, policy in ((given, "BF16-master"), (expected, "bf16_master"))
+    )
+    assert asked == named
+    assert asked.optimizer == expected
+
+
+def test_an_unknown_optimizer_is_refused_with_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"unknown optimizer 'adm'; did you mean 'adam'\?"):
+        make_job(model="bert-large", optimizer="adm")
 
 
 def test_adafactor_keeps_rows_and_columns_and_muon_one_moment_of_matrices() -> None:
