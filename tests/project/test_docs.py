@@ -5,6 +5,9 @@ Conventions for README.md, examples/README.md and docs/**/*.md:
 - a ```console block holds commands, ``$ perfmodel ...``, each followed by what it prints, on
   standard output and standard error together (``> FILE`` redirects standard output). If nothing
   follows a command, its output is not checked, only its success;
+- a long output may be shown in parts: a ```console block without a command goes on with the output
+  of the last command, from the next empty line; after a block that ends with a line of three dots,
+  which stand for paragraphs that are left out, it holds the last paragraphs;
 - a ```python block is run; a ```text block right after it is its output;
 - ``<!-- file: NAME -->`` before a block creates NAME for the following commands of the page;
 - all blocks of a page run in order, in one empty folder. Trailing blanks are ignored.
@@ -17,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import io
+import itertools
 import os
 import re
 import runpy
@@ -47,6 +51,7 @@ from perfmodel.validation.cases import SCHEMA as CASES_SCHEMA, Case, CaseJob, Ca
 ROOT = Path(__file__).parents[2]
 FRONT = [ROOT / "README.md", ROOT / "examples" / "README.md"]
 PAGES = [*FRONT, *sorted((ROOT / "docs").rglob("*.md"))]
+TUTORIALS = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorial").glob("*.md"))]
 SLOW = (
     "calibrate",
     "how-long-to-simulate",
@@ -59,6 +64,12 @@ SLOW = (
     "which-algorithm",
 )
 """Pages with slow commands."""
+
+DOTS = "...\n"
+"""Stands for paragraphs of an output that a page leaves out."""
+
+MOST_LINES = 11
+"""Of a block in a tutorial or in the README, which people read from top to bottom."""
 
 UPDATE = os.environ.get("PERFMODEL_UPDATE_OUTPUTS") == "1"
 KINDS = {
@@ -83,13 +94,19 @@ def rendered(text: str, folder: Path) -> str:
     """The page with the real outputs of its commands."""
     names: dict[str, object] = {"__name__": "__page__"}
     parts, done, ended, printed = [], 0, 0, None
-    for block in BLOCK.finditer(text):
+    left: list[str] = []
+    blocks = list(BLOCK.finditer(text))
+    for block, after in itertools.zip_longest(blocks, blocks[1:]):
         kind, body = block["kind"], block["body"]
         adjacent = not text[ended : block.start()].strip()
         if block["file"]:
             (folder / block["file"]).write_text(body, encoding="utf-8")
         elif kind == "console":
-            body = _console(body, folder)
+            more = after is not None and after["kind"] == "console" and after["body"][:2] != "$ "
+            if body.startswith("$ "):
+                body, left = _console(body, folder, more)
+            else:
+                body, left = _part(body, left, more)
         elif kind == "text" and printed is not None and adjacent:
             body = printed
         printed = None
@@ -103,15 +120,33 @@ def rendered(text: str, folder: Path) -> str:
     return "".join([*parts, text[done:]])
 
 
-def _console(body: str, folder: Path) -> str:
+def _console(body: str, folder: Path, more: bool) -> tuple[str, list[str]]:
+    """The block with real outputs; the paragraphs of the last one that it does not show."""
     commands = re.split(r"^\$ ", body.replace("\\\n", "\\\0"), flags=re.M)
-    assert not commands[0], f"a console block starts with '$ ': {body!r}"
-    out = []
+    out: list[str] = []
+    left: list[str] = []
     for part in commands[1:]:
         command, _, shown = part.partition("\n")
+        goes_on = more and part is commands[-1]
         printed = _run(command.replace("\\\0", " "), folder)
-        out.append(f"$ {command}\n{printed if shown else ''}")
-    return "".join(out).replace("\\\0", "\\\n")
+        text, left = _part(shown, printed.split("\n\n"), goes_on) if shown else ("", [])
+        out.append(f"$ {command}\n{text}")
+    return "".join(out).replace("\\\0", "\\\n"), left
+
+
+def _part(shown: str, paragraphs: list[str], more: bool) -> tuple[str, list[str]]:
+    """As many of the paragraphs as a block shows, or all if no ``more`` blocks follow; and the rest
+    of them, of which three dots leave out those before the last block's."""
+    assert paragraphs, f"a console block starts with '$ ', or goes on with an output: {shown!r}"
+    cut = shown.endswith(f"\n{DOTS}")
+    count = shown.removesuffix(DOTS).count("\n\n") + 1
+    if cut or more:
+        text = "\n\n".join(paragraphs[:count]).removesuffix("\n")
+        left = [DOTS, *paragraphs[count:]] if cut else paragraphs[count:]
+        return f"{text}\n{DOTS if cut else ''}", left
+    if paragraphs[0] == DOTS:
+        paragraphs = paragraphs[-count:]
+    return "\n\n".join(paragraphs), []
 
 
 def _run(command: str, folder: Path) -> str:
@@ -165,6 +200,22 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 
 
+def long_blocks(text: str) -> list[str]:
+    """First lines of the blocks of ``text`` that have more than :data:`MOST_LINES` lines."""
+    bodies = (block["body"] for block in BLOCK.finditer(text))
+    return [body.split("\n")[0] for body in bodies if body.count("\n") > MOST_LINES]
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda p: p.stem)
+def test_blocks_of_tutorials_are_short(page: Path) -> None:
+    assert long_blocks(page.read_text(encoding="utf-8")) == []
+
+
+def test_canary_a_long_block_is_noticed() -> None:
+    short, long = ("".join(f"{i}\n" for i in range(lines)) for lines in (11, 12))
+    assert long_blocks(f"```text\n{short}```\n\n```\n{long}```\n") == ["0"]
+
+
 def test_pages_contain_commands() -> None:
     blocks = [b["kind"] for page in PAGES for b in BLOCK.finditer(page.read_text(encoding="utf-8"))]
     assert blocks.count("console") >= 10
@@ -177,6 +228,8 @@ def test_pages_contain_commands() -> None:
         "```console\n$ perfmodel --version\nperfmodel 0.0.0\n```\n",
         "```python\nprint(1)\n```\n\n```text\n2\n```\n",
         "```console\n$ perfmodel list \\\n    architectures\nnone\n```\n",
+        "```console\n$ perfmodel predict --model resnet18\nnone\n```\n\nand\n```console\nx\n```\n",
+        "```console\n$ perfmodel predict --model resnet18\nnone\n...\n```\n\n```console\nx\n```\n",
     ],
 )
 def test_canary_a_wrong_output_is_noticed(text: str, tmp_path: Path) -> None:
