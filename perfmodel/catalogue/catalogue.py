@@ -39,8 +39,8 @@ Kind = TypeVar("Kind", bound=msgspec.Struct)
 DEFAULT_CLUSTER = "ethernet-10g"
 
 SIMILAR = "a100"
-"""Device whose proportions of the layers' times stand for those on an unknown device, where the
-speed is given."""
+"""Device whose proportions of the layers' times stand for those on an unknown device, or on one on
+which those of a language model are not estimated, where the speed is given."""
 
 PLAIN_NAME = r"\w[\w.+-]*( [\w.+-]+)*"
 """Names of devices that are not in the catalogue."""
@@ -174,7 +174,7 @@ def workload(
         on it cannot be estimated; or an option does not fit the profile.
     """
     whole = of_framework(at_length(profile, sequence_length), software.framework)
-    if device_name is not None and device_name not in whole.devices and one_device is None:
+    if device_name is not None and device_name not in whole.devices:
         device_name = device_called(device_name)
     precision = _precision_called(precision, whole, device_name)
     timings = list(whole.timings)
@@ -244,6 +244,8 @@ def _in_proportion(
     except NoTimesError:
         if name is None:
             raise
+    if profile.decoder is not None:
+        return _one_pass(profile, SIMILAR, precision, batch_size, software)
     if profile.timings:
         return _one_pass(profile, None, None, batch_size, software)
     return _untimed(profile, device_called(name), precision, batch_size)
@@ -371,6 +373,11 @@ def _of_language(
 
     name = language_estimate.DEVICE if device_name is None else device_name
     _check_device(name, profile)
+    if device(name).kind == "tpu":
+        raise NoTimesError(
+            f"device: times on {device(name).title} are not estimated, as those on GPUs say "
+            "nothing about them; give the speed of one device, or a profile that was measured on it"
+        )
     known = _Same((device(name), devices()))
     estimated = _estimated(profile, known, precision, batch_size, software)
     if device_name is not None:

@@ -90,7 +90,7 @@ class Device(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
     schema: Literal["perfmodel.device/1"] = "perfmodel.device/1"
     name: str
     title: str
-    kind: Literal["cpu", "gpu"] = "gpu"
+    kind: Literal["cpu", "gpu", "tpu"] = "gpu"
     peak_flop_per_s: PeakRates
     memory_bandwidth_bytes_per_s: float
     memory_bytes: float | None = None
@@ -106,8 +106,10 @@ class Device(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
     @property
     def launch_s(self) -> float:
         """Part of a step that does not depend on the batch size, in seconds per parameter tensor;
-        GPUs since 2020 have TF32."""
-        recent = self.kind == "gpu" and self.peak_flop_per_s.tf32 is not None
+        GPUs since 2020 have TF32, and a TPU runs a compiled step."""
+        recent = self.kind == "tpu" or (
+            self.kind == "gpu" and self.peak_flop_per_s.tf32 is not None
+        )
         return RECENT_LAUNCH_S if recent else LAUNCH_S
 
     @property

@@ -134,7 +134,37 @@ def test_every_model_runs_on_every_gpu_as_an_estimate(name: str, device: str) ->
 
 @pytest.mark.parametrize("name", catalogue.device_names())
 def test_every_device_has_a_kind(name: str) -> None:
-    assert catalogue.device(name).kind == ("cpu" if name.startswith("cpu") else "gpu")
+    kind = name[:3] if name.startswith(("cpu", "tpu")) else "gpu"
+    assert catalogue.device(name).kind == kind
+
+
+def test_times_on_a_tpu_are_given_or_refused() -> None:
+    with pytest.raises(InputError, match=r"times on Google Cloud TPU v5p .* give the speed of one"):
+        make_job(model="llama-7b", device="tpu-v5p")
+    with pytest.raises(InputError, match="on another tpu of the catalogue; or give the speed"):
+        make_job(model="resnet50", device="v6e")
+    job = make_job(
+        model="llama-7b",
+        device="v5p",
+        precision="bf16",
+        one_device_step_s=2.0,
+        workers=16,
+        arch="ring",
+        options={"overlap": False},
+    )
+    w = job.workload
+    assert (w.device, w.precision, job.cluster.name) == ("tpu-v5p", "mixed", "tpu-v5p")
+    assert w.compute_s == pytest.approx(2.0)
+    # a ring of 16 chips in a pod sends 15/16 of the gradients twice, at 0.8 of 600 GB/s each way;
+    # each bucket waits for less than 40 latencies
+    least = 2 * 15 / 16 * w.gradient_bytes / 480e9
+    assert least < predict(job).iteration_s - 2.0 < least + 40 * 2e-6 * w.gradient_bytes / 25e6
+
+
+@pytest.mark.parametrize(("alias", "name"), [("a100-40", "a100"), ("v5e", "tpu-v5e")])
+def test_an_alias_names_a_device_whose_speed_is_given(alias: str, name: str) -> None:
+    job = make_job(model="llama-7b", device=alias, one_device_samples_per_s=1.0)
+    assert job.workload.device == name
 
 
 def test_one_device_reaches_the_published_throughput() -> None:
