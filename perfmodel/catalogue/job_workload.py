@@ -95,8 +95,11 @@ def _workload(
     """Return the workload: as given, or made from the profile; and the dimensions, and the layers,
     of its model."""
     if model is None and workload is None:
-        known = ", ".join(catalogue.model_names())
-        raise InputError(f"model or workload: give one of them (models: {known})")
+        known = len(catalogue.model_names())
+        raise InputError(
+            "model or workload: give one of them, such as resnet50 "
+            f"({known} models: perfmodel list models)"
+        )
     if model is not None and workload is not None:
         raise InputError("model and workload: give only one of them")
     if isinstance(workload, Workload):

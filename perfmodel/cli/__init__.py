@@ -61,6 +61,9 @@ REPLACED = {
 }
 """What is used instead of flags that are no more."""
 
+EXAMPLE = "perfmodel predict --model resnet50 --device a100 --arch ddp --workers 16"
+"""Shown by help."""
+
 BROKEN_PIPE = 141
 """Exit code where the reader of the output has gone: that of programs that SIGPIPE ends."""
 
@@ -89,7 +92,9 @@ class Commands(Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
     def format_epilog(self, _: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write what holds for all commands."""
+        """Write an example, and what holds for all commands."""
+        with formatter.section("Example"):
+            formatter.write_text(EXAMPLE)
         formatter.write_paragraph()
         with formatter.indentation():
             formatter.write_text(

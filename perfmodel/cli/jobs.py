@@ -10,7 +10,15 @@ from click.core import ParameterSource
 
 from perfmodel.base.errors import InputError, unknown_name
 from perfmodel.cli import types
-from perfmodel.cli.options import Arguments, Decorator, all_of, gathered, option, switch
+from perfmodel.cli.options import (
+    FAILURES,
+    Arguments,
+    Decorator,
+    all_of,
+    gathered,
+    option,
+    switch,
+)
 from perfmodel.cli.types import OptionOf, Several, Words
 
 if TYPE_CHECKING:
@@ -19,8 +27,12 @@ if TYPE_CHECKING:
 JOB_OPTIONS: tuple[tuple[str, types.Text | types.File | None, str], ...] = (
     ("--model", types.MODEL, "Model from the catalogue (perfmodel list models)."),
     ("--workload", types.INPUT, "Workload file instead of --model."),
-    ("--device", types.DEVICE, "Device that the compute times are for."),
-    ("--precision", types.PRECISION, "Precision that the profile has.  [default: its first]"),
+    ("--device", types.DEVICE, "Device that computes (perfmodel list devices)."),
+    (
+        "--precision",
+        types.PRECISION,
+        "Of the computation; mixed is bf16 or fp16, too.  [default: the profile's first]",
+    ),
     ("--batch-size", types.WHOLE, "Samples per worker.  [default: the profile's largest]"),
     ("--global-batch-size", types.WHOLE, "Samples per iteration over all workers."),
     ("--sequence-length", types.WHOLE, "Tokens per sample (language models)."),
@@ -100,6 +112,22 @@ REPEATABLE = ("--option", "--island-option", "--straggler")
 
 FLAGS = {RENAMED.get(flag, flag[2:].replace("-", "_")): flag for flag, _, _ in JOB_OPTIONS}
 """Flags by the arguments of make_job that they give."""
+
+SECTIONS = {
+    "--job": "Model and device",
+    "--cluster": "Cluster",
+    "--workers": "Workers, and how they exchange gradients",
+    "--island-devices": "Islands: workers of several devices, with rare exchanges",
+    "--devices": "Replicas: workers of several devices that divide a model",
+    "--jitter": "Variation",
+}
+"""Sections of help, by the flags of a job that they start at."""
+
+MORE_SECTIONS = {
+    **dict.fromkeys(("--fidelity", "--tolerance", "--rel-ci", "--max-ops"), "How it is predicted"),
+    **dict.fromkeys(("--dataset-size", "--epochs", *FAILURES), "Length and failures of a training"),
+}
+"""Sections of other flags."""
 
 OPTION_FLAGS = ("servers", "sync", "staleness_bound", "overlap")
 """Those that give single options of the architecture instead."""
@@ -181,6 +209,24 @@ class JobFlags(NamedTuple):
                 raise InputError(f"{FLAGS[name]} and --option {name}: give one of them")
         settings = {name: flags[name] for name in OPTION_FLAGS if name in flags}
         return {**arguments, "options": options | settings}
+
+
+class OfJobs(click.Command):
+    """A command with options of a job: help has sections, those of the command alone come last."""
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, each in its section."""
+        last, heading, of_job = "Options", "", {"--job", *FLAGS.values()}
+        rows: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(context):
+            flag, record = parameter.opts[0], parameter.get_help_record(context)
+            heading = SECTIONS.get(flag, heading)
+            section = heading if flag in of_job else MORE_SECTIONS.get(flag, last)
+            if record is not None:
+                rows.setdefault(section, []).append(record)
+        for section in sorted(rows, key=lambda name: name == last):
+            with formatter.section(section):
+                formatter.write_dl(rows[section])
 
 
 def _over(lower: Arguments, upper: Arguments) -> Arguments:

@@ -23,7 +23,6 @@ INPUTS = Path(__file__).parents[1] / "inputs"
 PREFIX = "perfmodel: error: "
 JOB = "predict --model resnet18 --arch ps --workers 8"
 
-MODELS = ", ".join(catalogue.model_names())
 MANY = f"({len(catalogue.model_names())} known: perfmodel list)"
 CLUSTERS = ", ".join(catalogue.cluster_names())
 ARCHITECTURES = ", ".join(
@@ -137,7 +136,7 @@ ARGUMENTS = {
     "explain --model resnet18 --against ps": "against: both architectures are ps",
     f"{JOB} --workers eight": "--workers: expected a whole number, got 'eight'",
     # choice of model
-    "predict": f"model or workload: give one of them (models: {MODELS})",
+    "predict": f"model or workload: give one of them, such as resnet50 ({len(catalogue.model_names())} models: perfmodel list models)",
     "predict --model resnet18 --workload x.json": "model and workload: give only one of them",
     "predict --workload missing.json": f"missing.json: cannot read: {MISSING}",
     "predict --workload resnet18": f"resnet18: cannot read: {MISSING}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 from perfmodel import cli as command_line
 from perfmodel.base.errors import PerfmodelWarning
 from perfmodel.cli import cli
+from perfmodel.cli.jobs import SECTIONS
 from perfmodel.cli.verbosity import remark, verbosity
 
 JOB = ["--model", "resnet18", "--arch", "ps"]
@@ -37,6 +39,20 @@ def test_every_command_has_the_shared_options_once(name: str, command: click.Com
         assert flags.count(flag) == 1, name
     context = click.Context(command, info_name=name, help_option_names=["-h", "--help"])
     assert "--quiet" in command.get_help(context)
+
+
+def test_help_has_sections_with_each_option_once() -> None:
+    context = click.Context(cli, info_name="perfmodel")
+    predict = cli.get_command(context, "predict")
+    assert predict is not None
+    text = predict.get_help(click.Context(predict, info_name="predict", max_content_width=200))
+    heads = [line.rstrip(":") for line in text.splitlines() if re.match(r"[A-Z].*:$", line)]
+    last = ["How it is predicted", "Length and failures of a training", "Options"]
+    assert heads == [*SECTIONS.values(), *last]
+    shown = re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, flags=re.M)
+    flags = [p.opts[-1] for p in predict.params if isinstance(p, click.Option)]
+    assert sorted(shown) == sorted([*flags, "--help"])
+    assert text.index("--pipeline N") > text.index("that divide a model:")
 
 
 @pytest.fixture

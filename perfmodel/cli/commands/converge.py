@@ -8,7 +8,7 @@ import click
 
 from perfmodel.base.errors import InputError
 from perfmodel.cli import types
-from perfmodel.cli.jobs import JobFlags, job_options
+from perfmodel.cli.jobs import JobFlags, OfJobs, job_options
 from perfmodel.cli.options import Outputs, all_of, option, outputs, progress, switch
 
 WHOLE, NUMBER = types.WHOLE, types.NUMBER
@@ -36,7 +36,7 @@ TRAINING = all_of(
 )
 
 
-@click.command()
+@click.command(cls=OfJobs)
 @job_options(lists=True)
 @TRAINING
 @option(

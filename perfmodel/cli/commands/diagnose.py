@@ -10,7 +10,7 @@ import click
 
 from perfmodel.base.errors import InputError
 from perfmodel.cli import types
-from perfmodel.cli.jobs import JobFlags, job_options
+from perfmodel.cli.jobs import JobFlags, OfJobs, job_options
 from perfmodel.cli.options import Outputs, all_of, option, outputs
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ part_options = all_of(
 )
 
 
-@click.command()
+@click.command(cls=OfJobs)
 @click.argument("files", nargs=-1, type=types.INPUT, metavar="[FILE]...")
 @option("--measured", types.SPEED, "Measured speed of all workers, or give the time of a step.")
 @option("--measured-step", types.time("1.5s"), "Measured time of an update.", name="step_s")

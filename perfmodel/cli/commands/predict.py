@@ -9,7 +9,7 @@ import click
 
 from perfmodel.base.errors import InputError
 from perfmodel.cli import types
-from perfmodel.cli.jobs import JobFlags, job_options, model_options
+from perfmodel.cli.jobs import JobFlags, OfJobs, job_options, model_options
 from perfmodel.cli.options import (
     Arguments,
     File,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from perfmodel.results.prediction import Prediction
 
 
-@click.command()
+@click.command(cls=OfJobs)
 @job_options()
 @model_options("fine", "both")
 @run_options
@@ -173,7 +173,7 @@ ARGUMENTS = "perfmodel.arguments"
 """Key of the arguments as they were typed, in the context of the command."""
 
 
-class Recorded(click.Command):
+class Recorded(OfJobs):
     """A command that keeps its arguments as they were typed."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:

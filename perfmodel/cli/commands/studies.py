@@ -9,7 +9,7 @@ from click.core import ParameterSource
 
 from perfmodel.base.errors import InputError
 from perfmodel.cli import types
-from perfmodel.cli.jobs import JobFlags, fidelity_option, job_options, model_options
+from perfmodel.cli.jobs import JobFlags, OfJobs, fidelity_option, job_options, model_options
 from perfmodel.cli.options import (
     Arguments,
     Outputs,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from perfmodel.sweeping.sweeps import Sweep
 
 
-@click.command()
+@click.command(cls=OfJobs)
 @job_options(lists=True)
 @model_options("auto")
 @option(
@@ -77,7 +77,7 @@ def sweep(
     _remark_skipped(result)
 
 
-@click.command()
+@click.command(cls=OfJobs)
 @job_options(lists=True, jobs=True)
 @model_options("fine")
 @switch("--layouts", "Rank the layouts of one language model, those that fit first, by formulas.")
@@ -131,7 +131,7 @@ def _compare_layouts(flags: JobFlags, how: Arguments, out: Outputs, size: object
         printing.comparison(result)
 
 
-@click.command()
+@click.command(cls=OfJobs)
 @job_options()
 @option("--against", types.ARCHITECTURE, "Where is this architecture faster, or slower?")
 @outputs("json", "plot")
@@ -172,7 +172,7 @@ def _remark_skipped(result: Sweep | Gathered) -> None:
         remark(line)
 
 
-@click.command()
+@click.command(cls=OfJobs)
 @job_options()
 @model_options("auto")
 @outputs("json", "plot")
@@ -203,7 +203,7 @@ VARIABLES = types.suggested(
 AIM = types.Text(name="AIM")
 
 
-@click.command()
+@click.command(cls=OfJobs)
 @click.argument("variable", type=VARIABLES, metavar="VARIABLE")
 @option("--to", AIM, "Aim to reach, such as 'scaling>0.9'.", name="aim", required=True)
 @job_options()
