@@ -86,10 +86,14 @@ class DeadlockError(PerfmodelError, RuntimeError):
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str | None:
-    """Return the allowed name most like ``given``, or None if none is close."""
+    """Return the allowed name most like another, or None if none is close.
+
+    Of a name in a repository, such as *meta-llama/Llama-2-7b*, the last part counts.
+    """
     import difflib  # only needed for an error
 
     choices = list(allowed)
+    name = name.rpartition("/")[2] or name
     folded: dict[str, str] = {}
     for choice in choices:
         folded.setdefault(choice.lower(), choice)

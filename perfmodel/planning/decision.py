@@ -281,8 +281,9 @@ def _listed(value: Several[T] | None) -> tuple[T, ...]:
 def profile_of(model: str | None, workload: Profile | str | Path | None) -> Profile:
     """Return the profile of a model, or of a workload file."""
     if (model is None) == (workload is None):
+        known = len(catalogue.model_names())
         raise InputError(
-            f"model or workload: give one of them (models: {', '.join(catalogue.model_names())})"
+            f"model or workload: give one of them ({known} models: perfmodel list models)"
         )
     if isinstance(workload, Profile):
         return workload

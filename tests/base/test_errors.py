@@ -53,6 +53,8 @@ ARGUMENTS = {
     "predict --model resnte18": f"unknown model 'resnte18'; did you mean 'resnet18'? {MANY}",
     "predict --model gpt2": "unknown model 'gpt2'; did you mean gpt2-large, gpt2-medium, gpt2-small, gpt2-xl? "
     f"{MANY}",
+    "predict --model meta-llama/Llama-2-7b-hf": "unknown model 'meta-llama/Llama-2-7b-hf'; did you mean "
+    f"'llama-7b'? {MANY}",
     "predict --model zzz": f"unknown model 'zzz' {MANY}",
     f"predict --model {'z' * 500}": f"unknown model '{'z' * 75}...{'z' * 25}' {MANY}",
     f"{JOB} --arch rnig": f"unknown architecture 'rnig'; did you mean 'ring'? (known: {ARCHITECTURES})",
