@@ -500,6 +500,7 @@ def test_runs_must_be_from_one_cluster() -> None:
         fit_runs([])
 
 
+@pytest.mark.slow
 def test_the_same_runs_give_the_same_fit() -> None:
     runs = made(TRUTH, archs=("ring",), models=(DEEP,))
     assert fit_runs(runs).to_json() == fit_runs(runs).to_json()

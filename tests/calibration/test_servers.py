@@ -21,6 +21,7 @@ from perfmodel.inputs.cluster import Cluster, Server
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.profile import SCHEMA
 from perfmodel.inputs.workload import Workload, WorkloadLayer
+from tests.settings import thinned
 
 CLUSTER = Cluster(name="lab", nic=Link(3e9), source=Source("exact", "made for a test"))
 BSP = {"sync": "bsp", "duplex": True, "split_above_bytes": 0.0}
@@ -181,6 +182,7 @@ def test_several_servers_are_fitted_too() -> None:
     assert fit_servers(runs)["many"].costs == pytest.approx(TRUE, rel=0.1)
 
 
+@pytest.mark.slow
 def test_canary_another_server_is_noticed(fit: ServersFit) -> None:
     slower = fit_servers([run for name in LOADS for run in series(name, COUNTS, 2.0)])
     name = "update_per_byte_s"
@@ -286,7 +288,7 @@ def table(folder: Path, sync: str, names: Sequence[str]) -> list[float]:
     return steps
 
 
-@pytest.mark.parametrize("sync", ["bsp", "asp"])
+@pytest.mark.parametrize("sync", thinned(["bsp", "asp"]))
 def test_the_command_writes_files_that_predict_can_read(
     sync: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from perfmodel.inputs.measured_collectives import measured_collective_s
 from perfmodel.predicting.fine import build_graph
 from perfmodel.studies import crossovers
 from tests.jobs import cluster, job, workload
+from tests.settings import thinned
 
 BANDWIDTH, LATENCY = 100.0, 0.001
 WORK = workload([0.5, 0.3, 0.4], [0.4, 0.6, 0.2], [10.0, 200.0, 40.0], optimizer_s=0.1)
@@ -108,7 +109,7 @@ EXACT: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("arch", "options"), EXACT)
+@pytest.mark.parametrize(("arch", "options"), thinned(EXACT))
 @pytest.mark.parametrize("collectives", [EVERY, SWIFT], ids=["slow", "swift"])
 @pytest.mark.parametrize("workers", [1, 2, 3, 6])
 def test_both_routes_agree(

@@ -52,7 +52,7 @@ def exhaustive(given: dict[str, Any]) -> float:
 
 
 @pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 10))]
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 10))]
 )
 def test_choices_are_those_of_exhaustive_simulation(seed: int) -> None:
     given = seeded(seed)
@@ -77,6 +77,7 @@ def test_the_choice_is_simple_and_fits() -> None:
     assert first.time_s == pytest.approx(1_000_000 / first.throughput_samples_per_s, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_planted_shortage_changes_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory decides: the fastest of the layouts recomputes nothing, and does not fit if each needs
     more."""

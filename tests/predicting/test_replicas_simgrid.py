@@ -92,7 +92,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("schedule", "ranks", "passes", "transfers"), thinned(CASES, 3))
+@pytest.mark.parametrize(("schedule", "ranks", "passes", "transfers"), thinned(CASES, 6))
 def test_steps_take_as_long_as_in_simgrid(
     schedule: str, ranks: int, passes: int, transfers: str
 ) -> None:
@@ -108,7 +108,7 @@ def test_steps_of_other_stages_take_as_long_as_in_simgrid(
     assert abs(gap(*drawn(schedule, ranks, passes, transfers, seed))) < AGREED
 
 
-@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("replicas", thinned([2, 3]))
 @pytest.mark.parametrize(
     ("schedule", "ranks", "passes", "transfers"), [c for c in CASES if c[3] == "ahead"][::3]
 )

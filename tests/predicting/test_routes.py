@@ -221,7 +221,7 @@ def test_servers_are_an_axis() -> None:
     assert found.iteration_s.tolist() == pytest.approx([p.iteration_s for p in each], rel=1e-12)
 
 
-@pytest.mark.parametrize(("arch", "options"), KINDS)
+@pytest.mark.parametrize(("arch", "options"), thinned(KINDS, 3))
 def test_symbols_equal_numbers(arch: str, options: dict[str, Any]) -> None:
     """At random points, with queue lengths taken from the numeric evaluation."""
     generator = np.random.default_rng(2)
@@ -365,6 +365,7 @@ def test_several_classes_are_close_to_exact_analysis() -> None:
     assert rates == pytest.approx(exact.throughput_per_s.tolist(), rel=0.03)
 
 
+@pytest.mark.slow
 def test_unequal_workers_have_their_own_pace() -> None:
     """Each with the staleness and idleness of the simulation."""
     slow = Straggler(0, 3.0)

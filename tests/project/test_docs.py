@@ -53,14 +53,18 @@ FRONT = [ROOT / "README.md", ROOT / "examples" / "README.md"]
 PAGES = [*FRONT, *sorted((ROOT / "docs").rglob("*.md"))]
 TUTORIALS = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorial").glob("*.md"))]
 SLOW = (
+    "architectures",
     "calibrate",
+    "diagnose",
     "how-long-to-simulate",
+    "split-a-model",
     "sweep-and-compare",
     "use-as-library",
     "study-ipccc20",
     "study-ipdps21",
     "three-sites",
     "tour",
+    "train-to-a-loss",
     "which-algorithm",
 )
 """Pages with slow commands."""

@@ -53,6 +53,7 @@ from tests.clock import work_s
 from tests.measuring.test_outputs import LATE, MEGABYTES, ROW, iperf3, perftest, printed
 from tests.mutations import ODD, as_json, command_lines, documents, drawn, tables, texts
 from tests.results import test_schedule_file as schedules
+from tests.settings import thinned
 from tests.traces.test_deepspeed import OUTPUT
 from tests.traces.test_traces import data_parallel
 
@@ -513,7 +514,7 @@ def test_mistakes_stay_in_their_document() -> None:
     assert json.dumps(ODD) == before
 
 
-@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize("name", thinned(LOADERS))
 def test_files_with_mistakes(name: str, tmp_path: Path) -> None:
     tried(name, FEW, tmp_path)
 

@@ -24,6 +24,7 @@ from perfmodel.replay.tasks import Evaluation, make_task, network_task
 from perfmodel.results.schedule import WHOLE, Event, Schedule
 from tests.jobs import ALL, VARIANTS
 from tests.replay.recorded import recorded
+from tests.settings import thinned
 
 TASK = network_task("small", mixture(samples=192, test_samples=50, features=6, classes=3), hidden=5)
 SGD = Optimizer(learning_rate=0.1)
@@ -78,7 +79,7 @@ def run(
     return replay(schedule, TASK, optimizer, evaluations=STEPS)
 
 
-@pytest.mark.parametrize(("arch", "options"), SYNCHRONOUS, ids=ids(SYNCHRONOUS))
+@pytest.mark.parametrize(("arch", "options"), thinned(SYNCHRONOUS, 3), ids=ids(SYNCHRONOUS))
 def test_synchronous_training_is_sgd_with_large_batches(arch: str, options: dict[str, Any]) -> None:
     """Whatever the network: bandwidth changes the seconds, but not a bit of the loss."""
     slow, fast = (run(arch, options, MOMENTUM, link_bytes_per_s=b) for b in (30.0, 30_000.0))
@@ -118,7 +119,7 @@ def test_canary_bandwidth_changes_what_asynchronous_training_learns() -> None:
     assert abs(slow.loss - fast.loss).max() > 1e-4
 
 
-@pytest.mark.parametrize(("arch", "options"), ALONE, ids=ids(ALONE))
+@pytest.mark.parametrize(("arch", "options"), thinned(ALONE, 3), ids=ids(ALONE))
 def test_one_worker_is_plain_sgd(arch: str, options: dict[str, Any]) -> None:
     found = run(arch, options, MOMENTUM, workers=1)
     np.testing.assert_allclose(found.loss, by_hand(MOMENTUM, BATCH), **ROUNDING)
@@ -314,14 +315,17 @@ def oldest(schedule: Schedule) -> int:
 
 @pytest.mark.parametrize(
     ("arch", "options"),
-    [
-        ("ps", {"sync": "asp", "servers": 2}),
-        ("easgd", {"period": 2, "servers": 2}),
-        ("gosgd", {"probability": 0.5}),
-        ("ad_psgd", {}),
-        ("d_psgd", {}),
-        ("local_sgd", {"period": 2}),
-    ],
+    thinned(
+        [
+            ("ps", {"sync": "asp", "servers": 2}),
+            ("easgd", {"period": 2, "servers": 2}),
+            ("gosgd", {"probability": 0.5}),
+            ("ad_psgd", {}),
+            ("d_psgd", {}),
+            ("local_sgd", {"period": 2}),
+        ],
+        3,
+    ),
 )
 def test_memory_is_bounded_by_staleness(
     arch: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch

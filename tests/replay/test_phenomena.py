@@ -115,6 +115,7 @@ def test_momentum_and_staleness_degrade_before_they_diverge() -> None:
     assert worse.mean() > 2.0 * worse.std(ddof=1) / math.sqrt(len(SEEDS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "optimizer",
     [

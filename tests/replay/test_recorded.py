@@ -75,7 +75,8 @@ def test_replays_follow_the_description_of_the_format(kind: str, optimizer: Opti
 
 
 @pytest.mark.parametrize(
-    ("transmission", "duplex"), [("shared", True), ("priority", False), ("quantum", True)]
+    ("transmission", "duplex"),
+    thinned([("shared", True), ("priority", False), ("quantum", True)], 3),
 )
 def test_slices_that_overtake_each_other(transmission: str, duplex: bool) -> None:
     """Slices of one gradient are applied in a different order and at a different age than slices of

@@ -153,8 +153,8 @@ def test_no_gain_has_probability_one_half() -> None:
 
 
 def test_the_command_prints_the_library_result() -> None:
-    words = ["advise", *WORDS]
-    found = advise(**SLOW)
+    words = ["advise", *WORDS, "--fidelity", "coarse"]
+    found = advise(**SLOW, fidelity="coarse")
     printed = CliRunner().invoke(cli, [*words, "--json"])
     assert json.loads(printed.stdout) == json.loads(found.to_json())
     text = CliRunner().invoke(cli, words).stdout

@@ -24,7 +24,7 @@ from perfmodel.studies.variables import WHOLE
 from tests.jobs import ALL, cluster, job, workload
 from tests.oracles import equal
 from tests.predicting.test_coarse import changed, never_rises
-from tests.settings import examples
+from tests.settings import examples, thinned
 
 ONCE = [hypothesis.Phase.generate]
 """Runs without shrinking, which would take minutes here."""
@@ -44,7 +44,7 @@ each = pytest.mark.parametrize(
     [
         # a staleness bound above 0 takes a hundred times as long to evaluate
         pytest.param(
-            a, o, id=name, marks=[pytest.mark.slow] if n % 2 or o.get("staleness_bound") else []
+            a, o, id=name, marks=[pytest.mark.slow] if n % 4 or o.get("staleness_bound") else []
         )
         for n, ((a, o), name) in enumerate(zip(CHOSEN, IDS, strict=True))
     ],
@@ -228,7 +228,7 @@ def root(c: Crossover, one: Job) -> float:
     return float(expression.xreplace({**values, **dict.fromkeys(others, sympy.Integer(1))}))
 
 
-@pytest.mark.parametrize(("arch", "options"), SOLVED)
+@pytest.mark.parametrize(("arch", "options"), thinned(SOLVED, 3))
 @settings(examples(6), phases=ONCE)
 @given(data=st.data())
 def test_formulas_agree_with_the_search(
@@ -247,7 +247,7 @@ def test_formulas_agree_with_the_search(
             equal(root(c, asked), asked.cluster.nic.efficiency * c.value, 1e-6)
 
 
-@pytest.mark.parametrize(("arch", "options"), SOLVED)
+@pytest.mark.parametrize(("arch", "options"), thinned(SOLVED, 3, 1))
 def test_simple_crossovers_have_a_formula(arch: str, options: dict[str, Any]) -> None:
     asked = job(SYNCHRONOUS.workload, SYNCHRONOUS.cluster, 4, arch, options)
     found = [c for c in explain(asked).crossovers if c.variable == "bandwidth_bytes_per_s"]

@@ -20,6 +20,7 @@ from perfmodel.studies import diagnosis
 from perfmodel.studies.causes import AS_PREDICTED, CAUSES, Hypothesis
 from perfmodel.studies.diagnosis import Diagnosis, Measured, diagnose, step_of
 from perfmodel.studies.observables import OBSERVABLES, Observed
+from tests.settings import thinned
 from tests.traces.test_traces import data_parallel
 
 JOB = pm.make_job(
@@ -97,6 +98,7 @@ def even(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnosis, "WAS_MEASURED", 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("even")
 def test_planted_causes_are_found() -> None:
     first, two = rates(planted(6, seed=3))
@@ -350,7 +352,7 @@ LOGS: dict[str, tuple[str, Callable[[float, Job], dict[str, float]]]] = {
 """A line of the log of a framework, and its numbers for the time of a step."""
 
 
-@pytest.mark.parametrize("framework", LOGS)
+@pytest.mark.parametrize("framework", thinned(LOGS, 4))
 def test_the_log_of_a_run_says_its_step(framework: str, tmp_path: Path) -> None:
     """The first, slow step is left out; the median of the others counts."""
     job = pm.make_job(model="gpt2-medium", device="a100", workers=4, arch="ring", batch_size=2)

@@ -16,6 +16,7 @@ from perfmodel.phases.quantities import quantities_of
 from perfmodel.studies import formulas
 from perfmodel.studies.crossovers import Explanation, between
 from tests.jobs import ETHERNET
+from tests.settings import thinned
 
 WHOLE = ("workers", "batch_size")
 
@@ -148,7 +149,9 @@ def test_explain_as_json_has_the_fields_of_an_explanation() -> None:
     assert values["schema"] == "perfmodel.explanation/1"
 
 
-@pytest.mark.parametrize("name", ["ps", "asp", "ring", "p2p", "fsdp", "easgd", "gosgd", "ad_psgd"])
+@pytest.mark.parametrize(
+    "name", thinned(["ps", "asp", "ring", "p2p", "fsdp", "easgd", "gosgd", "ad_psgd"])
+)
 def test_formulas_are_printed_with_all_their_symbols(name: str) -> None:
     text = run(f"show {name} --formula")
     assert "LaTeX" in text

@@ -187,6 +187,7 @@ def test_advice_says_first_that_a_job_does_not_fit() -> None:
     assert fits.remedies is None
 
 
+@pytest.mark.slow
 def test_what_never_fits_names_what_takes_most() -> None:
     """Activations of four sequences do not become less with more workers."""
     found = require("workers", "fits", **LARGE | {"arch": "fsdp", "batch_size": 4})

@@ -181,12 +181,14 @@ def test_long_sequences_may_be_divided_further():
     ("words", "says"),
     [
         ("explain", "pipeline bubble"),
-        ("explain --against fsdp", "pipeline bubble"),
+        pytest.param("explain --against fsdp", "pipeline bubble", marks=pytest.mark.slow),
         ("compare --arch ring,fsdp", "fsdp"),
         ("sweep --tensor 1,2 --micro-batches 4,8", "micro batches"),
         ("advise", "gpt2-small on 2 x 2 x a100"),
         ("require micro-batches --to idle<0.5", "micro batches"),
-        ("predict --tensor 2 --fidelity both", "computation on stage"),
+        pytest.param(
+            "predict --tensor 2 --fidelity both", "computation on stage", marks=pytest.mark.slow
+        ),
         ("predict --tensor 2 --verbose", "- by stage"),
         ("predict --iterations 3", "stages by 1f1b"),
     ],

@@ -153,6 +153,7 @@ def test_surely_is_stricter_than_possibly() -> None:
     assert surely > value > possibly
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", [pytest.param("<", marks=pytest.mark.slow), ">"])
 def test_the_worse_end_of_the_interval_meets_the_aim_at_the_sure_value(sign: str) -> None:
     """At the sure value even the worse end of the interval meets the aim."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import signal
@@ -21,6 +22,7 @@ from click.testing import CliRunner
 
 from perfmodel import InputError, PlanLimits, PredictOptions, Sweep, make_job, plan, predict, sweep
 from perfmodel.cli import cli, main
+from perfmodel.planning.plans import Plan
 from perfmodel.predicting.installation import fingerprint
 from perfmodel.predicting.variants import evaluate
 from perfmodel.sweeping import executors
@@ -35,6 +37,12 @@ MIXED |= {"arch": ["ring", "easgd"], "workers": [1, 2, 64], "rel_ci": 0.05, "tol
 PLAN: dict[str, Any] = {"model": "vgg16", "instance": ["p3.16xlarge", "p3.2xlarge"]}
 PLAN |= {"arch": ["easgd", "ps"], "workers": [8, 16], "batch_size": [32], "servers": [4]}
 PLAN |= {"objective": "time"}
+
+
+@functools.cache
+def planned() -> Plan:
+    """The plan in one thread."""
+    return plan(**PLAN)
 
 
 def differences(one: Sweep, other: Sweep) -> list[str]:
@@ -96,7 +104,7 @@ def test_a_simulation_done_elsewhere_has_a_timeline() -> None:
 
 
 def test_a_plan_is_the_same_in_threads() -> None:
-    alone = plan(**PLAN)
+    alone = planned()
     assert alone.simulated > 0
     with ThreadPoolExecutor(4) as pool:
         other = plan(**PLAN, executor=pool)
@@ -118,7 +126,7 @@ def test_predictions_from_many_threads_equal_those_of_one() -> None:
 def test_inputs_and_results_can_be_pickled() -> None:
     job = make_job(workload=WORK, cluster=cluster(), arch="easgd", workers=4)
     found = sweep(**MIXED)
-    for value in (job, predict(job), found, plan(**PLAN)):
+    for value in (job, predict(job), found, planned()):
         assert pickle.loads(pickle.dumps(value)) == value
     variants = evaluate(job, workers=[2, 4, 8])
     again = pickle.loads(pickle.dumps(variants))
@@ -434,6 +442,7 @@ def test_warnings_of_processes_are_issued_once_by_the_one_that_waits() -> None:
     assert len(caught) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flags", "said"), [((), 1), (("--quiet",), 0)])
 def test_quiet_holds_for_all_processes(flags: tuple[str, ...], said: int) -> None:
     code = [sys.executable, "-c", WARNING, "sweep", "--model", "resnet18", "--arch", "ring,ps"]

@@ -530,13 +530,13 @@ def test_figures_have_bars_for_names_and_few_lines_for_many_series() -> None:
     assert [text.get_text() for text in labels] == ["ring", "ps", "p2p"]
     rates = [p.throughput_samples_per_s for p in words.predictions]
     assert [end for *_, end in bars(words, 0)] == rates
-    many = sweep(**SMALL, workers=[1, 2], latency_s=list(np.linspace(0.0, 1.0, 30)))
+    latencies_s = list(np.linspace(0.0, 1.0, 30))
+    many = sweep(**SMALL, workers=[1, 2], latency_s=latencies_s, fidelity="coarse")
     lines = [ax for ax in many.plot().axes[0].get_lines() if ax.get_linestyle() == "-"]
     assert len(lines) == 12
     assert many.plot().axes[0].get_title() == "12 of 30 lines"
-    found = sweep(
-        **SMALL, arch=["ring", "ps"], workers=2, jitter=[f"gamma:{i / 100}" for i in range(40)]
-    )
+    jitters = [f"gamma:{i / 100}" for i in range(40)]
+    found = sweep(**SMALL, arch=["ring", "ps"], workers=2, jitter=jitters, fidelity="coarse")
     assert len(bars(found, 0)) == 60
     assert found.plot().axes[0].get_title() == "60 of 80 jobs"
 

@@ -15,6 +15,7 @@ from perfmodel.inputs.job import Job
 from perfmodel.predicting.fine import build_graph
 from perfmodel.theory.incast import DECREASE, GROWTH, SEGMENT_BYTES, SLOWER, losses, parts, spread
 from tests.jobs import VARIANTS, cluster, job, workload
+from tests.settings import thinned
 
 BANDWIDTH = 1e6
 QUEUE_BYTES = 2.0**17
@@ -128,7 +129,7 @@ def weights(of: Job) -> list[float]:
     return sorted(set(build_graph(of).route_weight.tolist()))
 
 
-@pytest.mark.parametrize("options", VARIANTS["ps"], ids=str)
+@pytest.mark.parametrize("options", thinned(VARIANTS["ps"], 4), ids=str)
 def test_without_a_queue_all_share_equally(options: dict[str, Any]) -> None:
     where = cluster(BANDWIDTH, devices_per_node=2)
     assert weights(job(WORK, where, 4, "ps", options)) == [1.0]

@@ -127,7 +127,9 @@ def equals_the_integral(expected: Expected, case: tuple[int, int, float, str]) -
     assert expected(*case) == pytest.approx(integrated(*case), rel=ACCURACY)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=pytest.mark.slow if n % 3 else ()) for n, c in enumerate(CASES)]
+)
 def test_order_statistics_equal_the_integral(case: tuple[int, int, float, str]) -> None:
     equals_the_integral(expected_order_statistic, case)
 

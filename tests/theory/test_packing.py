@@ -9,6 +9,7 @@ import pytest
 
 from perfmodel import InputError
 from perfmodel.theory.packing import Packing, attention_share, idle_share, largest_attention
+from tests.settings import thinned
 
 
 def test_equal_documents_by_hand() -> None:
@@ -48,7 +49,9 @@ def packed(tokens: int, mean: float, spread: float, sequences: int, seed: int) -
 
 @pytest.mark.parametrize(
     ("mean", "spread", "sequences", "devices"),
-    [(300.0, 0.5, 1, 8), (1000.0, 1.5, 1, 16), (1000.0, 1.5, 4, 8), (3000.0, 1.0, 2, 4)],
+    thinned(
+        [(300.0, 0.5, 1, 8), (1000.0, 1.5, 1, 16), (1000.0, 1.5, 4, 8), (3000.0, 1.0, 2, 4)], 4, 2
+    ),
 )
 def test_a_stream_of_documents_has_the_same_work(
     mean: float, spread: float, sequences: int, devices: int

@@ -21,7 +21,7 @@ from perfmodel.engine.simulation import simulate
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 from tests import queueing
-from tests.settings import examples
+from tests.settings import examples, thinned
 
 RUNS = 16
 REL_CI = 0.04
@@ -158,7 +158,7 @@ def samples(name: str) -> tuple[Measures, ...]:
     return tuple(runs(graph, net.rel_ci))
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", thinned(NETWORKS))
 def test_product_form_networks_match_mva(name: str) -> None:
     """Throughput, utilisation and residence times; Little's law gives queue lengths from these."""
     net, many = NETWORKS[name], samples(name)
@@ -252,7 +252,7 @@ SUBTLE = ("fixed service, one at a time", "half as random")
 """Off by about 3 %, which needs longer runs to distinguish from chance."""
 
 
-@pytest.mark.parametrize("error", WRONG)
+@pytest.mark.parametrize("error", thinned(WRONG, 3))
 def test_a_wrong_network_is_noticed(error: str) -> None:
     expected, _, _ = exact(4, 3.0, [FIFO])
     many = runs(WRONG[error], rel_ci=0.012 if error in SUBTLE else REL_CI)

@@ -17,6 +17,7 @@ from perfmodel.theory.routing import (
     popularity,
     quantiles_of_largest_load,
 )
+from tests.settings import thinned
 
 MONTE_CARLO = 0.01
 """Largest relative difference from the Monte Carlo, whose own error is at most half of it."""
@@ -71,7 +72,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("routing", CASES)
+@pytest.mark.parametrize("routing", thinned(CASES))
 def test_the_largest_load_is_that_of_a_monte_carlo_of_routing(routing: Routing) -> None:
     mean, dropped, largest = routed(routing, 300 if routing.mean < 300 else 150)
     error = float(largest.std()) / math.sqrt(len(largest)) / mean

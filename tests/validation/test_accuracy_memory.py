@@ -123,6 +123,7 @@ def test_memory_of_stages_is_predicted_from_other_tables() -> None:
     assert max(out) < 0.4
 
 
+@pytest.mark.slow
 def test_shipped_quantiles_are_those_of_all_tables() -> None:
     ratios = {}
     for name, table in stage_memory.TABLES.items():

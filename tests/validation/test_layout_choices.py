@@ -22,7 +22,7 @@ GOOD = 0.8
 """Part of the settings in which the choice is within 5 % of the best."""
 
 SOURCES = (
-    pytest.param(libai, 2, id="libai"),
+    pytest.param(libai, 2, id="libai", marks=pytest.mark.slow),
     pytest.param(simumax_b200, 6, id="simumax_b200"),
 )
 
