@@ -260,11 +260,11 @@ def finite(value: Any, infinity: Any = None) -> Any:
     >>> finite({"high": math.inf, "points": (1.0, 2.0)}), finite(math.inf, "inf")
     ({'high': None, 'points': [1.0, 2.0]}, 'inf')
     """
+    if isinstance(value, float):
+        return infinity if math.isinf(value) else value
     if isinstance(value, dict):
         return {key: finite(item, infinity) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item, infinity) for item in value]
-    return infinity if isinstance(value, float) and math.isinf(value) else value
+    return [finite(item, infinity) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def looks_like_path(text: str) -> bool:

@@ -1,5 +1,6 @@
 """Messages of gradients: their order, compression, and scheduling on connections."""
 
+import itertools
 import math
 from typing import Annotated, ClassVar, Literal
 
@@ -42,7 +43,7 @@ def tensors_of(workload: Workload) -> Tensors:
     """Return all gradient tensors of a workload."""
     layers = expanded(workload).layers
     counts = [len(layer.tensor_bytes) for layer in layers]
-    first = np.concatenate([[0], np.cumsum(counts)])
+    first = list(itertools.accumulate(counts, initial=0))
     tensors = [
         (i, size, first[i] + k)
         for i, layer in reversed(list(enumerate(layers)))

@@ -486,6 +486,8 @@ def with_handover(workload: Workload, seconds: Callable[[int, float], float]) ->
                 backward_s=layer.backward_s
                 + seconds(len(layer.tensor_bytes), sum(layer.tensor_bytes)),
             )
+            if layer.tensor_bytes
+            else layer
             for layer in workload.layers
         ),
     )

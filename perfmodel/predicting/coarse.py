@@ -272,7 +272,8 @@ def _staleness(job: Job, coarse_phases: Phases) -> Staleness:
                 mixed[value + more] += part * share / len(late)
     shares = dict(sorted(mixed.items()))
     by_stage = tuple(more + (more + 1) * mean for more in late)
-    per_worker = tuple(float(np.mean(late)) * (1.0 + one) + one for one in per_worker)
+    later = float(np.mean(late))
+    per_worker = tuple(later * (1.0 + one) + one for one in per_worker)
     counts = {value: round(share * 1e9) for value, share in shares.items()}
     return Staleness(
         mean=float(np.mean(by_stage)),

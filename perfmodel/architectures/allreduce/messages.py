@@ -36,17 +36,18 @@ def messages_of(job: Job) -> Messages:
     """Group a workload's gradient tensors into messages, and cut messages that are too large."""
     options = Options.of(job)
     tensors = tensors_of(job.workload)
-    groups = _groups(job, tensors.layer.tolist(), tensors.bytes.tolist())
-    sizes = np.array([sum(tensors.bytes[i] for i in group) for group in groups])
+    layer, each = tensors.layer.tolist(), tensors.bytes.tolist()
+    groups = _groups(job, layer, each)
+    sizes = np.array([sum([each[i] for i in group]) for group in groups], np.float64)
     parts = parts_of(sizes, options.partition_bytes)
     pieces = np.repeat(np.arange(len(groups)), parts)
-    layers = [np.unique(tensors.layer[group]) for group in groups]
+    layers = [sorted({layer[i] for i in group}) for group in groups]
     count = np.array([len(group) for group in layers])
     return Messages(
         bytes=(sizes / parts)[pieces],
         layer=np.array([group[0] for group in layers])[pieces],
         message=np.repeat(np.arange(len(pieces)), count[pieces]),
-        part_layer=np.concatenate([layers[piece] for piece in pieces.tolist()]),
+        part_layer=np.array([i for piece in pieces.tolist() for i in layers[piece]]),
     )
 
 
