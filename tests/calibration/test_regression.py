@@ -60,6 +60,7 @@ def test_without_values_the_prior_stays() -> None:
     assert problem.values(x) == pytest.approx({"startup_s": 1.0, "per_byte_s": 1.0}, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_the_covariance_matches_repeated_fits() -> None:
     found, covariances = [], []
     for seed in range(200):

@@ -313,6 +313,7 @@ def test_the_command_writes_files_that_predict_can_read(
     assert predict(job).interval.parts.calibration > 0.0
 
 
+@pytest.mark.slow
 def test_the_command_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("lab.json").write_bytes(msgspec.json.encode(CLUSTER))

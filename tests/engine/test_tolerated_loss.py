@@ -54,6 +54,7 @@ def test_a_pilot_ends_once_the_loss_is_tolerable() -> None:
     assert long.spans == 2 * short.spans
 
 
+@pytest.mark.slow
 def test_the_interval_includes_the_loss() -> None:
     """An interval of 5 % may grow by half of that for a loss, to 7.5 %, and holds the rate."""
     found = perfmodel.predict(drifting(10, 1.1), rel_ci=0.05)

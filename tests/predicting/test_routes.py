@@ -382,6 +382,7 @@ def test_unequal_workers_have_their_own_pace() -> None:
     )
 
 
+@pytest.mark.slow
 def test_shared_links_are_as_busy_as_simulated() -> None:
     one = make_job(model="resnet50", device="v100", cluster=ETHERNET, arch="asp", workers=8)
     fine, formulaic = predict(one), predict(one, fidelity="coarse")

@@ -55,6 +55,7 @@ TUTORIALS = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorial").glob("*.md
 SLOW = (
     "architectures",
     "calibrate",
+    "commands",
     "diagnose",
     "how-long-to-simulate",
     "split-a-model",

@@ -144,7 +144,9 @@ def drawing(sources: Mapping[str, str]) -> list[str]:
         typing = {
             inner
             for node in ast.walk(tree)
-            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            if isinstance(node, ast.If)
+            and isinstance(node.test, ast.Name)
+            and node.test.id == "TYPE_CHECKING"
             for inner in ast.walk(node)
         }
         for node in ast.walk(tree):

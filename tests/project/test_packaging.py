@@ -259,6 +259,7 @@ def test_source_distribution_holds_the_profiles(sdist: Path) -> None:
     assert {"profiles/models/resnet18.json", "perfmodel/py.typed", "LICENSE"} <= names
 
 
+@pytest.mark.slow
 @needs_builder
 def test_source_distributions_of_the_same_files_are_equal(sdist: Path, tree: Path) -> None:
     for path in tree.rglob("*.toml"):  # as in a checkout of another day

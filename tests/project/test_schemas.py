@@ -180,7 +180,15 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(
+            c, marks=pytest.mark.slow if c.startswith(("report", "compare --layouts")) else ()
+        )
+        for c in COMMANDS
+    ],
+)
 def test_outputs_are_as_the_schemas_say(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,7 @@ def samples_to(loss: float, batch_size: int, updates: int) -> float:
     return min(found)
 
 
+@pytest.mark.slow
 def test_the_noise_scale_says_what_large_batches_cost() -> None:
     """Within a factor of 2: the scale changes over the run, but the formula has one value."""
     task = make_task("mixture-softmax")

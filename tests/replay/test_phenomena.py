@@ -76,6 +76,7 @@ def test_synchronous_workers_lose_little() -> None:
     assert stale - fresh > 3.0 * math.hypot(stale_error, fresh_error)
 
 
+@pytest.mark.slow
 def test_canary_one_worker_loses_nothing_against_itself() -> None:
     assert accuracies(asp, 1) == pytest.approx(accuracies(bsp, 1), abs=1e-12)
 

@@ -253,6 +253,7 @@ def test_memory_does_not_grow_with_versions(monkeypatch: pytest.MonkeyPatch) -> 
     assert short > 5 * 8 * task.parameters  # something is measured: 4 workers and the centre
 
 
+@pytest.mark.slow
 def test_old_versions_are_kept_while_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_ROWS", 64)
     task = Quadratic(parameters=100_000)

@@ -275,7 +275,8 @@ def test_without_matplotlib_every_figure_names_the_extra_in_one_line(
 
 
 @pytest.mark.parametrize(
-    ("ending", "begin"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")]
+    ("ending", "begin"),
+    [("png", b"\x89PNG"), ("svg", b"<?xml"), pytest.param("pdf", b"%PDF", marks=pytest.mark.slow)],
 )
 def test_figure_files_are_written_completely_or_not_at_all(
     ending: str, begin: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

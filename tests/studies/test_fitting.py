@@ -89,6 +89,7 @@ def test_the_next_larger_batch_does_not_fit() -> None:
     assert aim.values.value == size
 
 
+@pytest.mark.slow
 def test_more_workers_share_the_model_until_it_fits() -> None:
     job = make_job(model="llama-8b", device="h100", arch="fsdp", batch_size=1, workers=4)
     least = require("workers", "fits", job).values.low

@@ -56,7 +56,9 @@ def test_jobs_of_replicas_are_compared_over_workers():
     [
         ("micro-batches", "idle<0.3", "eager", "from", 4),
         ("stages", "idle<0.1", "eager", "up to", 1),
-        ("pipeline", "throughput>400", "eager", "from", None),
+        pytest.param(
+            *("pipeline", "throughput>400", "eager", "from", None), marks=pytest.mark.slow
+        ),
         # the host launches the sums of divided layers, too: with graphs they are worth it
         ("tensor", "throughput>440", "eager", "up to", 1),
         ("tensor", "throughput>1200", "graphs", "from", 2),

@@ -932,7 +932,7 @@ RESNET50_BYTES = 4.0 * 25_557_032
     ("name", "steps", "tensors", "message_bytes"),
     [
         ("hta_resnet50_ddp_2xA100_rank0", 3, 161, RESNET50_BYTES),
-        ("hta_resnet50_1xV100", 5, 161, RESNET50_BYTES),
+        pytest.param("hta_resnet50_1xV100", 5, 161, RESNET50_BYTES, marks=pytest.mark.slow),
         pytest.param(
             "hta_recsys_2gpu_rank1", 5, 263, 4.0 * (45310188 + 267040 + 4432073),
             marks=pytest.mark.slow,
@@ -976,6 +976,7 @@ def test_communication_of_a_real_trace_is_separated() -> None:
     assert 3 * whole == pytest.approx(sum(sent) * US, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_graph_without_times_is_refused() -> None:
     with pytest.raises(InputError, match="has no times") as error:
         import_trace(shared("param_resnet_2gpu_chakra_et.json.gz"))
