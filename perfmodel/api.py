@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
@@ -50,6 +50,9 @@ def make_job(
     precision: str | None = None,
     batch_size: int | None = None,
     sequence_length: int | None = None,
+    document_length: float | None = None,
+    document_spread: float | None = None,
+    document_lengths: Sequence[float] | str | Path | None = None,
     activation_checkpointing: bool | None = None,
     accumulation: int | None = None,
     recompute: str | None = None,
@@ -113,6 +116,7 @@ def make_job(
     ----------
     model, workload : give one of them: a model of the catalogue, or a workload (object or file).
     device, precision, batch_size : which of the profile's timings to use; batch size is per worker.
+    document_... : lengths of documents that sequences are packed from, or a file of them.
     recompute : none, selective, selective:products, selective:N or full (activation_checkpointing).
     stack, launches, framework : such as "tuned", "graphs", and "pytorch": the software.
     optimizer, precision_policy, lora, offload_optimizer : how the model is stored (``Storage``).
@@ -364,6 +368,8 @@ def _jitter(
     """Return the jitter; *measured* is replaced by the spread measured for the workload."""
     if given is None:
         why = "default: same compute time in every iteration"
+        if workload.packing is not None:
+            why = "default: only the time of attention varies, with the documents"
         return None, [Assumption("jitter", 0.0, "", why)]
     if isinstance(given, (int, float)):
         return Jitter(given), []

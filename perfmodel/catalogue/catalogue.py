@@ -31,6 +31,8 @@ from perfmodel.inputs.recomputation import recomputed
 from perfmodel.inputs.software import UNSAID, Software
 from perfmodel.inputs.storage import DEFAULT, Storage
 from perfmodel.inputs.workload import Workload, resolve
+from perfmodel.theory.packing import Documents
+from perfmodel.times import packed
 from perfmodel.times.one_device import OneDevice, at_speed
 from perfmodel.times.precision_names import precision_called
 
@@ -144,6 +146,7 @@ def workload(
     accumulation: int | None = None,
     one_device: OneDevice | None = None,
     software: Software = UNSAID,
+    documents: Documents | None = None,
 ) -> Workload:
     """Resolve a profile's workload on a device: measured, or estimated in the best available way.
 
@@ -164,6 +167,7 @@ def workload(
     accumulation : forward and backward passes per update, which share the batch evenly; default: as
         in the profile's timing (:func:`perfmodel.inputs.passes.split`).
     software : of times that are estimated for a language model.
+    documents : that sequences are packed from. Timings, of whole sequences, then do not hold.
     one_device : measured speed of one device. The workload's times are then scaled to it, and must
         be known only relative to each other: where nothing can be estimated, the step is divided
         among the layers by their roofline times, or evenly; and the device may have any name.
@@ -174,6 +178,9 @@ def workload(
         on it cannot be estimated; or an option does not fit the profile.
     """
     whole = of_framework(at_length(profile, sequence_length), software.framework)
+    if documents is not None:
+        packed.check(whole, documents)
+        whole = msgspec.structs.replace(whole, layers=(), timings=())
     if device_name is not None and device_name not in whole.devices:
         device_name = device_called(device_name)
     precision = _precision_called(precision, whole, device_name)
@@ -188,7 +195,7 @@ def workload(
         """The workload of an update of ``samples`` samples; errors call their number ``what``."""
         parts = split(timings, samples, accumulation, what)
         several = of_one_pass(whole, parts.passes)
-        step = one_pass(several, device_name, precision, parts.pass_size, software)
+        step = one_pass(several, device_name, precision, parts.pass_size, software, documents)
         step = recomputed(with_storage(step, whole.decoder, storage), recompute)
         peaks = peaks_of(step, accelerator=_is_accelerator(step.device))
         step = msgspec.structs.replace(step, peaks=peaks)
@@ -228,6 +235,7 @@ def _in_proportion(
     precision: str | None,
     batch_size: int | None,
     software: Software,
+    documents: Documents | None,
 ) -> Workload:
     """A workload like :func:`_one_pass`, of which only the proportions of the times count.
 
@@ -240,14 +248,14 @@ def _in_proportion(
         if precision is None and profile.decoder is None:
             precision = "float32"
     try:
-        return _one_pass(profile, name, precision, batch_size, software)
+        return _one_pass(profile, name, precision, batch_size, software, documents)
     except NoTimesError:
         if name is None:
             raise
     if profile.decoder is not None:
-        return _one_pass(profile, SIMILAR, precision, batch_size, software)
+        return _one_pass(profile, SIMILAR, precision, batch_size, software, documents)
     if profile.timings:
-        return _one_pass(profile, None, None, batch_size, software)
+        return _one_pass(profile, None, None, batch_size, software, documents)
     return _untimed(profile, device_called(name), precision, batch_size)
 
 
@@ -311,11 +319,12 @@ def _one_pass(
     precision: str | None,
     batch_size: int | None,
     software: Software,
+    documents: Documents | None,
 ) -> Workload:
     """The workload of a profile for one pass without checkpointing, at its own sequence length."""
     timed = device_name in (None, *profile.devices) and bool(profile.timings)
     if profile.decoder is not None and not timed:
-        return _of_language(profile, device_name, precision, batch_size, software)
+        return _of_language(profile, device_name, precision, batch_size, software, documents)
     if software.estimates:
         raise InputError(
             f"stack, launches: times of {profile.name} are not estimated from operators, as those "
@@ -367,6 +376,7 @@ def _of_language(
     precision: str | None,
     batch_size: int | None,
     software: Software,
+    documents: Documents | None,
 ) -> Workload:
     """The estimated workload of a language model with given dimensions."""
     from perfmodel.times import language_estimate
@@ -379,7 +389,7 @@ def _of_language(
             "nothing about them; give the speed of one device, or a profile that was measured on it"
         )
     known = _Same((device(name), devices()))
-    estimated = _estimated(profile, known, precision, batch_size, software)
+    estimated = _estimated(profile, known, precision, batch_size, software, documents)
     if device_name is not None:
         return estimated
     note = Assumption("device", name, "", "default of language models")
@@ -407,13 +417,20 @@ def _estimated(
     precision: str | None,
     batch_size: int | None,
     software: Software,
+    documents: Documents | None,
 ) -> Workload:
     """The workload of a language model on a device, which many layouts of it have in common."""
     from perfmodel.times import language_estimate
 
     target, others = known.devices
     return language_estimate.estimate(
-        profile, target, precision, batch_size, devices=others, software=software
+        profile,
+        target,
+        precision,
+        batch_size,
+        devices=others,
+        software=software,
+        documents=documents,
     )
 
 

@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from perfmodel.base.errors import InputError
 from perfmodel.catalogue import catalogue
+from perfmodel.catalogue.documents import OF_DOCUMENTS, documents_of
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.job_replica import replica_of
 from perfmodel.inputs.profile import Layer, Profile
@@ -15,11 +18,14 @@ from perfmodel.inputs.recomputation import read_recomputation
 from perfmodel.inputs.software import EAGER, OF_SOFTWARE, UNSAID, Software
 from perfmodel.inputs.storage import DEFAULT, OF_STORAGE, Storage, read_storage
 from perfmodel.inputs.workload import Workload
+from perfmodel.theory.packing import Documents
 from perfmodel.times.one_device import OneDevice, at_speed, read_one_device
+from perfmodel.times.packed import check_split
 
 OF_WORKLOAD = (
     *("model", "workload", "device", "precision", "batch_size"),
-    *("sequence_length", "activation_checkpointing", "accumulation", "recompute"),
+    *("sequence_length", *OF_DOCUMENTS),
+    *("activation_checkpointing", "accumulation", "recompute"),
     *("stack", "launches", "framework"),
     *("optimizer", "precision_policy", "lora", "offload_optimizer"),
     *("one_device_samples_per_s", "one_device_step_s", "one_device_batch_size"),
@@ -52,12 +58,21 @@ def workload_of(arguments: Mapping[str, Any]) -> Workload:
     storage = read_storage({name: given.pop(name) for name in OF_STORAGE})
     software = Software(*(given.pop(name) for name in OF_SOFTWARE))
     measured = read_one_device(*(given.pop(name) for name in OF_ONE_DEVICE))
+    documents, notes = documents_of({name: given.pop(name) for name in OF_DOCUMENTS})
     made, decoder, profiled = _workload(
-        **given, passes=passes, storage=storage, measured=measured, software=software
+        **given,
+        passes=passes,
+        storage=storage,
+        measured=measured,
+        software=software,
+        documents=documents,
     )
+    if notes:
+        made = msgspec.structs.replace(made, assumptions=(*made.assumptions, *notes))
     replica, _ = replica_of(arguments)
     if replica is None:
         return made
+    check_split(replica, made)
     from perfmodel.times.named_layers import divided_by_name, divisible
     from perfmodel.times.tensor_parallel import divided
 
@@ -91,6 +106,7 @@ def _workload(
     storage: Storage,
     measured: OneDevice | None,
     software: Software,
+    documents: Documents | None,
 ) -> tuple[Workload, Decoder | None, tuple[Layer, ...]]:
     """Return the workload: as given, or made from the profile; and the dimensions, and the layers,
     of its model."""
@@ -108,6 +124,8 @@ def _workload(
                 raise InputError(f"{name}: the workload is already resolved for another {name}")
         if storage not in (DEFAULT, workload.storage):
             raise InputError("optimizer, precision_policy, lora: the workload is already resolved")
+        if documents is not None:
+            raise InputError(f"{', '.join(OF_DOCUMENTS)}: the workload is already resolved")
         if software != UNSAID:
             raise InputError("stack, launches, framework: the workload is already resolved")
         if measured is None:
@@ -132,5 +150,6 @@ def _workload(
         accumulation=passes.accumulation,
         one_device=measured,
         software=software,
+        documents=documents,
     )
     return made, profile.decoder, profile.layers

@@ -14,7 +14,7 @@ import numpy as np
 
 from perfmodel.base.arrays import Floats
 from perfmodel.base.quantities import NO_SPREAD
-from perfmodel.graph.builder import KINDS
+from perfmodel.graph.op_graph import KINDS
 
 TABLE = 1 << 16
 """Number of values in a table."""
@@ -35,6 +35,14 @@ def offsets(seed: int, count: int) -> Floats:
     sequence = np.random.SeedSequence([seed, _OFFSETS])
     generator = np.random.Generator(np.random.Philox(sequence))
     return (generator.permutation(count) + generator.random(count)) / max(count, 1)
+
+
+def resampled(values: Floats) -> Floats:
+    """Return TABLE equally likely factors of mean 1, ascending, of a distribution of which there
+    are some equally likely ``values``."""
+    middles = (np.arange(len(values)) + 0.5) / len(values)
+    factors = np.interp((np.arange(TABLE) + 0.5) / TABLE, middles, values)
+    return np.asarray(factors / factors.mean())
 
 
 @functools.cache

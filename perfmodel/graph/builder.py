@@ -16,7 +16,17 @@ from perfmodel.base.arrays import NONE, Floats, Ids
 from perfmodel.base.errors import InputError, TooLargeError
 from perfmodel.graph.checks import check
 from perfmodel.graph.columns import distinct_rows, offsets
-from perfmodel.graph.op_graph import CAUSES, MOST, Axis, Block, Distribution, Logged, OpGraph
+from perfmodel.graph.op_graph import (
+    CAUSES,
+    KINDS,
+    MOST,
+    TYPES,
+    Axis,
+    Block,
+    Distribution,
+    Logged,
+    OpGraph,
+)
 from perfmodel.graph.rules import Activity, Batch, Choice, Every, Mailbox, Quantum, Quorum, Rule
 
 _most_ops: ContextVar[int] = ContextVar("most ops of a graph", default=MOST)
@@ -32,9 +42,6 @@ def bounded(most: int) -> Iterator[None]:
         _most_ops.reset(token)
 
 
-KINDS: tuple[Distribution, ...] = ("lognormal", "gamma")
-
-
 class GraphBuilder:
     """Collects blocks of ops, edges and resources; :meth:`build` checks and freezes them."""
 
@@ -44,6 +51,7 @@ class GraphBuilder:
         self._count = dict.fromkeys(("op", "slot", "link", "probe", "counter", "stream"), 0)
         self._routes = 0
         self._latency = np.zeros(0)
+        self._tables: list[Floats] = []
         self._rules: list[Rule] = []
         self._logged: list[Logged] = []
 
@@ -90,19 +98,31 @@ class GraphBuilder:
         return ids
 
     def streams(
-        self, shape: tuple[int, ...], *, cv: float = 0.0, kind: Distribution = "lognormal"
+        self,
+        shape: tuple[int, ...],
+        *,
+        cv: float = 0.0,
+        kind: Distribution = "lognormal",
+        values: Floats | None = None,
+        keys: ArrayLike = NONE,
     ) -> Ids:
         """Add independent streams of random numbers, with one number per iteration.
 
         As the ``noise`` of an op, a stream gives factors of mean 1 and coefficient of variation
-        ``cv`` for its seconds and bytes; ops that share a stream share the factor of an iteration.
-        As a ``draw``, it decides on activity and choice.
+        ``cv``, or equally probable, ascending ``values``, for its seconds and bytes; ops that share
+        a stream share the factor of an iteration. As a ``draw``, it decides on activity and choice.
+        Where graphs are joined, streams of equal ``keys``, which broadcast, are one.
         """
+        kind_of = KINDS.index(kind)
+        if values is not None:
+            cv, kind_of = float(values.std()), len(KINDS) + len(self._tables)
+            self._tables.append(values)
         first = self._count["stream"]
         size = math.prod(shape)
         self._count["stream"] = first + size
         self._add("stream_cv", np.full(size, cv))
-        self._add("stream_kind", np.full(size, KINDS.index(kind), np.int32))
+        self._add("stream_kind", np.full(size, kind_of, np.int32))
+        self._add("stream_key", np.broadcast_to(np.asarray(keys, np.int64), shape).ravel())
         return np.arange(first, first + size, dtype=np.int64).reshape(shape)
 
     def ops(
@@ -428,12 +448,13 @@ class GraphBuilder:
             "group_device": np.asarray(device, np.int64).ravel(),
             "group_mark": marks,
             "group_count": np.broadcast_to(np.asarray(count, np.int64), marks.shape),
+            "tables": tuple(self._tables),
             "rules": tuple(self._rules),
             "logged": tuple(self._logged),
             **{f"{kind}s": tuple(blocks) for kind, blocks in self._blocks.items()},
         }
         columns: dict[str, Any] = {
-            name: self._take(name, _TYPES[kind])
+            name: self._take(name, TYPES[kind])
             for name, kind in OpGraph.__annotations__.items()
             if name not in computed
         }
@@ -471,16 +492,6 @@ class GraphBuilder:
     def _take(self, column: str, kind: type[np.generic]) -> NDArray[np.generic]:
         parts = self._columns.pop(column, None)
         return np.concatenate(parts, dtype=kind, casting="unsafe") if parts else np.zeros(0, kind)
-
-
-_TYPES: dict[str, type[np.generic]] = {
-    "Floats": np.float64,
-    "Ids": np.int64,
-    "Refs": np.int32,
-    "NDArray[np.int8]": np.int8,
-    "NDArray[np.bool_]": np.bool_,
-}
-"""Types of a graph's columns, by their annotations."""
 
 
 def _at_least_one(what: str, count: int) -> int:

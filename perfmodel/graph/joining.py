@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from perfmodel.base.arrays import NONE, Ids
 from perfmodel.graph.builder import GraphBuilder
-from perfmodel.graph.op_graph import Block, OpGraph
+from perfmodel.graph.op_graph import KINDS, Block, OpGraph
 from perfmodel.graph.rules import Rule
 
 Key = Callable[[Block, int], Hashable]
@@ -32,6 +32,7 @@ class JoiningBuilder(GraphBuilder):
     def __init__(self) -> None:
         super().__init__()
         self._shared: dict[tuple[str, Hashable], int] = {}
+        self._keyed: dict[int, int] = {}
         self._devices: list[Ids] = []
         self._marks: list[Ids] = []
         self._counts: list[Ids] = []
@@ -61,6 +62,7 @@ class JoiningBuilder(GraphBuilder):
         for block in graph.probes:
             self._new("probe", block.label, block.shape, block.axes, part=name)
         self._add_ops(graph, shift, slots, links)
+        self._add_streams(graph)
         self._add_rest(graph, shift, slots)
         named = np.append(groups, NONE)  # the last is that of NONE
         self._add("op_group", named[graph.op_group])
@@ -97,8 +99,7 @@ class JoiningBuilder(GraphBuilder):
         """Add the columns of ops and routes."""
         for name in ("seconds", "bytes", "latency_s", "priority", "cause"):
             self._add(f"op_{name}", getattr(graph, f"op_{name}"))
-        for column, kind in (("op_route", "route"), ("op_stream", "stream")):
-            self._add(column, _shifted(getattr(graph, column), shift[kind]))
+        self._add("op_route", _shifted(graph.op_route, shift["route"]))
         self._add("hold_count", np.diff(graph.hold_start))
         self._add("hold_slots", slots[graph.hold_slots])
         self._add("hold_units", graph.hold_units)
@@ -111,14 +112,25 @@ class JoiningBuilder(GraphBuilder):
         self._add("stagger_ops", late + shift["op"])
         self._add("stagger_s", graph.op_stagger_s[late])
 
+    def _add_streams(self, graph: OpGraph) -> None:
+        """Add streams, and what streams ops have: of those with the same key the first."""
+        ids = np.arange(len(graph.stream_cv) + 1) + self._count["stream"]
+        ids[-1] = NONE
+        for k in np.flatnonzero(graph.stream_key != NONE).tolist():
+            ids[k] = self._keyed.setdefault(int(graph.stream_key[k]), int(ids[k]))
+        tables = len(KINDS) + len(self._tables) + np.arange(len(graph.tables))
+        self._tables += graph.tables
+        self._add("op_stream", ids[graph.op_stream])
+        self._add("stream_cv", graph.stream_cv)
+        self._add("stream_kind", np.array([*range(len(KINDS)), *tables])[graph.stream_kind])
+        self._add("stream_key", graph.stream_key)
+        self._count["stream"] += len(graph.stream_cv)
+
     def _add_rest(self, graph: OpGraph, shift: dict[str, int], slots: Ids) -> None:
-        """Add edges, streams, probes, counters, rules, logs and groups."""
+        """Add edges, probes, counters, rules, logs and groups."""
         self._add("edge_source", graph.edge_source.astype(np.int64) + shift["op"])
         self._add("edge_target", graph.edge_target.astype(np.int64) + shift["op"])
         self._add("edge_lag", graph.edge_lag)
-        self._add("stream_cv", graph.stream_cv)
-        self._add("stream_kind", graph.stream_kind)
-        self._count["stream"] += len(graph.stream_cv)
         for column, kind in (("open", "op"), ("close", "op"), ("counter", "counter")):
             name = f"probe_{column}"
             self._add(name, _shifted(getattr(graph, name), shift[kind]))

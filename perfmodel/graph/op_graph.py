@@ -46,6 +46,17 @@ CAUSES = (
 
 Distribution = Literal["lognormal", "gamma"]
 
+KINDS: tuple[Distribution, ...] = ("lognormal", "gamma")
+
+TYPES: dict[str, type[np.generic]] = {
+    "Floats": np.float64,
+    "Ids": np.int64,
+    "Refs": np.int32,
+    "NDArray[np.int8]": np.int8,
+    "NDArray[np.bool_]": np.bool_,
+}
+"""Types of a graph's columns, by their annotations."""
+
 
 class Block(msgspec.Struct, frozen=True):
     """Ids assigned together: ``label``, first id, shape, and the names along each axis; ``part``
@@ -140,7 +151,9 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
     route_cap_bytes_per_s, route_weight : rate limit of a transfer; its weight in fair sharing.
     route_burst_bytes : bytes that links which were idle let pass at once.
     route_queued_bytes : bytes of other transfers that a message without bytes waits for.
-    stream_cv, stream_kind : coefficient of variation and distribution (index into KINDS).
+    stream_cv, stream_kind : coefficient of variation and distribution (index into KINDS and, behind
+        these, ``tables``).
+    stream_key : streams of joined graphs that have the same are one; NONE: of its own.
     probe_open, probe_close : ops; the probe runs from iteration i-lag of the open op (from its end,
         or from when it became ready if ``probe_at_ready``) to the end of iteration i of the close
         op.
@@ -150,6 +163,8 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
         per ``counter_every`` of its ops.
     group_device : slot whose idle time is the group's idleness.
     group_mark : op that ends the group's iteration.
+    tables : equally probable values of mean 1 of distributions without a name, (values,) each,
+        ascending.
     """
 
     op_seconds: Floats
@@ -180,6 +195,7 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
     link_place: Ids
     stream_cv: Floats
     stream_kind: Refs
+    stream_key: Ids
     probe_open: Refs
     probe_close: Refs
     probe_at_ready: NDArray[np.bool_]
@@ -192,6 +208,7 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
     group_device: Ids
     group_mark: Ids
     group_count: Ids
+    tables: tuple[Floats, ...]
     rules: tuple[Rule, ...]
     logged: tuple[Logged, ...]
     ops: tuple[Block, ...]

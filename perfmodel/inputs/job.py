@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypedDict, Unpack
 
@@ -128,6 +128,9 @@ class JobArguments(TypedDict, total=False):
     batch_size: int | None
     global_batch_size: int | None
     sequence_length: int | None
+    document_length: float | None
+    document_spread: float | None
+    document_lengths: Sequence[float] | str | Path | None
     activation_checkpointing: bool | None
     accumulation: int | None
     recompute: str | None
@@ -234,8 +237,7 @@ class Job(Ranged, frozen=True, kw_only=True):
     the same job with one device per worker. If workers are ``replica``s of several devices, the
     workload is that of all of them, and its passes are the micro-batches. A job with a ``stage`` is
     what the devices of one stage of all replicas do. ``given`` are the arguments of
-    :func:`perfmodel.make_job` that made the job; None for a job made otherwise. Jobs are equal
-    whatever arguments made them.
+    :func:`perfmodel.make_job` that made it, if that did; equal jobs may differ in them.
 
     Raises
     ------

@@ -36,6 +36,9 @@ class JobKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     precision: str | None = None
     batch_size: int | None = None
     sequence_length: int | None = None
+    document_length: float | None = None
+    document_spread: float | None = None
+    document_lengths: str | tuple[float, ...] | None = None
     activation_checkpointing: bool | None = None
     accumulation: int | None = None
     recompute: str | None = None
@@ -184,6 +187,8 @@ def _of_file(path: Path) -> dict[str, Any]:
     for name in ("workload", "cluster"):
         if name in values and files.looks_like_path(values[name]):
             values[name] = path.parent / values[name]
+    if isinstance(values.get("document_lengths"), str):
+        values["document_lengths"] = path.parent / values["document_lengths"]
     if "schedule" in values and files.looks_like_path(values["schedule"]):
         values["schedule"] = str(path.parent / values["schedule"])
     return values

@@ -20,7 +20,7 @@ RankOrder = Literal["tp-dp-pp", "tp-pp-dp"]
 ContextExchange = Literal["ring", "all-gather", "all-to-all", "hierarchical"]
 """How devices that divide a sequence get what attention needs of the other parts."""
 
-ContextSplit = Literal["zigzag", "contiguous"]
+ContextSplit = Literal["zigzag", "contiguous", "documents"]
 """Which parts of a sequence each of these devices has."""
 
 Transfers = Literal["torch", "gloo", "blocking", "ahead"]
@@ -40,7 +40,8 @@ class Replica(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
         device whole sequences of some heads; *hierarchical*: an all-to-all among
         ``context_inside`` neighbours, and a ring of such groups.
     context_split : of 2 x ``context`` equal parts each device has the k-th first and the k-th last
-        (*zigzag*), which all take the same time under a causal mask; or *contiguous*.
+        (*zigzag*), which all take the same time under a causal mask; or *contiguous*; or, of packed
+        sequences, such parts of each of the *documents*.
     pipeline : stages, each of which has some of the layers (pipeline parallelism).
     virtual_stages : chunks of layers per stage.
     schedule : name of the order in which stages work on micro-batches, or the path of its file.

@@ -25,6 +25,7 @@ from perfmodel.inputs.calibration import Calibration, scaled, value_at
 from perfmodel.inputs.profile import Profile, Timing, total_s
 from perfmodel.inputs.storage import Lora, Storage, Stored
 from perfmodel.inputs.workload_layer import WorkloadLayer as WorkloadLayer
+from perfmodel.theory.packing import Packing
 
 BACKWARD_OVER_FORWARD = 2.0
 """Backward computes two products (gradients of inputs and of weights) for each one in forward."""
@@ -54,7 +55,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     parameters, gradients and optimizer states are stored; ``frozen_bytes`` is the size of
     parameters that are not trained. ``activations`` divides ``activation_bytes`` by kind of layer,
     in proportion; all are *other* if it is empty. ``peaks`` says what else there is when memory is
-    largest.
+    largest. ``packing`` says what its sequences are packed from; None if attention is not limited.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     frozen_bytes: float = 0.0
     activations: tuple[tuple[str, float], ...] = ()
     peaks: Peaks = Peaks()
+    packing: Packing | None = None
 
     def __post_init__(self) -> None:
         for path in self.calibration.parameters if self.calibration is not None else ():

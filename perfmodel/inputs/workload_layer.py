@@ -19,7 +19,8 @@ class WorkloadLayer(msgspec.Struct, frozen=True):
     times are then those of a part of the sequences. ``frozen_bytes`` is the size of its parameters
     that are not trained, as they are stored. ``routed`` is what it sends to experts on other
     devices. ``launching`` is the fraction of its times in which a device waits for the host to
-    launch operators, and can sum what it divides with others.
+    launch operators, and can sum what it divides with others. ``varying`` is the fraction that
+    grows with the squared lengths of documents, if sequences are packed.
     """
 
     name: str
@@ -38,6 +39,7 @@ class WorkloadLayer(msgspec.Struct, frozen=True):
     frozen_bytes: float = 0.0
     routed: Routed | None = None
     launching: float = 0.0
+    varying: float = 0.0
 
     @property
     def of_weights_s(self) -> float:

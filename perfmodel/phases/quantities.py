@@ -24,6 +24,7 @@ from perfmodel.base.quantities import (
 from perfmodel.inputs.cluster import Cluster, Collective, Link
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import expanded
+from perfmodel.phases.documents import KIND, cv_of_update, varying_part
 from perfmodel.phases.layers import Layers, Whole
 from perfmodel.phases.phases import Phases, averaged, several
 
@@ -326,7 +327,8 @@ def quantities_of(job: Job) -> Quantities:
     classes = _classes(job)
     mean = sum(kind.count * kind.scale for kind in classes) / n
     cv = iteration_cv(job)
-    kind = job.jitter.kind if job.jitter is not None else "lognormal"
+    without = "lognormal" if w.packing is None else KIND
+    kind = job.jitter.kind if job.jitter is not None else without
     return Quantities(
         workers=n,
         servers=servers,
@@ -481,6 +483,15 @@ def _classes(job: Job) -> tuple[Class, ...]:
 def iteration_cv(job: Job, times: Quantity = 1.0) -> Quantity:
     """Return the coefficient of variation of an iteration's compute time, with passes ``times`` as
     long as profiled; the factors of single ops average out."""
+    of_jitter = _jitter_cv(job, times)
+    if job.workload.packing is None:
+        return of_jitter
+    rest = 1.0 - varying_part(job.workload)  # attention has factors of its own
+    return ((rest * of_jitter) ** 2 + cv_of_update(job) ** 2) ** 0.5
+
+
+def _jitter_cv(job: Job, times: Quantity) -> Quantity:
+    """Return the coefficient of variation that comes from jitter."""
     if job.jitter is None:
         return 0.0
     if job.jitter.scope == "iteration":

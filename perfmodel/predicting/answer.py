@@ -10,6 +10,7 @@ from perfmodel.predicting import intervals, islands, job_facts
 from perfmodel.predicting.long_runs import long_run
 from perfmodel.predicting.memory import memory_of
 from perfmodel.predicting.options import PredictOptions
+from perfmodel.predicting.packed import with_causes
 from perfmodel.predicting.predicted_job import PredictedJob
 from perfmodel.results.outcome import Outcome
 from perfmodel.results.prediction import Prediction
@@ -18,6 +19,7 @@ from perfmodel.results.prediction import Prediction
 def prediction_of(job: Job, outcome: Outcome, options: PredictOptions) -> Prediction:
     """Return the prediction: the outcome, the facts of the job, and the interval."""
     memory = memory_of(job)
+    outcome = with_causes(job, outcome)
     samples_per_s = islands.samples_per_s(job, outcome)
     outcome = islands.of_devices(job, outcome)
     nodes, devices_per_node = job_facts.nodes_of(job)

@@ -3,7 +3,8 @@
 A ring sends keys and values in as many rounds as there are other devices, each while the part
 before is computed; what takes longer than that is exposed. In backward their gradients pass round
 as well. An all-gather and an all-to-all come before attention, and after it in backward. With
-contiguous parts the device with the last one computes nearly twice the mean.
+contiguous parts the device with the last one computes nearly twice the mean; of packed sequences
+that with the longest documents computes more than others, unless each document is divided alike.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from perfmodel.communication.costs import Cost, LinkCosts
 from perfmodel.communication.fabric import Fabric
 from perfmodel.communication.members import Members
 from perfmodel.inputs.cluster import Cluster, Collective
+from perfmodel.inputs.passes import one_pass
 from perfmodel.inputs.recomputation import block_of
 from perfmodel.inputs.replica import Replica, Stage, Sums
-from perfmodel.inputs.workload import WorkloadLayer
+from perfmodel.inputs.workload import Workload, WorkloadLayer
 from perfmodel.replicas.seats import check_span
+from perfmodel.theory.packing import largest_part
 
 BACKWARD_TIMES = 2.0
 """Bytes that backward exchanges over those of forward: keys and values, and their gradients."""
@@ -32,7 +35,7 @@ def with_context(
     cluster: Cluster,
     stage: Stage,
     layers: Sequence[WorkloadLayer],
-    recompute: str,
+    workload: Workload,
     within: int,
 ) -> Stage:
     """Return a stage with what its devices exchange for sequences that they divide.
@@ -41,7 +44,7 @@ def with_context(
     ----------
     cluster : of single devices.
     layers : of a pass of the stage.
-    recompute : what backward computes again, and exchanges again.
+    workload : of the stage; backward exchanges again what it computes again.
     within : how many of the devices are workers of their own; 1 if all count as one.
 
     Raises
@@ -50,17 +53,16 @@ def with_context(
     """
     replica = stage.replica
     costs = _Costs.of(cluster, replica, within)
-    again = [recompute == "full" and bool(block_of(layer)) for layer in layers]
+    again = [workload.recompute == "full" and bool(block_of(layer)) for layer in layers]
     forward = [costs.exchange(one, 1.0) for one in layers]
     backward = [
         costs.exchange(one, BACKWARD_TIMES + repeats)
         for one, repeats in zip(layers, again, strict=True)
     ]
+    late = [_uneven(replica, workload) * _attention(one, workload) for one in layers]
     waits = [
-        (_uneven(replica) * one.forward_s, _uneven(replica) * one.backward_s)
-        if one.keys_bytes
-        else (0.0, 0.0)
-        for one in layers
+        (part * one.forward_s, part * one.backward_s)
+        for part, one in zip(late, layers, strict=True)
     ]
     if replica.context_exchange in ("ring", "hierarchical"):
         forward = [
@@ -181,13 +183,24 @@ class _Costs:
         )
 
 
-def _uneven(replica: Replica) -> float:
+def _attention(layer: WorkloadLayer, workload: Workload) -> float:
+    """Return the part of a layer's time that depends on which parts of sequences a device has."""
+    if not layer.keys_bytes:
+        return 0.0
+    return 1.0 if workload.packing is None else layer.varying
+
+
+def _uneven(replica: Replica, workload: Workload) -> float:
     """Return by how much longer than the mean the slowest device computes attention.
 
     Of c contiguous parts the last has 2 c - 1 of the c^2 blocks below the diagonal, and the mean is
-    c of them.
+    c of them. Of packed sequences it depends on where documents begin.
     """
-    parts = replica.context // replica.context_all_to_all
+    parts, packing = replica.context // replica.context_all_to_all, workload.packing
+    if packing is not None and replica.context_split != "documents" and parts > 1:
+        zigzag = replica.context_split == "zigzag"
+        sequences = one_pass(workload).batch_size
+        return largest_part(packing, sequences, parts, zigzag=zigzag) - 1.0
     return (parts - 1.0) / parts if replica.context_split == "contiguous" else 0.0
 
 

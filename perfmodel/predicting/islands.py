@@ -28,6 +28,7 @@ from perfmodel.inputs.job import Island, Jitter, Job
 from perfmodel.inputs.options import Options
 from perfmodel.inputs.workload import Workload
 from perfmodel.predicting import coarse, fine, job_facts
+from perfmodel.predicting.packed import with_causes
 from perfmodel.results.outcome import Outcome
 from perfmodel.results.prediction import Idle
 
@@ -181,6 +182,7 @@ def island_by_formulas(job: Job) -> Island:
 
 
 def _island(job: Job, outcome: Outcome) -> Island:
+    outcome = with_causes(job, outcome)
     return Island(
         job=job,
         step_s=outcome.iteration_s,
@@ -233,7 +235,8 @@ def _workload_of(island: Island) -> Workload:
     profiled = island.job.workload
     one = profiled.scaled("compute_s", island.step_s / profiled.compute_s)
     on_device = msgspec.structs.replace(one.storage, offload=False)  # the step has its time
-    one = msgspec.structs.replace(one, storage=on_device)
+    layers = tuple(msgspec.structs.replace(layer, varying=0.0) for layer in one.layers)
+    one = msgspec.structs.replace(one, storage=on_device, packing=None, layers=layers)
     if island.steps == 1:
         return one
     rest_s = island.round_s - one.forward_s
@@ -250,13 +253,19 @@ def _workload_of(island: Island) -> Workload:
 
 def _jitter(of_device: Jitter | None, island: Island) -> Jitter | None:
     """Return the jitter of an island's steps: that of its slowest device's computation."""
-    if of_device is None or of_device.cv == 0.0 or (island.devices == 1 and island.steps == 1):
+    packed, constant = (
+        island.job.workload.packing is not None,
+        of_device is None or of_device.cv == 0.0,
+    )
+    if not packed and (constant or (island.devices == 1 and island.steps == 1)):
         return of_device
+    from perfmodel.phases.documents import KIND
     from perfmodel.phases.quantities import iteration_cv
     from perfmodel.theory.order_statistics import quantiles_of_order_statistic
 
     n, cv = island.devices, iteration_cv(island.job)
-    kind = of_device.kind if of_device.kind != "measured" else "lognormal"
+    kind = KIND if of_device is None else of_device.kind
+    kind = kind if kind != "measured" else "lognormal"
     values, weights = quantiles_of_order_statistic(n, n, cv, kind, DRAWS)
     spread = math.sqrt(float(weights @ (values - weights @ values) ** 2))
     of_step = spread * island.job.workload.compute_s / island.step_s

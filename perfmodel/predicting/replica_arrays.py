@@ -58,6 +58,8 @@ def as_arrays(job: Job) -> bool:
     replica = job.replica
     if job.unequal or job.jitter is not None or job.cluster.sites or replica is None:
         return False
+    if job.workload.packing is not None:
+        return False
     named = not files.looks_like_path(replica.schedule)
     usual = named and not replica.schedule.startswith(UNLIKE) and replica.context == 1
     usual = usual and replica.experts is None

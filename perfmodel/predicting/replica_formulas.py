@@ -21,6 +21,7 @@ from perfmodel.inputs.workload import Workload, WorkloadLayer, expanded
 from perfmodel.phases.phases import BETWEEN_STAGES, Phase, Phases
 from perfmodel.pipelines.actions import BACKWARD, WEIGHT
 from perfmodel.predicting.experts import sums_of
+from perfmodel.predicting.packed import Drawn, drawn, with_jitter
 from perfmodel.predicting.replicas import (
     StageJob,
     delays,
@@ -32,7 +33,7 @@ from perfmodel.predicting.replicas import (
     tied_table,
     whole_fabric,
 )
-from perfmodel.replicas.stage_work import boundary_bytes
+from perfmodel.replicas.stage_work import boundary_bytes, schedule_of
 from perfmodel.training.labels import SLOWEST
 from perfmodel.training.routing import EXPERT_EXCHANGE, IMBALANCE
 from perfmodel.training.shared_links import MOST_TRANSFERS, Flows, shared_pace_s, shared_spans
@@ -89,7 +90,7 @@ def phases(job: Job, of_device: Callable[[Job], Phases]) -> Phases:
         and replica_of(job).asks_as_torch
         and len(faces) > 1
     ):
-        held_s = [float(one.iteration_s) - float(one.compute_s) for one in several]
+        held_s = [_held_s(one) for one in several]
         faces = faces_of(job, jobs, held_s)
         several = [of_device(face.job) for face in faces]
     hidden = max(map(_hidden, several))
@@ -129,6 +130,13 @@ def phases(job: Job, of_device: Callable[[Job], Phases]) -> Phases:
     return msgspec.structs.replace(result, parts=kept, classes=(), busy_s=busy, late=late)
 
 
+def _held_s(one: Phases) -> float:
+    """Return how long gradients are exchanged after the last backward pass: stages wait for slower
+    replicas only once."""
+    waits = [float(part.seconds) for part in one.parts.values() if part.cause == SLOWEST]
+    return float(one.iteration_s) - float(one.compute_s) - sum(waits)
+
+
 def _hidden(one: Phases) -> float:
     """Return the part of an iteration in which the exchange among replicas occupies links beside
     computation."""
@@ -165,6 +173,9 @@ def leaves_out(job: Job, of_device: Callable[[Job], str | None]) -> str | None:
     """
     replica = replica_of(job)
     several = replica.pipeline > 1
+    schedule = schedule_of(replica, job.workload.accumulation)
+    if job.workload.packing is not None and schedule.updates.kind != "flush":
+        return "unequal sequences in pipelines without a flush"
     if several and replica.transfers == "gloo":
         return "requests behind data (transfers gloo)"
     if several and job.unequal:
@@ -259,10 +270,14 @@ def faces_of(
             finals = finals_of(paths, rank)
             held[finals] = late_s / len(finals)
     took = parts.sum(axis=0)
+    of_documents: Drawn | None = None
     if paths.schedule.updates.kind == "flush":
         flows = _flows(job, paths, jobs)
         left = flows.capacity_bytes_per_s * (1.0 - taken)
         at = _spans(paths, took + held, flows._replace(capacity_bytes_per_s=left))
+        if job.workload.packing is not None:
+            of_documents = drawn(job, jobs, paths, took + held, flows)
+            at = of_documents.later(at)
         at = Spans(at.begin, at.end - held)
     else:  # a stage alone, which waits for nothing
         end = np.cumsum(took)
@@ -273,9 +288,15 @@ def faces_of(
         for k in pairs[0]:
             done_s[k] = summed_s
     ranks = [int(one.ranks[0]) for one in jobs]
-    return [
+    faces = [
         _face(paths, at, parts, rank, one, done_s[rank])
         for rank, one in zip(ranks, jobs, strict=True)
+    ]
+    if of_documents is None:
+        return faces
+    return [
+        face._replace(job=with_jitter(face.job, job, float(of_documents.cv[rank])))
+        for rank, face in zip(ranks, faces, strict=True)
     ]
 
 

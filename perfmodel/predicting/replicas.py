@@ -84,7 +84,7 @@ def stage_jobs(job: Job, most: int | None = None) -> list[StageJob]:
         forward, backward = sums_of(job.cluster, replica, layers, job.workload.precision)
         stage = msgspec.structs.replace(stage, forward_sums=forward, backward_sums=backward)
         if replica.context > 1:
-            stage = with_context(job.cluster, stage, layers, workload.recompute, within)
+            stage = with_context(job.cluster, stage, layers, workload, within)
         if replica.experts is not None:
             placed = Placed.of(job.cluster, seats, replica, job.counted_as_one)
             stage, workload = with_experts(

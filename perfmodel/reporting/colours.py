@@ -23,9 +23,9 @@ CAUSE_COLOURS = dict(
     zip(
         (
             *("compute", "network", "server", "straggler", "staleness_bound", "data", "cpu"),
-            *("pipeline", "expert_imbalance"),
+            *("pipeline", "expert_imbalance", "unequal_sequences"),
         ),
-        (*PALETTE, "#999999"),
+        (*PALETTE, "#999999", "#990066"),
         strict=False,
     )
 )

@@ -47,8 +47,9 @@ class Idle(msgspec.Struct, frozen=True):
 
     ``by_cause`` splits ``mean`` by the event that ended the wait: ``network``, ``server``,
     ``straggler`` (another worker), ``staleness_bound``, ``data``, ``cpu``, ``pipeline`` (another
-    stage), ``expert_imbalance`` (the device whose experts have most tokens). ``by_stage`` is the
-    mean of each stage, in simulations of pipelines.
+    stage), ``expert_imbalance`` (the device whose experts have most tokens), ``unequal_sequences``
+    (the worker whose sequences have the longest documents). ``by_stage`` is the mean of each stage,
+    in simulations of pipelines.
     """
 
     mean: float

@@ -58,6 +58,7 @@ WORDS = {
     "cpu": "waiting for processor cores",
     "pipeline": "waiting for another stage",
     "expert_imbalance": "waiting for a device whose experts have more to do",
+    "unequal_sequences": "waiting for a worker whose sequences have longer documents",
 }
 
 _NAMES = {

@@ -64,7 +64,7 @@ def check(decoder: Decoder, length: int, replica: Replica) -> None:
             f"{name}: {together} devices cannot share {heads} heads in all-to-alls "
             f"({decoder.heads} heads of tensor {replica.tensor}; possible: {possible})"
         )
-    halves = 2 if replica.context_split == "zigzag" and together < context else 1
+    halves = 2 if replica.context_split != "contiguous" and together < context else 1
     if length % (halves * context):
         possible = ", ".join(str(k) for k in range(1, 2 * context) if length % (halves * k) == 0)
         parts = "pairs of parts" if halves == 2 else "parts"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -26,8 +27,10 @@ from perfmodel.inputs.software import (
     launch_s,
 )
 from perfmodel.inputs.workload import Workload, resolve
+from perfmodel.theory.packing import Documents
 from perfmodel.times.operator_times import Factors, kernels_of, layers_s, weight_casts_bytes
 from perfmodel.times.operator_transfer import grouped_rates, stack_of
+from perfmodel.times.packed import packed, with_documents
 from perfmodel.times.precision_names import check_precision
 
 BATCH_SIZE = 8
@@ -54,6 +57,7 @@ def estimate(
     *,
     devices: Mapping[str, Device],
     software: Software = UNSAID,
+    documents: Documents | None = None,
 ) -> Workload:
     """Estimate a language model's workload on a device that it was not measured on.
 
@@ -64,7 +68,7 @@ def estimate(
     least as long as the host launches their operators
     (:func:`perfmodel.inputs.software.launch_s`). The optimizer (Adam) reads parameters, gradients
     and its state, and writes parameters and state, at memory bandwidth; weights of products with 8
-    bits are cast then.
+    bits are cast then. Attention stays inside ``documents`` (:mod:`perfmodel.times.packed`).
 
     Raises
     ------
@@ -83,7 +87,19 @@ def estimate(
     factors = Factors(stack.products, stack.attention)
     level, launches = software.stack or AS_FOUND, software.launches or EAGER
     fused = level == TUNED or launches in (COMPILED, GRAPHS)
-    seconds = layers_s(target, profile.layers, size, precision, devices, factors, fused=fused)
+    times = functools.partial(
+        layers_s,
+        target,
+        batch_size=size,
+        precision=precision,
+        others=devices,
+        factors=factors,
+        fused=fused,
+    )
+    seconds = times(profile.layers)
+    limited = None if documents is None else packed(profile.layers, seconds, documents, times)
+    if limited is not None:
+        seconds = limited.seconds
     error = stack.error_fraction if stack.alike else OTHER_ERROR
     error = _with_experts(error, profile.layers, seconds, target, precision, devices)
     why = (
@@ -113,6 +129,9 @@ def estimate(
         source=Source("estimated", f"operators of {target.title}, {target.source.text}"),
     )
     estimated = resolve(profile, [timing], batch_size=size, assumptions=notes, error_fraction=error)
+    if documents is not None and limited is not None and profile.decoder is not None:
+        packing = documents.in_sequences(profile.decoder.sequence_length)
+        estimated = with_documents(estimated, packing, limited.varying)
     return msgspec.structs.replace(estimated, among_several=True)
 
 

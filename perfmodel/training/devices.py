@@ -14,16 +14,24 @@ from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import Axis, Distribution
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
+from perfmodel.inputs.workload import WorkloadLayer
+from perfmodel.phases.documents import factors_of
 
 CORES = "cores of"
 """Label of the links that model the processors of nodes."""
 
 
 class Noise:
-    """Random streams for the factors of the workers' computation."""
+    """Random streams for the factors of the workers' computation.
 
-    def __init__(self, b: GraphBuilder, job: Job, workers: int) -> None:
+    Attention in packed sequences has factors of its own instead of jitter, one for each micro-batch
+    (``batches``, of an update) of each replica, which all of its stages have in common.
+    """
+
+    def __init__(self, b: GraphBuilder, job: Job, workers: int, batches: int) -> None:
         self._b, self._jitter, self._workers = b, job.jitter, workers
+        self._job, self._batches = job, batches
+        self._of_documents: dict[tuple[int, ...], Ids] = {}
         self._shared: Ids = np.full(workers, NONE)
         if self._jitter is not None and self._jitter.cv > 0.0 and self._jitter.scope == "iteration":
             self._shared = self._streams((workers,))
@@ -33,6 +41,31 @@ class Noise:
         if self._jitter is not None and self._jitter.cv > 0.0 and self._jitter.scope == "op":
             return self._streams((self._workers, *shape))
         return self._shared.reshape(-1, *(1 for _ in shape))
+
+    def of_documents(self, layers: Sequence[WorkloadLayer], batch: int) -> Ids | None:
+        """Return streams for the layers of a micro-batch of an update, (workers, layers), NONE for
+        those without attention; None if no time varies with documents."""
+        varying = np.array([layer.varying > 0.0 for layer in layers])
+        if not varying.any():
+            return None
+        return np.where(varying, self.of_attention([batch])[:, None], NONE)
+
+    def of_attention(self, batches: Sequence[int]) -> Ids:
+        """Return streams for the attention of micro-batches together, (workers,)."""
+        key = tuple(batches)
+        if key not in self._of_documents:
+            self._of_documents[key] = self._documents(key)
+        return self._of_documents[key]
+
+    def _documents(self, batches: tuple[int, ...]) -> Ids:
+        stage, work = self._job.stage, self._job.workload
+        values = factors_of(work, len(batches))
+        if stage is None or stage.copies > 1:
+            return self._b.streams((self._workers,), values=values)
+        replica = np.arange(self._workers) // stage.context_workers
+        keys = replica * self._batches + batches[0]
+        _, first, which = np.unique(keys, return_index=True, return_inverse=True)
+        return self._b.streams((len(first),), values=values, keys=keys[first])[which.ravel()]
 
     def _streams(self, shape: tuple[int, ...]) -> Ids:
         if self._jitter is None:
@@ -119,14 +152,19 @@ class Workers(msgspec.Struct, frozen=True, eq=False):
         axis: str = "layer",
         priority: int = 0,
         cause: str = "straggler",
+        documents: Ids | None = None,
     ) -> Ids:
         """Add work on every worker's device, of shape (workers, work), with jitter and slowdown.
         ``seconds`` broadcasts against (workers, work); a number adds one op per worker, of shape
-        (workers,)."""
+        (workers,). Where there are any, ``documents`` (workers, work) are streams instead
+        of those of jitter."""
         n = len(self.node)
         work = np.asarray(seconds, np.float64)
         width = () if work.ndim == 0 else (work.shape[-1],)
         wide = (slice(None), *(None for _ in width))
+        noise = self.noise.of(*width)
+        if documents is not None:
+            noise = np.where(documents == NONE, noise, documents)
         made = b.ops(
             label,
             (*(1 for _ in self.axes), n, *width),
@@ -134,7 +172,7 @@ class Workers(msgspec.Struct, frozen=True, eq=False):
             slot=self.device[wide],
             group=self.index[wide],
             cause=cause,
-            noise=self.noise.of(*width),
+            noise=noise,
             priority=priority,
             axes=(*self.axes, ("worker", None), *((axis, names) for _ in width)),
         )

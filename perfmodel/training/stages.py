@@ -14,6 +14,7 @@ from perfmodel.base.errors import InputError
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import Axis
 from perfmodel.inputs.job import Job
+from perfmodel.inputs.passes import one_pass
 from perfmodel.inputs.replica import RoutedLayers, Stage, Sums, total
 from perfmodel.inputs.workload import Workload, expanded
 from perfmodel.pipelines.actions import BACKWARD, FORWARD, INPUT, WEIGHT
@@ -101,8 +102,7 @@ class _Stage:
 
     def passes(self, reduced: Sequence[bool]) -> list[Workers]:
         """Add all actions, one after the other, and return the passes."""
-        begins = self._whole()  # (workers, actions)
-        ends = begins.copy()
+        begins, ends = self._whole()  # (workers, actions)
         n, width = len(begins), len(self.workers.layer_names)
         many = 1 if len(reduced) == 1 else self.job.workload.accumulation
         shape = (n, len(self.layers))
@@ -155,21 +155,46 @@ class _Stage:
             for number, (f, g) in enumerate(zip(forward, backward, strict=True))
         ]
 
-    def _whole(self) -> Ids:
-        """Add the actions that are one op each, (workers, actions); others have any id."""
+    def _whole(self) -> tuple[Ids, Ids]:
+        """Add the actions that are one op each, or two if attention varies, and return what begins
+        and what ends them, (workers, actions) each; others have any id."""
         n = len(self.workers.node)
         ids = np.full((n, len(self.order.kind)), -1, np.int64)
         plain = np.array([k not in self.detailed for k in range(len(self.order.kind))])
+        last = ids.copy()
+        attention = np.array([one.varying > 0.0 for one in one_pass(self.job.workload).layers])
         for kind, label in LABELS.items():
             which = np.flatnonzero(plain & (self.order.kind == kind))
             if not len(which):
                 continue
-            seconds = [self.plain[kind, self.layers[self.order.chunk[k]]].sum() for k in which]
+            chunks = [self.layers[self.order.chunk[k]] for k in which]
+            seconds = np.array([self.plain[kind, layers].sum() for layers in chunks])
+            varying = np.array([self.plain[kind, one][attention[one]].sum() for one in chunks])
             names = [self._named(k) for k in which.tolist()]
             ids[:, which] = self.workers.compute(
-                self.b, label, seconds, names=names, axis="micro-batch", cause=PIPELINE
+                self.b, label, seconds - varying, names=names, axis="micro-batch", cause=PIPELINE
             )
-        return ids
+            last[:, which] = ids[:, which]
+            self._add_attention(which[varying > 0.0], label, varying[varying > 0.0], last)
+        return ids, last
+
+    def _add_attention(self, actions: Ids, label: str, seconds: Floats, last: Ids) -> None:
+        """Add the attention of actions, which ends them."""
+        if not len(actions):
+            return
+        batches = self.order.micro_batch[actions].tolist()
+        streams = [self.workers.noise.of_attention([batch]) for batch in batches]
+        made = self.workers.compute(
+            self.b,
+            label,
+            seconds,
+            names=[f"{self._named(k)}, attention" for k in actions.tolist()],
+            axis="micro-batch",
+            cause=PIPELINE,
+            documents=np.stack(streams, axis=1),
+        )
+        self.b.edge(last[:, actions].copy(), made)
+        last[:, actions] = made
 
     def _last(self, chunk: int) -> int:
         """Return the action that completes the gradients of a chunk."""
@@ -190,7 +215,12 @@ class _Stage:
         last = number == self.job.workload.accumulation - 1 or action == self.last[chunk]
         seconds = (self.handed if last else self.plain)[kind, layers]
         names = [f"{self._named(action)}, {name}" for name in self.workers.layer_names[layers]]
-        made = self.workers.compute(self.b, LABELS[kind], seconds, names=names, cause=PIPELINE)
+        documents = self.workers.noise.of_documents(
+            one_pass(self.job.workload).layers[layers], int(self.order.micro_batch[action])
+        )
+        made = self.workers.compute(
+            self.b, LABELS[kind], seconds, names=names, cause=PIPELINE, documents=documents
+        )
         stage, done = self.stage, made
         exchanges = stage.forward_exchanges if kind == FORWARD else stage.backward_exchanges
         if kind in (FORWARD, BACKWARD, INPUT):
@@ -410,6 +440,15 @@ def chunk_seconds(job: Job) -> ChunkSeconds:
         of_chunks(routing.forward_waits_s, routing.backward_waits_s),
         np.add.reduceat(gradients, first),
     )
+
+
+def varying_seconds(job: Job) -> Floats:
+    """Return what grows with the squared lengths of documents of the seconds of each chunk of a
+    stage's job, by kind of action, (kinds, chunks)."""
+    work = expanded(job.pass_work(reduced=False))
+    parts = seconds_of_layers(work) * np.array([layer.varying for layer in work.layers])
+    chunks = (len(work.layers),) if job.stage is None else job.stage.chunk_layers
+    return np.add.reduceat(parts, np.cumsum([0, *chunks[:-1]]), axis=1)
 
 
 def seconds_of_sums(layers: int, forward: Sequence[Sums], backward: Sequence[Sums]) -> Floats:

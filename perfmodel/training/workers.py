@@ -20,6 +20,10 @@ PREFETCH = 2
 """Batches that the data loader may be ahead (default of PyTorch's DataLoader, per process)."""
 
 
+EARLIER = "attention of earlier passes"
+"""Label of the ops of attention in passes that are part of the forward pass."""
+
+
 def alike(job: Job) -> bool:
     """Return whether all workers do the same at the same time, so that one can represent all."""
     own_cores = job.cluster.worker_threads is None
@@ -38,7 +42,7 @@ def equal(job: Job) -> bool:
 
 def steady(job: Job) -> bool:
     """Return whether the compute time of an iteration is constant."""
-    return job.jitter is None or job.jitter.cv == 0.0
+    return job.workload.packing is None and (job.jitter is None or job.jitter.cv == 0.0)
 
 
 def left_out(
@@ -92,7 +96,7 @@ def add_workers(
 
         (workers,) = add_stage(b, job, job.stage, workers, [True])
         return _add_loading(b, job, workers)
-    workers = _add_pass(b, workers, expanded(job.device_work))
+    workers = _add_pass(b, workers, expanded(job.device_work), job.workload.accumulation)
     return _add_loading(b, job, workers)
 
 
@@ -116,7 +120,7 @@ def add_passes(
     passes = []
     for number, handed in enumerate(reduced):
         one = msgspec.structs.replace(plain, axes=(("pass", (str(number),)),))
-        passes.append(_add_pass(b, one, works[handed]))
+        passes.append(_add_pass(b, one, works[handed], number=number))
     for earlier, later in itertools.pairwise(passes):
         b.edge(earlier.backward[:, 0], later.forward[:, 0])
     return [_add_loading(b, job, passes[0]), *passes[1:]]
@@ -136,7 +140,7 @@ def _placed(
         device=device,
         forward=index,
         backward=index,
-        noise=Noise(b, job, n),
+        noise=Noise(b, job, n, job.workload.accumulation),
         slowdown=np.array([job.slowdown(worker) for worker in range(n)]),
         processors=Processors(b, job.cluster, int(node.max()) + 1 if nodes is None else nodes),
         threads=job.cluster.worker_threads or 1,
@@ -144,12 +148,27 @@ def _placed(
     )
 
 
-def _add_pass(b: GraphBuilder, workers: Workers, workload: Workload) -> Workers:
-    """Add a forward and a backward pass."""
-    names = workers.layer_names
-    forward = workers.compute(b, "forward", [a.forward_s for a in workload.layers], names=names)
-    backward = workers.compute(b, "backward", [a.backward_s for a in workload.layers], names=names)
+def _add_pass(
+    b: GraphBuilder, workers: Workers, workload: Workload, passes: int = 1, number: int = 0
+) -> Workers:
+    """Add a forward and a backward pass, the last of so many ``passes``, which are part of its
+    forward pass, or pass ``number`` of an update."""
+    names, layers = workers.layer_names, workload.layers
+    forward_s = [layer.forward_s for layer in layers]
+    before_s = (passes - 1) * sum(
+        layer.forward_s + layer.backward_s for layer in layers[1:] if layer.varying
+    )
+    forward_s[0] -= before_s
+    documents = workers.noise.of_documents(layers, number)
+    forward = workers.compute(b, "forward", forward_s, names=names, documents=documents)
+    backward_s = [layer.backward_s for layer in layers]
+    backward = workers.compute(b, "backward", backward_s, names=names, documents=documents)
     b.chain(forward)
+    if before_s > 0.0:
+        of_others = workers.noise.of_attention(range(1, passes))
+        before = workers.compute(b, EARLIER, before_s, documents=of_others)
+        b.edge(forward[:, 0], before)
+        b.edge(before, forward[:, 1])
     b.edge(forward[:, -1], backward[:, -1])
     b.chain(backward[:, ::-1])
     return msgspec.structs.replace(workers, forward=forward, backward=backward)
