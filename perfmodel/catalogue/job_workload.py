@@ -109,7 +109,7 @@ def _workload(
     documents: Documents | None,
 ) -> tuple[Workload, Decoder | None, tuple[Layer, ...]]:
     """Return the workload: as given, or made from the profile; and the dimensions, and the layers,
-    of its model."""
+    of its model. It has so many parameters because jobs vary them independently."""
     if model is None and workload is None:
         known = len(catalogue.model_names())
         raise InputError(

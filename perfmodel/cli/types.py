@@ -351,7 +351,7 @@ RANK_ORDER = suggested("tp-dp-pp", "tp-pp-dp")
 EXCHANGE = suggested(
     *("ring", "all-gather", "all-to-all", "hierarchical"), name="ring|all-gather|all-to-all|..."
 )
-SPLIT = suggested("zigzag", "contiguous")
+SPLIT = suggested("zigzag", "contiguous", "documents")
 BACKEND = suggested("gloo", "nccl")
 TORCH_DEVICE = suggested("cpu", "cuda")
 MODEL = Text(names=shipped.model_names)

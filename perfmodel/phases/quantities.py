@@ -23,10 +23,9 @@ from perfmodel.base.quantities import (
 )
 from perfmodel.inputs.cluster import Cluster, Collective, Link
 from perfmodel.inputs.job import Job
-from perfmodel.inputs.workload import expanded
-from perfmodel.phases.documents import KIND, cv_of_update, varying_part
 from perfmodel.phases.layers import Layers, Whole
 from perfmodel.phases.phases import Phases, averaged, several
+from perfmodel.phases.variation import KIND, iteration_cv as iteration_cv
 
 PACES = 6
 """Number of quantiles of the slowest worker's time over which phases are averaged."""
@@ -478,25 +477,3 @@ def _classes(job: Job) -> tuple[Class, ...]:
         members = list(group)
         counts[members[0]] += len(members)
     return tuple(msgspec.structs.replace(kind, count=count) for kind, count in counts.items())
-
-
-def iteration_cv(job: Job, times: Quantity = 1.0) -> Quantity:
-    """Return the coefficient of variation of an iteration's compute time, with passes ``times`` as
-    long as profiled; the factors of single ops average out."""
-    of_jitter = _jitter_cv(job, times)
-    if job.workload.packing is None:
-        return of_jitter
-    rest = 1.0 - varying_part(job.workload)  # attention has factors of its own
-    return ((rest * of_jitter) ** 2 + cv_of_update(job) ** 2) ** 0.5
-
-
-def _jitter_cv(job: Job, times: Quantity) -> Quantity:
-    """Return the coefficient of variation that comes from jitter."""
-    if job.jitter is None:
-        return 0.0
-    if job.jitter.scope == "iteration":
-        return job.jitter.cv
-    w = expanded(job.device_work)
-    parts = np.array([s for a in w.layers for s in (a.forward_s, a.backward_s)])
-    squares = times**2 * float((parts**2).sum()) + w.optimizer_s**2
-    return job.jitter.cv * squares**0.5 / (times * float(parts.sum()) + w.optimizer_s)

@@ -10,8 +10,8 @@ from perfmodel.predicting import intervals, islands, job_facts
 from perfmodel.predicting.long_runs import long_run
 from perfmodel.predicting.memory import memory_of
 from perfmodel.predicting.options import PredictOptions
-from perfmodel.predicting.packed import with_causes
 from perfmodel.predicting.predicted_job import PredictedJob
+from perfmodel.predicting.waits import with_causes
 from perfmodel.results.outcome import Outcome
 from perfmodel.results.prediction import Prediction
 

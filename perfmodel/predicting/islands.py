@@ -28,7 +28,7 @@ from perfmodel.inputs.job import Island, Jitter, Job
 from perfmodel.inputs.options import Options
 from perfmodel.inputs.workload import Workload
 from perfmodel.predicting import coarse, fine, job_facts
-from perfmodel.predicting.packed import with_causes
+from perfmodel.predicting.waits import with_causes
 from perfmodel.results.outcome import Outcome
 from perfmodel.results.prediction import Idle
 
@@ -259,8 +259,8 @@ def _jitter(of_device: Jitter | None, island: Island) -> Jitter | None:
     )
     if not packed and (constant or (island.devices == 1 and island.steps == 1)):
         return of_device
-    from perfmodel.phases.documents import KIND
     from perfmodel.phases.quantities import iteration_cv
+    from perfmodel.phases.variation import KIND
     from perfmodel.theory.order_statistics import quantiles_of_order_statistic
 
     n, cv = island.devices, iteration_cv(island.job)

@@ -1,4 +1,4 @@
-"""Packed sequences: formulas for replicas of several devices, and the cause of waits.
+"""Formulas for packed sequences in replicas of several devices.
 
 A micro-batch takes equally much longer or shorter on all stages. Formulas draw steps of a replica;
 from all of them follow the mean times of its actions, and how much longer the slowest of several
@@ -7,7 +7,7 @@ replicas takes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -16,18 +16,13 @@ import numpy as np
 from perfmodel.base.arrays import Floats
 from perfmodel.inputs.job import Jitter, Job
 from perfmodel.inputs.passes import one_pass
-from perfmodel.phases.documents import KIND, UNEQUAL, cv_of_update, spread_of, varying_part
 from perfmodel.phases.quantities import iteration_cv
+from perfmodel.phases.variation import KIND, spread_of, varying_part
 from perfmodel.predicting.replicas import StageJob
-from perfmodel.results.outcome import Outcome
 from perfmodel.theory.packing import relative_loads
-from perfmodel.training.labels import PIPELINE
 from perfmodel.training.shared_links import Flows
 from perfmodel.training.spans import Paths, Spans, spans
 from perfmodel.training.stages import varying_seconds
-
-OTHERS = "straggler"
-"""Cause of waits for other workers."""
 
 DRAWS, WORK = (256, 4096), 1 << 21
 """Least and most steps that are drawn, and about how many actions of all of them."""
@@ -83,37 +78,6 @@ def drawn(job: Job, jobs: Sequence[StageJob], paths: Paths, seconds: Floats, flo
         several.begin.mean(axis=1) - alike.begin,
         several.end.mean(axis=1) - alike.end,
         np.array(cv),
-    )
-
-
-def with_causes(job: Job, outcome: Outcome) -> Outcome:
-    """Return the outcome in which waits for other workers have the lengths of documents as their
-    cause, if workers differ by nothing else, or by less at random.
-
-    Without a pipeline, so do waits for other devices of replicas.
-    """
-    flat = job if job.flat is None else job.flat
-    if flat.workload.packing is None or flat.unequal:
-        return outcome
-    of_documents = cv_of_update(flat)
-    if not float(iteration_cv(flat)) < 2.0**0.5 * of_documents:
-        return outcome
-    waits = {OTHERS}
-    if flat.replica is not None and flat.replica.pipeline == 1:
-        waits.add(PIPELINE)
-
-    def renamed(causes: Mapping[str, float]) -> dict[str, float]:
-        made: dict[str, float] = {}
-        for cause, part in causes.items():
-            name = UNEQUAL if cause in waits else cause
-            made[name] = made.get(name, 0.0) + part
-        return made
-
-    idle = outcome.idle_fraction
-    return msgspec.structs.replace(
-        outcome,
-        idle_fraction=msgspec.structs.replace(idle, by_cause=renamed(idle.by_cause)),
-        causes_by_worker=tuple(map(renamed, outcome.causes_by_worker)),
     )
 
 

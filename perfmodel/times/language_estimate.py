@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -87,19 +86,11 @@ def estimate(
     factors = Factors(stack.products, stack.attention)
     level, launches = software.stack or AS_FOUND, software.launches or EAGER
     fused = level == TUNED or launches in (COMPILED, GRAPHS)
-    times = functools.partial(
-        layers_s,
-        target,
-        batch_size=size,
-        precision=precision,
-        others=devices,
-        factors=factors,
-        fused=fused,
-    )
-    seconds = times(profile.layers)
-    limited = None if documents is None else packed(profile.layers, seconds, documents, times)
-    if limited is not None:
-        seconds = limited.seconds
+
+    def times(layers: Sequence[Layer]) -> list[tuple[float, float]]:
+        return layers_s(target, layers, size, precision, devices, factors, fused=fused)
+
+    seconds, varying = packed(profile.layers, documents, times)
     error = stack.error_fraction if stack.alike else OTHER_ERROR
     error = _with_experts(error, profile.layers, seconds, target, precision, devices)
     why = (
@@ -129,9 +120,7 @@ def estimate(
         source=Source("estimated", f"operators of {target.title}, {target.source.text}"),
     )
     estimated = resolve(profile, [timing], batch_size=size, assumptions=notes, error_fraction=error)
-    if documents is not None and limited is not None and profile.decoder is not None:
-        packing = documents.in_sequences(profile.decoder.sequence_length)
-        estimated = with_documents(estimated, packing, limited.varying)
+    estimated = with_documents(estimated, profile.decoder, documents, varying)
     return msgspec.structs.replace(estimated, among_several=True)
 
 

@@ -13,6 +13,7 @@ import msgspec
 
 from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Assumption
+from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.operator_shapes import Attention
 from perfmodel.inputs.profile import Layer, Profile
 from perfmodel.inputs.replica import Replica
@@ -20,7 +21,6 @@ from perfmodel.inputs.workload import Workload
 from perfmodel.theory.packing import (
     MOST_DOCUMENTS,
     Documents,
-    Packing,
     attention_share,
     relative_loads,
 )
@@ -68,20 +68,21 @@ def check_split(replica: Replica | None, workload: Workload) -> None:
 
 def packed(
     layers: Sequence[Layer],
-    seconds: Seconds,
-    documents: Documents,
+    documents: Documents | None,
     times: Callable[[Sequence[Layer]], Seconds],
 ) -> Packed:
-    """Return the times of layers whose attention stays inside documents.
+    """Return the times of layers whose attention stays inside documents, if there are any.
 
     Attention that is limited to a window varies less; how much less is the ratio of the
     coefficients of variation. All layers with attention get the same varying part.
 
     Parameters
     ----------
-    seconds : without documents, (layers,).
-    times : returns the times of layers.
+    times : returns the times of layers without documents.
     """
+    seconds = times(layers)
+    if documents is None:
+        return Packed(seconds, (0.0,) * len(layers))
     where = [k for k, layer in enumerate(layers) if _kernels(layer)]
     whole = times([_with(layers[k], _kernels(layers[k])) for k in where])
     shorter = [[_in_documents(one, documents) for one in _kernels(layers[k])] for k in where]
@@ -101,8 +102,16 @@ def packed(
     return Packed(made, tuple(part if _kernels(layer) else 0.0 for layer in layers))
 
 
-def with_documents(workload: Workload, packing: Packing, varying: Sequence[float]) -> Workload:
-    """Return a workload with the documents that its sequences are packed from."""
+def with_documents(
+    workload: Workload,
+    decoder: Decoder | None,
+    documents: Documents | None,
+    varying: Sequence[float],
+) -> Workload:
+    """Return a workload with the documents that its sequences are packed from, if there are any."""
+    if decoder is None or documents is None:
+        return workload
+    packing = documents.in_sequences(decoder.sequence_length)
     share = attention_share(packing)
     spread = float(relative_loads(packing, 1).std())
     why = (

@@ -15,7 +15,7 @@ from perfmodel.graph.op_graph import Axis, Distribution
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import WorkloadLayer
-from perfmodel.phases.documents import factors_of
+from perfmodel.phases.variation import factors_of
 
 CORES = "cores of"
 """Label of the links that model the processors of nodes."""

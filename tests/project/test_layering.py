@@ -31,7 +31,7 @@ ROOMS: Mapping[str, frozenset[str]] = {
         "inputs": "base launchers theory pipelines",
         "times": "base theory inputs",
         "replicas": "base theory pipelines inputs times",
-        "catalogue": "base inputs times",
+        "catalogue": "base theory inputs times",
         "engine": "base graph",
         "phases": "base theory pipelines inputs",
         "profiler": "base foreign theory inputs",

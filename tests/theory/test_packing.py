@@ -8,7 +8,16 @@ import random
 import pytest
 
 from perfmodel import InputError
-from perfmodel.theory.packing import Packing, attention_share, idle_share, largest_attention
+from perfmodel.theory.packing import (
+    MOST_LENGTHS,
+    Documents,
+    Packing,
+    attention_share,
+    idle_share,
+    largest_attention,
+    largest_part,
+    relative_loads,
+)
 from tests.settings import thinned
 
 
@@ -72,6 +81,75 @@ def test_a_stream_of_documents_has_the_same_work(
 def test_more_sequences_even_out() -> None:
     found = [largest_attention(Packing(4096, 500.0, 1.0), k, 16) for k in (1, 4, 16)]
     assert found == sorted(found, reverse=True)
+
+
+def test_the_variance_of_equal_documents_by_hand() -> None:
+    """1 + (1 + w^2) / 2 with w uniform has the variance 1 / 45, and of four a quarter of it."""
+    for sequences in (1, 4):
+        loads = relative_loads(Packing(1024, 512.0), sequences)
+        expected = (1 / 45 / sequences) ** 0.5 / (5 / 3)
+        assert float(loads.std()) == pytest.approx(expected, rel=0.02)
+        assert (loads[1:] >= loads[:-1]).all()
+
+
+def test_a_window_limits_the_work_of_long_documents() -> None:
+    """Documents of 1000 tokens with a window of 100: 2 x 100 x 1000 - 100^2 each, and without
+    documents 2 x 100 x 1000 for as many tokens."""
+    found = attention_share(Packing(30_000, 1000.0), window=100)
+    assert found == pytest.approx(0.95, rel=0.01)
+    assert attention_share(Packing(3000, 50.0), window=100) == pytest.approx(0.25, rel=0.02)
+
+
+def test_listed_lengths() -> None:
+    """Equal ones are those of the spread 0; two in equal numbers, of which the longer has 3 of 4
+    tokens, cut as rarely as sequences are long."""
+    assert attention_share(Documents.of([512] * 9).in_sequences(1024)) == pytest.approx(
+        attention_share(Packing(1024, 512.0)), rel=0.01
+    )
+    two = Documents.of([10, 30])
+    assert (two.mean, two.spread) == (20.0, 0.5)
+    found = attention_share(two.in_sequences(4000)) * 4000
+    assert found == pytest.approx((10**2 + 30**2) / (10 + 30), rel=0.01)
+    many = Documents.of([float(k) for k in range(1, 20_001)])
+    assert len(many.lengths) == MOST_LENGTHS
+    assert many.mean == pytest.approx(10_000.5)
+    assert sum(many.lengths) / MOST_LENGTHS == pytest.approx(many.mean)
+
+
+def test_parts_of_one_document_by_hand() -> None:
+    """Of c contiguous parts the last has 2 c - 1 of c^2 blocks; zigzag parts are equal."""
+    whole = Packing(4096, 1e9)
+    for devices in (2, 4, 8):
+        found = largest_part(whole, 1, devices, zigzag=False)
+        assert found == pytest.approx((2 * devices - 1) / devices, rel=1e-3)
+        assert largest_part(whole, 1, devices, zigzag=True) == pytest.approx(1.0, rel=1e-3)
+    assert largest_part(Packing(4096, 500.0, 1.0), 1, 1, zigzag=True) == 1.0
+
+
+def largest_by_tokens(tokens: int, mean: float, spread: float, devices: int, parts: int) -> float:
+    """The expected largest part over the mean of a stream of documents, token by token."""
+    draw = random.Random(5)
+    sigma = math.sqrt(math.log(1 + spread**2))
+    left, largest, total, many = 0, 0.0, 0.0, 2500
+    for _ in range(many):
+        work, start = [0.0] * devices, 0
+        for token in range(tokens):
+            if left == 0:
+                left = max(round(draw.lognormvariate(math.log(mean) - sigma**2 / 2, sigma)), 1)
+                start = token
+            left -= 1
+            part = token * parts // tokens
+            work[min(part, parts - 1 - part) if parts > devices else part] += token - start + 0.5
+        largest, total = largest + max(work), total + sum(work)
+    return largest / (total / devices)
+
+
+@pytest.mark.parametrize("zigzag", [True, False])
+def test_parts_of_sequences_token_by_token(zigzag: bool) -> None:
+    drawn = largest_by_tokens(256, 80.0, 1.0, 4, 8 if zigzag else 4)
+    found = largest_part(Packing(256, 80.0, 1.0), 1, 4, zigzag=zigzag)
+    assert found == pytest.approx(drawn, rel=0.02)
+    assert found > 1.3
 
 
 @pytest.mark.parametrize(

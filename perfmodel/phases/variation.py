@@ -1,13 +1,16 @@
-"""How much the times of packed sequences vary, from one micro-batch to another."""
+"""How much compute times vary at random: by jitter, and by the documents in packed sequences."""
 
 from __future__ import annotations
 
 import functools
 
+import numpy as np
+
 from perfmodel.base.arrays import Floats
+from perfmodel.base.quantities import Quantity
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.passes import one_pass
-from perfmodel.inputs.workload import Workload
+from perfmodel.inputs.workload import Workload, expanded
 from perfmodel.theory.order_statistics import expected_maximum
 from perfmodel.theory.packing import largest_of, relative_loads
 
@@ -79,3 +82,25 @@ def _equivalent(workers: int, largest: float) -> float:
         else:
             high = middle
     return (low + high) / 2.0
+
+
+def iteration_cv(job: Job, times: Quantity = 1.0) -> Quantity:
+    """Return the coefficient of variation of an iteration's compute time, with passes ``times`` as
+    long as profiled; the factors of single ops average out."""
+    of_jitter = _jitter_cv(job, times)
+    if job.workload.packing is None:
+        return of_jitter
+    rest = 1.0 - varying_part(job.workload)  # attention has factors of its own
+    return ((rest * of_jitter) ** 2 + cv_of_update(job) ** 2) ** 0.5
+
+
+def _jitter_cv(job: Job, times: Quantity) -> Quantity:
+    """Return the coefficient of variation that comes from jitter."""
+    if job.jitter is None:
+        return 0.0
+    if job.jitter.scope == "iteration":
+        return job.jitter.cv
+    w = expanded(job.device_work)
+    parts = np.array([s for a in w.layers for s in (a.forward_s, a.backward_s)])
+    squares = times**2 * float((parts**2).sum()) + w.optimizer_s**2
+    return job.jitter.cv * squares**0.5 / (times * float(parts.sum()) + w.optimizer_s)
