@@ -144,6 +144,7 @@ RIVALS = {
     "one_device_samples_per_s": "one_device_step_s",
     "workers": "devices",
     "accumulation": "micro_batches",
+    "document_length": "document_lengths",
 }
 """Arguments of which only one can be given: on the command line it replaces the other as well."""
 

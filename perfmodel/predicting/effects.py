@@ -129,6 +129,9 @@ def _alternatives(assumption: Assumption, job: Job) -> Iterator[tuple[Value, Cal
     elif name == "batch_size" and job.given is not None and "batch_size" not in job.given:
         for size in _others(assumption.value):
             yield size, functools.partial(_with_argument, job, name, size)
+    elif name == "document_spread" and job.given is not None:
+        for spread in _others(assumption.value):
+            yield spread, functools.partial(_with_argument, job, name, spread)
     elif name in SOFTWARE and job.given is not None and job.given.get("workload") is None:
         for word in SOFTWARE[name]:
             if word != assumption.value:

@@ -28,6 +28,8 @@ RIVALS: Mapping[str, tuple[str, ...]] = {
     "workers": ("devices",),
     "micro_batches": ("accumulation",),
     "accumulation": ("micro_batches",),
+    "document_lengths": ("document_length", "document_spread"),
+    **dict.fromkeys(("document_length", "document_spread"), ("document_lengths",)),
 }
 """Arguments that the new value of another one replaces."""
 

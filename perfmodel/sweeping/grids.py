@@ -15,6 +15,7 @@ import msgspec
 
 from perfmodel.architectures import registry
 from perfmodel.base.errors import InputError
+from perfmodel.catalogue.documents import OF_DOCUMENTS
 from perfmodel.catalogue.job_workload import OF_ONE_DEVICE, OF_WORKLOAD
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Jitter, Job, Start, Straggler
@@ -303,14 +304,15 @@ def _one_speed(jobs: Iterable[Job]) -> None:
     """Check that the given speed of one device is that of all jobs."""
     measured = [job for job in jobs if any((job.given or {}).get(n) for n in OF_ONE_DEVICE)]
     of_job = OF_WORKLOAD[2 : -len(OF_ONE_DEVICE)]
-    names = ["name", *(name for name in of_job if name not in OF_SOFTWARE)]
+    left_out = {*OF_SOFTWARE, *OF_DOCUMENTS}
+    names = ["name", *(name for name in of_job if name not in left_out), "packing"]
     anchored = any(job.given and "one_device_batch_size" in job.given for job in measured)
     workloads = [job.of_devices.workload for job in measured]
     differ = [name for name in names if len({getattr(w, name) for w in workloads}) > 1]
     if anchored and "batch_size" in differ:
         differ.remove("batch_size")
     if differ:
-        words = ", ".join(differ).replace("name", "model")
+        words = ", ".join(differ).replace("name", "model").replace("packing", "documents")
         hint = "; give the batch size of the measurement as one_device_batch_size"
         raise InputError(
             f"one-device speed: is one measurement, but the jobs differ in {words}"

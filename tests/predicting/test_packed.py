@@ -376,3 +376,11 @@ def test_sweeps_and_changes() -> None:
     assert speeds[0] > speeds[1]
     made = make_job(**LLAMA, document_length=1000)
     assert made.with_(document_length=None).workload.packing is None
+    listed = made.with_(document_lengths=[1000, 3000])
+    assert listed.workload.packing is not None
+    assert listed.workload.packing.lengths == (1000.0, 3000.0)
+    assert listed.with_(document_length=1000) == made
+    effects = {one.assumption.name: one for one in predict(made, fidelity="coarse").effects}
+    assert [one.value for one in effects["document_spread"].alternatives] == [0.5, 2.0]
+    with pytest.raises(InputError, match=r"the jobs differ in documents"):
+        sweep(**{**LLAMA, "document_length": [1000, 4000]}, one_device_samples_per_s=2.0)
