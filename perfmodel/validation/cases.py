@@ -192,7 +192,7 @@ def ready(cases: Cases, folder: Path, name: str) -> list[MeasuredJob]:
 
     Parameters
     ----------
-    folder : paths of workloads and clusters are relative to it.
+    folder : paths of workloads, clusters and lengths are relative to it.
     name : of the file, for messages.
 
     Raises
@@ -219,6 +219,8 @@ def _arguments(case: Case, cases: Cases, folder: Path) -> dict[str, Any]:
         arguments["workload"] = _entry("workload", workload, cases.workloads, folder)
     if cluster is not None and cluster not in catalogue.cluster_names():
         arguments["cluster"] = _entry("cluster", cluster, cases.clusters, folder)
+    if isinstance(arguments.get("document_lengths"), str):
+        arguments["document_lengths"] = folder / arguments["document_lengths"]
     if case.job.one_worker_samples_per_s is not None:
         model = arguments.pop("model", None) or arguments.get("workload")
         if model is None:

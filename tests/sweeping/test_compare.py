@@ -25,6 +25,7 @@ from perfmodel import (
 )
 from perfmodel.cli import cli, main
 from perfmodel.graph.op_graph import CAUSES
+from perfmodel.phases.variation import UNEQUAL
 from perfmodel.reporting.colours import CAUSE_COLOURS
 from perfmodel.sweeping.comparison import WORDS, both_to_dict, differences, parts_s
 from perfmodel.sweeping.labels import distinct
@@ -87,7 +88,7 @@ def test_canary_a_missing_part_is_noticed(cause: str) -> None:
 
 def test_each_cause_has_words_and_a_colour() -> None:
     assert list(WORDS) == list(CAUSE_COLOURS)
-    assert set(WORDS) == {"compute", *CAUSES}
+    assert set(WORDS) == {"compute", *CAUSES, UNEQUAL}
 
 
 # -- sentences ---------------------------------------------------------------------------------

@@ -282,10 +282,18 @@ EXPERTS: dict[str, Any] = {
 """The same for keys of models with experts."""
 
 
+DOCUMENTS: dict[str, Any] = {
+    "document_length": 500,
+    "document_spread": 0.5,
+}
+"""The same for keys of models whose sequences are packed."""
+
+
 def test_cases_take_every_key_of_job_files(tmp_path: Path) -> None:
     """A key that job files get later needs a value here, and is then a key of cases as well."""
-    instead = {"one_device_samples_per_s", "stage_layers"}  # of one_device_step_s, balance
-    assert {*KEYS, *REPLICA, *EXPERTS, *instead} == set(JobFile.__struct_fields__) - {
+    # of one_device_step_s, balance, document_length
+    instead = {"one_device_samples_per_s", "stage_layers", "document_lengths"}
+    assert {*KEYS, *REPLICA, *EXPERTS, *DOCUMENTS, *instead} == set(JobFile.__struct_fields__) - {
         "schema",
         "model",
         "workload",
@@ -308,6 +316,14 @@ def test_cases_take_every_key_of_job_files(tmp_path: Path) -> None:
     expected = make_job(**read_job(alone))
     assert of_case(tmp_path, experts | EXPERTS) == expected
     assert of_case(tmp_path, experts | EXPERTS | {"expert_overlap": 0.0}) != expected  # canary
+    packed = {"model": "llama-8b", "device": "h100", "arch": "ring"}
+    expected = make_job(**packed, **DOCUMENTS)
+    assert of_case(tmp_path, packed | DOCUMENTS) == expected
+    assert of_case(tmp_path, packed | DOCUMENTS | {"document_spread": 0.0}) != expected  # canary
+    (tmp_path / "lengths.txt").write_text("100\n900\n", encoding="utf-8")
+    listed = of_case(tmp_path, packed | {"document_lengths": "lengths.txt"})
+    assert listed == make_job(**packed, document_lengths=[100, 900])
+    assert of_case(tmp_path, packed | {"document_lengths": [100, 900]}) == listed
 
 
 def test_passes_of_a_case_by_hand(tmp_path: Path) -> None:
