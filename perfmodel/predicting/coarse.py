@@ -6,6 +6,7 @@ arrays; :func:`predict` turns them into a prediction. The formulas are in each a
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -230,7 +231,8 @@ def _causes_by_worker(
             msgspec.structs.replace(kind, count=1): phases
             for kind, phases in zip(quantities_of(job).classes, coarse_phases.classes, strict=True)
         }
-    return tuple(_causes(phases_of[kind], part) for kind, part in zip(kinds, idle, strict=True))
+    causes = functools.cache(lambda kind, part: _causes(phases_of[kind], part))  # few are unlike
+    return tuple(causes(kind, part) for kind, part in zip(kinds, idle, strict=True))
 
 
 def _causes(coarse_phases: Phases, idle: float) -> dict[str, float]:

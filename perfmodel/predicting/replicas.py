@@ -61,12 +61,26 @@ class StageJob(NamedTuple):
 
 
 def stage_jobs(job: Job, most: int | None = None) -> list[StageJob]:
-    """Return the jobs of all stages, or of the first so many.
+    """Return the jobs of all stages, or of the first so many. A prediction asks several times for
+    those of one job.
 
     Raises
     ------
     InputError : the layers, the schedule or the nodes do not allow such replicas.
     """
+    if most is not None:
+        return _stage_jobs(job, most)
+    last = _last.get("made")
+    if last is None or last[0] is not job:
+        last = _last["made"] = job, _stage_jobs(job)
+    return list(last[1])
+
+
+_last: dict[str, tuple[Job, list[StageJob]]] = {}
+"""The last job and those of its stages."""
+
+
+def _stage_jobs(job: Job, most: int | None = None) -> list[StageJob]:
     replica, within = replica_of(job), job.context_workers
     _check_versions(job)
     cluster = of_groups(job.cluster, job.counted_as_one)

@@ -28,7 +28,7 @@ SLOW: dict[str, Any] = {
 WORDS = ["--model", "vgg16", "--device", "v100", "--workers", "8", "--cluster", "ethernet-10g"]
 EIGHT_SERVERS = {**SLOW, "model": "resnet50", "arch": "bsp", "options": {"servers": 8}}
 JOBS: dict[str, dict[str, Any]] = {
-    "servers": {**SLOW, "arch": "ps"},
+    "servers": {**SLOW, "arch": "ps", "fidelity": "auto"},
     "overlap": {**SLOW, "arch": "ring", "options": {"overlap": False, "bucketing": "layer"}},
     "buckets": {**SLOW, "model": "resnet50", "arch": "ring", "options": {"bucketing": "layer"},
                 "latency_s": 2e-3},
@@ -44,7 +44,9 @@ JOBS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def advice() -> dict[str, Advice]:
-    return {name: advise(**arguments) for name, arguments in JOBS.items()}
+    return {
+        name: advise(**({"fidelity": "coarse"} | arguments)) for name, arguments in JOBS.items()
+    }
 
 
 def test_every_rule_applies_to_some_job(advice: dict[str, Advice]) -> None:
