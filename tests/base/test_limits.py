@@ -25,6 +25,7 @@ from perfmodel.traces.workload import import_trace
 from perfmodel.validation.cases import read_cases
 from tests.clock import at_most
 from tests.project.test_fuzz import CASES, RUN, TRACE, as_json, little_memory, one_line, run
+from tests.settings import thinned
 
 
 def refused(path: Path, data: bytes, read: Any) -> str:
@@ -89,7 +90,7 @@ def refused_at_once(command: str, flags: str) -> None:
         f"--workers 1{'0' * 5000}",
     ],
 )
-@pytest.mark.parametrize("command", ["predict", "explain"])
+@pytest.mark.parametrize("command", thinned(["predict", "explain"]))
 def test_options_of_300_digits_are_refused(command: str, flags: str) -> None:
     refused_at_once(command, flags)
 

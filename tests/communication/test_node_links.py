@@ -30,6 +30,7 @@ from perfmodel.communication.reduction import Reduction
 from perfmodel.inputs.job import Job
 from perfmodel.theory import collective_times
 from tests.jobs import cluster, job, workload
+from tests.settings import thinned
 
 WORK = workload([1.0, 2.0, 0.5], [2.0, 4.0, 1.0], [30.0, 5.0, 60.0])
 KINDS: tuple[Literal["bus", "per_device"], ...] = ("bus", "per_device")
@@ -286,7 +287,7 @@ ASYNCHRONOUS: list[tuple[str, dict[str, Any], int, int]] = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("arch", "options", "devices", "workers"), ASYNCHRONOUS)
+@pytest.mark.parametrize(("arch", "options", "devices", "workers"), thinned(ASYNCHRONOUS, 3))
 def test_asynchronous_formulas_are_near(
     arch: str, options: dict[str, Any], devices: int, workers: int, kind: Any
 ) -> None:

@@ -33,7 +33,7 @@ from tests.jobs import (
 )
 from tests.oracles import equal
 from tests.predicting.test_coarse import plain_jobs
-from tests.settings import examples
+from tests.settings import examples, thinned
 
 few = examples(4)
 unplanned = third_of_variants(lambda arch, options: options.get("bucketing") != "mg_wfbp")
@@ -393,7 +393,7 @@ def mechanisms(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @pytest.mark.hypothesis
-@pytest.mark.parametrize("arch", list(VARIANTS))
+@pytest.mark.parametrize("arch", thinned(VARIANTS))
 def test_exact_formulas_stay_exact(arch: str) -> None:
     exact = 0
     for options in VARIANTS[arch]:

@@ -402,6 +402,7 @@ def test_the_stated_errors_of_devices_hold_for_the_catalogue() -> None:
     assert outside(cases, dict.fromkeys(BANDS, 0.1)) == list(BANDS)
 
 
+@pytest.mark.slow
 def test_the_stated_errors_of_batch_sizes_hold_for_the_tables() -> None:
     if not (DATA / "neusight" / "measured_latency.csv").is_file():
         pytest.skip("the measured tables are not at hand (set PERFMODEL_SCALING to their folder)")

@@ -67,7 +67,7 @@ def record(
 
 
 @pytest.mark.parametrize("optimizer", thinned([MOMENTUM, SGD]))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", thinned(KINDS, 3))
 def test_replays_follow_the_description_of_the_format(kind: str, optimizer: Optimizer) -> None:
     schedule = recorded(kind)
     loss = run(schedule, optimizer).loss[-1]

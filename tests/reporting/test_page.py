@@ -122,6 +122,7 @@ def test_a_coarse_prediction_says_why_it_has_no_timeline() -> None:
     assert "a coarse prediction has no timeline" in text
 
 
+@pytest.mark.slow
 def test_a_job_and_its_prediction_have_the_same_report(made: Report, text: str) -> None:
     job = make_job(**JOB)
     for source in (job, predict(job)):

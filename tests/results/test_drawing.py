@@ -29,6 +29,7 @@ from perfmodel.validation.scores import Score
 from perfmodel.validation.validate import CaseScores, Validation
 from tests.jobs import cluster, job, workload
 from tests.results.readable import check
+from tests.settings import thinned
 
 pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
 
@@ -167,7 +168,7 @@ CANARIES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("error", CANARIES)
+@pytest.mark.parametrize("error", thinned(CANARIES))
 def test_canary_the_check_notices_each_violation(error: str) -> None:
     """A canary for each rule."""
     figure = FIGURES["plan"]()

@@ -92,6 +92,7 @@ def test_the_curve_of_an_aim_crosses_it_where_the_answer_is() -> None:
     assert lines(axes)["the job now"].get_xdata()[0] == found.now
 
 
+@pytest.mark.slow
 def test_times_are_drawn_in_hours() -> None:
     found = require("workers", "time<24h", **V100, arch="ring", dataset_size=1_281_167, epochs=90)
     (axes,) = found.plot().axes

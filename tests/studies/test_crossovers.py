@@ -386,7 +386,7 @@ def test_a_mistake_is_one_clear_line(call: Any, text: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ["asp", "ssp", "easgd"])
-@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("workers", thinned([4, 1]))
 def test_saturation_is_the_knee_of_the_bounds(arch: str, workers: int) -> None:
     """N* = T(1) / D, independent of the number of workers; far beyond N* that resource is the
     limit."""

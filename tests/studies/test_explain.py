@@ -40,7 +40,8 @@ def longest(one: Job, variable: str, value: float) -> str:
 
 @pytest.mark.parametrize(
     ("arch", "options"),
-    [("bsp", {}), ("bsp", {"overlap": False}), ("asp", {}),
+    [("bsp", {}), ("bsp", {"overlap": False}),
+     pytest.param("asp", {}, marks=pytest.mark.slow),
      pytest.param("ring", {}, marks=pytest.mark.slow), ("easgd", {}), ("p2p", {"overlap": False})],
 )  # fmt: skip
 def test_phases_change_places_at_the_reported_value(arch: str, options: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ def answered(variable: str, value: float, **arguments: Any) -> Prediction:
         ("bandwidth", "idle<0.1", 1e-6, {**V100, "arch": "ring", "workers": 16}),
         ("bandwidth", "throughput>4000", 1e-6, {**V100, "arch": "bsp", "workers": 16,
                                                 "options": {"servers": 16}}),
-        ("workers", "idle<0.5", 1, {**V100, "arch": "ps"}),
+        pytest.param("workers", "idle<0.5", 1, {**V100, "arch": "ps"}, marks=pytest.mark.slow),
         pytest.param("workers", "time<5s", 1, {**V100, "arch": "ring"}, marks=pytest.mark.slow),
         pytest.param(
             *("servers", "idle<0.3", 1, {**V100, "arch": "bsp", "workers": 8}),

@@ -43,6 +43,7 @@ def test_times_are_those_of_the_job(found: Convergence) -> None:
     assert ring.curves[0].samples[-1] == pytest.approx(2000, abs=64)
 
 
+@pytest.mark.slow
 def test_processes_do_not_change_results(found: Convergence) -> None:
     shared = converge(SETUP, seeds=2, processes=2, arch=["ring", "gosgd"], **JOB)
     assert shared.to_json() == found.to_json()
