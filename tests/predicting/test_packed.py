@@ -172,6 +172,14 @@ def test_formulas_of_replicas_agree_with_the_simulation(given: dict[str, Any]) -
     assert predict(made, fidelity="coarse").iteration_s == pytest.approx(found, rel=0.05)
 
 
+def test_formulas_say_how_far_off_they_may_be() -> None:
+    bands = [predict(job(work(), **given), fidelity="coarse").error_band
+             for given in ({}, {"pipeline": 2})]  # fmt: skip
+    least = [band.p90 for band in bands if band is not None and band.p90 is not None]
+    assert least[0] >= 0.025
+    assert least[1] >= 0.06
+
+
 def test_schedules_without_a_flush_are_left_to_the_simulation() -> None:
     made = job(work(passes=4, layers=2), workers=1, pipeline=2, schedule="pipedream_2bw")
     assert "unequal sequences" in predict(made, fidelity="coarse").error_band.text
