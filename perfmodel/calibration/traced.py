@@ -28,6 +28,9 @@ from perfmodel.traces.workload import ImportedTrace, import_trace
 SAME = 0.01
 """Ranks whose computation differs by less than this fraction from the middle one are alike."""
 
+SMALL_BYTES = 2**20
+"""Exchanges of less, such as of a norm or a loss, may be among any ranks."""
+
 STEPS = {"all_reduce": 2.0, "reduce_scatter": 1.0, "all_gather": 1.0}
 """Steps of an operation in a ring, over the number of ranks less one."""
 
@@ -113,6 +116,7 @@ def replay(
     Raises
     ------
     InputError : a trace cannot be read, or lacks what a workload needs; two are of the same rank;
+        some ranks exchange among themselves, as those that divide a model do;
         no trace tells the number of ranks, and one alone is given; none tells sizes and times of
         collectives, and no cluster is given.
 
@@ -122,6 +126,7 @@ def replay(
         raise InputError("traces: give at least one")
     traces = _ordered([_imported(path, batch_size, gradient_bytes) for path in paths])
     workers = arguments.get("workers") or max(len(traces), *(trace.ranks or 1 for trace in traces))
+    _among_all(traces, workers)
     compute_s = tuple(
         trace.step_s - trace.parts_s["communication_exposed"] - trace.parts_s["data_loading"]
         for trace in traces
@@ -162,6 +167,19 @@ def _imported(
     if trace.workload is None:
         raise InputError(f"{path}: no workload can be made: it lacks {trace.lacks}")
     return trace
+
+
+def _among_all(traces: Sequence[ImportedTrace], workers: int) -> None:
+    """Check that ranks exchange with all others, as data-parallel ones do."""
+    for trace in traces:
+        for one in trace.collectives:
+            if one.bytes >= SMALL_BYTES and 1 < (one.ranks or workers) < workers:
+                words = one.operation.replace("_", "-")
+                raise InputError(
+                    f"{trace.trace}: an {words} is among {one.ranks} of {workers} ranks, which "
+                    "divide the model or shard it in groups; only traces of data-parallel jobs are "
+                    "replayed"
+                )
 
 
 def _ordered(traces: Sequence[ImportedTrace]) -> list[ImportedTrace]:

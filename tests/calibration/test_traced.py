@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -13,6 +14,7 @@ from perfmodel import InputError
 from perfmodel.calibration.traced import Replay, link_of, replay
 from perfmodel.cli import cli
 from perfmodel.traces.collectives import TracedCollective
+from perfmodel.traces.workload import import_trace
 from tests.measured import measured
 from tests.traces.test_traces import AUTOGRAD, SENDING, Made, accumulate, backward, shaped
 
@@ -163,6 +165,25 @@ def test_the_command_scales_a_trace(tmp_path: Path) -> None:
     assert told["replay"]["error"] == pytest.approx(0.0, abs=0.01)
     text = CliRunner().invoke(cli, ["predict", *flags, "--workers", "16"]).stdout
     assert text.startswith("replayed from traces of 2 of 2 ranks: 14.0")
+
+
+def test_ranks_that_divide_a_model_are_refused(tmp_path: Path) -> None:
+    """All-reduces among 4 of 8 ranks; those of a few bytes may be among any."""
+    path = rank_trace(tmp_path / "0.json", 0, 8)
+    assert replay([path]).job.workers == 8
+    told = json.loads(path.read_text())
+    records = [e["args"] for e in told["traceEvents"] if "Group size" in e["args"]]
+    assert len(records) == 4
+    for args in records:
+        args["Group size"] = 4
+    path.write_text(json.dumps(told))
+    with pytest.raises(InputError, match="all-reduce is among 4 of 8 ranks, which divide"):
+        replay([path])
+    from perfmodel.calibration import traced
+
+    few = TracedCollective(operation="all_reduce", ranks=4, bytes=8.0, seconds=1e-5)
+    trace = msgspec.structs.replace(import_trace(path), collectives=(few,))
+    traced._among_all([trace], 8)
 
 
 @pytest.mark.parametrize(
