@@ -65,13 +65,10 @@ if TYPE_CHECKING:
         Explanation as Explanation,
         explain as explain,
     )
-    from perfmodel.studies.diagnosis import (
-        Diagnosis as Diagnosis,
-        Measured as Measured,
-        diagnose as diagnose,
-    )
+    from perfmodel.studies.diagnosis import Diagnosis as Diagnosis, diagnose as diagnose
     from perfmodel.studies.fitting import largest_batch as largest_batch, remedies as remedies
     from perfmodel.studies.formulas import Formula as Formula, formula as formula
+    from perfmodel.studies.observables import Measured as Measured
     from perfmodel.studies.reports import Report as Report, report as report
     from perfmodel.studies.requirements import Requirement as Requirement, require as require
     from perfmodel.studies.sensitivity import (
@@ -108,9 +105,10 @@ _NAMES = {
     "sweeping.comparison": "Comparison compare",
     "sweeping.convergence": "Convergence TrainingSetup converge",
     "studies.crossovers": "Crossover Explanation explain",
-    "studies.diagnosis": "Diagnosis Measured diagnose",
+    "studies.diagnosis": "Diagnosis diagnose",
     "studies.fitting": "largest_batch remedies",
     "studies.formulas": "Formula formula",
+    "studies.observables": "Measured",
     "planning.search": "PlanLimits",
     "planning.decision": "plan",
     "planning.layout_comparison": "LayoutComparison compare_layouts",

@@ -188,10 +188,10 @@ def _left_out(job: Job, answer: Answer, among: Learnt, *, below: bool) -> float:
         always = among.always * (among.below if below else 1.0)
         model = math.hypot(always, among.waiting * _waiting(answer))
     parts = (known.spread for known in calibrations_of(job))
-    return math.hypot(model, _layout(job), _formula(answer), *parts)
+    return math.hypot(model, layout_spread(job), _formula(answer), *parts)
 
 
-def _layout(job: Job) -> float:
+def layout_spread(job: Job) -> float:
     """Return the standard deviation due to the division of a model among devices."""
     if job.replica is None:
         return 0.0

@@ -15,8 +15,9 @@ import msgspec
 import numpy as np
 
 from perfmodel.base.units import show
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs import usual_losses
-from perfmodel.inputs.cluster import NodeOverride
+from perfmodel.inputs.cluster import IntraNode, NodeOverride
 from perfmodel.inputs.job import Job, Straggler
 from perfmodel.studies.changes import Change, of_arguments, of_cluster, of_options
 
@@ -36,6 +37,11 @@ judgement."""
 WRONG_INTERFACE_BYTES_PER_S = 1.1e8
 """What a gigabit interface carries for a whole node: the slowest that a library may choose by
 mistake."""
+
+PCIE_BYTES_PER_S, PCIE_SPREAD, PCIE_LATENCY_S = 11.1e9, 0.4, 2.5e-6
+"""What a device sends over PCIe x16: geometric mean of the catalogue's rates for generations 3.0
+and 4.0 (half of 15.75e9 and of 31.5e9), and the standard deviation of its logarithm, which covers
+both; latency as there."""
 
 SOCKET_LATENCY_S = 50e-6
 """Latency of a message over sockets: a judgement, twice that of the catalogue's fast Ethernet."""
@@ -159,6 +165,22 @@ def _no_peer_access(job: Job) -> Iterator[Hypothesis]:
     return _about(usual_losses.HOST_BYTES_PER_S, usual_losses.HOST_SPREAD, copied)
 
 
+def _no_nvlink(job: Job) -> Iterator[Hypothesis]:
+    """Devices of a node that should have NVLink exchange over PCIe, directly: those that cannot
+    copy through the host."""
+    workload, inside = job.of_devices.workload, job.of_devices.cluster.intra_node
+    known = catalogue.devices().get(workload.device)
+    direct = known is None or known.peer_access
+    if not (direct and _shares_node(job)) or inside is None or inside.interconnect != "nvlink":
+        return iter(())
+
+    def over_pcie(rate: float) -> Change:
+        pcie = IntraNode(rate, PCIE_LATENCY_S, kind="per_device", interconnect="pcie")
+        return of_cluster("inside", intra_node=pcie, collectives=(), inside_collectives=())
+
+    return _about(PCIE_BYTES_PER_S, PCIE_SPREAD, over_pcie)
+
+
 def _no_overlap(job: Job) -> Iterator[Hypothesis]:
     if getattr(job.options, "overlap", False) is True and job.workers > 1:
         yield Hypothesis(1.0, 1.0, of_options("no overlap", overlap=False))
@@ -271,6 +293,13 @@ CAUSES = (
         "devices of a node copy through the memory of the host, at {}",
         "bytes_per_s",
         "nvidia-smi topo -p2p r must say OK; switch off ACS and IOMMU, or take devices with NVLink",
+    ),
+    Cause(
+        "no NVLink",
+        _no_nvlink,
+        "devices of a node exchange over PCIe instead of NVLink, at {} each",
+        "bytes_per_s",
+        "nvidia-smi topo -m must say NV#; start the fabric manager, or add bridges",
     ),
     Cause(
         "no overlap",

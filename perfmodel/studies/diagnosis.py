@@ -16,37 +16,29 @@ beforehand and fits (MacKay, "Information theory, inference, and learning algori
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar, NamedTuple, Unpack
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Unpack
 
 import msgspec
 import numpy as np
 
 from perfmodel import api
 from perfmodel.base.errors import InputError
-from perfmodel.base.ranges import FRACTION, NOT_NEGATIVE, POSITIVE, Range, Ranged, or_none
 from perfmodel.base.uncertainty import factor_of
 from perfmodel.base.units import show
-from perfmodel.inputs import usual_losses
 from perfmodel.inputs.job import Job, JobArguments
-from perfmodel.predicting import gains
 from perfmodel.reporting.contents import Figure, Page, Section
 from perfmodel.reporting.drawn import Paged
 from perfmodel.reporting.rows import table
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.causes import AS_PREDICTED, CAUSES, Cause, Hypothesis
 from perfmodel.studies.changes import Change
-from perfmodel.studies.observables import LEAST_SPREAD, OBSERVABLES, Observed
-from perfmodel.sweeping.arguments import changed, job_from
+from perfmodel.studies.likelihoods import TOLD, Errors, log_likelihood
+from perfmodel.studies.observables import OBSERVABLES, Measured, Observed
+from perfmodel.sweeping.arguments import job_from
 from perfmodel.sweeping.labels import Row
 from perfmodel.sweeping.tables import Tabular, fields
 from perfmodel.times.one_device import OneDevice, read_speed
-
-PASSES_HOST = {True: 0.9, False: 0.4}
-"""Probability that some transfers of a node pass the host, with and without *no peer access*."""
-
-SAYS_SOCKETS = {True: 0.95, False: 0.02}
-"""Probability that NCCL says that it uses sockets, with links without RDMA and with it."""
 
 NOTHING_WRONG = 0.4
 """Probability of *as predicted* before anything is measured; causes share the rest evenly."""
@@ -56,55 +48,14 @@ WAS_MEASURED = 0.25
 device was measured: it would have shown them."""
 
 SLOWS = 1.02
-"""Smallest ratio of a step with a cause to one without: causes that do less are not considered."""
+"""Smallest ratio of a step with a cause to one without: sizes of causes that do less explain
+nothing, and are not considered."""
 
 UNSURE = 0.2
 """Standard deviation of the logarithm of a predicted step from which on a diagnosis says so."""
 
 LEAST_SHOWN = 0.01
 """Smallest probability of a cause that is reported."""
-
-
-class Measured(Ranged, frozen=True, kw_only=True):
-    """What was measured of a run; None for what was not.
-
-    Attributes
-    ----------
-    step_s : time of an update of the model.
-    compute_s : time that a device computes per step, mean of the devices, with ``host_s``.
-    slowest_compute_s : that of the slowest device.
-    exposed_s : time per step that a device waits for communication and does not compute, on the
-        rank that waits least: others also wait for a slow one.
-    communication_s : time per step in which a collective or a message is under way, hidden or not.
-    loading_s : time per step that a device waits for data.
-    host_s : time per step that a device waits for the host to launch kernels.
-    link_bytes_per_s : rate of the links between nodes, as a tool measured it.
-    through_host : fraction of the pairs of a node's devices whose transfers pass the host, as
-        ``nvidia-smi topo -m`` says.
-    sockets : whether NCCL's channels between nodes go over sockets, as its log says.
-    steps_s : (workers, step_s) of runs with other numbers of workers, else equal.
-    """
-
-    RANGES: ClassVar[Mapping[str, Range]] = {
-        "step_s": POSITIVE,
-        **dict.fromkeys(("compute_s", "slowest_compute_s", "link_bytes_per_s"), or_none(POSITIVE)),
-        **dict.fromkeys(
-            ("exposed_s", "communication_s", "loading_s", "host_s"), or_none(NOT_NEGATIVE)
-        ),
-        "through_host": or_none(FRACTION),
-    }
-
-    step_s: float
-    compute_s: float | None = None
-    slowest_compute_s: float | None = None
-    exposed_s: float | None = None
-    communication_s: float | None = None
-    loading_s: float | None = None
-    host_s: float | None = None
-    link_bytes_per_s: float | None = None
-    through_host: float | None = None
-    sockets: bool | None = None
-    steps_s: tuple[tuple[int, float], ...] = ()
 
 
 class Suspect(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,8 +87,8 @@ class Suspect(msgspec.Struct, frozen=True, kw_only=True):
 class NextMeasurement(msgspec.Struct, frozen=True, kw_only=True):
     """The measurement that would tell the two most likely causes apart best.
 
-    ``expected`` has what it would give, by cause; ``apart`` how many standard deviations these are
-    from each other.
+    ``expected`` has what it would give, by cause: for what is either so or not, its probability.
+    ``apart`` is how many standard deviations these are from each other.
     """
 
     what: str
@@ -149,7 +100,11 @@ class NextMeasurement(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """The measurement in a sentence."""
-        ends = ", ".join(f"{show(x, self.unit)} with {name}" for name, x in self.expected.items())
+
+        def worded(value: float) -> str:
+            return f"yes in {value:.0%}" if self.unit == "probability" else show(value, self.unit)
+
+        ends = ", ".join(f"{worded(x)} with {name}" for name, x in self.expected.items())
         return f"{self.what} ({self.how}): {ends}"
 
 
@@ -247,53 +202,36 @@ class _Fit(NamedTuple):
 class _Judge:
     """Likelihoods of jobs, given what was measured."""
 
-    def __init__(self, measured: Measured, spread: float) -> None:
-        self.measured, self.spread = measured, spread
+    def __init__(self, measured: Measured, job: Job, expected: Prediction) -> None:
+        self.measured, self.expected = measured, expected
+        self.errors = Errors.of(job, expected)
 
-    def fits(self, job: Job, cause: Cause) -> Iterator[_Fit]:
-        """Yield the possible hypotheses of a cause."""
+    def fits(self, job: Job, cause: Cause) -> list[_Fit]:
+        """The possible hypotheses of a cause that make the run slower; their weights add up to
+        1."""
+        tried = []
         for hypothesis in cause.hypotheses(job):
             try:
-                yield self.fit(hypothesis, job)
+                fit = self.fit(hypothesis, job)
             except InputError:
                 continue
+            if fit is not None:
+                tried.append(fit)
+        total = sum(fit.weight for fit in tried)
+        return [fit._replace(weight=fit.weight / total) for fit in tried]
 
-    def fit(self, hypothesis: Hypothesis, base: Job) -> _Fit:
-        """The likelihood of a job with a cause."""
+    def fit(self, hypothesis: Hypothesis, base: Job) -> _Fit | None:
+        """The likelihood of a job with a cause; None if it is no slower with it."""
         job = hypothesis.change.job_of(base)
         p = api.predict(job, fidelity="coarse")
-        run = Observed(job, p, hypothesis.host_s)
-        measured, total = self.measured, 0.0
-        for name, observable in OBSERVABLES.items():
-            given = getattr(measured, name)
-            if given is None:
-                continue
-            value = observable.value(run)
-            spread = observable.spread(value, p.iteration_s)
-            if name in ("step_s", "compute_s", "slowest_compute_s"):
-                total += _log_normal(math.log(given / value), self.spread)
-            else:
-                total += _log_normal((given - value) / spread, 1.0) - math.log(
-                    spread / measured.step_s
-                )
-        if measured.through_host is not None:
-            inside = job.of_devices.cluster.intra_node
-            passes = PASSES_HOST[inside is not None and inside.interconnect == "host"]
-            total += math.log(passes if measured.through_host > 0.0 else 1.0 - passes)
-        if measured.sockets is not None and job.of_devices.cluster.nodes_for(job.devices) > 1:
-            says = SAYS_SOCKETS[usual_losses.over_sockets(job.of_devices.cluster.nic)]
-            total += math.log(says if measured.sockets else 1.0 - says)
-        for workers, step_s in measured.steps_s:
-            other = changed(base, {"workers": workers})
-            with_cause = api.predict(hypothesis.change.job_of(other), fidelity="coarse")
-            total += _log_normal(math.log(step_s / with_cause.iteration_s), self.spread)
-        return _Fit(hypothesis.weight, hypothesis.size, job, p, total, hypothesis.host_s)
+        if p.iteration_s <= SLOWS * self.expected.iteration_s:
+            return None
+        return self.weighed(hypothesis, base, Observed(job, p, hypothesis.host_s))
 
-
-def _log_normal(deviation: float, spread: float) -> float:
-    """Logarithm of the normal density, with tails that one outlier cannot rule out: the density is
-    at least that at six standard deviations."""
-    return -0.5 * min((deviation / spread) ** 2, 36.0) - math.log(spread)
+    def weighed(self, hypothesis: Hypothesis, base: Job, run: Observed) -> _Fit:
+        """The likelihood of a run of the job with a cause."""
+        total = log_likelihood(self.measured, run, hypothesis.change, base, self.errors)
+        return _Fit(hypothesis.weight, hypothesis.size, run.job, run.prediction, total, run.host_s)
 
 
 NOTHING = Cause(AS_PREDICTED, lambda job: iter(()), "", "", "")
@@ -322,15 +260,13 @@ def diagnose(
     """
     job = job_from(job, arguments)
     expected = api.predict(job, fidelity="coarse")
-    judge = _Judge(measured, math.hypot(LEAST_SPREAD, gains.spread_of(expected)))
+    judge = _Judge(measured, job, expected)
     same = Hypothesis(1.0, 1.0, Change(AS_PREDICTED, lambda other: other))
-    fits: list[tuple[Cause, list[_Fit]]] = [(NOTHING, [judge.fit(same, job)])]
+    nothing_else = judge.weighed(same, job, Observed(job, expected))
+    fits: list[tuple[Cause, list[_Fit]]] = [(NOTHING, [nothing_else])]
     for cause in CAUSES:
-        tried = list(judge.fits(job, cause))
-        if (
-            max((fit.prediction.iteration_s for fit in tried), default=0.0)
-            > SLOWS * expected.iteration_s
-        ):
+        tried = judge.fits(job, cause)
+        if tried:
             fits.append((cause, tried))
     best = max(fit.log_likelihood for _, tried in fits for fit in tried)
     priors = [_prior(cause, job) for cause, _ in fits]
@@ -349,9 +285,9 @@ def diagnose(
         prediction=expected,
         measured=measured,
         slower=measured.step_s / expected.iteration_s,
-        spread=judge.spread,
+        spread=judge.errors.step,
         suspects=tuple(s for s in suspects if s.probability >= LEAST_SHOWN) or tuple(suspects[:1]),
-        next_measurement=_next(measured, [_best(tried) for _, (_, tried) in ranked[:2]],
+        next_measurement=_next(judge, [_best(tried) for _, (_, tried) in ranked[:2]],
                                [cause.name for _, (cause, _) in ranked[:2]]),
     )  # fmt: skip
 
@@ -395,7 +331,7 @@ def _suspect(
         unit=cause.unit,
         step_s=best.prediction.iteration_s,
         explains=abs(math.log(judge.measured.step_s / best.prediction.iteration_s))
-        <= 2.0 * judge.spread,
+        <= 2.0 * judge.errors.step,
         remedy=cause.remedy,
         remedied_step_s=remedied_s,
         gain=best.prediction.iteration_s / remedied_s,
@@ -412,17 +348,17 @@ def _interval(tried: Sequence[_Fit]) -> tuple[float, float]:
     return order[low].size, order[min(high, len(order) - 1)].size
 
 
-def _next(measured: Measured, fits: Sequence[_Fit], names: Sequence[str]) -> NextMeasurement | None:
+def _next(judge: _Judge, fits: Sequence[_Fit], names: Sequence[str]) -> NextMeasurement | None:
     """The missing measurement that differs most between two hypotheses."""
     if len(fits) < 2:
         return None
     options = []
     for name, observable in OBSERVABLES.items():
-        if getattr(measured, name) is not None:
+        if getattr(judge.measured, name) is not None:
             continue
         one, other = (observable.value(fit.observed) for fit in fits)
         spread = math.hypot(
-            *(observable.spread(x, fit.prediction.iteration_s)
+            *(judge.errors.spread(name, x, fit.prediction.iteration_s)
               for x, fit in zip((one, other), fits, strict=True))
         )  # fmt: skip
         apart = abs(one - other) / spread if spread > 0.0 else 0.0
@@ -435,5 +371,24 @@ def _next(measured: Measured, fits: Sequence[_Fit], names: Sequence[str]) -> Nex
                 apart=apart,
             )
         )
+    options += _askable(judge.measured, fits, names)
     best = max(options, key=lambda option: option.apart, default=None)
     return best if best is not None and best.apart >= 1.0 else None
+
+
+def _askable(
+    measured: Measured, fits: Sequence[_Fit], names: Sequence[str]
+) -> Iterator[NextMeasurement]:
+    """What tools were not asked, with the probability that they say yes."""
+    for name, told in TOLD.items():
+        one, other = (told.chance(fit.job) for fit in fits)
+        if getattr(measured, name) is not None or one is None or other is None:
+            continue
+        spread = math.hypot(*(math.sqrt(chance * (1.0 - chance)) for chance in (one, other)))
+        yield NextMeasurement(
+            what=told.what,
+            how=told.how,
+            expected=dict(zip(names, (one, other), strict=True)),
+            unit="probability",
+            apart=abs(one - other) / spread,
+        )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import msgspec
 
 from perfmodel import api
+from perfmodel.base.ranges import FRACTION, NOT_NEGATIVE, POSITIVE, Range, Ranged, or_none
 from perfmodel.inputs.job import Job
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.changes import of_cluster, of_options
@@ -19,15 +20,63 @@ LEAST_SPREAD = 0.04
 """Standard deviation of the logarithm of a time, of the measurement and of formulas together: a
 judgement, as all constants here."""
 
-PART_SPREAD, OF_STEP = 0.15, 0.02
-"""Standard deviation of a part of a step: a fraction of it, and a fraction of the step."""
+PART_SPREAD, OF_STEP = 0.075, 0.02
+"""Standard deviation of a part of a step beside what it shares with others (together 0.15 of
+communication): a fraction of it, and a fraction of the step."""
 
 IDLE_OF_STEP = 0.1
 """Standard deviation of the time that devices idle for the host, as a fraction of the step: no run
 is without."""
 
+INSTANTLY = 1e-6
+"""Factor of compute times with which nothing hides communication."""
+
 LINK_SPREAD = 0.1
 """Standard deviation of the logarithm of a rate that a tool measured."""
+
+
+class Measured(Ranged, frozen=True, kw_only=True):
+    """What was measured of a run; None for what was not.
+
+    Attributes
+    ----------
+    step_s : time of an update of the model.
+    compute_s : time that a device computes per step, mean of the devices, with ``host_s``.
+    slowest_compute_s : that of the slowest device.
+    exposed_s : time per step that a device waits for communication and does not compute, on the
+        rank that waits least: others also wait for a slow one.
+    communication_s : time per step in which a collective or a message is under way, hidden or not.
+    loading_s : time per step that a device waits for data.
+    host_s : time per step that a device waits for the host to launch kernels.
+    link_bytes_per_s : rate of the links between nodes, as a tool measured it.
+    through_host : fraction of the pairs of a node's devices whose transfers pass the host, as
+        ``nvidia-smi topo -m`` says.
+    nvlink : whether ``nvidia-smi topo -m`` shows NVLink between any devices of a node.
+    sockets : whether NCCL's channels between nodes go over sockets, as its log says.
+    steps_s : (workers, step_s) of runs with other numbers of workers, else equal.
+    """
+
+    RANGES: ClassVar[Mapping[str, Range]] = {
+        "step_s": POSITIVE,
+        **dict.fromkeys(("compute_s", "slowest_compute_s", "link_bytes_per_s"), or_none(POSITIVE)),
+        **dict.fromkeys(
+            ("exposed_s", "communication_s", "loading_s", "host_s"), or_none(NOT_NEGATIVE)
+        ),
+        "through_host": or_none(FRACTION),
+    }
+
+    step_s: float
+    compute_s: float | None = None
+    slowest_compute_s: float | None = None
+    exposed_s: float | None = None
+    communication_s: float | None = None
+    loading_s: float | None = None
+    host_s: float | None = None
+    link_bytes_per_s: float | None = None
+    through_host: float | None = None
+    nvlink: bool | None = None
+    sockets: bool | None = None
+    steps_s: tuple[tuple[int, float], ...] = ()
 
 
 class Observed(NamedTuple):
@@ -66,12 +115,28 @@ def _host(value: float, step_s: float) -> float:
     return math.hypot(PART_SPREAD * value, IDLE_OF_STEP * step_s)
 
 
+def _exposed_s(run: Observed) -> float:
+    """On the worker that waits least. Of a slow one's time that is all that is not computed; its
+    predicted mean also has what others wait for it."""
+    p = run.prediction
+    if run.job.replica is not None or not run.job.stragglers:
+        return p.exposed_communication_s
+    others = sum(p.idle_fraction.by_cause.get(cause, 0.0) for cause in ("data", "cpu"))
+    return max(min(p.idle_fraction.per_worker) - others, 0.0) * p.iteration_s
+
+
 def _communication_s(run: Observed) -> float:
     """Time of all communication: exposed, if nothing overlaps with it."""
-    p = run.prediction
-    if getattr(run.job.options, "overlap", False) is True:
-        p = api.predict(of_options("", overlap=False).job_of(run.job), fidelity="coarse")
-    return p.exposed_communication_s
+    job = run.job
+    overlap = getattr(job.options, "overlap", None)
+    if overlap is True:
+        job = of_options("", overlap=False).job_of(job)
+    elif overlap is None and job.replica is None:
+        instantly = job.of_devices.workload.scaled("compute_s", INSTANTLY)
+        job = changed(job, {"workload": instantly})
+    else:
+        return _exposed_s(run)
+    return _exposed_s(Observed(job, api.predict(job, fidelity="coarse")))
 
 
 def _of_factors(run: Observed, of: Callable[[Sequence[float]], float]) -> float | None:
@@ -136,7 +201,7 @@ OBSERVABLES: Mapping[str, Observable] = {
         "communication that nothing hides",
         "torch.profiler: time in which only NCCL's kernels run",
         "s",
-        lambda run: run.prediction.exposed_communication_s,
+        _exposed_s,
         _part,
     ),
     "communication_s": Observable(
@@ -168,3 +233,6 @@ OBSERVABLES: Mapping[str, Observable] = {
         lambda value, _: LINK_SPREAD * value,
     ),
 }
+
+COMPUTING, NETWORKING = ("compute_s", "slowest_compute_s"), ("exposed_s", "communication_s")
+"""Observables that all err if devices compute, or communicate, more slowly than predicted."""

@@ -30,7 +30,7 @@ WITHOUT: Mapping[str, str] = {
     "studies.aims.Aim": "an input",
     "sweeping.convergence.TrainingSetup": "an input",
     "studies.crossovers.Crossover": "a line in the picture of an Explanation",
-    "studies.diagnosis.Measured": "an input",
+    "studies.observables.Measured": "an input",
     "studies.formulas.Formula": "symbols, without numbers",
     "planning.search.PlanLimits": "an input",
     "planning.plans.Candidate": "a point in the picture of a Plan",

@@ -71,6 +71,7 @@ def diagnose(
     from perfmodel.inputs.job_arguments import per_worker
     from perfmodel.launchers.readers import READERS
     from perfmodel.studies import diagnosis
+    from perfmodel.studies.observables import Measured
 
     out.check()
     given = [_File.read(path) for path in files]
@@ -91,11 +92,12 @@ def diagnose(
     values: dict[str, float] = {name: rows[-1] for name, rows in read.items()}
     remarks = _said({**values, **({"step_s": steps_s[0]} if given else {})})
     values |= {name: seconds for name, seconds in parts.items() if seconds is not None}
-    sockets = values.pop("sockets", None)
-    told = diagnosis.Measured(
+    sockets, nvlink = values.pop("sockets", None), values.pop("nvlink", None)
+    told = Measured(
         step_s=steps_s[0],
         steps_s=also,
         sockets=None if sockets is None else bool(sockets),
+        nvlink=None if nvlink is None else bool(nvlink),
         **values,
     )
     result = diagnosis.diagnose(told, job)
@@ -115,6 +117,8 @@ def _said(values: Mapping[str, float]) -> list[str]:
     ]
     if "through_host" in values:
         said.append(f"transfers through the host: {values['through_host']:.0%} of pairs of devices")
+    if "nvlink" in values:
+        said.append(f"NVLink inside nodes: {'yes' if values['nvlink'] else 'no'}")
     if "sockets" in values:
         said.append(f"channels between nodes: {'sockets' if values['sockets'] else 'RDMA'}")
     return [f"read: {'; '.join(said)}"] if said else []
@@ -165,7 +169,8 @@ def _read(given: Sequence[_File], job: Job) -> dict[str, list[float]]:
         if kind in (formats.TRACE, formats.GZIP):
             traces.append(import_trace(path))
         elif kind == formats.TOPOLOGY:
-            told["through_host"] = [topology.parse(text, path).through_host]
+            matrix = topology.parse(text, path)
+            told["through_host"], told["nvlink"] = [matrix.through_host], [float(matrix.nvlink)]
         elif kind == formats.HOROVOD:
             timeline = horovod.parse(text, path)
             told["communication_s"] = [timeline.communication_s]

@@ -26,6 +26,11 @@ class Topology(NamedTuple):
         words = list(self.pairs.values())
         return sum(word in THROUGH_HOST for word in words) / len(words)
 
+    @property
+    def nvlink(self) -> bool:
+        """Whether any pair has NVLink."""
+        return any(word.startswith("NV") for word in self.pairs.values())
+
 
 def parse(text: str, name: str) -> Topology:
     """Read the matrix; ``name`` is the file's.
