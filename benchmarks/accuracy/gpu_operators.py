@@ -60,7 +60,8 @@ def _named(name: str) -> str:
     return name.removesuffix("_sxm").removesuffix("_server").replace("_", "-")
 
 
-def _device(name: str, known: dict[str, Device]) -> Device | None:
+def device_of(name: str, known: dict[str, Device]) -> Device | None:
+    """Return the device of the catalogue, if it is there, for a name of the folder."""
     called = catalogue.device_called(CALLED.get(_named(name), _named(name)))
     found = known.get(called)
     if found is None or found.multiprocessors is None:
@@ -71,7 +72,7 @@ def _device(name: str, known: dict[str, Device]) -> Device | None:
 
 def _products(table: pd.DataFrame, known: dict[str, Device]) -> Iterator[Case]:
     for (name, kind), shapes in table.groupby(["device", "dtype"], sort=False):
-        device, (precision, end) = _device(name, known), PRECISIONS[kind]
+        device, (precision, end) = device_of(name, known), PRECISIONS[kind]
         if device is None:
             continue
         m, n, k = (shapes[column].to_numpy(np.float64) for column in ("m", "n", "k"))
@@ -84,7 +85,7 @@ def _products(table: pd.DataFrame, known: dict[str, Device]) -> Iterator[Case]:
 def _attention(table: pd.DataFrame, known: dict[str, Device]) -> Iterator[Case]:
     columns = ["batch_size", "sequence_length", "heads", "kv_heads", "head_dim"]
     for name, shapes in table.groupby("device", sort=False):
-        device = _device(str(name), known)
+        device = device_of(str(name), known)
         if device is None:
             continue
         values = [shapes[column].to_numpy(np.float64) for column in columns]
@@ -96,7 +97,7 @@ def _attention(table: pd.DataFrame, known: dict[str, Device]) -> Iterator[Case]:
 
 def _experts(table: pd.DataFrame, known: dict[str, Device]) -> Iterator[Case]:
     for (name, kind), shapes in table.groupby(["device", "dtype"], sort=False):
-        device, (precision, end) = _device(name, known), PRECISIONS[kind]
+        device, (precision, end) = device_of(name, known), PRECISIONS[kind]
         if device is None:
             continue
         columns = [*fused_experts.COLUMNS]

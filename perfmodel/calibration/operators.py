@@ -226,10 +226,15 @@ def fit_attention(device: Device, table: Table) -> AttentionFigures:
     """
     multiprocessors = _multiprocessors(device)
     shapes = np.stack([table[name] for name in SEQUENCES])
+    bandwidth = device.memory_bandwidth_bytes_per_s
     parameters = [
         *_usual(device, 0.5 * device.peak("mixed"), launch_s=1e-5),
-        Parameter("softmax", 0.3, 1.0),
+        Parameter("softmax", 0.4, 1.0),
         Parameter("tail", 0.3, 1.0),
+        Parameter("lone", 0.7, 0.7),
+        Parameter("wide", 2.0, 0.5),
+        Parameter("cache_bytes_per_s", 0.5 * bandwidth, 0.5),
+        Parameter("token_s", 2e-9, 1.0),
     ]
 
     def fitted(queries: float) -> tuple[float, dict[str, Any]]:
@@ -263,8 +268,8 @@ def _fitted(
     measured: Floats,
     wide: NDArray[np.bool_],
 ) -> tuple[float, dict[str, Any]]:
-    """Fit parameters to three quarters of the rows; return the median error of the others that are
-    ``wide``, and the fields of the figures."""
+    """Fit parameters to three quarters of the rows; return the cost of the fit, and the fields of
+    the figures, with the error of the others that are ``wide``."""
     draw = np.random.default_rng(0)
     left_out = draw.random(len(measured)) < LEFT_OUT
     rows = draw.permutation(np.flatnonzero(~left_out))[:MOST_ROWS]
@@ -284,7 +289,7 @@ def _fitted(
         "error_fraction": rounded(float(np.quantile(errors, 0.9)), 3),
         "covariance": fit.log_covariance(x, scale),
     }
-    return float(np.median(errors)), figures
+    return fit.cost(x, 1.0), figures
 
 
 def _peak(device: Device, precision: str) -> float:

@@ -66,8 +66,12 @@ class AttentionFigures(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=
     """Fitted values of :class:`perfmodel.theory.attention.AttentionRates` in 16 bits."""
 
     RANGES: ClassVar = {
-        **dict.fromkeys(("flop_per_s", "bytes_per_s", "queries"), POSITIVE),
-        **dict.fromkeys(("launch_s", "tile_s", "softmax", "tail", "error_fraction"), NOT_NEGATIVE),
+        **dict.fromkeys(("flop_per_s", "bytes_per_s", "wide", "queries"), POSITIVE),
+        **dict.fromkeys(
+            ("launch_s", "tile_s", "softmax", "tail", "lone", "token_s", "error_fraction"),
+            NOT_NEGATIVE,
+        ),
+        "cache_bytes_per_s": or_none(POSITIVE),
     }
 
     flop_per_s: float
@@ -76,6 +80,10 @@ class AttentionFigures(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=
     tile_s: float
     softmax: float
     tail: float
+    lone: float = 1.0
+    wide: float = 1.0
+    cache_bytes_per_s: float | None = None
+    token_s: float = 0.0
     queries: float = 128.0
     error_fraction: float = 0.0
     covariance: Covariance = ()

@@ -1,20 +1,23 @@
 """Time of attention over a whole sequence, computed tile by tile (flash attention).
 
 A multiprocessor computes a tile of queries against all keys before them, so that tiles of later
-queries take longer. The longest may end after all others. Fetching takes place at the same time.
-If it is not causal, all tiles take as long as the longest. In a window a tile has only the keys of
-the window's tiles.
+queries take longer. The longest may end after all others, and bounds the time if there are few. The
+exponentials of scores and their products overlap in part: times add as squares do. Fetching takes
+place at the same time. If it is not causal, all tiles take as long as the longest. In a window a
+tile has only the keys of the window's tiles. Sequences of one query have one tile for all heads
+that share keys. Engines of inference first copy keys and values into a cache; training does not.
 
 References
 ----------
-Dao, "FlashAttention-2", 2023, arXiv 2307.08691, algorithm 1 and section 3.2.
+Dao, "FlashAttention-2", 2023, arXiv 2307.08691, algorithm 1 and section 3.2; Shah et al.,
+"FlashAttention-3", 2024, arXiv 2407.08608, section 3.1, on exponentials beside products.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from perfmodel.base.quantities import Quantity, ceiling, minimum
+from perfmodel.base.quantities import Quantity, ceiling, minimum, where
 from perfmodel.theory.products import fourth
 
 BACKWARD = 2.5 * 73.0 / 63.0
@@ -27,7 +30,13 @@ forward pass reaches 73 % (Dao, section 1).
 USUAL_HEAD = 128.0
 """Width of a head at which rates are stated."""
 
+WIDEST_HEAD = 256.0
+"""Widest head of the usual kernels; wider ones have another kernel."""
+
 VALUE_BYTES = 2.0
+
+CACHED_AT_ONCE = 512.0
+"""Values of a token that the kernel that fills the cache copies at a time, a thread each."""
 
 
 class AttentionRates(NamedTuple):
@@ -41,7 +50,13 @@ class AttentionRates(NamedTuple):
     tile_s : of a tile of queries, besides its operations.
     softmax : time of a score's exponential and sums over that of its products at the usual head.
     tail : part of the longest tile's time that follows the work of all others.
+    lone : part of the longest tile's time that it takes if it has a multiprocessor for itself, or
+        if its keys are divided.
+    wide : how many times longer heads above :data:`WIDEST_HEAD` take.
     queries : rows of a tile.
+    cache_bytes_per_s : at which keys and values are copied into a cache, by a kernel of its own;
+        None if they are not.
+    token_s : of a token in that kernel, if it has :data:`CACHED_AT_ONCE` or more values.
     """
 
     flop_per_s: Quantity
@@ -50,7 +65,11 @@ class AttentionRates(NamedTuple):
     tile_s: Quantity
     softmax: Quantity
     tail: Quantity
+    lone: Quantity = 1.0
+    wide: Quantity = 1.0
     queries: float = 128.0
+    cache_bytes_per_s: Quantity | None = None
+    token_s: Quantity = 0.0
 
 
 class Mask(NamedTuple):
@@ -76,11 +95,12 @@ def attention_s(
     mask: Mask = CAUSAL,
 ) -> Quantity:
     """Return the seconds of attention of ``sequences`` of ``length`` tokens."""
-    efficiency = (1.0 + rates.softmax) / (1.0 + rates.softmax * USUAL_HEAD / head)
-    rate = rates.flop_per_s * efficiency / multiprocessors
+    slower = (1.0 + (rates.softmax * USUAL_HEAD / head) ** 2) / (1.0 + rates.softmax**2)
+    rate = rates.flop_per_s / multiprocessors / where(head > WIDEST_HEAD, rates.wide, 1.0)
     rows = ceiling(length / rates.queries)
-    step_s = 4.0 * rates.queries * rates.queries * head / rate
-    tiles = sequences * heads * rows
+    step_s = 4.0 * rates.queries * rates.queries * head / rate * slower**0.5
+    shared = ceiling(heads / kv_heads / rates.queries)
+    tiles = sequences * where(length > 1.0, heads * rows, kv_heads * shared)
     causal, window, most = *mask, rows
     if window is not None:
         most = minimum(rows, 1.0 + ceiling((window - 1.0) / rates.queries))
@@ -91,4 +111,9 @@ def attention_s(
     )
     moved = VALUE_BYTES * sequences * length * head * 2.0 * (heads + kv_heads)
     fetch_s = moved / rates.bytes_per_s
-    return rates.launch_s + (fourth(spread_s) + fourth(longest_s) + fourth(fetch_s)) ** 0.25
+    busy_s = (fourth(spread_s) + fourth(rates.lone * longest_s) + fourth(fetch_s)) ** 0.25
+    if rates.cache_bytes_per_s is None:
+        return rates.launch_s + busy_s
+    cached_s = VALUE_BYTES * 2.0 * kv_heads * head / rates.cache_bytes_per_s
+    cached_s = cached_s + rates.token_s * minimum(1.0, kv_heads * head / CACHED_AT_ONCE)
+    return rates.launch_s + busy_s + sequences * length * cached_s

@@ -323,6 +323,7 @@ class _At(NamedTuple):
         if not attentions:
             return
         rates = attention_rates(self.device, self.others, self.precision)
+        rates = rates._replace(cache_bytes_per_s=None)  # training has no cache
         shapes = [
             (a.length, a.heads, a.kv_heads, a.mean_width, a.causal, a.window or a.length, a.count)
             for a in attentions

@@ -133,7 +133,7 @@ def attention_rates(
     device: Device, others: Mapping[str, Device], precision: str = "mixed"
 ) -> AttentionRates:
     """Return what attention achieves on a device: as fitted, or transferred. Where products have 8
-    bits, it has 16.
+    bits, it has 16. The cache is that of an engine of inference.
 
     Raises
     ------
@@ -143,6 +143,7 @@ def attention_rates(
     nearest = _nearest(device, candidates, "attention")
     mean = _Mean(device, nearest)
     wide = precision in WIDE_BYTES
+    cached = all(figures.cache_bytes_per_s is not None for _, figures in nearest)
     return AttentionRates(
         mean.from_peak("flop_per_s") * (_of_mixed(device, precision) if wide else 1.0),
         mean.from_bandwidth("bytes_per_s") * (VALUE_BYTES / WIDE_BYTES[precision] if wide else 1.0),
@@ -150,7 +151,11 @@ def attention_rates(
         mean.of("tile_s"),
         mean.of("softmax"),
         mean.of("tail"),
+        mean.of("lone"),
+        mean.of("wide"),
         min(figures.queries for _, figures in nearest),
+        mean.from_bandwidth("cache_bytes_per_s") if cached else None,
+        mean.of("token_s"),
     )
 
 

@@ -19,7 +19,9 @@ from perfmodel.theory.attention import AttentionRates, attention_s
 from perfmodel.theory.products import ProductRates, product_s
 
 TRUE = ProductRates(2.6e14, 1.4e12, 4e-6, 2e-6, 0.6)
-ATTENTION = AttentionRates(1.7e14, 1.2e12, 8e-6, 3e-6, 0.4, 0.5, 128.0)
+ATTENTION = AttentionRates(
+    1.7e14, 1.2e12, 8e-6, 3e-6, 0.4, 0.5, 0.6, 2.0, 128.0, cache_bytes_per_s=9e11, token_s=4e-9
+)
 SEED = 7
 
 
