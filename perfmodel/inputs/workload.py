@@ -51,11 +51,12 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     of the training; None if unknown. ``sequence_length`` is the number of tokens per sample; None
     if unknown. Times and activations already include ``recompute`` and ``accumulation`` (passes
     per update). If ``among_several``, the times are of a device in a group and include the slowdown
-    by the others. ``buffer_bytes`` is the size of the module's buffers. ``storage`` says how
-    parameters, gradients and optimizer states are stored; ``frozen_bytes`` is the size of
-    parameters that are not trained. ``activations`` divides ``activation_bytes`` by kind of layer,
-    in proportion; all are *other* if it is empty. ``peaks`` says what else there is when memory is
-    largest. ``packing`` says what its sequences are packed from; None if attention is not limited.
+    by the others. With a slow host, both passes take ``slow_host`` times as long. ``buffer_bytes``
+    is the size of the module's buffers. ``storage`` says how parameters, gradients and optimizer
+    states are stored; ``frozen_bytes`` is the size of parameters that are not trained.
+    ``activations`` divides ``activation_bytes`` by kind of layer, in proportion; all are *other* if
+    it is empty. ``peaks`` says what else there is when memory is largest. ``packing`` says what its
+    sequences are packed from; None if attention is not limited.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     recompute: str = "none"
     accumulation: int = 1
     among_several: bool = False
+    slow_host: float = 1.0
     buffer_bytes: float = 0.0
     storage: Storage = Storage()
     frozen_bytes: float = 0.0

@@ -22,7 +22,9 @@ cost time. Its variance is the sum of independent parts
   the fitted steps.
 
 If links have the usual loss of sockets or of copies through the host, the upper end of the step
-time is at least what links at the slow end of that loss make it (:func:`slow_links_s`).
+time is at least what links at the slow end of that loss make it (:func:`slow_links_s`). If compute
+times were estimated from operators, it is at least what a slow host makes it
+(:func:`slow_host_s`).
 
 :data:`LEARNT` holds a, b and c. ``python -m benchmarks.accuracy.intervals`` computes and prints
 them.
@@ -220,13 +222,19 @@ def _estimated(job: Job, answer: Answer) -> float:
 
     Bubbles of a pipeline are as uncertain as the computation that makes them.
     """
-    bubbles = answer.idle_fraction.by_cause.get(PIPELINE, 0.0)
-    waiting = max(_waiting(answer) - bubbles, 0.0)
-    estimated = [(job.workload.error_fraction, 1.0 - waiting)]
+    computing = _computing(answer)
+    estimated = [(job.workload.error_fraction, computing)]
     if job.workers > 1:
         errors = [c.error_fraction or 0.0 for c in job.cluster.collectives]
-        estimated.append((max(errors, default=0.0), waiting))
+        estimated.append((max(errors, default=0.0), 1.0 - computing))
     return math.hypot(*(math.log1p(e or 0.0) / WIDTH * part for e, part in estimated))
+
+
+def _computing(answer: Answer) -> float:
+    """Return the fraction of the step in which devices compute, or wait for others of a pipeline
+    that do."""
+    bubbles = answer.idle_fraction.by_cause.get(PIPELINE, 0.0)
+    return 1.0 - max(_waiting(answer) - bubbles, 0.0)
 
 
 def _propagated(job: Job) -> list[float]:
@@ -295,7 +303,12 @@ def _steps_s(
     job: Job, answer: Answer, below: Uncertainty, above: Uncertainty
 ) -> tuple[float, float]:
     (low_s, _), (_, high_s) = (side.interval(answer.iteration_s) for side in (below, above))
-    return low_s, max(high_s, slow_links_s(job, answer))
+    return low_s, max(high_s, slow_links_s(job, answer), slow_host_s(job, answer))
+
+
+def slow_host_s(job: Job, answer: Answer) -> float:
+    """Return the step if the host launches kernels slowly, and computation takes longer for it."""
+    return answer.iteration_s * (1.0 + (job.workload.slow_host - 1.0) * _computing(answer))
 
 
 def slow_links_s(job: Job, answer: Answer) -> float:
@@ -339,7 +352,7 @@ def interval_of(job: Job, outcome: Outcome, samples_per_s: float) -> Interval:
         ),
         staleness=_staleness(job, outcome),
         parts=parts,
-        text=_text(job, kind, parts, high_s <= slow_links_s(job, outcome), outcome.run_iterations),
+        text=_text(job, kind, parts, _slow(job, outcome, high_s), outcome.run_iterations),
         iterations=outcome.run_iterations,
     )
 
@@ -381,7 +394,15 @@ def _inexact(job: Job, fitted: Sequence[Calibration]) -> str:
     return "estimated compute times" if error >= collectives else "errors of measured collectives"
 
 
-def _text(job: Job, kind: JobKind, parts: Uncertainty, slow: bool, iterations: int | None) -> str:
+def _slow(job: Job, answer: Answer, high_s: float) -> str:
+    """Return what makes the upper end of a step; "" if it is not the spread."""
+    if high_s <= slow_host_s(job, answer):
+        return "the host may launch kernels slowly"
+    links = job.workers > 1 and high_s <= slow_links_s(job, answer)
+    return "links may be slower than usual" if links else ""
+
+
+def _text(job: Job, kind: JobKind, parts: Uncertainty, slow: str, iterations: int | None) -> str:
     """Say in words what the interval's width comes from, and what is extrapolated."""
     among = LEARNT[kind]
     links = f"{kind.network} link speeds"
@@ -406,8 +427,8 @@ def _text(job: Job, kind: JobKind, parts: Uncertainty, slow: bool, iterations: i
         reasons["model"] = f"as wide as the held-out errors of the {rows} fitted runs"
     widest = max(reasons, key=lambda name: getattr(parts, name))
     causes = [reasons[widest]]
-    if slow and job.workers > 1:
-        causes.append("links may be slower than usual")
+    if slow:
+        causes.append(slow)
     if parts.extrapolation > 0.0 and widest != "extrapolation":
         causes.append(reasons["extrapolation"])
     return "; ".join(causes)

@@ -31,6 +31,7 @@ from perfmodel.times.operator_times import Factors, kernels_of, layers_s, weight
 from perfmodel.times.operator_transfer import grouped_rates, stack_of
 from perfmodel.times.packed import packed, with_documents
 from perfmodel.times.precision_names import check_precision
+from perfmodel.times.slow_hosts import slowest_launch_s
 
 BATCH_SIZE = 8
 """Default sequences per step."""
@@ -121,7 +122,9 @@ def estimate(
     )
     estimated = resolve(profile, [timing], batch_size=size, assumptions=notes, error_fraction=error)
     estimated = with_documents(estimated, profile.decoder, documents, varying)
-    return msgspec.structs.replace(estimated, among_several=True)
+    slowest_s = slowest_launch_s(launches) * kernels_of(profile.layers)
+    slow_host = max(slowest_s / _total_s(seconds), 1.0)
+    return msgspec.structs.replace(estimated, among_several=True, slow_host=slow_host)
 
 
 def _with_experts(

@@ -95,13 +95,14 @@ def divided_by_name(
                 backward_summed_bytes=gradients + (sums if again else 0.0),
             )
         )
-    made = launched(one, tuple(layers), kernels_of(part), launches)
+    made, slow_host = launched(one, tuple(layers), kernels_of(part), launches)
     whole = msgspec.structs.replace(
         one,
         layers=made,
         forward_s=sum(layer.forward_s for layer in made),
         backward_s=sum(layer.backward_s for layer in made),
         optimizer_s=one.optimizer_s / tensor,
+        slow_host=slow_host,
     )
     return accumulated(whole, workload.accumulation, workload.batch_size)
 

@@ -167,4 +167,5 @@ def at_speed(
         error_fraction=error,
         calibration=None,
         among_several=False,
+        slow_host=1.0,
     )

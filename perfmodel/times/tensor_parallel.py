@@ -36,6 +36,7 @@ from perfmodel.inputs.software import EAGER, launch_s
 from perfmodel.inputs.workload import Workload, WorkloadLayer
 from perfmodel.times.context_parallel import exchanged_values, part_layers
 from perfmodel.times.operator_times import kernels_of, layers_s
+from perfmodel.times.slow_hosts import slowest_launch_s
 
 FORWARD_SUMS = (".attention.out", ".feed_forward.down", ".shared.down", ".combine", "embedding")
 BACKWARD_SUMS = (".attention.qkv", ".feed_forward.up", ".shared.up", ".router", "head")
@@ -78,7 +79,7 @@ def divided(
     elif tensor == context == 1:
         return workload
     one = one_pass(workload)
-    layers = one.layers
+    layers, slow_host = one.layers, one.slow_host
     summed = any(layer.forward_summed_bytes or layer.backward_summed_bytes for layer in layers)
     exchanged = any(layer.keys_bytes for layer in layers)
     missing = {}
@@ -98,13 +99,14 @@ def divided(
         layers = _divided(one, replica, decoder, devices)
         length = one.sequence_length or decoder.sequence_length
         kernels = kernels_of(part_layers(decoder, length, one.precision, replica))
-        layers = launched(one, layers, kernels, launches)
+        layers, slow_host = launched(one, layers, kernels, launches)
     made = msgspec.structs.replace(
         with_tensors(one, layers) if experts is not None else one,
         layers=layers,
         forward_s=sum(layer.forward_s for layer in layers),
         backward_s=sum(layer.backward_s for layer in layers),
         optimizer_s=one.optimizer_s / tensor,
+        slow_host=slow_host,
     )
     if experts is not None and one.gradient_bytes:
         share = made.gradient_bytes / one.gradient_bytes
@@ -114,20 +116,27 @@ def divided(
 
 def launched(
     one: Workload, layers: tuple[WorkloadLayer, ...], kernels: int, launches: str
-) -> tuple[WorkloadLayer, ...]:
+) -> tuple[tuple[WorkloadLayer, ...], float]:
     """Return the layers of a pass on one device, no shorter together than their launches or, if it
-    is shorter, than the pass on a single device and the launches of sums.
+    is shorter, than the pass on a single device and the launches of sums; and how many times as
+    long they take with a slow host.
 
     What is longer than the device takes is the fraction ``launching`` of each layer.
     """
     sums = sum(
         (layer.forward_summed_bytes > 0.0) + (layer.backward_summed_bytes > 0.0) for layer in layers
     )
-    each_s = launch_s(launches)
-    least_s = min(each_s * kernels, one.forward_s + one.backward_s) + each_s * sums
+    single_s = one.forward_s + one.backward_s
+    least_s, slowest_s = (
+        min(each_s * kernels, single_s * slow) + each_s * sums
+        for each_s, slow in ((launch_s(launches), 1.0), (slowest_launch_s(launches), one.slow_host))
+    )
     whole_s = sum(layer.forward_s + layer.backward_s for layer in layers)
-    longer = max(least_s / whole_s, 1.0) if whole_s > 0.0 else 1.0
-    return tuple(
+    longer, slow_host = 1.0, 1.0
+    if whole_s > 0.0:
+        longer = max(least_s / whole_s, 1.0)
+        slow_host = max(slowest_s / (longer * whole_s), 1.0)
+    made = tuple(
         msgspec.structs.replace(
             layer,
             forward_s=layer.forward_s * longer,
@@ -136,6 +145,7 @@ def launched(
         )
         for layer in layers
     )
+    return made, slow_host
 
 
 def _divided(

@@ -22,6 +22,7 @@ from perfmodel.predicting.intervals import (
     idle_within,
     interval_of,
     learnt_of,
+    slow_host_s,
     slow_links_s,
     step_interval,
     uncertainty,
@@ -286,6 +287,16 @@ def test_slow_sockets_stretch_the_waiting_or_fill_the_link() -> None:
     assert slow_links_s(asked, full) == pytest.approx(1.6 * times, rel=1e-6)
     _, high = step_interval(asked, full, LEARNT._replace(always=0.0, waiting=0.0))
     assert high == pytest.approx(1.6 * times, rel=1e-6)
+
+
+def test_a_slow_host_stretches_the_computation() -> None:
+    """Three times as long; a quarter of 2 s waits: 2 + 1.5 x 2. A measured host has no range."""
+    slow = job(workload=msgspec.structs.replace(WORK, slow_host=3.0))
+    assert slow_host_s(slow, outcome()) == pytest.approx(5.0)
+    learnt = LEARNT._replace(always=0.0, waiting=0.0)
+    assert step_interval(slow, outcome(), learnt)[1] == pytest.approx(5.0)
+    assert slow_host_s(job(), outcome()) == 2.0
+    assert step_interval(job(), outcome(), learnt)[1] < 3.0
 
 
 def test_slow_copies_through_the_host_stretch_the_waiting() -> None:

@@ -573,6 +573,9 @@ def test_sums_are_launched_and_take_place_while_devices_wait_for_launches():
     launched = 12 * 4 + 2  # sums: four of each block, the embedding's, the head's
     longer_s = two.forward_s + two.backward_s - one.forward_s - one.backward_s
     assert longer_s == pytest.approx(launched * 1e-3, rel=1e-6)
+    assert two.slow_host == 1.0  # the host was measured
+    usual = pm.make_job(**arguments | {"launches": "eager", "sequence_length": 16}, tensor=2)
+    assert usual.workload.slow_host == pytest.approx(3.0)  # sums as well
     (stage,) = replicas.stage_jobs(made)
     assert {sums.seconds for sums in stage.job.stage.forward_sums} == {0.0}
     # a device that does not wait for its host has them after it has computed

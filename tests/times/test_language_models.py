@@ -216,7 +216,21 @@ def test_a_short_step_is_bound_by_launches(launches: str, per_kernel_s: float) -
         "gpt2-small", "h100", batch_size=1, sequence_length=16, software=Software(launches="graphs")
     )
     assert graphs.forward_s < w.forward_s
+    assert (w.slow_host, graphs.slow_host) == (pytest.approx(3.0), 1.0)
     assert "launches" not in {a.name for a in graphs.assumptions}
+
+
+def test_a_slow_host_may_set_the_pace_where_the_device_does() -> None:
+    """90 us for each kernel, if devices take less; a measured time per kernel is certain."""
+    one = workload("gpt2-small", "a100-80", batch_size=4, sequence_length=512)
+    kernels = 12 * (4 * 3 + (4 + 2 + 2 + 1) * 2 + 2) + 2 * 2 + 2 + 3 + 2 * 3
+    passes_s = one.forward_s + one.backward_s
+    assert 30e-6 * kernels < passes_s < 90e-6 * kernels
+    assert one.slow_host == pytest.approx(90e-6 * kernels / passes_s)
+    measured = Software(launches="30us")
+    sure = workload("gpt2-small", "a100-80", batch_size=4, sequence_length=512, software=measured)
+    assert (sure.slow_host, sure.forward_s) == (1.0, one.forward_s)
+    assert workload("llama-8b", "a100-80").slow_host == 1.0
 
 
 @pytest.mark.parametrize("device", ["h100", "h200", "l40s", "rtx4090", "b200", "rtx5090"])
