@@ -298,7 +298,7 @@ def test_the_instances_with_an_a10g_are_candidates() -> None:
     )
     assert found.left_out == ()
     assert {(each.instance, each.date) for each in found.prices} == {
-        ("g5.xlarge", "2024-10-01"), ("p3.2xlarge", "2024-10-01"),
+        ("g5.xlarge", "2026-08-26"), ("p3.2xlarge", "2026-08-26"),
     }  # fmt: skip
     assert {each.device for each in found.ranked} == {"a10g", "v100"}
 
@@ -317,7 +317,7 @@ def test_the_command_prints_the_library_result(tmp_path: Path) -> None:
     assert found.first.label in text
     assert found.why in text
     assert "us-east-1" in text
-    assert "2024-10-01" in text
+    assert "2026-08-26" in text
 
 
 def test_the_figure_is_drawn(tmp_path: Path) -> None:
