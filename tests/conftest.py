@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from typing import Any
 
 import pytest
@@ -24,6 +25,8 @@ settings.load_profile(profiles.FIXED)
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # read when NumPy is imported
 os.environ["PERFMODEL_CONFIG"] = ""  # no configuration
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # tests in the background of a shell: the
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # commands they start would ignore it
 
 gc.disable()
 
