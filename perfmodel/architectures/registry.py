@@ -19,7 +19,7 @@ from perfmodel.architectures.base import Architecture, Coarse, load
 from perfmodel.base.errors import InputError, nearest, spelling, unknown_name
 from perfmodel.base.files import ready
 from perfmodel.base.provenance import Assumption
-from perfmodel.base.units import parse
+from perfmodel.base.units import is_number, parse
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.options import OptionDescription, Options, described
@@ -176,7 +176,7 @@ def read_options(
         unit = fields[name].unit
         if value == "inf" and fields[name].type is float:
             value = math.inf
-        elif isinstance(value, str) and unit and not _is_number(value):
+        elif isinstance(value, str) and unit and not is_number(value):
             value = parse(value, unit, name)
         values[name] = value
     try:
@@ -209,11 +209,3 @@ def _expected(option: OptionDescription) -> str:
 def _suggested(option: OptionDescription, value: object) -> str:
     hint = nearest(str(value), values_of(option) or ())
     return f"; did you mean {hint!r}?" if hint else ""
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

@@ -98,6 +98,19 @@ def parse(text: str, dimension: str, name: str = "quantity") -> float:
     return si_value
 
 
+def is_number(text: str) -> bool:
+    """Return whether a text is a number without a unit.
+
+    >>> is_number("2e3"), is_number("2 kB")
+    (True, False)
+    """
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _examples(dimension: str, name: str) -> str:
     """Return two quantities of the dimension and of the size that the name suggests."""
     lasting = dimension == "s" and re.search(_LASTING, name)

@@ -9,6 +9,7 @@ from typing import Any
 from perfmodel.base import files
 from perfmodel.base.errors import InputError, number
 from perfmodel.base.provenance import Assumption
+from perfmodel.base.units import is_number
 from perfmodel.theory.packing import MOST_SPREAD, Documents
 
 OF_DOCUMENTS = ("document_length", "document_spread", "document_lengths")
@@ -67,7 +68,7 @@ def read_lengths(path: str | Path) -> Sequence[float]:
         raise InputError(f"{path}: expected lengths of documents in tokens, one a line; got none")
     cells = [cell.strip() for cell in rows[0][1].split(",")]
     column = 0
-    if not _is_number(cells[0]) or len(cells) > 1:
+    if not is_number(cells[0]) or len(cells) > 1:
         known = [k for k, cell in enumerate(cells) if cell.lower() in ("tokens", "length")]
         if not known and len(cells) > 1:
             raise InputError(
@@ -82,15 +83,7 @@ def read_lengths(path: str | Path) -> Sequence[float]:
         parts = line.split(",")
         text = parts[column].strip() if column < len(parts) else ""
         where = f"{path}: line {place}"
-        if not _is_number(text):
+        if not is_number(text):
             raise InputError(f"{where}: expected a length in tokens, got {text!r}")
         lengths.append(number(where, float(text), at_least=1.0, at_most=LONGEST))
     return lengths
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
