@@ -441,7 +441,7 @@ def _add_transfers(
             axes=(*WORKERS, ("result of", names)),
         )
         sends[pair] = (where, sent)
-        b.edge(ends[:, source], sent)
+        b.edge(ends[:, handing.leaves[where]], sent)
         for lag in np.unique(handing.lag[where]).tolist():
             now = handing.lag[where] == lag
             b.edge(sent[:, now], starts[:, target[now]], lag=lag)

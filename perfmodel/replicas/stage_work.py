@@ -13,7 +13,7 @@ from perfmodel.base import files
 from perfmodel.base.arrays import Ids
 from perfmodel.base.errors import InputError
 from perfmodel.inputs.passes import accumulated, one_pass
-from perfmodel.inputs.replica import Replica, Stage, Tied
+from perfmodel.inputs.replica import Replica, Stage, Tied, Transfers
 from perfmodel.inputs.workload import Workload, WorkloadLayer, expanded
 from perfmodel.pipelines import Schedule, check, read, schedule as schedule_named
 from perfmodel.pipelines.actions import Flags
@@ -25,6 +25,10 @@ LONG = 3
 
 EMBEDDING, HEAD = "embedding", "head"
 """Names of the first layer of a language model, and of that which may share its table."""
+
+
+IN_TURN: tuple[Transfers, ...] = ("torch", "gloo")
+"""Transfers of the runtime that runs the two passes of a pair one after the other."""
 
 
 class StageWork(NamedTuple):
@@ -145,7 +149,18 @@ class Order(NamedTuple):
 
 def order_of(stage: Stage, micro_batches: int) -> Order:
     """Return the actions of a round of a stage's devices."""
-    return actions_of(round_of(stage.replica, micro_batches * stage.copies).schedule, stage.number)
+    schedule = round_of(stage.replica, micro_batches * stage.copies).schedule
+    order = actions_of(schedule, stage.number)
+    return order._replace(joined=order.joined & (stage.replica.transfers not in IN_TURN))
+
+
+def together(schedule: Schedule, transfers: Transfers) -> Flags:
+    """Return whether each action runs together with the next one of its rank, (actions,).
+
+    DeepSeek's DualPipe waits for the inputs of both and hides one behind the other. The runtime of
+    torch.distributed.pipelining runs the two passes of a pair one after the other.
+    """
+    return schedule.joined & (transfers not in IN_TURN)
 
 
 def actions_of(schedule: Schedule, rank: int) -> Order:

@@ -140,10 +140,10 @@ class _Run:
                 self._edge(self.steps + transfer, k, lag[transfer])
             for transfer in one.held:
                 self._edge(self.steps + transfer, k, held_lag[transfer])
-        for k, (source, posted) in enumerate(
-            zip(handing.source.tolist(), handing.posted.tolist(), strict=True)
+        for k, (leaves, posted) in enumerate(
+            zip(handing.leaves.tolist(), handing.posted.tolist(), strict=True)
         ):
-            self._edge(step_of[source], self.steps + k)
+            self._edge(step_of[leaves], self.steps + k)
             if posted != NONE:
                 self._edge(step_of[posted], self.steps + k)
             ahead, last = paths.ahead[k], paths.last[k]

@@ -9,7 +9,7 @@ this leaves out: shared links, random times, and the exchange among replicas.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, get_args
 
 import numpy as np
@@ -20,7 +20,7 @@ from perfmodel.base.quantities import Quantity
 from perfmodel.inputs.replica import Replica, Transfers
 from perfmodel.pipelines.actions import Schedule
 from perfmodel.pipelines.rounds import Round
-from perfmodel.replicas.stage_work import round_of
+from perfmodel.replicas.stage_work import round_of, together
 from perfmodel.training.transfers import Handing, handing_of
 
 
@@ -69,9 +69,9 @@ def paths_of(replica: Replica, micro_batches: int) -> Paths:
     schedule = repeated.schedule
     handing, steps = _ordered(repeated, replica.transfers)
     paths = Paths(schedule, handing, steps, *_connections(schedule, handing))
-    many = len(schedule) - int(schedule.joined.sum())
-    if len(paths.steps) < many:
-        allowed = [one for one in get_args(Transfers) if len(_ordered(repeated, one)[1]) == many]
+    if not _whole(schedule, replica.transfers, steps):
+        kinds: tuple[Transfers, ...] = get_args(Transfers)
+        allowed = [one for one in kinds if _whole(schedule, one, _ordered(repeated, one)[1])]
         raise InputError(
             f"transfers: {replica.transfers}: stages wait for each other for ever with "
             f"{replica.schedule} (allowed: {', '.join(allowed)})"
@@ -79,14 +79,20 @@ def paths_of(replica: Replica, micro_batches: int) -> Paths:
     return paths
 
 
+def _whole(schedule: Schedule, transfers: Transfers, steps: Sequence[Step]) -> bool:
+    """Return whether every stage comes to the end of a round."""
+    return len(steps) == len(schedule) - int(together(schedule, transfers).sum())
+
+
 def _ordered(repeated: Round, transfers: Transfers) -> tuple[Handing, tuple[Step, ...]]:
     """Return the transfers, and the actions in an order that respects all that they wait for in a
     round."""
     handing, schedule = handing_of(repeated, transfers), repeated.schedule
-    all_steps, waits = _steps(schedule, handing)
+    joined = together(schedule, transfers).tolist()
+    all_steps, waits = _steps(schedule, handing, joined)
     begins = schedule.begins.tolist()
     done = [False] * len(schedule)
-    at, joined = begins[:-1], schedule.joined.tolist()
+    at = begins[:-1]
     ordered: list[Step] = []
     left = list(range(schedule.ranks))
     while left:
@@ -113,19 +119,20 @@ def _ordered(repeated: Round, transfers: Transfers) -> tuple[Handing, tuple[Step
     return handing, tuple(ordered)
 
 
-def _steps(schedule: Schedule, handing: Handing) -> tuple[list[Step], list[list[int]]]:
+def _steps(
+    schedule: Schedule, handing: Handing, joined: Sequence[bool]
+) -> tuple[list[Step], list[list[int]]]:
     """Return the step that begins with each action, and the actions of the same round that come
     before it; of an action that runs with the one before it, both are of no use."""
     count, none = len(schedule), ()
     inputs: list[tuple[int, ...]] = [none] * count
     held: list[tuple[int, ...]] = [none] * count
     waits: list[list[int]] = [[] for _ in range(count)]
-    joined = schedule.joined.tolist()
     columns = (getattr(handing, name).tolist() for name in Handing._fields)
     transfers = enumerate(zip(*columns, strict=True))
     begins = {one + 1: one for one, with_next in enumerate(joined) if with_next}
-    for transfer, (source, target, posted, holds, lag, held_lag) in transfers:
-        before = [source] if posted == NONE else [source, posted]
+    for transfer, (_, target, leaves, posted, holds, lag, held_lag) in transfers:
+        before = [leaves] if posted == NONE else [leaves, posted]
         target = begins.get(target, target)
         inputs[target] += (transfer,)
         if not lag:
@@ -169,7 +176,7 @@ def spans(paths: Paths, seconds: Floats, send_s: Floats, latency_s: Floats | Non
     """
     begin: list[Quantity] = [0.0] * len(seconds)
     end: list[Quantity] = [0.0] * len(seconds)
-    source, posted = paths.handing.source.tolist(), paths.handing.posted.tolist()
+    leaves, posted = paths.handing.leaves.tolist(), paths.handing.posted.tolist()
     plain = seconds.ndim == 1  # plain floats are faster than arrays of one
     took, sent = (seconds.tolist(), send_s.tolist()) if plain else (seconds, send_s)
     free = np.zeros_like(send_s) if latency_s is None else latency_s
@@ -180,7 +187,7 @@ def spans(paths: Paths, seconds: Floats, send_s: Floats, latency_s: Floats | Non
     def arrival(transfer: int) -> Quantity:
         if transfer in arrived:
             return arrived[transfer]
-        starts = end[source[transfer]]
+        starts = end[leaves[transfer]]
         if posted[transfer] != NONE:
             starts = later(starts, end[posted[transfer]])
         before = ahead[transfer]
@@ -266,13 +273,13 @@ class _State:
         schedule, handing = paths.schedule, paths.handing
         past, past_arrived = self.end, self.arrived
         end, arrived = [0.0] * len(past), [-1.0] * len(past_arrived)
-        source, posted = handing.source.tolist(), handing.posted.tolist()
+        leaves, posted = handing.leaves.tolist(), handing.posted.tolist()
         lag, held_lag = handing.lag.tolist(), handing.held_lag.tolist()
         rank, begins = schedule.rank.tolist(), schedule.begins.tolist()
 
         def arrival(transfer: int) -> float:
             if arrived[transfer] < 0.0:
-                starts = end[source[transfer]]
+                starts = end[leaves[transfer]]
                 if posted[transfer] != NONE:
                     starts = max(starts, end[posted[transfer]])
                 before = paths.ahead[transfer]

@@ -7,7 +7,8 @@ framework:
   waits for a transfer it has begun before it changes direction, from forward to backward or back
   (``Schedule1F1B`` and ``ScheduleGPipe`` of torch.distributed.pipelining). With several chunks, an
   input is asked for at the place in the receiver's order that it has reached when the order is laid
-  out (``_add_send_recv``).
+  out (``_add_send_recv``). The second pass of a pair begins after the first, once its own input is
+  there, and the results of both leave after it (``OVERLAP_F_B``).
 - *gloo*: the same; what a stage asks for is behind the data that it sends to the same stage before,
   and it waits only until it may send
   (``gloo::transport::tcp::Pair``: one connection, on which notices and data take turns).
@@ -28,6 +29,7 @@ from perfmodel.inputs.replica import Transfers
 from perfmodel.pipelines.actions import FORWARD, Schedule
 from perfmodel.pipelines.facts import transfers as sent
 from perfmodel.pipelines.rounds import Round
+from perfmodel.replicas.stage_work import together
 
 
 class Handing(NamedTuple):
@@ -36,6 +38,7 @@ class Handing(NamedTuple):
     Attributes
     ----------
     source, target : the action that makes the data, and the one that needs them.
+    leaves : the action after which the data are sent: the source, or the second one of its pair.
     posted : the receiver's action that ends before it asks for the data, in the round of the
         source; NONE for none.
     held : the sender's action that begins after the transfer has ended; NONE for none.
@@ -44,6 +47,7 @@ class Handing(NamedTuple):
 
     source: Ids
     target: Ids
+    leaves: Ids
     posted: Ids
     held: Ids
     lag: Ids
@@ -57,9 +61,9 @@ def handing_of(repeated: Round, transfers: Transfers) -> Handing:
     source, target, forward = found.produced, found.consumed, schedule.kind == FORWARD
     lag, none = repeated.lag(source, target), np.full(len(source), NONE)
     held_lag = np.zeros_like(lag)
-    joined = np.append(schedule.joined, False)
+    joined = np.append(together(schedule, transfers), False)
     opens = target - joined[target - 1]  # two actions that run together begin and end together
-    ends = source + joined[source]
+    ends = source + schedule.joined[source]
     first, last = np.isin(opens, schedule.begins), np.isin(ends + 1, schedule.begins)
     before, after = np.where(first, NONE, opens - 1), np.where(last, NONE, ends + 1)
     if schedule.updates.kind != "flush":  # what opens a round follows what ends the one before
@@ -67,21 +71,22 @@ def handing_of(repeated: Round, transfers: Transfers) -> Handing:
         after = np.where(last, schedule.begins[schedule.rank[source]], after)
         held_lag = last.astype(np.int64)
     if transfers == "ahead":
-        return Handing(source, target, none, none, lag, held_lag)
+        return Handing(source, target, ends, none, none, lag, held_lag)
     if transfers == "blocking":
-        return Handing(source, target, before, after, lag, held_lag)
+        return Handing(source, target, ends, before, after, lag, held_lag)
     if schedule.splits or schedule.stages > schedule.ranks:
         posted = np.minimum(_laid_out(schedule, source, target), before)
-        return Handing(source, target, posted, none, lag, held_lag)
+        return Handing(source, target, ends, posted, none, lag, held_lag)
     turns = (after != NONE) & (forward[source] != forward[np.where(after == NONE, 0, after)])
-    return Handing(source, target, before, np.where(turns, after, NONE), lag, held_lag)
+    held = np.where(turns, after, NONE)
+    return Handing(source, target, ends, before, held, lag, held_lag)
 
 
 def _laid_out(schedule: Schedule, source: Ids, target: Ids) -> Ids:
     """Return after which action of its rank each input is asked for, (transfers,).
 
-    Ranks take turns, an action each, if they have what they need; as an action is laid out, its
-    result is asked for at the end of what has been laid out at the receiver.
+    Ranks take turns, an action or a pair each, if they have what it needs; as an action is laid
+    out, its result is asked for at the end of what has been laid out at the receiver.
     """
     rank, begins = schedule.rank.tolist(), schedule.begins.tolist()
     needs: dict[int, int] = dict(zip(target.tolist(), source.tolist(), strict=True))
@@ -89,17 +94,21 @@ def _laid_out(schedule: Schedule, source: Ids, target: Ids) -> Ids:
     receiver = [rank[after] for after in target.tolist()]
     posted = [NONE] * len(source)
     at, done = begins[:-1].copy(), set[int]()
+    joined = schedule.joined.tolist()
     while len(done) < len(rank):
         before = len(done)
         for one in range(schedule.ranks):
-            action = at[one]
-            if action == begins[one + 1] or (action in needs and needs[action] not in done):
+            if at[one] == begins[one + 1]:
                 continue
-            at[one] += 1
-            done.add(action)
-            if action in gives:
-                other = receiver[gives[action]]
-                posted[gives[action]] = at[other] - 1 if at[other] > begins[other] else NONE
+            step = range(at[one], at[one] + 1 + joined[at[one]])
+            if any(action in needs and needs[action] not in done for action in step):
+                continue
+            at[one] = step.stop
+            done.update(step)
+            for action in step:
+                if action in gives:
+                    other = receiver[gives[action]]
+                    posted[gives[action]] = at[other] - 1 if at[other] > begins[other] else NONE
         if len(done) == before:
             break
     return np.array(posted, np.int64)

@@ -32,15 +32,15 @@ class Waves(NamedTuple):
     actions, transfers : those of a wave of transfers come before its actions.
     last, waits : of each action, the one before it on its rank, (actions,), and the transfers of
         its inputs and those that must have ended, (actions, most of any).
-    source, posted, ahead : of each transfer, the action that makes its data, the one that ends
-        before it is asked for, and the transfer before it on its connection, (transfers,).
+    leaves, posted, ahead : of each transfer, the action after which its data are sent, the one that
+        ends before it is asked for, and the transfer before it on its connection, (transfers,).
     """
 
     actions: Nodes
     transfers: Nodes
     last: Ids
     waits: Ids
-    source: Ids
+    leaves: Ids
     posted: Ids
     ahead: Ids
 
@@ -60,10 +60,10 @@ def waves_of(replica: Replica, micro_batches: int) -> Waves:
 def _waves(paths: Paths) -> Waves:
     """Return the waves of paths. As in :func:`perfmodel.training.spans.spans`, a transfer whose
     predecessor on the connection is needed only later does not wait for it."""
-    source, posted = paths.handing.source.tolist(), paths.handing.posted.tolist()
+    leaves, posted = paths.handing.leaves.tolist(), paths.handing.posted.tolist()
     ahead, count = list(paths.ahead), len(paths.schedule)
     of_action = [-1] * (count + 1)  # the wave of each; the last is that of none
-    of_transfer = [-1] * (len(source) + 1)
+    of_transfer = [-1] * (len(leaves) + 1)
     most = 0
     for action, past, inputs, held, _ in paths.steps:
         wave = of_action[past] + 1
@@ -72,7 +72,7 @@ def _waves(paths: Paths) -> Waves:
                 before = ahead[one]
                 if of_transfer[before] < 0:
                     before = ahead[one] = NONE
-                waits = of_action[source[one]], of_action[posted[one]], of_transfer[before]
+                waits = of_action[leaves[one]], of_action[posted[one]], of_transfer[before]
                 of_transfer[one] = max(waits) + 1
             wave = max(wave, of_transfer[one])
         of_action[action] = wave
@@ -91,7 +91,7 @@ def _waves(paths: Paths) -> Waves:
         transfers,
         last=action_at[last[actions.order]],
         waits=transfer_at[waited[actions.order]],
-        source=action_at[paths.handing.source[transfers.order]],
+        leaves=action_at[paths.handing.leaves[transfers.order]],
         posted=action_at[paths.handing.posted[transfers.order]],
         ahead=transfer_at[np.array(ahead, np.int64)[transfers.order]],
     )
@@ -127,7 +127,7 @@ def spans_of(waves: Waves, seconds: Floats, send_s: Floats, latency_s: Floats) -
         some = slice(transfers.begins[wave], transfers.begins[wave + 1])
         if some.start < some.stop:
             before = waves.ahead[some]
-            asked = np.maximum(end[waves.source[some]], end[waves.posted[some]])
+            asked = np.maximum(end[waves.leaves[some]], end[waves.posted[some]])
             arrived[some] = np.maximum(asked, arrived[before] - free[before]) + sent[some]
         some = slice(actions.begins[wave], actions.begins[wave + 1])
         starts = end[waves.last[some]]

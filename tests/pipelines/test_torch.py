@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 
+from perfmodel.base.arrays import NONE
 from perfmodel.base.errors import InputError
+from perfmodel.inputs.replica import Replica
 from perfmodel.pipelines import Schedule, check, read, schedule, text
+from perfmodel.pipelines.actions import FORWARD
+from perfmodel.replicas.stage_work import round_of
+from perfmodel.training.transfers import handing_of
 
 pytest.importorskip("torch", reason="compares with PyTorch")
 theirs = pytest.importorskip("torch.distributed.pipelining.schedules")
@@ -119,6 +124,30 @@ def test_pytorch_accepts_our_files(name: str, tmp_path: Path) -> None:
     )
     theirs.PipelineScheduleMulti._load_csv(stub, path)
     assert stub.checked == {stage: rank for rank in range(3) for stage in s.held(rank)}
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (3, 9), (4, 8)])
+def test_inputs_of_pairs_are_asked_for_where_pytorch_receives_them(p: int, m: int) -> None:
+    order = {r: [a for a in o if a] for r, o in orders("dualpipe_v", p, m, 2).items()}
+    sent = theirs._add_send_recv(order, lambda stage: min(stage, 2 * p - 1 - stage), 2 * p)
+    expected = {}
+    for actions in sent.values():
+        before = ""
+        for action in actions:
+            if "RECV" in str(action):
+                kind = "F" if "RECV_F" in str(action) else "B"
+                expected[action.stage_index, kind, action.microbatch_index] = before
+            elif "SEND" not in str(action):
+                before = str((action.sub_actions or [action])[-1])
+    replica = Replica(pipeline=p, virtual_stages=2, schedule="dualpipe_v")
+    handing = handing_of(round_of(replica, m), "torch")
+    s = schedule("dualpipe_v", p, m)
+    found = {}
+    for target, posted in zip(handing.target.tolist(), handing.posted.tolist(), strict=True):
+        kind = "F" if s.kind[target] == FORWARD else "B"
+        key = (int(s.stage[target]), kind, int(s.micro_batch[target]))
+        found[key] = "" if posted == NONE else str(s.action(posted))
+    assert found == expected
 
 
 def test_canary_a_changed_order_is_noticed() -> None:

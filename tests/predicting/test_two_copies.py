@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -24,8 +24,10 @@ from perfmodel import (
 )
 from perfmodel.engine.simulation import makespan, simulate
 from perfmodel.inputs.passes import accumulated
+from perfmodel.inputs.replica import Replica, Transfers
 from perfmodel.predicting import replicas
 from perfmodel.predicting.memory import memory_of
+from perfmodel.training.spans import paths_of, spans
 from tests import oracles
 from tests.architectures.test_laws import slowed
 from tests.jobs import cluster, job
@@ -108,6 +110,69 @@ def test_an_unequal_pipeline_by_hand() -> None:
     for got in both(made([(1.0, 2.0), (2.0, 4.0)], 4)):
         assert got.iteration_s == pytest.approx(18.0, rel=1e-6)
         assert got.idle_fraction.mean == pytest.approx(0.0, abs=1e-6)
+
+
+PAIRS = {
+    # rank 0 has stages 0 and 3, rank 1 stages 1 and 2; a transfer between 0 and 1 takes 1 s
+    "torch": {"3F2": (12, 13), "0B0": (13, 15), "3F3": (19, 20), "0B1": (20, 22)},
+    # each pair begins once both inputs are there
+    "ahead": {"3F2": (13, 16), "0B0": (13, 16), "3F3": (19, 22), "0B1": (19, 22)},
+}
+"""Begins and ends of two pairs of rank 0, by hand: F takes 1 s, B 2 s, I and W 1 s.
+
+Rank 0: 0F0 0F1 0F2 3F0 3I0 3W0 3F1 [0F3 3B1] [3F2 0B0] 3B2 [3F3 0B1] 3B3 0I2 0W2 0I3 0W3.
+Rank 1: 1F0 2F0 1F1 2F1 1F2 2B0 [2F2 1B0] [1F3 2B1] [2F3 1B1] 2B2 1B2 2I3 1I3 2W3 1W3.
+
+1F0 2-3, 2F0 -4, 1F1 -5, 2F1 -6, 1F2 -7; 3F0 4-5, 3I0 -6, 3W0 -7, 3F1 -8. 2B0 7-9, then 2F2 -10 and
+1B0 -12, which leave at 12: 3F2 can begin at 12, 0B0 at 13. 0F3 and 3B1 8-11 leave at 11. Rank 1
+asks for 0F3 after [2F2 1B0] with torch, at 12, so that 1F3 is 13-14, 2B1 -16, 2F3 and 1B1 -19: 3F3
+can begin at 19, 0B1 at 20. If data are asked for ahead, all that is 1 s earlier.
+"""
+
+
+@pytest.mark.parametrize("transfers", PAIRS)
+def test_pairs_of_torch_run_in_turn_and_those_of_deepseek_at_once(transfers: str) -> None:
+    replica = Replica(
+        pipeline=2, virtual_stages=2, schedule="dualpipe_v", transfers=cast(Transfers, transfers)
+    )
+    paths = paths_of(replica, 4)
+    schedule, handing = paths.schedule, paths.handing
+    stages = schedule.stage[handing.source], schedule.stage[handing.target]
+    send_s = np.where(np.minimum(*stages) == 0, 1.0, 0.0)
+    at = spans(paths, np.array([1.0, 2.0, 1.0, 1.0])[schedule.kind], send_s)
+    named = {str(schedule.action(k)): k for k in range(len(schedule))}
+    for name, begin_and_end in PAIRS[transfers].items():
+        assert (at.begin[named[name]], at.end[named[name]]) == begin_and_end
+
+
+def test_results_of_both_passes_of_a_pair_leave_after_it() -> None:
+    paths = paths_of(Replica(pipeline=2, virtual_stages=2, schedule="dualpipe_v"), 4)
+    schedule, handing = paths.schedule, paths.handing
+    leaves, posted = (
+        {str(schedule.action(k)): str(schedule.action(after)) if after >= 0 else ""
+         for k, after in zip(handing.source.tolist(), column.tolist(), strict=True)}
+        for column in (handing.leaves, handing.posted)
+    )  # fmt: skip
+    assert [leaves[name] for name in ("0F2", "2F2", "1B0")] == ["0F2", "1B0", "1B0"]
+    # rank 0 of PyTorch: 3F1 3RECV_F2 0RECV_B0 (0F3;3B1) 0SEND_F3 3SEND_B1 (3F2;0B0) 3RECV_F3
+    assert [posted[name] for name in ("0F0", "2F2", "1B0", "2F3")] == ["", "3F1", "3F1", "0B0"]
+
+
+@examples(15)
+@given(data=st.data())
+def test_pairs_in_turn_take_as_long_in_the_graph(data: st.DataObject) -> None:
+    """Two programs: the graph, and the longest path. Two ranks share no link."""
+    passes = data.draw(st.integers(4, 8))
+    number = st.floats(0.5, 3.0)
+    seconds = [(data.draw(number), data.draw(number)) for _ in range(4)]
+    sent = data.draw(st.sampled_from([0.01, 0.7, 2.0]))
+    one = made(seconds, passes, schedule="dualpipe_v", chunks=2, transfers="torch", sent=sent)
+    paths = paths_of(Replica(pipeline=2, virtual_stages=2, schedule="dualpipe_v"), passes)
+    forward, backward = np.array(seconds).T
+    table = np.stack([forward, backward, backward / 2, backward / 2])
+    took = table[paths.schedule.kind, paths.schedule.stage]
+    at = spans(paths, took, np.full(len(paths.handing.source), sent))
+    assert makespan(build_graph(one)) == pytest.approx(float(at.end.max()), rel=1e-5)
 
 
 def test_canary_one_copy_alone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
