@@ -313,20 +313,20 @@ def _staleness_of_workers(
 
 
 def _spread_out(mean: float, variance: float) -> dict[int, float]:
-    """Return the probabilities of whole numbers around a mean."""
+    """Return the probabilities of whole numbers around a mean: a rounded gamma distribution."""
     if variance < ROUNDING:
         low, part = math.floor(mean + ROUNDING), mean - math.floor(mean + ROUNDING)
         return {low: 1.0} if part < ROUNDING else {low: 1.0 - part, low + 1: part}
-    from scipy import stats
+    from scipy import special
 
     shape, scale = mean**2 / variance, variance / mean
-    top = int(stats.gamma.ppf(1.0 - RAREST, shape, scale=scale)) + 1
+    top = int(special.gammaincinv(shape, 1.0 - RAREST) * scale) + 1
     if top > MOST_STALE:
         raise InputError(
             f"staleness: the mean is about {mean:.3g} updates, the limit {MOST_STALE:g}: workers "
             "differ too much in speed"
         )
-    edges = stats.gamma.cdf(np.arange(top + 1) + 0.5, shape, scale=scale)
+    edges = special.gammainc(shape, (np.arange(top + 1) + 0.5) / scale)
     shares = np.diff(np.concatenate([[0.0], edges]))
     shares /= shares[shares > RAREST].sum()
     return {value: float(share) for value, share in enumerate(shares) if share > RAREST}

@@ -393,13 +393,13 @@ def _train(work: Work) -> Curve:
 
 
 def half_width(values: Floats) -> Floats:
-    """Half-widths of the intervals of means over the first axis; NaN for a single value."""
-    from scipy import stats
+    """Half-widths of Student's intervals of means over the first axis; NaN for a single value."""
+    from scipy import special
 
     count = len(values)
     if count < 2:
         return np.full(values.shape[1:], math.nan)
-    factor = stats.t.ppf(0.5 + COVERAGE / 2.0, count - 1) / math.sqrt(count)
+    factor = special.stdtrit(count - 1, 0.5 + COVERAGE / 2.0) / math.sqrt(count)
     spread: Floats = factor * values.std(axis=0, ddof=1)
     return spread
 

@@ -258,7 +258,9 @@ LISTENING = ("listen", "bind", "create_server")
 
 
 def listeners(source: str) -> list[str]:
-    """Calls of a program that make it listen on a port."""
+    """Calls of a program that make it listen on a port; parsed only if it has one of the words."""
+    if not any(name in source for name in LISTENING):
+        return []
     names = [
         node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         for node in ast.walk(ast.parse(source))
