@@ -99,6 +99,7 @@ def test_communication_time_is_flat_for_a_ring_linear_for_a_server_and_between_f
         assert a < b < c
 
 
+@pytest.mark.slow
 def test_training_gets_faster_with_workers_if_there_are_enough_servers() -> None:
     """Jia et al. 2020, figure 7: 4, 8, 12 workers, 8 servers; for both kinds of training."""
     for sync in ("bsp", "asp"):

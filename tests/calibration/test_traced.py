@@ -210,6 +210,7 @@ def test_wrong_uses_are_one_line(
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.slow
 def test_a_real_trace_of_two_devices_is_replayed() -> None:
     """ResNet-50 on two A100, whose host is too slow: only one rank was traced."""
     name = "hta_resnet50_ddp_2xA100_rank0.json.gz"

@@ -56,6 +56,7 @@ def pace(graph: OpGraph, seed: int, skipped: int, rounds: int) -> float:
 # -- steady state ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_bound_reached_after_a_hundred_iterations_is_found() -> None:
     """The slow worker takes 1.1 times as long, so that ten iterations are lost in 110."""
     found = perfmodel.predict(bounded())
@@ -88,6 +89,7 @@ def ring(workers: int, jitter: float) -> Job:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "workers", [48, pytest.param(256, marks=pytest.mark.slow)], ids=["small", "large"]
 )

@@ -66,6 +66,7 @@ def test_a_law_of_dense_models_refuses_experts(tmp_path: Path) -> None:
         plan(**given, loss=2.1)
 
 
+@pytest.mark.slow
 def test_the_command_prints_tokens_and_the_lowest_loss() -> None:
     words = "plan --model llama-7b --device h100 --cluster dgx-h100 --devices 8 --tensor 2"
     words += " --pipeline 1 --micro-batch-size 1 --recompute full --sequence-length 2048"

@@ -139,6 +139,7 @@ def test_impossible_plans_say_why(given: dict[str, Any], why: str) -> None:
         plan(**{**SMALL, **given})
 
 
+@pytest.mark.slow
 def test_long_sequences_are_divided_among_devices() -> None:
     """Plans of sequences of 65,536 tokens try context parallelism without being told to."""
     given: dict[str, Any] = {**SMALL, "model": "llama-8b", "sequence_length": 65_536}
@@ -152,6 +153,7 @@ def test_long_sequences_are_divided_among_devices() -> None:
                                  fidelity="coarse", top=1).first.label  # fmt: skip
 
 
+@pytest.mark.slow
 def test_experts_are_divided_up_to_a_node() -> None:
     given: dict[str, Any] = {**SMALL, "model": "mixtral-8x7b", "devices": [16], "tensor": (1, 2)}
     given |= {"pipeline": 1, "micro_batch_size": 1, "virtual_stages": 1, "arch": "zero3"}

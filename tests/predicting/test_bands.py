@@ -156,6 +156,7 @@ def test_the_table_has_every_group_and_classes_that_are_large_enough() -> None:
         assert 0.0 <= whole.median <= whole.p90
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drawn", [75, pytest.param(300, marks=pytest.mark.slow)])
 def test_declared_bands_hold_for_replicas(drawn: int) -> None:
     """Of jobs that neither measured the bands nor checked them; exact is exact."""

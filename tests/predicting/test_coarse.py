@@ -47,7 +47,7 @@ from tests.jobs import (
     workload,
 )
 from tests.oracles import equal
-from tests.settings import examples
+from tests.settings import examples, thinned
 
 few = examples(4)
 replace = msgspec.structs.replace
@@ -156,7 +156,7 @@ def several(found: Sequence[Job]) -> int:
 
 
 @pytest.mark.hypothesis
-@pytest.mark.parametrize("arch", names())
+@pytest.mark.parametrize("arch", thinned(names()))
 def test_exact_formulas_equal_the_simulation(arch: str) -> None:
     """On plain clusters: for enough jobs, and for several workers unless only one worker is
     exact."""
@@ -168,7 +168,7 @@ def test_exact_formulas_equal_the_simulation(arch: str) -> None:
 
 
 @pytest.mark.hypothesis
-@pytest.mark.parametrize("arch", names())
+@pytest.mark.parametrize("arch", thinned(names(), first=1))
 def test_exact_formulas_equal_the_simulation_on_any_cluster(arch: str) -> None:
     assert exact_jobs(arch, jobs, count=8)
 

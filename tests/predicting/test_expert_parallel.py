@@ -310,6 +310,7 @@ def test_layouts_keep_the_experts_where_they_are() -> None:
         assert several.step_s[k] == pytest.approx(predict(one, fidelity="coarse").iteration_s)
 
 
+@pytest.mark.slow
 def test_studies_vary_whole_groups() -> None:
     """Numbers of workers are multiples of those that have all experts; sweeps divide anew."""
     explanation = explain(made(8, expert=4))

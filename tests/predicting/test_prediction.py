@@ -247,6 +247,7 @@ def test_a_random_job_is_simulated_until_its_interval_is_narrow() -> None:
     assert runs(2.0) > 2 * runs(0.001)
 
 
+@pytest.mark.slow
 def test_the_confidence_interval_covers_the_long_run() -> None:
     """Over 40 seeds, the 95 % interval rarely misses the mean of all of them."""
     results = [

@@ -381,6 +381,7 @@ def test_the_header_describes_the_job() -> None:
     assert len(set(header.begins_s)) == 3
 
 
+@pytest.mark.slow
 def test_the_plain_loop_records_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for wish in ("0", ""):

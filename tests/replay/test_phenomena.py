@@ -98,6 +98,7 @@ def test_momentum_and_staleness_diverge() -> None:
     assert sum(many) < sum(some)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_momentum_and_staleness_degrade_before_they_diverge() -> None:
     finals = [
         [

@@ -49,6 +49,7 @@ def advice() -> dict[str, Advice]:
     }
 
 
+@pytest.mark.slow
 def test_every_rule_applies_to_some_job(advice: dict[str, Advice]) -> None:
     said = {each.rule for a in advice.values() for each in (*a.recommended, *a.unsure)}
     assert said == {rule.name for rule in RULES}
@@ -98,6 +99,7 @@ def test_staleness_is_named_as_the_price(advice: dict[str, Advice]) -> None:
     assert each.prediction.staleness.mean == pytest.approx(7.0, abs=0.01)
 
 
+@pytest.mark.slow
 def test_changes_that_exceed_memory_are_left_out() -> None:
     """A step of 256 samples allocates 16.6 of 17.2 GB, and reserves more; one of 128 half."""
     half, full = (advise(**SLOW, arch="ps", batch_size=batch) for batch in (64, 128))

@@ -212,7 +212,7 @@ def words(text: str) -> set[str]:
     return set(WORD.findall(text)) - FUNCTIONS
 
 
-@each
+@one_in(6)
 def test_text_and_legend_have_the_same_symbols(arch: str, index: int) -> None:
     parts, found = read(arch, index)
     legend = [row.symbol for row in found.legend]

@@ -55,7 +55,7 @@ def test_jobs_of_replicas_are_compared_over_workers():
     ("variable", "aim", "launches", "holds", "value"),
     [
         ("micro-batches", "idle<0.3", "eager", "from", 4),
-        ("stages", "idle<0.1", "eager", "up to", 1),
+        pytest.param("stages", "idle<0.1", "eager", "up to", 1, marks=pytest.mark.slow),
         pytest.param(
             *("pipeline", "throughput>400", "eager", "from", None), marks=pytest.mark.slow
         ),

@@ -103,6 +103,7 @@ def test_a_simulation_done_elsewhere_has_a_timeline() -> None:
     assert one.schedule(10).header.batch_size == one.batch_size
 
 
+@pytest.mark.slow
 def test_a_plan_is_the_same_in_threads() -> None:
     alone = planned()
     assert alone.simulated > 0

@@ -98,7 +98,7 @@ ARCHITECTURES = ("ring", "zero1", "zero2", "zero3", "ps")
 
 
 @pytest.mark.usefixtures("links_apart")
-@pytest.mark.parametrize("framework", ["megatron", "torchtitan"])
+@pytest.mark.parametrize("framework", thinned(["megatron", "torchtitan"]))
 def test_a_random_sample_equals_predictions(framework: str) -> None:
     """Of micro-batches' sizes, recomputation, architectures, schedules and global batches."""
     job = made(framework=framework, transfers=None)

@@ -196,6 +196,7 @@ def intervals_hold(narrower: float = 1.0) -> None:
     assert hold >= 143, hold
 
 
+@pytest.mark.slow
 def test_confidence_intervals_have_their_coverage() -> None:
     intervals_hold()
     with pytest.raises(AssertionError):

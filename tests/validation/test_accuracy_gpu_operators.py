@@ -22,6 +22,8 @@ from perfmodel.theory.products import product_s
 from perfmodel.times.operator_transfer import attention_rates, grouped_rates, product_rates
 from tests.measured import DATA, measured
 
+pytestmark = pytest.mark.slow  # what they compare with is rarely at hand
+
 GEMM = "device,dtype,m,n,k,ms\n{}"
 ATTENTION = "device,batch_size,sequence_length,heads,kv_heads,head_dim,ms\n{}"
 

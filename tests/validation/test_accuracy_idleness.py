@@ -24,6 +24,8 @@ from perfmodel import Cluster, InputError
 from tests.measured import measured
 from tests.settings import thinned
 
+pytestmark = pytest.mark.slow  # what they compare with is rarely at hand
+
 
 @pytest.fixture
 def fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -83,7 +85,6 @@ def test_waiting_of_unequal_workers_is_predicted() -> None:
     assert mean_error(cases) < 0.03
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("adapter", [staleness_delay, bytedance, adsp])
 def test_the_stored_fits_are_reproduced_from_the_runs(adapter: object, fits: Path) -> None:
     kept = Path(fitted.__file__).parent / "fitted"

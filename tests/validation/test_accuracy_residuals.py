@@ -9,6 +9,8 @@ import pytest
 import perfmodel as pm
 from benchmarks.accuracy.residuals import PredictedRun, residual_calibration
 
+pytestmark = pytest.mark.slow  # what they compare with is rarely at hand
+
 
 def run(source: str, off: float, workers: int = 4) -> PredictedRun:
     """A run that took ``off`` times the predicted time."""

@@ -21,6 +21,8 @@ from benchmarks.accuracy.summaries import summarise
 from perfmodel import InputError
 from tests.measured import measured
 
+pytestmark = pytest.mark.slow  # what they compare with is rarely at hand
+
 ADAPTERS = {"transient": transient}
 
 
@@ -75,7 +77,6 @@ def test_step_times_are_predicted(
     assert all(case.interval is not None for case in cases)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_the_stored_fits_are_reproduced_from_the_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

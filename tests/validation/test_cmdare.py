@@ -23,6 +23,8 @@ from perfmodel import InputError
 from perfmodel.calibration import ServersFit
 from tests.measured import measured
 
+pytestmark = pytest.mark.slow  # what they compare with is rarely at hand
+
 SPEEDS, ONE_WORKER = "speed_vs_workers.csv", "one_worker_step_time.csv"
 
 
@@ -79,7 +81,6 @@ def test_predictions_beat_ideal_scaling(groups: dict[str, dict[str, Any]]) -> No
         assert found["p90"] < found["others"]["ideal scaling"]["p90"]
 
 
-@pytest.mark.slow
 def test_the_stored_fits_are_reproduced_from_the_runs(folder: Path) -> None:
     kept = fitted.read("cmdare", ServersFit)
     assert kept.keys() == cmdare.MOST_WORKERS.keys() == cmdare.ABOUT.splits.keys()
@@ -107,7 +108,6 @@ def refitted(folder: Path, to: Path, most: int, changed: Callable[[int], bool]) 
     return cmdare.calibrated(to, most)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("most", [3, 4])
 def test_predicted_rows_are_never_fitted_to(folder: Path, tmp_path: Path, most: int) -> None:
     kept = cmdare.calibrated(folder, most)
@@ -277,7 +277,6 @@ def test_missing_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 # -- the command -----------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_the_command_writes_fits_and_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,8 @@ from perfmodel.calibration import ServersFit
 from tests.measured import measured
 from tests.settings import thinned
 
+pytestmark = pytest.mark.slow  # what they compare with is rarely at hand
+
 SPEEDS, PROFILES = "config_speed.csv", "models.csv"
 GRID = tuple(itertools.product((1, 2, 4), (1, 2, 3, 5)))
 TRUTHS = {
@@ -147,7 +149,6 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
 # -- the measured runs -----------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_step_times_are_predicted(folder: Path) -> None:
     groups = summarise(dl2.cases(folder))
     few = groups["dl2/few"]
@@ -161,7 +162,6 @@ def test_step_times_are_predicted(folder: Path) -> None:
     assert groups["dl2/dnn"]["p90"] < 0.35
 
 
-@pytest.mark.slow
 def test_the_stored_fits_are_reproduced_from_the_runs(folder: Path) -> None:
     found, kept = dl2.entries_of(folder), fitted.read("dl2", ServersFit)
     assert found.keys() == kept.keys()

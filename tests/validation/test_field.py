@@ -20,6 +20,8 @@ from perfmodel.validation import read_cases
 from perfmodel.validation.cases import MeasuredJob
 from tests.measured import measured
 
+pytestmark = pytest.mark.slow  # what they compare with is rarely at hand
+
 
 def row(**fields: Any) -> Row:
     given = {"id": "r", "source": "thread", "model": "resnet50", "devices": 4,

@@ -18,6 +18,8 @@ from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.summaries import choices
 from tests.measured import measured
 
+pytestmark = pytest.mark.slow  # what they compare with is rarely at hand
+
 GOOD = 0.8
 """Part of the settings in which the choice is within 5 % of the best."""
 
@@ -47,7 +49,6 @@ def test_the_choice_is_within_5_percent_of_the_best(module: ModuleType, settings
     assert within(found) >= GOOD
 
 
-@pytest.mark.slow
 def test_choices_from_one_measured_run_are_good_in_8_of_10_settings() -> None:
     every = [
         loss

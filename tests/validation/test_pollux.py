@@ -23,6 +23,8 @@ from benchmarks.accuracy.targets import COVERED
 from perfmodel import InputError
 from perfmodel.calibration.placements import calibrate_placements
 
+pytestmark = pytest.mark.slow  # what they compare with is rarely at hand
+
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 
@@ -105,7 +107,6 @@ def check(source: ModuleType, found: list[Case], figures: tuple[Any, ...]) -> No
         assert error(found, name, 0.5) < min(naive)
 
 
-@pytest.mark.slow
 def test_some_steps_are_predicted(tmp_path: Path) -> None:
     folder, first = DATA / pollux.ABOUT.folder, FIGURES["pollux"][0]
     if not (folder / placement_rows.FILE).is_file():
@@ -114,7 +115,6 @@ def test_some_steps_are_predicted(tmp_path: Path) -> None:
     check(pollux, pollux.cases(write(tmp_path, some(every, first[1]))), first)
 
 
-@pytest.mark.slow
 def test_every_step_is_predicted(source: ModuleType) -> None:
     """And intervals have their nominal coverage over all steps of a source."""
     found = source.cases(DATA / source.ABOUT.folder)
@@ -290,7 +290,6 @@ def test_tcp_goodput_lies_between_a_fraction_and_a_rate() -> None:
     assert limited.goodput_bytes_per_s == pytest.approx(0.5e9)
 
 
-@pytest.mark.slow
 def test_another_cluster_is_predicted_from_nominal_links(own: Path) -> None:
     sia.fit(own)
     elsewhere = [each | {"cluster": "elsewhere"} for each in made()]

@@ -22,6 +22,8 @@ from perfmodel import InputError, Job, Prediction, predict
 from perfmodel.inputs.calibration import Calibration
 from tests.measured import measured
 
+pytestmark = pytest.mark.slow  # what they compare with is rarely at hand
+
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
@@ -125,7 +127,6 @@ def without_queue(job: Job) -> Job:
     return msgspec.structs.replace(job, cluster=cluster)
 
 
-@pytest.mark.slow
 def test_the_stored_fits_are_reproduced_from_the_runs(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,7 +308,6 @@ def test_optional_parts_of_a_run_may_be_missing(tmp_path: Path) -> None:
     assert [c.others["ideal scaling"] for c in steps(tmp_path)] == pytest.approx([0.18] * len(bare))
 
 
-@pytest.mark.slow
 def test_intervals_are_fitted_to_the_other_dnns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
