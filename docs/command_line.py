@@ -34,6 +34,7 @@ HOW = {
     "calibrate runs": "calibrate.md",
     "calibrate server": "calibrate.md",
     "import": "import-a-trace.md",
+    "what-if": "import-a-trace.md#jobs-that-divide-a-model",
 }
 """Pages that say how to use a command."""
 

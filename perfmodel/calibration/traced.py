@@ -177,8 +177,7 @@ def _among_all(traces: Sequence[ImportedTrace], workers: int) -> None:
                 words = one.operation.replace("_", "-")
                 raise InputError(
                     f"{trace.trace}: an {words} is among {one.ranks} of {workers} ranks, which "
-                    "divide the model or shard it in groups; only traces of data-parallel jobs are "
-                    "replayed"
+                    "divide the model or shard it in groups: perfmodel what-if replays such traces"
                 )
 
 

@@ -47,6 +47,10 @@ COMMANDS = {
     "show": ("catalogue", "Show an architecture, model, device or cluster."),
     "profile": ("profile", "Measure the training steps of a PyTorch model, layer by layer."),
     "import": ("traces", "Import a PyTorch profiler trace as a workload."),
+    "what-if": (
+        "what_if",
+        "Replay traces of a job that may divide its model, on other links or devices.",
+    ),
     "measure": ("measure", "Measure a network, or a real training run."),
     "calibrate": ("calibrate", "Fit a cluster or a workload to measurements."),
     "validate": ("validate", "Predict measured jobs, and report how far off the predictions are."),

@@ -6,9 +6,10 @@ Times in the file are in microseconds; here they are seconds since the first eve
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,13 @@ _ANNOTATIONS = frozenset({"user_annotation"})
 _DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"})
 _ON_GPU = ("aten::cudnn", "aten::_cudnn", "aten::miopen", "nccl:")
 _LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "hipLaunchKernel", "hipExtLaunchKernel")
+SYNC = "cuda_sync"
+"""Category of waits with their streams, which ``enable_cuda_sync_events`` records."""
+
+LONG_US = 100.0
+"""A call of the runtime that takes longer may have waited for the device."""
+
+_WAITS = re.compile(r"(?:cuda|hip)(?:EventRecord|StreamWaitEvent|\w+Synchronize)")
 _NOT_OPS = ("ProfilerStep#", "Optimizer.", "enumerate(DataLoader)", "gloo:", "nccl:")
 
 
@@ -63,6 +71,8 @@ class _File(msgspec.Struct):
     nodes: list[dict[str, Any]] | None = None
     deviceProperties: list[dict[str, Any]] | None = None  # noqa: N815
     distributedInfo: Any = None  # noqa: N815
+    host_name: str | None = None
+    baseTimeNanoseconds: float = 0.0  # noqa: N815
 
 
 @dataclass(frozen=True)
@@ -79,7 +89,8 @@ class Host:
 
 @dataclass(frozen=True)
 class DeviceEvent:
-    """An event of a device, with the time and thread of its launch (None and "" if unknown)."""
+    """An event of a device, with the time and thread of its launch (None and "" if unknown), its
+    stream, and what Kineto tells of a communication."""
 
     name: str
     start_s: float
@@ -87,12 +98,30 @@ class DeviceEvent:
     kind: str
     launched_s: float | None
     thread: str
+    stream: str = ""
+    args: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of the runtime that waits or marks, on the host or on a stream, or that took long.
+
+    ``args`` has the streams of :data:`SYNC` events, and ``correlation``.
+    """
+
+    name: str
+    start_s: float
+    end_s: float
+    thread: str
+    args: dict[str, object]
 
 
 @dataclass(frozen=True)
 class Trace:
     """Events of a trace; ``device`` is empty if the profiler recorded only the CPU. ``rank`` and
-    ``ranks`` are those of the job, None if the trace does not tell."""
+    ``ranks`` are those of the job, None if the trace does not tell; ``groups`` has the ranks of its
+    process groups by name, as far as it lists them. ``machine`` is where it was recorded ("" if
+    unknown), and ``zero_s`` the moment of its first event on the clock of that."""
 
     host: list[Host]
     device: list[DeviceEvent]
@@ -100,6 +129,10 @@ class Trace:
     notes: tuple[str, ...] = ()
     rank: int | None = None
     ranks: int | None = None
+    calls: list[Call] = field(default_factory=list)
+    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    machine: str = ""
+    zero_s: float = 0.0
 
 
 def element_bytes(kind: str) -> int | None:
@@ -142,12 +175,29 @@ def _read(data: bytes, path: str | Path, pid: str | None, gpu: int | None) -> Tr
     try:
         trace = _trace(complete, contents.deviceProperties or [], str(path), pid, gpu)
         return replace(
-            trace, rank=count_of(job.get("rank")), ranks=count_of(job.get("world_size")) or None
+            trace,
+            rank=count_of(job.get("rank")),
+            ranks=count_of(job.get("world_size")) or None,
+            groups=_groups(job),
+            machine=contents.host_name or "",
+            zero_s=trace.zero_s + contents.baseTimeNanoseconds * 1e-9,
         )
     except (msgspec.DecodeError, ValueError, TypeError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path}: cannot read an event: {error}") from None
+
+
+def _groups(job: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Ranks of each process group that a trace lists completely, by name."""
+    groups = {}
+    for group in listed(job.get("pg_config")):
+        if not isinstance(group, dict):
+            continue
+        ranks = [rank for rank in map(count_of, listed(group.get("ranks"))) if rank is not None]
+        if ranks and len(ranks) == count_of(group.get("pg_size")):
+            groups[str(group.get("pg_name"))] = tuple(ranks)
+    return groups
 
 
 def unpacked(path: Path) -> bytes:
@@ -233,10 +283,13 @@ def _trace(
     notes: list[str] = []
     ops = Counter(str(e.pid) for e in events if (e.cat or "").lower() in _OPS)
     pid = _chosen(name, "process", "--pid", ops, pid, notes)
-    device_events, host, launches, on_gpu = [], [], {}, False
+    device_events, host, launches, calls, on_gpu = [], [], {}, [], False
     for event in events:
         category = (event.cat or "").lower()
         label = str(event.name)
+        runtime = "runtime" in category or "driver" in category
+        if category == SYNC or (runtime and (_WAITS.match(label) or _moment(event.dur) > LONG_US)):
+            calls.append(Call(label, *_span(event, first), str(event.tid), _arguments(event)))
         if category in _DEVICE:
             device_events.append((event, _arguments(event)))
         elif pid is not None and str(event.pid) != pid:
@@ -244,7 +297,7 @@ def _trace(
         elif category in _OPS or category in _ANNOTATIONS or label.startswith(MODULE):
             host.append(_host(event, category, first))
             on_gpu |= label.startswith(_ON_GPU)
-        elif "runtime" in category or "driver" in category:
+        elif runtime:
             on_gpu |= label.startswith(_LAUNCHES)
             correlation = _arguments(event).get("correlation")
             if correlation is not None:
@@ -259,7 +312,7 @@ def _trace(
         launch = launches.get(arguments.get("correlation"))
         if launch is None and (op := by_id.get(arguments.get("External id"))) is not None:
             launch = (op.start_s, op.thread)
-        device.append(_device(event, first, launch))
+        device.append(_device(event, first, launch, arguments))
     if on_gpu and not device:
         raise InputError(
             f"{name}: the trace has launches on a GPU but no kernels, so times on the GPU are "
@@ -272,7 +325,8 @@ def _trace(
     if not host and not device:
         raise InputError(f"{name}: nothing to import: there are no operators and no kernels")
     names = {str(p.get("id")): str(p.get("name")) for p in properties}
-    return Trace(host, device, names.get(chosen or "", "gpu") if device else "cpu", tuple(notes))
+    device_name = names.get(chosen or "", "gpu") if device else "cpu"
+    return Trace(host, device, device_name, tuple(notes), calls=calls, zero_s=first * 1e-6)
 
 
 def _chosen(
@@ -316,11 +370,27 @@ def _host(event: _Event, category: str, first_us: float) -> Host:
     return Host(name, *_span(event, first_us), str(event.tid), kind, arguments)
 
 
-def _device(event: _Event, first_us: float, launch: tuple[float, str] | None) -> DeviceEvent:
+def _device(
+    event: _Event,
+    first_us: float,
+    launch: tuple[float, str] | None,
+    arguments: dict[str, object],
+) -> DeviceEvent:
     name = str(event.name)
     kind = "compute"
     if "nccl" in name.lower() or "ptop" in name.lower():
         kind = "communication"
     elif "htod" in name.lower() or "dtoh" in name.lower():
         kind = "copy"
-    return DeviceEvent(name, *_span(event, first_us), kind, *(launch or (None, "")))
+    start_s, end_s = _span(event, first_us)
+    launched_s, thread = launch or (None, "")
+    return DeviceEvent(
+        name,
+        start_s,
+        end_s,
+        kind,
+        launched_s,
+        thread,
+        stream=str(arguments.get("stream", event.tid)),
+        args=arguments if kind == "communication" else {},
+    )

@@ -23,6 +23,7 @@ SHOWS = ("to_dict", "to_json", "to_frame", "frame", "report", "plot")
 
 WITHOUT: Mapping[str, str] = {
     "calibration.traced.Replay": "its prediction has pictures",
+    "calibration.what_if.WhatIf": "the traces themselves are pictures",
     "measuring.training.measure.RankReport": "a message between processes",
     "predicting.options.PredictOptions": "an input",
     "predicting.variants.Variants": "arrays over axes that only the caller knows",

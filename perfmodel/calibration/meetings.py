@@ -1,0 +1,251 @@
+"""Exchanges of the traces of several ranks, matched: by process group, peer, and order."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+
+import msgspec
+
+from perfmodel.base.errors import InputError
+from perfmodel.base.units import show
+from perfmodel.traces.exchanges import PAIRED, Exchange
+from perfmodel.traces.ranks import RankTrace
+
+P2P = "p2p"
+"""Kind of sends and receives."""
+
+UNEVEN = frozenset({"all_to_all", "broadcast", "barrier"})
+"""Operations whose ranks may tell different sizes."""
+
+
+class Side(msgspec.Struct, frozen=True):
+    """A rank's part of a meeting: indices of its trace and of its work there."""
+
+    trace: int
+    work: int
+
+
+class Meeting(msgspec.Struct, frozen=True, kw_only=True):
+    """A collective, or a message from the first of two sides to the second.
+
+    Attributes
+    ----------
+    kind : label of its group, else ranks and distance such as ``4x2``; :data:`P2P` of messages.
+    ranks : that take part, traced or not.
+    seconds : that it takes once all are there: as long as on the side that waits least.
+    complete : whether all ranks of it were traced.
+    """
+
+    operation: str
+    group: str
+    kind: str
+    ranks: int
+    bytes: float
+    sides: tuple[Side, ...]
+    seconds: float
+    complete: bool = True
+
+
+Told = list[tuple[int, Exchange]]
+"""Works (indices) and exchanges of a rank, in order."""
+
+
+def meetings(traces: Sequence[RankTrace]) -> list[Meeting]:
+    """Match the exchanges of traces, one of each rank, whose groups are known.
+
+    A collective of which some ranks were not traced may have waited for them: it takes as long as
+    the shortest of its kind, operation and size.
+
+    Raises
+    ------
+    InputError : ranks that exchange messages were not all traced, or exchanges do not match.
+    """
+    places = {trace.rank: k for k, trace in enumerate(traces)}
+    groups: dict[str, dict[int, Told]] = defaultdict(lambda: defaultdict(list))
+    pairs: dict[tuple[int, int], dict[str, Told]] = defaultdict(lambda: {"send": [], "recv": []})
+    for k, trace in enumerate(traces):
+        for i, work in enumerate(trace.works):
+            for each in work.exchanges:
+                if each.operation not in PAIRED:
+                    groups[each.group][k].append((i, each))
+                    continue
+                peer = _peer(each, trace, places)
+                ends = (trace.rank or 0, peer) if each.operation == "send" else (peer, trace.rank)
+                pairs[ends[0], ends[1] or 0][each.operation].append((i, each))
+    found = [m for name, told in groups.items() for m in _of_group(name, told, traces)]
+    found += [m for ends, told in pairs.items() for m in _of_pair(ends, told, traces, places)]
+    return _shortest(found)
+
+
+def _peer(each: Exchange, trace: RankTrace, places: Mapping[int | None, int]) -> int:
+    if each.peer is None:
+        raise InputError(
+            f"{trace.path}: a {each.operation} in group {each.group!r} does not tell its peer"
+        )
+    if each.peer not in places:
+        way = "sends to" if each.operation == "send" else "receives from"
+        raise InputError(
+            f"{trace.path}: rank {trace.rank} {way} rank {each.peer}, whose trace is missing: give "
+            "the traces of all stages of a pipeline"
+        )
+    return each.peer
+
+
+def _seconds(trace: RankTrace, work: int) -> float:
+    return trace.works[work].end_s - trace.works[work].start_s
+
+
+def _of_group(
+    name: str, told: Mapping[int, Told], traces: Sequence[RankTrace]
+) -> Iterator[Meeting]:
+    first = next(iter(told))
+    members = told[first][0][1].members
+    for k, each in told.items():
+        if each[0][1].members != members:
+            raise InputError(
+                f"{traces[k].path}: group {name!r} has other ranks than in {traces[first].path}: "
+                "traces of different jobs"
+            )
+    absent = [k for k, t in enumerate(traces) if t.rank in members and k not in told]
+    for k in [*absent, *told]:
+        _same_order(name, (first, told[first]), (k, told.get(k, [])), traces)
+    size = len(members) or len(traces)
+    for same in zip(*told.values(), strict=True):
+        sides = tuple(Side(k, i) for k, (i, _) in zip(told, same, strict=True))
+        exchange = same[0][1]
+        yield Meeting(
+            operation=exchange.operation,
+            group=name,
+            kind=exchange.label or f"{size}x{_distance(members)}",
+            ranks=size,
+            bytes=max(e.bytes for _, e in same),
+            sides=sides,
+            seconds=min(_seconds(traces[s.trace], s.work) for s in sides),
+            complete=len(sides) == size,
+        )
+
+
+def _distance(members: Sequence[int]) -> int:
+    return members[1] - members[0] if len(members) > 1 else 1
+
+
+def _same_order(
+    name: str, one: tuple[int, Told], other: tuple[int, Told], traces: Sequence[RankTrace]
+) -> None:
+    """Check that two ranks do the same in a group."""
+    (k, mine), (j, theirs) = one, other
+    for n in range(max(len(mine), len(theirs))):
+        words = [_words(told[n][1]) if n < len(told) else "nothing" for told in (mine, theirs)]
+        pair = [told[n][1] for told in (mine, theirs) if n < len(told)]
+        uneven = len(pair) == 2 and pair[0].operation == pair[1].operation in UNEVEN
+        if words[0] != words[1] and not uneven:
+            raise InputError(
+                f"{traces[j].path}: exchange {n + 1} of group {name!r} is {words[1]}, but "
+                f"{words[0]} in {traces[k].path}: traces of different steps or jobs"
+            )
+
+
+def _words(exchange: Exchange) -> str:
+    return f"{exchange.operation} of {show(exchange.bytes, 'bytes')}"
+
+
+def _of_pair(
+    ends: tuple[int, int],
+    told: Mapping[str, Told],
+    traces: Sequence[RankTrace],
+    places: Mapping[int | None, int],
+) -> Iterator[Meeting]:
+    k, j = (places[rank] for rank in ends)
+    for n in range(max(map(len, told.values()))):
+        words = [_size(told[way], n) for way in ("send", "recv")]
+        if words[0] != words[1]:
+            raise InputError(
+                f"{traces[j].path}: message {n + 1} from rank {ends[0]} to {ends[1]} is {words[1]} "
+                f"where it is received, but {words[0]} in {traces[k].path}: traces of different "
+                "steps or jobs"
+            )
+    for (i, sent), (m, _) in zip(told["send"], told["recv"], strict=True):
+        took_s = _seconds(traces[j], m)
+        if traces[k].on_device:  # gloo sends without waiting
+            took_s = min(took_s, _seconds(traces[k], i))
+        yield Meeting(
+            operation="send",
+            group=sent.group,
+            kind=P2P,
+            ranks=2,
+            bytes=sent.bytes,
+            sides=(Side(k, i), Side(j, m)),
+            seconds=took_s,
+            complete=traces[k].on_device,
+        )
+
+
+def _size(told: Told, n: int) -> str:
+    return show(told[n][1].bytes, "bytes") if n < len(told) else "nothing"
+
+
+def _shortest(found: list[Meeting]) -> list[Meeting]:
+    """Give meetings that may have waited the time of the shortest that is alike."""
+    least: dict[tuple[str, str, float], float] = {}
+    for m in found:
+        key = (m.kind, m.operation, m.bytes)
+        least[key] = min(least.get(key, m.seconds), m.seconds)
+    return [
+        m if m.complete else msgspec.structs.replace(m, seconds=least[m.kind, m.operation, m.bytes])
+        for m in found
+    ]
+
+
+def of_arrivals(
+    found: Sequence[Meeting], traces: Sequence[RankTrace], offsets: Sequence[float]
+) -> list[Meeting]:
+    """Give messages by gloo the time from their sending, on clocks with ``offsets`` (traces,).
+
+    Their receiver may always have been there first, so that none of them shows their time alone.
+    """
+    timed = []
+    for m in found:
+        if m.kind == P2P and not m.complete:
+            sent, received = (traces[s.trace].works[s.work] for s in m.sides)
+            apart_s = offsets[m.sides[0].trace] - offsets[m.sides[1].trace]
+            took_s = received.end_s - max(received.start_s, sent.start_s + apart_s)
+            if took_s > 0.0:
+                m = msgspec.structs.replace(m, seconds=took_s)
+        timed.append(m)
+    return timed
+
+
+def clock_offsets(traces: Sequence[RankTrace], found: Sequence[Meeting]) -> list[float]:
+    """What to add to the times of each trace for those of the first (s), (traces,).
+
+    Traces of one machine have its clock. Otherwise collectives, and messages between devices, end
+    at the same time on all sides. Traces that have none in common with others begin when those
+    begin.
+    """
+    first = traces[0]
+    if first.machine and all(trace.machine == first.machine for trace in traces):
+        return [trace.zero_s - first.zero_s for trace in traces]
+    apart: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for m in found:
+        if m.operation == "send" and not m.complete:
+            continue
+        one = m.sides[0]
+        for other in m.sides[1:]:
+            ends = [traces[s.trace].works[s.work].end_s for s in (one, other)]
+            apart[one.trace, other.trace].append(ends[0] - ends[1])
+            apart[other.trace, one.trace].append(ends[1] - ends[0])
+    offsets: dict[int, float] = {}
+    for k in range(len(traces)):
+        if k in offsets:
+            continue
+        begun = min((offsets[j] + traces[j].start_s for j in offsets), default=traces[k].start_s)
+        offsets[k] = begun - traces[k].start_s
+        reached = [k]
+        for at in reached:
+            for (a, b), each in apart.items():
+                if a == at and b not in offsets:
+                    offsets[b] = offsets[a] + median(each)
+                    reached.append(b)
+    return [offsets[k] for k in range(len(traces))]
