@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,9 @@ LEFT_OUT = 0.25
 
 QUERIES = (64.0, 128.0)
 """Rows of a tile of attention to choose from."""
+
+OVERLAPS = (2.0, 3.0)
+"""Exponents to choose from with which exponentials and products of attention overlap."""
 
 SHAPE = ("m", "n", "k")
 """Columns of a product."""
@@ -235,20 +239,23 @@ def fit_attention(device: Device, table: Table) -> AttentionFigures:
         Parameter("wide", 2.0, 0.5),
         Parameter("cache_bytes_per_s", 0.5 * bandwidth, 0.5),
         Parameter("token_s", 2e-9, 1.0),
+        Parameter("throttle", 0.05, 1.0),
     ]
 
-    def fitted(queries: float) -> tuple[float, dict[str, Any]]:
+    def fitted(chosen: tuple[float, float]) -> tuple[float, dict[str, Any]]:
+        queries, overlap = chosen
+
         def seconds(values: Mapping[str, Any], rows: Any) -> Any:
-            rates = AttentionRates(**values, queries=queries)
+            rates = AttentionRates(**values, queries=queries, overlap=overlap)
             sequences, length, heads, kv_heads, head = shapes[:, rows]
             return attention_s(sequences, length, heads, kv_heads, head, rates, multiprocessors)
 
         cost, fields = _fitted(
             parameters, seconds, table["seconds"], table["sequence_length"] >= WIDE
         )
-        return cost, {**fields, "queries": queries}
+        return cost, {**fields, "queries": queries, "overlap": overlap}
 
-    _, best = min(map(fitted, QUERIES), key=lambda fields: fields[0])
+    _, best = min(map(fitted, product(QUERIES, OVERLAPS)), key=lambda fields: fields[0])
     return AttentionFigures(**best)
 
 

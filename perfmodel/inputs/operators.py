@@ -72,6 +72,8 @@ class AttentionFigures(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=
             NOT_NEGATIVE,
         ),
         "cache_bytes_per_s": or_none(POSITIVE),
+        "throttle": NOT_NEGATIVE,
+        "overlap": POSITIVE,
     }
 
     flop_per_s: float
@@ -84,7 +86,9 @@ class AttentionFigures(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=
     wide: float = 1.0
     cache_bytes_per_s: float | None = None
     token_s: float = 0.0
+    throttle: float = 0.0
     queries: float = 128.0
+    overlap: float = 2.0
     error_fraction: float = 0.0
     covariance: Covariance = ()
 

@@ -2,10 +2,12 @@
 
 A multiprocessor computes a tile of queries against all keys before them, so that tiles of later
 queries take longer. The longest may end after all others, and bounds the time if there are few. The
-exponentials of scores and their products overlap in part: times add as squares do. Fetching takes
-place at the same time. If it is not causal, all tiles take as long as the longest. In a window a
-tile has only the keys of the window's tiles. Sequences of one query have one tile for all heads
-that share keys. Engines of inference first copy keys and values into a cache; training does not.
+exponentials of scores and their products overlap in part: times add as powers do. Fetching takes
+place at the same time. Kernels of many milliseconds reach the limit of power, which lowers the
+clock. If it is not causal, all tiles take as long as the longest. In a window a tile has only the
+keys of the window's tiles. Sequences of one query have one tile for all heads that share keys.
+Engines of inference first copy keys and values into a cache; training does not, but goes on without
+breaks, so that its clock is the lower one.
 
 References
 ----------
@@ -35,6 +37,10 @@ WIDEST_HEAD = 256.0
 
 VALUE_BYTES = 2.0
 
+HEAT_S = 8e-3
+"""Seconds of a kernel by which half of the effect of the limit of power is there. Kernels of the
+devices that were measured agree (7.5 to 10 ms, fitted to each alone)."""
+
 CACHED_AT_ONCE = 512.0
 """Values of a token that the kernel that fills the cache copies at a time, a thread each."""
 
@@ -57,6 +63,11 @@ class AttentionRates(NamedTuple):
     cache_bytes_per_s : at which keys and values are copied into a cache, by a kernel of its own;
         None if they are not.
     token_s : of a token in that kernel, if it has :data:`CACHED_AT_ONCE` or more values.
+    throttle : by what part of its time a long kernel gets longer, since the limit of power lowers
+        the clock.
+    heat_s : time of a kernel by which half of that is there; 0 if the clock is low from the start.
+    overlap : exponent with which times of exponentials and products add: 1 if they do not overlap,
+        without limit if they do in full.
     """
 
     flop_per_s: Quantity
@@ -70,6 +81,9 @@ class AttentionRates(NamedTuple):
     queries: float = 128.0
     cache_bytes_per_s: Quantity | None = None
     token_s: Quantity = 0.0
+    throttle: Quantity = 0.0
+    heat_s: float = HEAT_S
+    overlap: float = 2.0
 
 
 class Mask(NamedTuple):
@@ -95,10 +109,11 @@ def attention_s(
     mask: Mask = CAUSAL,
 ) -> Quantity:
     """Return the seconds of attention of ``sequences`` of ``length`` tokens."""
-    slower = (1.0 + (rates.softmax * USUAL_HEAD / head) ** 2) / (1.0 + rates.softmax**2)
+    both = 1.0 + (rates.softmax * USUAL_HEAD / head) ** rates.overlap
+    slower = (both / (1.0 + rates.softmax**rates.overlap)) ** (1.0 / rates.overlap)
     rate = rates.flop_per_s / multiprocessors / where(head > WIDEST_HEAD, rates.wide, 1.0)
     rows = ceiling(length / rates.queries)
-    step_s = 4.0 * rates.queries * rates.queries * head / rate * slower**0.5
+    step_s = 4.0 * rates.queries * rates.queries * head / rate * slower
     shared = ceiling(heads / kv_heads / rates.queries)
     tiles = sequences * where(length > 1.0, heads * rows, kv_heads * shared)
     causal, window, most = *mask, rows
@@ -112,6 +127,7 @@ def attention_s(
     moved = VALUE_BYTES * sequences * length * head * 2.0 * (heads + kv_heads)
     fetch_s = moved / rates.bytes_per_s
     busy_s = (fourth(spread_s) + fourth(rates.lone * longest_s) + fourth(fetch_s)) ** 0.25
+    busy_s = busy_s * (1.0 + rates.throttle * busy_s**2 / (busy_s**2 + rates.heat_s**2))
     if rates.cache_bytes_per_s is None:
         return rates.launch_s + busy_s
     cached_s = VALUE_BYTES * 2.0 * kv_heads * head / rates.cache_bytes_per_s

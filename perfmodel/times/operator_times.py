@@ -323,7 +323,7 @@ class _At(NamedTuple):
         if not attentions:
             return
         rates = attention_rates(self.device, self.others, self.precision)
-        rates = rates._replace(cache_bytes_per_s=None)  # training has no cache
+        rates = rates._replace(cache_bytes_per_s=None, heat_s=0.0)  # no cache, and no breaks
         shapes = [
             (a.length, a.heads, a.kv_heads, a.mean_width, a.causal, a.window or a.length, a.count)
             for a in attentions

@@ -156,6 +156,8 @@ def attention_rates(
         min(figures.queries for _, figures in nearest),
         mean.from_bandwidth("cache_bytes_per_s") if cached else None,
         mean.of("token_s"),
+        mean.of("throttle"),
+        overlap=min(figures.overlap for _, figures in nearest),
     )
 
 

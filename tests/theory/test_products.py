@@ -134,9 +134,28 @@ def test_a_cache_is_filled_first() -> None:
     assert filled - without == pytest.approx(extra)
 
 
+def test_exponentials_may_overlap_more() -> None:
+    """As :func:`test_narrow_heads_do_as_many_exponentials`, but times add as cubes do: the third
+    root of 1 + 1 of 1 + 0.125."""
+    rates = AttentionRates(1e12, 1e18, 0.0, 0.0, 0.5, 0.0, queries=64.0, overlap=3.0)
+    wide, narrow = (attention_s(1, 6400, 8, 8, head, rates, 1.0) for head in (128, 64))
+    assert narrow / wide == pytest.approx(0.5 * (2.0 / 1.125) ** (1 / 3))
+
+
+def test_long_kernels_reach_the_limit_of_power() -> None:
+    """A tile of 64 x 64 x 128 at a rate at which it takes 2 ms, or with 4 ms of heat a fifth of the
+    limit's 0.1: 4 of 4 + 16; all of it from the start if the clock is low before; the launch has
+    none."""
+    rates = AttentionRates(4 * 64 * 64 * 128 / 2e-3, 1e18, 1e-5, 0.0, 0.3, 0.0, lone=0.0)
+    rates = rates._replace(queries=64.0, throttle=0.1)
+    for heat_s, part in ((4e-3, 0.2), (2e-3, 0.5), (0.0, 1.0)):
+        seconds = attention_s(1, 64, 1, 1, 128, rates._replace(heat_s=heat_s), 1.0)
+        assert seconds == pytest.approx(1e-5 + 2e-3 * (1.0 + 0.1 * part))
+
+
 def test_attention_of_arrays_and_symbols_agrees() -> None:
     draw = np.random.default_rng(6)
-    rates = AttentionRates(6e14, 2e12, 1e-5, 1e-6, 0.5, 0.3, 0.6, 2.0, 64.0, 1e12, 3e-9)
+    rates = AttentionRates(6e14, 2e12, 1e-5, 1e-6, 0.5, 0.3, 0.6, 2.0, 64.0, 1e12, 3e-9, 0.1)
     kv_heads, group = (2.0 ** draw.integers(0, 4, 40) for _ in range(2))
     length = np.where(draw.random(40) < 0.3, 1.0, draw.integers(2, 9000, 40))
     head = draw.choice([64.0, 128.0, 320.0], 40)

@@ -25,7 +25,7 @@ def test_devices_with_figures_have_multiprocessors_and_a_covariance() -> None:
         assert one.operators is not None
         assert one.multiprocessors is not None
         for figures in (*one.operators.products.values(), one.operators.attention):
-            assert 0.05 < figures.error_fraction < 0.4
+            assert 0.03 < figures.error_fraction < 0.4
             assert all(figures.covariance[i][i] > 0.0 for i in range(len(figures.covariance)))
 
 

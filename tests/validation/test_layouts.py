@@ -379,7 +379,7 @@ def test_unequal_devices_are_left_out() -> None:
         ("torchtitan", "torchtitan/anchored-data", 0.05),
         ("torchtitan", "torchtitan/anchored-context", 0.15),
         ("small_tables", "small_tables/estimated", 0.15),
-        ("small_tables", "small_tables/anchored-context", 0.10),  # long kernels: power limits
+        ("small_tables", "small_tables/anchored-context", 0.06),
         ("simumax_b200", "simumax_b200/anchored-context", 0.03),
         ("libai", "libai/estimated-single", 0.10),
     ],
