@@ -8,13 +8,14 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from perfmodel.base import files
 from perfmodel.base.errors import InputError, NoTimesError, nearest, unknown_name
 from perfmodel.base.provenance import Assumption, Source
+from perfmodel.base.same import Same
 from perfmodel.catalogue import shipped
 from perfmodel.catalogue.shipped import cluster_names, device_names, folder, model_names, names
 from perfmodel.inputs import cluster as clusters_, device as devices_
@@ -388,32 +389,19 @@ def _of_language(
             f"device: times on {device(name).title} are not estimated, as those on GPUs say "
             "nothing about them; give the speed of one device, or a profile that was measured on it"
         )
-    known = _Same((device(name), devices()))
-    estimated = _estimated(profile, known, precision, batch_size, software, documents)
+    known = Same(device(name)), Same(devices())
+    estimated = _estimated(profile, *known, precision, batch_size, software, documents)
     if device_name is not None:
         return estimated
     note = Assumption("device", name, "", "default of language models")
     return msgspec.structs.replace(estimated, assumptions=(note, *estimated.assumptions))
 
 
-class _Same(NamedTuple):
-    """A device, and all of them by name; equal to another if they are the same objects."""
-
-    devices: tuple[Device, Mapping[str, Device]]
-
-    def __hash__(self) -> int:
-        return hash(tuple(map(id, self.devices)))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and all(
-            a is b for a, b in zip(self.devices, other.devices, strict=True)
-        )
-
-
 @functools.lru_cache(maxsize=32)
 def _estimated(
     profile: Profile,
-    known: _Same,
+    target: Same[Device],
+    others: Same[Mapping[str, Device]],
     precision: str | None,
     batch_size: int | None,
     software: Software,
@@ -422,13 +410,12 @@ def _estimated(
     """The workload of a language model on a device, which many layouts of it have in common."""
     from perfmodel.times import language_estimate
 
-    target, others = known.devices
     return language_estimate.estimate(
         profile,
-        target,
+        target.value,
         precision,
         batch_size,
-        devices=others,
+        devices=others.value,
         software=software,
         documents=documents,
     )

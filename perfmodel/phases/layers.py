@@ -12,7 +12,8 @@ import numpy as np
 
 from perfmodel.base.arrays import Floats
 from perfmodel.base.quantities import Quantity, axes_of, column, many, maximum
-from perfmodel.inputs.workload import Workload, expanded
+from perfmodel.base.same import Same
+from perfmodel.inputs.workload import Workload, WorkloadLayer, expanded
 from perfmodel.phases import cumulative
 
 if TYPE_CHECKING:
@@ -94,10 +95,18 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
     @classmethod
     def of(cls, workload: Workload) -> Layers:
         """Return the layers of a workload, with the gradients of each in one part."""
+        known = _layers_of(Same(expanded(workload).layers))
+        made = msgspec.structs.replace(known)
+        made.__dict__[OF_BYTES] = known.__dict__.setdefault(OF_BYTES, {})
+        return made
+
+    @classmethod
+    def each(cls, layers: Sequence[WorkloadLayer]) -> Layers:
+        """Return these layers, as :meth:`of`, which makes those of a workload once."""
         rows: list[tuple[float, float, tuple[Part, ...], int]] = []
         after: list[tuple[float, float]] = []
         first = last = 0.0
-        for index, layer in enumerate(expanded(workload).layers):
+        for index, layer in enumerate(layers):
             forward, backward = layer.forward_s, layer.backward_s
             if layer.tensor_bytes:
                 part = Part(0, sum(layer.tensor_bytes), float(len(layer.tensor_bytes)))
@@ -359,6 +368,11 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
     def _loads(self) -> cumulative.Parts:
         """Place, bytes and tensors of the parts of each layer."""
         return tuple(tuple((p.place, p.bytes, p.tensors) for p in layer) for layer in self.parts)
+
+
+@functools.lru_cache(maxsize=64)
+def _layers_of(layers: Same[tuple[WorkloadLayer, ...]]) -> Layers:
+    return Layers.each(layers.value)
 
 
 def _latest(*times: Quantity) -> Quantity:

@@ -167,6 +167,27 @@ class Schedule:
         place[self.kind, self.stage, self.micro_batch] = np.arange(len(self))
         return place
 
+    @cached_property
+    def finals(self) -> tuple[tuple[int, ...], ...]:
+        """Of each rank, the position of the action that completes the gradients of each of its
+        chunks, in the order of the model."""
+        last = np.full((self.ranks, self.stages), NONE, dtype=np.int64)
+        completing = np.flatnonzero((self.kind == BACKWARD) | (self.kind == WEIGHT))
+        np.maximum.at(last, (self.rank[completing], self.stage[completing]), completing)
+        return tuple(
+            tuple(last[rank, list(held)].tolist()) for rank, held in enumerate(self.chunks)
+        )
+
+    @cached_property
+    def chunks(self) -> tuple[tuple[int, ...], ...]:
+        """Of each rank, its stages, in the order of the model."""
+        held: list[set[int]] = [set() for _ in range(self.ranks)]
+        for of_copy in self.holders.tolist():
+            for stage, rank in enumerate(of_copy):
+                if rank != NONE:
+                    held[rank].add(stage)
+        return tuple(tuple(sorted(one)) for one in held)
+
     def __len__(self) -> int:
         return len(self.kind)
 
@@ -198,7 +219,7 @@ class Schedule:
 
     def held(self, rank: int) -> tuple[int, ...]:
         """Return the stages of a rank, in the order of the model."""
-        return tuple(np.unique(np.nonzero(self.holders == rank)[1]).tolist())
+        return self.chunks[rank]
 
     def named(self, name: str) -> Schedule:
         """Return this schedule under another name."""

@@ -10,7 +10,7 @@ layers, stages, and numbers of micro-batches.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -22,11 +22,11 @@ from perfmodel.base.errors import InputError
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.replica import Replica, Stage
 from perfmodel.phases.phases import Phases
-from perfmodel.phases.quantities import Quantities, quantities_of
-from perfmodel.predicting.replica_columns import Known, column_of, timed
+from perfmodel.phases.quantities import Quantities
+from perfmodel.predicting.replica_columns import Known, column_of, timed, updates_of
 from perfmodel.predicting.replica_formulas import alone_between, finals_of, passes_of
 from perfmodel.predicting.replicas import replica_of
-from perfmodel.replicas.stage_work import part_of, tied_bytes
+from perfmodel.replicas.stage_work import tied_bytes
 from perfmodel.replicas.stages import chunks_of
 from perfmodel.training.spans import Paths, Spans, paths_of
 from perfmodel.training.waves import spans_of, waves_of
@@ -250,7 +250,7 @@ class _Group:
             whole = work.workload
             common = (
                 *(id(job.cluster), replica_of(job).tensor, job.workers, self.structure.order),
-                *(whole.optimizer_s, whole.data_loading_s, whole.buffer_bytes, whole.storage),
+                *updates_of(whole),
             )
             loads = whole.data_loading_s > 0.0
             for rank, row in enumerate(rows):
@@ -261,10 +261,9 @@ class _Group:
 
     def device(self, paths: Paths, column: int, layout: int, rank: int) -> Job:
         """Return a rank of a layout as a job with single devices."""
-        whole = self.works[column].workload
         held = self.held(paths, rank)
         stage = Stage(rank, self.structure, tuple(map(len, held)))
-        work = part_of(whole, whole, held, stage)
+        work = self.known.part(self.works[column], held, stage)
         seats, _ = self.seats[column]
         return msgspec.structs.replace(
             self.jobs[layout], workload=work, cluster=seats[rank].cluster, replica=None, given=None
@@ -289,21 +288,15 @@ def _devices(blocks: Sequence[_Block], known: Known, formulas: Formulas) -> list
         group = block.group
         places = np.repeat(np.arange(len(block.columns)), [len(one) for one in block.layouts])
         layouts = np.array([k for one in block.layouts for k in one])
-        device = group.devices[np.array(block.columns)[places]]  # (layouts, ranks)
-        kinds, ranks = group.kinds[layouts], device.shape[1]
-        for rank in range(ranks):
-            pairs, which = np.unique(
-                np.stack([device[:, rank], kinds]), axis=1, return_inverse=True
-            )
-            for k, (of, kind) in enumerate(pairs.T.tolist()):
-                members = np.flatnonzero(which.ravel() == k)
-                if (of, kind) not in known.quantities:
-                    place, layout = int(places[members[0]]), int(layouts[members[0]])
-                    paths = group.paths(block.passes)
-                    job = group.device(paths, block.columns[place], layout, rank)
-                    known.quantities[of, kind] = (job, quantities_of(job), _handed_s(job))
-                parts[of, kind].append((number, rank, members))
-        shape = (ranks, len(layouts))
+        device = group.devices[np.array(block.columns)[places]].T  # (ranks, layouts)
+        for of, kind, rank, members in _alike(device, group.kinds[layouts]):
+            if (of, kind) not in known.quantities:
+                place, layout = int(places[members[0]]), int(layouts[members[0]])
+                paths = group.paths(block.passes)
+                job = group.device(paths, block.columns[place], layout, rank)
+                known.quantities[of, kind] = (job, known.quantities_of(of, job), _handed_s(job))
+            parts[of, kind].append((number, rank, members))
+        shape = device.shape
         results.append(_Devices(layouts, places, np.empty(shape), np.empty(shape)))
     for key, several in parts.items():
         columns = [results[number].places[members] for number, _, members in several]
@@ -322,6 +315,21 @@ def _devices(blocks: Sequence[_Block], known: Known, formulas: Formulas) -> list
             results[number].step_s[rank, members] = found[0][first:stop]
             results[number].compute_s[rank, members] = found[1][first:stop]
     return results
+
+
+def _alike(device: Ids, kinds: Ids) -> Iterator[tuple[int, int, int, Ids]]:
+    """Yield each pair of a device and a kind (``device`` (ranks, layouts), ``kinds`` (layouts,)), a
+    rank that has it, and the layouts that have it there."""
+    of, kind = (np.unique(values, return_inverse=True) for values in (device, kinds))
+    ranks, layouts = device.shape
+    pair = of[1].reshape(device.shape) * len(kind[0]) + kind[1].reshape(-1)
+    key = (np.arange(ranks)[:, None] * (len(of[0]) * len(kind[0])) + pair).reshape(-1)
+    order = np.argsort(key, kind="stable")
+    firsts = np.flatnonzero(np.diff(key[order], prepend=-1))
+    for members in np.split(order, firsts[1:]):
+        rank, layout = divmod(int(members[0]), layouts)
+        one, other = divmod(int(pair[rank, layout]), len(kind[0]))
+        yield int(of[0][one]), int(kind[0][other]), rank, members - rank * layouts
 
 
 def _phases(

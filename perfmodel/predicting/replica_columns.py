@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
@@ -12,12 +13,14 @@ from perfmodel.base.arrays import Floats, Ids
 from perfmodel.communication.fabric import Fabric
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
+from perfmodel.inputs.replica import Stage
 from perfmodel.inputs.workload import Workload, WorkloadLayer
 from perfmodel.phases.layers import Layers
-from perfmodel.phases.quantities import Quantities
+from perfmodel.phases.quantities import Quantities, quantities_of, same_quantities
 from perfmodel.predicting.replicas import replica_of, shares_sent
 from perfmodel.predicting.tensor_sums import slowdown_of, sums_of
 from perfmodel.replicas.seats import Seats, of_groups, positions_of, seats_of
+from perfmodel.replicas.stage_work import part_of
 from perfmodel.training.stages import seconds_of_layers, seconds_of_sums
 
 
@@ -64,6 +67,8 @@ class Known:
         self.seats: dict[Hashable, tuple[list[Seats], list[int]]] = {}
         self.quantities: dict[tuple[int, int], tuple[Job, Quantities, Floats]] = {}
         self.tensors: dict[tuple[float, ...], int] = {}
+        self.parts: dict[Hashable, Workload] = {}
+        self.of_device: dict[int, list[tuple[Job, Quantities]]] = defaultdict(list)
         self.numbers: dict[Hashable, int] = {}
 
     def work(self, job: Job) -> Work:
@@ -85,6 +90,25 @@ class Known:
                 self._tensors_of(one.layers),
             )
         return self.works[key]
+
+    def part(self, work: Work, held: list[range], stage: Stage) -> Workload:
+        """Return the workload of the layers that a stage holds, but for their times: those of other
+        layouts with the same tensors and updates."""
+        whole, rows = work.workload, np.concatenate([np.array(one) for one in held])
+        loads = whole.data_loading_s if stage.number == 0 else 0.0
+        key = (*updates_of(whole), loads, work.tensors[rows].tobytes())
+        if key not in self.parts:
+            self.parts[key] = part_of(whole, whole, held, stage)
+        return self.parts[key]
+
+    def quantities_of(self, device: int, job: Job) -> Quantities:
+        """Return the quantities of the job of a device with this number."""
+        several = self.of_device[device]
+        for other, known in several:
+            if same_quantities(job, other):
+                return known
+        several.append((job, quantities_of(job)))
+        return several[-1][1]
 
     def number(self, key: Hashable) -> int:
         """Return a number for a value, the same for equal ones."""
@@ -125,6 +149,11 @@ class Known:
         if key not in self.fabrics:
             self.fabrics[key] = Fabric.of(self.cluster(job), count)
         return self.fabrics[key]
+
+
+def updates_of(work: Workload) -> tuple[Hashable, ...]:
+    """Return what quantities of a device depend on of a whole workload, besides its layers."""
+    return (work.optimizer_s, work.data_loading_s, work.buffer_bytes, work.storage)
 
 
 def column_of(job: Job) -> tuple[Hashable, ...]:

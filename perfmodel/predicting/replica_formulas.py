@@ -19,7 +19,6 @@ from perfmodel.inputs.job import Job
 from perfmodel.inputs.passes import accumulated, one_pass
 from perfmodel.inputs.workload import Workload, WorkloadLayer, expanded
 from perfmodel.phases.phases import BETWEEN_STAGES, Phase, Phases
-from perfmodel.pipelines.actions import BACKWARD, WEIGHT
 from perfmodel.predicting.experts import sums_of
 from perfmodel.predicting.packed import Drawn, drawn, with_jitter
 from perfmodel.predicting.replicas import (
@@ -318,14 +317,7 @@ def _tied_s(job: Job, jobs: list[StageJob], pair: tuple[int, int]) -> float:
 
 def finals_of(paths: Paths, rank: int) -> list[int]:
     """Return the action that completes the gradients of each chunk of a rank, (chunks,)."""
-    schedule = paths.schedule
-    every = actions_of(paths, rank)
-    where = np.arange(every.start, every.stop)
-    gradients = np.isin(schedule.kind[where], (BACKWARD, WEIGHT))
-    return [
-        int(where[np.flatnonzero(gradients & (schedule.stage[where] == stage))[-1]])
-        for stage in schedule.held(rank)
-    ]
+    return list(paths.schedule.finals[rank])
 
 
 def _seconds(paths: Paths, jobs: list[StageJob]) -> Floats:

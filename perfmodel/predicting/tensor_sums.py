@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
+from perfmodel.base.same import Same
 from perfmodel.communication.costs import LinkCosts
 from perfmodel.communication.fabric import Fabric
 from perfmodel.communication.members import Members
@@ -58,11 +60,22 @@ def _sums(
     reduce-scatter and an all-gather (Korthikanti et al., 2022, arXiv 2205.05198, section 4.2.2),
     which has this part of the bytes.
     """
-    size, each = replica.tensor, cluster.devices_per_node
     if not any(summed):
         return (Sums(),) * len(summed)
-    distinct = sorted(set(summed))  # few, while there are hundreds of layers
-    sizes = np.array(distinct)
+    distinct = tuple(sorted(set(summed)))  # few, while there are hundreds of layers
+    given = replica.tensor, replica.sequence_parallel, distinct, gathered
+    known = _of_sizes(Same(cluster), *given)
+    return tuple(known[b] for b in summed)
+
+
+@functools.lru_cache(maxsize=256)
+def _of_sizes(
+    on: Same[Cluster], size: int, scattered: bool, distinct: tuple[float, ...], gathered: float
+) -> dict[float, Sums]:
+    """Return the collectives of so many devices that sum these bytes, as :func:`_sums`; stages, and
+    layouts, with the same layers have them in common."""
+    cluster, sizes = on.value, np.array(distinct)
+    each = cluster.devices_per_node
     here = max(size, each - each % size)
     alone = msgspec.structs.replace(cluster, overrides=(), sites=(), site_links=())
     fabric = Fabric.of(alone, here)
@@ -70,13 +83,12 @@ def _sums(
     measured = cluster.inside_collectives if size <= each else cluster.collectives_of(size)
     members = Members(fabric, measured, groups)
     costs = LinkCosts(members, sizes)
-    if replica.sequence_parallel:
+    if scattered:
         gathers = LinkCosts(members, gathered * sizes)
         parts = [costs.cost("reduce_scatter"), gathers.cost("all_gather")]
     else:
         parts = [costs.cost("all_reduce")]
-    known = {b: as_sums(fabric, parts, k) if b else Sums() for k, b in enumerate(distinct)}
-    return tuple(known[b] for b in summed)
+    return {b: as_sums(fabric, parts, k) if b else Sums() for k, b in enumerate(distinct)}
 
 
 def _exposed(sums: Sums, layer: WorkloadLayer) -> Sums:

@@ -218,7 +218,7 @@ def tied_bytes(layers: Sequence[WorkloadLayer]) -> tuple[float, ...]:
 
     Then the last stage has a copy, and the gradients of both are summed (Megatron-LM).
     """
-    head = next((layer for layer in layers if layer.name == HEAD), None)
+    head = next((layer for layer in reversed(layers) if layer.name == HEAD), None)
     shares = head is not None and not head.tensor_bytes and layers[0].name == EMBEDDING
     return layers[0].tensor_bytes if shares else ()
 

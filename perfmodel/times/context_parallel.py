@@ -18,6 +18,7 @@ unified sequence parallelism approach for long context generative AI", 2024, arX
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import msgspec
@@ -41,6 +42,17 @@ def part_layers(
     """
     if replica.context == 1:
         return layers_of(decoder, length, precision, replica.tensor, replica.experts)
+    plain = msgspec.structs.replace(  # what only stages depend on
+        replica, pipeline=1, virtual_stages=1, schedule="1f1b", stage_layers=(), balance=False
+    )
+    return _part_layers(decoder, length, precision, plain)
+
+
+@functools.lru_cache(maxsize=64)
+def _part_layers(
+    decoder: Decoder, length: int, precision: str, replica: Replica
+) -> tuple[Layer, ...]:
+    """Return the layers of sequences that devices divide."""
     check(decoder, length, replica)
     given = (precision, replica.tensor, replica.experts)
     whole = layers_of(decoder, length, *given)

@@ -13,11 +13,13 @@ recomputation in large transformer models", 2022, arXiv 2205.05198, section 4.2.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 import msgspec
 
 from perfmodel.base.errors import InputError
+from perfmodel.base.same import Same
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_layers import layers_of
 from perfmodel.inputs.decoder_parts import COMBINE, DISPATCH, ROUTER
@@ -30,6 +32,7 @@ from perfmodel.inputs.expert_parallel import (
 )
 from perfmodel.inputs.passes import accumulated, one_pass
 from perfmodel.inputs.precisions import SHORT
+from perfmodel.inputs.profile import Layer
 from perfmodel.inputs.recomputation import block_of
 from perfmodel.inputs.replica import Replica
 from perfmodel.inputs.software import EAGER, launch_s
@@ -98,8 +101,8 @@ def divided(
             )
         layers = _divided(one, replica, decoder, devices)
         length = one.sequence_length or decoder.sequence_length
-        kernels = kernels_of(part_layers(decoder, length, one.precision, replica))
-        layers, slow_host = launched(one, layers, kernels, launches)
+        part = part_layers(decoder, length, one.precision, replica)
+        layers, slow_host = launched(one, layers, _kernels(Same(part)), launches)
     made = msgspec.structs.replace(
         with_tensors(one, layers) if experts is not None else one,
         layers=layers,
@@ -158,19 +161,11 @@ def _divided(
     length = one.sequence_length or decoder.sequence_length
     device = devices.get(one.device) or next(iter(devices.values()))
     experts = replica.experts
-    whole, part = (
-        layers_s(device, layers, one.batch_size, one.precision, devices)
-        for layers in (
-            layers_of(decoder, length, one.precision),
-            part_layers(decoder, length, one.precision, replica),
-        )
-    )
+    at = Same(device), Same(devices), one.batch_size, one.precision
+    whole = Same(layers_of(decoder, length, one.precision))
+    part = Same(part_layers(decoder, length, one.precision, replica))
     divided_only = layers_of(decoder, length, one.precision, replica.tensor, experts)
-    names = [layer.name for layer in divided_only]
-    shares = {
-        name: (after[0] / before[0], after[1] / before[1])
-        for name, before, after in zip(names, whole, part, strict=True)
-    }
+    shares = _shares(whole, part, *at)
     value_bytes = _value_bytes(one)
     width = float(one.batch_size * length * decoder.hidden * value_bytes) / replica.context
     made = one.layers
@@ -203,6 +198,47 @@ def _divided(
         copies * decoder.hidden * value_bytes,
     )
     return tuple(_of_experts(layer, experts, replica.tensor, routed) for layer in layers)
+
+
+Divided = Same[tuple[Layer, ...]]
+"""The layers of a decoder, which many layouts have in common."""
+
+
+@functools.lru_cache(maxsize=64)
+def _shares(
+    whole: Divided,
+    part: Divided,
+    device: Same[Device],
+    devices: Same[Mapping[str, Device]],
+    batch_size: int,
+    precision: str,
+) -> dict[str, tuple[float, float]]:
+    """Return the forward and the backward time of each layer on one of the devices that divide it
+    over that on a single device, by name."""
+    return {
+        layer.name: (after[0] / before[0], after[1] / before[1])
+        for layer, before, after in zip(
+            part.value,
+            *(_seconds(layers, device, devices, batch_size, precision) for layers in (whole, part)),
+            strict=True,
+        )
+    }
+
+
+@functools.lru_cache(maxsize=64)
+def _seconds(
+    layers: Divided,
+    device: Same[Device],
+    devices: Same[Mapping[str, Device]],
+    batch_size: int,
+    precision: str,
+) -> list[tuple[float, float]]:
+    return layers_s(device.value, layers.value, batch_size, precision, devices.value)
+
+
+@functools.lru_cache(maxsize=64)
+def _kernels(layers: Divided) -> int:
+    return kernels_of(layers.value)
 
 
 def _of_experts(

@@ -205,6 +205,8 @@ def spans(paths: Paths, seconds: Floats, send_s: Floats, latency_s: Floats | Non
         if partner != NONE:
             begin[partner] = starts
             end[action] = end[partner] = end[action] + took[partner]
+    if plain:
+        return Spans(np.array(begin), np.array(end))
     shape = seconds.shape[1:]
     return Spans(
         np.array([np.broadcast_to(value, shape) for value in begin]),

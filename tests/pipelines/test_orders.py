@@ -284,3 +284,17 @@ def test_large_schedules_are_built_and_timed_fast() -> None:
         seconds.append(time.process_time() - begin)
     assert (len(s), float(line.makespan_s) > 0.0) == (16384, True)
     assert min(seconds) < 3.75 * work_s()
+
+
+def test_actions_that_complete_gradients() -> None:
+    """By hand: of 1F1B with two micro-batches, rank 0 runs F0 F1 B0 B1, and rank 1 F0 B0 F1 B1; a
+    split backward pass completes gradients with its part W, here of micro-batch 0 last."""
+    both = schedule("1f1b", 2, 2)
+    assert both.chunks == ((0,), (1,))
+    assert both.finals == ((3,), (7,))
+    order = [Action(kind, 0, k) for kind, k in (("F", 0), ("F", 1), ("I", 0), ("B", 1), ("W", 0))]
+    assert Schedule.of("split", [order]).finals == ((4,),)
+    looped = schedule("interleaved_1f1b", 2, 2, chunks=2)
+    assert looped.chunks == ((0, 2), (1, 3))
+    actions = [[str(looped.action(k)) for k in ends] for ends in looped.finals]
+    assert actions == [["0B1", "2B1"], ["1B1", "3B1"]]

@@ -11,6 +11,7 @@ import numpy as np
 
 from perfmodel.architectures.fsdp.options import Options
 from perfmodel.base.arrays import Floats, Ids
+from perfmodel.base.same import Same
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.precisions import EIGHT_BITS, SHORT
 from perfmodel.inputs.workload import Workload, WorkloadLayer, expanded
@@ -41,32 +42,18 @@ def units_of(workload: Workload, unit_bytes: float, stage: int = 3) -> Units:
     At stage 3 units have frozen parameters, too. Those of layers without others belong to the
     preceding layer, or to the first.
     """
-    return _grouped(_Layers(expanded(workload).layers), unit_bytes, stage)
+    return _grouped(Same(expanded(workload).layers), unit_bytes, whole=stage == 3)
 
 
-class _Layers:
-    """Layers that are equal if they are the same object: comparing and hashing them takes longer
-    than grouping them."""
-
-    def __init__(self, layers: tuple[WorkloadLayer, ...]) -> None:
-        self.layers = layers
-
-    def __hash__(self) -> int:
-        return id(self.layers)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Layers) and other.layers is self.layers
-
-
-@functools.lru_cache(maxsize=64)
-def _grouped(workload: _Layers, unit_bytes: float, stage: int) -> Units:
+@functools.lru_cache(maxsize=256)
+def _grouped(layers: Same[tuple[WorkloadLayer, ...]], unit_bytes: float, *, whole: bool) -> Units:
     """Group layers; see :func:`units_of`."""
     index: list[int] = []
     sizes: list[float] = []
     frozen: list[float] = []
     before = 0.0
-    for number, layer in enumerate(workload.layers):
-        kept = layer.frozen_bytes if stage == 3 else 0.0
+    for number, layer in enumerate(layers.value):
+        kept = layer.frozen_bytes if whole else 0.0
         if layer.tensor_bytes:
             index.append(number)
             sizes.append(sum(layer.tensor_bytes))
