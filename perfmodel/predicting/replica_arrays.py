@@ -23,7 +23,7 @@ from perfmodel.inputs.job import Job
 from perfmodel.inputs.replica import Replica, Stage
 from perfmodel.phases.phases import Phases
 from perfmodel.phases.quantities import Quantities
-from perfmodel.predicting.replica_columns import Known, column_of, timed, updates_of
+from perfmodel.predicting.replica_columns import Known, column_of, structure_of, timed, updates_of
 from perfmodel.predicting.replica_formulas import alone_between, finals_of, passes_of
 from perfmodel.predicting.replicas import replica_of
 from perfmodel.replicas.stage_work import tied_bytes
@@ -53,16 +53,15 @@ class Steps(NamedTuple):
 def as_arrays(job: Job) -> bool:
     """Return whether :func:`along` evaluates layouts of a job: its devices are alike, its times do
     not vary, its layers are divided by their number, its schedule is a named one with a flush and
-    one copy of each stage, the first and the last stage have no table in common, sequences are
-    whole, experts are not elsewhere, and replicas without a pipeline send in the last pass only."""
+    one copy of each stage, the first and the last stage have no table in common, experts are not
+    elsewhere, and replicas without a pipeline send in the last pass only."""
     replica = job.replica
     if job.unequal or job.jitter is not None or job.cluster.sites or replica is None:
         return False
     if job.workload.packing is not None:
         return False
     named = not files.looks_like_path(replica.schedule)
-    usual = named and not replica.schedule.startswith(UNLIKE) and replica.context == 1
-    usual = usual and replica.experts is None
+    usual = named and not replica.schedule.startswith(UNLIKE) and replica.experts is None
     if replica.pipeline == 1 and job.options.sends_in_each_pass:
         return False
     return usual and not replica.balance and not tied_bytes(job.workload.layers)
@@ -87,7 +86,13 @@ def along(
     known = Known()
     alike: dict[tuple[int, Replica], list[int]] = defaultdict(list)
     for k, job in enumerate(shapes):
-        alike[len(job.workload.layers), _structure(job)].append(k)
+        try:
+            known.work(job)
+            known.seats_of(job)
+        except InputError as error:
+            results[k] = error
+            continue
+        alike[len(job.workload.layers), structure_of(job)].append(k)
     by_stages: dict[int, list[_Group]] = defaultdict(list)
     for (_, structure), members in alike.items():
         by_stages[structure.pipeline].append(_Group(structure, members, shapes, passes, known))
@@ -102,13 +107,6 @@ def along(
                     results[k] = error
         _evaluate(possible, formulas, results)
     return results
-
-
-def _structure(job: Job) -> Replica:
-    """Return what decides the order of a replica's actions, as a replica of single devices."""
-    return msgspec.structs.replace(
-        replica_of(job), tensor=1, sequence_parallel=False, overlap_sums=False
-    )
 
 
 class _Block(NamedTuple):
@@ -174,9 +172,11 @@ class _Group:
         self.seconds = np.add.reduceat(seconds, starts, axis=1)  # (kinds, chunks, columns)
         self.forward_s = np.stack([one.forward_s for one in self.works], axis=-1)
         self.backward_s = np.stack([one.backward_s for one in self.works], axis=-1)
+        gradients = np.stack([one.gradients_s for one in self.works], axis=-1)
+        self.gradients_s = np.add.reduceat(gradients, starts)  # (chunks, columns)
         self.moved = np.stack([one.passed_bytes[list(ends)] for one in self.works], axis=-1)
         self.devices = self.device_numbers()
-        kinds = [(job.architecture.name, job.options) for job in self.jobs]
+        kinds = [(job.architecture.name, job.options, job.context_workers) for job in self.jobs]
         self.kinds = np.array([self.known.number(kind) for kind in kinds])
 
     def paths(self, passes: int) -> Paths:
@@ -202,6 +202,8 @@ class _Group:
         paths = self.paths(passes)
         schedule = paths.schedule
         seconds = self.seconds[schedule.kind, schedule.stage][:, columns]
+        for last in map(list, schedule.finals):
+            seconds[last] += self.gradients_s[schedule.stage[last]][:, columns]
         waiting = np.zeros_like(seconds)
         for rank, late in enumerate(() if late_s is None else late_s):
             finals = finals_of(paths, rank)
@@ -249,7 +251,8 @@ class _Group:
         for column, (job, work, (_, seen)) in enumerate(columns):
             whole = work.workload
             common = (
-                *(id(job.cluster), replica_of(job).tensor, job.workers, self.structure.order),
+                *(id(job.cluster), job.counted_as_one, job.workers, self.structure.order),
+                *(self.structure.pipeline, job.context_workers),
                 *updates_of(whole),
             )
             loads = whole.data_loading_s > 0.0
@@ -265,8 +268,15 @@ class _Group:
         stage = Stage(rank, self.structure, tuple(map(len, held)))
         work = self.known.part(self.works[column], held, stage)
         seats, _ = self.seats[column]
+        job = self.jobs[layout]
         return msgspec.structs.replace(
-            self.jobs[layout], workload=work, cluster=seats[rank].cluster, replica=None, given=None
+            job,
+            workload=work,
+            cluster=seats[rank].cluster,
+            workers=job.workers * job.context_workers,
+            options=job.options.among(job.context_workers),
+            replica=None,
+            given=None,
         )
 
 

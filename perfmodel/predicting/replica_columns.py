@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -13,15 +13,16 @@ from perfmodel.base.arrays import Floats, Ids
 from perfmodel.communication.fabric import Fabric
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
-from perfmodel.inputs.replica import Stage
+from perfmodel.inputs.replica import Replica, Stage
 from perfmodel.inputs.workload import Workload, WorkloadLayer
 from perfmodel.phases.layers import Layers
 from perfmodel.phases.quantities import Quantities, quantities_of, same_quantities
+from perfmodel.predicting.context import with_context
 from perfmodel.predicting.replicas import replica_of, shares_sent
 from perfmodel.predicting.tensor_sums import slowdown_of, sums_of
 from perfmodel.replicas.seats import Seats, of_groups, positions_of, seats_of
 from perfmodel.replicas.stage_work import part_of
-from perfmodel.training.stages import seconds_of_layers, seconds_of_sums
+from perfmodel.training.stages import by_kind, seconds_alone, seconds_of_layers, seconds_of_sums
 
 
 def timed(q: Quantities, handed_s: Floats, forward_s: Floats, backward_s: Floats) -> Quantities:
@@ -44,9 +45,11 @@ def timed(q: Quantities, handed_s: Floats, forward_s: Floats, backward_s: Floats
 
 
 class Work(NamedTuple):
-    """A model on the devices that divide its layers, for one micro-batch: seconds of each layer by
-    kind of action, and of sums among the devices, (kinds, layers); forward and backward, and the
-    bytes that a layer passes on to another stage, (layers,); and a number for its gradients."""
+    """A model on the devices that divide its layers and sequences, for one micro-batch: seconds of
+    each layer by kind of action, and of what these devices exchange and wait for, (kinds, layers);
+    forward and backward, and the bytes that a layer passes on to another stage, (layers,); a number
+    for its gradients; and seconds of sums of these over the devices that divide sequences,
+    (layers,)."""
 
     workload: Workload
     seconds: Floats
@@ -55,6 +58,7 @@ class Work(NamedTuple):
     backward_s: Floats
     passed_bytes: Floats
     tensors: Ids
+    gradients_s: Floats
 
 
 class Known:
@@ -75,19 +79,18 @@ class Known:
         """Return the layers of a job's replicas."""
         key = column_of(job)
         if key not in self.works:
-            replica, slower = replica_of(job), slowdown_of(job)
+            slower = slowdown_of(job)
             one = job.workload if slower == 1.0 else job.workload.scaled("compute_s", slower)
+            together, gradients_s = _together(job, one.layers)
             self.works[key] = Work(
                 one,
                 seconds_of_layers(one),
-                seconds_of_sums(
-                    len(one.layers),
-                    *sums_of(job.cluster, replica, one.layers, job.workload.precision),
-                ),
+                together,
                 np.array([layer.forward_s for layer in one.layers]),
                 np.array([layer.backward_s for layer in one.layers]),
                 np.array([layer.passed_on_bytes for layer in one.layers]) * shares_sent(job),
                 self._tensors_of(one.layers),
+                gradients_s,
             )
         return self.works[key]
 
@@ -121,7 +124,7 @@ class Known:
 
     def cluster(self, job: Job) -> Cluster:
         """Return the cluster in which the devices that divide a layer count as one."""
-        key = (id(job.cluster), replica_of(job).tensor)
+        key = (id(job.cluster), job.counted_as_one)
         if key not in self.clusters:
             self.clusters[key] = of_groups(job.cluster, key[1])
         return self.clusters[key]
@@ -129,9 +132,13 @@ class Known:
     def seats_of(self, job: Job) -> tuple[list[Seats], list[int]]:
         """Return the seats of each stage, and a number for what each sees of the cluster."""
         replica = replica_of(job)
-        key = (id(job.cluster), replica.tensor, replica.pipeline, replica.order, job.workers)
+        key = (
+            *(id(job.cluster), replica.pipeline, replica.order, job.workers),
+            *(job.counted_as_one, job.context_workers),
+        )
         if key not in self.seats:
-            seats = seats_of(self.cluster(job), positions_of(job.workers, replica))
+            position = positions_of(job.workers, replica, job.context_workers)
+            seats = seats_of(self.cluster(job), position)
             distinct: list[Cluster] = []
             numbers = []
             for one in seats:
@@ -143,9 +150,8 @@ class Known:
 
     def fabric_of(self, job: Job) -> Fabric:
         """Return the links between the devices of all stages of all replicas."""
-        replica = replica_of(job)
-        count = job.workers * replica.pipeline
-        key = (id(job.cluster), replica.tensor, count)
+        count = job.devices // job.counted_as_one
+        key = (id(job.cluster), job.counted_as_one, count)
         if key not in self.fabrics:
             self.fabrics[key] = Fabric.of(self.cluster(job), count)
         return self.fabrics[key]
@@ -156,8 +162,41 @@ def updates_of(work: Workload) -> tuple[Hashable, ...]:
     return (work.optimizer_s, work.data_loading_s, work.buffer_bytes, work.storage)
 
 
+def _together(job: Job, layers: Sequence[WorkloadLayer]) -> tuple[Floats, Floats]:
+    """Return the seconds of what the devices that divide each of these layers and its sequences
+    exchange, and wait for, by kind of action, (kinds, layers); and of sums of its gradients over
+    those that divide sequences, (layers,)."""
+    replica, many = replica_of(job), len(layers)
+    summed = sums_of(job.cluster, replica, layers, job.workload.precision)
+    seconds = seconds_of_sums(many, *summed)
+    if replica.context == 1:
+        return seconds, np.zeros(many)
+    work, within = job.workload, job.context_workers
+    stage = with_context(job.cluster, Stage(0, replica, (many,)), work.layers, work, within)
+    seconds += seconds_of_sums(many, stage.forward_exchanges, stage.backward_exchanges)
+    seconds += by_kind(many, stage.forward_waits_s, stage.backward_waits_s)
+    gradients = seconds_alone(stage.gradient_sums) if stage.gradient_sums else [0.0] * many
+    return seconds, np.array(gradients)
+
+
+def structure_of(job: Job) -> Replica:
+    """Return what decides the order of a replica's actions, as a replica of single devices."""
+    return msgspec.structs.replace(
+        replica_of(job),
+        tensor=1,
+        sequence_parallel=False,
+        overlap_sums=False,
+        context=1,
+        context_exchange="ring",
+        context_inside=1,
+        context_split="zigzag",
+    )
+
+
 def column_of(job: Job) -> tuple[Hashable, ...]:
     """Return what the times of a layout's actions depend on, besides its schedule."""
     replica = replica_of(job)
     same = id(job.workload), id(job.cluster), replica.tensor, job.devices
-    return (*same, replica.sequence_parallel, replica.overlap_sums)
+    sequences = replica.context, replica.context_exchange, replica.context_inside
+    rest = replica.sequence_parallel, replica.overlap_sums, replica.context_split
+    return (*same, *sequences, *rest, job.context_workers)

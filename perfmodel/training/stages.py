@@ -427,7 +427,7 @@ def chunk_seconds(job: Job) -> ChunkSeconds:
     first = np.cumsum([0, *stage.chunk_layers[:-1]])
 
     def of_chunks(forward: Sequence[float], backward: Sequence[float]) -> Floats:
-        return np.add.reduceat(_by_kind(layers.shape[1], forward, backward), first, axis=1)
+        return np.add.reduceat(by_kind(layers.shape[1], forward, backward), first, axis=1)
 
     routing = stage.routing or RoutedLayers()
     gradients = np.array(seconds_alone(stage.gradient_sums) or [0.0] * layers.shape[1])
@@ -454,10 +454,10 @@ def varying_seconds(job: Job) -> Floats:
 def seconds_of_sums(layers: int, forward: Sequence[Sums], backward: Sequence[Sums]) -> Floats:
     """Return the seconds of each layer's sums among the devices that divide it, alone on their
     links, by kind of action, (kinds, layers)."""
-    return _by_kind(layers, seconds_alone(forward), seconds_alone(backward))
+    return by_kind(layers, seconds_alone(forward), seconds_alone(backward))
 
 
-def _by_kind(layers: int, forward: Sequence[float], backward: Sequence[float]) -> Floats:
+def by_kind(layers: int, forward: Sequence[float], backward: Sequence[float]) -> Floats:
     """Return what each layer has in forward and in backward by kind of action, (kinds, layers)."""
     table = np.zeros((4, layers))
     for kinds, row in (((FORWARD,), forward), ((BACKWARD, INPUT), backward)):

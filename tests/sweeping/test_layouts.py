@@ -11,7 +11,7 @@ import pytest
 import perfmodel as pm
 from perfmodel import Job, layouts
 from perfmodel.inputs.passes import accumulated
-from perfmodel.predicting import replica_arrays, replica_formulas
+from perfmodel.predicting import replica_arrays, replica_columns, replica_formulas
 from perfmodel.sweeping import layouts as module
 from tests.settings import thinned
 
@@ -115,6 +115,41 @@ def test_a_random_sample_equals_predictions(framework: str) -> None:
         assert found.step_s[k] == pytest.approx(made_one.iteration_s, rel=1e-9)
         bubble = made_one.idle_fraction.by_cause.get("pipeline", 0.0)
         assert found.bubble_fraction[k] == pytest.approx(bubble, abs=1e-9)
+
+
+@pytest.mark.usefixtures("links_apart")
+@pytest.mark.parametrize("exchange", ["ring", "all-gather", "hierarchical"])
+def test_layouts_of_divided_sequences_equal_predictions(exchange: str) -> None:
+    """Of architectures that gather over data x context (zero3), and that sum gradients before."""
+    inside = 2 if exchange == "hierarchical" else None
+    job = made(context=4, context_exchange=exchange, context_inside=inside, framework="megatron",
+               transfers=None, cluster="dgx-h100")  # fmt: skip
+    found = layouts(job, tensor=(1, 2), context=(1, 4), pipeline=(1, 2, 4), virtual_stages=(1, 2),
+                    recompute=("none", "full"), arch=("ring", "zero3", "ps"),
+                    global_batch_size=(64, 256))  # fmt: skip
+    several = np.flatnonzero(found.context > 1)
+    assert len(several) > 50
+    rng = np.random.default_rng(0)
+    for k in rng.choice(several, 5, replace=False).tolist():
+        one = pm.predict(found.job_of(k), fidelity="coarse")
+        assert found.step_s[k] == pytest.approx(one.iteration_s, rel=1e-9)
+        bubble = one.idle_fraction.by_cause.get("pipeline", 0.0)
+        assert found.bubble_fraction[k] == pytest.approx(bubble, abs=1e-9)
+
+
+def test_sequences_are_divided_within_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a prediction of any of the layouts; sums of gradients over the devices of a sequence
+    are part of each."""
+    monkeypatch.delattr(module._Evaluating, "_one_by_one")
+    job = made(context=2, arch="ps", cluster="ethernet-10g")
+    found = layouts(job, context=(2,), pipeline=(2, 4), global_batch_size=(64,))
+    assert len(found) == 2
+    summed = replica_columns._together
+    monkeypatch.setattr(
+        replica_columns, "_together", lambda *given: (summed(*given)[0], 0.0 * summed(*given)[1])
+    )
+    less = layouts(job, context=(2,), pipeline=(2, 4), global_batch_size=(64,))
+    assert (np.sort(less.step_s) < np.sort(found.step_s)).all()
 
 
 def test_links_that_transfers_share_make_little_difference_here() -> None:
