@@ -24,6 +24,7 @@ OWN = "perfmodel"
 
 TRACE = "trace"
 CHAKRA_JSON = "chakra-json"
+CHAKRA = "chakra"
 NCCL_TESTS = "nccl-tests"
 IPERF3 = "iperf3"
 OSU = "osu"
@@ -298,8 +299,9 @@ BINARY: tuple[tuple[bytes, Format], ...] = (
     (
         rb"[\x00-\xff]{1,2}\n[\x01-\x20][\w.-]*\d\.\d|(?s:.){0,64}chakra",
         Format(
-            "chakra", "a Chakra execution trace (protobuf)",
-            "it has no times: give the PyTorch profiler trace of the same run to perfmodel import",
+            CHAKRA, "a Chakra execution trace (protobuf)",
+            "it has no times of kernels: give the PyTorch profiler trace of the same run to "
+            "perfmodel import; as --job it gives the number of ranks",
         ),
     ),
     (

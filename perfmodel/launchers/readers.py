@@ -32,6 +32,8 @@ def launch_of(data: bytes, name: str) -> Launch | None:
     InputError : it is one, but cannot be read.
     """
     kind = formats.recognise(data, name)
+    if kind is not None and kind.name == formats.CHAKRA:
+        return chakra.parse_protobuf(data, name)
     if kind is None or kind.name not in READERS:
         return None
     text = formats.text_of(data[: formats.MOST_BYTES]) or ""

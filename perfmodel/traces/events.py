@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from perfmodel.base import formats
+from perfmodel.base.chakra import read_chakra
 from perfmodel.base.errors import InputError, plain
 from perfmodel.base.files import beginning, most_unpacked, read_bytes, ready, without_mark
 
@@ -161,7 +162,7 @@ def decode(data: bytes, path: str | Path, *, pid: str | None, gpu: int | None) -
     except InputError as error:
         readable = (formats.TRACE, formats.CHAKRA_JSON)
         refused = formats.refusal(data, str(path), "a PyTorch profiler trace", readable)
-        raise refused or error from None
+        raise _of_chakra(data, str(path)) or refused or error from None
 
 
 def _read(data: bytes, path: str | Path, pid: str | None, gpu: int | None) -> Trace:
@@ -248,6 +249,22 @@ def count_of(value: object) -> int | None:
 def listed(value: object) -> list[object]:
     """Return the value if it is a list, else an empty list."""
     return value if isinstance(value, list) else []
+
+
+def _of_chakra(data: bytes, name: str) -> InputError | None:
+    """The error for a Chakra trace in protobuf form that can be read, with the bytes it reduces."""
+    kind = formats.recognise(data, name)
+    if kind is None or kind.name != formats.CHAKRA:
+        return None
+    try:
+        told = read_chakra(data, name)
+    except InputError:
+        return None
+    option = f" (--gradient-bytes {told.reduced_bytes}B)" if told.reduced_bytes else ""
+    return InputError(
+        f"{name}: a Chakra execution trace ({told.nodes} nodes) has no times of kernels; import "
+        f"the Kineto trace of the same run{option}"
+    )
 
 
 def _not_a_trace(contents: _File, name: str) -> InputError:

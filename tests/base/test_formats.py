@@ -218,7 +218,7 @@ READ = {
         ("measurement", name) for name in ("nccl-tests", "iperf3", "osu", "perftest")
     ),  # but these are cut: see below
     *(("trace", name) for name in ("deepspeed", "trace", "chakra-json", "gzip")),
-    ("job", "chakra-json"),  # but it has no process groups
+    *(("job", name) for name in ("chakra-json", "chakra")),  # but they have no process groups
     *((reader, "perfmodel") for reader in READERS if reader not in ("table", "trace")),
 }
 """What a reader knows itself."""
