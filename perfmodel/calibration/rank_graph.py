@@ -109,7 +109,8 @@ def joined(
     late = np.array(begun) - min(begun)
     device = builder.slots("device", (len(traces),), axes=(("rank", _names(traces)),))
     pipelined = {s.trace for m in found if m.kind == P2P for s in m.sides}
-    meet = builder.ops("exchange", (len(found),), seconds=seconds)
+    named = tuple(f"{m.operation} in group {m.group}" for m in found)
+    meet = builder.ops("exchange", (len(found),), seconds=seconds, axes=(("exchange", named),))
     met: dict[tuple[int, int], list[int]] = defaultdict(list)
     for n, meeting in enumerate(found):
         for side in meeting.sides:

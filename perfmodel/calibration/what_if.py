@@ -203,7 +203,13 @@ class TracedRanks:
             offsets=self.offsets,
             overlap=overlap,
         )
-        spans = timeline(made.graph, iterations=1)
+        try:
+            spans = timeline(made.graph, iterations=1)
+        except InputError as error:
+            raise InputError(
+                f"traces: ranks have their exchanges in different orders, so that each waits for "
+                f"the other: {error}"
+            ) from None
         end_s = max(float(span.end_s) for span in spans if span.op in made.ends)
         measured = first_iterations(made.graph, 1)
         each_s = end_s / self.traces[0].steps

@@ -221,6 +221,26 @@ def test_traces_that_do_not_match_are_refused(change: Any, message: str, tmp_pat
         TracedRanks(paths)
 
 
+def test_groups_in_another_order_are_refused(tmp_path: Path) -> None:
+    """Each rank is first in a group in which the other one is second, on one stream."""
+    paths = []
+    for rank, order in enumerate(("xy", "yx")):
+        made = Made()
+        made.host("ProfilerStep#0", 0, 500, cat="user_annotation")
+        made.kernel(1, 1, 100, "a")
+        for n, group in enumerate(order):
+            told: dict[str, Any] = {"Collective_name": "allreduce", "In_msg_nelems": 10}
+            told |= {"dtype": "Float", "Group_size": 2, "Process_Group_Name": group}
+            made.host("record_param_comms", 10 + 5 * n, 12 + 5 * n, **told)
+            made.kernel(11 + 5 * n, 200 + 100 * n, 290 + 100 * n, "ncclDevKernel", MAIN, 30)
+        job = {"rank": rank, "world_size": 2}
+        paths.append(tmp_path / f"{rank}.json")
+        paths[-1].write_text(json.dumps({"traceEvents": made.events, "distributedInfo": job}))
+    with pytest.raises(InputError, match=r"in different orders.* all_reduce in group x") as caught:
+        what_if(paths)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_missing_stage_is_refused(tmp_path: Path) -> None:
     paths = Pipeline(tensor=2).write(tmp_path)
     with pytest.raises(InputError, match="rank 1 sends to rank 3, whose trace is missing"):
