@@ -103,8 +103,9 @@ def estimate(
     if note is None and not fused and _parts(profile.layers):
         why = "norms, rotary positions and gates are several kernels each"
         notes.insert(1, Assumption("launches", launches, "", why))
+    alone_s = _total_s(seconds)
     if note is not None:
-        longer = launched_s / _total_s(seconds)
+        longer = launched_s / alone_s
         seconds = [(forward * longer, backward * longer) for forward, backward in seconds]
         error = LAUNCHED_ERROR
         notes.insert(1, note)
@@ -123,7 +124,7 @@ def estimate(
     estimated = resolve(profile, [timing], batch_size=size, assumptions=notes, error_fraction=error)
     estimated = with_documents(estimated, profile.decoder, documents, varying)
     slowest_s = slowest_launch_s(launches) * kernels_of(profile.layers)
-    slow_host = max(slowest_s / _total_s(seconds), 1.0)
+    slow_host = max(slowest_s / max(launched_s, alone_s), 1.0)
     return msgspec.structs.replace(estimated, among_several=True, slow_host=slow_host)
 
 

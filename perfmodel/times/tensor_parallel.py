@@ -138,7 +138,7 @@ def launched(
     longer, slow_host = 1.0, 1.0
     if whole_s > 0.0:
         longer = max(least_s / whole_s, 1.0)
-        slow_host = max(slowest_s / (longer * whole_s), 1.0)
+        slow_host = max(slowest_s / max(least_s, whole_s), 1.0)
     made = tuple(
         msgspec.structs.replace(
             layer,
