@@ -36,10 +36,10 @@ def rate(numbers: int, stages: tuple[int, ...]) -> tuple[int, float]:
         model="llama-70b", device="h100", arch="ring", devices=512, tensor=8, pipeline=4,
         micro_batches=32, batch_size=32, recompute="full", transfers="ahead",
     )  # fmt: skip
-    begin = time.perf_counter()
+    begin = time.process_time()
     found = perfmodel.layouts(job, tensor=(2, 4, 8), pipeline=stages, virtual_stages=(1, 2),
                               micro_batches=range(1, numbers + 1))  # fmt: skip
-    return len(found), len(found) / (time.perf_counter() - begin)
+    return len(found), len(found) / (time.process_time() - begin)
 
 
 def whole(batches: Sequence[int]) -> tuple[int, int, float]:
@@ -63,6 +63,22 @@ def whole(batches: Sequence[int]) -> tuple[int, int, float]:
     return len(set(shapes)), len(found), took_s
 
 
+def of_sequences() -> tuple[int, float]:
+    """Return how many layouts of Llama 70B on 64 devices were evaluated that divide sequences, and
+    the seconds of one core."""
+    job = make_job(
+        model="llama-70b", device="h100", cluster="dgx-h100", arch="zero1", devices=64, tensor=8,
+        pipeline=4, micro_batches=16, batch_size=16,
+    )  # fmt: skip
+    begin = time.process_time()
+    found = perfmodel.layouts(
+        job, tensor=(4, 8), context=(2, 4), pipeline=(2, 4, 8), virtual_stages=(1, 2),
+        micro_batch_size=(1, 2), recompute=("none", "full"),
+        arch=("ring", "zero1", "zero2", "zero3"), global_batch_size=(256,),
+    )  # fmt: skip
+    return len(found), time.process_time() - begin
+
+
 def main() -> None:
     """Print all figures, rates as ratios to predictions one by one as well."""
     took_s, memory = largest()
@@ -70,10 +86,11 @@ def main() -> None:
           f"{memory / 1e6:.0f} MB more (target {MOST_BYTES / 1e6:g})")  # fmt: skip
     job = make_job(model="llama-70b", device="h100", arch="ring", devices=512, tensor=8, pipeline=4,
                    micro_batches=32, batch_size=32, recompute="full")  # fmt: skip
-    begin = time.perf_counter()
+    begin = time.process_time()
     for _ in range(10):
         predict(job, fidelity="coarse")
-    one_by_one = 10 / (time.perf_counter() - begin)
+    one_by_one = 10 / (time.process_time() - begin)
+    print(f"one by one: {one_by_one:.1f} layouts/s")
     for numbers, stages in ((64, (2, 4, 8, 16)), (4000, (2, 4, 8, 16)), (100_000, (2, 4))):
         count, per_s = rate(numbers, stages)
         print(f"{count} layouts, {numbers} numbers of micro-batches, stages {stages}: "
@@ -81,7 +98,11 @@ def main() -> None:
     for batches in ([2048], [1024 * 2**k for k in range(6)]):
         shapes, count, took_s = whole(batches)
         print(f"{count} layouts of {shapes} shapes, {len(batches)} global batch sizes: "
-              f"{took_s:.1f} s of one core, {count / took_s:.0f}/s")  # fmt: skip
+              f"{took_s:.1f} s of one core, {count / took_s:.0f}/s, "
+              f"{count / took_s / one_by_one:.0f} times one by one")  # fmt: skip
+    count, took_s = of_sequences()
+    print(f"{count} layouts that divide sequences: {took_s:.1f} s, {count / took_s:.0f}/s, "
+          f"{count / took_s / one_by_one:.0f} times one by one")  # fmt: skip
 
 
 if __name__ == "__main__":
