@@ -171,6 +171,82 @@ def test_formulas_of_units_equal_the_simulation() -> None:
         assert coarse_s == pytest.approx(fine_s, rel=1e-9), number
 
 
+COPIED = {"stage": 3, "copy_bytes_per_s": 4.0, "collective_host_s": 0.25}
+"""Around a gather 0.25 s, and 1.5 of a unit's bytes at 4 bytes/s (1 s and 0.625 s); around a
+reduction 0.25 s, and its bytes once (0.75 s and 0.5 s)."""
+
+
+def test_copies_of_one_unit_precede_its_passes_and_follow_them() -> None:
+    assert spans({**COPIED, "prefetch": 0}) == {
+        "all-gather unit 0": (0.0, 1.0),
+        "copies of parameters, 0": (1.0, 2.0),
+        "forward, layer0": (2.0, 3.0),
+        "all-gather unit 1": (3.0, 3.5),
+        "copies of parameters, 1": (3.5, 4.125),
+        "forward, layer1": (4.125, 5.125),
+        "all-gather again unit 1": (5.125, 5.625),
+        "copies of parameters, 1 again": (5.625, 6.25),
+        "backward, layer1": (6.25, 7.25),
+        "copies of gradients, 1": (7.25, 7.75),
+        "reduce-scatter unit 1": (7.75, 8.25),
+        "all-gather again unit 0": (8.25, 9.25),
+        "copies of parameters, 0 again": (9.25, 10.25),
+        "backward, layer0": (10.25, 11.25),
+        "copies of gradients, 0": (11.25, 12.0),
+        "reduce-scatter unit 0": (12.0, 13.0),
+        "optimizer": (13.0, 13.25),
+    }
+
+
+def test_copies_do_not_overlap_with_passes_although_gathers_do() -> None:
+    found = spans(COPIED)
+    assert found["all-gather unit 1"] == (1.0, 1.5)
+    assert found["copies of parameters, 1"] == (3.0, 3.625)  # the forward pass of unit 0 ends at 3
+    assert found["all-gather again unit 0"] == (5.125, 6.125)
+    assert found["copies of gradients, 1"] == (6.75, 7.25)
+    assert found["copies of parameters, 0 again"] == (7.25, 8.25)
+    assert found["reduce-scatter unit 1"] == (7.25, 7.75)
+    for fidelity in ("fine", "coarse"):
+        one = job(WORK, cluster(), 2, "fsdp", {**EACH, **COPIED})
+        got = predict(one, fidelity=fidelity)
+        assert got.iteration_s == pytest.approx(11.25, rel=1e-12)
+        # a worker computes for 4.25 s; it neither computes nor is late while it copies
+        assert got.idle_fraction.mean == pytest.approx(7.0 / 11.25, rel=1e-12)
+
+
+@examples(20)
+@given(data=st.data())
+def test_formulas_of_copies_equal_the_simulation(data: st.DataObject) -> None:
+    number = st.floats(0.1, 3.0)
+    times = [data.draw(st.lists(number, min_size=4, max_size=4)) for _ in range(2)]
+    sizes = data.draw(st.lists(st.sampled_from([0.0, 0.5, 2.0]), min_size=3, max_size=3))
+    options = {
+        "unit_bytes": data.draw(st.sampled_from([0, 2])),
+        "prefetch": data.draw(st.integers(0, 2)),
+        "reshard_after_forward": data.draw(st.booleans()),
+        "reshard_after_backward": data.draw(st.booleans()),
+        "copy_bytes_per_s": data.draw(st.sampled_from([0.0, 1.0, 10.0])),
+        "collective_host_s": data.draw(st.sampled_from([0.0, 0.3])),
+    }
+    work = workload(*times, [*sizes, 1.0])
+    one = job(accumulated(work, data.draw(st.integers(1, 3))), cluster(), 3, "fsdp", options)
+    fine_s, coarse_s = (predict(one, fidelity=f).iteration_s for f in ("fine", "coarse"))
+    assert coarse_s == pytest.approx(fine_s, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "gathers"), [(True, False, 6), (False, True, 3), (False, False, 1)]
+)
+def test_units_freed_after_each_backward_pass_are_gathered_in_the_next(
+    forward: bool, backward: bool, gathers: int
+) -> None:
+    """Three passes of an update, of two workers with a unit of 2 bytes: a gather takes 1 s."""
+    work = accumulated(workload([1.0], [1.0], [2.0]), 3)
+    options = {"reshard_after_forward": forward, "reshard_after_backward": backward, "prefetch": 0}
+    one = job(work, cluster(), 2, "fsdp", {**EACH, **options})
+    assert predict(one).iteration_s == pytest.approx(6.0 + 1.0 + gathers, rel=1e-9)
+
+
 def test_order_of_issue() -> None:
     """With k ahead, the gather of unit i - k comes right after the reduce-scatter of unit i + 1."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -57,6 +57,12 @@ def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
         return [known[kind] for kind in kinds]
 
     gathers, scatters = each_s(gather, whole), each_s(scatter, sizes)
+    around = None
+    if options.copies:
+        around = _Around(
+            [options.around_gather_s(whole[kind], shards) for kind in kinds],
+            [options.around_reduction_s(sizes[kind]) for kind in kinds],
+        )
     shard = {kind: size / shards for kind, size in sizes.items()}
     sums = each_s(reduce, shard) if reduce is not None else []
     if sums:  # they take turns on shared links, unless connections are the limit
@@ -73,10 +79,13 @@ def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
             moving = (one.gathered + float(one.again)) * sum(gathers)
             moving = moving + (sum(scatters) if one.reduced else 0.0)
             computed = passes_s if len(passes) == 1 else passes_s / len(passes)
+            if around is not None:
+                computed = computed + (one.gathered + float(one.again)) * sum(around.gathers)
+                computed = computed + (sum(around.reductions) if one.reduced else 0.0)
             part = layers.beside_s(computed, moving, *(sums if one.reduced else []))
         elif options.stage == 3 and isinstance(layers, Layers):
             reduced = _Reduced(scatters, sums)
-            part = _in_time(options, one, layers, q.scale * late, units, gathers, reduced)
+            part = _in_time(options, one, layers, q.scale * late, units, gathers, reduced, around)
         else:
             computed, end = layers.overlapped_s(
                 q.scale * late,
@@ -108,6 +117,13 @@ def _layers_of(job: Job, q: Quantities, one: order.PassCollectives, passes: int)
     if passes == 1 or isinstance(q.layers, Whole):
         return q.layers
     return pass_layers(job, q.layers, reduced=one.reduced)
+
+
+class _Around(NamedTuple):
+    """Seconds of a worker around each gather and each reduction, by unit."""
+
+    gathers: list[Quantity]
+    reductions: list[Quantity]
 
 
 class _Reduced(NamedTuple):
@@ -168,6 +184,7 @@ def _in_time(
     units: order.Units,
     gathers: list[Quantity],
     reduced: _Reduced,
+    around: _Around | None,
 ) -> Quantity:
     """Return the seconds of a pass at stage 3, until the gradients that it reduces are reduced.
 
@@ -176,6 +193,7 @@ def _in_time(
     """
     count = len(units.first)
     passes = _computations(layers, scale, units)
+    before, after = _copies(one_pass, around, count)
     seconds = {True: gathers + gathers[::-1], False: reduced.scatters[::-1]}
     sums = reduced.sums[::-1]
     summed: Quantity = 0.0
@@ -189,8 +207,8 @@ def _in_time(
         while computed < last:
             computed += 1
             if computed < len(gathered):
-                end = maximum(end, gathered[computed])
-            ended = end + passes[computed].seconds
+                end = maximum(end, gathered[computed]) + before[computed]
+            ended = end + passes[computed].seconds + after[computed]
             end = ended + passes[computed].after_s
         if one is None:
             break
@@ -200,6 +218,17 @@ def _in_time(
         elif sums:
             summed = maximum(summed, free) + sums[one.number]
     return maximum(end, free, summed) if sums else maximum(end, free)
+
+
+def _copies(
+    one: order.PassCollectives, around: _Around | None, units: int
+) -> tuple[Sequence[Quantity], Sequence[Quantity]]:
+    """Return what a worker does before and after each computation of a pass for its collectives."""
+    none = [0.0] * units
+    if around is None:
+        return 2 * none, 2 * none
+    reductions = around.reductions[::-1] if one.reduced else none
+    return around.gathers + around.gathers[::-1], [*none, *reductions]
 
 
 class _Computation(NamedTuple):

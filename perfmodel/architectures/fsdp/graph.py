@@ -10,7 +10,7 @@ import numpy as np
 
 from perfmodel.architectures.fsdp import order
 from perfmodel.architectures.fsdp.options import Options
-from perfmodel.base.arrays import Ids
+from perfmodel.base.arrays import Floats, Ids
 from perfmodel.communication.communicator import Communicator
 from perfmodel.communication.costs import Cost, LinkCosts
 from perfmodel.communication.groups import Groups
@@ -162,7 +162,7 @@ def _add_shard_group(
         if not issues:
             continue
         made = reduced.get(number, NO_OPS)[::-1]
-        begins[number] = _in_issue_order(b, issues, workers, units, needed, made)
+        begins[number] = _in_issue_order(b, job, issues, workers, units, needed, made)
         before = passes[number - 1].backward[:, :1] if number else optimizer[:, None]
         _edge_from_all(b, before, begins[number], lag=0 if number else 1)
     if options.stage < 3:
@@ -192,6 +192,7 @@ def _add_sums(
 
 def _in_issue_order(
     b: GraphBuilder,
+    job: Job,
     issues: Sequence[order.Issue],
     workers: Workers,
     units: order.Units,
@@ -206,13 +207,72 @@ def _in_issue_order(
     begins = [workers.forward[:, units.first], workers.backward[:, units.last[::-1]]]
     ends = [workers.forward[:, units.last], workers.backward[:, units.first[::-1]]]
     begin, end = np.concatenate(begins, axis=1), np.concatenate(ends, axis=1)
-    needing = begin[:, : len(gathers)]
+    needing, count = begin[:, : len(gathers)], len(units.first)
+    around = order.around(job)
+    if around is not None and len(reduced):
+        names = list(map(str, range(count)))[::-1]
+        copied = _add_copies(b, workers, "copies of gradients", around.reductions[::-1], names)
+        b.edge(end[:, count:], copied)
+        _before_layers(b, job, copied, workers.backward, units.first[::-1] - 1)
+        end = np.concatenate([end[:, :count], copied], axis=1)
+    if around is not None and len(gathers):
+        seconds = np.concatenate([around.gathers, around.gathers[::-1]])[: len(gathers)]
+        names = [*map(str, range(count)), *(f"{unit} again" for unit in reversed(range(count)))]
+        copied = _add_copies(b, workers, "copies of parameters", seconds, names[: len(gathers)])
+        b.edge(copied, needing)
+        _after_layers(b, job, copied, workers, units)
+        if len(reduced) and len(gathers) > count and job.stage is None:
+            b.edge(end[:, count:-1], copied[:, count + 1 :])
+        needing = copied
     b.edge(np.broadcast_to(gathers, needing.shape), needing)
     issued = np.array([(gathers if one.gather else reduced)[one.number] for one in issues])
     after = np.array([one.after for one in issues])
     b.chain(issued)
     _edge_from_all(b, end[:, after[after >= 0]], issued[after >= 0])
     return issued[:1]
+
+
+def _add_copies(
+    b: GraphBuilder, workers: Workers, label: str, seconds: Floats, units: Sequence[str]
+) -> Ids:
+    """Add what each worker does around collectives of these units, (workers, units)."""
+    shape = len(workers.node), len(seconds)
+    made = b.ops(
+        label,
+        (*(1 for _ in workers.axes), *shape),
+        seconds=seconds,
+        group=workers.index[:, None],
+        axes=(*workers.axes, ("worker", None), ("unit", units)),
+    )
+    return made.reshape(shape)
+
+
+def _before_layers(b: GraphBuilder, job: Job, copied: Ids, backward: Ids, layers: Ids) -> None:
+    """Let the backward passes of these layers wait for copies, (workers, layers) each; -1 for none.
+
+    The actions of a stage in a pipeline do not wait for them.
+    """
+    if job.stage is None:
+        b.edge(copied[:, layers >= 0], backward[:, layers[layers >= 0]])
+
+
+def _after_layers(
+    b: GraphBuilder, job: Job, copied: Ids, workers: Workers, units: order.Units
+) -> None:
+    """Let copies of parameters wait for the layer before their unit, (workers, units or twice as
+    many); those of a stage in a pipeline only for each other."""
+    if job.stage is not None:
+        b.chain(copied)
+        return
+    forward, backward = workers.forward, workers.backward
+    later = units.first > 0
+    b.edge(forward[:, units.first[later] - 1], copied[:, : len(later)][:, later])
+    if copied.shape[1] > len(later):
+        last = units.last[::-1]
+        inner = last < forward.shape[1] - 1
+        again = copied[:, len(later) :]
+        b.edge(backward[:, last[inner] + 1], again[:, inner])
+        b.edge(np.broadcast_to(forward[:, -1:], again[:, ~inner].shape), again[:, ~inner])
 
 
 def _edge_from_all(b: GraphBuilder, before: Ids, after: Ids, lag: int = 0) -> None:

@@ -40,6 +40,31 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
             lambda o: o.stage != 3,
         ),
     ] = True
+    reshard_after_backward: Annotated[
+        bool,
+        Option(
+            "free parameters after each backward pass, also if it reduces no gradients, as FSDP2 "
+            "does (stage 3)",
+            lambda o: o.stage != 3,
+            needs="earlier_passes",
+        ),
+    ] = False
+    copy_bytes_per_s: Annotated[
+        float,
+        Option(
+            "rate at which a worker copies parameters and gradients into and out of the buffers of "
+            "collectives, between passes, as FSDP2 does; 0: no copies (stage 3)",
+            lambda o: o.stage != 3,
+        ),
+    ] = 0.0
+    collective_host_s: Annotated[
+        float,
+        Option(
+            "time of a worker's host around each gather and each reduction of a unit, between "
+            "passes (stage 3)",
+            lambda o: o.stage != 3,
+        ),
+    ] = 0.0
     blocking_reduce: Annotated[
         bool,
         Option(
@@ -73,7 +98,25 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
         whole_number("shard_group", self.shard_group, at_least=0)
         number("unit_bytes", self.unit_bytes)
         whole_number("prefetch", self.prefetch, at_least=0)
-        number("reduce_per_byte_s", self.reduce_per_byte_s)
+        for name in ("reduce_per_byte_s", "copy_bytes_per_s", "collective_host_s"):
+            number(name, getattr(self, name))
+
+    @property
+    def copies(self) -> bool:
+        """Whether workers copy, or their hosts take time, around collectives."""
+        return self.stage == 3 and (self.copy_bytes_per_s > 0.0 or self.collective_host_s > 0.0)
+
+    def around_gather_s(self, size_bytes: Quantity, shards: Quantity) -> Quantity:
+        """Return the seconds around a gather: a worker's shard is copied in, the unit out."""
+        return self._around_s(size_bytes + size_bytes / shards)
+
+    def around_reduction_s(self, size_bytes: Quantity) -> Quantity:
+        """Return the seconds around a reduction: the gradients of a unit are copied in."""
+        return self._around_s(size_bytes)
+
+    def _around_s(self, copied_bytes: Quantity) -> Quantity:
+        per_byte_s = 1.0 / self.copy_bytes_per_s if self.copy_bytes_per_s > 0.0 else 0.0
+        return self.collective_host_s + copied_bytes * per_byte_s
 
     @property
     def group_size(self) -> int:
@@ -102,7 +145,11 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
         if self.stage != 3:
             return IN_PIPELINES
         waits = "the stages of a pipeline do not wait for reductions"
-        kept = {"reshard_after_forward": (False, why), "blocking_reduce": (False, waits)}
+        kept = {
+            "reshard_after_forward": (False, why),
+            "reshard_after_backward": (False, why),
+            "blocking_reduce": (False, waits),
+        }
         return {**kept, **IN_PIPELINES}
 
     @property

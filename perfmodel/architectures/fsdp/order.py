@@ -126,6 +126,34 @@ def issue_order(units: int, options: Options) -> list[Issue]:
     return sorted(issues, key=lambda issue: (issue.after, issue.gather, issue.number))
 
 
+class Around(NamedTuple):
+    """Seconds of a worker around each gather and each reduction of a unit, (units,) each: in the
+    order of gathers, and in that of units."""
+
+    gathers: Floats
+    reductions: Floats
+
+
+def around(job: Job) -> Around | None:
+    """Return what a worker's copies and its host take around collectives; None for nothing.
+
+    FSDP2 copies a worker's shards into one buffer, gathers there, and copies each parameter out of
+    it before it is used; and it copies the gradients of a unit into one buffer that is reduced
+    (torch/distributed/fsdp, ``_fully_shard/_fsdp_collectives.py``: ``all_gather_copy_in``,
+    ``foreach_all_gather_copy_out``, ``foreach_reduce_scatter_copy_in``). FSDP1 keeps a unit's
+    parameters and gradients in one tensor each, of which they are views.
+    """
+    options, units = Options.of(job), units_in(job)
+    if not options.copies:
+        return None
+    shards = options.shards(job.workers)
+    gathered, reduced = units.gathered(gathered_share(job)), units.bytes * sent_share(job)
+    return Around(
+        np.array([options.around_gather_s(size, shards) for size in gathered.tolist()]),
+        np.array([options.around_reduction_s(size) for size in reduced.tolist()]),
+    )
+
+
 class PassCollectives(NamedTuple):
     """The collectives of one pass of an update: whether parameters are gathered before they are
     used, whether they are gathered ``again`` for backward, and whether gradients are reduced."""
@@ -141,16 +169,18 @@ def passes_of(job: Job) -> list[PassCollectives]:
     At stage 3 each pass gathers the parameters that it needs. With no_sync, units that are not
     freed after forward are not freed after backward either, until gradients are reduced
     (torch/distributed/fsdp: ``_runtime_utils.py``, ``_should_free_in_backward``), so that later
-    passes need not gather them. At stages 1 and 2 parameters are gathered once per update, outside
-    of its passes.
+    passes need not gather them; FSDP2 frees them in each pass unless told otherwise
+    (``_fully_shard/_fsdp_param_group.py``, ``post_backward``). At stages 1 and 2 parameters
+    are gathered once per update, outside of its passes.
     """
     options, count = Options.of(job), job.workload.accumulation
+    again = not options.no_sync or options.reshard_after_backward
     sharded, freed = options.stage == 3, options.stage == 3 and options.reshard_after_forward
     if count == 1 or (options.no_sync and not sharded):
         return [PassCollectives(sharded, freed, reduced=True)]
     return [
         PassCollectives(
-            gathered=sharded and (freed or not options.no_sync or number == 0),
+            gathered=sharded and (freed or again or number == 0),
             again=freed,
             reduced=not options.no_sync or number == count - 1,
         )
