@@ -171,8 +171,8 @@ def test_formulas_of_units_equal_the_simulation() -> None:
         assert coarse_s == pytest.approx(fine_s, rel=1e-9), number
 
 
-COPIED = {"stage": 3, "copy_bytes_per_s": 4.0, "collective_host_s": 0.25}
-"""Around a gather 0.25 s, and 1.5 of a unit's bytes at 4 bytes/s (1 s and 0.625 s); around a
+COPIED = {"stage": 3, "copy_per_byte_s": 0.25, "collective_host_s": 0.25}
+"""Around a gather 0.25 s, and 1.5 of a unit's bytes at 0.25 s each (1 s and 0.625 s); around a
 reduction 0.25 s, and its bytes once (0.75 s and 0.5 s)."""
 
 
@@ -225,7 +225,7 @@ def test_formulas_of_copies_equal_the_simulation(data: st.DataObject) -> None:
         "prefetch": data.draw(st.integers(0, 2)),
         "reshard_after_forward": data.draw(st.booleans()),
         "reshard_after_backward": data.draw(st.booleans()),
-        "copy_bytes_per_s": data.draw(st.sampled_from([0.0, 1.0, 10.0])),
+        "copy_per_byte_s": data.draw(st.sampled_from([0.0, 1.0, 0.1])),
         "collective_host_s": data.draw(st.sampled_from([0.0, 0.3])),
     }
     work = workload(*times, [*sizes, 1.0])

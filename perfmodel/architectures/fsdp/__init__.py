@@ -147,8 +147,8 @@ ARCHITECTURE = Architecture(
         "a shard group consists of consecutive workers and does all of the above on its own; then "
         "each worker's part of a unit's gradients is all-reduced on a ring across the groups, in a "
         "separate process group that runs alongside the collectives of the shard groups",
-        "parameters and gradients are sent from where they are, unless copy_bytes_per_s says how "
-        "fast a worker copies its shard into a buffer, a gathered unit out of one, and a unit's "
+        "parameters and gradients are sent from where they are, unless copy_per_byte_s says how "
+        "long a worker copies its shard into a buffer, a gathered unit out of one, and a unit's "
         "gradients into one, between passes, as FSDP2 does; stages of a pipeline compute meanwhile",
         MEASURED_ASSUMPTION,
     ),
@@ -178,7 +178,7 @@ ARCHITECTURE = Architecture(
         {
             "stage": 3,
             "unit_bytes": 0,
-            "copy_bytes_per_s": 50.0,
+            "copy_per_byte_s": 0.02,
             "collective_host_s": 0.05,
             "reshard_after_forward": False,
             "reshard_after_backward": True,

@@ -49,11 +49,11 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
             needs="earlier_passes",
         ),
     ] = False
-    copy_bytes_per_s: Annotated[
+    copy_per_byte_s: Annotated[
         float,
         Option(
-            "rate at which a worker copies parameters and gradients into and out of the buffers of "
-            "collectives, between passes, as FSDP2 does; 0: no copies (stage 3)",
+            "time in which a worker copies parameters and gradients into and out of the buffers of "
+            "collectives, between passes, as FSDP2 does, per byte (stage 3)",
             lambda o: o.stage != 3,
         ),
     ] = 0.0
@@ -98,13 +98,13 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
         whole_number("shard_group", self.shard_group, at_least=0)
         number("unit_bytes", self.unit_bytes)
         whole_number("prefetch", self.prefetch, at_least=0)
-        for name in ("reduce_per_byte_s", "copy_bytes_per_s", "collective_host_s"):
+        for name in ("reduce_per_byte_s", "copy_per_byte_s", "collective_host_s"):
             number(name, getattr(self, name))
 
     @property
     def copies(self) -> bool:
         """Whether workers copy, or their hosts take time, around collectives."""
-        return self.stage == 3 and (self.copy_bytes_per_s > 0.0 or self.collective_host_s > 0.0)
+        return self.stage == 3 and (self.copy_per_byte_s > 0.0 or self.collective_host_s > 0.0)
 
     def around_gather_s(self, size_bytes: Quantity, shards: Quantity) -> Quantity:
         """Return the seconds around a gather: a worker's shard is copied in, the unit out."""
@@ -115,8 +115,7 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
         return self._around_s(size_bytes)
 
     def _around_s(self, copied_bytes: Quantity) -> Quantity:
-        per_byte_s = 1.0 / self.copy_bytes_per_s if self.copy_bytes_per_s > 0.0 else 0.0
-        return self.collective_host_s + copied_bytes * per_byte_s
+        return self.collective_host_s + copied_bytes * self.copy_per_byte_s
 
     @property
     def group_size(self) -> int:
