@@ -1,1 +1,1 @@
-"""Converts a PyTorch profiler trace to a workload, with communication removed."""
+"""Reads PyTorch profiler traces: as a workload without communication, or as works of a rank."""
