@@ -167,9 +167,6 @@ def _of_pair(
                 "steps or jobs"
             )
     for (i, sent), (m, _) in zip(told["send"], told["recv"], strict=True):
-        took_s = _seconds(traces[j], m)
-        if traces[k].on_device:  # gloo sends without waiting
-            took_s = min(took_s, _seconds(traces[k], i))
         yield Meeting(
             operation="send",
             group=sent.group,
@@ -177,8 +174,7 @@ def _of_pair(
             ranks=2,
             bytes=sent.bytes,
             sides=(Side(k, i), Side(j, m)),
-            seconds=took_s,
-            complete=traces[k].on_device,
+            seconds=min(_seconds(traces[k], i), _seconds(traces[j], m)),
         )
 
 
@@ -198,39 +194,17 @@ def _shortest(found: list[Meeting]) -> list[Meeting]:
     ]
 
 
-def of_arrivals(
-    found: Sequence[Meeting], traces: Sequence[RankTrace], offsets: Sequence[float]
-) -> list[Meeting]:
-    """Give messages by gloo the time from their sending, on clocks with ``offsets`` (traces,).
-
-    Their receiver may always have been there first, so that none of them shows their time alone.
-    """
-    timed = []
-    for m in found:
-        if m.kind == P2P and not m.complete:
-            sent, received = (traces[s.trace].works[s.work] for s in m.sides)
-            apart_s = offsets[m.sides[0].trace] - offsets[m.sides[1].trace]
-            took_s = received.end_s - max(received.start_s, sent.start_s + apart_s)
-            if took_s > 0.0:
-                m = msgspec.structs.replace(m, seconds=took_s)
-        timed.append(m)
-    return timed
-
-
 def clock_offsets(traces: Sequence[RankTrace], found: Sequence[Meeting]) -> list[float]:
     """What to add to the times of each trace for those of the first (s), (traces,).
 
-    Traces of one machine have its clock. Otherwise collectives, and messages between devices, end
-    at the same time on all sides. Traces that have none in common with others begin when those
-    begin.
+    Traces of one machine have its clock. Otherwise exchanges end at the same time on all sides.
+    Traces that have none in common with others begin when those begin.
     """
     first = traces[0]
     if first.machine and all(trace.machine == first.machine for trace in traces):
         return [trace.zero_s - first.zero_s for trace in traces]
     apart: dict[tuple[int, int], list[float]] = defaultdict(list)
     for m in found:
-        if m.operation == "send" and not m.complete:
-            continue
         one = m.sides[0]
         for other in m.sides[1:]:
             ends = [traces[s.trace].works[s.work].end_s for s in (one, other)]

@@ -14,10 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from perfmodel.base.arrays import Floats
-from perfmodel.calibration.meetings import P2P, Meeting, Side
+from perfmodel.calibration.meetings import P2P, Meeting
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
-from perfmodel.traces.exchanges import Work
 from perfmodel.traces.ranks import RankTrace
 
 LAUNCH, AWAITED = "launch", "awaited"
@@ -121,11 +120,8 @@ def joined(
         parts = _Rank(builder, trace, times[k], int(device[k]), waits, float(late[k]))
         for i in range(len(trace.works)):
             for n in met.get((k, i), ()):
-                eager = found[n].sides[0] == Side(k, i) and not trace.on_device
-                eager = eager and found[n].kind == P2P
                 builder.edge(parts.ready[i], meet[n])
-                if not eager:
-                    builder.edge(meet[n], parts.run[i])
+                builder.edge(meet[n], parts.run[i])
         parts.connect(overlap)
         ranks.append(parts)
     ends = np.array([rank.end for rank in ranks])
@@ -137,13 +133,6 @@ def joined(
 
 def _names(traces: Sequence[RankTrace]) -> tuple[str, ...]:
     return tuple(str(trace.rank) for trace in traces)
-
-
-def blocking(work: Work, on_device: bool) -> bool:
-    """Whether a work takes its own time, and not that of meetings."""
-    if not work.exchanges:
-        return True
-    return not on_device and all(e.operation == "send" for e in work.exchanges)
 
 
 class _Rank:
@@ -160,7 +149,7 @@ class _Rank:
     ) -> None:
         self.builder, self.trace, self.times = builder, trace, times
         name = str(trace.rank)
-        own = np.array([blocking(work, trace.on_device) for work in trace.works])
+        own = np.array([not work.exchanges for work in trace.works])
         main = np.array([w.stream == trace.main and w.kind == "compute" for w in trace.works])
         count = len(trace.works)
         self.begin = int(builder.ops(f"begin of rank {name}", (1,), seconds=late_s)[0])

@@ -23,7 +23,7 @@ from perfmodel.calibration.exchange_times import (
     exchange_s,
     traced_links,
 )
-from perfmodel.calibration.meetings import Meeting, clock_offsets, meetings, of_arrivals
+from perfmodel.calibration.meetings import Meeting, clock_offsets, meetings
 from perfmodel.calibration.rank_graph import RankTimes, joined, times_of
 from perfmodel.calibration.rank_set import read_ranks
 from perfmodel.engine import first_iterations, timeline
@@ -103,9 +103,8 @@ class TracedRanks:
 
     def __init__(self, paths: Sequence[str | Path]) -> None:
         self.traces: list[RankTrace] = read_ranks(paths)
-        found = meetings(self.traces)
-        self.offsets = clock_offsets(self.traces, found)
-        self.meetings: list[Meeting] = of_arrivals(found, self.traces, self.offsets)
+        self.meetings: list[Meeting] = meetings(self.traces)
+        self.offsets = clock_offsets(self.traces, self.meetings)
         self._times = [times_of(trace) for trace in self.traces]
 
     @property
@@ -321,7 +320,7 @@ def what_if(paths: Sequence[str | Path], change: TraceChange | None = None) -> W
     told = TracedRanks(paths)
     other = change or TraceChange()
     changed = None if other == TraceChange() else told.replay(other)
-    partial = [kind.kind for kind in told.kinds if not kind.complete and kind.kind != "p2p"]
+    partial = [kind.kind for kind in told.kinds if not kind.complete]
     notes = [f"{trace.path}: {note}" for trace in told.traces for note in trace.notes]
     if partial:
         notes.append(
