@@ -175,6 +175,7 @@ def fit_products(device: Device, precision: str, table: Table) -> ProductFigures
     parameters = [
         *_usual(device, 0.8 * _peak(device, precision), launch_s=3e-6),
         Parameter("rounding", 0.5, 1.5, scale="logit"),
+        Parameter("written_bytes_per_s", 10.0 * device.memory_bandwidth_bytes_per_s, 1.0),
     ]
     if precision == "fp8":
         bandwidth = device.memory_bandwidth_bytes_per_s

@@ -8,7 +8,7 @@ from typing import ClassVar
 import msgspec
 
 from perfmodel.base.provenance import Source
-from perfmodel.base.ranges import NOT_NEGATIVE, POSITIVE, Ranged, or_none
+from perfmodel.base.ranges import FRACTION, NOT_NEGATIVE, POSITIVE, Ranged, or_none
 
 Covariance = tuple[tuple[float, ...], ...]
 """Covariance of the logarithms of fitted values, in the order of their fields."""
@@ -26,8 +26,8 @@ class ProductFigures(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     RANGES: ClassVar = {
         **dict.fromkeys(("flop_per_s", "bytes_per_s"), POSITIVE),
         **dict.fromkeys(("launch_s", "tile_s", "error_fraction"), NOT_NEGATIVE),
-        "rounding": NOT_NEGATIVE._replace(at_most=1.0),
-        "cast_bytes_per_s": or_none(POSITIVE),
+        "rounding": FRACTION,
+        **dict.fromkeys(("cast_bytes_per_s", "written_bytes_per_s"), or_none(POSITIVE)),
     }
 
     flop_per_s: float
@@ -35,6 +35,7 @@ class ProductFigures(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     launch_s: float
     tile_s: float
     rounding: float
+    written_bytes_per_s: float | None = None
     cast_bytes_per_s: float | None = None
     error_fraction: float = 0.0
     covariance: Covariance = ()

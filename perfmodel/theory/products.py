@@ -2,8 +2,8 @@
 
 The result is divided into tiles, which the multiprocessors compute in waves. If there are fewer
 tiles than multiprocessors, the sum over k is divided as well. Of several tile shapes the fastest
-counts, as libraries choose. Fetching both matrices and writing the result takes place at the same
-time: the slower one counts, smoothly.
+counts, as libraries choose. A tile of the result is written after its operations. Fetching both
+matrices and writing the result takes place at the same time: the slower one counts, smoothly.
 
 References
 ----------
@@ -13,6 +13,7 @@ NVIDIA, "Matrix multiplication background user's guide", on tiles and waves; Osa
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from perfmodel.base.quantities import Quantity, ceiling, maximum, minimum, where
@@ -48,6 +49,7 @@ class ProductRates(NamedTuple):
     cast_bytes_per_s : at which the first matrix is cast to 8 bits, by a kernel of its own; infinite
         if it is not.
     result_bytes : of a value of the result.
+    written_bytes_per_s : at which tiles are written that were computed, by all multiprocessors.
     """
 
     flop_per_s: Quantity
@@ -58,6 +60,7 @@ class ProductRates(NamedTuple):
     element_bytes: float = 2.0
     cast_bytes_per_s: Quantity | None = None
     result_bytes: float = 2.0
+    written_bytes_per_s: Quantity = math.inf
 
 
 def product_s(
@@ -84,8 +87,10 @@ def product_s(
         depth = DEPTH * ceiling(k / parts / DEPTH)
         full = tiles * parts / multiprocessors
         waves = maximum(1.0, full + rates.rounding * (ceiling(full) - full))
-        per_depth_s = 2.0 * rows * columns * multiprocessors / rates.flop_per_s
-        busy_s = waves * (per_depth_s * depth + rates.tile_s)
+        values = rows * columns * multiprocessors
+        per_depth_s = 2.0 * values / rates.flop_per_s
+        written_s = rates.result_bytes * values / rates.written_bytes_per_s
+        busy_s = waves * (per_depth_s * depth + rates.tile_s + written_s)
         sums = where(parts > 1.0, SUM_BYTES * m * n * (parts + 1.0), 0.0 * m)
         fetch_s = count * (moved + sums) / rates.bytes_per_s
         candidates.append(fourth(busy_s) + fourth(fetch_s))

@@ -56,8 +56,10 @@ def product_rates(device: Device, precision: str, others: Mapping[str, Device]) 
         for one, operators in _known(device, others)
         if precision in operators.products
     ]
-    mean = _Mean(device, _nearest(device, candidates, f"products at {precision}"))
+    nearest = _nearest(device, candidates, f"products at {precision}")
+    mean = _Mean(device, nearest)
     casts = mean.from_bandwidth("cast_bytes_per_s") if precision == "fp8" else None
+    written = all(figures.written_bytes_per_s is not None for _, figures in nearest)
     return ProductRates(
         mean.from_peak("flop_per_s"),
         mean.from_bandwidth("bytes_per_s"),
@@ -66,6 +68,7 @@ def product_rates(device: Device, precision: str, others: Mapping[str, Device]) 
         mean.of("rounding"),
         ELEMENT_BYTES[precision],
         cast_bytes_per_s=casts,
+        written_bytes_per_s=mean.from_bandwidth("written_bytes_per_s") if written else math.inf,
     )
 
 

@@ -12,7 +12,7 @@ from perfmodel.theory.products import ProductRates, product_s
 FAST = ProductRates(1e12, 1e18, 0.0, 0.0, 1.0)
 """Rates that are bound by operations alone."""
 
-FIGURES = ProductRates(8e14, 2.8e12, 3e-6, 1e-7, 0.3)
+FIGURES = ProductRates(8e14, 2.8e12, 3e-6, 1e-7, 0.3, written_bytes_per_s=6e12)
 
 
 def test_whole_waves_run_at_the_rate() -> None:
@@ -32,6 +32,13 @@ def test_a_wave_that_is_not_full_counts_in_part() -> None:
     times = [product_s(192, 64, 64, FAST._replace(rounding=r), 2.0) for r in (0.0, 0.5, 1.0)]
     full = 2 * 64**3 * 2 / 1e12
     assert times == pytest.approx([1.5 * full, 1.75 * full, 2.0 * full])
+
+
+def test_a_tile_is_written_after_its_operations() -> None:
+    """Two waves of tiles of 64 x 64 on two multiprocessors; each writes 2 x 64 x 64 x 2 bytes."""
+    rates = FAST._replace(written_bytes_per_s=1e9)
+    wave_s = 2 * 64**3 * 2 / 1e12 + 2 * 64 * 64 * 2 / 1e9
+    assert product_s(256, 64, 64, rates, 2.0) == pytest.approx(2 * wave_s)
 
 
 def test_small_products_take_a_launch_and_flat_ones_are_bound_by_memory() -> None:

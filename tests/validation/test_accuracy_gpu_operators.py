@@ -82,7 +82,7 @@ def test_measured_operators_are_predicted() -> None:
     found = summarise(gpu_operators.cases(DATA / "gpu_operators"))
     for device, median, p90 in (
         ("a100", 0.06, 0.17),
-        ("h100", 0.06, 0.15),
+        ("h100", 0.05, 0.13),
         ("b200", 0.06, 0.15),
         ("l40s", 0.09, 0.2),
         ("rtx-pro-6000", 0.04, 0.11),
