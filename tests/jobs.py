@@ -255,7 +255,8 @@ def replica_jobs(
         options |= {k: v for k, v in (("no_sync", True),) if k in options}
         if arch == "fsdp" and options.get("stage", 3) == 3:
             options["reshard_after_forward"] = False
-            options.pop("blocking_reduce", None)
+            for name in ("blocking_reduce", "reshard_after_backward"):
+                options.pop(name, None)
     many = shape.get("pipeline", 1) * shape.get("virtual_stages", 1) + draw(st.integers(0, 2))
     layers = [
         WorkloadLayer(

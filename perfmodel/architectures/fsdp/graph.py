@@ -221,7 +221,7 @@ def _in_issue_order(
         copied = _add_copies(b, workers, "copies of parameters", seconds, names[: len(gathers)])
         b.edge(copied, needing)
         _after_layers(b, job, copied, workers, units)
-        if len(reduced) and len(gathers) > count and job.stage is None:
+        if len(reduced) and len(gathers) > count and not _in_pipeline(job):
             b.edge(end[:, count:-1], copied[:, count + 1 :])
         needing = copied
     b.edge(np.broadcast_to(gathers, needing.shape), needing)
@@ -252,7 +252,7 @@ def _before_layers(b: GraphBuilder, job: Job, copied: Ids, backward: Ids, layers
 
     The actions of a stage in a pipeline do not wait for them.
     """
-    if job.stage is None:
+    if not _in_pipeline(job):
         b.edge(copied[:, layers >= 0], backward[:, layers[layers >= 0]])
 
 
@@ -261,7 +261,7 @@ def _after_layers(
 ) -> None:
     """Let copies of parameters wait for the layer before their unit, (workers, units or twice as
     many); those of a stage in a pipeline only for each other."""
-    if job.stage is not None:
+    if _in_pipeline(job):
         b.chain(copied)
         return
     forward, backward = workers.forward, workers.backward
@@ -273,6 +273,11 @@ def _after_layers(
         again = copied[:, len(later) :]
         b.edge(backward[:, last[inner] + 1], again[:, inner])
         b.edge(np.broadcast_to(forward[:, -1:], again[:, ~inner].shape), again[:, ~inner])
+
+
+def _in_pipeline(job: Job) -> bool:
+    """Return whether a job is that of a stage among several."""
+    return job.stage is not None and job.stage.replica.pipeline > 1
 
 
 def _edge_from_all(b: GraphBuilder, before: Ids, after: Ids, lag: int = 0) -> None:
