@@ -33,7 +33,6 @@ from perfmodel.inputs.software import UNSAID, Software
 from perfmodel.inputs.storage import DEFAULT, Storage
 from perfmodel.inputs.workload import Workload, resolve
 from perfmodel.theory.packing import Documents
-from perfmodel.times import packed
 from perfmodel.times.one_device import OneDevice, at_speed
 from perfmodel.times.precision_names import precision_called
 
@@ -180,8 +179,7 @@ def workload(
     """
     whole = of_framework(at_length(profile, sequence_length), software.framework)
     if documents is not None:
-        packed.check(whole, documents)
-        whole = msgspec.structs.replace(whole, layers=(), timings=())
+        whole = _to_pack(whole, documents)
     if device_name is not None and device_name not in whole.devices:
         device_name = device_called(device_name)
     precision = _precision_called(precision, whole, device_name)
@@ -215,6 +213,14 @@ def workload(
     there = step if at in (None, step.batch_size) else update(at, "one_device_batch_size")
     launch_s = _launch_s(device_name or step.device)
     return _on(at_speed(step, there, one_device, launch_s), device_name, precision)
+
+
+def _to_pack(profile: Profile, documents: Documents) -> Profile:
+    """Return the profile of a model whose sequences are packed: its timings are of whole ones."""
+    from perfmodel.times import packed  # needed for packed sequences only
+
+    packed.check(profile, documents)
+    return msgspec.structs.replace(profile, layers=(), timings=())
 
 
 def _precision_called(

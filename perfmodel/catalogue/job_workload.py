@@ -20,7 +20,6 @@ from perfmodel.inputs.storage import DEFAULT, OF_STORAGE, Storage, read_storage
 from perfmodel.inputs.workload import Workload
 from perfmodel.theory.packing import Documents
 from perfmodel.times.one_device import OneDevice, at_speed, read_one_device
-from perfmodel.times.packed import check_split
 
 OF_WORKLOAD = (
     *("model", "workload", "device", "precision", "batch_size"),
@@ -72,10 +71,11 @@ def workload_of(arguments: Mapping[str, Any]) -> Workload:
     replica, _ = replica_of(arguments)
     if replica is None:
         return made
-    check_split(replica, made)
     from perfmodel.times.named_layers import divided_by_name, divisible
+    from perfmodel.times.packed import check_split
     from perfmodel.times.tensor_parallel import divided
 
+    check_split(replica, made)
     launches = arguments.get("launches") or EAGER
     if decoder is None and divisible(made, replica, profiled):
         return divided_by_name(made, replica, profiled, catalogue.devices(), launches)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from perfmodel.base import files, formats
+from perfmodel.base import files
 from perfmodel.base.errors import InputError
 from perfmodel.inputs.job import Jitter, Start, Straggler
 from perfmodel.inputs.job_arguments import per_worker
@@ -164,7 +164,8 @@ def _launch_of(path: str | Path) -> Launch | None:
     data = files.read_bytes(path)
     if SCHEMA.encode() in data:
         return None
-    from perfmodel.launchers.readers import launch_of  # needed for other files only
+    from perfmodel.base import formats  # both are needed for other files only
+    from perfmodel.launchers.readers import launch_of
 
     launch = launch_of(data, str(path))
     own = data.lstrip()[:1] == b"{" or str(path).lower().endswith((".toml", ".json"))

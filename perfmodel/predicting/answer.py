@@ -7,7 +7,6 @@ import msgspec
 from perfmodel.base.provenance import provenance
 from perfmodel.inputs.job import Job
 from perfmodel.predicting import intervals, islands, job_facts
-from perfmodel.predicting.long_runs import long_run
 from perfmodel.predicting.memory import memory_of
 from perfmodel.predicting.options import PredictOptions
 from perfmodel.predicting.predicted_job import PredictedJob
@@ -26,6 +25,8 @@ def prediction_of(job: Job, outcome: Outcome, options: PredictOptions) -> Predic
     interval = intervals.interval_of(job, outcome, samples_per_s)
     training = job_facts.training_of(job, outcome.iterations_per_s, options)
     if training is not None and options.failures is not None:
+        from perfmodel.predicting.long_runs import long_run  # needed for long runs only
+
         run = long_run(job, training.training_s, outcome.iteration_s, interval, options.failures)
         training = msgspec.structs.replace(training, with_failures=run)
     return Prediction(
