@@ -177,7 +177,7 @@ def test_idle_fractions_of_islands_add_up(part: int) -> None:
     """By worker and by cause, for both routes."""
     numbers = range(part, 24, 3)
     jobs = [one for one in map(drawn_islands, numbers) if one is not None and one.islands]
-    assert len(jobs) > 4
+    assert len(jobs) > 6
     for one in jobs:
         for found in (coarse.predict(one), fine.predict(one, rel_ci=0.1)):
             waits = [sum(causes.values()) for causes in found.causes_by_worker]
