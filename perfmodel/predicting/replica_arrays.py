@@ -20,22 +20,18 @@ from perfmodel.base import files
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError
 from perfmodel.inputs.job import Job
+from perfmodel.inputs.passes import accumulated
 from perfmodel.inputs.replica import Replica, Stage
 from perfmodel.phases.phases import Phases
 from perfmodel.phases.quantities import Quantities
 from perfmodel.predicting.replica_columns import Known, column_of, structure_of, timed, updates_of
 from perfmodel.predicting.replica_formulas import alone_between, finals_of, passes_of
+from perfmodel.predicting.replica_lines import Value, line_of, on_line
 from perfmodel.predicting.replicas import replica_of
 from perfmodel.replicas.stage_work import tied_bytes
 from perfmodel.replicas.stages import chunks_of
 from perfmodel.training.spans import Paths, Spans, paths_of
 from perfmodel.training.waves import spans_of, waves_of
-
-LEAST = 2
-"""Micro-batches, in multiples of the stages, from which on steps grow evenly."""
-
-SAME = 1e-9
-"""Relative difference up to which a third number of micro-batches is on the line of two others."""
 
 UNLIKE = ("pipedream", "dual")
 """Starts of the names of schedules without a flush, or with two copies of each stage."""
@@ -53,8 +49,8 @@ class Steps(NamedTuple):
 def as_arrays(job: Job) -> bool:
     """Return whether :func:`along` evaluates layouts of a job: its devices are alike, its times do
     not vary, its layers are divided by their number, its schedule is a named one with a flush and
-    one copy of each stage, the first and the last stage have no table in common, experts are not
-    elsewhere, and replicas without a pipeline send in the last pass only."""
+    one copy of each stage, the first and the last stage have no table in common, and experts are
+    not elsewhere."""
     replica = job.replica
     if job.unequal or job.jitter is not None or job.cluster.sites or replica is None:
         return False
@@ -62,8 +58,6 @@ def as_arrays(job: Job) -> bool:
         return False
     named = not files.looks_like_path(replica.schedule)
     usual = named and not replica.schedule.startswith(UNLIKE) and replica.experts is None
-    if replica.pipeline == 1 and job.options.sends_in_each_pass:
-        return False
     return usual and not replica.balance and not tied_bytes(job.workload.layers)
 
 
@@ -115,11 +109,12 @@ class _Block(NamedTuple):
     ``layouts`` are those of each column, as numbers in the group; they differ in architecture.
     ``forward_s`` and ``backward_s`` are each rank's passes as those of a single device, (layers,
     columns) each; ``span_s`` how long it takes for them, and ``busy_s`` what it computes and sums
-    of that, (ranks, columns).
+    of that, (ranks, columns). All are repeated ``turns`` times in an update.
     """
 
     group: _Group
     passes: int
+    turns: int
     columns: Sequence[int]
     layouts: Sequence[Sequence[int]]
     forward_s: list[Floats]
@@ -131,7 +126,8 @@ class _Block(NamedTuple):
 class _Group:
     """Layouts with the same stages, chunks and schedule; ``members`` are their numbers.
 
-    A column is a layout but for its architecture.
+    A column is a layout but for its architecture. Those of which ``sends_each`` (layouts,) is true
+    communicate in each of their passes, one after the other.
     """
 
     def __init__(
@@ -153,8 +149,11 @@ class _Group:
         InputError : the layers, the nodes or the schedule do not allow such replicas.
         """
         self.chunks = chunks_of(self.jobs[0].workload.layers, self.structure)
-        self.lines = [_line(passes, self.structure.pipeline) for passes in self.passes]
-        for number in {m for line in self.lines for m in line.first}:
+        self.lines = [line_of(passes, self.structure.pipeline) for passes in self.passes]
+        single = self.structure.pipeline == 1
+        self.sends_each = [single and job.options.sends_in_each_pass for job in self.jobs]
+        lines = zip(self.lines, self.sends_each, strict=True)
+        for number in {1 if each else m for line, each in lines for m in line.first}:
             self.paths(number)
         numbers: dict[Hashable, int] = {}
         self.columns: list[Job] = []
@@ -193,11 +192,12 @@ class _Group:
         columns: Sequence[int],
         layouts: Sequence[Sequence[int]],
         late_s: Floats | None = None,
+        turns: int = 1,
     ) -> _Block:
         """Return the passes of each rank as those of a single device.
 
         ``late_s`` (ranks, columns) is how much longer a rank's last backward passes take because
-        they return once their gradients have been exchanged.
+        they return once their gradients have been exchanged. All is repeated ``turns`` times.
         """
         paths = self.paths(passes)
         schedule = paths.schedule
@@ -221,7 +221,9 @@ class _Group:
             made.append(passes_of(paths, at, rank, layers_s, sizes, end_s))
         forward, backward, span = map(list, zip(*made, strict=True))
         busy = np.add.reduceat(seconds, schedule.begins[:-1], axis=0)
-        return _Block(self, passes, columns, layouts, forward, backward, np.array(span), busy)
+        return _Block(
+            self, passes, turns, columns, layouts, forward, backward, np.array(span), busy
+        )
 
     def _sends(self, paths: Paths, columns: Sequence[int]) -> tuple[Floats, Floats]:
         """Return the time of each transfer alone on its links, and the latency in it, (transfers,
@@ -262,8 +264,9 @@ class _Group:
                 numbers[column, rank] = self.known.number(key)
         return numbers
 
-    def device(self, paths: Paths, column: int, layout: int, rank: int) -> Job:
-        """Return a rank of a layout as a job with single devices."""
+    def device(self, paths: Paths, column: int, layout: int, rank: int, turns: int = 1) -> Job:
+        """Return a rank of a layout as a job with single devices, which sends in ``turns`` passes
+        of an update."""
         held = self.held(paths, rank)
         stage = Stage(rank, self.structure, tuple(map(len, held)))
         work = self.known.part(self.works[column], held, stage)
@@ -271,7 +274,7 @@ class _Group:
         job = self.jobs[layout]
         return msgspec.structs.replace(
             job,
-            workload=work,
+            workload=accumulated(work, turns),
             cluster=seats[rank].cluster,
             workers=job.workers * job.context_workers,
             options=job.options.among(job.context_workers),
@@ -292,7 +295,7 @@ class _Devices(NamedTuple):
 
 def _devices(blocks: Sequence[_Block], known: Known, formulas: Formulas) -> list[_Devices]:
     """Return what the formulas say of each rank of the layouts of blocks."""
-    parts: dict[tuple[int, int], list[tuple[int, int, Ids]]] = defaultdict(list)
+    parts: dict[tuple[int, int, int], list[tuple[int, int, Ids]]] = defaultdict(list)
     results = []
     for number, block in enumerate(blocks):
         group = block.group
@@ -300,12 +303,13 @@ def _devices(blocks: Sequence[_Block], known: Known, formulas: Formulas) -> list
         layouts = np.array([k for one in block.layouts for k in one])
         device = group.devices[np.array(block.columns)[places]].T  # (ranks, layouts)
         for of, kind, rank, members in _alike(device, group.kinds[layouts]):
-            if (of, kind) not in known.quantities:
+            key = of, kind, block.turns
+            if key not in known.quantities:
                 place, layout = int(places[members[0]]), int(layouts[members[0]])
                 paths = group.paths(block.passes)
-                job = group.device(paths, block.columns[place], layout, rank)
-                known.quantities[of, kind] = (job, known.quantities_of(of, job), _handed_s(job))
-            parts[of, kind].append((number, rank, members))
+                job = group.device(paths, block.columns[place], layout, rank, block.turns)
+                known.quantities[key] = (job, known.quantities_of(of, job), _handed_s(job))
+            parts[key].append((number, rank, members))
         shape = device.shape
         results.append(_Devices(layouts, places, np.empty(shape), np.empty(shape)))
     for key, several in parts.items():
@@ -353,7 +357,7 @@ def _phases(
 ) -> tuple[Floats, Floats]:
     """Return the seconds of a step of a single device with these times, and of computation in it,
     (cases,); ``passes`` (cases,) of a replica load a batch each."""
-    q = timed(q, handed_s, forward_s, backward_s)
+    q = timed(job, q, handed_s, forward_s, backward_s)
     if job.workload.data_loading_s > 0.0:
         q = msgspec.structs.replace(q, data_loading_s=q.data_loading_s * passes)
     found, shape = formulas(job, q), passes.shape
@@ -366,23 +370,20 @@ def _handed_s(job: Job) -> Floats:
     return np.array([handed.backward_s - plain.backward_s for handed, plain in pairs])
 
 
-Value = tuple[float, float]
-"""Seconds of a step and of its bubble."""
-
-
 def _values(
-    wanted: Sequence[tuple[_Group, int, Sequence[int]]], formulas: Formulas
+    wanted: Sequence[tuple[_Group, int, int, Sequence[int]]], formulas: Formulas
 ) -> list[dict[int, Value]]:
-    """Return the values of some layouts of groups, each with a number of micro-batches."""
+    """Return the values of some layouts of groups, each with a number of micro-batches, which are
+    repeated so many times in an update."""
     if not wanted:
         return []
     known = wanted[0][0].known
     blocks = []
-    for group, passes, layouts in wanted:
+    for group, passes, turns, layouts in wanted:
         by_column: dict[int, list[int]] = defaultdict(list)
         for layout in layouts:
             by_column[group.column_of[layout]].append(layout)
-        blocks.append(group.block(passes, list(by_column), list(by_column.values())))
+        blocks.append(group.block(passes, list(by_column), list(by_column.values()), turns=turns))
     found = _devices(blocks, known, formulas)
     again, of_block = [], []
     for number, (block, devices) in enumerate(zip(blocks, found, strict=True)):
@@ -412,39 +413,8 @@ def _summary(block: _Block, devices: _Devices) -> dict[int, Value]:
     rank, every = devices.step_s.argmax(axis=0), np.arange(len(devices.layouts))
     step_s = devices.step_s[rank, every]
     bubble_s = block.span_s[rank, devices.places] - block.busy_s.mean(axis=0)[devices.places]
-    rows = zip(step_s.tolist(), bubble_s.tolist(), strict=True)
+    rows = zip(step_s.tolist(), (block.turns * bubble_s).tolist(), strict=True)
     return dict(zip(devices.layouts.tolist(), rows, strict=True))
-
-
-class _Line(NamedTuple):
-    """Numbers of micro-batches of a layout: the ``few`` below ``LEAST`` times the stages, the
-    ``rest``, and those that decide the time of a step there: for each remainder, ``each`` of them.
-    """
-
-    few: Ids
-    rest: Ids
-    offsets: Ids
-    each: int
-    anchors: list[int]
-
-    @property
-    def saves(self) -> bool:
-        """Whether the anchors have fewer actions than the rest."""
-        return sum(self.anchors) < int(self.rest.sum())
-
-    @property
-    def first(self) -> list[int]:
-        """The numbers to evaluate first."""
-        return [*self.few.tolist(), *(self.anchors if self.saves else self.rest.tolist())]
-
-
-def _line(passes: Ids, every: int) -> _Line:
-    least = LEAST * every
-    rest = passes[passes >= least]
-    offsets = np.unique((rest - least) % every)
-    each = 3 if len(offsets) == 1 else 2  # one time longer is checked against the others
-    anchors = (least + offsets[:, None] + every * np.arange(each)).ravel().tolist()
-    return _Line(passes[passes < least], rest, offsets, each, anchors)
 
 
 def _evaluate(
@@ -454,20 +424,20 @@ def _evaluate(
     known: list[list[dict[int, Value]]] = [[{} for _ in group.jobs] for group in groups]
 
     def evaluate(numbers: Callable[[int, int], Iterable[int]]) -> None:
-        wanted: dict[tuple[int, int], list[int]] = defaultdict(list)
+        wanted: dict[tuple[int, int, int], list[int]] = defaultdict(list)
         for g, group in enumerate(groups):
-            for k in range(len(group.jobs)):
+            for k, each in enumerate(group.sends_each):
                 for m in numbers(g, k):
                     if m not in known[g][k]:
-                        wanted[g, m].append(k)
-        asked = [(groups[g], m, layouts) for (g, m), layouts in wanted.items()]
-        for (g, m), values in zip(wanted, _values(asked, formulas), strict=True):
+                        wanted[(g, 1, m) if each else (g, m, 1)].append(k)
+        asked = [(groups[g], m, turns, layouts) for (g, m, turns), layouts in wanted.items()]
+        for (g, m, turns), values in zip(wanted, _values(asked, formulas), strict=True):
             for k, value in values.items():
-                known[g][k][m] = value
+                known[g][k][m * turns] = value
 
     evaluate(lambda g, k: groups[g].lines[k].first)
     straight = [
-        [_straight(line, known[g][k]) for k, line in enumerate(group.lines)]
+        [on_line(line, known[g][k]) for k, line in enumerate(group.lines)]
         for g, group in enumerate(groups)
     ]
     evaluate(lambda g, k: () if straight[g][k] is not None else groups[g].passes[k].tolist())
@@ -479,19 +449,3 @@ def _evaluate(
             if beyond is not None:
                 table = np.concatenate([table, beyond])
             results[number] = Steps(table[:, 0], table[:, 1])
-
-
-def _straight(line: _Line, known: dict[int, Value]) -> Floats | None:
-    """Return the values of the numbers that are on a line through those of its anchors, (numbers,
-    2); None if they are on none, or if there are too few to save any."""
-    if not line.saves:
-        return None
-    values = [known[m] for m in line.anchors]
-    table = np.array(values).reshape(len(line.offsets), line.each, 2)
-    more = np.diff(table, axis=1)
-    if np.ptp(more, axis=(0, 1)).max() > SAME * table.max():
-        return None
-    every = line.anchors[1] - line.anchors[0]
-    row = np.searchsorted(line.offsets, (line.rest - line.anchors[0] + line.offsets[0]) % every)
-    turns = (line.rest - np.array(line.anchors[:: line.each])[row]) // every
-    return np.asarray(table[row, 0] + more[row, 0] * turns[:, None])

@@ -22,25 +22,39 @@ from perfmodel.predicting.replicas import replica_of, shares_sent
 from perfmodel.predicting.tensor_sums import slowdown_of, sums_of
 from perfmodel.replicas.seats import Seats, of_groups, positions_of, seats_of
 from perfmodel.replicas.stage_work import part_of
+from perfmodel.training.passes import with_passes
 from perfmodel.training.stages import by_kind, seconds_alone, seconds_of_layers, seconds_of_sums
 
 
-def timed(q: Quantities, handed_s: Floats, forward_s: Floats, backward_s: Floats) -> Quantities:
-    """Return quantities whose layers take other times, as arrays.
+def timed(
+    job: Job, q: Quantities, handed_s: Floats, forward_s: Floats, backward_s: Floats
+) -> Quantities:
+    """Return quantities of a job whose layers take other times, as arrays.
 
     Parameters
     ----------
-    handed_s : how long the gradients of each layer are handed over for, (layers of the workload,).
-    forward_s, backward_s : of the layers of the workload without that, (layers, ...).
+    handed_s : how long the gradients of each layer are handed over for in an update, (layers of the
+        workload,).
+    forward_s, backward_s : of the layers of the workload without that in one of the job's passes,
+        (layers, ...).
     """
-    backward_s = backward_s + handed_s.reshape(-1, *(1,) * (backward_s.ndim - 1))
     if not isinstance(q.layers, Layers):
         raise TypeError("quantities of a model as a whole have no layers")
+    handed_s = handed_s.reshape(-1, *(1,) * (backward_s.ndim - 1))
+    passes = job.workload.accumulation
+    of_pass = {}
+    if passes > 1:
+        in_each = handed_s / job.reductions
+        of_pass = {False: q.layers.timed(forward_s, backward_s),
+                   True: q.layers.timed(forward_s, backward_s + in_each)}  # fmt: skip
+        earlier_s = (passes - 1) * (forward_s.sum(axis=0) + backward_s.sum(axis=0))
+        forward_s = np.concatenate([forward_s[:1] + earlier_s, forward_s[1:]])
+    backward_s = backward_s + handed_s
     return msgspec.structs.replace(
         q,
         forward_s=forward_s.sum(axis=0) * q.scale,
         backward_s=backward_s.sum(axis=0) * q.scale,
-        layers=q.layers.timed(forward_s, backward_s),
+        layers=with_passes(q.layers.timed(forward_s, backward_s), of_pass),
     )
 
 
@@ -69,7 +83,7 @@ class Known:
         self.clusters: dict[Hashable, Cluster] = {}
         self.fabrics: dict[Hashable, Fabric] = {}
         self.seats: dict[Hashable, tuple[list[Seats], list[int]]] = {}
-        self.quantities: dict[tuple[int, int], tuple[Job, Quantities, Floats]] = {}
+        self.quantities: dict[tuple[int, int, int], tuple[Job, Quantities, Floats]] = {}
         self.tensors: dict[tuple[float, ...], int] = {}
         self.parts: dict[Hashable, Workload] = {}
         self.of_device: dict[int, list[tuple[Job, Quantities]]] = defaultdict(list)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 import perfmodel as pm
 from perfmodel import Job, layouts
+from perfmodel.catalogue import catalogue
 from perfmodel.inputs.passes import accumulated
 from perfmodel.predicting import replica_arrays, replica_columns, replica_formulas
 from perfmodel.sweeping import layouts as module
@@ -69,10 +71,10 @@ def test_many_numbers_cost_a_few_evaluations(monkeypatch: pytest.MonkeyPatch) ->
     count = 0
     block = replica_arrays._Group.block
 
-    def counted(*arguments: Any) -> Any:
+    def counted(*arguments: Any, **named: Any) -> Any:
         nonlocal count
         count += 1
-        return block(*arguments)
+        return block(*arguments, **named)
 
     monkeypatch.setattr(replica_arrays._Group, "block", counted)
     found = layouts(made(), tensor=(2,), pipeline=(4,), micro_batches=range(1, 100_001))
@@ -217,6 +219,40 @@ def test_sharded_layouts_equal_predictions_whatever_the_first_is(first: tuple[in
         assert found.made(k).options == one.options
         step_s = pm.predict(one, fidelity="coarse").iteration_s
         assert found.step_s[k] == pytest.approx(step_s, rel=1e-9)
+
+
+def of_every_pass(**more: Any) -> module.Layouts:
+    """Layouts without a pipeline that gather in each pass, with handover of gradients."""
+    handed = pm.Handover(per_tensor_s=1e-5, per_byte_s=1e-10)
+    cluster = msgspec.structs.replace(catalogue.cluster("ethernet-100g"), handover=handed)
+    job = made(arch="zero3", pipeline=None, transfers=None, cluster=cluster, **more)
+    return layouts(job, tensor=(2, 4), recompute=("none", "full"), micro_batches=(1, 2, 3, 9, 40))
+
+
+@pytest.mark.parametrize(
+    "options", [None, {"reshard_after_forward": False}, {"no_sync": False, "prefetch": 0}]
+)
+def test_layouts_that_send_in_each_pass_equal_predictions(
+    options: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As arrays, without a prediction of any of them."""
+    one_by_one = module._Evaluating._one_by_one
+    monkeypatch.delattr(module._Evaluating, "_one_by_one")
+    found = of_every_pass(options=options)
+    monkeypatch.setattr(module._Evaluating, "_one_by_one", one_by_one, raising=False)
+    assert len(found) == 20
+    for k in range(len(found)):
+        one = pm.predict(found.job_of(k), fidelity="coarse")
+        assert found.step_s[k] == pytest.approx(one.iteration_s, rel=1e-12)
+        bubble = one.idle_fraction.by_cause.get("pipeline", 0.0)
+        assert found.bubble_fraction[k] == pytest.approx(bubble, abs=1e-12)
+
+
+def test_a_pass_without_its_own_times_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gathers of a pass are beside its own computation, not beside that of the whole update."""
+    kept = of_every_pass().step_s
+    monkeypatch.setattr(replica_columns, "with_passes", lambda layers, of_pass: layers)
+    assert not np.allclose(np.sort(of_every_pass().step_s), np.sort(kept), rtol=1e-3)
 
 
 @pytest.mark.usefixtures("links_apart")
