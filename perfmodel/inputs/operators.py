@@ -114,12 +114,12 @@ class StackFigures(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class Operators(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What operators achieve on a device: ``products`` by precision, those of groups of rows
-    (``grouped``) too, and causal attention; ``stacks`` is how much longer they take in training, by
-    level of software."""
+    """What operators achieve on a device, where it is known: ``products`` by precision, those of
+    groups of rows (``grouped``) too, and causal attention; ``stacks`` is how much longer they take
+    in training, by level of software."""
 
-    products: dict[str, ProductFigures]
-    attention: AttentionFigures
+    products: dict[str, ProductFigures] = {}
+    attention: AttentionFigures | None = None
     source: Source
     stacks: dict[str, StackFigures] = {}
     grouped: dict[str, GroupedFigures] = {}

@@ -142,7 +142,7 @@ def attention_rates(
     ------
     InputError : nothing to transfer from.
     """
-    candidates = [(one, operators.attention) for one, operators in _known(device, others)]
+    candidates = [(one, own.attention) for one, own in _known(device, others) if own.attention]
     nearest = _nearest(device, candidates, "attention")
     mean = _Mean(device, nearest)
     wide = precision in WIDE_BYTES
@@ -197,7 +197,7 @@ def stack_of(device: Device, name: str, others: Mapping[str, Device]) -> Stack:
         raise unknown_name("stack", name, STACKS)
     known = _known(device, others)
     candidates = [(one, own.stacks[name]) for one, own in known if name in own.stacks]
-    same = [pair for pair in candidates if pair[0].peak_flop_per_s == device.peak_flop_per_s]
+    same = _same_chip(device, candidates)
     nearest = same or _nearest(device, candidates, f"software {name}")
     mean = _Mean(device, nearest)
     found = Stack(
@@ -215,6 +215,7 @@ def stack_of(device: Device, name: str, others: Mapping[str, Device]) -> Stack:
             for one, own in known
             if other in own.stacks and one.architecture == device.architecture
         ]
+        alike = _same_chip(device, alike) or alike
         both = [(one, own.stacks[other]) for one, own in known if {name, other} <= {*own.stacks}]
         if alike and both:
             of_other, usual = _Mean(device, alike), _Mean(device, both)
@@ -224,6 +225,12 @@ def stack_of(device: Device, name: str, others: Mapping[str, Device]) -> Stack:
                 devices=tuple(one.name for one, _ in alike),
             )
     return found
+
+
+def _same_chip(device: Device, candidates: Sequence[tuple[Device, F]]) -> list[tuple[Device, F]]:
+    """Return the figures of the device itself, else of those with the same peak rates."""
+    own = [pair for pair in candidates if pair[0].name == device.name]
+    return own or [pair for pair in candidates if pair[0].peak_flop_per_s == device.peak_flop_per_s]
 
 
 def _of_mixed(device: Device, precision: str) -> float:

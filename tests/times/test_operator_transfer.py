@@ -10,13 +10,18 @@ import pytest
 from perfmodel import InputError
 from perfmodel.catalogue import catalogue
 from perfmodel.inputs.device import Device
-from perfmodel.times.operator_transfer import attention_rates, product_rates, training_rates
+from perfmodel.times.operator_transfer import (
+    attention_rates,
+    product_rates,
+    stack_of,
+    training_rates,
+)
 
 KNOWN = {name: catalogue.device(name) for name in catalogue.device_names()}
 
 
 def with_figures() -> list[Device]:
-    return [one for one in KNOWN.values() if one.operators is not None]
+    return [one for one in KNOWN.values() if one.operators is not None and one.operators.attention]
 
 
 def test_devices_with_figures_have_multiprocessors_and_a_covariance() -> None:
@@ -25,6 +30,7 @@ def test_devices_with_figures_have_multiprocessors_and_a_covariance() -> None:
         assert one.operators is not None
         assert one.multiprocessors is not None
         products, attention = one.operators.products.values(), one.operators.attention
+        assert attention is not None
         assert 0.045 < attention.error_fraction < 0.4
         assert all(0.05 < figures.error_fraction < 0.4 for figures in products)
         for figures in (*products, attention):
@@ -58,6 +64,29 @@ def test_a_device_of_the_same_architecture_lends_its_efficiencies() -> None:
     assert h200.tile_s == pytest.approx(h100.tile_s)
     one, other = (attention_rates(KNOWN[name], KNOWN) for name in ("h100", "h200"))
     assert (one.softmax, one.queries) == pytest.approx((other.softmax, other.queries))
+
+
+def test_a_chip_with_factors_of_its_own_lends_them_to_none_with_the_same_rates() -> None:
+    """GB300 has the rates of GB200 and more power: 1.17 and 1.41 times the operators. B300 has the
+    rates of B200, whose factors count. As found each has its own, times the ratio of both levels
+    on A100 and H100: sqrt(1.20 x 1.37 / (1.21 x 1.27))."""
+    tuned = {name: stack_of(KNOWN[name], "tuned", KNOWN) for name in ("gb200", "gb300", "b300")}
+    assert [one.products for one in tuned.values()] == pytest.approx([1.41, 1.17, 1.32])
+    assert tuned["gb300"].devices == ("gb300",)
+    assert tuned["b300"].devices == ("b200",)
+    assert all(one.alike for one in tuned.values())
+    ratio = math.sqrt(1.20 * 1.37 / (1.21 * 1.27))
+    for name, factor in (("b200", 1.32), ("gb200", 1.41)):
+        assert stack_of(KNOWN[name], "as_found", KNOWN).products == pytest.approx(factor * ratio)
+
+
+def test_a_device_with_factors_only_has_the_operators_of_its_architecture() -> None:
+    """B200's products reach 1622.34 of 2250 TFLOP/s, GB200's as large a part of 2500."""
+    rates = product_rates(KNOWN["gb200"], "mixed", KNOWN)
+    assert rates.flop_per_s == pytest.approx(1622.34e12 * 2500 / 2250)
+    b200, gb200 = (attention_rates(KNOWN[name], KNOWN) for name in ("b200", "gb200"))
+    assert gb200.flop_per_s == pytest.approx(b200.flop_per_s * 2500 / 2250)
+    assert gb200.softmax == pytest.approx(b200.softmax)
 
 
 def test_others_get_the_geometric_mean_of_all() -> None:

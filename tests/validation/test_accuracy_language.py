@@ -72,7 +72,7 @@ def test_catalogued_factors_are_those_of_all_models() -> None:
 
 
 def test_factors_of_tuned_software_follow_from_the_figures_of_device_files() -> None:
-    for name in ("a100-80", "h100", "b200"):
+    for name in ("a100-80", "h100", "b200", "gb200", "gb300"):
         device = catalogue.device(name)
         assert device.operators is not None
         shipped, fit = device.operators.stacks["tuned"], stacks.of_figures(device, "tuned")
