@@ -178,8 +178,9 @@ def _dispatch(
     parts: list[tuple[Members, Cost]] = []
     if experts.degree > 1:
         members = placed.members(experts, of_expert=False)
-        costs = LinkCosts(members, size)
-        parts.append((members, costs.all_to_all(_exchange(experts, members, routed))))
+        exchange, copies = _exchange(experts, members, routed)
+        costs = LinkCosts(members, size * copies)
+        parts.append((members, costs.all_to_all(exchange)))
     if experts.tensor > 1:
         members = placed.members(experts, of_expert=True)
         # tokens are gathered before, and results summed after: half of both for each
@@ -209,15 +210,20 @@ def _out_bytes(members: Members, cost: Cost) -> float:
     return float(loads.sum()) / members.ends.size
 
 
-def _exchange(experts: ExpertParallel, members: Members, routed: Routed) -> Exchange:
-    """Return how a group exchanges its tokens; inside a node always directly."""
+def _exchange(experts: ExpertParallel, members: Members, routed: Routed) -> tuple[Exchange, float]:
+    """Return how a group exchanges its tokens, inside a node always directly, and the share of
+    their copies that it sends: a *hierarchical* exchange sends one to each device that has some of
+    a token's experts, and one to each node."""
     nodes = len(np.unique(members.fabric.place[members.ends[0]]))
-    if nodes == 1:
-        return Exchange()
     if experts.exchange != "hierarchical":
-        return Exchange(experts.exchange)
-    across = copies_across(nodes, routed.experts, routed.active, experts.nodes)
-    return Exchange("hierarchical", across)
+        return Exchange() if nodes == 1 else Exchange(experts.exchange), 1.0
+    model = routed.experts, routed.active
+    limit = None if experts.nodes is None else min(experts.nodes, nodes)
+    allowed = None if limit is None else limit * experts.degree // nodes
+    copies = copies_across(experts.degree, *model, allowed)
+    if nodes == 1:
+        return Exchange(), copies
+    return Exchange("hierarchical", copies_across(nodes, *model, limit) / copies), copies
 
 
 def reduced(workload: Workload, experts: ExpertParallel, placed: Placed) -> Workload:

@@ -233,8 +233,9 @@ def dropped_fraction(routing: Routing) -> float:
 def copies_across(nodes: int, experts: int, active: int, limit: int | None = None) -> float:
     r"""Return the share of copies of tokens that crosses nodes if each node gets one of each token.
 
-    A token passes k of E experts, which are on m nodes, and each node that has some of these gets
-    one copy. With a *limit* M the k experts are those of M nodes only (node-limited routing):
+    A token passes k of E experts, which are on m nodes (or devices), and each node that has some
+    of these gets one copy. With a *limit* M the k experts are those of M nodes only (node-limited
+    routing):
 
     .. math:: \frac{M}{k} \left( 1 - \binom{M E/m - E/m}{k} / \binom{M E/m}{k} \right)
 

@@ -123,6 +123,24 @@ def test_exchanges_by_hand_across_nodes() -> None:
     assert seconds(limited) == pytest.approx(4 * (copies / 4 / 25e9 + inside / 200e9))
 
 
+@pytest.mark.parametrize(("nodes", "limit"), [(1, None), (2, None), (2, 1)])
+def test_a_device_gets_one_copy_of_a_token_by_hand(nodes: int, limit: int | None) -> None:
+    """Two experts of 8 on 4 devices are on one device with a probability of 1/7, so that 13 of 14
+    copies are sent; of 16 on 8 devices with 1/15: 29 of 30. On one of two nodes with 8 of these
+    each, 13 of 14, half of which have a copy in the other node."""
+    several = {"expert_exchange": "hierarchical", "expert_nodes": limit}
+    work = model(routed=8 * nodes)
+    routing = routing_of(made(workload=work, expert=4 * nodes, **several))
+    copies = TOKENS * ACTIVE * HIDDEN * 2
+    sent = {(1, None): 13 / 14, (2, None): 29 / 30, (2, 1): 13 / 14}[nodes, limit]
+    inside_s = copies * sent * 3 / 4 / 200e9
+    # a token passes both of two nodes unless its two experts are among the 8 of one: 7/15
+    across = {(1, None): 0.0, (2, None): (2 - 7 / 15) / 2 / 2, (2, 1): 1 / 4}[nodes, limit]
+    assert seconds(routing) == pytest.approx(4 * (inside_s + copies * across / 25e9))
+    direct = routing_of(made(workload=work, expert=4))
+    assert seconds(direct) == pytest.approx(4 * copies * 3 / 4 / 200e9)
+
+
 def test_devices_that_divide_each_expert_gather_its_tokens() -> None:
     """Of a worker of 2 devices each has half of the tokens; among 2 that divide an expert half of
     what both have is gathered, and half of the results is summed."""
