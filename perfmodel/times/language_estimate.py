@@ -13,6 +13,7 @@ from perfmodel.inputs.batch_scaling import SINGLE_ERROR as SINGLE_SIZE_ERROR
 from perfmodel.inputs.decoder_layers import with_layers
 from perfmodel.inputs.decoder_parts import EXPERTS
 from perfmodel.inputs.device import Device
+from perfmodel.inputs.frameworks import FRAMEWORK_ERROR
 from perfmodel.inputs.operator_shapes import MemoryBound
 from perfmodel.inputs.profile import Layer, Profile, Timing
 from perfmodel.inputs.software import (
@@ -27,11 +28,18 @@ from perfmodel.inputs.software import (
 )
 from perfmodel.inputs.workload import Workload, resolve
 from perfmodel.theory.packing import Documents
-from perfmodel.times.operator_times import Factors, kernels_of, layers_s, weight_casts_bytes
+from perfmodel.times.operator_times import (
+    Factors,
+    has_small_groups,
+    kernels_of,
+    layers_s,
+    most_kernels_of,
+    weight_casts_bytes,
+)
 from perfmodel.times.operator_transfer import grouped_rates, stack_of
 from perfmodel.times.packed import packed, with_documents
 from perfmodel.times.precision_names import check_precision
-from perfmodel.times.slow_hosts import slowest_launch_s
+from perfmodel.times.slow_hosts import slowest_s
 
 BATCH_SIZE = 8
 """Default sequences per step."""
@@ -123,8 +131,8 @@ def estimate(
     )
     estimated = resolve(profile, [timing], batch_size=size, assumptions=notes, error_fraction=error)
     estimated = with_documents(estimated, profile.decoder, documents, varying)
-    slowest_s = slowest_launch_s(launches) * kernels_of(profile.layers)
-    slow_host = max(slowest_s / max(launched_s, alone_s), 1.0)
+    kernels = kernels_of(profile.layers), most_kernels_of(profile.layers)
+    slow_host = max(slowest_s(launches, *kernels) / max(launched_s, alone_s), 1.0)
     return msgspec.structs.replace(estimated, among_several=True, slow_host=slow_host)
 
 
@@ -136,13 +144,20 @@ def _with_experts(
     precision: str,
     devices: Mapping[str, Device],
 ) -> float:
-    """Return the error of a step with that of its products of experts, which is independent."""
-    pairs = zip(layers, seconds, strict=True)
-    experts_s = sum(sum(passes) for layer, passes in pairs if layer.kind == EXPERTS)
+    """Return the error of a step with those of its products of experts, which are independent: of
+    their shapes, and of their kernels.
+
+    No published figure that the factors of software are fitted to is of experts, whose kernels may
+    differ as those of other frameworks do, unless they are large and multiplied one by one.
+    """
+    pairs = [(layer, sum(passes)) for layer, passes in zip(layers, seconds, strict=True)]
+    experts_s = sum(each_s for layer, each_s in pairs if layer.kind == EXPERTS)
+    small_s = sum(each_s for layer, each_s in pairs if has_small_groups(layer))
     if experts_s == 0.0:
         return error
-    of_experts = grouped_rates(target, precision, devices).error_fraction
-    return math.hypot(error, of_experts * experts_s / _total_s(seconds))
+    of_shapes = grouped_rates(target, precision, devices).error_fraction
+    whole_s = _total_s(seconds)
+    return math.hypot(error, of_shapes * experts_s / whole_s, FRAMEWORK_ERROR * small_s / whole_s)
 
 
 def _launches(

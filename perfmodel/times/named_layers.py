@@ -20,7 +20,7 @@ from perfmodel.inputs.profile import Layer
 from perfmodel.inputs.recomputation import block_of
 from perfmodel.inputs.replica import Replica
 from perfmodel.inputs.workload import Workload
-from perfmodel.times.operator_times import kernels_of, layers_s
+from perfmodel.times.operator_times import kernels_of, layers_s, most_kernels_of
 from perfmodel.times.tensor_parallel import launched
 
 BY_COLUMNS = ("attention.qkv", "attention.q", "attention.kv", "feed_forward.up")
@@ -95,7 +95,8 @@ def divided_by_name(
                 backward_summed_bytes=gradients + (sums if again else 0.0),
             )
         )
-    made, slow_host = launched(one, tuple(layers), kernels_of(part), launches)
+    kernels = kernels_of(part), most_kernels_of(part)
+    made, slow_host = launched(one, tuple(layers), *kernels, launches)
     whole = msgspec.structs.replace(
         one,
         layers=made,

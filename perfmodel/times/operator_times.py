@@ -121,6 +121,22 @@ def kernels_of(layers: Iterable[Layer]) -> int:
     )
 
 
+def most_kernels_of(layers: Iterable[Layer]) -> int:
+    """Return the kernels if the products of groups are launched one after the other, as Transformer
+    Engine does in eager mode (``nvte_multi_stream_cublas_gemm``)."""
+    known = tuple(layers)
+    more = (3 * (one.groups - 1) for layer in known for one in layer.operators
+            if isinstance(one, Grouped))  # fmt: skip
+    return kernels_of(known) + sum(more)
+
+
+def has_small_groups(layer: Layer) -> bool:
+    """Return whether a layer has products of groups whose matrices are not :data:`LARGE`."""
+    return any(
+        isinstance(one, Grouped) and one.columns * one.depth < LARGE for one in layer.operators
+    )
+
+
 def weight_casts_bytes(device: Device, layers: Iterable[Layer], precision: str) -> float:
     """Return the bytes read and written to cast all weights of products with 8 bits, which is done
     once in a step; 0 in other precisions."""

@@ -17,3 +17,13 @@ def slowest_launch_s(launches: str) -> float:
     (9e-05, 8e-05)
     """
     return launch_s(launches) * (SLOW_HOST if launches in LAUNCH_S else 1.0)
+
+
+def slowest_s(launches: str, kernels: int, most: int) -> float:
+    """Return the time of a slow host for ``kernels``, or for ``most`` of them if it launches
+    products of groups one after the other; if its time per kernel was measured, for ``kernels``.
+
+    >>> round(slowest_s("eager", 100, 150), 6), round(slowest_s("80us", 100, 150), 6)
+    (0.0135, 0.008)
+    """
+    return slowest_launch_s(launches) * (most if launches in LAUNCH_S else kernels)

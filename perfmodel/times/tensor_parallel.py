@@ -38,8 +38,8 @@ from perfmodel.inputs.replica import Replica
 from perfmodel.inputs.software import EAGER, launch_s
 from perfmodel.inputs.workload import Workload, WorkloadLayer
 from perfmodel.times.context_parallel import exchanged_values, part_layers
-from perfmodel.times.operator_times import kernels_of, layers_s
-from perfmodel.times.slow_hosts import slowest_launch_s
+from perfmodel.times.operator_times import kernels_of, layers_s, most_kernels_of
+from perfmodel.times.slow_hosts import slowest_launch_s, slowest_s
 
 FORWARD_SUMS = (".attention.out", ".feed_forward.down", ".shared.down", ".combine", "embedding")
 BACKWARD_SUMS = (".attention.qkv", ".feed_forward.up", ".shared.up", ".router", "head")
@@ -102,7 +102,7 @@ def divided(
         layers = _divided(one, replica, decoder, devices)
         length = one.sequence_length or decoder.sequence_length
         part = part_layers(decoder, length, one.precision, replica)
-        layers, slow_host = launched(one, layers, _kernels(Same(part)), launches)
+        layers, slow_host = launched(one, layers, *_kernels(Same(part)), launches)
     made = msgspec.structs.replace(
         with_tensors(one, layers) if experts is not None else one,
         layers=layers,
@@ -118,11 +118,11 @@ def divided(
 
 
 def launched(
-    one: Workload, layers: tuple[WorkloadLayer, ...], kernels: int, launches: str
+    one: Workload, layers: tuple[WorkloadLayer, ...], kernels: int, most: int, launches: str
 ) -> tuple[tuple[WorkloadLayer, ...], float]:
     """Return the layers of a pass on one device, no shorter together than their launches or, if it
     is shorter, than the pass on a single device and the launches of sums; and how many times as
-    long they take with a slow host.
+    long they take with a slow host, which launches the ``most`` kernels.
 
     What is longer than the device takes is the fraction ``launching`` of each layer.
     """
@@ -130,15 +130,14 @@ def launched(
         (layer.forward_summed_bytes > 0.0) + (layer.backward_summed_bytes > 0.0) for layer in layers
     )
     single_s = one.forward_s + one.backward_s
-    least_s, slowest_s = (
-        min(each_s * kernels, single_s * slow) + each_s * sums
-        for each_s, slow in ((launch_s(launches), 1.0), (slowest_launch_s(launches), one.slow_host))
-    )
+    least_s = min(launch_s(launches) * kernels, single_s) + launch_s(launches) * sums
+    longest_s = min(slowest_s(launches, kernels, most), single_s * one.slow_host)
+    longest_s += slowest_launch_s(launches) * sums
     whole_s = sum(layer.forward_s + layer.backward_s for layer in layers)
     longer, slow_host = 1.0, 1.0
     if whole_s > 0.0:
         longer = max(least_s / whole_s, 1.0)
-        slow_host = max(slowest_s / max(least_s, whole_s), 1.0)
+        slow_host = max(longest_s / max(least_s, whole_s), 1.0)
     made = tuple(
         msgspec.structs.replace(
             layer,
@@ -237,8 +236,8 @@ def _seconds(
 
 
 @functools.lru_cache(maxsize=64)
-def _kernels(layers: Divided) -> int:
-    return kernels_of(layers.value)
+def _kernels(layers: Divided) -> tuple[int, int]:
+    return kernels_of(layers.value), most_kernels_of(layers.value)
 
 
 def _of_experts(

@@ -29,7 +29,12 @@ from perfmodel.inputs.operators import (
 from perfmodel.inputs.profile import Layer
 from perfmodel.theory.attention import BACKWARD
 from perfmodel.theory.memory_bound import ACHIEVED
-from perfmodel.times.operator_times import kernels_of, layers_s, weight_casts_bytes
+from perfmodel.times.operator_times import (
+    kernels_of,
+    layers_s,
+    most_kernels_of,
+    weight_casts_bytes,
+)
 from tests.clock import work_s
 
 KNOWN = {name: catalogue.device(name) for name in catalogue.device_names()}
@@ -121,6 +126,7 @@ def test_products_of_groups_by_hand() -> None:
     assert forward == pytest.approx(alone_s + 1e-6)
     assert backward == pytest.approx(alone_s + of_weights_s + 2e-6)
     assert kernels_of([Layer("it", operators=(Grouped(256, 128, 128, groups=2),))]) == 3
+    assert most_kernels_of([Layer("it", operators=(Grouped(256, 128, 128, groups=2),))]) == 6
 
 
 def with_groups(device: Device, **grouped: GroupedFigures) -> Device:
