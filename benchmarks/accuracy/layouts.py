@@ -278,6 +278,9 @@ R = TypeVar("R", bound=Row)
 Unlike = Callable[[R, R], float]
 """How far a row is from one that it may be the reference of."""
 
+Known = Mapping[R, Arguments]
+"""Rows that can be predicted, with the arguments of their jobs."""
+
 
 def runs(
     source: str,
@@ -285,64 +288,112 @@ def runs(
     arguments: Callable[[R], Arguments],
     alike: Callable[[R], object],
     *,
-    unlike: Callable[[R, R], float] = lambda row, other: 0.0,
+    unlike: Unlike[R] = lambda row, other: 0.0,
     setting: Callable[[R], str] = lambda row: f"{row.model} on {row.devices}",
 ) -> list[Run]:
-    """Return the runs of a table, in both ways; report the rows without one.
+    """Return the runs of a table, in both ways (:func:`estimated`, :func:`anchored`); report the
+    rows without one.
 
     Parameters
     ----------
     source : the start of the names of the groups.
     arguments : those of a row's job.
-    alike : rows with the same value are of one model and machine.
-    unlike : how far such a row is from one that it is the reference of, before the number of its
-        devices counts.
-    setting : rows with the same value are ranked.
 
     Raises
     ------
     InputError : no row can be predicted.
     """
-    found: list[Run] = []
-    known: dict[R, Arguments] = {}
-    for row in _kept(table):
-        job = made(row, functools.partial(_job, row, arguments))
-        if job is not None:
-            known[row] = arguments(row)
-            if row.computed_in is not None and not row.figure:
-                found.append(run_of(source, "estimated", row, job, setting))
-    groups: dict[object, list[R]] = {}
-    for row in known:
-        groups.setdefault(alike(row), []).append(row)
-    anchors = _anchors(groups.values(), known, unlike)
-    for row, given in known.items():
-        first = reference(row, groups[alike(row)], unlike)
-        if known[first] == given:  # says how well runs repeat, not how good a prediction is
-            continue
-        found.append(run_of(source, "anchored", row, anchors[first].job(given), setting))
+    known = known_of(table, arguments)
+    found = estimated(source, known, setting)
+    found += anchored(f"{source}/anchored", known, alike, unlike=unlike, setting=setting)
     if not found:
         raise InputError(f"{source}: no row that can be predicted")
     return found
 
 
-class _Alike(msgspec.Struct):
-    """Rows of one model and machine, those of them that set a speed, and what these measured."""
+def known_of(table: Iterable[R], arguments: Callable[[R], Arguments]) -> Known[R]:
+    """Return the rows of a table that can be predicted; report the others."""
+    found = {}
+    for row in _kept(table):
+        if made(row, functools.partial(_job, row, arguments)) is not None:
+            found[row] = arguments(row)
+    return found
 
-    rows: Sequence[Any]
+
+def estimated(source: str, known: Known[R], setting: Callable[[R], str]) -> list[Run]:
+    """Return the runs of rows that are predicted from nothing measured."""
+    return [
+        run_of(source, "estimated", row, make_job(**given), setting)
+        for row, given in known.items()
+        if row.computed_in is not None and not row.figure
+    ]
+
+
+def anchored(
+    pool: str,
+    known: Known[R],
+    alike: Callable[[R], object],
+    *,
+    unlike: Unlike[R] = lambda row, other: 0.0,
+    apart: Callable[[R], object] | None = None,
+    setting: Callable[[R], str] = lambda row: f"{row.model} on {row.devices}",
+) -> list[Run]:
+    """Return the runs of rows that are predicted from another measured row, in groups of a pool.
+
+    Parameters
+    ----------
+    pool : its name, such as *libai/anchored*.
+    alike : a row and its reference have the same value, as those of one model and machine.
+    unlike : how far a row is from one that it is the reference of, before the number of its devices
+        counts.
+    apart : a row and its reference have different values, such as devices. Of several rows of a
+        reference's layout the median counts, of those with its value.
+    setting : rows with the same value are ranked.
+    """
+    groups: dict[object, list[R]] = {}
+    for row in known:
+        groups.setdefault(alike(row), []).append(row)
+    pairs = [_pairs(like, unlike, apart) for like in groups.values()]
+    anchors = _anchors(pairs, known, apart)
+    return [
+        run_of(*pool.split("/"), row, anchors[first].job(known[row]), setting)
+        for of in pairs
+        for row, first in of.items()
+        if known[first] != known[row]  # says how well runs repeat, not how good a prediction is
+    ]
+
+
+def _pairs(like: Sequence[R], unlike: Unlike[R], apart: Callable[[R], object] | None) -> dict[R, R]:
+    """Return rows with their references, if they have any."""
+    found = {}
+    for row in like:
+        others = [one for one in like if apart is None or apart(one) != apart(row)]
+        if others:
+            found[row] = reference(row, others, unlike)
+    return found
+
+
+class _Alike(msgspec.Struct):
+    """The rows of one model and machine that set a speed, and what they measured."""
+
     first: Mapping[Any, float]
 
     @classmethod
-    def of(cls, like: Sequence[R], known: Mapping[R, Arguments], unlike: Unlike[R]) -> _Alike:
-        """Return the rows with their references, unless each is one."""
-        first = dict.fromkeys(reference(row, like, unlike) for row in like)
-        if len(first) == len(like):
-            return cls(like, {})
+    def of(
+        cls, pairs: Mapping[R, R], known: Known[R], apart: Callable[[R], object] | None
+    ) -> _Alike:
+        """Return the references, unless each row is its own."""
+        if all(row == first for row, first in pairs.items()):
+            return cls({})
         return cls(
-            like,
             {
-                row: statistics.median(one.step_s for one in like if known[one] == known[row])
-                for row in first
-            },
+                first: statistics.median(
+                    one.step_s
+                    for one in pairs
+                    if known[one] == known[first] and (apart is None or apart(one) == apart(first))
+                )
+                for first in pairs.values()
+            }
         )
 
     def host(self, known: Mapping[Any, Arguments]) -> float | None:
@@ -357,14 +408,14 @@ class _Alike(msgspec.Struct):
 
 
 def _anchors(
-    groups: Iterable[Sequence[R]], known: Mapping[R, Arguments], unlike: Unlike[R]
+    pairs: Iterable[Mapping[R, R]], known: Known[R], apart: Callable[[R], object] | None
 ) -> dict[R, Anchor]:
-    """Return the speeds that rows set, by these rows.
+    """Return the speeds that references set, by these rows.
 
     Hosts of a table launch equally fast: where references do not tell how fast, those of other
     models do.
     """
-    every = [_Alike.of(like, known, unlike) for like in groups]
+    every = [_Alike.of(of, known, apart) for of in pairs]
     hosts = [one.host(known) for one in every]
     told = [each_s for each_s in hosts if each_s is not None]
     found: dict[R, Anchor] = {}

@@ -13,6 +13,7 @@ import msgspec
 
 from benchmarks.accuracy import expert_rows, layouts, rows
 from benchmarks.accuracy.cases import Case, about, predicted
+from perfmodel.catalogue import catalogue
 
 SOURCE, FILE = "megatron_bridge", "runs.csv"
 ABOUT = about(SOURCE)
@@ -20,7 +21,7 @@ ABOUT = about(SOURCE)
 PRECISIONS = {"FP8-CS": "FP8", "FP8-MX": "MXFP8"}
 """Earlier names of precisions."""
 
-FIGURES = {("llama3-8b", "H100"), ("llama3-8b", "B200")}
+FIGURES = {("llama3-8b", device) for device in ("H100", "B200", "GB200", "GB300")}
 """Models and devices of rows that are utilisations in the catalogue."""
 
 CLUSTERS = {"h100": "dgx-h100", "b200": "dgx-b200", "gb200": "gb200-nvl72",
@@ -31,6 +32,7 @@ class Row(layouts.Row, frozen=True, kw_only=True):
     """A row of the table."""
 
     task: str = ""
+    version: str = ""
     shard_group: int | None = None
 
     @property
@@ -63,7 +65,7 @@ def arguments(row: Row) -> dict[str, Any]:
         given["sequence_parallel"] = True
     if (row.pp or 1) > 1:
         given["transfers"] = "ahead"
-    if "expert" in given:  # a copy of a token for each node, as DeepEP sends
+    if "expert" in given:  # a copy of a token for each device and node, as DeepEP sends
         given["expert_exchange"] = "hierarchical"
     sharded: dict[str, Any] = {"arch": "zero1"}
     if row.zero == 3:
@@ -79,16 +81,43 @@ def arguments(row: Row) -> dict[str, Any]:
 
 
 def cases(folder: Path) -> list[Case]:
-    """Return every run; anchored ones from that of the same task, model, device and precision on
-    the fewest devices."""
+    """Return every run, from nothing measured and from up to three other rows: one of the same
+    release and device, one of the release on another device, and one of another release on the
+    device."""
     table = [msgspec.structs.replace(row, precision=row.bits)
              for row in rows.read(folder / FILE, Row)]  # fmt: skip
-    return predicted(
-        layouts.runs(
-            SOURCE,
-            table,
-            arguments,
-            alike=lambda row: (row.task, row.model, row.device, row.precision, row.seq_len),
-            setting=lambda row: f"{row.task} of {row.model} on {row.devices} {row.device}",
-        )
-    )
+    known = layouts.known_of(table, arguments)
+    found = layouts.estimated(SOURCE, known, _setting)
+    known = {row: given for row, given in known.items() if not row.figure}
+    for release in dict.fromkeys(row.version for row in known):  # whose hosts launch equally fast
+        of_release = {row: given for row, given in known.items() if row.version == release}
+        found += layouts.anchored(
+            f"{SOURCE}/anchored", of_release, lambda row: (*_like(row), row.device),
+            setting=_setting,
+        )  # fmt: skip
+        found += layouts.anchored(
+            f"{SOURCE}/anchored on another device", of_release, _like,
+            unlike=_unlike, apart=lambda row: row.device, setting=_setting,
+        )  # fmt: skip
+    found += layouts.anchored(
+        f"{SOURCE}/anchored in another release", known,
+        lambda row: (row.task, row.model, row.device, row.precision, row.seq_len),
+        apart=lambda row: row.version, setting=_setting,
+    )  # fmt: skip
+    return predicted(found)
+
+
+def _like(row: Row) -> tuple[object, ...]:
+    """Return what a row and its reference have in common: 4 bits are not predicted from others."""
+    return row.task, row.model, row.computed_in is None
+
+
+def _unlike(row: Row, other: Row) -> float:
+    """Return how far a row is from one on another device: in the architecture, which counts most,
+    and in the precision."""
+    kinds = [catalogue.device(one.device.lower()).architecture for one in (row, other)]
+    return 2.0 * (kinds[0] != kinds[1]) + (row.precision != other.precision)
+
+
+def _setting(row: Row) -> str:
+    return f"{row.task} of {row.model} on {row.devices} {row.device}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -285,12 +286,47 @@ def test_precisions_of_jobs(name: str, precision: str | None) -> None:
 
 
 def test_figures_of_the_catalogue_are_no_predictions(tmp_path: Path) -> None:
-    """A run that the catalogue has a utilisation of only is a reference."""
+    """A run that the catalogue has a utilisation of is no reference of others either."""
     given = GATED | {"model": "llama3-8b", "precision": "FP8"}
-    found = predicted(tmp_path, "megatron_bridge", given, given | {"id": "b", "device": "GB200"})
-    assert set(found) == {"estimated-single: b"}
+    others = [given | {"id": "b", "device": "GB200"}, given | {"id": "c", "device": "B300"}]
+    found = predicted(tmp_path, "megatron_bridge", given, *others)
+    assert set(found) == {"estimated-single: c"}
     ids = ("fms-fsdp-7b-A100", "fms-fsdp-13b-A100")
     assert [small_tables.Row(**ROW | {"id": name}).figure for name in ids] == [True, False]
+
+
+def test_references_of_releases_and_devices_are_told_apart(tmp_path: Path) -> None:
+    """The second of two releases is twice as fast: layouts of a release are met from it, and those
+    of the other are predicted twice or half as long. Another device is as fast as its release."""
+    one = GATED | WIDE | {"precision": "FP8", "version": "1"}
+    two = one | {"devices": 2, "dp": 2}
+    fast = {"version": "2", "iteration_s": 4.0}
+    rows = [one, two | {"id": "one two"}, one | {"id": "two one"} | fast,
+            two | {"id": "two two"} | fast,
+            one | {"id": "other", "device": "B200"} | fast]  # fmt: skip
+    found = predicted(tmp_path, "megatron_bridge", *rows)
+    seconds = {name: case.predicted for name, case in found.items()}
+    slower = seconds["estimated-single: other"] / seconds["estimated-single: two one"]
+    expected = {
+        "anchored-data: one two": 8.0,
+        "anchored-data: two two": 4.0,
+        "anchored in another release-data: one two": 4.0,
+        "anchored in another release-data: two two": 8.0,
+        "anchored on another device-single: two one": 4.0 / slower,
+        "anchored on another device-data: two two": 4.0 / slower,
+        "anchored on another device-single: other": 4.0 * slower,
+    }
+    anchored = {name: value for name, value in seconds.items() if name.startswith("anchored")}
+    assert anchored == pytest.approx(expected, rel=0.02)
+
+
+def test_the_nearest_device_is_one_of_the_same_architecture_at_the_same_precision() -> None:
+    def of(device: str, precision: str) -> megatron_bridge.Row:
+        return megatron_bridge.Row(**ROW | {"device": device, "precision": precision})
+
+    unlike = partial(megatron_bridge._unlike, of("GB300", "MXFP8"))
+    near = [of("B200", "MXFP8"), of("B200", "FP8"), of("H100", "MXFP8"), of("H100", "FP8")]
+    assert [unlike(row) for row in near] == [0.0, 1.0, 2.0, 3.0]
 
 
 def test_precisions_of_releases_are_the_same() -> None:
