@@ -8,6 +8,10 @@ from collections.abc import Sequence
 
 import perfmodel
 from perfmodel import make_job, predict
+from perfmodel.planning.decision import own_machine, profile_of
+from perfmodel.planning.layout_fitting import Fitting, best_of
+from perfmodel.planning.layout_space import Division, combinations_on
+from perfmodel.results.memory import SURE
 
 MOST_S, MOST_BYTES = 2.0, 500e6
 """Targets of the graph of 16,384 devices."""
@@ -79,6 +83,20 @@ def of_sequences() -> tuple[int, float]:
     return len(found), time.process_time() - begin
 
 
+def of_plan(model: str, devices: int) -> tuple[int, int, float]:
+    """Return how many layouts a plan considers, of how many of these the formulas are evaluated,
+    and the seconds of one core until it has those that fit best."""
+    profile, division = profile_of(model, None), Division()
+    machine = own_machine("h100", "dgx-h100", profile)
+    begin = time.process_time()
+    choices = combinations_on(machine, profile, division, devices)
+    possible = Fitting(choices.bounded(), SURE)
+    found = best_of(choices, possible)
+    list(Fitting(found, SURE, needs=possible.needs).chosen())
+    took_s = time.process_time() - begin
+    return len(possible.found), sum(len(choices.made[k][2]) for k in choices.steps), took_s
+
+
 def main() -> None:
     """Print all figures, rates as ratios to predictions one by one as well."""
     took_s, memory = largest()
@@ -103,6 +121,12 @@ def main() -> None:
     count, took_s = of_sequences()
     print(f"{count} layouts that divide sequences: {took_s:.1f} s, {count / took_s:.0f}/s, "
           f"{count / took_s / one_by_one:.0f} times one by one")  # fmt: skip
+    for model, devices in (("llama-70b", 64), ("llama-405b", 16_384)):
+        count, full, took_s = of_plan(model, devices)
+        print(f"plan of {model} on {devices} devices: {count} layouts considered, {full} evaluated "
+              f"in full: {took_s:.1f} s, {count / took_s:.0f} considered/s, "
+              f"{count / took_s / one_by_one:.0f} times one by one; "
+              f"{full / took_s:.0f} in full/s")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@ import msgspec
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.catalogue import catalogue
 from perfmodel.planning.decision import own_machine, profile_of
+from perfmodel.planning.layout_fitting import Fitting
 from perfmodel.planning.layout_map import Place, layout_map, on_front
-from perfmodel.planning.layout_space import Division, Fitting, all_devices, layouts_on
+from perfmodel.planning.layout_space import Division, all_devices, combinations_on
 from perfmodel.planning.plans import shape_text
 from perfmodel.predicting import coarse
 from perfmodel.predicting.memory import memory_on
@@ -203,7 +204,7 @@ def compare_layouts(
     lists: dict[str, Any] = {name: _listed(given.pop(name, None)) for name in names}
     division = Division(**lists, common=given)
     count = whole_number("devices", devices[0]) if devices else all_devices(machine)
-    found = layouts_on(machine, profile, division, count)
+    found = combinations_on(machine, profile, division, count).evaluated()
     kept = _fastest(found, Fitting(found, confidence), most)
     memory_bytes = catalogue.device(found.job.workload.device).memory_bytes
     listed = [_compared(found, k, confidence) for k in counted(kept, progress)]

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
 from perfmodel import api
-from perfmodel.base.arrays import Floats, Ids
+from perfmodel.base.arrays import Ids
 from perfmodel.base.errors import InputError, whole_number
 from perfmodel.catalogue import catalogue
 from perfmodel.catalogue.instances import Instance
@@ -25,17 +25,19 @@ from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.profile import Profile
+from perfmodel.planning.layout_fitting import (
+    ARCHITECTURES,
+    FEW,
+    RECOMPUTE,
+    SIMULATED,
+    Fitting,
+    best_of,
+    outside_of,
+)
 from perfmodel.planning.layout_map import Place
 from perfmodel.planning.plans import shape_text
 from perfmodel.planning.space import BatchNoise, Columns, Common, Series, Space, none_left
-from perfmodel.predicting.memory import first_needed_bytes, memory_on
-from perfmodel.sweeping.layouts import Layouts, layouts
-
-ARCHITECTURES = ("ring", "zero1", "zero2", "zero3")
-"""Default architectures; each keeps less of the model on a device than the one before."""
-
-RECOMPUTE = ("none", "selective", "full")
-"""Default recomputation; each keeps less than the one before."""
+from perfmodel.sweeping.layouts import Combinations, Layouts, combinations
 
 MICRO_BATCHES = (1, 2, 4, 8)
 CHUNKS = (1, 2, 4)
@@ -49,26 +51,6 @@ devices on 16 Mi, as Llama 3 of 405B parameters on 16,384 (arXiv 2407.21783, tab
 LEAST_TOKENS = 8192
 """Fewest tokens of a sequence that a device has by default if several divide it; Llama 3 divided
 sequences of 131,072 tokens among 16 devices (arXiv 2407.21783, table 4)."""
-
-NEAR = 0.01
-"""Relative difference of rates up to which the simpler layout of a kind is taken."""
-
-EACH, CLOSE = 2, 0.97
-"""Most layouts of a kind that are looked at one by one, on up to ``FEW`` devices, and the lowest
-rate of those after the first relative to the fastest."""
-
-FEW, SIMULATED = 512, 5
-"""Devices up to which simulations are cheap, and most simulations there."""
-
-OF_KIND = ("tensor", "context", "expert", "pipeline", "virtual_stages")
-"""Numbers that are the same in all layouts of a kind."""
-
-OUTSIDE = 20
-"""Most layouts that do not fit on a map."""
-
-MOST_KINDS, WORST = 10, 0.6
-"""Most kinds of layouts per machine and number of devices, and the lowest rate relative to the
-fastest of them."""
 
 
 class Division(NamedTuple):
@@ -111,21 +93,24 @@ class LayoutSpace(Space):
 
     Attributes
     ----------
-    found : the layouts of each series; ``rows`` is the number of each candidate among them.
+    found : the layouts of each series that may be chosen; ``rows`` is the number of each candidate
+        among them.
     outside : the fastest layouts that do not fit, a few of each series.
+    considered : number of possible layouts; memory and a bound of their time rule out most.
     """
 
     found: tuple[Layouts, ...]
     rows: Ids
     outside: tuple[Place, ...]
+    considered: int
 
     most_considered: int = dataclasses.field(default=6, kw_only=True)
     most_simulated: int = dataclasses.field(default=3, kw_only=True)
 
     @property
     def evaluated(self) -> int:
-        """Number of layouts evaluated by formulas."""
-        return sum(map(len, self.found))
+        """Number of layouts evaluated by formulas, or ruled out before."""
+        return self.considered
 
     @property
     def devices(self) -> Ids:
@@ -201,24 +186,24 @@ def layout_space(
         for value in getattr(division, name):
             whole_number(name, value)
     reasons, series, several, parts, rows = list(out), [], [], [], []
-    outside: list[Place] = []
+    outside, considered = list[Place](), 0
     for machine in machines:
         for count in division.devices or (all_devices(machine),):
             try:
-                found = layouts_on(machine, profile, division, count, most_batch)
+                choices = combinations_on(machine, profile, division, count, most_batch)
+                possible = Fitting(choices.bounded(), confidence, noise)
+                found = best_of(choices, possible)
             except InputError as error:
                 reasons.append(f"{machine.instance.label}, {count} devices: {error}")
                 continue
-            fitting = Fitting(found, confidence, noise)
+            fitting = Fitting(found, confidence, noise, possible.needs)
             chosen = list(fitting.chosen())
-            if not chosen:
-                reasons.append(f"{machine.instance.label}, {count} devices: {fitting.shortage}")
-                continue
+            considered += len(possible.found)
             series.append(Series(machine.instance, machine.price_usd_per_h, found.job, "", {}))
             several.append(found)
             rows += [row for row, _ in chosen]
             parts.append(_columns(found, machine, count, chosen))
-            outside += fitting.outside()
+            outside += outside_of(choices, possible)
     if not parts:
         raise none_left(reasons)
     columns: dict[str, Any] = {
@@ -230,7 +215,7 @@ def layout_space(
         columns |= {"most_considered": 2 * SIMULATED, "most_simulated": SIMULATED}
     return LayoutSpace(
         series=tuple(series), left_out=tuple(reasons), of=of, found=tuple(several),
-        rows=np.array(rows), outside=tuple(outside), **columns,
+        rows=np.array(rows), outside=tuple(outside), considered=considered, **columns,
     )  # fmt: skip
 
 
@@ -251,14 +236,14 @@ def _divisors(number: int, most: int) -> list[int]:
     return [k for k in range(1, min(number, most) + 1) if number % k == 0]
 
 
-def layouts_on(
+def combinations_on(
     machine: Machine,
     profile: Profile,
     division: Division,
     count: int,
     most_batch: int | None = None,
-) -> Layouts:
-    """Evaluate all layouts on a number of devices of a machine.
+) -> Combinations:
+    """Return all layouts on a number of devices of a machine, to be evaluated.
 
     Raises
     ------
@@ -276,7 +261,7 @@ def layouts_on(
     batches = division.global_batch_size or (max(tokens // length, 1),)
     if most_batch is not None:
         batches = [min(batch, most_batch) for batch in batches]
-    return layouts(
+    return combinations(
         _base(machine, profile, division, count, tensor, pipeline),
         tensor=tensor,
         context=division.context or _contexts(length, count),
@@ -334,125 +319,6 @@ def _experts(decoder: Decoder, count: int, each: int) -> list[int]:
     if decoder.experts is None:
         return [1]
     return _divisors(math.gcd(decoder.experts.routed, count), each)
-
-
-class Fitting:
-    """Which layouts fit into their devices.
-
-    What keeps more than a layout that does not fit need not be looked at: less recomputation, or
-    more samples in a micro-batch, with the same architecture.
-    """
-
-    def __init__(self, found: Layouts, confidence: float, noise: BatchNoise | None = None) -> None:
-        self.found, self.confidence = found, confidence
-        self.rates: Floats = found.samples_per_s
-        if noise is not None:  # of samples as much worth as those of reference
-            self.rates = self.rates * noise.efficiency(found.global_batch_size.astype(float))
-        self.device = catalogue.device(found.job.workload.device)
-        self.device_bytes = self.device.memory_bytes or math.inf
-        self.each = EACH if found.job.devices <= FEW else 1
-        self.failed: dict[tuple[tuple[int, ...], str], list[tuple[int, int, int]]] = {}
-        self.known: dict[int, float] = {}
-        self.of_first: dict[int, float] = {}
-        self.least = math.inf
-        columns = (getattr(found, name).tolist() for name in OF_KIND)
-        self.shapes: list[tuple[int, ...]] = list(zip(*columns, strict=True))
-        self.easiest: dict[tuple[tuple[int, ...], str], int] = {}
-        for row, shape in enumerate(self.shapes):
-            key = (shape, found.arch[row])
-            other = self.easiest.setdefault(key, row)
-            if self._needs(row)[1:] < self._needs(other)[1:]:
-                self.easiest[key] = row
-
-    def _needs(self, row: int) -> tuple[int, int, int]:
-        """Return how much of the model, and of activations, a layout keeps, as ranks."""
-        found = self.found
-        arch, again = found.arch[row], found.recompute[row]
-        kept = len(ARCHITECTURES) - ARCHITECTURES.index(arch) if arch in ARCHITECTURES else 0
-        rest = len(RECOMPUTE) - RECOMPUTE.index(again) if again in RECOMPUTE else 0
-        return kept, rest, int(found.micro_batch_size[row])
-
-    def needed(self, row: int) -> float:
-        """Return the memory that a layout needs with the confidence (bytes)."""
-        if row not in self.known:
-            job = self.found.made(row)
-            self.known[row] = memory_on(self.device, job).needed_bytes(self.confidence)
-        return self.known[row]
-
-    def _first_fits(self, row: int) -> bool:
-        """Return whether the first stage of a layout fits, which is found sooner than the rest."""
-        if row not in self.of_first:
-            job = self.found.made(row)
-            self.of_first[row] = first_needed_bytes(self.device, job, self.confidence)
-            self.least = min(self.least, self.of_first[row])
-        return self.of_first[row] <= self.device_bytes
-
-    def fits(self, row: int) -> bool:
-        """Return whether a layout fits."""
-        shape, needs = self.shapes[row], self._needs(row)
-        failed = self.failed.setdefault((shape, self.found.arch[row]), [])
-        if any(all(a <= b for a, b in zip(one, needs, strict=True)) for one in failed):
-            return False
-        for one in (self.easiest[shape, self.found.arch[row]], row):
-            if not self._first_fits(one):
-                failed.append(self._needs(one))
-                return False
-        if self.needed(row) > self.device_bytes:
-            failed.append(self._needs(row))
-            self.least = min(self.least, self.needed(row))
-            return False
-        return True
-
-    def chosen(self) -> Iterator[tuple[int, float]]:
-        """Yield the fastest layout that fits of each kind, and the memory it needs."""
-        kinds: dict[tuple[object, ...], set[int]] = {}
-        rates, best = self.rates.tolist(), 0.0
-        alike: dict[tuple[object, ...], list[int]] = {}
-        of_row = list(zip(self.shapes, self.found.global_batch_size.tolist(), strict=True))
-        for row, kind in enumerate(of_row):
-            alike.setdefault(kind, []).append(row)
-        for row in np.argsort(-self.rates, kind="stable").tolist():
-            kind = of_row[row]
-            if rates[row] < WORST * best:
-                return
-            taken = kinds.get(kind, set())
-            full = len(kinds) >= MOST_KINDS if not taken else len(taken) >= self.each
-            if full or row in taken or rates[row] < CLOSE * best * bool(taken):
-                continue
-            if not self.fits(row):
-                continue
-            best = max(best, rates[row])
-            near = [k for k in alike[kind] if rates[row] / (1.0 + NEAR) <= rates[k] <= rates[row]]
-            near.sort(key=self._effort)
-            simplest = next(k for k in near if k == row or self.fits(k))
-            if simplest not in taken:
-                kinds.setdefault(kind, taken).add(simplest)
-                yield simplest, self.needed(simplest)
-
-    def _effort(self, row: int) -> tuple[int, ...]:
-        """Return what people would rather have less of, as ranks: sharding, then recomputation."""
-        kept, rest, _ = self._needs(row)
-        return -kept, -rest
-
-    def outside(self) -> list[Place]:
-        """Return the fastest layouts that do not fit, with what their first stage needs."""
-        failed = [row for row, size in self.of_first.items() if size > self.device_bytes]
-        return [
-            Place(
-                self.of_first[row],
-                float(self.found.samples_per_s[row]),
-                self.found.arch[row],
-                f"{self.found.arch[row]}{shape_text(self.found.shape_of(row))}",
-                fits=False,
-            )
-            for row in sorted(failed)[:OUTSIDE]
-        ]
-
-    @property
-    def shortage(self) -> str:
-        """Why none fits."""
-        times = self.least / self.device_bytes
-        return f"no layout fits: a device needs at least {times:.3g} times its memory"
 
 
 def _columns(

@@ -227,8 +227,8 @@ class Plan(Paged, Tabular, frozen=True, kw_only=True):
     ----------
     objective, samples : what is optimised, and the number of samples that times and costs are for.
     limited : whether there is a deadline or a budget.
-    candidates, feasible : number of candidates evaluated by formulas, and of those within the
-        limits.
+    candidates, feasible : number of candidates evaluated by formulas, or ruled out by their memory
+        or a bound of their time, and of those within the limits.
     finalists, simulated : number of candidates within the limits that were predicted one by one,
         and number of candidates that were simulated.
     settled : whether no other candidate can be better, given the error bands of the formulas.

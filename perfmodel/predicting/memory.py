@@ -81,17 +81,14 @@ def stages_of(job: Job, replica: Replica, most: int | None = None) -> list[Parts
     """
     from perfmodel.predicting.replicas import stage_jobs
     from perfmodel.replicas.stage_memory import device_works
-    from perfmodel.replicas.stage_work import stages_of as works_of
 
     device = _device_of(job)
     accelerator = device is not None and device.kind == "gpu"
     jobs = [one.job for one in stage_jobs(job, most)]
-    parts = works_of(job.workload, replica, most)
     together = 1 if replica.experts is None else replica.experts.devices // job.counted_as_one
     stages = []
-    for one, (work, buffers, versions) in zip(
-        jobs, device_works(job.workload, replica, parts, accelerator), strict=True
-    ):
+    works = device_works(job.workload, replica, accelerator=accelerator, most=most)
+    for one, (work, buffers, versions) in zip(jobs, works, strict=True):
         alone = msgspec.structs.replace(one, workload=work)
         worker, server = architecture_of(alone).memory(alone)
         if together > 1:

@@ -62,7 +62,7 @@ def as_arrays(job: Job) -> bool:
 
 
 def along(
-    shapes: Sequence[Job], passes: Sequence[Ids], formulas: Formulas
+    shapes: Sequence[Job], passes: Sequence[Ids], formulas: Formulas, known: Known
 ) -> list[Steps | InputError]:
     """Return the steps of each layout with each of its numbers of micro-batches.
 
@@ -75,9 +75,9 @@ def along(
         micro-batch, with layers. Equal workloads, and clusters, should be one object.
     passes : numbers of micro-batches of each, increasing; all are possible with its schedule.
     formulas : returns the phases of a job with single devices from quantities with arrays.
+    known : what these, and other layouts of the same jobs, share.
     """
     results: list[Steps | InputError] = [InputError("")] * len(shapes)
-    known = Known()
     alike: dict[tuple[int, Replica], list[int]] = defaultdict(list)
     for k, job in enumerate(shapes):
         try:

@@ -27,6 +27,7 @@ import msgspec
 import numpy as np
 
 from perfmodel.base.arrays import Ids
+from perfmodel.base.same import Same
 from perfmodel.inputs.activations import FUSED_LOSS, Peak, Peaks, by_kind, kind_of
 from perfmodel.inputs.passes import one_pass
 from perfmodel.inputs.peaks import peaks_of
@@ -35,7 +36,7 @@ from perfmodel.inputs.replica import Replica, Stage
 from perfmodel.inputs.workload import Workload, WorkloadLayer, expanded
 from perfmodel.pipelines.actions import BACKWARD, FORWARD, INPUT, WEIGHT
 from perfmodel.pipelines.facts import stored_versions
-from perfmodel.replicas.stage_work import actions_of, boundary_bytes, schedule_of
+from perfmodel.replicas.stage_work import actions_of, boundary_bytes, schedule_of, stages_of
 from perfmodel.replicas.stages import chunks_of
 from perfmodel.times.tensor_parallel import with_tensors
 
@@ -85,16 +86,24 @@ class _Chunk(NamedTuple):
 
 
 def device_works(
-    whole: Workload, replica: Replica, stages: Sequence[tuple[Stage, Workload]], accelerator: bool
-) -> list[DeviceWork]:
-    """Return what a device of each stage keeps.
+    whole: Workload, replica: Replica, *, accelerator: bool, most: int | None = None
+) -> tuple[DeviceWork, ...]:
+    """Return what a device of each stage keeps, or of the first so many.
 
     Parameters
     ----------
     whole : the workload of the replica.
-    stages : each stage with the workload of its layers, whose bytes are those of all its devices.
     accelerator : whether devices are accelerators, see :func:`perfmodel.inputs.peaks.peaks_of`.
     """
+    return _device_works(Same(whole), replica, accelerator, most)
+
+
+@functools.lru_cache(maxsize=64)
+def _device_works(
+    of: Same[Workload], replica: Replica, accelerator: bool, most: int | None
+) -> tuple[DeviceWork, ...]:
+    """Return what :func:`device_works` does; layouts that differ in architecture share it."""
+    whole = of.value
     layers = one_pass(expanded(whole)).layers
     chunks = chunks_of(layers, replica)
     schedule = schedule_of(replica, whole.accumulation)
@@ -105,12 +114,12 @@ def device_works(
     before = [len({*blocks[: chunk.start]} - {""}) for chunk in chunks]
     versions = stored_versions(schedule).tolist()
     works = []
-    for stage, work in stages:
+    for stage, work in stages_of(whole, replica, most):
         held = schedule.held(stage.number)
         ends = [Ends(passed[chunk], passed[chunk + 1]) for chunk in held]
         part, buffers = _device_work(work, stage, ends, [before[k] for k in held], accelerator)
         works.append(DeviceWork(part, buffers, max(versions[k] for k in held)))
-    return works
+    return tuple(works)
 
 
 def _device_work(

@@ -12,6 +12,7 @@ import numpy as np
 from perfmodel.base import files
 from perfmodel.base.arrays import Ids
 from perfmodel.base.errors import InputError
+from perfmodel.base.same import Same
 from perfmodel.inputs.passes import accumulated, one_pass
 from perfmodel.inputs.replica import Replica, Stage, Tied, Transfers
 from perfmodel.inputs.workload import Workload, WorkloadLayer, expanded
@@ -188,6 +189,13 @@ def stages_of(workload: Workload, replica: Replica, most: int | None = None) -> 
     ------
     InputError : there are too few layers, or no such schedule.
     """
+    return list(_stages_of(Same(workload), replica, most))
+
+
+@functools.lru_cache(maxsize=64)
+def _stages_of(of: Same[Workload], replica: Replica, most: int | None) -> tuple[StageWork, ...]:
+    """Return what :func:`stages_of` does; layouts that differ in architecture share it."""
+    workload = of.value
     one = one_pass(expanded(workload))
     chunks = chunks_of(one.layers, replica)
     schedule = schedule_of(replica, workload.accumulation)
@@ -210,7 +218,7 @@ def stages_of(workload: Workload, replica: Replica, most: int | None = None) -> 
             stage = msgspec.structs.replace(stage, tied=Tied(place, sum(table)))
         part = copied if table and ends and not begins else one
         works.append(StageWork(stage, part_of(workload, part, held, stage)))
-    return works
+    return tuple(works)
 
 
 def tied_bytes(layers: Sequence[WorkloadLayer]) -> tuple[float, ...]:

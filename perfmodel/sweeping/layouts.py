@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import msgspec
 import numpy as np
@@ -13,21 +14,24 @@ from numpy.typing import NDArray
 
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError, whole_number
-from perfmodel.inputs.expert_parallel import OF_EXPERTS
+from perfmodel.base.same import Same
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.job_replica import (
     INTERLEAVED,
-    OF_CONTEXT,
     OF_REPLICA,
     is_megatron,
     transfers_of_megatron,
 )
 from perfmodel.inputs.passes import accumulated, one_pass
+from perfmodel.inputs.workload import Workload
 from perfmodel.phases.phases import Phases
 from perfmodel.phases.quantities import Quantities
 from perfmodel.predicting import coarse, job_facts
 from perfmodel.predicting.replica_arrays import Steps, along, as_arrays
+from perfmodel.predicting.replica_bounds import least_steps
+from perfmodel.predicting.replica_columns import Known
 from perfmodel.sweeping.labels import Row
+from perfmodel.sweeping.layout_arguments import degrees_of, unused
 from perfmodel.sweeping.tables import Tabular
 
 BUBBLE = "pipeline bubble"
@@ -40,11 +44,6 @@ NUMBERS = (
     *("micro_batches", "micro_batch_size", "workers"),
 )
 NAMES = ("schedule", "recompute", "arch")
-
-
-OF_TENSORS = ("sequence_parallel", "overlap_sums")
-OF_PIPELINES = ("pipeline", "schedule", "virtual_stages", "stage_layers", "transfers")
-"""Arguments of replicas that need several devices per layer, or several stages."""
 
 
 class Layouts(Tabular, frozen=True, eq=False, kw_only=True):
@@ -98,7 +97,7 @@ class Layouts(Tabular, frozen=True, eq=False, kw_only=True):
     def made(self, number: int) -> Job:
         """Return the same job in less time; without the arguments that make it."""
         one = self.shapes[int(self.shape[number])]
-        work = accumulated(one.workload, int(self.micro_batches[number]))
+        work = _accumulated(Same(one.workload), int(self.micro_batches[number]))
         return msgspec.structs.replace(one, workload=work)
 
     def arguments_of(self, number: int) -> dict[str, Any]:
@@ -107,10 +106,10 @@ class Layouts(Tabular, frozen=True, eq=False, kw_only=True):
         given["batch_size"] = given.pop("micro_batch_size") * given["micro_batches"]
         given |= {"schedule": self.schedule[number], "devices": None}
         context, expert = given.pop("context"), given.pop("expert")
-        given |= _degrees(self.job, context, expert)
+        given |= degrees_of(self.job, context, expert)
         if expert > 1 and given["tensor"] > 1:
             given["sequence_parallel"] = True
-        given |= _unused(given["tensor"], given["pipeline"])
+        given |= unused(given["tensor"], given["pipeline"])
         for name, own in (("recompute", self.job.workload.recompute), ("arch", "")):
             if (value := getattr(self, name)[number]) != own:
                 given[name] = value
@@ -142,27 +141,10 @@ class Layouts(Tabular, frozen=True, eq=False, kw_only=True):
         return {"layouts": self.rows(), "skipped": self.skipped}
 
 
-def _unused(tensor: int, pipeline: int) -> dict[str, None]:
-    """Return what replicas of so many devices have no use for, for arguments of
-    :func:`perfmodel.make_job`."""
-    whole = tuple(name for name in OF_REPLICA if name not in (*OF_EXPERTS, *OF_CONTEXT))
-    names = whole if tensor == pipeline == 1 else ()
-    names += OF_TENSORS if tensor == 1 else ()
-    names += OF_PIPELINES if pipeline == 1 else ()
-    return dict.fromkeys(names)
-
-
-def _degrees(job: Job, context: int, expert: int) -> dict[str, int | None]:
-    """Return what a job is given to have so many devices per sequence and per set of experts."""
-    replica, given = job.replica, dict[str, int | None]()
-    now = (replica.context, replica.experts.degree if replica.experts else 1) if replica else (1, 1)
-    for name, size, was, names in (
-        ("context", context, now[0], OF_CONTEXT),
-        ("expert", expert, now[1], OF_EXPERTS),
-    ):
-        if size != was:
-            given |= dict.fromkeys(names) if size == 1 else {name: size}
-    return given
+@functools.lru_cache(maxsize=256)
+def _accumulated(of_pass: Same[Workload], passes: int) -> Workload:
+    """Return the workload of an update; layouts that differ in architecture share it."""
+    return accumulated(of_pass.value, passes)
 
 
 class _Shape(NamedTuple):
@@ -224,35 +206,69 @@ def layouts(
     ------
     InputError : a number is not whole or below 1; the job has single devices; nothing is possible.
     """
+    return combinations(
+        job, tensor=tensor, context=context, expert=expert, pipeline=pipeline,
+        micro_batches=micro_batches, virtual_stages=virtual_stages, schedule=schedule,
+        micro_batch_size=micro_batch_size, recompute=recompute, arch=arch,
+        global_batch_size=global_batch_size,
+    ).evaluated()  # fmt: skip
+
+
+class Axes(TypedDict, total=False):
+    """The varied arguments of :func:`layouts`."""
+
+    tensor: Sequence[int]
+    context: Sequence[int]
+    expert: Sequence[int]
+    pipeline: Sequence[int]
+    micro_batches: Sequence[int]
+    virtual_stages: Sequence[int]
+    schedule: Sequence[str]
+    micro_batch_size: Sequence[int]
+    recompute: Sequence[str]
+    arch: Sequence[str]
+    global_batch_size: Sequence[int]
+
+
+def combinations(job: Job, **axes: Unpack[Axes]) -> Combinations:
+    """Return all combinations of these numbers, to be evaluated; see :func:`layouts`."""
     if job.replica is None:
         raise InputError("layouts: the job has single devices (give tensor or pipeline above 1)")
-    numbers = {"tensor": tensor, "context": context, "expert": expert, "pipeline": pipeline,
-               "micro_batches": micro_batches, "virtual_stages": virtual_stages,
-               "micro_batch_size": micro_batch_size,
-               "global_batch_size": global_batch_size}  # fmt: skip
+    numbers = {
+        "tensor": axes.get("tensor", ()), "context": axes.get("context", ()),
+        "expert": axes.get("expert", ()), "pipeline": axes.get("pipeline", ()),
+        "micro_batches": axes.get("micro_batches", ()),
+        "virtual_stages": axes.get("virtual_stages", ()),
+        "micro_batch_size": axes.get("micro_batch_size", ()),
+        "global_batch_size": axes.get("global_batch_size", ()),
+    }  # fmt: skip
     for name, values in numbers.items():
         for value in values:
             whole_number(name, value)
-    own = job.workload.batch_size // job.workload.accumulation
-    evaluating = _Evaluating(job, sorted(set(micro_batches)), sorted(set(global_batch_size)))
-    experts = job.replica.experts
+    own, now = job.workload.batch_size // job.workload.accumulation, job.replica.experts
+    batches = sorted(set(axes.get("global_batch_size", ())))
+    found = Combinations(job, sorted(set(axes.get("micro_batches", (1,)))), batches)
     for size, parts, degree, stages, chunks, each, again, name in itertools.product(
-        tensor, context or (job.replica.context,), expert or (experts.degree if experts else 1,),
-        pipeline, virtual_stages, micro_batch_size or (own,),
-        recompute or (job.workload.recompute,), arch or ("",),
+        axes.get("tensor", (1,)), axes.get("context") or (job.replica.context,),
+        axes.get("expert") or (now.degree if now else 1,), axes.get("pipeline", (1,)),
+        axes.get("virtual_stages", (1,)), axes.get("micro_batch_size") or (own,),
+        axes.get("recompute") or (job.workload.recompute,), axes.get("arch") or ("",),
     ):  # fmt: skip
         default = INTERLEAVED if chunks > 1 else job.replica.schedule
-        for order in schedule or (default,):
-            evaluating.add(_Shape(size, parts, degree, stages, chunks, order, each, again, name))
-    return evaluating.result()
+        for order in axes.get("schedule") or (default,):
+            found.add(_Shape(size, parts, degree, stages, chunks, order, each, again, name))
+    return found
 
 
 def _formulas(job: Job, q: Quantities) -> Phases:
     return coarse.phases(job, among=q)
 
 
-class _Evaluating:
-    """Evaluates groups of layouts."""
+class Combinations:
+    """Combinations of numbers, of which all or some are evaluated.
+
+    Those with the same shape, a place in ``made``, differ in the number of micro-batches.
+    """
 
     def __init__(self, job: Job, passes: list[int], batches: list[int]) -> None:
         self.job, self.passes, self.batches = job, passes, batches
@@ -261,6 +277,8 @@ class _Evaluating:
         self.others: dict[tuple[str, bool], Job] = {}
         self.made: list[tuple[_Shape, Job, Ids]] = []
         self.skipped: dict[str, int] = defaultdict(int)
+        self.known = Known()
+        self.steps: dict[int, Steps | InputError] = {}
 
     def add(self, shape: _Shape) -> None:
         """Add the layouts of a shape, or count why they are impossible."""
@@ -343,7 +361,7 @@ class _Evaluating:
             stages = 1 if self.job.replica is None else self.job.replica.pipeline
             changes: dict[str, Any] = {"arch": arch} if arch else {}
             if pipelined != (stages > 1):
-                changes |= _unused(0, 2 if pipelined else 1)
+                changes |= unused(0, 2 if pipelined else 1)
                 size = self.job.devices // self.job.workers // stages
                 stages = 2 if pipelined else 1
                 workers = max(self.job.devices // (size * stages), 1)
@@ -356,7 +374,7 @@ class _Evaluating:
         passes = self.job.workload.accumulation
         changes: dict[str, Any] = {"tensor": tensor or None, "micro_batches": passes}
         stages = self.job.replica.pipeline if tensor and self.job.replica else 1
-        changes |= _unused(tensor, stages) | _degrees(self.job, context, expert)
+        changes |= unused(tensor, stages) | degrees_of(self.job, context, expert)
         if expert > 1 and tensor > 1:  # experts need it
             changes["sequence_parallel"] = True
         if tensor == 1 and context == expert == 1 and "pipeline" in changes:
@@ -374,23 +392,48 @@ class _Evaluating:
         work = one_pass(made.workload)
         return msgspec.structs.replace(made, workload=work, cluster=self.job.cluster)
 
-    def result(self) -> Layouts:
-        """Evaluate all layouts, and return them sorted."""
+    def bounded(self) -> Layouts:
+        """Return all that are possible with the least times of their steps in place of their times,
+        and no bubbles; ``shape`` is their place in ``made``.
+
+        Raises
+        ------
+        InputError : none is possible.
+        """
+        jobs, passes = [job for _, job, _ in self.made], [numbers for *_, numbers in self.made]
+        least = least_steps(jobs, passes, self.known)
         found: list[tuple[_Shape, Job, Ids, Steps]] = []
-        arrays = [k for k, (_, job, _) in enumerate(self.made) if as_arrays(job)]
-        several = along(
-            [self.made[k][1] for k in arrays], [self.made[k][2] for k in arrays], _formulas
-        )
-        known = dict(zip(arrays, several, strict=True))
-        for k, (shape, job, passes) in enumerate(self.made):
-            steps = known[k] if k in known else self._one_by_one(job, passes)
-            if isinstance(steps, InputError):
-                self._skip(str(steps), len(passes))
-                continue
-            found.append((shape, job, passes, steps))
-        if not found:
-            why = next(iter(self.skipped), "no combination was given")
-            raise InputError(f"layouts: none is possible: {why}")
+        for made, one in zip(self.made, least, strict=True):
+            if isinstance(one, InputError):
+                self._skip(str(one), len(made[2]))
+            else:
+                found.append((*made, Steps(one, np.zeros(len(one)))))
+        self.made = [(shape, job, numbers) for shape, job, numbers, _ in found]
+        return self._sorted(found)
+
+    def evaluated(self, wanted: Iterable[int] | None = None) -> Layouts:
+        """Evaluate shapes, by their places in ``made``, or all, and return them sorted.
+
+        Raises
+        ------
+        InputError : none of them is possible.
+        """
+        places = range(len(self.made)) if wanted is None else sorted(set(wanted))
+        new = [k for k in places if k not in self.steps]
+        arrays = [k for k in new if as_arrays(self.made[k][1])]
+        jobs, passes = [self.made[k][1] for k in arrays], [self.made[k][2] for k in arrays]
+        several = along(jobs, passes, _formulas, self.known)
+        self.steps |= dict(zip(arrays, several, strict=True))
+        found: list[tuple[_Shape, Job, Ids, Steps]] = []
+        for k in places:
+            shape, job, numbers = self.made[k]
+            if k not in self.steps:
+                self.steps[k] = self._one_by_one(job, numbers)
+            steps = self.steps[k]
+            if not isinstance(steps, InputError):
+                found.append((shape, job, numbers, steps))
+            elif k in new:
+                self._skip(str(steps), len(numbers))
         return self._sorted(found)
 
     def _one_by_one(self, job: Job, passes: Ids) -> Steps | InputError:
@@ -408,6 +451,10 @@ class _Evaluating:
         return Steps(*np.array(values).T)
 
     def _sorted(self, found: Sequence[tuple[_Shape, Job, Ids, Steps]]) -> Layouts:
+        """Return layouts, the fastest first."""
+        if not found:
+            why = next(iter(self.skipped), "no combination was given")
+            raise InputError(f"layouts: none is possible: {why}")
         counts = [len(passes) for *_, passes, _ in found]
 
         def repeated(values: Iterable[Any]) -> NDArray[Any]:
@@ -421,7 +468,8 @@ class _Evaluating:
         step_s = np.concatenate([steps.step_s for *_, steps in found])
         bubble_s = np.concatenate([steps.bubble_s for *_, steps in found])
         batch = numbers["workers"] * numbers["micro_batches"] * numbers["micro_batch_size"]
-        rate = batch / step_s
+        known = step_s > 0.0  # else nothing is known of the least time
+        rate = np.divide(batch, step_s, out=np.full(len(step_s), np.inf), where=known)
         order = np.argsort(-rate, kind="stable")
         columns: dict[str, Any] = {name: values[order] for name, values in numbers.items()}
         columns |= {name: tuple(values[order].tolist()) for name, values in names.items()}
@@ -429,7 +477,7 @@ class _Evaluating:
             job=self.job,
             **columns,
             step_s=step_s[order],
-            bubble_fraction=(bubble_s / step_s)[order],
+            bubble_fraction=np.divide(bubble_s, step_s, out=bubble_s.copy(), where=known)[order],
             samples_per_s=rate[order],
             skipped=dict(self.skipped),
             shapes=tuple(job for _, job, *_ in found),

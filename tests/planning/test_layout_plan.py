@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from perfmodel import InputError, PlanLimits, layouts, make_job, plan, predict
+from perfmodel import InputError, Job, Layouts, PlanLimits, layouts, make_job, plan, predict
 from perfmodel.catalogue import catalogue
 from perfmodel.cli import cli
-from perfmodel.planning import layout_space as module
-from perfmodel.predicting import gains
+from perfmodel.planning import layout_fitting, layout_space as module
+from perfmodel.planning.layout_fitting import Fitting
+from perfmodel.predicting import gains, replica_bounds
 from perfmodel.predicting.memory import memory_on
+from perfmodel.sweeping.layouts import Combinations
 
 SMALL: dict[str, Any] = {"model": "llama-7b", "device": "h100", "cluster": "dgx-h100"}
 SMALL |= {"devices": [8], "objective": "time", "sequence_length": 2048}
@@ -86,6 +88,72 @@ def test_a_planted_shortage_changes_the_choice(monkeypatch: pytest.MonkeyPatch) 
     needed = module.Fitting.needed
     monkeypatch.setattr(module.Fitting, "needed", lambda self, row: 2.5 * needed(self, row))
     assert plan(**given, fidelity="coarse").first.throughput_samples_per_s < kept
+
+
+def everything(choices: Combinations, possible: Fitting) -> Layouts:
+    """All layouts, whether they may fit and be fast enough or not."""
+    return choices.evaluated()
+
+
+SPACES: list[dict[str, Any]] = [
+    {**SMALL, "micro_batch_size": (1, 2, 4), "arch": ("ring", "zero3"), "virtual_stages": (1, 2)},
+    {**SMALL, "model": "llama-13b", "devices": [16], "global_batch_size": [64, 256]},
+    {**SMALL, "model": "mixtral-8x7b", "devices": [16], "tensor": (1, 2), "pipeline": (1, 4),
+     "micro_batch_size": (1, 2), "arch": ("zero1", "zero3"), "recompute": ("none", "full")},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "space", [SPACES[0], *(pytest.param(space, marks=pytest.mark.slow) for space in SPACES[1:])]
+)
+def test_what_is_ruled_out_would_not_be_chosen(
+    space: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same candidates in the same order, but for rounding; layouts that do not fit are no
+    candidates, and only shown."""
+    kept, counts = plan(**space, fidelity="coarse"), list[int]()
+    steps = Combinations.evaluated
+
+    def counted(self: Combinations, wanted: Any = None) -> Layouts:
+        found = steps(self, wanted)
+        counts.append(len(self.steps))
+        return found
+
+    monkeypatch.setattr(Combinations, "evaluated", counted)
+    plan(**space, fidelity="coarse")
+    few = counts[-1]
+    monkeypatch.setattr(module, "best_of", everything)
+    whole = plan(**space, fidelity="coarse")
+    assert few < 0.8 * counts[-1]
+    for field, value in kept.to_dict().items():
+        other = whole.to_dict()[field]
+        if field == "places":
+            value, other = ([one for one in of if one["fits"]] for of in (value, other))
+        assert rounded(value) == rounded(other)
+
+
+def rounded(value: Any) -> Any:
+    """Values with 12 digits."""
+    if isinstance(value, float):
+        return float(f"{value:.12g}")
+    if isinstance(value, dict):
+        return {key: rounded(one) for key, one in value.items()}
+    return [rounded(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def test_a_bound_above_the_times_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted error in the least times of layouts like the best one rules it out."""
+    kept = plan(**SPACES[0], fidelity="coarse")
+    least = replica_bounds.Bounds.least_s
+
+    def planted(self: replica_bounds.Bounds, job: Job, passes: Any) -> Any:
+        fast = job.workers == kept.first.workers
+        return least(self, job, passes) * (100.0 if fast else 1.0)
+
+    monkeypatch.setattr(replica_bounds.Bounds, "least_s", planted)
+    monkeypatch.setattr(layout_fitting, "FIRST", 4)
+    other = plan(**SPACES[0], fidelity="coarse")
+    assert other.first.throughput_samples_per_s < kept.first.throughput_samples_per_s
 
 
 def test_the_command_answers_with_layouts() -> None:

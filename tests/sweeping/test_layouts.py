@@ -142,7 +142,7 @@ def test_layouts_of_divided_sequences_equal_predictions(exchange: str) -> None:
 def test_sequences_are_divided_within_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a prediction of any of the layouts; sums of gradients over the devices of a sequence
     are part of each."""
-    monkeypatch.delattr(module._Evaluating, "_one_by_one")
+    monkeypatch.delattr(module.Combinations, "_one_by_one")
     job = made(context=2, arch="ps", cluster="ethernet-10g")
     found = layouts(job, context=(2,), pipeline=(2, 4), global_batch_size=(64,))
     assert len(found) == 2
@@ -236,10 +236,10 @@ def test_layouts_that_send_in_each_pass_equal_predictions(
     options: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As arrays, without a prediction of any of them."""
-    one_by_one = module._Evaluating._one_by_one
-    monkeypatch.delattr(module._Evaluating, "_one_by_one")
+    one_by_one = module.Combinations._one_by_one
+    monkeypatch.delattr(module.Combinations, "_one_by_one")
     found = of_every_pass(options=options)
-    monkeypatch.setattr(module._Evaluating, "_one_by_one", one_by_one, raising=False)
+    monkeypatch.setattr(module.Combinations, "_one_by_one", one_by_one, raising=False)
     assert len(found) == 20
     for k in range(len(found)):
         one = pm.predict(found.job_of(k), fidelity="coarse")
