@@ -24,7 +24,6 @@ from perfmodel.inputs.batch_scaling import RECENT_LAUNCH_S
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.decoder_layers import at_length
 from perfmodel.inputs.device import Device, roofline_s
-from perfmodel.inputs.frameworks import framework_error, of_framework
 from perfmodel.inputs.passes import accumulated, of_one_pass, split
 from perfmodel.inputs.peaks import peaks_of
 from perfmodel.inputs.profile import SCHEMA, Profile, Timing, read_profile, timings_on
@@ -33,6 +32,7 @@ from perfmodel.inputs.software import UNSAID, Software
 from perfmodel.inputs.storage import DEFAULT, Storage
 from perfmodel.inputs.workload import Workload, resolve
 from perfmodel.theory.packing import Documents
+from perfmodel.times.frameworks import framework_error, of_framework
 from perfmodel.times.one_device import OneDevice, at_speed
 from perfmodel.times.precision_names import precision_called
 

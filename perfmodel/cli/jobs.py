@@ -44,7 +44,7 @@ JOB_OPTIONS: tuple[tuple[str, types.Text | types.File | None, str], ...] = (
     ("--recompute", types.RECOMPUTATION, "What backward computes again; selective: attention."),
     ("--stack", types.STACK, "Software that estimates are for: tuned by vendors or as found."),
     ("--launches", types.LAUNCHES, "How operators are launched.  [default: eager]"),
-    ("--framework", types.FRAMEWORK, "Framework whose timings are preferred, such as pytorch."),
+    ("--framework", types.FRAMEWORK, "Framework whose timings count: pytorch, or 'pytorch 2.13'."),
     ("--optimizer", types.OPTIMIZER, "Optimizer, for its memory.  [default: as in the profile]"),
     (
         "--precision-policy",

@@ -296,9 +296,9 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         if self.layers and not any(layer.tensors for layer in self.layers):
             raise InputError("layers: no layer has a tensor, so there is nothing to communicate")
         whole_number("layers, counted", len(self.layers), at_least=0, at_most=MOST_TENSORS)
-        seen: set[tuple[str, str, int, str]] = set()
+        seen: set[tuple[str, str, int, object]] = set()
         for i, timing in enumerate(self.timings):
-            made = timing.framework.name if timing.framework else ""
+            made = timing.framework and (timing.framework.name, timing.framework.version)
             key = (timing.device, timing.precision, timing.batch_size, made)
             if key in seen:
                 raise InputError(

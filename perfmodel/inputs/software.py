@@ -31,7 +31,8 @@ launch all at once.
 class Software(msgspec.Struct, frozen=True):
     """Level of the software, one of :data:`STACKS` (default *as_found*), and how it launches
     operators, one of :data:`LAUNCH_S` (default *eager*) or a time per kernel such as *80us*, both
-    for estimates from operators; and the ``framework`` whose timings are preferred."""
+    for estimates from operators; and the ``framework``, and perhaps its version, whose timings are
+    preferred."""
 
     stack: str | None = None
     launches: str | None = None

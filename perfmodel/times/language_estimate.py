@@ -13,7 +13,6 @@ from perfmodel.inputs.batch_scaling import SINGLE_ERROR as SINGLE_SIZE_ERROR
 from perfmodel.inputs.decoder_layers import with_layers
 from perfmodel.inputs.decoder_parts import EXPERTS
 from perfmodel.inputs.device import Device
-from perfmodel.inputs.frameworks import FRAMEWORK_ERROR
 from perfmodel.inputs.operator_shapes import MemoryBound
 from perfmodel.inputs.profile import Layer, Profile, Timing
 from perfmodel.inputs.software import (
@@ -28,6 +27,7 @@ from perfmodel.inputs.software import (
 )
 from perfmodel.inputs.workload import Workload, resolve
 from perfmodel.theory.packing import Documents
+from perfmodel.times.frameworks import FRAMEWORK_ERROR
 from perfmodel.times.operator_times import (
     Factors,
     has_small_groups,

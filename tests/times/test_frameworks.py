@@ -9,15 +9,16 @@ import pytest
 
 from perfmodel import InputError, Profile, Source, make_job, predict
 from perfmodel.catalogue import catalogue
-from perfmodel.inputs.frameworks import FRAMEWORK_ERROR
+from perfmodel.inputs.job_replica import is_megatron
 from perfmodel.inputs.profile import Framework, Gradients, Timing, timings_on
 from perfmodel.inputs.workload import Workload
+from perfmodel.times.frameworks import FRAMEWORK_ERROR, VERSION_ERROR
 
 MADE = Source("measured", "made for a test")
 
 
 def timing(step_s: float, name: str | None, **given: Any) -> Timing:
-    framework = None if name is None else Framework(name)
+    framework = None if name is None else Framework(*name.split())
     at = {"device": "v100", "batch_size": 8, "source": MADE} | given
     return Timing(step_s=step_s, framework=framework, **at)
 
@@ -102,3 +103,36 @@ def test_mistakes_are_one_line(given: dict[str, Any], text: str) -> None:
 def test_a_framework_is_kept_in_files() -> None:
     one = Framework("pytorch", version="2.5", container="NGC 24.10", year=2024)
     assert msgspec.json.decode(msgspec.json.encode(one), type=Framework) == one
+
+
+VERSIONS = profile(
+    timing(1.0, "mxnet"), timing(2.0, "pytorch 2.9.1"), timing(3.0, "pytorch 2.13.0"),
+    timing(4.0, "pytorch", batch_size=16),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "step_s", "error"),
+    [("pytorch 2.13.0", 3.0, None), ("pytorch 2.13", 3.0, None), ("pytorch 2", 2.0, None),
+     ("pytorch", 2.0, None), ("pytorch 2.1", 2.0, VERSION_ERROR), ("mxnet 2", 1.0, VERSION_ERROR),
+     ("jax 2.13", 1.0, FRAMEWORK_ERROR)],
+)  # fmt: skip
+def test_timings_of_the_version_count(name: str, step_s: float, error: float | None) -> None:
+    """Of its version, else of the framework, else the first; 2.1 is not the start of 2.13."""
+    found = workload(VERSIONS, framework=name, batch_size=8)
+    assert found.compute_s == pytest.approx(step_s)
+    assert found.error_fraction == error
+    notes = [one.value for one in found.assumptions if one.name == "framework"]
+    used = {"pytorch 2.1": "pytorch 2.9.1", "mxnet 2": "mxnet, no version", "jax 2.13": "mxnet"}
+    assert notes == ([used[name]] if error else [])
+
+
+def test_versions_of_a_framework_are_no_duplicates_but_timings_of_one_are() -> None:
+    with pytest.raises(InputError, match="duplicate timing"):
+        profile(timing(1.0, "pytorch 2.9.1"), timing(2.0, "pytorch 2.9.1"))
+    assert 0.0 < VERSION_ERROR < FRAMEWORK_ERROR
+
+
+def test_a_version_does_not_change_how_the_framework_trains() -> None:
+    assert is_megatron({"framework": "Megatron-LM 0.15"})
+    assert not is_megatron({"framework": "megatronic 0.15"})
