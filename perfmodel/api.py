@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import msgspec
 
@@ -263,7 +263,7 @@ def _as_needed(job: Job, options: PredictOptions) -> Outcome:
     return msgspec.structs.replace(simulated, notes=(why,))
 
 
-class Placed(NamedTuple):
+class Placed(msgspec.Struct, frozen=True):
     """An architecture with its options on the cluster of a job, and the assumptions about both."""
 
     architecture: Architecture

@@ -15,7 +15,7 @@ from perfmodel.inputs.cluster import Cluster, Link
 from perfmodel.inputs.workload import Workload
 
 
-class LinkChange(NamedTuple):
+class LinkChange(msgspec.Struct, frozen=True):
     """Bandwidth and latency that replace those of every node's link; None for no change."""
 
     bandwidth_bytes_per_s: float | None = None

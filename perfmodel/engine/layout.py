@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,7 +20,7 @@ _PROBE_ROOM = 3
 """Instances of a probe that may be open at once, in addition to those that its lag opens."""
 
 
-class Kept(NamedTuple):
+class Kept(msgspec.Struct, frozen=True):
     """A world that is no longer in use, the arrays that were written to, and their initial values.
 
     Reusing memory is much cheaper than getting new memory from the operating system.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from perfmodel.base.arrays import NONE, Floats, Ids, Refs
@@ -39,7 +39,7 @@ class Extras:
         return extras
 
 
-class RuleTables(NamedTuple):
+class RuleTables(msgspec.Struct, frozen=True):
     """Arrays that describe the rules of a graph; fields as in :mod:`perfmodel.engine.world`."""
 
     specials: Records

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+import msgspec
 import numpy as np
 
 from perfmodel.base.arrays import NONE, Floats, Ids, Refs
@@ -17,7 +16,7 @@ from perfmodel.graph.rules import Choice
 _F, _L = "f8", "i8"
 
 
-class State(NamedTuple):
+class State(msgspec.Struct, frozen=True):
     """Everything that determines the future, relative to the current time: counts, times, bytes."""
 
     counts: Ids

@@ -9,8 +9,9 @@ import functools
 import os
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from perfmodel.base.errors import InputError, PerfmodelWarning
@@ -24,7 +25,7 @@ LONG_OPS = 500_000
 """Number of op instances above which the plain loop, at about 10 µs each, deserves a warning."""
 
 
-class Loop(NamedTuple):
+class Loop(msgspec.Struct, frozen=True):
     """The entry points of an event loop, and the world conversions that they need.
 
     ``convert`` turns a world of arrays into the world that is simulated; ``handle`` turns that into

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import NamedTuple
+
+import msgspec
 
 from perfmodel.engine.leads import possible_loss, settled_after, ties_of
 from perfmodel.engine.measures import Totals
@@ -44,7 +45,7 @@ it."""
 Progress = Callable[[int, int], None]
 
 
-class Pilot(NamedTuple):
+class Pilot(msgspec.Struct, frozen=True):
     """The first part of a simulation: how much of it to drop, and what it tells about the rest.
 
     ``begin``: totals after the warm-up. ``clocks``: the clock at each span since. ``spans``: total

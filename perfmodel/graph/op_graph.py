@@ -16,7 +16,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -111,7 +111,7 @@ class Logged(msgspec.Struct, frozen=True, eq=False):
     at_ready: bool
 
 
-class OpUse(NamedTuple):
+class OpUse(msgspec.Struct, frozen=True):
     """The resource that an op takes time on.
 
     ``operation`` is the label of the op's block, ``family`` the label of the resource's block, and

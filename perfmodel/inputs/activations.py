@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import msgspec
 
 PRODUCT = "linear"
 """Kind of layers that are matrix products."""
@@ -57,7 +58,7 @@ def by_kind(kept: Sequence[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
     return tuple((kind, size) for kind, size in totals.items() if size > 0.0)
 
 
-class Peak(NamedTuple):
+class Peak(msgspec.Struct, frozen=True):
     """A moment of a backward pass.
 
     ``activations`` and ``gradients`` are the shares of them that exist, and ``temporary_bytes`` is
@@ -69,7 +70,7 @@ class Peak(NamedTuple):
     temporary_bytes: float = 0.0
 
 
-class Peaks(NamedTuple):
+class Peaks(msgspec.Struct, frozen=True):
     """The moments at which memory is largest: in a backward pass that produces gradients, and in
     one that adds to gradients of earlier passes; and temporary bytes of the optimizer."""
 

@@ -1,8 +1,9 @@
 """Devices: peak rates, and the rooflines that divide a step among its layers."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -132,7 +133,7 @@ class Device(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return float(rate if rate is not None else self.peak_flop_per_s.float32)
 
 
-class Demands(NamedTuple):
+class Demands(msgspec.Struct, frozen=True):
     """What the forward pass of each layer demands of a device, per sample or per pass.
 
     Attributes

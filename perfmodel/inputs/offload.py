@@ -10,7 +10,8 @@ host for each direction, on which its copies follow each other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from perfmodel.base.provenance import Assumption
 from perfmodel.inputs.cluster import Cluster
@@ -25,7 +26,7 @@ COPY_BYTES_PER_S = 25e9
 """Bytes between a device and its host: PCIe 4.0 with 16 lanes, from pinned memory."""
 
 
-class Offload(NamedTuple):
+class Offload(msgspec.Struct, frozen=True):
     """Seconds of an update of the whole model by the host, one after the other: the copy of the
     last gradients, the update, and the copy of the parameters.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -14,7 +13,7 @@ from perfmodel.inputs.profile import Profile, Timing
 from perfmodel.inputs.workload import Workload
 
 
-class Split(NamedTuple):
+class Split(msgspec.Struct, frozen=True):
     """How the samples of an update are split: the number of ``passes``; the samples of a pass and
     of the update, None for a default that the profile does not set; and assumptions."""
 

@@ -6,7 +6,6 @@ import functools
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -31,7 +30,7 @@ Sizes = list[tuple[str, float]]
 """Bytes by kind of activations."""
 
 
-class Kept(NamedTuple):
+class Kept(msgspec.Struct, frozen=True):
     """What layers keep of a pass: until its backward pass, and while a part is computed again."""
 
     always: Sizes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -16,7 +16,7 @@ VALUE_BYTES = 4.0
 """Bytes per value of the gradients in a workload's profile: float32."""
 
 
-class Policy(NamedTuple):
+class Policy(msgspec.Struct, frozen=True):
     """Bytes per parameter: the parameter, its gradient in all precisions, a value of the
     optimizer's state, the master copy that the optimizer updates, the copies that products use, and
     copies of its gradient while the optimizer updates it."""
@@ -141,7 +141,7 @@ class Lora(msgspec.Struct, frozen=True):
         }
 
 
-class Stored(NamedTuple):
+class Stored(msgspec.Struct, frozen=True):
     """Bytes of a model: parameters, of which ``frozen`` are not trained, gradients, optimizer
     states, master copies, copies that products use, and copies of gradients in the update."""
 

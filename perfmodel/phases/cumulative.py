@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,7 +20,7 @@ Parts = tuple[tuple[tuple[int, float, float], ...], ...]
 """For each layer, the place, the bytes and the tensors of each of its parts."""
 
 
-class Place(NamedTuple):
+class Place(msgspec.Struct, frozen=True):
     """The parts of one place in the order of the backward pass, all of shape (parts,): the number
     of layers whose backward pass has begun before, the bytes and the tensors."""
 

@@ -6,7 +6,6 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -404,7 +403,7 @@ def _mean_goodput(
     return (nodes * mean + used) / (nodes + len(servers))
 
 
-class _Crossings(NamedTuple):
+class _Crossings(msgspec.Struct, frozen=True):
     """Limits on the steps of a ring between nodes: the most that one transfer carries; the slowest
     link from one site to the next; and the latency from the site of each worker to that of the next
     one, (workers,)."""

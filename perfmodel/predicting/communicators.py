@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import NamedTuple
+
+import msgspec
 
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
@@ -33,7 +34,7 @@ LEAST_CHANNELS, MOST_CHANNELS = 2, 32
 """Channels of a communicator, whatever the links (NCCL's ``MAXCHANNELS`` up to 2.27)."""
 
 
-class Group(NamedTuple):
+class Group(msgspec.Struct, frozen=True):
     """Devices with a communicator: how many, how many devices apart, and where the first is."""
 
     size: int

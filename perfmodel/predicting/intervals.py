@@ -89,7 +89,7 @@ CONFIDENCE_WIDTH = 1.96
 """Standard deviations on each side of the mean in a confidence interval of 95 %."""
 
 
-class JobKind(NamedTuple):
+class JobKind(msgspec.Struct, frozen=True):
     """Kinds of jobs with different residuals.
 
     Attributes

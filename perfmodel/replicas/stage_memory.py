@@ -140,7 +140,7 @@ def _device_work(
     ]
     part = _in_flight(part, chunks, stage, passes)
     update = peaks_of(part, accelerator=accelerator).update_bytes
-    peaks = part.peaks._replace(update_bytes=update)
+    peaks = msgspec.structs.replace(part.peaks, update_bytes=update)
     endless = schedule_of(replica, passes * stage.copies).updates.kind != "flush"
     buffers = _buffers_bytes(ends, replica.pipeline - stage.number if endless else passes, replica)
     if replica.sequence_parallel:  # what a product gathers, once
@@ -196,8 +196,8 @@ def _chunk(
     if not replica.asks_as_torch:
         sent = min(at.sent, last.passed_on_bytes)
         kind = kind_of(last.name, last.kind)
-        kept = kept._replace(
-            always=[*kept.always, (RECEIVED, at.received)] + ([(kind, -sent)] if sent else [])
+        kept = msgspec.structs.replace(
+            kept, always=[*kept.always, (RECEIVED, at.received)] + ([(kind, -sent)] if sent else [])
         )
         stays = max(last.activation_bytes - sent, 0.0)
         sized = last.passed_on_bytes

@@ -25,6 +25,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from perfmodel.base.arrays import Floats, Ids
@@ -48,7 +49,7 @@ PART_WORK, PART_DRAWS = 1 << 22, (128, 2048)
 these that are drawn."""
 
 
-class Documents(NamedTuple):
+class Documents(msgspec.Struct, frozen=True):
     """Lengths of documents, in tokens.
 
     Attributes
@@ -87,7 +88,7 @@ class Documents(NamedTuple):
         return Packing(tokens, self.mean, self.spread, self.lengths)
 
 
-class Packing(NamedTuple):
+class Packing(msgspec.Struct, frozen=True):
     """Sequences of ``tokens`` each that are filled with documents.
 
     Attributes
@@ -196,7 +197,7 @@ def _checked(packing: Packing) -> Packing:
         raise InputError(
             f"document_tokens: {mean:g} are less than 1/{MOST_DOCUMENTS} of {tokens} tokens"
         )
-    return packing._replace(tokens=tokens, document_tokens=mean, spread=spread)
+    return msgspec.structs.replace(packing, tokens=tokens, document_tokens=mean, spread=spread)
 
 
 class _Pieces(NamedTuple):

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from perfmodel.base.errors import InputError
 from perfmodel.theory.routing import (
@@ -89,9 +90,9 @@ def test_the_monte_carlo_notices_another_number_of_active_experts() -> None:
     """Canary: the law of another router."""
     routing = Routing(1024, 8, 2, 8)
     mean, _, _ = routed(routing, 150)
-    assert largest_load(routing._replace(active=1)) != pytest.approx(mean, rel=MONTE_CARLO)
-    assert largest_load(routing._replace(tokens=256)) != pytest.approx(mean, rel=MONTE_CARLO)
-    skewed = largest_load(routing._replace(skew=0.1))
+    assert largest_load(replace(routing, active=1)) != pytest.approx(mean, rel=MONTE_CARLO)
+    assert largest_load(replace(routing, tokens=256)) != pytest.approx(mean, rel=MONTE_CARLO)
+    skewed = largest_load(replace(routing, skew=0.1))
     assert skewed != pytest.approx(mean, rel=MONTE_CARLO)
 
 
