@@ -99,9 +99,9 @@ def coarse_of(architecture: Architecture) -> Coarse:
 @functools.cache
 def names() -> tuple[str, ...]:
     """Return the names of all architectures, sorted."""
-    places = [Path(place) for place in architectures.__path__]
-    files = {file.stem for place in places for file in place.glob("[!_]*.py")}
-    packages = {file.parent.name for place in places for file in place.glob("*/__init__.py")}
+    known = [path for place in architectures.__path__ for path in Path(place).iterdir()]
+    files = {path.stem for path in known if path.suffix == ".py" and path.name[0] != "_"}
+    packages = {path.name for path in known if (path / "__init__.py").is_file()}
     return tuple(sorted((files | packages) - SHARED))
 
 

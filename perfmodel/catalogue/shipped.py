@@ -45,7 +45,7 @@ def names(kind: str, ending: str) -> list[str]:
     try:
         changed_ns = os.stat(place).st_mtime_ns  # noqa: PTH116 (twice as fast, and most of this)
     except FileNotFoundError:
-        changed_ns = 0
+        return []
     return [*_kept(place, changed_ns, ending)]
 
 
@@ -56,4 +56,6 @@ def _place(home: Path, kind: str) -> str:
 
 @functools.lru_cache(maxsize=16)
 def _kept(place: str, _changed_ns: int, ending: str) -> tuple[str, ...]:
-    return tuple(sorted(path.stem for path in Path(place).glob(f"*{ending}")))
+    with os.scandir(place) as files:
+        found = [file.name.removesuffix(ending) for file in files if file.name.endswith(ending)]
+    return tuple(sorted(found))

@@ -183,13 +183,15 @@ class JobFlags(NamedTuple):
         ------
         InputError : a file that cannot be read; flags that contradict each other.
         """
-        from perfmodel.inputs.job_files import read_jobs
-
         paths = [one for one in ((path,) if path else self.jobs) if one is not None]
         flags = self._arguments(self.typed)
         given = flags.get("devices", flags.get("workers"))
         one = given if given is None or isinstance(given, int) else 0
-        job = read_jobs(paths, one)
+        job: Arguments = {}
+        if paths:
+            from perfmodel.inputs.job_files import read_jobs
+
+            job = read_jobs(paths, one)
         typed = _over(job, flags)
         if not self.configured:
             return typed

@@ -6,12 +6,12 @@ import functools
 import operator
 from itertools import pairwise
 from math import inf
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from perfmodel.base.errors import InputError
 from perfmodel.engine.critical import critical_cycle
-from perfmodel.engine.leads import ties_of
 from perfmodel.engine.measures import (
     NO_SPREAD,
     Measures,
@@ -24,8 +24,10 @@ from perfmodel.engine.progress import short_runs
 from perfmodel.engine.run import Simulation
 from perfmodel.engine.state import forget_gap
 from perfmodel.engine.steady import AT_EACH_LOOK, BatchMeans, Recurrence, ci_fraction
-from perfmodel.engine.warmup import MOST_TRANSIENT_ROUNDS, Pilot, Progress, warm_up
 from perfmodel.graph.op_graph import OpGraph
+
+if TYPE_CHECKING:
+    from perfmodel.engine.warmup import Pilot, Progress
 
 MOST_PERIODIC_ROUNDS = 255
 """Rounds after which a deterministic run without a period is averaged like a random run."""
@@ -212,6 +214,9 @@ def _periodic(graph: OpGraph, progress: Progress | None, compiled: bool | None) 
         done, lead = 0, 0.0
         while True:
             if done == most:
+                from perfmodel.engine.leads import ties_of
+                from perfmodel.engine.warmup import MOST_TRANSIENT_ROUNDS
+
                 grown = ties_of(graph).lead(run.world) - lead
                 if grown < LEAST_GROWTH or most >= MOST_TRANSIENT_ROUNDS:
                     return None
@@ -252,6 +257,8 @@ def _power_of_two(at_least: int) -> int:
 def _from_one_start(
     graph: OpGraph, seed: int, rel_ci: float, progress: Progress | None, compiled: bool | None
 ) -> Measures:
+    from perfmodel.engine.warmup import warm_up
+
     with Simulation(graph, seed, compiled, depth=_FEW) as run:
         pilot = warm_up(run, rel_ci, 0, progress)
         series = BatchMeans()
@@ -342,6 +349,8 @@ def _runs(
 
     There are as many runs as the interval needs, or fewer if they have to become longer anyway.
     """
+    from perfmodel.engine.warmup import warm_up
+
     runs: list[tuple[Totals, Pilot]] = []
     ci = inf
     fewest = FEWEST_RUNS_OF_MANY if short_runs(graph) else FEWEST_RUNS

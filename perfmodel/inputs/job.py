@@ -117,73 +117,74 @@ class Architecture(Protocol):
         """Its name in files and on the command line."""
 
 
-class JobArguments(TypedDict, total=False):
-    """Arguments of :func:`perfmodel.make_job`, and ``global_batch_size`` instead of ``batch_size``;
-    None stands for the default."""
+if TYPE_CHECKING:
 
-    model: str | None
-    workload: Workload | Profile | str | Path | None
-    device: str | None
-    precision: str | None
-    batch_size: int | None
-    global_batch_size: int | None
-    sequence_length: int | None
-    document_length: float | None
-    document_spread: float | None
-    document_lengths: Sequence[float] | str | Path | None
-    activation_checkpointing: bool | None
-    accumulation: int | None
-    recompute: str | None
-    stack: str | None
-    launches: str | None
-    framework: str | None
-    optimizer: str | None
-    precision_policy: str | None
-    lora: str | None
-    offload_optimizer: bool | None
-    one_device_samples_per_s: float | str | None
-    one_device_step_s: float | None
-    one_device_batch_size: int | None
-    cluster: Cluster | str | Path | None
-    bandwidth: float | str | None
-    bandwidth_bytes_per_s: float | None
-    latency: float | str | None
-    latency_s: float | None
-    devices_per_node: int | None
-    workers: int
-    arch: str
-    options: Mapping[str, object] | None
-    island_devices: int | str | None
-    island_steps: int | str | None
-    island_arch: str | None
-    island_options: Mapping[str, object] | None
-    devices: int | None
-    tensor: int | None
-    context: int | None
-    context_exchange: str | None
-    context_inside: int | None
-    context_split: str | None
-    pipeline: int | None
-    micro_batches: int | None
-    schedule: str | None
-    virtual_stages: int | None
-    stage_layers: str | tuple[int, ...] | None
-    balance: bool | None
-    sequence_parallel: bool | None
-    overlap_sums: bool | None
-    transfers: str | None
-    rank_order: str | None
-    expert: int | None
-    expert_tensor: int | None
-    expert_skew: float | None
-    expert_capacity: float | None
-    expert_exchange: str | None
-    expert_nodes: int | None
-    expert_overlap: float | None
-    jitter: Jitter | float | str | None
-    stragglers: Iterable[Straggler]
-    start: Start | None
-    seed: int
+    class JobArguments(TypedDict, total=False):
+        """Arguments of :func:`perfmodel.make_job`, or ``global_batch_size``; None: the default."""
+
+        model: str | None
+        workload: Workload | Profile | str | Path | None
+        device: str | None
+        precision: str | None
+        batch_size: int | None
+        global_batch_size: int | None
+        sequence_length: int | None
+        document_length: float | None
+        document_spread: float | None
+        document_lengths: Sequence[float] | str | Path | None
+        activation_checkpointing: bool | None
+        accumulation: int | None
+        recompute: str | None
+        stack: str | None
+        launches: str | None
+        framework: str | None
+        optimizer: str | None
+        precision_policy: str | None
+        lora: str | None
+        offload_optimizer: bool | None
+        one_device_samples_per_s: float | str | None
+        one_device_step_s: float | None
+        one_device_batch_size: int | None
+        cluster: Cluster | str | Path | None
+        bandwidth: float | str | None
+        bandwidth_bytes_per_s: float | None
+        latency: float | str | None
+        latency_s: float | None
+        devices_per_node: int | None
+        workers: int
+        arch: str
+        options: Mapping[str, object] | None
+        island_devices: int | str | None
+        island_steps: int | str | None
+        island_arch: str | None
+        island_options: Mapping[str, object] | None
+        devices: int | None
+        tensor: int | None
+        context: int | None
+        context_exchange: str | None
+        context_inside: int | None
+        context_split: str | None
+        pipeline: int | None
+        micro_batches: int | None
+        schedule: str | None
+        virtual_stages: int | None
+        stage_layers: str | tuple[int, ...] | None
+        balance: bool | None
+        sequence_parallel: bool | None
+        overlap_sums: bool | None
+        transfers: str | None
+        rank_order: str | None
+        expert: int | None
+        expert_tensor: int | None
+        expert_skew: float | None
+        expert_capacity: float | None
+        expert_exchange: str | None
+        expert_nodes: int | None
+        expert_overlap: float | None
+        jitter: Jitter | float | str | None
+        stragglers: Iterable[Straggler]
+        start: Start | None
+        seed: int
 
 
 def default_start(options: Options) -> tuple[Start, str]:

@@ -415,11 +415,7 @@ def _sizes(profile: Profile) -> Sizes:
     if profile.gradients is not None:
         g = profile.gradients
         largest = g.largest_bytes if g.largest_bytes is not None else g.bytes / g.tensors
-        return {
-            "gradient_bytes": g.bytes,
-            "tensors": g.tensors,
-            "largest_tensor_bytes": largest,
-        }
+        return {"gradient_bytes": g.bytes, "tensors": g.tensors, "largest_tensor_bytes": largest}
     sizes = [tensor.bytes for layer in profile.layers for tensor in layer.tensors]
     return {
         "gradient_bytes": sum(sizes),

@@ -11,7 +11,6 @@ from perfmodel.base.quantities import Quantity
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.passes import one_pass
 from perfmodel.inputs.workload import Workload, expanded
-from perfmodel.theory.order_statistics import expected_maximum
 from perfmodel.theory.packing import largest_of, relative_loads
 
 UNEQUAL = "unequal_sequences"
@@ -74,6 +73,8 @@ def spread_of(factors: Floats, workers: int, among: int | None = None) -> float:
 
 @functools.lru_cache(maxsize=1024)
 def _equivalent(workers: int, largest: float) -> float:
+    from perfmodel.theory.order_statistics import expected_maximum
+
     low, high = 0.0, 4.0
     for _ in range(HALVINGS):
         middle = (low + high) / 2.0

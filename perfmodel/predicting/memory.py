@@ -16,7 +16,6 @@ from perfmodel.inputs.job import Job
 from perfmodel.inputs.passes import one_pass
 from perfmodel.inputs.replica import Replica
 from perfmodel.inputs.storage import OF_DEEPSPEED
-from perfmodel.predicting.communicators import communicator_bytes, communicators_of
 from perfmodel.results.memory import Footprint, Memory, Reserved
 
 PATH = Path(__file__).with_name("memory.json")
@@ -184,6 +183,8 @@ def _process(parts: Parts, device: Device | None, job: Job, stage: int = 0) -> F
         return on_cpu(footprint) if job.workload.device == CPU else footprint
     if device.kind != "gpu":
         return on_cpu(footprint)
+    from perfmodel.predicting.communicators import communicator_bytes, communicators_of
+
     groups = communicators_of(job, stage, servers=parts.server is not None)
     more = overhead()
     libraries = more.context_bytes + sum(communicator_bytes(job.cluster, one) for one in groups)

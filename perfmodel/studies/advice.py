@@ -7,13 +7,13 @@ predicted, and recommended if they fit into memory and the whole interval of the
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import msgspec
 
 from perfmodel import api
 from perfmodel.base.errors import InputError
-from perfmodel.inputs.job import Job, JobArguments
+from perfmodel.inputs.job import Job
 from perfmodel.predicting.gains import Gain, gain
 from perfmodel.reporting.contents import Figure
 from perfmodel.reporting.drawn import Drawn
@@ -25,6 +25,9 @@ from perfmodel.sweeping.arguments import job_from
 from perfmodel.sweeping.chunks import Progress, counted
 from perfmodel.sweeping.labels import Row
 from perfmodel.sweeping.tables import Tabular, fields
+
+if TYPE_CHECKING:
+    from perfmodel.inputs.job import JobArguments
 
 SCHEMA = "perfmodel.advice/1"
 

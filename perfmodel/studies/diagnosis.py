@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Unpack
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 import msgspec
 import numpy as np
@@ -26,7 +26,7 @@ from perfmodel import api
 from perfmodel.base.errors import InputError
 from perfmodel.base.uncertainty import factor_of
 from perfmodel.base.units import show
-from perfmodel.inputs.job import Job, JobArguments
+from perfmodel.inputs.job import Job
 from perfmodel.reporting.contents import Figure, Page, Section
 from perfmodel.reporting.drawn import Paged
 from perfmodel.reporting.rows import table
@@ -39,6 +39,9 @@ from perfmodel.sweeping.arguments import job_from
 from perfmodel.sweeping.labels import Row
 from perfmodel.sweeping.tables import Tabular, fields
 from perfmodel.times.one_device import OneDevice, read_speed
+
+if TYPE_CHECKING:
+    from perfmodel.inputs.job import JobArguments
 
 NOTHING_WRONG = 0.4
 """Probability of *as predicted* before anything is measured; causes share the rest evenly."""

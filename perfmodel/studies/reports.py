@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
@@ -18,7 +18,7 @@ from perfmodel import api
 from perfmodel.base.errors import InputError
 from perfmodel.catalogue.job_workload import anchored
 from perfmodel.inputs.failures import Failures
-from perfmodel.inputs.job import Jitter, Job, JobArguments
+from perfmodel.inputs.job import Jitter, Job
 from perfmodel.inputs.job_arguments import per_worker
 from perfmodel.inputs.job_files import SCHEMA as JOB_SCHEMA, JobFile
 from perfmodel.predicting import job_facts
@@ -47,6 +47,9 @@ from perfmodel.sweeping.arguments import job_of
 from perfmodel.sweeping.chunks import Progress
 from perfmodel.sweeping.labels import Row
 from perfmodel.sweeping.sweeps import sweep
+
+if TYPE_CHECKING:
+    from perfmodel.inputs.job import JobArguments
 
 SCHEMA = "perfmodel.report/1"
 

@@ -11,14 +11,14 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack
 
 import msgspec
 
 from perfmodel import api
 from perfmodel.base.errors import InputError, unknown_name
 from perfmodel.base.units import dimension_of
-from perfmodel.inputs.job import Job, JobArguments
+from perfmodel.inputs.job import Job
 from perfmodel.inputs.options import described
 from perfmodel.reporting.contents import Figure
 from perfmodel.reporting.drawn import Drawn
@@ -30,6 +30,9 @@ from perfmodel.studies.variables import OF_REPLICAS, RANGES, Variable, argument,
 from perfmodel.sweeping.arguments import changed, job_from
 from perfmodel.sweeping.labels import Row
 from perfmodel.sweeping.tables import fields
+
+if TYPE_CHECKING:
+    from perfmodel.inputs.job import JobArguments
 
 SCHEMA = "perfmodel.requirement/1"
 

@@ -7,12 +7,12 @@ word. Everything else stays the same, and all variants are predicted by the same
 from __future__ import annotations
 
 import math
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import msgspec
 
 from perfmodel import api
-from perfmodel.inputs.job import Job, JobArguments
+from perfmodel.inputs.job import Job
 from perfmodel.predicting.effects import effects, effects_by
 from perfmodel.reporting.contents import Figure
 from perfmodel.reporting.drawn import Drawn
@@ -22,6 +22,9 @@ from perfmodel.sweeping.arguments import job_from
 from perfmodel.sweeping.chunks import Progress
 from perfmodel.sweeping.labels import Row
 from perfmodel.sweeping.tables import Tabular
+
+if TYPE_CHECKING:
+    from perfmodel.inputs.job import JobArguments
 
 SCHEMA = "perfmodel.sensitivity/1"
 

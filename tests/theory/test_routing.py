@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from perfmodel.base.errors import InputError
 from perfmodel.theory.routing import (
@@ -43,7 +43,7 @@ def routed(routing: Routing, runs: int, seed: int = 7) -> tuple[float, float, np
     Every token chooses different experts with given chances: systematic sampling in random order.
     """
     generator = np.random.default_rng(seed)
-    tokens, experts, active, devices, skew, capacity = routing
+    tokens, experts, active, devices, skew, capacity = astuple(routing)
     chance = chances(experts, active, skew)
     largest, dropped = [], []
     for _ in range(runs):

@@ -66,7 +66,7 @@ def diagnose(
     perfmodel diagnose nccl-tests.txt --job job.toml --measured-step 0.41s --exposed-time 190ms
     perfmodel diagnose hostfile ds_config.json train.log --model gpt2-medium --device a100
     """  # noqa: E501
-    from perfmodel import api
+    import perfmodel.api as api
     from perfmodel.cli.printing import diagnosis as printing
     from perfmodel.inputs.job_arguments import per_worker
     from perfmodel.launchers.readers import READERS

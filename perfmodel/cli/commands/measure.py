@@ -278,7 +278,7 @@ def training(
         return
     predicted: Prediction | None = None
     if profiled is not None:
-        from perfmodel import api
+        import perfmodel.api as api
 
         job = api.make_job(workload=profiled, cluster=cluster, **run.arguments())
         predicted = api.predict(job)

@@ -65,7 +65,7 @@ def predict(
     perfmodel predict --model vgg16 --device v100 --arch ring --workers 16 --bandwidth 25Gbps
     perfmodel predict --from-trace rank0.json --from-trace rank1.json --workers 16
     """
-    from perfmodel import api
+    import perfmodel.api as api
     from perfmodel.inputs.job_arguments import per_worker
 
     fidelity = how["fidelity"]

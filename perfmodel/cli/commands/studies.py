@@ -143,7 +143,7 @@ def explain(flags: JobFlags, against: str | None, out: Outputs) -> None:
     perfmodel explain --model resnet50 --device v100 --arch ps --workers 8
     perfmodel explain --model resnet50 --device v100 --arch asp --workers 8 --against ring
     """
-    from perfmodel import api
+    import perfmodel.api as api
     from perfmodel.inputs.job_arguments import per_worker
     from perfmodel.studies import crossovers
 

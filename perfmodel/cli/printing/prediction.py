@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 from perfmodel.base.provenance import Assumption
 from perfmodel.base.units import show as quantity
-from perfmodel.cli.printing.memory import components
 from perfmodel.cli.printing.text import bold, dim, show, show_rows
 from perfmodel.cli.verbosity import verbosity
 from perfmodel.results.effects import MATTERS, Effect
@@ -88,6 +87,8 @@ def _rows(p: Prediction, *, verbose: bool) -> Iterator[Row]:
         yield from _details(p)
     yield _memory(p)
     if verbose:
+        from perfmodel.cli.printing.memory import components
+
         yield from components(p.memory)
 
 
