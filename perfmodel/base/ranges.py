@@ -1,7 +1,5 @@
 """Ranges of the numbers in a struct, declared as a table and checked when it is made."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import ClassVar, NamedTuple

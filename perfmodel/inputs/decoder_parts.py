@@ -1,7 +1,5 @@
 """Parts of a decoder's blocks that not all have: experts, latent attention, windows."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from perfmodel.base.errors import InputError

@@ -5,8 +5,6 @@ others). Backward is part of an operator: its products have the same three dimen
 order.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal, TypeAlias
 
 from perfmodel.base.errors import InputError

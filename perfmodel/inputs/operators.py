@@ -1,7 +1,5 @@
 """What operators achieve on a device, as device files have it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 
