@@ -17,7 +17,6 @@ from perfmodel.cli.options import (
     all_of,
     gathered,
     option,
-    switch,
 )
 from perfmodel.cli.types import OptionOf, Several, Words
 
@@ -289,11 +288,14 @@ def job_options(*, lists: bool = False, jobs: bool = False) -> Decorator:
     options = [option("--job", types.INPUT, text, multiple=True)]
     for (name, flag), (_, kind, text) in zip(FLAGS.items(), JOB_OPTIONS, strict=True):
         if kind is None:
-            options.append(switch(f"{flag}/--no-{flag[2:]}", text))
+            both = f"{flag}/--no-{flag[2:]}"
+            options.append(click.option(both, is_flag=True, default=None, help=text))
         elif flag in REPEATABLE:
-            options.append(option(flag, kind, f"{text}; repeatable.", name=name, multiple=True))
+            help_ = f"{text}; repeatable."
+            options.append(click.option(flag, name, type=kind, multiple=True, help=help_))
         else:
-            options.append(option(flag, Several(kind) if lists else kind, text, name=name))
+            listed = Several(kind) if lists else kind
+            options.append(click.option(flag, name, type=listed, help=text))
 
     def sorted_by_source(**values: object) -> JobFlags:
         values = {name: value for name, value in values.items() if value not in (None, ())}

@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from perfmodel.base.errors import InputError
-from perfmodel.cli.types import is_file, label
+from perfmodel.cli.types import files_of, label
 from perfmodel.cli.verbosity import VERBOSITY
 
 COMPLETE = "_PERFMODEL_COMPLETE"
@@ -74,7 +74,7 @@ class Context(click.Context):
         InputError : standard input is asked for twice, or two things would be printed.
         """
         paths = []
-        for parameter in filter(is_file, self.command.params):
+        for parameter in files_of(self.command.params):
             value = values.get(str(parameter.name))
             several = value if isinstance(value, (tuple, list)) else (value,)
             paths += [(label(parameter), path) for path in several if path is not None]

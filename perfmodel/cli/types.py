@@ -164,9 +164,9 @@ class File(click.Path):
         return [*names, *super().shell_complete(ctx, param, incomplete)]
 
 
-def is_file(parameter: Parameter) -> bool:
-    """Whether a parameter is a file, or a list of files."""
-    return isinstance(getattr(parameter.type, "kind", parameter.type), File)
+def files_of(parameters: Iterable[Parameter]) -> list[Parameter]:
+    """Those of the parameters that are a file, or a list of files."""
+    return [p for p in parameters if isinstance(getattr(p.type, "kind", p.type), File)]
 
 
 class OptionOf(Text):

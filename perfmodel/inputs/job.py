@@ -387,8 +387,7 @@ class Job(Ranged, frozen=True, kw_only=True):
 
     @property
     def pace(self) -> float:
-        """Compute time of the slowest worker over the mean, for jobs that go at its pace: 1 for
-        asynchronous ones."""
+        """Compute time of the slowest worker over the mean if all go at its pace; else 1."""
         return 1.0 if self.options.asynchronous else self.cluster.pace(self.workers)
 
     def loading_s(self, worker: int) -> float:
