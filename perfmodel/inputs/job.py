@@ -296,8 +296,8 @@ class Job(Ranged, frozen=True, kw_only=True):
                 f"backup_workers: must be fewer than the {self.workers} workers, got {spare} "
                 f"(at most {self.workers - 1})"
             )
-        size = self.options.group_size
         if not self.options.allows(self.workers):
+            size = self.options.group_size
             near = self.workers // size * size
             raise InputError(
                 f"workers: {self.workers} do not form whole groups of {size} (allowed: up to "

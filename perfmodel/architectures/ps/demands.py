@@ -68,6 +68,7 @@ class Demands(msgspec.Struct, frozen=True, eq=False):
         if options.sync != "bsp":  # each gradient is an update, or part of one
             byte_s, once_s = byte_s + once_s / options.softsync, 0.0
         fullest, lockstep = 1.0 / q.servers, 0.0
+        core_bytes_per_s = q.core_with_servers_bytes_per_s
         update_s = fullest * (q.tensors * tensor_s + q.gradient_bytes * byte_s)
         cut_up = options.servers > 1 or options.partition_bytes < math.inf
         if cut_up and not is_symbol(q.servers):
@@ -84,10 +85,9 @@ class Demands(msgspec.Struct, frozen=True, eq=False):
         return cls(
             own_s=1.0 / q.bandwidth_bytes_per_s,
             shared_s=maximum(
-                1.0 / q.server_bandwidth_bytes_per_s,
-                1.0 / (fullest * q.core_with_servers_bytes_per_s),
+                1.0 / q.server_bandwidth_bytes_per_s, 1.0 / (fullest * core_bytes_per_s)
             ),
-            core_s=1.0 / q.core_with_servers_bytes_per_s,
+            core_s=1.0 / core_bytes_per_s,
             flow_s=1.0 / q.flow_bytes_per_s,
             beside=0.0 if options.local_aggregation else q.on_a_nic(q.fullest) - 1.0,
             fullest=fullest,

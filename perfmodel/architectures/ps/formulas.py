@@ -50,16 +50,19 @@ def phases(job: Job, q: Quantities) -> Phases:
         )
     elif options.servers > 1 or options.partition_bytes < math.inf:
         whole = q.layers
-        placed = whole.once(("placed", Options.of(job)), lambda: _placed(job, whole))
+        placed = whole.once(("placed", options), lambda: _placed(job, whole))
         q = msgspec.structs.replace(q, layers=placed)
-    if queues(job):
+    if _queue(options):
         return _apart(job, q)
     return _together(job, q) if options.sync == "bsp" else _each_step(job, q)
 
 
 def queues(job: Job) -> bool:
     """Return whether workers iterate independently, so that they queue."""
-    options = Options.of(job)
+    return _queue(Options.of(job))
+
+
+def _queue(options: Options) -> bool:
     in_step = options.sync == "ssp" and options.staleness_bound == 0.0
     return options.sync != "bsp" and not in_step
 
@@ -83,14 +86,16 @@ def _together(job: Job, q: Quantities) -> Phases:
     own_s = 1.0 / (q.bandwidth_bytes_per_s if options.local_aggregation else q.at_once_bytes_per_s)
     demands = msgspec.structs.replace(demands, own_s=own_s)
     phases = q.at_paces(
-        lambda late: _in_step(job, q, demands, late, pushers), late=options.backup_workers
+        lambda late: _in_step(options, q, demands, late, pushers), late=options.backup_workers
     )
     busy_s = {name: pushers * seconds for name, seconds in phases.busy_s.items()}
     busy_s["servers"] = busy_s["servers"] + demands.optimizer_s(q.gradient_bytes)
     return msgspec.structs.replace(phases, busy_s=busy_s, updates=1.0 / q.workers)
 
 
-def _in_step(job: Job, q: Quantities, d: Demands, late: Quantity, pushers: Quantity) -> Phases:
+def _in_step(
+    options: Options, q: Quantities, d: Demands, late: Quantity, pushers: Quantity
+) -> Phases:
     """Return an iteration with a barrier; the slowest worker computes ``late`` times the mean.
 
     All pull at the same time. Faster workers push earlier, so the iteration ends with the last busy
@@ -98,11 +103,10 @@ def _in_step(job: Job, q: Quantities, d: Demands, late: Quantity, pushers: Quant
     group on. The maximum over the groups is the makespan of a work-conserving link (Pinedo,
     "Scheduling", 5th ed., section 4.1).
     """
-    options = Options.of(job)
     all_at_once = Flows(pushers, pushers, pushers, 1.0, 1.0, in_step=True)
     alone = is_symbol(q.workers) or q.alike or not (options.overlap or options.duplex)
     if alone or options.local_aggregation or options.backup_workers:
-        return _iteration(job, q, d, late, all_at_once)
+        return _iteration(options, q, d, late, all_at_once)
     share = 1.0 / q.on_a_nic(q.fullest)
     fastest = [q.on_a_nic(kind.devices) / kind.bandwidth_bytes_per_s for kind in q.classes]
     factors = [minimum(factor, late) for factor in q.typical(FEW_GROUPS)]
@@ -112,7 +116,7 @@ def _in_step(job: Job, q: Quantities, d: Demands, late: Quantity, pushers: Quant
 
     def from_group(factor: Quantity, own_s: Quantity, rest: Quantity) -> Phases:
         flows = Flows(pushers, rest, rest, 1.0, maximum(rest / pushers, share), in_step=True)
-        return _iteration(job, q, msgspec.structs.replace(d, own_s=own_s), factor, flows)
+        return _iteration(options, q, msgspec.structs.replace(d, own_s=own_s), factor, flows)
 
     own_s = [minimum(d.own_s, d.own_s, *fastest)] * FEW_GROUPS
     iterations = several(from_group, [*factors, late], [*own_s, d.own_s], rest)
@@ -136,9 +140,8 @@ def _each_step(job: Job, q: Quantities) -> Phases:
     )
 
 
-def _iteration(job: Job, q: Quantities, d: Demands, late: Quantity, flows: Flows) -> Phases:
+def _iteration(options: Options, q: Quantities, d: Demands, late: Quantity, flows: Flows) -> Phases:
     """Return an iteration of a worker that computes ``late`` times as long as the mean."""
-    options = Options.of(job)
     m = q.gradient_bytes
     pulling_s, pushing_s = flows.pulling * d.shared_s, flows.pushing * d.shared_s
     own_pulling_s, own_pushing_s = d.own_s * flows.own_pulling, d.own_s * flows.own_pushing
@@ -243,7 +246,7 @@ def _apart(job: Job, q: Quantities) -> Phases:
         demands, regular = [*demands, 0.0, 0.0], [*regular, 0.0, 0.0]
 
     def slowed(kind: Quantities, d: Demands, others: Sequence[Quantity], late: Quantity) -> Phases:
-        return _iteration(job, kind, d, late, _flows(q, d, others))
+        return _iteration(options, kind, d, late, _flows(q, d, others))
 
     def cycle_of(kind: Quantities, d: Demands) -> CycleTime:
         def cycle(others: Sequence[Quantity]) -> tuple[Quantity, list[Quantity]]:
@@ -252,7 +255,7 @@ def _apart(job: Job, q: Quantities) -> Phases:
             if beside:
                 own_s = d.own_s * q.gradient_bytes
                 held += [flows.own_pulling * own_s, flows.own_pushing * d.sent * own_s]
-            return _iteration(job, kind, d, 1.0, flows).iteration_s, held
+            return _iteration(options, kind, d, 1.0, flows).iteration_s, held
 
         return cycle
 
@@ -303,8 +306,9 @@ def _pace(
     It is that of the slowest worker, for which the others wait at the staleness bound. The fraction
     of them that wait there pulls and pushes in bursts.
     """
-    bound = Options.of(job).staleness_bound
-    if Options.of(job).sync != "ssp" or bound == math.inf:
+    options = Options.of(job)
+    bound = options.staleness_bound
+    if options.sync != "ssp" or bound == math.inf:
         return None
     late = _late(q, int(bound))
     step_s, tied = _burst(job, q, kinds, by_kind, late)
@@ -312,7 +316,7 @@ def _pace(
     def pace(queued: Sequence[Sequence[Quantity]]) -> Quantity:
         rows = zip(kinds, by_kind, queued, late, strict=True)
         iterations = [
-            _iteration(job, kind, d, longer, _flows(q, d, others))
+            _iteration(options, kind, d, longer, _flows(q, d, others))
             for kind, d, others, longer in rows
         ]
         slowest_s = maximum(0.0, *(iteration.iteration_s for iteration in iterations))
@@ -341,14 +345,15 @@ def _burst(
 
     They are released at the same time, when the slowest is done, as with BSP.
     """
-    bound, n = Options.of(job).staleness_bound, q.workers
+    options, n = Options.of(job), q.workers
+    bound = options.staleness_bound
     d = msgspec.structs.replace(Demands.of(job, q), own_s=1.0 / q.at_once_bytes_per_s)
-    step = _in_step(job, q, d, q.slowest_followed(int(bound)), n)
+    step = _in_step(options, q, d, q.slowest_followed(int(bound)), n)
     iterations_s = []
     for kind, d, longer in zip(kinds, by_kind, late, strict=True):
         beside = kind.on_a_nic(kind.fullest)
         flows = Flows(n, n, n, beside, beside)
-        iterations_s.append(_iteration(job, kind, d, longer, flows).iteration_s)
+        iterations_s.append(_iteration(options, kind, d, longer, flows).iteration_s)
     most_s = maximum(0.0, *iterations_s)
     return step.iteration_s, _tied(q, bound, [most_s / seconds for seconds in iterations_s])
 
