@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
@@ -37,6 +36,9 @@ from perfmodel.predicting.options import (
 )
 from perfmodel.results.outcome import Outcome
 from perfmodel.results.prediction import Prediction
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 DEFAULT_ARCHITECTURE, INSIDE = "ps", "allreduce"
 """Default architecture of a job, and inside islands."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import cast
 
 import msgspec
@@ -99,10 +99,14 @@ def coarse_of(architecture: Architecture) -> Coarse:
 @functools.cache
 def names() -> tuple[str, ...]:
     """Return the names of all architectures, sorted."""
-    known = [path for place in architectures.__path__ for path in Path(place).iterdir()]
-    files = {path.stem for path in known if path.suffix == ".py" and path.name[0] != "_"}
-    packages = {path.name for path in known if (path / "__init__.py").is_file()}
-    return tuple(sorted((files | packages) - SHARED))
+    found: set[str] = set()
+    for place in architectures.__path__:
+        for name in os.listdir(place):
+            if name.endswith(".py") and name[0] != "_":
+                found.add(name.removesuffix(".py"))
+            elif os.path.isfile(f"{place}/{name}/__init__.py"):
+                found.add(name)
+    return tuple(sorted(found - SHARED))
 
 
 def all_architectures() -> list[Architecture]:

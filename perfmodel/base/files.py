@@ -11,7 +11,6 @@ import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import msgspec
@@ -21,6 +20,7 @@ from perfmodel.base.units import dimension_of, parse, show
 
 if TYPE_CHECKING:
     from gzip import GzipFile
+    from pathlib import Path
 
 K = TypeVar("K")
 T = TypeVar("T", bound=msgspec.Struct)
@@ -84,7 +84,7 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
     if str(path) == STDIN and _lent is not None:
         with _reported(path, "read"):
             return _lent.read(most)
-    with _reported(path, "read"), Path(path).open("rb") as file:
+    with _reported(path, "read"), open(path, "rb") as file:
         return beginning(file, most, str(path))
 
 
@@ -172,10 +172,12 @@ def write(path: str | Path, data: bytes) -> None:
     if str(path) == STDOUT and _lent is not None:
         _lent.write(data)
         return
+    from pathlib import Path
+
     with _reported(path, "write"):
         old = _status(path)
         if (old is not None and not stat.S_ISREG(old.st_mode)) or _of_a_process(path):
-            with Path(path).open("wb") as file:
+            with open(path, "wb") as file:
                 file.write(data)
             return
         place = Path(os.path.realpath(path))
@@ -216,6 +218,8 @@ def check_writable(path: str | Path) -> None:
             if not os.access(path, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             return
+        from pathlib import Path
+
         temporary = _beside(Path(os.path.realpath(path)))
         temporary.open("xb").close()
         temporary.unlink()
@@ -239,14 +243,14 @@ def _reported(path: str | Path, what: str) -> Iterator[None]:
 def _status(path: str | Path) -> os.stat_result | None:
     """Return the status of a file, following links; None if it does not exist."""
     try:
-        return Path(path).stat()
+        return os.stat(path)
     except FileNotFoundError:
         return None
 
 
 def _of_a_process(path: str | Path) -> bool:
     """Return whether the path is an open file of a process, such as /dev/stdout."""
-    return os.path.realpath(Path(path).parent).startswith(("/dev", "/proc"))
+    return os.path.realpath(os.path.dirname(path) or os.curdir).startswith(("/dev", "/proc"))
 
 
 def _beside(place: Path) -> Path:

@@ -6,9 +6,8 @@ import functools
 import os
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -35,6 +34,9 @@ from perfmodel.theory.packing import Documents
 from perfmodel.times.frameworks import framework_error, of_framework
 from perfmodel.times.one_device import OneDevice, at_speed
 from perfmodel.times.precision_names import precision_called
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 Kind = TypeVar("Kind", bound=msgspec.Struct)
 
@@ -71,13 +73,13 @@ def device(name: str) -> Device:
 
 def devices() -> Mapping[str, Device]:
     """All shipped devices by name; the result is cached until a file changes."""
-    with os.scandir(shipped.folder() / "devices") as entries:
+    with os.scandir(f"{shipped.home()}/devices") as entries:
         changed_ns = sorted((entry.name, entry.stat().st_mtime_ns) for entry in entries)
-    return _devices_kept(shipped.folder(), tuple(changed_ns))
+    return _devices_kept(shipped.home(), tuple(changed_ns))
 
 
 @functools.lru_cache(maxsize=4)
-def _devices_kept(_folder: Path, _changed_ns: tuple[tuple[str, int], ...]) -> Mapping[str, Device]:
+def _devices_kept(_home: str, _changed_ns: tuple[tuple[str, int], ...]) -> Mapping[str, Device]:
     return MappingProxyType({name: device(name) for name in device_names()})
 
 
@@ -86,11 +88,11 @@ def device_called(name: str) -> str:
     known = device_names()
     if name in known:
         return name
-    return _aliases(shipped.folder(), tuple(known)).get(name, name)
+    return _aliases(shipped.home(), tuple(known)).get(name, name)
 
 
 @functools.lru_cache(maxsize=4)
-def _aliases(_folder: Path, known: tuple[str, ...]) -> Mapping[str, str]:
+def _aliases(_home: str, known: tuple[str, ...]) -> Mapping[str, str]:
     """The names of these devices by their aliases."""
     return {alias: one for one in known for alias in device(one).aliases}
 
@@ -127,10 +129,10 @@ def cluster_or_file(name_or_path: str | Path) -> Cluster:
 
 def _path_of(name_or_path: str | Path, known: Sequence[str]) -> str | Path | None:
     """Return what is a path: it looks like one, or no entry but a file has that name. Else None."""
-    if isinstance(name_or_path, Path) or files.looks_like_path(name_or_path):
+    if not isinstance(name_or_path, str) or files.looks_like_path(name_or_path):
         return name_or_path
     # unlike Path.is_file, this takes any text, such as names that are too long for a file
-    only_a_file = name_or_path not in known and os.path.isfile(name_or_path)  # noqa: PTH113
+    only_a_file = name_or_path not in known and os.path.isfile(name_or_path)
     return name_or_path if only_a_file else None
 
 
@@ -448,21 +450,21 @@ def _shares(profile: Profile, timing: Timing) -> Sequence[float] | None:
     return roofline_s(device(timing.device), profile.layers, timing.batch_size, timing.precision)
 
 
-def _file(what: str, name: str, kind: str, ending: str) -> Path:
+def _file(what: str, name: str, kind: str, ending: str) -> str:
     known = names(kind, ending)
     if name not in known:
         raise unknown_name(what, name, known)
-    return shipped.folder() / kind / f"{name}{ending}"
+    return f"{shipped.home()}/{kind}/{name}{ending}"
 
 
-def _read(path: Path, kind: type[Kind], schema: str) -> Kind:
+def _read(path: str, kind: type[Kind], schema: str) -> Kind:
     """Read a shipped file; the result is cached until the file changes."""
-    contents: Kind = _kept(path, path.stat().st_mtime_ns, kind, schema)
+    contents: Kind = _kept(path, os.stat(path).st_mtime_ns, kind, schema)
     return contents
 
 
 @functools.lru_cache(maxsize=256)
-def _kept(path: Path, changed_ns: int, kind: type[Kind], schema: str) -> Kind:
+def _kept(path: str, changed_ns: int, kind: type[Kind], schema: str) -> Kind:
     return files.read(path, kind, schema)
 
 

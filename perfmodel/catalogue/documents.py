@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.base import files
 from perfmodel.base.errors import InputError, number
 from perfmodel.base.provenance import Assumption
 from perfmodel.base.units import is_number
 from perfmodel.theory.packing import MOST_SPREAD, Documents
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 OF_DOCUMENTS = ("document_length", "document_spread", "document_lengths")
 """Arguments of :func:`perfmodel.make_job` that define documents."""
@@ -40,7 +43,7 @@ def documents_of(
             raise InputError(
                 "document_lengths: not with document_length or document_spread, which it replaces"
             )
-        known = read_lengths(lengths) if isinstance(lengths, (str, Path)) else lengths
+        known = read_lengths(lengths) if isinstance(lengths, (str, os.PathLike)) else lengths
         return Documents.of(tuple(known)), ()
     if length is None:
         if spread is not None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -13,6 +12,9 @@ from perfmodel.catalogue import catalogue
 from perfmodel.inputs import usual_losses
 from perfmodel.inputs.cluster import Cluster, Link
 from perfmodel.inputs.workload import Workload
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class LinkChange(msgspec.Struct, frozen=True):

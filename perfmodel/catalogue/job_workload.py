@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -13,13 +12,16 @@ from perfmodel.catalogue import catalogue
 from perfmodel.catalogue.documents import OF_DOCUMENTS, documents_of
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.job_replica import replica_of
-from perfmodel.inputs.profile import Layer, Profile
+from perfmodel.inputs.profile import Layer, Profile, read_profile
 from perfmodel.inputs.recomputation import read_recomputation
 from perfmodel.inputs.software import EAGER, OF_SOFTWARE, UNSAID, Software
 from perfmodel.inputs.storage import DEFAULT, OF_STORAGE, Storage, read_storage
 from perfmodel.inputs.workload import Workload
 from perfmodel.theory.packing import Documents
 from perfmodel.times.one_device import OneDevice, at_speed, read_one_device
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 OF_WORKLOAD = (
     *("model", "workload", "device", "precision", "batch_size"),
@@ -136,7 +138,7 @@ def _workload(
     if isinstance(workload, Profile):
         profile = workload
     elif workload is not None:
-        profile = catalogue.profile(Path(workload))
+        profile = read_profile(workload)
     else:
         profile = catalogue.model(str(model))
     made = catalogue.workload(

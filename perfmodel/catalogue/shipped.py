@@ -4,22 +4,37 @@ from __future__ import annotations
 
 import functools
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from perfmodel.base.errors import InputError
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def folder() -> Path:
+    """Folder of the shipped profiles.
+
+    Raises
+    ------
+    InputError : as :func:`home`.
+    """
+    from pathlib import Path
+
+    return Path(home())
+
 
 @functools.cache
-def folder() -> Path:
-    """Folder of the shipped profiles: inside the installed package, or next to it in a checkout.
+def home() -> str:
+    """Path of the shipped profiles: inside the installed package, or next to it in a checkout.
 
     Raises
     ------
     InputError : neither place exists.
     """
-    here = Path(__file__).parents[1]
-    for place in (here / "_profiles", here.parent / "profiles"):
-        if place.is_dir():
+    package = os.path.dirname(os.path.dirname(__file__))
+    for place in (f"{package}/_profiles", f"{os.path.dirname(package)}/profiles"):
+        if os.path.isdir(place):
             return place
     raise InputError("the shipped profiles are missing: reinstall perfmodel")
 
@@ -41,17 +56,12 @@ def cluster_names() -> list[str]:
 
 def names(kind: str, ending: str) -> list[str]:
     """Names of the files with an ending in one of the folders, cached until the folder changes."""
-    place = _place(folder(), kind)
+    place = f"{home()}/{kind}"
     try:
-        changed_ns = os.stat(place).st_mtime_ns  # noqa: PTH116 (twice as fast, and most of this)
+        changed_ns = os.stat(place).st_mtime_ns
     except FileNotFoundError:
         return []
     return [*_kept(place, changed_ns, ending)]
-
-
-@functools.lru_cache(maxsize=16)
-def _place(home: Path, kind: str) -> str:
-    return str(home / kind)
 
 
 @functools.lru_cache(maxsize=16)

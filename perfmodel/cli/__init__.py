@@ -12,7 +12,6 @@ import os
 import sys
 import warnings
 from inspect import cleandoc
-from pathlib import Path
 from typing import NoReturn, TextIO
 
 import click
@@ -144,7 +143,7 @@ add_shared(cli)
 def main() -> NoReturn:
     """Run the command line; an error is one line and exit code 2."""
     if sys.stderr is None:  # closed by the parent process
-        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
     if sys.stdout is None:
         _fail("standard output: is closed")
     for stream in (sys.stdout, sys.stderr):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from shlex import quote
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
@@ -17,6 +17,9 @@ from perfmodel.cli.groups import commands
 from perfmodel.cli.jobs import FLAGS, MODEL_FLAGS, RIVALS
 from perfmodel.cli.types import File
 from perfmodel.cli.verbosity import remark
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 VARIABLE = "PERFMODEL_CONFIG"
 """Environment variable with the file's path; empty: no configuration."""
@@ -33,11 +36,11 @@ def location() -> Path | None:
     if variable == "":
         return None
     home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    path = Path(variable or f"{home}/perfmodel/config.toml")
-    with suppress(RuntimeError):  # the user has no home
-        path = path.expanduser()
-    if path.is_file():
-        return path
+    path = os.path.expanduser(variable or f"{home}/perfmodel/config.toml")
+    if os.path.isfile(path):
+        from pathlib import Path
+
+        return Path(path)
     if variable is not None:
         raise InputError(f"{VARIABLE}: {plain(variable)} is no file")
     return None
@@ -99,6 +102,8 @@ def tell(context: click.Context, values: dict[str, object]) -> None:
     if typed and path is not None:
         shown = str(path)
         with suppress(RuntimeError, ValueError):  # it is in no home
+            from pathlib import Path
+
             shown = f"~/{path.relative_to(Path.home())}"
         remark(plain(f"perfmodel: defaults from {shown}: {' '.join(typed)}"))
 
@@ -170,6 +175,8 @@ def _below(text: str, folder: Path, kind: object) -> str:
     kind = getattr(kind, "kind", kind)  # of a list
     if not isinstance(kind, click.Path):
         return text
+    from pathlib import Path
+
     may_be_name = isinstance(kind, File) and kind.names is not None
     return ",".join(
         part

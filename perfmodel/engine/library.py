@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import zlib
-from pathlib import Path
 from types import ModuleType
-
-FOLDER = Path(__file__).parent
 
 MODULES = (
     *("codes", "prefetch", "heaps", "pools", "filling", "sharing"),
@@ -34,8 +32,11 @@ def source_digest() -> str:
     It detects other versions. A cryptographic hash would take longer to import than the loop takes
     to load.
     """
-    names = (*MODULES, "world")
-    return f"{zlib.crc32(b''.join((FOLDER / f'{name}.py').read_bytes() for name in names)):08x}"
+    digest = 0
+    for name in (*MODULES, "world"):
+        with open(f"{os.path.dirname(__file__)}/{name}.py", "rb") as file:
+            digest = zlib.crc32(file.read(), digest)
+    return f"{digest:08x}"
 
 
 @functools.cache

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Callable
-from pathlib import Path
-from typing import ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 import msgspec
 
@@ -28,6 +27,9 @@ from perfmodel.inputs.measured_collectives import (
     Uneven as Uneven,
 )
 from perfmodel.inputs.sites import Between, Site, SiteLink, check_sites, sites_of_nodes
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SCHEMA = "perfmodel.cluster/1"
 
@@ -437,7 +439,7 @@ class Cluster(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return min(self.server.threads, self.cpu_cores)
 
 
-def read_cluster(path: str | Path) -> Cluster:
+def read_cluster(path: "str | Path") -> Cluster:
     """Read a cluster file.
 
     Raises

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypedDict, Unpack
 
 import msgspec
@@ -22,6 +21,8 @@ from perfmodel.inputs.replica import Replica, Stage
 from perfmodel.inputs.workload import Workload, expanded, with_handover
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from perfmodel.inputs.profile import Profile
 
 MOST_WORKERS = 200_000
@@ -375,8 +376,7 @@ class Job(Ranged, frozen=True, kw_only=True):
     @property
     def counted(self) -> str:
         """The number of workers; of replicas also the devices of each: ``2 x 8``."""
-        replica = "" if self.replica is None else f" x {self.replica.devices}"
-        return f"{self.workers}{replica}"
+        return f"{self.workers}" + (f" x {self.replica.devices}" if self.replica else "")
 
     def slowdown(self, worker: int) -> float:
         """Compute time of worker ``worker`` over the profiled time, without jitter."""

@@ -1,7 +1,6 @@
 """Workload files: a model's layers, and its timings on one or more devices."""
 
-from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import msgspec
 
@@ -12,6 +11,9 @@ from perfmodel.base.ranges import COUNT, NOT_NEGATIVE, POSITIVE, Range, Ranged, 
 from perfmodel.inputs.calibration import Calibration
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.operator_shapes import OperatorShape
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SCHEMA = "perfmodel.workload/1"
 
@@ -338,7 +340,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return sum(tensor.bytes for layer in self.layers for tensor in layer.tensors)
 
 
-def read_profile(path: str | Path) -> Profile:
+def read_profile(path: "str | Path") -> Profile:
     """Read a workload file.
 
     Raises

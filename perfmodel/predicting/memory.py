@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
+import os
 
 import msgspec
 
 from perfmodel.architectures.base import architecture_of
 from perfmodel.architectures.memory import Parts, with_copies
+from perfmodel.base.files import read_bytes
 from perfmodel.catalogue import catalogue
 from perfmodel.inputs.device import CPU, Device
 from perfmodel.inputs.expert_parallel import is_of_experts
@@ -18,7 +19,7 @@ from perfmodel.inputs.replica import Replica
 from perfmodel.inputs.storage import OF_DEEPSPEED
 from perfmodel.results.memory import Footprint, Memory, Reserved
 
-PATH = Path(__file__).with_name("memory.json")
+PATH = f"{os.path.dirname(__file__)}/memory.json"
 
 
 class Overhead(msgspec.Struct, frozen=True):
@@ -47,7 +48,7 @@ class Overhead(msgspec.Struct, frozen=True):
 @functools.cache
 def overhead() -> Overhead:
     """Return the shipped numbers."""
-    return msgspec.json.decode(PATH.read_bytes(), type=Overhead)
+    return msgspec.json.decode(read_bytes(PATH), type=Overhead)
 
 
 def parts_of(job: Job) -> Parts:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from matplotlib.figure import Figure as Drawing
 
     from perfmodel.reporting.contents import Figure, Page

@@ -131,7 +131,7 @@ def test_a_device_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (folder / "devices" / "newest.toml").write_text(
         text.replace('name = "v100"', 'name = "newest"'), encoding="utf-8"
     )
-    monkeypatch.setattr(shipped, "folder", lambda: folder)
+    monkeypatch.setattr(shipped, "home", lambda: str(folder))
     assert "newest" in printed("list", "devices")
     assert "newest" in printed("show", "newest")
     answer = predict(make_job(model="resnet50", device="newest", arch="ring", workers=2))
