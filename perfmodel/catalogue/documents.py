@@ -43,7 +43,9 @@ def documents_of(
             raise InputError(
                 "document_lengths: not with document_length or document_spread, which it replaces"
             )
-        known = read_lengths(lengths) if isinstance(lengths, (str, os.PathLike)) else lengths
+        known = lengths
+        if isinstance(lengths, (str, os.PathLike)):
+            known = read_lengths(os.fspath(lengths))
         return Documents.of(tuple(known)), ()
     if length is None:
         if spread is not None:

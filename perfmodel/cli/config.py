@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
@@ -188,6 +187,8 @@ def _below(text: str, folder: Path, kind: object) -> str:
 
 def _typed(parameter: click.Parameter, words: str | list[str]) -> list[str]:
     """A value as it would be typed on the command line."""
+    from shlex import quote
+
     flag = parameter.opts[0]
     if getattr(parameter, "is_flag", False):
         return [flag] if click.BOOL.convert(words, None, None) else parameter.secondary_opts[:1]

@@ -14,10 +14,9 @@ from perfmodel.base.arrays import Floats
 from perfmodel.base.quantities import Quantity, axes_of, column, many, maximum
 from perfmodel.base.same import Same
 from perfmodel.inputs.workload import Workload, WorkloadLayer, expanded
-from perfmodel.phases import cumulative
 
 if TYPE_CHECKING:
-    from perfmodel.phases import lines
+    from perfmodel.phases import cumulative, lines
 
 Made = TypeVar("Made")
 
@@ -292,6 +291,8 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         overlap: bool,
     ) -> tuple[Quantity, list[Quantity]]:
         """Return the same as :meth:`_one_by_one`, with the layers as an axis."""
+        from perfmodel.phases import cumulative
+
         axes = max(self._axes, axes_of(scale, encode_per_byte_s))
         seconds, sizes = self.once(
             ("columns", axes),

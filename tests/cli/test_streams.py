@@ -20,7 +20,7 @@ from perfmodel.base import files
 from perfmodel.base.errors import InputError
 from perfmodel.catalogue import catalogue
 from perfmodel.cli import cli
-from perfmodel.cli.types import is_file
+from perfmodel.cli.types import files_of
 from tests.terminals import on_terminal, perfmodel
 from tests.traces.test_traces import data_parallel
 
@@ -182,7 +182,7 @@ def parameters() -> Iterator[tuple[str, click.Parameter]]:
 def test_every_file_has_the_type_of_a_file() -> None:
     for command, parameter in parameters():
         if "FILE" in parameter.make_metavar(click.Context(cli)):
-            assert is_file(parameter), (command, parameter.opts)
+            assert files_of([parameter]), (command, parameter.opts)
 
 
 def shell(line: str, folder: Path) -> subprocess.CompletedProcess[str]:

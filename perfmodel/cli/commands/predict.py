@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -205,6 +204,8 @@ def report(
     \b
     perfmodel report --model resnet50 --device v100 --arch ps --workers 8 --output report.html
     """
+    import shlex
+
     from perfmodel.cli import config
     from perfmodel.studies import reports
 
