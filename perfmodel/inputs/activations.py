@@ -50,6 +50,11 @@ def kind_of(name: str, kind: str) -> str:
     return "mlp" if re.search(MLP, name) else "linear"
 
 
+def kinds_of(layers: Sequence[tuple[str, str]]) -> list[str]:
+    """Return :func:`kind_of` of layers with these names and kinds."""
+    return [kind_of(name, kind) for name, kind in layers]
+
+
 def by_kind(kept: Sequence[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
     """Return the bytes of each kind, in the order of their first layer."""
     totals: dict[str, float] = {}

@@ -13,7 +13,7 @@ import msgspec
 
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.base.provenance import Assumption, Source
-from perfmodel.inputs.activations import Peaks, by_kind, kind_of
+from perfmodel.inputs.activations import Peaks, by_kind, kinds_of
 from perfmodel.inputs.batch_scaling import (
     RECENT_LAUNCH_S,
     at_batch_size,
@@ -404,11 +404,10 @@ class Activations(TypedDict):
 
 def _activations(profile: Profile, batch_size: int) -> Activations:
     """What layers keep for backward: the sum, and by kind of layer."""
-    kept = [
-        (kind_of(layer.name, layer.kind), batch_size * size)
-        for layer, size in zip(profile.layers, profile.kept_bytes, strict=True)
-    ]
-    return {"activation_bytes": sum(size for _, size in kept), "activations": by_kind(kept)}
+    sizes = [batch_size * size for size in profile.kept_bytes]
+    kinds = kinds_of([(layer.name, layer.kind) for layer in profile.layers])
+    kept = by_kind(list(zip(kinds, sizes, strict=True)))
+    return {"activation_bytes": sum(sizes), "activations": kept}
 
 
 def _sizes(profile: Profile) -> Sizes:

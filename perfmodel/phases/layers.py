@@ -257,8 +257,9 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         at that time.
         """
         values = (scale, encode_per_byte_s, 1.0, *(stage.times for stage in stages))
+        arrays = [value for value in values if isinstance(value, np.ndarray)]
         paths = None
-        if many(*values):
+        if arrays and many(*arrays):
             paths = self._critical_paths(tuple(stages), overlap, not is_nothing(encode_per_byte_s))
         if paths is not None:
             computed, *ends = paths.ends_s(values)

@@ -63,13 +63,13 @@ def effects_by(
 ) -> tuple[Effect, ...]:
     """Return the effect of each assumption of a job, the largest first, given how to predict the
     throughput of a job, and that ``predicted`` for this one."""
-    assumptions = [*job.assumptions]
-    workload = job.of_devices.workload
+    assumptions, flat = [*job.assumptions], job.of_devices
+    workload = flat.workload
     if workload.quality == "estimated":
         assumptions.append(Assumption(COMPUTE, workload.compute_s, "s", "estimated"))
     rows = []
     for done, assumption in enumerate(assumptions, 1):
-        rows.append(_effect(assumption, job, samples_per_s, predicted))
+        rows.append(_effect(assumption, job, flat, samples_per_s, predicted))
         if progress is not None:
             progress(done, len(assumptions))
     return tuple(sorted(rows, key=lambda effect: -effect.swing))
@@ -84,12 +84,19 @@ def _samples_per_s(job: Job, quantities: Quantities | None) -> float:
 
 
 def _effect(
-    assumption: Assumption, job: Job, samples_per_s: Callable[[Job], float], predicted: float
+    assumption: Assumption,
+    job: Job,
+    flat: Job,
+    samples_per_s: Callable[[Job], float],
+    predicted: float,
 ) -> Effect:
-    """Return the effect of an assumption: the throughput with other values."""
+    """Return the effect of an assumption: the throughput with other values.
+
+    ``flat`` is the job with one device per worker.
+    """
     rows = []
     error = ""
-    for value, changed in _alternatives(assumption, job):
+    for value, changed in _alternatives(assumption, job, flat):
         try:
             rate = samples_per_s(changed())
         except InputError as impossible:
@@ -106,7 +113,9 @@ def _unvaried(assumption: Assumption) -> str:
     return "cannot be halved or doubled" if value in (0, "inf", None) else "of the profile"
 
 
-def _alternatives(assumption: Assumption, job: Job) -> Iterator[tuple[Value, Callable[[], Job]]]:
+def _alternatives(
+    assumption: Assumption, job: Job, flat: Job
+) -> Iterator[tuple[Value, Callable[[], Job]]]:
     """Yield other values of an assumption, each with what makes the job with that value, or raises
     InputError if it is impossible; none if the assumption is not a value of the job.
 
@@ -114,7 +123,7 @@ def _alternatives(assumption: Assumption, job: Job) -> Iterator[tuple[Value, Cal
     allowed word. Everything else stays the same, and steps inside islands are predicted by formulas
     (:func:`perfmodel.predicting.islands.changed`).
     """
-    name, flat = assumption.name, job.of_devices
+    name = assumption.name
 
     def with_fields(**fields: object) -> Callable[[], Job]:
         return lambda: islands.changed(job, msgspec.structs.replace(flat, **fields))
@@ -122,20 +131,20 @@ def _alternatives(assumption: Assumption, job: Job) -> Iterator[tuple[Value, Cal
     if assumption.source == f"default of {job.architecture.name}":
         kinds = {option.name: option.type for option in described(type(job.options))}
         for value in _others(getattr(job.options, name), kinds[name]):
-            yield value, functools.partial(_with_option, job, name, value)
+            yield value, functools.partial(_with_option, job, flat, name, value)
     elif name == "start":
         for word in _others(job.start, Start):
             yield word, with_fields(start=word)
     elif name == "batch_size" and job.given is not None and "batch_size" not in job.given:
         for size in _others(assumption.value):
-            yield size, functools.partial(_with_argument, job, name, size)
+            yield size, functools.partial(_with_argument, job, flat, name, size)
     elif name == "document_spread" and job.given is not None:
         for spread in _others(assumption.value):
-            yield spread, functools.partial(_with_argument, job, name, spread)
+            yield spread, functools.partial(_with_argument, job, flat, name, spread)
     elif name in SOFTWARE and job.given is not None and job.given.get("workload") is None:
         for word in SOFTWARE[name]:
             if word != assumption.value:
-                yield word, functools.partial(_with_argument, job, name, word)
+                yield word, functools.partial(_with_argument, job, flat, name, word)
     elif name == "jitter" and flat.jitter is not None:
         for cv in _others(flat.jitter.cv):
             yield cv, with_fields(jitter=msgspec.structs.replace(flat.jitter, cv=cv))
@@ -148,9 +157,8 @@ def _alternatives(assumption: Assumption, job: Job) -> Iterator[tuple[Value, Cal
             yield value, with_fields(cluster=cluster)
 
 
-def _with_option(job: Job, name: str, value: Value) -> Job:
+def _with_option(job: Job, flat: Job, name: str, value: Value) -> Job:
     """Return the job with another value of an option, and its default start."""
-    flat = job.of_devices
     options = msgspec.structs.replace(flat.options, **{name: value})
     start = flat.start
     if any(assumption.name == "start" for assumption in flat.assumptions):
@@ -158,9 +166,8 @@ def _with_option(job: Job, name: str, value: Value) -> Job:
     return islands.changed(job, msgspec.structs.replace(flat, options=options, start=start))
 
 
-def _with_argument(job: Job, name: str, value: Value) -> Job:
+def _with_argument(job: Job, flat: Job, name: str, value: Value) -> Job:
     """Return the job with another value of an argument that defines its workload."""
-    flat = job.of_devices
     arguments, _ = with_passes(anchored(job.given or {}, flat.workload.batch_size))
     workload = workload_of({**arguments, name: value})
     other = job_facts.with_layers(msgspec.structs.replace(flat, workload=workload))
