@@ -24,8 +24,8 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -45,7 +45,7 @@ MOST_SKEW = 4.0
 """Largest exponent of the power law; a limit that catches typing errors."""
 
 
-class Routing(msgspec.Struct, frozen=True):
+class Routing(NamedTuple):
     """What a router does with the tokens of a group of devices.
 
     Attributes
