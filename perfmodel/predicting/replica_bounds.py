@@ -104,10 +104,17 @@ def least_steps(
     shapes : jobs of one model, whose workload is that of one micro-batch, with layers.
     passes : numbers of micro-batches of each.
     """
-    bounds, found = Bounds(known), list[Floats | InputError]()
+    bounds, known_s = Bounds(known), dict[Hashable, Floats | InputError]()
+    found = []
     for job, numbers in zip(shapes, passes, strict=True):
-        try:
-            found.append(bounds.least_s(job, numbers))
-        except InputError as error:
-            found.append(error)
+        key = (
+            *(id(job.workload), id(job.cluster), job.replica, job.workers, numbers.tobytes()),
+            *(job.unequal, job.options.asynchronous),
+        )
+        if key not in known_s:
+            try:
+                known_s[key] = bounds.least_s(job, numbers)
+            except InputError as error:
+                known_s[key] = error
+        found.append(known_s[key])
     return found
