@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar, Literal, TypedDict
+from typing import ClassVar, Literal, TypedDict
 
 from perfmodel.base.errors import InputError, unknown_name
 from perfmodel.base.ranges import COUNT, Range, Ranged, or_none
+from perfmodel.inputs.failures import Failures
 from perfmodel.predicting.budget import MOST_OPS
-
-if TYPE_CHECKING:
-    from perfmodel.engine.warmup import Progress
-    from perfmodel.inputs.failures import Failures
+from perfmodel.results.prediction import Progress
 
 REL_CI = 0.01
 """Target half-width of the 95 % confidence interval of a simulated random job, as a fraction."""
